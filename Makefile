@@ -1,0 +1,58 @@
+# Everything runs in .venv at the root. The first target makes it; later ones find it made.
+#
+#   PYTHON       the interpreter that makes .venv (3.10 or newer)
+#   TORCH_INDEX  where to take torch from, if the default index has no CPU build, e.g.
+#                make test TORCH_INDEX=https://download.pytorch.org/whl/cpu
+#   ARGS         more arguments for demo, test and bench, e.g. make test ARGS="tests/unit -k pages"
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.stamp
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile -c constraints-dev.txt
+SOURCES := pyproject.toml constraints-dev.txt CMakeLists.txt $(shell find csrc -type f)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format bench clean
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+
+setup: $(STAMP) ## make .venv and build the extension
+
+demo: $(STAMP) ## generate text with the bundled model, offline
+	HF_HUB_OFFLINE=1 $(BIN)/quintet generate "Once upon a time" --max-tokens 100 $(ARGS)
+	HF_HUB_OFFLINE=1 $(BIN)/quintet generate --chat "What is the capital of France?" $(ARGS)
+
+test: $(STAMP) ## run the tests
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP) ## style, types and import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP) ## rewrite the Python files in the house style
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) ## measure this machine and the engine on it
+	$(BIN)/python benchmarks/run.py $(ARGS)
+
+clean: ## remove .venv, builds and caches
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch comes first and alone, so that nothing that depends on it can choose another build. The extension is built
+# without isolation: .venv holds the build tools, and build/ stays valid from one time to the next.
+$(STAMP): $(SOURCES)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "setting up $(VENV): a few minutes the first time"
+	$(PIP) torch $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+	$(PIP) cmake nanobind ninja scikit-build-core
+	$(PIP) --no-build-isolation -e '.[dev]'
+	@touch $@

@@ -1,0 +1,62 @@
+"""Random-weight checkpoints of real shapes, made on the spot: what a step costs does not depend on the weights."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+HERE = Path(__file__).parent / "checkpoints"
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3-0.6b": {
+        "model_type": "qwen3",
+        "vocab_size": 151936,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "rope_theta": 1_000_000,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+    },
+    "llama-3.2-1b": {
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "max_position_embeddings": 131072,
+        "rope_theta": 500_000,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+    },
+}
+
+
+def checkpoint(name: str, dtype: torch.dtype = torch.bfloat16) -> Path:
+    """The folder of that shape's checkpoint; made at the first call, kept for the next."""
+    folder = HERE / name
+    if not (folder / "model.safetensors").is_file():
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        shape = dict(SHAPES[name])
+        config = AutoConfig.for_model(shape.pop("model_type"), **shape)
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(folder, max_shard_size="100GB")
+    return folder
+
+
+def small(folder: Path, vocab_size: int = 1024) -> Path:
+    """A folder with the configuration of a tiny model and no weights, for runs that need none."""
+    from transformers import LlamaConfig
+
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = LlamaConfig(vocab_size=vocab_size, num_key_value_heads=2, max_position_embeddings=8192, **sizes)
+    config.save_pretrained(folder)
+    return folder

@@ -1,0 +1,75 @@
+"""One checkpoint, one process: start-up, time to first token, prefill, decode, peak memory. Prints JSON.
+
+Run by run.py, once per checkpoint, so that start-up and peak memory are the engine's own.
+"""
+
+import argparse
+import json
+import resource
+import time
+from typing import Any
+
+from quintet import LLM, SamplingParams
+from quintet.engine.loader import num_bytes
+
+START = time.perf_counter()  # the process has spent its time on importing Python and quintet's light modules alone
+
+
+def generate(llm: LLM, prompts: list[list[int]], max_tokens: int) -> float:
+    """Seconds that it took."""
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
+    start = time.perf_counter()
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    took = time.perf_counter() - start
+    assert all(len(output.outputs[0].token_ids) == max_tokens for output in outputs)
+    return took
+
+
+def prompt(index: int, length: int) -> list[int]:
+    return [(index * 7919 + place * 104729) % 30000 + 10 for place in range(length)]
+
+
+def measure(model: str, dtype: str, decode_tokens: int, batch_tokens: int) -> dict[str, Any]:
+    """Times in seconds and rates in tokens per second; prefix caching is off, so every prompt is computed."""
+    llm = LLM(
+        model, dtype=dtype, device="cpu", skip_tokenizer_init=True, use_tqdm=False, max_model_len=2048,
+        enable_prefix_caching=False,
+    )  # fmt: skip
+    loaded = time.perf_counter() - START
+    first = generate(llm, [prompt(0, 32)], 1)
+    ready = time.perf_counter() - START
+    first_again = min(generate(llm, [prompt(1 + i, 32)], 1) for i in range(3))
+    prefill = min(generate(llm, [prompt(5 + i, 512)], 1) for i in range(2))
+    decode = min(generate(llm, [prompt(8 + i, 32)], 1 + decode_tokens) - first_again for i in range(2))
+    prompts = [prompt(20 + i, 128) for i in range(16)]
+    batch_first = generate(llm, prompts, 1)
+    batch = generate(llm, prompts, 1 + batch_tokens) - batch_first
+    model_of = llm._client.prepared.ranks.workers[0].model
+    return {
+        "model": model,
+        "dtype": dtype,
+        "weight_bytes": num_bytes(model_of),
+        "layer_parameters": num_bytes(model_of.model.layers) // (2 if dtype == "bfloat16" else 4),  # type: ignore[arg-type]
+        "startup_to_loaded_s": loaded,
+        "startup_to_first_token_s": ready,
+        "first_token_32_cold_s": first,
+        "first_token_32_s": first_again,
+        "prefill_512_tokens_per_s": 512 / prefill,
+        "decode_batch1_tokens_per_s": decode_tokens / decode,
+        "decode_batch16_tokens_per_s": 16 * batch_tokens / batch,
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--decode-tokens", type=int, default=32)
+    parser.add_argument("--batch-tokens", type=int, default=16)
+    args = parser.parse_args()
+    print(json.dumps(measure(args.model, args.dtype, args.decode_tokens, args.batch_tokens)))
+
+
+if __name__ == "__main__":
+    main()

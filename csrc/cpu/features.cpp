@@ -1,0 +1,154 @@
+#include "cpu/features.h"
+
+#include <cstdint>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+#if defined(__linux__)
+#include <sys/auxv.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace quintet::cpu {
+
+namespace {
+
+using Features = std::vector<std::pair<std::string, bool>>;
+
+bool has(const Features& list, const char* name) {
+    for (const auto& [key, value] : list) {
+        if (key == name) return value;
+    }
+    return false;
+}
+
+#if defined(__x86_64__)
+
+struct Registers {
+    uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
+};
+
+// All zero when the processor has no such leaf.
+Registers cpuid(uint32_t leaf, uint32_t subleaf) {
+    Registers r;
+    if (__get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx, &r.edx) == 0) return {};
+    return r;
+}
+
+bool bit(uint64_t word, int n) { return (word >> n & 1U) != 0; }
+
+// XCR0: which register states the operating system saves. Only to be read when CPUID says OSXSAVE.
+uint64_t xcr0() {
+    uint32_t low = 0, high = 0;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return static_cast<uint64_t>(high) << 32 | low;
+}
+
+// Linux grants the tile registers per process, on request; this asks whether it would, and requests nothing.
+bool tiles_granted() {
+#if defined(__linux__)
+    constexpr long kArchGetXcompSupp = 0x1021;  // arch_prctl: the states that may be requested
+    constexpr int kTileData = 18;
+    uint64_t states = 0;
+    return syscall(SYS_arch_prctl, kArchGetXcompSupp, &states) == 0 && bit(states, kTileData);
+#else
+    return true;
+#endif
+}
+
+// Bits from Intel's Software Developer's Manual, volume 2A, CPUID, and volume 1, chapter 13 (XCR0).
+Features detect() {
+    const Registers one = cpuid(1, 0), seven = cpuid(7, 0);
+    const Registers seven_one = seven.eax >= 1 ? cpuid(7, 1) : Registers{};
+    const uint64_t saved = bit(one.ecx, 27) ? xcr0() : 0;
+    const bool ymm = (saved & 0x6) == 0x6;                // XMM and upper YMM
+    const bool zmm = ymm && (saved & 0xe0) == 0xe0;       // masks, upper ZMM, ZMM16..31
+    const bool tmm = (saved & 0x60000) == 0x60000 && tiles_granted();  // tile configuration and tile data
+    return {
+        {"sse4_2", bit(one.ecx, 20)},
+        {"avx", ymm && bit(one.ecx, 28)},
+        {"f16c", ymm && bit(one.ecx, 29)},
+        {"fma", ymm && bit(one.ecx, 12)},
+        {"avx2", ymm && bit(seven.ebx, 5)},
+        {"avx_vnni", ymm && bit(seven_one.eax, 4)},
+        {"avx512f", zmm && bit(seven.ebx, 16)},
+        {"avx512dq", zmm && bit(seven.ebx, 17)},
+        {"avx512bw", zmm && bit(seven.ebx, 30)},
+        {"avx512vl", zmm && bit(seven.ebx, 31)},
+        {"avx512_vnni", zmm && bit(seven.ecx, 11)},
+        {"avx512_bf16", zmm && bit(seven_one.eax, 5)},
+        {"avx512_fp16", zmm && bit(seven.edx, 23)},
+        {"amx_tile", tmm && bit(seven.edx, 24)},
+        {"amx_int8", tmm && bit(seven.edx, 25)},
+        {"amx_bf16", tmm && bit(seven.edx, 22)},
+    };
+}
+
+#elif defined(__aarch64__)
+
+// Bits from Linux's arch/arm64/include/uapi/asm/hwcap.h. NEON is part of the architecture.
+Features detect() {
+    uint64_t caps = 0, caps2 = 0;
+#if defined(__linux__)
+    caps = getauxval(AT_HWCAP);
+    caps2 = getauxval(AT_HWCAP2);
+#endif
+    auto bit = [](uint64_t word, int n) { return (word >> n & 1U) != 0; };
+    return {
+        {"neon", true},
+        {"asimdhp", bit(caps, 10)},   // fp16 arithmetic
+        {"asimddp", bit(caps, 20)},   // int8 dot product
+        {"sve", bit(caps, 22)},
+        {"sve2", bit(caps2, 1)},
+        {"i8mm", bit(caps2, 13)},
+        {"bf16", bit(caps2, 14)},
+    };
+}
+
+#else
+
+Features detect() { return {}; }
+
+#endif
+
+}  // namespace
+
+Features features() { return detect(); }
+
+Isa isa() {
+    const Features f = detect();
+    if (has(f, "neon")) return Isa::neon;
+    const bool avx2 = has(f, "avx2") && has(f, "fma") && has(f, "f16c");
+    if (!avx2) return Isa::baseline;
+    const bool avx512 = has(f, "avx512f") && has(f, "avx512bw") && has(f, "avx512vl") && has(f, "avx512dq");
+    if (!avx512) return Isa::avx2;
+    if (!has(f, "avx512_bf16")) return Isa::avx512;
+    const bool amx = has(f, "amx_tile") && has(f, "amx_int8") && has(f, "amx_bf16");
+    return amx ? Isa::amx : Isa::avx512_bf16;
+}
+
+const char* isa_name(Isa isa) {
+    switch (isa) {
+        case Isa::neon: return "neon";
+        case Isa::avx2: return "avx2";
+        case Isa::avx512: return "avx512";
+        case Isa::avx512_bf16: return "avx512_bf16";
+        case Isa::amx: return "amx";
+        case Isa::baseline: break;
+    }
+    return "baseline";
+}
+
+const char* arch() {
+#if defined(__x86_64__)
+    return "x86_64";
+#elif defined(__aarch64__)
+    return "aarch64";
+#else
+    return "other";
+#endif
+}
+
+}  // namespace quintet::cpu

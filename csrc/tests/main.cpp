@@ -1,0 +1,92 @@
+// Runs the compiled sources without Python, so that the sanitizers can watch them. Exits with the number of failures.
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <limits>
+#include <stdexcept>
+#include <vector>
+
+#include "common/team.h"
+#include "cpu/ceilings.h"
+#include "cpu/features.h"
+#include "cpu/kernels/ceiling.h"
+#include "cpu/topology.h"
+
+namespace cpu = quintet::cpu;
+
+namespace {
+
+int failures = 0;
+
+void expect(bool holds, const char* claim) {
+    if (holds) return;
+    std::fprintf(stderr, "FAILED: %s\n", claim);
+    ++failures;
+}
+
+template <typename Call>
+bool refuses(Call call) {
+    try {
+        call();
+    } catch (const std::invalid_argument&) {
+        return true;
+    }
+    return false;
+}
+
+// The digest is the exclusive or of every 8 bytes: any line left out or read twice shows.
+void read_covers_every_line(const cpu::CeilingKernels& kernel) {
+    constexpr size_t kWords = 8;  // in a line
+    for (size_t lines : {0, 1, 2, 3, 4, 5, 7, 8, 63, 64, 65}) {
+        std::vector<uint64_t> buffer((lines + 2) * kWords, 0);
+        uint64_t* data = buffer.data();
+        while (reinterpret_cast<uintptr_t>(data) % 64 != 0) ++data;
+        uint64_t digest = 0;
+        for (size_t i = 0; i < lines * kWords; ++i) {
+            data[i] = (i + 1) * 0x9e3779b97f4a7c15ULL;
+            digest ^= data[i];
+        }
+        expect(kernel.read(data, lines) == digest, "read covers every line once");
+    }
+}
+
+void kernels_compute(const cpu::CeilingKernels& kernel) {
+    read_covers_every_line(kernel);
+    expect(kernel.flops_per_round >= 2, "a round computes");
+    const float fixed_point = kernel.fma(20000);  // x = 0.999 x + 0.001 goes to 1; the digest is a sum of such x
+    expect(std::isfinite(fixed_point) && fixed_point > 1.0F, "multiply-adds converge");
+}
+
+void team_keeps_step() {
+    constexpr int kThreads = 5;
+    std::vector<int> rounds(kThreads, 0), prepared(kThreads, 0);
+    const double best = quintet::shortest_round(
+        kThreads, 0.01, [&](int i) { ++prepared[static_cast<size_t>(i)]; },
+        [&](int i) { ++rounds[static_cast<size_t>(i)]; });
+    expect(best >= 0.0 && best < 1.0, "a round takes a time");
+    for (int i = 0; i < kThreads; ++i) {
+        expect(prepared[static_cast<size_t>(i)] == 1, "every member prepares once");
+        expect(rounds[static_cast<size_t>(i)] == rounds[0] && rounds[0] >= 3, "every member plays every round");
+    }
+}
+
+}  // namespace
+
+int main() {
+    const cpu::Isa isa = cpu::isa();
+    kernels_compute(cpu::kCeilingBaseline);
+#if defined(__x86_64__)
+    if (isa >= cpu::Isa::avx2) kernels_compute(cpu::kCeilingAvx2);
+    if (isa >= cpu::Isa::avx512) kernels_compute(cpu::kCeilingAvx512);
+#endif
+    team_keeps_step();
+    expect(cpu::read_bandwidth((1 << 20) + 64, 3, 0.01) > 0.0, "bandwidth is positive");
+    expect(cpu::fma_peak(2, 0.01) > 0.0, "peak is positive");
+    expect(refuses([] { cpu::read_bandwidth(0, 1, 1.0); }), "an empty buffer is refused");
+    expect(refuses([] { cpu::fma_peak(0, 1.0); }), "no threads are refused");
+    expect(refuses([] { cpu::fma_peak(1, std::numeric_limits<double>::quiet_NaN()); }), "NaN seconds are refused");
+    expect(cpu::physical_cores() >= 1, "there is a core");
+    expect(cpu::physical_cores() <= static_cast<int>(cpu::allowed_cpus().size()), "a core has a thread");
+    std::printf("%s: %d failures\n", cpu::isa_name(isa), failures);
+    return failures;
+}

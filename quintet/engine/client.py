@@ -1,0 +1,88 @@
+"""The text side and the core of one engine in one process: what LLM and AsyncLLM are both made of."""
+
+import itertools
+import logging
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+
+from quintet.config import EngineConfig
+from quintet.engine.admission import Admission, Bounds
+from quintet.engine.engine import Engine
+from quintet.engine.hub import resolve_tokenizer
+from quintet.engine.logits_processors import load_processors
+from quintet.engine.output import OutputProcessor
+from quintet.engine.prompts import Prompt
+from quintet.engine.start import Prepared, launch, prepare
+from quintet.engine.tokenizer import Tokenizer, load_tokenizer
+from quintet.outputs import RequestOutput
+from quintet.sampling_params import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+
+class Client:
+    """Requests in as text or ids, outputs out as text; steps when it is told to."""
+
+    def __init__(self, config: EngineConfig, progress: bool = True) -> None:
+        prepared = prepare(config)
+        self.config: EngineConfig = prepared.config
+        self.prepared: Prepared = prepared
+        self.tokenizer: Tokenizer | None = None
+        if not config.skip_tokenizer_init:
+            self.tokenizer = load_tokenizer(Path(resolve_tokenizer(config, prepared.folder)))
+        self.engine: Engine = launch(prepared, progress)
+        self.admission = _admission(prepared, self.tokenizer)
+        self.processor = OutputProcessor(self.tokenizer)
+        self._ids = itertools.count()
+
+    @property
+    def vocab_size(self) -> int:
+        return self.admission.bounds.vocab_size
+
+    @property
+    def busy(self) -> bool:
+        """Whether step() has anything to do or to tell."""
+        return self.engine.busy
+
+    def next_id(self) -> str:
+        """A request id that this client has not given before."""
+        return str(next(self._ids))
+
+    def add(self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int = 0) -> None:
+        """Admits and queues a request; ValueError says what is wrong, and then nothing was queued."""
+        requests = self.admission.admit(request_id, prompt, params, priority)
+        kept = requests[0].token_ids
+        self.processor.add(request_id, params, kept, prompt.text)
+        for request in requests:
+            self.engine.add(request)
+
+    def step(self) -> list[RequestOutput]:
+        """One engine step -> the outputs that it moved; a found stop string ends its request here."""
+        processed = self.processor.process(self.engine.step())
+        self.engine.abort(processed.aborts)
+        return processed.outputs
+
+    def abort(self, request_ids: Iterable[str]) -> list[RequestOutput]:
+        """Ends requests; their last outputs say "abort". Unknown ids are passed over."""
+        processed = self.processor.abort(request_ids)
+        self.engine.abort(processed.aborts)
+        return processed.outputs
+
+    def metrics(self) -> dict[str, float]:
+        """Engine.Stats as plain numbers."""
+        return asdict(self.engine.stats())
+
+    def close(self) -> None:
+        """Lets go of threads; the memory goes with the object."""
+        self.prepared.ranks.close()
+
+
+def _admission(prepared: Prepared, tokenizer: Tokenizer | None) -> Admission:
+    config, generation = prepared.config, dict(prepared.generation)
+    eos = frozenset(generation.pop("eos_token_id", ())) | frozenset(tokenizer.eos_ids if tokenizer else ())
+    bounds = Bounds(prepared.vocab_size, prepared.plan.max_model_len, config.max_logprobs)
+    if tokenizer is None:
+        generation["detokenize"] = False
+    processors = load_processors(config.logits_processors)
+    return Admission(bounds, tokenizer, eos, config.seed, processors, generation)

@@ -1,0 +1,180 @@
+"""The engine: add requests, and step until they are done. Token ids in, token deltas out; start here.
+
+A step is three lines: the scheduler plans it, the runner runs it, finish() appends what came out and tells the caller.
+Around it stand admission.py (prompts to requests) and output.py (deltas to text); below it, worker.py and a platform.
+"""
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from quintet.engine.request import FinishReason, Request
+from quintet.engine.runner import Runner, StepResult
+from quintet.engine.scheduler import Plan, Scheduler
+from quintet.outputs import TokenDelta, TokenLogprobs
+
+logger = logging.getLogger(__name__)
+
+NOT_FINITE = "the model gave no finite logits for this request; its weights or dtype may be at fault"
+
+
+@dataclass(frozen=True)
+class Stats:
+    """The engine at a glance; counters run from its start."""
+
+    num_running: int
+    num_waiting: int
+    kv_usage: float  # share of the pages that requests hold
+    num_steps: int
+    num_prompt_tokens: int  # computed, so without those found in the prefix cache
+    num_generation_tokens: int
+    num_preemptions: int
+    prefix_queries: int  # prompt tokens looked up in the prefix cache
+    prefix_hits: int  # prompt tokens found there
+
+
+class Engine:
+    """Owns the requests between add() and their last delta."""
+
+    def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
+        self.scheduler, self._runner = scheduler, runner
+        self._requests: dict[str, Request] = {}
+        self._pending: list[TokenDelta] = []  # of requests that ended between steps
+        self._num_added = self._num_steps = self._num_computed = self._num_generated = 0
+
+    def __len__(self) -> int:
+        """Requests that have not ended."""
+        return len(self._requests)
+
+    @property
+    def busy(self) -> bool:
+        """Whether step() has anything to do or to tell."""
+        return bool(self._requests or self._pending)
+
+    def add(self, request: Request) -> None:
+        """Queues a request that admission has checked."""
+        if request.request_id in self._requests:
+            raise ValueError(f"request id {request.request_id!r} is in use; give each running request its own")
+        request.order = self._num_added
+        self._num_added += 1
+        self._requests[request.request_id] = request
+        self.scheduler.add(request)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Ends requests at once and frees their pages; ids that are not running are passed over."""
+        for request_id in request_ids:
+            request = self._requests.get(request_id)
+            if request is not None:
+                self._pending.append(self._end(request, FinishReason.ABORT))
+
+    def step(self) -> list[TokenDelta]:
+        """One step for everybody -> what it added to each request."""
+        pending, self._pending = self._pending, []
+        plan = self.scheduler.schedule()
+        if not plan:
+            return pending
+        try:
+            result = self._runner.run(plan)
+        except (
+            Exception
+        ) as error:  # of the step, not of one request: it ends for all who were in it, and for them alone
+            return pending + self._fail(plan, error)
+        return pending + self.finish(plan, result)
+
+    def finish(self, plan: Plan, result: StepResult) -> list[TokenDelta]:
+        """Counts the computed tokens, appends the sampled ones, ends who is done."""
+        self.scheduler.advance(plan)
+        self._num_steps += 1
+        self._num_computed += plan.num_tokens - len(result.sampling)
+        self._num_generated += len(result.sampling)
+        deltas = [self._end_failed(request, why) for request, why in result.failed.items()]
+        sampled = set(result.failed)
+        for row, (request, token_id) in enumerate(zip(result.sampling, result.token_ids, strict=True)):
+            sampled.add(request)
+            if token_id < 0:
+                deltas.append(self._end_failed(request, NOT_FINITE))
+                continue
+            logprobs = None
+            if result.logprobs is not None and request.params.logprobs is not None:
+                logprobs = [_trim(result.logprobs[row], request.params.logprobs)]
+            delta = self._append(request, token_id)
+            delta.logprobs = logprobs
+            delta.prompt_logprobs = result.prompt_logprobs.get(request)
+            deltas.append(delta)
+        for request, found in result.prompt_logprobs.items():
+            if request not in sampled:  # a chunk of a prompt: nothing was drawn yet
+                deltas.append(TokenDelta(request.request_id, [], prompt_logprobs=found))
+        return deltas
+
+    def _append(self, request: Request, token_id: int) -> TokenDelta:
+        request.token_ids.append(token_id)
+        output = request.num_output
+        if token_id in request.stop_ids and output >= request.params.min_tokens:
+            asked = token_id in (request.params.stop_token_ids or ())
+            return self._end(request, FinishReason.STOP, [token_id], token_id if asked else None)
+        if output >= request.max_tokens:
+            return self._end(request, FinishReason.LENGTH, [token_id])
+        return TokenDelta(
+            request.request_id,
+            [token_id],
+            num_cached=request.num_cached,
+            num_preemptions=request.num_preemptions,
+        )
+
+    def _end(
+        self, request: Request, reason: FinishReason, token_ids: list[int] | None = None, stop: int | None = None
+    ) -> TokenDelta:
+        self.scheduler.remove(request)
+        del self._requests[request.request_id]
+        request.finish_reason, request.stop_reason = reason, stop
+        return TokenDelta(
+            request.request_id,
+            token_ids or [],
+            finish_reason=reason.value,
+            stop_reason=stop,
+            num_cached=request.num_cached,
+            num_preemptions=request.num_preemptions,
+        )
+
+    def _end_failed(self, request: Request, why: str) -> TokenDelta:
+        """Ends one request because of a failure inside it."""
+        delta = self._end(request, FinishReason.ERROR)
+        delta.error = why
+        return delta
+
+    def _fail(self, plan: Plan, error: Exception) -> list[TokenDelta]:
+        """Nothing that the step should have written may be found in the cache; the requests in it end."""
+        logger.error("a step of %d requests failed", len(plan.tokens), exc_info=error)
+        self.scheduler.undo(plan)
+        return [self._end_failed(request, f"{type(error).__name__}: {error}") for request in plan.tokens]
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets all cached beginnings; running requests keep their pages."""
+        self.scheduler.pool.reset_cache()
+
+    def stats(self) -> Stats:
+        scheduler = self.scheduler
+        return Stats(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            kv_usage=scheduler.pool.num_used / (scheduler.pool.num_pages - 1),
+            num_steps=self._num_steps,
+            num_prompt_tokens=self._num_computed,
+            num_generation_tokens=self._num_generated,
+            num_preemptions=scheduler.num_preemptions,
+            prefix_queries=scheduler.num_queries,
+            prefix_hits=scheduler.num_hits,
+        )
+
+    def check_integrity(self) -> None:
+        """Asserts what must hold between steps."""
+        self.scheduler.check_integrity()
+        queued = {r.request_id for r in (*self.scheduler.waiting, *self.scheduler.running)}
+        assert queued == set(self._requests), "the scheduler has other requests than the engine"
+
+
+def _trim(logprobs: TokenLogprobs, wanted: int) -> TokenLogprobs:
+    """The batch computes as many as its greediest request asks for; each gets its own number."""
+    if wanted == -1:
+        return logprobs
+    return TokenLogprobs(logprobs.ids[: wanted + 1], logprobs.values[: wanted + 1], logprobs.rank)

@@ -1,0 +1,287 @@
+"""Finds a model's folder, locally or on the Hugging Face hub, and reads what its JSON files say."""
+
+import json
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quintet.config import BUNDLED, GENERATION_DEFAULTS, EngineConfig, Environment, read_environment
+from quintet.names import nearest, refuse_unknown
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+logger = logging.getLogger(__name__)
+
+_TEXT_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")  # configs, tokenizers, chat templates
+_WEIGHTS = "*.safetensors"
+# The same weights once more in other layouts, which would double the download.
+_COPIES = ("consolidated*", "*/*.safetensors")
+_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+# What a rotary embedding's parameters may hold, over all the kinds there are.
+_ROPE_KEYS = (
+    "attention_factor", "beta_fast", "beta_slow", "factor", "full_attention", "high_freq_factor", "long_factor",
+    "long_mscale", "low_freq_factor", "mscale", "mscale_all_dim", "original_max_position_embeddings",
+    "partial_rotary_factor", "rope_theta", "rope_type", "short_factor", "short_mscale", "sliding_attention",
+    "truncate", "type",
+)  # fmt: skip
+_ROPE_FIELDS = ("rope_parameters", "rope_scaling")  # transformers' name since 5.0, and before
+
+
+# --------------------------------------------------------------------------------------------------------- the folder
+
+
+def resolve_model(config: EngineConfig, environment: Environment | None = None) -> Path:
+    """The model's folder, downloaded if need be. OSError or ValueError says what is wrong and what to do."""
+    weights = config.load_format != "dummy"
+    patterns = (*_TEXT_FILES, _WEIGHTS) if weights else _TEXT_FILES
+    folder = _resolve(config.model, config.revision, config, patterns, environment)
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(_without_config(folder, config.model))
+    if weights and not any(folder.glob(_WEIGHTS)):
+        raise FileNotFoundError(_without_weights(folder, config.model))
+    return folder
+
+
+def resolve_tokenizer(config: EngineConfig, model: Path, environment: Environment | None = None) -> Path:
+    """The tokenizer's folder: the model's own unless the configuration names another."""
+    if config.tokenizer is None and config.tokenizer_revision in (None, config.revision):
+        return model
+    name = config.tokenizer or config.model
+    return _resolve(name, config.tokenizer_revision, config, _TEXT_FILES, environment)
+
+
+def _resolve(
+    name: str, revision: str | None, config: EngineConfig, patterns: Iterable[str], environment: Environment | None
+) -> Path:
+    local = Path(__file__).parents[1] / BUNDLED if name == BUNDLED else Path(name).expanduser()
+    if local.is_dir():
+        return local
+    if name == BUNDLED:
+        raise FileNotFoundError(f"the bundled model is missing from {local}: the installation is not whole; reinstall")
+    if local.is_file():
+        raise ValueError(f"model {name!r} is a file; give the folder that holds its config.json and *.safetensors")
+    if name.startswith((".", "/", "~", "\\")) or not _HUB_ID.fullmatch(name) or "--" in name or ".." in name:
+        raise FileNotFoundError(
+            f"no folder {name!r} here, and it is no hub id such as 'Qwen/Qwen3-0.6B'; check the path, or use 'bundled'"
+        )
+    return _download(name, revision, config, patterns, environment or read_environment())
+
+
+def _download(
+    name: str, revision: str | None, config: EngineConfig, patterns: Iterable[str], environment: Environment
+) -> Path:
+    from huggingface_hub import errors, snapshot_download
+
+    at = f" at revision {revision!r}" if revision else ""
+    try:
+        return Path(
+            snapshot_download(
+                name,
+                revision=revision,
+                cache_dir=config.download_dir,
+                token=config.hf_token,
+                allow_patterns=list(patterns),
+                ignore_patterns=list(_COPIES),
+                local_files_only=environment.hf_hub_offline,
+            )
+        )
+    except errors.GatedRepoError as error:
+        raise PermissionError(
+            f"model {name!r} is gated: accept its terms at https://huggingface.co/{name}, then give a token "
+            "(`hf auth login`, HF_TOKEN or hf_token)"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise FileNotFoundError(f"model {name!r} has no revision {revision!r}; see its branches and tags") from error
+    except errors.RepositoryNotFoundError as error:
+        raise FileNotFoundError(
+            f"no folder {name!r} here, and the hub knows no such model, or it is private: check the spelling, or give "
+            "a token that may read it (`hf auth login`, HF_TOKEN or hf_token)"
+        ) from error
+    except errors.LocalEntryNotFoundError as error:
+        raise ConnectionError(_not_cached(name + at, config, environment)) from error
+    except errors.HfHubHTTPError as error:
+        raise ConnectionError(f"the hub refused {name!r}{at}: {error}") from error
+    except (OSError, RuntimeError) as error:  # no route, no disk space, a broken transfer
+        raise ConnectionError(f"cannot download {name!r}{at}: {error}; {_or_else(config)}") from error
+
+
+def _not_cached(what: str, config: EngineConfig, environment: Environment) -> str:
+    where = config.download_dir or environment.hf_home or "the hub's cache"
+    if environment.hf_hub_offline:
+        return f"{what} is not in {where} and HF_HUB_OFFLINE is set; unset it to download, or {_or_else(config)}"
+    return f"{what} is not in {where} and the hub cannot be reached; {_or_else(config)}"
+
+
+def _or_else(config: EngineConfig) -> str:
+    return "give a local folder" + ("" if config.model == BUNDLED else " or use the model 'bundled'")
+
+
+def _without_config(folder: Path, name: str) -> str:
+    if any(folder.glob("*.gguf")):
+        return f"{name!r} holds GGUF files and no config.json; quintet reads safetensors: use the model's original"
+    if (folder / "adapter_config.json").is_file():
+        return f"{name!r} is an adapter, not a model: merge it into its base model and save that"
+    inner = sorted(path.parent.name for path in folder.glob("*/config.json"))
+    hint = f"; there is one in {', '.join(inner[:3])}" if inner else ""
+    return f"{name!r} has no config.json, so it is not a model in the Hugging Face layout{hint}"
+
+
+def _without_weights(folder: Path, name: str) -> str:
+    pickled = sorted(path.name for pattern in _PICKLED for path in folder.glob(pattern))
+    what = f", only pickled ones ({', '.join(pickled[:3])})" if pickled else ""
+    return (
+        f"{name!r} has no *.safetensors weights{what}. A pickle runs code when it is read, so quintet reads none. "
+        "To convert, where you trust the file: "
+        f"AutoModelForCausalLM.from_pretrained({name!r}).save_pretrained('converted'), then use model 'converted'. "
+        "load_format='dummy' runs without weights"
+    )
+
+
+# --------------------------------------------------------------------------------------------------- what its files say
+
+
+def load_model_config(path: Path, overrides: Mapping[str, Any] | None = None) -> "PretrainedConfig":
+    """The model's configuration with the user's entries merged in. Never runs code from the folder."""
+    from quintet.models import families
+
+    raw = _read_json(path / "config.json")
+    kind = (overrides or {}).get("model_type", raw.get("model_type"))
+    if not isinstance(kind, str):
+        raise ValueError(f"{path / 'config.json'} names no model_type; supported: {', '.join(families())}")
+    plain = _build(kind, raw, path)
+    if not overrides:
+        return plain
+    refuse_unknown("entry of hf_overrides", overrides, {*raw, *_known(plain)})
+    return _build(kind, _merge(raw, overrides, plain.to_dict()), path)
+
+
+def _build(kind: str, raw: dict[str, Any], path: Path) -> "PretrainedConfig":
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import CONFIG_MAPPING
+
+    from quintet.models import families
+
+    supported = families()
+    if kind not in supported:
+        raise ValueError(f"{_unsupported(kind, supported)}; supported: {', '.join(supported)}")
+    if kind not in CONFIG_MAPPING:
+        raise ValueError(
+            f"transformers has no config for model type {kind!r}; the package that adds the family "
+            "must also call transformers.AutoConfig.register()"
+        )
+    try:
+        # A deep copy: transformers moves entries about in what it is given.
+        config: PretrainedConfig = CONFIG_MAPPING[kind](**json.loads(json.dumps({**raw, "model_type": kind})))
+    except (StrictDataclassError, TypeError, KeyError, AttributeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path / 'config.json'} (with hf_overrides) is no valid {kind} config: {reason}") from error
+    return config
+
+
+def _unsupported(kind: str, supported: Iterable[str]) -> str:
+    match = nearest(kind, supported)
+    return f"model type {kind!r} is not supported" + (f" (the nearest is {match!r})" if match else "")
+
+
+def _known(config: "PretrainedConfig") -> set[str]:
+    names = {"model_type", *config.to_dict(), *config.attribute_map}
+    if "rope_parameters" in names:
+        names |= {"rope_scaling", "rope_theta", "partial_rotary_factor"}
+    return names
+
+
+def _merge(raw: dict[str, Any], overrides: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Deep: an object is merged entry by entry, anything else is replaced. `known` refuses typos inside objects."""
+    merged = dict(raw)
+    for name, value in _where_rope_lives(raw, overrides).items():
+        old = raw.get(name)
+        if name in _ROPE_FIELDS and isinstance(value, Mapping):
+            merged[name] = _merge_rope(old if isinstance(old, dict) else {}, value)
+        elif isinstance(value, Mapping) and isinstance(known.get(name), Mapping):
+            inner = known[name]
+            if inner and not all(isinstance(key, int) for key in inner):
+                refuse_unknown(f"entry of hf_overrides[{name!r}]", value, {*inner, *(old or {})})
+            merged[name] = _merge(old or {}, value, inner)
+        else:
+            merged[name] = value
+    return merged
+
+
+def _where_rope_lives(raw: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The overrides under the name that this config.json uses, for of two names transformers would drop one."""
+    home = next((name for name in _ROPE_FIELDS if raw.get(name)), None)
+    if home is None:
+        return dict(overrides)
+    moved = {home if name in _ROPE_FIELDS else name: value for name, value in overrides.items()}
+    for name in ("rope_theta", "partial_rotary_factor"):
+        inner = moved.get(home, raw[home])
+        if name in moved and name in raw[home] and isinstance(inner, Mapping):
+            moved[home] = {**inner, name: moved.pop(name)}
+    return moved
+
+
+def _merge_rope(old: dict[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Entries of one kind mean nothing to another, so a change of kind starts afresh, but for the base."""
+    refuse_unknown("entry of the rope parameters", new, _ROPE_KEYS)
+    kinds = [entries.get("rope_type", entries.get("type")) for entries in (old, new)]
+    if kinds[1] is not None and kinds[0] != kinds[1]:
+        old = {name: old[name] for name in ("rope_theta", "partial_rotary_factor") if name in old}
+    inner = {
+        name: _merge_rope(old.get(name) or {}, value) if isinstance(value, Mapping) else value
+        for name, value in new.items()
+    }
+    return {**old, **inner}
+
+
+def load_generation_config(
+    path: Path, mode: str = "auto", overrides: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Sampling defaults under SamplingParams' names, and "eos_token_id": the list of every id that ends a text.
+
+    `mode` is EngineConfig.generation_config. "quintet" takes no defaults; what ends a text is the model's matter
+    and stays.
+    """
+    own = path / "generation_config.json"
+    model = _read_json(own) if own.is_file() else {}
+    chosen = model if mode == "auto" else {} if mode == "quintet" else _read_json(_generation_file(mode))
+    defaults = {name: value for name, value in _renamed(chosen).items() if name in GENERATION_DEFAULTS}
+    defaults.update(_renamed(overrides or {}))
+    eos = next((each["eos_token_id"] for each in (chosen, model) if each.get("eos_token_id") is not None), None)
+    if eos is None and (path / "config.json").is_file():
+        eos = _read_json(path / "config.json").get("eos_token_id")
+    defaults["eos_token_id"] = [] if eos is None else list(eos) if isinstance(eos, list) else [eos]
+    if set(defaults) - {"eos_token_id"}:
+        shown = ", ".join(f"{name}={value}" for name, value in defaults.items() if name != "eos_token_id")
+        logger.info("sampling defaults from the generation config: %s (generation_config='quintet' opts out)", shown)
+    return defaults
+
+
+def _renamed(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Transformers' names to ours. A model that says do_sample=false wants to be greedy, whatever else it says."""
+    renamed = {"max_tokens" if name == "max_new_tokens" else name: value for name, value in entries.items()}
+    if entries.get("do_sample") is False:
+        renamed["temperature"] = 0.0
+    return {name: value for name, value in renamed.items() if value is not None}
+
+
+def _generation_file(mode: str) -> Path:
+    given = Path(mode).expanduser()
+    file = given / "generation_config.json" if given.is_dir() else given
+    if not file.is_file():
+        raise FileNotFoundError(f"generation_config={mode!r} is not auto, quintet, or a folder with that file")
+    return file
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} is not JSON: {error}; was the download cut short?") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} must hold a JSON object, not {type(content).__name__}")
+    return content

@@ -1,0 +1,197 @@
+"""Reads a checkpoint's tensors by memory map straight to where the platform places them."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from quintet.layers.build import Layer
+from quintet.layers.decoder import CausalLM
+from quintet.platforms.interface import Platform
+from quintet.types import Part, Weight
+
+NAMED = 8  # tensors that an error lists before it only counts
+
+
+@dataclass(frozen=True)
+class Declared:
+    """One parameter of one layer of a model."""
+
+    path: str
+    layer: Layer
+    weight: Weight
+
+
+def declared(model: nn.Module) -> list[Declared]:
+    """Every parameter that the model wants, in the order of its modules."""
+    found = []
+    for path, module in model.named_modules():
+        if isinstance(module, Layer):
+            found += [Declared(path, module, weight) for weight in module.weights(path)]
+    return found
+
+
+def num_bytes(model: nn.Module) -> int:
+    """What the model's parameters take on this rank; a tensor that two layers share (a tied head) counts once."""
+    sizes = {}
+    for each in declared(model):
+        key = tuple((part.source, part.offset) for part in each.weight.parts)
+        sizes[key] = torch.Size(each.weight.shape).numel() * each.weight.dtype.itemsize
+    return sum(sizes.values())
+
+
+def load(model: CausalLM, platform: Platform, folder: Path | None, progress: bool = True) -> None:
+    """Fills the model from the folder's safetensors, or from random numbers where there is no folder."""
+    wanted = declared(model)
+    source: Checkpoint | Dummy = Dummy() if folder is None else Checkpoint(folder, model)
+    source.check(wanted)
+    shelf = Shelf(source, wanted)
+    for each in tqdm(wanted, desc="Loading weights", unit="tensor", disable=not progress, leave=False, mininterval=0.5):
+        each.layer.assign(platform.place(each.weight, shelf.read(each.weight)))
+    for layer in (module for module in model.modules() if isinstance(module, Layer)):
+        for name, tensor in layer.constants().items():
+            layer.assign(platform.place(_constant(name, tensor), {name: tensor}))
+
+
+def _constant(name: str, tensor: Tensor) -> Weight:
+    """A computed tensor, kept whole by every rank, so that it too goes through place()."""
+    part = Part(name, tuple(tensor.shape), ((0, tensor.shape[0]),))
+    return Weight(name, (part,), 0, 0, tensor.dtype, "vector")
+
+
+class Shelf:
+    """Reads tensors as they are asked for, and keeps those that two layers ask for (a tied head) until the end.
+
+    It also converts them, so that a platform whose layers can live on what it is given holds them once.
+    """
+
+    def __init__(self, source: "Checkpoint | Dummy", wanted: list[Declared]) -> None:
+        self._source = source
+        self._uses = Counter(name for each in wanted for name in {part.source for part in each.weight.parts})
+        self._kept: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def read(self, weight: Weight) -> dict[str, Tensor]:
+        """The checkpoint's tensors that the weight is made of."""
+        return {part.source: self._read(part, weight) for part in {part.source: part for part in weight.parts}.values()}
+
+    def _read(self, part: Part, weight: Weight) -> Tensor:
+        if self._uses[part.source] == 1 or weight.scheme is not None:
+            return self._source.read(part)
+        key = part.source, weight.dtype
+        if key not in self._kept:
+            self._kept[key] = self._source.read(part).to(weight.dtype)
+        return self._kept[key]
+
+
+class Dummy:
+    """Random weights: small, finite, the same for a name every time."""
+
+    def check(self, wanted: list[Declared]) -> None:
+        """Nothing can be missing."""
+
+    def read(self, part: Part) -> Tensor:
+        generator = torch.Generator().manual_seed(sum(part.source.encode()))
+        return torch.randn(_stored_shape(part), generator=generator) * 0.02
+
+
+class Checkpoint:
+    """A folder of safetensors files, opened once and read tensor by tensor without copies."""
+
+    def __init__(self, folder: Path, model: CausalLM) -> None:
+        self._folder, self._ignored = folder, [re.compile(pattern) for pattern in model.ignored]
+        self._where: dict[str, tuple[Any, str]] = {}
+        for name, place in _index(folder, model.canonical):
+            if name in self._where:
+                raise ValueError(f"{folder} holds {name} twice; remove the files that are not the model's")
+            self._where[name] = place
+
+    def check(self, wanted: list[Declared]) -> None:
+        """Missing, misshapen and unexpected tensors are errors that name them."""
+        needed = {part.source: part for each in wanted for part in each.weight.parts}
+        missing = sorted(set(needed) - set(self._where))
+        if missing:
+            raise ValueError(
+                f"{self._folder} lacks {_list(missing)}, which the model's config.json asks for; "
+                "the files may be incomplete, or the config another model's"
+            )
+        wrong = [message for part in needed.values() if (message := self._misshapen(part))]
+        if wrong:
+            raise ValueError(f"{self._folder} does not fit its config.json: {_list(wrong)}")
+        extra = sorted(n for n in set(self._where) - set(needed) if not any(p.fullmatch(n) for p in self._ignored))
+        if extra:
+            raise ValueError(
+                f"{self._folder} holds {_list(extra)}, which this model has no place for; "
+                "quintet would compute something else than the checkpoint means"
+            )
+
+    def read(self, part: Part) -> Tensor:
+        handle, name = self._where[part.source]
+        tensor: Tensor = handle.get_tensor(name)
+        return tensor
+
+    def _misshapen(self, part: Part) -> str | None:
+        handle, name = self._where[part.source]
+        shape = tuple(handle.get_slice(name).get_shape())
+        want = _stored_shape(part)
+        return None if shape == want else f"{part.source} is {list(shape)}, not {list(want)}"
+
+
+def _stored_shape(part: Part) -> tuple[int, ...]:
+    """The whole checkpoint tensor's shape as it stands in the file."""
+    shape = part.shape if part.total is None else (part.total, *part.shape[1:])
+    return shape[::-1] if part.transposed else shape
+
+
+def _index(folder: Path, canonical: Callable[[str], str]) -> Iterator[tuple[str, tuple[Any, str]]]:
+    for file in _files(folder):
+        try:
+            handle = safe_open(file, framework="pt")
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{file} cannot be read ({error}); fetch it again") from None
+        for name in handle.keys():  # a handle is no mapping
+            yield canonical(name), (handle, name)
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files that make up the model: those that an index names, or the one of the usual name, or all there are.
+
+    Some folders hold the same weights again in another layout (consolidated.safetensors), or an adapter's.
+    """
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        return _indexed(index)
+    if (folder / "model.safetensors").exists():
+        return [folder / "model.safetensors"]
+    found = sorted(folder.glob("*.safetensors"))
+    if not found:
+        pickles = sorted(file.name for file in folder.glob("*.bin"))
+        raise ValueError(
+            f"{folder} has no *.safetensors file"
+            + (f", only {_list(pickles)}, and a pickle runs code when it is read" if pickles else "")
+            + "; convert the checkpoint with transformers' save_pretrained(), or use load_format='dummy'"
+        )
+    return found
+
+
+def _indexed(index: Path) -> list[Path]:
+    try:
+        files = sorted({index.parent / name for name in json.loads(index.read_text())["weight_map"].values()})
+    except (ValueError, KeyError, AttributeError) as error:
+        raise ValueError(f"{index} is not an index of safetensors files ({error!r}); fetch it again") from None
+    absent = [file.name for file in files if not file.exists()]
+    if absent:
+        raise ValueError(f"{index.parent} lacks {_list(absent)}, which {index.name} names; fetch the rest of the model")
+    return files
+
+
+def _list(names: list[str]) -> str:
+    shown = ", ".join(names[:NAMED])
+    return shown if len(names) <= NAMED else f"{shown} and {len(names) - NAMED} more"

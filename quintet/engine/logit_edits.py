@@ -1,0 +1,172 @@
+"""The edits of logits that requests ask for by their params, as lists of places (row, token) for the ops.
+
+Each class looks at the rows when they change and says whether any asks for it; only then is it called, once a step.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from torch import Tensor
+
+from quintet.engine.request import Request
+from quintet.ops.registry import Ops
+from quintet.platforms.interface import Device
+from quintet.types import Array
+
+
+class LogitEdit(ABC):
+    """One kind of edit for a whole batch."""
+
+    def __init__(self, ops: Ops, device: Device) -> None:
+        self.ops = ops
+        self.device = device
+
+    @abstractmethod
+    def enter(self, requests: Sequence[Request]) -> bool:
+        """The rows are now these requests; whether any of them asks for this."""
+
+    @abstractmethod
+    def __call__(self, logits: Tensor) -> Tensor:
+        """logits [R, V] float32, which it may overwrite -> the edited ones."""
+
+
+class AllowedTokens(LogitEdit):
+    """allowed_token_ids: nothing else can be drawn."""
+
+    def enter(self, requests: Sequence[Request]) -> bool:
+        lists = [(row, r.params.allowed_token_ids) for row, r in enumerate(requests) if r.params.allowed_token_ids]
+        if lists:
+            restricted = np.zeros(len(requests), np.int32)
+            restricted[[row for row, _ in lists]] = 1
+            self._places = self.device.to_device([*_places(lists), restricted])
+        return bool(lists)
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        return self.ops.keep_tokens(logits, *self._places)
+
+
+class BadWords(LogitEdit):
+    """bad_words: the last token of a word is banned where the output ends with the tokens before it."""
+
+    def enter(self, requests: Sequence[Request]) -> bool:
+        self._rows = [(row, r) for row, r in enumerate(requests) if any(r.bad_words_ids)]
+        return bool(self._rows)
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        lists = [(row, [word[-1] for word in r.bad_words_ids if _completes(r, word)]) for row, r in self._rows]
+        if not any(ids for _, ids in lists):
+            return logits
+        return self.ops.ban_tokens(logits, *self.device.to_device(_places(lists)))
+
+
+class MinTokens(LogitEdit):
+    """min_tokens: no token that would end the request before it has that many."""
+
+    def enter(self, requests: Sequence[Request]) -> bool:
+        self._rows = [(row, r) for row, r in enumerate(requests) if r.stop_ids and r.num_output < r.params.min_tokens]
+        self._upload()
+        return bool(self._rows)
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        short = [(row, r) for row, r in self._rows if r.num_output < r.params.min_tokens]
+        if len(short) != len(self._rows):
+            self._rows = short
+            self._upload()
+        return self.ops.ban_tokens(logits, *self._places) if short else logits
+
+    def _upload(self) -> None:
+        if self._rows:
+            self._places = self.device.to_device(_places((row, sorted(r.stop_ids)) for row, r in self._rows))
+
+
+class LogitBias(LogitEdit):
+    """logit_bias: added to the logits of some tokens."""
+
+    def enter(self, requests: Sequence[Request]) -> bool:
+        biases = [(row, r.params.logit_bias) for row, r in enumerate(requests) if r.params.logit_bias]
+        if biases:
+            values = np.fromiter((value for _, bias in biases for value in bias.values()), np.float32)
+            self._places = self.device.to_device([*_places((row, list(bias)) for row, bias in biases), values])
+        return bool(biases)
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        return self.ops.bias_tokens(logits, *self._places)
+
+
+class Penalties(LogitEdit):
+    """Repetition, frequency and presence penalties. What each request has said is counted as it grows."""
+
+    def __init__(self, ops: Ops, device: Device) -> None:
+        super().__init__(ops, device)
+        self._seen: dict[Request, _Seen] = {}
+
+    def enter(self, requests: Sequence[Request]) -> bool:
+        self._rows = [(row, r) for row, r in enumerate(requests) if _penalized(r)]
+        self._seen = {r: self._seen.get(r) or _Seen(r) for _, r in self._rows}
+        if self._rows:
+            penalties = np.tile(np.array([1, 0, 0], np.float32), (len(requests), 1))
+            for row, r in self._rows:
+                p = r.params
+                penalties[row] = p.repetition_penalty, p.frequency_penalty, p.presence_penalty
+            self._penalties = self.device.to_device([penalties])[0]
+        return bool(self._rows)
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        seen = [self._seen[r].grow() for _, r in self._rows]
+        ids = np.concatenate([s.ids[: s.size] for s in seen])
+        counts = np.concatenate([s.counts[: s.size] for s in seen])
+        rows = np.repeat(np.array([row for row, _ in self._rows], np.int32), [s.size for s in seen])
+        return self.ops.penalize(logits, *self.device.to_device([rows, ids, counts]), self._penalties)
+
+
+class _Seen:
+    """The distinct tokens of one request, and how often each is in the output."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        prompt = request.token_ids[: request.num_prompt] if request.params.repetition_penalty != 1 else []
+        self.ids = np.unique(np.array(prompt, np.int32))  # room is doubled as needed
+        self.counts = np.zeros(len(self.ids), np.int32)
+        self.size = len(self.ids)
+        self.read = request.num_prompt  # of request.token_ids
+        self.places = dict(zip(self.ids.tolist(), range(self.size), strict=True))
+
+    def grow(self) -> "_Seen":
+        """Counts the tokens that came since the last call."""
+        token_ids = self.request.token_ids
+        for i in range(self.read, len(token_ids)):
+            place = self._place(token_ids[i])  # first: it may replace counts by a larger one
+            self.counts[place] += 1
+        self.read = len(token_ids)
+        return self
+
+    def _place(self, token_id: int) -> int:
+        place = self.places.setdefault(token_id, self.size)
+        if place == self.size:
+            if place == len(self.ids):
+                self.ids = np.concatenate([self.ids, np.zeros(place + 64, np.int32)])
+                self.counts = np.concatenate([self.counts, np.zeros(place + 64, np.int32)])
+            self.ids[place] = token_id
+            self.size += 1
+        return place
+
+
+def _penalized(request: Request) -> bool:
+    p = request.params
+    return p.repetition_penalty != 1 or p.frequency_penalty != 0 or p.presence_penalty != 0
+
+
+def _completes(request: Request, word: tuple[int, ...]) -> bool:
+    """Whether the output (not the prompt) ends with all but the last of these tokens."""
+    size = len(word) - 1
+    if size <= 0:
+        return size == 0
+    return size <= request.num_output and tuple(request.token_ids[-size:]) == word[:-1]
+
+
+def _places(lists: Iterable[tuple[int, Sequence[int]]]) -> tuple[Array, Array]:
+    """(row, token ids) of several rows -> rows [M] and ids [M], int32."""
+    lists = list(lists)
+    rows = np.repeat(np.array([row for row, _ in lists], np.int32), [len(ids) for _, ids in lists])
+    return rows, np.concatenate([np.array(ids, np.int32) for _, ids in lists])

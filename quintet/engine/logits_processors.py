@@ -1,0 +1,181 @@
+"""Logits processors: code of the user's that edits a whole step's logits, or one request's at a time."""
+
+import importlib
+import importlib.metadata
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from torch import Tensor
+
+from quintet.names import unknown
+from quintet.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from quintet.engine.request import Request
+    from quintet.platforms.interface import Device
+
+GROUP = "quintet.logits_processors"  # entry points
+
+T = TypeVar("T")
+RowFunction = Callable[[Sequence[int], Sequence[int], Tensor], Tensor]
+"""(prompt ids, output ids, logits [V] float32) -> logits [V]; may overwrite the logits."""
+
+
+@dataclass(frozen=True)
+class Added:
+    """A request that entered the batch. `token_ids` is the engine's own list and grows as tokens are drawn: read it."""
+
+    row: int
+    params: SamplingParams
+    token_ids: Sequence[int]  # the prompt, then the output
+    num_prompt: int
+
+
+@dataclass(frozen=True)
+class BatchUpdate:
+    """How the rows changed since the last step; apply it in the order of its fields.
+
+    `removed` and the first of each pair in `moved` count rows of the last step, the rest rows of this one. All moves
+    happen at once: read every source before writing a target. A request that waits a step is removed, then added again.
+    """
+
+    size: int  # rows of this step
+    removed: tuple[int, ...]
+    moved: tuple[tuple[int, int], ...]  # (old row, new row) of those that stay in another place
+    added: tuple[Added, ...]
+
+
+class LogitsProcessor(ABC):
+    """Edits the logits of a step. Rows must not depend on each other, or a request's tokens depend on its neighbours.
+
+    What an instance may know of a request is in its `params` (`extra_args` is there for that) and its tokens.
+    """
+
+    def __init__(self, vocab_size: int, device: "Device") -> None:
+        """Once per engine; `device.to_device([arrays])` brings arrays to where the logits are."""
+        self.vocab_size = vocab_size
+        self.device = device
+
+    @classmethod  # noqa: B027  most have nothing to check
+    def validate(cls, params: SamplingParams) -> None:
+        """At admission: raises ParameterError (or ValueError) on params that it cannot serve."""
+
+    @abstractmethod
+    def is_argmax_invariant(self) -> bool:
+        """Whether the likeliest token always stays the likeliest. If so, it is left out for greedy requests."""
+
+    @abstractmethod
+    def update(self, update: BatchUpdate | None) -> None:
+        """Before each step's apply(); None: the same requests in the same rows, each one token longer."""
+
+    @abstractmethod
+    def apply(self, logits: Tensor) -> Tensor:
+        """logits [R, V] float32 -> the same shape; may overwrite them."""
+
+
+class ProcessorFailed(RuntimeError):
+    """A per-request processor raised; `row` says whose. The other rows can be sampled without it."""
+
+    def __init__(self, row: int, processor: str, reason: object) -> None:
+        super().__init__(f"logits processor {processor} failed: {reason}")
+        self.row = row
+
+
+class RequestLogitsProcessor(LogitsProcessor):
+    """Turns a function per request into a batch's processor: define for_request() and nothing else."""
+
+    def __init__(self, vocab_size: int, device: "Device") -> None:
+        super().__init__(vocab_size, device)
+        self._rows: dict[int, tuple[Added, RowFunction]] = {}
+
+    @abstractmethod
+    def for_request(self, params: SamplingParams) -> RowFunction | None:
+        """The function that edits this request's logits; None if it does not ask for one."""
+
+    def is_argmax_invariant(self) -> bool:
+        return False
+
+    def update(self, update: BatchUpdate | None) -> None:
+        if update is not None:
+            self._rows = follow(self._rows, update, self._enter)
+
+    def apply(self, logits: Tensor) -> Tensor:
+        for row, (added, function) in self._rows.items():
+            ids, num_prompt = added.token_ids, added.num_prompt
+            try:
+                logits[row] = function(ids[:num_prompt], ids[num_prompt:], logits[row])
+            except Exception as error:
+                raise ProcessorFailed(row, type(self).__qualname__, repr(error)) from error
+        return logits
+
+    def _enter(self, added: Added) -> tuple[Added, RowFunction] | None:
+        try:
+            function = self.for_request(added.params)
+        except Exception as error:
+            function = _raising(error)  # apply() knows whose it is by then
+        return None if function is None else (added, function)
+
+
+def follow(rows: dict[int, T], update: BatchUpdate, enter: Callable[[Added], T | None]) -> dict[int, T]:
+    """What a processor keeps per row, after an update; `enter` makes it for a new request, None if it needs nothing."""
+    gone, moved = set(update.removed), dict(update.moved)
+    kept = {moved.get(row, row): value for row, value in rows.items() if row not in gone}
+    for added in update.added:
+        value = enter(added)
+        if value is not None:
+            kept[added.row] = value
+    return kept
+
+
+def compare(before: Sequence["Request"], after: Sequence["Request"]) -> BatchUpdate:
+    """The update that leads from one step's rows to the next's; each request has one row at most."""
+    old = {id(request): row for row, request in enumerate(before)}
+    moved, added = [], []
+    for row, request in enumerate(after):
+        source = old.pop(id(request), None)
+        if source is None:
+            added.append(Added(row, request.params, request.token_ids, request.num_prompt))
+        elif source != row:
+            moved.append((source, row))
+    return BatchUpdate(len(after), tuple(old.values()), tuple(moved), tuple(added))
+
+
+def load_processors(specs: Iterable[str | type[LogitsProcessor]]) -> list[type[LogitsProcessor]]:
+    """Classes from classes, dotted names "package.module:Class", or names of entry points in GROUP."""
+    return [_checked(_load(spec), spec) for spec in specs]
+
+
+def _load(spec: str | type[LogitsProcessor]) -> object:
+    if not isinstance(spec, str):
+        return spec
+    if ":" not in spec:
+        points = {point.name: point for point in importlib.metadata.entry_points(group=GROUP)}
+        if spec not in points:
+            raise ValueError(f"{unknown('logits processor', spec, points)}; a class is written package.module:Class")
+        return points[spec].load()
+    module, _, name = spec.partition(":")
+    try:
+        found: object = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"logits processor {spec!r} cannot be loaded: {error}") from error
+    return found
+
+
+def _checked(found: object, spec: object) -> type[LogitsProcessor]:
+    if not (isinstance(found, type) and issubclass(found, LogitsProcessor)):
+        raise ValueError(f"logits processor {spec!r} is not a subclass of {__name__}.LogitsProcessor")
+    missing = sorted(getattr(found, "__abstractmethods__", ()))
+    if missing:
+        raise ValueError(f"logits processor {spec!r} does not define {', '.join(missing)}")
+    return found
+
+
+def _raising(error: Exception) -> RowFunction:
+    def function(prompt_ids: Sequence[int], output_ids: Sequence[int], logits: Tensor) -> Tensor:
+        raise error
+
+    return function

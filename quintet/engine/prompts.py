@@ -1,0 +1,93 @@
+"""The forms in which a caller may give prompts, brought to one: token ids, with the text where there was one."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+from quintet.engine.tokenizer import Tokenizer, refuse_surrogates
+from quintet.names import refuse_unknown
+
+_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+_FORMS = "a prompt is text, a list of token ids, or a dict with 'prompt' or 'prompt_token_ids'"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt, ready for the engine."""
+
+    token_ids: list[int]  # never empty, each in 0 .. vocab_size - 1
+    text: str | None = None  # None if it was given as token ids
+    cache_salt: str | None = None  # requests share cached pages only with the same salt
+
+
+def parse_prompts(prompts: Any, tokenizer: Tokenizer | None, vocab_size: int) -> list[Prompt]:
+    """One prompt or a list of them. `vocab_size` is the model's. Raises ValueError that says which prompt and why."""
+    if isinstance(prompts, (list, tuple)) and not (prompts and _is_number(prompts[0])):
+        return [parse_prompt(prompt, tokenizer, vocab_size, f"prompt {i}") for i, prompt in enumerate(prompts)]
+    return [parse_prompt(prompts, tokenizer, vocab_size)]
+
+
+def parse_prompt(prompt: Any, tokenizer: Tokenizer | None, vocab_size: int, name: str = "the prompt") -> Prompt:
+    """One prompt; `name` is what a message calls it."""
+    if isinstance(prompt, str):
+        return Prompt(_encode(prompt, tokenizer, vocab_size, name), prompt)
+    if isinstance(prompt, (list, tuple)):
+        return Prompt(_check_ids(prompt, vocab_size, name))
+    if isinstance(prompt, Mapping):
+        return _parse_dict(prompt, tokenizer, vocab_size, name)
+    raise ValueError(f"{name} is of type {type(prompt).__name__}; {_FORMS}")
+
+
+def _parse_dict(prompt: Mapping[Any, Any], tokenizer: Tokenizer | None, vocab_size: int, name: str) -> Prompt:
+    refuse_unknown("prompt key", map(str, prompt), _KEYS)
+    text, ids, salt = (prompt.get(key) for key in _KEYS)
+    if text is None and ids is None:
+        raise ValueError(f"{name} has neither 'prompt' nor 'prompt_token_ids'")
+    if text is not None and not isinstance(text, str):
+        raise ValueError(f"{name}: 'prompt' must be text, not {type(text).__name__}")
+    if salt is not None and not (isinstance(salt, str) and salt):
+        raise ValueError(f"{name}: 'cache_salt' must be text that is not empty, not {salt!r}")
+    if salt is not None:
+        refuse_surrogates(salt, f"{name}: 'cache_salt'")
+    if ids is None:
+        return Prompt(_encode(text, tokenizer, vocab_size, name), text, salt)
+    if not isinstance(ids, (list, tuple)):
+        raise ValueError(f"{name}: 'prompt_token_ids' must be a list of ints, not {type(ids).__name__}")
+    return Prompt(_check_ids(ids, vocab_size, name), text, salt)  # given both, the ids are run and the text is shown
+
+
+def _encode(text: str, tokenizer: Tokenizer | None, vocab_size: int, name: str) -> list[int]:
+    if tokenizer is None:
+        raise ValueError(f"{name} is text, but the engine has no tokenizer; give token ids")
+    refuse_surrogates(text, name)
+    ids = tokenizer.encode(text)
+    if not ids:
+        raise ValueError(f"{name} is empty: it has no tokens; give at least one")
+    if max(ids) >= vocab_size:
+        raise ValueError(
+            f"{name}: the tokenizer gives token {max(ids)}, but the model's vocabulary has {vocab_size}: "
+            "tokenizer and model do not belong together"
+        )
+    return ids
+
+
+def _check_ids(ids: Sequence[Any], vocab_size: int, name: str) -> list[int]:
+    if not ids:
+        raise ValueError(f"{name} is empty: it has no tokens; give at least one")
+    for index, token_id in enumerate(ids):
+        if not _is_number(token_id):
+            raise ValueError(f"{name}: entry {index} is {_short(token_id)}, not a token id (an int); {_FORMS}")
+        if not 0 <= token_id < vocab_size:
+            raise ValueError(f"{name}: token id {token_id} at entry {index} is not in 0 .. {vocab_size - 1}")
+    return [int(token_id) for token_id in ids]
+
+
+def _is_number(value: Any) -> bool:
+    """bool is no number here, numpy's integers are."""
+    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
+
+
+def _short(value: Any) -> str:
+    shown = repr(value) if isinstance(value, (str, bytes, int, float, bool, type(None))) else ""
+    return f"{shown[:40]} of type {type(value).__name__}".strip()

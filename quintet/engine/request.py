@@ -1,0 +1,61 @@
+"""One request as the engine core sees it: token ids in, token ids out. Text is somebody else's."""
+
+import enum
+import hashlib
+import time
+from dataclasses import dataclass, field
+
+from quintet.sampling_params import SamplingParams
+
+
+class FinishReason(str, enum.Enum):
+    """Why a request ended; the value is what the API shows."""
+
+    STOP = "stop"  # an end-of-text token, a stop token or a stop string
+    LENGTH = "length"  # max_tokens or the model's length
+    ABORT = "abort"  # the caller took it back
+    ERROR = "error"  # a failure inside this request
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """State of one completion. The scheduler moves num_computed and page_ids; finish() appends the tokens.
+
+    0 <= num_cached <= num_computed <= len(token_ids). A request whose num_computed is len(token_ids) - 1 decodes.
+    """
+
+    request_id: str
+    token_ids: list[int]  # the prompt, then the output
+    params: SamplingParams
+    num_prompt: int
+    key: tuple[int, int]  # of its random numbers, two int32
+    max_tokens: int  # resolved: never beyond the model's length
+    stop_ids: frozenset[int] = frozenset()  # every token that ends it, end-of-text included unless ignored
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    salt: bytes = b""  # keeps tenants' prefix caches apart
+    priority: int = 0  # lower runs first
+    arrival: float = field(default_factory=time.monotonic)
+    order: int = 0  # of admission: settles ties
+
+    num_computed: int = 0  # tokens whose K and V are in the cache
+    num_cached: int = 0  # of the prompt, found in the prefix cache when it was first scheduled; -1 before that
+    page_ids: list[int] = field(default_factory=list)
+    page_hashes: list[bytes] = field(default_factory=list)  # one per full page of token_ids, computed as needed
+    num_committed: int = 0  # pages that stand in the prefix cache under their hash
+    num_preemptions: int = 0
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None  # the token id or the string that ended it
+
+    @property
+    def num_output(self) -> int:
+        return len(self.token_ids) - self.num_prompt
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt :]
+
+
+def random_key(seed: int | str, index: int) -> tuple[int, int]:
+    """Two int32 from a seed of any size or form and the number of the completion among its n."""
+    digest = hashlib.blake2b(f"{seed}:{index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest[:4], "little", signed=True), int.from_bytes(digest[4:], "little", signed=True)

@@ -1,0 +1,190 @@
+"""Who runs next: hands each request a number of tokens out of one budget. Plain data; no device, no tensors.
+
+Prefill, chunked prefill and decode are the same thing, a stretch num_computed : num_computed + n of a request's
+tokens. A request is waiting or running; a running one holds the pages of its computed tokens.
+"""
+
+import bisect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from quintet.engine.pages import PagePool, extend_chain
+from quintet.engine.request import Request
+
+Key = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one step may hold."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    page_size: int
+    chunked: bool = True
+    by_priority: bool = False
+
+
+@dataclass
+class Plan:
+    """One step: how many tokens each request computes, in the order of the batch."""
+
+    tokens: dict[Request, int] = field(default_factory=dict)
+    committed: dict[Request, list[int]] = field(default_factory=dict)  # pages that entered the prefix cache for it
+    preempted: list[Request] = field(default_factory=list)
+    num_tokens: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.tokens)
+
+    def enter(self, request: Request, count: int) -> None:
+        self.tokens[request] = count
+        self.num_tokens += count
+
+    def preempt(self, request: Request) -> None:
+        self.num_tokens -= self.tokens.pop(request, 0)
+        self.preempted.append(request)
+
+
+class Scheduler:
+    """Two ordered lists and a pool of pages."""
+
+    def __init__(self, limits: Limits, pool: PagePool) -> None:
+        self.limits, self.pool = limits, pool
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.num_queries = 0  # tokens looked up in the prefix cache, and found there
+        self.num_hits = 0
+        self.num_preemptions = 0
+        self._key: Callable[[Request], Key] = _by_priority if limits.by_priority else _by_order
+
+    def add(self, request: Request) -> None:
+        bisect.insort(self.waiting, request, key=self._key)
+
+    def remove(self, request: Request) -> None:
+        """Takes a request out, wherever it stands, and frees its pages."""
+        (self.running if request in self.running else self.waiting).remove(request)
+        self._free(request)
+
+    def schedule(self) -> Plan:
+        """Decodes first, then prefills that have begun, then those that wait, as far as budget and pages go."""
+        plan, budget = Plan(), self.limits.max_num_batched_tokens
+        decodes = [r for r in self.running if len(r.token_ids) - r.num_computed == 1]
+        prefills = [r for r in self.running if len(r.token_ids) - r.num_computed != 1]
+        for request in (*decodes, *prefills):
+            if budget == 0:
+                break
+            if plan.preempted and request not in self.running:
+                continue
+            self._grow(request, plan, min(budget, len(request.token_ids) - request.num_computed))
+            budget = self.limits.max_num_batched_tokens - plan.num_tokens
+        if not plan.preempted:
+            self._admit(plan, budget)
+        return plan
+
+    def _grow(self, request: Request, plan: Plan, count: int) -> None:
+        """Gives a running request pages for its next tokens, taking them from the last in line if there are none."""
+        need = self._pages_for(request.num_computed + count) - len(request.page_ids)
+        while need > self.pool.num_free:
+            victim = self.running[-1]
+            self._preempt(victim, plan)
+            if victim is request:
+                return
+        request.page_ids += self.pool.take(need)
+        self._enter(request, plan, count)
+
+    def _preempt(self, request: Request, plan: Plan) -> None:
+        """Back to the queue; what it had computed is computed again, or found in the prefix cache."""
+        self.running.remove(request)
+        for page in plan.committed.pop(request, ()):  # it was in this step already: they will not be written
+            self.pool.forget(page)
+        plan.preempt(request)
+        self._free(request)
+        request.num_preemptions += 1
+        self.num_preemptions += 1
+        self.add(request)
+
+    def _admit(self, plan: Plan, budget: int) -> None:
+        while self.waiting and budget and len(self.running) < self.limits.max_num_seqs:
+            request = self.waiting[0]
+            found = self._cached(request)
+            start = len(found) * self.limits.page_size
+            count = min(budget, len(request.token_ids) - start)
+            if not self.limits.chunked and count < len(request.token_ids) - start:
+                break
+            need = self._pages_for(start + count) - len(found)
+            if need > self.pool.num_free - sum(1 for page in found if self.pool.is_free(page)):
+                break
+            self.pool.hold(found)
+            self.waiting.pop(0)
+            bisect.insort(self.running, request, key=self._key)
+            self._begin(request, found)
+            request.page_ids += self.pool.take(need)
+            self._enter(request, plan, count)
+            budget -= count
+
+    def _begin(self, request: Request, found: list[int]) -> None:
+        request.page_ids = found
+        request.num_computed = len(found) * self.limits.page_size
+        request.num_committed = len(found)
+        if request.num_preemptions == 0:
+            request.num_cached = request.num_computed
+            self.num_queries += request.num_prompt
+            self.num_hits += request.num_cached
+
+    def _cached(self, request: Request) -> list[int]:
+        """Pages of its beginning that are in the cache; at least its last token is left to compute."""
+        if not self.pool.caching or request.params.prompt_logprobs is not None:
+            return []
+        size = self.limits.page_size
+        extend_chain(request.page_hashes, request.token_ids, size, request.salt)
+        return self.pool.find(request.page_hashes[: (len(request.token_ids) - 1) // size])
+
+    def _enter(self, request: Request, plan: Plan, count: int) -> None:
+        """Into the plan; the pages that the step fills can be found from now on, by this very step too."""
+        plan.enter(request, count)
+        full = (request.num_computed + count) // self.limits.page_size
+        if not self.pool.caching or full <= request.num_committed:
+            return
+        extend_chain(request.page_hashes, request.token_ids, self.limits.page_size, request.salt)
+        for index in range(request.num_committed, full):
+            if self.pool.commit(request.page_ids[index], request.page_hashes[index]):
+                plan.committed.setdefault(request, []).append(request.page_ids[index])
+        request.num_committed = full
+
+    def advance(self, plan: Plan) -> None:
+        """The step has run: its tokens are computed."""
+        for request, count in plan.tokens.items():
+            request.num_computed += count
+
+    def undo(self, plan: Plan) -> None:
+        """The step failed: what it should have written is not there."""
+        for pages in plan.committed.values():
+            for page in pages:
+                self.pool.forget(page)
+
+    def _pages_for(self, tokens: int) -> int:
+        return -(-tokens // self.limits.page_size)
+
+    def _free(self, request: Request) -> None:
+        self.pool.release(request.page_ids)
+        request.page_ids = []
+        request.num_computed = request.num_committed = 0
+
+    def check_integrity(self) -> None:
+        """Asserts what must hold between steps."""
+        self.pool.check_integrity([request.page_ids for request in self.running])
+        for request in self.running:
+            assert 0 <= request.num_computed <= len(request.token_ids), request
+            assert len(request.page_ids) >= self._pages_for(request.num_computed), request
+        assert not any(request.page_ids for request in self.waiting), "a waiting request holds pages"
+        for queue in (self.waiting, self.running):
+            assert queue == sorted(queue, key=self._key), "a queue is out of order"
+
+
+def _by_order(request: Request) -> Key:
+    return 0, request.order
+
+
+def _by_priority(request: Request) -> Key:
+    return request.priority, request.order

@@ -1,0 +1,175 @@
+"""From a configuration to a running engine, in two stages: prepare() decides everything, launch() loads and runs.
+
+`quintet explain` stops after the first, so what it prints is what would happen.
+"""
+
+import logging
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quintet.config import EngineConfig, read_environment
+from quintet.engine.batch import Buckets, plan_buckets
+from quintet.engine.engine import Engine
+from quintet.engine.hub import load_generation_config, load_model_config, resolve_model
+from quintet.engine.logits_processors import load_processors
+from quintet.engine.memory import MemoryPlan, Sizes, plan_memory
+from quintet.engine.pages import PagePool
+from quintet.engine.runner import Ranks, Runner
+from quintet.engine.sampler import Sampler
+from quintet.engine.scheduler import Limits, Scheduler
+from quintet.engine.worker import Place, Shape, Worker
+from quintet.platforms import Chosen, choose
+from quintet.platforms.interface import Capabilities, Platform
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """All decisions, before a weight is read."""
+
+    config: EngineConfig  # as the platform settled it
+    platform: Platform
+    capabilities: Capabilities
+    reasons: tuple[str, ...]  # of everything that was decided and not asked for
+    folder: Path
+    hf_config: Any
+    generation: dict[str, Any]  # sampling defaults, and eos_token_id
+    shape: Shape
+    ranks: Ranks
+    plan: MemoryPlan
+
+    @property
+    def vocab_size(self) -> int:
+        return self.ranks.workers[0].model.vocab_size
+
+
+def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
+    """Chooses the platform, reads the model's configuration, plans the memory. ValueError or OSError says why not."""
+    config = read_environment().apply(config)
+    chosen = chosen or choose(config.device)
+    platform, facts = chosen.platform(), chosen.capabilities
+    config, settled = platform.configure(config)
+    reasons = [f"platform {platform.name}: {chosen.reason}", *settled]
+    folder = resolve_model(config)
+    hf_config = load_model_config(folder, config.hf_overrides)
+    shape = Shape(_dtype(config, hf_config, facts, reasons), config.page_size, _length(config, hf_config))
+    endpoint = f"inproc://quintet-{uuid.uuid4().hex}"
+    size = config.tensor_parallel_size
+    ranks = Ranks(size, lambda rank: Worker(platform, hf_config, shape, Place(rank, size, endpoint)))
+    plan = _plan(config, hf_config, shape, ranks)
+    if plan.max_model_len != shape.max_model_len:
+        shape = Shape(shape.dtype, shape.page_size, plan.max_model_len)
+        ranks.each(lambda worker: worker.build(hf_config, shape))
+    if not config.enable_chunked_prefill and config.max_num_batched_tokens < plan.max_model_len:
+        reasons.append(f"max_num_batched_tokens={plan.max_model_len}: a whole prompt must fit without chunked prefill")
+        config = config.replace(max_num_batched_tokens=plan.max_model_len)
+    generation = load_generation_config(folder, config.generation_config, config.override_generation_config)
+    return Prepared(config, platform, facts, tuple(reasons), folder, hf_config, generation, shape, ranks, plan)
+
+
+def launch(prepared: Prepared, progress: bool = True) -> Engine:
+    """Reads the weights, makes the cache, compiles the step."""
+    config, plan = prepared.config, prepared.plan
+    for reason in prepared.reasons:
+        logger.info("%s", reason)
+    logger.info("memory: %s", plan)
+    logger.info("ops: %s", _op_table(prepared))
+    buckets = _buckets(prepared)
+    folder = None if config.load_format == "dummy" else prepared.folder
+    prepared.ranks.each(lambda w: w.load(folder, plan.num_pages, buckets.tokens, progress and w.place.rank == 0))
+    first = prepared.ranks.workers[0]
+    processors = load_processors(config.logits_processors)
+    made = [each(prepared.vocab_size, first.device) for each in processors]
+    sampler = Sampler(first.ops, first.device, prepared.vocab_size, made, config.logprobs_mode)
+    limits = Limits(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        page_size=config.page_size,
+        chunked=config.enable_chunked_prefill,
+        by_priority=config.scheduling_policy == "priority",
+    )
+    pool = PagePool(plan.num_pages, config.enable_prefix_caching)
+    return Engine(Scheduler(limits, pool), Runner(prepared.ranks, sampler, config.page_size, buckets))
+
+
+def _dtype(config: EngineConfig, hf_config: Any, facts: Capabilities, reasons: list[str]) -> torch.dtype:
+    """What was asked for, or what the checkpoint was saved in where the device computes in that."""
+    if config.dtype != "auto":
+        asked: torch.dtype = getattr(torch, config.dtype)
+        if asked not in facts.dtypes:
+            shown = ", ".join(_name(each) for each in facts.dtypes)
+            raise ValueError(
+                f"dtype={config.dtype!r} is not among what this device computes in: {shown}; use one of them"
+            )
+        return asked
+    saved = getattr(hf_config, "dtype", None) or torch.float32
+    saved = getattr(torch, saved) if isinstance(saved, str) else saved
+    dtype = saved if saved in facts.dtypes else facts.dtypes[0]
+    why = "the checkpoint's" if dtype == saved else f"the checkpoint's {_name(saved)} is not computed in here"
+    reasons.append(f"dtype {_name(dtype)}: {why}")
+    return dtype
+
+
+def _length(config: EngineConfig, hf_config: Any) -> int:
+    """The longest request that the model is built for: what was asked for, or the model's own length."""
+    own = model_length(hf_config)
+    asked = config.max_model_len
+    if not isinstance(asked, int):
+        return own
+    if asked > own:
+        raise ValueError(
+            f"max_model_len={asked} is beyond the model's {own} tokens; lower it, or scale its rotary positions with "
+            "hf_overrides={'rope_scaling': {...}}"
+        )
+    return asked
+
+
+def model_length(hf_config: Any) -> int:
+    """Positions that the model was made for, stretched where its rotary scaling stretches them."""
+    trained = int(hf_config.max_position_embeddings)
+    rope = getattr(hf_config, "rope_parameters", None) or {}
+    if rope.get("rope_type") in ("linear", "dynamic"):
+        return int(trained * rope["factor"])
+    if rope.get("rope_type") == "yarn":
+        return max(trained, int(rope["original_max_position_embeddings"] * (rope.get("factor") or 1)))
+    return trained
+
+
+def _plan(config: EngineConfig, hf_config: Any, shape: Shape, ranks: Ranks) -> MemoryPlan:
+    """Every rank plans; the one with the fewest pages decides, since all count alike."""
+    hidden, vocab = hf_config.hidden_size, hf_config.vocab_size
+    activations = (
+        config.max_num_batched_tokens * hidden * 12 * 4
+    )  # a dozen float32 rows of the hidden size live at once
+    logits = min(config.max_num_seqs, config.max_num_batched_tokens) * vocab * 4 * 3  # raw, processed, and a sort
+
+    def plan(worker: Worker) -> MemoryPlan:
+        sizes = Sizes(worker.weight_bytes, worker.page_bytes, activations + logits, shape.max_model_len)
+        return plan_memory(config, sizes, worker.memory())
+
+    return min(ranks.each(plan), key=lambda each: (each.num_pages, each.max_model_len))
+
+
+def _buckets(prepared: Prepared) -> Buckets:
+    """Sizes to pad to, where the device wants fixed shapes."""
+    if not prepared.capabilities.static_shapes:
+        return Buckets()
+    config = prepared.config
+    pages = -(-prepared.plan.max_model_len // config.page_size)
+    return Buckets(plan_buckets(config.max_num_batched_tokens), plan_buckets(config.max_num_seqs), pages)
+
+
+def _op_table(prepared: Prepared) -> str:
+    choices = prepared.ranks.workers[0].ops.choices
+    special = [f"{choice.op} -> {choice.provider}" for choice in choices if choice.provider != "reference"]
+    rest = sum(choice.provider == "reference" for choice in choices)
+    return ", ".join([*special, f"{rest} others -> reference"])
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,140 @@
+"""Text to token ids and back, exactly as transformers does it, and what the engine asks about a vocabulary."""
+
+import functools
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from quintet.engine.pieces import Pieces
+
+_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tokenizer_config.json")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class Tokenizer:
+    """A fast tokenizer as transformers loads it. `hf` is transformers' own object, for those who want it."""
+
+    def __init__(self, hf: Any) -> None:
+        self.hf = hf
+        self.backend = hf.backend_tokenizer
+        self.backend.no_truncation()  # either may be switched on in tokenizer.json
+        self.backend.no_padding()
+        self.pieces = Pieces.read(self.backend)
+        self.bos_id: int | None = hf.bos_token_id
+        self.bos_token: str | None = hf.bos_token
+        self.eos_ids: tuple[int, ...] = () if hf.eos_token_id is None else (hf.eos_token_id,)
+        added = self.backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.special_tokens: dict[str, Any] = dict(hf.special_tokens_map)  # "bos_token" -> "<s>", for chat templates
+        self.chat_template: str | dict[str, str] | None = hf.chat_template
+
+    def __len__(self) -> int:
+        """Number of tokens, added ones included; ids may have gaps, see vocab_size."""
+        return int(self.backend.get_vocab_size(with_added_tokens=True))
+
+    @functools.cached_property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+        return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @functools.cached_property
+    def max_chars_per_token(self) -> int | None:
+        """No token stands for more characters, so a longer text than this times a limit in tokens cannot fit.
+
+        None if there is no bound: the unknown token may stand for a text of any length. Whitespace that the
+        tokenizer itself drops is not counted.
+        """
+        model = self.backend.model
+        byte_level = self.pieces is not None and self.pieces.is_byte_level
+        if getattr(model, "unk_token", None) and not getattr(model, "byte_fallback", False) and not byte_level:
+            return None
+        return max(map(len, self.backend.get_vocab(with_added_tokens=True)), default=1)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """One BOS, never two: text that begins with the BOS brings its special tokens itself (a rendered chat)."""
+        if self.bos_token and text.startswith(self.bos_token):
+            add_special_tokens = False
+        try:
+            ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except (UnicodeEncodeError, TypeError):
+            refuse_surrogates(text)
+            raise
+        return ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return str(self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token adds within a text; of a part of a character, its bytes."""
+        if self.pieces is not None:
+            return self.pieces[token_id]
+        return self.decode([token_id], skip_special_tokens=False).encode()
+
+    def token_text(self, token_id: int) -> str:
+        """The same as text: a part of a character shows as U+FFFD."""
+        return self.token_bytes(token_id).decode(errors="replace")
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token by its name in the vocabulary."""
+        found: int | None = self.backend.token_to_id(token)
+        return found
+
+    def bad_word_ids(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+        """Token sequences that write the words, at the start of a text and after a space."""
+        sequences: dict[tuple[int, ...], None] = {}
+        for word in words:
+            bare = word.lstrip()
+            if not bare:
+                raise ValueError(f"bad_words: {word!r} has no visible character; leave it out")
+            for variant in (bare, " " + bare):
+                sequences[tuple(self.encode(variant, add_special_tokens=False))] = None
+        sequences.pop((), None)
+        return tuple(sequences)
+
+
+def load_tokenizer(path: str | Path, revision: str | None = None) -> Tokenizer:
+    """From a folder, or from a hub id where the hub's cache or the hub has it. Runs no code from there.
+
+    Raises ValueError that says which files are missing or damaged.
+    """
+    from transformers import AutoTokenizer
+
+    folder = Path(path)
+    if folder.is_dir() and not any((folder / name).is_file() for name in _FILES):
+        raise ValueError(f"{folder} holds no tokenizer: none of {', '.join(_FILES)}; copy them from the model's source")
+    try:
+        hf = AutoTokenizer.from_pretrained(str(path), revision=revision, trust_remote_code=False)
+    except Exception as error:  # tokenizers raises plain Exception for a damaged file
+        raise ValueError(_why_not(folder, error)) from error
+    if not getattr(hf, "is_fast", False):
+        raise ValueError(
+            f"the tokenizer of {path} ({type(hf).__name__}) has no fast form; convert it: "
+            f"AutoTokenizer.from_pretrained({str(path)!r}).save_pretrained(...) must write a tokenizer.json"
+        )
+    return Tokenizer(hf)
+
+
+def _why_not(folder: Path, error: Exception) -> str:
+    if not folder.is_dir():
+        return f"cannot load the tokenizer of {str(folder)!r}, which is no folder here: {error}"
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        try:
+            json.loads((folder / name).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as damage:
+            return f"{folder / name} cannot be read: {damage}; fetch it again from the model's source"
+    if "trust_remote_code" in str(error):
+        return f"the tokenizer in {folder} is code of its own, and quintet runs none: it needs a tokenizer.json"
+    return f"cannot load the tokenizer in {folder}: {error}"
+
+
+def refuse_surrogates(text: str, what: str = "the text") -> None:
+    """A lone surrogate (half of a UTF-16 pair) is no Unicode character, so no tokenizer can encode it."""
+    if match := _SURROGATE.search(text):
+        raise ValueError(
+            f"{what} has a lone surrogate, U+{ord(match[0]):04X}, at character {match.start()}: "
+            "it is not valid Unicode; replace it or decode the text anew"
+        )

@@ -1,0 +1,73 @@
+"""Self-attention as the families share it: project, normalise, turn, attend, project back."""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from quintet.layers.build import Build, split_heads
+from quintet.layers.linear import Stored, columns, rows
+from quintet.layers.rope import Rotary
+from quintet.types import AttentionSpec, Batch
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The whole layer's sizes, before it is shared out over ranks, and what a checkpoint calls its tensors."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float | None = None  # None: head_dim ** -0.5
+    window: int | None = None
+    softcap: float | None = None
+    bias: bool = False  # of q, k and v
+    output_bias: bool = False
+    names: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj")
+    output: str = "o_proj"
+    stored: Stored = field(default_factory=Stored)
+    output_stored: Stored = field(default_factory=Stored)
+
+
+class SelfAttention(nn.Module):
+    """x [T, hidden] -> [T, hidden]. `rotary` is the model's; norms on q and k are set by the family that has them."""
+
+    def __init__(self, build: Build, shape: Heads, rotary: Rotary | None) -> None:
+        super().__init__()
+        queries, keys = split_heads(shape.heads, shape.kv_heads, build.size)
+        q, kv = queries.times(shape.head_dim), keys.times(shape.head_dim)
+        self.qkv = columns(
+            build, shape.hidden, dict(zip(shape.names, (q, kv, kv), strict=True)), shape.bias, shape.stored
+        )
+        self.out = rows(build, q, (shape.output, shape.hidden), shape.output_bias, shape.output_stored)
+        self._heads, self._kv_heads = queries.local(build.rank), keys.local(build.rank)
+        self._head_dim, self.rotary = shape.head_dim, rotary
+        self.q_norm: nn.Module | None = None  # [T, H, D] -> [T, H, D]
+        self.k_norm: nn.Module | None = None
+        self.attention = build.attention(
+            AttentionSpec(
+                heads=self._heads,
+                kv_heads=self._kv_heads,
+                head_dim=shape.head_dim,
+                scale=shape.head_dim**-0.5 if shape.scale is None else shape.scale,
+                dtype=build.dtype,
+                page_size=build.page_size,
+                window=shape.window,
+                softcap=shape.softcap,
+            )
+        )
+
+    def forward(self, x: Tensor, kv: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        q, k, v = self.project(x)
+        if self.rotary is not None:
+            q, k = self.rotary(q, k, batch.positions)
+        out, kv = self.attention(q, k, v, kv, batch)
+        return self.out(out.reshape(x.shape[0], -1)), kv
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x [T, hidden] -> q [T, H, D], k and v [T, Hkv, D]."""
+        sizes = [self._heads, self._kv_heads, self._kv_heads]
+        q, k, v = self.qkv(x).reshape(x.shape[0], -1, self._head_dim).split(sizes, dim=1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        return q, k, v

@@ -1,0 +1,107 @@
+"""What a model is built with: bound ops, attention, communicator and the few sizes that are not the checkpoint's."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from quintet.ops import Ops
+from quintet.platforms.interface import Attention, Communicator
+from quintet.types import AttentionSpec, Weight
+
+
+@dataclass(frozen=True)
+class Build:
+    """Injected into every layer; there is no current platform."""
+
+    ops: Ops
+    attention: Callable[[AttentionSpec], Attention]
+    comm: Communicator
+    dtype: torch.dtype
+    page_size: int
+    max_model_len: int  # tokens; rotary tables reach as far
+
+    @property
+    def rank(self) -> int:
+        return self.comm.rank
+
+    @property
+    def size(self) -> int:
+        return self.comm.size
+
+
+class Layer(nn.Module):
+    """A module that says where its parameters come from. The loader reads, the platform places."""
+
+    def __init__(self, build: Build) -> None:
+        super().__init__()
+        self.ops = build.ops
+
+    def weights(self, path: str) -> list[Weight]:
+        """Its parameters, given the module's own dotted path in the model."""
+        return []
+
+    def constants(self) -> Mapping[str, Tensor]:
+        """Tensors that are computed, not read; placed like weights, on every rank alike."""
+        return {}
+
+    def assign(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            setattr(self, name, nn.Parameter(tensor, requires_grad=False))
+
+
+@dataclass(frozen=True)
+class Split:
+    """How an axis of `total` features is shared out: one range per rank."""
+
+    total: int
+    ranges: tuple[tuple[int, int], ...]
+
+    def local(self, rank: int) -> int:
+        start, stop = self.ranges[rank]
+        return stop - start
+
+    def times(self, n: int) -> "Split":
+        """The same shares where each unit is n features wide."""
+        return Split(self.total * n, tuple((a * n, b * n) for a, b in self.ranges))
+
+
+def whole(total: int, size: int) -> Split:
+    """Every rank keeps all."""
+    return Split(total, ((0, total),) * size)
+
+
+def even(total: int, size: int) -> Split:
+    """As even as integers allow: 11 over 3 is 3, 4, 4."""
+    bounds = [rank * total // size for rank in range(size + 1)]
+    return Split(total, tuple(zip(bounds[:-1], bounds[1:], strict=True)))
+
+
+def padded(total: int, size: int) -> Split:
+    """Equal shares; the last ones run past the end, where there are zeros."""
+    share = -(-total // size)
+    return Split(total, tuple((rank * share, (rank + 1) * share) for rank in range(size)))
+
+
+def split_heads(heads: int, kv_heads: int, size: int) -> tuple[Split, Split]:
+    """(query heads, KV heads) per rank, a query head always beside its KV head.
+
+    Enough KV heads: each rank takes some, with their queries. Too few: several ranks keep the same KV head and share
+    out its queries.
+    """
+    group = heads // kv_heads
+    if kv_heads >= size:
+        kv = even(kv_heads, size)
+        return kv.times(group), kv
+    queries, keys = [], []
+    for head, (first, last) in enumerate(even(size, kv_heads).ranges):
+        if last - first > group:
+            raise ValueError(
+                f"{size} ranks cannot share {heads} attention heads over {kv_heads} KV heads: a rank would have none; "
+                f"lower tensor_parallel_size to {kv_heads * group} or less"
+            )
+        for start, stop in even(group, last - first).ranges:
+            queries.append((head * group + start, head * group + stop))
+            keys.append((head, head + 1))
+    return Split(heads, tuple(queries)), Split(kv_heads, tuple(keys))

@@ -1,0 +1,41 @@
+"""Look-up tables: tokens, and learned positions."""
+
+from torch import Tensor
+
+from quintet.layers.build import Build, Layer, padded, whole
+from quintet.types import Part, Weight
+
+
+class Embedding(Layer):
+    """Rows by id; shared out over the ranks by rows unless `replicated`."""
+
+    def __init__(self, build: Build, count: int, width: int, replicated: bool = False) -> None:
+        super().__init__(build)
+        self._build, self._shape = build, (count, width)
+        self._split = whole(count, build.size) if replicated else padded(count, build.size)
+        self._partial = build.size > 1 and not replicated
+        self._first = self._split.ranges[build.rank][0]
+        self.weight: Tensor
+
+    def weights(self, path: str) -> list[Weight]:
+        part = Part(f"{path}.weight", self._shape, self._split.ranges)
+        return [Weight("weight", (part,), 0, self._build.rank, self._build.dtype, "embedding")]
+
+    def forward(self, ids: Tensor) -> Tensor:  # [T] -> [T, width]
+        rows = self.ops.embedding(ids, self.weight, self._first, self._partial)
+        return self._build.comm.all_reduce(rows) if self._partial else rows
+
+
+class PositionEmbedding(Embedding):
+    """Learned positions, on every rank; position p is row `first` + p."""
+
+    def __init__(self, build: Build, count: int, width: int, first: int = 0) -> None:
+        if build.max_model_len > count:
+            raise ValueError(
+                f"max_model_len {build.max_model_len} exceeds the {count} positions that the model learned"
+            )
+        super().__init__(build, first + count, width, replicated=True)
+        self._offset = first
+
+    def forward(self, positions: Tensor) -> Tensor:  # [T] -> [T, width]
+        return super().forward(positions + self._offset)

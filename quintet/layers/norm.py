@@ -1,0 +1,85 @@
+"""Normalisations, plain and joined with the residual."""
+
+from typing import overload
+
+import torch
+from torch import Tensor
+
+from quintet.layers.build import Build, Layer, Split, whole
+from quintet.types import Part, Weight
+
+
+class RMSNorm(Layer):
+    """norm(x), or with a residual (norm(x + residual), x + residual). `offset` is 1 if the weight is kept around 0."""
+
+    def __init__(self, build: Build, width: int, eps: float, offset: float = 0.0) -> None:
+        super().__init__(build)
+        self._build, self._width, self._eps, self._offset = build, width, eps, offset
+        self.weight: Tensor
+
+    def weights(self, path: str) -> list[Weight]:
+        return [_vector(self._build, path, "weight", whole(self._width, self._build.size))]
+
+    @overload
+    def forward(self, x: Tensor, /) -> Tensor: ...
+    @overload
+    def forward(self, x: Tensor, residual: Tensor | None, /) -> tuple[Tensor, Tensor]: ...
+    def forward(self, x: Tensor, /, *residual: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
+        if not residual:
+            return self.ops.rms_norm(x, self.weight, self._eps, self._offset)
+        if residual[0] is None:
+            return self.ops.rms_norm(x, self.weight, self._eps, self._offset), x
+        return self.ops.add_rms_norm(x, residual[0], self.weight, self._eps, self._offset)
+
+
+class ShardedRMSNorm(Layer):
+    """RMSNorm over features that are shared out over the ranks; a feature that several ranks keep counts once."""
+
+    def __init__(self, build: Build, split: Split, eps: float) -> None:
+        super().__init__(build)
+        self._build, self._split, self._eps = build, split, eps
+        self.weight: Tensor
+        self.counted: Tensor
+
+    def weights(self, path: str) -> list[Weight]:
+        return [_vector(self._build, path, "weight", self._split)]
+
+    def constants(self) -> dict[str, Tensor]:
+        ranges, rank = self._split.ranges, self._build.rank
+        first = ranges.index(ranges[rank]) == rank
+        return {"counted": torch.full((self._split.local(rank),), float(first))}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [T, ...], whose other axes together are this rank's features -> the same shape."""
+        flat = x.flatten(1)
+        if self._build.size == 1:
+            return self.ops.rms_norm(flat, self.weight, self._eps, 0.0).reshape(x.shape)
+        y = flat.float()
+        squares = self._build.comm.all_reduce((y.pow(2) * self.counted).sum(-1, keepdim=True))
+        y = y * torch.rsqrt(squares / self._split.total + self._eps)
+        return (y.to(x.dtype) * self.weight).reshape(x.shape)
+
+
+class LayerNorm(Layer):
+    """Mean and variance normalised; then, where it is affine, times a weight plus a bias."""
+
+    def __init__(self, build: Build, width: int, eps: float, affine: bool = True) -> None:
+        super().__init__(build)
+        self._build, self._width, self._eps, self._affine = build, width, eps, affine
+        self.weight: Tensor
+        self.bias: Tensor | None = None
+
+    def weights(self, path: str) -> list[Weight]:
+        names = ("weight", "bias") if self._affine else ()
+        return [_vector(self._build, path, name, whole(self._width, self._build.size)) for name in names]
+
+    def constants(self) -> dict[str, Tensor]:
+        return {} if self._affine else {"weight": torch.ones(self._width, dtype=self._build.dtype)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.ops.layer_norm(x, self.weight, self.bias, self._eps)
+
+
+def _vector(build: Build, path: str, name: str, split: Split) -> Weight:
+    part = Part(f"{path}.{name}", (split.total,), split.ranges)
+    return Weight(name, (part,), 0, build.rank, build.dtype, "vector")

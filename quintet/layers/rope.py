@@ -1,0 +1,130 @@
+"""Rotary tables: the frequencies of each scaling that checkpoints name, fixed for the engine's longest request.
+
+A table must not depend on how long a request happens to be, or cached keys would be turned by another angle than new
+ones. `dynamic` and `longrope`, which peers switch by current length, are therefore switched by max_model_len.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quintet.layers.build import Build, Layer
+
+Parameters = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Lengths in tokens that a scaling depends on."""
+
+    trained: int  # max_position_embeddings
+    served: int  # max_model_len
+
+
+class Rotary(Layer):
+    """One table of cosines and sines, shared by the layers that turn alike."""
+
+    def __init__(self, build: Build, head_dim: int, parameters: Parameters, trained: int) -> None:
+        super().__init__(build)
+        self._dim = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
+        self._scaling = dict(parameters)  # not _parameters: that is nn.Module's own
+        self._extent = Extent(trained, build.max_model_len)
+        self.table: Tensor
+
+    def constants(self) -> dict[str, Tensor]:
+        return {"table": rotary_table(self._dim, self._scaling, self._extent)}
+
+    def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        turned: tuple[Tensor, Tensor] = self.ops.rotary(q, k, self.table, positions)
+        return turned
+
+
+def rotary_table(dim: int, parameters: Parameters, extent: Extent) -> Tensor:
+    """[extent.served, dim] float32: dim/2 cosines, then dim/2 sines."""
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    if kind not in SCALINGS:
+        raise ValueError(f"rope_type {kind!r} is not known; quintet has {', '.join(sorted(SCALINGS))}")
+    frequencies, scale = SCALINGS[kind](dim, parameters, extent)
+    angles = torch.arange(extent.served, dtype=torch.float32)[:, None] * frequencies[None, :]
+    return torch.cat([angles.cos() * scale, angles.sin() * scale], dim=-1)
+
+
+def _plain(dim: int, base: float) -> Tensor:
+    return 1.0 / (base ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim))
+
+
+def _default(dim: int, p: Parameters, extent: Extent) -> tuple[Tensor, float]:
+    return _plain(dim, p["rope_theta"]), 1.0
+
+
+def _linear(dim: int, p: Parameters, extent: Extent) -> tuple[Tensor, float]:
+    """Positions divided by the factor (Chen et al. 2023)."""
+    return _plain(dim, p["rope_theta"]) / p["factor"], 1.0
+
+
+def _dynamic(dim: int, p: Parameters, extent: Extent) -> tuple[Tensor, float]:
+    """NTK-aware base, stretched for the longest request that is served."""
+    longest = max(extent.served, extent.trained)
+    stretch = p["factor"] * longest / extent.trained - (p["factor"] - 1)
+    return _plain(dim, p["rope_theta"] * stretch ** (dim / (dim - 2))), 1.0
+
+
+def _llama3(dim: int, p: Parameters, extent: Extent) -> tuple[Tensor, float]:
+    """Long waves divided by the factor, short ones kept, a ramp between (Llama 3.1)."""
+    frequencies = _plain(dim, p["rope_theta"])
+    low, high, context = p["low_freq_factor"], p["high_freq_factor"], p["original_max_position_embeddings"]
+    smooth = ((context * frequencies / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
+    return (1 - smooth) * frequencies / p["factor"] + smooth * frequencies, 1.0
+
+
+def _yarn(dim: int, p: Parameters, extent: Extent) -> tuple[Tensor, float]:
+    """Interpolation by parts and a temperature on the scores (Peng et al. 2023)."""
+    base, context = p["rope_theta"], p["original_max_position_embeddings"]
+    factor = p.get("factor") or extent.trained / context
+
+    def turns_at(rotations: float) -> float:
+        return dim * math.log(context / (rotations * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = turns_at(p.get("beta_fast") or 32), turns_at(p.get("beta_slow") or 1)
+    if p.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    ramp = ((torch.arange(dim // 2).float() - low) / (high - low or 0.001)).clamp(0, 1)
+    frequencies = _plain(dim, base)
+    return frequencies / factor * ramp + frequencies * (1 - ramp), _yarn_scale(p, factor)
+
+
+def _yarn_scale(p: Parameters, factor: float) -> float:
+    def mscale(m: float) -> float:
+        return 0.1 * m * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    if p.get("attention_factor") is not None:
+        return float(p["attention_factor"])
+    if p.get("mscale") and p.get("mscale_all_dim"):
+        return mscale(p["mscale"]) / mscale(p["mscale_all_dim"])
+    return mscale(1.0)
+
+
+def _longrope(dim: int, p: Parameters, extent: Extent) -> tuple[Tensor, float]:
+    """One divisor per frequency, from a short or a long list (Ding et al. 2024)."""
+    context = p["original_max_position_embeddings"]
+    factor = p.get("factor") or extent.trained / context
+    scale = p.get("attention_factor")
+    if scale is None:
+        scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(context))
+    divisors = torch.tensor(p["long_factor" if extent.served > context else "short_factor"], dtype=torch.float32)
+    return _plain(dim, p["rope_theta"]) / divisors, float(scale)
+
+
+SCALINGS: dict[str, Callable[[int, Parameters, Extent], tuple[Tensor, float]]] = {
+    "default": _default,
+    "dynamic": _dynamic,
+    "linear": _linear,
+    "llama3": _llama3,
+    "longrope": _longrope,
+    "yarn": _yarn,
+}

@@ -1,0 +1,32 @@
+"""Model families: one file each, and the file's name is its registry entry."""
+
+import importlib
+import pkgutil
+from typing import Any
+
+_ALIASES = {"gemma3_text": "gemma3"}  # model_type in config.json -> file, where they differ
+_REGISTERED: dict[str, str] = {}  # what packages add: model_type -> dotted module name
+
+
+def register(model_type: str, module: str) -> None:
+    """Adds a family, or replaces one: `module` has a class Model(config, build) like the files here."""
+    _REGISTERED[model_type] = module
+
+
+def families() -> list[str]:
+    """The model types that can be loaded, sorted."""
+    files = [m.name for m in pkgutil.iter_modules(__path__)]
+    return sorted({*files, *_ALIASES, *_REGISTERED})
+
+
+def model_class(config: Any) -> type:
+    """The class of a transformers config's family; ValueError with what there is, if there is none."""
+    kind = config.model_type
+    if kind not in families():
+        raise ValueError(
+            f"model type {kind!r} is not supported; quintet has {', '.join(families())}; "
+            "a package can add it with quintet.models.register()"
+        )
+    module = _REGISTERED.get(kind) or f"quintet.models.{_ALIASES.get(kind, kind)}"
+    model: type = importlib.import_module(module).Model
+    return model

@@ -1,0 +1,49 @@
+"""Gemma 2 (Riviere et al. 2024): norms around each branch, soft-capped scores and logits, alternating windows."""
+
+from typing import Any
+
+from torch import Tensor
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, Decoder, SandwichBlock, head_source, layer_window, refuse, rounded
+from quintet.layers.linear import LMHead
+from quintet.layers.mlp import GatedMLP
+from quintet.layers.rope import Rotary
+from quintet.platforms.interface import KV
+from quintet.types import Batch
+
+
+class Model(CausalLM):
+    """Embedding scaled by sqrt(hidden), norms that are kept around 0, every second layer with a window."""
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__()
+        refuse(config, "use_bidirectional_attention")
+        rotary = Rotary(build, config.head_dim, config.rope_parameters, config.max_position_embeddings)
+
+        def block(config: Any, build: Build, index: int) -> SandwichBlock:
+            shape = Heads(
+                hidden=config.hidden_size,
+                heads=config.num_attention_heads,
+                kv_heads=config.num_key_value_heads,
+                head_dim=config.head_dim,
+                scale=config.query_pre_attn_scalar**-0.5,
+                window=layer_window(config, index),
+                softcap=config.attn_logit_softcapping,
+                bias=config.attention_bias,
+                output_bias=config.attention_bias,
+            )
+            mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_activation)
+            return SandwichBlock(config, build, SelfAttention(build, shape, rotary), mlp)
+
+        scale = rounded(config.hidden_size**0.5, build.dtype)
+        self.model = Decoder(config, build, block, scale, norm_offset=1.0)
+        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self._softcap = config.final_logit_softcapping
+
+    def forward(self, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
+        logits, kv = super().forward(kv, batch)
+        if self._softcap is not None:
+            logits = (logits / self._softcap).tanh() * self._softcap
+        return logits, kv

@@ -1,0 +1,65 @@
+"""Gemma 3 (Kamath et al. 2025), the text model: QK-norm, and other rotary positions in windowed layers."""
+
+import re
+from typing import Any
+
+from torch import Tensor
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, Decoder, SandwichBlock, head_source, layer_window, refuse, rounded
+from quintet.layers.linear import LMHead
+from quintet.layers.mlp import GatedMLP
+from quintet.layers.norm import RMSNorm
+from quintet.layers.rope import Rotary
+from quintet.platforms.interface import KV
+from quintet.types import Batch
+
+
+class Model(CausalLM):
+    """Gemma 2's blocks with QK-norm. Of a checkpoint that also sees, the language model alone is read."""
+
+    ignored = (*CausalLM.ignored, r"(model\.)?(vision_tower|multi_modal_projector)\..*")
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__()
+        config = getattr(config, "text_config", config)
+        refuse(config, "use_bidirectional_attention")
+        rotaries = {
+            kind: Rotary(build, config.head_dim, config.rope_parameters[kind], config.max_position_embeddings)
+            for kind in sorted(set(config.layer_types))
+        }
+
+        def block(config: Any, build: Build, index: int) -> SandwichBlock:
+            shape = Heads(
+                hidden=config.hidden_size,
+                heads=config.num_attention_heads,
+                kv_heads=config.num_key_value_heads,
+                head_dim=config.head_dim,
+                scale=config.query_pre_attn_scalar**-0.5,
+                window=layer_window(config, index),
+                bias=config.attention_bias,
+                output_bias=config.attention_bias,
+            )
+            attention = SelfAttention(build, shape, rotaries[config.layer_types[index]])
+            attention.q_norm = RMSNorm(build, config.head_dim, config.rms_norm_eps, offset=1.0)
+            attention.k_norm = RMSNorm(build, config.head_dim, config.rms_norm_eps, offset=1.0)
+            mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_activation)
+            return SandwichBlock(config, build, attention, mlp)
+
+        scale = rounded(config.hidden_size**0.5, build.dtype)
+        self.model = Decoder(config, build, block, scale, norm_offset=1.0)
+        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self._softcap = config.final_logit_softcapping
+
+    @staticmethod
+    def canonical(name: str) -> str:
+        """Checkpoints that also see keep the text model under language_model."""
+        name = re.sub(r"^(language_model\.model|model\.language_model)\.", "model.", name)
+        return name.removeprefix("language_model.")
+
+    def forward(self, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
+        logits, kv = super().forward(kv, batch)
+        if self._softcap is not None:
+            logits = (logits / self._softcap).tanh() * self._softcap
+        return logits, kv

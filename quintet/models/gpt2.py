@@ -1,0 +1,90 @@
+"""GPT-2 (Radford et al. 2019): learned positions, LayerNorm, weights stored [in, out]."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, refuse
+from quintet.layers.embedding import Embedding, PositionEmbedding
+from quintet.layers.linear import LMHead, Stored
+from quintet.layers.mlp import MLP
+from quintet.layers.norm import LayerNorm
+from quintet.platforms.interface import KV
+from quintet.types import Batch
+
+CONV = Stored(transposed=True)
+
+
+class Block(nn.Module):
+    """Pre-norm attention and feed-forward, both with biases."""
+
+    def __init__(self, config: Any, build: Build, index: int) -> None:
+        super().__init__()
+        width = config.hidden_size
+        depth = index + 1 if config.scale_attn_by_inverse_layer_idx else 1
+        head_dim = width // config.num_attention_heads
+        shape = Heads(
+            hidden=width,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_attention_heads,
+            head_dim=head_dim,
+            scale=(head_dim**-0.5 if config.scale_attn_weights else 1.0) / depth,
+            bias=True,
+            output_bias=True,
+            output="c_proj",
+            stored=Stored(fused="c_attn", transposed=True),
+            output_stored=CONV,
+        )
+        self.ln_1 = LayerNorm(build, width, config.layer_norm_epsilon)
+        self.attn = SelfAttention(build, shape, None)
+        self.ln_2 = LayerNorm(build, width, config.layer_norm_epsilon)
+        inner = config.n_inner or 4 * width
+        self.mlp = MLP(build, width, inner, config.activation_function, ("c_fc", "c_proj"), stored=CONV)
+
+    def forward(self, x: Tensor, kv: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        branch, kv = self.attn(self.ln_1(x), kv, batch)
+        x = x + branch
+        return x + self.mlp(self.ln_2(x)), kv
+
+
+class Trunk(nn.Module):
+    """Token and position embeddings, blocks, a last norm."""
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__()
+        self.wte = Embedding(build, config.vocab_size, config.hidden_size)
+        self.wpe = PositionEmbedding(build, config.max_position_embeddings, config.hidden_size)
+        self.h = nn.ModuleList(Block(config, build, i) for i in range(config.num_hidden_layers))
+        self.ln_f = LayerNorm(build, config.hidden_size, config.layer_norm_epsilon)
+
+    def forward(self, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
+        x = self.wte(batch.token_ids) + self.wpe(batch.positions)
+        cache = []
+        for block, pages in zip(self.h, kv, strict=True):
+            x, pages = block(x, pages, batch)
+            cache.append(pages)
+        return self.ln_f(x.index_select(0, batch.logit_rows)), tuple(cache)
+
+
+class Model(CausalLM):
+    """The trunk and a head that is tied to the token embedding, as a rule."""
+
+    ignored = (*CausalLM.ignored, r"transformer\.h\.\d+\.attn\.(bias|masked_bias)")  # the causal mask, stored
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__()
+        refuse(config, "add_cross_attention")
+        self.transformer = Trunk(config, build)
+        source = "/transformer.wte" if config.tie_word_embeddings else "/lm_head"
+        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, source)
+
+    @staticmethod
+    def canonical(name: str) -> str:
+        """The first checkpoints have no prefix."""
+        return name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
+
+    def forward(self, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
+        x, kv = self.transformer(kv, batch)
+        return self.lm_head(x), kv

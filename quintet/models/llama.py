@@ -1,0 +1,33 @@
+"""Llama 2, 3 and 3.x (Touvron et al. 2023; Grattafiori et al. 2024)."""
+
+from typing import Any
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_dim, head_source
+from quintet.layers.linear import LMHead
+from quintet.layers.mlp import GatedMLP
+from quintet.layers.rope import Rotary
+
+
+class Model(CausalLM):
+    """Pre-norm blocks, rotary positions, a gated feed-forward; the head may be tied to the embedding."""
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__()
+        rotary = Rotary(build, head_dim(config), config.rope_parameters, config.max_position_embeddings)
+
+        def block(config: Any, build: Build, index: int) -> PreNormBlock:
+            shape = Heads(
+                hidden=config.hidden_size,
+                heads=config.num_attention_heads,
+                kv_heads=config.num_key_value_heads,
+                head_dim=head_dim(config),
+                bias=config.attention_bias,
+                output_bias=config.attention_bias,
+            )
+            mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act, config.mlp_bias)
+            return PreNormBlock(config, build, SelfAttention(build, shape, rotary), mlp)
+
+        self.model = Decoder(config, build, block)
+        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))

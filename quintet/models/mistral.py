@@ -1,0 +1,32 @@
+"""Mistral (Jiang et al. 2023): Llama with a sliding window in every layer, where the checkpoint has one."""
+
+from typing import Any
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_dim, head_source
+from quintet.layers.linear import LMHead
+from quintet.layers.mlp import GatedMLP
+from quintet.layers.rope import Rotary
+
+
+class Model(CausalLM):
+    """Pre-norm blocks, rotary positions, windowed attention, a gated feed-forward."""
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__()
+        rotary = Rotary(build, head_dim(config), config.rope_parameters, config.max_position_embeddings)
+
+        def block(config: Any, build: Build, index: int) -> PreNormBlock:
+            shape = Heads(
+                hidden=config.hidden_size,
+                heads=config.num_attention_heads,
+                kv_heads=config.num_key_value_heads,
+                head_dim=head_dim(config),
+                window=config.sliding_window,
+            )
+            mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
+            return PreNormBlock(config, build, SelfAttention(build, shape, rotary), mlp)
+
+        self.model = Decoder(config, build, block)
+        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))

@@ -1,0 +1,58 @@
+"""OLMo 2 (Walsh et al. 2024): norms after the branches, and q and k normalised over all heads together."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.build import Build, split_heads
+from quintet.layers.decoder import CausalLM, Decoder, head_dim, head_source
+from quintet.layers.linear import LMHead
+from quintet.layers.mlp import GatedMLP
+from quintet.layers.norm import RMSNorm, ShardedRMSNorm
+from quintet.layers.rope import Rotary
+from quintet.types import Batch
+
+
+class Block(nn.Module):
+    """Each branch reads the plain residual and is normalised before it joins it."""
+
+    def __init__(self, config: Any, build: Build, attention: nn.Module, mlp: nn.Module) -> None:
+        super().__init__()
+        self.self_attn = attention
+        self.post_attention_layernorm = RMSNorm(build, config.hidden_size, config.rms_norm_eps)
+        self.mlp = mlp
+        self.post_feedforward_layernorm = RMSNorm(build, config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, x: Tensor, residual: Tensor | None, kv: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        x = x if residual is None else x + residual
+        branch, kv = self.self_attn(x, kv, batch)
+        x = x + self.post_attention_layernorm(branch)
+        return self.post_feedforward_layernorm(self.mlp(x)), x, kv
+
+
+class Model(CausalLM):
+    """Post-norm blocks, QK-norm over the whole projection, rotary positions, a gated feed-forward."""
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__()
+        rotary = Rotary(build, head_dim(config), config.rope_parameters, config.max_position_embeddings)
+        queries, keys = split_heads(config.num_attention_heads, config.num_key_value_heads, build.size)
+
+        def block(config: Any, build: Build, index: int) -> Block:
+            shape = Heads(
+                hidden=config.hidden_size,
+                heads=config.num_attention_heads,
+                kv_heads=config.num_key_value_heads,
+                head_dim=head_dim(config),
+                bias=config.attention_bias,
+                output_bias=config.attention_bias,
+            )
+            attention = SelfAttention(build, shape, rotary)
+            attention.q_norm = ShardedRMSNorm(build, queries.times(head_dim(config)), config.rms_norm_eps)
+            attention.k_norm = ShardedRMSNorm(build, keys.times(head_dim(config)), config.rms_norm_eps)
+            mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
+            return Block(config, build, attention, mlp)
+
+        self.model = Decoder(config, build, block)
+        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))

@@ -1,0 +1,35 @@
+"""SmolLM3 (Bakouch et al. 2025): Llama without rotary positions in some layers."""
+
+from typing import Any
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_dim, head_source, layer_window
+from quintet.layers.linear import LMHead
+from quintet.layers.mlp import GatedMLP
+from quintet.layers.rope import Rotary
+
+
+class Model(CausalLM):
+    """Pre-norm blocks, positions in the layers that no_rope_layers marks with 1, a gated feed-forward."""
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__()
+        rotary = Rotary(build, head_dim(config), config.rope_parameters, config.max_position_embeddings)
+
+        def block(config: Any, build: Build, index: int) -> PreNormBlock:
+            shape = Heads(
+                hidden=config.hidden_size,
+                heads=config.num_attention_heads,
+                kv_heads=config.num_key_value_heads,
+                head_dim=head_dim(config),
+                window=layer_window(config, index) if config.use_sliding_window else None,
+                bias=config.attention_bias,
+                output_bias=config.attention_bias,
+            )
+            attention = SelfAttention(build, shape, rotary if config.no_rope_layers[index] else None)
+            mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act, config.mlp_bias)
+            return PreNormBlock(config, build, attention, mlp)
+
+        self.model = Decoder(config, build, block)
+        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))

@@ -1,0 +1,19 @@
+"""Every accelerated operation, one file per group; importing the package fills the registry."""
+
+from quintet.ops import activation, attention, embedding, linear, norm, random, rotary, sampling
+from quintet.ops.registry import Choice, Op, Ops, bind
+
+__all__ = [
+    "Choice",
+    "Op",
+    "Ops",
+    "activation",
+    "attention",
+    "bind",
+    "embedding",
+    "linear",
+    "norm",
+    "random",
+    "rotary",
+    "sampling",
+]

@@ -1,0 +1,95 @@
+"""Ops and their providers: the plain torch function is the specification; bind() picks one provider for each, once."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One row of the start-up table: what serves an op, and why the others do not."""
+
+    op: str
+    provider: str
+    reason: str
+    rejected: tuple[tuple[str, str], ...] = ()  # (provider, why not)
+
+
+class Op:
+    """A named function: its reference, and providers that do the same faster somewhere."""
+
+    registry: dict[str, "Op"] = {}
+
+    def __init__(self, reference: Function) -> None:
+        self.name: str = reference.__name__
+        self.reference = reference
+        self.providers: dict[str, Function] = {"reference": reference}
+        self.probes: dict[str, Callable[[], str | None]] = {}
+        if self.name in Op.registry:
+            raise ValueError(f"op {self.name} is defined twice: {reference.__module__} and elsewhere")
+        Op.registry[self.name] = self
+
+    def provide(self, provider: str, probe: Callable[[], str | None] | None = None) -> Callable[[Function], Function]:
+        """Registers a provider. `probe` calls it on something small; it returns why it cannot serve, or None."""
+
+        def register(function: Function) -> Function:
+            want, got = (list(inspect.signature(f).parameters) for f in (self.reference, function))
+            if want != got:
+                raise TypeError(f"{self.name}: provider {provider!r} takes {got}, the specification takes {want}")
+            self.providers[provider] = function
+            if probe is not None:
+                self.probes[provider] = probe
+            return function
+
+        return register
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The specification itself; a model calls the bound provider instead."""
+        return self.reference(*args, **kwargs)
+
+
+class Ops:
+    """One provider per op, fixed: `ops.rms_norm` is a plain function. Given to layers when they are built."""
+
+    def __init__(self, functions: Mapping[str, Function], choices: Sequence[Choice]) -> None:
+        self.__dict__.update(functions)
+        self.choices = tuple(choices)
+
+    def __getattr__(self, name: str) -> Function:  # reached only when there is no such op
+        raise AttributeError(f"no op {name!r}; there are {', '.join(sorted(Op.registry))}")
+
+
+def bind(priority: Mapping[str, Sequence[str]]) -> Ops:
+    """The first provider in the platform's order that is registered and probes well; the reference is last."""
+    unknown = sorted(set(priority) - set(Op.registry))
+    if unknown:
+        raise ValueError(f"op_priority names ops that do not exist: {', '.join(unknown)}")
+    functions, choices = {}, []
+    for name, op in sorted(Op.registry.items()):
+        choice = _choose(op, priority.get(name, ()))
+        functions[name] = op.providers[choice.provider]
+        choices.append(choice)
+    return Ops(functions, choices)
+
+
+def _choose(op: Op, wanted: Sequence[str]) -> Choice:
+    rejected: list[tuple[str, str]] = []
+    order = [p for p in wanted if p != "reference"]
+    for provider in order:
+        reason = _why_not(op, provider)
+        if reason is None:
+            why = "first in the platform's order" if not rejected else "the next in the platform's order"
+            return Choice(op.name, provider, why, tuple(rejected))
+        rejected.append((provider, reason))
+    why = "no other provider serves here" if order else "the platform names no other provider"
+    return Choice(op.name, "reference", why, tuple(rejected))
+
+
+def _why_not(op: Op, provider: str) -> str | None:
+    if provider not in op.providers:
+        return "not registered"
+    probe = op.probes.get(provider)
+    return probe() if probe else None

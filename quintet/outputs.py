@@ -1,0 +1,115 @@
+"""What comes out: the message from the engine core to the text side, and the outputs that users read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class TokenLogprobs(NamedTuple):
+    """Log-probabilities at one position: the token that stands there, then the most likely ones, best first.
+
+    `ids[0]` is the sampled token (in a prompt: the prompt's own) and `rank` its rank, 1 for the most likely.
+    `ids[1:]` are the top k with ranks 1..k; the token itself may be among them again. k is 0 for `logprobs=0`.
+    """
+
+    ids: list[int]
+    values: list[float]
+    rank: int
+
+
+@dataclass(slots=True)
+class TokenDelta:
+    """What one step added to one engine request; the core's only message to the text side. Encodes with msgspec.
+
+    An engine request is one completion. A request with n = 1 keeps its id; one with n > 1 becomes n engine requests
+    whose ids are `child_ids(request_id, n)`. The core never takes an id apart: OutputProcessor remembers who is who.
+
+    Rules for the core:
+    - Send one whenever a step gave tokens, and exactly one with a finish_reason, last. Nothing after that counts.
+    - The token that ended the request (end-of-text or stop token) is among token_ids; stop_reason is that id if the
+      caller asked for it in stop_token_ids, None if it is the model's own end-of-text.
+    - logprobs has one entry per entry of token_ids if the caller asked for any, else it is None.
+    - prompt_logprobs holds positions 1.. of the prompt (position 0 has none) in order. Pieces are joined, so each
+      prefill chunk may send its own, with token_ids empty. With n > 1 only those of child 0 are read.
+    """
+
+    request_id: str
+    token_ids: list[int]  # new ones, in order; may be empty
+    finish_reason: str | None = None  # a FinishReason or its value
+    stop_reason: int | str | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    num_cached: int = 0  # tokens of the prompt found in the prefix cache
+    num_preemptions: int = 0  # so far
+    error: str | None = None  # what went wrong, shown to the caller; with finish_reason "error"
+
+
+def child_ids(request_id: str, n: int) -> list[str]:
+    """The ids of the engine requests that make one request with n completions, in the order of their index."""
+    return [request_id] if n == 1 else [f"{request_id}#{index}" for index in range(n)]
+
+
+@dataclass(slots=True)
+class Logprob:
+    """One token's log-probability at one position."""
+
+    logprob: float
+    rank: int | None = None  # 1 is the most likely
+    decoded_token: str | None = None  # None without detokenization
+
+
+LogprobsAt = dict[int, Logprob]  # token id -> its log-probability, at one position
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """When things happened to a request, in seconds of time.monotonic(), and how much of them."""
+
+    arrival_time: float
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+    finished_time: float | None = None
+    num_prompt_tokens: int = 0
+    num_generation_tokens: int = 0  # of all completions together
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+
+    @property
+    def time_to_first_token(self) -> float | None:
+        return None if self.first_token_time is None else self.first_token_time - self.arrival_time
+
+    @property
+    def latency(self) -> float | None:
+        """From arrival to the end of the last completion."""
+        return None if self.finished_time is None else self.finished_time - self.arrival_time
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One of a request's n completions. With output_kind DELTA, text, token_ids and logprobs are the new part only."""
+
+    index: int
+    text: str
+    token_ids: Sequence[int]
+    cumulative_logprob: float | None = None  # of all tokens so far; None if logprobs were not asked for
+    logprobs: list[LogprobsAt] | None = None  # one entry per token
+    finish_reason: str | None = None  # "stop", "length", "abort" or "error"; None while it runs
+    stop_reason: int | str | None = None  # the stop string or stop token id that ended it; None for end-of-text
+    error: str | None = None  # with finish_reason "error"
+
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """One request's outputs so far. `finished` says that no further RequestOutput will come for it."""
+
+    request_id: str
+    prompt: str | None  # None if the prompt was given as token ids
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[LogprobsAt | None] | None  # one entry per prompt token, the first None
+    outputs: list[CompletionOutput]
+    finished: bool
+    num_cached_tokens: int = 0
+    metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(0.0))

@@ -1,0 +1,106 @@
+"""Finds the platforms: the built-in names and the entry-point group "quintet.platforms"; probes them; chooses one."""
+
+import importlib
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+
+from quintet.names import unknown
+from quintet.platforms.interface import Capabilities, Platform, Unavailable
+
+GROUP = "quintet.platforms"
+BUILT_IN = ("cuda", "rocm", "xpu", "tpu", "cpu", "null")  # in the order that "auto" tries them
+NEVER_AUTOMATIC = ("null",)  # does no arithmetic
+
+
+@dataclass(frozen=True)
+class Found:
+    """A platform that is known here by name, usable or not."""
+
+    name: str
+    source: str  # "built in", or the distribution that brings it
+    result: Capabilities | Unavailable
+    platform: type[Platform] | None = None  # None: its package could not be imported
+
+    @property
+    def available(self) -> bool:
+        return isinstance(self.result, Capabilities)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The platform that will run, its facts, and why it was chosen."""
+
+    platform: type[Platform]
+    capabilities: Capabilities
+    reason: str
+
+
+class UnavailableError(ValueError):
+    """The platform that was asked for cannot run here; the message says why and what would help."""
+
+
+def discover() -> list[Found]:
+    """Every platform that is built in or installed, probed, in the order that "auto" tries them."""
+    plugins = [_plugin(point) for point in entry_points(group=GROUP)]
+    taken = {found.name for found in plugins}
+    return [*plugins, *(_built_in(name) for name in BUILT_IN if name not in taken)]
+
+
+def choose(name: str) -> Chosen:
+    """The platform of that name, or for "auto" the best that is available here."""
+    found = discover()
+    if name == "auto":
+        return _best(found)
+    match = next((f for f in found if f.name == name), None)
+    if match is None:
+        raise UnavailableError(unknown("device", name, ["auto", *(f.name for f in found)]))
+    return _require(match, "asked for by name")
+
+
+def _best(found: Sequence[Found]) -> Chosen:
+    passed: list[str] = []
+    for candidate in found:
+        if candidate.name in NEVER_AUTOMATIC:
+            continue
+        if candidate.available:
+            why = "the best available" + (f"; passed over: {', '.join(passed)}" if passed else "")
+            return _require(candidate, why)
+        passed.append(candidate.name)
+    reasons = "; ".join(f"{f.name}: {f.result}" for f in found if f.name not in NEVER_AUTOMATIC)
+    raise UnavailableError(f"no platform is available here: {reasons}")
+
+
+def _require(found: Found, reason: str) -> Chosen:
+    if found.platform is None or isinstance(found.result, Unavailable):
+        raise UnavailableError(f"device {found.name!r} is not available: {found.result}")
+    return Chosen(found.platform, found.result, reason)
+
+
+def _built_in(name: str) -> Found:
+    module = f"{__name__}.{name}"
+    if importlib.util.find_spec(module) is None:
+        return Found(
+            name, "built in", Unavailable("this version of quintet does not have it yet", "use another device")
+        )
+    return _probe(name, "built in", importlib.import_module(module).PLATFORM)
+
+
+def _plugin(point: "importlib.metadata.EntryPoint") -> Found:
+    source = point.dist.name if point.dist else point.value
+    try:
+        platform = point.load()
+        if not (isinstance(platform, type) and issubclass(platform, Platform)):
+            raise TypeError(f"{point.value} is not a subclass of quintet.platforms.interface.Platform")
+    except Exception as error:  # a vendor's package must not take the others down; its reason is shown
+        return Found(point.name, source, Unavailable(f"{type(error).__name__}: {error}", f"mend or remove {source}"))
+    return _probe(point.name, source, platform)
+
+
+def _probe(name: str, source: str, platform: type[Platform]) -> Found:
+    try:
+        result = platform.probe()
+    except Exception as error:
+        result = Unavailable(f"its probe failed, {type(error).__name__}: {error}", f"report this to {source}")
+    return Found(name, source, result, platform)

@@ -1,0 +1,5 @@
+"""The CPU platform: torch providers today."""
+
+from quintet.platforms.cpu.platform import CPU as PLATFORM
+
+__all__ = ["PLATFORM"]

@@ -1,0 +1,72 @@
+"""Torch providers for host memory, each batch invariant.
+
+An element is computed in one order whatever the batch, so that a request's results do not depend on its neighbours,
+bit for bit.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from quintet.ops.activation import KINDS, activate, gated
+from quintet.ops.linear import linear
+
+
+def _try_linear() -> str | None:
+    try:
+        _linear(torch.ones(1, 8), torch.ones(8, 8), None)
+    except RuntimeError as error:
+        return f"oneDNN refuses a float32 product: {str(error).splitlines()[0]}"
+    return None
+
+
+@linear.provide("torch", _try_linear)
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """oneDNN's inner product. In float32 it adds in another order for one row alone, so one row goes twice."""
+    if x.dtype != torch.float32:
+        return torch.nn.functional.linear(x, weight, bias)
+    product = torch.ops.mkldnn._linear_pointwise
+    if x.shape[0] == 1:
+        alone: Tensor = product(x.expand(2, -1).contiguous(), weight, bias, "none", [], "")
+        return alone[:1]
+    result: Tensor = product(x, weight, bias, "none", [], "")
+    return result
+
+
+# torch's own silu and gelu round the last few elements of a tensor, which do not fill a vector, otherwise than the
+# rest, so a request's results would depend on where it stands. exp, erf, tanh and plain arithmetic do not.
+
+
+def _silu(x: Tensor) -> Tensor:
+    return x / x.neg().exp_().add_(1)
+
+
+def _gelu(x: Tensor) -> Tensor:
+    return (x * math.sqrt(0.5)).erf_().add_(1).mul_(x).mul_(0.5)
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    inner = (x * x).mul_(0.044715).add_(1).mul_(x).mul_(math.sqrt(2 / math.pi))  # of x + 0.044715 x**3
+    return inner.tanh_().add_(1).mul_(x).mul_(0.5)
+
+
+EVEN: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": _gelu,
+    "gelu_new": _gelu_tanh,
+    "gelu_pytorch_tanh": _gelu_tanh,
+    "silu": _silu,
+}
+
+
+@activate.provide("torch")
+def _activate(x: Tensor, kind: str) -> Tensor:
+    """In float32, rounded once."""
+    return EVEN[kind](x.float()).to(x.dtype) if kind in EVEN else KINDS[kind](x)
+
+
+@gated.provide("torch")
+def _gated(x: Tensor, kind: str) -> Tensor:
+    gate, up = x.chunk(2, dim=-1)
+    return _activate(gate, kind) * up

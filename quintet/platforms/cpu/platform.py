@@ -1,0 +1,115 @@
+"""The CPU as a platform: eager torch on host memory."""
+
+import platform as host
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from quintet.ops.attention import PagedAttention
+from quintet.platforms.cpu import attention as _attention_provider  # noqa: F401  registers its provider
+from quintet.platforms.cpu import ops as _providers  # noqa: F401  registers its providers
+from quintet.platforms.cpu import ops_sampling as _sampling_providers  # noqa: F401  registers its providers
+from quintet.platforms.cpu.attention import SPLIT
+from quintet.platforms.cpu.comm import Alone
+from quintet.platforms.cpu.features import describe, threads
+from quintet.platforms.cpu.memory import host_memory
+from quintet.platforms.interface import KV, Attention, Capabilities, Communicator, Device, Platform, Step, Unavailable
+from quintet.types import AttentionSpec, Batch, KVLayout, Memory, Weight
+
+if TYPE_CHECKING:
+    from quintet.config import EngineConfig
+
+GIB = 2**30
+KV_SHARE = 0.5  # of the memory that may be used, at most: host memory is everybody's
+KV_MOST = 4 * GIB  # what an unasked-for cache may take; a laptop has other things to do
+WORTH_THREADS = 30_000_000  # parameters; in a smaller model threads wait for each other longer than they work
+
+
+class CPUDevice(Device):
+    """Host memory: nothing is copied that need not be."""
+
+    def memory(self) -> Memory:
+        return host_memory()
+
+    def allocate_kv(self, layouts: Sequence[KVLayout], pages: int) -> KV:
+        need, free = sum(layout.page_bytes for layout in layouts) * pages, self.memory().free
+        if need > free:
+            raise MemoryError(
+                f"KV cache of {pages} pages needs {need / GIB:.2f} GiB, {free / GIB:.2f} GiB of host memory are free; "
+                "lower kv_cache_memory_bytes or max_model_len"
+            )
+        return tuple(torch.zeros((pages, *layout.page_shape), dtype=layout.dtype) for layout in layouts)
+
+    def to_device(self, arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[Tensor, ...]:
+        return tuple(torch.from_numpy(array.copy()) for array in arrays)
+
+    def to_host(self, x: Tensor) -> Callable[[], Tensor]:
+        return lambda: x
+
+
+class CPU(Platform):
+    """Eager torch. Batch invariant: see ops.py and attention.py."""
+
+    name = "cpu"
+    op_priority = dict.fromkeys(
+        (
+            "linear",
+            "paged_attention",
+            *("activate", "gated"),
+            *("greedy", "sample", "gumbel", "top_logprobs"),
+            *("penalize", "bias_tokens", "ban_tokens", "keep_tokens", "filter_logits"),
+        ),
+        ("torch",),
+    )
+
+    @classmethod
+    def probe(cls) -> Capabilities | Unavailable:
+        return Capabilities(
+            devices=1,
+            dtypes=(torch.bfloat16, torch.float32, torch.float16),
+            batch_invariant=True,
+            detail=f"{describe()}; {threads()} threads, {host.machine()}",
+        )
+
+    def configure(self, config: "EngineConfig") -> "tuple[EngineConfig, list[str]]":
+        if SPLIT % config.page_size:
+            raise ValueError(f"page_size {config.page_size} must divide {SPLIT} on this platform; use 16, 32 or 64")
+        if config.tensor_parallel_size > 1:
+            raise ValueError("tensor_parallel_size must be 1 on this platform: it has one device; leave it out")
+        if config.kv_cache_memory_bytes is not None or config.num_pages is not None:
+            return config, []
+        share = min(KV_MOST, int(host_memory().free * config.gpu_memory_utilization * KV_SHARE))
+        reason = (
+            f"kv_cache_memory_bytes={share} ({share / GIB:.1f} GiB): nothing was asked for, so at most {KV_SHARE:.0%} "
+            f"of the host memory that may be used, and {KV_MOST // GIB} GiB"
+        )
+        return config.replace(kv_cache_memory_bytes=share), [reason]
+
+    def open(self, rank: int) -> Device:
+        torch.set_num_threads(min(torch.get_num_threads(), threads()))  # OMP_NUM_THREADS asks for fewer
+        return CPUDevice()
+
+    def connect(self, rank: int, size: int, endpoint: str) -> Communicator:
+        if size != 1:
+            raise ValueError(f"{size} ranks asked for, and this platform has one device")
+        return Alone()
+
+    def attention(self, spec: AttentionSpec, ops: Any) -> Attention:
+        return PagedAttention(spec, ops)
+
+    def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return {weight.name: weight.local(tensors).to(weight.dtype)}
+
+    def compile(self, model: nn.Module, buckets: Sequence[int]) -> Step:
+        if sum(weight.numel() for weight in model.parameters()) < WORTH_THREADS:
+            torch.set_num_threads(1)
+
+        @torch.inference_mode()
+        def step(kv: KV, batch: Batch) -> tuple[Tensor, KV]:
+            result: tuple[Tensor, KV] = model(kv, batch)
+            return result
+
+        return step

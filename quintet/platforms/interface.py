@@ -1,0 +1,162 @@
+"""THE page: everything that the engine may ask of a device. A platform imports this file, never the engine."""
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from quintet.types import AttentionSpec, Batch, HostBatch, KVLayout, Memory, Weight
+
+if TYPE_CHECKING:
+    from quintet.config import EngineConfig
+
+KV = tuple[Tensor, ...]  # one tensor per cached layer, [pages, *layout.page_shape]
+Step = Callable[[KV, Batch], tuple[Tensor, KV]]  # -> (logits [L, V], kv); callers keep the KV that it returns
+
+
+@dataclass(frozen=True)
+class Unavailable:
+    """Why a platform cannot run here, shown to the user verbatim, and what would make it run."""
+
+    reason: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.reason}; {self.remedy}" if self.remedy else self.reason
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """Facts about the devices here, not their names. The defaults are conservative."""
+
+    devices: int
+    dtypes: tuple[torch.dtype, ...]  # what the kernels compute in, best first
+    fp8: torch.dtype | None = None  # e4m3fn, e4m3fnuz and e5m2 differ per chip: data, never a constant
+    quant: frozenset[str] = frozenset()  # schemes that place() can pack
+    static_shapes: bool = False  # the engine pads each step to a declared bucket
+    overlap: bool = False  # to_host() may run behind the next step
+    batch_invariant: bool = False  # a request's results do not depend on what else is in the batch, bit for bit
+    detail: str = ""  # the processor's name and what else a person may want to read
+
+
+class Device(ABC):
+    """One per worker: an opened device, its streams and its allocations."""
+
+    @abstractmethod
+    def memory(self) -> Memory:
+        """What is free, there at all, and was used at most, in bytes; limits set from outside (cgroups) count."""
+
+    @abstractmethod
+    def allocate_kv(self, layouts: Sequence[KVLayout], pages: int) -> KV:
+        """One zeroed tensor [pages, *page_shape] per layout. Raises MemoryError with the numbers if it does not fit."""
+
+    @abstractmethod
+    def to_device(self, arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[Tensor, ...]:
+        """Copies host arrays over, pinned and asynchronous where that exists. The arrays may be reused at once."""
+
+    @abstractmethod
+    def to_host(self, x: Tensor) -> Callable[[], Tensor]:
+        """Starts the copy of x to the host; calling the result waits for it and returns the tensor."""
+
+
+class Attention(ABC):
+    """Given to one attention layer of the model when it is built: writes K and V to the cache, and attends."""
+
+    layout: KVLayout
+
+    @abstractmethod
+    def plan(self, batch: HostBatch) -> HostBatch:
+        """Per step, outside any graph: adds to batch.extra what the kernel wants to know beforehand."""
+
+    @abstractmethod
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: Batch, sinks: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """q [T, H, D], k and v [T, Hkv, D], kv [pages, *page_shape] -> (out [T, H, D], kv)."""
+
+
+class Communicator(ABC):
+    """The ranks of one model. On an SPMD platform size is 1: the compiler adds the collectives."""
+
+    rank: int
+    size: int
+
+    @abstractmethod
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum over the ranks, in rank order, on every rank. May overwrite x; callers use what it returns."""
+
+    @abstractmethod
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        """The ranks' equal-shaped tensors, joined along dim in rank order."""
+
+    @abstractmethod
+    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
+        """This rank's equal share, along dim, of the sum."""
+
+    @abstractmethod
+    def all_to_all(self, x: Tensor, dim: int) -> Tensor:
+        """Cuts x along dim into `size` equal pieces, sends piece i to rank i, joins what arrives in rank order."""
+
+
+class Platform(ABC):
+    """One way to run models. A subclass may add nothing public: what the engine may ask stands here."""
+
+    name: ClassVar[str]
+    op_priority: ClassVar[Mapping[str, Sequence[str]]] = {}  # op -> providers, best first; "reference" is last
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for attribute, value in vars(cls).items():
+            if not attribute.startswith("_"):
+                _check_member(cls, attribute, value)
+
+    @classmethod
+    @abstractmethod
+    def probe(cls) -> Capabilities | Unavailable:
+        """What is here. Opens no device, makes no context, writes no environment variable."""
+
+    @abstractmethod
+    def configure(self, config: "EngineConfig") -> "tuple[EngineConfig, list[str]]":
+        """Settles what the user left open. Pure: returns a new config and the reasons, which are logged."""
+
+    @abstractmethod
+    def open(self, rank: int) -> Device:
+        """Opens the rank-th device of this platform."""
+
+    @abstractmethod
+    def connect(self, rank: int, size: int, endpoint: str) -> Communicator:
+        """Joins the ranks that meet at the endpoint; blocks until all have come. Size 1 needs no endpoint."""
+
+    @abstractmethod
+    def attention(self, spec: AttentionSpec, ops: Any) -> Attention:
+        """The attention for such a layer, on the bound ops; or ValueError with *all* the reasons why there is none."""
+
+    @abstractmethod
+    def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Slices by rank (or shards by mesh), repacks and uploads: checkpoint tensors -> the layer's attributes."""
+
+    @abstractmethod
+    def compile(self, model: nn.Module, buckets: Sequence[int]) -> Step:
+        """The step: captured per bucket of tokens, traced, or eager. `buckets` is empty where shapes are free."""
+
+
+def _check_member(cls: type, attribute: str, value: Any) -> None:
+    """A hook that nothing calls, or one with other parameters, is refused when the class is made."""
+    declared = inspect.getattr_static(Platform, attribute, None)
+    if declared is None and attribute not in Platform.__annotations__:
+        raise TypeError(
+            f"{cls.__name__}.{attribute} is not in the Platform contract, so nothing would call it; "
+            f"rename it _{attribute} or extend quintet/platforms/interface.py"
+        )
+    if isinstance(declared, classmethod):
+        declared, value = declared.__func__, getattr(value, "__func__", value)
+    if inspect.isfunction(declared):
+        want = list(inspect.signature(declared).parameters)
+        got = list(inspect.signature(value).parameters) if callable(value) else value
+        if want != got:
+            raise TypeError(f"{cls.__name__}.{attribute} takes {got}; the Platform contract says {want}")

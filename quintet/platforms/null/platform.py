@@ -1,0 +1,101 @@
+"""A device that keeps the books and computes nothing: the engine's unit tests and its own cost are measured on it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from quintet.ops.attention import PagedAttention
+from quintet.platforms.interface import KV, Attention, Capabilities, Communicator, Device, Platform, Step, Unavailable
+from quintet.types import AttentionSpec, Batch, KVLayout, Memory, Weight
+
+if TYPE_CHECKING:
+    from quintet.config import EngineConfig
+
+TOTAL = 64 * 2**30  # bytes that it claims to have
+
+
+class NullDevice(Device):
+    """Keeps page counts, and no pages."""
+
+    def __init__(self) -> None:
+        self._used = 0
+
+    def memory(self) -> Memory:
+        return Memory(TOTAL - self._used, TOTAL, self._used)
+
+    def allocate_kv(self, layouts: Sequence[KVLayout], pages: int) -> KV:
+        need = pages * sum(layout.page_bytes for layout in layouts)
+        if need > TOTAL - self._used:
+            raise MemoryError(f"KV cache needs {need} bytes, {TOTAL - self._used} are free; lower max_model_len")
+        self._used += need
+        return tuple(torch.empty((pages, 0)) for _ in layouts)
+
+    def to_device(self, arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[Tensor, ...]:
+        return tuple(torch.from_numpy(array.copy()) for array in arrays)
+
+    def to_host(self, x: Tensor) -> Callable[[], Tensor]:
+        return lambda: x
+
+
+class _Alone(Communicator):
+    rank = 0
+    size = 1
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        return x
+
+    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
+        return x
+
+    def all_to_all(self, x: Tensor, dim: int) -> Tensor:
+        return x
+
+
+class Null(Platform):
+    """The token after (token, position) is (31 token + 17 position + 7) mod vocabulary: no model runs."""
+
+    name = "null"
+
+    @classmethod
+    def probe(cls) -> Capabilities | Unavailable:
+        return Capabilities(
+            devices=1, dtypes=(torch.float32, torch.bfloat16), batch_invariant=True, detail="does no arithmetic"
+        )
+
+    def configure(self, config: "EngineConfig") -> "tuple[EngineConfig, list[str]]":
+        return config, []
+
+    def open(self, rank: int) -> Device:
+        return NullDevice()
+
+    def connect(self, rank: int, size: int, endpoint: str) -> Communicator:
+        return _Alone()
+
+    def attention(self, spec: AttentionSpec, ops: Any) -> Attention:
+        return PagedAttention(spec, ops)
+
+    def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return {weight.name: torch.empty(0)}
+
+    def compile(self, model: nn.Module, buckets: Sequence[int]) -> Step:
+        vocab: int = model.vocab_size  # type: ignore[assignment]  # every model has it; nn.Module hides the type
+
+        def step(kv: KV, batch: Batch) -> tuple[Tensor, KV]:
+            rows = batch.logit_rows
+            token_ids, positions = batch.token_ids.index_select(0, rows), batch.positions.index_select(0, rows)
+            following = (token_ids.long() * 31 + positions.long() * 17 + 7) % vocab
+            logits = torch.zeros(rows.shape[0], vocab)
+            return logits.scatter_(1, following[:, None], 10.0), kv
+
+        return step
+
+
+def following(token_id: int, position: int, vocab: int) -> int:
+    """What the null platform's step makes most likely after this token at this position."""
+    return (token_id * 31 + position * 17 + 7) % vocab

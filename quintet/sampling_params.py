@@ -1,0 +1,319 @@
+"""What a caller may ask of the sampling of one request: vLLM's names, each value checked when it is given."""
+
+import copy
+import enum
+import functools
+import logging
+import numbers
+import operator
+import reprlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from quintet.names import refuse_unknown
+
+logger = logging.getLogger(__name__)
+
+Parse = Callable[[Any], Any]  # the value in its one true form; ValueError says what was wanted, without the name
+
+MAX_COMPLETIONS = 128  # of one request
+MAX_STRINGS = 64  # stop strings and bad words, each
+MAX_STRING = 1024  # characters of each
+MAX_STOP_IDS = 1024
+MAX_BIASES = 1024
+MAX_ALLOWED_IDS = 2**18  # larger than any vocabulary today
+MAX_EXTRA_ARGS = 64
+MIN_TEMPERATURE = 0.01  # below it logits / temperature leaves the range where float32 tells tokens apart
+INT32 = 2**31 - 1
+
+
+class ParameterError(ValueError):
+    """A field that cannot be served; the message starts with the field's name."""
+
+    def __init__(self, parameter: str, problem: str) -> None:
+        super().__init__(f"{parameter} {problem}")
+        self.parameter = parameter
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.parameter, str(self)[len(self.parameter) + 1 :])
+
+
+class RequestOutputKind(enum.Enum):
+    """How much each output of a streamed request repeats."""
+
+    CUMULATIVE = 0  # everything so far, each time
+    DELTA = 1  # only what is new
+    FINAL_ONLY = 2  # one output, at the end
+
+
+def _number(low: float, high: float, note: str = "", above: bool = False) -> Parse:
+    """A finite number in [low, high], or in (low, high]."""
+
+    def parse(value: Any) -> float:
+        wanted = f"must be a number {'over' if above else 'from'} {low:g} {'up ' if above else ''}to {high:g}{note}"
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            raise ValueError(f"{wanted}, not {_show(value)}")
+        number = _float(value)
+        if not low <= number <= high or (above and number == low):  # NaN fails here too
+            raise ValueError(f"{wanted}, not {_show(value)}")
+        return number
+
+    return parse
+
+
+def _float(value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return float("inf")
+
+
+def _integer(low: int, high: int, note: str = "") -> Parse:
+    def parse(value: Any) -> int:
+        try:
+            if isinstance(value, bool):
+                raise TypeError
+            number = operator.index(value)
+        except TypeError:
+            raise ValueError(f"must be a whole number{note}, not {_show(value)}") from None
+        if not low <= number <= high:
+            raise ValueError(f"must be from {low} to {high}{note}, not {_show(value)}")
+        return number
+
+    return parse
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"must be True or False, not {_show(value)}")
+    return value
+
+
+def _optional(parse: Parse) -> Parse:
+    return lambda value: None if value is None else parse(value)
+
+
+def _several(parse: Parse, most: int) -> Parse:
+    """A list of at most `most`; None is none."""
+
+    def parse_all(value: Any) -> list[Any]:
+        if value is None:
+            return []
+        if not isinstance(value, list | tuple | set | frozenset):
+            raise ValueError(f"must be a list, not {_show(value)}")
+        if len(value) > most:
+            raise ValueError(f"may hold {most} entries, not {len(value)}")
+        return [_inside(f"entry {index}", parse, entry) for index, entry in enumerate(value)]
+
+    return parse_all
+
+
+def _strings(value: Any) -> list[str]:
+    return _several(_string, MAX_STRINGS)([value] if isinstance(value, str) else value)
+
+
+def _string(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"must be text, not {_show(value)}")
+    if not 1 <= len(value) <= MAX_STRING:
+        raise ValueError(f"must have from 1 to {MAX_STRING} characters, not {len(value)}")
+    return value
+
+
+def _biases(value: Any) -> dict[int, float]:
+    """Token id -> what is added to its logit. An id may be its decimal text, as in JSON."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"must map token ids to numbers, not {_show(value)}")
+    if len(value) > MAX_BIASES:
+        raise ValueError(f"may hold {MAX_BIASES} entries, not {len(value)}")
+    biases = {}
+    for key, bias in value.items():
+        digits = isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 10
+        token_id = _inside("a token id", _token_id, int(key) if digits else key)
+        biases[token_id] = _inside(f"the bias of token {token_id}", _number(-100, 100), bias)
+    return biases
+
+
+def _allowed(value: Any) -> list[int]:
+    ids: list[int] = sorted(set(_several(_token_id, MAX_ALLOWED_IDS)(value)))
+    if not ids:
+        raise ValueError("must allow at least one token; leave it out (None) to allow all")
+    return ids
+
+
+def _kind(value: Any) -> RequestOutputKind:
+    if not isinstance(value, RequestOutputKind):
+        raise ValueError(f"must be a RequestOutputKind (CUMULATIVE, DELTA or FINAL_ONLY), not {_show(value)}")
+    return value
+
+
+def _extra(value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ValueError(f"must be a dict with text keys, not {_show(value)}")
+    if len(value) > MAX_EXTRA_ARGS:
+        raise ValueError(f"may hold {MAX_EXTRA_ARGS} entries, not {len(value)}")
+    return dict(value)
+
+
+def _seed(value: Any) -> int | None:
+    """-1 is none, as in vLLM."""
+    number = _integer(-(2**63), 2**64 - 1)(value)
+    return None if number == -1 else number
+
+
+def _inside(what: str, parse: Parse, value: Any) -> Any:
+    try:
+        return parse(value)
+    except ValueError as error:
+        raise ValueError(f"{what} {error}") from None
+
+
+def _show(value: Any) -> str:
+    """The value, cut short: it may be hostile and it goes into a message."""
+    try:
+        return f"{reprlib.repr(value)} ({type(value).__name__})"
+    except Exception:  # a repr of the caller's, or an int with more digits than Python will print
+        return f"a {type(value).__name__} that cannot be shown"
+
+
+_token_id = _integer(0, INT32)
+_penalty = _number(-2, 2)
+_count = _integer(0, INT32)
+_positive = _integer(1, INT32)
+_logprobs = _optional(_integer(-1, INT32, " (-1: the whole vocabulary)"))
+
+
+def param(default: Any, parse: Parse, help: str) -> Any:
+    """A field that knows how to read itself; flags and request bodies are generated from this."""
+    return field(default=default, metadata={"parse": parse, "help": help})
+
+
+class _Checked:
+    """A dataclass whose fields parse themselves, and which refuses unknown keywords by the nearest name."""
+
+    __slots__ = ()
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        known = cls.__dataclass_fields__  # type: ignore[attr-defined]
+        if not kwargs.keys() <= known.keys():
+            refuse_unknown("sampling parameter", kwargs, known)
+        return object.__new__(cls)
+
+    def __post_init__(self) -> None:
+        for f in fields(self):  # type: ignore[arg-type]
+            try:
+                setattr(self, f.name, f.metadata["parse"](getattr(self, f.name)))
+            except ValueError as error:
+                raise ParameterError(f.name, str(error)) from None
+
+
+@dataclass(slots=True)
+class SamplingParams(_Checked):
+    """How to draw one request's tokens and when to stop; vLLM's names, defaults and meanings.
+
+    Where it differs: n > 1 is allowed with temperature 0, and a change after construction is checked at admission.
+    Everything is checked when it is made (ParameterError names the field); what depends on the model, by check().
+    """
+
+    n: int = param(1, _integer(1, MAX_COMPLETIONS), "completions of the prompt")
+    presence_penalty: float = param(0.0, _penalty, "taken once from the logit of each token of the output")
+    frequency_penalty: float = param(0.0, _penalty, "taken from a token's logit for each time it is in the output")
+    repetition_penalty: float = param(
+        1.0, _number(0.01, 100), "divides positive, multiplies negative logits of tokens of prompt and output"
+    )
+    temperature: float = param(
+        1.0, _number(0, 1e4, " (0 is greedy)"), "divides the logits; 0 is greedy, what is below 0.01 becomes 0.01"
+    )
+    top_p: float = param(
+        1.0, _number(0, 1, above=True), "draw from the fewest tokens whose probabilities add up to this; 1 is off"
+    )
+    top_k: int = param(0, _integer(-1, INT32, " (0 and -1 are off)"), "draw from this many most likely tokens; 0: all")
+    min_p: float = param(0.0, _number(0, 1), "draw from tokens at least this likely relative to the likeliest; 0: all")
+    seed: int | None = param(None, _optional(_seed), "of the random numbers; None and -1: unlike any other request")
+    stop: Any = param(None, _strings, "text that ends the output; one string or several, kept as list[str]")
+    stop_token_ids: list[int] = param(None, _several(_token_id, MAX_STOP_IDS), "tokens that end the output")
+    bad_words: list[str] = param(None, _strings, "text whose last token is not drawn after the tokens before it")
+    ignore_eos: bool = param(False, _flag, "go on after the end-of-text token")
+    max_tokens: int | None = param(16, _optional(_positive), "most tokens of output; None: as far as the model goes")
+    min_tokens: int = param(0, _count, "tokens of output before it may end by a token")
+    logprobs: int | None = param(None, _logprobs, "likeliest tokens to report at each position beside the one drawn")
+    prompt_logprobs: int | None = param(None, _logprobs, "the same for each position of the prompt")
+    detokenize: bool = param(True, _flag, "give text, not only token ids")
+    skip_special_tokens: bool = param(True, _flag, "leave special tokens out of the text")
+    include_stop_str_in_output: bool = param(False, _flag, "keep the stop string at the text's end")
+    output_kind: RequestOutputKind = param(RequestOutputKind.CUMULATIVE, _kind, "what each streamed output holds")
+    truncate_prompt_tokens: int | None = param(
+        None, _optional(_integer(-1, INT32)), "keep this many last tokens of the prompt; -1: what the model takes"
+    )
+    logit_bias: dict[int, float] | None = param(None, _optional(_biases), "token id -> what is added to its logit")
+    allowed_token_ids: list[int] | None = param(None, _optional(_allowed), "draw from these tokens only")
+    extra_args: dict[str, Any] | None = param(None, _optional(_extra), "for logits processors; not read otherwise")
+
+    def __post_init__(self) -> None:
+        _Checked.__post_init__(self)
+        if 0 < self.temperature < MIN_TEMPERATURE:
+            _warn_once(f"temperatures over 0 and under {MIN_TEMPERATURE} are served as {MIN_TEMPERATURE}")
+            self.temperature = MIN_TEMPERATURE
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ParameterError("min_tokens", f"must be at most max_tokens ({self.max_tokens}), not {self.min_tokens}")
+        if self.stop and not self.detokenize:
+            raise ParameterError("stop", "needs text to look in; set detokenize=True or use stop_token_ids")
+        if self.truncate_prompt_tokens == 0:
+            raise ParameterError("truncate_prompt_tokens", "must keep at least 1 token, not 0; None keeps all")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is taken; top_k, top_p, min_p and seed then change nothing."""
+        return self.temperature == 0
+
+    def clone(self) -> "SamplingParams":
+        """A copy that shares nothing."""
+        return copy.deepcopy(self)
+
+    def check(self, vocab_size: int, max_model_len: int, max_logprobs: int = 20) -> None:
+        """At admission: every field again (they may have been set since), then against the model and the engine.
+
+        max_logprobs -1 is no limit. Raises ParameterError.
+        """
+        self.__post_init__()
+        ids = {
+            "stop_token_ids": self.stop_token_ids,
+            "logit_bias": list(self.logit_bias or ()),
+            "allowed_token_ids": self.allowed_token_ids or [],
+        }
+        for name, given in ids.items():
+            if given and max(given) >= vocab_size:
+                wanted = f"the vocabulary has {vocab_size} tokens: use ids from 0 to {vocab_size - 1}"
+                raise ParameterError(name, f"names token {max(given)}, but {wanted}")
+        for name, num in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            _check_logprobs(name, num, vocab_size, max_logprobs)
+        for name, num in (("min_tokens", self.min_tokens), ("truncate_prompt_tokens", self.truncate_prompt_tokens)):
+            if num is not None and num > max_model_len:
+                raise ParameterError(name, f"must be at most max_model_len ({max_model_len}), not {num}")
+
+
+@dataclass(slots=True)
+class BeamSearchParams(_Checked):
+    """A search for the likeliest output, `beam_width` candidates at a time."""
+
+    beam_width: int = param(4, _integer(1, MAX_COMPLETIONS), "candidates that are kept at each step")
+    max_tokens: int = param(16, _positive, "most tokens of output")
+    ignore_eos: bool = param(False, _flag, "go on after the end-of-text token")
+    temperature: float = param(0.0, _number(0, 1e4, " (0 leaves the logits as they are)"), "divides the logits")
+    length_penalty: float = param(1.0, _number(-100, 100), "scores are divided by length to this power")
+    include_stop_str_in_output: bool = param(False, _flag, "keep the end-of-text token's text")
+
+
+def _check_logprobs(name: str, num: int | None, vocab_size: int, max_logprobs: int) -> None:
+    if num is None:
+        return
+    wanted, limit = (vocab_size if num == -1 else num), (vocab_size if max_logprobs == -1 else max_logprobs)
+    if wanted > limit:
+        remedy = "" if wanted > vocab_size else f"; the engine's max_logprobs={wanted} would allow it"
+        raise ParameterError(name, f"must be at most {limit}, not {num}{remedy}")
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    logger.warning(message)

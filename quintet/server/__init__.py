@@ -1,0 +1,1 @@
+"""What people call: the command line, and the HTTP server to come."""

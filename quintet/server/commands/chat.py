@@ -1,0 +1,143 @@
+"""Talk with a model. /help lists what can be typed; Ctrl-C stops an answer, Ctrl-D leaves."""
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from quintet.names import unknown
+from quintet.sampling_params import SamplingParams
+from quintet.server import flags
+from quintet.server.commands import engine
+
+if TYPE_CHECKING:
+    from quintet import LLM
+
+_HELP = """/help            this list
+/reset           forget the conversation, keep the system message
+/system [TEXT]   set the system message and start afresh; without TEXT, remove it
+/exit            leave; so does Ctrl-D
+A line that ends with \\ goes on in the next. Ctrl-C stops an answer, what has come of it stays."""
+_COMMANDS = ("/help", "/reset", "/system", "/exit")
+_PROMPT = "> "
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("conversation")
+    group.add_argument("--system", metavar="TEXT", help="the system message")
+    group.add_argument("--quiet", "-q", action="store_true", help="print no figures after an answer")
+    engine.add_sampling_arguments(parser, exclude=("n", "logprobs", "prompt_logprobs"), max_tokens=None)
+    engine.add_arguments(parser, exclude=("seed",))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Reads messages until the input ends."""
+    wanted = flags.given(arguments, SamplingParams)
+    SamplingParams(**{"max_tokens": None, **wanted})  # refuses before the model is loaded
+    llm = engine.open_engine(arguments, arguments.quiet)
+    try:
+        talk = Talk(llm, engine.sampling(llm, wanted, max_tokens=None), quiet=arguments.quiet)
+        talk.begin(arguments.system)
+        if talk.interactive:
+            with contextlib.suppress(ImportError):
+                import readline  # noqa: F401  line editing and history for input()
+            engine.say(f"{llm.config.model}: type a message, or /help")
+        for line in _lines(talk.interactive):
+            if not talk.hear(line):
+                break
+        return 1 if talk.failed and not talk.interactive else 0
+    finally:
+        llm.close()
+
+
+def _lines(interactive: bool) -> Iterator[str]:
+    """What the user types, line by line. Ctrl-C at the prompt clears the line."""
+    held = ""
+    while True:
+        try:
+            line = input(("... " if held else _PROMPT) if interactive else "")
+        except EOFError:
+            if held:
+                yield held
+            if interactive:
+                engine.say("")
+            return
+        except KeyboardInterrupt:
+            if not interactive:
+                raise
+            held = ""
+            engine.say("\n(/exit or Ctrl-D leaves)")
+            continue
+        if line.endswith("\\"):
+            held += line[:-1] + "\n"
+            continue
+        yield held + line
+        held = ""
+
+
+class Talk:
+    """One conversation: its messages, and what the lines that are typed do to it."""
+
+    def __init__(self, llm: "LLM", params: SamplingParams, quiet: bool = False) -> None:
+        self.llm = llm
+        self.params = params
+        self.quiet = quiet
+        self.interactive = sys.stdin.isatty()
+        self.failed = False
+        self.system: str | None = None
+        self.messages: list[dict[str, str]] = []
+
+    def begin(self, system: str | None) -> None:
+        """Forgets what was said."""
+        self.system = system
+        self.messages = [{"role": "system", "content": system}] if system else []
+
+    def hear(self, line: str) -> bool:
+        """Takes one line; False when it was the last."""
+        text = line.strip()
+        if text.startswith("/"):
+            return self._obey(text)
+        if text:
+            self._answer(text)
+        return True
+
+    def _obey(self, text: str) -> bool:
+        command, _, rest = text.partition(" ")
+        if command == "/exit":
+            return False
+        if command == "/help":
+            engine.say(_HELP)
+        elif command == "/reset":
+            self.begin(self.system)
+        elif command == "/system":
+            self.begin(rest.strip() or None)
+        else:
+            engine.say(unknown("command", command, _COMMANDS))
+        return True
+
+    def _answer(self, text: str) -> None:
+        """Streams one answer. What cannot be answered is taken back, so that the next message can be."""
+        messages = [*self.messages, {"role": "user", "content": text}]
+        speed, said = engine.Speed(), ""
+        try:
+            # Closed at once when interrupted, so that the engine stops working on it.
+            with contextlib.closing(speed.watch(self.llm.stream_chat(messages, self.params))) as outputs:
+                for output in outputs:
+                    said += output.outputs[0].text
+                    sys.stdout.write(output.outputs[0].text)
+                    sys.stdout.flush()
+                    if output.outputs[0].error:
+                        raise ValueError(output.outputs[0].error)
+        except KeyboardInterrupt:
+            if not self.interactive:
+                raise
+            sys.stdout.write(" [stopped]")
+        except ValueError as error:  # too long, or refused by the template
+            self.failed = True
+            engine.say(f"\nerror: {error}\n(/reset starts afresh)")
+            return
+        print(flush=True)
+        self.messages = [*messages, {"role": "assistant", "content": said}]
+        if self.interactive and not self.quiet:
+            engine.say(f"[{speed}]")

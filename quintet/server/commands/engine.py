@@ -1,0 +1,102 @@
+"""What the commands that run a model share: the engine's flags, sampling flags, opening and timing."""
+
+import argparse
+import dataclasses
+import sys
+import time
+from collections.abc import Collection, Generator, Iterable
+from typing import TYPE_CHECKING, Any
+
+from quintet.config import EngineConfig, read_environment
+from quintet.sampling_params import SamplingParams
+from quintet.server import flags
+
+if TYPE_CHECKING:
+    from quintet import LLM, RequestOutput
+
+# Commands print text: token ids alone, and how streamed outputs are cut, are for programs.
+_NOT_ON_A_COMMAND_LINE = ("detokenize", "output_kind", "extra_args")
+
+
+def add_arguments(parser: argparse.ArgumentParser, exclude: Collection[str] = ()) -> None:
+    """The engine's flags."""
+    flags.add_arguments(parser, EngineConfig, ("skip_tokenizer_init", *exclude))
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser, exclude: Collection[str] = (), **defaults: Any) -> None:
+    """The sampling flags. A command that has them leaves out the engine's own --seed: one is enough."""
+    flags.add_arguments(parser, SamplingParams, (*_NOT_ON_A_COMMAND_LINE, *exclude), "this request", defaults)
+
+
+def given(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The engine's settings that the user gave."""
+    return flags.given(arguments, EngineConfig)
+
+
+def config(kwargs: dict[str, Any]) -> EngineConfig:
+    """Checked, with what the environment settles."""
+    return read_environment().apply(EngineConfig.from_kwargs(**kwargs))
+
+
+def open_engine(arguments: argparse.Namespace, quiet: bool = False) -> "LLM":
+    """Loads the model. Wrong settings are refused before anything slow is imported."""
+    kwargs = given(arguments)
+    config(kwargs)
+
+    from quintet import LLM
+
+    return LLM(**kwargs, use_tqdm=sys.stderr.isatty() and not quiet)
+
+
+def sampling(llm: "LLM", wanted: dict[str, Any], **defaults: Any) -> SamplingParams:
+    """The model's own defaults, then the command's where the model has none, then what the user gave."""
+    params = llm.get_default_sampling_params()
+    plain = SamplingParams()
+    for name, value in {**defaults, **wanted}.items():
+        if name in wanted or getattr(params, name) == getattr(plain, name):
+            setattr(params, name, value)
+    return SamplingParams(**{each.name: getattr(params, each.name) for each in dataclasses.fields(SamplingParams)})
+
+
+class Speed:
+    """Counts the tokens of streamed outputs and what they took, from the first request to the last token."""
+
+    def __init__(self) -> None:
+        self.started = time.perf_counter()
+        self.first: float | None = None  # when the first token came
+        self.last = self.started
+        self.num_prompt = self.num_output = self.num_first = 0
+
+    def watch(self, outputs: "Iterable[RequestOutput]") -> "Generator[RequestOutput, None, None]":
+        """Passes deltas on and counts them. Closing this closes what it watches, which ends the requests."""
+        seen: set[str] = set()
+        try:
+            for output in outputs:
+                self._count(output, output.request_id not in seen)
+                seen.add(output.request_id)
+                yield output
+        finally:
+            close = getattr(outputs, "close", None)
+            if close:
+                close()
+
+    def _count(self, output: "RequestOutput", new: bool) -> None:
+        self.last = time.perf_counter()
+        if new:
+            self.num_prompt += len(output.prompt_token_ids or ())
+        self.num_output += sum(len(each.token_ids) for each in output.outputs)
+        if self.first is None and self.num_output:
+            self.first, self.num_first = self.last, self.num_output
+
+    def __str__(self) -> str:
+        first = (self.first or self.last) - self.started
+        rest = self.last - (self.first or self.last)
+        later = self.num_output - self.num_first
+        rate = f", {later / rest:.1f} tokens/s" if rest > 0 and later else ""
+        prompt = f"{self.num_prompt} prompt tokens, first token after {first:.3f} s"
+        return f"{prompt}; {self.num_output} tokens of output{rate}"
+
+
+def say(text: str) -> None:
+    """To the person, not into the output."""
+    print(text, file=sys.stderr, flush=True)

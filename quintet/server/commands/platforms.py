@@ -1,0 +1,66 @@
+"""List the platforms, with their facts or the reason why they cannot run here."""
+
+import argparse
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+from quintet.config import EngineConfig, read_environment
+from quintet.server.tables import table
+
+if TYPE_CHECKING:
+    from quintet.platforms import Found
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints every platform and which one `auto` takes."""
+    from quintet.platforms import choose, discover
+
+    wanted = read_environment().apply(EngineConfig()).device
+    rows = [_row(found) for found in discover()]
+    try:
+        choice = choose(wanted)
+        chosen, reason = choice.platform.name, choice.reason
+    except ValueError as error:
+        chosen, reason = None, str(error)
+    if arguments.json:
+        print(json.dumps({"platforms": rows, "chosen": chosen, "reason": reason}, indent=2))
+        return 0 if chosen else 1
+    print(table(("platform", "state", "facts, or the reason"), [_cells(row) for row in rows]))
+    if chosen and wanted == "auto":
+        reason = "the first above that is available"
+    print(f"\n{wanted} → {chosen}: {reason}" if chosen else f"\n{reason}")
+    return 0 if chosen else 1
+
+
+def _row(found: "Found") -> dict[str, Any]:
+    """A platform as plain data."""
+    from quintet.platforms.interface import Unavailable
+
+    row: dict[str, Any] = {"name": found.name, "source": found.source}
+    facts = found.result
+    if isinstance(facts, Unavailable):
+        return {**row, "available": False, "reason": facts.reason, "remedy": facts.remedy}
+    plain = {each.name: _plain(getattr(facts, each.name)) for each in dataclasses.fields(facts)}
+    return {**row, "available": True, **plain}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (tuple, frozenset)):
+        return sorted(map(_plain, value)) if isinstance(value, frozenset) else [_plain(each) for each in value]
+    return value if isinstance(value, (bool, int, str)) or value is None else str(value).removeprefix("torch.")
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, str, str]:
+    if not row["available"]:
+        return row["name"], "unavailable", "; ".join(filter(None, (row["reason"], row["remedy"])))
+    facts = [f"{row['devices']} device{'s' * (row['devices'] != 1)}", ", ".join(row["dtypes"])]
+    facts += [f"fp8 {row['fp8']}"] if row["fp8"] else []
+    facts += [f"quant {', '.join(row['quant'])}"] if row["quant"] else []
+    facts += [name.replace("_", " ") for name in ("static_shapes", "overlap", "batch_invariant") if row[name]]
+    facts += [row["detail"]] if row["detail"] else []
+    return row["name"], "available", "; ".join(facts)

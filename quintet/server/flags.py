@@ -1,0 +1,245 @@
+"""Command line flags generated from dataclasses, and a parser that answers a typo with the nearest flag."""
+
+import argparse
+import dataclasses
+import json
+import sys
+import types
+import typing
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass
+from typing import Any, NoReturn, TypeVar
+
+from quintet.config import LACKING
+from quintet.names import nearest
+from quintet.values import integer
+
+T = TypeVar("T")
+Read = Callable[[str], Any]
+
+
+class Parser(argparse.ArgumentParser):
+    """No abbreviations; `--max_tokens` is `--max-tokens`; an unknown flag is an error that names the nearest."""
+
+    def __init__(self, **options: Any) -> None:
+        options.setdefault("formatter_class", _Help)
+        super().__init__(allow_abbrev=False, **options)
+        self._own_usage = options.get("usage") is None
+
+    def format_help(self) -> str:
+        """Fifty flags in a usage line help nobody: positionals alone."""
+        if self._own_usage:
+            names = [
+                f"[{each.metavar or each.dest}{' ...' * (each.nargs == '*')}]"
+                for each in self._positionals._group_actions
+                if not each.option_strings
+            ]
+            self.usage = " ".join(["%(prog)s", *names, "[--flags]"])
+        return super().format_help()
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Prompts and flags may be mixed. Exits with 2 on what it does not know."""
+        words = _with_dashes(argv)
+        end = words.index("--") if "--" in words else len(words)
+        namespace, extra = self.parse_known_intermixed_args(words[:end])
+        flags = [word.split("=")[0] for word in extra if word.startswith("-") and word != "-"]
+        if flags:
+            known = [flag for flag in self._option_string_actions if flag.startswith("--")]
+            self.error("\n".join(_refusal(flag, known) for flag in flags))
+        for word in extra + words[end + 1 :]:
+            self._place(namespace, word)
+        return namespace
+
+    def _place(self, namespace: argparse.Namespace, word: str) -> None:
+        """Gives a word from behind "--" to the positional that has room for it; argparse loses these."""
+        for action in self._get_positional_actions():
+            if action.nargs == "*":
+                setattr(namespace, action.dest, [*getattr(namespace, action.dest), word])
+                return
+            if getattr(namespace, action.dest) is None:
+                setattr(namespace, action.dest, word)
+                return
+        self.error(f"unexpected argument {word!r}")
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: error: {message}\n`{self.prog} --help` lists what there is.", file=sys.stderr)
+        raise SystemExit(2)
+
+
+class _Help(argparse.HelpFormatter):
+    """Flags on the left, what they do on the right."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        """Both spellings of a switch as one word."""
+        if isinstance(action, argparse.BooleanOptionalAction):
+            return ", ".join(flag.replace("--", "--[no-]", 1) for flag in action.option_strings if "--no-" not in flag)
+        return super()._format_action_invocation(action)
+
+
+def _with_dashes(argv: Sequence[str]) -> list[str]:
+    """Underscores in a flag's name become dashes; what follows "=" or "--" stays as it is."""
+    end = list(argv).index("--") if "--" in argv else len(argv)
+    return [_dashes(word) if at < end and word.startswith("--") else word for at, word in enumerate(argv)]
+
+
+def _dashes(word: str) -> str:
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
+def _refusal(flag: str, known: Collection[str]) -> str:
+    advice = LACKING.get(flag.lstrip("-").replace("-", "_"))
+    if advice:
+        return f"there is no {flag}: {advice}"
+    match = nearest(flag, known)
+    return f"unknown flag {flag!r}" + (f"; did you mean {match!r}?" if match else "")
+
+
+# ------------------------------------------------------------------------------------------------ dataclass to flags
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """How a field is read from the command line."""
+
+    read: Read
+    metavar: str = "TEXT"
+    many: bool = False  # the flag may be repeated, each adds one
+    truth: bool = False  # --x and --no-x
+
+
+def add_arguments(
+    parser: argparse.ArgumentParser,
+    cls: type,
+    exclude: Collection[str] = (),
+    group: str | None = None,
+    defaults: Mapping[str, Any] | None = None,
+) -> None:
+    """A flag for each field. What is not given stays out of the namespace.
+
+    A field's metadata may hold help, group, aliases, flags, choices, metavar, parse; its type settles the rest.
+    `defaults` are those of the command where they are not the dataclass's: the help shows them.
+    """
+    hints = typing.get_type_hints(cls)
+    groups: dict[str, Any] = {}
+    for each in _fields(cls):
+        if each.name in exclude:
+            continue
+        title = group or each.metadata.get("group", "options")
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        default = (defaults or {}).get(each.name, _default(each))
+        _add(groups[title], cls, each, (_shape(hints[each.name]), default))
+
+
+def _fields(cls: type) -> list[Field[Any]]:
+    return [each for each in dataclasses.fields(cls) if each.init and each.metadata.get("cli", True)]
+
+
+def flags_of(each: Field[Any]) -> list[str]:
+    """A field's flags: its name, its aliases, and the short ones it lists."""
+    names = (each.name, *each.metadata.get("aliases", ()))
+    return [*each.metadata.get("flags", ()), *("--" + name.replace("_", "-") for name in names)]
+
+
+def _default(each: Field[Any]) -> Any:
+    return each.default_factory() if each.default_factory is not MISSING else each.default
+
+
+def _add(target: Any, cls: type, each: Field[Any], how: tuple[_Shape, Any]) -> None:
+    shape, default = how
+    text = _help(each, shape, default)
+    options: dict[str, Any] = {"dest": _dest(cls, each.name), "default": argparse.SUPPRESS, "help": text}
+    if shape.truth:
+        target.add_argument(*flags_of(each), action=argparse.BooleanOptionalAction, **options)
+        return
+    choices = each.metadata.get("choices")
+    metavar = each.metadata.get("metavar") or ("{" + ",".join(map(str, choices)) + "}" if choices else shape.metavar)
+    if shape.many:
+        options["action"] = "append"
+    target.add_argument(*flags_of(each), type=_checked(each, shape), metavar=metavar, **options)
+
+
+def _dest(cls: type, name: str) -> str:
+    return f"{cls.__name__}.{name}"  # two dataclasses may share a name
+
+
+def _help(each: Field[Any], shape: _Shape, default: Any) -> str:
+    text = str(each.metadata.get("help", "")) + ("; may be repeated" if shape.many else "")
+    if isinstance(default, bool):
+        text += " (default: yes)" if default else ""
+    elif default not in (None, MISSING, (), []):
+        text += f" (default: {default})"
+    return text.replace("%", "%%")
+
+
+def _checked(each: Field[Any], shape: _Shape) -> Read:
+    """Reads the word by the field's type, then by the field's own check; argparse shows what either says.
+
+    One entry of a list is checked when the dataclass is made, for the check is the list's.
+    """
+    check = each.metadata.get("parse") if not shape.many else None
+
+    def parse(word: str) -> Any:
+        try:
+            return check(shape.read(word)) if check else shape.read(word)
+        except (ValueError, TypeError) as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parse
+
+
+def _shape(hint: Any) -> _Shape:
+    """From the type: bool, int, float, str, mapping, list, and unions of these. Any is text, one or several."""
+    if hint is Any:
+        return _Shape(str, many=True)
+    kinds = {typing.get_origin(each) or each: each for each in _members(hint)}
+    for kind in (list, tuple):
+        if kind in kinds:
+            element = typing.get_args(kinds[kind])[0]
+            return _Shape(integer, "N", many=True) if element is int else _Shape(str, many=True)
+    if dict in kinds:
+        return _Shape(_json, "JSON")
+    if str in kinds:  # whatever else it may be, the field's own check reads the word
+        return _Shape(str)
+    if bool in kinds:
+        return _Shape(str, truth=True)
+    if float in kinds:
+        return _Shape(_number, "X")
+    return _Shape(integer, "N")
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return typing.get_args(hint) if union else (hint,)
+
+
+def _number(word: str) -> float:
+    try:
+        return float(word)
+    except ValueError:
+        raise ValueError(f"must be a number, not {word!r}") from None
+
+
+def _json(word: str) -> Any:
+    try:
+        return json.loads(word)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"must be a JSON object such as '{{\"key\": 1}}': {error}") from None
+
+
+# ------------------------------------------------------------------------------------------------ flags to dataclass
+
+
+def given(namespace: argparse.Namespace, cls: type) -> dict[str, Any]:
+    """The fields that the user set, by name."""
+    prefix = _dest(cls, "")
+    return {name[len(prefix) :]: value for name, value in vars(namespace).items() if name.startswith(prefix)}
+
+
+def from_arguments(namespace: argparse.Namespace, cls: type[T], **defaults: Any) -> T:
+    """The dataclass, checked by itself; `defaults` stand in for flags that were not given."""
+    return cls(**{**defaults, **given(namespace, cls)})

@@ -1,0 +1,131 @@
+"""Plain data that crosses the layers of the engine: a step's batch, a cache's layout, a weight's place."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Array = np.ndarray[Any, np.dtype[np.int32]]
+
+
+class Batch(NamedTuple):
+    """One step, on the device. T tokens of R requests; N pages at most per request; L rows of logits. All int32.
+
+    A padded token writes to page 0, which holds nothing; a padded request has length 0.
+    """
+
+    token_ids: Tensor  # [T]
+    positions: Tensor  # [T]       place of each token in its request
+    slots: Tensor  # [T]       where each token's K and V go: page * page_size + offset
+    owners: Tensor  # [T]       the row of each token's request
+    starts: Tensor  # [R + 1]   row r owns the tokens starts[r]:starts[r + 1]
+    lengths: Tensor  # [R]       tokens in the cache once this step has run
+    page_table: Tensor  # [R, N]    pages of each request in order, 0 past its end
+    logit_rows: Tensor  # [L]       tokens whose logits are wanted
+    extra: tuple[Tensor, ...] = ()  # what Attention.plan added, for that attention alone
+
+
+class HostBatch(NamedTuple):
+    """The same step on the host, built by the engine and completed by Attention.plan."""
+
+    token_ids: Array
+    positions: Array
+    slots: Array
+    owners: Array
+    starts: Array
+    lengths: Array
+    page_table: Array
+    logit_rows: Array
+    extra: tuple[Array, ...] = ()
+
+
+@dataclass(frozen=True)
+class KVLayout:
+    """What one attention layer stores per page. The engine only counts pages."""
+
+    dtype: torch.dtype
+    page_size: int  # tokens
+    page_shape: tuple[int, ...]  # of one page, page_size included
+
+    @property
+    def page_bytes(self) -> int:
+        return int(np.prod(self.page_shape)) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """One attention layer as this rank sees it: heads are local, and heads % kv_heads == 0."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    dtype: torch.dtype
+    page_size: int
+    window: int | None = None  # a token sees itself and the window - 1 tokens before it
+    softcap: float | None = None  # scores become softcap * tanh(scores / softcap)
+    sinks: bool = False  # one learned logit per head joins the softmax
+
+
+class Memory(NamedTuple):
+    """Bytes on a device: what an allocation could take now, what there is, and the most that was in use."""
+
+    free: int
+    total: int
+    peak: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """A slice of one checkpoint tensor, and which stretch of it each rank keeps.
+
+    `ranges[rank]` counts from `offset` along the weight's shard axis. A range may run past the end of the
+    tensor: the rest is zeros (a padded vocabulary).
+    """
+
+    source: str  # the tensor's name in the checkpoint
+    shape: tuple[int, ...]  # of this part, whole, as the layer sees it (after a transposition)
+    ranges: tuple[tuple[int, int], ...]
+    offset: int = 0
+    transposed: bool = False  # stored [in, out]
+    total: int | None = None  # the checkpoint tensor's size along the shard axis; None: the part is all of it
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One parameter of a layer: parts of checkpoint tensors, sliced by rank and joined along the shard axis."""
+
+    name: str  # the attribute of the layer that it becomes
+    parts: tuple[Part, ...]
+    axis: int  # the shard axis; an SPMD platform shards along it and ignores the ranges
+    rank: int
+    dtype: torch.dtype
+    use: str  # "linear", "embedding" or "vector": what place() may repack it for
+    scheme: str | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of what this rank keeps."""
+        shape = list(self.parts[0].shape)
+        shape[self.axis] = sum(stop - start for start, stop in (part.ranges[self.rank] for part in self.parts))
+        return tuple(shape)
+
+    def local(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """This rank's tensor from the checkpoint's, in the checkpoint's dtype; a view where that is possible."""
+        slices = [self._slice(part, tensors[part.source]) for part in self.parts]
+        return slices[0] if len(slices) == 1 else torch.cat(slices, self.axis)
+
+    def _slice(self, part: Part, tensor: Tensor) -> Tensor:
+        if part.transposed:
+            tensor = tensor.t()
+        start, stop = part.ranges[self.rank]
+        end = part.shape[self.axis]
+        kept = tensor.narrow(self.axis, part.offset + min(start, end), max(0, min(stop, end) - start))
+        if stop <= end:
+            return kept
+        shape = list(kept.shape)
+        shape[self.axis] = stop - max(start, min(start, end)) - kept.shape[self.axis]
+        return torch.cat([kept, kept.new_zeros(shape)], self.axis)

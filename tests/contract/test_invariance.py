@@ -1,0 +1,145 @@
+"""On a platform that declares itself batch invariant, a row's result is the same bits whatever stands beside it."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from quintet.ops import Op
+from quintet.ops.activation import KINDS
+from quintet.platforms.cpu import PLATFORM
+from quintet.platforms.interface import Capabilities
+from tests.helpers.batches import Cache, Request, spec
+from tests.helpers.models import FAMILIES, variant
+from tests.helpers.run_model import Runner, random_prompts
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(1)
+
+
+def test_the_platform_declares_it() -> None:
+    facts = PLATFORM.probe()
+    assert isinstance(facts, Capabilities)
+    assert facts.batch_invariant
+
+
+def provider(name: str):  # type: ignore[no-untyped-def]  # what bind() would choose
+    return Op.registry[name].providers["torch"]
+
+
+STRETCHES = [(0, 1), (49, 50), (3, 5), (1, 4), (10, 14), (20, 25), (8, 16), (0, 17), (13, 46), (0, 66)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("inputs", "outputs"), [(48, 77), (77, 48), (1, 1), (7, 5), (1024, 130), (130, 1024)])
+def test_linear(inputs: int, outputs: int, dtype: torch.dtype, threads: None) -> None:
+    generator = torch.Generator().manual_seed(inputs)
+    x, weight, bias = (
+        torch.randn(*shape, generator=generator).to(dtype) for shape in ((67, inputs), (outputs, inputs), (outputs,))
+    )
+    for b in (None, bias):
+        whole = provider("linear")(x, weight, b)
+        for first, last in STRETCHES:
+            assert torch.equal(provider("linear")(x[first:last], weight, b), whole[first:last]), (first, last)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_activations(kind: str, dtype: torch.dtype, threads: None) -> None:
+    """torch's own silu and gelu are not: the last elements of a tensor go through other arithmetic."""
+    x = torch.randn(301, 2 * 77, generator=torch.Generator().manual_seed(0)).mul(3).to(dtype)
+    for name in ("activate", "gated"):
+        whole = provider(name)(x, kind)
+        for first, last in STRETCHES:
+            assert torch.equal(provider(name)(x[first:last].clone(), kind), whole[first:last]), (name, first, last)
+
+
+SPECS = {
+    "plain": spec(6, 3, 16),
+    "one head": spec(1, 1, 8, page_size=8),
+    "one KV head": spec(5, 1, 20, page_size=32),
+    "many heads": spec(12, 12, 8),
+    "window": spec(6, 2, 16, window=37),
+    "soft-cap": spec(4, 2, 16, softcap=5.0, window=200),
+    "sinks": spec(4, 2, 16, sinks=True),
+}
+LENGTHS = (1, 3, 40, 127, 128, 129, 290)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", SPECS)
+def test_paged_attention(name: str, dtype: torch.dtype) -> None:
+    """Each request whole and alone, against: in one batch, in chunks, token by token, among decoding neighbours."""
+    torch.set_num_threads(1)
+    of = SPECS[name]
+    cache = Cache(of, LENGTHS)
+    cache.kv = cache.kv.to(dtype)
+    sinks = torch.randn(of.heads) if of.sinks else None
+
+    def attend(requests: dict[int, Request]) -> list[Tensor]:
+        q, batch = cache.batch(requests)
+        out: Tensor = provider("paged_attention")(q.to(dtype), cache.kv, batch, of, sinks)
+        return list(out.split([r.new for r in requests.values()]))
+
+    alone = [attend({row: Request(0, length)})[0] for row, length in enumerate(LENGTHS)]
+    everyone = dict(enumerate(LENGTHS))
+    for row, out in enumerate(attend({row: Request(0, length) for row, length in everyone.items()})):
+        assert torch.equal(out, alone[row]), f"request {row} in one batch"
+    for row, out in enumerate(attend({row: Request(length - 1, 1) for row, length in everyone.items()})):
+        assert torch.equal(out[0], alone[row][-1]), f"request {row}'s last token among the others' last"
+    mixed = {row: Request(n // 3, n - n // 3 - row % 2) for row, n in everyone.items() if n > 3}
+    for (row, request), out in zip(mixed.items(), attend(mixed), strict=True):
+        whole = alone[row][request.cached : request.cached + request.new]
+        assert torch.equal(out, whole), f"request {row} from {request.cached} on"
+    for position in (0, 5, 100, 127, 128, 200, 289):
+        assert torch.equal(attend({6: Request(position, 1)})[0][0], alone[6][position]), f"token {position} alone"
+
+
+def chunked(run: Runner, prompt: list[int], sizes: list[int]) -> Tensor:
+    out, first = [], 0
+    for size in sizes:
+        out.append(run.step({"only": prompt[first : first + size]})["only"])
+        first += size
+    run.finish("only")
+    assert first == len(prompt)
+    return torch.cat(out)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_models(family: str, dtype: torch.dtype) -> None:
+    """A prompt's logits: alone and whole, in chunks, token by token, and in a batch whose members come and go."""
+    run = Runner(variant(family, next(iter(FAMILIES[family]))), dtype)
+    prompts = random_prompts(1, (41, 5, 17), 101)
+    whole = run.prompts(prompts[:1])[0]
+    assert torch.equal(chunked(run, prompts[0], [41]), whole)
+    assert torch.equal(chunked(run, prompts[0], [1, 16, 3, 20, 1]), whole)
+    assert torch.equal(chunked(run, prompts[0], [1] * 41), whole)
+    assert torch.equal(run.prompts(prompts)[0], whole)
+    first = run.step({"a": prompts[0][:9], "b": prompts[1]})["a"]
+    second = run.step({"b": [3], "a": prompts[0][9:10], "c": prompts[2]})["a"]
+    run.finish("c")
+    third = run.step({"b": [4], "a": prompts[0][10:]})["a"]
+    assert torch.equal(torch.cat([first, second, third]), whole)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_what_another_request_left_in_a_page_does_not_matter(name: str) -> None:
+    """Not even if it is not a number: one bad request must not spoil those that get its pages."""
+    of = SPECS[name]
+    cache, sinks = Cache(of, LENGTHS), torch.randn(of.heads) if of.sinks else None
+    q, batch = cache.batch({row: Request(length // 2, length - length // 2) for row, length in enumerate(LENGTHS)})
+    clean = provider("paged_attention")(q, cache.kv, batch, of, sinks)
+    dirty = torch.full_like(cache.kv, float("nan"))
+    for pages, length in zip(batch.page_table.tolist(), batch.lengths.tolist(), strict=True):
+        for position in range(length):
+            place = pages[position // of.page_size], position % of.page_size
+            dirty[place] = cache.kv[place]
+    assert torch.equal(provider("paged_attention")(q, dirty, batch, of, sinks), clean)

@@ -1,0 +1,191 @@
+"""The commands as a person runs them, on the bundled model: what is printed where, exit codes, Ctrl-C."""
+
+import json
+import logging
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quintet.server import cli
+
+QUINTET = [sys.executable, "-m", "quintet"]
+FRANCE, PARIS = "What is the capital of France?", "The capital of France is Paris."
+
+
+def _run(*words: str, stdin: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **environ}
+    return subprocess.run([*QUINTET, *words], input=stdin, capture_output=True, text=True, timeout=120, env=environment)
+
+
+@pytest.fixture(autouse=True)
+def _log() -> Iterator[None]:
+    """A command sets the log up for the whole process."""
+    log = logging.getLogger("quintet")
+    level, handlers = log.level, [*log.handlers]
+    yield
+    log.setLevel(level)
+    log.handlers[:] = handlers
+
+
+def test_generate_prints_text_and_speed() -> None:
+    done = _run("generate", "--chat", "--temperature", "0", FRANCE)
+    assert (done.returncode, done.stdout) == (0, PARIS + "\n")
+    assert re.fullmatch(r"\d+ prompt tokens, first token after .* tokens of output, .* tokens/s\n", done.stderr)
+
+
+def test_generate_takes_several_prompts_in_order() -> None:
+    done = _run("generate", "--json", "--quiet", "--chat", "--temperature", "0", "--n", "2", FRANCE, "8 + 5 =")
+    assert (done.returncode, done.stderr) == (0, "")
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [[each["text"] for each in answer["outputs"]] for answer in answers] == [[PARIS] * 2, ["8 + 5 = 13"] * 2]
+    assert answers[0]["outputs"][0]["finish_reason"] == "stop"
+
+
+def test_generate_reads_standard_input_whole() -> None:
+    done = _run("generate", "--chat", "--temperature", "0", "-q", stdin=FRANCE + "\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, PARIS + "\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "says"),
+    [
+        (["-m", "/no/such/folder", "x"], {}, "no folder '/no/such/folder'"),
+        (["--device", "cpux", "x"], {}, "did you mean 'cpu'"),
+        (["x"], {"QUINTET_DEVICE": "tpux"}, "did you mean 'tpu'"),
+        (["--max-model-len", "1T", "x"], {}, "max_model_len"),
+        (["--kv-cache-memory-bytes", "1k", "x"], {}, "KV cache"),
+        (["--hf-overrides", '{"hiden_size": 1}', "x"], {}, "did you mean 'hidden_size'"),
+        (["x " * 5000], {}, "max_model_len"),
+    ],
+)
+def test_failures_are_one_message(
+    words: list[str],
+    environ: dict[str, str],
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert cli.main(["generate", *words]) == 1
+    captured = capsys.readouterr()
+    assert says in captured.err
+    assert "Traceback" not in captured.err
+    assert captured.out == ""
+
+
+def test_debug_shows_where_it_failed() -> None:
+    done = _run("generate", "-m", "/no/such/folder", "x", QUINTET_LOG_LEVEL="DEBUG")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+
+
+def test_a_reader_that_leaves_is_no_failure_worth_a_word() -> None:
+    words = ["generate", "-q", "--ignore-eos", "--max-tokens", "400", "x"]
+    with subprocess.Popen([*QUINTET, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout and process.stderr
+        process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+
+
+def test_explain_names_platform_memory_and_providers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", "bundled"]) == 0
+    page = capsys.readouterr().out
+    for word in ("cpu", "rms_norm", "reference", "pages"):
+        assert word in page
+
+
+def test_collect_env_prints_versions_and_no_secrets(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    assert cli.main(["collect-env"]) == 0
+    page = capsys.readouterr().out
+    assert "torch:" in page
+    assert "hf_secret" not in page
+
+
+@pytest.mark.parametrize("kind", ["latency", "throughput"])
+def test_bench_prints_and_writes_figures(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    load = {"latency": ["--batch-size", "2", "--num-iters", "2"], "throughput": ["--num-prompts", "3"]}[kind]
+    file = tmp_path / "figures.json"
+    lengths = ["--input-len", "8", "--output-len", "4"]
+    assert cli.main(["bench", kind, *load, *lengths, "--output-json", str(file)]) == 0
+    figures, page = json.loads(file.read_text()), capsys.readouterr().out
+    assert figures["output_tokens_per_s"] > 0
+    assert all(name in page for name in figures)
+
+
+# ------------------------------------------------------------------------------------------------------------- chat
+
+
+def test_chat_answers_piped_lines_and_remembers() -> None:
+    done = _run("chat", "--temperature", "0", stdin=f"{FRANCE}\n/reset\nWhat is 27 + 45?\n")
+    assert (done.returncode, done.stdout.splitlines()) == (0, [PARIS, "27 + 45 = 72"])
+
+
+class Terminal:
+    """A program in a pseudo-terminal."""
+
+    def __init__(self, *words: str) -> None:
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.execv(sys.executable, [*QUINTET, *words])
+        self.seen = ""
+
+    def until(self, text: str, seconds: float = 60) -> str:
+        """Reads until the text comes, and returns all that came since the last call."""
+        end = time.monotonic() + seconds
+        while text not in self.seen:
+            ready, _, _ = select.select([self.fd], [], [], max(0.0, end - time.monotonic()))
+            assert ready, f"{text!r} did not come: {self.seen!r}"
+            try:
+                self.seen += os.read(self.fd, 65536).decode(errors="replace")
+            except OSError:  # the program has ended
+                break
+        before, _, self.seen = self.seen.partition(text)
+        return before
+
+    def type(self, text: str) -> None:
+        os.write(self.fd, text.encode())
+
+    def exit_code(self) -> int:
+        self.until("\0", 30)  # reads to the end
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program() -> None:
+    terminal = Terminal("chat", "--temperature", "0", "--ignore-eos", "-q")
+    terminal.until("> ")
+    terminal.type("Tell me a story.\n")
+    terminal.until("\n")
+    time.sleep(0.3)
+    terminal.type("\x03")
+    terminal.until("[stopped]", 10)
+    terminal.until("> ", 10)
+    terminal.type("\x03")
+    terminal.until("Ctrl-D leaves", 10)
+    terminal.type("/hepl\n")
+    terminal.until("did you mean '/help'", 10)
+    terminal.type("\x04")
+    assert terminal.exit_code() == 0
+
+
+def test_ctrl_c_ends_other_commands_quietly() -> None:
+    words = ["generate", "-q", "--ignore-eos", "--max-tokens", "900", "x"]
+    with subprocess.Popen([*QUINTET, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout and process.stderr
+        process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+        assert process.stderr.read() == b""

@@ -1,0 +1,148 @@
+"""Every family against transformers' eager attention, in float32."""
+
+import copy
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoConfig, Gemma3Config
+
+from quintet.engine.worker import Shape, Worker
+from quintet.platforms.cpu import PLATFORM
+from tests.helpers.configs import configs
+from tests.helpers.models import FAMILIES, LENGTH, PLAIN, SERVED, VARIANTS, VOCAB, Tiny, make, variant
+from tests.helpers.run_model import Runner, random_prompts
+
+LENGTHS = (23, 1, 40, 7)  # of the prompts of one batch
+GENERATED = 6
+
+
+def assert_agrees(tiny: Tiny, seed: int = 0, **runner: Any) -> None:
+    """Logits are close for a ragged batch, and greedy tokens equal over the paged cache.
+
+    The reference sees each request alone and whole: its best token after every prefix must be the one we chose.
+    """
+    run = Runner(tiny, **runner)
+    prompts = random_prompts(seed, LENGTHS, VOCAB)
+    chosen = run.greedy(prompts, GENERATED)
+    references = [tiny.logits(prompt + more) for prompt, more in zip(prompts, chosen, strict=True)]
+    for prompt, logits, reference in zip(prompts, run.prompts(prompts), references, strict=True):
+        assert_close(logits, reference[: len(prompt)])
+    for prompt, more, reference in zip(prompts, chosen, references, strict=True):
+        assert reference[len(prompt) - 1 : -1].argmax(-1).tolist() == more
+
+
+def assert_close(logits: Tensor, reference: Tensor) -> None:
+    spread = float(reference.std())
+    assert spread > 0.3, "these logits are too alike to tell anything"
+    torch.testing.assert_close(logits, reference, rtol=0, atol=1e-4 * spread)
+
+
+@pytest.mark.parametrize(("family", "name"), VARIANTS)
+def test_agrees_with_transformers(family: str, name: str) -> None:
+    assert_agrees(variant(family, name))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_half_precision_stays_close(family: str, dtype: torch.dtype) -> None:
+    """No further from the float32 logits than transformers is in the same type, give or take."""
+    tiny = variant(family, next(iter(FAMILIES[family])))
+    (prompt,) = random_prompts(5, (40,), VOCAB)
+    exact = tiny.logits(prompt)
+    half = copy.deepcopy(tiny.reference).to(dtype)
+    with torch.no_grad():
+        theirs = half(torch.tensor([prompt]), use_cache=False).logits[0].float()
+    ours = Runner(tiny, dtype).prompts([prompt])[0]
+    assert float((ours - exact).pow(2).mean()) <= 1.5 * float((theirs - exact).pow(2).mean())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(derandomize=True, max_examples=4, deadline=None, database=None)
+@given(data=st.data())
+def test_random_configs_agree(family: str, data: st.DataObject) -> None:
+    tiny = make(family, data.draw(configs(family)))
+    assert_agrees(tiny, seed=data.draw(st.integers(0, 9)), page_size=data.draw(st.sampled_from([8, 16, 32])))
+
+
+def test_longrope_turns_long_requests_by_the_long_factors() -> None:
+    """transformers switches by each request's length, we by max_model_len: requests that are all long agree."""
+    tiny = make("phi3", {**FAMILIES["phi3"]["longrope"], "original_max_position_embeddings": 16})
+    prompts = random_prompts(0, (20, 45), VOCAB)
+    for prompt, logits in zip(prompts, Runner(tiny).prompts(prompts), strict=True):
+        assert_close(logits, tiny.logits(prompt))
+
+
+OLD_STYLE = {
+    "linear": {"type": "linear", "factor": 2.0},
+    "dynamic": {"type": "dynamic", "factor": 2.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", OLD_STYLE)
+def test_old_style_rope_scaling(kind: str, tmp_path: Path) -> None:
+    """config.json as it was written before transformers 5: rope_theta and rope_scaling beside each other."""
+    tiny = make("llama", {**PLAIN, "rope_theta": 5000.0, "rope_scaling": OLD_STYLE[kind]})
+    raw = json.loads((tiny.folder / "config.json").read_text())
+    raw.pop("rope_parameters")
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "rope_theta": 5000.0, "rope_scaling": OLD_STYLE[kind]}))
+    assert_agrees(replace(tiny, config=AutoConfig.from_pretrained(tmp_path)))
+
+
+@pytest.mark.parametrize("wrapped", ["language_model.model.", "model.language_model."])
+def test_gemma3_reads_the_text_model_of_a_checkpoint_that_sees(wrapped: str, tmp_path: Path) -> None:
+    tiny = variant("gemma3_text", "plain")
+    tensors = load_file(tiny.folder / "model.safetensors")
+    inner = {name.replace("model.", wrapped, 1): tensor for name, tensor in tensors.items()}
+    save_file({**inner, "vision_tower.patch.weight": torch.ones(2)}, tmp_path / "model.safetensors")
+    seeing = Gemma3Config(text_config=tiny.config.to_dict())
+    assert_agrees(replace(tiny, folder=tmp_path, config=seeing))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "opt"])
+def test_first_checkpoints_without_prefix(family: str, tmp_path: Path) -> None:
+    name, prefix = ("plain", "transformer.") if family == "gpt2" else ("norm before", "model.")
+    tiny = variant(family, name)
+    tensors = load_file(tiny.folder / "model.safetensors")
+    bare = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+    if family == "gpt2":
+        bare |= {"h.0.attn.bias": torch.ones(1, 1, 4, 4), "h.0.attn.masked_bias": torch.tensor(-1e4)}
+    save_file(bare, tmp_path / "model.safetensors")
+    assert_agrees(replace(tiny, folder=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "message"),
+    [
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("gpt2", {"add_cross_attention": True}, "add_cross_attention"),
+        ("llama", {"hidden_act": "mish"}, "activation 'mish' is not known"),
+        ("qwen2", {"layer_types": ["chunked_attention"] * 3}, "layer_types"),
+    ],
+)
+def test_what_is_not_computed_is_refused(family: str, settings: dict[str, Any], message: str) -> None:
+    config = AutoConfig.for_model(family, **{**next(iter(FAMILIES[family].values())), **settings})
+    with pytest.raises(ValueError, match=message):
+        Worker(PLATFORM(), config, Shape(torch.float32, 16, SERVED))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "opt"])
+def test_learned_positions_end(family: str) -> None:
+    config = next(iter(FAMILIES[family].values()))
+    with pytest.raises(ValueError, match="max_model_len 257 exceeds the 256 positions"):
+        Worker(PLATFORM(), AutoConfig.for_model(family, **config), Shape(torch.float32, 16, LENGTH + 1))

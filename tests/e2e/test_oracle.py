@@ -1,0 +1,169 @@
+"""The equality oracle: a request's tokens and log-probabilities are its own, whatever runs beside it and however.
+
+Alone = batched = chunked = preempted = prefix-cached = in any arrival order, with ==, not nearly.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from quintet import SamplingParams
+from quintet.config import EngineConfig
+from quintet.engine.client import Client
+from quintet.engine.prompts import Prompt
+from quintet.outputs import RequestOutput
+from tests.helpers.models import VOCAB, variant
+
+PLAIN = {"max_model_len": 160, "num_pages": 200}
+ENGINES: dict[str, dict[str, Any]] = {
+    "batched": PLAIN,
+    "no prefix cache": {**PLAIN, "enable_prefix_caching": False},
+    "chunked": {**PLAIN, "max_num_batched_tokens": 7},
+    "preempted": {**PLAIN, "num_pages": 23, "page_size": 8, "enable_prefix_caching": False},
+    "preempted, cached, chunked": {**PLAIN, "num_pages": 23, "page_size": 8, "max_num_batched_tokens": 19},
+    "whole prompts": {**PLAIN, "enable_chunked_prefill": False, "max_num_seqs": 3},
+    "large pages": {**PLAIN, "page_size": 32},
+    "by priority": {**PLAIN, "scheduling_policy": "priority", "num_pages": 25, "page_size": 8},
+}
+MODELS = [("llama", "plain", "float32"), ("gemma2", "plain", "float32"), ("qwen3", "plain", "bfloat16")]
+
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request of a mix."""
+
+    name: str
+    prompt: list[int]
+    params: SamplingParams
+    priority: int
+    arrival: int  # the step before which it comes
+
+
+def client(model: tuple[str, str, str], **settings: Any) -> Client:
+    family, name, dtype = model
+    folder = str(variant(family, name).folder)
+    config = EngineConfig.from_kwargs(
+        model=folder, device="cpu", dtype=dtype, skip_tokenizer_init=True, **settings
+    )
+    return Client(config, progress=False)
+
+
+def mix(seed: int) -> list[Ask]:
+    """Prompts with shared beginnings, lengths around page borders, and every kind of sampling."""
+    rng = random.Random(seed)
+    stems = [[rng.randrange(3, VOCAB) for _ in range(70)] for _ in range(2)]
+    asks = []
+    for index in range(7):
+        stem = rng.choice(stems)[: rng.choice([1, 8, 15, 16, 17, 31, 33, 64])]
+        prompt = stem + [rng.randrange(3, VOCAB) for _ in range(rng.choice([0, 1, 3, 20]))]
+        asks.append(Ask(str(index), prompt, sampling(rng), rng.randrange(3), rng.randrange(9)))
+    return asks
+
+
+def sampling(rng: random.Random) -> SamplingParams:
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 0.9, "seed": rng.randrange(2**40)},
+        {"temperature": 1.3, "seed": rng.randrange(99), "top_k": 7, "n": 2},
+        {"temperature": 1.0, "seed": rng.randrange(99), "top_p": 0.8, "frequency_penalty": 0.5},
+        {"temperature": 0.7, "seed": 5, "min_p": 0.05, "repetition_penalty": 1.3, "presence_penalty": 0.2},
+        {"temperature": 0, "logit_bias": {5: 3.0}, "min_tokens": 4, "prompt_logprobs": 1},
+    ]
+    logprobs = rng.choice([None, 0, 3])
+    return SamplingParams(
+        max_tokens=rng.choice([4, 5, 18, 30]), logprobs=logprobs, detokenize=False, **rng.choice(kinds)
+    )
+
+
+def run(engine: Client, asks: list[Ask]) -> Result:
+    """Adds each request before the step it arrives at; checks the books after every step."""
+    outputs: dict[str, RequestOutput] = {}
+    waiting, step = sorted(asks, key=lambda ask: ask.arrival), 0
+    while waiting or engine.busy:
+        while waiting and waiting[0].arrival <= step:
+            ask = waiting.pop(0)
+            engine.add(ask.name, Prompt(ask.prompt), ask.params, ask.priority)
+        outputs.update((output.request_id, output) for output in engine.step())
+        engine.engine.check_integrity()
+        step += 1
+    assert engine.engine.scheduler.pool.num_used == 0
+    return {name: essence(output) for name, output in outputs.items()}
+
+
+def essence(output: RequestOutput) -> Any:
+    """What must be equal: tokens, reasons, and every log-probability to the last bit."""
+    completions = [(list(c.token_ids), c.finish_reason, c.stop_reason, c.logprobs) for c in output.outputs]
+    return completions, output.prompt_logprobs
+
+
+@pytest.fixture(scope="module", params=MODELS, ids=lambda model: f"{model[0]}-{model[2]}")
+def model(request: pytest.FixtureRequest) -> Iterator[tuple[str, str, str]]:
+    yield request.param
+
+
+@pytest.fixture(scope="module")
+def alone(model: tuple[str, str, str]) -> dict[int, Result]:
+    """Each request of each mix on its own, in an engine that remembers nothing."""
+    engine = client(model, **ENGINES["no prefix cache"])
+    results: dict[int, Result] = {}
+    for seed in range(3):
+        results[seed] = {}
+        for ask in mix(seed):
+            results[seed].update(run(engine, [Ask(ask.name, ask.prompt, ask.params, 0, 0)]))
+    return results
+
+
+@pytest.mark.parametrize("how", ENGINES)
+def test_any_way_equals_alone(how: str, model: tuple[str, str, str], alone: dict[int, Result]) -> None:
+    engine = client(model, **ENGINES[how])
+    for seed in range(3):
+        assert run(engine, mix(seed)) == alone[seed], f"mix {seed}"
+
+
+def test_the_mixes_do_what_their_names_say(model: tuple[str, str, str]) -> None:
+    """Otherwise the oracle compares a thing with itself."""
+    preempted = client(model, **ENGINES["preempted"])
+    run(preempted, mix(0))
+    assert preempted.engine.stats().num_preemptions > 0
+    cached = client(model, **ENGINES["batched"])
+    run(cached, mix(0))
+    run(cached, mix(0))
+    assert cached.engine.stats().prefix_hits > 100
+    chunked = client(model, **ENGINES["chunked"])
+    run(chunked, mix(0))
+    assert chunked.engine.stats().num_steps > 40
+
+
+def test_a_second_run_from_the_cache_equals_the_first(model: tuple[str, str, str]) -> None:
+    engine = client(model, **ENGINES["batched"])
+    assert run(engine, mix(1)) == run(engine, mix(1))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_pages_come_back_after_random_aborts(seed: int) -> None:
+    rng = random.Random(seed)
+    engine = client(MODELS[0], **ENGINES["preempted, cached, chunked"])
+    for ask in mix(seed):
+        engine.add(ask.name, Prompt(ask.prompt), ask.params, ask.priority)
+    names = [ask.name for ask in mix(seed)]
+    while engine.busy:
+        engine.step()
+        if rng.random() < 0.4 and names:
+            engine.abort([names.pop(rng.randrange(len(names)))])
+        engine.engine.check_integrity()
+    assert engine.engine.scheduler.pool.num_used == 0
+    assert len(engine.processor) == 0
+
+
+def test_seeds_matter_and_requests_without_one_differ() -> None:
+    engine = client(MODELS[0], **PLAIN)
+    params = [SamplingParams(temperature=1.0, max_tokens=20, seed=s, detokenize=False) for s in (1, 1, 2, None, None)]
+    asks = [Ask(str(i), [5, 6, 7], each, 0, 0) for i, each in enumerate(params)]
+    first, again, other, free, free_too = (run(engine, asks)[str(i)] for i in range(5))
+    assert first == again
+    assert len({str(each) for each in (first, other, free, free_too)}) == 4

@@ -1,0 +1,129 @@
+"""Random small configs of every family, for hypothesis."""
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from tests.helpers.models import LENGTH, VOCAB
+
+KINDS = st.sampled_from(["sliding_attention", "full_attention"])
+FREE_HEAD_DIM = ("llama", "mistral", "qwen3", "gemma2", "gemma3_text")  # heads * head_dim need not be the hidden size
+
+
+@st.composite
+def configs(draw: st.DrawFn, family: str) -> dict[str, Any]:
+    """Odd head counts, any GQA ratio, windows shorter than prompts, tied and untied heads, with and without biases."""
+    kv_heads, group, layers = draw(st.integers(1, 3)), draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    heads, head_dim = kv_heads * group, 2 * draw(st.integers(1, 12))
+    common = {
+        "vocab_size": VOCAB,
+        "hidden_size": heads * head_dim,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": draw(st.integers(3, 90)),
+        "max_position_embeddings": LENGTH,
+        "tie_word_embeddings": draw(st.booleans()),
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
+    if family in FREE_HEAD_DIM:
+        common |= {"hidden_size": heads * draw(st.integers(1, 9)), "head_dim": head_dim}
+    return common | draw(_OWN[family](layers))
+
+
+def _llama(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({"attention_bias": st.booleans(), "mlp_bias": st.booleans()})
+
+
+def _mistral(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({"sliding_window": st.none() | st.integers(1, 12)})
+
+
+def _phi3(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({"sliding_window": st.none() | st.integers(1, 12)})
+
+
+def _qwen(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries(
+        {
+            "use_sliding_window": st.booleans(),
+            "sliding_window": st.integers(1, 12),
+            "max_window_layers": st.integers(0, layers),
+        }
+    )
+
+
+def _gemma(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries(
+        {
+            "layer_types": st.lists(KINDS, min_size=layers, max_size=layers),
+            "sliding_window": st.integers(1, 12),
+            "query_pre_attn_scalar": st.integers(1, 40),
+            "final_logit_softcapping": st.sampled_from([None, 5.0, 30.0]),
+            "attention_bias": st.booleans(),
+        }
+    )
+
+
+def _gemma2(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    capped = st.fixed_dictionaries({"attn_logit_softcapping": st.sampled_from([None, 4.0, 50.0])})
+    return st.builds(lambda a, b: {**a, **b}, _gemma(layers), capped)
+
+
+def _gpt2(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    flags = ("scale_attn_weights", "scale_attn_by_inverse_layer_idx")
+    return st.fixed_dictionaries({flag: st.booleans() for flag in flags} | {"n_inner": st.none() | st.integers(3, 90)})
+
+
+def _opt(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries(
+        {
+            "do_layer_norm_before": st.booleans(),
+            "enable_bias": st.booleans(),
+            "layer_norm_elementwise_affine": st.booleans(),
+            "word_embed_proj_dim": st.none() | st.integers(8, 40),
+            "ffn_dim": st.integers(3, 90),
+        }
+    )
+
+
+def _granite(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    multipliers = {"embedding_multiplier": 12.0, "residual_multiplier": 1.0, "attention_multiplier": 1.0}
+    return st.fixed_dictionaries(
+        {name: st.floats(0.1, most) for name, most in multipliers.items()}
+        | {"logits_scaling": st.floats(0.5, 2.0), "attention_bias": st.booleans(), "mlp_bias": st.booleans()}
+    )
+
+
+def _olmo2(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({"attention_bias": st.booleans()})
+
+
+def _smollm3(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries(
+        {
+            "no_rope_layers": st.lists(st.integers(0, 1), min_size=layers, max_size=layers),
+            "use_sliding_window": st.booleans(),
+            "sliding_window": st.integers(1, 12),
+            "attention_bias": st.booleans(),
+            "mlp_bias": st.booleans(),
+        }
+    )
+
+
+_OWN = {
+    "gemma2": _gemma2,
+    "gemma3_text": _gemma,
+    "gpt2": _gpt2,
+    "granite": _granite,
+    "llama": _llama,
+    "mistral": _mistral,
+    "olmo2": _olmo2,
+    "opt": _opt,
+    "phi3": _phi3,
+    "qwen2": _qwen,
+    "qwen3": _qwen,
+    "smollm3": _smollm3,
+}

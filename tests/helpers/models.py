@@ -1,0 +1,198 @@
+"""Tiny random checkpoints of every family, made by transformers' own classes, which are also the reference."""
+
+import functools
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+VOCAB = 101  # odd, so that no number of ranks divides it
+LENGTH = 256  # positions that the models are made for
+SERVED = 128  # positions that the tests use, unless they say otherwise
+
+PLAIN = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 77,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": LENGTH,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+BIASED = {"attention_bias": True, "mlp_bias": True}
+WINDOW = 9  # tokens; shorter than the prompts of the tests
+GEMMA = {**PLAIN, "head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scalar": 24, "tie_word_embeddings": True}
+LONG = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.5, 2.0],
+    "long_factor": [2.0, 5.0, 9.0],
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.75,
+}
+
+# family -> variant -> what its config is made of
+FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
+    "llama": {
+        "plain": PLAIN,
+        "tied, biased": {**PLAIN, "tie_word_embeddings": True, **BIASED, "head_dim": 10},
+    },
+    "mistral": {
+        "window": {**PLAIN, "sliding_window": WINDOW},
+        "no window": {**PLAIN, "sliding_window": None, "head_dim": 20},
+    },
+    "qwen2": {
+        "plain": PLAIN,
+        "windows": {**PLAIN, "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+        "tied": {**PLAIN, "tie_word_embeddings": True},
+    },
+    "qwen3": {
+        "plain": {**PLAIN, "head_dim": 16},
+        "windows": {
+            **PLAIN,
+            "head_dim": 6,
+            "attention_bias": True,
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    },
+    "gemma2": {"plain": GEMMA, "no caps": {**GEMMA, "attn_logit_softcapping": None, "final_logit_softcapping": None}},
+    "gemma3_text": {
+        "plain": {**GEMMA, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
+        "linear rope": {
+            **GEMMA,
+            "sliding_window_pattern": 2,
+            "final_logit_softcapping": 20.0,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    },
+    "phi3": {
+        "plain": {**PLAIN, "sliding_window": WINDOW},
+        "longrope": {**PLAIN, "rope_parameters": LONG, "original_max_position_embeddings": SERVED},
+    },
+    "gpt2": {
+        "plain": {
+            "vocab_size": VOCAB,
+            "n_positions": LENGTH,
+            "n_embd": 48,
+            "n_layer": 3,
+            "n_head": 6,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+        "scaled by depth": {
+            "vocab_size": VOCAB,
+            "n_positions": LENGTH,
+            "n_embd": 40,
+            "n_layer": 2,
+            "n_head": 5,
+            "n_inner": 51,
+            "scale_attn_by_inverse_layer_idx": True,
+            "tie_word_embeddings": False,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+    },
+    "opt": {
+        "norm before": {**PLAIN, "ffn_dim": 77, "tie_word_embeddings": True},
+        "norm after, narrow": {
+            **PLAIN,
+            "ffn_dim": 50,
+            "do_layer_norm_before": False,
+            "word_embed_proj_dim": 20,
+            "tie_word_embeddings": True,
+        },
+        "bare": {**PLAIN, "ffn_dim": 64, "enable_bias": False, "layer_norm_elementwise_affine": False},
+    },
+    "granite": {
+        "plain": {
+            **PLAIN,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 2.0,
+        },
+        "biased": {**PLAIN, "attention_bias": True, "mlp_bias": True, "attention_multiplier": 0.3},
+    },
+    "olmo2": {"plain": PLAIN, "biased": {**PLAIN, "attention_bias": True, "num_key_value_heads": 2}},
+    "smollm3": {
+        "plain": {**PLAIN, "no_rope_layers": [1, 0, 1], "tie_word_embeddings": True},
+        "windows": {
+            **PLAIN,
+            "no_rope_layer_interval": 2,
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "attention_bias": True,
+        },
+    },
+}
+VARIANTS = [(family, variant) for family, variants in FAMILIES.items() for variant in variants]
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A checkpoint on disk, the config that is read from it, and transformers' model of it in float32."""
+
+    folder: Path
+    config: Any
+    reference: Any
+
+    def logits(self, ids: Sequence[int]) -> Tensor:
+        """[T, vocab], one request alone, without a cache."""
+        with torch.no_grad():
+            out: Tensor = self.reference(torch.tensor([list(ids)]), use_cache=False).logits[0]
+        return out.float()
+
+
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="quintet-tiny-")  # goes when the process does
+
+
+def make(family: str, settings: Mapping[str, Any], seed: int = 0) -> Tiny:
+    """The checkpoint of these settings; the same one if it was made before."""
+    return _make(family, json.dumps(settings), seed)
+
+
+def variant(family: str, name: str) -> Tiny:
+    return make(family, FAMILIES[family][name])
+
+
+@functools.lru_cache(maxsize=64)
+def _make(family: str, settings: str, seed: int) -> Tiny:
+    torch.set_num_threads(1)  # threads wait by spinning: on busy cores tiny products take 40 times as long with two
+    config = AutoConfig.for_model(family, **json.loads(settings))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+        scatter(model)
+    folder = Path(tempfile.mkdtemp(dir=_folder().name))
+    model.save_pretrained(folder)
+    return Tiny(folder, AutoConfig.from_pretrained(folder), model)
+
+
+@torch.no_grad()
+def scatter(model: Any) -> None:
+    """Random weights whose products keep the size of their inputs, and norms and biases that are not 1 and 0."""
+    transposed = model.config.model_type == "gpt2"
+    for name, parameter in model.named_parameters():
+        if parameter.dim() < 2:
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+        elif "embed" in name or "wte" in name or "wpe" in name:
+            parameter.normal_(0, 1)
+        else:
+            inputs = parameter.shape[0] if transposed and "lm_head" not in name else parameter.shape[1]
+            parameter.normal_(0, 1.5 * inputs**-0.5)

@@ -1,0 +1,208 @@
+"""What the user may set: one form for each value, and a message with a way out for everything else."""
+
+import argparse
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from quintet.config import LACKING, EngineConfig, Environment, read_environment
+from quintet.server import flags
+
+GOOD = [
+    ("max_model_len", "4k", 4000),
+    ("max_model_len", "4K", 4096),
+    ("max_model_len", "32K", 32768),
+    ("max_model_len", "25.6k", 25600),
+    ("max_model_len", "auto", "auto"),
+    ("max_model_len", -1, "auto"),
+    ("max_model_len", None, None),
+    ("kv_cache_memory_bytes", "2G", 2 * 2**30),
+    ("kv_cache_memory_bytes", "2GiB", 2 * 2**30),
+    ("kv_cache_memory_bytes", "2GB", 2 * 10**9),
+    ("kv_cache_memory_bytes", "512MiB", 512 * 2**20),
+    ("dtype", "half", "float16"),
+    ("dtype", "fp32", "float32"),
+    ("dtype", "bf16", "bfloat16"),
+    ("dtype", torch.bfloat16, "bfloat16"),
+    ("gpu_memory_utilization", "0.5", 0.5),
+    ("gpu_memory_utilization", 1, 1.0),
+    ("enforce_eager", "true", True),
+    ("model", Path("a/b"), "a/b"),
+    ("hf_overrides", '{"a": {"b": 1}}', {"a": {"b": 1}}),
+    ("logits_processors", ["a.b:C"], ("a.b:C",)),
+    ("generation_config", "vllm", "quintet"),
+    ("max_logprobs", -1, -1),
+]
+
+BAD = [
+    ("model", "", "not empty"),
+    ("model", None, "must be text"),
+    ("max_model_len", 0, "at least 1"),
+    ("max_model_len", "4 kilo", "4k"),
+    ("max_model_len", "1.0001k", "whole number"),
+    ("max_model_len", True, "whole number"),
+    ("max_num_seqs", 0, "at least 1"),
+    ("max_num_seqs", 2.5, "whole number"),
+    ("max_num_seqs", None, "whole number"),
+    ("page_size", -1, "at least 1"),
+    ("num_pages", 1, "at least 2"),
+    ("gpu_memory_utilization", 0, "over 0"),
+    ("gpu_memory_utilization", 90, "share"),
+    ("gpu_memory_utilization", float("nan"), "over 0"),
+    ("gpu_memory_utilization", True, "over 0"),
+    ("dtype", "int8", "one of auto, float32"),
+    ("dtype", "bflot16", "did you mean 'bfloat16'"),
+    ("load_format", "pt", "auto, safetensors, dummy"),
+    ("scheduling_policy", "prio", "did you mean 'priority'"),
+    ("logprobs_mode", 3, "one of raw_logprobs"),
+    ("enforce_eager", "maybe", "true or false"),
+    ("enforce_eager", 1, "true or false"),
+    ("hf_overrides", "{", "JSON"),
+    ("hf_overrides", [1], "mapping"),
+    ("hf_overrides", {1: 2}, "text keys"),
+    ("logits_processors", "a.b:C", "must be a list"),
+    ("override_generation_config", {"temprature": 1}, "did you mean 'temperature'"),
+    ("quantization", "awq", "no quantization scheme exists yet"),
+    ("trust_remote_code", True, "never runs code"),
+    ("device", "", "not empty"),
+    ("seed", "x", "whole number"),
+    ("tensor_parallel_size", 0, "at least 1"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "form"), GOOD)
+def test_a_value_is_brought_to_one_form(name: str, value: object, form: object) -> None:
+    got = getattr(EngineConfig(**{name: value}), name)
+    assert got == form
+    assert type(got) is type(form)
+
+
+@pytest.mark.parametrize(("name", "value", "says"), BAD)
+def test_a_bad_value_is_refused_by_name(name: str, value: object, says: str) -> None:
+    with pytest.raises(ValueError, match=name) as error:
+        EngineConfig(**{name: value})
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "says"),
+    [
+        ({"max_modl_len": 3}, "did you mean 'max_model_len'"),
+        ({"blocksize": 3}, "did you mean 'block_size'"),
+        ({"page_size": 8, "block_size": 8}, "block_size and page_size are the same setting"),
+        ({"num_pages": 8, "kv_cache_memory_bytes": "1G"}, "give one of them"),
+        ({"skip_tokenizer_init": True, "tokenizer": "x"}, "must not be given"),
+        ({"swap_space": 4}, "computed again"),
+        ({"n_ctx": 4}, "use max_model_len"),
+        ({"xyzzy": 4}, "known: "),
+    ],
+)
+def test_names_are_refused_with_a_way_out(kwargs: dict[str, object], says: str) -> None:
+    with pytest.raises(ValueError, match=".") as error:
+        EngineConfig.from_kwargs(**kwargs)
+    assert says in str(error.value)
+
+
+def test_aliases_are_the_same_setting() -> None:
+    config = EngineConfig.from_kwargs(block_size=8, num_gpu_blocks_override=9)
+    assert (config.page_size, config.num_pages) == (8, 9)
+    assert config.replace(block_size=4).page_size == 4
+
+
+def test_replace_keeps_the_rest_and_checks_again() -> None:
+    config = EngineConfig(model="m", max_model_len="4K", hf_token="secret")
+    changed = config.replace(seed=3)
+    assert (changed.model, changed.max_model_len, changed.hf_token, changed.seed) == ("m", 4096, "secret", 3)
+    assert config.seed == 0
+    with pytest.raises(ValueError, match="did you mean 'seed'"):
+        config.replace(sed=3)
+    with pytest.raises(ValueError, match="page_size must be"):
+        config.replace(page_size=0)
+
+
+def test_the_token_is_not_shown() -> None:
+    assert "secret" not in repr(EngineConfig(hf_token="secret"))
+
+
+def test_no_name_is_both_there_and_lacking() -> None:
+    names = {each.name for each in dataclasses.fields(EngineConfig)}
+    aliases = {alias for each in dataclasses.fields(EngineConfig) for alias in each.metadata["aliases"]}
+    assert not (names | aliases) & set(LACKING)
+    assert not names & aliases
+
+
+# ------------------------------------------------------------------------------------------------------------- flags
+
+SAMPLES = {"max_model_len": "4K", "dtype": "half", "gpu_memory_utilization": "0.5", "hf_overrides": '{"a": 1}'}
+SAMPLES |= {"override_generation_config": '{"top_p": 0.5}', "load_format": "dummy", "scheduling_policy": "priority"}
+SAMPLES |= {"logprobs_mode": "raw_logits"}
+
+
+def _parser() -> flags.Parser:
+    parser = flags.Parser(prog="test")
+    flags.add_arguments(parser, EngineConfig)
+    return parser
+
+
+@pytest.mark.parametrize("field", dataclasses.fields(EngineConfig), ids=lambda field: field.name)
+def test_every_field_has_its_flags_and_they_set_it_alone(field: dataclasses.Field) -> None:
+    word = SAMPLES.get(field.name, "7")
+    many = field.default == ()  # such a flag is repeated
+    for flag in flags.flags_of(field):
+        words = [flag] if isinstance(field.default, bool) else [flag, word] * (1 + many)
+        want = True if isinstance(field.default, bool) else [word] * 2 if many else field.metadata["parse"](word)
+        assert flags.given(_parser().parse(words), EngineConfig) == {field.name: want}
+    if isinstance(field.default, bool):
+        off = "--no-" + field.name.replace("_", "-")
+        assert flags.given(_parser().parse([off]), EngineConfig) == {field.name: False}
+
+
+def test_every_flag_is_a_fields() -> None:
+    parser = _parser()
+    dests = {action.dest for action in parser._actions} - {"help"}
+    assert dests == {f"EngineConfig.{each.name}" for each in dataclasses.fields(EngineConfig)}
+
+
+def test_no_flags_are_the_defaults() -> None:
+    assert flags.from_arguments(_parser().parse([]), EngineConfig) == EngineConfig()
+    assert flags.from_arguments(argparse.Namespace(), EngineConfig, seed=3) == EngineConfig(seed=3)
+
+
+# ------------------------------------------------------------------------------------------------------- environment
+
+
+def test_the_environment_is_read_whole() -> None:
+    variables = {"QUINTET_DEVICE": "cpu", "QUINTET_LOG_LEVEL": "debug", "HF_HOME": "/x", "HF_HUB_OFFLINE": "YES"}
+    assert read_environment({**variables, "PATH": "p"}) == Environment("cpu", "DEBUG", "/x", True)
+    assert read_environment({"QUINTET_DEVICE": " "}) == Environment()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("QUINTET_DEVISE", "cpu", "did you mean 'QUINTET_DEVICE'"),
+        ("QUINTET_XYZZY_PLUGH", "", "known: QUINTET_DEVICE"),
+        ("QUINTET_LOG_LEVEL", "LOUD", "DEBUG, INFO"),
+        ("HF_HUB_OFFLINE", "perhaps", "true or false"),
+    ],
+)
+def test_a_wrong_variable_is_refused_by_name(name: str, value: str, says: str) -> None:
+    with pytest.raises(ValueError, match=name) as error:
+        read_environment({name: value})
+    assert says in str(error.value)
+
+
+def test_the_environment_settles_only_what_was_left_open() -> None:
+    environment = Environment(device="cpu")
+    assert environment.apply(EngineConfig()).device == "cpu"
+    assert environment.apply(EngineConfig(device="null")).device == "null"
+    assert Environment().apply(EngineConfig()).device == "auto"
+
+
+def test_config_imports_without_torch() -> None:
+    code = "import quintet.config, sys; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

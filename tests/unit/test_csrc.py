@@ -1,0 +1,153 @@
+"""quintet._cpu: what it says of the processor agrees with others, and its ceilings are sane."""
+
+import math
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import cpuinfo
+import pytest
+
+_cpu = pytest.importorskip("quintet._cpu", reason="the compiled module is not built: no C++ compiler at install")
+
+MIB = 1 << 20
+ISAS = ["baseline", "neon", "avx2", "avx512", "avx512_bf16", "amx"]
+NEEDS = {
+    "avx2": {"avx2", "fma", "f16c"},
+    "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
+    "avx512_bf16": {"avx512_bf16"},
+    "amx": {"amx_tile", "amx_int8", "amx_bf16"},
+}
+
+
+@pytest.fixture(scope="module")
+def flags() -> set[str]:
+    return set(cpuinfo.get_cpu_info()["flags"])
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere py-cpuinfo names the flags otherwise")
+def test_features_agree_with_cpuinfo(flags: set[str]) -> None:
+    features = _cpu.features()
+    if _cpu.arch() == "aarch64":
+        features["asimd"] = features.pop("neon")
+    assert features
+    assert {name for name, value in features.items() if value} == set(features) & flags
+
+
+def test_isa_is_the_best_that_the_features_allow() -> None:
+    features, isa = _cpu.features(), _cpu.isa()
+    assert isa in ISAS
+    if _cpu.arch() != "x86_64":
+        assert isa == ("neon" if _cpu.arch() == "aarch64" else "baseline")
+        return
+    best = "baseline"
+    for name, needs in NEEDS.items():
+        if not all(features[need] for need in needs):
+            break
+        best = name
+    assert isa == best
+
+
+def test_cores_are_counted_within_the_affinity() -> None:
+    assert 1 <= _cpu.physical_cores() <= _cpu.logical_cores()
+    code = (
+        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "from quintet import _cpu; print(_cpu.physical_cores(), _cpu.logical_cores())"
+    )
+    if sys.platform.startswith("linux"):
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert run.stdout.split() == ["1", "1"]
+
+
+def test_last_level_cache_is_plausible() -> None:
+    assert 0 <= _cpu.last_level_cache_bytes() < 1 << 34
+
+
+def test_ceilings_are_positive_and_bounded() -> None:
+    read = _cpu.read_bandwidth(16 * MIB, 1, 0.05)
+    assert 0.1 < read < 2000  # GB/s: one core reads neither slower than a disk nor faster than any cache
+    fma = _cpu.fma_peak(1, 0.05)
+    assert 0.1 < fma < 1000  # GFLOP/s: 2 x 2 units x 16 lanes x 6 GHz is 384
+
+
+def test_more_threads_than_cores_are_no_faster_than_the_cores() -> None:
+    cores = _cpu.logical_cores()
+    assert _cpu.fma_peak(cores + 2, 0.05) < 2 * cores * max(_cpu.fma_peak(1, 0.05) for _ in range(3))
+
+
+def test_others_run_while_it_measures() -> None:
+    ticks = 0
+    worker = threading.Thread(target=_cpu.fma_peak, args=(1, 0.3))
+    worker.start()
+    while worker.is_alive():
+        time.sleep(0.005)
+        ticks += 1
+    assert ticks >= 3  # one alone would mean that the lock was held to the end
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: _cpu.read_bandwidth(0, 1, 0.1), "bytes must be between 1048576 and 68719476736, got 0"),
+        (lambda: _cpu.read_bandwidth(-1, 1, 0.1), "bytes must be"),
+        (lambda: _cpu.read_bandwidth(1 << 40, 1, 0.1), "bytes must be"),
+        (lambda: _cpu.read_bandwidth(MIB, 0, 0.1), "threads must be between 1 and 1024, got 0"),
+        (lambda: _cpu.read_bandwidth(MIB, 1025, 0.1), "threads must be"),
+        (lambda: _cpu.read_bandwidth(MIB, 1, 0.0), "seconds must be above 0 and at most 60"),
+        (lambda: _cpu.fma_peak(-1, 0.1), "threads must be"),
+        (lambda: _cpu.fma_peak(1, math.nan), "seconds must be"),
+        (lambda: _cpu.fma_peak(1, math.inf), "seconds must be"),
+        (lambda: _cpu.fma_peak(1, -1.0), "seconds must be"),
+    ],
+)
+def test_bad_argument_is_refused_with_its_range(call, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+@pytest.mark.parametrize("args", [("1", 0.1), (1.5, 0.1), (1,), (1, 0.1, 2), (1 << 80, 0.1)])
+def test_argument_of_another_type_is_refused(args: tuple) -> None:
+    with pytest.raises(TypeError):
+        _cpu.fma_peak(*args)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits the address space, which Linux enforces")
+def test_threads_that_cannot_start_are_an_error() -> None:
+    code = (
+        "import resource; from quintet import _cpu\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
+        "try: _cpu.fma_peak(1024, 0.01)\n"
+        "except RuntimeError as error: print(error)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert "of 1024 threads could be started" in run.stdout and "ask for fewer" in run.stdout
+
+
+def test_benchmark_reports_the_ceilings() -> None:
+    from benchmarks.ceilings import measure
+
+    ceilings = measure(threads=1, seconds=0.01)
+    assert ceilings.source == "extension" and ceilings.isa == _cpu.isa() and ceilings.threads == 1
+    assert ceilings.read_gbs > 0 and ceilings.fma_gflops > 0 and ceilings.note == ""
+
+
+def test_benchmark_does_without_the_module_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    import json
+
+    from benchmarks import ceilings
+
+    monkeypatch.setitem(sys.modules, "quintet._cpu", None)
+    monkeypatch.delattr("quintet._cpu", raising=False)
+    monkeypatch.setattr(ceilings, "MIN_BUFFER", MIB)
+    out = json.loads(ceilings.measure(threads=1, seconds=0.01).to_json())
+    assert out["source"] == "torch" and "quintet._cpu is not built" in out["note"]
+    assert out["read_gbs"] > 0 and out["fma_gflops"] > 0
+
+
+def test_module_stands_alone() -> None:
+    """It loads without torch, so the facts are there before anything heavy is."""
+    code = "import sys; from quintet import _cpu; print('torch' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True)
+    assert run.stdout.strip() == "False"

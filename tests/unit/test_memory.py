@@ -1,0 +1,98 @@
+"""The memory plan, and host memory as containers limit it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quintet.config import EngineConfig
+from quintet.engine.memory import Sizes, plan_memory
+from quintet.platforms.cpu.features import threads
+from quintet.platforms.cpu.memory import host_memory
+from quintet.types import Memory
+
+MIB = 2**20
+SIZES = Sizes(weights=600 * MIB, page=MIB, workspace=100 * MIB, length=1600)  # 100 pages of 16 tokens
+HOST = Memory(free=2000 * MIB, total=4000 * MIB, peak=0)
+
+
+def plan(sizes: Sizes = SIZES, memory: Memory = HOST, **settings: Any) -> Any:
+    return plan_memory(EngineConfig(**{"max_num_seqs": 4, **settings}), sizes, memory)
+
+
+def test_the_cache_gets_what_weights_and_activations_leave() -> None:
+    made = plan(gpu_memory_utilization=0.4, max_num_seqs=256)  # 1600 MiB in all
+    assert made.num_pages == 900 and made.max_model_len == 1600
+
+
+def test_the_budget_is_never_more_than_what_is_free() -> None:
+    assert plan(gpu_memory_utilization=0.9, max_num_seqs=256).num_pages == 1300
+
+
+def test_more_pages_than_could_be_used_are_not_taken() -> None:
+    assert plan(enable_prefix_caching=False).num_pages == 4 * 100 + 1
+
+
+def test_sizes_by_hand() -> None:
+    assert plan(num_pages=150).num_pages == 150
+    assert plan(kv_cache_memory_bytes=120 * MIB).num_pages == 120
+
+
+def test_auto_takes_the_longest_that_fits() -> None:
+    assert plan(num_pages=51, max_model_len="auto").max_model_len == 800
+    assert plan(num_pages=500, max_model_len="auto").max_model_len == 1600
+
+
+@pytest.mark.parametrize(
+    ("settings", "sizes", "says"),
+    [
+        ({"num_pages": 51}, SIZES, ["needs 101 pages", "51 fit", "num_pages=51", "lower max_model_len to 800"]),
+        ({"kv_cache_memory_bytes": 10 * MIB}, SIZES, ["10 fit", "kv_cache_memory_bytes=10485760", "to 144"]),
+        ({"gpu_memory_utilization": 0.2}, SIZES, ["100 fit", "0.59 GiB of 0.78 GiB hold weights", "raise gpu_memory"]),
+        ({}, Sizes(3000 * MIB, MIB, 0, 1600), ["0 fit", "choose a smaller model"]),
+    ],
+)
+def test_what_does_not_fit_says_the_numbers_and_the_knob(
+    settings: dict[str, Any], sizes: Sizes, says: list[str]
+) -> None:
+    with pytest.raises(ValueError) as error:
+        plan(sizes, **settings)
+    for words in says:
+        assert words in str(error.value)
+
+
+def write(folder: Path, **files: str) -> Path:
+    for name, text in files.items():
+        target = folder / name.replace("__", "/").replace("_DOT_", ".")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+    return folder
+
+
+def test_a_containers_limit_counts(tmp_path: Path) -> None:
+    group = write(
+        tmp_path, memory_DOT_max="1000000", memory_DOT_current="700000", memory_DOT_stat="anon 5\ninactive_file 200000\n"
+    )
+    memory = host_memory(group)
+    assert memory.total == 1000000 and memory.free == 500000
+
+
+def test_a_version_1_container_counts_too(tmp_path: Path) -> None:
+    group = write(
+        tmp_path,
+        memory__memory_DOT_limit_in_bytes="1000000",
+        memory__memory_DOT_usage_in_bytes="400000",
+        memory__memory_DOT_stat="total_inactive_file 100000\n",
+    )
+    assert host_memory(group).free == 700000
+
+
+def test_no_limit_is_the_machines_own(tmp_path: Path) -> None:
+    assert host_memory(write(tmp_path, memory_DOT_max="max")).total == host_memory(tmp_path / "none").total > 2**30
+    assert 0 < host_memory().free <= host_memory().total
+
+
+def test_threads_follow_the_quota(tmp_path: Path) -> None:
+    free = threads(tmp_path)
+    assert threads(write(tmp_path, cpu_DOT_max="max 100000")) == free >= 1
+    assert threads(write(tmp_path, cpu_DOT_max="50000 100000")) == 1

@@ -1,0 +1,135 @@
+"""Discovery, choice, and the contract's own defences."""
+
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quintet import platforms
+from quintet.ops import Op, bind
+from quintet.platforms import UnavailableError, choose, discover
+from quintet.platforms.interface import Capabilities, Platform, Unavailable
+from quintet.platforms.null import PLATFORM as NULL
+
+
+class Acme(NULL):  # type: ignore[misc, valid-type]
+    """A vendor's platform, for these tests."""
+
+    name = "acme"
+
+
+class Broken(Acme):
+    """One whose probe raises."""
+
+    @classmethod
+    def probe(cls) -> Capabilities | Unavailable:
+        raise OSError("driver 3 is too old")
+
+
+def plug(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    point = EntryPoint(name, value, platforms.GROUP)
+    monkeypatch.setattr(platforms, "entry_points", lambda group: [point])
+
+
+def test_the_built_in_names_are_all_listed() -> None:
+    assert [found.name for found in discover()][-6:] == list(platforms.BUILT_IN)
+
+
+def test_auto_takes_the_first_available_and_says_what_it_passed_over() -> None:
+    chosen = choose("auto")
+    assert chosen.platform.name != "null"
+    assert all(f.name in chosen.reason for f in discover() if not f.available and f.name != chosen.platform.name)
+
+
+def test_one_that_is_not_available_says_why_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    plug(monkeypatch, "acme", f"{__name__}:Broken")
+    with pytest.raises(UnavailableError, match="'acme' is not available: its probe failed, OSError: driver 3 is too old"):
+        choose("acme")
+
+
+def test_an_unknown_device_names_the_nearest() -> None:
+    with pytest.raises(UnavailableError, match="did you mean 'cuda'"):
+        choose("cuba")
+
+
+def test_an_installed_platform_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    plug(monkeypatch, "acme", f"{__name__}:Acme")
+    assert choose("auto").platform is Acme
+    assert choose("acme").reason == "asked for by name"
+
+
+@pytest.mark.parametrize(
+    ("value", "why"), [("no_such_module:X", "ModuleNotFoundError"), ("json:loads", "not a subclass"), ("json:X", "X")]
+)
+def test_a_package_that_cannot_be_loaded_takes_nobody_down(
+    monkeypatch: pytest.MonkeyPatch, value: str, why: str
+) -> None:
+    plug(monkeypatch, "acme", value)
+    found = {each.name: each for each in discover()}
+    assert not found["acme"].available and why in str(found["acme"].result)
+    assert choose("auto").platform.name != "acme"
+
+
+def test_a_hook_that_nothing_calls_is_refused() -> None:
+    with pytest.raises(TypeError, match="supports_v1 is not in the Platform contract"):
+        type("Bad", (Platform,), {"supports_v1": lambda self: True})
+
+
+def test_a_method_with_other_parameters_is_refused() -> None:
+    with pytest.raises(TypeError, match="open takes .*; the Platform contract says"):
+        type("Bad", (Platform,), {"open": lambda self, rank, flags: None})
+    with pytest.raises(TypeError, match="probe takes"):
+        type("Bad", (Platform,), {"probe": classmethod(lambda cls, verbose: None)})
+
+
+def test_a_platform_must_have_every_method() -> None:
+    with pytest.raises(TypeError, match="abstract"):
+        type("Half", (Platform,), {"name": "half"})()
+
+
+@pytest.fixture
+def op() -> Any:
+    def twice(x: Tensor) -> Tensor:
+        return x * 2
+
+    made = Op(twice)
+    yield made
+    del Op.registry["twice"]
+
+
+def test_a_provider_with_another_signature_is_refused(op: Op) -> None:
+    with pytest.raises(TypeError, match=r"provider 'bad' takes \['x', 'y'\]"):
+        op.provide("bad")(lambda x, y: x)
+
+
+def test_an_op_is_defined_once(op: Op) -> None:
+    with pytest.raises(ValueError, match="twice is defined twice"):
+        Op(op.reference)
+
+
+def test_bind_takes_the_first_that_probes_well_and_tells_of_the_others(op: Op) -> None:
+    op.provide("fast", probe=lambda: "needs a newer chip")(lambda x: x + x)
+    op.provide("good")(lambda x: x + x)
+    ops = bind({"twice": ("absent", "fast", "good")})
+    choice = next(c for c in ops.choices if c.op == "twice")
+    assert choice.provider == "good"
+    assert choice.rejected == (("absent", "not registered"), ("fast", "needs a newer chip"))
+    assert ops.twice is op.providers["good"]
+
+
+def test_bind_falls_back_to_the_specification_and_refuses_unknown_ops(op: Op) -> None:
+    ops = bind({"twice": ("absent",)})
+    assert ops.twice is op.reference
+    with pytest.raises(ValueError, match="no_such_op"):
+        bind({"no_such_op": ("fast",)})
+    with pytest.raises(AttributeError, match="no op 'thrice'"):
+        ops.thrice  # noqa: B018
+
+
+def test_two_bindings_do_not_disturb_each_other(op: Op) -> None:
+    op.provide("good")(lambda x: x + x)
+    first, second = bind({"twice": ("good",)}), bind({})
+    assert first.twice is not second.twice
+    assert torch.equal(first.twice(torch.ones(2)), second.twice(torch.ones(2)))

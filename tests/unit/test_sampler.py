@@ -1,0 +1,224 @@
+"""The sampler: each row is its own, whoever is beside it and wherever it stands."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from quintet.engine.sampler import Sampler
+from tests.helpers.sampling import VOCAB, HostDevice, bound, logits_of, random_request, request
+
+PROVIDERS = ["reference", "torch"]
+MODES = ["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
+
+
+def sampler(provider: str = "torch", mode: str = "raw_logprobs", vocab: int = VOCAB, processors=()) -> Sampler:
+    return Sampler(bound(provider), HostDevice(), vocab, processors, mode)
+
+
+def step(sample: Sampler, requests) -> list[tuple]:
+    """Each row's token and its own columns of log-probabilities; appends the tokens."""
+    logits = torch.stack([logits_of(r.request_id, len(r.token_ids)) for r in requests])
+    tokens, logprobs = sample(logits, requests)
+    results = []
+    for row, (r, token) in enumerate(zip(requests, tokens.tolist(), strict=True)):
+        own = None
+        if r.params.logprobs is not None:
+            num = (VOCAB if r.params.logprobs == -1 else r.params.logprobs) + 1
+            own = (logprobs.token_ids[row, :num].tolist(), logprobs.logprobs[row, :num].tolist())
+            own = (*own, int(logprobs.ranks[row]))
+        results.append((token, own))
+        r.token_ids.append(token)
+    return results
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("mode", MODES)
+def test_batched_equals_alone_bit_for_bit_while_rows_come_go_and_move(provider, mode):
+    rng, together = random.Random(mode), sampler(provider, mode)
+    requests = [random_request(rng, str(i)) for i in range(10)]
+    mirror_rng = random.Random(mode)
+    mirrors = [random_request(mirror_rng, str(i)) for i in range(10)]
+    for _ in range(8):
+        rows = rng.sample(range(10), rng.randrange(1, 9))
+        for _ in range(rng.randrange(1, 3)):
+            batched = step(together, [requests[i] for i in rows])
+            alone = [step(sampler(provider, mode), [mirrors[i]])[0] for i in rows]
+            assert batched == alone
+
+
+def test_providers_agree_on_every_token():
+    rng, mirror = random.Random(5), random.Random(5)
+    left, right = ([random_request(r, str(i)) for i in range(12)] for r in (rng, mirror))
+    a, b = sampler("reference"), sampler("torch")
+    for _ in range(6):
+        assert [token for token, _ in step(a, left)] == [token for token, _ in step(b, right)]
+
+
+def test_a_draw_depends_on_key_and_position_alone():
+    one, other = request("1", [1, 2, 3]), request("1", [9, 8, 7], temperature=1.0)
+    assert step(sampler(), [one]) == step(sampler(), [other])  # the same key, position and logits
+    other = request("1", [9, 8, 7])
+    other.key = (99, 17)
+    tokens = [[step(sampler(), [r])[0][0] for _ in range(20)] for r in (request("1", [1, 2, 3]), other)]
+    assert tokens[0] != tokens[1]
+
+
+def test_a_greedy_batch_is_one_argmax_and_uploads_nothing():
+    device, uploads = HostDevice(), []
+    ops, calls = bound("torch"), []
+    upload, greedy = device.to_device, ops.greedy
+    device.to_device = lambda arrays: uploads.append(1) or upload(arrays)
+    ops.__dict__["greedy"] = lambda logits: calls.append(logits) or greedy(logits)
+    sample, requests = Sampler(ops, device, VOCAB), [request(str(i), [1], temperature=0) for i in range(4)]
+    logits = torch.randn(4, VOCAB).bfloat16()
+    sample(logits, requests)
+    uploads.clear()
+    assert sample(logits, requests).token_ids.tolist() == logits.argmax(-1).tolist()
+    assert uploads == [] and calls[-1] is logits
+
+
+def test_padding_of_the_vocabulary_is_never_drawn():
+    logits = torch.zeros(2, VOCAB + 16)
+    logits[:, VOCAB:] = 50
+    requests = [request("1", [1], logprobs=-1), request("2", [1], temperature=0)]
+    tokens, logprobs = sampler()(logits, requests)
+    assert int(tokens.max()) < VOCAB and logprobs.token_ids.shape == (2, VOCAB + 1)
+
+
+def penalized(logits: np.ndarray, prompt, output, repetition=1.0, frequency=0.0, presence=0.0) -> np.ndarray:
+    """The penalties by their definitions, one token at a time."""
+    logits = logits.copy()
+    for token in range(len(logits)):
+        if token in prompt or token in output:
+            logits[token] = logits[token] / repetition if logits[token] > 0 else logits[token] * repetition
+        logits[token] -= frequency * output.count(token) + (presence if token in output else 0)
+    return logits
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_penalties_equal_their_definitions_as_the_output_grows(provider):
+    rng, together = random.Random(3), sampler(provider, "processed_logits")
+    mixes = [(1.3, 0.0, 0.0), (1.0, 0.7, 0.0), (1.0, 0.0, -1.1), (0.8, 0.4, 0.6), (1.0, 0.0, 0.0)]
+    names = ("repetition_penalty", "frequency_penalty", "presence_penalty")
+    prompts = [[rng.randrange(20) for _ in range(6)] for _ in mixes]
+    requests = [
+        request(str(i), p, temperature=0, logprobs=-1, **dict(zip(names, mix, strict=True)))
+        for i, (mix, p) in enumerate(zip(mixes, prompts, strict=True))
+    ]
+    for _ in range(80):  # past the first room of the counts
+        logits = torch.stack([logits_of(r.request_id, len(r.token_ids)) for r in requests])
+        wanted = [penalized(x.numpy(), r.token_ids[:6], r.token_ids[6:], *mix)
+                  for x, r, mix in zip(logits, requests, mixes, strict=True)]  # fmt: skip
+        _, logprobs = together(logits, requests)
+        for row, r in enumerate(requests):
+            got = torch.empty(VOCAB)
+            got[logprobs.token_ids[row, 1:].long()] = logprobs.logprobs[row, 1:]
+            np.testing.assert_allclose(got.numpy(), wanted[row], rtol=1e-5, atol=1e-5)
+            r.token_ids.append(rng.randrange(VOCAB))
+
+
+def test_the_repetition_penalty_equals_that_of_transformers():
+    r = request("1", [3, 5, 3], [7, 5], temperature=0, repetition_penalty=1.7, logprobs=-1)
+    logits = logits_of("1", 5)[None]
+    wanted = transformers.RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([r.token_ids]), logits.clone())
+    _, found = sampler(mode="processed_logits")(logits, [r])
+    assert torch.equal(torch.empty(1, VOCAB).scatter(1, found.token_ids[:, 1:].long(), found.logprobs[:, 1:]), wanted)
+
+
+def processed(logits: torch.Tensor, temperature: float, top_k: int) -> torch.Tensor:
+    scaled = logits / temperature
+    return scaled.masked_fill(scaled < scaled.topk(top_k).values[-1], float("-inf"))
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("mode", MODES)
+def test_each_mode_reports_what_it_says(provider, mode):
+    r = request("1", [1], temperature=0.5, top_k=9, logit_bias={4: 3.0}, logprobs=VOCAB)
+    silent = request("2", [1], temperature=0.7)
+    logits = torch.stack([logits_of("2", 1), logits_of("1", 1)])
+    biased = logits[1].clone()
+    biased[4] += 3
+    values = logits[1].clone() if mode.startswith("raw") else processed(biased, 0.5, 9)
+    values = torch.log_softmax(values, -1) if mode.endswith("logprobs") else values
+    tokens, found = sampler(provider, mode)(logits, [silent, r])
+    assert torch.allclose(found.logprobs[1], values[found.token_ids[1].long()], atol=1e-5)
+    assert found.token_ids[1, 0] == tokens[1] and found.ranks[1] == 1 + int((values > values[tokens[1].long()]).sum())
+    assert found.token_ids[0].tolist() == [0] * (VOCAB + 1)  # it did not ask
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("num", [0, 3, -1])
+def test_prompt_logprobs_are_the_models_own(mode, num):
+    logits, tokens = torch.randn(6, VOCAB + 5).bfloat16(), torch.tensor([1, 9, 0, 399, 7, 7], dtype=torch.int32)
+    found = sampler(mode=mode).prompt_logprobs(logits, tokens, num)
+    values = logits[:, :VOCAB].float()
+    values = torch.log_softmax(values, -1) if mode.endswith("logprobs") else values
+    assert found.token_ids.shape == (6, (VOCAB if num < 0 else num) + 1)
+    assert torch.allclose(found.logprobs, values.gather(1, found.token_ids.long()))
+    assert found.token_ids[:, 0].tolist() == tokens.tolist()
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_only_allowed_tokens_are_drawn(provider):
+    r = request("1", [1], allowed_token_ids=[7, 300], temperature=1.5)
+    free = request("2", [1])
+    sample, drawn = sampler(provider), set()
+    for _ in range(60):
+        drawn.add(step(sample, [free, r])[1][0])
+    assert drawn == {7, 300}
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_min_tokens_bans_what_would_end_the_request_until_then(provider):
+    r = request("1", [1], temperature=0, min_tokens=2, stop_ids=frozenset([5, 6]))
+    never = request("2", [1], temperature=0, stop_ids=frozenset([5, 6]))
+    sample, tokens = sampler(provider), []
+    logits = torch.zeros(2, VOCAB)
+    logits[:, [5, 6, 9]] = torch.tensor([3.0, 2.0, 1.0])
+    for _ in range(4):
+        tokens.append(sample(logits.clone(), [r, never]).token_ids.tolist())
+        r.token_ids.append(tokens[-1][0])
+        never.token_ids.append(9)
+    assert tokens == [[9, 5], [9, 5], [5, 5], [5, 5]]
+
+
+def test_bad_words_are_banned_where_the_output_leads_to_them():
+    logits = torch.zeros(VOCAB)
+    logits[[5, 6, 7]] = torch.tensor([3.0, 2.0, 1.0])
+    cases = [
+        (((5,),), [], 6),  # one token: always
+        (((8, 5),), [], 5),  # nothing said yet
+        (((8, 5),), [8], 6),
+        (((8, 5), (9, 8, 6)), [9, 8], 7),
+        (((1, 5),), [], 5),  # the prompt does not count
+        (((),), [], 5),
+    ]
+    for words, output, wanted in cases:
+        r = request("1", [1], output, temperature=0, bad_words_ids=words)
+        assert sampler()(logits[None].clone(), [r]).token_ids.tolist() == [wanted], words
+
+
+def test_logit_bias_moves_the_choice():
+    r = request("1", [1], temperature=0, logit_bias={11: 50.0, 12: -100.0})
+    assert sampler()(torch.zeros(1, VOCAB), [r]).token_ids.tolist() == [11]
+
+
+def test_a_broken_row_gives_minus_one_and_the_others_their_tokens():
+    requests = [request(str(i), [1], temperature=t, logprobs=2) for i, t in enumerate([0.0, 1.0, 0.0, 1.0])]
+    logits = torch.randn(4, VOCAB)
+    wanted = sampler()(logits.clone(), requests).token_ids
+    logits[[0, 1]] = float("nan")
+    found = sampler()(logits, requests)
+    assert found.token_ids.tolist() == [-1, -1, *wanted[2:].tolist()]
+
+
+def test_no_rows_give_no_tokens():
+    assert sampler()(torch.zeros(0, VOCAB), []).token_ids.tolist() == []
+
+
+def test_an_unknown_mode_is_refused():
+    with pytest.raises(ValueError, match="logprobs_mode must be one of raw_logprobs"):
+        sampler(mode="raw")

@@ -1,0 +1,189 @@
+"""The scheduler as plain data: no device, no model; a test plays the runner."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from quintet.engine.pages import PagePool
+from quintet.engine.request import Request
+from quintet.engine.scheduler import Limits, Plan, Scheduler
+from quintet.sampling_params import SamplingParams
+
+SIZE = 4
+
+
+def scheduler(pages: int = 64, caching: bool = True, **limits: int | bool) -> Scheduler:
+    given = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "page_size": SIZE, **limits}
+    return Scheduler(Limits(**given), PagePool(pages, caching))  # type: ignore[arg-type]
+
+
+def add(s: Scheduler, name: str, tokens: Sequence[int], order: int, priority: int = 0) -> Request:
+    request = Request(name, list(tokens), SamplingParams(), len(tokens), (0, 0), 16, priority=priority, order=order)
+    s.add(request)
+    return request
+
+
+def run(s: Scheduler, token: int = 1) -> dict[str, int]:
+    """One step in which every request that is up to date draws `token`."""
+    plan = s.schedule()
+    s.advance(plan)
+    for request in plan.tokens:
+        if request.num_computed == len(request.token_ids):
+            request.token_ids.append(token)
+    s.check_integrity()
+    return {request.request_id: count for request, count in plan.tokens.items()}
+
+
+def test_prefill_then_decode() -> None:
+    s = scheduler()
+    add(s, "a", range(10), 0)
+    assert run(s) == {"a": 10}
+    assert run(s) == {"a": 1}
+
+
+def test_a_long_prompt_comes_in_chunks_and_decodes_go_first() -> None:
+    s = scheduler(max_num_batched_tokens=8)
+    add(s, "a", range(3), 0)
+    assert run(s) == {"a": 3}
+    add(s, "b", range(100, 118), 1)
+    assert run(s) == {"a": 1, "b": 7}
+    assert run(s) == {"a": 1, "b": 7}
+    assert run(s) == {"a": 1, "b": 4}
+    assert run(s) == {"a": 1, "b": 1}
+
+
+def test_without_chunks_a_prompt_waits_until_it_fits_whole() -> None:
+    s = scheduler(max_num_batched_tokens=8, chunked=False)
+    add(s, "a", range(6), 0)
+    add(s, "b", range(50, 55), 1)
+    assert run(s) == {"a": 6}
+    assert run(s) == {"a": 1, "b": 5}
+
+
+def test_first_come_first_served_within_max_num_seqs() -> None:
+    s = scheduler(max_num_seqs=2)
+    for order in range(3):
+        add(s, "abc"[order], [order] * 3, order)
+    assert run(s) == {"a": 3, "b": 3}
+    s.remove(s.running[0])
+    assert run(s) == {"b": 1, "c": 3}
+
+
+def test_priority_goes_before_arrival() -> None:
+    s = scheduler(max_num_seqs=1, by_priority=True)
+    add(s, "late", range(3), 0, priority=5)
+    add(s, "early", range(3), 1, priority=-1)
+    assert list(run(s)) == ["early"]
+
+
+def test_the_last_in_line_is_preempted_and_comes_back() -> None:
+    s = scheduler(pages=6, caching=False)  # five pages to use
+    a, b = add(s, "a", range(8), 0), add(s, "b", range(20, 28), 1)
+    assert run(s) == {"a": 8, "b": 8}  # two pages each
+    assert run(s) == {"a": 1}  # its third page is the last one
+    assert b.num_preemptions == 1 and s.waiting == [b] and b.page_ids == []
+    for _ in range(12):
+        if a in s.running and len(a.token_ids) >= 12:
+            s.remove(a)
+        run(s)
+    assert b in s.running and b.num_output > 5
+
+
+def test_priority_decides_who_is_preempted_even_if_already_in_the_step() -> None:
+    s = scheduler(pages=7, caching=True, by_priority=True, max_num_batched_tokens=8)  # six pages to use
+    low = add(s, "low", range(15), 0, priority=9)
+    run(s), run(s)
+    high = add(s, "high", range(30, 47), 1, priority=0)
+    for _ in range(8):
+        run(s)
+    assert high.num_output > 0 and low.num_preemptions >= 1
+
+
+def test_a_cached_beginning_is_not_computed_again() -> None:
+    s = scheduler()
+    a = add(s, "a", range(11), 0)
+    run(s)
+    s.remove(a)
+    b = add(s, "b", range(11), 1)
+    assert run(s) == {"b": 3} and b.num_cached == 8
+    assert s.num_hits == 8 and s.num_queries == 22
+
+
+def test_at_least_one_token_is_computed() -> None:
+    s = scheduler()
+    a = add(s, "a", range(8), 0)
+    run(s)
+    s.remove(a)
+    add(s, "b", range(8), 1)
+    assert run(s) == {"b": 4}
+
+
+def test_requests_of_one_step_share_their_beginning() -> None:
+    s = scheduler(max_num_batched_tokens=64)
+    a, b = add(s, "a", [*range(12), 77], 0), add(s, "b", [*range(12), 88], 1)
+    assert run(s) == {"a": 13, "b": 1}
+    assert a.page_ids[:3] == b.page_ids[:3] and a.page_ids[3] != b.page_ids[3]
+
+
+def test_tenants_do_not_share() -> None:
+    s = scheduler()
+    run_of = [add(s, "a", range(12), 0), add(s, "b", range(12), 1)]
+    run_of[1].salt = b"tenant"
+    assert run(s) == {"a": 12, "b": 12}
+
+
+def test_prompt_logprobs_compute_everything() -> None:
+    s = scheduler()
+    a = add(s, "a", range(9), 0)
+    run(s)
+    s.remove(a)
+    b = add(s, "b", range(9), 1)
+    b.params = SamplingParams(prompt_logprobs=0)
+    assert run(s) == {"b": 9}
+
+
+def test_a_failed_step_leaves_nothing_in_the_cache() -> None:
+    s = scheduler()
+    a = add(s, "a", range(12), 0)
+    s.undo(s.schedule())
+    s.remove(a)
+    assert s.pool.num_cached == 0
+    add(s, "b", range(12), 1)
+    assert run(s) == {"b": 12}
+
+
+def test_a_request_preempted_within_its_step_leaves_nothing_in_the_cache() -> None:
+    s = scheduler(pages=5)
+    a = add(s, "a", range(4), 0)
+    plan = s.schedule()
+    s._preempt(a, plan)
+    assert not plan and plan.num_tokens == 0 and s.pool.num_cached == 0
+    s.check_integrity()
+
+
+def test_an_empty_scheduler_plans_nothing() -> None:
+    assert not scheduler().schedule()
+    assert Plan().num_tokens == 0
+
+
+def test_all_pages_come_back() -> None:
+    s = scheduler(pages=12, max_num_batched_tokens=7)
+    requests = [add(s, str(i), range(i, i + 9), i) for i in range(6)]
+    for step in range(30):
+        run(s)
+        if step % 4 == 3 and requests:
+            s.remove(requests.pop(step % len(requests)))
+            s.check_integrity()
+    for request in requests:
+        s.remove(request)
+    assert s.pool.num_used == 0
+
+
+def test_integrity_notices_a_request_without_its_pages() -> None:
+    s = scheduler()
+    a = add(s, "a", range(12), 0)
+    run(s)
+    s.pool.release(a.page_ids)
+    a.page_ids = []
+    with pytest.raises(AssertionError):
+        s.check_integrity()
