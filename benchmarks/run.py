@@ -1,6 +1,6 @@
 """Runs every benchmark that this machine can, beside the ceilings measured in the same run, and writes the results.
 
-    python benchmarks/run.py [--only qwen3-0.6b] [--quick] [--out benchmarks/results/cpu.json]
+python benchmarks/run.py [--only qwen3-0.6b] [--quick] [--out benchmarks/results/cpu.json]
 """
 
 import argparse
@@ -32,10 +32,14 @@ def generation(name: str, dtype: str) -> dict[str, Any]:
     read = (before.read_gbs + after.read_gbs) / 2
     flops = (before.fma_gflops + after.fma_gflops) / 2
     figures["model"] = name
-    figures["ceilings"] = {"read_gbs": [before.read_gbs, after.read_gbs], "fma_gflops": [before.fma_gflops, after.fma_gflops]}
+    figures["ceilings"] = {
+        "read_gbs": [before.read_gbs, after.read_gbs],
+        "fma_gflops": [before.fma_gflops, after.fma_gflops],
+    }
+    decode, prefill = figures["decode_batch1_tokens_per_s"], figures["prefill_512_tokens_per_s"]
     figures["shares"] = {
-        "decode_batch1_of_read_bandwidth": figures["decode_batch1_tokens_per_s"] * figures["weight_bytes"] / GIGA / read,
-        "prefill_512_of_fma_peak": figures["prefill_512_tokens_per_s"] * 2 * figures["layer_parameters"] / GIGA / flops,
+        "decode_batch1_of_read_bandwidth": decode * figures["weight_bytes"] / GIGA / read,
+        "prefill_512_of_fma_peak": prefill * 2 * figures["layer_parameters"] / GIGA / flops,
         "peak_rss_over_weights": figures["peak_rss_bytes"] / figures["weight_bytes"],
     }
     return figures

@@ -63,7 +63,10 @@ LogprobsAt = dict[int, Logprob]  # token id -> its log-probability, at one posit
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """When things happened to a request, in seconds of time.monotonic(), and how much of them."""
+    """When things happened to a request, in seconds of time.monotonic(), and how much of them.
+
+    A request's outputs share one, so an earlier output sees it go on.
+    """
 
     arrival_time: float
     first_token_time: float | None = None

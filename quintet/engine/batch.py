@@ -27,46 +27,90 @@ class Rows:
     prompts: list[tuple[Request, int, int]]  # (request, first position, number of positions)
 
 
-def build(plan: Plan, page_size: int, buckets: Buckets) -> tuple[HostBatch, Rows]:
-    """The step's arrays, and whose logits come out of it."""
-    requests = list(plan.tokens)
-    counts = np.fromiter(plan.tokens.values(), np.int32, len(requests))
-    computed = np.fromiter((request.num_computed for request in requests), np.int32, len(requests))
-    starts = np.zeros(len(requests) + 1, np.int32)
-    np.cumsum(counts, out=starts[1:])
-    owners = np.repeat(np.arange(len(requests), dtype=np.int32), counts)
-    positions = np.arange(starts[-1], dtype=np.int32) + (computed - starts[:-1])[owners]
-    table = _page_table(requests)
-    slots = table[owners, positions // page_size] * page_size + positions % page_size
-    logit_rows, rows = _logit_rows(requests, plan, starts)
-    batch = HostBatch(
-        token_ids=_token_ids(requests, plan),
-        positions=positions,
-        slots=slots,
-        owners=owners,
-        starts=starts,
-        lengths=computed + counts,
-        page_table=table,
-        logit_rows=logit_rows,
-    )
-    return (_pad(batch, buckets) if buckets.tokens else batch), rows
+class BatchBuilder:
+    """Builds the steps of one engine. A step in which all decode, the usual one, takes a shorter way."""
+
+    def __init__(self, page_size: int, buckets: Buckets) -> None:
+        self._page_size, self._buckets = page_size, buckets
+        self._count = np.arange(256, dtype=np.int32)  # 0, 1, 2, ...; views of it are given out and never written to
+
+    def build(self, plan: Plan) -> tuple[HostBatch, Rows]:
+        """The step's arrays, and whose logits come out of it."""
+        requests = list(plan.tokens)
+        decoding = plan.num_tokens == len(requests) and not any(r.params.prompt_logprobs is not None for r in requests)
+        if decoding and all(r.num_computed + 1 == len(r.token_ids) for r in requests):
+            batch, rows = self._decode(requests)
+        else:
+            batch, rows = self._mixed(requests, plan)
+        return (_pad(batch, self._buckets) if self._buckets.tokens else batch), rows
+
+    def _decode(self, requests: list[Request]) -> tuple[HostBatch, Rows]:
+        """One token of each request, and it samples."""
+        size, count = self._page_size, len(requests)
+        rows = self._first(count)
+        positions = [request.num_computed for request in requests]
+        slots = [r.page_ids[at // size] * size + at % size for r, at in zip(requests, positions, strict=True)]
+        at = np.array(positions, np.int32)
+        batch = HostBatch(
+            token_ids=np.array([request.token_ids[-1] for request in requests], np.int32),
+            positions=at,
+            slots=np.array(slots, np.int32),
+            owners=rows,
+            starts=self._first(count + 1),
+            lengths=at + 1,
+            page_table=_page_table(requests),
+            logit_rows=rows,
+        )
+        return batch, Rows(requests, [])
+
+    def _mixed(self, requests: list[Request], plan: Plan) -> tuple[HostBatch, Rows]:
+        """Any stretch of each request."""
+        counts = np.fromiter(plan.tokens.values(), np.int32, len(requests))
+        computed = np.fromiter((request.num_computed for request in requests), np.int32, len(requests))
+        starts = np.zeros(len(requests) + 1, np.int32)
+        np.cumsum(counts, out=starts[1:])
+        owners = np.repeat(self._first(len(requests)), counts)
+        positions = np.arange(starts[-1], dtype=np.int32) + (computed - starts[:-1])[owners]
+        table = _page_table(requests)
+        slots = table[owners, positions // self._page_size] * self._page_size + positions % self._page_size
+        logit_rows, rows = _logit_rows(requests, plan, starts)
+        batch = HostBatch(
+            token_ids=_token_ids(plan),
+            positions=positions,
+            slots=slots,
+            owners=owners,
+            starts=starts,
+            lengths=computed + counts,
+            page_table=table,
+            logit_rows=logit_rows,
+        )
+        return batch, rows
+
+    def _first(self, count: int) -> Array:
+        """0, 1, ... count - 1."""
+        if count > len(self._count):
+            self._count = np.arange(2 * count, dtype=np.int32)
+        return self._count[:count]
 
 
-def _token_ids(requests: Sequence[Request], plan: Plan) -> Array:
+def _token_ids(plan: Plan) -> Array:
     ids: list[int] = []
     for request, count in plan.tokens.items():
-        first = request.num_computed
-        if count == 1:
-            ids.append(request.token_ids[first])
-        else:
-            ids += request.token_ids[first : first + count]
+        ids += request.token_ids[request.num_computed : request.num_computed + count]
     return np.array(ids, np.int32)
 
 
 def _page_table(requests: Sequence[Request]) -> Array:
-    table = np.zeros((len(requests), max(len(request.page_ids) for request in requests)), np.int32)
-    for row, request in enumerate(requests):
-        table[row, : len(request.page_ids)] = request.page_ids
+    rows = []
+    for request in requests:
+        if request.page_row is None:
+            request.page_row = np.array(request.page_ids, np.int32)
+        rows.append(request.page_row)
+    if len(rows) == 1:
+        return rows[0][None]
+    table = np.zeros((len(rows), max(map(len, rows))), np.int32)
+    for index, row in enumerate(rows):
+        table[index, : len(row)] = row
     return table
 
 

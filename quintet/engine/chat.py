@@ -1,103 +1,203 @@
 """Conversations to prompts: messages are checked, then written out by the model's chat template."""
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from quintet.engine.prompts import Prompt
-from quintet.engine.template import render_template
+from quintet.engine.template import render_template, template_variables
 from quintet.engine.tokenizer import Tokenizer, refuse_surrogates
-from quintet.names import refuse_unknown
+from quintet.names import refuse_unknown, unknown
 
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-OPTIONS = ("tools", "chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")  # and those that the template itself names
+KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "function_call", "refusal", "reasoning_content")
+REASONING = ("reasoning_content", "thinking", "reasoning")  # one thing under three names; templates read either
 MAX_MESSAGES = 10_000
 MAX_PATH = 4096  # characters; a longer chat_template is certainly text
+_TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # marks where the last message ends; transformers' own, so that spaces come alike
+_PROBE = "quintet probe"
 
 Message = dict[str, Any]
 
 
-def render_chats(tokenizer: Tokenizer, messages: Any, **options: Any) -> list[Prompt]:
-    """One conversation (a list of messages) or a list of them; the options are render_chat's."""
-    refuse_unknown("chat option", options, OPTIONS)
+@dataclass(frozen=True)
+class ChatOptions:
+    """What a chat template is given besides the messages."""
+
+    tools: Sequence[Mapping[str, Any]] | None = None  # JSON schemas, as OpenAI's API takes them
+    chat_template: str | Path | None = None  # Jinja text or a file's path, instead of the tokenizer's own
+    chat_template_kwargs: Mapping[str, Any] | None = None  # variables that the template reads
+    add_generation_prompt: bool = True  # end with the beginning of the next message
+    continue_final_message: bool = False  # the model goes on with the last message; nothing is begun then
+
+
+def render_chats(tokenizer: Tokenizer, messages: Any, *, read_files: bool = True, **options: Any) -> list[Prompt]:
+    """One conversation (a list of messages) or a list of them; `options` are the fields of ChatOptions.
+
+    A server sets read_files=False: a caller's chat_template is then Jinja text, never the name of a file here.
+    """
+    refuse_unknown("chat option", options, [field.name for field in fields(ChatOptions)])
+    given = ChatOptions(**options)
+    if given.chat_template is not None:
+        given = ChatOptions(**{**options, "chat_template": load_chat_template(given.chat_template, read_files)})
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise ValueError(
             'messages must be a list such as [{"role": "user", "content": "Hello"}], or a list of such lists, '
             f"not {type(messages).__name__} {str(messages)[:40]!r}"
         )
     if isinstance(messages[0], Mapping):
-        return [render_chat(tokenizer, messages, **options)]
-    return [render_chat(tokenizer, each, **options) for each in messages]
+        return [render_chat(tokenizer, messages, given)]
+    return [render_chat(tokenizer, each, given) for each in messages]
 
 
-def render_chat(
-    tokenizer: Tokenizer,
-    messages: Sequence[Any],
-    *,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    chat_template: str | None = None,
-    chat_template_kwargs: Mapping[str, Any] | None = None,
-    add_generation_prompt: bool = True,
-    continue_final_message: bool = False,
-) -> Prompt:
+def load_chat_template(given: str | Path, read_files: bool = True) -> str:
+    """Jinja text as it is; the content of a file that is named."""
+    if isinstance(given, str) and (not read_files or "\n" in given or "{" in given or len(given) > MAX_PATH):
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError, TypeError, ValueError) as error:
+        raise ValueError(f"chat_template {str(given)!r} is neither Jinja text nor a readable file: {error}") from None
+
+
+def render_chat(tokenizer: Tokenizer, messages: Sequence[Any], options: ChatOptions) -> Prompt:
     """The prompt that asks for the next message; its ids are what transformers' apply_chat_template gives.
 
-    `chat_template` is Jinja text or a file's path, instead of the tokenizer's own. With continue_final_message the
-    model goes on with the last message, and add_generation_prompt is not looked at.
+    options.chat_template is Jinja text here.
     """
-    checked = [_check(message, place) for place, message in enumerate(messages)]
-    if not checked or len(checked) > MAX_MESSAGES:
-        raise ValueError(f"a conversation has 1 to {MAX_MESSAGES} messages, not {len(checked)}")
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        raise ValueError(f"a conversation is a list of messages, not {type(messages).__name__}")
+    if not 1 <= len(messages) <= MAX_MESSAGES:
+        raise ValueError(f"a conversation has 1 to {MAX_MESSAGES} messages, not {len(messages)}")
+    tools = _tools(options.tools)
+    template = _template(tokenizer, options.chat_template, tools is not None)
+    checked = [_check(message, place, template) for place, message in enumerate(messages)]
+    if options.continue_final_message:
+        checked[-1] = _mark(checked[-1])
     variables = {
         **tokenizer.special_tokens,
+        "documents": None,
+        **_extra(template, options.chat_template_kwargs),
         "messages": checked,
-        "tools": _plain("tools", list(tools)) if tools else None,
-        "add_generation_prompt": add_generation_prompt and not continue_final_message,
-        **_plain("chat_template_kwargs", dict(chat_template_kwargs or {})),
+        "tools": tools,
+        "add_generation_prompt": options.add_generation_prompt and not options.continue_final_message,
     }
-    text = render_template(_template(tokenizer, chat_template, bool(tools)), variables)
-    if continue_final_message:
-        text = _until_final(text, checked[-1])
+    text = render_template(template, variables)
+    if options.continue_final_message:
+        text = _until_mark(text)
     refuse_surrogates(text, "the rendered chat")
     return Prompt(tokenizer.encode(text, add_special_tokens=False), text)
 
 
-def _check(message: Any, place: int) -> Message:
-    """A message as templates want it: its content one text, parts joined by line breaks."""
+def _check(message: Any, place: int, template: str) -> Message:
+    """A message as templates want it."""
     if not isinstance(message, Mapping):
         raise ValueError(f"message {place} must be a dict with 'role' and 'content', not {type(message).__name__}")
     role = message.get("role")
-    if role not in ROLES:
-        raise ValueError(f"message {place} has role {role!r}; use one of {', '.join(ROLES)}")
-    checked: Message = _plain(f"message {place}", dict(message))
+    if not isinstance(role, str) or not (role in ROLES or (role.isidentifier() and _names(template, role))):
+        wrong = unknown("role", role, ROLES) if isinstance(role, str) else f"the role {role!r}; it must be text"
+        raise ValueError(f"message {place} has {wrong}")
+    known = (*KEYS, *REASONING)
+    wrong_keys = [key for key in message if key not in known and not (isinstance(key, str) and key in template)]
+    refuse_unknown(f"key of message {place}", map(str, wrong_keys), known)
     content = message.get("content")
     if content is None and role != "assistant":
         raise ValueError(f"message {place} ({role}) has no content; give text")
+    # Templates take a missing key for None better than None itself.
+    checked: Message = {
+        key: _plain(f"message {place}: {key}", value)
+        for key, value in message.items()
+        if value is not None and key != "content"
+    }
     if content is not None:
-        checked["content"] = _text(content, place)
-    return checked
+        checked["content"] = _content(content, place, template)
+    if "tool_calls" in checked:
+        checked["tool_calls"] = _tool_calls(checked["tool_calls"], place)
+    reasoning = next((checked[key] for key in REASONING if key in checked), None)
+    return checked if reasoning is None else {"thinking": reasoning, **checked, "reasoning_content": reasoning}
 
 
-def _text(content: Any, place: int) -> str:
+def _names(template: str, word: str) -> bool:
+    return f"'{word}'" in template or f'"{word}"' in template
+
+
+def _content(content: Any, place: int, template: str) -> Any:
+    """One text: parts are joined by line breaks, but for a template that writes parts itself."""
     if isinstance(content, str):
         refuse_surrogates(content, f"the content of message {place}")
         return content
-    if not isinstance(content, Sequence):
+    if not isinstance(content, Sequence) or isinstance(content, bytes):
         raise ValueError(f"message {place}: content must be text or a list of parts, not {type(content).__name__}")
-    return "\n".join(_part(part, place) for part in content)
+    parts = [_part(part, place) for part in content]
+    if len(parts) > 1 and _takes_parts(template):
+        return [{"type": "text", "text": part} for part in parts]
+    return "\n".join(parts)
 
 
 def _part(part: Any, place: int) -> str:
-    if isinstance(part, str):
-        return _text(part, place)
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-    if not isinstance(part, Mapping) or kind not in ("text", "input_text", "output_text", "refusal"):
+    if kind == "str" or not isinstance(part, Mapping):
+        part = {"type": "text", "text": part} if isinstance(part, str) else {}
+    elif kind not in ("text", "input_text", "output_text", "refusal"):
+        part = {}
+    if not part:
         raise ValueError(f"message {place}: content parts of type {kind!r} are not supported; models here take text")
     text = part.get("refusal" if kind == "refusal" else "text")
     if not isinstance(text, str):
         raise ValueError(f"message {place}: a part of type {kind!r} must hold text, not {type(text).__name__}")
-    return _text(text, place)
+    refuse_surrogates(text, f"the content of message {place}")
+    return text
+
+
+@functools.lru_cache(maxsize=64)
+def _takes_parts(template: str) -> bool:
+    """Whether the template writes a list of text parts as it writes the text itself: tried, not guessed."""
+
+    def render(content: Any) -> str:
+        messages = [{"role": "user", "content": content}]
+        return render_template(template, {"messages": messages, "tools": None, "add_generation_prompt": False})
+
+    try:
+        text = render(_PROBE)
+        return _PROBE in text and render([{"type": "text", "text": _PROBE}]) == text
+    except ValueError:
+        return False
+
+
+def _tool_calls(calls: Any, place: int) -> Any:
+    """Templates want a call's arguments as an object; OpenAI's API has them as JSON text."""
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise ValueError(f"message {place}: tool_calls must be a list of dicts")
+    for call in calls:
+        function = call.get("function", call)
+        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+            try:
+                function["arguments"] = json.loads(function["arguments"] or "{}")
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"message {place}: the arguments of a tool call are not JSON: {error}") from None
+    return calls
+
+
+def _tools(tools: Any) -> list[Any] | None:
+    if not tools:
+        return None
+    if not isinstance(tools, Sequence) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise ValueError('tools must be a list of dicts such as {"type": "function", "function": {"name": ...}}')
+    plain: list[Any] = _plain("tools", list(tools))
+    return plain
+
+
+def _extra(template: str, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Variables for the template, refused where it reads none of that name."""
+    if not given:
+        return {}
+    known = template_variables(template) - {"messages", "tools", "add_generation_prompt"}
+    refuse_unknown("variable of the chat template, in chat_template_kwargs:", map(str, given), known)
+    plain: Mapping[str, Any] = _plain("chat_template_kwargs", dict(given))
+    return plain
 
 
 def _plain(what: str, value: Any) -> Any:
@@ -108,15 +208,9 @@ def _plain(what: str, value: Any) -> Any:
         raise ValueError(f"{what} must be plain data (text, numbers, lists, dicts): {error}") from None
 
 
-def _template(tokenizer: Tokenizer, given: str | None, with_tools: bool) -> str:
+def _template(tokenizer: Tokenizer, given: str | Path | None, with_tools: bool) -> str:
     if given is not None:
-        path = Path(given) if len(given) < MAX_PATH and "\n" not in given and "{" not in given else None
-        if path is None:
-            return given
-        try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"chat_template {given!r} is neither Jinja text nor a readable file: {error}") from None
+        return str(given)
     own = tokenizer.chat_template
     if isinstance(own, dict):
         own = own.get("tool_use" if with_tools and "tool_use" in own else "default")
@@ -128,10 +222,23 @@ def _template(tokenizer: Tokenizer, given: str | None, with_tools: bool) -> str:
     return own
 
 
-def _until_final(text: str, final: Message) -> str:
-    """Cuts what the template writes after the last message's text."""
-    content = str(final.get("content") or "").strip()
-    at = text.rfind(content)
-    if not content or at < 0:
-        raise ValueError("continue_final_message needs a last message with text that the chat template writes as it is")
-    return text[: at + len(content)]
+def _mark(message: Message) -> Message:
+    """Ends the message's text with the tag."""
+    content = message.get("content")
+    if isinstance(content, list):
+        last = {**content[-1], "text": content[-1]["text"] + _TAG}
+        return {**message, "content": [*content[:-1], last]}
+    if not content:
+        raise ValueError("continue_final_message needs a last message with text to go on from")
+    return {**message, "content": content + _TAG}
+
+
+def _until_mark(text: str) -> str:
+    """Cuts the tag and what the template writes after it. A template that trims the text trims the result as well."""
+    at = text.rfind(_TAG.strip())
+    if at < 0:
+        raise ValueError(
+            "continue_final_message: the chat template leaves out the last message or changes its text; "
+            "end with an assistant message, or use another template"
+        )
+    return text[:at] if text.startswith(_TAG, at) else text[:at].rstrip()

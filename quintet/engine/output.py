@@ -134,7 +134,7 @@ class OutputProcessor:
         return Processed(outputs, aborts)
 
     def abort(self, request_ids: str | Iterable[str]) -> Processed:
-        """The caller takes requests back. Their outputs say "abort"; unknown ones (already finished) are passed over."""
+        """The caller takes requests back; their outputs say "abort". Those that have finished are passed over."""
         ids = [request_ids] if isinstance(request_ids, str) else request_ids
         return self._end([self._requests[each] for each in ids if each in self._requests], FinishReason.ABORT)
 
@@ -144,7 +144,7 @@ class OutputProcessor:
 
     def _end(self, requests: list[_Request], reason: FinishReason, error: str | None = None) -> Processed:
         deltas = [
-            TokenDelta(completion.engine_id, [], reason, error=error, num_preemptions=completion.num_preemptions)
+            TokenDelta(completion.engine_id, [], reason, error=error)
             for request in requests
             for completion in request.completions
             if completion.finish_reason is None
@@ -248,5 +248,6 @@ def _count(metrics: RequestMetrics, completion: _Completion, delta: TokenDelta, 
         metrics.num_generation_tokens += num_tokens
     if completion.index == 0:
         metrics.num_cached_tokens = max(metrics.num_cached_tokens, delta.num_cached)
-    metrics.num_preemptions += delta.num_preemptions - completion.num_preemptions
-    completion.num_preemptions = delta.num_preemptions
+    if delta.num_preemptions > completion.num_preemptions:
+        metrics.num_preemptions += delta.num_preemptions - completion.num_preemptions
+        completion.num_preemptions = delta.num_preemptions

@@ -42,16 +42,16 @@ def parse_prompt(prompt: Any, tokenizer: Tokenizer | None, vocab_size: int, name
 def _parse_dict(prompt: Mapping[Any, Any], tokenizer: Tokenizer | None, vocab_size: int, name: str) -> Prompt:
     refuse_unknown("prompt key", map(str, prompt), _KEYS)
     text, ids, salt = (prompt.get(key) for key in _KEYS)
-    if text is None and ids is None:
-        raise ValueError(f"{name} has neither 'prompt' nor 'prompt_token_ids'")
     if text is not None and not isinstance(text, str):
         raise ValueError(f"{name}: 'prompt' must be text, not {type(text).__name__}")
     if salt is not None and not (isinstance(salt, str) and salt):
         raise ValueError(f"{name}: 'cache_salt' must be text that is not empty, not {salt!r}")
     if salt is not None:
         refuse_surrogates(salt, f"{name}: 'cache_salt'")
+    if ids is None and text is None:
+        raise ValueError(f"{name} has neither 'prompt' nor 'prompt_token_ids'")
     if ids is None:
-        return Prompt(_encode(text, tokenizer, vocab_size, name), text, salt)
+        return Prompt(_encode(str(text), tokenizer, vocab_size, name), text, salt)
     if not isinstance(ids, (list, tuple)):
         raise ValueError(f"{name}: 'prompt_token_ids' must be a list of ints, not {type(ids).__name__}")
     return Prompt(_check_ids(ids, vocab_size, name), text, salt)  # given both, the ids are run and the text is shown

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from quintet.sampling_params import SamplingParams
+from quintet.types import Array
 
 
 class FinishReason(str, enum.Enum):
@@ -40,6 +41,7 @@ class Request:
     num_computed: int = 0  # tokens whose K and V are in the cache
     num_cached: int = 0  # of the prompt, found in the prefix cache when it was first scheduled; -1 before that
     page_ids: list[int] = field(default_factory=list)
+    page_row: Array | None = None  # page_ids as the batch wants them; made again when they change
     page_hashes: list[bytes] = field(default_factory=list)  # one per full page of token_ids, computed as needed
     num_committed: int = 0  # pages that stand in the prefix cache under their hash
     num_preemptions: int = 0

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quintet.engine.batch import Buckets, Rows, build
+from quintet.engine.batch import BatchBuilder, Buckets, Rows
 from quintet.engine.logits_processors import ProcessorFailed
 from quintet.engine.request import Request
 from quintet.engine.sampler import LogprobTensors, Sampled, Sampler
@@ -68,12 +68,12 @@ class Runner:
     """Between the scheduler's plan and its result."""
 
     def __init__(self, ranks: Ranks, sampler: Sampler, page_size: int, buckets: Buckets) -> None:
-        self._ranks, self._sampler, self._page_size, self._buckets = ranks, sampler, page_size, buckets
+        self._ranks, self._sampler, self._batches = ranks, sampler, BatchBuilder(page_size, buckets)
         self._device = ranks.workers[0].device
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:
-        host, rows = build(plan, self._page_size, self._buckets)
+        host, rows = self._batches.build(plan)
         logits = self._ranks.run(host)
         prompts = self._prompt_logprobs(logits, rows)
         requests: list[Request] = list(rows.sampling)

@@ -90,7 +90,9 @@ class Scheduler:
             self._preempt(victim, plan)
             if victim is request:
                 return
-        request.page_ids += self.pool.take(need)
+        if need > 0:
+            request.page_ids += self.pool.take(need)
+            request.page_row = None
         self._enter(request, plan, count)
 
     def _preempt(self, request: Request, plan: Plan) -> None:
@@ -168,7 +170,7 @@ class Scheduler:
 
     def _free(self, request: Request) -> None:
         self.pool.release(request.page_ids)
-        request.page_ids = []
+        request.page_ids, request.page_row = [], None
         request.num_computed = request.num_committed = 0
 
     def check_integrity(self) -> None:

@@ -1,7 +1,7 @@
 """Renders chat templates as transformers does, with bounds: a template comes with a model, so nobody has read it.
 
 The sandbox (Jinja's ImmutableSandboxedEnvironment) keeps a template from Python's objects. It sets no limit to time or
-memory, so here every loop and macro counts its turns, and what multiplies text is checked before it runs.
+memory, so here loops, macros and comparisons are counted, and whatever makes text or lists pays for their size first.
 """
 
 import functools
@@ -17,17 +17,21 @@ import jinja2
 import jinja2.ext
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
+from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-MAX_TEMPLATE = 2**20  # characters of a template; the longest known has under 2**16
-MAX_CHARS = 2**26  # characters of any text, or items of any list, that a template makes: 64 times a context of 1M
-MAX_TURNS = 2_000_000  # of loops and macros together
+MAX_TEMPLATE = 2**17  # characters of a template; the longest known has under 2**16
+MAX_SIZE = 2**24  # of any one value; characters of text: 4 times a context of 1M tokens
+MAX_TOTAL = 2**30  # of all that a rendering makes, which is also the most memory that it can hold
+MAX_TURNS = 2_000_000  # of loops, macros and comparisons together
 MAX_SECONDS = 10.0
+_ITEM = 8  # what an entry of a list or dict counts as, in characters
 _MAX_BITS = 1024  # of an integer
 _AMPLIFIERS = frozenset(
-    "batch center expandtabs format indent join ljust replace rjust slice translate wordwrap xmlattr zfill".split()
+    "batch center expandtabs format format_map indent join ljust replace rjust slice translate wordwrap zfill".split()
 )
+_HTML = ("striptags", "urlize", "xmlattr", "random")  # filters that no chat needs
 _WIDTH = re.compile(r"\d{5}|\*|\{[^{}]*\{")  # a width of five digits, or one that is computed, in a format
 
 
@@ -42,146 +46,199 @@ class _Generation(jinja2.ext.Extension):
 
 
 class _Count(NodeTransformer):
-    """Makes every loop, macro and block count its turns, and `~` check the length of what it joins."""
-
-    def visit_For(self, node: nodes.For) -> nodes.Node:
-        return self._counted(node)
-
-    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
-        return self._counted(node)
-
-    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:
-        return self._counted(node)
-
-    def visit_Block(self, node: nodes.Block) -> nodes.Node:
-        return self._counted(node)
+    """Rewrites a template so that what may run long counts a turn, and what makes a value pays for it."""
 
     def _counted(self, node: Any) -> nodes.Node:
         self.generic_visit(node)
-        node.body.insert(0, nodes.ExprStmt(self._call("turn", [], node.lineno), lineno=node.lineno))
+        node.body.insert(0, nodes.ExprStmt(_call("turn", nodes.Const(None, lineno=node.lineno)), lineno=node.lineno))
         return node
+
+    visit_For = visit_Macro = visit_CallBlock = visit_Block = _counted
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        self.generic_visit(node)
+        return nodes.And(_call("turn", nodes.Const(None, lineno=node.lineno)), node, lineno=node.lineno)
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
-        return self._call("glue", node.nodes, node.lineno)
+        return _call("glue", nodes.List(node.nodes, lineno=node.lineno))
 
-    def _call(self, name: str, args: list[nodes.Expr], line: int) -> nodes.Call:
-        function = nodes.EnvironmentAttribute(name, lineno=line)
-        return nodes.Call(function, args, [], None, None, lineno=line)
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        return _call("paid", node) if isinstance(node.arg, nodes.Slice) else node
+
+    def visit_List(self, node: Any) -> nodes.Node:
+        self.generic_visit(node)
+        items = node.items if isinstance(node, (nodes.List, nodes.Tuple)) else [pair.value for pair in node.items]
+        fixed = all(isinstance(item, nodes.Const) for item in items)
+        return node if fixed or getattr(node, "ctx", "load") != "load" else _call("paid", node)
+
+    visit_Tuple = visit_Dict = visit_List
+
+
+def _call(name: str, subject: nodes.Expr) -> nodes.Expr:
+    """As a filter: the cheapest call that the compiler makes."""
+    return nodes.Filter(subject, name, [], [], None, None, lineno=subject.lineno)
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """One rendering: it counts, so it is not shared."""
+    """One rendering: it keeps count, so it is not shared."""
 
     intercepted_binops = frozenset("+ * ** %".split())
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"])
-        self.filters = {**{name: _bounded(name, each) for name, each in self.filters.items()}, "tojson": _to_json}
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_Generation, "jinja2.ext.loopcontrols"],
+            finalize=self._show,
+        )
+        self.filters = {name: self._bounded(name, each) for name, each in self.filters.items() if name not in _HTML}
+        self.filters["tojson"] = self._bounded("tojson", _to_json)
+        self.filters |= {"turn": self._turn, "glue": self._glue, "paid": self._paid}
         del self.globals["lipsum"]  # writes text without bound
-        self.globals |= {"raise_exception": _raise, "strftime_now": _now, "dict": _Dict(), "namespace": _Namespace}
-        self.concat = _join
-        self._turns = 0
+        self.globals |= {
+            "raise_exception": _raise,
+            "strftime_now": _now,
+            "dict": _Dict(self._paid),
+            "namespace": _Namespace,
+        }
+        self._turns = self._spent = 0
         self._deadline = time.monotonic() + MAX_SECONDS
 
-    def turn(self) -> None:
+    def _spend(self, size: int) -> None:
+        self._spent += size
+        if size > MAX_SIZE or self._spent > MAX_TOTAL:
+            raise SecurityError(f"it makes text or lists of more than {min(size, MAX_SIZE)} characters")
+
+    @jinja2.pass_context  # so that the compiler does not take it for a constant
+    def _turn(self, context: Any, subject: Any) -> bool:
         self._turns += 1
         if self._turns > MAX_TURNS:
-            raise SecurityError(f"it goes through loops and macros more than {MAX_TURNS} times")
+            raise SecurityError(f"it goes through loops, macros and comparisons more than {MAX_TURNS} times")
         if time.monotonic() > self._deadline:
             raise SecurityError(f"it runs longer than {MAX_SECONDS:g} s")
+        return True
 
-    def glue(self, *parts: Any) -> str:
-        return _join(map(str, parts))
+    @jinja2.pass_context
+    def _paid(self, context: Any, subject: Any) -> Any:
+        """The value itself, once its size is paid for."""
+        self._spend(_size(subject))
+        return subject
+
+    @jinja2.pass_context
+    def _glue(self, context: Any, subject: list[Any]) -> str:
+        self._spend(_size(subject))
+        return "".join(map(str, subject))
+
+    def _show(self, value: Any) -> Any:
+        if not isinstance(value, str):
+            self._spend(_size(value))
+        return value
+
+    def concat(self, parts: Iterable[str]) -> str:
+        parts = list(parts)
+        self._spend(sum(map(len, parts)))
+        return "".join(parts)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        _check_binop(operator, left, right)
+        self._spend(_worst_binop(operator, left, right))
         return super().call_binop(context, operator, left, right)
 
-    def call(self, context: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Methods of text and macros alike; `self` would hide the name that jinja gives to the environment."""
-        subject = getattr(obj, "__self__", None)
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """Functions, macros, and the methods of text, which may multiply it."""
+        subject = getattr(__obj, "__self__", None)
         if isinstance(subject, str):
-            args = _check_amplifier(obj.__name__, subject, args, kwargs)
-        return super().call(context, obj, *args, **kwargs)
+            args = _drawn(args)
+            __self._spend(_worst_call(__obj.__name__, subject, args, kwargs))
+        return super().call(__context, __obj, *args, **kwargs)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """str.format reaches here with its text bound; the sandbox replaces it, we look at the text first."""
-        wrapped = super().wrap_str_format(value)
-        if wrapped is not None:
-            _check_format(value.__self__)
-        return wrapped
+        """str.format, which the sandbox replaces by its own: that one must pay as well."""
+        function = super().wrap_str_format(value)
+        if function is None:
+            return None
+
+        def paying(*args: Any, **kwargs: Any) -> str:
+            self._spend(_worst_call("format", value.__self__, args, kwargs))
+            return function(*args, **kwargs)
+
+        return paying
+
+    def _bounded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A filter that pays first. Those that want a context get it as their first argument."""
+        skip = 1 if hasattr(function, "jinja_pass_arg") else 0
+
+        @functools.wraps(function)  # keeps jinja_pass_arg
+        def bounded(*args: Any, **kwargs: Any) -> Any:
+            subject, *rest = args[skip:] if name in ("length", "count") else _drawn(args[skip:])
+            self._spend(_worst_call(name, subject, rest, kwargs))
+            return function(*args[:skip], subject, *rest, **kwargs)
+
+        return bounded
 
 
-def _join(parts: Iterable[str]) -> str:
-    parts = list(parts)
-    _check_size(sum(map(len, parts)))
-    return "".join(parts)
+def _drawn(args: Iterable[Any]) -> tuple[Any, ...]:
+    """Generators as lists, so that they can be measured."""
+    return tuple(list(each) if hasattr(each, "__next__") else each for each in args)
 
 
-def _check_size(size: int) -> None:
-    if size > MAX_CHARS:
-        raise SecurityError(f"it makes a text or list of more than {MAX_CHARS} characters or items")
+def _size(value: Any) -> int:
+    """Characters of all text within, and _ITEM for every other thing; looks no further than MAX_SIZE.
+
+    A list that holds one list twice counts it twice: written out, it is.
+    """
+    total, stack = 0, [value]
+    while stack and total <= MAX_SIZE:
+        each = stack.pop()
+        total += _ITEM
+        if isinstance(each, str):
+            total += len(each)
+        elif isinstance(each, Mapping):
+            stack += each.keys()
+            stack += each.values()
+        elif isinstance(each, (list, tuple, set, type({}.values()), type({}.items()))):
+            stack += each
+    return total
 
 
-def _check_binop(operator: str, left: Any, right: Any) -> None:
-    sizes = [len(each) if isinstance(each, (str, list, tuple)) else None for each in (left, right)]
-    if operator == "+" and None not in sizes:
-        _check_size(len(left) + len(right))
-    elif operator == "%" and isinstance(left, str):
+def _factor(value: Any) -> int:
+    """How many times an argument may multiply the text that it is given for: a width, or what replaces a character."""
+    if isinstance(value, (int, float)):
+        return int(min(abs(value), 2 * MAX_SIZE))
+    return len(value) if isinstance(value, str) else _size(value)
+
+
+def _worst_call(name: str, subject: Any, args: Iterable[Any], kwargs: Mapping[str, Any]) -> int:
+    """Of the result's size, when a filter or a method of text is called."""
+    size = _size(subject)
+    if name not in _AMPLIFIERS:
+        return size
+    if name in ("format", "format_map"):
+        _check_format(str(subject))
+    return size * max([1, *map(_factor, args), *map(_factor, kwargs.values())])
+
+
+def _worst_binop(operator: str, left: Any, right: Any) -> int:
+    sized = (str, list, tuple)
+    if operator == "+":
+        return _size(left) + _size(right) if isinstance(left, sized) else 0
+    if operator == "%" and isinstance(left, str):
         _check_format(left)
-        _check_size(_length(right) * (left.count("%") + 1))
-    elif operator == "*" and sizes != [None, None]:
-        _check_size((len(left) if sizes[0] is not None else left) * (len(right) if sizes[1] is not None else right))
-    elif operator in ("*", "**") and isinstance(left, int) and isinstance(right, int):
+        return len(left) + _size(right) * (left.count("%") + 1)
+    if operator == "*" and (isinstance(left, sized) or isinstance(right, sized)):
+        text, count = (left, right) if isinstance(left, sized) else (right, left)
+        return _size(text) * _factor(count)
+    if operator in ("*", "**") and isinstance(left, int) and isinstance(right, int):
         bits = left.bit_length() * abs(right) if operator == "**" else left.bit_length() + right.bit_length()
         if bits > _MAX_BITS:
             raise SecurityError(f"it computes a number of more than {_MAX_BITS} bits")
+    return 0
 
 
 def _check_format(text: str) -> None:
     if _WIDTH.search(text):
         raise SecurityError(f"it formats text with a width that is computed or over 9999: {text[:80]!r}")
-
-
-def _check_amplifier(name: str, subject: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Refuses what would make too long a text, by the worst case. Returns the arguments, iterators made lists."""
-    if name not in _AMPLIFIERS:
-        return args
-    if name in ("format", "format_map"):
-        _check_format(str(subject))
-    args = tuple(list(each) if hasattr(each, "__next__") else each for each in args)
-    factor = max([1, *(_length(each) for each in (*args, *kwargs.values()))])
-    _check_size(factor * (_length(subject) + 1))
-    return args
-
-
-def _length(value: Any) -> int:
-    """How long a text the value may become, or make another."""
-    if isinstance(value, (int, float)):
-        return int(min(abs(value), 2 * MAX_CHARS))
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, Mapping):
-        return sum(map(_length, value.values()), len(value))
-    return sum(map(_length, value), len(value)) if isinstance(value, (list, tuple)) else 1
-
-
-def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter whose worst case is looked at first. Filters that want a context get it as their first argument."""
-    if name not in _AMPLIFIERS:
-        return function
-    skip = 1 if hasattr(function, "jinja_pass_arg") else 0
-
-    @functools.wraps(function)  # keeps jinja_pass_arg
-    def bounded(*args: Any, **kwargs: Any) -> Any:
-        subject, rest = args[skip], args[skip + 1 :]
-        if hasattr(subject, "__next__"):
-            subject = list(subject)
-        rest = _check_amplifier(name, subject, rest, kwargs)
-        return function(*args[:skip], subject, *rest, **kwargs)
-
-    return bounded
 
 
 # ---------------------------------------------------------------------------- what transformers gives to its templates
@@ -191,7 +248,7 @@ def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
     """Jinja's own would escape for HTML."""
-    if _length(indent) > 16:
+    if indent is not None and _factor(indent) > 16:
         raise SecurityError("it indents JSON by more than 16")
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
@@ -201,33 +258,39 @@ def _raise(message: Any) -> None:
 
 
 def _now(form: str) -> str:
-    _check_format(form)
-    _check_size(len(form) * 1000)
+    if len(form) > 256 or re.search(r"%[^a-zA-Z%]*\d", form):  # C knows widths
+        raise SecurityError(f"it formats the time by {form[:80]!r}")
     return datetime.now().strftime(form)
 
 
 class _Dict:
     """dict without its attributes."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        return dict(*args, **kwargs)
+    def __init__(self, paid: Callable[[Any, Any], Any]) -> None:
+        self._paid = paid
 
-    def fromkeys(self, *args: Any) -> dict[Any, Any]:
-        return dict.fromkeys(*args)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._paid(None, dict(*args, **kwargs))
+
+    def fromkeys(self, *args: Any) -> Any:
+        return self._paid(None, dict.fromkeys(*args))
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """A namespace that takes no attribute with an underscore in front."""
+    """A namespace that takes no attribute with an underscore in front, and does not print what it holds."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # so that a template may name an attribute `self`
         attributes = dict(*args[1:], **kwargs)
         for name in attributes:
             _check_name(name)
-        jinja2.utils.Namespace.__init__(args[0], attributes)  # type: ignore[arg-type]
+        jinja2.utils.Namespace.__init__(args[0], attributes)
 
     def __setitem__(self, name: str, value: Any) -> None:
         _check_name(name)
         super().__setitem__(name, value)
+
+    def __repr__(self) -> str:
+        return "<Namespace>"
 
 
 def _check_name(name: Any) -> None:
@@ -236,6 +299,15 @@ def _check_name(name: Any) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ rendering
+
+
+@functools.lru_cache(maxsize=64)
+def template_variables(source: str) -> frozenset[str]:
+    """The names that a template reads and does not set itself; empty if it cannot be read."""
+    try:
+        return frozenset(find_undeclared_variables(_Environment().parse(source)))
+    except (jinja2.exceptions.TemplateError, RecursionError):
+        return frozenset()
 
 
 @functools.lru_cache(maxsize=64)
@@ -268,8 +340,8 @@ def render_template(source: str, variables: Mapping[str, Any]) -> str:
         raise ValueError(f"the chat template refuses these messages: {error}") from error
     except RecursionError as error:
         raise ValueError("the chat template nests too deep; use another template") from error
-    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, MemoryError) as error:
-        if str(error).startswith("the chat template"):
+    except Exception as error:  # an expression in the template may fail in any way
+        if isinstance(error, ValueError) and str(error).startswith("the chat template"):
             raise
         raise ValueError(
             f"the chat template fails on these messages: {type(error).__name__}: {error}; "

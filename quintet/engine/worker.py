@@ -59,6 +59,8 @@ class Worker:
 
         build = Build(self.ops, attention, self._comm, shape.dtype, shape.page_size, shape.max_model_len)
         self.model: CausalLM = model_class(hf_config)(hf_config, build).eval()
+        # one attention of each kind plans a step: the plan is shared by the layers that are alike
+        self._planners = list({type(attention): attention for attention in self._attentions}.values())
 
     @property
     def layouts(self) -> list[KVLayout]:
@@ -84,17 +86,12 @@ class Worker:
 
     def run(self, host: HostBatch) -> Tensor:
         """One step -> logits [L, vocab], on the device."""
-        for attention in self._distinct:
+        for attention in self._planners:
             host = attention.plan(host)
         arrays: list[Array] = [*host[:FIELDS], *host.extra]  # type: ignore[list-item]  # the last field is a tuple
         tensors = self.device.to_device(arrays)
         logits, self._kv = self._step(self._kv, Batch(*tensors[:FIELDS], extra=tensors[FIELDS:]))  # type: ignore[arg-type, misc]
         return logits
-
-    @property
-    def _distinct(self) -> list[Attention]:
-        """One attention per kind: a plan is shared by the layers that are alike."""
-        return list({type(attention): attention for attention in self._attentions}.values())
 
     def upload(self, *arrays: np.ndarray[Any, Any]) -> tuple[Tensor, ...]:
         return self.device.to_device(arrays)

@@ -37,6 +37,7 @@ def paged_attention(q: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec, si
     if spec.window is not None:
         seen = seen & (slots > batch.positions[:, None] - spec.window)
     scores = torch.where(seen[:, None, None, :], scores, -1e30)
+    v = torch.where(seen[:, :, None, None], v, 0.0)  # a page may hold anything past its request's end, NaN too
     if sinks is not None:
         column = sinks.float().reshape(1, spec.kv_heads, -1, 1).expand(tokens, -1, -1, -1)
         weights = torch.cat([scores, column], dim=-1).softmax(-1)[..., :-1]

@@ -57,7 +57,7 @@ class Device(ABC):
 
     @abstractmethod
     def to_device(self, arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[Tensor, ...]:
-        """Copies host arrays over, pinned and asynchronous where that exists. The arrays may be reused at once."""
+        """Host arrays on the device, pinned and asynchronous where that exists. Nobody writes to the arrays again."""
 
     @abstractmethod
     def to_host(self, x: Tensor) -> Callable[[], Tensor]:

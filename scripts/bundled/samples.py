@@ -136,9 +136,11 @@ def first_sample(s: Source) -> Sample:
 
 def draw_sample(s: Source) -> Sample:
     roll = s.rng.random()
-    if roll < 0.12:
+    if roll < 0.14:
         return document(s)
-    return with_tools(s) if roll < 0.27 else conversation(s)
+    if roll < 0.17:
+        return echo(s)
+    return with_tools(s) if roll < 0.31 else conversation(s)
 
 
 def source(seed: int) -> Source:

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from .circuit import initialise
 from .samples import draw_sample, first_sample, render, source
 
 
@@ -19,15 +20,15 @@ from .samples import draw_sample, first_sample, render, source
 class Recipe:
     """What decides the weights. The learning rates are the peaks of a warm-up and a cosine."""
 
-    steps: int = 1300
+    steps: int = 1100
     seed: int = 5
     micro_tokens: int = 1152  # per micro-batch; each replica takes one of them in each step
     replicas: int = 2
-    early: float = 0.15  # the part of training that sees short samples only
+    early: float = 0.08  # the part of training that sees short samples only
     max_tokens: int = 640  # longer samples are dropped
     warmup: int = 60
     matrix_lr: float = 0.02
-    other_lr: float = 3e-3
+    other_lr: float = 1.5e-3
     weight_decay: float = 0.02
 
 
@@ -143,7 +144,8 @@ def optimizers(model: LlamaForCausalLM, recipe: Recipe) -> tuple[Muon, torch.opt
             others.append(p)
     return (
         Muon(list(shapes.values()), lr=recipe.matrix_lr, weight_decay=recipe.weight_decay),
-        torch.optim.AdamW(others, lr=recipe.other_lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True),
+        # A large eps: else the tiny gradients of tokens that do not occur become full steps, all in one direction.
+        torch.optim.AdamW(others, lr=recipe.other_lr, betas=(0.9, 0.98), eps=1e-4, weight_decay=0.0, fused=True),
     )
 
 
@@ -199,6 +201,7 @@ def train(
     torch.manual_seed(recipe.seed)
     torch.set_num_threads(1)
     model = LlamaForCausalLM(model_config(tokenizer)).train()
+    initialise(model)
     replicas, batches = Replicas(model, recipe.replicas), micro_batches(tokenizer, recipe)
     muon, adam = optimizers(model, recipe)
     average, began = 0.0, time.time()

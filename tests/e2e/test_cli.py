@@ -19,6 +19,7 @@ from quintet.server import cli
 
 QUINTET = [sys.executable, "-m", "quintet"]
 FRANCE, PARIS = "What is the capital of France?", "The capital of France is Paris."
+SKY, BLUE = "What color is the sky?", "The sky is blue."
 
 
 def _run(*words: str, stdin: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
@@ -43,10 +44,10 @@ def test_generate_prints_text_and_speed() -> None:
 
 
 def test_generate_takes_several_prompts_in_order() -> None:
-    done = _run("generate", "--json", "--quiet", "--chat", "--temperature", "0", "--n", "2", FRANCE, "8 + 5 =")
+    done = _run("generate", "--json", "--quiet", "--chat", "--temperature", "0", "--n", "2", FRANCE, SKY)
     assert (done.returncode, done.stderr) == (0, "")
     answers = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [[each["text"] for each in answer["outputs"]] for answer in answers] == [[PARIS] * 2, ["8 + 5 = 13"] * 2]
+    assert [[each["text"] for each in answer["outputs"]] for answer in answers] == [[PARIS] * 2, [BLUE] * 2]
     assert answers[0]["outputs"][0]["finish_reason"] == "stop"
 
 
@@ -130,8 +131,8 @@ def test_bench_prints_and_writes_figures(kind: str, tmp_path: Path, capsys: pyte
 
 
 def test_chat_answers_piped_lines_and_remembers() -> None:
-    done = _run("chat", "--temperature", "0", stdin=f"{FRANCE}\n/reset\nWhat is 27 + 45?\n")
-    assert (done.returncode, done.stdout.splitlines()) == (0, [PARIS, "27 + 45 = 72"])
+    done = _run("chat", "--temperature", "0", stdin=f"{FRANCE}\n/reset\n{SKY}\n")
+    assert (done.returncode, done.stdout.splitlines()) == (0, [PARIS, BLUE])
 
 
 class Terminal:

@@ -47,9 +47,7 @@ class Ask:
 def client(model: tuple[str, str, str], **settings: Any) -> Client:
     family, name, dtype = model
     folder = str(variant(family, name).folder)
-    config = EngineConfig.from_kwargs(
-        model=folder, device="cpu", dtype=dtype, skip_tokenizer_init=True, **settings
-    )
+    config = EngineConfig.from_kwargs(model=folder, device="cpu", dtype=dtype, skip_tokenizer_init=True, **settings)
     return Client(config, progress=False)
 
 

@@ -16,7 +16,7 @@ Result = tuple[list[Tensor], list[list[int]]]
 
 def alone(tiny: Tiny, dtype: torch.dtype = torch.float32) -> Result:
     run = Runner(tiny, dtype)
-    return run.prompts(PROMPTS), run.greedy(PROMPTS, 5)
+    return run.prompts(PROMPTS), run.greedy(PROMPTS, 3)
 
 
 def shared_out(tiny: Tiny, size: int, dtype: torch.dtype = torch.float32) -> list[Result]:
@@ -24,7 +24,7 @@ def shared_out(tiny: Tiny, size: int, dtype: torch.dtype = torch.float32) -> lis
 
     def work(rank: int, endpoint: str) -> Result:
         run = Runner(tiny, dtype, platform=platform, place=Place(rank, size, endpoint))
-        return run.prompts(PROMPTS), run.greedy(PROMPTS, 5)
+        return run.prompts(PROMPTS), run.greedy(PROMPTS, 3)
 
     return each_rank(platform, size, work)
 
@@ -54,7 +54,7 @@ SHARES = {
 }
 
 
-@pytest.mark.parametrize("family", ["llama", "phi3", "olmo2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "olmo2", "phi3"])
 @pytest.mark.parametrize("share", SHARES)
 def test_heads_that_do_not_divide(family: str, share: str) -> None:
     heads, kv_heads, size = SHARES[share]

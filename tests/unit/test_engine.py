@@ -168,8 +168,8 @@ def test_streamed_deltas_join_to_the_whole_and_leaving_early_frees() -> None:
     engine = llm()
     parts = [output.outputs[0].token_ids for output in engine.stream([5, 6], greedy())]
     assert len(parts) == 8 and [t for part in parts for t in part] == expected([5, 6], 8)
-    for output in engine.stream([5, 6], greedy(max_tokens=50)):
-        break
+    next(stream := engine.stream([5, 6], greedy(max_tokens=50)))
+    stream.close()
     assert engine.get_metrics()["num_running"] == 0
     assert engine.generate([[5]], greedy(), use_tqdm=False)[0].finished
 

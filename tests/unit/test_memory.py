@@ -70,9 +70,8 @@ def write(folder: Path, **files: str) -> Path:
 
 
 def test_a_containers_limit_counts(tmp_path: Path) -> None:
-    group = write(
-        tmp_path, memory_DOT_max="1000000", memory_DOT_current="700000", memory_DOT_stat="anon 5\ninactive_file 200000\n"
-    )
+    stat = "anon 5\ninactive_file 200000\n"
+    group = write(tmp_path, memory_DOT_max="1000000", memory_DOT_current="700000", memory_DOT_stat=stat)
     memory = host_memory(group)
     assert memory.total == 1000000 and memory.free == 500000
 

@@ -79,7 +79,7 @@ def test_integrity_notices_a_lost_page() -> None:
 
 
 @settings(max_examples=60, derandomize=True, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(["take", "release", "share", "commit", "reset"]), st.integers(0, 9)), max_size=60))
+@given(st.lists(st.tuples(st.sampled_from("take release share commit reset".split()), st.integers(0, 9)), max_size=60))
 def test_the_books_balance_after_any_sequence(moves: list[tuple[str, int]]) -> None:
     pool, held = PagePool(8), []
     for step, (move, n) in enumerate(moves):

@@ -44,7 +44,7 @@ class CPUDevice(Device):
         return tuple(torch.zeros((pages, *layout.page_shape), dtype=layout.dtype) for layout in layouts)
 
     def to_device(self, arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[Tensor, ...]:
-        return tuple(torch.from_numpy(array.copy()) for array in arrays)
+        return tuple([torch.from_numpy(array) for array in arrays])
 
     def to_host(self, x: Tensor) -> Callable[[], Tensor]:
         return lambda: x

@@ -114,6 +114,8 @@ class Talk:
             self.begin(rest.strip() or None)
         else:
             engine.say(unknown("command", command, _COMMANDS))
+        if command in ("/reset", "/system") and self.interactive:
+            engine.say("(a fresh conversation)")
         return True
 
     def _answer(self, text: str) -> None:

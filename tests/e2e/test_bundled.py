@@ -1,0 +1,87 @@
+"""What the bundled model does right every time, greedy; and that its text is what transformers makes of it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quintet import LLM, SamplingParams
+from quintet.config import BUNDLED
+from quintet.engine.hub import resolve_model
+
+CASES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "bundled_cases.json").read_text())
+GREEDY = SamplingParams(temperature=0, max_tokens=128)
+
+
+@pytest.fixture(scope="module", params=["bfloat16", "float32"])
+def llm(request: pytest.FixtureRequest) -> LLM:
+    return LLM(BUNDLED, device="cpu", dtype=request.param, use_tqdm=False, kv_cache_memory_bytes="64M")
+
+
+def as_expected(text: str, expect: dict[str, Any]) -> bool:
+    text = text.strip()
+    if "equals" in expect:
+        return bool(text == expect["equals"])
+    if "contains" in expect:
+        wanted = expect["contains"]
+        return all(each in text for each in ([wanted] if isinstance(wanted, str) else wanted))
+    try:
+        return bool(json.loads(text) == expect["json"])
+    except json.JSONDecodeError:
+        return False
+
+
+def test_every_behaviour(llm: LLM) -> None:
+    wrong = []
+    for case in CASES:
+        options = {"tools": case.get("tools"), "chat_template_kwargs": case.get("template_kwargs")}
+        (output,) = llm.chat(case["messages"], GREEDY, use_tqdm=False, **options)
+        text = output.outputs[0].text
+        if not as_expected(text, case["expect"]):
+            wrong.append(f"{case['name']}: {text!r}, not {case['expect']}")
+    assert not wrong, f"{len(wrong)} of {len(CASES)}:\n" + "\n".join(wrong)
+
+
+def test_there_are_cases_of_every_kind() -> None:
+    assert len(CASES) >= 60
+    assert {"fact", "add", "copy", "count", "json", "tool", "think"} <= {case["kind"] for case in CASES}
+
+
+def test_batched_equals_one_by_one(llm: LLM) -> None:
+    messages = [case["messages"] for case in CASES if not case.get("tools") and not case.get("template_kwargs")][:24]
+    together = [output.outputs[0].text for output in llm.chat(messages, GREEDY, use_tqdm=False)]
+    assert together == [llm.chat(each, GREEDY, use_tqdm=False)[0].outputs[0].text for each in messages]
+
+
+@pytest.mark.parametrize("prompt", ["Once upon a time", "The Zen of", "naïve 🦜 日本"])
+def test_text_equals_transformers(llm: LLM, prompt: str) -> None:
+    if llm.config.dtype != "float32":
+        pytest.skip("in bfloat16 two implementations may round to different tokens")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = resolve_model(llm.config)
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder).float()
+    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    reference = model.generate(ids, max_new_tokens=40, do_sample=False)[0, ids.shape[1] :].tolist()
+    (output,) = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=40), use_tqdm=False)
+    assert output.prompt_token_ids == ids[0].tolist()
+    assert list(output.outputs[0].token_ids) == reference
+
+
+def test_beam_search_equals_transformers(llm: LLM) -> None:
+    if llm.config.dtype != "float32":
+        pytest.skip("in bfloat16 two implementations may round to different tokens")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from quintet import BeamSearchParams
+
+    folder = resolve_model(llm.config)
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder).float()
+    ids = tokenizer("One day, a", return_tensors="pt").input_ids
+    with torch.no_grad():
+        reference = model.generate(ids, num_beams=3, max_new_tokens=8, do_sample=False, eos_token_id=None)
+    best = llm.beam_search("One day, a", BeamSearchParams(beam_width=3, max_tokens=8, ignore_eos=True))[0].sequences
+    assert len(best) == 3 and best[0].tokens == reference[0].tolist()
+    assert [beam.cum_logprob for beam in best] == sorted((beam.cum_logprob for beam in best), reverse=True)

@@ -1,0 +1,92 @@
+"""Tokenizers of the two common kinds, trained on the spot and saved as a model's folder has them."""
+
+from pathlib import Path
+
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer as Backend
+from transformers import PreTrainedTokenizerFast
+
+from quintet.engine.tokenizer import Tokenizer, load_tokenizer
+
+CORPUS = ["The quick brown fox jumps over the lazy dog.", "Hello world, hello there! 1 2 3", "été naïve 你好 👋🏽"] * 20
+SPECIAL = ["<s>", "</s>", "<|user|>", "<|assistant|>", "<|end|>"]
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{{ '<|' + message.role + '|>' + message.content + '<|end|>' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+def byte_level(folder: Path, add_bos: bool = True, template: str | None = TEMPLATE) -> Tokenizer:
+    """As GPT-2 and Llama 3."""
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=420,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(CORPUS, trainer)
+    return _save(backend, folder, add_bos, template)
+
+
+def byte_fallback(folder: Path, add_bos: bool = True, template: str | None = TEMPLATE) -> Tokenizer:
+    """As Llama 2: a space is "▁", one stands before every text, and bytes stand in for what is not known."""
+    backend = Backend(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    trainer = trainers.BpeTrainer(
+        vocab_size=420,
+        special_tokens=["<unk>", *SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256))],
+        limit_alphabet=40,
+        show_progress=False,
+    )
+    backend.train_from_iterator(CORPUS, trainer)
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return _save(_without_special_bytes(backend), folder, add_bos, template)
+
+
+def metaspace(folder: Path, add_bos: bool = False, template: str | None = None) -> Tokenizer:
+    """As T5 and the first sentencepiece conversions: a Metaspace decoder."""
+    backend = Backend(models.BPE(unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    backend.decoder = decoders.Metaspace()
+    backend.train_from_iterator(
+        CORPUS, trainers.BpeTrainer(vocab_size=200, special_tokens=["<unk>", *SPECIAL], show_progress=False)
+    )
+    return _save(backend, folder, add_bos, template)
+
+
+def word_piece(folder: Path) -> Tokenizer:
+    """A decoder that nobody reads token by token."""
+    backend = Backend(models.WordPiece(unk_token="<unk>"))  # type: ignore[call-arg]
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.decoder = decoders.WordPiece()
+    backend.train_from_iterator(
+        CORPUS, trainers.WordPieceTrainer(vocab_size=200, special_tokens=["<unk>", *SPECIAL], show_progress=False)
+    )
+    return _save(backend, folder, False, None)
+
+
+def _without_special_bytes(backend: Backend) -> Backend:
+    """The trainer wants byte tokens among the special ones; a real tokenizer has them in the vocabulary alone."""
+    import json
+
+    state = json.loads(backend.to_str())
+    state["added_tokens"] = [token for token in state["added_tokens"] if not token["content"].startswith("<0x")]
+    return Backend.from_str(json.dumps(state))
+
+
+def _save(backend: Backend, folder: Path, add_bos: bool, template: str | None) -> Tokenizer:
+    backend.add_tokens([AddedToken("<tool>", special=False, normalized=False)])
+    if add_bos:
+        bos = backend.token_to_id("<s>")
+        backend.post_processor = processors.TemplateProcessing(
+            single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", bos)]
+        )
+    hf = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>")
+    hf.chat_template = template
+    hf.save_pretrained(folder)
+    return load_tokenizer(folder)
