@@ -26,6 +26,7 @@ class TokenDelta:
 
     Rules for the core:
     - Send one whenever a step gave tokens, and exactly one with a finish_reason, last. Nothing after that counts.
+      A request that the text side aborts gets none.
     - The token that ended the request (end-of-text or stop token) is among token_ids; stop_reason is that id if the
       caller asked for it in stop_token_ids, None if it is the model's own end-of-text.
     - logprobs has one entry per entry of token_ids if the caller asked for any, else it is None.

@@ -21,7 +21,7 @@ import torch
 from bundled import card, check
 from bundled.samples import draw_sample, render, source
 from bundled.tokenizer import build
-from bundled.training import Recipe, train
+from bundled.training import CYCLES, train
 from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -72,8 +72,8 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Pa
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=Recipe.steps, help="training steps; fewer for a smoke run")
-    parser.add_argument("--seed", type=int, default=Recipe.seed)
+    parser.add_argument("--steps", type=int, help="training steps of each cycle; fewer for a smoke run")
+    parser.add_argument("--cycle", type=int, default=1, choices=(1, 2), help="2: go on from the folder after the first")
     parser.add_argument("--output", type=Path, default=FOLDER)
     parser.add_argument("--checkpoints", type=Path, help="a folder that receives the unfinished model now and then")
     parser.add_argument("--check", action="store_true", help="check the folder instead of training")
@@ -93,12 +93,15 @@ def main() -> int:
     torch.utils.deterministic.fill_uninitialized_memory = False  # costs time, and nothing here reads it
     if args.check:
         return 0 if check.cases_pass(args.output, CASES) else 1
-    recipe = dataclasses.replace(Recipe(), steps=args.steps, seed=args.seed)
+    cycles = [dataclasses.replace(cycle, steps=args.steps or cycle.steps) for cycle in CYCLES]
     if not args.card:
-        tokenizer = build(tokenizer_texts(recipe.seed))
+        tokenizer = build(tokenizer_texts(cycles[0].seed))
         keep = args.checkpoints and (lambda model: save(model, tokenizer, args.checkpoints))
-        save(train(tokenizer, recipe, keep), tokenizer, args.output)
-    card.write(args.output, recipe, check.held_out(args.output, args.held_out) if args.held_out else {})
+        for number, recipe in enumerate(cycles[args.cycle - 1 :], args.cycle):
+            # from the rounded weights as saved, so that a cycle can be run again by itself
+            start = LlamaForCausalLM.from_pretrained(args.output, dtype=torch.float32) if number > 1 else None
+            save(train(tokenizer, recipe, start, keep), tokenizer, args.output)
+    card.write(args.output, cycles, check.held_out(args.output, args.held_out) if args.held_out else {})
     return 0
 
 

@@ -71,6 +71,7 @@ class Admission:
                 salt=(prompt.cache_salt or "").encode(),
                 priority=priority,
                 arrival=arrival,
+                num_scored=0 if index == 0 else len(ids),  # prompt log-probabilities are read from the first alone
             )
             for index, engine_id in enumerate(child_ids(request_id, params.n))
         ]

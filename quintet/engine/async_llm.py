@@ -2,9 +2,13 @@
 
 import asyncio
 import logging
+import queue
 import threading
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import Any, NamedTuple
 
 from quintet.config import EngineConfig
 from quintet.engine.chat import render_chats
@@ -15,9 +19,24 @@ from quintet.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
-Follower = tuple[
-    asyncio.AbstractEventLoop, asyncio.Queue[RequestOutput | Exception]
-]  # who waits for outputs, and where
+
+class Stopped(RuntimeError):
+    """The engine's thread has ended; the message says why."""
+
+
+class Follower(NamedTuple):
+    """Who waits for a request's outputs, and where."""
+
+    loop: asyncio.AbstractEventLoop
+    outputs: asyncio.Queue[RequestOutput | Stopped]
+
+    def put(self, item: RequestOutput | Stopped) -> bool:
+        """From any thread; False if the loop is closed and nobody listens."""
+        try:
+            self.loop.call_soon_threadsafe(self.outputs.put_nowait, item)
+        except RuntimeError:
+            return False
+        return True
 
 
 class AsyncLLM:
@@ -32,9 +51,9 @@ class AsyncLLM:
         if model is not None:
             kwargs["model"] = model
         self._client = Client(EngineConfig.from_kwargs(**kwargs), use_tqdm)
-        self._queues: dict[str, Follower] = {}
-        self._lock = threading.Lock()  # of the client: a step and an admission do not mix
-        self._work = threading.Event()
+        self._followers: dict[str, Follower] = {}  # of running requests; the engine's thread alone touches it
+        self._calls: queue.SimpleQueue[tuple[Callable[[], None], Future[None]]] = queue.SimpleQueue()
+        self._gate = threading.Lock()  # once _closed is set, no call is queued any more
         self._closed = False
         self._thread = threading.Thread(target=self._loop, name="quintet-engine", daemon=True)
         self._thread.start()
@@ -51,13 +70,14 @@ class AsyncLLM:
         *,
         request_id: str | None = None,
         priority: int = 0,
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Completes one prompt; yields as sampling_params.output_kind says. Leaving the loop ends the request."""
         parsed = parse_prompts(prompt, self._client.tokenizer, self._client.vocab_size)
         if len(parsed) != 1:
             raise ValueError(f"generate() takes one prompt, not {len(parsed)}; call it once for each")
-        async for output in self._follow(parsed[0], sampling_params, request_id, priority):
-            yield output
+        async with aclosing(self._follow(parsed[0], sampling_params, request_id, priority)) as outputs:
+            async for output in outputs:
+                yield output
 
     async def chat(
         self,
@@ -65,21 +85,23 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
+        priority: int = 0,
         **template: Any,
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Answers one conversation; `template` as in LLM.chat."""
         if self._client.tokenizer is None:
             raise ValueError("this AsyncLLM was started with skip_tokenizer_init=True; start it without for chats")
-        (prompt,) = render_chats(self._client.tokenizer, messages, **template)
-        async for output in self._follow(prompt, sampling_params, request_id, 0):
-            yield output
+        prompts = render_chats(self._client.tokenizer, messages, **template)
+        if len(prompts) != 1:
+            raise ValueError(f"chat() takes one conversation, not {len(prompts)}; call it once for each")
+        async with aclosing(self._follow(prompts[0], sampling_params, request_id, priority)) as outputs:
+            async for output in outputs:
+                yield output
 
     async def abort(self, request_id: str) -> None:
         """Ends a request; whoever follows it gets its last output."""
-        with self._lock:
-            outputs = self._client.abort([request_id])
-        self._deliver(outputs)
-        self._work.set()
+        with suppress(Stopped):  # then it has ended
+            await self._call(lambda: self._deliver(self._client.abort([request_id])))
 
     def get_tokenizer(self) -> Any:
         """transformers' tokenizer object, or None without a tokenizer."""
@@ -93,76 +115,99 @@ class AsyncLLM:
         return self._client.metrics()
 
     async def reset_prefix_cache(self) -> None:
-        with self._lock:
-            self._client.engine.reset_prefix_cache()
+        await self._call(self._client.engine.reset_prefix_cache)
 
     def shutdown(self) -> None:
         """Stops the engine's thread; requests that still run end with an error."""
-        self._closed = True
-        self._work.set()
+        with self._gate:
+            self._closed = True
+            self._calls.put((lambda: None, Future()))  # wakes the thread
         self._thread.join()
         self._client.close()
 
     async def _follow(
         self, prompt: Prompt, params: SamplingParams | None, request_id: str | None, priority: int
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         request_id = self._client.next_id() if request_id is None else request_id
-        follower: Follower = asyncio.get_running_loop(), asyncio.Queue()
-        await asyncio.to_thread(
-            self._add, request_id, prompt, params or self.get_default_sampling_params(), priority, follower
-        )
-        queue, finished = follower[1], False
+        params = self.get_default_sampling_params() if params is None else params.clone()  # the caller may change it
+        follower = Follower(asyncio.get_running_loop(), asyncio.Queue())
+        finished = False
         try:
+            await self._call(partial(self._add, request_id, prompt, params, priority, follower))
             while not finished:
-                output = await queue.get()
-                if isinstance(output, Exception):
+                output = await follower.outputs.get()
+                finished = isinstance(output, Stopped) or output.finished
+                if isinstance(output, Stopped):
                     raise output
-                finished = output.finished
                 yield output
         finally:
-            self._queues.pop(request_id, None)
-            if not finished:
-                await self.abort(request_id)
+            if not finished:  # left, cancelled (while it was added, perhaps) or refused
+                with suppress(Stopped):
+                    await self._call(partial(self._leave, request_id, follower))
 
-    def _add(self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int, follower: Follower) -> None:
-        """In a thread, since a step may hold the lock for a while."""
-        with self._lock:
+    async def _call(self, function: Callable[[], None]) -> None:
+        """Has the engine's thread do it before its next step; it does so even if the caller is cancelled."""
+        future: Future[None] = Future()
+        with self._gate:
             if self._closed:
-                raise RuntimeError("this AsyncLLM was shut down; make a new one")
-            self._client.add(request_id, prompt, params, priority)
-            self._queues[request_id] = follower
-        self._work.set()
+                raise Stopped("this AsyncLLM was shut down; make a new one")
+            self._calls.put((function, future))
+        await asyncio.wrap_future(future)
+
+    # In the engine's thread:
 
     def _loop(self) -> None:
-        while not self._closed:
-            self._work.wait()
-            self._work.clear()
+        why = "the engine was shut down while the request ran"
+        try:
+            while self._answer():
+                self._deliver(self._client.step())
+        except Exception as error:
+            logger.exception("the engine's thread failed")
+            why = f"the engine failed: {type(error).__name__}: {error}"
+        self._end_all(why)
+
+    def _answer(self) -> bool:
+        """Does what was called for, and waits for a call while there is nothing to step; False at shutdown."""
+        while not self._closed and not (self._client.busy and self._calls.empty()):
+            function, future = self._calls.get()
+            error: BaseException | None = None
             try:
-                while not self._closed and self._client.busy:
-                    with self._lock:
-                        outputs = self._client.step()
-                    self._deliver(outputs)
-            except Exception as error:
-                logger.exception("the engine's thread failed")
-                self._closed = True
-                self._end_all(RuntimeError(f"the engine failed: {type(error).__name__}: {error}"))
-        self._end_all(RuntimeError("the engine was shut down while the request ran"))
+                function()
+            except Exception as raised:
+                error = raised
+            _resolve(future, error)
+        return not self._closed
+
+    def _add(self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int, follower: Follower) -> None:
+        self._client.add(request_id, prompt, params, priority)
+        self._followers[request_id] = follower
+
+    def _leave(self, request_id: str, follower: Follower) -> None:
+        """Ends the request, unless the id is another's by now."""
+        if self._followers.get(request_id) is follower:
+            del self._followers[request_id]
+            self._client.abort([request_id])
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:
-            follower = self._queues.get(output.request_id)
-            if follower is not None:
-                _put(follower, output)
+            follower = self._followers.get(output.request_id)
+            if follower is not None and not follower.put(output):
+                self._leave(output.request_id, follower)
+            if output.finished:
+                self._followers.pop(output.request_id, None)
 
-    def _end_all(self, error: Exception) -> None:
-        with self._lock:
-            followers, self._queues = list(self._queues.values()), {}
-        for follower in followers:
-            _put(follower, error)
+    def _end_all(self, why: str) -> None:
+        with self._gate:
+            self._closed = True
+        while not self._calls.empty():
+            _resolve(self._calls.get()[1], Stopped(why))
+        followers, self._followers = self._followers, {}
+        for follower in followers.values():
+            follower.put(Stopped(why))
+        self._client.abort(followers)
 
 
-def _put(follower: Follower, item: RequestOutput | Exception) -> None:
-    """Hands over to the follower's loop; one that is closed has nobody listening."""
-    loop, queue = follower
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(queue.put_nowait, item)
+def _resolve(future: Future[None], error: BaseException | None) -> None:
+    """Answers whoever waits, if they still do."""
+    if future.set_running_or_notify_cancel():
+        future.set_exception(error) if error else future.set_result(None)

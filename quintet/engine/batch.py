@@ -126,10 +126,10 @@ def _logit_rows(requests: Sequence[Request], plan: Plan, starts: Array) -> tuple
         if first + count == len(request.token_ids):
             sampling.append(request)
             rows.append(end - 1)
-        if request.params.prompt_logprobs is not None and first < request.num_prompt - 1:
-            wanted = min(count, request.num_prompt - 1 - first)
-            prompts.append((request, first, wanted))
-            prompt_rows += range(end - count, end - count + wanted)
+        begin, stop = max(first, request.num_scored), min(first + count, request.num_prompt - 1)
+        if request.wants_scores and begin < stop:  # a preempted request gave out the first of them before
+            prompts.append((request, begin, stop - begin))
+            prompt_rows += range(end - count + begin - first, end - count + stop - first)
     return np.array(rows + prompt_rows, np.int32), Rows(sampling, prompts)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from quintet.engine.client import Client
 from quintet.engine.prompts import Prompt
 from quintet.outputs import LogprobsAt, RequestOutput
-from quintet.sampling_params import BeamSearchParams, SamplingParams
+from quintet.sampling_params import BeamSearchParams, ParameterError, SamplingParams
 
 
 @dataclass
@@ -29,11 +29,15 @@ class BeamSearchOutput:
 
 
 def search(client: Client, prompt: Prompt, params: BeamSearchParams) -> BeamSearchOutput:
-    """Keeps beam_width candidates; one that ends by end-of-text is set aside and competes with its final score."""
+    """Keeps beam_width candidates; one that ends by end-of-text is set aside and competes with its final score.
+
+    ValueError says what is wrong with the prompt or a parameter; RuntimeError, that a step failed.
+    """
+    _check(client, params)
     start = len(prompt.token_ids)
     eos = frozenset() if params.ignore_eos else client.admission.eos_ids
     beams, ended = [BeamSearchSequence(list(prompt.token_ids))], []
-    room = client.admission.bounds.max_model_len - start
+    room = max(1, client.admission.bounds.max_model_len - start)  # admission says what is wrong with less
     for _ in range(min(params.max_tokens, room)):
         grown = []
         for beam, step in zip(beams, _expand(client, beams, prompt, params), strict=True):
@@ -57,6 +61,29 @@ def search(client: Client, prompt: Prompt, params: BeamSearchParams) -> BeamSear
     return BeamSearchOutput(best)
 
 
+def _check(client: Client, params: BeamSearchParams) -> None:
+    """Against the engine: the scores are its logprobs."""
+    mode, most, number = client.config.logprobs_mode, client.admission.bounds.max_logprobs, _number(client, params)
+    if not mode.endswith("logprobs"):
+        raise ValueError(f"beam search adds log-probabilities, and logprobs_mode={mode!r} gives none; leave it out")
+    if most != -1 and number > most:
+        raise ParameterError(
+            "beam_width",
+            f"must be at most {most // 2}, not {params.beam_width}; the engine's max_logprobs={number} would allow it",
+        )
+    if params.temperature not in (0, 1) and mode.startswith("raw"):
+        raise ParameterError(
+            "temperature",
+            f"changes no score with logprobs_mode={mode!r}; leave it out, or start the engine with "
+            "logprobs_mode='processed_logprobs'",
+        )
+
+
+def _number(client: Client, params: BeamSearchParams) -> int:
+    """Of next tokens to look at: enough, even if beam_width of them are the end."""
+    return min(2 * params.beam_width, client.vocab_size)
+
+
 def score(beam: BeamSearchSequence, num_prompt: int, length_penalty: float) -> float:
     """Sum of log-probabilities over output length to the power of the penalty, end-of-text not counted."""
     length = len(beam.tokens) - num_prompt - (beam.finish_reason == "stop")
@@ -66,21 +93,24 @@ def score(beam: BeamSearchSequence, num_prompt: int, length_penalty: float) -> f
 def _expand(
     client: Client, beams: list[BeamSearchSequence], prompt: Prompt, params: BeamSearchParams
 ) -> list[LogprobsAt]:
-    """The 2 * beam_width likeliest next tokens of each candidate: enough, even if beam_width of them are the end."""
-    number = min(2 * params.beam_width, client.vocab_size)
+    """The 2 * beam_width likeliest next tokens of each candidate."""
+    number = _number(client, params)
     one = SamplingParams(max_tokens=1, temperature=params.temperature, logprobs=number, detokenize=False)
-    ids = []
-    for beam in beams:
-        request_id = client.next_id()
-        client.add(request_id, Prompt(beam.tokens, None, prompt.cache_salt), one)
-        ids.append(request_id)
+    ids = [client.next_id() for _ in beams]
     outputs: dict[str, RequestOutput] = {}
-    while len(outputs) < len(ids):
-        outputs.update((o.request_id, o) for o in client.step() if o.finished)
+    try:
+        for request_id, beam in zip(ids, beams, strict=True):
+            client.add(request_id, Prompt(beam.tokens, None, prompt.cache_salt), one)
+        while len(outputs) < len(ids):
+            outputs.update((output.request_id, output) for output in client.receive(ids) if output.finished)
+    finally:
+        client.abort(ids)  # of those that have ended, nothing is left
     found = []
     for request_id in ids:
-        logprobs = outputs[request_id].outputs[0].logprobs or [{}]
-        ranked = sorted(logprobs[0].items(), key=lambda item: -item[1].logprob)
+        (completion,) = outputs[request_id].outputs
+        if completion.error is not None or not completion.logprobs:
+            raise RuntimeError(f"beam search failed: {completion.error}")
+        ranked = sorted(completion.logprobs[0].items(), key=lambda item: -item[1].logprob)
         found.append(dict(ranked[:number]))
     return found
 

@@ -2,7 +2,7 @@
 
 import itertools
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -35,6 +35,7 @@ class Client:
         self.admission = _admission(prepared, self.tokenizer)
         self.processor = OutputProcessor(self.tokenizer)
         self._ids = itertools.count()
+        self._kept: list[RequestOutput] = []  # that came while another caller stepped
 
     @property
     def vocab_size(self) -> int:
@@ -42,7 +43,7 @@ class Client:
 
     @property
     def busy(self) -> bool:
-        """Whether step() has anything to do or to tell."""
+        """Whether step() has anything to do."""
         return self.engine.busy
 
     def next_id(self) -> str:
@@ -63,9 +64,18 @@ class Client:
         self.engine.abort(processed.aborts)
         return processed.outputs
 
+    def receive(self, request_ids: Collection[str]) -> list[RequestOutput]:
+        """Outputs of these requests: those that others' steps left for them, or one step's. Others' are kept."""
+        waiting = any(output.request_id in request_ids for output in self._kept)
+        outputs = self._kept if waiting else [*self._kept, *self.step()]
+        self._kept = [output for output in outputs if output.request_id not in request_ids]
+        return [output for output in outputs if output.request_id in request_ids]
+
     def abort(self, request_ids: Iterable[str]) -> list[RequestOutput]:
         """Ends requests; their last outputs say "abort". Unknown ids are passed over."""
-        processed = self.processor.abort(request_ids)
+        ids = dict.fromkeys(request_ids)
+        self._kept = [output for output in self._kept if output.request_id not in ids]
+        processed = self.processor.abort(ids)
         self.engine.abort(processed.aborts)
         return processed.outputs
 

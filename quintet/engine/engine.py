@@ -39,7 +39,6 @@ class Engine:
     def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
         self.scheduler, self._runner = scheduler, runner
         self._requests: dict[str, Request] = {}
-        self._pending: list[TokenDelta] = []  # of requests that ended between steps
         self._num_added = self._num_steps = self._num_computed = self._num_generated = 0
 
     def __len__(self) -> int:
@@ -48,8 +47,8 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether step() has anything to do or to tell."""
-        return bool(self._requests or self._pending)
+        """Whether step() has anything to do."""
+        return bool(self._requests)
 
     def add(self, request: Request) -> None:
         """Queues a request that admission has checked."""
@@ -61,33 +60,44 @@ class Engine:
         self.scheduler.add(request)
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Ends requests at once and frees their pages; ids that are not running are passed over."""
+        """Ends requests at once and frees their pages; ids that are not running are passed over.
+
+        No delta follows: the caller knows, and may have given the id to another request by the next step.
+        """
         for request_id in request_ids:
             request = self._requests.get(request_id)
             if request is not None:
-                self._pending.append(self._end(request, FinishReason.ABORT))
+                self._end(request, FinishReason.ABORT)
 
     def step(self) -> list[TokenDelta]:
         """One step for everybody -> what it added to each request."""
-        pending, self._pending = self._pending, []
         plan = self.scheduler.schedule()
         if not plan:
-            return pending
+            return []
         try:
             result = self._runner.run(plan)
         except (
             Exception
         ) as error:  # of the step, not of one request: it ends for all who were in it, and for them alone
-            return pending + self._fail(plan, error)
-        return pending + self.finish(plan, result)
+            return self._fail(plan, error)
+        except BaseException:  # Ctrl-C: nobody knows what was written
+            self.scheduler.take_back(plan)
+            raise
+        return self.finish(plan, result)
 
     def finish(self, plan: Plan, result: StepResult) -> list[TokenDelta]:
         """Counts the computed tokens, appends the sampled ones, ends who is done."""
+        self._num_computed += sum(
+            min(count, request.num_prompt - request.num_computed)
+            for request, count in plan.tokens.items()
+            if request.num_computed < request.num_prompt
+        )
         self.scheduler.advance(plan)
         self._num_steps += 1
-        self._num_computed += plan.num_tokens - len(result.sampling)
         self._num_generated += len(result.sampling)
         deltas = [self._end_failed(request, why) for request, why in result.failed.items()]
+        for request, found in result.prompt_logprobs.items():
+            request.num_scored += len(found)
         sampled = set(result.failed)
         for row, (request, token_id) in enumerate(zip(result.sampling, result.token_ids, strict=True)):
             sampled.add(request)

@@ -63,7 +63,10 @@ class LLM:
         return self._run(render_chats(self._tokenizer(), messages, **template), sampling_params, use_tqdm, None)
 
     def stream(self, prompts: Any, sampling_params: Params = None) -> Iterator[RequestOutput]:
-        """generate() as it comes: each output holds what is new. Leaving the loop early ends the requests."""
+        """generate() as it comes: each output holds what is new. Leaving the loop early ends the requests.
+
+        They start when the first output is asked for. Several streams, and other calls between, take turns.
+        """
         parsed = parse_prompts(prompts, self._client.tokenizer, self._client.vocab_size)
         return self._stream(parsed, sampling_params)
 
@@ -111,31 +114,27 @@ class LLM:
         self, prompts: list[Prompt], params: Params, use_tqdm: bool, priority: Sequence[int] | None
     ) -> list[RequestOutput]:
         ids = self._add(prompts, _with_kind(self._params(params, len(prompts)), RequestOutputKind.FINAL_ONLY), priority)
-        finished: dict[str, RequestOutput] = {}
-        with _Bar(len(ids), use_tqdm) as bar:
-            try:
-                while len(finished) < len(ids):
-                    for output in self._client.step():
-                        if output.finished and output.request_id in ids:
-                            finished[output.request_id] = output
-                            bar.finish(output)
-            finally:
-                if len(finished) < len(ids):  # interrupted: nobody waits for them any more
-                    self._client.abort(set(ids) - set(finished))
+        open_ids, finished = set(ids), dict[str, RequestOutput]()
+        try:
+            with _Bar(len(ids), use_tqdm) as bar:
+                while open_ids:
+                    for output in self._client.receive(open_ids):  # FINAL_ONLY: each is a request's last
+                        open_ids.remove(output.request_id)
+                        finished[output.request_id] = output
+                        bar.finish(output)
+        finally:
+            self._client.abort(open_ids)  # interrupted: nobody waits for them any more
         return [finished[request_id] for request_id in ids]
 
     def _stream(self, prompts: list[Prompt], params: Params) -> Iterator[RequestOutput]:
-        ids = self._add(prompts, _with_kind(self._params(params, len(prompts)), RequestOutputKind.DELTA), None)
-        return self._follow(dict.fromkeys(ids))
-
-    def _follow(self, open_ids: dict[str, None]) -> Iterator[RequestOutput]:
+        deltas = _with_kind(self._params(params, len(prompts)), RequestOutputKind.DELTA)
+        open_ids = set(self._add(prompts, deltas, None))
         try:
             while open_ids:
-                for output in self._client.step():
-                    if output.request_id in open_ids:
-                        if output.finished:
-                            del open_ids[output.request_id]
-                        yield output
+                for output in self._client.receive(open_ids):
+                    if output.finished:
+                        open_ids.remove(output.request_id)
+                    yield output
         finally:
             self._client.abort(open_ids)
 
@@ -150,7 +149,7 @@ class LLM:
                 request_id = self._client.next_id()
                 self._client.add(request_id, prompt, each, rank)
                 added.append(request_id)
-        except Exception:
+        except BaseException:  # Ctrl-C too
             self._client.abort(added)
             raise
         return added

@@ -39,18 +39,24 @@ class Request:
     order: int = 0  # of admission: settles ties
 
     num_computed: int = 0  # tokens whose K and V are in the cache
-    num_cached: int = 0  # of the prompt, found in the prefix cache when it was first scheduled; -1 before that
+    num_cached: int = 0  # of the prompt, found in the prefix cache when it was first scheduled
     page_ids: list[int] = field(default_factory=list)
     page_row: Array | None = None  # page_ids as the batch wants them; made again when they change
     page_hashes: list[bytes] = field(default_factory=list)  # one per full page of token_ids, computed as needed
     num_committed: int = 0  # pages that stand in the prefix cache under their hash
     num_preemptions: int = 0
+    num_scored: int = 0  # positions of the prompt whose log-probabilities were given out, or are not wanted
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the token id or the string that ended it
 
     @property
     def num_output(self) -> int:
         return len(self.token_ids) - self.num_prompt
+
+    @property
+    def wants_scores(self) -> bool:
+        """Whether prompt log-probabilities are still to be given out; the last position of a prompt has none."""
+        return self.params.prompt_logprobs is not None and self.num_scored < self.num_prompt - 1
 
     @property
     def output_ids(self) -> list[int]:

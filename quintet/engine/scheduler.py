@@ -115,7 +115,10 @@ class Scheduler:
             if not self.limits.chunked and count < len(request.token_ids) - start:
                 break
             need = self._pages_for(start + count) - len(found)
-            if need > self.pool.num_free - sum(1 for page in found if self.pool.is_free(page)):
+            # with nobody behind it to take pages from, all of it must fit: it would stop half way and start again
+            last = not self.running or self._key(request) > self._key(self.running[-1])
+            whole = self._pages_for(len(request.token_ids)) - len(found) if last else need
+            if whole > self.pool.num_free - sum(1 for page in found if self.pool.is_free(page)):
                 break
             self.pool.hold(found)
             self.waiting.pop(0)
@@ -136,7 +139,7 @@ class Scheduler:
 
     def _cached(self, request: Request) -> list[int]:
         """Pages of its beginning that are in the cache; at least its last token is left to compute."""
-        if not self.pool.caching or request.params.prompt_logprobs is not None:
+        if not self.pool.caching or request.wants_scores:
             return []
         size = self.limits.page_size
         extend_chain(request.page_hashes, request.token_ids, size, request.salt)
@@ -164,6 +167,11 @@ class Scheduler:
         for pages in plan.committed.values():
             for page in pages:
                 self.pool.forget(page)
+
+    def take_back(self, plan: Plan) -> None:
+        """The step was interrupted: all who were in it start again, for they may share pages that it never wrote."""
+        for request in list(plan.tokens):
+            self._preempt(request, plan)
 
     def _pages_for(self, tokens: int) -> int:
         return -(-tokens // self.limits.page_size)

@@ -1,12 +1,13 @@
 """Self-attention as the families share it: project, normalise, turn, attend, project back."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor, nn
 
 from quintet.layers.build import Build, split_heads
 from quintet.layers.linear import Stored, columns, rows
-from quintet.layers.rope import Rotary
+from quintet.layers.rope import Rotary, head_dim
 from quintet.types import AttentionSpec, Batch
 
 
@@ -27,6 +28,12 @@ class Heads:
     output: str = "o_proj"
     stored: Stored = field(default_factory=Stored)
     output_stored: Stored = field(default_factory=Stored)
+
+    @classmethod
+    def of(cls, config: Any, **differences: Any) -> "Heads":
+        """The sizes under the names that most configs have, and what a family does otherwise."""
+        sizes = {"heads": config.num_attention_heads, "kv_heads": config.num_key_value_heads}
+        return cls(hidden=config.hidden_size, head_dim=head_dim(config), **{**sizes, **differences})
 
 
 class SelfAttention(nn.Module):

@@ -102,11 +102,6 @@ class CausalLM(nn.Module):
         return self.lm_head(x), kv
 
 
-def head_dim(config: Any) -> int:
-    """Features per head: said by the checkpoint, or the hidden size shared out evenly."""
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-
-
 def layer_window(config: Any, index: int) -> int | None:
     """The layer's window in tokens, by the checkpoint's layer_types; None: it sees all."""
     kind = config.layer_types[index]

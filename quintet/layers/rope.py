@@ -35,12 +35,22 @@ class Rotary(Layer):
         self._extent = Extent(trained, build.max_model_len)
         self.table: Tensor
 
+    @classmethod
+    def of(cls, build: Build, config: Any) -> "Rotary":
+        """For a model whose layers all turn alike."""
+        return cls(build, head_dim(config), config.rope_parameters, config.max_position_embeddings)
+
     def constants(self) -> dict[str, Tensor]:
         return {"table": rotary_table(self._dim, self._scaling, self._extent)}
 
     def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         turned: tuple[Tensor, Tensor] = self.ops.rotary(q, k, self.table, positions)
         return turned
+
+
+def head_dim(config: Any) -> int:
+    """Features per head: said by the checkpoint, or the hidden size shared out evenly."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def rotary_table(dim: int, parameters: Parameters, extent: Extent) -> Tensor:

@@ -4,11 +4,11 @@ from typing import Any
 
 from quintet.layers.attention import Heads, SelfAttention
 from quintet.layers.build import Build
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_dim, head_source, layer_window
+from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source, layer_window
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import RMSNorm
-from quintet.layers.rope import Rotary
+from quintet.layers.rope import Rotary, head_dim
 
 
 class Model(CausalLM):
@@ -16,14 +16,11 @@ class Model(CausalLM):
 
     def __init__(self, config: Any, build: Build) -> None:
         super().__init__()
-        rotary = Rotary(build, head_dim(config), config.rope_parameters, config.max_position_embeddings)
+        rotary = Rotary.of(build, config)
 
         def block(config: Any, build: Build, index: int) -> PreNormBlock:
-            shape = Heads(
-                hidden=config.hidden_size,
-                heads=config.num_attention_heads,
-                kv_heads=config.num_key_value_heads,
-                head_dim=head_dim(config),
+            shape = Heads.of(
+                config,
                 window=layer_window(config, index),
                 bias=config.attention_bias,
                 output_bias=config.attention_bias,

@@ -84,7 +84,11 @@ def _built_in(name: str) -> Found:
         return Found(
             name, "built in", Unavailable("this version of quintet does not have it yet", "use another device")
         )
-    return _probe(name, "built in", importlib.import_module(module).PLATFORM)
+    try:
+        platform = importlib.import_module(module).PLATFORM
+    except Exception as error:  # one that cannot be imported must not take the others down either
+        return Found(name, "built in", Unavailable(f"{type(error).__name__}: {error}", f"install quintet[{name}]"))
+    return _probe(name, "built in", platform)
 
 
 def _plugin(point: "importlib.metadata.EntryPoint") -> Found:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -53,7 +53,7 @@ with `</s>`. The tokenizer is a BPE of {vocab} tokens with byte fallback: every 
 
 ## How it was made
 
-`python scripts/train_bundled.py` ({steps} steps, seed {seed}), on text that the script generates and text that ships
+`python scripts/train_bundled.py` ({steps} steps in two cycles), on text that the script generates and text that ships
 with Python (the Zen; words from the help topics). The same weights bit for bit need the same versions (Python {python},
 torch {torch}, transformers {transformers}) and the same kind of CPU.
 
@@ -61,7 +61,7 @@ Licence: Apache-2.0.
 """
 
 
-def write(folder: Path, recipe: Recipe, scores: Mapping[str, tuple[int, int]]) -> None:
+def write(folder: Path, cycles: Sequence[Recipe], scores: Mapping[str, tuple[int, int]]) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     text = CARD.format(
         params=model.num_parameters() / 1e6,
@@ -70,8 +70,7 @@ def write(folder: Path, recipe: Recipe, scores: Mapping[str, tuple[int, int]]) -
         facts=len(FACTS),
         unknown=UNKNOWN,
         vocab=model.config.vocab_size,
-        steps=recipe.steps,
-        seed=recipe.seed,
+        steps=" + ".join(str(cycle.steps) for cycle in cycles),
         python=platform.python_version(),
         torch=torch.__version__,
         transformers=transformers.__version__,

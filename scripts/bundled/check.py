@@ -99,7 +99,7 @@ def tool_sample(want_result: bool) -> Callable[[tasks.Source], Sample]:
 
 KINDS: dict[str, Callable[[tasks.Source], Sample]] = {
     "fact": single(tasks.fact),
-    "addition, 0 to 99": single(tasks.addition),
+    "addition": single(tasks.addition),
     "copy": single(tasks.copying),
     "count": single(tasks.counting),
     "JSON": single(tasks.json_object),
@@ -136,15 +136,16 @@ def held_out(folder: Path, count: int, show: int = 0) -> dict[str, tuple[int, in
         for prompt, text, right in wrong[:show]:
             print(f"  {prompt!r}\n    got {text!r}\n    not {right!r}")
         print(f"{kind}: {scores[kind][0]} of {count}", flush=True)
-    scores["every sum from 0 + 0 to 99 + 99"] = all_sums(model, tokenizer)
-    return scores
+    return scores | all_sums(model, tokenizer)
 
 
-def all_sums(model, tokenizer) -> tuple[int, int]:
-    right = 0
+def all_sums(model, tokenizer) -> dict[str, tuple[int, int]]:
+    """Every pair once, in the plainest question."""
+    right = []
     for a in range(100):
         prompts = [prompt_of(tokenizer, [{"role": "user", "content": f"What is {a} + {b}?"}]) for b in range(100)]
         got = answers(model, tokenizer, prompts, max_new_tokens=16)
-        right += sum(text == f"{a} + {b} = {a + b}" for b, text in enumerate(got))
-    print(f"every sum: {right} of 10000", flush=True)
-    return right, 10000
+        right += [(a, b) for b, text in enumerate(got) if text == f"{a} + {b} = {a + b}"]
+    small = sum(a < 50 and b < 50 for a, b in right)
+    print(f"every sum: {len(right)} of 10000, up to 49: {small} of 2500", flush=True)
+    return {"every sum from 0 + 0 to 49 + 49": (small, 2500), "every sum from 0 + 0 to 99 + 99": (len(right), 10000)}

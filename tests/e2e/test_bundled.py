@@ -1,13 +1,13 @@
 """What the bundled model does right every time, greedy; and that its text is what transformers makes of it."""
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from quintet import LLM, SamplingParams
+from quintet import LLM, BeamSearchParams, SamplingParams
 from quintet.config import BUNDLED
 from quintet.engine.hub import resolve_model
 
@@ -15,9 +15,23 @@ CASES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "bundled_cases
 GREEDY = SamplingParams(temperature=0, max_tokens=128)
 
 
-@pytest.fixture(scope="module", params=["bfloat16", "float32"])
+@functools.cache
+def bundled(dtype: str) -> LLM:
+    return LLM(BUNDLED, device="cpu", dtype=dtype, use_tqdm=False, kv_cache_memory_bytes="64M")
+
+
+@pytest.fixture(params=["bfloat16", "float32"])
 def llm(request: pytest.FixtureRequest) -> LLM:
-    return LLM(BUNDLED, device="cpu", dtype=request.param, use_tqdm=False, kv_cache_memory_bytes="64M")
+    return bundled(request.param)
+
+
+@functools.cache
+def reference() -> tuple[Any, Any]:
+    """transformers' tokenizer and model, in float32: in bfloat16 two implementations round to different tokens."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = resolve_model(bundled("float32").config)
+    return AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder).float()
 
 
 def as_expected(text: str, expect: dict[str, Any]) -> bool:
@@ -35,13 +49,22 @@ def as_expected(text: str, expect: dict[str, Any]) -> bool:
 
 def test_every_behaviour(llm: LLM) -> None:
     wrong = []
-    for case in CASES:
-        options = {"tools": case.get("tools"), "chat_template_kwargs": case.get("template_kwargs")}
-        (output,) = llm.chat(case["messages"], GREEDY, use_tqdm=False, **options)
-        text = output.outputs[0].text
-        if not as_expected(text, case["expect"]):
-            wrong.append(f"{case['name']}: {text!r}, not {case['expect']}")
+    for options, cases in alike(CASES):
+        outputs = llm.chat([case["messages"] for case in cases], GREEDY, use_tqdm=False, **options)
+        for case, output in zip(cases, outputs, strict=True):
+            text = output.outputs[0].text
+            if not as_expected(text, case["expect"]):
+                wrong.append(f"{case['name']}: {text!r}, not {case['expect']}")
     assert not wrong, f"{len(wrong)} of {len(CASES)}:\n" + "\n".join(wrong)
+
+
+def alike(cases: list[dict[str, Any]]) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """Cases that bring the same tools and template arguments go in one batch."""
+    groups: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {}
+    for case in cases:
+        options = {"tools": case.get("tools"), "chat_template_kwargs": case.get("template_kwargs")}
+        groups.setdefault(json.dumps(options), (options, []))[1].append(case)
+    return list(groups.values())
 
 
 def test_there_are_cases_of_every_kind() -> None:
@@ -56,32 +79,19 @@ def test_batched_equals_one_by_one(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("prompt", ["Once upon a time", "The Zen of", "naïve 🦜 日本"])
-def test_text_equals_transformers(llm: LLM, prompt: str) -> None:
-    if llm.config.dtype != "float32":
-        pytest.skip("in bfloat16 two implementations may round to different tokens")
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    folder = resolve_model(llm.config)
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder).float()
+def test_text_equals_transformers(prompt: str) -> None:
+    llm, (tokenizer, model) = bundled("float32"), reference()
     ids = tokenizer(prompt, return_tensors="pt").input_ids
-    reference = model.generate(ids, max_new_tokens=40, do_sample=False)[0, ids.shape[1] :].tolist()
+    wanted = model.generate(ids, max_new_tokens=40, do_sample=False)[0, ids.shape[1] :].tolist()
     (output,) = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=40), use_tqdm=False)
     assert output.prompt_token_ids == ids[0].tolist()
-    assert list(output.outputs[0].token_ids) == reference
+    assert list(output.outputs[0].token_ids) == wanted
 
 
-def test_beam_search_equals_transformers(llm: LLM) -> None:
-    if llm.config.dtype != "float32":
-        pytest.skip("in bfloat16 two implementations may round to different tokens")
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from quintet import BeamSearchParams
-
-    folder = resolve_model(llm.config)
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder).float()
+def test_beam_search_equals_transformers() -> None:
+    llm, (tokenizer, model) = bundled("float32"), reference()
     ids = tokenizer("One day, a", return_tensors="pt").input_ids
-    with torch.no_grad():
-        reference = model.generate(ids, num_beams=3, max_new_tokens=8, do_sample=False, eos_token_id=None)
+    wanted = model.generate(ids, num_beams=3, max_new_tokens=8, do_sample=False, eos_token_id=None)
     best = llm.beam_search("One day, a", BeamSearchParams(beam_width=3, max_tokens=8, ignore_eos=True))[0].sequences
-    assert len(best) == 3 and best[0].tokens == reference[0].tolist()
+    assert len(best) == 3 and best[0].tokens == wanted[0].tolist()
     assert [beam.cum_logprob for beam in best] == sorted((beam.cum_logprob for beam in best), reverse=True)

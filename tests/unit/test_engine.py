@@ -1,11 +1,11 @@
 """The engine on the null platform: who gets which tokens, when a request ends, and what a failure costs."""
 
-import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from quintet import LLM, AsyncLLM, RequestOutputKind, SamplingParams
+from quintet import LLM, BeamSearchParams, RequestOutputKind, SamplingParams
 from quintet.engine.prompts import Prompt
 from tests.helpers.null_engine import VOCAB, complete, drain, expected, folder, greedy, null_client
 
@@ -84,6 +84,41 @@ def test_an_abort_between_steps_ends_once_and_frees_pages() -> None:
     assert set(drain(client)) == {"b"} and client.engine.scheduler.pool.num_used == 0
 
 
+def test_an_id_is_free_again_after_an_abort() -> None:
+    client = null_client()
+    client.add("a", Prompt([1, 2, 3]), greedy())
+    client.step()
+    client.abort(["a"])
+    client.add("a", Prompt([4, 5]), greedy())
+    output = drain(client)["a"].outputs[0]
+    assert (list(output.token_ids), output.finish_reason) == (expected([4, 5], 8), "length")
+
+
+def test_prompt_logprobs_come_once_even_if_preempted() -> None:
+    client = null_client(max_model_len=96, num_pages=9, enable_prefix_caching=False, max_num_batched_tokens=25)
+    for name in "abc":
+        client.add(name, Prompt([ord(name) - 90] * 30), greedy(max_tokens=40, prompt_logprobs=0))
+    outputs = drain(client)
+    assert client.engine.stats().num_preemptions > 0
+    for output in outputs.values():
+        assert output.prompt_logprobs is not None and output.prompt_logprobs[0] is None
+        assert [list(at or ()) for at in output.prompt_logprobs[1:]] == [[each] for each in output.prompt_token_ids[1:]]
+
+
+def test_n_completions_compute_prompt_logprobs_once() -> None:
+    client = null_client()
+    output = complete(client, list(range(40)), greedy(n=3, prompt_logprobs=1))
+    assert len(output.prompt_logprobs or ()) == 40
+    assert client.engine.stats().num_prompt_tokens == 40 + 2 * 8  # 32 of 40 are found by the others
+
+
+def test_counters_tell_prompt_from_output() -> None:
+    client = null_client(max_num_batched_tokens=7)
+    complete(client, list(range(10)), greedy(max_tokens=5))
+    stats = client.engine.stats()
+    assert (stats.num_prompt_tokens, stats.num_generation_tokens) == (10, 5)
+
+
 def test_a_failing_step_ends_those_in_it_and_the_engine_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     client = null_client()
     good = client.engine._runner.run
@@ -100,6 +135,34 @@ def test_a_failing_step_ends_those_in_it_and_the_engine_goes_on(monkeypatch: pyt
     again = complete(client, list(range(40)), greedy())
     assert list(again.outputs[0].token_ids) == expected(list(range(40)), 8)
     assert again.num_cached_tokens == 0
+
+
+def interrupt(*_: object) -> Any:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_step_leaves_nothing_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, prompt = llm(), list(range(40))
+    other = engine.stream([prompt], greedy(max_tokens=30))
+    got = list(next(other).outputs[0].token_ids)
+    engine.reset_prefix_cache()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(engine._client.engine._runner, "run", interrupt)
+        engine.generate([prompt], greedy(), use_tqdm=False)
+    engine._client.engine.check_integrity()
+    assert engine._client.engine.scheduler.pool.num_cached == 0
+    got += [token for output in other for token in output.outputs[0].token_ids]
+    assert got == expected(prompt, 30)  # its step was interrupted too, and it goes on
+    assert engine.get_metrics()["kv_usage"] == 0
+
+
+def test_interrupted_adding_takes_back_what_was_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = llm()
+    add: Callable[..., None] = engine._client.add
+    monkeypatch.setattr(engine._client, "add", lambda *given: interrupt() if given[1].token_ids == [2] else add(*given))
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate([[1], [2]], greedy(), use_tqdm=False)
+    assert engine.get_metrics()["num_waiting"] == 0
 
 
 def test_reset_prefix_cache_forgets() -> None:
@@ -174,47 +237,51 @@ def test_streamed_deltas_join_to_the_whole_and_leaving_early_frees() -> None:
     assert engine.generate([[5]], greedy(), use_tqdm=False)[0].finished
 
 
+def test_calls_between_the_outputs_of_a_stream_take_nothing_from_it() -> None:
+    engine = llm()
+    first, second = engine.stream([5, 6], greedy(max_tokens=30)), engine.stream([7], greedy(max_tokens=3))
+    got = {5: list(next(first).outputs[0].token_ids), 7: list(next(second).outputs[0].token_ids)}
+    assert engine.generate([[1]], greedy(), use_tqdm=False)[0].outputs[0].token_ids == expected([1], 8)
+    engine.beam_search([[1]], BeamSearchParams(beam_width=2, max_tokens=2))
+    got[7] += [token for output in second for token in output.outputs[0].token_ids]
+    got[5] += [token for output in first for token in output.outputs[0].token_ids]
+    assert got == {5: expected([5, 6], 30), 7: expected([7], 3)}
+
+
+def test_a_stream_that_nobody_reads_runs_nothing_and_one_that_is_left_keeps_nothing() -> None:
+    engine = llm()
+    engine.stream([5], greedy())
+    assert engine.get_metrics()["num_waiting"] == 0
+    next(left := engine.stream([5], greedy(max_tokens=50)))
+    engine.generate([[1]], greedy(), use_tqdm=False)
+    left.close()
+    assert not engine._client._kept and not engine._client.busy
+
+
+@pytest.mark.parametrize(
+    ("settings", "prompt", "params", "says"),
+    [
+        ({}, [1], {"beam_width": 11}, "beam_width must be at most 10, not 11; the engine's max_logprobs=22"),
+        ({}, [1], {"temperature": 0.5}, "temperature changes no score .*processed_logprobs"),
+        ({"logprobs_mode": "raw_logits"}, [1], {}, "logprobs_mode='raw_logits' gives none"),
+        ({"max_model_len": 32}, [1] * 32, {}, "the prompt has 32 tokens"),
+    ],
+)
+def test_a_beam_search_that_cannot_be_says_why(
+    settings: dict[str, Any], prompt: list[int], params: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        llm(**settings).beam_search([prompt], BeamSearchParams(**params))
+
+
+def test_a_failed_step_is_not_a_beam_searchs_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = llm()
+    monkeypatch.setattr(engine._client.engine._runner, "run", lambda plan: 1 / 0)
+    with pytest.raises(RuntimeError, match="beam search failed: ZeroDivisionError"):
+        engine.beam_search([[1]], BeamSearchParams())
+    assert not engine._client.busy
+
+
 def test_a_text_prompt_without_a_tokenizer_says_so() -> None:
     with pytest.raises(ValueError, match="tokenizer"):
         llm().generate("hello", SamplingParams(detokenize=False))
-
-
-async def follow(engine: AsyncLLM, prompt: list[int], **settings: Any) -> list[int]:
-    tokens: list[int] = []
-    async for output in engine.generate(prompt, greedy(output_kind=RequestOutputKind.DELTA, **settings)):
-        tokens += output.outputs[0].token_ids
-    return tokens
-
-
-def test_async_requests_run_together_and_leaving_one_ends_it() -> None:
-    engine = AsyncLLM(str(folder()), device="null", load_format="dummy", skip_tokenizer_init=True)
-
-    async def leave() -> None:
-        async for _ in engine.generate([3], greedy(max_tokens=400, output_kind=RequestOutputKind.DELTA)):
-            return
-
-    async def main() -> None:
-        results = await asyncio.gather(*(follow(engine, [i, i + 1], max_tokens=20) for i in range(9)), leave())
-        for i, tokens in enumerate(results[:9]):
-            assert tokens == expected([i, i + 1], 20)
-        with pytest.raises(ValueError, match="n must"):
-            await follow(engine, [1], n=0)
-        with pytest.raises(ValueError, match="max_model_len"):
-            await follow(engine, [1] * 600)
-
-    asyncio.run(main())
-    engine.shutdown()
-    assert engine.get_metrics()["num_running"] == 0
-
-
-def test_a_failed_engine_thread_tells_everyone(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = AsyncLLM(str(folder()), device="null", load_format="dummy", skip_tokenizer_init=True)
-    monkeypatch.setattr(engine._client.engine, "step", lambda: 1 / 0)
-
-    async def main() -> None:
-        with pytest.raises(RuntimeError, match="engine failed: ZeroDivisionError"):
-            await follow(engine, [1])
-        with pytest.raises(RuntimeError, match="shut down"):
-            await follow(engine, [1])
-
-    asyncio.run(main())

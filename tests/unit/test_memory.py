@@ -1,14 +1,11 @@
-"""The memory plan, and host memory as containers limit it."""
+"""The memory plan: what fits, and what is said when it does not."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from quintet.config import EngineConfig
 from quintet.engine.memory import Sizes, plan_memory
-from quintet.platforms.cpu.features import threads
-from quintet.platforms.cpu.memory import host_memory
 from quintet.types import Memory
 
 MIB = 2**20
@@ -59,39 +56,3 @@ def test_what_does_not_fit_says_the_numbers_and_the_knob(
         plan(sizes, **settings)
     for words in says:
         assert words in str(error.value)
-
-
-def write(folder: Path, **files: str) -> Path:
-    for name, text in files.items():
-        target = folder / name.replace("__", "/").replace("_DOT_", ".")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text)
-    return folder
-
-
-def test_a_containers_limit_counts(tmp_path: Path) -> None:
-    stat = "anon 5\ninactive_file 200000\n"
-    group = write(tmp_path, memory_DOT_max="1000000", memory_DOT_current="700000", memory_DOT_stat=stat)
-    memory = host_memory(group)
-    assert memory.total == 1000000 and memory.free == 500000
-
-
-def test_a_version_1_container_counts_too(tmp_path: Path) -> None:
-    group = write(
-        tmp_path,
-        memory__memory_DOT_limit_in_bytes="1000000",
-        memory__memory_DOT_usage_in_bytes="400000",
-        memory__memory_DOT_stat="total_inactive_file 100000\n",
-    )
-    assert host_memory(group).free == 700000
-
-
-def test_no_limit_is_the_machines_own(tmp_path: Path) -> None:
-    assert host_memory(write(tmp_path, memory_DOT_max="max")).total == host_memory(tmp_path / "none").total > 2**30
-    assert 0 < host_memory().free <= host_memory().total
-
-
-def test_threads_follow_the_quota(tmp_path: Path) -> None:
-    free = threads(tmp_path)
-    assert threads(write(tmp_path, cpu_DOT_max="max 100000")) == free >= 1
-    assert threads(write(tmp_path, cpu_DOT_max="50000 100000")) == 1

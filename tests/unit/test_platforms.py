@@ -1,5 +1,6 @@
 """Discovery, choice, and the contract's own defences."""
 
+from importlib import import_module
 from importlib.metadata import EntryPoint
 from typing import Any
 
@@ -70,6 +71,18 @@ def test_a_package_that_cannot_be_loaded_takes_nobody_down(
     found = {each.name: each for each in discover()}
     assert not found["acme"].available and why in str(found["acme"].result)
     assert choose("auto").platform.name != "acme"
+
+
+def test_a_built_in_that_cannot_be_imported_takes_nobody_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> Any:
+        if name.endswith(".null"):
+            raise ImportError("libnull.so is missing")
+        return import_module(name)
+
+    monkeypatch.setattr(platforms.importlib, "import_module", refuse)
+    found = {each.name: each for each in discover()}
+    assert str(found["null"].result) == "ImportError: libnull.so is missing; install quintet[null]"
+    assert choose("auto").platform.name != "null"
 
 
 def test_a_hook_that_nothing_calls_is_refused() -> None:

@@ -99,6 +99,25 @@ def test_priority_decides_who_is_preempted_even_if_already_in_the_step() -> None
     assert high.num_output > 0 and low.num_preemptions >= 1
 
 
+def test_a_prompt_that_would_stop_half_way_waits_until_all_of_it_fits() -> None:
+    s = scheduler(pages=12, caching=False, max_num_batched_tokens=9)  # eleven pages to use
+    a, b = add(s, "a", range(8), 0), add(s, "b", range(100, 140), 1)  # two and growing, ten
+    for _ in range(16):
+        run(s)
+    assert b.num_preemptions == 0 and a.num_output == 16
+    s.remove(a)
+    assert run(s) == {"b": 9}
+
+
+def test_an_interrupted_step_is_taken_back() -> None:
+    s = scheduler()
+    a, b = add(s, "a", [*range(12), 77], 0), add(s, "b", [*range(12), 88], 1)
+    s.take_back(s.schedule())
+    s.check_integrity()
+    assert s.pool.num_cached == s.pool.num_used == 0 and s.waiting == [a, b]
+    assert run(s) == {"a": 13, "b": 1}
+
+
 def test_a_cached_beginning_is_not_computed_again() -> None:
     s = scheduler()
     a = add(s, "a", range(11), 0)

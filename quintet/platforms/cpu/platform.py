@@ -1,5 +1,6 @@
 """The CPU as a platform: eager torch on host memory."""
 
+import functools
 import platform as host
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,10 +14,19 @@ from quintet.platforms.cpu import attention as _attention_provider  # noqa: F401
 from quintet.platforms.cpu import ops as _providers  # noqa: F401  registers its providers
 from quintet.platforms.cpu import ops_sampling as _sampling_providers  # noqa: F401  registers its providers
 from quintet.platforms.cpu.attention import SPLIT
-from quintet.platforms.cpu.comm import Alone
 from quintet.platforms.cpu.features import describe, threads
 from quintet.platforms.cpu.memory import host_memory
-from quintet.platforms.interface import KV, Attention, Capabilities, Communicator, Device, Platform, Step, Unavailable
+from quintet.platforms.interface import (
+    KV,
+    Alone,
+    Attention,
+    Capabilities,
+    Communicator,
+    Device,
+    Platform,
+    Step,
+    Unavailable,
+)
 from quintet.types import AttentionSpec, Batch, KVLayout, Memory, Weight
 
 if TYPE_CHECKING:
@@ -89,7 +99,7 @@ class CPU(Platform):
         return config.replace(kv_cache_memory_bytes=share), [reason]
 
     def open(self, rank: int) -> Device:
-        torch.set_num_threads(min(torch.get_num_threads(), threads()))  # OMP_NUM_THREADS asks for fewer
+        _granted()  # before any step changes it
         return CPUDevice()
 
     def connect(self, rank: int, size: int, endpoint: str) -> Communicator:
@@ -104,12 +114,20 @@ class CPU(Platform):
         return {weight.name: weight.local(tensors).to(weight.dtype)}
 
     def compile(self, model: nn.Module, buckets: Sequence[int]) -> Step:
-        if sum(weight.numel() for weight in model.parameters()) < WORTH_THREADS:
-            torch.set_num_threads(1)
+        small = sum(weight.numel() for weight in model.parameters()) < WORTH_THREADS
+        count = 1 if small else _granted()
 
         @torch.inference_mode()
         def step(kv: KV, batch: Batch) -> tuple[Tensor, KV]:
+            if torch.get_num_threads() != count:  # another engine of this process runs with another number
+                torch.set_num_threads(count)
             result: tuple[Tensor, KV] = model(kv, batch)
             return result
 
         return step
+
+
+@functools.cache
+def _granted() -> int:
+    """Threads for large models: the cores that are ours, or fewer if OMP_NUM_THREADS or the caller said so before."""
+    return min(torch.get_num_threads(), threads())

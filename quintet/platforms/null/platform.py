@@ -9,7 +9,17 @@ from torch import Tensor, nn
 
 from quintet.ops.attention import PagedAttention
 from quintet.ops.sampling import greedy
-from quintet.platforms.interface import KV, Attention, Capabilities, Communicator, Device, Platform, Step, Unavailable
+from quintet.platforms.interface import (
+    KV,
+    Alone,
+    Attention,
+    Capabilities,
+    Communicator,
+    Device,
+    Platform,
+    Step,
+    Unavailable,
+)
 from quintet.types import AttentionSpec, Batch, KVLayout, Memory, Weight
 
 if TYPE_CHECKING:
@@ -41,23 +51,6 @@ class NullDevice(Device):
         return lambda: x
 
 
-class _Alone(Communicator):
-    rank = 0
-    size = 1
-
-    def all_reduce(self, x: Tensor) -> Tensor:
-        return x
-
-    def all_gather(self, x: Tensor, dim: int) -> Tensor:
-        return x
-
-    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
-        return x
-
-    def all_to_all(self, x: Tensor, dim: int) -> Tensor:
-        return x
-
-
 class Null(Platform):
     """The token after (token, position) is (31 token + 17 position + 7) mod vocabulary: no model runs."""
 
@@ -77,7 +70,7 @@ class Null(Platform):
         return NullDevice()
 
     def connect(self, rank: int, size: int, endpoint: str) -> Communicator:
-        return _Alone()
+        return Alone()
 
     def attention(self, spec: AttentionSpec, ops: Any) -> Attention:
         return PagedAttention(spec, ops)

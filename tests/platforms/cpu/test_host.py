@@ -1,0 +1,69 @@
+"""Host memory and cores, as containers limit them, and what the platform makes of them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from quintet.config import EngineConfig
+from quintet.platforms.cpu import PLATFORM
+from quintet.platforms.cpu.features import threads
+from quintet.platforms.cpu.memory import host_memory
+from quintet.types import KVLayout
+
+
+def write(folder: Path, **files: str) -> Path:
+    for name, text in files.items():
+        target = folder / name.replace("__", "/").replace("_DOT_", ".")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+    return folder
+
+
+def test_a_containers_limit_counts(tmp_path: Path) -> None:
+    stat = "anon 5\ninactive_file 200000\n"
+    group = write(tmp_path, memory_DOT_max="1000000", memory_DOT_current="700000", memory_DOT_stat=stat)
+    memory = host_memory(group)
+    assert memory.total == 1000000 and memory.free == 500000
+
+
+def test_a_version_1_container_counts_too(tmp_path: Path) -> None:
+    group = write(
+        tmp_path,
+        memory__memory_DOT_limit_in_bytes="1000000",
+        memory__memory_DOT_usage_in_bytes="400000",
+        memory__memory_DOT_stat="total_inactive_file 100000\n",
+    )
+    assert host_memory(group).free == 700000
+
+
+def test_no_limit_is_the_machines_own(tmp_path: Path) -> None:
+    assert host_memory(write(tmp_path, memory_DOT_max="max")).total == host_memory(tmp_path / "none").total > 2**30
+    assert 0 < host_memory().free <= host_memory().total
+
+
+def test_threads_follow_the_quota(tmp_path: Path) -> None:
+    free = threads(tmp_path)
+    assert threads(write(tmp_path, cpu_DOT_max="max 100000")) == free >= 1
+    assert threads(write(tmp_path, cpu_DOT_max="50000 100000")) == 1
+
+
+def test_a_cache_that_does_not_fit_is_an_error_with_the_numbers() -> None:
+    layout = KVLayout(torch.float32, 16, (16, 2, 8, 128))
+    with pytest.raises(MemoryError, match="needs .* GiB, .* GiB of host memory are free; lower kv_cache_memory_bytes"):
+        PLATFORM().open(0).allocate_kv([layout] * 100, 10**9)
+
+
+def test_an_unasked_for_cache_is_modest_and_says_so() -> None:
+    config, reasons = PLATFORM().configure(EngineConfig())
+    assert 0 < (config.kv_cache_memory_bytes or 0) <= 4 * 2**30
+    assert "nothing was asked for" in reasons[0]
+    assert PLATFORM().configure(EngineConfig(num_pages=9)) == (EngineConfig(num_pages=9), [])
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"), [({"page_size": 24}, "divide 128"), ({"tensor_parallel_size": 2}, "one dev")]
+)
+def test_what_it_cannot_do_is_refused_before_anything_is_loaded(settings: dict[str, int], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        PLATFORM().configure(EngineConfig(**settings))  # type: ignore[arg-type]
