@@ -54,16 +54,15 @@ def steps() -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=sorted(SHAPES), help="this checkpoint alone")
-    parser.add_argument("--dtype", action="append", choices=("bfloat16", "float32"), help="default: both")
+    every = [f"{name}:{dtype}" for name in SHAPES for dtype in ("bfloat16", "float32")]
+    parser.add_argument("--runs", nargs="*", choices=every, default=every, help="checkpoints and types; all by default")
     parser.add_argument("--quick", action="store_true", help="the engine's step cost alone")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "cpu.json")
     args = parser.parse_args()
     results: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "engine_step_null": steps()}
     results["ceilings"] = asdict(ceilings.measure())
-    runs = [] if args.quick else [(name, dtype) for name in ([args.only] if args.only else SHAPES) for dtype in
-                                  (args.dtype or ("bfloat16", "float32"))]  # fmt: skip
-    results["generation"] = [generation(*each) for each in runs]
+    runs = [] if args.quick else [run.split(":") for run in args.runs]
+    results["generation"] = [generation(name, dtype) for name, dtype in runs]
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(results, indent=2) + "\n")
     print(json.dumps(results, indent=2))

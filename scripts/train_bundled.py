@@ -1,6 +1,6 @@
 """Trains the model in quintet/bundled from text that this script generates or that ships with Python.
 
-    python scripts/train_bundled.py            # about 40 minutes on two CPU cores
+    python scripts/train_bundled.py            # about an hour on two CPU cores
     python scripts/train_bundled.py --steps 40 --output /tmp/bundled   # a smoke run
     python scripts/train_bundled.py --check    # the behaviour cases, in bfloat16 and in float32
     python scripts/train_bundled.py --card     # measures the folder again and rewrites its model card
@@ -73,7 +73,7 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Pa
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, help="training steps of each cycle; fewer for a smoke run")
-    parser.add_argument("--cycle", type=int, default=1, choices=(1, 2), help="2: go on from the folder after the first")
+    parser.add_argument("--cycle", type=int, default=1, choices=(1, 2, 3), help="go on from the folder")
     parser.add_argument("--output", type=Path, default=FOLDER)
     parser.add_argument("--checkpoints", type=Path, help="a folder that receives the unfinished model now and then")
     parser.add_argument("--check", action="store_true", help="check the folder instead of training")

@@ -9,7 +9,19 @@ from dataclasses import dataclass, field
 
 from . import stories, tools
 from . import words as w
-from .tasks import FACTS, Source, Turn, draw, follow_up, introduction, told_to_think
+from .tasks import (
+    FACTS,
+    Source,
+    Turn,
+    addition,
+    copying,
+    counting,
+    draw,
+    follow_up,
+    introduction,
+    json_object,
+    told_to_think,
+)
 
 SYSTEM_PROMPTS = (
     "You are a helpful assistant.", "You are quintet.", "Answer briefly.", "Be kind.", "You are a small model.",
@@ -132,6 +144,18 @@ def first_sample(s: Source) -> Sample:
     if roll < 0.25:
         return echo(s)
     return Sample("sums", text=stories.sums(s.rng)) if roll < 0.4 else Sample("chat", dialogue([draw(s)]))
+
+
+def hard_sample(s: Source) -> Sample:
+    """What two cycles leave inexact: counting by steps, sums in thoughts, tools and their results, JSON, odd copies."""
+    roll = s.rng.random()
+    if roll < 0.35:
+        return Sample("chat", dialogue([counting(s)]))
+    if roll < 0.58:
+        return thoughtful(s, [], addition(s))
+    if roll < 0.8:
+        return with_tools(s)
+    return Sample("chat", dialogue([json_object(s) if roll < 0.92 else copying(s)]))
 
 
 def draw_sample(s: Source) -> Sample:

@@ -12,7 +12,7 @@ from quintet.config import BUNDLED
 from quintet.engine.hub import resolve_model
 
 CASES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "bundled_cases.json").read_text())
-GREEDY = SamplingParams(temperature=0, max_tokens=128)
+GREEDY = SamplingParams(temperature=0, max_tokens=256)
 
 
 @functools.cache
