@@ -1,6 +1,7 @@
 """The CPU as a platform: eager torch on host memory."""
 
 import functools
+import math
 import platform as host
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -51,7 +52,7 @@ class CPUDevice(Device):
                 f"KV cache of {pages} pages needs {need / GIB:.2f} GiB, {free / GIB:.2f} GiB of host memory are free; "
                 "lower kv_cache_memory_bytes or max_model_len"
             )
-        return tuple(torch.zeros((pages, *layout.page_shape), dtype=layout.dtype) for layout in layouts)
+        return tuple(_zeros((pages, *layout.page_shape), layout.dtype) for layout in layouts)
 
     def to_device(self, arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[Tensor, ...]:
         return tuple([torch.from_numpy(array) for array in arrays])
@@ -125,6 +126,11 @@ class CPU(Platform):
             return result
 
         return step
+
+
+def _zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Zeros that take memory when they are first written to; torch's own would take all of it at once."""
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(*shape)
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -67,3 +68,12 @@ def test_an_unasked_for_cache_is_modest_and_says_so() -> None:
 def test_what_it_cannot_do_is_refused_before_anything_is_loaded(settings: dict[str, int], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         PLATFORM().configure(EngineConfig(**settings))  # type: ignore[arg-type]
+
+
+def test_a_cache_takes_memory_when_it_is_used_and_not_before() -> None:
+    before = psutil.Process().memory_info().rss
+    layout = KVLayout(torch.bfloat16, 16, (16, 2, 8, 128))
+    (cache,) = PLATFORM().open(0).allocate_kv([layout], 2**30 // layout.page_bytes)
+    assert cache.shape[1:] == (16, 2, 8, 128) and cache.dtype == torch.bfloat16
+    assert psutil.Process().memory_info().rss - before < 2**28
+    assert not cache[-1].any()
