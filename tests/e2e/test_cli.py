@@ -1,5 +1,6 @@
 """The commands as a person runs them, on the bundled model: what is printed where, exit codes, Ctrl-C."""
 
+import contextlib
 import json
 import logging
 import os
@@ -160,6 +161,15 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self.fd, text.encode())
 
+    def interrupt(self, answer: str) -> None:
+        """Ctrl-C until the answer comes: the line editor drops what is typed while it takes the terminal over."""
+        for _ in range(20):
+            self.type("\x03")
+            with contextlib.suppress(AssertionError):
+                self.until(answer, 1)
+                return
+        raise AssertionError(f"{answer!r} never came: {self.seen!r}")
+
     def exit_code(self) -> int:
         self.until("\0", 30)  # reads to the end
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
@@ -171,12 +181,9 @@ def test_ctrl_c_stops_the_answer_and_not_the_program() -> None:
     terminal.type("Tell me a story.\n")
     terminal.until("\n")
     time.sleep(0.3)
-    terminal.type("\x03")
-    terminal.until("[stopped]", 10)
+    terminal.interrupt("[stopped]")
     terminal.until("> ", 10)
-    time.sleep(0.5)  # the line editor shows its prompt before it has the terminal, and drops what comes in between
-    terminal.type("\x03")
-    terminal.until("Ctrl-D leaves", 10)
+    terminal.interrupt("Ctrl-D leaves")
     terminal.type("/hepl\n")
     terminal.until("did you mean '/help'", 10)
     terminal.type("\x04")
