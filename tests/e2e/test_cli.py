@@ -136,12 +136,18 @@ def test_chat_answers_piped_lines_and_remembers() -> None:
     assert (done.returncode, done.stdout.splitlines()) == (0, [PARIS, BLUE])
 
 
+def heed_ctrl_c() -> None:
+    """In the child: tests that were started in the background inherit that SIGINT is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Terminal:
     """A program in a pseudo-terminal."""
 
     def __init__(self, *words: str) -> None:
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
+            heed_ctrl_c()
             os.execv(sys.executable, [*QUINTET, *words])
         self.seen = ""
 
@@ -192,7 +198,8 @@ def test_ctrl_c_stops_the_answer_and_not_the_program() -> None:
 
 def test_ctrl_c_ends_other_commands_quietly() -> None:
     words = ["generate", "-q", "--ignore-eos", "--max-tokens", "900", "x"]
-    with subprocess.Popen([*QUINTET, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([*QUINTET, *words], preexec_fn=heed_ctrl_c, **pipes) as process:
         assert process.stdout and process.stderr
         process.stdout.read(1)
         process.send_signal(signal.SIGINT)
