@@ -5,7 +5,7 @@
     python scripts/train_bundled.py --check    # the behaviour cases, in bfloat16 and in float32
     python scripts/train_bundled.py --card     # measures the folder again and rewrites its model card
 
-Seed, torch version and number of threads together decide the weights bit for bit.
+Seed, torch version and number of threads are meant to decide the weights bit for bit; a second run has not been made.
 """
 
 from __future__ import annotations
