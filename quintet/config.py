@@ -1,8 +1,9 @@
 """What the user may set: the engine's configuration and the environment, of which this is the only reader."""
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,6 +119,10 @@ class EngineConfig:
     device: str = option("auto", text, "platform to run on, or auto: `quintet platforms` lists them", group="device")
     tensor_parallel_size: int = option(1, count(), "devices that share each layer", group="device", flags=("-tp",))
     enforce_eager: bool = option(False, truth, "run the model without capturing or compiling it", group="device")
+    compilation_cache_dir: str = option(
+        "auto", text, "where a platform that compiles keeps what it compiled, for the next start: a folder, auto "
+        "(~/.cache/quintet) or none", group="device", metavar="FOLDER",
+    )  # fmt: skip
 
     max_model_len: int | str | None = option(
         None, optional(_length), "tokens of prompt and output together (4k, 4K), or auto: as many as fit; "
@@ -287,6 +292,9 @@ class Environment:
     )  # fmt: skip
     hf_home: str | None = _variable("HF_HOME", None, text, "where the Hugging Face libraries keep downloads")
     hf_hub_offline: bool = _variable("HF_HUB_OFFLINE", False, truth, "use downloaded models alone, ask no network")
+    cache_home: str | None = _variable("XDG_CACHE_HOME", None, text, "where caches are kept, instead of ~/.cache")
+    jax_platforms: str | None = _variable("JAX_PLATFORMS", None, text, "devices that JAX may open (the tpu platform)")
+    xla_flags: str | None = _variable("XLA_FLAGS", None, text, "XLA's own settings (the tpu platform)")
 
     @classmethod
     def documented(cls) -> dict[str, str]:
@@ -302,6 +310,18 @@ class Environment:
         if self.device is not None and config.device == "auto":
             return config.replace(device=self.device)
         return config
+
+
+@contextlib.contextmanager
+def unchanged_environment() -> Iterator[None]:
+    """What runs inside, a library's import as a rule, leaves no variable behind."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in set(os.environ) - set(before):
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def read_environment(environ: Mapping[str, str] = os.environ) -> Environment:

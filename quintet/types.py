@@ -11,6 +11,15 @@ from torch import Tensor
 Array = np.ndarray[Any, np.dtype[np.int32]]
 
 
+class Bucket(NamedTuple):
+    """The sizes that a step is padded to where shapes are fixed. The number of tokens settles the others."""
+
+    tokens: int  # T
+    requests: int  # R
+    rows: int  # L, of logits
+    pages: int  # N, of a row of the page table
+
+
 class Batch(NamedTuple):
     """One step, on the device. T tokens of R requests; N pages at most per request; L rows of logits. All int32.
 
@@ -40,6 +49,22 @@ class HostBatch(NamedTuple):
     page_table: Array
     logit_rows: Array
     extra: tuple[Array, ...] = ()
+
+    @classmethod
+    def empty(cls, bucket: Bucket) -> "HostBatch":
+        """A step of nothing but padding."""
+        tokens, requests, rows, pages = bucket
+        nothing = np.zeros(tokens, np.int32)
+        return cls(
+            token_ids=nothing,
+            positions=nothing,
+            slots=nothing,
+            owners=np.full(tokens, requests - 1, np.int32),
+            starts=np.zeros(requests + 1, np.int32),
+            lengths=np.zeros(requests, np.int32),
+            page_table=np.zeros((requests, pages), np.int32),
+            logit_rows=np.zeros(rows, np.int32),
+        )
 
 
 @dataclass(frozen=True)
@@ -115,8 +140,12 @@ class Weight:
 
     def local(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """This rank's tensor from the checkpoint's, in the checkpoint's dtype; a view where that is possible."""
-        slices = [self._slice(part, tensors[part.source]) for part in self.parts]
+        slices = self.pieces(tensors)
         return slices[0] if len(slices) == 1 else torch.cat(slices, self.axis)
+
+    def pieces(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+        """This rank's slice of each part, in order."""
+        return [self._slice(part, tensors[part.source]) for part in self.parts]
 
     def _slice(self, part: Part, tensor: Tensor) -> Tensor:
         if part.transposed:

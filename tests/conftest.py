@@ -1,5 +1,11 @@
 """Settings of every test."""
 
+import os
+
 import torch
 
 torch.set_num_threads(1)  # tiny products gain nothing from threads that wait for each other on busy cores
+
+# JAX reads it when it opens its devices: the tests of the TPU platform want eight
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")

@@ -7,16 +7,7 @@ import numpy as np
 
 from quintet.engine.request import Request
 from quintet.engine.scheduler import Plan
-from quintet.types import Array, HostBatch
-
-
-@dataclass(frozen=True)
-class Buckets:
-    """Sizes that a step is padded to; empty where shapes are free."""
-
-    tokens: tuple[int, ...] = ()
-    requests: tuple[int, ...] = ()
-    pages: int = 0  # of the page table's rows
+from quintet.types import Array, Bucket, HostBatch
 
 
 @dataclass(frozen=True)
@@ -30,7 +21,7 @@ class Rows:
 class BatchBuilder:
     """Builds the steps of one engine. A step in which all decode, the usual one, takes a shorter way."""
 
-    def __init__(self, page_size: int, buckets: Buckets) -> None:
+    def __init__(self, page_size: int, buckets: Sequence[Bucket] = ()) -> None:
         self._page_size, self._buckets = page_size, buckets
         self._count = np.arange(256, dtype=np.int32)  # 0, 1, 2, ...; views of it are given out and never written to
 
@@ -42,7 +33,7 @@ class BatchBuilder:
             batch, rows = self._decode(requests)
         else:
             batch, rows = self._mixed(requests, plan)
-        return (_pad(batch, self._buckets) if self._buckets.tokens else batch), rows
+        return (pad(batch, self._buckets) if self._buckets else batch), rows
 
     def _decode(self, requests: list[Request]) -> tuple[HostBatch, Rows]:
         """One token of each request, and it samples."""
@@ -126,19 +117,18 @@ def _logit_rows(requests: Sequence[Request], plan: Plan, starts: Array) -> tuple
         if first + count == len(request.token_ids):
             sampling.append(request)
             rows.append(end - 1)
-        begin, stop = max(first, request.num_scored), min(first + count, request.num_prompt - 1)
-        if request.wants_scores and begin < stop:  # a preempted request gave out the first of them before
-            prompts.append((request, begin, stop - begin))
-            prompt_rows += range(end - count + begin - first, end - count + stop - first)
+        scored = request.scored(first, count)
+        if scored:
+            prompts.append((request, scored.start, len(scored)))
+            prompt_rows += range(end - count + scored.start - first, end - count + scored.stop - first)
     return np.array(rows + prompt_rows, np.int32), Rows(sampling, prompts)
 
 
-def _pad(batch: HostBatch, buckets: Buckets) -> HostBatch:
+def pad(batch: HostBatch, buckets: Sequence[Bucket]) -> HostBatch:
     """Padded tokens write to the dump page and belong to the last row; padded requests have length 0."""
-    tokens = _bucket(len(batch.token_ids), buckets.tokens)
-    requests = _bucket(len(batch.lengths), buckets.requests)
-    logits = _bucket(len(batch.logit_rows), (*buckets.requests, *buckets.tokens))
-    table = np.zeros((requests, buckets.pages), np.int32)
+    bucket = next(each for each in buckets if each.tokens >= len(batch.token_ids))  # the smallest: they are in order
+    tokens, requests, rows, pages = bucket
+    table = np.zeros((requests, pages), np.int32)
     table[: batch.page_table.shape[0], : batch.page_table.shape[1]] = batch.page_table
     starts = np.full(requests + 1, batch.starts[-1], np.int32)
     starts[: len(batch.starts)] = batch.starts
@@ -150,23 +140,11 @@ def _pad(batch: HostBatch, buckets: Buckets) -> HostBatch:
         starts=starts,
         lengths=_fill(batch.lengths, requests),
         page_table=table,
-        logit_rows=_fill(batch.logit_rows, logits),
+        logit_rows=_fill(batch.logit_rows, rows),
     )
-
-
-def _bucket(size: int, buckets: Sequence[int]) -> int:
-    fitting = [bucket for bucket in buckets if bucket >= size]
-    assert fitting, f"{size} is over the largest bucket of {list(buckets)}"
-    return min(fitting)
 
 
 def _fill(array: Array, size: int, value: int = 0) -> Array:
     filled = np.full(size, value, np.int32)
     filled[: len(array)] = array
     return filled
-
-
-def plan_buckets(limit: int) -> tuple[int, ...]:
-    """1, 2, 4, ... up to the limit, the limit itself last: each step wastes less than half."""
-    sizes = [1 << power for power in range(limit.bit_length()) if 1 << power < limit]
-    return (*sizes, limit)

@@ -1,12 +1,14 @@
 """The engine: add requests, and step until they are done. Token ids in, token deltas out; start here.
 
 A step is three lines: the scheduler plans it, the runner runs it, finish() appends what came out and tells the caller.
+Where the device works behind the host, the step is left running, and its results are what the next call returns.
 Around it stand admission.py (prompts to requests) and output.py (deltas to text); below it, worker.py and a platform.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 from quintet.engine.request import FinishReason, Request
 from quintet.engine.runner import Runner, StepResult
@@ -14,6 +16,8 @@ from quintet.engine.scheduler import Plan, Scheduler
 from quintet.outputs import TokenDelta, TokenLogprobs
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 NOT_FINITE = "the model gave no finite logits for this request; its weights or dtype may be at fault"
 
@@ -33,12 +37,21 @@ class Stats:
     prefix_hits: int  # prompt tokens found there
 
 
+class Flight(NamedTuple):
+    """A step that was started."""
+
+    plan: Plan
+    wait: Callable[[], StepResult]
+
+
 class Engine:
     """Owns the requests between add() and their last delta."""
 
-    def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
-        self.scheduler, self._runner = scheduler, runner
+    def __init__(self, scheduler: Scheduler, runner: Runner, overlap: bool = False) -> None:
+        self.scheduler, self._runner, self._overlap = scheduler, runner, overlap
         self._requests: dict[str, Request] = {}
+        self._flight: Flight | None = None  # the step that runs
+        self._deltas: list[TokenDelta] = []  # that no call of step() has returned yet
         self._num_added = self._num_steps = self._num_computed = self._num_generated = 0
 
     def __len__(self) -> int:
@@ -70,20 +83,41 @@ class Engine:
                 self._end(request, FinishReason.ABORT)
 
     def step(self) -> list[TokenDelta]:
-        """One step for everybody -> what it added to each request."""
+        """One step for everybody -> what it added to each request; with overlap, what the step before it added.
+
+        The caller's work on these deltas then goes on while the device computes the next ones.
+        """
+        self._land()
+        self._launch()
+        if not self._overlap:
+            self._land()
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def _launch(self) -> None:
+        """Schedules a step and starts it."""
         plan = self.scheduler.schedule()
-        if not plan:
-            return []
+        if plan:
+            wait = self._guarded(plan, lambda: self._runner.launch(plan))
+            self._flight = None if wait is None else Flight(plan, wait)
+
+    def _land(self) -> None:
+        """Waits for the step that runs, if there is one."""
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            result = self._guarded(flight.plan, flight.wait)
+            self._deltas += [] if result is None else self.finish(flight.plan, result)
+
+    def _guarded(self, plan: Plan, work: Callable[[], T]) -> T | None:
+        """An error of a step, not of one request, ends it for all who were in it, and for them alone: None."""
         try:
-            result = self._runner.run(plan)
-        except (
-            Exception
-        ) as error:  # of the step, not of one request: it ends for all who were in it, and for them alone
-            return self._fail(plan, error)
+            return work()
+        except Exception as error:
+            self._deltas += self._fail(plan, error)
+            return None
         except BaseException:  # Ctrl-C: nobody knows what was written
             self.scheduler.take_back(plan)
             raise
-        return self.finish(plan, result)
 
     def finish(self, plan: Plan, result: StepResult) -> list[TokenDelta]:
         """Counts the computed tokens, appends the sampled ones, ends who is done."""
@@ -94,13 +128,15 @@ class Engine:
         )
         self.scheduler.advance(plan)
         self._num_steps += 1
-        self._num_generated += len(result.sampling)
-        deltas = [self._end_failed(request, why) for request, why in result.failed.items()]
+        deltas = [self._end_failed(request, why) for request, why in result.failed.items() if request in plan.tokens]
         for request, found in result.prompt_logprobs.items():
             request.num_scored += len(found)
         sampled = set(result.failed)
         for row, (request, token_id) in enumerate(zip(result.sampling, result.token_ids, strict=True)):
             sampled.add(request)
+            if request not in plan.tokens:  # it was taken back while the step ran
+                continue
+            self._num_generated += 1
             if token_id < 0:
                 deltas.append(self._end_failed(request, NOT_FINITE))
                 continue
@@ -112,7 +148,7 @@ class Engine:
             delta.prompt_logprobs = result.prompt_logprobs.get(request)
             deltas.append(delta)
         for request, found in result.prompt_logprobs.items():
-            if request not in sampled:  # a chunk of a prompt: nothing was drawn yet
+            if request not in sampled and request in plan.tokens:  # a chunk of a prompt: nothing was drawn yet
                 deltas.append(TokenDelta(request.request_id, [], prompt_logprobs=found))
         return deltas
 
@@ -135,6 +171,8 @@ class Engine:
         self, request: Request, reason: FinishReason, token_ids: list[int] | None = None, stop: int | None = None
     ) -> TokenDelta:
         self.scheduler.remove(request)
+        if self._flight is not None:
+            self._flight.plan.tokens.pop(request, None)  # the step that runs may go on, and nobody looks at its result
         del self._requests[request.request_id]
         request.finish_reason, request.stop_reason = reason, stop
         return TokenDelta(

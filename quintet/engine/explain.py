@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 from quintet.config import EngineConfig
+from quintet.engine.buckets import describe
 from quintet.engine.start import prepare
 from quintet.ops import Choice
-from quintet.platforms import NEVER_AUTOMATIC, Found, discover
+from quintet.platforms import Found, discover
 
 
 @dataclass(frozen=True)
@@ -20,12 +21,15 @@ class Explanation:
     rejected: tuple[Found, ...]  # platforms that are not available
     ops: tuple[Choice, ...]
     memory: str
+    buckets: str  # empty where shapes are free
 
     def __str__(self) -> str:
         lines = [f"model     {self.model} ({self.family})", f"platform  {self.platform}: {self.detail}"]
         lines += [f"          {reason}" for reason in self.reasons]
         lines += [f"          not {found.name}: {found.result}" for found in self.rejected]
-        lines += [f"memory    {self.memory}", "ops"]
+        lines.append(f"memory    {self.memory}")
+        lines += [f"buckets   {self.buckets}"] if self.buckets else []
+        lines.append("ops")
         width = max(len(choice.op) for choice in self.ops)
         for choice in self.ops:
             lines.append(f"  {choice.op:<{width}}  {choice.provider:<10} {choice.reason}")
@@ -37,7 +41,7 @@ def explain(config: EngineConfig) -> Explanation:
     """ValueError and OSError say why the model would not run at all."""
     prepared = prepare(config)
     prepared.ranks.close()
-    unavailable = [found for found in discover() if not found.available and found.name not in NEVER_AUTOMATIC]
+    unavailable = [found for found in discover() if not found.available]
     return Explanation(
         model=prepared.config.model,
         family=prepared.hf_config.model_type,
@@ -47,4 +51,5 @@ def explain(config: EngineConfig) -> Explanation:
         rejected=tuple(unavailable),
         ops=prepared.ranks.workers[0].ops.choices,
         memory=str(prepared.plan),
+        buckets=describe(prepared.buckets) if prepared.buckets else "",
     )

@@ -1,10 +1,12 @@
 """The edits of logits that requests ask for by their params, as lists of places (row, token) for the ops.
 
 Each class looks at the rows when they change and says whether any asks for it; only then is it called, once a step.
+Where shapes are fixed, a list goes to the device PLACES at a time, the last of them repeated to fill the shape.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -14,42 +16,55 @@ from quintet.ops.registry import Ops
 from quintet.platforms.interface import Device
 from quintet.types import Array
 
+PLACES = 1024  # of one call where shapes are fixed: as many as a batch of usual requests needs
+Places = tuple[Tensor, ...]  # columns [M] of a list: rows, ids and what else the op takes for each
+
 
 class LogitEdit(ABC):
     """One kind of edit for a whole batch."""
 
-    def __init__(self, ops: Ops, device: Device) -> None:
-        self.ops = ops
-        self.device = device
+    def __init__(self, ops: Ops, device: Device, vocab_size: int, static: bool) -> None:
+        self.ops, self.device, self.vocab_size, self._static = ops, device, vocab_size, static
 
     @abstractmethod
-    def enter(self, requests: Sequence[Request]) -> bool:
-        """The rows are now these requests; whether any of them asks for this."""
+    def enter(self, requests: Sequence[Request], rows: int) -> bool:
+        """The first of the `rows` of logits are now these requests'; whether any of them asks for this."""
 
     @abstractmethod
     def __call__(self, logits: Tensor) -> Tensor:
         """logits [R, V] float32, which it may overwrite -> the edited ones."""
 
+    def upload(self, *columns: np.ndarray[Any, Any]) -> list[Places]:
+        """A list of M places, given as columns [M], on the device: whole, or in pieces of one fixed size."""
+        if not self._static:
+            return [self.device.to_device(columns)]
+        starts = range(0, len(columns[0]), PLACES)
+        return [self.device.to_device([_piece(column, start) for column in columns]) for start in starts]
+
 
 class AllowedTokens(LogitEdit):
     """allowed_token_ids: nothing else can be drawn."""
 
-    def enter(self, requests: Sequence[Request]) -> bool:
+    def enter(self, requests: Sequence[Request], rows: int) -> bool:
         lists = [(row, r.params.allowed_token_ids) for row, r in enumerate(requests) if r.params.allowed_token_ids]
         if lists:
-            restricted = np.zeros(len(requests), np.int32)
-            restricted[[row for row, _ in lists]] = 1
-            self._places = self.device.to_device([*_places(lists), restricted])
+            words = -(-self.vocab_size // 32)
+            bits = np.full((rows, words), -1, np.int32)
+            for row, ids in lists:
+                kept = np.zeros(32 * words, bool)
+                kept[ids] = True
+                bits[row] = np.packbits(kept, bitorder="little").view(np.int32)
+            (self._bits,) = self.device.to_device([bits])
         return bool(lists)
 
     def __call__(self, logits: Tensor) -> Tensor:
-        return self.ops.keep_tokens(logits, *self._places)
+        return self.ops.keep_tokens(logits, self._bits)
 
 
 class BadWords(LogitEdit):
     """bad_words: the last token of a word is banned where the output ends with the tokens before it."""
 
-    def enter(self, requests: Sequence[Request]) -> bool:
+    def enter(self, requests: Sequence[Request], rows: int) -> bool:
         self._rows = [(row, r) for row, r in enumerate(requests) if any(r.bad_words_ids)]
         return bool(self._rows)
 
@@ -57,13 +72,15 @@ class BadWords(LogitEdit):
         lists = [(row, [word[-1] for word in r.bad_words_ids if _completes(r, word)]) for row, r in self._rows]
         if not any(ids for _, ids in lists):
             return logits
-        return self.ops.ban_tokens(logits, *self.device.to_device(_places(lists)))
+        for places in self.upload(*_places(lists)):
+            logits = self.ops.ban_tokens(logits, *places)
+        return logits
 
 
 class MinTokens(LogitEdit):
     """min_tokens: no token that would end the request before it has that many."""
 
-    def enter(self, requests: Sequence[Request]) -> bool:
+    def enter(self, requests: Sequence[Request], rows: int) -> bool:
         self._rows = [(row, r) for row, r in enumerate(requests) if r.stop_ids and r.num_output < r.params.min_tokens]
         self._upload()
         return bool(self._rows)
@@ -73,39 +90,43 @@ class MinTokens(LogitEdit):
         if len(short) != len(self._rows):
             self._rows = short
             self._upload()
-        return self.ops.ban_tokens(logits, *self._places) if short else logits
+        for places in self._places if short else ():
+            logits = self.ops.ban_tokens(logits, *places)
+        return logits
 
     def _upload(self) -> None:
         if self._rows:
-            self._places = self.device.to_device(_places((row, sorted(r.stop_ids)) for row, r in self._rows))
+            self._places = self.upload(*_places((row, sorted(r.stop_ids)) for row, r in self._rows))
 
 
 class LogitBias(LogitEdit):
     """logit_bias: added to the logits of some tokens."""
 
-    def enter(self, requests: Sequence[Request]) -> bool:
+    def enter(self, requests: Sequence[Request], rows: int) -> bool:
         biases = [(row, r.params.logit_bias) for row, r in enumerate(requests) if r.params.logit_bias]
         if biases:
             values = np.fromiter((value for _, bias in biases for value in bias.values()), np.float32)
-            self._places = self.device.to_device([*_places((row, list(bias)) for row, bias in biases), values])
+            self._places = self.upload(*_places((row, list(bias)) for row, bias in biases), values)
         return bool(biases)
 
     def __call__(self, logits: Tensor) -> Tensor:
-        return self.ops.bias_tokens(logits, *self._places)
+        for places in self._places:
+            logits = self.ops.bias_tokens(logits, *places)
+        return logits
 
 
 class Penalties(LogitEdit):
     """Repetition, frequency and presence penalties. What each request has said is counted as it grows."""
 
-    def __init__(self, ops: Ops, device: Device) -> None:
-        super().__init__(ops, device)
+    def __init__(self, ops: Ops, device: Device, vocab_size: int, static: bool) -> None:
+        super().__init__(ops, device, vocab_size, static)
         self._seen: dict[Request, _Seen] = {}
 
-    def enter(self, requests: Sequence[Request]) -> bool:
+    def enter(self, requests: Sequence[Request], rows: int) -> bool:
         self._rows = [(row, r) for row, r in enumerate(requests) if _penalized(r)]
         self._seen = {r: self._seen.get(r) or _Seen(r) for _, r in self._rows}
         if self._rows:
-            penalties = np.tile(np.array([1, 0, 0], np.float32), (len(requests), 1))
+            penalties = np.tile(np.array([1, 0, 0], np.float32), (rows, 1))
             for row, r in self._rows:
                 p = r.params
                 penalties[row] = p.repetition_penalty, p.frequency_penalty, p.presence_penalty
@@ -117,7 +138,9 @@ class Penalties(LogitEdit):
         ids = np.concatenate([s.ids[: s.size] for s in seen])
         counts = np.concatenate([s.counts[: s.size] for s in seen])
         rows = np.repeat(np.array([row for row, _ in self._rows], np.int32), [s.size for s in seen])
-        return self.ops.penalize(logits, *self.device.to_device([rows, ids, counts]), self._penalties)
+        for places in self.upload(rows, ids, counts):
+            logits = self.ops.penalize(logits, *places, self._penalties)
+        return logits
 
 
 class _Seen:
@@ -170,3 +193,9 @@ def _places(lists: Iterable[tuple[int, Sequence[int]]]) -> tuple[Array, Array]:
     lists = list(lists)
     rows = np.repeat(np.array([row for row, _ in lists], np.int32), [len(ids) for _, ids in lists])
     return rows, np.concatenate([np.array(ids, np.int32) for _, ids in lists])
+
+
+def _piece(column: np.ndarray[Any, Any], start: int) -> np.ndarray[Any, Any]:
+    """PLACES of a column from `start` on; past its end, the last one again."""
+    piece = column[start : start + PLACES]
+    return np.pad(piece, (0, PLACES - len(piece)), "edge")

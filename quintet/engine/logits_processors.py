@@ -72,7 +72,8 @@ class LogitsProcessor(ABC):
 
     @abstractmethod
     def apply(self, logits: Tensor) -> Tensor:
-        """logits [R, V] float32 -> the same shape; may overwrite them."""
+        """logits [R, V] float32 -> the same shape; may overwrite them. They are on the host where torch cannot compute
+        with what the device holds."""
 
 
 class ProcessorFailed(RuntimeError):

@@ -58,6 +58,15 @@ class Request:
         """Whether prompt log-probabilities are still to be given out; the last position of a prompt has none."""
         return self.params.prompt_logprobs is not None and self.num_scored < self.num_prompt - 1
 
+    def scored(self, start: int, count: int) -> range:
+        """Positions, among `count` tokens from `start` on, whose log-probabilities are to be given out.
+
+        A preempted request gave out the first of them before; the last token of a prompt has none.
+        """
+        if not self.wants_scores:
+            return range(0)
+        return range(max(start, self.num_scored), min(start + count, self.num_prompt - 1))
+
     @property
     def output_ids(self) -> list[int]:
         return self.token_ids[self.num_prompt :]

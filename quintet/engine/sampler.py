@@ -1,9 +1,10 @@
 """From a step's logits to its tokens: edits, draw and log-probabilities, in vLLM's order."""
 
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from quintet.engine.logit_edits import AllowedTokens, BadWords, LogitBias, LogitEdit, MinTokens, Penalties
@@ -11,15 +12,19 @@ from quintet.engine.logits_processors import LogitsProcessor, compare
 from quintet.engine.request import Request
 from quintet.ops.registry import Ops
 from quintet.ops.sampling import Draw
-from quintet.platforms.interface import Device
+from quintet.platforms.interface import KV, Device
+from quintet.sampling_params import SamplingParams
+from quintet.types import Array, KVLayout, Memory
 
 LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
+USUAL_LOGPROBS = 32  # computed where shapes are fixed and any are asked for: few requests ask for more
 
 
 class LogprobTensors(NamedTuple):
     """Log-probabilities (or logits) of one position per row, on the device.
 
-    K is the most that any row asks for: a row's own are its first logprobs + 1 columns. A row that asks for none is 0.
+    K is the most that any row asks for, or more where shapes are fixed: a row's own are its first logprobs + 1 columns.
+    A row that asks for none is 0.
     """
 
     token_ids: Tensor  # [R, K + 1] int32; column 0 is the token itself, then the likeliest, best first
@@ -28,10 +33,36 @@ class LogprobTensors(NamedTuple):
 
 
 class Sampled(NamedTuple):
-    """One token per row, on the device; -1 where none can be drawn, because the logits are not finite."""
+    """One token per row, on the device; -1 where none can be drawn, because the logits are not finite.
+
+    Rows past the requests', which are there where shapes are fixed, are nobody's.
+    """
 
     token_ids: Tensor  # [R] int32
     logprobs: LogprobTensors | None  # None if no row asks
+
+
+class Host(Device):
+    """Stands for the device where sampling is done on the host: what comes stays where it is. It holds no cache."""
+
+    def memory(self) -> Memory:
+        return Memory(0, 0, 0)
+
+    def allocate_kv(self, layouts: Sequence[KVLayout], pages: int) -> KV:
+        raise MemoryError("the host stands in for sampling alone; allocate the cache on the worker's device")
+
+    def to_device(self, arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[Tensor, ...]:
+        return tuple([torch.from_numpy(array) for array in arrays])
+
+    def to_host(self, x: Tensor) -> Callable[[], Tensor]:
+        return lambda: x
+
+
+def logprob_sizes(vocab_size: int, max_logprobs: int) -> tuple[int, ...]:
+    """The numbers of log-probabilities that are computed where shapes are fixed; max_logprobs -1 is no limit."""
+    if max_logprobs < 0:
+        return 0, min(USUAL_LOGPROBS, vocab_size), vocab_size
+    return 0, min(max(USUAL_LOGPROBS, max_logprobs), vocab_size)
 
 
 class Sampler:
@@ -39,6 +70,9 @@ class Sampler:
 
     The order is vLLM's: raw log-probabilities; allowed_token_ids; bad_words; processors that may change the argmax;
     min_tokens; logit_bias; penalties; temperature; the other processors; min_p, top_k, top_p; the draw.
+
+    With `sizes` (see logprob_sizes) shapes are fixed: they depend on the shape of the logits alone, whose rows past the
+    requests' are treated as greedy. Processors are code of the user's, which sees rows of requests: then they are not.
     """
 
     def __init__(
@@ -48,66 +82,73 @@ class Sampler:
         vocab_size: int,
         processors: Sequence[LogitsProcessor] = (),
         logprobs_mode: str = "raw_logprobs",
+        sizes: Sequence[int] = (),
     ) -> None:
         if logprobs_mode not in get_args(LogprobsMode):
             raise ValueError(f"logprobs_mode must be one of {', '.join(get_args(LogprobsMode))}, not {logprobs_mode!r}")
-        self._ops = ops
-        self._device = device
-        self._vocab_size = vocab_size
+        self._ops, self.device, self._vocab_size = ops, device, vocab_size
         self._processors = tuple(processors)
         self._late = [p for p in processors if p.is_argmax_invariant()]
+        self._early = [p for p in processors if not p.is_argmax_invariant()]
+        self._sizes = () if processors else tuple(sizes)
         self._processed = logprobs_mode.startswith("processed")
         self._normalize = logprobs_mode.endswith("logprobs")
-        self._before: list[LogitEdit] = [AllowedTokens(ops, device), BadWords(ops, device)]
-        self._after: list[LogitEdit] = [MinTokens(ops, device), LogitBias(ops, device), Penalties(ops, device)]
-        self._early = [p for p in processors if not p.is_argmax_invariant()]
+        setting = ops, device, vocab_size, bool(self._sizes)
+        self._before: list[LogitEdit] = [AllowedTokens(*setting), BadWords(*setting)]
+        self._after: list[LogitEdit] = [MinTokens(*setting), LogitBias(*setting), Penalties(*setting)]
         self._requests: list[Request] = []
+        self._rows = 0  # of the logits that are looked at
         self._edits: list[Callable[[Tensor], Tensor]] = []
         self._num_logprobs: int | None = None
         self._random = False  # whether any row is not greedy
         self._plain = True  # whether the step is one argmax
 
-    @property
-    def fallible(self) -> bool:
-        """Whether a step may raise ProcessorFailed, so that the caller had better keep the logits."""
-        return bool(self._processors)
-
     def __call__(self, logits: Tensor, requests: Sequence[Request]) -> Sampled:
-        """logits [R, V] of any float type, row r of requests[r], each of which has one row. May overwrite them.
+        """logits [L, V] of any float type, row r of requests[r], each of which has one row. May overwrite them.
 
-        Raises ProcessorFailed with the row whose own logits processor failed; call again without that request.
+        Raises ProcessorFailed with the row whose own logits processor failed, and leaves the logits as they were; call
+        again without that request and its row.
         """
-        rows = list(requests)
-        if rows != self._requests:
-            self._enter(rows)
-        elif self._processors:
-            for processor in self._processors:
-                processor.update(None)
-        if logits.shape[1] != self._vocab_size:
-            logits = logits[:, : self._vocab_size]  # the rest is padding
+        self._follow(list(requests), logits.shape[0] if self._sizes else len(requests))
         if self._plain:
-            return Sampled(self._ops.greedy(logits), None)
-        logits = logits.float()
-        raw = None if self._num_logprobs is None or self._processed else self._asking(logits, self._edited)
+            whole = self._rows == logits.shape[0]
+            return Sampled(self._ops.greedy(logits if whole else self._ops.widen(logits, self._rows, False)), None)
+        logits = self._ops.widen(logits, self._rows, False)
+        raw = None if self._num_logprobs is None or self._processed else logits
+        if self._edited and (raw is not None or self._processors):
+            logits = self._ops.widen(logits, self._rows, True)
         for edit in self._edits:
             logits = edit(logits)
         return self._sample(logits, raw)
 
-    def prompt_logprobs(self, logits: Tensor, token_ids: Tensor, num: int) -> LogprobTensors:
-        """Of prompt positions: logits [P, V], token_ids [P] int32 the tokens that follow; num -1 is all.
+    def prompt_logprobs(self, logits: Tensor, token_ids: Array, wanted: Array, num: int) -> LogprobTensors:
+        """Of rows of logits [L, V] where wanted [L] is not 0; token_ids [L] are the tokens that follow. num -1 is all.
 
         The model's own, in every mode: nothing is drawn here, so nothing is processed. Logits if the mode says logits.
         """
-        size = self._vocab_size
-        num = size if num < 0 else min(num, size)
-        return LogprobTensors(*self._ops.top_logprobs(logits[:, :size], token_ids, num, self._normalize))
+        own, asked = self.device.to_device([token_ids, wanted])
+        wide = self._ops.widen(logits, logits.shape[0], False)
+        num = self._size(self._vocab_size if num < 0 else num)
+        return LogprobTensors(*self._ops.top_logprobs(wide, own, num, self._normalize, asked))
+
+    def warm_up(self, logits: Tensor) -> None:
+        """Runs every op on logits of this shape in every way that requests can ask for; nothing is compiled after."""
+        if not self._sizes:
+            return
+        nobody = np.zeros(logits.shape[0], np.int32)
+        for num in self._sizes:
+            self.device.to_host(self.prompt_logprobs(logits, nobody, nobody, num).ranks)()
+        for example in _examples(self._sizes):
+            self.device.to_host(self(logits, [example]).token_ids)()
+        self._follow([], 0)
 
     def _sample(self, logits: Tensor, raw: Tensor | None) -> Sampled:
         """What follows the edits: temperature, the late processors, cuts, draw."""
         draw = self._draw
         if self._random:
-            positions = np.fromiter((len(r.token_ids) for r in self._requests), np.int32, len(self._requests))
-            draw = draw._replace(positions=self._device.to_device([positions])[0])
+            positions = np.zeros(self._rows, np.int32)
+            positions[: len(self._requests)] = [len(r.token_ids) for r in self._requests]
+            draw = draw._replace(positions=self.device.to_device([positions])[0])
         if self._late and (self._random or self._num_logprobs is not None):
             logits = self._ops.scale_logits(logits, draw.temperature)
             for processor in self._late:
@@ -116,52 +157,41 @@ class Sampler:
         token_ids = self._ops.sample(logits, draw, self._width) if self._random else self._ops.greedy(logits)
         if self._num_logprobs is None:
             return Sampled(token_ids, None)
-        values = self._process(logits, draw) if raw is None else raw
-        return Sampled(token_ids, self._gather(values, token_ids))
+        if raw is None:  # what the draw saw
+            scaled = self._ops.scale_logits(logits, draw.temperature)
+            raw = self._ops.filter_logits(scaled, draw, self._width)
+        found = self._ops.top_logprobs(raw, token_ids, self._num_logprobs, self._normalize, self._wanted)
+        return Sampled(token_ids, LogprobTensors(*found))
 
-    def _process(self, logits: Tensor, draw: Draw) -> Tensor:
-        """The logits that the draw saw, of the rows that ask for log-probabilities."""
-        draw = Draw(*map(self._asking, draw))
-        scaled = self._ops.scale_logits(self._asking(logits), draw.temperature)
-        return self._ops.filter_logits(scaled, draw, self._width)
-
-    def _asking(self, x: Tensor, copy: bool = False) -> Tensor:
-        """The rows of x whose requests ask for log-probabilities."""
-        if self._askers is not None:
-            return x[self._askers]
-        return x.clone() if copy else x
-
-    def _gather(self, values: Tensor, token_ids: Tensor) -> LogprobTensors:
-        """values [A, V] of the asking rows, token_ids [R] -> columns for all rows."""
-        drawn = self._asking(token_ids).clamp(min=0)
-        found = self._ops.top_logprobs(values, drawn, self._num_logprobs, self._normalize)
-        if self._askers is None:
-            return LogprobTensors(*found)
-        num = len(self._requests)
-        return LogprobTensors(*(x.new_zeros((num, *x.shape[1:])).index_put((self._askers,), x) for x in found))
-
-    def _enter(self, requests: list[Request]) -> None:
-        """The rows changed: tells the processors, and settles what the next steps need."""
-        update = compare(self._requests, requests)
-        self._requests = requests
+    def _follow(self, requests: list[Request], rows: int) -> None:
+        """Tells the processors who has which row; if that changed, settles what the next steps need."""
+        changed = requests != self._requests
+        update = compare(self._requests, requests) if changed and self._processors else None
         for processor in self._processors:
             processor.update(update)
-        before = [edit for edit in self._before if edit.enter(requests)]
-        after = [edit for edit in self._after if edit.enter(requests)]
+        if not changed and rows == self._rows:
+            return
+        self._requests, self._rows = requests, rows
+        before = [edit for edit in self._before if edit.enter(requests, rows)]
+        after = [edit for edit in self._after if edit.enter(requests, rows)]
         self._edits = [*before, *(p.apply for p in self._early), *after]
-        self._edited = bool(self._edits or self._late)  # whether the model's logits may be overwritten
+        self._edited = bool(self._edits or self._late)  # whether the logits may be overwritten
         self._enter_logprobs(requests)
         self._enter_draw(requests)
         self._plain = not (self._edits or self._random or self._num_logprobs is not None)
 
     def _enter_logprobs(self, requests: list[Request]) -> None:
-        wanted = [r.params.logprobs for r in requests]
-        asked = [self._vocab_size if num == -1 else num for num in wanted if num is not None]
-        self._num_logprobs = min(max(asked), self._vocab_size) if asked else None
-        self._askers: Tensor | None = None
-        if asked and len(asked) < len(requests):
-            rows = np.array([row for row, num in enumerate(wanted) if num is not None], np.int32)
-            self._askers = self._device.to_device([rows])[0]
+        asked = [(row, r.params.logprobs) for row, r in enumerate(requests) if r.params.logprobs is not None]
+        self._num_logprobs = None
+        if asked:
+            self._num_logprobs = self._size(max(self._vocab_size if num == -1 else num for _, num in asked))
+            wanted = np.zeros(self._rows, np.int32)
+            wanted[[row for row, _ in asked]] = 1
+            (self._wanted,) = self.device.to_device([wanted])
+
+    def _size(self, num: int) -> int:
+        """How many log-probabilities to compute where the most that is asked for is num."""
+        return next((size for size in self._sizes if size >= num), min(num, self._vocab_size))
 
     def _enter_draw(self, requests: list[Request]) -> None:
         """Uploads each row's parameters; a greedy row has no cuts."""
@@ -169,10 +199,27 @@ class Sampler:
         off = (0.0, 0, 1.0, 0.0)
         drawn = [r.params for r in requests]
         cuts = [off if p.greedy else (p.temperature, max(p.top_k, 0), p.top_p, p.min_p) for p in drawn]
+        widths = (k or (self._vocab_size if p < 1 else 0) for _, k, p, _ in cuts)
+        width = min(max(widths, default=0), self._vocab_size)
+        self._width = self._vocab_size if width and self._sizes else width
+        padding = self._rows - len(requests)
+        cuts += [off] * padding
         temperature, top_k, top_p, min_p = zip(*cuts, strict=True) if cuts else ((), (), (), ())
         arrays = [np.array(temperature, np.float32), np.array(top_k, np.int32)]
         arrays += [np.array(top_p, np.float32), np.array(min_p, np.float32)]
-        keys = np.array([r.key for r in requests], np.int32).reshape(-1, 2)
-        self._draw = Draw(*self._device.to_device([*arrays, keys, np.zeros(len(requests), np.int32)]))
-        widths = (k or (self._vocab_size if p < 1 else 0) for _, k, p, _ in cuts)
-        self._width = min(max(widths, default=0), self._vocab_size)
+        keys = np.array([*(r.key for r in requests), *[(0, 0)] * padding], np.int32).reshape(-1, 2)
+        self._draw = Draw(*self.device.to_device([*arrays, keys, np.zeros(self._rows, np.int32)]))
+
+
+def _examples(sizes: Sequence[int]) -> list[Request]:
+    """Requests that, one after the other, take every op through each of its variants."""
+    edits: dict[str, Any] = {"allowed_token_ids": [0], "logit_bias": {0: 1.0}, "repetition_penalty": 2.0}
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        *({"temperature": 0.0, "logprobs": size} for size in sizes),
+        {"logprobs": 0},
+        {"logprobs": 0, "top_k": 1},
+        {"logprobs": 0, "min_tokens": 1, **edits},
+    ]
+    ends: dict[str, Any] = {"stop_ids": frozenset([0]), "bad_words_ids": ((0,),)}
+    return [Request("warm-up", [0], SamplingParams(**kind), 1, (0, 0), 1, **ends) for kind in kinds]

@@ -20,6 +20,7 @@ class Limits:
 
     max_num_seqs: int
     max_num_batched_tokens: int
+    max_logit_rows: int  # tokens whose logits are computed
     page_size: int
     chunked: bool = True
     by_priority: bool = False
@@ -33,6 +34,7 @@ class Plan:
     committed: dict[Request, list[int]] = field(default_factory=dict)  # pages that entered the prefix cache for it
     preempted: list[Request] = field(default_factory=list)
     num_tokens: int = 0
+    num_scored: int = 0  # prompt tokens whose logits are wanted
 
     def __bool__(self) -> bool:
         return bool(self.tokens)
@@ -40,9 +42,12 @@ class Plan:
     def enter(self, request: Request, count: int) -> None:
         self.tokens[request] = count
         self.num_tokens += count
+        self.num_scored += len(request.scored(request.num_computed, count))
 
     def preempt(self, request: Request) -> None:
-        self.num_tokens -= self.tokens.pop(request, 0)
+        count = self.tokens.pop(request, 0)
+        self.num_tokens -= count
+        self.num_scored -= len(request.scored(request.num_computed, count))
         self.preempted.append(request)
 
 
@@ -68,19 +73,31 @@ class Scheduler:
 
     def schedule(self) -> Plan:
         """Decodes first, then prefills that have begun, then those that wait, as far as budget and pages go."""
-        plan, budget = Plan(), self.limits.max_num_batched_tokens
+        plan = Plan()
         decodes = [r for r in self.running if len(r.token_ids) - r.num_computed == 1]
         prefills = [r for r in self.running if len(r.token_ids) - r.num_computed != 1]
         for request in (*decodes, *prefills):
-            if budget == 0:
-                break
             if plan.preempted and request not in self.running:
                 continue
-            self._grow(request, plan, min(budget, len(request.token_ids) - request.num_computed))
-            budget = self.limits.max_num_batched_tokens - plan.num_tokens
+            count = self._share(request, plan, request.num_computed)
+            if count > 0:
+                self._grow(request, plan, count)
         if not plan.preempted:
-            self._admit(plan, budget)
+            self._admit(plan)
         return plan
+
+    def _share(self, request: Request, plan: Plan, start: int) -> int:
+        """Tokens from `start` on that the step has room for: within its budget, and that of rows of logits.
+
+        Each request here may sample, which takes a row; what is left is for the scores of prompts.
+        """
+        count = min(self.limits.max_num_batched_tokens - plan.num_tokens, len(request.token_ids) - start)
+        scored = request.scored(start, count)
+        samples = min(self.limits.max_num_seqs, len(self.running) + len(self.waiting))
+        left = self.limits.max_logit_rows - samples - plan.num_scored
+        if scored and len(scored) > left and self.limits.max_logit_rows < self.limits.max_num_batched_tokens:
+            return max(0, scored.start + left - start)
+        return count
 
     def _grow(self, request: Request, plan: Plan, count: int) -> None:
         """Gives a running request pages for its next tokens, taking them from the last in line if there are none."""
@@ -106,13 +123,13 @@ class Scheduler:
         self.num_preemptions += 1
         self.add(request)
 
-    def _admit(self, plan: Plan, budget: int) -> None:
-        while self.waiting and budget and len(self.running) < self.limits.max_num_seqs:
+    def _admit(self, plan: Plan) -> None:
+        while self.waiting and len(self.running) < self.limits.max_num_seqs:
             request = self.waiting[0]
             found = self._cached(request)
             start = len(found) * self.limits.page_size
-            count = min(budget, len(request.token_ids) - start)
-            if not self.limits.chunked and count < len(request.token_ids) - start:
+            count = self._share(request, plan, start)
+            if count <= 0 or (not self.limits.chunked and count < len(request.token_ids) - start):
                 break
             need = self._pages_for(start + count) - len(found)
             # with nobody behind it to take pages from, all of it must fit: it would stop half way and start again
@@ -126,7 +143,6 @@ class Scheduler:
             self._begin(request, found)
             request.page_ids += self.pool.take(need)
             self._enter(request, plan, count)
-            budget -= count
 
     def _begin(self, request: Request, found: list[int]) -> None:
         request.page_ids = found

@@ -12,20 +12,24 @@ from typing import Any
 import torch
 
 from quintet.config import EngineConfig, read_environment
-from quintet.engine.batch import Buckets, plan_buckets
+from quintet.engine.buckets import describe, plan_buckets
 from quintet.engine.engine import Engine
 from quintet.engine.hub import load_generation_config, load_model_config, resolve_model
 from quintet.engine.logits_processors import load_processors
 from quintet.engine.memory import MemoryPlan, Sizes, plan_memory
 from quintet.engine.pages import PagePool
 from quintet.engine.runner import Ranks, Runner
-from quintet.engine.sampler import Sampler
+from quintet.engine.sampler import Host, Sampler, logprob_sizes
 from quintet.engine.scheduler import Limits, Scheduler
 from quintet.engine.worker import Place, Shape, Worker
+from quintet.ops import bind
 from quintet.platforms import Chosen, choose
 from quintet.platforms.interface import Capabilities, Platform
+from quintet.types import Bucket
 
 logger = logging.getLogger(__name__)
+
+LEAST_LOGIT_ROWS = 256  # of a step, if it has as many tokens: the scores of a prompt come so many at a time
 
 
 @dataclass(frozen=True)
@@ -47,20 +51,32 @@ class Prepared:
     def vocab_size(self) -> int:
         return self.ranks.workers[0].model.vocab_size
 
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """Sizes to pad to, where the device wants fixed shapes."""
+        if not self.capabilities.static_shapes:
+            return ()
+        config = self.config
+        pages = -(-self.plan.max_model_len // config.page_size)
+        most = Bucket(config.max_num_batched_tokens, config.max_num_seqs, _logit_rows(config), pages)
+        return plan_buckets(most)
+
 
 def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
     """Chooses the platform, reads the model's configuration, plans the memory. ValueError or OSError says why not."""
     config = read_environment().apply(config)
     chosen = chosen or choose(config.device)
-    platform, facts = chosen.platform(), chosen.capabilities
-    config, settled = platform.configure(config)
+    facts = chosen.capabilities
+    config, settled = chosen.platform.configure(config)
+    platform = chosen.platform(config)
     reasons = [f"platform {platform.name}: {chosen.reason}", *settled]
     folder = resolve_model(config)
     hf_config = load_model_config(folder, config.hf_overrides).get_text_config()  # of a multimodal wrapper, its text
     shape = Shape(_dtype(config, hf_config, facts, reasons), config.page_size, _length(config, hf_config))
     endpoint = f"inproc://quintet-{uuid.uuid4().hex}"
     size = config.tensor_parallel_size
-    ranks = Ranks(size, lambda rank: Worker(platform, hf_config, shape, Place(rank, size, endpoint)))
+    workers = 1 if facts.spmd else size
+    ranks = Ranks(workers, lambda rank: Worker(platform, hf_config, shape, Place(rank, workers, endpoint)))
     plan = _plan(config, hf_config, shape, ranks)
     if plan.max_model_len != shape.max_model_len:
         shape = Shape(shape.dtype, shape.page_size, plan.max_model_len)
@@ -79,22 +95,37 @@ def launch(prepared: Prepared, progress: bool = True) -> Engine:
         logger.info("%s", reason)
     logger.info("memory: %s", plan)
     logger.info("ops: %s", _op_table(prepared))
-    buckets = _buckets(prepared)
+    buckets = prepared.buckets
+    if buckets:
+        logger.info("buckets: %s", describe(buckets))
     folder = None if config.load_format == "dummy" else prepared.folder
-    prepared.ranks.each(lambda w: w.load(folder, plan.num_pages, buckets.tokens, progress and w.place.rank == 0))
-    first = prepared.ranks.workers[0]
-    processors = load_processors(config.logits_processors)
-    made = [each(prepared.vocab_size, first.device) for each in processors]
-    sampler = Sampler(first.ops, first.device, prepared.vocab_size, made, config.logprobs_mode)
+    prepared.ranks.each(lambda w: w.load(folder, plan.num_pages, buckets, progress and w.place.rank == 0))
+    runner = Runner(prepared.ranks, _sampler(prepared), config.page_size, buckets)
+    runner.warm_up(progress)
     limits = Limits(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
+        max_logit_rows=_logit_rows(config),
         page_size=config.page_size,
         chunked=config.enable_chunked_prefill,
         by_priority=config.scheduling_policy == "priority",
     )
     pool = PagePool(plan.num_pages, config.enable_prefix_caching)
-    return Engine(Scheduler(limits, pool), Runner(prepared.ranks, sampler, config.page_size, buckets))
+    return Engine(Scheduler(limits, pool), runner, prepared.capabilities.overlap)
+
+
+def _sampler(prepared: Prepared) -> Sampler:
+    """Where logits processors cannot read what the device holds, sampling is left to the host and the specification."""
+    config, facts, first = prepared.config, prepared.capabilities, prepared.ranks.workers[0]
+    classes = load_processors(config.logits_processors)
+    ops, device = first.ops, first.device
+    if classes and facts.opaque:
+        names = ", ".join(each.__name__ for each in classes)
+        logger.warning("sampling on the host: %s computes with torch, which cannot on what this device holds", names)
+        ops, device = bind({}), Host()
+    made = [each(prepared.vocab_size, device) for each in classes]
+    sizes = logprob_sizes(prepared.vocab_size, config.max_logprobs) if facts.static_shapes else ()
+    return Sampler(ops, device, prepared.vocab_size, made, config.logprobs_mode, sizes)
 
 
 def _dtype(config: EngineConfig, hf_config: Any, facts: Capabilities, reasons: list[str]) -> torch.dtype:
@@ -146,7 +177,7 @@ def _plan(config: EngineConfig, hf_config: Any, shape: Shape, ranks: Ranks) -> M
     activations = (
         config.max_num_batched_tokens * hidden * 12 * 4
     )  # a dozen float32 rows of the hidden size live at once
-    logits = min(config.max_num_seqs, config.max_num_batched_tokens) * vocab * 4 * 3  # raw, processed, and a sort
+    logits = _logit_rows(config) * vocab * 4 * 3  # raw, processed, and a sort
 
     def plan(worker: Worker) -> MemoryPlan:
         sizes = Sizes(worker.weight_bytes, worker.page_bytes, activations + logits, shape.max_model_len)
@@ -155,13 +186,11 @@ def _plan(config: EngineConfig, hf_config: Any, shape: Shape, ranks: Ranks) -> M
     return min(ranks.each(plan), key=lambda each: (each.num_pages, each.max_model_len))
 
 
-def _buckets(prepared: Prepared) -> Buckets:
-    """Sizes to pad to, where the device wants fixed shapes."""
-    if not prepared.capabilities.static_shapes:
-        return Buckets()
-    config = prepared.config
-    pages = -(-prepared.plan.max_model_len // config.page_size)
-    return Buckets(plan_buckets(config.max_num_batched_tokens), plan_buckets(config.max_num_seqs), pages)
+def _logit_rows(config: EngineConfig) -> int:
+    """Rows of logits that a step may have: one for each request, and room for the scores of prompts."""
+    if not config.enable_chunked_prefill:  # a whole prompt must find room
+        return config.max_num_batched_tokens
+    return min(config.max_num_batched_tokens, max(LEAST_LOGIT_ROWS, config.max_num_seqs + LEAST_LOGIT_ROWS // 4))
 
 
 def _op_table(prepared: Prepared) -> str:

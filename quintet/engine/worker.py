@@ -1,5 +1,6 @@
 """One rank: a device, its share of the model, the cache, and the step that runs them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from quintet.engine.loader import load, num_bytes
 from quintet.layers.build import Build
@@ -14,7 +16,7 @@ from quintet.layers.decoder import CausalLM
 from quintet.models import model_class
 from quintet.ops import bind
 from quintet.platforms.interface import KV, Attention, Platform
-from quintet.types import Array, AttentionSpec, Batch, HostBatch, KVLayout, Memory
+from quintet.types import Array, AttentionSpec, Batch, Bucket, HostBatch, KVLayout, Memory
 
 FIELDS = len(HostBatch._fields) - 1  # all but `extra`
 
@@ -78,11 +80,12 @@ class Worker:
     def memory(self) -> Memory:
         return self.device.memory()
 
-    def load(self, folder: Path | None, pages: int, buckets: tuple[int, ...], progress: bool) -> None:
+    def load(self, folder: Path | None, pages: int, buckets: Sequence[Bucket], progress: bool) -> None:
         """Reads the weights (random ones without a folder), makes the cache, and compiles the step."""
         load(self.model, self.platform, folder, progress)
         self._kv = self.device.allocate_kv(self.layouts, pages)
-        self._step = self.platform.compile(self.model, buckets)
+        shown = tqdm(buckets, desc="Compiling", unit="bucket", disable=not (progress and buckets), leave=False)
+        self._step = self.platform.compile(self.model, shown)
 
     def run(self, host: HostBatch) -> Tensor:
         """One step -> logits [L, vocab], on the device."""

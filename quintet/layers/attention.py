@@ -73,8 +73,9 @@ class SelfAttention(nn.Module):
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [T, hidden] -> q [T, H, D], k and v [T, Hkv, D]."""
-        sizes = [self._heads, self._kv_heads, self._kv_heads]
-        q, k, v = self.qkv(x).reshape(x.shape[0], -1, self._head_dim).split(sizes, dim=1)
+        sizes = [self._head_dim * count for count in (self._heads, self._kv_heads, self._kv_heads)]
+        # first the split, then the heads: a compiler that shards the product sees what belongs together
+        q, k, v = (each.reshape(x.shape[0], -1, self._head_dim) for each in self.qkv(x).split(sizes, dim=-1))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         return q, k, v

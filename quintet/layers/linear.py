@@ -18,7 +18,12 @@ class Stored:
 
 
 class Linear(Layer):
-    """y = x W' + b. `outputs` maps checkpoint names, relative to the parent module ("/": absolute), to their splits."""
+    """y = x W' + b. `outputs` maps checkpoint names, relative to the parent module ("/": absolute), to their splits.
+
+    The weight is shared out along its outputs (axis 0), or along its inputs (axis 1) with `by_inputs`.
+    """
+
+    by_inputs = False
 
     def __init__(
         self,
@@ -31,14 +36,15 @@ class Linear(Layer):
         super().__init__(build)
         self._build, self._inputs, self._outputs = build, inputs, dict(outputs)
         self._has_bias, self._stored = bias, stored or Stored()
-        self._reduce = build.size > 1 and inputs.ranges != whole(inputs.total, build.size).ranges
+        self._reduce = self.by_inputs and build.size > 1 and inputs.ranges != whole(inputs.total, build.size).ranges
+        self._widths = tuple(split.local(build.rank) for split in self._outputs.values())
         self.weight: Tensor
         self.bias: Tensor | None = None
 
     def weights(self, path: str) -> list[Weight]:
         parent = path.rpartition(".")[0]
         build, parts = self._build, self._parts(parent)
-        found = [Weight("weight", parts, int(self._reduce), build.rank, build.dtype, "linear")]
+        found = [Weight("weight", parts, int(self.by_inputs), build.rank, build.dtype, "linear")]
         if self._has_bias:
             biases = tuple(self._bias(part, split) for part, split in zip(parts, self._outputs.values(), strict=True))
             found.append(Weight("bias", biases, 0, build.rank, build.dtype, "vector"))
@@ -52,7 +58,7 @@ class Linear(Layer):
             part = Part(
                 source=_checkpoint_name(parent, fused or source),
                 shape=(split.total, self._inputs.total),
-                ranges=self._inputs.ranges if self._reduce else split.ranges,
+                ranges=self._inputs.ranges if self.by_inputs else split.ranges,
                 offset=offset if fused else 0,
                 transposed=self._stored.transposed,
                 total=total if fused else None,
@@ -71,8 +77,14 @@ class Linear(Layer):
         return replace(weight, source=source, shape=(split.total,), ranges=ranges, transposed=False)
 
     def forward(self, x: Tensor) -> Tensor:  # [T, in] -> [T, out], each this rank's share
-        y = self.ops.linear(x, self.weight, self.bias)
+        y = self.ops.linear(x, self.weight, self.bias, self._widths)
         return self._build.comm.all_reduce(y) if self._reduce else y
+
+
+class RowLinear(Linear):
+    """Every rank sees its own inputs; the outputs are summed over the ranks."""
+
+    by_inputs = True
 
 
 def columns(
@@ -87,7 +99,7 @@ def rows(
 ) -> Linear:
     """Every rank sees its own inputs; the outputs are summed over the ranks."""
     name, total = output
-    return Linear(build, inputs, {name: whole(total, build.size)}, bias, stored)
+    return RowLinear(build, inputs, {name: whole(total, build.size)}, bias, stored)
 
 
 class LMHead(Layer):

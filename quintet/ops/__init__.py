@@ -1,6 +1,6 @@
 """Every accelerated operation, one file per group; importing the package fills the registry."""
 
-from quintet.ops import activation, attention, embedding, linear, norm, random, rotary, sampling
+from quintet.ops import activation, attention, embedding, linear, moe, norm, quantized, random, rotary, sampling
 from quintet.ops.registry import Choice, Op, Ops, bind
 
 __all__ = [
@@ -12,7 +12,9 @@ __all__ = [
     "bind",
     "embedding",
     "linear",
+    "moe",
     "norm",
+    "quantized",
     "random",
     "rotary",
     "sampling",

@@ -9,24 +9,27 @@ from quintet.types import AttentionSpec, Batch, HostBatch, KVLayout
 
 
 @Op
-def write_kv(kv: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> Tensor:
-    """kv [P, page_size, 2, Hkv, D] with k and v [T, Hkv, D] at slots [T]. May write in place; use what it returns."""
-    page_size = kv.shape[1]
-    pages = torch.div(slots, page_size, rounding_mode="floor")
-    kv[pages, slots - pages * page_size] = torch.stack([k, v], dim=1).to(kv.dtype)
+def write_kv(kv: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
+    """kv [P, 2, Hkv, page_size, D] with k and v [T, Hkv, D] at batch.slots [T]. May write in place; use its result.
+
+    The tokens of a page stand side by side for each head, so that a head's keys are one matrix.
+    """
+    page_size = kv.shape[3]
+    pages = torch.div(batch.slots, page_size, rounding_mode="floor")
+    kv[pages, :, :, batch.slots - pages * page_size] = torch.stack([k, v], dim=1).to(kv.dtype)
     return kv
 
 
 @Op
 def paged_attention(q: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
-    """q [T, H, D] over the pages of each token's request in kv [P, page_size, 2, Hkv, D] -> [T, H, D], in float32.
+    """q [T, H, D] over the pages of each token's request in kv [P, 2, Hkv, page_size, D] -> [T, H, D], in float32.
 
     Causal by position; the window, soft-cap and sinks are the spec's. Every token gathers its request's whole
     page table: short to read and to trace, and far too large for a long prompt.
     """
     tokens, heads, dim = q.shape
     rows = torch.index_select(batch.page_table, 0, batch.owners)  # [T, N]
-    cache = kv[rows].reshape(tokens, -1, 2, spec.kv_heads, dim).float()  # [T, S, 2, Hkv, D]
+    cache = kv[rows].permute(0, 1, 4, 2, 3, 5).reshape(tokens, -1, 2, spec.kv_heads, dim).float()  # [T, S, 2, Hkv, D]
     k, v = cache.unbind(2)
     grouped = q.float().reshape(tokens, spec.kv_heads, heads // spec.kv_heads, dim)
     scores = torch.einsum("tkgd,tskd->tkgs", grouped, k) * spec.scale
@@ -47,10 +50,10 @@ def paged_attention(q: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec, si
 
 
 class PagedAttention(Attention):
-    """write_kv, then paged_attention, on pages of [page_size, 2, Hkv, D]; nothing to plan."""
+    """write_kv, then paged_attention, on pages of [2, Hkv, page_size, D]; nothing to plan."""
 
     def __init__(self, spec: AttentionSpec, ops: Ops) -> None:
-        shape = (spec.page_size, 2, spec.kv_heads, spec.head_dim)
+        shape = (2, spec.kv_heads, spec.page_size, spec.head_dim)
         self.layout = KVLayout(spec.dtype, spec.page_size, shape)
         self._spec, self._write, self._attend = spec, ops.write_kv, ops.paged_attention
 
@@ -60,5 +63,5 @@ class PagedAttention(Attention):
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: Batch, sinks: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        kv = self._write(kv, k, v, batch.slots)
+        kv = self._write(kv, k, v, batch)
         return self._attend(q, kv, batch, self._spec, sinks), kv

@@ -1,7 +1,7 @@
 """Specifications of sampling. R rows of logits over V tokens; every row's result is its own, whatever the others are.
 
 An edit of a few tokens is a list of M distinct places: rows [M] and ids [M], int32. A place may be repeated with the
-same data, to fill a fixed shape. Those ops may overwrite the logits they are given; callers use what they return.
+same data, to fill a fixed shape. Edits may overwrite the logits they are given; callers use what they return.
 """
 
 from typing import NamedTuple
@@ -24,6 +24,12 @@ class Draw(NamedTuple):
     min_p: Tensor  # [R] float32; 0 is off
     keys: Tensor  # [R, 2] int32, of the random numbers
     positions: Tensor  # [R] int32: the place in the request of the token that is drawn
+
+
+@Op
+def widen(logits: Tensor, count: int, copy: bool) -> Tensor:
+    """The first `count` rows of logits [L, V] of any float type, as float32; in memory of their own if `copy`."""
+    return logits[:count].to(torch.float32, copy=copy)
 
 
 @Op
@@ -90,19 +96,24 @@ def sample(logits: Tensor, draw: Draw, width: int) -> Tensor:
 
 
 @Op
-def top_logprobs(logits: Tensor, token_ids: Tensor, num: int, normalize: bool) -> tuple[Tensor, Tensor, Tensor]:
+def top_logprobs(
+    logits: Tensor, token_ids: Tensor, num: int, normalize: bool, wanted: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """A token of each row, token_ids [R] int32, and the `num` likeliest: ids and values [R, num + 1], ranks [R].
 
-    Column 0 is the token. Values are log_softmax(logits), or the float32 logits if not `normalize`. Equal logits come
-    in order of their ids. A rank is 1 + the number of tokens with a larger logit.
+    Column 0 is the token; -1 counts as 0. Values are log_softmax(logits), or the float32 logits if not `normalize`.
+    Equal logits come in order of their ids. A rank is 1 + the number of tokens with a larger logit. Rows where wanted
+    [R] int32 is 0 are all zeros.
     """
     logits = logits.float()
     values = torch.log_softmax(logits, -1) if normalize else logits
-    own = token_ids[:, None].long()
+    own = token_ids.clamp(min=0)[:, None].long()
     ranks = (logits > torch.take_along_dim(logits, own, 1)).sum(-1, dtype=torch.int32) + 1
     if num:
         own = torch.cat([own, torch.sort(logits, stable=True, dim=-1, descending=True).indices[:, :num]], -1)
-    return own.to(torch.int32), torch.take_along_dim(values, own, 1), ranks
+    asked = wanted[:, None] != 0
+    values = torch.where(asked, torch.take_along_dim(values, own, 1), 0.0)
+    return torch.where(asked, own, 0).to(torch.int32), values, torch.where(asked[:, 0], ranks, 0)
 
 
 @Op
@@ -132,7 +143,11 @@ def ban_tokens(logits: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
 
 
 @Op
-def keep_tokens(logits: Tensor, rows: Tensor, ids: Tensor, restricted: Tensor) -> Tensor:
-    """-inf everywhere but at the places, in rows where restricted [R] int32 is not 0."""
-    values = logits[rows, ids]
-    return torch.where(restricted[:, None] != 0, NEVER, logits).index_put((rows, ids), values)
+def keep_tokens(logits: Tensor, bits: Tensor) -> Tensor:
+    """-inf where a token's bit is 0: bits [R, ceil(V / 32)] int32, token t is bit t % 32 of word t // 32.
+
+    A row of words -1 is unrestricted. May overwrite the logits, as an edit.
+    """
+    places = torch.arange(32, dtype=torch.int32, device=bits.device)
+    kept = ((bits[:, :, None] >> places) & 1).flatten(1)[:, : logits.shape[1]]
+    return torch.where(kept != 0, logits, NEVER)

@@ -11,7 +11,6 @@ from quintet.platforms.interface import Capabilities, Platform, Unavailable
 
 GROUP = "quintet.platforms"
 BUILT_IN = ("cuda", "rocm", "xpu", "tpu", "cpu", "null")  # in the order that "auto" tries them
-NEVER_AUTOMATIC = ("null",)  # does no arithmetic
 
 
 @dataclass(frozen=True)
@@ -26,6 +25,11 @@ class Found:
     @property
     def available(self) -> bool:
         return isinstance(self.result, Capabilities)
+
+    @property
+    def automatic(self) -> bool:
+        """Whether "auto" may come to it: one that is not available counts, since the user may want to know why."""
+        return not isinstance(self.result, Capabilities) or self.result.automatic
 
 
 @dataclass(frozen=True)
@@ -62,13 +66,13 @@ def choose(name: str) -> Chosen:
 def _best(found: Sequence[Found]) -> Chosen:
     passed: list[str] = []
     for candidate in found:
-        if candidate.name in NEVER_AUTOMATIC:
+        if not candidate.automatic:
             continue
         if candidate.available:
             why = "the best available" + (f"; passed over: {', '.join(passed)}" if passed else "")
             return _require(candidate, why)
         passed.append(candidate.name)
-    reasons = "; ".join(f"{f.name}: {f.result}" for f in found if f.name not in NEVER_AUTOMATIC)
+    reasons = "; ".join(f"{f.name}: {f.result}" for f in found if f.automatic)
     raise UnavailableError(f"no platform is available here: {reasons}")
 
 

@@ -2,18 +2,16 @@
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from quintet.types import AttentionSpec, Batch, HostBatch, KVLayout, Memory, Weight
-
-if TYPE_CHECKING:
-    from quintet.config import EngineConfig
+from quintet.config import EngineConfig
+from quintet.types import AttentionSpec, Batch, Bucket, HostBatch, KVLayout, Memory, Weight
 
 KV = tuple[Tensor, ...]  # one tensor per cached layer, [pages, *layout.page_shape]
 Step = Callable[[KV, Batch], tuple[Tensor, KV]]  # -> (logits [L, V], kv); callers keep the KV that it returns
@@ -39,8 +37,11 @@ class Capabilities:
     fp8: torch.dtype | None = None  # e4m3fn, e4m3fnuz and e5m2 differ per chip: data, never a constant
     quant: frozenset[str] = frozenset()  # schemes that place() can pack
     static_shapes: bool = False  # the engine pads each step to a declared bucket
-    overlap: bool = False  # to_host() may run behind the next step
+    opaque: bool = False  # what the device holds can be computed with by ops alone, not by torch's own functions
+    spmd: bool = False  # one worker drives all devices: place() shards, the compiler adds the collectives
+    overlap: bool = False  # a step and to_host() return before they are done: the host works on meanwhile
     batch_invariant: bool = False  # a request's results do not depend on what else is in the batch, bit for bit
+    automatic: bool = True  # "auto" may choose it; False: it runs if asked for by name (an emulation, a test double)
     detail: str = ""  # the processor's name and what else a person may want to read
 
 
@@ -123,10 +124,14 @@ class Alone(Communicator):
 
 
 class Platform(ABC):
-    """One way to run models. A subclass may add nothing public: what the engine may ask stands here."""
+    """One way to run models; an instance serves one engine. A subclass may add nothing public: what the engine may ask
+    stands here."""
 
     name: ClassVar[str]
     op_priority: ClassVar[Mapping[str, Sequence[str]]] = {}  # op -> providers, best first; "reference" is last
+
+    def __init__(self, config: EngineConfig | None = None) -> None:
+        self._config = config or EngineConfig()  # as configure() settled it
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -139,13 +144,14 @@ class Platform(ABC):
     def probe(cls) -> Capabilities | Unavailable:
         """What is here. Opens no device, makes no context, writes no environment variable."""
 
+    @classmethod
     @abstractmethod
-    def configure(self, config: "EngineConfig") -> "tuple[EngineConfig, list[str]]":
+    def configure(cls, config: EngineConfig) -> tuple[EngineConfig, list[str]]:
         """Settles what the user left open. Pure: returns a new config and the reasons, which are logged."""
 
     @abstractmethod
     def open(self, rank: int) -> Device:
-        """Opens the rank-th device of this platform."""
+        """Opens the rank-th device of this platform; on an SPMD platform, all that the config asks for."""
 
     @abstractmethod
     def connect(self, rank: int, size: int, endpoint: str) -> Communicator:
@@ -160,8 +166,9 @@ class Platform(ABC):
         """Slices by rank (or shards by mesh), repacks and uploads: checkpoint tensors -> the layer's attributes."""
 
     @abstractmethod
-    def compile(self, model: nn.Module, buckets: Sequence[int]) -> Step:
-        """The step: captured per bucket of tokens, traced, or eager. `buckets` is empty where shapes are free."""
+    def compile(self, model: nn.Module, buckets: Iterable[Bucket]) -> Step:
+        """The step: captured per bucket, traced, or eager. `buckets` is empty where shapes are free; going through it
+        shows the progress to the user."""
 
 
 def _check_member(cls: type, attribute: str, value: Any) -> None:

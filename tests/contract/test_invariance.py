@@ -45,9 +45,12 @@ def test_linear(inputs: int, outputs: int, dtype: torch.dtype, threads: None) ->
         torch.randn(*shape, generator=generator).to(dtype) for shape in ((67, inputs), (outputs, inputs), (outputs,))
     )
     for b in (None, bias):
-        whole = provider("linear")(x, weight, b)
+        whole = provider("linear")(x, weight, b, (outputs,))
         for first, last in STRETCHES:
-            assert torch.equal(provider("linear")(x[first:last], weight, b), whole[first:last]), (first, last)
+            assert torch.equal(provider("linear")(x[first:last], weight, b, (outputs,)), whole[first:last]), (
+                first,
+                last,
+            )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -140,6 +143,6 @@ def test_what_another_request_left_in_a_page_does_not_matter(name: str) -> None:
     dirty = torch.full_like(cache.kv, float("nan"))
     for pages, length in zip(batch.page_table.tolist(), batch.lengths.tolist(), strict=True):
         for position in range(length):
-            place = pages[position // of.page_size], position % of.page_size
+            place = pages[position // of.page_size], slice(None), slice(None), position % of.page_size
             dirty[place] = cache.kv[place]
     assert torch.equal(provider("paged_attention")(q, dirty, batch, of, sinks), clean)

@@ -3,133 +3,39 @@
 Half-precision results are held against the specification in float32 on the same numbers, to a few of their roundings.
 """
 
+import importlib.util
+import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-import quintet.platforms.cpu  # noqa: F401  registers its providers
 from quintet.ops import Op
-from quintet.ops.activation import KINDS
-from quintet.types import AttentionSpec
-from tests.helpers.batches import Cache, Request, spec
+from tests.contract.cases import CASES, DTYPES, SPECS, attention, randn, write_kv
+from tests.helpers.batches import Request, spec
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-SAMPLING = {"gumbel", "greedy", "scale_logits", "filter_logits", "sample", "top_logprobs"} | {
+PROVIDED_BY = ["cpu"]  # importing them registers providers
+if importlib.util.find_spec("jax") and importlib.util.find_spec("torchax"):
+    PROVIDED_BY += ["tpu.attention", "tpu.providers", "tpu.kernels.moe", "tpu.kernels.quantized"]
+for name in PROVIDED_BY:
+    importlib.import_module(f"quintet.platforms.{name}")
+
+SAMPLING = {"gumbel", "greedy", "scale_logits", "filter_logits", "sample", "top_logprobs", "widen"} | {
     "penalize", "bias_tokens", "ban_tokens", "keep_tokens"
 }  # fmt: skip
-Case = tuple[str, tuple[Any, ...]]  # what it is, the op's arguments
-
-
-def randn(*shape: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
-    generator = torch.Generator().manual_seed(sum(shape))
-    return (torch.randn(shape, generator=generator) * scale).to(dtype)
-
-
-def linear(dtype: torch.dtype) -> Iterator[Case]:
-    for rows in (1, 2, 3, 8, 65):
-        for inputs, outputs in ((1, 1), (48, 77), (77, 48), (256, 129), (1024, 40)):
-            for biased in (False, True):
-                x, w = randn(rows, inputs, dtype=dtype), randn(outputs, inputs, dtype=dtype, scale=inputs**-0.5)
-                bias = randn(outputs, dtype=dtype) if biased else None
-                yield f"{rows}x{inputs} by {outputs}, bias {biased}", (x, w, bias)
-
-
-def activations(dtype: torch.dtype) -> Iterator[Case]:
-    for kind in KINDS:
-        for rows, width in ((1, 2), (3, 74), (65, 130)):
-            yield f"{kind} {rows}x{width}", (randn(rows, width, dtype=dtype, scale=4.0), kind)
-
-
-def rms_norm(dtype: torch.dtype) -> Iterator[Case]:
-    for shape in ((1, 48), (5, 77), (3, 6, 16)):
-        for offset in (0.0, 1.0):
-            yield f"{shape} + {offset}", (randn(*shape, dtype=dtype), randn(shape[-1], dtype=dtype), 1e-5, offset)
-
-
-def add_rms_norm(dtype: torch.dtype) -> Iterator[Case]:
-    for what, (x, weight, eps, offset) in rms_norm(dtype):
-        yield what, (x, randn(*x.shape, dtype=dtype, scale=3.0), weight, eps, offset)
-
-
-def layer_norm(dtype: torch.dtype) -> Iterator[Case]:
-    for rows, width in ((1, 48), (5, 77)):
-        x, weight, bias = (randn(*s, dtype=dtype) for s in ((rows, width), (width,), (width,)))
-        yield f"{rows}x{width}", (x, weight, bias, 1e-5)
-        yield f"{rows}x{width}, no bias", (x, weight, None, 1e-5)
-
-
-def rotary(dtype: torch.dtype) -> Iterator[Case]:
-    for heads, kv_heads, dim, turned in ((6, 3, 16, 16), (5, 1, 24, 12)):
-        q, k = randn(9, heads, dim, dtype=dtype), randn(9, kv_heads, dim, dtype=dtype)
-        angles = torch.arange(40)[:, None] * torch.linspace(0.1, 1, turned // 2)
-        table = torch.cat([angles.cos(), angles.sin()], -1)
-        positions = torch.tensor([0, 1, 2, 39, 5, 5, 7, 30, 11], dtype=torch.int32)
-        yield f"{turned} of {dim}", (q, k, table, positions)
-
-
-def embedding(dtype: torch.dtype) -> Iterator[Case]:
-    ids, table = torch.tensor([0, 7, 9, 3, 7], dtype=torch.int32), randn(10, 12, dtype=dtype)
-    yield "whole", (ids, table, 0, False)
-    for first in (0, 4, 8, 20):
-        yield f"from {first}", (ids, table[:4], first, True)
-
-
-def write_kv(dtype: torch.dtype) -> Iterator[Case]:
-    for page_size in (8, 16, 32):
-        kv, slots = randn(6, page_size, 2, 3, 8, dtype=dtype), torch.tensor([5, 6, 40, 41, 47, 0], dtype=torch.int32)
-        k, v = randn(6, 3, 8, dtype=dtype), randn(6, 3, 8, dtype=dtype, scale=2.0)
-        yield f"pages of {page_size}", (kv.clone(), k, v, slots)
-
-
-MIXES = {
-    "a long prompt": [Request(0, 170)],
-    "chunks": [Request(100, 31), Request(7, 2), Request(250, 17)],
-    "decoding": [Request(0, 1), Request(63, 1), Request(127, 1), Request(128, 1), Request(300, 1)],
-    "ragged mix": [Request(40, 1), Request(0, 21), Request(130, 5), Request(270, 1), Request(3, 1)],
-}
-SPECS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "window": {"window": 9},
-    "window of one": {"window": 1},
-    "window over blocks": {"window": 140},
-    "soft-cap": {"softcap": 3.0},
-    "soft-cap, window": {"softcap": 20.0, "window": 33, "scale": 0.7},
-    "sinks": {"sinks": True},
-    "sinks, window": {"sinks": True, "window": 5},
-}
-
-
-def paged_attention(dtype: torch.dtype) -> Iterator[Case]:
-    for what, settings in SPECS.items():
-        for heads, kv_heads, page_size in ((6, 3, 16), (5, 1, 8), (3, 3, 32)):
-            of = spec(heads, kv_heads, 16, dtype=dtype, page_size=page_size, **settings)
-            sinks = randn(heads, dtype=dtype) if of.sinks else None
-            for mix, requests in MIXES.items():
-                yield f"{what}, {heads}/{kv_heads}, pages of {page_size}, {mix}", _attention(of, requests, sinks)
-
-
-def _attention(of: AttentionSpec, requests: list[Request], sinks: Tensor | None) -> tuple[Any, ...]:
-    cache = Cache(of, [r.cached + r.new for r in requests])
-    q, batch = cache.batch(dict(enumerate(requests)))
-    return q, cache.kv, batch, of, sinks
-
-
-CASES: dict[str, Callable[[torch.dtype], Iterator[Case]]] = {
-    "activate": activations,
-    "add_rms_norm": add_rms_norm,
-    "embedding": embedding,
-    "gated": activations,
-    "layer_norm": layer_norm,
-    "linear": linear,
-    "paged_attention": paged_attention,
-    "rms_norm": rms_norm,
-    "rotary": rotary,
-    "write_kv": write_kv,
-}
-PROVIDERS = [(op.name, provider) for op in Op.registry.values() if op.name in CASES for provider in op.providers]
+TYPES = dict.fromkeys(("route", "route_grouped"), (torch.float32, torch.int32))  # elsewhere what the op is given
+SERVES = dict.fromkeys(("jax", "pallas"), (torch.float32, torch.bfloat16))  # the platform takes no other types
+PROVIDERS = [
+    (op.name, provider, dtype)
+    for op in Op.registry.values()
+    if op.name in CASES
+    for provider in op.providers
+    for dtype in SERVES.get(provider, DTYPES)
+]
 
 
 def test_every_op_of_the_model_has_cases() -> None:
@@ -142,18 +48,19 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("name", "provider"), PROVIDERS)
+@pytest.mark.parametrize(("name", "provider", "dtype"), PROVIDERS, ids=str)
 def test_provider_equals_the_specification(name: str, provider: str, dtype: torch.dtype) -> None:
     op = Op.registry[name]
     reason = op.probes[provider]() if provider in op.probes else None
     if reason:
         pytest.skip(f"{provider} does not serve here: {reason}")
-    for what, args in CASES[name](dtype):
+    step = 5 if name == "paged_attention" and provider in SERVES else 1  # a second each: these compile for each shape
+    for what, args in itertools.islice(CASES[name](dtype), 0, None, step):
         wants = _tensors(op.reference(*(_raised(a) for a in args)))
         gots = _tensors(op.providers[provider](*(a.clone() if isinstance(a, Tensor) else a for a in args)))
-        for got, want in zip(gots, wants, strict=True):
-            assert got.dtype == dtype, what
+        types = TYPES.get(name, (dtype,) * len(wants))
+        for got, want, expected in zip(map(_host, gots), wants, types, strict=True):
+            assert got.dtype == expected and got.shape == want.shape, what
             _assert_close(got, want, what)
 
 
@@ -162,11 +69,25 @@ def _tensors(result: Any) -> tuple[Tensor, ...]:
 
 
 def _raised(x: Any) -> Any:
-    return x.float() if isinstance(x, Tensor) and x.is_floating_point() else x
+    """Activations and weights in float32; fp8 is a format, and stays."""
+    return x.float() if isinstance(x, Tensor) and x.dtype in DTYPES else x
+
+
+def _host(x: Tensor) -> Tensor:
+    """A tensor of the JAX bridge comes back to the host; others are there."""
+    if type(x) is Tensor:
+        return x
+    from quintet.platforms.tpu.bridge import jax_view
+    from quintet.platforms.tpu.device import from_host_array
+
+    return from_host_array(np.array(jax_view(x)))
 
 
 def _assert_close(got: Tensor, want: Tensor, what: str) -> None:
     """To 6 roundings of the type at the size of the result; a product of a thousand terms in float32 needs 20."""
+    if not got.numel() or not got.dtype.is_floating_point:
+        assert torch.equal(got, want), what
+        return
     roundings = 20 if got.dtype == torch.float32 else 6
     size = max(1.0, float(want.abs().max()))
     limit = roundings * torch.finfo(got.dtype).eps * size
@@ -175,13 +96,15 @@ def _assert_close(got: Tensor, want: Tensor, what: str) -> None:
 
 
 def test_written_tokens_stand_in_their_slots_and_nothing_else_changes() -> None:
-    for _, (kv, k, v, slots) in write_kv(torch.float32):
-        before, after = kv.clone(), Op.registry["write_kv"].reference(kv, k, v, slots)
-        for i, slot in enumerate(slots.tolist()):
-            assert torch.equal(after[slot // kv.shape[1], slot % kv.shape[1], 0], k[i])
-            assert torch.equal(after[slot // kv.shape[1], slot % kv.shape[1], 1], v[i])
-        untouched = torch.ones(kv.shape[:2], dtype=torch.bool)
-        untouched.view(-1)[slots.long()] = False
+    for _, (kv, k, v, batch) in write_kv(torch.float32):
+        before, after = kv.clone(), Op.registry["write_kv"].reference(kv, k, v, batch)
+        size = kv.shape[3]
+        untouched = torch.ones(kv.shape[0], size, dtype=torch.bool)
+        for i, slot in enumerate(batch.slots.tolist()):
+            assert torch.equal(after[slot // size, 0, :, slot % size], k[i])
+            assert torch.equal(after[slot // size, 1, :, slot % size], v[i])
+            untouched[slot // size, slot % size] = False
+        before, after = (x.permute(0, 3, 1, 2, 4) for x in (before, after))
         assert torch.equal(after[untouched], before[untouched])
 
 
@@ -191,11 +114,12 @@ def test_specification_of_attention_is_the_textbooks(name: str, settings: dict[s
     of = spec(4, 2, 8, **settings)
     sinks = randn(4, dtype=torch.float32) if of.sinks else None
     requests = [Request(5, 3), Request(0, 12)]
-    q, kv, batch, *_ = _attention(of, requests, sinks)
+    q, kv, batch, *_ = attention(of, requests, sinks)
     out = Op.registry["paged_attention"].reference(q, kv, batch, of, sinks)
     for token, (row, position) in enumerate(zip(batch.owners.tolist(), batch.positions.tolist(), strict=True)):
         first = 0 if of.window is None else max(0, position - of.window + 1)
-        cache = kv[batch.page_table[row].long()].flatten(0, 1)[first : position + 1]  # [S, 2, Hkv, D]
+        pages = kv[batch.page_table[row].long()].permute(0, 3, 1, 2, 4)
+        cache = pages.flatten(0, 1)[first : position + 1]  # [S, 2, Hkv, D]
         for head in range(4):
             scores = cache[:, 0, head // 2] @ q[token, head] * of.scale
             if of.softcap is not None:
@@ -203,3 +127,168 @@ def test_specification_of_attention_is_the_textbooks(name: str, settings: dict[s
             weights = scores.exp()
             weights = weights / (weights.sum() + (0 if sinks is None else sinks[head].exp()))
             torch.testing.assert_close(out[token, head], weights @ cache[:, 1, head // 2])
+
+
+# ------------------------------------------------------------ the specifications below once more, a number at a time
+
+
+Weight = Callable[[int, int], float]  # of an output and an input
+
+
+def _products(x: Tensor, weight: Weight, bias: Tensor | None, outputs: int) -> Tensor:
+    rows = x.double().tolist()
+    shift = [0.0] * outputs if bias is None else bias.tolist()
+    return torch.tensor(
+        [[shift[n] + math.fsum(v * weight(n, k) for k, v in enumerate(row)) for n in range(outputs)] for row in rows]
+    )
+
+
+def _small(name: str, most: int = 4000) -> Iterator[tuple[Any, ...]]:
+    """The cases in float32 whose first tensors have few elements: loops are slow."""
+    for _, args in CASES[name](torch.float32):
+        if args[0].shape[0] <= 3 and args[1].numel() <= most:
+            yield args
+
+
+def _float8(bits: int, exponent: int, mantissa: int) -> float:
+    """A byte as sign, exponent and mantissa; an exponent of 0 is a subnormal's."""
+    sign, fraction = (-1.0 if bits >> 7 else 1.0), bits & (2**mantissa - 1)
+    power, bias = bits >> mantissa & (2**exponent - 1), 2 ** (exponent - 1) - 1
+    return sign * math.ldexp(fraction + (2**mantissa if power else 0), max(power, 1) - bias - mantissa)
+
+
+FLOAT8 = {
+    torch.float8_e4m3fn: [_float8(bits, 4, 3) for bits in range(256)],  # 127 and 255 are NaN
+    torch.float8_e5m2: [_float8(bits, 5, 2) for bits in range(256)],  # from 124 on infinite, or NaN
+}
+
+
+def _fp8_weight(weight: Tensor, scales: Tensor, block: int) -> Weight:
+    values, bits = FLOAT8[weight.dtype], weight.view(torch.uint8).tolist()
+    rows, columns = scales.shape
+    if block:
+        return lambda n, k: values[bits[n][k]] * float(scales[n // block, k // block])
+    assert columns == 1 and rows in (1, weight.shape[0])
+    return lambda n, k: values[bits[n][k]] * float(scales[n if rows > 1 else 0, 0])
+
+
+def _int8_weight(weight: Tensor, scales: Tensor) -> Weight:
+    group = weight.shape[1] // scales.shape[1]
+    return lambda n, k: int(weight[n, k]) * float(scales[n, k // group])
+
+
+def _int4_weight(weight: Tensor, scales: Tensor, zeros: Tensor | None) -> Weight:
+    group = 2 * weight.shape[1] // scales.shape[1]
+
+    def value(n: int, k: int) -> float:
+        byte = int(weight[n, k // 2])
+        zero = 8.0 if zeros is None else float(zeros[n, k // group])
+        return ((byte // 16 if k % 2 else byte % 16) - zero) * float(scales[n, k // group])
+
+    return value
+
+
+def test_specification_of_int8_is_its_definition() -> None:
+    for x, weight, scales, bias in _small("linear_int8"):
+        want = _products(x, _int8_weight(weight, scales), bias, len(weight))
+        torch.testing.assert_close(Op.registry["linear_int8"].reference(x, weight, scales, bias), want)
+
+
+def test_specification_of_int4_is_its_definition() -> None:
+    for x, weight, scales, zeros, bias in _small("linear_int4"):
+        want = _products(x, _int4_weight(weight, scales, zeros), bias, len(weight))
+        torch.testing.assert_close(Op.registry["linear_int4"].reference(x, weight, scales, zeros, bias), want)
+
+
+def test_specification_of_fp8_is_its_definition() -> None:
+    for x, weight, scales, bias, block in _small("linear_fp8"):
+        want = _products(x, _fp8_weight(weight, scales, block), bias, len(weight))
+        torch.testing.assert_close(Op.registry["linear_fp8"].reference(x, weight, scales, bias, block), want)
+
+
+def test_specification_of_w8a8_is_its_definition() -> None:
+    for x, weight, scales, bias in _small("linear_w8a8"):
+        got = Op.registry["linear_w8a8"].reference(x, weight, scales, bias)
+        for row, out in zip(x.double().tolist(), got, strict=True):
+            step = max(map(abs, row)) / 127
+            whole = [round(v / step) for v in row]  # half to even
+            for n, each in enumerate(weight.tolist()):
+                total = sum(a * b for a, b in zip(whole, each, strict=True)) * step * float(scales[n])
+                assert float(out[n]) == pytest.approx(
+                    total + (0 if bias is None else float(bias[n])), rel=1e-4, abs=1e-5
+                )
+
+
+def test_specification_of_dynamic_fp8_is_its_definition() -> None:
+    for x, weight, scales, bias, block in _small("linear_fp8_dynamic"):
+        largest = torch.finfo(weight.dtype).max
+        there = torch.tensor([v for v in FLOAT8[weight.dtype] if abs(v) <= largest], dtype=torch.float64)
+        known = x.double()
+        for piece in known.split(block or x.shape[1], dim=1):
+            step = piece.abs().amax(1, keepdim=True) / largest
+            nearest = (piece[..., None] / step[..., None] - there).abs().argmin(-1)
+            piece[:] = there[nearest] * step
+        want = _products(known, _fp8_weight(weight, scales, block), bias, len(weight))
+        got = Op.registry["linear_fp8_dynamic"].reference(x, weight, scales, bias, block)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_int8_products_are_added_up_without_rounding() -> None:
+    """On the way the sum passes 2**24, above which a float32 holds no odd number."""
+    x, weight = torch.full((1, 4003), 127.0), torch.full((1, 4003), 127, dtype=torch.int8)
+    weight[0, 2001:4002] = -127
+    x[0, -1] = weight[0, -1] = 1
+    for provider in Op.registry["linear_w8a8"].providers.values():
+        assert _host(provider(x, weight, torch.ones(1, 1), None)).item() == 1
+
+
+@pytest.mark.parametrize("name", ["route", "route_grouped"])
+def test_specification_of_the_router_is_its_definition(name: str) -> None:
+    for dtype in (torch.float32, torch.bfloat16):  # in the latter, many are equal
+        for what, args in CASES[name](dtype):
+            weights, ids = Op.registry[name].reference(*args)
+            for row, logits in enumerate(args[0].tolist()):
+                want, by = _routed(logits, *args[1:]) if name == "route" else _routed_in_groups(logits, *args[1:])
+                assert ids[row].tolist() == want, what
+                assert weights[row].tolist() == pytest.approx(by, rel=1e-5), what
+
+
+def _routed(logits: list[float], k: int, renormalize: bool) -> tuple[list[int], list[float]]:
+    ids = sorted(range(len(logits)), key=lambda e: (-logits[e], e))[:k]
+    total = math.fsum(math.exp(logits[e]) for e in (ids if renormalize else range(len(logits))))
+    return ids, [math.exp(logits[e]) / total for e in ids]
+
+
+def _routed_in_groups(
+    logits: list[float], bias: Tensor, k: int, groups: int, kept: int, renormalize: bool
+) -> tuple[list[int], list[float]]:
+    weights = [1 / (1 + math.exp(-logit)) for logit in logits]
+    ranks = [weight + float(shift) for weight, shift in zip(weights, bias, strict=True)]
+    size = len(logits) // groups
+    members = [range(g * size, (g + 1) * size) for g in range(groups)]
+    best = sorted(members, key=lambda group: -sum(sorted(ranks[e] for e in group)[-2:]))[:kept]
+    ids = sorted(itertools.chain(*best), key=lambda e: -ranks[e])[:k]
+    total = sum(weights[e] for e in ids) if renormalize else 1.0
+    return ids, [weights[e] / total for e in ids]
+
+
+def test_specification_of_grouped_products_is_its_definition() -> None:
+    for what, (x, weight, counts) in CASES["grouped_linear"](torch.float32):
+        owners = [expert for expert, count in enumerate(counts.tolist()) for _ in range(count)]
+        got = Op.registry["grouped_linear"].reference(x, weight, counts)
+        for row, out in enumerate(got):
+            want = weight[owners[row]] @ x[row] if row < len(owners) else torch.zeros(weight.shape[1])
+            torch.testing.assert_close(out, want, msg=what)
+
+
+def test_specification_of_experts_is_its_definition() -> None:
+    for what, (x, gate_up, down, weights, ids, kind) in CASES["experts"](torch.float32):
+        act = torch.nn.functional.silu if kind == "silu" else torch.nn.functional.gelu
+        got = Op.registry["experts"].reference(x, gate_up, down, weights, ids, kind)
+        for token, out in enumerate(got):
+            want = torch.zeros_like(out)
+            for weight, e in zip(weights[token], ids[token].tolist(), strict=True):
+                if 0 <= e < len(down):
+                    gate, up = (gate_up[e] @ x[token]).chunk(2)
+                    want += weight * (down[e] @ (act(gate) * up))
+            torch.testing.assert_close(out, want, msg=what)

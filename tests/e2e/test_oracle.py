@@ -44,10 +44,10 @@ class Ask:
     arrival: int  # the step before which it comes
 
 
-def client(model: tuple[str, str, str], **settings: Any) -> Client:
+def client(model: tuple[str, str, str], device: str = "cpu", **settings: Any) -> Client:
     family, name, dtype = model
     folder = str(variant(family, name).folder)
-    config = EngineConfig.from_kwargs(model=folder, device="cpu", dtype=dtype, skip_tokenizer_init=True, **settings)
+    config = EngineConfig.from_kwargs(model=folder, device=device, dtype=dtype, skip_tokenizer_init=True, **settings)
     return Client(config, progress=False)
 
 

@@ -31,7 +31,7 @@ class Cache:
         free = list(range(1, sum(counts) + 1))
         random.Random(seed).shuffle(free)
         self.spec, self._pages = of, [[free.pop() for _ in range(count)] for count in counts]
-        shape = (sum(counts) + 1, size, 2, of.kv_heads, of.head_dim)
+        shape = (sum(counts) + 1, 2, of.kv_heads, size, of.head_dim)
         self.kv = torch.randn(shape, generator=generator).to(of.dtype)
         self._q = [torch.randn(length, of.heads, of.head_dim, generator=generator).to(of.dtype) for length in lengths]
 

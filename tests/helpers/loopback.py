@@ -3,16 +3,14 @@
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from quintet.config import EngineConfig
 from quintet.platforms.cpu import PLATFORM as CPU
 from quintet.platforms.interface import Capabilities, Communicator, Unavailable
-
-if TYPE_CHECKING:
-    from quintet.config import EngineConfig
 
 DEVICES = 3
 PATIENCE = 20.0  # seconds that a rank waits for the others before all give up
@@ -79,7 +77,8 @@ class LoopbackPlatform(CPU):
 
     name = "loopback"
 
-    def __init__(self) -> None:
+    def __init__(self, config: EngineConfig | None = None) -> None:
+        super().__init__(config)
         self._rooms: dict[str, Room] = {}
         self._lock = threading.Lock()
 
@@ -87,7 +86,8 @@ class LoopbackPlatform(CPU):
     def probe(cls) -> Capabilities | Unavailable:
         return Capabilities(devices=DEVICES, dtypes=(torch.float32, torch.bfloat16), detail="threads of this process")
 
-    def configure(self, config: "EngineConfig") -> "tuple[EngineConfig, list[str]]":
+    @classmethod
+    def configure(cls, config: EngineConfig) -> tuple[EngineConfig, list[str]]:
         return config, []
 
     def connect(self, rank: int, size: int, endpoint: str) -> Communicator:

@@ -8,13 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quintet.engine.batch import pad
 from quintet.engine.worker import Place, Shape, Worker
 from quintet.platforms.cpu import PLATFORM
-from quintet.platforms.interface import Platform
-from quintet.types import HostBatch
+from quintet.platforms.interface import Capabilities, Platform
+from quintet.types import Bucket, HostBatch
 from tests.helpers.models import SERVED, Tiny
 
 PAGED_TOKENS = 2048  # what the cache holds
+SIZES = (16, 128)  # tokens that a step is padded to, where shapes are fixed
+REQUESTS = 8
 
 
 class Runner:
@@ -28,12 +31,16 @@ class Runner:
         platform: Platform | None = None,
         place: Place | None = None,
         max_model_len: int = SERVED,
+        sizes: Sequence[int] = SIZES,
     ) -> None:
-        pages = 2 + PAGED_TOKENS // page_size
-        self.worker = Worker(
-            platform or PLATFORM(), tiny.config, Shape(dtype, page_size, max_model_len), place or Place()
-        )
-        self.worker.load(tiny.folder, pages, (), progress=False)
+        pages, platform = 2 + PAGED_TOKENS // page_size, platform or PLATFORM()
+        self.worker = Worker(platform, tiny.config, Shape(dtype, page_size, max_model_len), place or Place())
+        self._buckets: list[Bucket] = []
+        facts = platform.probe()
+        if isinstance(facts, Capabilities) and facts.static_shapes:
+            table = -(-max_model_len // page_size)
+            self._buckets = [Bucket(size, min(size, REQUESTS), size, table) for size in sizes]
+        self.worker.load(tiny.folder, pages, self._buckets, progress=False)
         torch.set_num_threads(1)  # see models.make
         self._page_size = page_size
         self._free = list(range(1, pages))
@@ -46,9 +53,10 @@ class Runner:
         firsts = {key: self._lengths.get(key, 0) for key in chunks}
         for key, tokens in chunks.items():
             self._grow(key, firsts[key] + len(tokens))
-        logits = self.worker.run(self._batch(chunks, firsts)).float()
-        sizes = [len(tokens) for tokens in chunks.values()]
-        return dict(zip(chunks, logits.split(sizes), strict=True))
+        host, sizes = self._batch(chunks, firsts), [len(tokens) for tokens in chunks.values()]
+        logits = self.worker.run(pad(host, self._buckets) if self._buckets else host)
+        on_host = self.worker.device.to_host(logits)()[: sum(sizes)].float()
+        return dict(zip(chunks, on_host.split(sizes), strict=True))
 
     def finish(self, key: Any) -> None:
         self._free += self._pages.pop(key)

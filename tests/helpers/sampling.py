@@ -24,6 +24,16 @@ def bound(provider: str) -> Ops:
     return bind({name: (provider,) for name, op in Op.registry.items() if provider in op.providers})
 
 
+def bits_of(kept: torch.Tensor) -> torch.Tensor:
+    """bool [R, V] -> what keep_tokens takes, a bit at a time."""
+    rows, vocab = kept.shape
+    words = [[0] * -(-vocab // 32) for _ in range(rows)]
+    for row, token in kept.nonzero().tolist():
+        words[row][token // 32] |= 1 << token % 32
+    signed = [[word - 2**32 if word >= 2**31 else word for word in row] for row in words]
+    return torch.tensor(signed, dtype=torch.int32)
+
+
 def request(name: str, prompt: list[int], output: list[int] = (), **params) -> Request:
     extra = {key: params.pop(key) for key in ("stop_ids", "bad_words_ids") if key in params}
     return Request(name, [*prompt, *output], SamplingParams(**params), len(prompt), (int(name), 17), 100, **extra)

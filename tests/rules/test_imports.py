@@ -35,6 +35,7 @@ BAD = {
         "sample.platforms.gpu": "import sample.platforms.cuda",
         "sample.platforms.cuda": "import sample.platforms.rocm",
         "sample.platforms.fpga": "",  # nobody listed it
+        "sample.platforms.host": "import sample.platforms.cpu",
     },
     "platforms.gpu is for cuda, rocm and xpu": {
         "sample.platforms.null": "import sample.platforms.gpu",
@@ -60,12 +61,13 @@ GOOD = {
     "sample.layers.linear": "import sample.ops.norm",
     "sample.ops.norm": "import sample.types, torch",
     "sample.platforms.interface": "import sample.types, sample.config",
+    "sample.platforms.host": "import sample.types",
     "sample.platforms.cpu.platform": "from sample import _cpu\nimport sample.platforms.interface, sample.ops.norm",
     "sample.platforms.gpu": "import sample.platforms.interface, triton",
     "sample.platforms.cuda": "import sample.platforms.gpu",
     "sample.platforms.null": "import sample.platforms.interface",
     "sample.platforms.rocm": "import sample.platforms.gpu",
-    "sample.platforms.tpu": "import sample.platforms.interface",
+    "sample.platforms.tpu": "import sample.platforms.interface, sample.platforms.host",
     "sample.config": "import sample.types",
     "sample.types": "",
 }

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quintet.config import LACKING, EngineConfig, Environment, read_environment
+from quintet.config import LACKING, EngineConfig, Environment, read_environment, unchanged_environment
 from quintet.server import flags
 
 GOOD = [
@@ -206,3 +207,11 @@ def test_the_environment_settles_only_what_was_left_open() -> None:
 def test_config_imports_without_torch() -> None:
     code = "import quintet.config, sys; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_an_import_leaves_no_variable_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XYZ_KEPT", "1")
+    with unchanged_environment():
+        os.environ["XYZ_NEW"] = "2"
+        os.environ["XYZ_KEPT"] = "3"
+    assert "XYZ_NEW" not in os.environ and os.environ["XYZ_KEPT"] == "1"

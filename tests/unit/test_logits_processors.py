@@ -150,9 +150,10 @@ def test_a_function_per_request_follows_its_request():
 def test_a_function_that_fails_names_its_row_and_the_others_go_on():
     sample = sampler(Only(VOCAB, HostDevice()))
     good, broken = request("1", [50], extra_args={"only": 7}), request("2", [60], extra_args={"only": "broken"})
+    logits = torch.zeros(2, VOCAB)
     with pytest.raises(ProcessorFailed, match="Only failed.*no such token") as caught:
-        sample(torch.zeros(2, VOCAB), [good, broken])
-    assert caught.value.row == 1
+        sample(logits, [good, broken])
+    assert caught.value.row == 1 and not logits.any()  # what is left of them is sampled next
     assert sample(torch.zeros(1, VOCAB), [good]).token_ids.tolist() == [7]
 
 

@@ -20,6 +20,10 @@ class Acme(NULL):  # type: ignore[misc, valid-type]
 
     name = "acme"
 
+    @classmethod
+    def probe(cls) -> Capabilities | Unavailable:
+        return Capabilities(devices=1, dtypes=(torch.float32,))
+
 
 class Broken(Acme):
     """One whose probe raises."""
@@ -53,6 +57,13 @@ def test_one_that_is_not_available_says_why_and_what_to_do(monkeypatch: pytest.M
 def test_an_unknown_device_names_the_nearest() -> None:
     with pytest.raises(UnavailableError, match="did you mean 'cuda'"):
         choose("cuba")
+
+
+def test_a_stand_in_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    plug(monkeypatch, "acme", f"{__name__}:Acme")
+    monkeypatch.setattr(Acme, "probe", classmethod(lambda cls: Capabilities(1, (torch.float32,), automatic=False)))
+    assert choose("auto").platform is not Acme
+    assert choose("acme").platform is Acme
 
 
 def test_an_installed_platform_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:

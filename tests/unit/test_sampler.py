@@ -7,7 +7,8 @@ import pytest
 import torch
 import transformers
 
-from quintet.engine.sampler import Sampler
+from quintet.engine import logit_edits
+from quintet.engine.sampler import Host, Sampler, logprob_sizes
 from tests.helpers.sampling import VOCAB, HostDevice, bound, logits_of, random_request, request
 
 PROVIDERS = ["reference", "torch"]
@@ -49,6 +50,87 @@ def test_batched_equals_alone_bit_for_bit_while_rows_come_go_and_move(provider, 
             assert batched == alone
 
 
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("mode", MODES)
+def test_padded_equals_unpadded_bit_for_bit(provider, mode, monkeypatch):
+    monkeypatch.setattr(logit_edits, "PLACES", 7)  # so that lists of places are cut
+    rng, mirror = random.Random(mode), random.Random(mode)
+    requests, mirrors = ([random_request(r, str(i)) for i in range(10)] for r in (rng, mirror))
+    free = sampler(provider, mode)
+    fixed = Sampler(bound(provider), HostDevice(), VOCAB, (), mode, logprob_sizes(VOCAB, -1))
+    chosen = [0]
+    for _ in range(14):
+        size = rng.choice([8, 16])  # the bucket changes under the same requests, too
+        chosen = rng.sample(range(10), rng.randrange(1, 8)) if rng.random() < 0.6 else chosen
+        mine, theirs = [requests[i] for i in chosen], [mirrors[i] for i in chosen]
+        logits = torch.full((size, VOCAB), float("nan"))
+        logits[: len(mine)] = torch.stack([logits_of(r.request_id, len(r.token_ids)) for r in mine])
+        wanted, wanted_logprobs = free(logits[: len(mine)].clone(), theirs)
+        tokens, logprobs = fixed(logits, mine)
+        assert len(tokens) == size and torch.equal(tokens[: len(mine)], wanted)
+        assert (logprobs is None) == (wanted_logprobs is None)
+        if logprobs is not None:
+            num = wanted_logprobs.token_ids.shape[1]
+            assert logprobs.token_ids.shape[1] - 1 in logprob_sizes(VOCAB, -1) and len(logprobs.ranks) == size
+            assert torch.equal(logprobs.token_ids[: len(mine), :num], wanted_logprobs.token_ids)
+            assert torch.equal(logprobs.logprobs[: len(mine), :num], wanted_logprobs.logprobs)
+            assert torch.equal(logprobs.ranks[: len(mine)], wanted_logprobs.ranks)
+        for r, token in zip([*mine, *theirs], [*wanted.tolist()] * 2, strict=True):
+            r.token_ids.append(token)
+
+
+@pytest.mark.parametrize("most, sizes", [(20, (0, 32)), (100, (0, 100)), (-1, (0, 32, 400)), (900, (0, 400))])
+def test_few_numbers_of_logprobs_are_computed_where_shapes_are_fixed(most, sizes):
+    assert logprob_sizes(400, most) == sizes
+
+
+def shapes_of(ops, seen: set) -> None:
+    """Notes every call of an op by the shapes and values that a compiler would see."""
+
+    def facts(x):
+        if isinstance(x, tuple):
+            return tuple(map(facts, x))
+        return (tuple(x.shape), x.dtype) if isinstance(x, torch.Tensor) else x
+
+    def noted(name, op):
+        return lambda *args: seen.add((name, *map(facts, args))) or op(*args)
+
+    for name in ("widen", "greedy", "scale_logits", "filter_logits", "sample", "top_logprobs", "penalize",
+                 "bias_tokens", "ban_tokens", "keep_tokens"):  # fmt: skip
+        ops.__dict__[name] = noted(name, getattr(ops, name))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("mode", MODES)
+def test_the_warm_up_takes_every_op_through_every_shape_that_traffic_reaches(mode, dtype):
+    ops, seen, rng = bound("torch"), set(), random.Random(7)
+    shapes_of(ops, seen)
+    sample = Sampler(ops, Host(), VOCAB, (), mode, logprob_sizes(VOCAB, -1))
+    for size in (12, 24):
+        sample.warm_up(torch.zeros(size, VOCAB, dtype=dtype))
+    warm = set(seen)
+    seen.clear()
+    requests = [random_request(rng, str(i)) for i in range(12)]
+    for _ in range(60):
+        mine = [requests[i] for i in rng.sample(range(12), rng.randrange(1, rng.choice([3, 12])))]
+        size = rng.choice([12, 24])
+        sample(torch.randn(size, VOCAB).to(dtype), mine)
+        own, wanted = np.zeros(size, np.int32), np.ones(size, np.int32)
+        sample.prompt_logprobs(torch.randn(size, VOCAB).to(dtype), own, wanted, rng.choice([0, 1, 5, 50, -1]))
+        for r in mine:
+            r.token_ids.append(rng.randrange(VOCAB))
+    assert seen <= warm and {name for name, *_ in seen} == {name for name, *_ in warm}
+
+
+def test_the_host_in_a_devices_place_keeps_what_comes_and_has_no_room_for_a_cache():
+    host, array = Host(), np.arange(3)
+    (x,) = host.to_device([array])
+    assert x.data_ptr() == array.ctypes.data and host.to_host(x)() is x
+    assert host.memory().total == 0
+    with pytest.raises(MemoryError, match="sampling alone"):
+        host.allocate_kv([], 1)
+
+
 def test_providers_agree_on_every_token():
     rng, mirror = random.Random(5), random.Random(5)
     left, right = ([random_request(r, str(i)) for i in range(12)] for r in (rng, mirror))
@@ -78,14 +160,6 @@ def test_a_greedy_batch_is_one_argmax_and_uploads_nothing():
     uploads.clear()
     assert sample(logits, requests).token_ids.tolist() == logits.argmax(-1).tolist()
     assert uploads == [] and calls[-1] is logits
-
-
-def test_padding_of_the_vocabulary_is_never_drawn():
-    logits = torch.zeros(2, VOCAB + 16)
-    logits[:, VOCAB:] = 50
-    requests = [request("1", [1], logprobs=-1), request("2", [1], temperature=0)]
-    tokens, logprobs = sampler()(logits, requests)
-    assert int(tokens.max()) < VOCAB and logprobs.token_ids.shape == (2, VOCAB + 1)
 
 
 def penalized(logits: np.ndarray, prompt, output, repetition=1.0, frequency=0.0, presence=0.0) -> np.ndarray:
@@ -152,13 +226,14 @@ def test_each_mode_reports_what_it_says(provider, mode):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("num", [0, 3, -1])
 def test_prompt_logprobs_are_the_models_own(mode, num):
-    logits, tokens = torch.randn(6, VOCAB + 5).bfloat16(), torch.tensor([1, 9, 0, 399, 7, 7], dtype=torch.int32)
-    found = sampler(mode=mode).prompt_logprobs(logits, tokens, num)
-    values = logits[:, :VOCAB].float()
-    values = torch.log_softmax(values, -1) if mode.endswith("logprobs") else values
+    logits, tokens = torch.randn(6, VOCAB).bfloat16(), np.array([1, 9, 0, 399, 7, 7], np.int32)
+    wanted = np.array([0, 1, 1, 1, 1, 0], np.int32)
+    found = sampler(mode=mode).prompt_logprobs(logits, tokens, wanted, num)
+    values = torch.log_softmax(logits.float(), -1) if mode.endswith("logprobs") else logits.float()
     assert found.token_ids.shape == (6, (VOCAB if num < 0 else num) + 1)
-    assert torch.allclose(found.logprobs, values.gather(1, found.token_ids.long()))
-    assert found.token_ids[:, 0].tolist() == tokens.tolist()
+    assert torch.allclose(found.logprobs[1:5], values.gather(1, found.token_ids.long())[1:5])
+    assert found.token_ids[:, 0].tolist() == (tokens * wanted).tolist()
+    assert not found.ranks[[0, 5]].any()
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)

@@ -10,7 +10,7 @@ import transformers
 import quintet.platforms.cpu.ops_sampling  # noqa: F401  registers its providers
 from quintet.ops import sampling
 from quintet.ops.sampling import Draw
-from tests.helpers.sampling import bound
+from tests.helpers.sampling import bits_of, bound
 
 PROVIDERS = ["reference", "torch"]
 NEVER = float("-inf")
@@ -156,7 +156,8 @@ def test_greedy_takes_the_first_of_the_largest(provider, dtype):
 def test_top_logprobs_equal_a_stable_sort(provider, num, normalize):
     logits = (torch.randn(5, 900, generator=torch.Generator().manual_seed(2)) * 4).bfloat16()
     tokens = torch.tensor([0, 5, 899, 3, 77], dtype=torch.int32)
-    ids, values, ranks = bound(provider).top_logprobs(logits, tokens, num, normalize)
+    every = torch.ones(5, dtype=torch.int32)
+    ids, values, ranks = bound(provider).top_logprobs(logits, tokens, num, normalize, every)
     table = torch.log_softmax(logits.float(), -1) if normalize else logits.float()
     for r, token in enumerate(tokens.tolist()):
         row = logits[r].float().tolist()
@@ -167,15 +168,56 @@ def test_top_logprobs_equal_a_stable_sort(provider, num, normalize):
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("num", [0, 3])
+def test_top_logprobs_of_rows_that_nobody_wants_are_zeros(provider, num):
+    logits = torch.randn(4, 50)
+    logits[[1, 2], 7] = float("nan")
+    wanted = torch.tensor([1, 0, 1, 0], dtype=torch.int32)
+    tokens = torch.tensor([-1, 9, 9, 9], dtype=torch.int32)
+    found = bound(provider).top_logprobs(logits, tokens, num, True, wanted)
+    alone = bound(provider).top_logprobs(logits[:1], torch.zeros(1, dtype=torch.int32), num, True, wanted[:1])
+    for x, of_zero in zip(found, alone, strict=True):
+        assert not x[[1, 3]].any() and torch.equal(x[:1], of_zero)  # a token of -1 counts as 0
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("copy", [True, False])
+def test_widen_gives_the_first_rows_in_float32(provider, dtype, copy):
+    logits = torch.randn(5, 30).to(dtype)
+    wide = bound(provider).widen(logits, 3, copy)
+    assert wide.dtype == torch.float32 and torch.equal(wide, logits[:3].float())
+    if copy:
+        assert wide.data_ptr() != logits.data_ptr()
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize(
+    "vocab, share", [(1, 0.5), (31, 0.4), (32, 0.4), (33, 0.4), (100, 0.9), (5000, 0.001), (5000, 0)]
+)
+def test_keep_tokens_reads_one_bit_for_each_token(provider, vocab, share):
+    kept = torch.rand(5, vocab, generator=torch.Generator().manual_seed(vocab)) < share
+    kept[2] = True
+    bits = bits_of(kept)
+    bits[2] = -1
+    if vocab % 32:
+        bits[3, -1] |= -(2**31)  # no token's
+    logits = torch.randn(5, vocab)
+    assert torch.equal(bound(provider).keep_tokens(logits.clone(), bits), logits.masked_fill(~kept, NEVER))
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
 def test_places_may_be_repeated_to_fill_a_shape(provider):
     ops, base = bound(provider), torch.randn(3, 20)
     places = [torch.tensor(x, dtype=torch.int32) for x in ([0, 2, 2], [4, 7, 9])]
     padded = [torch.cat([x, x[-1:], x[-1:]]) for x in places]
+    penalties = torch.rand(3, 3) + 0.5
     extras = {
         "ban_tokens": ([], []),
         "bias_tokens": ([torch.tensor([1.0, 2.0, 3.0])], [torch.tensor([1.0, 2.0, 3.0, 3.0, 3.0])]),
-        "keep_tokens": ([torch.tensor([1, 0, 1], dtype=torch.int32)],) * 2,
-    }
+        "penalize": ([torch.tensor([0, 2, 1], dtype=torch.int32), penalties],
+                     [torch.tensor([0, 2, 1, 1, 1], dtype=torch.int32), penalties]),
+    }  # fmt: skip
     for name, (short, long) in extras.items():
         op = getattr(ops, name)
         assert torch.equal(op(base.clone(), *places, *short), op(base.clone(), *padded, *long)), name

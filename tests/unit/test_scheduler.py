@@ -13,7 +13,7 @@ SIZE = 4
 
 
 def scheduler(pages: int = 64, caching: bool = True, **limits: int | bool) -> Scheduler:
-    given = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "page_size": SIZE, **limits}
+    given = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "max_logit_rows": 32, "page_size": SIZE, **limits}
     return Scheduler(Limits(**given), PagePool(pages, caching))  # type: ignore[arg-type]
 
 

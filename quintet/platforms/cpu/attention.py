@@ -115,11 +115,11 @@ def _block(kv: Tensor, queries: Queries, first: int, spec: AttentionSpec) -> tup
     missing = SPLIT // spec.page_size - pages.shape[1]
     if missing:
         pages = torch.nn.functional.pad(pages, (0, missing))
-    cache = kv[pages].reshape(pages.shape[0], SPLIT, 2, spec.kv_heads, spec.head_dim).float()
+    cache = kv[pages].float().permute(2, 0, 3, 1, 4, 5).reshape(2, -1, spec.kv_heads, SPLIT, spec.head_dim)
     if first + SPLIT > queries.span[0]:
         past = torch.arange(first, first + SPLIT) >= queries.lengths[:, None]
-        cache = cache.masked_fill(past[:, :, None, None, None], 0)
-    k, v = cache.permute(2, 0, 3, 1, 4).reshape(2, -1, SPLIT, spec.head_dim)
+        cache = cache.masked_fill(past[:, None, :, None], 0)
+    k, v = cache.reshape(2, -1, SPLIT, spec.head_dim)
     return k.transpose(1, 2), v
 
 

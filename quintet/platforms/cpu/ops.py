@@ -16,14 +16,14 @@ from quintet.ops.linear import linear
 
 def _try_linear() -> str | None:
     try:
-        _linear(torch.ones(1, 8), torch.ones(8, 8), None)
+        _linear(torch.ones(1, 8), torch.ones(8, 8), None, (8,))
     except RuntimeError as error:
         return f"oneDNN refuses a float32 product: {str(error).splitlines()[0]}"
     return None
 
 
 @linear.provide("torch", _try_linear)
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
     """oneDNN's inner product. In float32 it adds in another order for one row alone, so one row goes twice."""
     if x.dtype != torch.float32:
         return torch.nn.functional.linear(x, weight, bias)

@@ -3,20 +3,21 @@
 import functools
 import math
 import platform as host
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from quintet.config import EngineConfig
 from quintet.ops.attention import PagedAttention
 from quintet.platforms.cpu import attention as _attention_provider  # noqa: F401  registers its provider
 from quintet.platforms.cpu import ops as _providers  # noqa: F401  registers its providers
 from quintet.platforms.cpu import ops_sampling as _sampling_providers  # noqa: F401  registers its providers
 from quintet.platforms.cpu.attention import SPLIT
-from quintet.platforms.cpu.features import describe, threads
-from quintet.platforms.cpu.memory import host_memory
+from quintet.platforms.cpu.features import describe
+from quintet.platforms.host import host_memory, threads
 from quintet.platforms.interface import (
     KV,
     Alone,
@@ -28,10 +29,7 @@ from quintet.platforms.interface import (
     Step,
     Unavailable,
 )
-from quintet.types import AttentionSpec, Batch, KVLayout, Memory, Weight
-
-if TYPE_CHECKING:
-    from quintet.config import EngineConfig
+from quintet.types import AttentionSpec, Batch, Bucket, KVLayout, Memory, Weight
 
 GIB = 2**30
 KV_SHARE = 0.5  # of the memory that may be used, at most: host memory is everybody's
@@ -85,7 +83,8 @@ class CPU(Platform):
             detail=f"{describe()}; {threads()} threads, {host.machine()}",
         )
 
-    def configure(self, config: "EngineConfig") -> "tuple[EngineConfig, list[str]]":
+    @classmethod
+    def configure(cls, config: EngineConfig) -> tuple[EngineConfig, list[str]]:
         if SPLIT % config.page_size:
             raise ValueError(f"page_size {config.page_size} must divide {SPLIT} on this platform; use 16, 32 or 64")
         if config.tensor_parallel_size > 1:
@@ -114,7 +113,7 @@ class CPU(Platform):
     def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return {weight.name: weight.local(tensors).to(weight.dtype)}
 
-    def compile(self, model: nn.Module, buckets: Sequence[int]) -> Step:
+    def compile(self, model: nn.Module, buckets: Iterable[Bucket]) -> Step:
         small = sum(weight.numel() for weight in model.parameters()) < WORTH_THREADS
         count = 1 if small else _granted()
 

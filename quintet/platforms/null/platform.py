@@ -1,12 +1,13 @@
 """A device that keeps the books and computes nothing: the engine's unit tests and its own cost are measured on it."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from quintet.config import EngineConfig
 from quintet.ops.attention import PagedAttention
 from quintet.ops.sampling import greedy
 from quintet.platforms.interface import (
@@ -20,10 +21,7 @@ from quintet.platforms.interface import (
     Step,
     Unavailable,
 )
-from quintet.types import AttentionSpec, Batch, KVLayout, Memory, Weight
-
-if TYPE_CHECKING:
-    from quintet.config import EngineConfig
+from quintet.types import AttentionSpec, Batch, Bucket, KVLayout, Memory, Weight
 
 TOTAL = 64 * 2**30  # bytes that it claims to have
 
@@ -60,10 +58,15 @@ class Null(Platform):
     @classmethod
     def probe(cls) -> Capabilities | Unavailable:
         return Capabilities(
-            devices=1, dtypes=(torch.float32, torch.bfloat16), batch_invariant=True, detail="does no arithmetic"
+            devices=1,
+            dtypes=(torch.float32, torch.bfloat16),
+            batch_invariant=True,
+            automatic=False,
+            detail="does no arithmetic",
         )
 
-    def configure(self, config: "EngineConfig") -> "tuple[EngineConfig, list[str]]":
+    @classmethod
+    def configure(cls, config: EngineConfig) -> tuple[EngineConfig, list[str]]:
         return config, []
 
     def open(self, rank: int) -> Device:
@@ -78,7 +81,7 @@ class Null(Platform):
     def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return {weight.name: torch.empty(0)}
 
-    def compile(self, model: nn.Module, buckets: Sequence[int]) -> Step:
+    def compile(self, model: nn.Module, buckets: Iterable[Bucket]) -> Step:
         vocab: int = model.vocab_size  # type: ignore[assignment]  # every model has it; nn.Module hides the type
 
         def step(kv: KV, batch: Batch) -> tuple[Tensor, KV]:

@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0 if chosen else 1
     print(table(("platform", "state", "facts, or the reason"), [_cells(row) for row in rows]))
     if chosen and wanted == "auto":
-        reason = "the first above that is available"
+        reason = "the first above that is available, stand-ins left out"
     print(f"\n{wanted} → {chosen}: {reason}" if chosen else f"\n{reason}")
     return 0 if chosen else 1
 
@@ -61,6 +61,6 @@ def _cells(row: dict[str, Any]) -> tuple[str, str, str]:
     facts = [f"{row['devices']} device{'s' * (row['devices'] != 1)}", ", ".join(row["dtypes"])]
     facts += [f"fp8 {row['fp8']}"] if row["fp8"] else []
     facts += [f"quant {', '.join(row['quant'])}"] if row["quant"] else []
-    facts += [name.replace("_", " ") for name in ("static_shapes", "overlap", "batch_invariant") if row[name]]
+    facts += [name.replace("_", " ") for name in ("static_shapes", "spmd", "overlap", "batch_invariant") if row[name]]
     facts += [row["detail"]] if row["detail"] else []
     return row["name"], "available", "; ".join(facts)

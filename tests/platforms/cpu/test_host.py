@@ -8,8 +8,7 @@ import torch
 
 from quintet.config import EngineConfig
 from quintet.platforms.cpu import PLATFORM
-from quintet.platforms.cpu.features import threads
-from quintet.platforms.cpu.memory import host_memory
+from quintet.platforms.host import host_memory, threads
 from quintet.types import KVLayout
 
 

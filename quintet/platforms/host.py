@@ -1,5 +1,7 @@
-"""Host memory as a platform sees it: the machine's, and what a container leaves of it."""
+"""Host memory and cores as any platform may see them: the machine's, and what a container leaves of them."""
 
+import math
+import os
 import resource
 from pathlib import Path
 
@@ -46,3 +48,19 @@ def _read(path: Path) -> str | None:
         return path.read_text().strip()
     except OSError:
         return None
+
+
+def threads(cgroup: Path = _CGROUP) -> int:
+    """Cores that this process may run on, within a container's quota."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _quota(cgroup)
+    return max(1, min(allowed, math.ceil(quota))) if quota else allowed
+
+
+def _quota(cgroup: Path) -> float | None:
+    """Cores' worth of time that the cgroup grants, or None where it grants all."""
+    try:
+        limit, period = (cgroup / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return None
+    return None if limit == "max" else int(limit) / int(period)

@@ -1,0 +1,113 @@
+"""What a step costs on the TPU platform where JAX's CPU devices stand in, against eager torch on the CPU platform.
+
+python benchmarks/tpu_step.py [MODEL] [--dtype float32] [--out benchmarks/results/tpu-on-host.json]
+
+Both platforms run the same steps in turn, in one process, so that a busy machine slows both; a share is of the medians.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np  # the path is set first, so that the script runs by itself
+
+from quintet.config import EngineConfig
+from quintet.engine.batch import pad
+from quintet.engine.start import Prepared, prepare
+from quintet.types import HostBatch
+
+RESULTS = Path(__file__).parent / "results"
+ROUNDS = 30
+CONTEXT = 200  # tokens that each decoding request has behind it
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Milliseconds of one step, from the host's arrays to logits on the host."""
+
+    step: str
+    tokens: int
+    requests: int
+    bucket: int
+    torch_ms: float
+    jax_ms: float
+    jax_of_torch: float  # below 1, the compiled step is faster
+
+
+def measure(model: str, dtype: str) -> dict[str, Any]:
+    """Costs of decode and prefill steps, and what starting took."""
+    settings = {"model": model, "dtype": dtype, "max_model_len": 512, "max_num_seqs": 64, "max_num_batched_tokens": 512}
+    started: dict[str, float] = {}
+    prepared: dict[str, Prepared] = {}
+    for device in ("cpu", "tpu"):
+        start = time.perf_counter()
+        prepared[device] = prepare(EngineConfig.from_kwargs(device=device, compilation_cache_dir="none", **settings))
+        loaded(prepared[device])
+        started[f"{device}_start_s"] = round(time.perf_counter() - start, 1)
+    steps = [("decode", requests, 1) for requests in (1, 16, 64)] + [("prefill", 1, 128), ("prefill", 1, 512)]
+    return {"model": model, "dtype": dtype, **started, "steps": [asdict(cost(prepared, *step)) for step in steps]}
+
+
+def loaded(prepared: Prepared) -> None:
+    """With its weights and its cache, and every step compiled."""
+    prepared.ranks.workers[0].load(prepared.folder, prepared.plan.num_pages, prepared.buckets, False)
+
+
+def cost(prepared: dict[str, Prepared], name: str, requests: int, new: int) -> StepCost:
+    """Both platforms on the same batch, in turn."""
+    host = batch(requests, new, 0 if new > 1 else CONTEXT)
+    times: dict[str, list[float]] = {device: [] for device in prepared}
+    bucket = len(host.token_ids)
+    for _ in range(ROUNDS + 3):
+        for device, each in prepared.items():
+            worker = each.ranks.workers[0]
+            start = time.perf_counter()
+            padded = pad(host, each.buckets) if each.buckets else host
+            worker.device.to_host(worker.run(padded))()
+            times[device].append((time.perf_counter() - start) * 1e3)
+            bucket = max(bucket, len(padded.token_ids))
+    torch_ms, jax_ms = (statistics.median(times[device][3:]) for device in ("cpu", "tpu"))
+    return StepCost(
+        name, requests * new, requests, bucket, round(torch_ms, 2), round(jax_ms, 2), round(jax_ms / torch_ms, 2)
+    )
+
+
+def batch(requests: int, new: int, cached: int, page_size: int = 16) -> HostBatch:
+    """Requests alike: `new` tokens after `cached` ones, the last of each wants its logits."""
+    pages = -(-(cached + new) // page_size)
+    table = 1 + np.arange(requests * pages, dtype=np.int32).reshape(requests, pages)
+    positions = np.tile(np.arange(cached, cached + new, dtype=np.int32), requests)
+    owners = np.repeat(np.arange(requests, dtype=np.int32), new)
+    starts = np.arange(requests + 1, dtype=np.int32) * new
+    return HostBatch(
+        token_ids=(positions * 7 + owners) % 500,
+        positions=positions,
+        slots=table[owners, positions // page_size] * page_size + positions % page_size,
+        owners=owners,
+        starts=starts,
+        lengths=np.full(requests, cached + new, np.int32),
+        page_table=table,
+        logit_rows=starts[1:] - 1,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=["bundled"])
+    parser.add_argument("--dtype", nargs="*", default=["float32", "bfloat16"])
+    parser.add_argument("--out", type=Path, default=RESULTS / "tpu-on-host.json")
+    args = parser.parse_args()
+    runs = [measure(model, dtype) for model in args.models for dtype in args.dtype]
+    args.out.write_text(json.dumps({"date": time.strftime("%Y-%m-%d"), "runs": runs}, indent=2) + "\n")
+    print(args.out.read_text())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Specifications of the mixture of experts: who serves a token, and what comes out of it."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from quintet.ops.activation import gated
+from quintet.ops.registry import Op
+
+
+@Op
+def route(logits: Tensor, k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
+    """The k largest of logits [T, E], largest first, equal ones by id -> weights [T, k] float32 and ids [T, k] int32.
+
+    Weights are softmax(logits), in float32; renormalised, those of a token add up to 1. Mixtral (Jiang et al. 2024).
+    """
+    logits = logits.float()
+    ids = _largest(logits, k)
+    weights = logits.softmax(-1).gather(1, ids)
+    return _renormalized(weights, renormalize), ids.to(torch.int32)
+
+
+@Op
+def route_grouped(
+    logits: Tensor, bias: Tensor, k: int, groups: int, kept: int, renormalize: bool
+) -> tuple[Tensor, Tensor]:
+    """route() with weights sigmoid(logits), chosen by weight + bias [E] from `kept` of the `groups` of experts.
+
+    A group is E / groups neighbours, and ranks by the sum of its two largest. DeepSeek-V3 (2024), section 2.1.2;
+    its scaling factor is left to the caller.
+    """
+    weights = logits.float().sigmoid()
+    ranks = weights + bias.float()
+    if kept < groups:
+        each = ranks.reshape(-1, groups, ranks.shape[1] // groups)
+        best = _largest(each.topk(2, -1).values.sum(-1), kept)
+        chosen = torch.zeros_like(each[..., 0], dtype=torch.bool).scatter(1, best, True)
+        ranks = torch.where(chosen[..., None], each, float("-inf")).reshape(ranks.shape)
+    ids = _largest(ranks, k)
+    return _renormalized(weights.gather(1, ids), renormalize), ids.to(torch.int32)
+
+
+def _largest(x: Tensor, k: int) -> Tensor:
+    """Where the k largest of each row stand, largest first, equal ones by place; torch.topk promises no order."""
+    return torch.sort(x, dim=-1, descending=True, stable=True).indices[:, :k]
+
+
+def _renormalized(weights: Tensor, renormalize: bool) -> Tensor:
+    return weights / weights.sum(-1, keepdim=True) if renormalize else weights
+
+
+@Op
+def grouped_linear(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    """x [M, K] by weight [E, N, K] -> [M, N]: the first counts[0] rows by weight[0], the next counts[1] by weight[1]...
+
+    counts [E] int32; rows past their sum give 0. Adds up in float32 and rounds once, as linear does.
+    """
+    ends = counts.cumsum(0)
+    owners = (torch.arange(x.shape[0], device=x.device)[:, None] >= ends).sum(-1, keepdim=True)  # [M, 1]
+    out = x.new_zeros(x.shape[0], weight.shape[1])
+    for expert, matrix in enumerate(weight.unbind(0)):
+        out = torch.where(owners == expert, functional.linear(x, matrix), out)
+    return out
+
+
+@Op
+def experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, kind: str) -> Tensor:
+    """Sum over j of weights[t, j] * down[e] @ gated(gate_up[e] @ x[t]), where e = ids[t, j] -> [T, D] like x.
+
+    x [T, D], gate_up [E, 2 I, D] (gate before up), down [E, D, I], weights [T, k] float32, ids [T, k] int32. An id
+    outside of 0..E-1 adds nothing: an expert of another rank, or padding. The sum is float32, in the order of j.
+    """
+    num, k = gate_up.shape[0], ids.shape[1]
+    flat = torch.where((ids >= 0) & (ids < num), ids, num).reshape(-1)  # [T k]; the last are nobody's
+    order = torch.sort(flat, stable=True).indices
+    counts = (flat[:, None] == torch.arange(num, device=x.device)).sum(0, dtype=torch.int32)
+    rows = torch.index_select(x, 0, torch.div(order, k, rounding_mode="floor"))
+    inner = gated.reference(grouped_linear.reference(rows, gate_up, counts), kind)
+    outer = grouped_linear.reference(inner, down, counts)
+    back = torch.sort(order).indices  # where each (token, j) went
+    each = torch.index_select(outer, 0, back).reshape(*ids.shape, -1)
+    return (each.float() * weights[..., None]).sum(1).to(x.dtype)

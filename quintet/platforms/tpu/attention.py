@@ -1,0 +1,214 @@
+"""Attention on TPU: plans the work list, shares out the heads over a mesh, and the providers of both ops."""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import Array, lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from torch import Tensor
+
+from quintet.ops.attention import paged_attention, write_kv
+from quintet.ops.registry import Ops
+from quintet.platforms.interface import Attention
+from quintet.platforms.tpu.bridge import jax_view, torch_view
+from quintet.platforms.tpu.device import AXIS
+from quintet.platforms.tpu.kernels.blocks import Work, plan_work
+from quintet.platforms.tpu.kernels.ragged_attention import attend_paged, attend_plain
+from quintet.platforms.tpu.kernels.write_kv import write_paged, write_plain
+from quintet.types import AttentionSpec, Batch, HostBatch, KVLayout
+
+LANES = 128  # of a TPU's registers
+
+
+class RaggedAttention(Attention):
+    """write_kv, then paged_attention, on pages of [2, Hkv, page_size, D]; on a TPU, of full lanes.
+
+    With a mesh, each device sees its own heads, and so do the ops. Heads that do not divide are on every device.
+    """
+
+    def __init__(self, spec: AttentionSpec, ops: Ops, mesh: Mesh | None = None) -> None:
+        self._ops, self._mesh, self._page_size = ops, mesh, spec.page_size
+        device = _device(mesh)
+        size = 1 if mesh is None else mesh.shape[AXIS]
+        self._shared = spec.heads % size == 0 and spec.kv_heads % size == 0
+        size = size if self._shared else 1
+        local = replace(spec, heads=spec.heads // size, kv_heads=spec.kv_heads // size)
+        self._lanes = Lanes.of(local, LANES if device == "tpu" else 1)
+        self._spec = self._lanes.spec(local)
+        shape = (2, self._spec.kv_heads * size, spec.page_size, self._spec.head_dim)
+        self.layout = KVLayout(stored(spec.dtype, device), spec.page_size, shape)
+
+    @property
+    def kv_sharding(self) -> P:
+        """How a cache [P, 2, Hkv, page_size, D] lies on the mesh."""
+        return P(None, None, AXIS, None, None) if self._shared else P()
+
+    def plan(self, batch: HostBatch) -> HostBatch:
+        return batch._replace(extra=tuple(plan_work(batch, self._page_size)))
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: Batch, sinks: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        attend = self._attend
+        if self._mesh is not None:
+            heads, sink = (P(None, AXIS, None), P(AXIS)) if self._shared else (P(), P())
+            attend = jax.shard_map(
+                attend,
+                mesh=self._mesh,
+                in_specs=(heads, heads, heads, self.kv_sharding, P(), sink),
+                out_specs=(heads, self.kv_sharding),
+                check_vma=False,  # nothing is communicated, and kernels say nothing about it
+            )
+        attended: tuple[Tensor, Tensor] = torch_view(attend(*jax_view((q, k, v, kv, batch, sinks))))
+        return attended
+
+    def _attend(self, q: Array, k: Array, v: Array, kv: Array, batch: Any, sinks: Array | None) -> tuple[Array, Array]:
+        """What one device does."""
+        lanes = self._lanes
+        q, k, v, kv, batch, sinks = torch_view((lanes.queries(q), lanes.keys(k), lanes.keys(v), kv, batch, sinks))
+        kv = self._ops.write_kv(kv, k, v, batch)
+        out = self._ops.paged_attention(q, kv, batch, self._spec, sinks)
+        return lanes.outputs(jax_view(out)), jax_view(kv)
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """How KV heads fill a TPU's lanes: so many side by side, then zeros. It gives each narrow row 128 lanes anyway.
+
+    A query is zero in the lanes of the KV heads that are not its own, so attention over wide heads gives the results of
+    the narrow ones, and reads the cache once, as it is.
+    """
+
+    dim: int  # of a narrow head
+    group: int  # query heads per narrow KV head
+    heads: int = 1  # side by side
+    padding: int = 0  # lanes of zeros
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, lanes: int) -> "Lanes":
+        """Heads as wide as a multiple of `lanes`."""
+        dim = spec.head_dim
+        heads = math.gcd(spec.kv_heads, lanes // dim) if lanes % dim == 0 else 1
+        return cls(dim, spec.heads // spec.kv_heads, heads, -dim * heads % lanes)
+
+    def spec(self, narrow: AttentionSpec) -> AttentionSpec:
+        """Of the wide heads."""
+        return replace(narrow, kv_heads=narrow.kv_heads // self.heads, head_dim=self.dim * self.heads + self.padding)
+
+    def keys(self, k: Array) -> Array:
+        """[T, Hkv, D] -> [T, Hkv / heads, wide]; values go the same way."""
+        return self._pad(k.reshape(k.shape[0], -1, self.heads * self.dim))
+
+    def queries(self, q: Array) -> Array:
+        """[T, H, D] -> [T, H, wide]."""
+        grouped = q.reshape(q.shape[0], -1, self.heads, self.group, 1, self.dim)
+        return self._pad(jnp.where(self._own(), grouped, 0).reshape(*q.shape[:2], -1))
+
+    def outputs(self, out: Array) -> Array:
+        """[T, H, wide] -> [T, H, D]."""
+        tokens, heads, wide = out.shape
+        each = out[..., : wide - self.padding].reshape(tokens, -1, self.heads, self.group, self.heads, self.dim)
+        return jnp.where(self._own(), each, 0).sum(-2).reshape(tokens, heads, self.dim)
+
+    def _own(self) -> Array:
+        """[heads, 1, heads, 1]: which part of a wide head is the query's own."""
+        return jnp.eye(self.heads, dtype=bool)[:, None, :, None]
+
+    def _pad(self, x: Array) -> Array:
+        return jnp.pad(x, ((0, 0), (0, 0), (0, self.padding)))
+
+
+def _device(mesh: Mesh | None) -> str:
+    return jax.default_backend() if mesh is None else str(mesh.devices.flat[0].platform)
+
+
+def stored(dtype: torch.dtype, device: str) -> torch.dtype:
+    """The cache's type: the layer's, but int16 with bfloat16's bits in it on JAX's CPU devices.
+
+    XLA moves bfloat16 as float32 there, and would turn the whole cache into it and back to write a single token.
+    """
+    return torch.int16 if dtype == torch.bfloat16 and device == "cpu" else dtype
+
+
+_described: ContextVar[bool] = ContextVar("described", default=False)
+
+
+@contextlib.contextmanager
+def for_described_tpu() -> Iterator[None]:
+    """What is bound and traced inside is for a TPU that need not be here: to lower and compile, not to run."""
+    token = _described.set(True)
+    try:
+        yield
+    finally:
+        _described.reset(token)
+
+
+def interpreted() -> bool:
+    """Whether Pallas kernels run as JAX operations here, for want of a TPU."""
+    return jax.default_backend() != "tpu" and not _described.get()
+
+
+def _no_tpu() -> str | None:
+    return "no TPU here: Pallas would run interpreted" if interpreted() else None
+
+
+def _work(batch: Batch, page_size: int) -> Work:
+    """What RaggedAttention planned; or, for a batch that nobody planned, what it would have."""
+    if batch.extra:
+        return Work(*jax_view(batch.extra))
+    fields: list[Any] = [np.asarray(field) for field in jax_view(batch)[:-1]]
+    return plan_work(HostBatch(*fields), page_size)
+
+
+def _options() -> dict[str, Any]:
+    """Of a Pallas kernel. Asked for at each call, and compiled in."""
+    return {"interpret": interpreted()}
+
+
+def _writer(
+    write: Callable[..., Array], options: Callable[[], dict[str, Any]] = dict
+) -> Callable[[Tensor, Tensor, Tensor, Batch], Tensor]:
+    @partial(jax.jit, static_argnames=("interpret",))
+    def update(kv: Array, k: Array, v: Array, runs: Array, **options: Any) -> Array:
+        if kv.dtype == jnp.int16:
+            k, v = (lax.bitcast_convert_type(x.astype(jnp.bfloat16), jnp.int16) for x in (k, v))
+        return write(kv, k.astype(kv.dtype), v.astype(kv.dtype), runs, **options)
+
+    def provider(kv: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
+        work = _work(batch, kv.shape[3])
+        written: Tensor = torch_view(update(*jax_view((kv, k, v)), work.runs, **options()))
+        return written
+
+    return provider
+
+
+def _attender(
+    attend: Callable[..., Array], options: Callable[[], dict[str, Any]] = dict
+) -> Callable[[Tensor, Tensor, Batch, AttentionSpec, Tensor | None], Tensor]:
+    @partial(jax.jit, static_argnames=("spec", "interpret"))
+    def compiled(*arrays: Any, **options: Any) -> Array:
+        return attend(*arrays, **options)
+
+    def provider(q: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+        work = _work(batch, spec.page_size)
+        arrays = jax_view((q, kv, batch.page_table, work.pieces, sinks))
+        attended: Tensor = torch_view(compiled(*arrays, spec=spec, **options()))
+        return attended
+
+    return provider
+
+
+write_kv.provide("jax")(_writer(write_plain))
+write_kv.provide("pallas", _no_tpu)(_writer(write_paged, _options))
+paged_attention.provide("jax")(_attender(attend_plain))
+paged_attention.provide("pallas", _no_tpu)(_attender(attend_paged, _options))

@@ -1,0 +1,85 @@
+"""A mesh of JAX devices as one quintet device: memory, cache, and copies that run behind the host."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from torch import Tensor
+
+from quintet.platforms.host import host_memory
+from quintet.platforms.interface import KV, Device
+from quintet.platforms.tpu.bridge import dtype_of, host_array, jax_view, torch_view
+from quintet.types import KVLayout, Memory
+
+AXIS = "model"  # the mesh's only axis: heads, features and vocabulary are cut along it
+GIB = 2**30
+
+
+class TPUDevice(Device):
+    """Everything is there once per device of the mesh, or cut along its axis."""
+
+    def __init__(self, devices: Sequence[jax.Device]) -> None:
+        self.mesh = Mesh(np.array(devices), (AXIS,))
+        self.everywhere = NamedSharding(self.mesh, PartitionSpec())
+        self.kv: tuple[jax.ShapeDtypeStruct, ...] = ()  # of the cache that was allocated last
+
+    def memory(self) -> Memory:
+        """Of all devices together; the free part is as many times what the fullest has left."""
+        stats = [device.memory_stats() for device in self.mesh.devices.flat]
+        if any(each is None for each in stats):
+            return host_memory()  # the processor's devices share the host's memory
+        free = min(each["bytes_limit"] - each["bytes_in_use"] for each in stats)
+        total = min(each["bytes_limit"] for each in stats)
+        return Memory(free * len(stats), total * len(stats), sum(each["peak_bytes_in_use"] for each in stats))
+
+    def allocate_kv(self, layouts: Sequence[KVLayout], pages: int) -> KV:
+        self.kv = tuple(self.kv_shape(layout, pages) for layout in layouts)
+        count = self.mesh.size
+        need = sum(_shard_bytes(each) for each in self.kv) * count
+        free = self.memory().free
+        if need > free:
+            raise MemoryError(
+                f"KV cache of {pages} pages needs {need / GIB:.2f} GiB, {free / GIB:.2f} GiB are free on {count} "
+                "devices; lower kv_cache_memory_bytes or max_model_len"
+            )
+        make = jax.jit(
+            lambda: tuple(jax.numpy.zeros(each.shape, each.dtype) for each in self.kv),
+            out_shardings=tuple(each.sharding for each in self.kv),
+        )
+        cache: KV = make()  # arrays of JAX, which nobody but the compiled step looks into
+        return cache
+
+    def kv_shape(self, layout: KVLayout, pages: int) -> jax.ShapeDtypeStruct:
+        """One layer's cache: cut by KV heads where they divide, else whole on each device."""
+        heads = layout.page_shape[1]
+        cut = heads % self.mesh.size == 0
+        sharding = NamedSharding(self.mesh, PartitionSpec(None, None, AXIS)) if cut else self.everywhere
+        return jax.ShapeDtypeStruct((pages, *layout.page_shape), dtype_of(layout.dtype), sharding=sharding)
+
+    def to_device(self, arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[Tensor, ...]:
+        uploaded: tuple[Tensor, ...] = torch_view(tuple(jax.device_put(list(arrays), self.everywhere)))
+        return uploaded
+
+    def to_host(self, x: Tensor) -> Callable[[], Tensor]:
+        array = jax_view(x)
+        array.copy_to_host_async()
+        return lambda: from_host_array(np.array(array))
+
+
+def from_host_array(array: np.ndarray[Any, Any]) -> Tensor:
+    """The other way round of bridge.host_array: a tensor on the array's own memory."""
+    if array.dtype == dtype_of(torch.bfloat16):
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _shard_bytes(of: jax.ShapeDtypeStruct) -> int:
+    """What one device keeps."""
+    shape = of.sharding.shard_shape(of.shape)
+    return int(np.prod(shape)) * of.dtype.itemsize
+
+
+__all__ = ["AXIS", "TPUDevice", "from_host_array", "host_array"]

@@ -1,0 +1,429 @@
+"""Ragged paged attention over a work list, in plain JAX and in Pallas, with a running maximum (Dao et al. 2022)."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from quintet.platforms.tpu.kernels.blocks import BLOCK, FROM, OWNER, SHIFT, TO, block_tokens
+from quintet.types import AttentionSpec
+
+NOTHING = -1e30  # a maximum over no scores; finite, so that differences with it are not NaN
+PLAIN_SPAN = 128  # tokens of context that are looked at together; measured on a CPU: 64 to 256 are alike
+PAGED_SPAN = 256
+SPAN_BYTES = 2**21  # of a span in the kernel's memory, which holds two
+NARROW = 16  # tokens: a tile of bfloat16
+LANES = 128
+State = tuple[Array, Array, Array]  # the highest score so far, the sum of weights [.., rows, 1], the sum of V [.., D]
+Ref = Any
+
+
+def attend_plain(q: Array, kv: Array, table: Array, pieces: Array, sinks: Array | None, spec: AttentionSpec) -> Array:
+    """q [T, H, D] over kv [P, 2, Hkv, page_size, D], by table [R, N] and pieces [5, W] -> [T, H, D]; padding gives 0.
+
+    kv may be int16, with bfloat16's bits. Goes through the pieces in order, each through its own context only.
+    """
+    tokens, heads, dim = q.shape
+    size = block_tokens(tokens, table.shape[0])
+    padded = jnp.pad(q.reshape(tokens, spec.kv_heads, -1, dim), ((0, size), (0, 0), (0, 0), (0, 0)))
+    pages = _span_pages(PLAIN_SPAN, spec, table)
+    table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % pages)))
+
+    def attend(count: int, out: Array, piece: Array) -> Array:
+        """Writes `count` tokens from the piece's first on; those that are not the piece's are written again later."""
+        start = piece[BLOCK] * size + piece[FROM]
+        ends = piece[SHIFT] + piece[FROM], piece[SHIFT] + piece[TO] - 1
+        rows = lax.dynamic_slice_in_dim(padded, start, count)
+        result = _over_context(rows, _Context(kv, table[piece[OWNER]], pages, *ends), sinks, spec)
+        return lax.dynamic_update_slice_in_dim(out, result.astype(out.dtype), start, 0)
+
+    def step(w: Array, out: Array) -> Array:
+        piece = pieces[:, w]
+        alone = piece[TO] - piece[FROM] == 1
+        return lax.cond(alone, functools.partial(attend, 1), functools.partial(attend, size), out, piece)
+
+    out = lax.fori_loop(0, _used(pieces), step, jnp.zeros_like(padded))[:tokens].reshape(q.shape)
+    return _zero_padding(out, pieces, size)
+
+
+@dataclass(frozen=True)
+class _Context:
+    """What one piece looks at: a request's pages, `pages` of them together, for positions first to last."""
+
+    kv: Array
+    own: Array  # [N], N a multiple of `pages`
+    pages: int
+    first: Array
+    last: Array
+
+    def span(self, i: Array) -> tuple[Array, Array]:
+        """K and V of the i-th span [Hkv, S, D], float32. V past the last position is 0: anything may be there."""
+        _, _, kv_heads, size, dim = self.kv.shape
+        ids = lax.dynamic_slice_in_dim(self.own, i * self.pages, self.pages)
+        matrices = (ids * 2 + jnp.arange(2)[:, None])[:, None] * kv_heads + jnp.arange(kv_heads)[:, None]
+        found = self.kv.reshape(-1, size, dim).at[matrices].get(mode="promise_in_bounds")  # [2, Hkv, pages, size, D]
+        if found.dtype == jnp.int16:
+            found = lax.bitcast_convert_type(found, jnp.bfloat16)
+        k, v = found.reshape(2, kv_heads, -1, dim).astype(jnp.float32)
+        slots = i * self.pages * size + jnp.arange(self.pages * size)
+        return k, jnp.where(slots[:, None] <= self.last, v, 0)
+
+
+def _over_context(rows: Array, context: _Context, sinks: Array | None, spec: AttentionSpec) -> Array:
+    """rows [Q, Hkv, G, D] at consecutive positions from context.first on -> the same, float32."""
+    count, kv_heads, group, dim = rows.shape
+    q = rows.transpose(1, 2, 0, 3).reshape(kv_heads, group * count, dim).astype(jnp.float32)
+    positions = jnp.tile(context.first + jnp.arange(count), group)[:, None]
+    length = context.pages * spec.page_size
+    product = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
+
+    def over(i: Array, state: State) -> State:
+        k, v = context.span(i)
+        slots = i * length + jnp.arange(length)
+        scores = _masked(product("hrd,hsd->hrs", q, k), positions, slots, spec)
+        return _fold(state, scores, lambda weights: product("hrs,hsd->hrd", weights, v))
+
+    best = jnp.full((kv_heads, group * count, 1), NOTHING, jnp.float32)
+    total = jnp.zeros_like(best)
+    if sinks is not None:
+        best = jnp.repeat(sinks.astype(jnp.float32).reshape(kv_heads, group), count, 1)[..., None]
+        total = jnp.ones_like(best)
+    begin = 0 if spec.window is None else jnp.maximum(context.first - spec.window + 1, 0) // length
+    _, total, acc = lax.fori_loop(begin, context.last // length + 1, over, (best, total, jnp.zeros_like(q)))
+    return (acc / total).reshape(kv_heads, group, count, dim).transpose(2, 0, 1, 3)
+
+
+def _masked(scores: Array, positions: Array, slots: Array, spec: AttentionSpec) -> Array:
+    """Products of q and k [.., rows, S] -> scores, NOTHING where a row at its position may not look at a slot."""
+    scores = scores * spec.scale
+    if spec.softcap is not None:
+        scores = spec.softcap * jnp.tanh(scores / spec.softcap)
+    seen = slots <= positions
+    if spec.window is not None:
+        seen &= slots > positions - spec.window
+    return jnp.where(seen, scores, NOTHING)
+
+
+def _fold(state: State, scores: Array, weigh: Callable[[Array], Array]) -> State:
+    """Takes another span in. What a row gathered before it saw anything is multiplied by 0 when it does."""
+    best, total, acc = state
+    higher = jnp.maximum(best, scores.max(-1, keepdims=True))
+    weights, shrink = jnp.exp(scores - higher), jnp.exp(best - higher)
+    return higher, total * shrink + weights.sum(-1, keepdims=True), acc * shrink + weigh(weights)
+
+
+def _span_pages(tokens: int, spec: AttentionSpec, table: Array) -> int:
+    return max(1, min(table.shape[1], tokens // spec.page_size))
+
+
+def _used(pieces: Array) -> Array:
+    return jnp.sum(pieces[FROM] < pieces[TO])
+
+
+def _zero_padding(out: Array, pieces: Array, size: int) -> Array:
+    """Tokens after the last piece's have been computed from anything."""
+    last = pieces[:, jnp.maximum(_used(pieces) - 1, 0)]
+    real = jnp.arange(out.shape[0]) < last[BLOCK] * size + last[TO]
+    return jnp.where(real[:, None, None], out, 0)
+
+
+# ------------------------------------------------------------------------------------------------------------- Pallas
+
+
+def attend_paged(
+    q: Array,
+    kv: Array,
+    table: Array,
+    pieces: Array,
+    sinks: Array | None,
+    spec: AttentionSpec,
+    *,
+    interpret: bool = False,
+) -> Array:
+    """The same in Pallas: a grid step per piece. Pages come from HBM, a span ahead of the computation, and the first
+    span of a piece while the piece before it is still computed; so nothing is fetched that no token looks at.
+
+    Only the page-table rows of this piece and the next are in SMEM. XLA copies the cache for it, unless D is a multiple
+    of 128: it stores narrower pages in another order.
+    """
+    sizes = _Sizes.of(q, kv, table, spec)
+    count = pieces.shape[1]
+    table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % LANES))).reshape(table.shape[0], -1, LANES)
+    rows = (1, sizes.kv_heads, sizes.rows, sizes.dim)
+
+    def of_row(w: Array, pieces: Ref) -> tuple[Any, ...]:
+        return pieces[OWNER * count + w], 0, 0
+
+    def of_next(w: Array, pieces: Ref) -> tuple[Any, ...]:
+        return of_row(jnp.minimum(w + 1, count - 1), pieces)
+
+    def of_block(w: Array, pieces: Ref) -> tuple[Any, ...]:
+        return pieces[BLOCK * count + w], 0, 0, 0
+
+    smem = functools.partial(pl.BlockSpec, memory_space=pltpu.SMEM)
+    row = functools.partial(smem, (1, *table.shape[1:]))  # in two dimensions: one would be stored eightfold in HBM
+    block = pl.BlockSpec(rows, of_block)  # pieces of one block follow each other: it stays where it is
+    hbm = pl.BlockSpec(memory_space=pl.ANY)
+    blocks = _to_blocks(q, sizes)
+    out = pl.pallas_call(
+        functools.partial(_kernel, spec=spec, sizes=sizes, has_sinks=sinks is not None),
+        out_shape=jax.ShapeDtypeStruct(blocks.shape, q.dtype),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=(count,),
+            in_specs=[row(of_row), row(of_next), smem(), block, hbm],
+            out_specs=block,
+            scratch_shapes=sizes.scratch(kv),
+        ),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("arbitrary",), vmem_limit_bytes=sizes.vmem_limit(q, kv)
+        ),
+        interpret=interpret,
+        name="ragged_paged_attention",
+    )(pieces.reshape(-1), table, table, _sink_row(sinks, q), blocks, kv)
+    return _zero_padding(_from_blocks(out, sizes)[: q.shape[0]], pieces, sizes.tokens)
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Of the kernel, fixed when it is compiled. A block's rows are its tokens, for each query head of a KV head."""
+
+    tokens: int  # per block
+    group: int
+    kv_heads: int
+    dim: int
+    page_size: int
+    pages: int  # per span
+
+    @classmethod
+    def of(cls, q: Array, kv: Array, table: Array, spec: AttentionSpec) -> "_Sizes":
+        _, _, kv_heads, page_size, dim = kv.shape
+        fitting = SPAN_BYTES // (2 * kv_heads * page_size * _up(dim, LANES) * kv.dtype.itemsize)
+        pages = max(1, min(_span_pages(PAGED_SPAN, spec, table), fitting))
+        tokens = block_tokens(q.shape[0], table.shape[0])
+        return cls(tokens, q.shape[1] // kv_heads, kv_heads, dim, page_size, pages)
+
+    @property
+    def rows(self) -> int:
+        return self.tokens * self.group
+
+    @property
+    def span(self) -> int:
+        return self.pages * self.page_size
+
+    def scratch(self, kv: Array) -> list[Any]:
+        """Two spans of pages; the state of the running softmax; who has arrived; which of the two comes next."""
+        state = (self.kv_heads, self.rows)
+        return [
+            pltpu.VMEM((2, self.pages, *kv.shape[1:]), kv.dtype),
+            pltpu.VMEM((*state, 1), jnp.float32),
+            pltpu.VMEM((*state, 1), jnp.float32),
+            pltpu.VMEM((*state, self.dim), jnp.float32),
+            pltpu.SemaphoreType.DMA((2,)),
+            pltpu.SMEM((1,), jnp.int32),
+        ]
+
+    def vmem_limit(self, q: Array, kv: Array) -> int:
+        """Bytes: q and out twice each, the state, the spans and one head's scores; half as much again to work in."""
+        dim, rows = _up(self.dim, LANES), self.kv_heads * _up(self.rows, NARROW)
+        held = rows * (4 * dim * q.dtype.itemsize + 4 * (dim + 2 * LANES))
+        spans = 4 * self.pages * self.kv_heads * _up(self.page_size, NARROW) * dim * kv.dtype.itemsize
+        scores = 4 * 4 * self.rows * _up(self.span, LANES)
+        return max(2**24, (held + spans + scores) * 3 // 2)
+
+
+def _up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+def _to_blocks(q: Array, sizes: _Sizes) -> Array:
+    """[T, H, D] -> [blocks, Hkv, rows, D]. Rows are ordered by head, then token: a mask tells a row's token."""
+    q = jnp.pad(q, ((0, -q.shape[0] % sizes.tokens), (0, 0), (0, 0)))
+    q = q.reshape(-1, sizes.tokens, sizes.kv_heads, sizes.group, sizes.dim).transpose(0, 2, 3, 1, 4)
+    return q.reshape(-1, sizes.kv_heads, sizes.rows, sizes.dim)
+
+
+def _from_blocks(out: Array, sizes: _Sizes) -> Array:
+    out = out.reshape(-1, sizes.kv_heads, sizes.group, sizes.tokens, sizes.dim).transpose(0, 3, 1, 2, 4)
+    return out.reshape(-1, sizes.kv_heads * sizes.group, sizes.dim)
+
+
+def _sink_row(sinks: Array | None, q: Array) -> Array:
+    return jnp.zeros(q.shape[1], jnp.float32) if sinks is None else sinks.astype(jnp.float32)
+
+
+class _Reach:
+    """What piece w looks at; nothing if it is unused or past the last. Scalars, read from SMEM.
+
+    Divides by lax.div: `//` asks for the sign first, and lowering that asks which TPU is there.
+    """
+
+    def __init__(self, pieces: Ref, w: Array, spec: AttentionSpec, sizes: _Sizes) -> None:
+        count = pl.num_programs(0)
+        at = jnp.minimum(w, count - 1)
+        self.begin, self.end, self.shift = (pieces[which * count + at] for which in (FROM, TO, SHIFT))
+        self.last = self.shift + self.end - 1
+        low = jnp.int32(0)
+        if spec.window is not None:
+            low = jnp.maximum(self.shift + self.begin - spec.window + 1, 0)
+        self.page = lax.div(low, sizes.page_size)  # the first of the request's
+        self.pages = lax.div(self.last, sizes.page_size) + 1 - self.page
+        used = (w < count) & (self.begin < self.end)
+        self.spans = jnp.where(used, lax.div(self.pages + sizes.pages - 1, sizes.pages), 0)
+
+
+@dataclass(frozen=True)
+class _Fetch:
+    """Copies of pages from HBM into one of two spans of VMEM."""
+
+    kv: Ref
+    spans: Ref  # [2, pages, 2, Hkv, page_size, D]
+    arrived: Ref
+    pages: int
+
+    def start(self, reach: _Reach, row: Ref, i: Array, into: Array) -> None:
+        """Of the reach's i-th span, if it has one."""
+        pl.when(i < reach.spans)(lambda: self._each(reach, row, i, into, lambda copy: copy.start()))
+
+    def wait(self, reach: _Reach, row: Ref, i: Array, into: Array) -> None:
+        self._each(reach, row, i, into, lambda copy: copy.wait())
+
+    def _each(self, reach: _Reach, row: Ref, i: Array, into: Array, act: Callable[[Any], None]) -> None:
+        def one(j: Array, _: None) -> None:
+            at = reach.page + i * self.pages + j
+            page = row[0, lax.div(at, LANES), lax.rem(at, LANES)]
+            act(pltpu.make_async_copy(self.kv.at[page], self.spans.at[into, j], self.arrived.at[into]))
+
+        lax.fori_loop(0, jnp.minimum(self.pages, reach.pages - i * self.pages), one, None)
+
+
+def _kernel(
+    pieces: Ref,
+    row: Ref,
+    next_row: Ref,
+    sinks: Ref,
+    q: Ref,
+    kv: Ref,
+    out: Ref,
+    spans: Ref,
+    best: Ref,
+    total: Ref,
+    acc: Ref,
+    arrived: Ref,
+    turn: Ref,
+    *,
+    spec: AttentionSpec,
+    sizes: _Sizes,
+    has_sinks: bool,
+) -> None:
+    w, count = pl.program_id(0), pl.num_programs(0)
+    own, following = _Reach(pieces, w, spec, sizes), _Reach(pieces, w + 1, spec, sizes)
+    fetch = _Fetch(kv, spans, arrived, sizes.pages)
+
+    @pl.when(w == 0)
+    def _first() -> None:
+        turn[0] = 0
+        fetch.start(own, row, jnp.int32(0), jnp.int32(0))
+
+    @pl.when((w == 0) | (pieces[BLOCK * count + w] != pieces[BLOCK * count + jnp.maximum(w - 1, 0)]))
+    def _new_block() -> None:
+        out[...] = jnp.zeros_like(out)
+
+    def attend(tokens: int) -> None:
+        rows = _Rows(q, out, (best, total, acc), own, sizes, tokens)
+
+        def over(i: Array, at: Array) -> Array:
+            pl.when(i + 1 < own.spans)(lambda: fetch.start(own, row, i + 1, 1 - at))
+            pl.when(i + 1 == own.spans)(lambda: fetch.start(following, next_row, jnp.int32(0), 1 - at))
+            fetch.wait(own, row, i, at)
+            start = (own.page + i * sizes.pages) * sizes.page_size
+            for head in range(sizes.kv_heads):
+                rows.look(head, spans[at, :, 0, head], spans[at, :, 1, head], start, spec)
+            return 1 - at
+
+        rows.begin(sinks if has_sinks else None)
+        turn[0] = lax.fori_loop(0, own.spans, over, turn[0])
+        rows.finish()
+
+    narrow = (own.begin & -NARROW) == ((own.end - 1) & -NARROW)  # decoding, beside a prompt
+    if sizes.tokens <= NARROW:
+        narrow = jnp.bool_(False)
+    pl.when((own.spans > 0) & ~narrow)(lambda: attend(sizes.tokens))
+    if sizes.tokens > NARROW:
+        pl.when((own.spans > 0) & narrow)(lambda: attend(NARROW))
+
+
+class _Rows:
+    """The rows of a block that a piece computes: all, or those of the NARROW tokens that it is in.
+
+    The state of the rows is packed at the beginning of its memory. Rows that are not the piece's are computed too, from
+    anything, and left out at the end.
+    """
+
+    def __init__(self, q: Ref, out: Ref, state: tuple[Ref, Ref, Ref], own: _Reach, sizes: _Sizes, tokens: int) -> None:
+        self._q, self._out, self._own, self._sizes, self._tokens = q, out, own, sizes, tokens
+        self._count = sizes.group * tokens
+        self._best, self._total, self._acc = (ref.at[:, pl.ds(0, self._count)] for ref in state)
+        whole = tokens == sizes.tokens
+        self._offset = 0 if whole else pl.multiple_of(own.begin & -tokens, tokens)
+
+    def _part(self, group: int) -> Any:
+        """Where the tokens stand for one query head of a KV head."""
+        return pl.ds(group * self._sizes.tokens + self._offset, self._tokens)
+
+    def _token(self, shape: tuple[int, ...]) -> Array:
+        """Of each row, counted in the block."""
+        return self._offset + (lax.broadcasted_iota(jnp.int32, shape, 0) & (self._tokens - 1))
+
+    def begin(self, sinks: Ref | None) -> None:
+        self._acc[...] = jnp.zeros(self._acc.shape, jnp.float32)
+        self._total[...] = jnp.full(self._total.shape, 0 if sinks is None else 1, jnp.float32)
+        self._best[...] = jnp.full(self._best.shape, NOTHING, jnp.float32)
+        if sinks is None:
+            return
+        group = lax.broadcasted_iota(jnp.int32, (self._count, 1), 0) >> (self._tokens.bit_length() - 1)
+        for head in range(self._sizes.kv_heads):
+            column = jnp.full((self._count, 1), NOTHING, jnp.float32)
+            for g in range(self._sizes.group):
+                column = jnp.where(group == g, sinks[head * self._sizes.group + g], column)
+            self._best[head] = column
+
+    def look(self, head: int, k: Array, v: Array, start: Array, spec: AttentionSpec) -> None:
+        """At k and v [pages, page_size, D], the context from position `start` on. It may end in unwritten memory."""
+        length, dim = self._sizes.span, self._sizes.dim
+        k, v = k.reshape(length, dim), v.reshape(length, dim)
+        precision = lax.Precision.HIGHEST if k.dtype == jnp.float32 else lax.Precision.DEFAULT
+        product = functools.partial(lax.dot_general, precision=precision, preferred_element_type=jnp.float32)
+        scores = product(self._queries(head), k, (((1,), (1,)), ((), ())))
+        positions = self._own.shift + self._token(scores.shape)
+        slots = start + lax.broadcasted_iota(jnp.int32, scores.shape, 1)
+        scores = _masked(scores, positions, slots, spec)
+        real = start + lax.broadcasted_iota(jnp.int32, v.shape, 0) <= self._own.last
+        v = jnp.where(real, v, jnp.zeros_like(v))
+        state = self._best[head], self._total[head], self._acc[head]
+        weigh = functools.partial(product, rhs=v, dimension_numbers=(((1,), (0,)), ((), ())))
+        best, total, acc = _fold(state, scores, lambda weights: weigh(weights.astype(v.dtype)))
+        self._best[head], self._total[head], self._acc[head] = best, total, acc
+
+    def _queries(self, head: int) -> Array:
+        if self._tokens == self._sizes.tokens:
+            return self._q[0, head]
+        return jnp.concatenate([self._q[0, head, self._part(g)] for g in range(self._sizes.group)])
+
+    def finish(self) -> None:
+        """Writes the piece's rows; the block's other rows are other pieces'."""
+        token = self._token((self._tokens, self._sizes.dim))
+        mine = (self._own.begin <= token) & (token < self._own.end)
+        for head in range(self._sizes.kv_heads):
+            result = self._acc[head] / self._total[head]
+            for g in range(self._sizes.group):
+                part = self._part(g)
+                old = self._out[0, head, part].astype(jnp.float32)
+                new = jnp.where(mine, result[g * self._tokens : (g + 1) * self._tokens], old)
+                self._out[0, head, part] = new.astype(self._out.dtype)

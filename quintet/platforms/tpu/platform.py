@@ -1,0 +1,144 @@
+"""TPUs as a platform: torch models traced into XLA programs. On a machine without one, JAX's CPU devices stand in."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quintet.config import EngineConfig, read_environment
+from quintet.platforms.host import host_memory
+from quintet.platforms.interface import (
+    Alone,
+    Attention,
+    Capabilities,
+    Communicator,
+    Device,
+    Platform,
+    Step,
+    Unavailable,
+)
+from quintet.platforms.tpu.facts import Facts, facts
+from quintet.types import AttentionSpec, Bucket, Weight
+
+GIB = 2**30
+HOST_KV = GIB // 2  # of host memory for the cache, where the processor stands in and nothing was asked for
+ATTENTION = ("write_kv", "paged_attention")
+
+
+class TPU(Platform):
+    """One worker drives all devices: place() shards, XLA adds the collectives. Steps are compiled, shapes are fixed."""
+
+    name = "tpu"
+    op_priority = dict.fromkeys(ATTENTION, ("pallas", "jax")) | dict.fromkeys(
+        (
+            *("linear", "embedding", "rotary", "rms_norm", "add_rms_norm", "layer_norm", "activate", "gated"),
+            *("linear_int8", "linear_int4", "linear_fp8", "linear_fp8_dynamic", "linear_w8a8"),
+            *("route", "route_grouped", "grouped_linear", "experts"),
+            *("greedy", "sample", "gumbel", "scale_logits", "filter_logits", "top_logprobs", "widen"),
+            *("penalize", "bias_tokens", "ban_tokens", "keep_tokens"),
+        ),
+        ("jax",),
+    )
+
+    @classmethod
+    def probe(cls) -> Capabilities | Unavailable:
+        found = facts()
+        if isinstance(found, Unavailable):
+            return found
+        return Capabilities(
+            devices=found.devices,
+            dtypes=(torch.bfloat16, torch.float32),
+            static_shapes=True,
+            opaque=True,
+            spmd=True,
+            overlap=True,
+            automatic=found.chips > 0,
+            detail=found.detail,
+        )
+
+    @classmethod
+    def configure(cls, config: EngineConfig) -> tuple[EngineConfig, list[str]]:
+        found, reasons = facts(), []
+        assert isinstance(found, Facts), "configured, though it is not available"
+        if config.tensor_parallel_size > found.devices:
+            raise ValueError(
+                f"tensor_parallel_size {config.tensor_parallel_size} needs as many devices, {found.devices} here"
+                + ("; lower it" if found.chips else "; XLA_FLAGS=--xla_force_host_platform_device_count=N gives more")
+            )
+        if config.enforce_eager:
+            reasons.append("enforce_eager: nothing runs uncompiled here; the steps are compiled all the same")
+        if config.compilation_cache_dir == "auto":
+            config = config.replace(compilation_cache_dir=str(_cache_folder()))
+            reasons.append(f"compilation_cache_dir={config.compilation_cache_dir}: the next start finds programs there")
+        if not found.chips and config.kv_cache_memory_bytes is None and config.num_pages is None:
+            share = min(HOST_KV, int(host_memory().free * config.gpu_memory_utilization / 2))
+            config = config.replace(kv_cache_memory_bytes=share)
+            reasons.append(f"kv_cache_memory_bytes={share} ({share / GIB:.1f} GiB): host memory, nothing was asked for")
+        return config, reasons
+
+    def open(self, rank: int) -> Device:
+        """All devices that the config asks for, as one. Starts the runtime."""
+        import jax
+
+        found = facts()
+        kind = "tpu" if isinstance(found, Facts) and found.chips else "cpu"
+        if kind == "cpu":
+            jax.config.update("jax_platforms", kind)  # or it would look for, and take, what else is there
+
+        from quintet.platforms.tpu import providers  # noqa: F401  registers them
+        from quintet.platforms.tpu.device import TPUDevice
+        from quintet.platforms.tpu.sharding import Placer
+
+        devices = jax.devices(kind)[: self._config.tensor_parallel_size]
+        _keep_programs(self._config.compilation_cache_dir)
+        self._device = TPUDevice(devices)
+        self._placer = Placer(self._device.mesh)
+        self._attentions: list[Attention] = []
+        return self._device
+
+    def connect(self, rank: int, size: int, endpoint: str) -> Communicator:
+        return Alone()
+
+    def attention(self, spec: AttentionSpec, ops: Any) -> Attention:
+        from quintet.platforms.tpu.attention import RaggedAttention
+
+        made = RaggedAttention(spec, ops, self._device.mesh)
+        self._attentions.append(made)
+        return made
+
+    def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        from quintet.platforms.tpu.bridge import torch_view
+
+        return {weight.name: torch_view(self._placer(weight, tensors))}
+
+    def compile(self, model: nn.Module, buckets: Iterable[Bucket]) -> Step:
+        from quintet.platforms.tpu.bridge import jax_view
+        from quintet.platforms.tpu.compile import Program, abstract, compile_step
+
+        weights = {name: jax_view(tensor) for name, tensor in model.named_parameters()}
+        shapes = {name: abstract(array) for name, array in weights.items()}
+        planners = list({type(each): each for each in self._attentions}.values())
+        program = Program(model, shapes, self._device.kv, planners, self._device.everywhere)
+        return compile_step(program, weights, buckets)
+
+
+def _cache_folder() -> Path:
+    home = read_environment().cache_home
+    return (Path(home) if home else Path.home() / ".cache") / "quintet" / "xla"
+
+
+def _keep_programs(folder: str) -> None:
+    """Compiled programs go to the folder and are found there. JAX has one such folder per process."""
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    if folder == "none":
+        return
+    Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)  # a program from there is run: it is nobody else's
+    if jax.config.values["jax_compilation_cache_dir"] != folder:
+        jax.config.update("jax_compilation_cache_dir", folder)
+        compilation_cache.reset_cache()  # it was opened with the first compilation, wherever it lay then
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)

@@ -1,0 +1,237 @@
+"""What each op of the model is called with in the contract tests: a grid of shapes, types and formats for each."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quintet.ops.activation import KINDS
+from quintet.types import AttentionSpec
+from tests.helpers.batches import Cache, Request, spec
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+Case = tuple[str, tuple[Any, ...]]  # what it is, the op's arguments
+
+
+def randn(*shape: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return (torch.randn(shape, generator=generator) * scale).to(dtype)
+
+
+def linear(dtype: torch.dtype) -> Iterator[Case]:
+    for rows in (1, 2, 3, 8, 65):
+        for inputs, outputs in ((1, 1), (48, 77), (77, 48), (256, 129), (1024, 40)):
+            for biased in (False, True):
+                x, w = randn(rows, inputs, dtype=dtype), randn(outputs, inputs, dtype=dtype, scale=inputs**-0.5)
+                bias = randn(outputs, dtype=dtype) if biased else None
+                yield f"{rows}x{inputs} by {outputs}, bias {biased}", (x, w, bias, (outputs,))
+
+
+def activations(dtype: torch.dtype) -> Iterator[Case]:
+    for kind in KINDS:
+        for rows, width in ((1, 2), (3, 74), (65, 130)):
+            yield f"{kind} {rows}x{width}", (randn(rows, width, dtype=dtype, scale=4.0), kind)
+
+
+def rms_norm(dtype: torch.dtype) -> Iterator[Case]:
+    for shape in ((1, 48), (5, 77), (3, 6, 16)):
+        for offset in (0.0, 1.0):
+            yield f"{shape} + {offset}", (randn(*shape, dtype=dtype), randn(shape[-1], dtype=dtype), 1e-5, offset)
+
+
+def add_rms_norm(dtype: torch.dtype) -> Iterator[Case]:
+    for what, (x, weight, eps, offset) in rms_norm(dtype):
+        yield what, (x, randn(*x.shape, dtype=dtype, scale=3.0), weight, eps, offset)
+
+
+def layer_norm(dtype: torch.dtype) -> Iterator[Case]:
+    for rows, width in ((1, 48), (5, 77)):
+        x, weight, bias = (randn(*s, dtype=dtype) for s in ((rows, width), (width,), (width,)))
+        yield f"{rows}x{width}", (x, weight, bias, 1e-5)
+        yield f"{rows}x{width}, no bias", (x, weight, None, 1e-5)
+
+
+def rotary(dtype: torch.dtype) -> Iterator[Case]:
+    for heads, kv_heads, dim, turned in ((6, 3, 16, 16), (5, 1, 24, 12)):
+        q, k = randn(9, heads, dim, dtype=dtype), randn(9, kv_heads, dim, dtype=dtype)
+        angles = torch.arange(40)[:, None] * torch.linspace(0.1, 1, turned // 2)
+        table = torch.cat([angles.cos(), angles.sin()], -1)
+        positions = torch.tensor([0, 1, 2, 39, 5, 5, 7, 30, 11], dtype=torch.int32)
+        yield f"{turned} of {dim}", (q, k, table, positions)
+
+
+def embedding(dtype: torch.dtype) -> Iterator[Case]:
+    ids, table = torch.tensor([0, 7, 9, 3, 7], dtype=torch.int32), randn(10, 12, dtype=dtype)
+    yield "whole", (ids, table, 0, False)
+    for first in (0, 4, 8, 20):
+        yield f"from {first}", (ids, table[:4], first, True)
+
+
+def write_kv(dtype: torch.dtype) -> Iterator[Case]:
+    for page_size in (8, 16, 32):
+        of = spec(6, 3, 8, dtype=dtype, page_size=page_size)
+        cache = Cache(of, [45, 9, page_size])
+        requests = [Request(37, 8), Request(8, 1), Request(0, page_size)]
+        q, batch = cache.batch(dict(enumerate(requests)))
+        k, v = randn(len(q), 3, 8, dtype=dtype), randn(len(q), 3, 8, dtype=dtype, scale=2.0)
+        yield f"pages of {page_size}", (cache.kv, k, v, batch)
+
+
+MIXES = {
+    "a long prompt": [Request(0, 170)],
+    "chunks": [Request(100, 31), Request(7, 2), Request(250, 17)],
+    "decoding": [Request(0, 1), Request(63, 1), Request(127, 1), Request(128, 1), Request(300, 1)],
+    "ragged mix": [Request(40, 1), Request(0, 21), Request(130, 5), Request(270, 1), Request(3, 1)],
+}
+SPECS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window": {"window": 9},
+    "window of one": {"window": 1},
+    "window over blocks": {"window": 140},
+    "soft-cap": {"softcap": 3.0},
+    "soft-cap, window": {"softcap": 20.0, "window": 33, "scale": 0.7},
+    "sinks": {"sinks": True},
+    "sinks, window": {"sinks": True, "window": 5},
+}
+
+
+def paged_attention(dtype: torch.dtype) -> Iterator[Case]:
+    for what, settings in SPECS.items():
+        for heads, kv_heads, page_size in ((6, 3, 16), (5, 1, 8), (3, 3, 32)):
+            of = spec(heads, kv_heads, 16, dtype=dtype, page_size=page_size, **settings)
+            sinks = randn(heads, dtype=dtype) if of.sinks else None
+            for mix, requests in MIXES.items():
+                yield f"{what}, {heads}/{kv_heads}, pages of {page_size}, {mix}", attention(of, requests, sinks)
+
+
+def attention(of: AttentionSpec, requests: list[Request], sinks: Tensor | None) -> tuple[Any, ...]:
+    cache = Cache(of, [r.cached + r.new for r in requests])
+    q, batch = cache.batch(dict(enumerate(requests)))
+    return q, cache.kv, batch, of, sinks
+
+
+def _scales(*shape: int) -> Tensor:
+    return randn(*shape, dtype=torch.float32).abs() * 0.02 + 0.003
+
+
+def _int8(*shape: int) -> Tensor:
+    return torch.randint(-128, 128, shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.int8)
+
+
+Product = tuple[str, Tensor, Tensor | None, int, int]  # what, x [T, K], bias [N] or None, K, N
+
+
+def _products(dtype: torch.dtype, *sizes: tuple[int, int, int]) -> Iterator[Product]:
+    for rows, inputs, outputs in sizes:
+        bias = randn(outputs, dtype=dtype) if rows % 2 else None
+        yield f"{rows}x{inputs} by {outputs}", randn(rows, inputs, dtype=dtype), bias, inputs, outputs
+
+
+def linear_int8(dtype: torch.dtype) -> Iterator[Case]:
+    for what, x, bias, inputs, outputs in _products(dtype, (1, 48, 77), (33, 48, 77), (16, 384, 40)):
+        for groups in (1, 3, inputs // 16):
+            yield f"{what}, {groups} groups", (x, _int8(outputs, inputs), _scales(outputs, groups) / 16, bias)
+
+
+def linear_int4(dtype: torch.dtype) -> Iterator[Case]:
+    for what, x, bias, inputs, outputs in _products(dtype, (1, 48, 77), (33, 48, 77), (16, 384, 40)):
+        for groups, zeros in ((1, None), (3, None), (3, torch.uint8), (inputs // 16, torch.float32), (1, torch.uint8)):
+            given = None if zeros is None else (_int8(outputs, groups).view(torch.uint8) >> 4).to(zeros)
+            if zeros is torch.float32:
+                given += 0.25
+            weight = _int8(outputs, inputs // 2).view(torch.uint8)
+            yield f"{what}, {groups} groups, zeros {zeros}", (x, weight, _scales(outputs, groups), given, bias)
+
+
+def linear_fp8(dtype: torch.dtype) -> Iterator[Case]:
+    kinds = torch.float8_e4m3fn, torch.float8_e5m2
+    sizes = (1, 48, 77), (3, 256, 140), (33, 300, 129)
+    for what, x, bias, inputs, outputs in _products(dtype, *sizes):
+        for kind, block in ((kinds[0], 0), (kinds[0], 16), (kinds[1], 128), (kinds[1], 0)):
+            weight = randn(outputs, inputs, dtype=torch.float32).to(kind)
+            cut = (-(-outputs // block), -(-inputs // block)) if block else (outputs, 1)
+            yield f"{what}, {kind}, blocks {block}", (x, weight, _scales(*cut), bias, block)
+        yield f"{what}, one scale", (x, weight, _scales(1, 1), bias, 0)
+
+
+def linear_fp8_dynamic(dtype: torch.dtype) -> Iterator[Case]:
+    for what, (x, weight, scales, bias, block) in linear_fp8(dtype):
+        x = _untied(x, block, torch.finfo(weight.dtype).max, lambda v, kind=weight.dtype: v.to(kind).float())
+        yield what, (x, weight, scales, bias, block)
+
+
+def linear_w8a8(dtype: torch.dtype) -> Iterator[Case]:
+    for what, x, bias, inputs, outputs in _products(dtype, (1, 1, 1), (1, 48, 77), (33, 48, 77), (16, 1100, 40)):
+        x[len(x) // 2] *= 0.0 if len(x) == 33 else 30.0  # a token of zeros; one of large numbers
+        x = _untied(x, 0, 127.0, torch.round)
+        yield what, (x, _int8(outputs, inputs), _scales(outputs, 1) / 16, bias)
+
+
+def _untied(x: Tensor, block: int, largest: float, rounded: Callable[[Tensor], Tensor]) -> Tensor:
+    """x with 0 for what lies so near the middle of two quantized values that one rounding of float32 decides."""
+    x = x.clone()
+    for piece in x.split(block or x.shape[1], dim=1):
+        exact = piece.double()
+        exact *= largest / exact.abs().amax(1, keepdim=True).clamp(min=1e-12)
+        piece[rounded(exact * (1 - 1e-5)) != rounded(exact * (1 + 1e-5))] = 0
+    return x
+
+
+def route(dtype: torch.dtype) -> Iterator[Case]:
+    for tokens, num, k in ((1, 4, 1), (9, 8, 2), (9, 8, 3), (33, 60, 4)):
+        logits = randn(tokens, num, dtype=dtype, scale=3.0)
+        logits[:, num // 2] = logits[:, 1]  # equal ones
+        for renormalize in (False, True):
+            yield f"{tokens} tokens, {k} of {num}, renormalised {renormalize}", (logits, k, renormalize)
+
+
+def route_grouped(dtype: torch.dtype) -> Iterator[Case]:
+    for tokens, num, k, groups, kept in ((1, 8, 1, 1, 1), (9, 16, 4, 4, 2), (33, 64, 4, 8, 3), (5, 16, 2, 4, 4)):
+        logits, bias = randn(tokens, num, dtype=dtype), randn(num, dtype=torch.float32, scale=0.1)
+        what = f"{tokens} tokens, {k} of {num} in {kept} of {groups} groups"
+        yield what, (logits, bias, k, groups, kept, k > 2)
+
+
+def grouped_linear(dtype: torch.dtype) -> Iterator[Case]:
+    for counts, spare in (((3,), 0), ((0, 4, 0, 1), 3), ((5, 5, 5), 0), ((0, 0), 2), ((1, 0, 30, 2, 0, 7), 1)):
+        for inputs, outputs in ((48, 77), (256, 40)):
+            x = randn(sum(counts) + spare, inputs, dtype=dtype)
+            x[sum(counts) :] = torch.nan  # nobody's rows
+            weight = randn(len(counts), outputs, inputs, dtype=dtype, scale=inputs**-0.5)
+            yield f"{counts} of {len(x)}, {inputs} by {outputs}", (x, weight, torch.tensor(counts, dtype=torch.int32))
+
+
+def experts(dtype: torch.dtype) -> Iterator[Case]:
+    for tokens, num, hidden, inner, k in ((1, 4, 16, 24, 1), (7, 6, 40, 17, 2), (33, 3, 24, 32, 3), (4, 9, 8, 8, 4)):
+        x, seed = randn(tokens, hidden, dtype=dtype), torch.Generator().manual_seed(tokens)
+        gate_up = randn(num, 2 * inner, hidden, dtype=dtype, scale=hidden**-0.5)
+        down = randn(num, hidden, inner, dtype=dtype, scale=inner**-0.5)
+        ids = torch.rand(tokens, num, generator=seed).argsort(-1)[:, :k].to(torch.int32)
+        weights = torch.rand(tokens, k, generator=seed).softmax(-1)
+        for what, chosen in (("", ids), (", one for all", ids * 0), (", some elsewhere", ids * 2 - 2)):
+            yield f"{tokens} tokens, {k} of {num}{what}", (x, gate_up, down, weights, chosen, "silu")
+        yield f"{tokens} tokens, {k} of {num}, gelu", (x, gate_up, down, weights, ids, "gelu")
+
+
+CASES: dict[str, Callable[[torch.dtype], Iterator[Case]]] = {
+    "activate": activations,
+    "add_rms_norm": add_rms_norm,
+    "embedding": embedding,
+    "experts": experts,
+    "gated": activations,
+    "grouped_linear": grouped_linear,
+    "layer_norm": layer_norm,
+    "linear": linear,
+    "linear_fp8": linear_fp8,
+    "linear_fp8_dynamic": linear_fp8_dynamic,
+    "linear_int4": linear_int4,
+    "linear_int8": linear_int8,
+    "linear_w8a8": linear_w8a8,
+    "paged_attention": paged_attention,
+    "rms_norm": rms_norm,
+    "rotary": rotary,
+    "route": route,
+    "route_grouped": route_grouped,
+    "write_kv": write_kv,
+}

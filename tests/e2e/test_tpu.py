@@ -1,0 +1,97 @@
+"""The TPU platform beside the CPU platform: the same tokens from the same models, on one device and on eight.
+
+On JAX's CPU devices, in float32: two implementations add in another order, and half precision would show it.
+"""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from tests.e2e.test_oracle import ENGINES, MODELS, client, mix, run
+from tests.helpers import tpu
+from tests.helpers.models import FAMILIES, PLAIN, VARIANTS, VOCAB, Tiny, make, variant
+from tests.helpers.run_model import Runner, random_prompts
+
+pytestmark = tpu.needs_jax
+
+PROMPTS = random_prompts(8, (23, 1, 40, 7), VOCAB)
+
+
+def assert_same_tokens(tiny: Tiny, devices: int, **settings: Any) -> None:
+    wanted = Runner(tiny, **settings)
+    got = Runner(tiny, platform=tpu.platform(devices), sizes=(128,), **settings)
+    for ours, theirs in zip(got.prompts(PROMPTS), wanted.prompts(PROMPTS), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4 * float(theirs.std()))
+    assert got.greedy(PROMPTS, 5) == wanted.greedy(PROMPTS, 5)
+
+
+@pytest.mark.parametrize(("family", "name"), VARIANTS)
+def test_every_family_gives_the_cpu_platforms_tokens(family: str, name: str) -> None:
+    assert_same_tokens(variant(family, name), 1)
+
+
+DIVISIBLE: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "intermediate_size": 96,
+    "vocab_size": VOCAB + 3,
+    "num_hidden_layers": 2,
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_on_eight_devices_what_does_not_divide_is_kept_whole(family: str) -> None:
+    assert_same_tokens(variant(family, next(iter(FAMILIES[family]))), 8)
+
+
+@pytest.mark.parametrize("family", ["llama", "olmo2", "phi3", "qwen3"])
+def test_on_eight_devices_heads_and_features_are_cut(family: str) -> None:
+    settings = {**FAMILIES[family]["plain"], **DIVISIBLE}
+    settings.pop("head_dim", None)
+    assert_same_tokens(make(family, settings), 8)
+
+
+@pytest.mark.parametrize("page_size", [8, 32])
+def test_page_sizes(page_size: int) -> None:
+    assert_same_tokens(make("llama", PLAIN), 1, page_size=page_size)
+
+
+def test_the_bundled_model_says_the_same_on_both() -> None:
+    """As a user would see it, in bfloat16, the model's own type."""
+    command = [
+        sys.executable,
+        "-m",
+        "quintet",
+        "generate",
+        "-q",
+        "--max-tokens",
+        "40",
+        "--max-num-batched-tokens",
+        "64",
+    ]
+    prompts = ["Once upon a time", "The capital of France is"]
+    said = {}
+    for device in ("cpu", "tpu"):
+        flags = ["--device", device, "--compilation-cache-dir", tpu.programs().name]
+        done = subprocess.run([*command, *flags, *prompts], capture_output=True, text=True, check=True)
+        said[device] = done.stdout
+    assert said["tpu"] == said["cpu"] and len(said["cpu"]) > 100
+
+
+@pytest.mark.parametrize("how", ["batched", "preempted, cached, chunked"])
+def test_random_traffic_gets_the_cpu_platforms_tokens_and_compiles_nothing(how: str) -> None:
+    """Every kind of sampling, arrivals at any time, chunks, preemption and the prefix cache, behind the host."""
+    settings = {**ENGINES[how], "max_num_seqs": 8, "max_num_batched_tokens": 48}
+    engine = client(MODELS[0], "tpu", **settings, compilation_cache_dir=tpu.programs().name)
+    compiled, wanted = tpu.compilations(), client(MODELS[0], **settings)
+    for seed in range(3):
+        ours, theirs = run(engine, mix(seed)), run(wanted, mix(seed))
+        for name, (completions, _) in theirs.items():
+            assert [each[:3] for each in ours[name][0]] == [each[:3] for each in completions], f"mix {seed}: {name}"
+    assert compiled == []
+    if "preempted" in how:
+        assert engine.engine.stats().num_preemptions > 0

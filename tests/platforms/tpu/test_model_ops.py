@@ -1,0 +1,121 @@
+"""The JAX providers of the model's ops: the same inside of a compiled model as outside, and programs for a TPU."""
+
+import dataclasses
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quintet.ops import Op
+from tests.contract.cases import CASES
+from tests.helpers.tpu import needs_jax
+
+pytestmark = needs_jax
+
+MODULES = ("activation", "embedding", "linear", "moe", "norm", "quantized", "rotary")
+NAMES = (
+    *("activate", "gated", "embedding", "linear", "rms_norm", "add_rms_norm", "layer_norm", "rotary"),
+    *("linear_int8", "linear_int4", "linear_fp8", "linear_fp8_dynamic", "linear_w8a8"),
+    *("route", "route_grouped", "grouped_linear", "experts"),
+)
+
+
+@dataclasses.dataclass(eq=False)
+class Call:
+    """A provider's call as a function of its arrays; what is no tensor is fixed."""
+
+    name: str
+    args: tuple[Any, ...]
+
+    def __post_init__(self) -> None:
+        for module in MODULES:
+            importlib.import_module(f"quintet.platforms.tpu.kernels.{module}")
+        self.provider: Callable[..., Any] = Op.registry[self.name].providers["jax"]
+
+    @property
+    def arrays(self) -> list[Any]:
+        from quintet.platforms.tpu.bridge import jax_view
+
+        views: list[Any] = jax_view([x for x in self.args if isinstance(x, Tensor)])
+        return views
+
+    def __call__(self, *arrays: Any) -> Any:
+        """Called by a trace, as a layer of the model calls it: with tensors of the bridge."""
+        from quintet.platforms.tpu.bridge import jax_view, torch_view, tracing
+
+        given = iter(torch_view(arrays))
+        with tracing():
+            return jax_view(self.provider(*(next(given) if isinstance(x, Tensor) else x for x in self.args)))
+
+
+@functools.cache
+def calls(name: str, dtype: torch.dtype) -> list[Call]:
+    """A few of the contract's cases, from the first to the last."""
+    cases = [args for _, args in CASES[name](dtype)]
+    return [Call(name, args) for args in cases[:: max(1, len(cases) // 4)]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_inside_of_a_trace_equals_outside(name: str, dtype: torch.dtype) -> None:
+    import jax
+    import numpy as np
+
+    from quintet.platforms.tpu.bridge import jax_view
+
+    for call in calls(name, dtype):
+        outside = jax.tree.leaves(jax_view(call.provider(*call.args)))
+        inside = jax.tree.leaves(jax.jit(call)(*call.arrays))
+        for a, b in zip(outside, inside, strict=True):
+            assert a.dtype == b.dtype and np.array_equal(np.asarray(a), np.asarray(b), equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_lowers_for_a_tpu(name: str, dtype: torch.dtype) -> None:
+    import jax
+
+    for call in calls(name, dtype):
+        lowered = jax.jit(call).trace(*call.arrays).lower(lowering_platforms=("tpu",))
+        assert "stablehlo" in lowered.as_text()
+
+
+def test_products_of_float32_are_not_left_to_bfloat16() -> None:
+    """A TPU's default precision rounds the factors to bfloat16."""
+    import jax
+
+    for name in ("linear", "linear_int8", "linear_int4", "linear_fp8", "grouped_linear", "experts"):
+        for call in calls(name, torch.float32):
+            text = jax.jit(call).trace(*call.arrays).lower(lowering_platforms=("tpu",)).as_text()
+            products = [line for line in text.splitlines() if "dot_general" in line or "ragged_dot" in line]
+            assert products and all("HIGHEST" in line for line in products), name
+
+
+def test_integers_are_multiplied_as_integers() -> None:
+    import jax
+
+    for call in calls("linear_w8a8", torch.bfloat16):
+        text = jax.jit(call).trace(*call.arrays).lower(lowering_platforms=("tpu",)).as_text()
+        (product,) = (line for line in text.splitlines() if "dot_general" in line)
+        assert product.count("xi8>") == 2 and "xi32>" in product
+
+
+@pytest.mark.parametrize("name", ["linear_int8", "linear_int4", "linear_fp8"])
+def test_a_weight_may_lie_with_its_outputs_side_by_side(name: str) -> None:
+    """As kernels/quantized.py recommends: an array in another layout is taken as it is."""
+    import jax
+    import numpy as np
+    from jax.experimental.layout import Format, Layout
+
+    from quintet.platforms.tpu.bridge import jax_view, torch_view
+
+    for call in calls(name, torch.bfloat16):
+        x, weight, *others = call.args
+        turned = Format(Layout((1, 0)), jax.sharding.SingleDeviceSharding(jax.devices()[0]))
+        placed = torch_view(jax.device_put(jax_view(weight), turned))
+        want, got = (np.asarray(jax_view(call.provider(x, w, *others))) for w in (weight, placed))
+        np.testing.assert_allclose(got.astype("float32"), want.astype("float32"), rtol=0.02, atol=0.02)
