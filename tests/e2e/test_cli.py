@@ -4,7 +4,6 @@ import contextlib
 import json
 import logging
 import os
-import pty
 import re
 import select
 import signal
@@ -136,36 +135,43 @@ def test_chat_answers_piped_lines_and_remembers() -> None:
     assert (done.returncode, done.stdout.splitlines()) == (0, [PARIS, BLUE])
 
 
-def heed_ctrl_c() -> None:
-    """In the child: tests that were started in the background inherit that SIGINT is ignored."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+# A process of its own sets the stage: this one has threads, and must not run Python between fork and exec.
+# Tests that were started in the background inherit that SIGINT is ignored.
+HEEDING_CTRL_C = [
+    *(sys.executable, "-c"),
+    "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])",
+]
+IN_TERMINAL = [
+    *(sys.executable, "-c"),
+    "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))",
+]
 
 
 class Terminal:
     """A program in a pseudo-terminal."""
 
     def __init__(self, *words: str) -> None:
-        self.pid, self.fd = pty.fork()
-        if self.pid == 0:
-            heed_ctrl_c()
-            os.execv(sys.executable, [*QUINTET, *words])
+        command = [*IN_TERMINAL, *HEEDING_CTRL_C, *QUINTET, *words]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self._process.stdin and self._process.stdout
+        self._keys, self._screen = self._process.stdin.fileno(), self._process.stdout.fileno()
         self.seen = ""
 
     def until(self, text: str, seconds: float = 60) -> str:
         """Reads until the text comes, and returns all that came since the last call."""
         end = time.monotonic() + seconds
         while text not in self.seen:
-            ready, _, _ = select.select([self.fd], [], [], max(0.0, end - time.monotonic()))
+            ready, _, _ = select.select([self._screen], [], [], max(0.0, end - time.monotonic()))
             assert ready, f"{text!r} did not come: {self.seen!r}"
-            try:
-                self.seen += os.read(self.fd, 65536).decode(errors="replace")
-            except OSError:  # the program has ended
+            read = os.read(self._screen, 65536)
+            if not read:  # the program has ended
                 break
+            self.seen += read.decode(errors="replace")
         before, _, self.seen = self.seen.partition(text)
         return before
 
     def type(self, text: str) -> None:
-        os.write(self.fd, text.encode())
+        os.write(self._keys, text.encode())
 
     def interrupt(self, answer: str) -> None:
         """Ctrl-C until the answer comes: the line editor drops what is typed while it takes the terminal over."""
@@ -178,7 +184,8 @@ class Terminal:
 
     def exit_code(self) -> int:
         self.until("\0", 30)  # reads to the end
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        with self._process as process:
+            return process.wait(30)
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program() -> None:
@@ -199,7 +206,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program() -> None:
 def test_ctrl_c_ends_other_commands_quietly() -> None:
     words = ["generate", "-q", "--ignore-eos", "--max-tokens", "900", "x"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([*QUINTET, *words], preexec_fn=heed_ctrl_c, **pipes) as process:
+    with subprocess.Popen([*HEEDING_CTRL_C, *QUINTET, *words], **pipes) as process:
         assert process.stdout and process.stderr
         process.stdout.read(1)
         process.send_signal(signal.SIGINT)
