@@ -74,10 +74,12 @@ class KVLayout:
     dtype: torch.dtype
     page_size: int  # tokens
     page_shape: tuple[int, ...]  # of one page, page_size included
+    shares: int = 1  # devices of an SPMD platform that each keep one equal part
 
     @property
     def page_bytes(self) -> int:
-        return int(np.prod(self.page_shape)) * self.dtype.itemsize
+        """On one device."""
+        return int(np.prod(self.page_shape)) * self.dtype.itemsize // self.shares
 
 
 @dataclass(frozen=True)

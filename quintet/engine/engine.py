@@ -14,6 +14,7 @@ from quintet.engine.request import FinishReason, Request
 from quintet.engine.runner import Runner, StepResult
 from quintet.engine.scheduler import Plan, Scheduler
 from quintet.outputs import TokenDelta, TokenLogprobs
+from quintet.platforms.interface import CacheLost
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether step() has anything to do."""
-        return bool(self._requests)
+        return bool(self._requests or self._deltas)
 
     def add(self, request: Request) -> None:
         """Queues a request that admission has checked."""
@@ -77,10 +78,10 @@ class Engine:
 
         No delta follows: the caller knows, and may have given the id to another request by the next step.
         """
-        for request_id in request_ids:
-            request = self._requests.get(request_id)
-            if request is not None:
-                self._end(request, FinishReason.ABORT)
+        ids = set(request_ids)
+        self._deltas = [delta for delta in self._deltas if delta.request_id not in ids]
+        for request_id in ids & set(self._requests):
+            self._end(self._requests[request_id], FinishReason.ABORT)
 
     def step(self) -> list[TokenDelta]:
         """One step for everybody -> what it added to each request; with overlap, what the step before it added.
@@ -112,6 +113,11 @@ class Engine:
         """An error of a step, not of one request, ends it for all who were in it, and for them alone: None."""
         try:
             return work()
+        except CacheLost as error:
+            logger.warning("everything is computed again: %s", error)
+            self.scheduler.undo(plan)
+            self._begin_again()
+            return None
         except Exception as error:
             self._deltas += self._fail(plan, error)
             return None
@@ -191,10 +197,16 @@ class Engine:
         return delta
 
     def _fail(self, plan: Plan, error: Exception) -> list[TokenDelta]:
-        """Nothing that the step should have written may be found in the cache; the requests in it end."""
+        """The requests in the step end. The cache may have gone with it: all others are computed again."""
         logger.error("a step of %d requests failed", len(plan.tokens), exc_info=error)
         self.scheduler.undo(plan)
-        return [self._end_failed(request, f"{type(error).__name__}: {error}") for request in plan.tokens]
+        deltas = [self._end_failed(request, f"{type(error).__name__}: {error}") for request in plan.tokens]
+        self._begin_again()
+        return deltas
+
+    def _begin_again(self) -> None:
+        self.scheduler.start_over()
+        self._runner.renew_cache()
 
     def reset_prefix_cache(self) -> None:
         """Forgets all cached beginnings; running requests keep their pages."""

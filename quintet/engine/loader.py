@@ -39,12 +39,12 @@ def declared(model: nn.Module) -> list[Declared]:
     return found
 
 
-def num_bytes(model: nn.Module) -> int:
-    """What the model's parameters take on this rank; a tensor that two layers share (a tied head) counts once."""
+def num_bytes(model: nn.Module, platform: Platform) -> int:
+    """What the model's parameters take on one device; a tensor that two layers share (a tied head) counts once."""
     sizes = {}
     for each in declared(model):
         key = tuple((part.source, part.offset) for part in each.weight.parts)
-        sizes[key] = torch.Size(each.weight.shape).numel() * each.weight.dtype.itemsize
+        sizes[key] = platform.placed_bytes(each.weight)
     return sum(sizes.values())
 
 

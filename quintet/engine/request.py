@@ -67,6 +67,10 @@ class Request:
             return range(0)
         return range(max(start, self.num_scored), min(start + count, self.num_prompt - 1))
 
+    def num_rows(self, start: int, count: int) -> int:
+        """Rows of logits that `count` tokens from `start` on need: one if it samples, one for each score."""
+        return len(self.scored(start, count)) + (start + count == len(self.token_ids))
+
     @property
     def output_ids(self) -> list[int]:
         return self.token_ids[self.num_prompt :]

@@ -93,8 +93,8 @@ class Runner:
         requests: list[Request] = list(rows.sampling)
         failed: dict[Request, str] = {}
         sampled = self._sample(logits, requests, failed) if requests else None
-        if sampled is None:
-            return lambda: StepResult([], [], None, prompts(), failed)
+        if sampled is None:  # the caller waits for the step all the same, or it would run ahead of the device
+            return self._settled(logits, lambda: StepResult([], [], None, prompts(), failed))
         token_ids, count = self._device.to_host(sampled.token_ids), len(requests)
         logprobs = None if sampled.logprobs is None else self._fetch(sampled.logprobs)
 
@@ -105,6 +105,22 @@ class Runner:
             return StepResult(requests, token_ids().tolist()[:count], listed, prompts(), failed)
 
         return wait
+
+    def _settled(self, logits: Tensor, result: Callable[[], StepResult]) -> Callable[[], StepResult]:
+        """The result, once the logits are there."""
+        if logits.shape[0] == 0:  # where shapes are free, nobody wanted any
+            return result
+        done = self._device.to_host(self._sampler.settle(logits))
+
+        def wait() -> StepResult:
+            done()
+            return result()
+
+        return wait
+
+    def renew_cache(self) -> None:
+        """Another cache in the place of one that a failed step may have taken with it."""
+        self._ranks.each(lambda worker: worker.renew_cache())
 
     def _logits(self, host: HostBatch) -> Tensor:
         """One step -> its logits, where they are sampled."""

@@ -131,6 +131,10 @@ class Sampler:
         num = self._size(self._vocab_size if num < 0 else num)
         return LogprobTensors(*self._ops.top_logprobs(wide, own, num, self._normalize, asked))
 
+    def settle(self, logits: Tensor) -> Tensor:
+        """A small tensor that is there when the logits are, of a step in which nobody samples."""
+        return self._ops.greedy(logits)
+
     def warm_up(self, logits: Tensor) -> None:
         """Runs every op on logits of this shape in every way that requests can ask for; nothing is compiled after."""
         if not self._sizes:

@@ -34,7 +34,7 @@ class Plan:
     committed: dict[Request, list[int]] = field(default_factory=dict)  # pages that entered the prefix cache for it
     preempted: list[Request] = field(default_factory=list)
     num_tokens: int = 0
-    num_scored: int = 0  # prompt tokens whose logits are wanted
+    num_rows: int = 0  # of logits: of requests that sample, and of prompt tokens that are scored
 
     def __bool__(self) -> bool:
         return bool(self.tokens)
@@ -42,12 +42,12 @@ class Plan:
     def enter(self, request: Request, count: int) -> None:
         self.tokens[request] = count
         self.num_tokens += count
-        self.num_scored += len(request.scored(request.num_computed, count))
+        self.num_rows += request.num_rows(request.num_computed, count)
 
     def preempt(self, request: Request) -> None:
         count = self.tokens.pop(request, 0)
         self.num_tokens -= count
-        self.num_scored -= len(request.scored(request.num_computed, count))
+        self.num_rows -= request.num_rows(request.num_computed, count) if count else 0
         self.preempted.append(request)
 
 
@@ -89,15 +89,14 @@ class Scheduler:
     def _share(self, request: Request, plan: Plan, start: int) -> int:
         """Tokens from `start` on that the step has room for: within its budget, and that of rows of logits.
 
-        Each request here may sample, which takes a row; what is left is for the scores of prompts.
+        Rows are never short for decodes: they come first, and there are rows for max_num_seqs of them.
         """
         count = min(self.limits.max_num_batched_tokens - plan.num_tokens, len(request.token_ids) - start)
+        left = self.limits.max_logit_rows - plan.num_rows
+        if count <= 0 or request.num_rows(start, count) <= left:
+            return count
         scored = request.scored(start, count)
-        samples = min(self.limits.max_num_seqs, len(self.running) + len(self.waiting))
-        left = self.limits.max_logit_rows - samples - plan.num_scored
-        if scored and len(scored) > left and self.limits.max_logit_rows < self.limits.max_num_batched_tokens:
-            return max(0, scored.start + left - start)
-        return count
+        return max(0, min(count - 1, scored.start + left - start)) if scored else count - 1  # it samples a step later
 
     def _grow(self, request: Request, plan: Plan, count: int) -> None:
         """Gives a running request pages for its next tokens, taking them from the last in line if there are none."""
@@ -124,12 +123,15 @@ class Scheduler:
         self.add(request)
 
     def _admit(self, plan: Plan) -> None:
-        while self.waiting and len(self.running) < self.limits.max_num_seqs:
-            request = self.waiting[0]
+        for request in list(self.waiting):
+            if len(self.running) >= self.limits.max_num_seqs:
+                break
             found = self._cached(request)
             start = len(found) * self.limits.page_size
             count = self._share(request, plan, start)
-            if count <= 0 or (not self.limits.chunked and count < len(request.token_ids) - start):
+            if count <= 0 and request.wants_scores and plan.num_tokens < self.limits.max_num_batched_tokens:
+                continue  # rows of logits are out: those behind it need fewer
+            if count <= 0 or (count < len(request.token_ids) - start and not self._may_cut(request)):
                 break
             need = self._pages_for(start + count) - len(found)
             # with nobody behind it to take pages from, all of it must fit: it would stop half way and start again
@@ -138,11 +140,15 @@ class Scheduler:
             if whole > self.pool.num_free - sum(1 for page in found if self.pool.is_free(page)):
                 break
             self.pool.hold(found)
-            self.waiting.pop(0)
+            self.waiting.remove(request)
             bisect.insort(self.running, request, key=self._key)
             self._begin(request, found)
             request.page_ids += self.pool.take(need)
             self._enter(request, plan, count)
+
+    def _may_cut(self, request: Request) -> bool:
+        """Whether its prompt may take several steps. One that is scored always may: its rows might never fit one."""
+        return self.limits.chunked or request.wants_scores
 
     def _begin(self, request: Request, found: list[int]) -> None:
         request.page_ids = found
@@ -183,6 +189,12 @@ class Scheduler:
         for pages in plan.committed.values():
             for page in pages:
                 self.pool.forget(page)
+
+    def start_over(self) -> None:
+        """Nothing in the cache can be relied on: all requests begin again, and nothing is found of earlier ones."""
+        for request in list(self.running):
+            self._preempt(request, Plan())
+        self.pool.reset_cache()
 
     def take_back(self, plan: Plan) -> None:
         """The step was interrupted: all who were in it start again, for they may share pages that it never wrote."""

@@ -84,6 +84,8 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
     if not config.enable_chunked_prefill and config.max_num_batched_tokens < plan.max_model_len:
         reasons.append(f"max_num_batched_tokens={plan.max_model_len}: a whole prompt must fit without chunked prefill")
         config = config.replace(max_num_batched_tokens=plan.max_model_len)
+    if config.logits_processors and facts.opaque:
+        reasons.append("sampling on the host: logits processors cannot read what the device holds")
     generation = load_generation_config(folder, config.generation_config, config.override_generation_config)
     return Prepared(config, platform, facts, tuple(reasons), folder, hf_config, generation, shape, ranks, plan)
 
@@ -174,9 +176,10 @@ def model_length(hf_config: Any) -> int:
 def _plan(config: EngineConfig, hf_config: Any, shape: Shape, ranks: Ranks) -> MemoryPlan:
     """Every rank plans; the one with the fewest pages decides, since all count alike."""
     hidden, vocab = hf_config.hidden_size, hf_config.vocab_size
-    activations = (
-        config.max_num_batched_tokens * hidden * 12 * 4
-    )  # a dozen float32 rows of the hidden size live at once
+    tokens = config.max_num_batched_tokens
+    if not config.enable_chunked_prefill:  # a whole prompt must find room
+        tokens = max(tokens, shape.max_model_len)
+    activations = tokens * hidden * 12 * 4  # a dozen float32 rows of the hidden size live at once
     logits = _logit_rows(config) * vocab * 4 * 3  # raw, processed, and a sort
 
     def plan(worker: Worker) -> MemoryPlan:
@@ -188,8 +191,6 @@ def _plan(config: EngineConfig, hf_config: Any, shape: Shape, ranks: Ranks) -> M
 
 def _logit_rows(config: EngineConfig) -> int:
     """Rows of logits that a step may have: one for each request, and room for the scores of prompts."""
-    if not config.enable_chunked_prefill:  # a whole prompt must find room
-        return config.max_num_batched_tokens
     return min(config.max_num_batched_tokens, max(LEAST_LOGIT_ROWS, config.max_num_seqs + LEAST_LOGIT_ROWS // 4))
 
 

@@ -75,7 +75,7 @@ class Worker:
 
     @property
     def weight_bytes(self) -> int:
-        return num_bytes(self.model)
+        return num_bytes(self.model, self.platform)
 
     def memory(self) -> Memory:
         return self.device.memory()
@@ -83,9 +83,15 @@ class Worker:
     def load(self, folder: Path | None, pages: int, buckets: Sequence[Bucket], progress: bool) -> None:
         """Reads the weights (random ones without a folder), makes the cache, and compiles the step."""
         load(self.model, self.platform, folder, progress)
-        self._kv = self.device.allocate_kv(self.layouts, pages)
+        self._pages = pages
+        self.renew_cache()
         shown = tqdm(buckets, desc="Compiling", unit="bucket", disable=not (progress and buckets), leave=False)
         self._step = self.platform.compile(self.model, shown)
+
+    def renew_cache(self) -> None:
+        """An empty cache, once the one before is let go."""
+        self._kv = ()
+        self._kv = self.device.allocate_kv(self.layouts, self._pages)
 
     def run(self, host: HostBatch) -> Tensor:
         """One step -> logits [L, vocab], on the device."""

@@ -1,6 +1,7 @@
 """THE page: everything that the engine may ask of a device. A platform imports this file, never the engine."""
 
 import inspect
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -50,7 +51,10 @@ class Device(ABC):
 
     @abstractmethod
     def memory(self) -> Memory:
-        """What is free, there at all, and was used at most, in bytes; limits set from outside (cgroups) count."""
+        """Bytes free, there at all, and used at most; limits set from outside (cgroups) count.
+
+        On an SPMD platform, of the device that has least: plans are made for one device, and hold for all.
+        """
 
     @abstractmethod
     def allocate_kv(self, layouts: Sequence[KVLayout], pages: int) -> KV:
@@ -63,6 +67,10 @@ class Device(ABC):
     @abstractmethod
     def to_host(self, x: Tensor) -> Callable[[], Tensor]:
         """Starts the copy of x to the host; calling the result waits for it and returns the tensor."""
+
+
+class CacheLost(RuntimeError):
+    """Raised by a step whose cache is gone, with whatever took it: the engine makes another and computes all again."""
 
 
 class Attention(ABC):
@@ -164,6 +172,10 @@ class Platform(ABC):
     @abstractmethod
     def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Slices by rank (or shards by mesh), repacks and uploads: checkpoint tensors -> the layer's attributes."""
+
+    def placed_bytes(self, weight: Weight) -> int:
+        """What place() will make of it on one device: the memory plan is made before anything is read."""
+        return math.prod(weight.shape) * weight.dtype.itemsize
 
     @abstractmethod
     def compile(self, model: nn.Module, buckets: Iterable[Bucket]) -> Step:

@@ -57,7 +57,7 @@ def test_a_step_never_has_more_rows_of_logits_than_it_may(chunked: bool, monkeyp
         max_num_seqs=4, max_num_batched_tokens=512, max_model_len=500, num_pages=200, enable_chunked_prefill=chunked
     )
     limit = client.engine.scheduler.limits.max_logit_rows
-    assert limit == (256 if chunked else 512)
+    assert limit == 256
     rows = []
     ranks = client.prepared.ranks
     run = ranks.run

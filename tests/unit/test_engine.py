@@ -193,6 +193,38 @@ def test_a_step_that_fails_behind_the_host_ends_those_in_it(behind: None, monkey
     assert outputs["b"].num_cached_tokens == 0, "what the failed step should have written is not found"
 
 
+def test_a_delta_that_nobody_saw_goes_with_its_request(behind: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C between a step's end and the next one's start; then the id is used again."""
+    client = null_client()
+    good = client.engine._runner.launch
+    client.add("a", Prompt([5, 6, 7]), greedy(max_tokens=9))
+    client.step()
+    monkeypatch.setattr(client.engine._runner, "launch", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        client.step()
+    monkeypatch.setattr(client.engine._runner, "launch", good)
+    assert client.busy
+    client.abort(["a"])
+    assert not client.busy
+    client.add("a", Prompt([8, 9]), greedy(max_tokens=4))
+    assert list(drain(client)["a"].outputs[0].token_ids) == expected([8, 9], 4)
+
+
+def test_plain_requests_pass_by_those_whose_scores_must_wait() -> None:
+    client = null_client(max_num_seqs=256, max_num_batched_tokens=2048, max_model_len=512, num_pages=9000)
+    for i in range(60):
+        prompt = [(i + j) % 97 for j in range(500)]
+        client.add(f"scored {i}", Prompt(prompt), greedy(max_tokens=1, prompt_logprobs=0))
+    client.add("plain", Prompt([1, 2, 3]), greedy(max_tokens=1))
+    done: dict[str, int] = {}
+    while client.busy:
+        for output in client.step():
+            if output.finished:
+                done[output.request_id] = client.engine.stats().num_steps
+    assert done["plain"] <= 2
+    assert max(done.values()) <= 60 * 500 / 250
+
+
 def interrupt(*_: object) -> Any:
     raise KeyboardInterrupt
 

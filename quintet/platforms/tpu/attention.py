@@ -46,7 +46,7 @@ class RaggedAttention(Attention):
         self._lanes = Lanes.of(local, LANES if device == "tpu" else 1)
         self._spec = self._lanes.spec(local)
         shape = (2, self._spec.kv_heads * size, spec.page_size, self._spec.head_dim)
-        self.layout = KVLayout(stored(spec.dtype, device), spec.page_size, shape)
+        self.layout = KVLayout(stored(spec.dtype, device), spec.page_size, shape, shares=size)
 
     @property
     def kv_sharding(self) -> P:

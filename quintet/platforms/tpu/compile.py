@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from quintet.platforms.host import threads
-from quintet.platforms.interface import KV, Attention, Step
+from quintet.platforms.interface import KV, Attention, CacheLost, Step
 from quintet.platforms.tpu.bridge import jax_view, torch_view, tracing
 from quintet.types import Batch, Bucket, HostBatch
 
@@ -62,9 +62,13 @@ class Program:
 
 def compile_step(program: Program, weights: dict[str, jax.Array], buckets: Iterable[Bucket]) -> Step:
     """Compiles every bucket. The step that comes back knows these and no others."""
-    with ThreadPoolExecutor(threads(), thread_name_prefix="compile") as pool:  # XLA compiles one program on one core
+    pool = ThreadPoolExecutor(threads(), thread_name_prefix="compile")  # XLA compiles one program on one core
+    try:
         compiling = [pool.submit(_compile, bucket, program.trace(bucket).lower()) for bucket in buckets]
         executables = dict(each.result() for each in compiling)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # after Ctrl-C, nobody waits for programs that nobody wants
+    held: list[KV] = [()]  # the cache as the last step left it, for a caller who was interrupted before taking it
 
     def step(kv: KV, batch: Batch) -> tuple[Tensor, KV]:
         tokens = batch.token_ids.shape[0]
@@ -74,10 +78,19 @@ def compile_step(program: Program, weights: dict[str, jax.Array], buckets: Itera
                 f"a step of {tokens} tokens was never compiled, only steps of {sorted(executables)}: "
                 "steps must be padded to a bucket"
             )
-        logits, kv = executable(weights, kv, jax_view(batch))
-        return torch_view(logits), kv
+        if _donated(kv):
+            kv = held[0]
+            if _donated(kv):
+                raise CacheLost("the last step took the cache over and was interrupted before it gave one back")
+        logits, held[0] = executable(weights, kv, jax_view(batch))
+        return torch_view(logits), held[0]
 
     return step
+
+
+def _donated(kv: KV) -> bool:
+    """Whether a step took these arrays over; who has them lost the cache that it returned."""
+    return bool(kv) and kv[0].is_deleted()  # type: ignore[attr-defined]  # arrays of JAX, typed as tensors
 
 
 def abstract(array: jax.Array) -> jax.ShapeDtypeStruct:

@@ -27,23 +27,21 @@ class TPUDevice(Device):
         self.kv: tuple[jax.ShapeDtypeStruct, ...] = ()  # of the cache that was allocated last
 
     def memory(self) -> Memory:
-        """Of all devices together; the free part is as many times what the fullest has left."""
         stats = [device.memory_stats() for device in self.mesh.devices.flat]
-        if any(each is None for each in stats):
-            return host_memory()  # the processor's devices share the host's memory
+        if any(each is None for each in stats):  # the processor's devices share the host's memory
+            host, count = host_memory(), self.mesh.size
+            return Memory(host.free // count, host.total // count, host.peak)
         free = min(each["bytes_limit"] - each["bytes_in_use"] for each in stats)
         total = min(each["bytes_limit"] for each in stats)
-        return Memory(free * len(stats), total * len(stats), sum(each["peak_bytes_in_use"] for each in stats))
+        return Memory(free, total, max(each["peak_bytes_in_use"] for each in stats))
 
     def allocate_kv(self, layouts: Sequence[KVLayout], pages: int) -> KV:
         self.kv = tuple(self.kv_shape(layout, pages) for layout in layouts)
-        count = self.mesh.size
-        need = sum(_shard_bytes(each) for each in self.kv) * count
-        free = self.memory().free
+        need, free = sum(shard_bytes(each) for each in self.kv), self.memory().free
         if need > free:
             raise MemoryError(
-                f"KV cache of {pages} pages needs {need / GIB:.2f} GiB, {free / GIB:.2f} GiB are free on {count} "
-                "devices; lower kv_cache_memory_bytes or max_model_len"
+                f"KV cache of {pages} pages needs {need / GIB:.2f} GiB, {free / GIB:.2f} GiB are free on each of "
+                f"{self.mesh.size} devices; lower kv_cache_memory_bytes or max_model_len"
             )
         make = jax.jit(
             lambda: tuple(jax.numpy.zeros(each.shape, each.dtype) for each in self.kv),
@@ -76,8 +74,8 @@ def from_host_array(array: np.ndarray[Any, Any]) -> Tensor:
     return torch.from_numpy(array)
 
 
-def _shard_bytes(of: jax.ShapeDtypeStruct) -> int:
-    """What one device keeps."""
+def shard_bytes(of: jax.ShapeDtypeStruct) -> int:
+    """What one device keeps of it."""
     shape = of.sharding.shard_shape(of.shape)
     return int(np.prod(shape)) * of.dtype.itemsize
 

@@ -1,5 +1,7 @@
 """TPUs as a platform: torch models traced into XLA programs. On a machine without one, JAX's CPU devices stand in."""
 
+import logging
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,10 @@ from quintet.platforms.interface import (
 from quintet.platforms.tpu.facts import Facts, facts
 from quintet.types import AttentionSpec, Bucket, Weight
 
+logger = logging.getLogger(__name__)
+
 GIB = 2**30
+CACHE_MOST = 4 * GIB  # of programs on disk; those that were not used for longest go first
 HOST_KV = GIB // 2  # of host memory for the cache, where the processor stands in and nothing was asked for
 ATTENTION = ("write_kv", "paged_attention")
 
@@ -70,10 +75,14 @@ class TPU(Platform):
         if config.enforce_eager:
             reasons.append("enforce_eager: nothing runs uncompiled here; the steps are compiled all the same")
         if config.compilation_cache_dir == "auto":
-            config = config.replace(compilation_cache_dir=str(_cache_folder()))
-            reasons.append(f"compilation_cache_dir={config.compilation_cache_dir}: the next start finds programs there")
+            folder, why = _cache_folder()
+            config = config.replace(compilation_cache_dir=folder)
+            reasons.append(f"compilation_cache_dir={folder}: {why}")
+        elif config.compilation_cache_dir != "none" and (trouble := _trouble(Path(config.compilation_cache_dir))):
+            raise ValueError(f"compilation_cache_dir {trouble}; choose another folder, or none")
         if not found.chips and config.kv_cache_memory_bytes is None and config.num_pages is None:
             share = min(HOST_KV, int(host_memory().free * config.gpu_memory_utilization / 2))
+            share //= config.tensor_parallel_size
             config = config.replace(kv_cache_memory_bytes=share)
             reasons.append(f"kv_cache_memory_bytes={share} ({share / GIB:.1f} GiB): host memory, nothing was asked for")
         return config, reasons
@@ -113,6 +122,12 @@ class TPU(Platform):
 
         return {weight.name: torch_view(self._placer(weight, tensors))}
 
+    def placed_bytes(self, weight: Weight) -> int:
+        from quintet.platforms.tpu.device import shard_bytes
+        from quintet.platforms.tpu.sharding import placement
+
+        return shard_bytes(placement(weight, self._device.mesh).shape)
+
     def compile(self, model: nn.Module, buckets: Iterable[Bucket]) -> Step:
         from quintet.platforms.tpu.bridge import jax_view
         from quintet.platforms.tpu.compile import Program, abstract, compile_step
@@ -124,9 +139,25 @@ class TPU(Platform):
         return compile_step(program, weights, buckets)
 
 
-def _cache_folder() -> Path:
+def _cache_folder() -> tuple[str, str]:
+    """The user's, made if need be, and why; "none" if it cannot be."""
     home = read_environment().cache_home
-    return (Path(home) if home else Path.home() / ".cache") / "quintet" / "xla"
+    folder = (Path(home) if home else Path.home() / ".cache") / "quintet" / "xla"
+    trouble = _trouble(folder)
+    if trouble:
+        return "none", f"{trouble}; each start compiles anew"
+    return str(folder), "the next start finds its programs there"
+
+
+def _trouble(folder: Path) -> str | None:
+    """Why programs should not be kept in the folder. What lies there is run: it must be nobody else's to write."""
+    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        return f"{folder} cannot be written to"
+    state = there.stat()
+    if there == folder and hasattr(os, "getuid") and (state.st_uid != os.getuid() or state.st_mode & 0o022):
+        return f"{folder} can be written to by others, and what lies there is run"
+    return None
 
 
 def _keep_programs(folder: str) -> None:
@@ -134,11 +165,16 @@ def _keep_programs(folder: str) -> None:
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 
-    if folder == "none":
-        return
-    Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)  # a program from there is run: it is nobody else's
-    if jax.config.values["jax_compilation_cache_dir"] != folder:
-        jax.config.update("jax_compilation_cache_dir", folder)
+    place = None if folder == "none" else folder
+    try:
+        if place is not None:
+            Path(place).mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        logger.warning("each start compiles anew: %s cannot be made (%s)", folder, error.strerror)
+        place = None
+    if jax.config.values["jax_compilation_cache_dir"] != place:
+        jax.config.update("jax_compilation_cache_dir", place)
         compilation_cache.reset_cache()  # it was opened with the first compilation, wherever it lay then
+    jax.config.update("jax_compilation_cache_max_size", CACHE_MOST)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)

@@ -1,14 +1,23 @@
 """The compiled step: what it communicates, that it lowers for a TPU, that its programs are kept."""
 
+import os
 import re
+import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from quintet import SamplingParams
+from quintet.config import EngineConfig
+from quintet.engine.client import Client
+from quintet.engine.prompts import Prompt
 from tests.helpers import tpu
 from tests.helpers.models import FAMILIES, VOCAB, make, variant
+from tests.helpers.null_engine import drain
 from tests.helpers.run_model import Runner
 
 pytestmark = tpu.needs_jax
@@ -81,7 +90,6 @@ def test_the_whole_step_lowers_for_a_tpu(family: str) -> None:
 
 
 def test_programs_are_kept_for_the_next_start(tmp_path: Path) -> None:
-    from quintet.config import EngineConfig
     from quintet.platforms.tpu import PLATFORM
 
     before = jax.config.jax_compilation_cache_dir
@@ -115,3 +123,89 @@ def test_a_tied_head_is_held_once() -> None:
 
 
 TIED = ("lm_head.linear.weight", "model.embed_tokens.weight")
+
+
+def test_the_plan_counts_what_each_device_keeps() -> None:
+    """Heads that do not divide are whole on every device; what is planned is what is there."""
+    for kv_heads, shares in ((8, 8), (4, 1)):
+        tiny = make("llama", {**FAMILIES["llama"]["plain"], **EVEN, "num_key_value_heads": kv_heads})
+        worker = Runner(tiny, platform=tpu.platform(8), sizes=(16,)).worker
+        per_device = {shard.data.nbytes for kv in worker._kv for shard in kv.addressable_shards}
+        assert {layout.shares for layout in worker.layouts} == {shares}
+        assert per_device == {worker.layouts[0].page_bytes * worker._pages}
+        weights = [jax_view(parameter) for name, parameter in worker.model.named_parameters() if "table" not in name]
+        assert worker.weight_bytes == sum(array.addressable_shards[0].data.nbytes for array in weights)
+
+
+def test_an_engine_outlives_a_step_that_took_the_cache_with_it() -> None:
+    engine = client("tpu")
+    wanted = complete(engine)
+    worker, step = engine.prepared.ranks.workers[0], engine.prepared.ranks.workers[0]._step
+
+    def fall_over(kv: Any, batch: Any) -> Any:
+        step(kv, batch)
+        raise RuntimeError("the device is on fire")
+
+    worker._step = fall_over
+    assert complete(engine).outputs[0].finish_reason == "error"
+    worker._step = step
+    assert list(complete(engine).outputs[0].token_ids) == list(wanted.outputs[0].token_ids)
+
+
+def test_ctrl_c_never_loses_the_cache() -> None:
+    """At any moment of any step: what runs afterwards gives what it gave before."""
+    engine = client("tpu")
+    wanted = list(complete(engine).outputs[0].token_ids)
+    heard = signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupted = 0
+    try:
+        for turn in range(25):
+            timer = threading.Timer(0.001 + 0.0013 * turn, os.kill, (os.getpid(), signal.SIGINT))
+            try:
+                timer.start()
+                complete(engine)
+                timer.join()
+                time.sleep(0.01)
+            except KeyboardInterrupt:
+                interrupted += 1
+            timer.join()
+            engine.abort(["only"])
+    finally:
+        signal.signal(signal.SIGINT, heard)
+    assert interrupted > 5
+    assert list(complete(engine).outputs[0].token_ids) == wanted
+
+
+def client(device: str) -> Any:
+    config = EngineConfig(
+        model=str(variant("llama", "plain").folder), device=device, dtype="float32", skip_tokenizer_init=True,
+        max_model_len=64, num_pages=40, max_num_seqs=4, max_num_batched_tokens=16,
+        compilation_cache_dir=tpu.programs().name,
+    )  # fmt: skip
+    return Client(config, progress=False)
+
+
+def complete(engine: Any) -> Any:
+    engine.add("only", Prompt(list(range(3, 40))), SamplingParams(temperature=0, max_tokens=12, detokenize=False))
+    return drain(engine)["only"]
+
+
+def test_a_prompt_in_chunks_is_waited_for_chunk_by_chunk() -> None:
+    """Or the host would run ahead of the device: nobody could join, and an abort would save nothing."""
+    engine = client("tpu")
+    landed = []
+    device = engine.prepared.ranks.workers[0].device
+    to_host = device.to_host
+    device.to_host = lambda x: landed.append(tuple(x.shape)) or to_host(x)
+    engine.add("only", Prompt(list(range(3, 60))), SamplingParams(temperature=0, max_tokens=2, detokenize=False))
+    drain(engine)
+    assert landed == [(16,)] * 5, "four chunks and a decode, each with its token ids"
+
+
+def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
+    from quintet.platforms.tpu import PLATFORM
+
+    tmp_path.chmod(0o777)
+    with pytest.raises(ValueError, match="can be written to by others, and what lies there is run; choose another"):
+        PLATFORM.configure(EngineConfig(compilation_cache_dir=str(tmp_path)))
+    assert PLATFORM.configure(EngineConfig(compilation_cache_dir=str(tmp_path / "own")))[0] is not None
