@@ -292,6 +292,10 @@ class Environment:
     )  # fmt: skip
     hf_home: str | None = _variable("HF_HOME", None, text, "where the Hugging Face libraries keep downloads")
     hf_hub_offline: bool = _variable("HF_HUB_OFFLINE", False, truth, "use downloaded models alone, ask no network")
+    cpu_isa: str | None = _variable(
+        "QUINTET_CPU_ISA", None, text, "instruction set of CPU kernels, if not the processor's best: avx512, avx2 or "
+        "baseline",
+    )  # fmt: skip
     cache_home: str | None = _variable("XDG_CACHE_HOME", None, text, "where caches are kept, instead of ~/.cache")
     jax_platforms: str | None = _variable("JAX_PLATFORMS", None, text, "devices that JAX may open (the tpu platform)")
     xla_flags: str | None = _variable("XLA_FLAGS", None, text, "XLA's own settings (the tpu platform)")

@@ -1,6 +1,8 @@
 #include "cpu/features.h"
 
+#include <atomic>
 #include <cstdint>
+#include <stdexcept>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -149,6 +151,35 @@ const char* arch() {
 #else
     return "other";
 #endif
+}
+
+namespace {
+
+constexpr Isa kIsas[] = {Isa::baseline, Isa::neon, Isa::avx2, Isa::avx512, Isa::avx512_bf16, Isa::amx};
+
+// baseline < avx2 < ... < amx, or baseline < neon: the enumeration's order.
+std::atomic<int>& choice() {
+    static std::atomic<int> chosen{static_cast<int>(isa())};
+    return chosen;
+}
+
+}  // namespace
+
+Isa chosen_isa() { return static_cast<Isa>(choice().load(std::memory_order_relaxed)); }
+
+void choose_isa(const std::string& name) {
+    const Isa best = isa();
+    std::string known;
+    for (const Isa each : kIsas) {
+        const bool here = each <= best && (each == Isa::baseline || (each == Isa::neon) == (best == Isa::neon));
+        if (!here) continue;
+        if (name == isa_name(each)) {
+            choice().store(static_cast<int>(each), std::memory_order_relaxed);
+            return;
+        }
+        known += (known.empty() ? "" : ", ") + std::string(isa_name(each));
+    }
+    throw std::invalid_argument("instruction set '" + name + "' cannot be used here; there are " + known);
 }
 
 }  // namespace quintet::cpu

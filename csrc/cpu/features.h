@@ -15,6 +15,11 @@ enum class Isa { baseline, neon, avx2, avx512, avx512_bf16, amx };
 
 Isa isa();                   // the best set that all of our kernels for it may use
 const char* isa_name(Isa isa);
+
+Isa chosen_isa();            // what kernels are picked for: isa(), or a lower one that was asked for
+// Throws std::invalid_argument for a name that is not known or is beyond what the processor has. For kernels that run
+// from now on; not while one runs.
+void choose_isa(const std::string& name);
 const char* arch();          // "x86_64", "aarch64" or "other"
 
 }  // namespace quintet::cpu

@@ -3,6 +3,8 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
+#include "common/pool.h"
+#include "cpu/bind.h"
 #include "cpu/ceilings.h"
 #include "cpu/features.h"
 #include "cpu/topology.h"
@@ -11,7 +13,8 @@ namespace nb = nanobind;
 namespace cpu = quintet::cpu;
 
 NB_MODULE(_cpu, m) {
-    m.doc() = "What the processor can execute, and the most that it can read and compute.";
+    m.doc() = "Kernels, what the processor can execute, and the most that it can read and compute.";
+    nb::set_leak_warnings(false);  // caches in Python hold some of our objects until the very end
 
     m.def(
         "features",
@@ -24,6 +27,12 @@ NB_MODULE(_cpu, m) {
         "Instruction-set features by their /proc/cpuinfo names; true when the operating system allows them too.");
     m.def("isa", [] { return cpu::isa_name(cpu::isa()); },
           "The best of amx, avx512_bf16, avx512, avx2, neon, baseline that may be used here.");
+    m.def("chosen_isa", [] { return cpu::isa_name(cpu::chosen_isa()); }, "What kernels are picked for now.");
+    m.def("choose_isa", &cpu::choose_isa, nb::arg("name"),
+          "Picks kernels for a lower instruction set than the processor's, or its own again; ValueError names those here.");
+    m.def("set_threads", &quintet::set_pool_threads, nb::arg("threads"), nb::call_guard<nb::gil_scoped_release>(),
+          "Threads that kernels share their work out to, 1 to 256; results do not depend on it.");
+    m.def("threads", &quintet::pool_threads, "As set_threads() left it; 1 at first.");
     m.def("arch", &cpu::arch, "x86_64, aarch64 or other.");
     m.def("physical_cores", &cpu::physical_cores, "Cores, not their threads, that this process may run on.");
     m.def("logical_cores", [] { return cpu::allowed_cpus().size(); }, "Hardware threads that this process may run on.");
@@ -34,4 +43,6 @@ NB_MODULE(_cpu, m) {
           "Best rate in GB/s at which `threads` threads read a buffer of `bytes` (1 MiB to 64 GiB), over `seconds`.");
     m.def("fma_peak", &cpu::fma_peak, nb::arg("threads"), nb::arg("seconds"), nb::call_guard<nb::gil_scoped_release>(),
           "Best rate in GFLOP/s of float32 multiply-adds in registers on `threads` threads, over `seconds`.");
+    cpu::bind_linear(m);
+    cpu::bind_attention(m);
 }

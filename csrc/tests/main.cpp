@@ -1,11 +1,15 @@
 // Runs the compiled sources without Python, so that the sanitizers can watch them. Exits with the number of failures.
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <limits>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
+#include "common/pool.h"
 #include "common/team.h"
 #include "cpu/ceilings.h"
 #include "cpu/features.h"
@@ -13,6 +17,8 @@
 #include "cpu/topology.h"
 
 namespace cpu = quintet::cpu;
+
+int linear_failures();  // linear_test.cpp
 
 namespace {
 
@@ -70,6 +76,45 @@ void team_keeps_step() {
     }
 }
 
+// Each number is visited once, whatever the number of threads and of parts; jobs follow each other at once and after a
+// pause in which the threads have gone to sleep.
+void pool_shares_out() {
+    for (const int threads : {1, 2, 5, 3}) {
+        quintet::set_pool_threads(threads);
+        expect(quintet::pool_threads() == threads, "the pool has the threads that were asked for");
+        for (int turn = 0; turn < 300; ++turn) {
+            const long count = turn % 23;
+            std::vector<int> visits(static_cast<size_t>(count), 0);
+            quintet::parallel_for(count, 1 + turn % 3, [&](long first, long last) {
+                for (long i = first; i < last; ++i) ++visits[static_cast<size_t>(i)];
+            });
+            for (const int visited : visits) expect(visited == 1, "every number is visited once");
+            if (turn % 100 == 99) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        }
+    }
+    std::vector<std::thread> callers;  // they wait for each other
+    std::atomic<long> total{0};
+    for (int i = 0; i < 3; ++i) {
+        callers.emplace_back([&total] {
+            for (int turn = 0; turn < 50; ++turn) {
+                quintet::parallel_for(10, 1, [&](long first, long last) { total += last - first; });
+            }
+        });
+    }
+    for (std::thread& caller : callers) caller.join();
+    expect(total == 3 * 50 * 10, "several callers are served in turn");
+    expect(refuses([] { quintet::set_pool_threads(0); }), "a pool without threads is refused");
+    quintet::set_pool_threads(1);
+}
+
+void lower_isas_can_be_chosen() {
+    cpu::choose_isa("baseline");
+    expect(cpu::chosen_isa() == cpu::Isa::baseline, "the baseline can be chosen everywhere");
+    expect(refuses([] { cpu::choose_isa("z80"); }), "an instruction set that is not here is refused");
+    cpu::choose_isa(cpu::isa_name(cpu::isa()));
+    expect(cpu::chosen_isa() == cpu::isa(), "and the best again");
+}
+
 }  // namespace
 
 int main() {
@@ -80,6 +125,9 @@ int main() {
     if (isa >= cpu::Isa::avx512) kernels_compute(cpu::kCeilingAvx512);
 #endif
     team_keeps_step();
+    pool_shares_out();
+    lower_isas_can_be_chosen();
+    failures += linear_failures();
     expect(cpu::read_bandwidth((1 << 20) + 64, 3, 0.01) > 0.0, "bandwidth is positive");
     expect(cpu::fma_peak(2, 0.01) > 0.0, "peak is positive");
     expect(refuses([] { cpu::read_bandwidth(0, 1, 1.0); }), "an empty buffer is refused");

@@ -41,10 +41,10 @@ def declared(model: nn.Module) -> list[Declared]:
 
 def num_bytes(model: nn.Module, platform: Platform) -> int:
     """What the model's parameters take on one device; a tensor that two layers share (a tied head) counts once."""
-    sizes = {}
+    sizes: dict[tuple[tuple[str, int], ...], int] = {}
     for each in declared(model):
         key = tuple((part.source, part.offset) for part in each.weight.parts)
-        sizes[key] = platform.placed_bytes(each.weight)
+        sizes.setdefault(key, platform.placed_bytes(each.weight))
     return sum(sizes.values())
 
 

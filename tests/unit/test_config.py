@@ -186,7 +186,7 @@ def test_the_environment_is_read_whole() -> None:
     ("name", "value", "says"),
     [
         ("QUINTET_DEVISE", "cpu", "did you mean 'QUINTET_DEVICE'"),
-        ("QUINTET_XYZZY_PLUGH", "", "known: QUINTET_DEVICE"),
+        ("QUINTET_XYZZY_PLUGH", "", "known: QUINTET_CPU_ISA, QUINTET_DEVICE"),
         ("QUINTET_LOG_LEVEL", "LOUD", "DEBUG, INFO"),
         ("HF_HUB_OFFLINE", "perhaps", "true or false"),
     ],

@@ -151,3 +151,38 @@ def test_module_stands_alone() -> None:
     code = "import sys; from quintet import _cpu; print('torch' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True)
     assert run.stdout.strip() == "False"
+
+
+def test_a_lower_instruction_set_can_be_chosen_and_no_higher_one() -> None:
+    try:
+        _cpu.choose_isa("baseline")
+        assert _cpu.chosen_isa() == "baseline" and _cpu.isa() in ISAS
+        with pytest.raises(ValueError, match=r"instruction set 'z80' cannot be used here; there are baseline"):
+            _cpu.choose_isa("z80")
+    finally:
+        _cpu.choose_isa(_cpu.isa())
+    assert _cpu.chosen_isa() == _cpu.isa()
+
+
+def test_threads_are_set_and_bounded() -> None:
+    before = _cpu.threads()
+    try:
+        _cpu.set_threads(3)
+        assert _cpu.threads() == 3
+        for wrong in (0, 257):
+            with pytest.raises(ValueError, match=f"threads must be 1 to 256, not {wrong}"):
+                _cpu.set_threads(wrong)
+    finally:
+        _cpu.set_threads(before)
+
+
+def test_a_forked_child_begins_with_one_thread() -> None:
+    """It has none of its parent's threads, and would wait for them forever."""
+    code = (
+        "import os; from quintet import _cpu; _cpu.set_threads(3)\n"
+        "pid = os.fork()\n"
+        "if pid == 0: os._exit(_cpu.threads() + 10)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), _cpu.threads())"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "11 3\n"

@@ -1,4 +1,4 @@
-"""The CPU platform: torch providers today."""
+"""The CPU platform: our own kernels where they are compiled, torch for the rest."""
 
 from quintet.platforms.cpu.platform import CPU as PLATFORM
 

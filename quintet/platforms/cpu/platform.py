@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from quintet.config import EngineConfig
+from quintet.config import EngineConfig, read_environment
 from quintet.ops.attention import PagedAttention
 from quintet.platforms.cpu import attention as _attention_provider  # noqa: F401  registers its provider
+from quintet.platforms.cpu import linear as native_linear
+from quintet.platforms.cpu import native_attention as _native_attention  # noqa: F401  registers its providers
 from quintet.platforms.cpu import ops as _providers  # noqa: F401  registers its providers
 from quintet.platforms.cpu import ops_sampling as _sampling_providers  # noqa: F401  registers its providers
 from quintet.platforms.cpu.attention import SPLIT
@@ -60,19 +63,20 @@ class CPUDevice(Device):
 
 
 class CPU(Platform):
-    """Eager torch. Batch invariant: see ops.py and attention.py."""
+    """Our own kernels where they are compiled, torch for the rest; eager. Batch invariant: each says how."""
 
     name = "cpu"
-    op_priority = dict.fromkeys(
-        (
-            "linear",
-            "paged_attention",
-            *("activate", "gated"),
-            *("greedy", "sample", "gumbel", "top_logprobs"),
-            *("penalize", "bias_tokens", "ban_tokens", "keep_tokens", "filter_logits"),
-        ),
-        ("torch",),
-    )
+    op_priority = {
+        **dict.fromkeys(("linear", "paged_attention"), ("native", "torch")),
+        "write_kv": ("native",),
+        **dict.fromkeys(("activate", "gated"), ("torch",)),
+        **dict.fromkeys(("greedy", "sample", "gumbel", "top_logprobs", "filter_logits"), ("torch",)),
+        **dict.fromkeys(("penalize", "bias_tokens", "ban_tokens", "keep_tokens"), ("torch",)),
+    }
+
+    def __init__(self, config: EngineConfig | None = None) -> None:
+        super().__init__(config)
+        self._tables: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # tensors that an embedding was made of
 
     @classmethod
     def probe(cls) -> Capabilities | Unavailable:
@@ -100,6 +104,8 @@ class CPU(Platform):
 
     def open(self, rank: int) -> Device:
         _granted()  # before any step changes it
+        if _extension() is not None:
+            _extension().choose_isa(read_environment().cpu_isa or _extension().isa())
         return CPUDevice()
 
     def connect(self, rank: int, size: int, endpoint: str) -> Communicator:
@@ -111,16 +117,32 @@ class CPU(Platform):
         return PagedAttention(spec, ops)
 
     def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        return {weight.name: weight.local(tensors).to(weight.dtype)}
+        source = tensors[weight.parts[0].source]
+        local = weight.local(tensors).to(weight.dtype)
+        if weight.use == "embedding":
+            self._tables[source] = True
+        # a head that is tied to a table stays as the table is: packed, it would be held twice
+        if weight.use == "linear" and _packs() and source not in self._tables:
+            return {weight.name: native_linear.pack(local)}
+        return {weight.name: local}
+
+    def placed_bytes(self, weight: Weight) -> int:
+        if weight.use == "linear" and _packs():
+            return native_linear.packed_bytes(weight.shape, weight.dtype)
+        return super().placed_bytes(weight)
 
     def compile(self, model: nn.Module, buckets: Iterable[Bucket]) -> Step:
         small = sum(weight.numel() for weight in model.parameters()) < WORTH_THREADS
-        count = 1 if small else _granted()
+        count, extension = 1 if small else _granted(), _extension()
+        # torch's threads spin on our cores after each of its ops: where the products are ours, it gets one
+        torchs = 1 if _packs() else count
 
         @torch.inference_mode()
         def step(kv: KV, batch: Batch) -> tuple[Tensor, KV]:
-            if torch.get_num_threads() != count:  # another engine of this process runs with another number
-                torch.set_num_threads(count)
+            if torch.get_num_threads() != torchs:  # another engine of this process runs with another number
+                torch.set_num_threads(torchs)
+            if extension is not None and extension.threads() != count:
+                extension.set_threads(count)
             result: tuple[Tensor, KV] = model(kv, batch)
             return result
 
@@ -130,6 +152,21 @@ class CPU(Platform):
 def _zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Zeros that take memory when they are first written to; torch's own would take all of it at once."""
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(*shape)
+
+
+@functools.cache
+def _packs() -> bool:
+    """Whether products are our own, so that weights had better lie as they want them."""
+    return native_linear.probe() is None
+
+
+def _extension() -> Any:
+    """quintet._cpu, or None where it was not compiled."""
+    try:
+        from quintet import _cpu
+    except ImportError:
+        return None
+    return _cpu if hasattr(_cpu, "set_threads") else None
 
 
 @functools.cache

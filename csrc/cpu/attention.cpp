@@ -1,0 +1,222 @@
+#include "cpu/attention.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "common/pool.h"
+#include "cpu/features.h"
+
+namespace quintet::cpu {
+
+namespace {
+
+constexpr long kRows = 32;              // of an item: so many query rows share the reading of a block
+constexpr size_t kLine = 64;            // bytes in a cache line
+constexpr long kItemsPerThread = 2;     // below that contexts are shared out in stretches
+constexpr long kWriteBytes = 64 << 10;  // that one thread copies before another is woken for the rest
+
+const AttentionKernels& kernels() {
+#if defined(__x86_64__)
+    switch (chosen_isa()) {
+        case Isa::amx:
+        case Isa::avx512_bf16: return kAttentionAvx512Bf16;
+        case Isa::avx512: return kAttentionAvx512;
+        case Isa::avx2: return kAttentionAvx2;
+        default: break;
+    }
+#endif
+    return kAttentionBaseline;
+}
+
+struct Free {
+    void operator()(void* memory) const { std::free(memory); }
+};
+
+std::unique_ptr<char, Free> aligned(size_t bytes) {
+    void* const memory = std::aligned_alloc(kLine, (bytes + kLine - 1) / kLine * kLine);
+    if (!memory) throw std::bad_alloc();
+    return std::unique_ptr<char, Free>(static_cast<char*>(memory));
+}
+
+[[noreturn]] void refuse(const char* what, long row, long value, long limit) {
+    throw std::invalid_argument(std::string(what) + " of row " + std::to_string(row) + " is " + std::to_string(value) +
+                                ", and must be 0 to " + std::to_string(limit));
+}
+
+void check(const char* what, long row, long value, long limit) {
+    if (value < 0 || value > limit) refuse(what, row, value, limit);
+}
+
+void check_request(const AttentionCall& call, const AttentionBatch& batch, long r) {
+    const long first = batch.starts[r], last = batch.starts[r + 1], length = batch.lengths[r];
+    check("batch.starts", r, first, last);
+    check("batch.starts", r + 1, last, batch.tokens);
+    if (first == last) return;
+    check("batch.lengths", r, length, batch.width * call.page_size);
+    for (long token = first; token < last; ++token) {
+        check("batch.positions", token, call.positions[token], length - 1);
+        if (token > first && call.positions[token] <= call.positions[token - 1]) {
+            throw std::invalid_argument("batch.positions of row " + std::to_string(token) + " does not rise");
+        }
+    }
+    for (long i = 0; i * call.page_size < length; ++i) {
+        check("batch.page_table", r, batch.page_table[r * batch.width + i], batch.pages - 1);
+    }
+}
+
+// Groups of consecutive tokens of each request; a group for one KV head is an item.
+struct Groups {
+    std::vector<long> before;  // [R + 1], groups of the requests before each
+    long size;                 // tokens in a group, at most
+    long rows;                 // of the largest item
+
+    long count() const { return before.back(); }
+};
+
+Groups grouped(const AttentionCall& call, const AttentionBatch& batch) {
+    const long heads = call.heads / call.kv_heads;
+    Groups groups{std::vector<long>(static_cast<size_t>(batch.requests) + 1), heads < kRows ? kRows / heads : 1, 0};
+    long most = 0;
+    for (long r = 0; r < batch.requests; ++r) {
+        const long count = batch.starts[r + 1] - batch.starts[r];
+        most = count > most ? count : most;
+        groups.before[static_cast<size_t>(r) + 1] =
+            groups.before[static_cast<size_t>(r)] + (count + groups.size - 1) / groups.size;
+    }
+    groups.rows = heads * (most < groups.size ? most : groups.size);
+    return groups;
+}
+
+// The last groups first: they have the longest contexts, and what is begun late should be short.
+AttentionItem item(const AttentionCall& call, const AttentionBatch& batch, const Groups& groups, long index) {
+    const long group = groups.count() - 1 - index / call.kv_heads;
+    long low = 0, high = batch.requests - 1;  // the request that it belongs to
+    while (low < high) {
+        const long middle = (low + high) / 2;
+        if (groups.before[static_cast<size_t>(middle) + 1] > group) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    const long token = batch.starts[low] + (group - groups.before[static_cast<size_t>(low)]) * groups.size;
+    const long left = batch.starts[low + 1] - token;
+    return {batch.page_table + low * batch.width, token, left < groups.size ? left : groups.size,
+            index % call.kv_heads};
+}
+
+struct Work {
+    const AttentionCall& call;
+    const AttentionBatch& batch;
+    const Groups& groups;
+    const AttentionKernels& kernel;
+    AttentionType type;
+};
+
+// body(i, scratch) for 0..count-1 on all threads. Who takes which changes nothing but the time.
+template <typename Body>
+void share_out(const Work& work, long count, const Body& body) {
+    const long threads = pool_threads(), parts = count < threads ? count : threads;
+    const size_t bytes = (work.kernel.scratch(work.groups.rows, work.call.head_dim) + kLine - 1) / kLine * kLine;
+    const std::unique_ptr<char, Free> scratch = aligned(bytes * static_cast<size_t>(parts));
+    std::atomic<long> next{0}, members{0};
+    parallel_for(parts, 1, [&](long, long) {
+        char* const own = scratch.get() + static_cast<size_t>(members.fetch_add(1)) * bytes;
+        for (long i = next.fetch_add(1); i < count; i = next.fetch_add(1)) body(i, own);
+    });
+}
+
+void by_item(const Work& work, long items) {
+    share_out(work, items, [&](long i, void* scratch) {
+        work.kernel.attend[work.type](work.call, item(work.call, work.batch, work.groups, i), scratch);
+    });
+}
+
+// For few items of long contexts: more threads than KV heads would have nothing to do.
+void by_stretch(const Work& work, long items) {
+    struct Span {
+        AttentionItem item;
+        long first, before;  // its first stretch; stretches of the items before it
+    };
+    std::vector<Span> spans;
+    long count = 0;
+    for (long i = 0; i < items; ++i) {
+        const AttentionItem each = item(work.call, work.batch, work.groups, i);
+        const long begin = work.call.positions[each.token] + 1L - work.call.window;
+        const long end = work.call.positions[each.token + each.tokens - 1] + 1L;
+        const long first = work.call.window > 0 && begin > 0 ? begin / kAttentionStretch : 0;
+        spans.push_back({each, first, count});
+        count += (end + kAttentionStretch - 1) / kAttentionStretch - first;
+    }
+    const size_t bytes = work.kernel.partial(work.groups.rows, work.call.head_dim);
+    const std::unique_ptr<char, Free> partials = aligned(bytes * static_cast<size_t>(count));
+    const auto partial = [&](const Span& span) { return partials.get() + static_cast<size_t>(span.before) * bytes; };
+    const auto rows = [&](const Span& span) { return span.item.tokens * (work.call.heads / work.call.kv_heads); };
+    share_out(work, count, [&](long i, void* scratch) {
+        auto span = spans.end() - 1;
+        while (span->before > i) --span;
+        const long number = i - span->before;
+        const size_t own = work.kernel.partial(rows(*span), work.call.head_dim);  // at most `bytes`
+        work.kernel.stretch[work.type](work.call, span->item, span->first + number, scratch,
+                                       partial(*span) + static_cast<size_t>(number) * own);
+    });
+    share_out(work, items, [&](long i, void* scratch) {
+        const Span& span = spans[static_cast<size_t>(i)];
+        const long end = i + 1 < items ? spans[static_cast<size_t>(i) + 1].before : count;
+        work.kernel.join[work.type](work.call, span.item, end - span.before, partial(span), scratch);
+    });
+}
+
+long longest(const AttentionCall& call, const AttentionBatch& batch) {
+    long most = 0;
+    for (long r = 0; r < batch.requests; ++r) {
+        const long last = batch.starts[r + 1];
+        if (last > batch.starts[r] && call.positions[last - 1] >= most) most = call.positions[last - 1] + 1L;
+    }
+    return most;
+}
+
+}  // namespace
+
+void paged_attention(const AttentionCall& call, const AttentionBatch& batch, AttentionType type) {
+    check("batch.starts", 0, batch.starts[0], 0);
+    for (long r = 0; r < batch.requests; ++r) check_request(call, batch, r);
+    const long served = batch.starts[batch.requests];
+    const long row = call.heads * call.head_dim * (type == kFloat32 ? 4 : 2);  // bytes
+    std::memset(static_cast<char*>(call.out) + served * row, 0, static_cast<size_t>((batch.tokens - served) * row));
+    const Groups groups = grouped(call, batch);
+    const long items = groups.count() * call.kv_heads;
+    if (items == 0) return;
+
+    const Work work{call, batch, groups, kernels(), type};
+    if (items < kItemsPerThread * pool_threads() && longest(call, batch) > kAttentionStretch) {
+        by_stretch(work, items);
+    } else {
+        by_item(work, items);
+    }
+}
+
+void write_kv(const KVWrite& w) {
+    for (long t = 0; t < w.tokens; ++t) check("batch.slots", t, w.slots[t], w.pages * w.page_size - 1);
+    const long side = w.heads * w.page_size * w.row_bytes, head = w.page_size * w.row_bytes;
+    const long each = 2 * w.tokens * w.row_bytes;  // bytes for one head
+    const size_t bytes = static_cast<size_t>(w.row_bytes);
+    parallel_for(w.heads, each > 0 ? kWriteBytes / each + 1 : w.heads, [&](long first, long last) {
+        for (long t = 0; t < w.tokens; ++t) {
+            const long page = w.slots[t] / w.page_size, offset = w.slots[t] % w.page_size;
+            for (long h = first; h < last; ++h) {
+                char* const at = w.kv + 2 * page * side + h * head + offset * w.row_bytes;
+                std::memcpy(at, w.k + t * w.k_stride + h * w.row_bytes, bytes);
+                std::memcpy(at + side, w.v + t * w.v_stride + h * w.row_bytes, bytes);
+            }
+        }
+    });
+}
+
+}  // namespace quintet::cpu

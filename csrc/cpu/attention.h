@@ -1,0 +1,33 @@
+// Attention over the pages of the KV cache, and the writing of them. Tensors are addresses; sizes are in elements.
+#pragma once
+
+#include "cpu/kernels/attention.h"
+
+namespace quintet::cpu {
+
+// What one step brings: T tokens of R requests. As quintet.types.Batch; all int32.
+struct AttentionBatch {
+    const int32_t* starts;      // [R + 1]
+    const int32_t* lengths;     // [R]
+    const int32_t* page_table;  // [R, width]
+    long tokens, requests, width;
+    long pages;                 // of the cache
+};
+
+// Fills call.out; the tokens past the last request's get zeros. A row of the result depends on its own request alone,
+// not on the batch, on how its prompt was cut, or on the number of threads. Throws std::invalid_argument for a batch
+// that points outside its arrays.
+void paged_attention(const AttentionCall& call, const AttentionBatch& batch, AttentionType type);
+
+struct KVWrite {
+    char* kv;              // [P, 2, heads, page_size, row_bytes]
+    const char *k, *v;     // [T, heads, row_bytes], from token to token so many bytes:
+    long k_stride, v_stride;
+    const int32_t* slots;  // [T]
+    long tokens, pages, heads, page_size, row_bytes;
+};
+
+// Copies each token's K and V to its slot; where two share one, the later wins. Throws as above.
+void write_kv(const KVWrite& write);
+
+}  // namespace quintet::cpu

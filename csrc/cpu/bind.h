@@ -1,0 +1,11 @@
+// What each bind_*.cpp adds to the module. Tensors come as addresses and sizes: torch is no part of the build.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace quintet::cpu {
+
+void bind_linear(nanobind::module_& m);
+void bind_attention(nanobind::module_& m);
+
+}  // namespace quintet::cpu

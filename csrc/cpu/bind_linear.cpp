@@ -1,0 +1,64 @@
+// Linear kernels for Python.
+#include <stdexcept>
+#include <string>
+
+#include "cpu/bind.h"
+#include "cpu/linear.h"
+
+namespace nb = nanobind;
+
+namespace quintet::cpu {
+
+namespace {
+
+void at_least(const char* name, long value, long least) {
+    if (value < least) {
+        throw std::invalid_argument(std::string(name) + " must be " + std::to_string(least) + " or more, not " +
+                                    std::to_string(value));
+    }
+}
+
+LinearType type_of(int kind) {
+    if (kind < 0 || kind >= kLinearTypes) {
+        throw std::invalid_argument("kind must be 0 (float32), 1 (bfloat16) or 2 (float16), not " + std::to_string(kind));
+    }
+    return static_cast<LinearType>(kind);
+}
+
+void multiply(int kind, uintptr_t out, uintptr_t x, long x_stride, uintptr_t weight, uintptr_t bias, long tokens,
+              long inputs, long outputs) {
+    const LinearType type = type_of(kind);
+    at_least("tokens", tokens, 0);
+    at_least("inputs", inputs, 1);
+    at_least("outputs", outputs, 1);
+    if (tokens > 1) at_least("x_stride", x_stride, inputs);
+    const nb::gil_scoped_release released;
+    linear({reinterpret_cast<void*>(out), reinterpret_cast<const void*>(x), reinterpret_cast<const void*>(weight),
+            reinterpret_cast<const void*>(bias), tokens, inputs, outputs, x_stride},
+           type);
+}
+
+void pack(int kind, uintptr_t packed, uintptr_t weight, long outputs, long inputs, long stride) {
+    const LinearType type = type_of(kind);
+    at_least("inputs", inputs, 1);
+    at_least("outputs", outputs, 1);
+    if (outputs > 1) at_least("stride", stride, inputs);
+    const nb::gil_scoped_release released;
+    pack_linear(reinterpret_cast<void*>(packed), reinterpret_cast<const void*>(weight), outputs, inputs, stride, type);
+}
+
+}  // namespace
+
+void bind_linear(nb::module_& m) {
+    m.attr("LINEAR_COLUMNS") = kLinearColumns;
+    m.def("linear", &multiply, nb::arg("kind"), nb::arg("out"), nb::arg("x"), nb::arg("x_stride"), nb::arg("weight"),
+          nb::arg("bias"), nb::arg("tokens"), nb::arg("inputs"), nb::arg("outputs"),
+          "x [tokens, inputs] times a packed weight, plus bias (0: none), into out [tokens, outputs], which is contiguous. "
+          "`kind` is 0 for float32, 1 for bfloat16, 2 for float16; addresses, and sizes in elements.");
+    m.def("pack_linear", &pack, nb::arg("kind"), nb::arg("packed"), nb::arg("weight"), nb::arg("outputs"),
+          nb::arg("inputs"), nb::arg("stride"),
+          "A weight [outputs, inputs], rows `stride` elements apart, in the order in which linear() reads it: blocks of "
+          "LINEAR_COLUMNS outputs, zeros past the last; two inputs of bfloat16 side by side, also past the last.");
+}
+
+}  // namespace quintet::cpu

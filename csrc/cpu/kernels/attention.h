@@ -1,0 +1,60 @@
+// Attention of a few query tokens over the pages of their request, one object for each instruction set.
+//
+// These files are compiled with flags that the processor at hand may not obey: see ceiling.h for what they may include.
+// A row is one query head of one token. Its result is made of its own numbers in one order, whatever rows are computed
+// beside it: the context is cut into stretches of kAttentionStretch positions counted from 0, each is gone through in
+// blocks of kAttentionBlock with a running maximum (Dao et al. 2022), and what the stretches gave is merged in order.
+// Stretches may therefore be left to different threads.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace quintet::cpu {
+
+constexpr long kAttentionBlock = 64;  // positions; K and V of 128 in float32 are 64 KiB, within a core's second cache
+
+constexpr long kAttentionStretch = 1024;
+
+enum AttentionType { kFloat32, kBfloat16, kFloat16, kAttentionTypes };
+
+struct AttentionCall {
+    void* out;                 // [T, heads, head_dim]
+    const void* q;             // [T, heads, head_dim], q_stride elements from token to token
+    const void* kv;            // [P, 2, kv_heads, page_size, head_dim]
+    const int32_t* positions;  // [T]
+    const float* sinks;        // [heads], or null
+    long q_stride;
+    long heads, kv_heads, head_dim, page_size;
+    long window;               // positions that a token sees, its own included; 0: all before it
+    float scale;
+    float softcap;             // 0: none
+};
+
+struct AttentionItem {
+    const int32_t* pages;  // of the request, in order
+    long token, tokens;    // consecutive tokens of one request, in the order of their positions
+    long kv_head;
+};
+
+// Memory is aligned to 64; q, k and v of a call have the same type.
+struct AttentionKernels {
+    size_t (*scratch)(long rows, long head_dim);  // bytes that each function below needs for an item of so many rows
+    size_t (*partial)(long rows, long head_dim);  // bytes of what one stretch gives
+    // The whole of an item.
+    void (*attend[kAttentionTypes])(const AttentionCall& call, const AttentionItem& item, void* scratch);
+    // The same in two steps: a stretch by its number, then `count` of what they gave, in order.
+    void (*stretch[kAttentionTypes])(const AttentionCall& call, const AttentionItem& item, long number, void* scratch,
+                                     void* partial);
+    void (*join[kAttentionTypes])(const AttentionCall& call, const AttentionItem& item, long count, void* partials,
+                                  void* scratch);
+};
+
+extern const AttentionKernels kAttentionBaseline;
+#if defined(__x86_64__)
+extern const AttentionKernels kAttentionAvx2;
+extern const AttentionKernels kAttentionAvx512;
+extern const AttentionKernels kAttentionAvx512Bf16;
+#endif
+
+}  // namespace quintet::cpu

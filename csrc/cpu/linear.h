@@ -1,0 +1,24 @@
+// Products of rows with packed weights. Tensors are addresses; sizes and strides are in elements.
+#pragma once
+
+#include "cpu/kernels/linear.h"
+
+namespace quintet::cpu {
+
+struct LinearCall {
+    void* out;           // [T, outputs]
+    const void* x;       // [T, inputs]
+    const void* weight;  // as pack_linear() left it
+    const void* bias;    // [outputs], or null
+    long tokens, inputs, outputs;
+    long x_stride;       // from token to token
+};
+
+// An output is computed in one order, whatever rows stand beside its own and whatever number of threads there is.
+void linear(const LinearCall& call, LinearType type);
+
+// [outputs, inputs], rows `stride` apart -> [ceil(outputs / kLinearColumns), ceil(inputs / pair), kLinearColumns, pair],
+// zeros where it is wider than the weight.
+void pack_linear(void* packed, const void* weight, long outputs, long inputs, long stride, LinearType type);
+
+}  // namespace quintet::cpu

@@ -1,0 +1,88 @@
+// Linear without Python: buffers of the exact size, for the sanitizers; exact numbers, for the sums.
+#include <cstdint>
+#include <cstdio>
+#include <stdexcept>
+#include <vector>
+
+#include "common/pool.h"
+#include "cpu/features.h"
+#include "cpu/linear.h"
+
+namespace {
+
+namespace cpu = quintet::cpu;
+
+int failures = 0;
+
+// Small whole numbers, which every type and every order of adding holds exactly.
+long whole(long i) { return (i * 7 + i / 3) % 5 - 2; }
+
+uint32_t bits_of(long value, cpu::LinearType type) {
+    const float x = static_cast<float>(value);
+    uint32_t bits;
+    __builtin_memcpy(&bits, &x, sizeof bits);
+    if (type == cpu::kLinearFloat32) return bits;
+    if (type == cpu::kLinearBfloat16) return bits >> 16;
+    return value == 0 ? 0 : (bits >> 16 & 0x8000) | ((bits & 0x7FFFFFFF) - (112U << 23)) >> 13;
+}
+
+struct Numbers {
+    std::vector<uint8_t> bytes;
+    Numbers(long count, cpu::LinearType type, long seed) {
+        const size_t size = type == cpu::kLinearFloat32 ? 4 : 2;
+        bytes.resize(static_cast<size_t>(count) * size);
+        for (long i = 0; i < count; ++i) {
+            const uint32_t bits = bits_of(whole(i + seed), type);
+            __builtin_memcpy(bytes.data() + static_cast<size_t>(i) * size, &bits, size);
+        }
+    }
+};
+
+void product_is_exact(cpu::LinearType type, long tokens, long inputs, long outputs) {
+    const size_t size = type == cpu::kLinearFloat32 ? 4 : 2;
+    const long pair = cpu::linear_pair(type), blocks = (outputs + cpu::kLinearColumns - 1) / cpu::kLinearColumns;
+    const Numbers x(tokens * inputs, type, 1), weight(outputs * inputs, type, 2), bias(outputs, type, 3);
+    std::vector<uint8_t> packed(static_cast<size_t>(blocks * ((inputs + pair - 1) / pair) * pair * cpu::kLinearColumns) * size);
+    std::vector<uint8_t> out(static_cast<size_t>(tokens * outputs) * size);
+    cpu::pack_linear(packed.data(), weight.bytes.data(), outputs, inputs, inputs, type);
+    cpu::linear({out.data(), x.bytes.data(), packed.data(), bias.bytes.data(), tokens, inputs, outputs, inputs}, type);
+    for (long i = 0; i < tokens * outputs; ++i) {
+        const long t = i / outputs, n = i % outputs;
+        long sum = whole(n + 3);
+        for (long k = 0; k < inputs; ++k) sum += whole(t * inputs + k + 1) * whole(n * inputs + k + 2);
+        uint32_t got = 0;
+        __builtin_memcpy(&got, out.data() + static_cast<size_t>(i) * size, size);
+        const long most = type == cpu::kLinearFloat32 ? 1L << 24 : type == cpu::kLinearBfloat16 ? 256 : 2048;
+        const bool held = sum >= -most && sum <= most;  // so far every whole number is one of the type's
+        if (held && got != bits_of(sum, type)) {
+            ++failures;
+            std::printf("linear: type %d, %ld x %ld x %ld: element %ld is not %ld\n", type, tokens, inputs, outputs, i, sum);
+            return;
+        }
+    }
+}
+
+}  // namespace
+
+int linear_failures() {
+    const int threads = quintet::pool_threads();
+    quintet::set_pool_threads(3);
+    for (const char* isa : {"baseline", "avx2", "avx512", "avx512_bf16"}) {
+        try {
+            cpu::choose_isa(isa);
+        } catch (const std::invalid_argument&) {
+            continue;
+        }
+        for (const auto type : {cpu::kLinearFloat32, cpu::kLinearBfloat16, cpu::kLinearFloat16}) {
+            for (const long tokens : {1L, 2L, 5L, 6L, 7L, 13L, 260L}) {
+                for (const long inputs : {1L, 2L, 15L, 333L}) {
+                    for (const long outputs : {1L, 64L, 77L}) product_is_exact(type, tokens, inputs, outputs);
+                }
+            }
+            product_is_exact(type, 9, 2051, 65);  // several stretches of a block
+        }
+    }
+    cpu::choose_isa(cpu::isa_name(cpu::isa()));
+    quintet::set_pool_threads(threads);
+    return failures;
+}

@@ -1,0 +1,107 @@
+"""Products with packed weights by quintet._cpu: every output in one order, whatever rows stand beside its own."""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quintet.ops.linear import linear
+
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as csrc/cpu/kernels/linear.h numbers them
+PAIRS = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 1}  # neighbouring inputs that stand side by side
+
+
+def pack(weight: Tensor) -> Tensor:
+    """[N, K] -> [blocks, depth, lanes], zeros where that is wider; the weight may be a memory map."""
+    if weight.dtype not in KINDS:
+        raise ValueError(f"weights are packed in {', '.join(map(str, KINDS))}, not in {weight.dtype}")
+    if weight.dim() != 2 or 0 in weight.shape:
+        raise ValueError(f"a weight has outputs and inputs, and none has shape {tuple(weight.shape)}")
+    extension, pair = _extension(), PAIRS[weight.dtype]
+    if weight.stride(1) != 1 or weight.stride(0) < weight.shape[1]:
+        weight = weight.contiguous()
+    (outputs, inputs), columns = weight.shape, extension.LINEAR_COLUMNS
+    packed = torch.empty(-(-outputs // columns), -(-inputs // pair), columns * pair, dtype=weight.dtype)
+    kind = KINDS[weight.dtype]
+    extension.pack_linear(kind, packed.data_ptr(), weight.data_ptr(), outputs, inputs, weight.stride(0))
+    return packed
+
+
+def packed_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    """Of pack()'s result for a weight [N, K] of this shape."""
+    (outputs, inputs), columns, pair = shape, _extension().LINEAR_COLUMNS, PAIRS[dtype]
+    return int(-(-outputs // columns) * columns * -(-inputs // pair) * pair * dtype.itemsize)
+
+
+def unpack(packed: Tensor, outputs: int, inputs: int) -> Tensor:
+    """[blocks, depth, lanes] -> [outputs, inputs], as it was before pack()."""
+    blocks, depth, _ = packed.shape
+    pair = PAIRS[packed.dtype]
+    columns = packed.reshape(blocks, depth, -1, pair).permute(0, 2, 1, 3).reshape(-1, depth * pair)
+    return columns[:outputs, :inputs].contiguous()
+
+
+def probe() -> str | None:
+    """Three inputs, two outputs: numbers that every type holds exactly."""
+    try:
+        from quintet import _cpu
+    except ImportError as error:
+        return f"the compiled extension is not there: {error}"
+    if not hasattr(_cpu, "pack_linear"):
+        return "the compiled extension is older than this provider; build it again with `make`"
+    for dtype in KINDS:
+        x, weight = (
+            torch.tensor([[1.0, 2.0, 4.0]], dtype=dtype),
+            torch.tensor([[1.0, 1.0, 1.0], [3.0, 2.0, 1.0]], dtype=dtype),
+        )
+        got = _linear(x, pack(weight), torch.ones(2, dtype=dtype), (2,)).tolist()
+        if got != [[8.0, 12.0]]:
+            return f"a product in {dtype} gave {got}, not [[8.0, 12.0]]"
+    return None
+
+
+@linear.provide("native", probe)
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
+    """A weight of two dimensions was not packed, and goes to torch."""
+    if weight.dim() == 2:
+        plain: Tensor = linear.providers["torch"](x, weight, bias, outputs)
+        return plain
+    count = sum(outputs)
+    tokens, inputs = x.shape
+    dtype = x.dtype
+    pair = PAIRS.get(dtype, 1)
+    blocks, depth, lanes = weight.shape
+    extension = _extension()
+    columns = extension.LINEAR_COLUMNS
+    if (
+        weight.dtype != dtype
+        or depth != (inputs + pair - 1) // pair
+        or lanes != columns * pair
+        or not (blocks - 1) * columns < count <= blocks * columns
+        or not weight.is_contiguous()
+    ):
+        raise ValueError(
+            f"x {tuple(x.shape)} {dtype} and {count} outputs do not fit a packed weight "
+            f"{tuple(weight.shape)} {weight.dtype}"
+        )
+    if x.stride(1) != 1 or x.stride(0) < inputs:
+        x = x.contiguous()
+    at_bias = 0
+    if bias is not None:
+        if bias.shape != (count,):
+            raise ValueError(f"a bias of shape {tuple(bias.shape)} does not fit {count} outputs")
+        bias = bias.to(dtype).contiguous()
+        at_bias = bias.data_ptr()
+    out = torch.empty((tokens, count), dtype=dtype)
+    extension.linear(
+        KINDS[dtype], out.data_ptr(), x.data_ptr(), x.stride(0), weight.data_ptr(), at_bias, tokens, inputs, count
+    )
+    return out
+
+
+@functools.cache
+def _extension() -> Any:
+    from quintet import _cpu
+
+    return _cpu

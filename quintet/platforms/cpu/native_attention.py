@@ -1,0 +1,97 @@
+"""Paged attention and the writing of K and V by quintet._cpu: each result in one order, whatever the batch."""
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from quintet.ops.attention import paged_attention, write_kv
+from quintet.types import AttentionSpec, Batch
+
+SERVED = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def probe() -> str | None:
+    """One token that sees only itself: attention gives its V back."""
+    try:
+        from quintet import _cpu
+    except ImportError as error:
+        return f"the compiled extension is not there: {error}"
+    if not hasattr(_cpu, "PagedAttention"):
+        return "the compiled extension is older than this provider; build it again with `make`"
+    spec = AttentionSpec(1, 1, 8, 1.0, torch.float32, 16)
+    k, v, kv = torch.ones(1, 1, 8), torch.arange(8.0).reshape(1, 1, 8), torch.zeros(2, 2, 1, 16, 8)
+    none, one = torch.zeros(1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+    batch = Batch(none, none, 16 * one, none, torch.cat([none, one]), one, one[None], none)
+    out = _paged_attention(k, _write_kv(kv, k, v, batch), batch, spec, None)
+    return None if torch.equal(out, v) else f"attention to one token gave {out.tolist()}, not its values"
+
+
+@write_kv.provide("native", probe)
+def _write_kv(kv: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
+    """In place."""
+    pages, _, heads, size, dim = kv.shape
+    if not kv.is_contiguous():
+        raise ValueError("the cache is not contiguous")
+    k, v = _rows(k, kv.dtype), _rows(v, kv.dtype)
+    slots, bytes_ = batch.slots, kv.element_size()
+    if k.shape != v.shape or k.shape[1:] != (heads, dim) or slots.shape[0] != k.shape[0]:
+        raise ValueError(
+            f"k {tuple(k.shape)}, v {tuple(v.shape)} and {len(slots)} slots do not fit a cache of {kv.shape}"
+        )
+    _extension().write_kv(
+        kv.data_ptr(), k.data_ptr(), v.data_ptr(), k.stride(0) * bytes_, v.stride(0) * bytes_,
+        _address(slots), k.shape[0], pages, heads, size, dim * bytes_,
+    )  # fmt: skip
+    return kv
+
+
+@paged_attention.provide("native", probe)
+def _paged_attention(q: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+    if kv.dtype != q.dtype or not kv.is_contiguous():
+        raise ValueError(f"the cache is {kv.dtype}, contiguous: {kv.is_contiguous()}; q is {q.dtype}")
+    if q.shape[1:] != (spec.heads, spec.head_dim) or kv.shape[1:] != (2, spec.kv_heads, spec.page_size, spec.head_dim):
+        raise ValueError(f"q {tuple(q.shape)} and a cache of {tuple(kv.shape)} do not fit {spec}")
+    q = _rows(q, q.dtype)
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    table, starts = batch.page_table, batch.starts
+    if sinks is not None:
+        sinks = sinks.float().contiguous()
+    _layer(spec, q.dtype)(
+        out.data_ptr(), q.data_ptr(), q.stride(0), kv.data_ptr(), kv.shape[0], _address(batch.positions),
+        _address(starts), _address(batch.lengths), _address(table), q.shape[0], table.shape[0], table.shape[1],
+        0 if sinks is None else sinks.data_ptr(),
+    )  # fmt: skip
+    return out
+
+
+def _rows(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """[T, heads, D] with each token's heads side by side; tokens may stand apart, as in the slices of one product."""
+    if x.dtype != dtype:
+        x = x.to(dtype)
+    return x if x.is_contiguous() or x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
+
+
+def _address(x: Tensor) -> int:
+    if x.dtype != torch.int32 or not x.is_contiguous():
+        raise ValueError(f"a batch's arrays are contiguous int32, not {x.dtype} with strides {x.stride()}")
+    return x.data_ptr()
+
+
+@functools.cache
+def _extension():  # type: ignore[no-untyped-def]
+    from quintet import _cpu
+
+    return _cpu
+
+
+@functools.lru_cache(maxsize=256)
+def _layer(spec: AttentionSpec, dtype: torch.dtype) -> Callable[..., None]:
+    if dtype not in SERVED:
+        raise ValueError(f"attention is computed in {', '.join(map(str, SERVED))}, not in {dtype}")
+    layer: Callable[..., None] = _extension().PagedAttention(
+        spec.heads, spec.kv_heads, spec.head_dim, spec.page_size, spec.window or 0, spec.scale, spec.softcap or 0.0,
+        8 * dtype.itemsize, dtype == torch.bfloat16,
+    )  # fmt: skip
+    return layer

@@ -1,0 +1,237 @@
+"""Our own attention: each instruction set against the specification, and the bits of a token in whatever company."""
+
+import functools
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quintet.ops import Op
+from quintet.platforms.cpu import native_attention
+from quintet.types import AttentionSpec, Batch
+from tests.helpers.batches import Cache, Request, spec
+
+if reason := native_attention.probe():
+    pytest.skip(reason, allow_module_level=True)
+
+from quintet import _cpu
+
+ISAS = ("baseline", "avx2", "avx512", "avx512_bf16")
+ROUNDINGS = {torch.float32: 20, torch.bfloat16: 3, torch.float16: 3}  # of the type, at the size of the result
+MIXES = {
+    "a long prompt": [Request(0, 170)],
+    "chunks": [Request(100, 31), Request(7, 2), Request(250, 17)],
+    "decoding": [Request(0, 1), Request(63, 1), Request(127, 1), Request(128, 1), Request(300, 1)],
+    "ragged mix": [Request(40, 1), Request(0, 21), Request(130, 5), Request(270, 1), Request(3, 1)],
+}
+SPECS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window": {"window": 9},
+    "window of one": {"window": 1},
+    "window over blocks": {"window": 140},
+    "soft-cap, window": {"softcap": 20.0, "window": 33, "scale": 0.7},
+    "soft-cap": {"softcap": 3.0},
+    "sinks, window": {"sinks": True, "window": 70},
+}
+# heads, KV heads, head dim, page size: odd groups, heads that fill no vector, a group larger than an item
+SHAPES = ((6, 3, 16, 16), (5, 1, 24, 8), (3, 3, 32, 32), (4, 2, 64, 16), (14, 2, 128, 16), (40, 1, 8, 8))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> None:
+    """Threads of torch wait by spinning: the specification takes many times as long with two on busy cores."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(params=ISAS)
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    before = _cpu.chosen_isa()
+    try:
+        _cpu.choose_isa(request.param)
+    except ValueError as error:
+        pytest.skip(str(error))
+    yield request.param
+    _cpu.choose_isa(before)
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = _cpu.threads()
+    yield
+    _cpu.set_threads(before)
+
+
+def native(q: Tensor, kv: Tensor, batch: Batch, of: AttentionSpec) -> Tensor:
+    sinks = torch.linspace(-1, 2, of.heads) if of.sinks else None
+    return Op.registry["paged_attention"].providers["native"](q, kv, batch, of, sinks)
+
+
+def specified(q: Tensor, kv: Tensor, batch: Batch, of: AttentionSpec) -> Tensor:
+    sinks = torch.linspace(-1, 2, of.heads) if of.sinks else None
+    return Op.registry["paged_attention"].reference(q.float(), kv.float(), batch, of, sinks)
+
+
+def batched(of: AttentionSpec, requests: list[Request]) -> tuple[Tensor, Tensor, Batch]:
+    cache = Cache(of, [r.cached + r.new for r in requests])
+    q, batch = cache.batch(dict(enumerate(requests)))
+    return q, cache.kv, batch
+
+
+@functools.cache
+def cases(dtype: torch.dtype) -> list[tuple[str, AttentionSpec, tuple[Tensor, Tensor, Batch], Tensor]]:
+    """What it is, the layer, its arguments, and what the specification makes of them in float32."""
+    made = []
+    for n, ((what, settings), shape) in enumerate(itertools.product(SPECS.items(), SHAPES)):
+        heads, kv_heads, dim, page_size = shape
+        of = spec(heads, kv_heads, dim, dtype=dtype, page_size=page_size, **settings)
+        for mix in list(MIXES)[n % 2 :: 2]:
+            args = batched(of, MIXES[mix])
+            made.append((f"{what}, {shape}, {mix}", of, args, specified(*args, of)))
+    return made
+
+
+@pytest.mark.parametrize("dtype", ROUNDINGS, ids=str)
+def test_every_instruction_set_equals_the_specification(isa: str, dtype: torch.dtype) -> None:
+    for what, of, args, want in cases(dtype):
+        got = native(*args, of)
+        worst = float((got.float() - want).abs().max())
+        limit = ROUNDINGS[dtype] * torch.finfo(dtype).eps * max(1.0, float(want.abs().max()))
+        assert got.dtype == dtype and got.shape == want.shape
+        assert worst <= limit, f"{what}: off by {worst:.3g}, {limit:.3g} allowed"
+
+
+@pytest.mark.parametrize("dtype", ROUNDINGS, ids=str)
+def test_extreme_scores_give_finite_results(isa: str, dtype: torch.dtype) -> None:
+    of = spec(4, 2, 32, dtype=dtype, scale=300.0)
+    q, kv, batch = batched(of, [Request(0, 130)])
+    assert native(q, kv, batch, of).isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", ROUNDINGS, ids=str)
+@pytest.mark.parametrize("left", [float("nan"), float("inf")])
+def test_what_a_page_holds_past_the_end_does_not_leak(isa: str, dtype: torch.dtype, left: float) -> None:
+    for heads, kv_heads, dim, page_size in SHAPES:
+        of = spec(heads, kv_heads, dim, dtype=dtype, page_size=page_size)
+        lengths = [37, 129, 3]
+        q, kv, batch = batched(of, [Request(length - 1, 1) for length in lengths])
+        want = native(q, kv, batch, of)
+        for row, length in enumerate(lengths):
+            last = int(batch.page_table[row, (length - 1) // page_size])
+            kv[last, :, :, (length - 1) % page_size + 1 :] = left
+        kv[0] = left
+        assert torch.equal(native(q, kv, batch, of), want)
+
+
+@pytest.mark.parametrize("dtype", ROUNDINGS, ids=str)
+@pytest.mark.parametrize("settings", SPECS.values(), ids=SPECS)
+def test_a_tokens_bits_depend_on_its_request_alone(isa: str, dtype: torch.dtype, settings: dict[str, Any]) -> None:
+    """A prompt of 300 whole, in chunks, and a token at a time; alone and beside others."""
+    for heads, kv_heads, dim, page_size in ((4, 2, 64, 16), (3, 1, 24, 8), (7, 1, 16, 32)):
+        of = spec(heads, kv_heads, dim, dtype=dtype, page_size=page_size, **settings)
+        cache = Cache(of, [300, 90, 211])
+
+        def run(requests: dict[int, Request], cache: Cache = cache, of: AttentionSpec = of) -> Tensor:
+            q, batch = cache.batch(requests)
+            return native(q, cache.kv, batch, of)
+
+        whole = run({0: Request(0, 300)})
+        for size in (7, 64, 100):
+            chunks = [Request(first, min(size, 300 - first)) for first in range(0, 300, size)]
+            assert torch.equal(torch.cat([run({0: chunk}) for chunk in chunks]), whole)
+        for first in (0, 1, 63, 64, 150, 299):
+            assert torch.equal(run({0: Request(first, 1)})[0], whole[first])
+            beside = run({1: Request(80, 10), 0: Request(first, 1), 2: Request(0, 211)})
+            assert torch.equal(beside[10], whole[first])
+        assert torch.equal(run({2: Request(5, 40), 0: Request(0, 300), 1: Request(89, 1)})[40:340], whole)
+
+
+@pytest.mark.parametrize("dtype", ROUNDINGS, ids=str)
+def test_a_broken_token_does_not_reach_those_before_it(isa: str, dtype: torch.dtype) -> None:
+    """In a prefill the values of later tokens are there already; in a decode they are not."""
+    of = spec(6, 3, 16, dtype=dtype)
+    q, kv, batch = batched(of, [Request(0, 100)])
+    want = native(q, kv, batch, of)
+    kv[batch.page_table[0, 50 // 16], :, :, 50 % 16] = float("inf")
+    assert torch.equal(native(q, kv, batch, of)[:50], want[:50])
+
+
+def test_the_number_of_threads_changes_no_bit(isa: str, threads: None) -> None:
+    for dtype, requests in itertools.product(ROUNDINGS, MIXES.values()):
+        of = spec(6, 3, 32, dtype=dtype, window=77)
+        q, kv, batch = batched(of, requests)
+        results = []
+        for count in (1, 2, 5):
+            _cpu.set_threads(count)
+            results.append(native(q, kv, batch, of))
+        assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("settings", [{}, {"window": 1100}, {"sinks": True}], ids=str)
+def test_long_contexts_split_over_threads_give_the_same_bits(isa: str, threads: None, settings: dict[str, Any]) -> None:
+    """Few heads and many threads: stretches of 1024 positions are shared out, and merged in order."""
+    for dtype, (heads, dim) in zip(ROUNDINGS, ((2, 16), (5, 24), (1, 32)), strict=True):
+        of = spec(heads, 1, dim, dtype=dtype, **settings)
+        cache = Cache(of, [2300, 1024])
+        _cpu.set_threads(1)
+        q, batch = cache.batch({0: Request(0, 2300)})
+        whole = native(q, cache.kv, batch, of)
+        for count, first in itertools.product((1, 4), (2299, 2047, 2048, 1023, 1200)):
+            _cpu.set_threads(count)
+            q, batch = cache.batch({1: Request(1020, 4), 0: Request(first, 1)})
+            got = native(q, cache.kv, batch, of)
+            assert torch.equal(got[4], whole[first]), (count, first)
+            limit = ROUNDINGS[dtype] * torch.finfo(dtype).eps
+            torch.testing.assert_close(got.float(), specified(q, cache.kv, batch, of), atol=limit, rtol=limit)
+
+
+def test_tokens_of_a_product_may_stand_apart() -> None:
+    of = spec(4, 2, 16)
+    q, kv, batch = batched(of, [Request(3, 9), Request(20, 1)])
+    apart = torch.zeros(len(q), 3, *q.shape[1:])
+    apart[:, 1] = q
+    assert torch.equal(native(apart[:, 1], kv, batch, of), native(q, kv, batch, of))
+
+
+def test_padding_gets_zeros() -> None:
+    of = spec(4, 2, 16)
+    q, kv, batch = batched(of, [Request(3, 9), Request(20, 1)])
+    none = torch.zeros(6, dtype=torch.int32)
+    padded = batch._replace(
+        positions=torch.cat([batch.positions, none]),
+        starts=torch.cat([batch.starts, batch.starts[-1:]]),
+        lengths=torch.cat([batch.lengths, none[:1]]),
+        page_table=torch.cat([batch.page_table, torch.zeros_like(batch.page_table[:1])]),
+    )
+    out = native(torch.cat([q, q[:6]]), kv, padded, of)
+    assert torch.equal(out[:10], native(q, kv, batch, of)) and not out[10:].any()
+
+
+def test_a_batch_that_points_outside_is_refused() -> None:
+    of = spec(4, 2, 16)
+    q, kv, batch = batched(of, [Request(3, 9), Request(20, 1)])
+    for field, value in (("page_table", 99), ("positions", 50), ("lengths", 2000), ("starts", 77), ("positions", -1)):
+        broken = getattr(batch, field).clone()
+        broken.view(-1)[-1] = value
+        with pytest.raises(ValueError, match=field):
+            native(q, kv, batch._replace(**{field: broken}), of)
+    write = Op.registry["write_kv"].providers["native"]
+    k = torch.zeros(10, 2, 16)
+    for slot in (-1, kv.shape[0] * 16):
+        with pytest.raises(ValueError, match="slots"):
+            write(kv, k, k, batch._replace(slots=torch.full_like(batch.slots, slot)))
+
+
+@pytest.mark.parametrize("dtype", ROUNDINGS, ids=str)
+def test_written_keys_and_values_are_the_specifications(dtype: torch.dtype, threads: None) -> None:
+    op = Op.registry["write_kv"]
+    for page_size, count, (kv_heads, dim) in itertools.product((8, 16, 32), (1, 2), ((1, 24), (3, 8), (8, 128))):
+        _cpu.set_threads(count)
+        of = spec(kv_heads, kv_heads, dim, dtype=dtype, page_size=page_size)
+        _, kv, batch = batched(of, [Request(37, 80), Request(8, 1), Request(0, page_size)])
+        qkv = torch.randn(len(batch.slots), 3, kv_heads, dim).to(dtype)
+        k, v = qkv[:, 1], qkv[:, 2]  # slices of one product
+        want = op.reference(kv.clone(), k, v, batch)
+        assert torch.equal(op.providers["native"](kv, k, v, batch), want)
