@@ -1,4 +1,4 @@
-"""What a step costs on the TPU platform where JAX's CPU devices stand in, against eager torch on the CPU platform.
+"""What a step costs on the TPU platform where JAX's CPU devices stand in, against the CPU platform.
 
 python benchmarks/tpu_step.py [MODEL] [--dtype float32] [--out benchmarks/results/tpu-on-host.json]
 

@@ -74,7 +74,10 @@ def test_another_models_config_is_refused() -> None:
 
 def test_what_is_not_needed_is_ignored(tmp_path: Path) -> None:
     tiny = variant("llama", "plain")
-    loaded(tiny, changed(tiny, tmp_path, lambda t: t.update({"model.layers.0.rotary_emb.inv_freq": torch.ones(4)})))
+    more = changed(tiny, tmp_path, lambda t: t.update({"model.layers.0.rotary_emb.inv_freq": torch.ones(4)}))
+    wanted = dict(loaded(tiny, tiny.folder).named_parameters())
+    for name, parameter in loaded(tiny, more).named_parameters():
+        assert torch.equal(parameter, wanted[name]), name
 
 
 def test_truncated_file(tmp_path: Path) -> None:

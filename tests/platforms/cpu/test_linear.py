@@ -15,22 +15,10 @@ if reason := linear.probe():
 
 from quintet import _cpu
 
-ISAS = ("baseline", "avx2", "avx512", "avx512_bf16")
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROWS = (*range(1, 10), 15, 16, 17, 31, 64, 65, 200)
 # outputs, inputs: less than a block, exactly one, parts of several; a stretch of a block and more; half a pair
 SHAPES = ((1, 1), (63, 5), (64, 64), (65, 2), (129, 1111), (200, 2050), (33, 3001))
-
-
-@pytest.fixture(params=ISAS)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = _cpu.chosen_isa()
-    try:
-        _cpu.choose_isa(request.param)
-    except ValueError as error:
-        pytest.skip(str(error))
-    yield request.param
-    _cpu.choose_isa(before)
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ from torch import Tensor
 from quintet.ops import Op
 from quintet.platforms.cpu import native_attention
 from quintet.types import AttentionSpec, Batch
+from tests.contract.cases import MIXES
 from tests.helpers.batches import Cache, Request, spec
 
 if reason := native_attention.probe():
@@ -19,14 +20,7 @@ if reason := native_attention.probe():
 
 from quintet import _cpu
 
-ISAS = ("baseline", "avx2", "avx512", "avx512_bf16")
 ROUNDINGS = {torch.float32: 20, torch.bfloat16: 3, torch.float16: 3}  # of the type, at the size of the result
-MIXES = {
-    "a long prompt": [Request(0, 170)],
-    "chunks": [Request(100, 31), Request(7, 2), Request(250, 17)],
-    "decoding": [Request(0, 1), Request(63, 1), Request(127, 1), Request(128, 1), Request(300, 1)],
-    "ragged mix": [Request(40, 1), Request(0, 21), Request(130, 5), Request(270, 1), Request(3, 1)],
-}
 SPECS: dict[str, dict[str, Any]] = {
     "plain": {},
     "window": {"window": 9},
@@ -44,17 +38,6 @@ SHAPES = ((6, 3, 16, 16), (5, 1, 24, 8), (3, 3, 32, 32), (4, 2, 64, 16), (14, 2,
 def one_thread() -> None:
     """Threads of torch wait by spinning: the specification takes many times as long with two on busy cores."""
     torch.set_num_threads(1)
-
-
-@pytest.fixture(params=ISAS)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = _cpu.chosen_isa()
-    try:
-        _cpu.choose_isa(request.param)
-    except ValueError as error:
-        pytest.skip(str(error))
-    yield request.param
-    _cpu.choose_isa(before)
 
 
 @pytest.fixture

@@ -1,0 +1,26 @@
+"""What the tests of kernels share: each instruction set that this processor can run, one after the other."""
+
+from collections.abc import Iterator
+
+import pytest
+
+try:
+    from quintet import _cpu
+except ImportError:
+    _cpu = None  # type: ignore[assignment]  # not compiled: the tests that would want it are left out
+
+ORDER = ("baseline", "avx2", "avx512", "avx512_bf16")
+
+
+def _here() -> list[str]:
+    """Those up to the processor's own; of AMX there are no kernels yet, and other architectures have the baseline."""
+    best = _cpu.isa() if _cpu is not None else "baseline"
+    return list(ORDER if best == "amx" else ORDER[: ORDER.index(best) + 1] if best in ORDER else ORDER[:1])
+
+
+@pytest.fixture(params=_here())
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    before = _cpu.chosen_isa()
+    _cpu.choose_isa(request.param)
+    yield request.param
+    _cpu.choose_isa(before)
