@@ -5,6 +5,7 @@
 
 namespace quintet::cpu {
 
+void bind_graph(nanobind::module_& m);
 void bind_linear(nanobind::module_& m);
 void bind_attention(nanobind::module_& m);
 

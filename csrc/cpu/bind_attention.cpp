@@ -4,6 +4,7 @@
 
 #include "cpu/attention.h"
 #include "cpu/bind.h"
+#include "cpu/graph.h"
 
 namespace nb = nanobind;
 
@@ -25,6 +26,14 @@ AttentionType type_of(int bits, bool brain) {
     if (bits == 16) return brain ? kBfloat16 : kFloat16;
     throw std::invalid_argument("attention is computed on numbers of 16 or 32 bits, not " + std::to_string(bits));
 }
+
+struct Attend {
+    AttentionCall call;
+    AttentionBatch batch;
+    AttentionType type;
+};
+
+void attend(const Attend& a) { paged_attention(a.call, a.batch, a.type); }
 
 // One attention layer; made once, called at every step.
 struct PagedAttention {
@@ -53,12 +62,12 @@ struct PagedAttention {
         }
         if (tokens > 1 && q_stride < heads * head_dim) throw std::invalid_argument("q's tokens overlap");
         const nb::gil_scoped_release released;
-        paged_attention({at<void>(out), at<const void>(q), at<const void>(kv), at<const int32_t>(positions),
+        submit(attend, {{at<void>(out), at<const void>(q), at<const void>(kv), at<const int32_t>(positions),
                          at<const float>(sinks), q_stride, heads, kv_heads, head_dim, page_size, window, scale,
                          softcap},
                         {at<const int32_t>(starts), at<const int32_t>(lengths), at<const int32_t>(page_table), tokens,
                          requests, width, pages},
-                        type);
+                        type});
     }
 };
 
@@ -69,8 +78,8 @@ void write(uintptr_t kv, uintptr_t k, uintptr_t v, long k_stride, long v_stride,
     positive("page_size", page_size);
     positive("row_bytes", row_bytes);
     const nb::gil_scoped_release released;
-    write_kv({at<char>(kv), at<const char>(k), at<const char>(v), k_stride, v_stride, at<const int32_t>(slots), tokens,
-              pages, heads, page_size, row_bytes});
+    submit(write_kv, {at<char>(kv), at<const char>(k), at<const char>(v), k_stride, v_stride, at<const int32_t>(slots),
+                      tokens, pages, heads, page_size, row_bytes});
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "cpu/bind.h"
+#include "cpu/graph.h"
 #include "cpu/linear.h"
 
 namespace nb = nanobind;
@@ -33,9 +34,9 @@ void multiply(int kind, uintptr_t out, uintptr_t x, long x_stride, uintptr_t wei
     at_least("outputs", outputs, 1);
     if (tokens > 1) at_least("x_stride", x_stride, inputs);
     const nb::gil_scoped_release released;
-    linear({reinterpret_cast<void*>(out), reinterpret_cast<const void*>(x), reinterpret_cast<const void*>(weight),
-            reinterpret_cast<const void*>(bias), tokens, inputs, outputs, x_stride},
-           type);
+    submit(linear, {reinterpret_cast<void*>(out), reinterpret_cast<const void*>(x),
+                    reinterpret_cast<const void*>(weight), reinterpret_cast<const void*>(bias), tokens, inputs, outputs,
+                    x_stride, type});
 }
 
 void pack(int kind, uintptr_t packed, uintptr_t weight, long outputs, long inputs, long stride) {

@@ -1,14 +1,13 @@
 #include "cpu/linear.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
 
-#include "common/pool.h"
+#include "common/share.h"
 #include "cpu/features.h"
 
 namespace quintet::cpu {
@@ -42,22 +41,6 @@ long panels_of(long tokens, long blocks) {
     constexpr long kFewest = 48;  // rows that still make the reading of a block from memory worth it
     const long wanted = (kItems * pool_threads() + blocks - 1) / blocks;
     return std::max((tokens + kLinearRows - 1) / kLinearRows, std::min(wanted, tokens / kFewest));
-}
-
-// Runs body(item) for all items, on as many threads as `parts`. Each takes the next stretch when it is done with one: long
-// ones first, which are read without a break, short ones at the end, so that all end together.
-template <typename Body>
-void share_out(long items, long parts, const Body& body) {
-    std::atomic<long> next{0};
-    parallel_for(parts, 1, [&](long, long) {
-        long first = next.load();
-        while (first < items) {
-            const long last = first + std::max(1L, (items - first) / (2 * parts));
-            if (!next.compare_exchange_weak(first, last)) continue;
-            for (long i = first; i < last; ++i) body(i);
-            first = next.load();
-        }
-    });
 }
 
 // Asks for huge pages: a weight is read from end to end at every step, 3 to 7% faster so (Zen 4, one row).
@@ -96,7 +79,8 @@ void pack_block(void* packed, const void* weight, long columns, long inputs, lon
 
 }  // namespace
 
-void linear(const LinearCall& call, LinearType type) {
+void linear(const LinearCall& call) {
+    const LinearType type = call.type;
     const long size = size_of(type), pair = linear_pair(type);
     const long blocks = (call.outputs + kLinearColumns - 1) / kLinearColumns;
     const long bytes = (call.inputs + pair - 1) / pair * pair * kLinearColumns * size;  // of a block

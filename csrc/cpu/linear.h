@@ -12,10 +12,11 @@ struct LinearCall {
     const void* bias;    // [outputs], or null
     long tokens, inputs, outputs;
     long x_stride;       // from token to token
+    LinearType type;
 };
 
 // An output is computed in one order, whatever rows stand beside its own and whatever number of threads there is.
-void linear(const LinearCall& call, LinearType type);
+void linear(const LinearCall& call);
 
 // [outputs, inputs], rows `stride` apart -> [ceil(outputs / kLinearColumns), ceil(inputs / pair), kLinearColumns, pair],
 // zeros where it is wider than the weight.

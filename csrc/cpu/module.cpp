@@ -43,6 +43,7 @@ NB_MODULE(_cpu, m) {
           "Best rate in GB/s at which `threads` threads read a buffer of `bytes` (1 MiB to 64 GiB), over `seconds`.");
     m.def("fma_peak", &cpu::fma_peak, nb::arg("threads"), nb::arg("seconds"), nb::call_guard<nb::gil_scoped_release>(),
           "Best rate in GFLOP/s of float32 multiply-adds in registers on `threads` threads, over `seconds`.");
+    cpu::bind_graph(m);
     cpu::bind_linear(m);
     cpu::bind_attention(m);
 }

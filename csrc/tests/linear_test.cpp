@@ -45,7 +45,7 @@ void product_is_exact(cpu::LinearType type, long tokens, long inputs, long outpu
     std::vector<uint8_t> packed(static_cast<size_t>(blocks * ((inputs + pair - 1) / pair) * pair * cpu::kLinearColumns) * size);
     std::vector<uint8_t> out(static_cast<size_t>(tokens * outputs) * size);
     cpu::pack_linear(packed.data(), weight.bytes.data(), outputs, inputs, inputs, type);
-    cpu::linear({out.data(), x.bytes.data(), packed.data(), bias.bytes.data(), tokens, inputs, outputs, inputs}, type);
+    cpu::linear({out.data(), x.bytes.data(), packed.data(), bias.bytes.data(), tokens, inputs, outputs, inputs, type});
     for (long i = 0; i < tokens * outputs; ++i) {
         const long t = i / outputs, n = i % outputs;
         long sum = whole(n + 3);

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from quintet.layers.build import Build, split_heads
 from quintet.layers.linear import Stored, columns, rows
+from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary, head_dim
 from quintet.types import AttentionSpec, Batch
 
@@ -66,8 +67,7 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, kv: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         q, k, v = self.project(x)
-        if self.rotary is not None:
-            q, k = self.rotary(q, k, batch.positions)
+        q, k = self._turned(q, k, batch.positions)
         out, kv = self.attention(q, k, v, kv, batch)
         return self.out(out.reshape(x.shape[0], -1)), kv
 
@@ -76,6 +76,12 @@ class SelfAttention(nn.Module):
         sizes = [self._head_dim * count for count in (self._heads, self._kv_heads, self._kv_heads)]
         # first the split, then the heads: a compiler that shards the product sees what belongs together
         q, k, v = (each.reshape(x.shape[0], -1, self._head_dim) for each in self.qkv(x).split(sizes, dim=-1))
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
         return q, k, v
+
+    def _turned(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """q and k normalised and turned, as far as the family does so; both at once where an op does."""
+        if self.q_norm is not None and self.k_norm is not None:
+            if self.rotary is not None and isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
+                return self.rotary.of_normed(q, k, (self.q_norm, self.k_norm), positions)
+            q, k = self.q_norm(q), self.k_norm(k)
+        return (q, k) if self.rotary is None else self.rotary(q, k, positions)

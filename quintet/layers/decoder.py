@@ -24,22 +24,22 @@ class Decoder(nn.Module):
         self.embed_tokens = Embedding(build, config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(block(config, build, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(build, config.hidden_size, config.rms_norm_eps, norm_offset)
-        self._scale = scale
+        self._ops, self._scale = build.ops, scale
 
     def forward(self, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
         x = self.embed_tokens(batch.token_ids)
         if self._scale != 1.0:
-            x = x * self._scale
+            x = self._ops.scale(x, self._scale)
         cache = []
         residual: Tensor | None = None
         for layer, pages in zip(self.layers, kv, strict=True):
             x, residual, pages = layer(x, residual, pages, batch)
             cache.append(pages)
         wanted = batch.logit_rows
-        x = x.index_select(0, wanted)
-        if residual is not None:
-            x = x + residual.index_select(0, wanted)
-        return self.norm(x), tuple(cache)
+        x = self._ops.embedding(wanted, x, 0, False)
+        if residual is None:
+            return self.norm(x), tuple(cache)
+        return self.norm(x, self._ops.embedding(wanted, residual, 0, False))[0], tuple(cache)
 
 
 class PreNormBlock(nn.Module):

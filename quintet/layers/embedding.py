@@ -38,4 +38,4 @@ class PositionEmbedding(Embedding):
         self._offset = first
 
     def forward(self, positions: Tensor) -> Tensor:  # [T] -> [T, width]
-        return super().forward(positions + self._offset)
+        return self.ops.embedding(positions, self.weight, -self._offset, self._offset > 0)

@@ -14,7 +14,7 @@ class RMSNorm(Layer):
 
     def __init__(self, build: Build, width: int, eps: float, offset: float = 0.0) -> None:
         super().__init__(build)
-        self._build, self._width, self._eps, self._offset = build, width, eps, offset
+        self._build, self._width, self.eps, self.offset = build, width, eps, offset
         self.weight: Tensor
 
     def weights(self, path: str) -> list[Weight]:
@@ -26,10 +26,10 @@ class RMSNorm(Layer):
     def forward(self, x: Tensor, residual: Tensor | None, /) -> tuple[Tensor, Tensor]: ...
     def forward(self, x: Tensor, /, *residual: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
         if not residual:
-            return self.ops.rms_norm(x, self.weight, self._eps, self._offset)
+            return self.ops.rms_norm(x, self.weight, self.eps, self.offset)
         if residual[0] is None:
-            return self.ops.rms_norm(x, self.weight, self._eps, self._offset), x
-        return self.ops.add_rms_norm(x, residual[0], self.weight, self._eps, self._offset)
+            return self.ops.rms_norm(x, self.weight, self.eps, self.offset), x
+        return self.ops.add_rms_norm(x, residual[0], self.weight, self.eps, self.offset)
 
 
 class ShardedRMSNorm(Layer):

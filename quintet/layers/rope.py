@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from quintet.layers.build import Build, Layer
+from quintet.layers.norm import RMSNorm
+from quintet.ops.rotary import HeadNorms
 
 Parameters = Mapping[str, Any]
 
@@ -45,6 +47,15 @@ class Rotary(Layer):
 
     def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         turned: tuple[Tensor, Tensor] = self.ops.rotary(q, k, self.table, positions)
+        return turned
+
+    def of_normed(
+        self, q: Tensor, k: Tensor, norms: tuple[RMSNorm, RMSNorm], positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """q and k turned after each head went through its norm: one op for both."""
+        of_q, of_k = norms
+        heads = HeadNorms(of_q.weight, of_k.weight, of_q.eps, of_q.offset)
+        turned: tuple[Tensor, Tensor] = self.ops.norm_rotary(q, k, heads, self.table, positions)
         return turned
 
 

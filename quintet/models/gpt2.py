@@ -22,6 +22,7 @@ class Block(nn.Module):
 
     def __init__(self, config: Any, build: Build, index: int) -> None:
         super().__init__()
+        self._ops = build.ops
         width = config.hidden_size
         depth = index + 1 if config.scale_attn_by_inverse_layer_idx else 1
         head_dim = width // config.num_attention_heads
@@ -45,8 +46,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, kv: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         branch, kv = self.attn(self.ln_1(x), kv, batch)
-        x = x + branch
-        return x + self.mlp(self.ln_2(x)), kv
+        x = self._ops.add(branch, x)
+        return self._ops.add(self.mlp(self.ln_2(x)), x), kv
 
 
 class Trunk(nn.Module):
@@ -54,18 +55,19 @@ class Trunk(nn.Module):
 
     def __init__(self, config: Any, build: Build) -> None:
         super().__init__()
+        self._ops = build.ops
         self.wte = Embedding(build, config.vocab_size, config.hidden_size)
         self.wpe = PositionEmbedding(build, config.max_position_embeddings, config.hidden_size)
         self.h = nn.ModuleList(Block(config, build, i) for i in range(config.num_hidden_layers))
         self.ln_f = LayerNorm(build, config.hidden_size, config.layer_norm_epsilon)
 
     def forward(self, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
-        x = self.wte(batch.token_ids) + self.wpe(batch.positions)
+        x = self._ops.add(self.wte(batch.token_ids), self.wpe(batch.positions))
         cache = []
         for block, pages in zip(self.h, kv, strict=True):
             x, pages = block(x, pages, batch)
             cache.append(pages)
-        return self.ln_f(x.index_select(0, batch.logit_rows)), tuple(cache)
+        return self.ln_f(self._ops.embedding(batch.logit_rows, x, 0, False)), tuple(cache)
 
 
 class Model(CausalLM):

@@ -19,13 +19,13 @@ class Block(PreNormBlock):
 
     def __init__(self, config: Any, build: Build, attention: nn.Module, mlp: nn.Module) -> None:
         super().__init__(config, build, attention, mlp)
-        self._scale = config.residual_multiplier
+        self._ops, self._scale = build.ops, config.residual_multiplier
 
     def forward(self, x: Tensor, residual: Tensor | None, kv: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         x, residual = self.input_layernorm(x, residual)
         x, kv = self.self_attn(x, kv, batch)
-        x, residual = self.post_attention_layernorm(x * self._scale, residual)
-        return self.mlp(x) * self._scale, residual, kv
+        x, residual = self.post_attention_layernorm(self._ops.scale(x, self._scale), residual)
+        return self._ops.scale(self.mlp(x), self._scale), residual, kv
 
 
 class Model(CausalLM):
@@ -47,8 +47,8 @@ class Model(CausalLM):
 
         self.model = Decoder(config, build, block, scale=config.embedding_multiplier)
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
-        self._divisor = config.logits_scaling
+        self._ops, self._factor = build.ops, 1 / config.logits_scaling
 
     def forward(self, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
         logits, kv = super().forward(kv, batch)
-        return logits / self._divisor, kv
+        return self._ops.scale(logits, self._factor), kv

@@ -19,15 +19,16 @@ class Block(nn.Module):
 
     def __init__(self, config: Any, build: Build, attention: nn.Module, mlp: nn.Module) -> None:
         super().__init__()
+        self._ops = build.ops
         self.self_attn = attention
         self.post_attention_layernorm = RMSNorm(build, config.hidden_size, config.rms_norm_eps)
         self.mlp = mlp
         self.post_feedforward_layernorm = RMSNorm(build, config.hidden_size, config.rms_norm_eps)
 
     def forward(self, x: Tensor, residual: Tensor | None, kv: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        x = x if residual is None else x + residual
+        x = x if residual is None else self._ops.add(x, residual)
         branch, kv = self.self_attn(x, kv, batch)
-        x = x + self.post_attention_layernorm(branch)
+        x = self._ops.add(self.post_attention_layernorm(branch), x)
         return self.post_feedforward_layernorm(self.mlp(x)), x, kv
 
 

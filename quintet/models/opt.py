@@ -47,11 +47,11 @@ class Block(Layer):
     def forward(self, x: Tensor, kv: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         if self._before:
             branch, kv = self.self_attn(self.self_attn_layer_norm(x), kv, batch)
-            x = x + branch
-            return x + self._feed(self.final_layer_norm(x)), kv
+            x = self.ops.add(branch, x)
+            return self.ops.add(self._feed(self.final_layer_norm(x)), x), kv
         branch, kv = self.self_attn(x, kv, batch)
-        x = self.self_attn_layer_norm(x + branch)
-        return self.final_layer_norm(x + self._feed(x)), kv
+        x = self.self_attn_layer_norm(self.ops.add(branch, x))
+        return self.final_layer_norm(self.ops.add(self._feed(x), x)), kv
 
     def _feed(self, x: Tensor) -> Tensor:
         out: Tensor = self.fc2(self.ops.activate(self.fc1(x), self._kind))
@@ -63,6 +63,7 @@ class Trunk(nn.Module):
 
     def __init__(self, config: Any, build: Build) -> None:
         super().__init__()
+        self._ops = build.ops
         narrow, hidden = config.word_embed_proj_dim, config.hidden_size
         self.embed_tokens = Embedding(build, config.vocab_size, narrow)
         self.embed_positions = PositionEmbedding(build, config.max_position_embeddings, hidden, FIRST_ROW)
@@ -76,12 +77,12 @@ class Trunk(nn.Module):
             self.project_out = _projection(build, hidden, "project_out", narrow)
 
     def forward(self, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
-        x = self.project_in(self.embed_tokens(batch.token_ids)) + self.embed_positions(batch.positions)
+        x = self._ops.add(self.project_in(self.embed_tokens(batch.token_ids)), self.embed_positions(batch.positions))
         cache = []
         for block, pages in zip(self.layers, kv, strict=True):
             x, pages = block(x, pages, batch)
             cache.append(pages)
-        x = self.final_layer_norm(x.index_select(0, batch.logit_rows))
+        x = self.final_layer_norm(self._ops.embedding(batch.logit_rows, x, 0, False))
         return self.project_out(x), tuple(cache)
 
 

@@ -1,6 +1,18 @@
 """Every accelerated operation, one file per group; importing the package fills the registry."""
 
-from quintet.ops import activation, attention, embedding, linear, moe, norm, quantized, random, rotary, sampling
+from quintet.ops import (
+    activation,
+    attention,
+    elementwise,
+    embedding,
+    linear,
+    moe,
+    norm,
+    quantized,
+    random,
+    rotary,
+    sampling,
+)
 from quintet.ops.registry import Choice, Op, Ops, bind
 
 __all__ = [
@@ -10,6 +22,7 @@ __all__ = [
     "activation",
     "attention",
     "bind",
+    "elementwise",
     "embedding",
     "linear",
     "moe",

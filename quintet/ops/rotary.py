@@ -1,8 +1,11 @@
 """Specification of the rotary position embedding."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
+from quintet.ops.norm import rms_norm
 from quintet.ops.registry import Op
 
 
@@ -14,6 +17,23 @@ def rotary(q: Tensor, k: Tensor, table: Tensor, positions: Tensor) -> tuple[Tens
     """
     cos, sin = torch.index_select(table, 0, positions)[:, None, :].to(q.dtype).chunk(2, dim=-1)
     return _turn(q, cos, sin), _turn(k, cos, sin)
+
+
+class HeadNorms(NamedTuple):
+    """rms_norm()'s parameters for the heads of q and of k."""
+
+    q: Tensor  # [D]
+    k: Tensor  # [D]
+    eps: float
+    offset: float
+
+
+@Op
+def norm_rotary(q: Tensor, k: Tensor, norms: HeadNorms, table: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """rotary() of q and k, each head's features normalised by rms_norm() before (QK-norm; Dehghani et al. 2023)."""
+    q = rms_norm.reference(q, norms.q, norms.eps, norms.offset)
+    k = rms_norm.reference(k, norms.k, norms.eps, norms.offset)
+    return rotary.reference(q, k, table, positions)
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

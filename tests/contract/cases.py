@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from quintet.ops.activation import KINDS
+from quintet.ops.rotary import HeadNorms
 from quintet.types import AttentionSpec
 from tests.helpers.batches import Cache, Request, spec
 
@@ -119,6 +120,28 @@ def _int8(*shape: int) -> Tensor:
     return torch.randint(-128, 128, shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.int8)
 
 
+def norm_rotary(dtype: torch.dtype) -> Iterator[Case]:
+    for what, (q, k, table, positions) in rotary(dtype):
+        for offset in (0.0, 1.0):
+            weights = randn(q.shape[-1], dtype=dtype), randn(q.shape[-1] + 1, dtype=dtype)[1:].contiguous()
+            yield f"{what} + {offset}", (q, k, HeadNorms(*weights, 1e-5, offset), table, positions)
+
+
+def add(dtype: torch.dtype) -> Iterator[Case]:
+    for rows, width in ((1, 1), (3, 74), (65, 130)):
+        yield f"{rows}x{width}", (randn(rows, width, dtype=dtype), randn(rows, width, dtype=dtype, scale=3.0))
+
+
+def scale(dtype: torch.dtype) -> Iterator[Case]:
+    for what, (x, _) in add(dtype):
+        yield what, (x, 12.3)
+
+
+def softcap(dtype: torch.dtype) -> Iterator[Case]:
+    for what, (x, _) in add(dtype):
+        yield what, (x * 20, 30.0)
+
+
 Product = tuple[str, Tensor, Tensor | None, int, int]  # what, x [T, K], bias [N] or None, K, N
 
 
@@ -131,7 +154,10 @@ def _products(dtype: torch.dtype, *sizes: tuple[int, int, int]) -> Iterator[Prod
 def linear_int8(dtype: torch.dtype) -> Iterator[Case]:
     for what, x, bias, inputs, outputs in _products(dtype, (1, 48, 77), (33, 48, 77), (16, 384, 40)):
         for groups in (1, 3, inputs // 16):
-            yield f"{what}, {groups} groups", (x, _int8(outputs, inputs), _scales(outputs, groups) / 16, bias)
+            yield (
+                f"{what}, {groups} groups",
+                (x, _int8(outputs, inputs), _scales(outputs, groups) / 16, bias, (outputs,)),
+            )
 
 
 def linear_int4(dtype: torch.dtype) -> Iterator[Case]:
@@ -141,7 +167,10 @@ def linear_int4(dtype: torch.dtype) -> Iterator[Case]:
             if zeros is torch.float32:
                 given += 0.25
             weight = _int8(outputs, inputs // 2).view(torch.uint8)
-            yield f"{what}, {groups} groups, zeros {zeros}", (x, weight, _scales(outputs, groups), given, bias)
+            yield (
+                f"{what}, {groups} groups, zeros {zeros}",
+                (x, weight, _scales(outputs, groups), given, bias, (outputs,)),
+            )
 
 
 def linear_fp8(dtype: torch.dtype) -> Iterator[Case]:
@@ -151,21 +180,29 @@ def linear_fp8(dtype: torch.dtype) -> Iterator[Case]:
         for kind, block in ((kinds[0], 0), (kinds[0], 16), (kinds[1], 128), (kinds[1], 0)):
             weight = randn(outputs, inputs, dtype=torch.float32).to(kind)
             cut = (-(-outputs // block), -(-inputs // block)) if block else (outputs, 1)
-            yield f"{what}, {kind}, blocks {block}", (x, weight, _scales(*cut), bias, block)
-        yield f"{what}, one scale", (x, weight, _scales(1, 1), bias, 0)
+            yield f"{what}, {kind}, blocks {block}", (x, weight, _scales(*cut), bias, block, (outputs,))
+        yield f"{what}, one scale", (x, weight, _scales(1, 1), bias, 0, (outputs,))
 
 
 def linear_fp8_dynamic(dtype: torch.dtype) -> Iterator[Case]:
-    for what, (x, weight, scales, bias, block) in linear_fp8(dtype):
+    for what, (x, weight, scales, bias, block, outputs) in linear_fp8(dtype):
         x = _untied(x, block, torch.finfo(weight.dtype).max, lambda v, kind=weight.dtype: v.to(kind).float())
-        yield what, (x, weight, scales, bias, block)
+        yield what, (x, weight, scales, bias, block, outputs)
 
 
 def linear_w8a8(dtype: torch.dtype) -> Iterator[Case]:
     for what, x, bias, inputs, outputs in _products(dtype, (1, 1, 1), (1, 48, 77), (33, 48, 77), (16, 1100, 40)):
         x[len(x) // 2] *= 0.0 if len(x) == 33 else 30.0  # a token of zeros; one of large numbers
         x = _untied(x, 0, 127.0, torch.round)
-        yield what, (x, _int8(outputs, inputs), _scales(outputs, 1) / 16, bias)
+        yield what, (x, _int8(outputs, inputs), _scales(outputs, 1) / 16, bias, (outputs,))
+
+
+def linear_w4a8(dtype: torch.dtype) -> Iterator[Case]:
+    for what, x, bias, inputs, outputs in _products(dtype, (1, 48, 77), (33, 48, 77), (16, 384, 40)):
+        for groups in (1, 3, inputs // 16):
+            weight = _int8(outputs, inputs // 2).view(torch.uint8)
+            even = _untied(x, inputs // groups, 127.0, torch.round)
+            yield f"{what}, {groups} groups", (even, weight, _scales(outputs, groups), bias, (outputs,))
 
 
 def _untied(x: Tensor, block: int, largest: float, rounded: Callable[[Tensor], Tensor]) -> Tensor:
@@ -216,6 +253,7 @@ def experts(dtype: torch.dtype) -> Iterator[Case]:
 
 CASES: dict[str, Callable[[torch.dtype], Iterator[Case]]] = {
     "activate": activations,
+    "add": add,
     "add_rms_norm": add_rms_norm,
     "embedding": embedding,
     "experts": experts,
@@ -227,11 +265,15 @@ CASES: dict[str, Callable[[torch.dtype], Iterator[Case]]] = {
     "linear_fp8_dynamic": linear_fp8_dynamic,
     "linear_int4": linear_int4,
     "linear_int8": linear_int8,
+    "linear_w4a8": linear_w4a8,
     "linear_w8a8": linear_w8a8,
+    "norm_rotary": norm_rotary,
     "paged_attention": paged_attention,
     "rms_norm": rms_norm,
     "rotary": rotary,
     "route": route,
     "route_grouped": route_grouped,
+    "scale": scale,
+    "softcap": softcap,
     "write_kv": write_kv,
 }

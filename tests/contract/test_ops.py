@@ -189,26 +189,26 @@ def _int4_weight(weight: Tensor, scales: Tensor, zeros: Tensor | None) -> Weight
 
 
 def test_specification_of_int8_is_its_definition() -> None:
-    for x, weight, scales, bias in _small("linear_int8"):
+    for x, weight, scales, bias, outputs in _small("linear_int8"):
         want = _products(x, _int8_weight(weight, scales), bias, len(weight))
-        torch.testing.assert_close(Op.registry["linear_int8"].reference(x, weight, scales, bias), want)
+        torch.testing.assert_close(Op.registry["linear_int8"].reference(x, weight, scales, bias, outputs), want)
 
 
 def test_specification_of_int4_is_its_definition() -> None:
-    for x, weight, scales, zeros, bias in _small("linear_int4"):
+    for x, weight, scales, zeros, bias, outputs in _small("linear_int4"):
         want = _products(x, _int4_weight(weight, scales, zeros), bias, len(weight))
-        torch.testing.assert_close(Op.registry["linear_int4"].reference(x, weight, scales, zeros, bias), want)
+        torch.testing.assert_close(Op.registry["linear_int4"].reference(x, weight, scales, zeros, bias, outputs), want)
 
 
 def test_specification_of_fp8_is_its_definition() -> None:
-    for x, weight, scales, bias, block in _small("linear_fp8"):
+    for x, weight, scales, bias, block, outputs in _small("linear_fp8"):
         want = _products(x, _fp8_weight(weight, scales, block), bias, len(weight))
-        torch.testing.assert_close(Op.registry["linear_fp8"].reference(x, weight, scales, bias, block), want)
+        torch.testing.assert_close(Op.registry["linear_fp8"].reference(x, weight, scales, bias, block, outputs), want)
 
 
 def test_specification_of_w8a8_is_its_definition() -> None:
-    for x, weight, scales, bias in _small("linear_w8a8"):
-        got = Op.registry["linear_w8a8"].reference(x, weight, scales, bias)
+    for x, weight, scales, bias, outputs in _small("linear_w8a8"):
+        got = Op.registry["linear_w8a8"].reference(x, weight, scales, bias, outputs)
         for row, out in zip(x.double().tolist(), got, strict=True):
             step = max(map(abs, row)) / 127
             whole = [round(v / step) for v in row]  # half to even
@@ -219,8 +219,19 @@ def test_specification_of_w8a8_is_its_definition() -> None:
                 )
 
 
+def test_specification_of_w4a8_is_its_definition() -> None:
+    for x, weight, scales, bias, outputs in _small("linear_w4a8"):
+        known = x.double()
+        for piece in known.split(x.shape[1] // scales.shape[1], dim=1):
+            step = piece.abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
+            piece[:] = (piece / step).round() * step
+        want = _products(known, _int4_weight(weight, scales, None), bias, len(weight))
+        got = Op.registry["linear_w4a8"].reference(x, weight, scales, bias, outputs)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
 def test_specification_of_dynamic_fp8_is_its_definition() -> None:
-    for x, weight, scales, bias, block in _small("linear_fp8_dynamic"):
+    for x, weight, scales, bias, block, outputs in _small("linear_fp8_dynamic"):
         largest = torch.finfo(weight.dtype).max
         there = torch.tensor([v for v in FLOAT8[weight.dtype] if abs(v) <= largest], dtype=torch.float64)
         known = x.double()
@@ -229,7 +240,7 @@ def test_specification_of_dynamic_fp8_is_its_definition() -> None:
             nearest = (piece[..., None] / step[..., None] - there).abs().argmin(-1)
             piece[:] = there[nearest] * step
         want = _products(known, _fp8_weight(weight, scales, block), bias, len(weight))
-        got = Op.registry["linear_fp8_dynamic"].reference(x, weight, scales, bias, block)
+        got = Op.registry["linear_fp8_dynamic"].reference(x, weight, scales, bias, block, outputs)
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
@@ -239,7 +250,7 @@ def test_int8_products_are_added_up_without_rounding() -> None:
     weight[0, 2001:4002] = -127
     x[0, -1] = weight[0, -1] = 1
     for provider in Op.registry["linear_w8a8"].providers.values():
-        assert _host(provider(x, weight, torch.ones(1, 1), None)).item() == 1
+        assert _host(provider(x, weight, torch.ones(1, 1), None, (1,))).item() == 1
 
 
 @pytest.mark.parametrize("name", ["route", "route_grouped"])

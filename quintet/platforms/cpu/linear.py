@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from quintet.ops.linear import linear
+from quintet.platforms.cpu.arena import empty
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as csrc/cpu/kernels/linear.h numbers them
 PAIRS = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 1}  # neighbouring inputs that stand side by side
@@ -93,7 +94,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, outputs: tuple[int, 
             raise ValueError(f"a bias of shape {tuple(bias.shape)} does not fit {count} outputs")
         bias = bias.to(dtype).contiguous()
         at_bias = bias.data_ptr()
-    out = torch.empty((tokens, count), dtype=dtype)
+    out = empty((tokens, count), dtype)
     extension.linear(
         KINDS[dtype], out.data_ptr(), x.data_ptr(), x.stride(0), weight.data_ptr(), at_bias, tokens, inputs, count
     )

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from quintet.ops.attention import paged_attention, write_kv
+from quintet.platforms.cpu.arena import empty
 from quintet.types import AttentionSpec, Batch
 
 SERVED = (torch.float32, torch.bfloat16, torch.float16)
@@ -54,7 +55,7 @@ def _paged_attention(q: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec, s
     if q.shape[1:] != (spec.heads, spec.head_dim) or kv.shape[1:] != (2, spec.kv_heads, spec.page_size, spec.head_dim):
         raise ValueError(f"q {tuple(q.shape)} and a cache of {tuple(kv.shape)} do not fit {spec}")
     q = _rows(q, q.dtype)
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    out = empty(q.shape, q.dtype)
     table, starts = batch.page_table, batch.starts
     if sinks is not None:
         sinks = sinks.float().contiguous()

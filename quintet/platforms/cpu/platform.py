@@ -20,6 +20,7 @@ from quintet.platforms.cpu import ops as _providers  # noqa: F401  registers its
 from quintet.platforms.cpu import ops_sampling as _sampling_providers  # noqa: F401  registers its providers
 from quintet.platforms.cpu.attention import SPLIT
 from quintet.platforms.cpu.features import describe
+from quintet.platforms.cpu.replay import Replay
 from quintet.platforms.host import host_memory, threads
 from quintet.platforms.interface import (
     KV,
@@ -137,13 +138,15 @@ class CPU(Platform):
         # torch's threads spin on our cores after each of its ops: where the products are ours, it gets one
         torchs = 1 if _packs() else count
 
+        run = model if extension is None or self._config.enforce_eager else Replay(model, extension)
+
         @torch.inference_mode()
         def step(kv: KV, batch: Batch) -> tuple[Tensor, KV]:
             if torch.get_num_threads() != torchs:  # another engine of this process runs with another number
                 torch.set_num_threads(torchs)
             if extension is not None and extension.threads() != count:
                 extension.set_threads(count)
-            result: tuple[Tensor, KV] = model(kv, batch)
+            result: tuple[Tensor, KV] = run(kv, batch)
             return result
 
         return step

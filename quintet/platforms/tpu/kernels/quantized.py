@@ -16,15 +16,22 @@ from quintet.platforms.tpu.kernels.linear import finish, product
 FEW = 16
 
 
-@serve(spec.linear_int8)
-def linear_int8(x: jax.Array, weight: jax.Array, scales: jax.Array, bias: jax.Array | None) -> jax.Array:
+@serve(spec.linear_int8, static=("outputs",))
+def linear_int8(
+    x: jax.Array, weight: jax.Array, scales: jax.Array, bias: jax.Array | None, outputs: spec.Outputs
+) -> jax.Array:
     """x [T, K], weight int8 [N, K], scales [N, G] -> [T, N]."""
     return finish(_scaled(x, weight, scales), bias, x.dtype)
 
 
-@serve(spec.linear_int4)
+@serve(spec.linear_int4, static=("outputs",))
 def linear_int4(
-    x: jax.Array, weight: jax.Array, scales: jax.Array, zeros: jax.Array | None, bias: jax.Array | None
+    x: jax.Array,
+    weight: jax.Array,
+    scales: jax.Array,
+    zeros: jax.Array | None,
+    bias: jax.Array | None,
+    outputs: spec.Outputs,
 ) -> jax.Array:
     """x [T, K], weight uint8 [N, K / 2], scales and zeros [N, G] -> [T, N].
 
@@ -40,23 +47,27 @@ def linear_int4(
     return finish(half(x[:, ::2], weight & 15) + half(x[:, 1::2], weight >> 4), bias, x.dtype)
 
 
-@serve(spec.linear_fp8, static=("block",))
-def linear_fp8(x: jax.Array, weight: jax.Array, scales: jax.Array, bias: jax.Array | None, block: int) -> jax.Array:
+@serve(spec.linear_fp8, static=("block", "outputs"))
+def linear_fp8(
+    x: jax.Array, weight: jax.Array, scales: jax.Array, bias: jax.Array | None, block: int, outputs: spec.Outputs
+) -> jax.Array:
     """x [T, K], weight float8 [N, K], scales as in the specification -> [T, N]."""
     return finish(_scaled(x, weight, _rows(scales, weight, block), block), bias, x.dtype)
 
 
-@serve(spec.linear_w8a8)
-def linear_w8a8(x: jax.Array, weight: jax.Array, scales: jax.Array, bias: jax.Array | None) -> jax.Array:
+@serve(spec.linear_w8a8, static=("outputs",))
+def linear_w8a8(
+    x: jax.Array, weight: jax.Array, scales: jax.Array, bias: jax.Array | None, outputs: spec.Outputs
+) -> jax.Array:
     """x [T, K], weight int8 [N, K], scales [N, 1] -> [T, N]."""
     values, own = _stretched(x.astype(jnp.float32), 127.0)
     sums = product(jnp.round(values).astype(jnp.int8), weight)
     return finish(sums.astype(jnp.float32) * own * scales.T, bias, x.dtype)
 
 
-@serve(spec.linear_fp8_dynamic, static=("block",))
+@serve(spec.linear_fp8_dynamic, static=("block", "outputs"))
 def linear_fp8_dynamic(
-    x: jax.Array, weight: jax.Array, scales: jax.Array, bias: jax.Array | None, block: int
+    x: jax.Array, weight: jax.Array, scales: jax.Array, bias: jax.Array | None, block: int, outputs: spec.Outputs
 ) -> jax.Array:
     """x [T, K], weight float8 [N, K], scales as in the specification -> [T, N]."""
     tokens, inputs = x.shape

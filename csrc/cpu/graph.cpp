@@ -1,0 +1,10 @@
+#include "cpu/graph.h"
+
+namespace quintet::cpu {
+
+Graph*& recording() {
+    thread_local Graph* graph = nullptr;
+    return graph;
+}
+
+}  // namespace quintet::cpu

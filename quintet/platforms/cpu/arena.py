@@ -1,0 +1,80 @@
+"""Where results of native kernels lie: in torch's memory, or in an arena while a step is recorded.
+
+A recorded step is run again on the same addresses. The arena keeps them: what a tensor took is given to another when the
+tensor is gone, as torch would do, but the memory itself stays as long as the arena.
+"""
+
+import math
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+ALIGNMENT = 64  # bytes: a cache line, and the widest vector
+SEGMENT = 4 << 20  # bytes that are asked for at least
+
+
+class Arena:
+    """Memory that is lent out in pieces, first fit, and taken back when the last tensor on a piece is gone."""
+
+    def __init__(self) -> None:
+        self._segments: list[np.ndarray[Any, Any]] = []
+        self._free: list[tuple[int, int, int]] = []  # (segment, start, stop), in order; neighbours are joined
+
+    @property
+    def nbytes(self) -> int:
+        """Of all that was ever asked for."""
+        return sum(segment.nbytes for segment in self._segments)
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A tensor that holds anything; its memory returns when nothing refers to it any more."""
+        wanted = math.prod(shape) * dtype.itemsize
+        size = max(1, -(-wanted // ALIGNMENT)) * ALIGNMENT
+        segment, start = self._take(size)
+        piece = self._segments[segment][start : start + wanted]
+        weakref.finalize(piece, self._give_back, segment, start, start + size).atexit = False
+        return torch.from_numpy(piece).view(dtype).view(*shape)
+
+    def _take(self, size: int) -> tuple[int, int]:
+        for i, (segment, start, stop) in enumerate(self._free):
+            if stop - start >= size:
+                self._free[i : i + 1] = [(segment, start + size, stop)] if stop - start > size else []
+                return segment, start
+        memory = np.empty(max(size, SEGMENT) + ALIGNMENT, np.uint8)
+        first = -memory.ctypes.data % ALIGNMENT
+        self._segments.append(memory[first : first + max(size, SEGMENT)])
+        self._free.append((len(self._segments) - 1, 0, max(size, SEGMENT)))
+        return self._take(size)
+
+    def _give_back(self, segment: int, start: int, stop: int) -> None:
+        joined: list[tuple[int, int, int]] = []
+        for piece in sorted([*self._free, (segment, start, stop)]):
+            if joined and joined[-1][0] == piece[0] and joined[-1][2] == piece[1]:
+                joined[-1] = (piece[0], joined[-1][1], piece[2])
+            else:
+                joined.append(piece)
+        self._free = joined
+
+
+_of_thread = threading.local()
+
+
+@contextmanager
+def lending(arena: Arena) -> Iterator[None]:
+    """Within, empty() takes from the arena, in this thread."""
+    _of_thread.arena = arena
+    try:
+        yield
+    finally:
+        _of_thread.arena = None
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Every native kernel's result: [*shape], contiguous, holding anything."""
+    arena: Arena | None = getattr(_of_thread, "arena", None)
+    return torch.empty(shape, dtype=dtype) if arena is None else arena.empty(shape, dtype)

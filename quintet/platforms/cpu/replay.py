@@ -1,0 +1,154 @@
+"""The step run again from C++: its kernel calls are recorded once per size, then replayed with one call from Python.
+
+What a replay would leave out is watched for while a step is recorded: any torch function but a view means that the step
+stays eager, and one line says which function it was.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from quintet.platforms.cpu.arena import Arena, lending
+from quintet.platforms.interface import KV
+from quintet.types import Batch
+
+logger = logging.getLogger(__name__)
+
+Model = Callable[[KV, Batch], tuple[Tensor, KV]]
+
+KEPT = 64  # graphs; who was not used for longest goes first
+MOST_TOKENS = 1024  # of a step that is recorded: above, Python's share is lost in the work, and the arena would be large
+LEAST_PAGES = 32  # columns of a recorded page table; more are powers of two, so that a growing request seldom asks anew
+
+
+class Size(NamedTuple):
+    """What a recorded step fits."""
+
+    tokens: int
+    requests: int
+    rows: int
+    pages: int  # at most
+
+
+class Graph(NamedTuple):
+    """One recorded step, and where it reads and writes."""
+
+    calls: Any  # quintet._cpu.Graph
+    inputs: tuple[np.ndarray[Any, Any], ...]  # the batch's arrays, in Batch's order
+    logits: Tensor
+
+
+class Replay:
+    """A step like the model, which records itself. Its logits hold until its next call."""
+
+    def __init__(self, model: Model, extension: Any) -> None:
+        self._model, self._extension = model, extension
+        self._arena = Arena()
+        self._graphs: OrderedDict[Size, Graph] = OrderedDict()
+        self._seen: set[Size] = set()
+        self._kv: KV = ()
+        self.refused: str | None = None  # why steps stay eager
+
+    def __call__(self, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
+        if self.refused is not None:
+            return self._model(kv, batch)
+        if kv is not self._kv:
+            self._use(kv)
+        size = _size(batch)
+        graph = self._graphs.get(size)
+        if graph is not None:
+            self._graphs.move_to_end(size)
+            _fill(graph.inputs, batch)
+            graph.calls.run()
+            return graph.logits, kv
+        if not self._worth(size):
+            return self._model(kv, batch)
+        return self._record(size, kv, batch), kv
+
+    def _use(self, kv: KV) -> None:
+        """Another cache than before: graphs hold its addresses."""
+        if [pages.data_ptr() for pages in kv] != [pages.data_ptr() for pages in self._kv]:
+            self._graphs.clear()
+        self._kv = kv
+
+    def _worth(self, size: Size) -> bool:
+        """A step in which all decode comes again at once; others may be the only ones of their size."""
+        if size.tokens > MOST_TOKENS:
+            return False
+        again = size.tokens == size.requests or size in self._seen
+        if len(self._seen) > 16 * KEPT:
+            self._seen.clear()
+        self._seen.add(size)
+        return again
+
+    def _record(self, size: Size, kv: KV, batch: Batch) -> Tensor:
+        """Runs the step on memory that stays, and keeps its calls."""
+        inputs, mine = _own(size, batch)
+        calls, watch = self._extension.Graph(), _Watch()
+        with lending(self._arena), _recording(calls), watch:
+            logits, _ = self._model(kv, mine)
+        if watch.found or batch.extra:
+            found = ", ".join(sorted(watch.found)) or "what its attention plans"
+            self.refused = f"a replay would leave out {found}"
+            self._graphs.clear()
+            logger.info("steps stay eager: %s", self.refused)
+            return logits
+        while len(self._graphs) >= KEPT:
+            self._graphs.popitem(last=False)
+        self._graphs[size] = Graph(calls, inputs, logits)
+        return logits
+
+
+def _size(batch: Batch) -> Size:
+    requests, pages = batch.page_table.shape
+    width = LEAST_PAGES if pages <= LEAST_PAGES else 1 << (pages - 1).bit_length()
+    return Size(batch.token_ids.shape[0], requests, batch.logit_rows.shape[0], width)
+
+
+def _own(size: Size, batch: Batch) -> tuple[tuple[np.ndarray[Any, Any], ...], Batch]:
+    """Arrays of the graph's own with what the batch holds, and the same as tensors."""
+    shapes = [x.shape for x in batch[:-1]]
+    shapes[Batch._fields.index("page_table")] = (size.requests, size.pages)
+    arrays = tuple(np.zeros(shape, np.int32) for shape in shapes)
+    _fill(arrays, batch)
+    return arrays, Batch(*map(torch.from_numpy, arrays), extra=batch.extra)
+
+
+def _fill(arrays: tuple[np.ndarray[Any, Any], ...], batch: Batch) -> None:
+    for array, x in zip(arrays, batch, strict=False):  # not `extra`, the last
+        if array.ndim == 1:
+            array[:] = x.numpy()
+        else:
+            array[:, : x.shape[1]] = x.numpy()
+
+
+@contextmanager
+def _recording(calls: Any) -> Iterator[None]:
+    calls.begin()
+    try:
+        yield
+    finally:
+        calls.end()
+
+
+class _Watch(TorchDispatchMode):
+    """Notes every torch function that computes something or asks for memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not (func.is_view or func.name() in SAME_DATA):
+            self.found.add(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+SAME_DATA = {"aten::_unsafe_view", "aten::detach", "aten::lift_fresh"}  # views, for which torch has other words
