@@ -2,26 +2,29 @@
 
     python -m benchmarks.cpu_attention --threads 2
 
-One layer of Qwen3-0.6B: 16 heads, 8 KV heads of 128, pages of 16. Each call reads another layer's cache, and they
-together exceed the last-level cache, as in a step of the model. Providers take turns; the median counts.
+One layer of Qwen3-0.6B: 16 heads, 8 KV heads of 128, pages of 16, the cache in the layer's type, in int8 and in fp8.
+Each call reads another layer's cache, and they together exceed the last-level cache, as in a step of the model. Caches
+and providers take turns; the median counts.
 """
 
 import argparse
+import functools
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from quintet import _cpu
 from quintet.ops import Op
+from quintet.ops.attention import page_shape, stored
 from quintet.platforms.cpu import attention, native_attention
 from quintet.types import AttentionSpec, Batch
 
 HEADS, KV_HEADS, DIM, PAGE = 16, 8, 128, 16
-PROVIDERS = ("native", "torch")
+CACHED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 REGISTERED = (attention, native_attention)  # importing them did it
 
 
@@ -31,10 +34,16 @@ class Case:
     cached: int
     new: int
     dtype: torch.dtype
+    kv_dtype: torch.dtype | None = None
+
+    @property
+    def spec(self) -> AttentionSpec:
+        return AttentionSpec(HEADS, KV_HEADS, DIM, DIM**-0.5, self.dtype, PAGE, kv_dtype=self.kv_dtype)
 
     def bytes(self) -> int:
         """Of K and V that a call reads, at least once."""
-        return self.requests * (self.cached + self.new) * 2 * KV_HEADS * DIM * self.dtype.itemsize
+        row = page_shape(self.spec)[-1] * self.spec.cached.itemsize
+        return self.requests * (self.cached + self.new) * 2 * KV_HEADS * row
 
 
 def step(case: Case) -> tuple[Tensor, Batch]:
@@ -61,29 +70,37 @@ def caches(case: Case, beyond: int) -> list[Tensor]:
     """Layers' caches of more than `beyond` bytes together."""
     pages = case.requests * -(-(case.cached + case.new) // PAGE) + 1
     layers = 2 + beyond // case.bytes()
-    return [torch.randn(pages, 2, KV_HEADS, PAGE, DIM).to(case.dtype) for _ in range(layers)]
+    one = stored(torch.randn(pages, 2, KV_HEADS, PAGE, DIM), case.spec.cached)
+    return [one.clone() for _ in range(layers)]
 
 
-def medians(calls: dict[str, Callable[[int], object]], layers: int, seconds: float) -> dict[str, float]:
-    """Seconds of a call by provider, over all layers in turn."""
-    took: dict[str, list[float]] = {name: [] for name in calls}
+def calls(case: Case, beyond: int) -> Iterator[tuple[str, Callable[[int], object], int, int]]:
+    """What it is, a call on the i-th layer, how many layers there are, bytes that it reads."""
+    attend = Op.registry["paged_attention"].providers
+    q, batch = step(case)
+    for what, cached in {"": None, **CACHED}.items():
+        each = replace(case, kv_dtype=cached)
+        kvs, of = caches(each, beyond), each.spec
+
+        def call(i: int, name: str, kvs: list[Tensor] = kvs, of: AttentionSpec = of) -> object:
+            return attend[name](q, kvs[i], batch, of, None)
+
+        for name in ("native", "torch") if cached is None else ("native",):
+            yield f"{name} {what}", functools.partial(call, name=name), len(kvs), each.bytes()
+
+
+def measure(case: Case, seconds: float, beyond: int) -> dict[str, tuple[float, int]]:
+    """Seconds of a call, the median over layers in turn, and the bytes that it reads."""
+    every = list(calls(case, beyond))
+    took: dict[str, list[float]] = {what: [] for what, *_ in every}
     until = time.perf_counter() + seconds
-    while time.perf_counter() < until or len(took["native"]) < 3:
-        for name, call in calls.items():
+    while time.perf_counter() < until or len(took[every[0][0]]) < 3:
+        for what, call, layers, _ in every:
             start = time.perf_counter()
             for layer in range(layers):
                 call(layer)
-            took[name].append((time.perf_counter() - start) / layers)
-    return {name: statistics.median(times) for name, times in took.items()}
-
-
-def measure(case: Case, seconds: float, beyond: int) -> dict[str, float]:
-    of = AttentionSpec(HEADS, KV_HEADS, DIM, DIM**-0.5, case.dtype, PAGE)
-    q, batch = step(case)
-    kvs = caches(case, beyond)
-    attend = Op.registry["paged_attention"].providers
-    calls = {name: lambda i, f=attend[name]: f(q, kvs[i], batch, of, None) for name in PROVIDERS}
-    return medians(calls, len(kvs), seconds)
+            took[what].append((time.perf_counter() - start) / layers)
+    return {what: (statistics.median(took[what]), read) for what, _, _, read in every}
 
 
 def main() -> None:
@@ -99,14 +116,16 @@ def main() -> None:
     read = _cpu.read_bandwidth(1 << 28, args.threads, 1.0)
     print(f"{args.isa}, {args.threads} threads; reading memory: {read:.1f} GB/s")
     for dtype in (torch.bfloat16, torch.float32):
-        for requests, context in ((1, 512), (1, 2048), (16, 512), (16, 2048)):
+        for requests, context in ((1, 512), (1, 2048), (1, 8192), (16, 512), (16, 2048)):
             case = Case(requests, context - 1, 1, dtype)
-            for name, took in measure(case, args.seconds, beyond).items():
-                rate = case.bytes() / took / 1e9
-                what = f"decode {requests:2} x {context:4} {dtype}"
-                print(f"{what:32} {name:7} {took * 1e6:8.0f} us {rate:6.1f} GB/s, {rate / read:4.0%}", flush=True)
-        for name, took in measure(Case(1, 0, 512, dtype), args.seconds, beyond).items():
-            print(f"{f'prefill 512 {dtype}':32} {name:7} {took * 1e3:8.2f} ms", flush=True)
+            for what, (took, size) in measure(case, args.seconds, beyond).items():
+                rate = size / took / 1e9
+                print(
+                    f"{f'decode {requests:2} x {context:4} {dtype}':32} {what:11} {took * 1e6:8.0f} us "
+                    f"{rate:6.1f} GB/s, {rate / read:4.0%}", flush=True,
+                )  # fmt: skip
+        for what, (took, _) in measure(Case(1, 0, 512, dtype), args.seconds, beyond).items():
+            print(f"{f'prefill 512 {dtype}':32} {what:11} {took * 1e3:8.2f} ms", flush=True)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from quintet.values import (
     truth,
 )
 
+SCHEMES = ("int8", "int4", "w8a8", "w4a8")
 BUNDLED = "bundled"  # the model inside the package: the first run needs no download
 
 # The sampling defaults that a generation_config.json may set, under the names of SamplingParams.
@@ -65,6 +66,10 @@ def _dtype(value: Any) -> str:
     return str(one_of("auto", "float32", "bfloat16", "float16", **names)(str(value).removeprefix("torch.")))
 
 
+def _group_size(value: Any) -> int:
+    return int(one_of("32", "64", "128")(str(value)))
+
+
 def _length(value: Any) -> int | str:
     return "auto" if value in ("auto", -1, "-1") else int(count()(value))
 
@@ -106,7 +111,14 @@ class EngineConfig:
         "auto", _dtype, "of weights and activations; auto: what the model was saved in, if the device can",
         group="model", choices=("auto", "float32", "bfloat16", "float16"),
     )  # fmt: skip
-    quantization: str | None = option(None, optional(text), "a quantization scheme; none exists yet", group="model")
+    quantization: str | None = option(
+        None, optional(one_of(*SCHEMES)), "quantize the weights of a bfloat16, float16 or float32 checkpoint while it "
+        "is loaded: int8, int4, or w8a8, w4a8 with activations in int8 too", group="model", choices=SCHEMES,
+    )  # fmt: skip
+    quantization_group_size: int | None = option(
+        None, optional(_group_size), "weights in a row that share a scale: 32, 64 or 128; the scheme's own "
+        "if not given", group="model", metavar="WEIGHTS",
+    )  # fmt: skip
     trust_remote_code: bool = option(False, truth, "refused: a model's repository never runs code here", group="model")
     generation_config: str = option(
         "auto", text, "where sampling defaults come from: auto (the model's generation_config.json), quintet (none), "
@@ -144,6 +156,10 @@ class EngineConfig:
         aliases=("num_gpu_blocks_override",),
     )  # fmt: skip
     page_size: int = option(16, count(), "tokens in one page of the KV cache", group="memory", aliases=("block_size",))
+    kv_cache_dtype: str = _choice(
+        "auto", "auto", "int8", "fp8", fp8_e4m3="fp8", help="of the KV cache; auto: the weights'; int8: half of 16 "
+        "bits and a scale for each head of each token; fp8 (e4m3): half, without a scale", group="memory",
+    )  # fmt: skip
     enable_prefix_caching: bool = option(
         True, truth, "keep pages of finished requests for prompts that begin alike", group="memory"
     )
@@ -179,11 +195,6 @@ class EngineConfig:
         self._refuse_contradictions()
 
     def _refuse_what_is_not_there(self) -> None:
-        if self.quantization is not None:
-            raise ValueError(
-                f"quantization={self.quantization!r}: no quantization scheme exists yet; leave it out and load "
-                "a checkpoint in float32, bfloat16 or float16"
-            )
         if self.trust_remote_code:
             raise ValueError(
                 "trust_remote_code=True: quintet never runs code that comes with a model, since whoever can write to "
@@ -195,6 +206,11 @@ class EngineConfig:
             object.__setattr__(self, "generation_config", "quintet")
         if self.num_pages is not None and self.kv_cache_memory_bytes is not None:
             raise ValueError("num_pages and kv_cache_memory_bytes both fix the KV cache's size; give one of them")
+        if self.quantization_group_size is not None and self.quantization in (None, "w8a8"):
+            raise ValueError(
+                f"quantization_group_size means nothing with quantization={self.quantization!r}, where no weights "
+                "share a scale in groups; leave it out, or set quantization to int8, int4 or w4a8"
+            )
         if self.skip_tokenizer_init and self.tokenizer is not None:
             raise ValueError("skip_tokenizer_init=True loads no tokenizer, so tokenizer must not be given")
         if self.override_generation_config:
@@ -249,8 +265,7 @@ LACKING: Mapping[str, str] = {
     "max_lora_rank": _NOT_YET,
     "limit_mm_per_prompt": "models take text alone; leave it out",
     "mm_processor_kwargs": "models take text alone; leave it out",
-    "kv_cache_dtype": "the KV cache is kept in dtype; set dtype",
-    "calculate_kv_scales": "the KV cache is kept in dtype; set dtype",
+    "calculate_kv_scales": "with kv_cache_dtype='int8' each row measures its own scale, and fp8 has none; leave it out",
     "tokenizer_mode": "the tokenizer's own fast form is always used; leave it out",
     "config_format": "config.json is always read; leave it out",
     "model_impl": "every supported family has one implementation; leave it out",
@@ -295,6 +310,10 @@ class Environment:
     cpu_isa: str | None = _variable(
         "QUINTET_CPU_ISA", None, text, "instruction set of CPU kernels, if not the processor's best: avx512, avx2 or "
         "baseline",
+    )  # fmt: skip
+    cpu_bind: bool = _variable(
+        "QUINTET_CPU_BIND", True, truth, "keep each CPU worker on a core of its own where all the cores of a machine, "
+        "or of a NUMA node, are used; 0: the system moves them",
     )  # fmt: skip
     cache_home: str | None = _variable("XDG_CACHE_HOME", None, text, "where caches are kept, instead of ~/.cache")
     jax_platforms: str | None = _variable("JAX_PLATFORMS", None, text, "devices that JAX may open (the tpu platform)")

@@ -95,6 +95,15 @@ class AttentionSpec:
     window: int | None = None  # a token sees itself and the window - 1 tokens before it
     softcap: float | None = None  # scores become softcap * tanh(scores / softcap)
     sinks: bool = False  # one learned logit per head joins the softmax
+    alibi: tuple[float, ...] | None = None  # a slope per head: times (key's position - query's), added to the score
+    kv_dtype: torch.dtype | None = None  # of the cache; None: dtype. int8 has a scale in each row
+
+    def __post_init__(self) -> None:
+        assert self.alibi is None or len(self.alibi) == self.heads, "a slope for each head of this rank"
+
+    @property
+    def cached(self) -> torch.dtype:
+        return self.kv_dtype or self.dtype
 
 
 class Memory(NamedTuple):
@@ -103,6 +112,16 @@ class Memory(NamedTuple):
     free: int
     total: int
     peak: int
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How a product's weights, and perhaps its activations, are quantized."""
+
+    name: str  # int8, int4, w8a8 or w4a8: the op that multiplies is linear_<name>
+    bits: int  # of a weight
+    activations: int  # bits: 16 for as they are, 8
+    group: int  # inputs that share a scale; 0: all of an output's
 
 
 @dataclass(frozen=True)
@@ -131,7 +150,8 @@ class Weight:
     rank: int
     dtype: torch.dtype
     use: str  # "linear", "embedding" or "vector": what place() may repack it for
-    scheme: str | None = None
+    scheme: Scheme | None = None
+    shared: bool = False  # another layer wants the same tensors in this form: a tied head. Set by the loader
 
     @property
     def shape(self) -> tuple[int, ...]:

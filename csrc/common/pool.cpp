@@ -1,8 +1,6 @@
 #include "common/pool.h"
 
 #include <atomic>
-#include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -10,6 +8,7 @@
 #include <string>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #if defined(__unix__) || defined(__APPLE__)
@@ -24,19 +23,32 @@ namespace quintet {
 namespace {
 
 constexpr int kMostThreads = 256;
-constexpr int kSpins = 2000;  // about 50 us: longer than the gap between two kernels of a step
+constexpr unsigned kSpins = 2000;  // about 50 us: longer than the gap between two kernels of a step
+constexpr unsigned kPatience = 64;  // spins after which whoever else wants the core gets it: 2 us
 
-void relax() {
+// A moment of waiting, the `spin`th. Another process's thread may hold up the one that is waited for.
+void wait_a_moment(unsigned spin) {
+    if (spin % kPatience == kPatience - 1) {
+        std::this_thread::yield();
+        return;
+    }
 #if defined(__x86_64__)
     _mm_pause();
 #endif
 }
 
+// A job's parts are claimed one by one, and the caller waits for those that were claimed, not for threads: one that comes
+// late, because another process has its core, finds nothing left, and the others did its share.
 class Pool {
 public:
-    explicit Pool(int threads) {
+    Pool(int threads, Settle settle) {
         try {
-            for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
+            for (int i = 1; i < threads; ++i) {
+                workers_.emplace_back([this, settle, i, threads] {
+                    if (settle != nullptr) settle(i, threads);
+                    work();
+                });
+            }
         } catch (const std::system_error& error) {
             stop();
             throw std::runtime_error("only " + std::to_string(workers_.size() + 1) + " of " + std::to_string(threads) +
@@ -50,78 +62,95 @@ public:
     int size() const { return static_cast<int>(workers_.size()) + 1; }
 
     void run(Job job, const void* context, int parts) {
-        job_ = job;
-        context_ = context;
-        parts_ = parts;
-        left_.store(size() - 1, std::memory_order_relaxed);  // who has no part answers too: nobody is a turn behind
-        {
-            const std::lock_guard<std::mutex> lock(mutex_);  // or a worker that is about to sleep would miss it
-            turn_.fetch_add(1, std::memory_order_release);
-        }
-        if (sleeping_.load(std::memory_order_acquire) > 0) wake_.notify_all();
-        job(context, 0, parts);
-        for (int spins = 0; left_.load(std::memory_order_acquire) != 0; ++spins) {
-            if (spins < kSpins) {
-                relax();
-            } else {
-                std::this_thread::yield();  // its cores may be busy with somebody else
-            }
-        }
+        job_.store(job, std::memory_order_relaxed);
+        context_.store(context, std::memory_order_relaxed);
+        left_.store(parts, std::memory_order_relaxed);
+        const uint32_t turn = turn_.load(std::memory_order_relaxed) + 1;
+        claims_.store(Claims{turn, parts, 0}.packed(), std::memory_order_release);
+        turn_.store(turn, std::memory_order_release);
+        turn_.notify_all();  // asks nothing of the system where nobody sleeps
+        take_part();
+        for (unsigned spin = 0; left_.load(std::memory_order_acquire) != 0; ++spin) wait_a_moment(spin);
     }
 
 private:
-    void work(int part) {
-        uint64_t seen = 0;
+    // Which job is open, of how many parts, and how many of them are taken: in one word, so that whoever takes a part
+    // knows that its job is still open.
+    struct Claims {
+        uint32_t turn;
+        int parts;
+        int taken;
+
+        static Claims of(uint64_t word) {
+            return {static_cast<uint32_t>(word >> 32), static_cast<int>(word >> 16 & 0xffff),
+                    static_cast<int>(word & 0xffff)};
+        }
+        uint64_t packed() const {
+            return static_cast<uint64_t>(turn) << 32 | static_cast<uint64_t>(parts) << 16 | static_cast<uint64_t>(taken);
+        }
+    };
+
+    // Does parts of the open job until all are taken.
+    void take_part() {
+        uint64_t word = claims_.load(std::memory_order_acquire);
+        for (;;) {
+            const Claims open = Claims::of(word);
+            if (open.taken == open.parts) return;
+            if (!claims_.compare_exchange_weak(word, word + 1, std::memory_order_acq_rel, std::memory_order_acquire)) {
+                continue;
+            }
+            // until left_ counts this part as done, the caller is in run() and these stay as they are
+            const Job job = job_.load(std::memory_order_relaxed);
+            job(context_.load(std::memory_order_relaxed), open.taken, open.parts);
+            left_.fetch_sub(1, std::memory_order_release);
+            word = claims_.load(std::memory_order_acquire);
+        }
+    }
+
+    void work() {
+        uint32_t seen = 0;
         for (;;) {
             seen = next(seen);
-            if (stopping_) return;
-            if (part < parts_) job_(context_, part, parts_);
-            left_.fetch_sub(1, std::memory_order_release);
+            if (stopping_.load(std::memory_order_acquire)) return;
+            take_part();
         }
     }
 
     // Waits for a turn after `seen`.
-    uint64_t next(uint64_t seen) {
-        for (int spins = 0; spins < kSpins; ++spins) {
-            const uint64_t now = turn_.load(std::memory_order_acquire);
+    uint32_t next(uint32_t seen) {
+        for (unsigned spin = 0; spin < kSpins; ++spin) {
+            const uint32_t now = turn_.load(std::memory_order_acquire);
             if (now != seen) return now;
-            relax();
+            wait_a_moment(spin);
         }
-        std::unique_lock<std::mutex> lock(mutex_);
-        sleeping_.fetch_add(1, std::memory_order_release);
-        wake_.wait(lock, [&] { return turn_.load(std::memory_order_acquire) != seen; });
-        sleeping_.fetch_sub(1, std::memory_order_release);
+        turn_.wait(seen, std::memory_order_acquire);
         return turn_.load(std::memory_order_acquire);
     }
 
     void stop() {
-        {
-            const std::lock_guard<std::mutex> lock(mutex_);
-            stopping_ = true;
-            turn_.fetch_add(1, std::memory_order_release);
-        }
-        wake_.notify_all();
+        stopping_.store(true, std::memory_order_release);
+        turn_.fetch_add(1, std::memory_order_release);
+        turn_.notify_all();
         for (std::thread& worker : workers_) worker.join();
         workers_.clear();
     }
 
     std::vector<std::thread> workers_;
-    std::mutex mutex_;
-    std::condition_variable wake_;
-    std::atomic<uint64_t> turn_{0};
-    std::atomic<int> sleeping_{0};
-    std::atomic<int> left_{0};
-    bool stopping_ = false;  // written before turn_ moves
-    Job job_ = nullptr;
-    const void* context_ = nullptr;
-    int parts_ = 0;
+    // Apart, so that a thread that waits for one does not slow those that write to another.
+    alignas(64) std::atomic<uint32_t> turn_{0};
+    alignas(64) std::atomic<uint64_t> claims_{0};
+    alignas(64) std::atomic<int> left_{0};
+    alignas(64) std::atomic<Job> job_{nullptr};
+    std::atomic<const void*> context_{nullptr};
+    std::atomic<bool> stopping_{false};
 };
 
 // Made at the first use, never destroyed: threads that end with the process need no farewell, and a static destructor
 // would run while Python's own threads may still call in.
 struct Global {
     std::mutex mutex;  // held while a job runs
-    std::unique_ptr<Pool> pool = std::make_unique<Pool>(1);
+    std::unique_ptr<Pool> pool = std::make_unique<Pool>(1, nullptr);
+    Settle settle = nullptr;
     std::atomic<int> threads{1};
 };
 
@@ -159,7 +188,7 @@ void run_parts(Job job, const void* context, int parts) {
 
 int pool_threads() { return global().threads.load(std::memory_order_relaxed); }
 
-void set_pool_threads(int threads) {
+void set_pool_threads(int threads, Settle settle) {
     if (threads < 1 || threads > kMostThreads) {
         throw std::invalid_argument("threads must be 1 to " + std::to_string(kMostThreads) + ", not " +
                                     std::to_string(threads));
@@ -167,9 +196,10 @@ void set_pool_threads(int threads) {
     watch_forks();
     Global& g = global();
     const std::lock_guard<std::mutex> lock(g.mutex);
-    if (threads == g.pool->size()) return;
-    auto next = std::make_unique<Pool>(threads);
+    if (threads == g.pool->size() && settle == g.settle) return;
+    auto next = std::make_unique<Pool>(threads, settle);
     g.pool = std::move(next);
+    g.settle = settle;
     g.threads.store(threads, std::memory_order_relaxed);
 }
 

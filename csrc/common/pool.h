@@ -5,14 +5,17 @@ namespace quintet {
 
 using Job = void (*)(const void* context, int part, int parts);
 
-// Runs job(context, part, parts) for every part in 0..parts-1, on as many threads at once, the caller's among them.
-// `parts` is at most pool_threads(). What a part computes must not depend on `parts`: callers share out whole outputs.
-// One job runs at a time: a second caller waits.
+// What a worker does first, numbered 1 to threads-1: it may choose its processor.
+using Settle = void (*)(int worker, int threads);
+
+// Runs job(context, part, parts) for every part in 0..parts-1, the caller's thread among those that take them, in order.
+// A thread whose core is busy elsewhere may take none, and another take several: what is computed must not depend on who
+// does a part, nor on `parts`, which is at most pool_threads(). One job runs at a time: a second caller waits.
 void run_parts(Job job, const void* context, int parts);
 
 // How many threads there are, the caller's included; 1 until it is set. At most 256.
 int pool_threads();
-void set_pool_threads(int threads);
+void set_pool_threads(int threads, Settle settle = nullptr);
 
 // Runs body(first, last) over 0..count-1 in contiguous stretches of at least `grain`.
 template <typename Body>

@@ -117,6 +117,7 @@ struct Work {
     const Groups& groups;
     const AttentionKernels& kernel;
     AttentionType type;
+    KVKind kind;
 };
 
 // body(i, scratch) for 0..count-1 on all threads. Who takes which changes nothing but the time.
@@ -134,7 +135,7 @@ void share_out(const Work& work, long count, const Body& body) {
 
 void by_item(const Work& work, long items) {
     share_out(work, items, [&](long i, void* scratch) {
-        work.kernel.attend[work.type](work.call, item(work.call, work.batch, work.groups, i), scratch);
+        work.kernel.attend[work.type][work.kind](work.call, item(work.call, work.batch, work.groups, i), scratch);
     });
 }
 
@@ -163,8 +164,8 @@ void by_stretch(const Work& work, long items) {
         while (span->before > i) --span;
         const long number = i - span->before;
         const size_t own = work.kernel.partial(rows(*span), work.call.head_dim);  // at most `bytes`
-        work.kernel.stretch[work.type](work.call, span->item, span->first + number, scratch,
-                                       partial(*span) + static_cast<size_t>(number) * own);
+        work.kernel.stretch[work.type][work.kind](work.call, span->item, span->first + number, scratch,
+                                                  partial(*span) + static_cast<size_t>(number) * own);
     });
     share_out(work, items, [&](long i, void* scratch) {
         const Span& span = spans[static_cast<size_t>(i)];
@@ -182,19 +183,27 @@ long longest(const AttentionCall& call, const AttentionBatch& batch) {
     return most;
 }
 
+long bytes_of(AttentionType type) { return type == kFloat32 ? 4 : 2; }
+
+// Of a row of the cache.
+long row_bytes(long head_dim, AttentionType type, KVKind kind) {
+    if (kind == kKVSame) return head_dim * bytes_of(type);
+    return head_dim + (kind == kKVInt8 ? kScaleBytes : 0);
+}
+
 }  // namespace
 
-void paged_attention(const AttentionCall& call, const AttentionBatch& batch, AttentionType type) {
+void paged_attention(const AttentionCall& call, const AttentionBatch& batch, AttentionType type, KVKind kind) {
     check("batch.starts", 0, batch.starts[0], 0);
     for (long r = 0; r < batch.requests; ++r) check_request(call, batch, r);
     const long served = batch.starts[batch.requests];
-    const long row = call.heads * call.head_dim * (type == kFloat32 ? 4 : 2);  // bytes
+    const long row = call.heads * call.head_dim * bytes_of(type);
     std::memset(static_cast<char*>(call.out) + served * row, 0, static_cast<size_t>((batch.tokens - served) * row));
     const Groups groups = grouped(call, batch);
     const long items = groups.count() * call.kv_heads;
     if (items == 0) return;
 
-    const Work work{call, batch, groups, kernels(), type};
+    const Work work{call, batch, groups, kernels(), type, kind};
     if (items < kItemsPerThread * pool_threads() && longest(call, batch) > kAttentionStretch) {
         by_stretch(work, items);
     } else {
@@ -204,16 +213,24 @@ void paged_attention(const AttentionCall& call, const AttentionBatch& batch, Att
 
 void write_kv(const KVWrite& w) {
     for (long t = 0; t < w.tokens; ++t) check("batch.slots", t, w.slots[t], w.pages * w.page_size - 1);
-    const long side = w.heads * w.page_size * w.row_bytes, head = w.page_size * w.row_bytes;
-    const long each = 2 * w.tokens * w.row_bytes;  // bytes for one head
-    const size_t bytes = static_cast<size_t>(w.row_bytes);
+    const long from = w.head_dim * bytes_of(w.type), row = row_bytes(w.head_dim, w.type, w.kind);
+    const long head = w.page_size * row, side = w.heads * head;
+    const long each = 2 * w.tokens * from;  // bytes for one head
+    const auto quantize = kernels().quantize[w.type][w.kind];
+    const auto write = [&](char* to, const char* x) {
+        if (quantize) {
+            quantize(x, w.head_dim, to);
+        } else {
+            std::memcpy(to, x, static_cast<size_t>(row));
+        }
+    };
     parallel_for(w.heads, each > 0 ? kWriteBytes / each + 1 : w.heads, [&](long first, long last) {
         for (long t = 0; t < w.tokens; ++t) {
             const long page = w.slots[t] / w.page_size, offset = w.slots[t] % w.page_size;
             for (long h = first; h < last; ++h) {
-                char* const at = w.kv + 2 * page * side + h * head + offset * w.row_bytes;
-                std::memcpy(at, w.k + t * w.k_stride + h * w.row_bytes, bytes);
-                std::memcpy(at + side, w.v + t * w.v_stride + h * w.row_bytes, bytes);
+                char* const at = w.kv + 2 * page * side + h * head + offset * row;
+                write(at, w.k + t * w.k_stride + h * from);
+                write(at + side, w.v + t * w.v_stride + h * from);
             }
         }
     });

@@ -17,17 +17,19 @@ struct AttentionBatch {
 // Fills call.out; the tokens past the last request's get zeros. A row of the result depends on its own request alone,
 // not on the batch, on how its prompt was cut, or on the number of threads. Throws std::invalid_argument for a batch
 // that points outside its arrays.
-void paged_attention(const AttentionCall& call, const AttentionBatch& batch, AttentionType type);
+void paged_attention(const AttentionCall& call, const AttentionBatch& batch, AttentionType type, KVKind kind);
 
 struct KVWrite {
-    char* kv;              // [P, 2, heads, page_size, row_bytes]
-    const char *k, *v;     // [T, heads, row_bytes], from token to token so many bytes:
+    char* kv;              // [P, 2, heads, page_size] rows
+    const char *k, *v;     // [T, heads, head_dim], from token to token so many bytes:
     long k_stride, v_stride;
     const int32_t* slots;  // [T]
-    long tokens, pages, heads, page_size, row_bytes;
+    long tokens, pages, heads, page_size, head_dim;
+    AttentionType type;    // of k and v
+    KVKind kind;
 };
 
-// Copies each token's K and V to its slot; where two share one, the later wins. Throws as above.
+// Writes each token's K and V to its slot; where two share one, the later wins. Throws as above.
 void write_kv(const KVWrite& write);
 
 }  // namespace quintet::cpu

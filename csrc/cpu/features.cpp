@@ -48,13 +48,24 @@ uint64_t xcr0() {
     return static_cast<uint64_t>(high) << 32 | low;
 }
 
+constexpr int kTileData = 18;
+
 // Linux grants the tile registers per process, on request; this asks whether it would, and requests nothing.
 bool tiles_granted() {
 #if defined(__linux__)
     constexpr long kArchGetXcompSupp = 0x1021;  // arch_prctl: the states that may be requested
-    constexpr int kTileData = 18;
     uint64_t states = 0;
     return syscall(SYS_arch_prctl, kArchGetXcompSupp, &states) == 0 && bit(states, kTileData);
+#else
+    return true;
+#endif
+}
+
+// Asks for the tile registers, for all threads of this process. Once they are granted, asking again changes nothing.
+bool request_tiles() {
+#if defined(__linux__)
+    constexpr long kArchReqXcompPerm = 0x1023;  // arch_prctl
+    return syscall(SYS_arch_prctl, kArchReqXcompPerm, kTileData) == 0;
 #else
     return true;
 #endif
@@ -128,7 +139,7 @@ Isa isa() {
     if (!avx512) return Isa::avx2;
     if (!has(f, "avx512_bf16")) return Isa::avx512;
     const bool amx = has(f, "amx_tile") && has(f, "amx_int8") && has(f, "amx_bf16");
-    return amx ? Isa::amx : Isa::avx512_bf16;
+    return amx && request_tiles() ? Isa::amx : Isa::avx512_bf16;
 }
 
 const char* isa_name(Isa isa) {

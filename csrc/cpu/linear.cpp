@@ -16,6 +16,8 @@ namespace {
 
 constexpr long kThreadWork = 64L << 10;  // multiply-adds, or elements packed, that are worth another thread's waking
 
+using Multiply = void (*)(const LinearPanel& panel);
+
 const LinearKernels& kernels() {
 #if defined(__x86_64__)
     switch (chosen_isa()) {
@@ -27,6 +29,13 @@ const LinearKernels& kernels() {
     }
 #endif
     return kLinearBaseline;
+}
+
+Multiply multiply_of(LinearType type) {
+#if defined(__x86_64__)
+    if (type == kLinearBfloat16 && chosen_isa() == Isa::amx) return kLinearAmxBfloat16;
+#endif
+    return kernels().multiply[type];
 }
 
 constexpr long size_of(LinearType type) { return type == kLinearFloat32 ? 4 : 2; }
@@ -85,7 +94,7 @@ void linear(const LinearCall& call) {
     const long blocks = (call.outputs + kLinearColumns - 1) / kLinearColumns;
     const long bytes = (call.inputs + pair - 1) / pair * pair * kLinearColumns * size;  // of a block
     const long panels = panels_of(call.tokens, blocks);
-    const auto multiply = kernels().multiply[type];
+    const Multiply multiply = multiply_of(type);
     const auto run = [&](long item) {
         alignas(64) float sums[kLinearRows * kLinearColumns];
         const long panel = item / blocks, block = item % blocks, column = block * kLinearColumns;

@@ -30,8 +30,12 @@ NB_MODULE(_cpu, m) {
     m.def("chosen_isa", [] { return cpu::isa_name(cpu::chosen_isa()); }, "What kernels are picked for now.");
     m.def("choose_isa", &cpu::choose_isa, nb::arg("name"),
           "Picks kernels for a lower instruction set than the processor's, or its own again; ValueError names those here.");
-    m.def("set_threads", &quintet::set_pool_threads, nb::arg("threads"), nb::call_guard<nb::gil_scoped_release>(),
-          "Threads that kernels share their work out to, 1 to 256; results do not depend on it.");
+    m.def(
+        "set_threads",
+        [](int threads, bool bind) { quintet::set_pool_threads(threads, bind ? &cpu::settle_worker : nullptr); },
+        nb::arg("threads"), nb::arg("bind") = false, nb::call_guard<nb::gil_scoped_release>(),
+        "Threads that kernels share their work out to, 1 to 256; results do not depend on it. `bind`: one on each core, "
+        "if these are all the cores of the machine's nodes that this process may use.");
     m.def("threads", &quintet::pool_threads, "As set_threads() left it; 1 at first.");
     m.def("arch", &cpu::arch, "x86_64, aarch64 or other.");
     m.def("physical_cores", &cpu::physical_cores, "Cores, not their threads, that this process may run on.");
@@ -44,6 +48,9 @@ NB_MODULE(_cpu, m) {
     m.def("fma_peak", &cpu::fma_peak, nb::arg("threads"), nb::arg("seconds"), nb::call_guard<nb::gil_scoped_release>(),
           "Best rate in GFLOP/s of float32 multiply-adds in registers on `threads` threads, over `seconds`.");
     cpu::bind_graph(m);
+    cpu::bind_layers(m);
     cpu::bind_linear(m);
     cpu::bind_attention(m);
+    cpu::bind_quantized(m);
+    cpu::bind_sampling(m);
 }

@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <map>
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 
 #if defined(__linux__)
+#include <pthread.h>
 #include <sched.h>
 #endif
 #if defined(__APPLE__)
@@ -17,19 +20,55 @@ namespace quintet::cpu {
 
 namespace {
 
-#if defined(__linux__)
+constexpr int kMostCpus = 1 << 16;
 
-// First line of /sys/devices/system/cpu/cpu<cpu>/<name>, or empty.
-std::string sysfs(int cpu, const std::string& name) {
-    const std::string path = "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/" + name;
+// First line of the file, or empty.
+std::string first_line(const std::string& path) {
     std::FILE* file = std::fopen(path.c_str(), "re");
     if (file == nullptr) return {};
-    char line[256] = {};
+    char line[4096] = {};  // a list of processors with many holes
     const bool read = std::fgets(line, sizeof line, file) != nullptr;
     std::fclose(file);
     std::string text = read ? line : "";
     while (!text.empty() && text.back() == '\n') text.pop_back();
     return text;
+}
+
+// "0-3,8,10-11" as numbers; what is no such list ends it.
+std::vector<int> numbers_of(const std::string& list) {
+    std::vector<int> numbers;
+    const char* at = list.c_str();
+    for (;;) {
+        int first = 0, last = 0, read = 0;
+        if (std::sscanf(at, "%d%n", &first, &read) < 1 || first < 0) return numbers;
+        at += read;
+        last = first;
+        if (*at == '-') {
+            if (std::sscanf(at + 1, "%d%n", &last, &read) < 1 || last < first || last - first > kMostCpus) return numbers;
+            at += 1 + read;
+        }
+        for (int number = first; number <= last; ++number) numbers.push_back(number);
+        if (*at != ',') return numbers;
+        ++at;
+    }
+}
+
+// Each node's processors; one node of all where the system names none.
+std::map<int, std::vector<int>> nodes_of(const std::string& root) {
+    std::map<int, std::vector<int>> nodes;
+    for (const int node : numbers_of(first_line(root + "/node/online"))) {
+        nodes[node] = numbers_of(first_line(root + "/node/node" + std::to_string(node) + "/cpulist"));
+    }
+    if (nodes.empty()) nodes[0] = numbers_of(first_line(root + "/cpu/online"));
+    return nodes;
+}
+
+#if defined(__linux__)
+
+const char* const kSystem = "/sys/devices/system";
+
+std::string sysfs(int cpu, const std::string& name) {
+    return first_line(std::string(kSystem) + "/cpu/cpu" + std::to_string(cpu) + "/" + name);
 }
 
 // "32768K" and "32M" as bytes; 0 when it is neither.
@@ -59,7 +98,7 @@ int64_t sysctl_number(const char* name) {
 std::vector<int> allowed_cpus() {
     std::vector<int> cpus;
 #if defined(__linux__)
-    for (int count = 1024; count <= 1 << 16 && cpus.empty(); count *= 2) {  // more processors than cpu_set_t holds
+    for (int count = 1024; count <= kMostCpus && cpus.empty(); count *= 2) {  // more processors than cpu_set_t holds
         cpu_set_t* set = CPU_ALLOC(static_cast<size_t>(count));
         if (set == nullptr) break;
         const size_t bytes = CPU_ALLOC_SIZE(static_cast<size_t>(count));
@@ -78,14 +117,58 @@ std::vector<int> allowed_cpus() {
     return cpus;
 }
 
+Topology read_topology(const std::vector<int>& cpus, const std::string& root) {
+    const std::set<int> allowed(cpus.begin(), cpus.end());
+    std::map<int, int> node_of;
+    bool whole = true;
+    for (const auto& [node, members] : nodes_of(root)) {
+        size_t usable = 0;
+        for (const int cpu : members) {
+            usable += allowed.count(cpu);
+            node_of[cpu] = node;
+        }
+        whole = whole && (usable == 0 || usable == members.size());
+    }
+    std::map<std::pair<int, int>, Core> cores;  // by node and first sibling
+    for (const int cpu : allowed) {
+        const std::string list = first_line(root + "/cpu/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list");
+        const std::vector<int> siblings = numbers_of(list);
+        const auto found = node_of.find(cpu);
+        whole = whole && found != node_of.end();
+        const int node = found == node_of.end() ? 0 : found->second;
+        Core& core = cores[{node, siblings.empty() ? cpu : siblings.front()}];
+        core.node = node;
+        core.cpus.push_back(cpu);
+    }
+    Topology topology{{}, whole};
+    for (auto& [key, core] : cores) topology.cores.push_back(std::move(core));
+    return topology;
+}
+
+std::vector<int> cpus_of_worker(const Topology& topology, int worker, int threads) {
+    const int cores = static_cast<int>(topology.cores.size());
+    if (!topology.whole_nodes || threads != cores || worker < 0 || worker >= cores) return {};
+    return topology.cores[static_cast<size_t>(worker)].cpus;
+}
+
+void settle_worker([[maybe_unused]] int worker, [[maybe_unused]] int threads) {
+#if defined(__linux__)
+    const std::vector<int> cpus = cpus_of_worker(read_topology(allowed_cpus(), kSystem), worker, threads);
+    if (cpus.empty()) return;
+    const size_t count = static_cast<size_t>(cpus.back()) + 1;
+    cpu_set_t* set = CPU_ALLOC(count);
+    if (set == nullptr) return;
+    const size_t bytes = CPU_ALLOC_SIZE(count);
+    CPU_ZERO_S(bytes, set);
+    for (const int cpu : cpus) CPU_SET_S(static_cast<size_t>(cpu), bytes, set);
+    pthread_setaffinity_np(pthread_self(), bytes, set);  // refused: it works without
+    CPU_FREE(set);
+#endif
+}
+
 int physical_cores() {
 #if defined(__linux__)
-    std::set<std::string> cores;
-    for (const int cpu : allowed_cpus()) {
-        const std::string siblings = sysfs(cpu, "topology/thread_siblings_list");
-        cores.insert(siblings.empty() ? "cpu" + std::to_string(cpu) : siblings);
-    }
-    return static_cast<int>(cores.size());
+    return static_cast<int>(read_topology(allowed_cpus(), kSystem).cores.size());
 #elif defined(__APPLE__)
     return static_cast<int>(std::max<int64_t>(1, sysctl_number("hw.physicalcpu")));
 #else

@@ -62,6 +62,28 @@ void product_is_exact(cpu::LinearType type, long tokens, long inputs, long outpu
     }
 }
 
+// AMX's tiles, emulated: they never ran on a processor that has them. Against the loops of AVX512, whose dot product adds up
+// in nearly the same order.
+void tiles_multiply_as_vectors_do(long rows, long inputs, long columns) {
+#if defined(__x86_64__)
+    const Numbers x(rows * inputs, cpu::kLinearBfloat16, 1), bias(columns, cpu::kLinearBfloat16, 3);
+    const Numbers weight(columns * inputs, cpu::kLinearBfloat16, 2);
+    std::vector<uint16_t> packed(static_cast<size_t>((inputs + 1) / 2 * 2 * cpu::kLinearColumns));
+    std::vector<float> sums(static_cast<size_t>(rows * cpu::kLinearColumns));
+    cpu::pack_linear(packed.data(), weight.bytes.data(), columns, inputs, inputs, cpu::kLinearBfloat16);
+    std::vector<uint16_t> out[2];
+    for (std::vector<uint16_t>& each : out) {
+        each.resize(static_cast<size_t>(rows * columns));
+        const cpu::LinearPanel panel{each.data(), x.bytes.data(), packed.data(), bias.bytes.data(), columns, inputs,
+                                     rows, columns, inputs, sums.data()};
+        &each == out ? cpu::kLinearAmxBfloat16(panel) : cpu::kLinearAvx512Bf16.multiply[cpu::kLinearBfloat16](panel);
+    }
+    if (out[0] == out[1]) return;
+    ++failures;
+    std::printf("linear: tiles and vectors differ, %ld x %ld x %ld\n", rows, inputs, columns);
+#endif
+}
+
 }  // namespace
 
 int linear_failures() {
@@ -80,6 +102,12 @@ int linear_failures() {
                 }
             }
             product_is_exact(type, 9, 2051, 65);  // several stretches of a block
+        }
+        if (cpu::chosen_isa() != cpu::Isa::avx512_bf16) continue;
+        for (const long rows : {1L, 15L, 16L, 17L, 32L, 33L, 70L}) {
+            for (const long inputs : {1L, 31L, 32L, 65L, 320L}) {
+                for (const long columns : {1L, 16L, 33L, 64L}) tiles_multiply_as_vectors_do(rows, inputs, columns);
+            }
         }
     }
     cpu::choose_isa(cpu::isa_name(cpu::isa()));

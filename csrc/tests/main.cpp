@@ -4,8 +4,12 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <filesystem>
+#include <fstream>
 #include <limits>
+#include <map>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -18,7 +22,9 @@
 
 namespace cpu = quintet::cpu;
 
-int linear_failures();  // linear_test.cpp
+int attention_failures();  // attention_test.cpp
+int linear_failures();     // linear_test.cpp
+int quantized_failures();  // quantized_test.cpp
 
 namespace {
 
@@ -107,6 +113,86 @@ void pool_shares_out() {
     quintet::set_pool_threads(1);
 }
 
+// A worker that is held up takes no part, and nobody waits for it; those who are there do all of them.
+void pool_does_without_late_workers() {
+    static std::atomic<bool> held{true};
+    quintet::set_pool_threads(4, [](int worker, int) {
+        while (worker > 1 && held.load()) std::this_thread::yield();
+    });
+    for (int turn = 0; turn < 200; ++turn) {
+        std::vector<int> visits(64, 0);
+        quintet::parallel_for(64, 1, [&](long first, long last) {
+            for (long i = first; i < last; ++i) ++visits[static_cast<size_t>(i)];
+        });
+        for (const int visited : visits) expect(visited == 1, "every number is visited once, without two of the workers");
+        if (turn == 100) held.store(false);  // they come in the midst of jobs
+    }
+    quintet::set_pool_threads(1);
+}
+
+// A tree as Linux has it: each processor's siblings, and each node's processors.
+class Tree {
+public:
+    Tree(const std::map<int, std::string>& siblings, const std::map<int, std::string>& nodes, const char* online)
+        : root_(std::filesystem::temp_directory_path() / ("quintet-topology-" + std::to_string(made()++))) {
+        std::filesystem::remove_all(root_);
+        write("cpu/online", online);
+        for (const auto& [cpu, list] : siblings) {
+            write("cpu/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list", list);
+        }
+        for (const auto& [node, list] : nodes) write("node/node" + std::to_string(node) + "/cpulist", list);
+        if (!nodes.empty()) write("node/online", "0-" + std::to_string(nodes.rbegin()->first));
+    }
+    ~Tree() { std::filesystem::remove_all(root_); }
+    Tree(const Tree&) = delete;
+    Tree& operator=(const Tree&) = delete;
+
+    cpu::Topology read(const std::vector<int>& cpus) const { return cpu::read_topology(cpus, root_.string()); }
+
+private:
+    static int& made() {
+        static int count = static_cast<int>(reinterpret_cast<uintptr_t>(&count) >> 12 & 0xffff);
+        return count;
+    }
+    void write(const std::string& name, const std::string& text) const {
+        std::filesystem::create_directories((root_ / name).parent_path());
+        std::ofstream(root_ / name) << text << "\n";
+    }
+
+    std::filesystem::path root_;
+};
+
+// Two nodes of two cores of two threads each, numbered as servers do: siblings stand half the machine apart.
+void topology_reads_nodes_and_siblings() {
+    const Tree tree({{0, "0,4"}, {1, "1,5"}, {2, "2,6"}, {3, "3,7"}, {4, "0,4"}, {5, "1,5"}, {6, "2,6"}, {7, "3,7"}},
+                    {{0, "0,2,4,6"}, {1, "1,3,5,7"}}, "0-7");
+    const cpu::Topology all = tree.read({0, 1, 2, 3, 4, 5, 6, 7});
+    expect(all.cores.size() == 4 && all.whole_nodes, "siblings count once");
+    expect(cpu::cpus_of_worker(all, 0, 4) == std::vector<int>({0, 4}), "the first node is filled first");
+    expect(cpu::cpus_of_worker(all, 1, 4) == std::vector<int>({2, 6}), "then its other cores");
+    expect(cpu::cpus_of_worker(all, 2, 4) == std::vector<int>({1, 5}) && all.cores[2].node == 1, "then the next node");
+    expect(cpu::cpus_of_worker(all, 1, 3).empty(), "fewer threads than cores go where they like");
+    expect(cpu::cpus_of_worker(all, 4, 4).empty(), "there is no core for a worker too many");
+    const cpu::Topology node = tree.read({1, 3, 5, 7});
+    expect(node.cores.size() == 2 && node.whole_nodes, "one node may be all that is allowed");
+    expect(cpu::cpus_of_worker(node, 0, 2) == std::vector<int>({1, 5}), "and its cores are used");
+    const cpu::Topology holes = tree.read({0, 2, 3, 7});
+    expect(holes.cores.size() == 3 && !holes.whole_nodes, "a set with holes is no whole node");
+    expect(cpu::cpus_of_worker(holes, 0, 3).empty(), "and nobody is bound in it");
+}
+
+void topology_reads_plain_machines() {
+    const Tree laptop({{0, "0-1"}, {1, "0-1"}, {2, "2"}, {3, "3"}}, {}, "0-3");  // unequal cores, no nodes named
+    const cpu::Topology all = laptop.read({0, 1, 2, 3});
+    expect(all.cores.size() == 3 && all.whole_nodes && all.cores[0].node == 0, "a machine without nodes is one");
+    expect(cpu::cpus_of_worker(all, 0, 3) == std::vector<int>({0, 1}), "a core's threads stay together");
+    expect(!laptop.read({0, 1, 2}).whole_nodes, "a part of it is not all");
+    const cpu::Topology unknown = cpu::read_topology({0, 5, 9}, "/nowhere");
+    expect(unknown.cores.size() == 3 && !unknown.whole_nodes, "without a description each processor is a core");
+    const Tree broken({{0, "x"}, {1, ""}}, {{0, "0-"}}, "0-1");
+    expect(broken.read({0, 1}).cores.size() == 2, "what cannot be read is not believed");
+}
+
 void lower_isas_can_be_chosen() {
     cpu::choose_isa("baseline");
     expect(cpu::chosen_isa() == cpu::Isa::baseline, "the baseline can be chosen everywhere");
@@ -126,8 +212,13 @@ int main() {
 #endif
     team_keeps_step();
     pool_shares_out();
+    pool_does_without_late_workers();
+    topology_reads_nodes_and_siblings();
+    topology_reads_plain_machines();
     lower_isas_can_be_chosen();
+    failures += attention_failures();
     failures += linear_failures();
+    failures += quantized_failures();
     expect(cpu::read_bandwidth((1 << 20) + 64, 3, 0.01) > 0.0, "bandwidth is positive");
     expect(cpu::fma_peak(2, 0.01) > 0.0, "peak is positive");
     expect(refuses([] { cpu::read_bandwidth(0, 1, 1.0); }), "an empty buffer is refused");

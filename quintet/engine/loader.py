@@ -1,10 +1,11 @@
 """Reads a checkpoint's tensors by memory map straight to where the platform places them."""
 
 import json
+import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from quintet.engine.mapped import MappedFiles
 from quintet.layers.build import Layer
 from quintet.layers.decoder import CausalLM
 from quintet.platforms.interface import Platform
-from quintet.types import Part, Weight
+from quintet.types import Part, Scheme, Weight
 
 NAMED = 8  # tensors that an error lists before it only counts
 
@@ -29,6 +31,11 @@ class Declared:
     layer: Layer
     weight: Weight
 
+    def told_of_sharing(self, wanted: Mapping[tuple[str, Scheme | None], int]) -> "Declared":
+        """With Weight.shared set, where a tensor is wanted more than once in the same scheme."""
+        shared = any(wanted[part.source, self.weight.scheme] > 1 for part in self.weight.parts)
+        return replace(self, weight=replace(self.weight, shared=shared)) if shared else self
+
 
 def declared(model: nn.Module) -> list[Declared]:
     """Every parameter that the model wants, in the order of its modules."""
@@ -36,14 +43,15 @@ def declared(model: nn.Module) -> list[Declared]:
     for path, module in model.named_modules():
         if isinstance(module, Layer):
             found += [Declared(path, module, weight) for weight in module.weights(path)]
-    return found
+    wanted = Counter((part.source, each.weight.scheme) for each in found for part in each.weight.parts)
+    return [each.told_of_sharing(wanted) for each in found]
 
 
 def num_bytes(model: nn.Module, platform: Platform) -> int:
     """What the model's parameters take on one device; a tensor that two layers share (a tied head) counts once."""
-    sizes: dict[tuple[tuple[str, int], ...], int] = {}
+    sizes: dict[Any, int] = {}
     for each in declared(model):
-        key = tuple((part.source, part.offset) for part in each.weight.parts)
+        key = each.weight.scheme, tuple((part.source, part.offset) for part in each.weight.parts)
         sizes.setdefault(key, platform.placed_bytes(each.weight))
     return sum(sizes.values())
 
@@ -54,11 +62,18 @@ def load(model: CausalLM, platform: Platform, folder: Path | None, progress: boo
     source: Checkpoint | Dummy = Dummy() if folder is None else Checkpoint(folder, model)
     source.check(wanted)
     shelf = Shelf(source, wanted)
+    wanted.sort(key=_nbytes, reverse=True)  # while one is placed its source is there too: large ones go first
     for each in tqdm(wanted, desc="Loading weights", unit="tensor", disable=not progress, leave=False, mininterval=0.5):
-        each.layer.assign(platform.place(each.weight, shelf.read(each.weight)))
+        tensors = shelf.read(each.weight)
+        each.layer.assign(platform.place(each.weight, tensors))
+        source.forget(tensors.values())  # its place holds a copy, or reads the file again
     for layer in (module for module in model.modules() if isinstance(module, Layer)):
         for name, tensor in layer.constants().items():
             layer.assign(platform.place(_constant(name, tensor), {name: tensor}))
+
+
+def _nbytes(each: Declared) -> int:
+    return math.prod(each.weight.shape) * each.weight.dtype.itemsize
 
 
 def _constant(name: str, tensor: Tensor) -> Weight:
@@ -97,6 +112,9 @@ class Dummy:
     def check(self, wanted: list[Declared]) -> None:
         """Nothing can be missing."""
 
+    def forget(self, tensors: Iterable[Tensor]) -> None:
+        """Nothing is mapped."""
+
     def read(self, part: Part) -> Tensor:
         generator = torch.Generator().manual_seed(sum(part.source.encode()))
         return torch.randn(_stored_shape(part), generator=generator) * 0.02
@@ -112,6 +130,7 @@ class Checkpoint:
             if name in self._where:
                 raise ValueError(f"{folder} holds {name} twice; remove the files that are not the model's")
             self._where[name] = place
+        self._mapped = MappedFiles(_files(folder))
 
     def check(self, wanted: list[Declared]) -> None:
         """Missing, misshapen and unexpected tensors are errors that name them."""
@@ -136,6 +155,11 @@ class Checkpoint:
         handle, name = self._where[part.source]
         tensor: Tensor = handle.get_tensor(name)
         return tensor
+
+    def forget(self, tensors: Iterable[Tensor]) -> None:
+        """Lets go of the pages that these were read through."""
+        for tensor in tensors:
+            self._mapped.forget(tensor)
 
     def _misshapen(self, part: Part) -> str | None:
         handle, name = self._where[part.source]

@@ -5,7 +5,7 @@
 
 import logging
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from quintet.config import EngineConfig, read_environment
 from quintet.engine.buckets import describe, plan_buckets
 from quintet.engine.engine import Engine
 from quintet.engine.hub import load_generation_config, load_model_config, resolve_model
+from quintet.engine.loader import declared
 from quintet.engine.logits_processors import load_processors
 from quintet.engine.memory import MemoryPlan, Sizes, plan_memory
 from quintet.engine.pages import PagePool
@@ -22,13 +23,16 @@ from quintet.engine.runner import Ranks, Runner
 from quintet.engine.sampler import Host, Sampler, logprob_sizes
 from quintet.engine.scheduler import Limits, Scheduler
 from quintet.engine.worker import Place, Shape, Worker
+from quintet.layers import schemes
+from quintet.layers.decoder import CausalLM
 from quintet.ops import bind
 from quintet.platforms import Chosen, choose
 from quintet.platforms.interface import Capabilities, Platform
-from quintet.types import Bucket
+from quintet.types import Bucket, Scheme
 
 logger = logging.getLogger(__name__)
 
+KV_DTYPES = {"auto": None, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
 LEAST_LOGIT_ROWS = 256  # of a step, if it has as many tokens: the scores of a prompt come so many at a time
 
 
@@ -72,20 +76,24 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
     reasons = [f"platform {platform.name}: {chosen.reason}", *settled]
     folder = resolve_model(config)
     hf_config = load_model_config(folder, config.hf_overrides).get_text_config()  # of a multimodal wrapper, its text
-    shape = Shape(_dtype(config, hf_config, facts, reasons), config.page_size, _length(config, hf_config))
+    scheme = _scheme(config, platform, facts)
+    shape = Shape(_dtype(config, hf_config, facts, reasons), config.page_size, _length(config, hf_config), scheme)
+    shape = replace(shape, kv_dtype=KV_DTYPES[config.kv_cache_dtype])
     endpoint = f"inproc://quintet-{uuid.uuid4().hex}"
     size = config.tensor_parallel_size
     workers = 1 if facts.spmd else size
     ranks = Ranks(workers, lambda rank: Worker(platform, hf_config, shape, Place(rank, workers, endpoint)))
     plan = _plan(config, hf_config, shape, ranks)
     if plan.max_model_len != shape.max_model_len:
-        shape = Shape(shape.dtype, shape.page_size, plan.max_model_len)
+        shape = replace(shape, max_model_len=plan.max_model_len)
         ranks.each(lambda worker: worker.build(hf_config, shape))
     if not config.enable_chunked_prefill and config.max_num_batched_tokens < plan.max_model_len:
         reasons.append(f"max_num_batched_tokens={plan.max_model_len}: a whole prompt must fit without chunked prefill")
         config = config.replace(max_num_batched_tokens=plan.max_model_len)
     if config.logits_processors and facts.opaque:
         reasons.append("sampling on the host: logits processors cannot read what the device holds")
+    if scheme is not None:
+        reasons.append(_quantized(scheme, ranks.workers[0].model))
     generation = load_generation_config(folder, config.generation_config, config.override_generation_config)
     return Prepared(config, platform, facts, tuple(reasons), folder, hf_config, generation, shape, ranks, plan)
 
@@ -146,6 +154,26 @@ def _dtype(config: EngineConfig, hf_config: Any, facts: Capabilities, reasons: l
     why = "the checkpoint's" if dtype == saved else f"the checkpoint's {_name(saved)} is not computed in here"
     reasons.append(f"dtype {_name(dtype)}: {why}")
     return dtype
+
+
+def _scheme(config: EngineConfig, platform: Platform, facts: Capabilities) -> Scheme | None:
+    """What was asked for; ValueError if the platform cannot pack it."""
+    wanted = schemes.scheme(config.quantization, config.quantization_group_size)
+    if wanted is not None and wanted.name not in facts.quant:
+        there = ", ".join(sorted(facts.quant))
+        raise ValueError(
+            f"quantization={wanted.name!r} is not there on platform {platform.name}, which packs "
+            + (f"{there}; use one of them, or leave it out" if there else "no scheme; leave it out")
+        )
+    return wanted
+
+
+def _quantized(scheme: Scheme, model: CausalLM) -> str:
+    """Which products the scheme serves, and which stay as they are."""
+    products = [each.weight for each in declared(model) if each.weight.use == "linear"]
+    plain = sum(weight.scheme is None for weight in products)
+    left = f", {plain} stay as they are: no group of 32 or more divides their inputs" if plain else ""
+    return f"quantization {scheme.name}: {len(products) - plain} products{left}; the head in int8"
 
 
 def _length(config: EngineConfig, hf_config: Any) -> int:

@@ -3,32 +3,54 @@
 import functools
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from quintet.engine.pieces import Pieces
+from quintet.engine.tokenizer_files import read_files
 
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tokenizer_config.json")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Tokenizer:
-    """A fast tokenizer as transformers loads it. `hf` is transformers' own object, for those who want it."""
+    """A fast tokenizer as transformers loads it: the backend, the tokens that have a name, and the chat templates.
 
-    def __init__(self, hf: Any) -> None:
-        self.hf = hf
-        self.backend = hf.backend_tokenizer
-        self.backend.no_truncation()  # either may be switched on in tokenizer.json
-        self.backend.no_padding()
+    `load` makes transformers' own object, for those who want it.
+    """
+
+    def __init__(
+        self,
+        backend: Any,
+        named: Mapping[str, str],
+        chat_template: str | dict[str, str] | None,
+        load: Callable[[], Any],
+    ) -> None:
+        self.backend = _whole(backend)
         self.pieces = Pieces.read(self.backend)
-        self.bos_id: int | None = hf.bos_token_id
-        self.bos_token: str | None = hf.bos_token
-        self.eos_ids: tuple[int, ...] = () if hf.eos_token_id is None else (hf.eos_token_id,)
+        self.special_tokens: dict[str, Any] = dict(named)  # "bos_token" -> "<s>", for chat templates
+        self.bos_token: str | None = named.get("bos_token")
+        self.bos_id: int | None = None if self.bos_token is None else self.token_id(self.bos_token)
+        eos = named.get("eos_token")
+        eos_id = None if eos is None else self.token_id(eos)
+        self.eos_ids: tuple[int, ...] = () if eos_id is None else (eos_id,)
         added = self.backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        self.special_tokens: dict[str, Any] = dict(hf.special_tokens_map)  # "bos_token" -> "<s>", for chat templates
-        self.chat_template: str | dict[str, str] | None = hf.chat_template
+        self.chat_template = chat_template
+        self._load = load
+
+    @classmethod
+    def of(cls, hf: Any) -> "Tokenizer":
+        """Of transformers' object."""
+        return cls(hf.backend_tokenizer, hf.special_tokens_map, hf.chat_template, lambda: hf)
+
+    @functools.cached_property
+    def hf(self) -> Any:
+        """transformers' own object, loaded when it is first asked for."""
+        loaded = self._load()
+        _whole(loaded.backend_tokenizer)
+        return loaded
 
     def __len__(self) -> int:
         """Number of tokens, added ones included; ids may have gaps, see vocab_size."""
@@ -94,26 +116,39 @@ class Tokenizer:
         return tuple(sequences)
 
 
+def _whole(backend: Any) -> Any:
+    """Either may be switched on in tokenizer.json, and would cut texts or fill them up."""
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
 def load_tokenizer(path: str | Path, revision: str | None = None) -> Tokenizer:
     """From a folder, or from a hub id where the hub's cache or the hub has it. Runs no code from there.
 
     Raises ValueError that says which files are missing or damaged.
     """
-    from transformers import AutoTokenizer
-
     folder = Path(path)
     if folder.is_dir() and not any((folder / name).is_file() for name in _FILES):
         raise ValueError(f"{folder} holds no tokenizer: none of {', '.join(_FILES)}; copy them from the model's source")
+    if (files := read_files(folder)) is not None:
+        return Tokenizer(files.backend, files.named, files.chat_template, lambda: _by_transformers(path, revision))
+    return Tokenizer.of(_by_transformers(path, revision))
+
+
+def _by_transformers(path: str | Path, revision: str | None) -> Any:
+    from transformers import AutoTokenizer
+
     try:
         hf = AutoTokenizer.from_pretrained(str(path), revision=revision, trust_remote_code=False)
     except Exception as error:  # tokenizers raises plain Exception for a damaged file
-        raise ValueError(_why_not(folder, error)) from error
+        raise ValueError(_why_not(Path(path), error)) from error
     if not getattr(hf, "is_fast", False):
         raise ValueError(
             f"the tokenizer of {path} ({type(hf).__name__}) has no fast form; convert it: "
             f"AutoTokenizer.from_pretrained({str(path)!r}).save_pretrained(...) must write a tokenizer.json"
         )
-    return Tokenizer(hf)
+    return hf
 
 
 def _why_not(folder: Path, error: Exception) -> str:

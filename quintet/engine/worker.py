@@ -16,7 +16,7 @@ from quintet.layers.decoder import CausalLM
 from quintet.models import model_class
 from quintet.ops import bind
 from quintet.platforms.interface import KV, Attention, Platform
-from quintet.types import Array, AttentionSpec, Batch, Bucket, HostBatch, KVLayout, Memory
+from quintet.types import Array, AttentionSpec, Batch, Bucket, HostBatch, KVLayout, Memory, Scheme
 
 FIELDS = len(HostBatch._fields) - 1  # all but `extra`
 
@@ -28,6 +28,8 @@ class Shape:
     dtype: torch.dtype
     page_size: int
     max_model_len: int
+    scheme: Scheme | None = None
+    kv_dtype: torch.dtype | None = None  # of the cache; None: dtype
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ class Worker:
             self._attentions.append(made)
             return made
 
-        build = Build(self.ops, attention, self._comm, shape.dtype, shape.page_size, shape.max_model_len)
+        sizes = shape.dtype, shape.page_size, shape.max_model_len
+        build = Build(self.ops, attention, self._comm, *sizes, shape.scheme, shape.kv_dtype)
         self.model: CausalLM = model_class(hf_config)(hf_config, build).eval()
         # one attention of each kind plans a step: the plan is shared by the layers that are alike
         self._planners = list({type(attention): attention for attention in self._attentions}.values())

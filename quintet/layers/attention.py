@@ -62,6 +62,7 @@ class SelfAttention(nn.Module):
                 page_size=build.page_size,
                 window=shape.window,
                 softcap=shape.softcap,
+                kv_dtype=build.kv_dtype,
             )
         )
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from quintet.ops import Ops
 from quintet.platforms.interface import Attention, Communicator
-from quintet.types import AttentionSpec, Weight
+from quintet.types import AttentionSpec, Scheme, Weight
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,8 @@ class Build:
     dtype: torch.dtype
     page_size: int
     max_model_len: int  # tokens; rotary tables reach as far
+    scheme: Scheme | None = None  # of the products' weights; layers whose sizes do not fit it stay as they are
+    kv_dtype: torch.dtype | None = None  # of the cache; None: dtype
 
     @property
     def rank(self) -> int:

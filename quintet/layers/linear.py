@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from quintet.layers.build import Build, Layer, Split, padded, whole
+from quintet.layers.schemes import fitting, of_head
 from quintet.types import Part, Weight
 
 
@@ -38,13 +39,15 @@ class Linear(Layer):
         self._has_bias, self._stored = bias, stored or Stored()
         self._reduce = self.by_inputs and build.size > 1 and inputs.ranges != whole(inputs.total, build.size).ranges
         self._widths = tuple(split.local(build.rank) for split in self._outputs.values())
+        self._scheme = fitting(build.scheme, inputs.local(build.rank))
         self.weight: Tensor
+        self.scales: Tensor  # of a quantized weight
         self.bias: Tensor | None = None
 
     def weights(self, path: str) -> list[Weight]:
         parent = path.rpartition(".")[0]
         build, parts = self._build, self._parts(parent)
-        found = [Weight("weight", parts, int(self.by_inputs), build.rank, build.dtype, "linear")]
+        found = [Weight("weight", parts, int(self.by_inputs), build.rank, build.dtype, "linear", self._scheme)]
         if self._has_bias:
             biases = tuple(self._bias(part, split) for part, split in zip(parts, self._outputs.values(), strict=True))
             found.append(Weight("bias", biases, 0, build.rank, build.dtype, "vector"))
@@ -77,8 +80,17 @@ class Linear(Layer):
         return replace(weight, source=source, shape=(split.total,), ranges=ranges, transposed=False)
 
     def forward(self, x: Tensor) -> Tensor:  # [T, in] -> [T, out], each this rank's share
-        y = self.ops.linear(x, self.weight, self.bias, self._widths)
+        y = self._product(x)
         return self._build.comm.all_reduce(y) if self._reduce else y
+
+    def _product(self, x: Tensor) -> Tensor:
+        ops, scheme = self.ops, self._scheme
+        if scheme is None:
+            return ops.linear(x, self.weight, self.bias, self._widths)
+        if scheme.name == "int4":  # the one with zero points, where a checkpoint has them
+            return ops.linear_int4(x, self.weight, self.scales, None, self.bias, self._widths)
+        product = {"int8": ops.linear_int8, "w8a8": ops.linear_w8a8, "w4a8": ops.linear_w4a8}[scheme.name]
+        return product(x, self.weight, self.scales, self.bias, self._widths)
 
 
 class RowLinear(Linear):
@@ -108,7 +120,8 @@ class LMHead(Layer):
     def __init__(self, build: Build, hidden: int, vocab: int, source: str = "/lm_head", bias: bool = False) -> None:
         super().__init__(build)
         self._comm, self.vocab = build.comm, vocab
-        self.linear = columns(build, hidden, {source: padded(vocab, build.size)}, bias)
+        exact = replace(build, scheme=of_head(build.scheme))
+        self.linear = columns(exact, hidden, {source: padded(vocab, build.size)}, bias)
 
     def forward(self, x: Tensor) -> Tensor:  # [L, hidden] -> [L, vocab]
         logits = self.linear(x)

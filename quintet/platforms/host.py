@@ -3,6 +3,7 @@
 import math
 import os
 import resource
+from collections.abc import Collection
 from pathlib import Path
 
 import psutil
@@ -10,6 +11,8 @@ import psutil
 from quintet.types import Memory
 
 _CGROUP = Path("/sys/fs/cgroup")
+_OWN_CGROUP = Path("/proc/self/cgroup")
+_CPUS = Path("/sys/devices/system/cpu")
 
 
 def host_memory(cgroup: Path = _CGROUP) -> Memory:
@@ -50,17 +53,48 @@ def _read(path: Path) -> str | None:
         return None
 
 
-def threads(cgroup: Path = _CGROUP) -> int:
-    """Cores that this process may run on, within a container's quota."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _quota(cgroup)
-    return max(1, min(allowed, math.ceil(quota))) if quota else allowed
+def threads(cgroup: Path = _CGROUP, cpus: Path = _CPUS, own: Path = _OWN_CGROUP) -> int:
+    """Physical cores that this process may run on, within a container's quota: a core's second thread adds little."""
+    cores = physical_cores(_allowed(), cpus)
+    quota = _quota(cgroup, own)
+    return max(1, min(cores, math.ceil(quota))) if quota else cores
 
 
-def _quota(cgroup: Path) -> float | None:
-    """Cores' worth of time that the cgroup grants, or None where it grants all."""
+def _allowed() -> set[int]:
+    """Logical processors in this process's affinity; those of a cpuset are left out of it by the system."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def physical_cores(allowed: Collection[int], cpus: Path = _CPUS) -> int:
+    """Cores that these logical processors belong to; `cpus` is /sys/devices/system/cpu or laid out alike."""
+    siblings = {cpu: _read(cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list") for cpu in allowed}
+    if not any(siblings.values()):  # no Linux: the machine's own count
+        return min(len(allowed), psutil.cpu_count(logical=False) or len(allowed))
+    return len({siblings[cpu] or cpu for cpu in allowed})
+
+
+def _quota(cgroup: Path, own: Path = _OWN_CGROUP) -> float | None:
+    """Cores' worth of time that the cgroup or one above it grants, or None where they grant all."""
+    granted = [each for folder in _cgroups(cgroup, own) if (each := _granted(folder)) is not None]
+    return min(granted, default=None)
+
+
+def _cgroups(cgroup: Path, own: Path) -> list[Path]:
+    """This process's own and those above it; a container sees its own as the root."""
+    inner = [line.split(":", 2)[2] for line in (_read(own) or "").splitlines() if line.startswith("0::/")]
+    folder = cgroup / (inner[0].strip("/") if inner and ".." not in inner[0] else "")
+    return [folder, *(each for each in folder.parents if each.is_relative_to(cgroup)), cgroup / "cpu"]
+
+
+def _granted(folder: Path) -> float | None:
+    """By version 2's file, or version 1's two."""
+    text = _read(folder / "cpu.max") or " ".join(
+        _read(folder / name) or "" for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    )
     try:
-        limit, period = (cgroup / "cpu.max").read_text().split()
-    except (OSError, ValueError):
+        limit, period = text.split()
+        return None if limit in ("max", "-1") else int(limit) / int(period)
+    except (ValueError, ZeroDivisionError):
         return None
-    return None if limit == "max" else int(limit) / int(period)

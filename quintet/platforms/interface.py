@@ -15,7 +15,8 @@ from quintet.config import EngineConfig
 from quintet.types import AttentionSpec, Batch, Bucket, HostBatch, KVLayout, Memory, Weight
 
 KV = tuple[Tensor, ...]  # one tensor per cached layer, [pages, *layout.page_shape]
-Step = Callable[[KV, Batch], tuple[Tensor, KV]]  # -> (logits [L, V], kv); callers keep the KV that it returns
+# -> (logits [L, V], which hold until the next step, and kv); callers keep the KV that it returns
+Step = Callable[[KV, Batch], tuple[Tensor, KV]]
 
 
 @dataclass(frozen=True)

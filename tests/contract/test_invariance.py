@@ -1,6 +1,7 @@
 """On a platform that declares itself batch invariant, a row's result is the same bits whatever stands beside it."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from quintet.ops import Op
 from quintet.ops.activation import KINDS
+from quintet.ops.attention import stored
 from quintet.platforms.cpu import PLATFORM
 from quintet.platforms.interface import Capabilities
 from tests.helpers.batches import Cache, Request, spec
@@ -72,6 +74,9 @@ SPECS = {
     "window": spec(6, 2, 16, window=37),
     "soft-cap": spec(4, 2, 16, softcap=5.0, window=200),
     "sinks": spec(4, 2, 16, sinks=True),
+    "alibi": spec(6, 2, 16, alibi=True, softcap=9.0),
+    "int8 cache": spec(6, 2, 16, kv_dtype=torch.int8),
+    "fp8 cache": spec(5, 1, 20, kv_dtype=torch.float8_e4m3fn, window=50),
 }
 LENGTHS = (1, 3, 40, 127, 128, 129, 290)
 
@@ -81,14 +86,13 @@ LENGTHS = (1, 3, 40, 127, 128, 129, 290)
 def test_paged_attention(name: str, dtype: torch.dtype) -> None:
     """Each request whole and alone, against: in one batch, in chunks, token by token, among decoding neighbours."""
     torch.set_num_threads(1)
-    of = SPECS[name]
+    of = replace(SPECS[name], dtype=dtype)
     cache = Cache(of, LENGTHS)
-    cache.kv = cache.kv.to(dtype)
     sinks = torch.randn(of.heads) if of.sinks else None
 
     def attend(requests: dict[int, Request]) -> list[Tensor]:
         q, batch = cache.batch(requests)
-        out: Tensor = provider("paged_attention")(q.to(dtype), cache.kv, batch, of, sinks)
+        out: Tensor = provider("paged_attention")(q, cache.kv, batch, of, sinks)
         return list(out.split([r.new for r in requests.values()]))
 
     alone = [attend({row: Request(0, length)})[0] for row, length in enumerate(LENGTHS)]
@@ -140,7 +144,7 @@ def test_what_another_request_left_in_a_page_does_not_matter(name: str) -> None:
     cache, sinks = Cache(of, LENGTHS), torch.randn(of.heads) if of.sinks else None
     q, batch = cache.batch({row: Request(length // 2, length - length // 2) for row, length in enumerate(LENGTHS)})
     clean = provider("paged_attention")(q, cache.kv, batch, of, sinks)
-    dirty = torch.full_like(cache.kv, float("nan"))
+    dirty = stored(torch.full((*cache.kv.shape[:4], of.head_dim), float("nan")), of.cached)
     for pages, length in zip(batch.page_table.tolist(), batch.lengths.tolist(), strict=True):
         for position in range(length):
             place = pages[position // of.page_size], slice(None), slice(None), position % of.page_size

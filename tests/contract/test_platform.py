@@ -1,5 +1,6 @@
 """Every platform that can run here keeps the contract of platforms/interface.py, on one device and on eight."""
 
+import itertools
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -150,8 +151,10 @@ def test_a_shape_that_was_not_declared_is_an_error(subject: Subject) -> None:
 def test_attention_that_it_lacks_is_refused_with_all_reasons(subject: Subject) -> None:
     """A spec is served, or refused by ValueError; never by a crash when a step runs."""
     ops = subject.runner(variant("llama", "plain")).worker.ops
-    for head_dim in (8, 64, 80, 128, 256):
-        spec = AttentionSpec(8, 2, head_dim, 1.0, torch.float32, 16)
+    kinds: list[dict[str, Any]] = [{}, {"alibi": (0.5,) * 8}]
+    kinds += [{"kv_dtype": torch.int8}, {"kv_dtype": torch.float8_e4m3fn}]
+    for head_dim, kind in itertools.product((8, 64, 80, 128, 256), kinds):
+        spec = AttentionSpec(8, 2, head_dim, 1.0, torch.float32, 16, **kind)
         try:
             made = subject.platform.attention(spec, ops)
         except ValueError as error:

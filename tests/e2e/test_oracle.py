@@ -28,7 +28,14 @@ ENGINES: dict[str, dict[str, Any]] = {
     "large pages": {**PLAIN, "page_size": 32},
     "by priority": {**PLAIN, "scheduling_policy": "priority", "num_pages": 25, "page_size": 8},
 }
-MODELS = [("llama", "plain", "float32"), ("gemma2", "plain", "float32"), ("qwen3", "plain", "bfloat16")]
+MODELS = [  # family, variant, dtype, kv_cache_dtype
+    ("llama", "plain", "float32", "auto"),
+    ("gemma2", "plain", "float32", "auto"),
+    ("qwen3", "plain", "bfloat16", "auto"),
+    ("qwen3", "plain", "bfloat16", "int8"),
+    ("gemma2", "plain", "float32", "fp8"),
+]
+Model = tuple[str, str, str, str]
 
 Result = dict[str, Any]
 
@@ -44,10 +51,10 @@ class Ask:
     arrival: int  # the step before which it comes
 
 
-def client(model: tuple[str, str, str], device: str = "cpu", **settings: Any) -> Client:
-    family, name, dtype = model
-    folder = str(variant(family, name).folder)
-    config = EngineConfig.from_kwargs(model=folder, device=device, dtype=dtype, skip_tokenizer_init=True, **settings)
+def client(model: Model, device: str = "cpu", **settings: Any) -> Client:
+    family, name, dtype, cached = model
+    settings = {"model": str(variant(family, name).folder), "dtype": dtype, "kv_cache_dtype": cached, **settings}
+    config = EngineConfig.from_kwargs(device=device, skip_tokenizer_init=True, **settings)
     return Client(config, progress=False)
 
 
@@ -99,13 +106,13 @@ def essence(output: RequestOutput) -> Any:
     return completions, output.prompt_logprobs
 
 
-@pytest.fixture(scope="module", params=MODELS, ids=lambda model: f"{model[0]}-{model[2]}")
-def model(request: pytest.FixtureRequest) -> Iterator[tuple[str, str, str]]:
+@pytest.fixture(scope="module", params=MODELS, ids=lambda model: f"{model[0]}-{model[2]}-{model[3]}")
+def model(request: pytest.FixtureRequest) -> Iterator[Model]:
     yield request.param
 
 
 @pytest.fixture(scope="module")
-def alone(model: tuple[str, str, str]) -> dict[int, Result]:
+def alone(model: Model) -> dict[int, Result]:
     """Each request of each mix on its own, in an engine that remembers nothing."""
     engine = client(model, **ENGINES["no prefix cache"])
     results: dict[int, Result] = {}
@@ -117,13 +124,13 @@ def alone(model: tuple[str, str, str]) -> dict[int, Result]:
 
 
 @pytest.mark.parametrize("how", ENGINES)
-def test_any_way_equals_alone(how: str, model: tuple[str, str, str], alone: dict[int, Result]) -> None:
+def test_any_way_equals_alone(how: str, model: Model, alone: dict[int, Result]) -> None:
     engine = client(model, **ENGINES[how])
     for seed in range(3):
         assert run(engine, mix(seed)) == alone[seed], f"mix {seed}"
 
 
-def test_the_mixes_do_what_their_names_say(model: tuple[str, str, str]) -> None:
+def test_the_mixes_do_what_their_names_say(model: Model) -> None:
     """Otherwise the oracle compares a thing with itself."""
     preempted = client(model, **ENGINES["preempted"])
     run(preempted, mix(0))
@@ -137,7 +144,7 @@ def test_the_mixes_do_what_their_names_say(model: tuple[str, str, str]) -> None:
     assert chunked.engine.stats().num_steps > 40
 
 
-def test_a_second_run_from_the_cache_equals_the_first(model: tuple[str, str, str]) -> None:
+def test_a_second_run_from_the_cache_equals_the_first(model: Model) -> None:
     engine = client(model, **ENGINES["batched"])
     assert run(engine, mix(1)) == run(engine, mix(1))
 

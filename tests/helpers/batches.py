@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quintet.ops.attention import stored
 from quintet.types import AttentionSpec, Batch
 
 
@@ -17,7 +18,10 @@ class Request:
 
 
 def spec(heads: int, kv_heads: int, head_dim: int, **more: object) -> AttentionSpec:
+    """`alibi=True` gives each head its slope, as in Press et al. 2022."""
     settings = {"scale": head_dim**-0.5, "dtype": torch.float32, "page_size": 16, **more}
+    if settings.get("alibi") is True:
+        settings["alibi"] = tuple(2.0 ** (-8 * (head + 1) / heads) for head in range(heads))
     return AttentionSpec(heads, kv_heads, head_dim, **settings)  # type: ignore[arg-type]
 
 
@@ -32,7 +36,7 @@ class Cache:
         random.Random(seed).shuffle(free)
         self.spec, self._pages = of, [[free.pop() for _ in range(count)] for count in counts]
         shape = (sum(counts) + 1, 2, of.kv_heads, size, of.head_dim)
-        self.kv = torch.randn(shape, generator=generator).to(of.dtype)
+        self.kv = stored(torch.randn(shape, generator=generator), of.cached)
         self._q = [torch.randn(length, of.heads, of.head_dim, generator=generator).to(of.dtype) for length in lengths]
 
     def batch(self, requests: dict[int, Request]) -> tuple[Tensor, Batch]:

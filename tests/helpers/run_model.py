@@ -32,9 +32,11 @@ class Runner:
         place: Place | None = None,
         max_model_len: int = SERVED,
         sizes: Sequence[int] = SIZES,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         pages, platform = 2 + PAGED_TOKENS // page_size, platform or PLATFORM()
-        self.worker = Worker(platform, tiny.config, Shape(dtype, page_size, max_model_len), place or Place())
+        shape = Shape(dtype, page_size, max_model_len, kv_dtype=kv_dtype)
+        self.worker = Worker(platform, tiny.config, shape, place or Place())
         self._buckets: list[Bucket] = []
         facts = platform.probe()
         if isinstance(facts, Capabilities) and facts.static_shapes:
@@ -55,7 +57,7 @@ class Runner:
             self._grow(key, firsts[key] + len(tokens))
         host, sizes = self._batch(chunks, firsts), [len(tokens) for tokens in chunks.values()]
         logits = self.worker.run(pad(host, self._buckets) if self._buckets else host)
-        on_host = self.worker.device.to_host(logits)()[: sum(sizes)].float()
+        on_host = self.worker.device.to_host(logits)()[: sum(sizes)].to(torch.float32, copy=True)
         return dict(zip(chunks, on_host.split(sizes), strict=True))
 
     def finish(self, key: Any) -> None:

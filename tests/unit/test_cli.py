@@ -53,7 +53,7 @@ def _log() -> Iterator[None]:
         (["generate", "--n", "0", "x"], 2, "from 1 to"),
         (["generate", "--min-tokens", "9", "--max-tokens", "3", "x"], 1, "min_tokens must be at most max_tokens"),
         (["generate", "--trust-remote-code", "x"], 1, "never runs code"),
-        (["generate", "--quantization", "awq", "x"], 1, "no quantization scheme"),
+        (["generate", "--quantization", "awq", "x"], 2, "one of int8, int4, w8a8, w4a8"),
         (["generate", "--num-pages", "9", "--kv-cache-memory-bytes", "1G", "x"], 1, "give one of them"),
         (["explain", "a", "--model", "b"], 1, "two models"),
         (["bench", "latency", "--batch-size", "0"], 2, "at least 1"),

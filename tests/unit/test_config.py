@@ -67,7 +67,7 @@ BAD = [
     ("hf_overrides", {1: 2}, "text keys"),
     ("logits_processors", "a.b:C", "must be a list"),
     ("override_generation_config", {"temprature": 1}, "did you mean 'temperature'"),
-    ("quantization", "awq", "no quantization scheme exists yet"),
+    ("quantization", "awq", "one of int8, int4, w8a8, w4a8"),
     ("trust_remote_code", True, "never runs code"),
     ("device", "", "not empty"),
     ("seed", "x", "whole number"),
@@ -140,7 +140,8 @@ def test_no_name_is_both_there_and_lacking() -> None:
 
 SAMPLES = {"max_model_len": "4K", "dtype": "half", "gpu_memory_utilization": "0.5", "hf_overrides": '{"a": 1}'}
 SAMPLES |= {"override_generation_config": '{"top_p": 0.5}', "load_format": "dummy", "scheduling_policy": "priority"}
-SAMPLES |= {"logprobs_mode": "raw_logits"}
+SAMPLES |= {"logprobs_mode": "raw_logits", "quantization": "int4", "quantization_group_size": "64"}
+SAMPLES["kv_cache_dtype"] = "fp8_e4m3"
 
 
 def _parser() -> flags.Parser:
@@ -186,7 +187,7 @@ def test_the_environment_is_read_whole() -> None:
     ("name", "value", "says"),
     [
         ("QUINTET_DEVISE", "cpu", "did you mean 'QUINTET_DEVICE'"),
-        ("QUINTET_XYZZY_PLUGH", "", "known: QUINTET_CPU_ISA, QUINTET_DEVICE"),
+        ("QUINTET_XYZZY_PLUGH", "", "known: QUINTET_CPU_BIND, QUINTET_CPU_ISA, QUINTET_DEVICE"),
         ("QUINTET_LOG_LEVEL", "LOUD", "DEBUG, INFO"),
         ("HF_HUB_OFFLINE", "perhaps", "true or false"),
     ],

@@ -16,14 +16,21 @@ constexpr long kAttentionBlock = 64;  // positions; K and V of 128 in float32 ar
 
 constexpr long kAttentionStretch = 1024;
 
-enum AttentionType { kFloat32, kBfloat16, kFloat16, kAttentionTypes };
+enum AttentionType { kFloat32, kBfloat16, kFloat16, kAttentionTypes };  // of q and of the result
+
+// What a row of the cache is: head_dim numbers of q's type; as many int8, then the float32 that they are multiples of;
+// or as many of e4m3fn.
+enum KVKind { kKVSame, kKVInt8, kKVFloat8, kKVKinds };
+
+constexpr long kScaleBytes = 4;
 
 struct AttentionCall {
     void* out;                 // [T, heads, head_dim]
     const void* q;             // [T, heads, head_dim], q_stride elements from token to token
-    const void* kv;            // [P, 2, kv_heads, page_size, head_dim]
+    const void* kv;            // [P, 2, kv_heads, page_size] rows
     const int32_t* positions;  // [T]
     const float* sinks;        // [heads], or null
+    const float* slopes;       // [heads], times the distance to a key they are added to its score; or null
     long q_stride;
     long heads, kv_heads, head_dim, page_size;
     long window;               // positions that a token sees, its own included; 0: all before it
@@ -37,17 +44,19 @@ struct AttentionItem {
     long kv_head;
 };
 
-// Memory is aligned to 64; q, k and v of a call have the same type.
+// Memory is aligned to 64.
 struct AttentionKernels {
     size_t (*scratch)(long rows, long head_dim);  // bytes that each function below needs for an item of so many rows
     size_t (*partial)(long rows, long head_dim);  // bytes of what one stretch gives
     // The whole of an item.
-    void (*attend[kAttentionTypes])(const AttentionCall& call, const AttentionItem& item, void* scratch);
+    void (*attend[kAttentionTypes][kKVKinds])(const AttentionCall& call, const AttentionItem& item, void* scratch);
     // The same in two steps: a stretch by its number, then `count` of what they gave, in order.
-    void (*stretch[kAttentionTypes])(const AttentionCall& call, const AttentionItem& item, long number, void* scratch,
-                                     void* partial);
+    void (*stretch[kAttentionTypes][kKVKinds])(const AttentionCall& call, const AttentionItem& item, long number,
+                                               void* scratch, void* partial);
     void (*join[kAttentionTypes])(const AttentionCall& call, const AttentionItem& item, long count, void* partials,
                                   void* scratch);
+    // Makes a row of the cache of head_dim numbers; null for kKVSame, which is a copy.
+    void (*quantize[kAttentionTypes][kKVKinds])(const void* from, long head_dim, void* row);
 };
 
 extern const AttentionKernels kAttentionBaseline;

@@ -25,6 +25,18 @@ inline Floats load(const Bfloat16* at) {
 
 inline Floats load(const Float16* at) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))); }
 
+inline Floats load(const Int8* at) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at))));
+}
+
+inline Floats load(const Float8* at) {
+    const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at)));
+    const __m128i bits = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(static_cast<short>(0xBFFF)));
+    const __m128i size = _mm_slli_epi16(wide, 9);  // without the sign
+    const __m128i nan = _mm_cmpeq_epi16(size, _mm_set1_epi16(static_cast<short>(0xFE00)));
+    return _mm256_cvtph_ps(_mm_or_si128(bits, _mm_and_si128(nan, _mm_set1_epi16(0x7E00))));
+}
+
 inline Ints lane_numbers() { return Ints{0, 1, 2, 3, 4, 5, 6, 7}; }
 
 inline __m256 add_two(__m256 a, __m256 b) { return _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b)); }

@@ -35,6 +35,18 @@ inline Floats load(const Float16* at) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
 }
 
+inline Floats load(const Int8* at) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
+}
+
+inline Floats load(const Float8* at) {
+    const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
+    const __m256i bits = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(static_cast<short>(0xBFFF)));
+    const __m256i size = _mm256_slli_epi16(wide, 9);  // without the sign
+    const __mmask16 nan = _mm256_cmpeq_epi16_mask(size, _mm256_set1_epi16(static_cast<short>(0xFE00)));
+    return _mm512_cvtph_ps(_mm256_mask_blend_epi16(nan, bits, _mm256_set1_epi16(0x7E00)));
+}
+
 inline Ints lane_numbers() { return Ints{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
 
 inline __m512 add_two(__m512 a, __m512 b) { return _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)); }

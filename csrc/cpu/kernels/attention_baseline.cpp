@@ -45,6 +45,17 @@ inline Floats load(const Float16* at) {
     return (Floats)((Ints)size | special | (bits & 0x8000) << 16);
 }
 
+inline Floats load(const Int8* at) {
+    return Floats{static_cast<float>(at[0].steps), static_cast<float>(at[1].steps), static_cast<float>(at[2].steps),
+                  static_cast<float>(at[3].steps)};
+}
+
+inline Floats load(const Float8* at) {
+    const Ints bits = {at[0].bits, at[1].bits, at[2].bits, at[3].bits}, size = bits & 0x7F;
+    const Ints nan = (Ints)(size == 0x7F) & 0x7FC00000;
+    return (Floats)((Ints)((Floats)(size << 20) * 0x1p112F) | nan | (bits & 0x80) << 24);
+}
+
 inline Ints lane_numbers() { return Ints{0, 1, 2, 3}; }
 
 inline Floats add_across(const Floats (&x)[kLanes]) {

@@ -1,8 +1,8 @@
 // The loops of attention.h, written once over the vectors of one instruction set.
 //
 // The including file defines: kLanes and kTile (how many sums stay in registers), Floats and Ints (vectors of kLanes
-// floats, and of as many uint32_t; operators work on both), splat(float), fma(a, b, c), load(at) for float, Bfloat16
-// and Float16, store(float*, Floats), add_across(const Floats (&)[kLanes]) whose lane i is the sum of the i-th
+// floats, and of as many uint32_t; operators work on both), splat(float), fma(a, b, c), load(at) for float, Bfloat16,
+// Float16, Int8 and Float8 (which gives a 256th of the number), store(float*, Floats), add_across(const Floats (&)[kLanes]) whose lane i is the sum of the i-th
 // argument's lanes, and lane_numbers(). Where QUINTET_DOT is defined: Pairs, load_pairs(const Bfloat16*) and
 // dot(Floats, Pairs, Pairs).
 //
@@ -10,6 +10,7 @@
 #pragma once
 
 #include "cpu/kernels/attention_math.h"
+#include "cpu/kernels/attention_store.h"
 
 namespace quintet::cpu {
 namespace {
@@ -17,6 +18,18 @@ namespace {
 constexpr float kNothing = -1e30F;  // a maximum over no scores; finite, so that differences with it are not NaN
 constexpr long kWide = 8;           // rows from which on a block is widened once for all of them
 constexpr long kLine = 64;          // bytes in a cache line
+
+// What load() of a cache's type leaves for later to multiply with, and bytes behind a row that say what else.
+template <typename E>
+constexpr float kUnit = 1.0F;
+template <>
+constexpr float kUnit<Float8> = 256.0F;
+template <typename E>
+constexpr long kTail = 0;
+template <>
+constexpr long kTail<Int8> = kScaleBytes;
+template <typename E>
+constexpr bool kScaled = kUnit<E> != 1.0F || kTail<E> != 0;
 
 constexpr long padded(long count) { return (count + kLanes - 1) / kLanes * kLanes; }
 
@@ -49,6 +62,11 @@ struct Scratch {
     float* shrink;  // [rows], what the block at hand multiplies earlier sums with
     Range* seen;    // [rows]
     float* zeros;   // [width]
+    float* slopes;  // [rows], or null
+    float* places;  // [rows], positions
+    float* k_unit;  // [kAttentionBlock], what the block's scores are multiplied with; or null
+    float* v_unit;  // the same for its values
+    long start;     // position of the block at hand
 };
 
 // A multiple of kLine: partials stand side by side.
@@ -59,7 +77,8 @@ inline size_t partial_bytes(long rows, long head_dim) {
 
 inline size_t scratch_bytes(long rows, long head_dim) {
     const long width = padded(head_dim);
-    const long floats = rows * (width + kAttentionBlock) + 5 * padded(rows) + (2 * kAttentionBlock + 1) * width;
+    const long floats = rows * (width + kAttentionBlock) + 7 * padded(rows) + (2 * kAttentionBlock + 1) * width +
+                        2 * kAttentionBlock;
     return 2 * partial_bytes(rows, head_dim) + static_cast<size_t>(floats + 2 * kLanes) * sizeof(float);
 }
 
@@ -84,6 +103,11 @@ inline Scratch divided(void* memory, long rows, long width) {
     s.zeros = take(width);
     s.shrink = take(rows);
     s.seen = reinterpret_cast<Range*>(take(4 * padded(rows)));
+    s.slopes = take(rows);
+    s.places = take(rows);
+    s.k_unit = take(kAttentionBlock);
+    s.v_unit = take(kAttentionBlock);
+    s.start = 0;
     return s;
 }
 
@@ -190,17 +214,28 @@ inline float sum_of(Floats x) {
     return lanes[0];
 }
 
+// i, i + 1, ...
+inline Floats numbers(long i) {
+    using Whole = int32_t __attribute__((vector_size(sizeof(Ints))));
+    return __builtin_convertvector((Whole)lane_numbers() + static_cast<int32_t>(i), Floats);
+}
+
 // Scores of one row become weights relative to the maximum so far. Never a copy of this in another function: all rows
 // go through the same instructions.
 __attribute__((noinline)) void weigh(const AttentionCall& call, Range seen, float* scores, Scratch& s, long row) {
     constexpr uint32_t kLaneCount = kLanes;
     const uint32_t first = static_cast<uint32_t>(seen.first), count = static_cast<uint32_t>(seen.last - seen.first);
     const Floats scale = splat(call.scale), nothing = splat(kNothing);
+    const float slope = s.slopes ? s.slopes[row] : 0.0F;
+    const float distance = static_cast<float>(s.start) - s.places[row];
     Floats top = nothing;
     Ints place = lane_numbers() - first;  // below `first` it wraps to something large
     for (long i = 0; i < kAttentionBlock; i += kLanes, place += kLaneCount) {
-        Floats x = load(scores + i) * scale;
+        Floats x = load(scores + i);
+        if (s.k_unit) x = x * load(s.k_unit + i);
+        x = x * scale;
         if (call.softcap > 0.0F) x = tanh_of(x / call.softcap) * call.softcap;
+        if (s.slopes) x = fma(splat(slope), numbers(i) + distance, x);
         x = place < count ? x : nothing;
         top = x > top ? x : top;
         store(scores + i, x);
@@ -214,7 +249,7 @@ __attribute__((noinline)) void weigh(const AttentionCall& call, Range seen, floa
         const Floats weight = exp_of(load(scores + i) - shift);
         const Floats kept = place < count ? weight : splat(0.0F);
         sum += kept;
-        store(scores + i, kept);
+        store(scores + i, s.v_unit ? kept * load(s.v_unit + i) : kept);
     }
     float shrink[kLanes];
     store(shrink, exp_of(splat(before) - shift));
@@ -320,15 +355,15 @@ struct Block {
 template <typename E>
 inline void find(const AttentionCall& call, const AttentionItem& item, long start, long end, const E* zeros,
                  Block<E>& block) {
-    const long size = call.page_size, dim = call.head_dim, side = call.kv_heads * size * dim;
+    const long size = call.page_size, row = call.head_dim + kTail<E>, side = call.kv_heads * size * row;
     const long count = end - start < kAttentionBlock ? end - start : kAttentionBlock;
     for (long i = 0; i < kAttentionBlock; ++i) block.k[i] = block.v[i] = zeros;
     for (long i = 0; i < count;) {
         const long page = (start + i) / size, offset = start + i - page * size;
         const E* at = static_cast<const E*>(call.kv) + 2 * side * item.pages[page];
-        at += (item.kv_head * size + offset) * dim;
+        at += (item.kv_head * size + offset) * row;
         const long run = size - offset < count - i ? size - offset : count - i;
-        for (const long last = i + run; i < last; ++i, at += dim) {
+        for (const long last = i + run; i < last; ++i, at += row) {
             block.k[i] = at;
             block.v[i] = at + side;
         }
@@ -359,14 +394,18 @@ inline bool paired(long head_dim) {
     return kPaired<E> && head_dim % (2 * kLanes) == 0;
 }
 
-template <typename E>
-inline void load_queries(const AttentionCall& call, const AttentionItem& item, long width, Scratch& s) {
+template <typename Q>
+inline void load_queries(const AttentionCall& call, const AttentionItem& item, long width, bool as_they_are,
+                         Scratch& s) {
     const long group = call.heads / call.kv_heads, rows = item.tokens * group;
     for (long r = 0; r < rows; ++r) {
         const long head = item.kv_head * group + r % group;
-        const E* q = static_cast<const E*>(call.q) + (item.token + r / group) * call.q_stride + head * call.head_dim;
-        if (paired<E>(call.head_dim)) {
-            __builtin_memcpy(reinterpret_cast<E*>(s.q) + r * width, q, static_cast<size_t>(width) * sizeof(E));
+        const long token = item.token + r / group;
+        const Q* q = static_cast<const Q*>(call.q) + token * call.q_stride + head * call.head_dim;
+        s.places[r] = static_cast<float>(call.positions[token]);
+        if (call.slopes) s.slopes[r] = call.slopes[head];
+        if (as_they_are) {
+            __builtin_memcpy(reinterpret_cast<Q*>(s.q) + r * width, q, static_cast<size_t>(width) * sizeof(Q));
         } else {
             widen(q, s.q + r * width, call.head_dim, width);
         }
@@ -432,6 +471,15 @@ inline Range look(const AttentionCall& call, const AttentionItem& item, long sta
     return span;
 }
 
+// What the numbers of each row in the block are multiples of; the rows themselves are in the caches by now.
+template <typename E>
+inline void take_units(const Block<E>& block, long dim, Scratch& s) {
+    for (long i = 0; kTail<E> && i < kAttentionBlock; ++i) {
+        __builtin_memcpy(s.k_unit + i, block.k[i] + dim, sizeof(float));
+        __builtin_memcpy(s.v_unit + i, block.v[i] + dim, sizeof(float));
+    }
+}
+
 inline void weigh_rows(const AttentionCall& call, long rows, Scratch& s) {
     for (long r = 0; r < rows; ++r) {
         if (s.seen[r].first < s.seen[r].last) weigh(call, s.seen[r], s.scores + r * kAttentionBlock, s, r);
@@ -445,8 +493,8 @@ inline Sight whole(const AttentionCall& call, const AttentionItem& item) {
 
 // s.now becomes what stretch `number` gives.
 template <typename E>
-inline void go_through(const AttentionCall& call, const AttentionItem& item, long number, long rows, long width,
-                       Scratch& s) {
+__attribute__((noinline)) void go_through(const AttentionCall& call, const AttentionItem& item, long number, long rows,
+                                          long width, Scratch& s) {
     const Sight context = whole(call, item);
     const long dim = call.head_dim, first = number * kAttentionStretch, last = first + kAttentionStretch;
     const long from = (context.first > first ? context.first : first) / kAttentionBlock * kAttentionBlock;
@@ -464,6 +512,7 @@ inline void go_through(const AttentionCall& call, const AttentionItem& item, lon
         const bool more = start + kAttentionBlock < to;
         if (more) find(call, item, start + kAttentionBlock, to, zeros, next);
         const Range span = look(call, item, start, s);
+        s.start = start;
         if (paired<E>(dim)) {
             if constexpr (kPaired<E>) {
                 score(reinterpret_cast<const E*>(s.q), rows, block.k, width, span, s.scores, block.v);
@@ -474,6 +523,7 @@ inline void go_through(const AttentionCall& call, const AttentionItem& item, lon
             widen_rows(block.k, span, dim, width, s.k, s.zeros, k);
             score(s.q, rows, k, width, span, s.scores, none);
         }
+        take_units(block, dim, s);
         weigh_rows(call, rows, s);
         if (direct) {
             add_values(s, rows, block.v, width, more ? next.k : nullptr);
@@ -484,31 +534,34 @@ inline void go_through(const AttentionCall& call, const AttentionItem& item, lon
     }
 }
 
-template <typename E>
+template <typename Q, typename E>
 inline Scratch prepared(const AttentionCall& call, const AttentionItem& item, void* memory, long rows, long width) {
     Scratch s = divided(memory, rows, width);
+    if (!call.slopes) s.slopes = nullptr;
+    if (!kScaled<E>) s.k_unit = s.v_unit = nullptr;
+    for (long i = 0; kScaled<E> && i < kAttentionBlock; ++i) s.k_unit[i] = s.v_unit[i] = kUnit<E>;
     for (long i = 0; i < width; ++i) s.zeros[i] = 0.0F;
-    load_queries<E>(call, item, width, s);
+    load_queries<Q>(call, item, width, paired<E>(call.head_dim), s);
     return s;
 }
 
-template <typename E>
+template <typename Q, typename E>
 void attend(const AttentionCall& call, const AttentionItem& item, void* memory) {
     const long width = padded(call.head_dim), rows = item.tokens * (call.heads / call.kv_heads);
-    Scratch s = prepared<E>(call, item, memory, rows, width);
+    Scratch s = prepared<Q, E>(call, item, memory, rows, width);
     begin(call, item.kv_head, rows, width, s.all);
     const Sight context = whole(call, item);
     for (long n = context.first / kAttentionStretch; n * kAttentionStretch < context.last; ++n) {
         go_through<E>(call, item, n, rows, width, s);
         merge(s.now, s.all, rows, width);
     }
-    finish<E>(call, item, width, s);
+    finish<Q>(call, item, width, s);
 }
 
-template <typename E>
+template <typename Q, typename E>
 void stretch(const AttentionCall& call, const AttentionItem& item, long number, void* memory, void* partial) {
     const long width = padded(call.head_dim), rows = item.tokens * (call.heads / call.kv_heads);
-    Scratch s = prepared<E>(call, item, memory, rows, width);
+    Scratch s = prepared<Q, E>(call, item, memory, rows, width);
     s.now = partial_at(static_cast<float*>(partial), rows, width);
     go_through<E>(call, item, number, rows, width, s);
 }
@@ -527,9 +580,17 @@ void join(const AttentionCall& call, const AttentionItem& item, long count, void
     finish<E>(call, item, width, s);
 }
 
-#define QUINTET_ATTENTION_KERNELS                                                                                \
-    {scratch_bytes, partial_bytes, {attend<float>, attend<Bfloat16>, attend<Float16>},                           \
-     {stretch<float>, stretch<Bfloat16>, stretch<Float16>}, {join<float>, join<Bfloat16>, join<Float16>}}
+#define QUINTET_ATTENTION_KINDS(F)                                    \
+    {{F<float, float>, F<float, Int8>, F<float, Float8>},             \
+     {F<Bfloat16, Bfloat16>, F<Bfloat16, Int8>, F<Bfloat16, Float8>}, \
+     {F<Float16, Float16>, F<Float16, Int8>, F<Float16, Float8>}}
+
+#define QUINTET_ATTENTION_KERNELS                                                                     \
+    {scratch_bytes, partial_bytes, QUINTET_ATTENTION_KINDS(attend), QUINTET_ATTENTION_KINDS(stretch), \
+     {join<float>, join<Bfloat16>, join<Float16>},                                                    \
+     {{nullptr, to_int8<float>, to_float8<float>},                                                    \
+      {nullptr, to_int8<Bfloat16>, to_float8<Bfloat16>},                                              \
+      {nullptr, to_int8<Float16>, to_float8<Float16>}}}
 
 }  // namespace
 }  // namespace quintet::cpu

@@ -1,4 +1,4 @@
-// The half-precision types of attention: one number, and how a float is rounded to it (nearest, ties to even).
+// The small types of attention: one number, and how a float is rounded to those of 16 bits (nearest, ties to even).
 #pragma once
 
 #include <stdint.h>
@@ -11,6 +11,12 @@ struct Bfloat16 {
 };
 struct Float16 {
     uint16_t bits;
+};
+struct Int8 {
+    int8_t steps;
+};
+struct Float8 {  // e4m3fn
+    uint8_t bits;
 };
 
 uint32_t bits_of(float x) {

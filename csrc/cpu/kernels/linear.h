@@ -37,6 +37,7 @@ extern const LinearKernels kLinearBaseline;
 extern const LinearKernels kLinearAvx2;
 extern const LinearKernels kLinearAvx512;
 extern const LinearKernels kLinearAvx512Bf16;
+extern void (*const kLinearAmxBfloat16)(const LinearPanel& panel);
 #endif
 
 }  // namespace quintet::cpu

@@ -1,7 +1,7 @@
 """Where results of native kernels lie: in torch's memory, or in an arena while a step is recorded.
 
-A recorded step is run again on the same addresses. The arena keeps them: what a tensor took is given to another when the
-tensor is gone, as torch would do, but the memory itself stays as long as the arena.
+A recorded step is run again on the same addresses. The arena keeps them: what a tensor took is given to another when
+the tensor is gone, as torch would do, but the memory itself stays as long as the arena.
 """
 
 import math
@@ -77,4 +77,4 @@ def lending(arena: Arena) -> Iterator[None]:
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Every native kernel's result: [*shape], contiguous, holding anything."""
     arena: Arena | None = getattr(_of_thread, "arena", None)
-    return torch.empty(shape, dtype=dtype) if arena is None else arena.empty(shape, dtype)
+    return torch.empty(*shape, dtype=dtype) if arena is None else arena.empty(shape, dtype)

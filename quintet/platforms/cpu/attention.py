@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quintet.ops.attention import paged_attention
+from quintet.ops.attention import paged_attention, widened
 from quintet.types import AttentionSpec, Batch
 
 SPLIT = 128  # tokens of context per block; page sizes divide it
@@ -60,6 +60,7 @@ def _attend(queries: Queries, kv: Tensor, spec: AttentionSpec, sinks: Tensor | N
     rows = _grouped(queries.q.float() * spec.scale, spec.kv_heads)  # [R * Hkv, Q * G padded, D]
     positions = queries.positions.repeat_interleave(group, dim=1)  # [R, Q * G]
     positions = _padded(positions[:, :, None])[:, :, 0].repeat_interleave(spec.kv_heads, dim=0)
+    slopes = None if spec.alibi is None else _per_head(torch.tensor(spec.alibi), spec, requests, count)
     best, total = _start(rows, spec, sinks, requests, count)
     acc = torch.zeros_like(rows)
     for first in range(_first_block(queries, spec), queries.span[1], SPLIT):
@@ -68,6 +69,8 @@ def _attend(queries: Queries, kv: Tensor, spec: AttentionSpec, sinks: Tensor | N
         scores = rows @ k
         if spec.softcap is not None:
             scores = spec.softcap * torch.tanh(scores / spec.softcap)
+        if slopes is not None:
+            scores = scores + slopes * (torch.arange(first, first + SPLIT) - positions[:, :, None])
         scores = scores.masked_fill(~seen, float("-inf"))
         higher = torch.maximum(best, scores.amax(-1, keepdim=True))
         weights, shrink = torch.exp(scores - higher), torch.exp(best - higher)
@@ -94,9 +97,13 @@ def _start(rows: Tensor, spec: AttentionSpec, sinks: Tensor | None, requests: in
     """The running maximum and sum, [R * Hkv, rows, 1]: of nothing, or of each head's sink."""
     if sinks is None:
         return rows.new_full((*rows.shape[:2], 1), NOTHING), rows.new_zeros((*rows.shape[:2], 1))
-    each = sinks.float().reshape(1, 1, -1, 1).expand(requests, count, -1, -1)
-    best = _grouped(each, spec.kv_heads)
+    best = _per_head(sinks.float(), spec, requests, count)
     return best, torch.ones_like(best)
+
+
+def _per_head(x: Tensor, spec: AttentionSpec, requests: int, count: int) -> Tensor:
+    """[H] -> [R * Hkv, rows, 1]."""
+    return _grouped(x.reshape(1, 1, -1, 1).expand(requests, count, -1, -1), spec.kv_heads)
 
 
 def _first_block(queries: Queries, spec: AttentionSpec) -> int:
@@ -115,7 +122,8 @@ def _block(kv: Tensor, queries: Queries, first: int, spec: AttentionSpec) -> tup
     missing = SPLIT // spec.page_size - pages.shape[1]
     if missing:
         pages = torch.nn.functional.pad(pages, (0, missing))
-    cache = kv[pages].float().permute(2, 0, 3, 1, 4, 5).reshape(2, -1, spec.kv_heads, SPLIT, spec.head_dim)
+    cache = widened(kv[pages], spec.head_dim).permute(2, 0, 3, 1, 4, 5)
+    cache = cache.reshape(2, -1, spec.kv_heads, SPLIT, spec.head_dim)
     if first + SPLIT > queries.span[0]:
         past = torch.arange(first, first + SPLIT) >= queries.lengths[:, None]
         cache = cache.masked_fill(past[:, None, :, None], 0)

@@ -1,6 +1,7 @@
 """Products with packed weights by quintet._cpu: every output in one order, whatever rows stand beside its own."""
 
 import functools
+import math
 from typing import Any
 
 import torch
@@ -10,23 +11,41 @@ from quintet.ops.linear import linear
 from quintet.platforms.cpu.arena import empty
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as csrc/cpu/kernels/linear.h numbers them
+HUGE = 2 << 20  # bytes of a huge page
 PAIRS = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 1}  # neighbouring inputs that stand side by side
 
 
-def pack(weight: Tensor) -> Tensor:
-    """[N, K] -> [blocks, depth, lanes], zeros where that is wider; the weight may be a memory map."""
-    if weight.dtype not in KINDS:
-        raise ValueError(f"weights are packed in {', '.join(map(str, KINDS))}, not in {weight.dtype}")
-    if weight.dim() != 2 or 0 in weight.shape:
-        raise ValueError(f"a weight has outputs and inputs, and none has shape {tuple(weight.shape)}")
-    extension, pair = _extension(), PAIRS[weight.dtype]
-    if weight.stride(1) != 1 or weight.stride(0) < weight.shape[1]:
-        weight = weight.contiguous()
-    (outputs, inputs), columns = weight.shape, extension.LINEAR_COLUMNS
-    packed = torch.empty(-(-outputs // columns), -(-inputs // pair), columns * pair, dtype=weight.dtype)
-    kind = KINDS[weight.dtype]
-    extension.pack_linear(kind, packed.data_ptr(), weight.data_ptr(), outputs, inputs, weight.stride(0))
+def pack(*pieces: Tensor) -> Tensor:
+    """Pieces [N, K], one under the other, memory maps or not -> [blocks, depth, lanes], zeros where that is wider."""
+    dtype, inputs = pieces[0].dtype, pieces[0].shape[-1]
+    if dtype not in KINDS:
+        raise ValueError(f"weights are packed in {', '.join(map(str, KINDS))}, not in {dtype}")
+    if any(piece.dim() != 2 or 0 in piece.shape for piece in pieces):
+        raise ValueError(f"a weight has outputs and inputs, and none has shape {tuple(pieces[0].shape)}")
+    extension, pair = _extension(), PAIRS[dtype]
+    columns = extension.LINEAR_COLUMNS
+    if any(piece.shape[0] % columns for piece in pieces[:-1]):  # a block would hold rows of two
+        pieces = (torch.cat(pieces),)
+    blocks = -(-sum(piece.shape[0] for piece in pieces) // columns)
+    packed = _aligned((blocks, -(-inputs // pair), columns * pair), dtype)
+    block = 0
+    for piece in pieces:
+        if piece.stride(1) != 1 or piece.stride(0) < inputs:
+            piece = piece.contiguous()
+        at = packed[block:].data_ptr()
+        extension.pack_linear(KINDS[dtype], at, piece.data_ptr(), piece.shape[0], inputs, piece.stride(0))
+        block += piece.shape[0] // columns
     return packed
+
+
+def _aligned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Begins where a huge page does: what is not touched before it takes no memory."""
+    size = math.prod(shape) * dtype.itemsize
+    if size < HUGE:
+        return torch.empty(shape, dtype=dtype)
+    memory = torch.empty(size + HUGE, dtype=torch.uint8)
+    first = -memory.data_ptr() % HUGE
+    return memory[first : first + size].view(dtype).view(shape)
 
 
 def packed_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:

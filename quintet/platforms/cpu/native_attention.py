@@ -3,14 +3,16 @@
 import functools
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from quintet.ops.attention import paged_attention, write_kv
+from quintet.ops.attention import page_shape, paged_attention, row_width, write_kv
 from quintet.platforms.cpu.arena import empty
 from quintet.types import AttentionSpec, Batch
 
 SERVED = (torch.float32, torch.bfloat16, torch.float16)
+QUANTIZED = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
 
 
 def probe() -> str | None:
@@ -19,7 +21,7 @@ def probe() -> str | None:
         from quintet import _cpu
     except ImportError as error:
         return f"the compiled extension is not there: {error}"
-    if not hasattr(_cpu, "PagedAttention"):
+    if not hasattr(_cpu, "store_kv"):
         return "the compiled extension is older than this provider; build it again with `make`"
     spec = AttentionSpec(1, 1, 8, 1.0, torch.float32, 16)
     k, v, kv = torch.ones(1, 1, 8), torch.arange(8.0).reshape(1, 1, 8), torch.zeros(2, 2, 1, 16, 8)
@@ -32,27 +34,29 @@ def probe() -> str | None:
 @write_kv.provide("native", probe)
 def _write_kv(kv: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
     """In place."""
-    pages, _, heads, size, dim = kv.shape
+    pages, _, heads, size, width = kv.shape
     if not kv.is_contiguous():
         raise ValueError("the cache is not contiguous")
-    k, v = _rows(k, kv.dtype), _rows(v, kv.dtype)
-    slots, bytes_ = batch.slots, kv.element_size()
-    if k.shape != v.shape or k.shape[1:] != (heads, dim) or slots.shape[0] != k.shape[0]:
+    if kv.dtype not in QUANTIZED:
+        k, v = _rows(k, kv.dtype), _rows(v, kv.dtype)
+    k, v = _rows(k, k.dtype), _rows(v, k.dtype)
+    slots, bytes_ = batch.slots, k.element_size()
+    if k.shape != v.shape or slots.shape[0] != k.shape[0] or k.shape[1] != heads or _width(k, kv) != width:
         raise ValueError(
             f"k {tuple(k.shape)}, v {tuple(v.shape)} and {len(slots)} slots do not fit a cache of {kv.shape}"
         )
-    _extension().write_kv(
+    _extension().store_kv(
         kv.data_ptr(), k.data_ptr(), v.data_ptr(), k.stride(0) * bytes_, v.stride(0) * bytes_,
-        _address(slots), k.shape[0], pages, heads, size, dim * bytes_,
+        _address(slots), k.shape[0], pages, heads, size, k.shape[2], *_numbers(k.dtype, kv.dtype),
     )  # fmt: skip
     return kv
 
 
 @paged_attention.provide("native", probe)
 def _paged_attention(q: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
-    if kv.dtype != q.dtype or not kv.is_contiguous():
-        raise ValueError(f"the cache is {kv.dtype}, contiguous: {kv.is_contiguous()}; q is {q.dtype}")
-    if q.shape[1:] != (spec.heads, spec.head_dim) or kv.shape[1:] != (2, spec.kv_heads, spec.page_size, spec.head_dim):
+    if kv.dtype != spec.cached or not kv.is_contiguous():
+        raise ValueError(f"the cache is {kv.dtype}, contiguous: {kv.is_contiguous()}, and must be {spec.cached}")
+    if q.shape[1:] != (spec.heads, spec.head_dim) or kv.shape[1:] != page_shape(spec):
         raise ValueError(f"q {tuple(q.shape)} and a cache of {tuple(kv.shape)} do not fit {spec}")
     q = _rows(q, q.dtype)
     out = empty(q.shape, q.dtype)
@@ -62,7 +66,7 @@ def _paged_attention(q: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec, s
     _layer(spec, q.dtype)(
         out.data_ptr(), q.data_ptr(), q.stride(0), kv.data_ptr(), kv.shape[0], _address(batch.positions),
         _address(starts), _address(batch.lengths), _address(table), q.shape[0], table.shape[0], table.shape[1],
-        0 if sinks is None else sinks.data_ptr(),
+        0 if sinks is None else sinks.data_ptr(), 0 if spec.alibi is None else _slopes(spec.alibi).data_ptr(),
     )  # fmt: skip
     return out
 
@@ -72,6 +76,19 @@ def _rows(x: Tensor, dtype: torch.dtype) -> Tensor:
     if x.dtype != dtype:
         x = x.to(dtype)
     return x if x.is_contiguous() or x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
+
+
+def _width(x: Tensor, kv: Tensor) -> int:
+    return row_width(x.shape[2], kv.dtype)
+
+
+def _numbers(dtype: torch.dtype, cached: torch.dtype) -> tuple[int, bool, str]:
+    """A type and the cache's, as the kernels name them: bits, whether it is bfloat16, and what the cache holds."""
+    if dtype not in SERVED:
+        raise ValueError(f"attention is computed in {', '.join(map(str, SERVED))}, not in {dtype}")
+    if cached != dtype and cached not in QUANTIZED:
+        raise ValueError(f"a cache for {dtype} is of that type, or of {', '.join(map(str, QUANTIZED))}, not {cached}")
+    return 8 * dtype.itemsize, dtype == torch.bfloat16, QUANTIZED.get(cached, "same")
 
 
 def _address(x: Tensor) -> int:
@@ -89,10 +106,14 @@ def _extension():  # type: ignore[no-untyped-def]
 
 @functools.lru_cache(maxsize=256)
 def _layer(spec: AttentionSpec, dtype: torch.dtype) -> Callable[..., None]:
-    if dtype not in SERVED:
-        raise ValueError(f"attention is computed in {', '.join(map(str, SERVED))}, not in {dtype}")
     layer: Callable[..., None] = _extension().PagedAttention(
         spec.heads, spec.kv_heads, spec.head_dim, spec.page_size, spec.window or 0, spec.scale, spec.softcap or 0.0,
-        8 * dtype.itemsize, dtype == torch.bfloat16,
+        *_numbers(dtype, spec.cached),
     )  # fmt: skip
     return layer
+
+
+@functools.cache
+def _slopes(alibi: tuple[float, ...]) -> Tensor:
+    """Kept for good: a recorded step holds its address."""
+    return torch.from_numpy(np.array(alibi, np.float32))

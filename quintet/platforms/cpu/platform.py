@@ -11,13 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from quintet.config import EngineConfig, read_environment
+from quintet.config import SCHEMES, EngineConfig, read_environment
 from quintet.ops.attention import PagedAttention
-from quintet.platforms.cpu import attention as _attention_provider  # noqa: F401  registers its provider
+from quintet.ops.quantize import quantize
 from quintet.platforms.cpu import linear as native_linear
-from quintet.platforms.cpu import native_attention as _native_attention  # noqa: F401  registers its providers
-from quintet.platforms.cpu import ops as _providers  # noqa: F401  registers its providers
-from quintet.platforms.cpu import ops_sampling as _sampling_providers  # noqa: F401  registers its providers
+from quintet.platforms.cpu import providers, quantized
 from quintet.platforms.cpu.attention import SPLIT
 from quintet.platforms.cpu.features import describe
 from quintet.platforms.cpu.replay import Replay
@@ -33,7 +31,7 @@ from quintet.platforms.interface import (
     Step,
     Unavailable,
 )
-from quintet.types import AttentionSpec, Batch, Bucket, KVLayout, Memory, Weight
+from quintet.types import AttentionSpec, Batch, Bucket, KVLayout, Memory, Scheme, Weight
 
 GIB = 2**30
 KV_SHARE = 0.5  # of the memory that may be used, at most: host memory is everybody's
@@ -67,23 +65,18 @@ class CPU(Platform):
     """Our own kernels where they are compiled, torch for the rest; eager. Batch invariant: each says how."""
 
     name = "cpu"
-    op_priority = {
-        **dict.fromkeys(("linear", "paged_attention"), ("native", "torch")),
-        "write_kv": ("native",),
-        **dict.fromkeys(("activate", "gated"), ("torch",)),
-        **dict.fromkeys(("greedy", "sample", "gumbel", "top_logprobs", "filter_logits"), ("torch",)),
-        **dict.fromkeys(("penalize", "bias_tokens", "ban_tokens", "keep_tokens"), ("torch",)),
-    }
+    op_priority = providers.PRIORITY
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         super().__init__(config)
-        self._tables: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # tensors that an embedding was made of
+        self._shared: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # checkpoint tensors of two layers -> packed
 
     @classmethod
     def probe(cls) -> Capabilities | Unavailable:
         return Capabilities(
             devices=1,
             dtypes=(torch.bfloat16, torch.float32, torch.float16),
+            quant=frozenset(SCHEMES),
             batch_invariant=True,
             detail=f"{describe()}; {threads()} threads, {host.machine()}",
         )
@@ -107,6 +100,7 @@ class CPU(Platform):
         _granted()  # before any step changes it
         if _extension() is not None:
             _extension().choose_isa(read_environment().cpu_isa or _extension().isa())
+            _set_threads(_granted())  # weights are packed by all
         return CPUDevice()
 
     def connect(self, rank: int, size: int, endpoint: str) -> Communicator:
@@ -118,17 +112,35 @@ class CPU(Platform):
         return PagedAttention(spec, ops)
 
     def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        if weight.scheme is not None:
+            return self._quantized(weight, weight.scheme, weight.local(tensors))
+        if not _packs() or (weight.use != "linear" and not _looks_up_packed(weight)):
+            # an embedding stays a view of the checkpoint's memory map where types agree
+            return {weight.name: weight.local(tensors).to(weight.dtype)}
+        pieces = [weight.local(tensors)] if weight.axis else weight.pieces(tensors)
+        if not _looks_up_packed(weight):
+            return {weight.name: native_linear.pack(*(piece.to(weight.dtype) for piece in pieces))}
         source = tensors[weight.parts[0].source]
-        local = weight.local(tensors).to(weight.dtype)
-        if weight.use == "embedding":
-            self._tables[source] = True
-        # a head that is tied to a table stays as the table is: packed, it would be held twice
-        if weight.use == "linear" and _packs() and source not in self._tables:
-            return {weight.name: native_linear.pack(local)}
-        return {weight.name: local}
+        if source not in self._shared:
+            self._shared[source] = native_linear.pack(pieces[0].to(weight.dtype))
+        return {weight.name: self._shared[source]}
+
+    def _quantized(self, weight: Weight, scheme: Scheme, local: Tensor) -> Mapping[str, Tensor]:
+        if not _packs():
+            values, scales = quantize(local, scheme)
+            return {weight.name: values, "scales": scales}
+        try:
+            return quantized.pack(local, scheme)
+        except ValueError as error:
+            raise ValueError(f"{weight.parts[0].source} cannot be quantized: {error}") from None
 
     def placed_bytes(self, weight: Weight) -> int:
-        if weight.use == "linear" and _packs():
+        if weight.scheme is not None and _packs():
+            return quantized.packed_bytes(weight.shape, weight.scheme)
+        if weight.scheme is not None:
+            outputs, inputs = weight.shape
+            return outputs * inputs * weight.scheme.bits // 8 + 4 * outputs * inputs // (weight.scheme.group or inputs)
+        if _packs() and (weight.use == "linear" or _looks_up_packed(weight)):
             return native_linear.packed_bytes(weight.shape, weight.dtype)
         return super().placed_bytes(weight)
 
@@ -145,11 +157,17 @@ class CPU(Platform):
             if torch.get_num_threads() != torchs:  # another engine of this process runs with another number
                 torch.set_num_threads(torchs)
             if extension is not None and extension.threads() != count:
-                extension.set_threads(count)
+                _set_threads(count)
             result: tuple[Tensor, KV] = run(kv, batch)
             return result
 
         return step
+
+
+def _looks_up_packed(weight: Weight) -> bool:
+    """Whether rows of a table can be looked up in the form that products want: a tied head is then held once."""
+    even = weight.shape[-1] % native_linear.PAIRS.get(weight.dtype, 1) == 0
+    return weight.shared and len(weight.parts) == 1 and len(weight.shape) == 2 and even
 
 
 def _zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -170,6 +188,10 @@ def _extension() -> Any:
     except ImportError:
         return None
     return _cpu if hasattr(_cpu, "set_threads") else None
+
+
+def _set_threads(count: int) -> None:
+    _extension().set_threads(count, bind=read_environment().cpu_bind)
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from quintet.platforms.cpu.arena import Arena, lending
 from quintet.platforms.interface import KV
@@ -24,7 +24,9 @@ logger = logging.getLogger(__name__)
 Model = Callable[[KV, Batch], tuple[Tensor, KV]]
 
 KEPT = 64  # graphs; who was not used for longest goes first
-MOST_TOKENS = 1024  # of a step that is recorded: above, Python's share is lost in the work, and the arena would be large
+MOST_TOKENS = (
+    1024  # of a step that is recorded: above, Python's share is lost in the work, and the arena would be large
+)
 LEAST_PAGES = 32  # columns of a recorded page table; more are powers of two, so that a growing request seldom asks anew
 
 
@@ -114,15 +116,21 @@ def _size(batch: Batch) -> Size:
 
 def _own(size: Size, batch: Batch) -> tuple[tuple[np.ndarray[Any, Any], ...], Batch]:
     """Arrays of the graph's own with what the batch holds, and the same as tensors."""
-    shapes = [x.shape for x in batch[:-1]]
+    shapes: list[tuple[int, ...]] = [x.shape for x in _arrays(batch)]
     shapes[Batch._fields.index("page_table")] = (size.requests, size.pages)
     arrays = tuple(np.zeros(shape, np.int32) for shape in shapes)
     _fill(arrays, batch)
-    return arrays, Batch(*map(torch.from_numpy, arrays), extra=batch.extra)
+    tensors: list[Any] = [torch.from_numpy(array) for array in arrays]
+    return arrays, Batch(*tensors)._replace(extra=batch.extra)
+
+
+def _arrays(batch: Batch) -> tuple[Any, ...]:
+    """All but `extra`, the last."""
+    return batch[:-1]
 
 
 def _fill(arrays: tuple[np.ndarray[Any, Any], ...], batch: Batch) -> None:
-    for array, x in zip(arrays, batch, strict=False):  # not `extra`, the last
+    for array, x in zip(arrays, _arrays(batch), strict=True):
         if array.ndim == 1:
             array[:] = x.numpy()
         else:
@@ -138,17 +146,30 @@ def _recording(calls: Any) -> Iterator[None]:
         calls.end()
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(TorchFunctionMode):
     """Notes every torch function that computes something or asks for memory."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found: set[str] = set()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not (func.is_view or func.name() in SAME_DATA):
-            self.found.add(func.name())
-        return func(*args, **(kwargs or {}))
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.__name__ not in LOOKING or not _same_memory(result, args[0]):
+            self.found.add(func.__name__)
+        return result
 
 
-SAME_DATA = {"aten::_unsafe_view", "aten::detach", "aten::lift_fresh"}  # views, for which torch has other words
+def _same_memory(result: Any, x: Tensor) -> bool:
+    """Whether the tensors of the result, if it has any, are views of x; a reshape() may be a copy."""
+    results = result if isinstance(result, (tuple, list)) else (result,)
+    memory = x.untyped_storage().data_ptr()
+    return all(each.untyped_storage().data_ptr() == memory for each in results if isinstance(each, Tensor))
+
+
+# What looks at a tensor, or makes views.
+LOOKING = {
+    *("__get__", "__getitem__", "__len__", "chunk", "contiguous", "data_ptr", "dim", "element_size", "expand"),
+    *("flatten", "is_contiguous", "narrow", "numel", "reshape", "select", "size", "split", "squeeze", "stride", "t"),
+    *("to", "transpose", "unbind", "unsqueeze", "untyped_storage", "view"),
+}  # fmt: skip

@@ -37,6 +37,7 @@ class RaggedAttention(Attention):
     """
 
     def __init__(self, spec: AttentionSpec, ops: Ops, mesh: Mesh | None = None) -> None:
+        _refuse_what_is_not_there(spec)
         self._ops, self._mesh, self._page_size = ops, mesh, spec.page_size
         device = _device(mesh)
         size = 1 if mesh is None else mesh.shape[AXIS]
@@ -79,6 +80,16 @@ class RaggedAttention(Attention):
         kv = self._ops.write_kv(kv, k, v, batch)
         out = self._ops.paged_attention(q, kv, batch, self._spec, sinks)
         return lanes.outputs(jax_view(out)), jax_view(kv)
+
+
+def _refuse_what_is_not_there(spec: AttentionSpec) -> None:
+    reasons = []
+    if spec.cached != spec.dtype:
+        reasons.append(f"a KV cache in {spec.cached} is not read by its kernels; set kv_cache_dtype to auto")
+    if spec.alibi is not None:
+        reasons.append("its kernels add no slopes (ALiBi) to scores; run this model on another platform")
+    if reasons:
+        raise ValueError(f"attention on this platform: {'; '.join(reasons)}")
 
 
 @dataclass(frozen=True)

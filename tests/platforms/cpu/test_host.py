@@ -8,7 +8,7 @@ import torch
 
 from quintet.config import EngineConfig
 from quintet.platforms.cpu import PLATFORM
-from quintet.platforms.host import host_memory, threads
+from quintet.platforms.host import host_memory, physical_cores, threads
 from quintet.types import KVLayout
 
 
@@ -46,6 +46,29 @@ def test_threads_follow_the_quota(tmp_path: Path) -> None:
     free = threads(tmp_path)
     assert threads(write(tmp_path, cpu_DOT_max="max 100000")) == free >= 1
     assert threads(write(tmp_path, cpu_DOT_max="50000 100000")) == 1
+
+
+def test_a_version_1_quota_counts_too(tmp_path: Path) -> None:
+    group = write(tmp_path, cpu__cpu_DOT_cfs_quota_us="50000", cpu__cpu_DOT_cfs_period_us="100000")
+    assert threads(group) == 1
+    free = threads(tmp_path / "none")
+    assert threads(write(tmp_path, cpu__cpu_DOT_cfs_quota_us="-1", cpu__cpu_DOT_cfs_period_us="100000")) == free
+
+
+def test_the_tightest_quota_above_the_process_counts(tmp_path: Path) -> None:
+    group = write(tmp_path, a__b__cpu_DOT_max="max 100000", a__cpu_DOT_max="50000 100000", own="0::/a/b\n")
+    assert threads(group, own=tmp_path / "own") == 1
+    assert threads(group, own=write(tmp_path, other="0::/c\n") / "other") == threads(tmp_path / "none")
+
+
+def test_a_cores_threads_count_once(tmp_path: Path) -> None:
+    """Numbered as on servers, 0 and 4 on one core, and as on laptops, 8 and 9 beside each other."""
+    for cpu, siblings in {0: "0,4", 1: "1,5", 4: "0,4", 5: "1,5", 8: "8-9", 9: "8-9", 10: "10"}.items():
+        write(tmp_path / f"cpu{cpu}" / "topology", thread_siblings_list=siblings + "\n")
+    assert physical_cores({0, 1, 4, 5, 8, 9, 10}, tmp_path) == 4
+    assert physical_cores({0, 4}, tmp_path) == 1
+    assert physical_cores({0, 5, 9, 10}, tmp_path) == 4  # a cpuset with holes
+    assert 1 <= physical_cores({0, 1, 2}, tmp_path / "none") <= 3
 
 
 def test_a_cache_that_does_not_fit_is_an_error_with_the_numbers() -> None:

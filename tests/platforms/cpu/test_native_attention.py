@@ -3,6 +3,7 @@
 import functools
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from quintet.ops import Op
+from quintet.ops.attention import row_width, stored
 from quintet.platforms.cpu import native_attention
 from quintet.types import AttentionSpec, Batch
 from tests.contract.cases import MIXES
@@ -29,7 +31,12 @@ SPECS: dict[str, dict[str, Any]] = {
     "soft-cap, window": {"softcap": 20.0, "window": 33, "scale": 0.7},
     "soft-cap": {"softcap": 3.0},
     "sinks, window": {"sinks": True, "window": 70},
+    "alibi": {"alibi": True},
+    "alibi, soft-cap, window": {"alibi": True, "softcap": 9.0, "window": 100},
 }
+# of queries and results, and of the cache where that is another
+TYPES = [(dtype, cached) for dtype in ROUNDINGS for cached in (None, torch.int8, torch.float8_e4m3fn)]
+Types = tuple[torch.dtype, torch.dtype | None]
 # heads, KV heads, head dim, page size: odd groups, heads that fill no vector, a group larger than an item
 SHAPES = ((6, 3, 16, 16), (5, 1, 24, 8), (3, 3, 32, 32), (4, 2, 64, 16), (14, 2, 128, 16), (40, 1, 8, 8))
 
@@ -54,7 +61,8 @@ def native(q: Tensor, kv: Tensor, batch: Batch, of: AttentionSpec) -> Tensor:
 
 def specified(q: Tensor, kv: Tensor, batch: Batch, of: AttentionSpec) -> Tensor:
     sinks = torch.linspace(-1, 2, of.heads) if of.sinks else None
-    return Op.registry["paged_attention"].reference(q.float(), kv.float(), batch, of, sinks)
+    kv = kv if of.kv_dtype else kv.float()
+    return Op.registry["paged_attention"].reference(q.float(), kv, batch, of, sinks)
 
 
 def batched(of: AttentionSpec, requests: list[Request]) -> tuple[Tensor, Tensor, Batch]:
@@ -63,22 +71,30 @@ def batched(of: AttentionSpec, requests: list[Request]) -> tuple[Tensor, Tensor,
     return q, cache.kv, batch
 
 
+def broken(of: AttentionSpec, x: float = float("nan")) -> Tensor:
+    """A row of the cache that holds no numbers."""
+    return stored(torch.full((of.head_dim,), x), of.cached)
+
+
 @functools.cache
-def cases(dtype: torch.dtype) -> list[tuple[str, AttentionSpec, tuple[Tensor, Tensor, Batch], Tensor]]:
+def cases(
+    dtype: torch.dtype, cached: torch.dtype | None
+) -> list[tuple[str, AttentionSpec, tuple[Tensor, Tensor, Batch], Tensor]]:
     """What it is, the layer, its arguments, and what the specification makes of them in float32."""
     made = []
     for n, ((what, settings), shape) in enumerate(itertools.product(SPECS.items(), SHAPES)):
         heads, kv_heads, dim, page_size = shape
-        of = spec(heads, kv_heads, dim, dtype=dtype, page_size=page_size, **settings)
+        of = spec(heads, kv_heads, dim, dtype=dtype, kv_dtype=cached, page_size=page_size, **settings)
         for mix in list(MIXES)[n % 2 :: 2]:
             args = batched(of, MIXES[mix])
             made.append((f"{what}, {shape}, {mix}", of, args, specified(*args, of)))
     return made
 
 
-@pytest.mark.parametrize("dtype", ROUNDINGS, ids=str)
-def test_every_instruction_set_equals_the_specification(isa: str, dtype: torch.dtype) -> None:
-    for what, of, args, want in cases(dtype):
+@pytest.mark.parametrize("types", TYPES, ids=str)
+def test_every_instruction_set_equals_the_specification(isa: str, types: Types) -> None:
+    dtype = types[0]
+    for what, of, args, want in cases(*types):
         got = native(*args, of)
         worst = float((got.float() - want).abs().max())
         limit = ROUNDINGS[dtype] * torch.finfo(dtype).eps * max(1.0, float(want.abs().max()))
@@ -93,27 +109,27 @@ def test_extreme_scores_give_finite_results(isa: str, dtype: torch.dtype) -> Non
     assert native(q, kv, batch, of).isfinite().all()
 
 
-@pytest.mark.parametrize("dtype", ROUNDINGS, ids=str)
+@pytest.mark.parametrize("types", TYPES, ids=str)
 @pytest.mark.parametrize("left", [float("nan"), float("inf")])
-def test_what_a_page_holds_past_the_end_does_not_leak(isa: str, dtype: torch.dtype, left: float) -> None:
+def test_what_a_page_holds_past_the_end_does_not_leak(isa: str, types: Types, left: float) -> None:
     for heads, kv_heads, dim, page_size in SHAPES:
-        of = spec(heads, kv_heads, dim, dtype=dtype, page_size=page_size)
+        of = spec(heads, kv_heads, dim, dtype=types[0], kv_dtype=types[1], page_size=page_size)
         lengths = [37, 129, 3]
         q, kv, batch = batched(of, [Request(length - 1, 1) for length in lengths])
         want = native(q, kv, batch, of)
         for row, length in enumerate(lengths):
             last = int(batch.page_table[row, (length - 1) // page_size])
-            kv[last, :, :, (length - 1) % page_size + 1 :] = left
-        kv[0] = left
+            kv[last, :, :, (length - 1) % page_size + 1 :] = broken(of, left)
+        kv[0] = broken(of, left)
         assert torch.equal(native(q, kv, batch, of), want)
 
 
-@pytest.mark.parametrize("dtype", ROUNDINGS, ids=str)
+@pytest.mark.parametrize("types", TYPES, ids=str)
 @pytest.mark.parametrize("settings", SPECS.values(), ids=SPECS)
-def test_a_tokens_bits_depend_on_its_request_alone(isa: str, dtype: torch.dtype, settings: dict[str, Any]) -> None:
+def test_a_tokens_bits_depend_on_its_request_alone(isa: str, types: Types, settings: dict[str, Any]) -> None:
     """A prompt of 300 whole, in chunks, and a token at a time; alone and beside others."""
     for heads, kv_heads, dim, page_size in ((4, 2, 64, 16), (3, 1, 24, 8), (7, 1, 16, 32)):
-        of = spec(heads, kv_heads, dim, dtype=dtype, page_size=page_size, **settings)
+        of = spec(heads, kv_heads, dim, dtype=types[0], kv_dtype=types[1], page_size=page_size, **settings)
         cache = Cache(of, [300, 90, 211])
 
         def run(requests: dict[int, Request], cache: Cache = cache, of: AttentionSpec = of) -> Tensor:
@@ -131,19 +147,20 @@ def test_a_tokens_bits_depend_on_its_request_alone(isa: str, dtype: torch.dtype,
         assert torch.equal(run({2: Request(5, 40), 0: Request(0, 300), 1: Request(89, 1)})[40:340], whole)
 
 
-@pytest.mark.parametrize("dtype", ROUNDINGS, ids=str)
-def test_a_broken_token_does_not_reach_those_before_it(isa: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("types", TYPES, ids=str)
+def test_a_broken_token_does_not_reach_those_before_it(isa: str, types: Types) -> None:
     """In a prefill the values of later tokens are there already; in a decode they are not."""
-    of = spec(6, 3, 16, dtype=dtype)
+    of = spec(6, 3, 16, dtype=types[0], kv_dtype=types[1])
     q, kv, batch = batched(of, [Request(0, 100)])
     want = native(q, kv, batch, of)
-    kv[batch.page_table[0, 50 // 16], :, :, 50 % 16] = float("inf")
-    assert torch.equal(native(q, kv, batch, of)[:50], want[:50])
+    kv[batch.page_table[0, 50 // 16], :, :, 50 % 16] = broken(of)
+    got = native(q, kv, batch, of)
+    assert torch.equal(got[:50], want[:50]) and got[50:].isnan().all()
 
 
 def test_the_number_of_threads_changes_no_bit(isa: str, threads: None) -> None:
-    for dtype, requests in itertools.product(ROUNDINGS, MIXES.values()):
-        of = spec(6, 3, 32, dtype=dtype, window=77)
+    for (dtype, cached), requests in itertools.product(TYPES, MIXES.values()):
+        of = spec(6, 3, 32, dtype=dtype, kv_dtype=cached, window=77)
         q, kv, batch = batched(of, requests)
         results = []
         for count in (1, 2, 5):
@@ -152,11 +169,11 @@ def test_the_number_of_threads_changes_no_bit(isa: str, threads: None) -> None:
         assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
 
-@pytest.mark.parametrize("settings", [{}, {"window": 1100}, {"sinks": True}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"window": 1100}, {"sinks": True}, {"alibi": True}], ids=str)
 def test_long_contexts_split_over_threads_give_the_same_bits(isa: str, threads: None, settings: dict[str, Any]) -> None:
     """Few heads and many threads: stretches of 1024 positions are shared out, and merged in order."""
-    for dtype, (heads, dim) in zip(ROUNDINGS, ((2, 16), (5, 24), (1, 32)), strict=True):
-        of = spec(heads, 1, dim, dtype=dtype, **settings)
+    for (dtype, cached), (heads, dim) in zip(TYPES[::2], ((2, 16), (5, 24), (1, 32), (9, 16), (3, 8)), strict=True):
+        of = spec(heads, 1, dim, dtype=dtype, kv_dtype=cached, **settings)
         cache = Cache(of, [2300, 1024])
         _cpu.set_threads(1)
         q, batch = cache.batch({0: Request(0, 2300)})
@@ -207,14 +224,46 @@ def test_a_batch_that_points_outside_is_refused() -> None:
             write(kv, k, k, batch._replace(slots=torch.full_like(batch.slots, slot)))
 
 
-@pytest.mark.parametrize("dtype", ROUNDINGS, ids=str)
-def test_written_keys_and_values_are_the_specifications(dtype: torch.dtype, threads: None) -> None:
-    op = Op.registry["write_kv"]
+@pytest.mark.parametrize("types", TYPES, ids=str)
+def test_written_keys_and_values_are_the_specifications(isa: str, types: Types, threads: None) -> None:
+    """Bit for bit; rows of zeros, of tiny numbers and of such that are not finite among them."""
+    op, (dtype, cached) = Op.registry["write_kv"], types
     for page_size, count, (kv_heads, dim) in itertools.product((8, 16, 32), (1, 2), ((1, 24), (3, 8), (8, 128))):
         _cpu.set_threads(count)
-        of = spec(kv_heads, kv_heads, dim, dtype=dtype, page_size=page_size)
+        of = spec(kv_heads, kv_heads, dim, dtype=dtype, kv_dtype=cached, page_size=page_size)
         _, kv, batch = batched(of, [Request(37, 80), Request(8, 1), Request(0, page_size)])
-        qkv = torch.randn(len(batch.slots), 3, kv_heads, dim).to(dtype)
+        qkv = (torch.randn(len(batch.slots), 3, kv_heads, dim) * 10.0 ** torch.randint(-6, 4, (3, 1, dim))).to(dtype)
+        qkv[3] = 0.0
+        qkv[4] *= torch.finfo(dtype).tiny
+        qkv[5] = torch.inf
         k, v = qkv[:, 1], qkv[:, 2]  # slices of one product
         want = op.reference(kv.clone(), k, v, batch)
-        assert torch.equal(op.providers["native"](kv, k, v, batch), want)
+        assert torch.equal(bits(op.providers["native"](kv, k, v, batch)), bits(want))
+
+
+def bits(x: Tensor) -> Tensor:
+    return x.view(torch.uint8)
+
+
+@pytest.mark.parametrize("cached", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_every_number_of_half_precision_is_rounded_as_torch_does(isa: str, cached: torch.dtype) -> None:
+    """All 65536, in rows of 16 that grow."""
+    for dtype in (torch.bfloat16, torch.float16):
+        k = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype).reshape(4096, 1, 16)
+        k = torch.where(k.isnan(), 1.0, k)
+        batch = batched(spec(1, 1, 16), [Request(0, 4096)])[2]
+        got, want = torch.zeros(2, 257, 2, 1, 16, row_width(16, cached), dtype=torch.int8).view(cached)
+        Op.registry["write_kv"].providers["native"](got, k, k, batch)
+        Op.registry["write_kv"].reference(want, k, k, batch)
+        assert torch.equal(bits(got), bits(want))
+
+
+def test_a_cache_of_another_type_is_refused() -> None:
+    of = spec(4, 2, 16, dtype=torch.bfloat16)
+    q, kv, batch = batched(of, [Request(3, 9)])
+    for cached in (torch.int8, torch.float32):
+        with pytest.raises(ValueError, match="and must be"):
+            native(q, kv, batch, replace(of, kv_dtype=cached))
+    k = torch.zeros(9, 2, 16)
+    with pytest.raises(ValueError, match="do not fit a cache"):
+        Op.registry["write_kv"].providers["native"](kv.view(torch.int8), k, k, batch)

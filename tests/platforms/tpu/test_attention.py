@@ -339,6 +339,12 @@ def test_kernels_lower_for_a_tpu(dim: int, dtype: str) -> None:
             assert "tpu_custom_call" in program.lower(lowering_platforms=("tpu",)).as_text()
 
 
+def test_what_the_kernels_lack_is_refused_with_all_reasons() -> None:
+    of = spec(4, 2, 16, alibi=True, kv_dtype=torch.int8)
+    with pytest.raises(ValueError, match=r"torch\.int8.*set kv_cache_dtype to auto.*ALiBi"):
+        RaggedAttention(of, bind({}))
+
+
 def test_pallas_says_why_it_does_not_serve_here() -> None:
     reason = "no TPU here: Pallas would run interpreted"
     for name in ("write_kv", "paged_attention"):

@@ -1,0 +1,50 @@
+"""quintet as it is measured: its public API, tokens as they stream."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+import quintet
+from benchmarks.peers.protocol import MAX_LEN, MAX_TOKENS, SEQUENCES, Emit, Job
+from quintet import LLM, SamplingParams
+
+
+class Quintet:
+    """Every prompt is computed: prefix caching is off. The KV cache is as large as the largest run."""
+
+    def __init__(self, job: Job) -> None:
+        settings: dict[str, Any] = {
+            "dtype": "bfloat16",
+            "device": "cpu",
+            "quantization": None if job.variant == "bf16" else job.variant,
+            "max_model_len": MAX_LEN,
+            "max_num_seqs": SEQUENCES,
+            "enable_prefix_caching": False,
+        }
+        settings["num_pages"] = MAX_TOKENS // quintet.EngineConfig().page_size + SEQUENCES + 1
+        self._llm = LLM(job.checkpoint, skip_tokenizer_init=True, use_tqdm=False, **settings)
+        self.facts = {
+            "versions": {"quintet": quintet.__version__, "torch": torch.__version__},
+            "settings": settings,
+            "weight_bytes": self._llm._client.prepared.ranks.workers[0].weight_bytes,
+            "kv_element_bytes": 2,
+        }
+
+    def generate(self, prompts: Sequence[Sequence[int]], tokens: int, emit: Emit) -> None:
+        params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        requests: dict[str, int] = {}
+        for output in self._llm.stream([list(prompt) for prompt in prompts], params):
+            request, completion = requests.setdefault(output.request_id, len(requests)), output.outputs[0]
+            if completion.finish_reason == "error":
+                raise RuntimeError(completion.error)
+            for token in completion.token_ids:
+                emit(request, token)
+
+
+def convert(job: Job) -> None:
+    """Nothing: it loads checkpoints as they are."""
+
+
+def load(job: Job) -> Quintet:
+    return Quintet(job)

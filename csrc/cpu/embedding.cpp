@@ -1,0 +1,39 @@
+#include "cpu/embedding.h"
+
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "cpu/rows.h"
+
+namespace quintet::cpu {
+
+namespace {
+
+void refuse_ids_outside(const EmbeddingCall& c) {
+    for (long i = 0; i < c.count; ++i) {
+        if (c.ids[i] >= c.first && c.ids[i] - c.first < c.rows) continue;
+        throw std::invalid_argument("id " + std::to_string(c.ids[i]) + " is outside of the table, which has " +
+                                    std::to_string(c.rows) + " rows");
+    }
+}
+
+}  // namespace
+
+void embedding(const EmbeddingCall& c) {
+    if (!c.partial) refuse_ids_outside(c);
+    const size_t width = static_cast<size_t>(c.width);
+    for_rows(c.count, c.width, [&](long first, long last) {
+        for (long i = first; i < last; ++i) {
+            char* const out = static_cast<char*>(c.out) + i * c.width;
+            const long row = c.ids[i] - c.first;
+            if (row >= 0 && row < c.rows) {
+                std::memcpy(out, static_cast<const char*>(c.table) + row * c.stride, width);
+            } else {
+                std::memset(out, 0, width);
+            }
+        }
+    });
+}
+
+}  // namespace quintet::cpu

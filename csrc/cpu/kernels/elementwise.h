@@ -1,0 +1,25 @@
+// What is computed number by number, one object for each instruction set: see norm.h for what holds of these files.
+#pragma once
+
+#include "cpu/kernels/floats.h"
+
+namespace quintet::cpu {
+
+enum class Elementwise { gelu, gelu_tanh, relu, silu, add, scale, softcap };
+constexpr int kElementwise = 7, kActivations = 4;  // the activations come first
+
+// out[i] of x[i], i < count; out may be x. `gated`: times y[i]. `factor` is scale's, and softcap's cap.
+using ElementwiseKernel = void (*)(void* out, const void* x, const void* y, float factor, long count);
+
+struct ElementwiseKernels {
+    OfTypes<ElementwiseKernel> of[kElementwise];
+    OfTypes<ElementwiseKernel> gated[kActivations];
+};
+
+extern const ElementwiseKernels kElementwiseBaseline;
+#if defined(__x86_64__)
+extern const ElementwiseKernels kElementwiseAvx2;
+extern const ElementwiseKernels kElementwiseAvx512;
+#endif
+
+}  // namespace quintet::cpu

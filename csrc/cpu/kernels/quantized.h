@@ -1,0 +1,96 @@
+// Products of rows with one block of a quantized weight, one object for each instruction set.
+//
+// These files are compiled with flags that the processor at hand may not obey: see ceiling.h for what they may include.
+//
+// Rows are whole numbers here, too: prepare() makes them of floats. A group's products are then added up exactly, in any
+// order; its sum becomes a float, is multiplied by (scale of the weights * scale of the row), and joins the groups before
+// it in one fused multiply-add. So all instruction sets give the same bits, whatever rows stand beside one.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cpu/kernels/linear.h"
+
+namespace quintet::cpu {
+
+// What quintet/types.py calls a scheme. Weights of 8 bits are stored with 128 added, weights of 4 bits with 8 added. In a
+// block, four inputs in a row ("a quad") of a column stand side by side. 8 bits: [quads, 64 columns, 4]. 4 bits:
+// [quads, 2, 16 columns, 4]: low bits are columns 0 to 15 of each 32, high bits the 16 after them.
+enum QuantizedScheme {
+    kInt8,  // rows in 16 bits, for each of their groups
+    kInt4,
+    kW8a8,  // rows in 8 bits, one scale for a row, and float32 scales for columns: all is one group
+    kW4a8,  // rows in 8 bits, for each of their groups
+    kQuantizedSchemes
+};
+
+constexpr bool nibbles(QuantizedScheme s) { return s == kInt4 || s == kW4a8; }
+constexpr int32_t offset_of(QuantizedScheme s) { return nibbles(s) ? 8 : 128; }
+
+// 16 bits are 256 * high + low, both of -128..127, so the largest is 256 * 127 + 127.
+constexpr float largest_input(QuantizedScheme s) { return s == kInt8 || s == kInt4 ? 32639.0F : 127.0F; }
+
+constexpr long kQuad = 4;
+constexpr long kLargestGroup = 128;  // inputs: 128 * 128 * 32639 and 128 * 255 * 32639 are below 2^31
+constexpr long kMostInputs = 131072;  // of kW8a8: 131072 * 128 * 127 is below 2^31; what lies between may wrap around
+constexpr long kRowPadding = 16;  // inputs: a row is prepared in whole vectors
+
+struct QuantizedRow {
+    uint8_t* values;  // prepared: what an instruction set wants for a quad, in a row
+    float* scales;    // [groups]
+    int32_t* starts;  // [groups]: where a sum starts, so that the offset of the weights counts for nothing
+    const void* x;    // [groups * group]
+    long groups, group;
+    float largest;
+    int32_t offset;
+};
+
+struct QuantizedPanel {
+    float* sums;         // [rows, kLinearColumns]
+    const uint8_t* x;    // prepared rows
+    const uint8_t* weight;
+    const void* scales;  // [groups, kLinearColumns], float16, or float32 for kW8a8
+    long x_stride;       // bytes
+    long scales_at;      // bytes from a row's beginning to its scales; its starts follow them
+    long rows, groups;
+    long quads;          // of a group
+};
+
+struct QuantizedResult {
+    void* out;         // [rows, columns]
+    const void* bias;  // [columns], or null
+    const float* sums; // [rows, kLinearColumns]
+    long out_stride, rows, columns;
+};
+
+struct QuantizedKernels {
+    long quad_bytes[kQuantizedSchemes];  // of a prepared quad
+    void (*prepare[kQuantizedSchemes][kLinearTypes])(const QuantizedRow& row);
+    void (*multiply[kQuantizedSchemes])(const QuantizedPanel& panel);
+    void (*finish[kLinearTypes])(const QuantizedResult& result);
+};
+
+struct QuantizedBlock {
+    uint8_t* packed;
+    void* scales;        // [groups, kLinearColumns]
+    const void* weight;  // [columns, groups * group]
+    long stride, columns, groups, group;
+};
+
+struct QuantizedPacking {
+    // False where a number is not finite, or too large for a scale in float16. Other instruction sets may choose another
+    // scale where two are as good.
+    bool (*pack[kQuantizedSchemes][kLinearTypes])(const QuantizedBlock& block);
+};
+
+extern const QuantizedKernels kQuantizedBaseline;
+extern const QuantizedPacking kQuantizedPackingBaseline;
+#if defined(__x86_64__)
+extern const QuantizedKernels kQuantizedAvx2;
+extern const QuantizedKernels kQuantizedAvx512;
+extern const QuantizedKernels kQuantizedAvx512Vnni;
+extern const QuantizedPacking kQuantizedPackingAvx2;
+#endif
+
+}  // namespace quintet::cpu

@@ -1,0 +1,44 @@
+// Quantized products with AVX2, FMA and F16C.
+#include "cpu/kernels/quantized.h"
+#include "cpu/kernels/quantized_avx2_vectors.h"
+
+namespace quintet::cpu {
+namespace {
+
+constexpr long kWordRows = 4, kWordPairs = 1, kWordAlone = 1;
+using Bytes = __m256i;
+using Sums = uint32_t __attribute__((vector_size(32)));  // they may wrap around
+
+inline int32_t quad_at(const uint8_t* at) {
+    int32_t bits;
+    __builtin_memcpy(&bits, at, sizeof bits);
+    return bits;
+}
+
+inline Bytes load_bytes(const uint8_t* at) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)); }
+inline Ints even_words(Bytes x) { return _mm256_and_si256(x, _mm256_set1_epi16(0xFF)); }
+inline Ints odd_words(Bytes x) { return _mm256_srli_epi16(x, 8); }
+inline Ints low_even(Bytes x) { return _mm256_and_si256(x, _mm256_set1_epi16(15)); }
+inline Ints low_odd(Bytes x) { return low_even(_mm256_srli_epi16(x, 8)); }
+inline Ints high_even(Bytes x) { return low_even(_mm256_srli_epi16(x, 4)); }
+inline Ints high_odd(Bytes x) { return _mm256_srli_epi16(x, 12); }
+inline Sums add_products(Sums sum, Ints a, Ints b) { return sum + (Sums)_mm256_madd_epi16(a, b); }
+
+inline void put_words(Ints x, uint8_t* at) {
+    constexpr int kEvenFirst = _MM_SHUFFLE(3, 1, 2, 0);
+    const __m256i words = _mm256_shufflelo_epi16(_mm256_packs_epi32(x, x), kEvenFirst);
+    const __m256i quads = _mm256_permute4x64_epi64(words, _MM_SHUFFLE(3, 1, 2, 0));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(at), _mm256_castsi256_si128(quads));
+}
+
+}  // namespace
+}  // namespace quintet::cpu
+
+#include "cpu/kernels/quantized_body.h"
+#include "cpu/kernels/quantized_words.h"
+
+namespace quintet::cpu {
+
+constexpr QuantizedKernels kQuantizedAvx2 = quantized_kernels<Words, Words>();
+
+}  // namespace quintet::cpu

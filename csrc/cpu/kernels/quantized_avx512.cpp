@@ -1,0 +1,38 @@
+// Quantized products with AVX512, without its byte products.
+#include "cpu/kernels/quantized.h"
+#include "cpu/kernels/quantized_avx512_vectors.h"
+
+namespace quintet::cpu {
+namespace {
+
+constexpr long kWordRows = 4, kWordPairs = 2, kWordAlone = 2;
+using Bytes = __m512i;
+using Sums = uint32_t __attribute__((vector_size(64)));  // they may wrap around
+
+inline Bytes load_bytes(const uint8_t* at) { return _mm512_loadu_si512(at); }
+inline Ints even_words(Bytes x) { return _mm512_and_si512(x, _mm512_set1_epi16(0xFF)); }
+inline Ints odd_words(Bytes x) { return _mm512_srli_epi16(x, 8); }
+inline Ints low_even(Bytes x) { return _mm512_and_si512(x, _mm512_set1_epi16(15)); }
+inline Ints low_odd(Bytes x) { return low_even(_mm512_srli_epi16(x, 8)); }
+inline Ints high_even(Bytes x) { return low_even(_mm512_srli_epi16(x, 4)); }
+inline Ints high_odd(Bytes x) { return _mm512_srli_epi16(x, 12); }
+inline Sums add_products(Sums sum, Ints a, Ints b) { return sum + (Sums)_mm512_madd_epi16(a, b); }
+
+inline void put_words(Ints x, uint8_t* at) {
+    const __m256i words = _mm512_cvtepi32_epi16(x);
+    constexpr int kEvenFirst = _MM_SHUFFLE(3, 1, 2, 0);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(at),
+                        _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, kEvenFirst), kEvenFirst));
+}
+
+}  // namespace
+}  // namespace quintet::cpu
+
+#include "cpu/kernels/quantized_body.h"
+#include "cpu/kernels/quantized_words.h"
+
+namespace quintet::cpu {
+
+constexpr QuantizedKernels kQuantizedAvx512 = quantized_kernels<Words, Words>();
+
+}  // namespace quintet::cpu

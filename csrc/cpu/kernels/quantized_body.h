@@ -1,0 +1,290 @@
+// The loops of quantized.h, written once over the vectors of one instruction set.
+//
+// The including file defines kLanes, Floats, Ints (of kLanes) and what works on them (see quantized_*_vectors.h), and cores.
+// A core multiplies quads: Sum, Weights and Inputs; kBytes, of a prepared quad; kRows and kPairs, the sums that stay in
+// registers, and kAlone, the pairs for rows that are few (kFew); weights(at, second), bytes for kLanes columns;
+// weights_of_nibbles(at, Weights (&)[2]); inputs(at); start(int32_t); step(Sum&, Weights, Inputs); total(Sum), which is Ints;
+// put(Ints, at), prepared inputs of kLanes numbers.
+// A pair is two vectors of columns that are 16 columns apart: nibbles of the same bytes.
+#pragma once
+
+#include "cpu/kernels/quantized.h"
+
+namespace quintet::cpu {
+namespace {
+
+constexpr long kPairColumns = 16;
+constexpr long kBlockPairs = kLinearColumns / (2 * kLanes);
+constexpr long kByteQuad = kLinearColumns * kQuad;  // bytes of a block's quad: 256, or half of it
+constexpr long kStretch = 64;  // quads that all rows of a panel pass before the next: 16 KiB, half a core's first cache
+
+// ---------------------------------------------------------------------------------------------------------- rows
+
+template <typename Type>
+inline Floats numbers(const typename Type::Element* x, long left) {
+    if (left >= kLanes) return Type::widen(x);
+    typename Type::Element rest[kLanes] = {};
+    __builtin_memcpy(rest, x, static_cast<size_t>(left) * sizeof rest[0]);
+    return Type::widen(rest);
+}
+
+inline uint32_t highest(Ints x) {
+    int32_t lanes[kLanes], most = 0;
+    store_ints(lanes, x);
+    for (long i = 0; i < kLanes; ++i) most = lanes[i] > most ? lanes[i] : most;
+    return static_cast<uint32_t>(most);
+}
+
+inline int32_t added(Ints x) {
+    int32_t lanes[kLanes], sum = 0;
+    store_ints(lanes, x);
+    for (long i = 0; i < kLanes; ++i) sum += lanes[i];
+    return sum;
+}
+
+// Magnitudes are compared as whole numbers, where what is not finite lies above all that is: a group that holds such
+// becomes zeros with a scale of NaN.
+template <typename Type>
+inline float peak_of(const typename Type::Element* x, long count) {
+    constexpr float kSmallest = 1e-12F;  // all below are taken for zeros: nothing is divided by 0
+    Ints most = ints(0);
+    for (long i = 0; i < count; i += kLanes) most = larger(most, magnitude_bits(numbers<Type>(x + i, count - i)));
+    const uint32_t bits = highest(most);
+    float peak;
+    __builtin_memcpy(&peak, &bits, sizeof peak);
+    return bits >= 0x7F800000U ? __builtin_nanf("") : peak < kSmallest ? kSmallest : peak;
+}
+
+template <typename Core, typename Type>
+void prepare(const QuantizedRow& row) {
+    const auto* x = static_cast<const typename Type::Element*>(row.x);
+    uint8_t* at = row.values;
+    for (long g = 0; g < row.groups; ++g) {
+        const float peak = peak_of<Type>(x, row.group);
+        const bool finite = peak == peak;
+        const Floats stretch = splat(row.largest / peak);
+        Ints sum = ints(0);
+        for (long i = 0; i < row.group; i += kLanes) {
+            const Ints whole = finite ? rounded(mul(numbers<Type>(x + i, row.group - i), stretch)) : ints(0);
+            sum = add_ints(sum, whole);
+            Core::put(whole, at);
+            at += kLanes / kQuad * Core::kBytes;
+        }
+        row.scales[g] = peak / row.largest;
+        row.starts[g] = -row.offset * added(sum);
+        x += row.group;
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------ products
+
+struct QuantizedTile {
+    const QuantizedPanel& panel;
+    const uint8_t* weight;  // of this stretch
+    long group, quad;       // where the stretch begins: a group, and for kW8a8 a quad of the one that there is
+    long groups, quads;     // of the stretch; quads are a group's
+    long row, pair;
+};
+
+template <typename Core, bool Nibbles, long Pairs>
+inline void load_weights(const uint8_t* at, typename Core::Weights (&w)[Pairs][2]) {
+#pragma GCC unroll 4
+    for (long p = 0; p < Pairs; ++p) {
+        if constexpr (Nibbles) {
+            Core::weights_of_nibbles(at + p * kPairColumns * kQuad, w[p]);
+        } else {
+            w[p][0] = Core::weights(at + p * 2 * kPairColumns * kQuad);
+            w[p][1] = Core::weights(at + (p * 2 + 1) * kPairColumns * kQuad);
+        }
+    }
+}
+
+// `count` quads of rows, at least one, added to their sums.
+template <typename Core, bool Nibbles, long Rows, long Pairs>
+inline void grow(typename Core::Sum (&sums)[Rows][Pairs][2], const uint8_t* w, const uint8_t* x, long stride, long count) {
+    do {  // a loop that may not run at all costs the compiler registers, and us a third of the speed
+        typename Core::Weights weights[Pairs][2];
+        load_weights<Core, Nibbles, Pairs>(w, weights);
+#pragma GCC unroll 8
+        for (long r = 0; r < Rows; ++r) {
+            const typename Core::Inputs inputs = Core::inputs(x + r * stride);
+#pragma GCC unroll 4
+            for (long p = 0; p < Pairs; ++p) {
+                Core::step(sums[r][p][0], weights[p][0], inputs);
+                Core::step(sums[r][p][1], weights[p][1], inputs);
+            }
+        }
+        w += Nibbles ? kByteQuad / 2 : kByteQuad;
+        x += Core::kBytes;
+    } while (--count);
+}
+
+inline long first_column(long pair) {
+    constexpr long kPer = kPairColumns / kLanes;
+    return pair / kPer * 2 * kPairColumns + pair % kPer * kLanes;
+}
+
+template <typename Core, bool Nibbles, long Rows, long Pairs>
+__attribute__((noinline)) void tile_of_groups(const QuantizedTile& t) {
+    const QuantizedPanel& panel = t.panel;
+    const long column = first_column(t.pair), stride = panel.x_stride;
+    constexpr long kStep = Nibbles ? kByteQuad / 2 : kByteQuad;
+    const uint8_t* const row = panel.x + t.row * stride;
+    const uint8_t* w = t.weight + (Nibbles ? column / (2 * kPairColumns) * kPairColumns + column % kPairColumns : column) * kQuad;
+    const uint8_t* x = row + t.group * t.quads * Core::kBytes;
+    float* const kept = panel.sums + t.row * kLinearColumns + column;
+    for (long g = t.group; g < t.group + t.groups; ++g) {
+        const uint8_t* const own = row + panel.scales_at + g * static_cast<long>(sizeof(float));
+        typename Core::Sum sums[Rows][Pairs][2];
+#pragma GCC unroll 8
+        for (long r = 0; r < Rows; ++r) {
+            int32_t start;
+            __builtin_memcpy(&start, own + r * stride + panel.groups * static_cast<long>(sizeof(float)), sizeof start);
+#pragma GCC unroll 8
+            for (long v = 0; v < 2 * Pairs; ++v) sums[r][v / 2][v % 2] = Core::start(start);
+        }
+        grow<Core, Nibbles, Rows, Pairs>(sums, w, x, stride, t.quads);
+        w += t.quads * kStep;
+        x += t.quads * Core::kBytes;
+        const uint16_t* const scales = static_cast<const uint16_t*>(panel.scales) + g * kLinearColumns + column;
+#pragma GCC unroll 8
+        for (long v = 0; v < 2 * Pairs; ++v) {
+            const Floats scale = widen_half(scales + v * kPairColumns);
+#pragma GCC unroll 8
+            for (long r = 0; r < Rows; ++r) {
+                float own_scale;
+                __builtin_memcpy(&own_scale, own + r * stride, sizeof own_scale);
+                float* const at = kept + r * kLinearColumns + v * kPairColumns;
+                store(at, fma(to_floats(Core::total(sums[r][v / 2][v % 2])), mul(scale, splat(own_scale)), load(at)));
+            }
+        }
+    }
+}
+
+// kW8a8: sums are whole numbers until the last stretch.
+template <typename Core, long Rows, long Pairs>
+__attribute__((noinline)) void tile_of_channels(const QuantizedTile& t) {
+    const QuantizedPanel& panel = t.panel;
+    const long column = first_column(t.pair), stride = panel.x_stride;
+    const uint8_t* const row = panel.x + t.row * stride;
+    float* const kept = panel.sums + t.row * kLinearColumns + column;
+    typename Core::Sum sums[Rows][Pairs][2];
+#pragma GCC unroll 8
+    for (long r = 0; r < Rows; ++r) {
+        int32_t start;
+        __builtin_memcpy(&start, row + r * stride + panel.scales_at + sizeof(float), sizeof start);
+#pragma GCC unroll 8
+        for (long v = 0; v < 2 * Pairs; ++v) {
+            const float* const at = kept + r * kLinearColumns + v * kPairColumns;
+            sums[r][v / 2][v % 2] = t.quad == 0 ? Core::start(start) : Core::resume(load(at));
+        }
+    }
+    grow<Core, false, Rows, Pairs>(sums, t.weight + column * kQuad, row + t.quad * Core::kBytes, stride, t.quads);
+    const bool last = t.quad + t.quads == panel.quads;
+    const float* const scales = static_cast<const float*>(panel.scales) + column;
+#pragma GCC unroll 8
+    for (long v = 0; v < 2 * Pairs; ++v) {
+        const Floats scale = load(scales + v * kPairColumns);
+#pragma GCC unroll 8
+        for (long r = 0; r < Rows; ++r) {
+            float own_scale;
+            __builtin_memcpy(&own_scale, row + r * stride + panel.scales_at, sizeof own_scale);
+            const Ints total = Core::total(sums[r][v / 2][v % 2]);
+            store(kept + r * kLinearColumns + v * kPairColumns,
+                  last ? mul(to_floats(total), mul(scale, splat(own_scale))) : as_floats(total));
+        }
+    }
+}
+
+template <typename Core, bool Nibbles, bool Channels, long Rows>
+inline void tiles_of(const QuantizedTile& t, long rows) {
+    if constexpr (Rows > 1) {
+        if (rows < Rows) return tiles_of<Core, Nibbles, Channels, Rows - 1>(t, rows);
+    }
+    constexpr long kPairs = Rows <= Core::kFew ? Core::kAlone : Core::kPairs;
+    QuantizedTile part = t;
+    for (; part.pair < kBlockPairs; part.pair += kPairs) {
+        if constexpr (Channels) {
+            tile_of_channels<Core, Rows, kPairs>(part);
+        } else {
+            tile_of_groups<Core, Nibbles, Rows, kPairs>(part);
+        }
+    }
+}
+
+inline void spread_nibbles(const uint8_t* packed, uint8_t* bytes, long quads) {
+    constexpr long kHalf = kPairColumns * kQuad;
+    for (long i = 0; i < 2 * quads; ++i, packed += kHalf, bytes += 2 * kHalf) {
+        for (long j = 0; j < kHalf; ++j) bytes[j] = packed[j] & 15;
+        for (long j = 0; j < kHalf; ++j) bytes[kHalf + j] = packed[j] >> 4;
+    }
+}
+
+template <typename Core, bool Nibbles, bool Channels>
+void multiply(const QuantizedPanel& panel) {
+    constexpr long kStep = Nibbles ? kByteQuad / 2 : kByteQuad;
+    constexpr long kWorthSpreading = 3;  // tiles: then nibbles are taken apart once for all
+    const long tiles = (panel.rows + Core::kRows - 1) / Core::kRows, all = panel.groups * panel.quads;
+    const bool streams = panel.rows <= Core::kFew && Core::kAlone == kBlockPairs;  // the block is read from end to end
+    const long least = Channels ? 1 : panel.quads, wanted = streams ? all : kStretch / least * least;
+    alignas(64) uint8_t bytes[kStretch * kByteQuad];
+    __builtin_memset(panel.sums, 0, static_cast<size_t>(panel.rows * kLinearColumns) * sizeof(float));
+    for (long first = 0; first < all; first += wanted) {
+        const long count = all - first < wanted ? all - first : wanted;
+        const uint8_t* weight = panel.weight + first * kStep;
+        const bool spread = Nibbles && tiles >= kWorthSpreading;
+        if (spread) spread_nibbles(weight, bytes, count);
+        for (long i = 0; i < tiles; ++i) {  // of nearly the same height
+            const long row = panel.rows * i / tiles, rows = panel.rows * (i + 1) / tiles - row;
+            const QuantizedTile t{panel, spread ? bytes : weight, Channels ? 0 : first / panel.quads, Channels ? first : 0,
+                                  Channels ? 1 : count / panel.quads, Channels ? count : panel.quads, row, 0};
+            if constexpr (Nibbles) {
+                if (!spread) {
+                    tiles_of<Core, true, Channels, Core::kRows>(t, rows);
+                    continue;
+                }
+            }
+            tiles_of<Core, false, Channels, Core::kRows>(t, rows);
+        }
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------- results
+
+template <typename Type>
+void finish(const QuantizedResult& result) {
+    using E = typename Type::Element;
+    alignas(64) float bias[kLinearColumns] = {};
+    for (long c = 0; result.bias && c < result.columns; c += kLanes) {
+        store(bias + c, numbers<Type>(static_cast<const E*>(result.bias) + c, result.columns - c));
+    }
+    for (long r = 0; r < result.rows; ++r) {
+        const float* const sums = result.sums + r * kLinearColumns;
+        E* const out = static_cast<E*>(result.out) + r * result.out_stride;
+        for (long c = 0; c < result.columns; c += kLanes) {
+            const Floats sum = add(load(sums + c), load(bias + c));
+            if (result.columns - c >= kLanes) {
+                Type::round(sum, out + c);
+            } else {
+                E rest[kLanes];
+                Type::round(sum, rest);
+                __builtin_memcpy(out + c, rest, static_cast<size_t>(result.columns - c) * sizeof(E));
+            }
+        }
+    }
+}
+
+template <typename Wide, typename Narrow>
+constexpr QuantizedKernels quantized_kernels() {
+    return {{Wide::kBytes, Wide::kBytes, Narrow::kBytes, Narrow::kBytes},
+            {{prepare<Wide, Singles>, prepare<Wide, Brains>, prepare<Wide, Halves>},
+             {prepare<Wide, Singles>, prepare<Wide, Brains>, prepare<Wide, Halves>},
+             {prepare<Narrow, Singles>, prepare<Narrow, Brains>, prepare<Narrow, Halves>},
+             {prepare<Narrow, Singles>, prepare<Narrow, Brains>, prepare<Narrow, Halves>}},
+            {multiply<Wide, false, false>, multiply<Wide, true, false>, multiply<Narrow, false, true>,
+             multiply<Narrow, true, false>},
+            {finish<Singles>, finish<Brains>, finish<Halves>}};
+}
+
+}  // namespace
+}  // namespace quintet::cpu

@@ -1,0 +1,101 @@
+// AMX's tiles: the processor's own, or, in tests, ones of plain C++, since few machines have them.
+//
+// Eight tiles of at most 16 rows of 64 bytes; a configuration says how many rows and bytes each has.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace quintet::cpu {
+namespace {
+
+struct alignas(64) TileConfig {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {};
+    uint8_t rows[16] = {};
+};
+static_assert(sizeof(TileConfig) == 64);
+
+#if defined(QUINTET_EMULATED_TILES)
+
+struct Tiles {
+    TileConfig config;
+    uint8_t data[8][16][64];
+};
+thread_local Tiles tiles;
+
+inline void configure_tiles(const TileConfig& config) { tiles.config = config; }
+inline void release_tiles() { tiles.config = {}; }
+
+template <int Tile>
+void zero_tile() {
+    __builtin_memset(tiles.data[Tile], 0, sizeof tiles.data[Tile]);
+}
+
+template <int Tile>
+void load_tile(const void* at, long stride) {
+    zero_tile<Tile>();
+    for (int r = 0; r < tiles.config.rows[Tile]; ++r) {
+        __builtin_memcpy(tiles.data[Tile][r], static_cast<const char*>(at) + r * stride, tiles.config.row_bytes[Tile]);
+    }
+}
+
+template <int Tile>
+void store_tile(void* at, long stride) {
+    for (int r = 0; r < tiles.config.rows[Tile]; ++r) {
+        __builtin_memcpy(static_cast<char*>(at) + r * stride, tiles.data[Tile][r], tiles.config.row_bytes[Tile]);
+    }
+}
+
+inline float of_bfloat16(const uint8_t* at) {
+    uint16_t half;
+    __builtin_memcpy(&half, at, sizeof half);
+    const uint32_t bits = static_cast<uint32_t>(half) << 16;
+    float x;
+    __builtin_memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+// Sum += A times B: A [rows, pairs of inputs], B [pairs of inputs, columns of pairs].
+template <int Sum, int A, int B>
+void multiply_tiles() {
+    for (int r = 0; r < tiles.config.rows[A]; ++r) {
+        for (int c = 0; c < tiles.config.row_bytes[B] / 4; ++c) {
+            float sum;
+            __builtin_memcpy(&sum, &tiles.data[Sum][r][4 * c], sizeof sum);
+            for (int k = 0; k < tiles.config.row_bytes[A] / 4; ++k) {
+                for (int half = 0; half < 4; half += 2) {
+                    sum += of_bfloat16(&tiles.data[A][r][4 * k + half]) * of_bfloat16(&tiles.data[B][k][4 * c + half]);
+                }
+            }
+            __builtin_memcpy(&tiles.data[Sum][r][4 * c], &sum, sizeof sum);
+        }
+    }
+}
+
+#else
+
+// In assembly: the compiler's own macros want a tile's number as a word of the source.
+inline void configure_tiles(const TileConfig& config) { __asm__ volatile("ldtilecfg %0" ::"m"(config)); }
+inline void release_tiles() { __asm__ volatile("tilerelease"); }
+template <int Tile>
+void zero_tile() {
+    __asm__ volatile("tilezero %%tmm%c0" ::"i"(Tile));
+}
+template <int Tile>
+void load_tile(const void* at, long stride) {
+    __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(at), "r"(stride), "i"(Tile) : "memory");
+}
+template <int Tile>
+void store_tile(void* at, long stride) {
+    __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(at), "r"(stride), "i"(Tile) : "memory");
+}
+template <int Sum, int A, int B>
+void multiply_tiles() {
+    __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(Sum), "i"(A), "i"(B));
+}
+
+#endif
+
+}  // namespace
+}  // namespace quintet::cpu

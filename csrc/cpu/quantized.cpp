@@ -1,0 +1,208 @@
+#include "cpu/quantized.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <vector>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include "common/share.h"
+#include "cpu/features.h"
+#include "cpu/kernels/attention_types.h"
+
+namespace quintet::cpu {
+
+namespace {
+
+constexpr long kThreadWork = 128L << 10;   // multiply-adds that are worth another thread's waking
+constexpr long kThreadInputs = 16L << 10;  // inputs to prepare, or weights to pack, that are
+constexpr long kAlignment = 64;            // of rows: a cache line
+
+const QuantizedKernels& kernels() {
+#if defined(__x86_64__)
+    switch (chosen_isa()) {
+        case Isa::amx:
+        case Isa::avx512_bf16: return kQuantizedAvx512Vnni;
+        case Isa::avx512: return kQuantizedAvx512;
+        case Isa::avx2: return kQuantizedAvx2;
+        default: break;
+    }
+#endif
+    return kQuantizedBaseline;
+}
+
+const QuantizedPacking& packing() {
+#if defined(__x86_64__)
+    if (chosen_isa() >= Isa::avx2) return kQuantizedPackingAvx2;
+#endif
+    return kQuantizedPackingBaseline;
+}
+
+constexpr long size_of(LinearType type) { return type == kLinearFloat32 ? 4 : 2; }
+constexpr long rounded_up(long x, long unit) { return (x + unit - 1) / unit * unit; }
+constexpr long blocks_of(long outputs) { return (outputs + kLinearColumns - 1) / kLinearColumns; }
+
+long parts_of(long items, long work, long least) {
+    return std::max(1L, std::min({items, static_cast<long>(pool_threads()), work / least}));
+}
+
+// Groups of rows that are computed apart: at most kLinearRows, and fewer while there are threads without work.
+long panels_of(long tokens, long blocks) {
+    constexpr long kItems = 4;    // per thread
+    constexpr long kFewest = 48;  // rows that still make the reading of a block from memory worth it
+    const long wanted = (kItems * pool_threads() + blocks - 1) / blocks;
+    return std::max((tokens + kLinearRows - 1) / kLinearRows, std::min(wanted, tokens / kFewest));
+}
+
+// How a prepared row lies: values, scales, starts.
+struct RowLayout {
+    long group, quads;  // of a group
+    long scales_at, bytes;
+};
+
+RowLayout row_layout(const QuantizedCall& call, long quad_bytes) {
+    constexpr long kPage = 4096;  // rows that far apart meet in the same lines of a cache
+    const long group = call.inputs / call.groups;
+    const long values = rounded_up(call.inputs, kRowPadding) / kQuad * quad_bytes;
+    const long bytes = rounded_up(values + call.groups * 8, kAlignment);
+    return {group, (group + kQuad - 1) / kQuad, values, bytes % kPage ? bytes : bytes + kAlignment};
+}
+
+// This thread's, at least so large; what it held is forgotten.
+uint8_t* scratch(long bytes) {
+    thread_local std::vector<uint8_t> memory;
+    const size_t wanted = static_cast<size_t>(bytes + kAlignment);
+    if (memory.size() < wanted) {
+        memory.clear();
+        memory.resize(wanted);
+    }
+    const uintptr_t first = reinterpret_cast<uintptr_t>(memory.data());
+    return memory.data() + (kAlignment - first % kAlignment) % kAlignment;
+}
+
+void prepare_rows(const QuantizedCall& call, const RowLayout& layout, uint8_t* rows) {
+    const auto prepare = kernels().prepare[call.scheme][call.type];
+    share_out(call.tokens, parts_of(call.tokens, call.tokens * call.inputs, kThreadInputs), [&](long t) {
+        uint8_t* const row = rows + t * layout.bytes;
+        float* const scales = reinterpret_cast<float*>(row + layout.scales_at);
+        prepare({row, scales, reinterpret_cast<int32_t*>(scales + call.groups),
+                 static_cast<const char*>(call.x) + t * call.x_stride * size_of(call.type), call.groups, layout.group,
+                 largest_input(call.scheme), offset_of(call.scheme)});
+    });
+}
+
+// Asks for huge pages: see linear.cpp.
+void wish_huge_pages([[maybe_unused]] void* memory, [[maybe_unused]] long bytes) {
+#if defined(MADV_HUGEPAGE)
+    constexpr uintptr_t kHuge = 2U << 20;
+    const uintptr_t first = (reinterpret_cast<uintptr_t>(memory) + kHuge - 1) / kHuge * kHuge;
+    const uintptr_t last = (reinterpret_cast<uintptr_t>(memory) + static_cast<uintptr_t>(bytes)) / kHuge * kHuge;
+    if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);  // refused: it works without
+#endif
+}
+
+float float_of(uint16_t half) {
+    const uint32_t size = static_cast<uint32_t>(half & 0x7FFF) << 13, sign = static_cast<uint32_t>(half & 0x8000) << 16;
+    float x;
+    std::memcpy(&x, &size, sizeof x);
+    x *= 0x1p112F;  // scales are finite
+    return sign ? -x : x;
+}
+
+// A column of a block of 8 bits: its quads are kLinearColumns quads apart.
+template <typename E>
+void gather_bytes(E* out, const uint8_t* column, const GatherCall& call, const void* scales, long lane) {
+    const long group = call.inputs / call.groups;
+    for (long g = 0; g < call.groups; ++g) {
+        const float scale = call.scheme == kW8a8 ? static_cast<const float*>(scales)[lane]
+                                                 : float_of(static_cast<const uint16_t*>(scales)[g * kLinearColumns + lane]);
+        for (long k = g * group; k < (g + 1) * group; ++k) {
+            const int value = column[k / kQuad * kLinearColumns * kQuad + k % kQuad] - offset_of(call.scheme);
+            narrow(static_cast<float>(value) * scale, out + k);
+        }
+    }
+}
+
+template <typename E>
+void gather_quantized(const GatherCall& call, long token) {
+    E* const out = static_cast<E*>(call.out) + token * call.inputs;
+    const long id = call.ids[token], block = id / kLinearColumns, lane = id % kLinearColumns;
+    if (id < 0 || id >= call.outputs) {
+        std::memset(out, 0, static_cast<size_t>(call.inputs) * sizeof(E));
+        return;
+    }
+    const long bytes = rounded_up(call.inputs, kQuad) * kLinearColumns;
+    const long scale_bytes = call.groups * kLinearColumns * (call.scheme == kW8a8 ? 4 : 2);
+    gather_bytes(out, static_cast<const uint8_t*>(call.weight) + block * bytes + lane * kQuad, call,
+                 static_cast<const char*>(call.scales) + block * scale_bytes, lane);
+}
+
+// A column of what pack_linear() left: units of `pair` numbers, kLinearColumns units apart.
+template <typename Word>
+void gather_plain(const GatherCall& call, long token) {
+    Word* const out = static_cast<Word*>(call.out) + token * call.inputs;
+    const long pair = linear_pair(call.type), id = call.ids[token];
+    if (id < 0 || id >= call.outputs) {
+        std::memset(out, 0, static_cast<size_t>(call.inputs) * sizeof(Word));
+        return;
+    }
+    const long each = rounded_up(call.inputs, pair) * kLinearColumns;
+    const Word* column = static_cast<const Word*>(call.weight) + id / kLinearColumns * each + id % kLinearColumns * pair;
+    for (long k = 0; k < call.inputs; ++k) out[k] = column[k / pair * kLinearColumns * pair + k % pair];
+}
+
+}  // namespace
+
+void gather(const GatherCall& call) {
+    const auto row = !call.scales ? (call.type == kLinearFloat32 ? gather_plain<uint32_t> : gather_plain<uint16_t>)
+                     : call.type == kLinearFloat32  ? gather_quantized<float>
+                     : call.type == kLinearBfloat16 ? gather_quantized<Bfloat16>
+                                                    : gather_quantized<Float16>;
+    share_out(call.tokens, parts_of(call.tokens, call.tokens * call.inputs, kThreadInputs), [&](long t) { row(call, t); });
+}
+
+void quantized(const QuantizedCall& call) {
+    const QuantizedKernels& k = kernels();
+    const RowLayout layout = row_layout(call, k.quad_bytes[call.scheme]);
+    uint8_t* const rows = scratch(call.tokens * layout.bytes);
+    prepare_rows(call, layout, rows);
+    const long blocks = blocks_of(call.outputs), panels = panels_of(call.tokens, blocks);
+    const long bytes = layout.quads * call.groups * kLinearColumns * (nibbles(call.scheme) ? kQuad / 2 : kQuad);
+    const long scale_bytes = call.groups * kLinearColumns * (call.scheme == kW8a8 ? 4 : 2);
+    const auto run = [&](long item) {
+        alignas(64) float sums[kLinearRows * kLinearColumns];
+        const long panel = item / blocks, block = item % blocks, column = block * kLinearColumns;
+        const long row = call.tokens * panel / panels, end = call.tokens * (panel + 1) / panels;
+        k.multiply[call.scheme]({sums, rows + row * layout.bytes, static_cast<const uint8_t*>(call.weight) + block * bytes,
+                                 static_cast<const char*>(call.scales) + block * scale_bytes, layout.bytes, layout.scales_at,
+                                 end - row, call.groups, layout.quads});
+        const long size = size_of(call.type);
+        k.finish[call.type]({static_cast<char*>(call.out) + (row * call.outputs + column) * size,
+                             call.bias ? static_cast<const char*>(call.bias) + column * size : nullptr, sums, call.outputs,
+                             end - row, std::min(kLinearColumns, call.outputs - column)});
+    };
+    share_out(panels * blocks, parts_of(panels * blocks, call.tokens * call.inputs * call.outputs, kThreadWork), run);
+}
+
+bool pack_quantized(const QuantizedWeight& w) {
+    const long blocks = blocks_of(w.outputs), group = w.inputs / w.groups;
+    const long bytes = (w.inputs + kQuad - 1) / kQuad * kLinearColumns * (nibbles(w.scheme) ? kQuad / 2 : kQuad);
+    const long scale_bytes = w.groups * kLinearColumns * (w.scheme == kW8a8 ? 4 : 2);
+    wish_huge_pages(w.packed, blocks * bytes);
+    const auto pack = packing().pack[w.scheme][w.type];
+    std::atomic<bool> good{true};
+    share_out(blocks, parts_of(blocks, w.outputs * w.inputs, kThreadInputs), [&](long block) {
+        const long first = block * kLinearColumns;
+        if (!pack({static_cast<uint8_t*>(w.packed) + block * bytes, static_cast<char*>(w.scales) + block * scale_bytes,
+                   static_cast<const char*>(w.weight) + first * w.stride * size_of(w.type), w.stride,
+                   std::min(kLinearColumns, w.outputs - first), w.groups, group})) {
+            good = false;
+        }
+    });
+    return good;
+}
+
+}  // namespace quintet::cpu

@@ -1,0 +1,84 @@
+"""Activations, and what else is computed number by number, by quintet._cpu: a number's result is its own alone."""
+
+import functools
+
+import torch
+from torch import Tensor
+
+from quintet.ops.activation import KINDS, activate, gated
+from quintet.ops.elementwise import add, scale, softcap
+from quintet.platforms.cpu.arena import empty
+from quintet.platforms.cpu.native import extension, kind_of, missing
+
+NATIVE = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}  # where the extension's name is another
+
+
+def probe() -> str | None:
+    """Every activation of 0 is 0."""
+    if reason := missing("elementwise"):
+        return reason
+    if lost := [kind for kind in KINDS if NATIVE.get(kind, kind) not in extension().ELEMENTWISE]:
+        return f"it has no {', '.join(lost)}"
+    got = torch.stack([_activate(torch.zeros(1), kind) for kind in KINDS])
+    return None if not got.any() else f"activations of 0 gave {got.tolist()}"
+
+
+@activate.provide("native", probe)
+def _activate(x: Tensor, kind: str) -> Tensor:
+    """Computed in float32, rounded once."""
+    return _flat(_number(kind), x, x, False, 0.0)
+
+
+@gated.provide("native", probe)
+def _gated(x: Tensor, kind: str) -> Tensor:
+    tokens, both = x.shape
+    width, size = both // 2, x.element_size()
+    if both % 2:
+        raise ValueError(f"gate beside up are {both} wide, which is odd")
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    out = empty((tokens, width), x.dtype)
+    stride, gate = x.stride(0), x.data_ptr()
+    extension().elementwise(
+        kind_of(x.dtype), _number(kind), True, out.data_ptr(), gate, gate + width * size, tokens, width, stride, stride,
+        0.0,
+    )  # fmt: skip
+    return out
+
+
+@add.provide("native", probe)
+def _add(x: Tensor, y: Tensor) -> Tensor:
+    if x.shape != y.shape or x.dtype != y.dtype:
+        raise ValueError(f"x {tuple(x.shape)} {x.dtype} and y {tuple(y.shape)} {y.dtype} do not match")
+    return _flat(_number("add"), x, y, True, 0.0)
+
+
+@scale.provide("native", probe)
+def _scale(x: Tensor, factor: float) -> Tensor:
+    return _flat(_number("scale"), x, x, True, factor)
+
+
+@softcap.provide("native", probe)
+def _softcap(x: Tensor, cap: float) -> Tensor:
+    return _flat(_number("softcap"), x, x, True, cap)
+
+
+def _flat(op: int, x: Tensor, y: Tensor, overwrites: bool, factor: float) -> Tensor:
+    """`overwrites`: the result is in x's memory, if that is nobody else's, too."""
+    count, dtype = x.numel(), x.dtype
+    if not x.is_contiguous():
+        x, overwrites = x.contiguous(), False
+    if not y.is_contiguous():
+        y = y.contiguous()
+    whole = overwrites and x.untyped_storage().nbytes() == count * x.element_size()
+    out = x if whole else empty(x.shape, dtype)
+    extension().elementwise(
+        kind_of(dtype), op, False, out.data_ptr(), x.data_ptr(), y.data_ptr(), 1, count, count, count, factor
+    )
+    return out
+
+
+@functools.cache
+def _number(kind: str) -> int:
+    names: tuple[str, ...] = extension().ELEMENTWISE
+    return names.index(NATIVE.get(kind, kind))

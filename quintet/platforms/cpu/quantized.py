@@ -1,0 +1,213 @@
+"""Products with quantized weights by quintet._cpu: integers, so that every instruction set gives the same bits.
+
+Activations that a scheme leaves as they are become 16-bit integers, each group of a token with a scale of its own: to
+2^-15 of the group's largest. That is finer than what bfloat16 and float16 hold, and coarser than float32.
+"""
+
+import functools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quintet.ops.quantized import linear_int4, linear_int8, linear_w4a8, linear_w8a8
+from quintet.platforms.cpu.arena import empty
+from quintet.types import Scheme
+
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as csrc/cpu/kernels/linear.h numbers them
+INT8, INT4, W8A8, W4A8 = range(4)  # as csrc/cpu/kernels/quantized.h numbers them
+NUMBERS = {"int8": INT8, "int4": INT4, "w8a8": W8A8, "w4a8": W4A8}
+SCALES = {W8A8: torch.float32}  # the others': float16
+GROUPS = (128, 64, 32)  # inputs that may share a scale
+COLUMNS, QUAD = 64, 4  # outputs in a block; inputs that stand side by side
+MOST_INPUTS = 131072  # of W8A8, whose sums are of 32 bits
+
+
+def pack(weight: Tensor, scheme: Scheme) -> dict[str, Tensor]:
+    """[N, K] in floats -> "weight" uint8 [blocks, ceil(K / 4), 256 or 128] and "scales" [blocks, G, 64].
+
+    The weight may be a memory map. Where the scheme's group does not divide K, a smaller one is taken: ValueError where
+    there is none, and for numbers that are not finite.
+    """
+    if weight.dim() != 2 or 0 in weight.shape or weight.dtype not in KINDS:
+        raise ValueError(f"a weight is [outputs, inputs] in floats of 16 or 32 bits, not {_described(weight)}")
+    if weight.stride(1) != 1 or weight.stride(0) < weight.shape[1]:
+        weight = weight.contiguous()
+    (outputs, inputs), number = weight.shape, NUMBERS[scheme.name]
+    packed_shape, scales_shape = _shapes(outputs, inputs, scheme)
+    packed = torch.empty(packed_shape, dtype=torch.uint8)
+    scales = torch.empty(scales_shape, dtype=SCALES.get(number, torch.float16))
+    sizes = outputs, inputs, scales_shape[1], weight.stride(0)
+    places = packed.data_ptr(), scales.data_ptr(), weight.data_ptr()
+    if not _extension().pack_quantized(number, KINDS[weight.dtype], *places, *sizes):
+        raise ValueError("the weight holds numbers that are not finite, or too large for a scale in float16")
+    return {"weight": packed, "scales": scales}
+
+
+def packed_bytes(shape: tuple[int, ...], scheme: Scheme) -> int:
+    """Of pack()'s results for a weight [N, K] of this shape; ValueError as there."""
+    outputs, inputs = shape
+    packed, scales = _shapes(outputs, inputs, scheme)
+    return math.prod(packed) + math.prod(scales) * SCALES.get(NUMBERS[scheme.name], torch.float16).itemsize
+
+
+def unpack(packed: Tensor, scales: Tensor, outputs: int, inputs: int) -> Tensor:
+    """pack()'s results -> [outputs, inputs] in float32: what they stand for."""
+    whole, each = integers(packed, outputs, inputs), columns(scales, outputs)
+    return whole.float() * each.repeat_interleave(inputs // each.shape[1], 1)
+
+
+def integers(packed: Tensor, outputs: int, inputs: int) -> Tensor:
+    """pack()'s weight -> int8 [outputs, inputs]."""
+    blocks, quads, width = packed.shape
+    if width == COLUMNS * QUAD // 2:  # a byte: the same place of two stretches of 16 columns
+        halves = packed.reshape(blocks, quads, 2, 1, 16, QUAD)
+        packed, offset = torch.cat([halves & 15, halves >> 4], 3), 8
+    else:
+        offset = 128
+    whole = packed.reshape(blocks, quads, COLUMNS, QUAD).permute(0, 2, 1, 3).reshape(-1, quads * QUAD)
+    return (whole[:outputs, :inputs].to(torch.int16) - offset).to(torch.int8)
+
+
+def columns(scales: Tensor, outputs: int) -> Tensor:
+    """pack()'s scales -> float32 [outputs, G]."""
+    return scales.permute(0, 2, 1).reshape(-1, scales.shape[1])[:outputs].float()
+
+
+def rows(weight: Tensor, scales: Tensor | None, ids: Tensor, outputs: int, inputs: int, dtype: torch.dtype) -> Tensor:
+    """Rows ids [T] (int32) of a packed weight [outputs, inputs] -> [T, inputs] in `dtype`, as an embedding does.
+
+    The weight is pack()'s with 8 bits, or without scales linear.pack()'s in `dtype`. An id that is no row gives zeros.
+    """
+    plain = scales is None
+    number = W8A8 if scales is not None and scales.dtype == torch.float32 else INT8
+    if plain and weight.dtype != dtype or not plain and weight.shape[2] != COLUMNS * QUAD:
+        raise ValueError(f"rows in {dtype} are not to be had of {_described(weight)}; 8 bits or {dtype} would do")
+    if (
+        ids.dtype != torch.int32
+        or not ids.is_contiguous()
+        or not (len(weight) - 1) * COLUMNS < outputs <= len(weight) * COLUMNS
+    ):
+        raise ValueError(f"ids {_described(ids)} of {outputs} rows do not fit {_described(weight)}; ids are int32")
+    out = empty((len(ids), inputs), dtype)
+    at, groups = (0, 1) if scales is None else (scales.data_ptr(), scales.shape[1])
+    places = out.data_ptr(), ids.data_ptr(), weight.data_ptr(), at
+    _extension().gather(number, KINDS[dtype], *places, len(ids), inputs, outputs, groups)
+    return out
+
+
+def probe() -> str | None:
+    """32 inputs, two outputs, by every scheme."""
+    try:
+        from quintet import _cpu
+    except ImportError as error:
+        return f"the compiled extension is not there: {error}"
+    if not hasattr(_cpu, "quantized"):
+        return "the compiled extension is older than this provider; build it again with `make`"
+    x, weight = torch.zeros(1, 32), torch.zeros(2, 32)
+    x[0, 5], x[0, 7], weight[0, 5], weight[1, 7] = 1.0, -1.0, 3.0, 2.0
+    for name, number in NUMBERS.items():
+        packed = pack(weight, Scheme(name, 4 if "4" in name else 8, 16, 32))
+        got = _product(number, x, packed["weight"], packed["scales"], None, (2,))
+        if not torch.allclose(got, torch.tensor([[3.0, -2.0]]), rtol=0.02):
+            return f"a product by {name} gave {got.tolist()}, not [[3.0, -2.0]]"
+    return None
+
+
+@linear_int8.provide("native", probe)
+def _int8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
+    """A weight of two dimensions was not packed, here and below, and goes to the reference."""
+    if weight.dim() == 2:
+        return _plain(linear_int8.reference(x, weight, scales, bias, outputs))
+    return _product(INT8, x, weight, scales, bias, outputs)
+
+
+@linear_int4.provide("native", probe)
+def _int4(
+    x: Tensor, weight: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None, outputs: tuple[int, ...]
+) -> Tensor:
+    if weight.dim() == 2:
+        return _plain(linear_int4.reference(x, weight, scales, zeros, bias, outputs))
+    if zeros is not None:
+        raise ValueError("a packed weight of 4 bits has no zero points")
+    return _product(INT4, x, weight, scales, bias, outputs)
+
+
+@linear_w8a8.provide("native", probe)
+def _w8a8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
+    if weight.dim() == 2:
+        return _plain(linear_w8a8.reference(x, weight, scales, bias, outputs))
+    return _product(W8A8, x, weight, scales, bias, outputs)
+
+
+@linear_w4a8.provide("native", probe)
+def _w4a8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
+    if weight.dim() == 2:
+        return _plain(linear_w4a8.reference(x, weight, scales, bias, outputs))
+    return _product(W4A8, x, weight, scales, bias, outputs)
+
+
+def _plain(result: Any) -> Tensor:
+    tensor: Tensor = result
+    return tensor
+
+
+def _product(
+    number: int, x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, outputs: tuple[int, ...]
+) -> Tensor:
+    count = sum(outputs)
+    tokens, inputs = x.shape
+    dtype = x.dtype
+    blocks, groups, _ = scales.shape
+    width = COLUMNS * QUAD // 2 if number in (INT4, W4A8) else COLUMNS * QUAD
+    if (
+        weight.shape != (blocks, (inputs + QUAD - 1) // QUAD, width)
+        or not (blocks - 1) * COLUMNS < count <= blocks * COLUMNS
+        or scales.dtype != SCALES.get(number, torch.float16)
+    ):
+        raise ValueError(
+            f"x {_described(x)} and {count} outputs do not fit a packed weight {_described(weight)} "
+            f"with scales {_described(scales)}"
+        )
+    if x.stride(1) != 1 or x.stride(0) < inputs:
+        x = x.contiguous()
+    at_bias = 0
+    if bias is not None:
+        if bias.shape != (count,):
+            raise ValueError(f"a bias of shape {tuple(bias.shape)} does not fit {count} outputs")
+        bias = bias.to(dtype).contiguous()
+        at_bias = bias.data_ptr()
+    out = empty((tokens, count), dtype)
+    _extension().quantized(
+        number, KINDS[dtype], out.data_ptr(), x.data_ptr(), x.stride(0), weight.data_ptr(), scales.data_ptr(), at_bias,
+        tokens, inputs, count, groups,
+    )  # fmt: skip
+    return out
+
+
+def _shapes(outputs: int, inputs: int, scheme: Scheme) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of pack()'s weight and scales."""
+    blocks, width = -(-outputs // COLUMNS), COLUMNS * QUAD * scheme.bits // 8
+    if NUMBERS[scheme.name] == W8A8:
+        if inputs > MOST_INPUTS:
+            raise ValueError(f"{inputs} inputs of 8 bits are too many for sums of 32; {MOST_INPUTS} at most")
+        groups = 1
+    else:
+        wanted = scheme.group or GROUPS[0]
+        group = next((size for size in GROUPS if size <= wanted and inputs % size == 0), None)
+        if group is None:
+            raise ValueError(f"{inputs} inputs do not divide into groups of {wanted} or of fewer, down to {GROUPS[-1]}")
+        groups = inputs // group
+    return (blocks, -(-inputs // QUAD), width), (blocks, groups, COLUMNS)
+
+
+def _described(x: Tensor) -> str:
+    return f"{tuple(x.shape)} {x.dtype}"
+
+
+@functools.cache
+def _extension() -> Any:
+    from quintet import _cpu
+
+    return _cpu

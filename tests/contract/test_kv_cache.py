@@ -1,0 +1,131 @@
+"""Caches of other types than the layer's, and ALiBi: the specifications written out, and each provider against them."""
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from quintet.ops import Op
+from quintet.ops.attention import row_width, stored, widened
+from quintet.platforms import cpu
+from quintet.types import AttentionSpec
+from tests.contract.cases import DTYPES, MIXES, attention, randn
+from tests.helpers.batches import Cache, Request, spec
+
+CACHED = (torch.int8, torch.float8_e4m3fn)
+SERVING = {"reference", "torch", "native"}  # others refuse such a layer when it is built
+KINDS: dict[str, dict[str, Any]] = {
+    "int8": {"kv_dtype": torch.int8},
+    "fp8": {"kv_dtype": torch.float8_e4m3fn},
+    "alibi": {"alibi": True},
+    "alibi, soft-cap, window": {"alibi": True, "softcap": 5.0, "window": 40},
+    "int8, sinks": {"kv_dtype": torch.int8, "sinks": True},
+    "fp8, alibi": {"kv_dtype": torch.float8_e4m3fn, "alibi": True},
+}
+REGISTERED = cpu  # importing it registers providers
+
+
+def serving(name: str) -> list[str]:
+    op = Op.registry[name]
+    return [each for each in op.providers if each in SERVING and not (each in op.probes and op.probes[each]())]
+
+
+def test_int8_rows_are_the_nearest_multiples_of_their_scale() -> None:
+    x = randn(5, 3, 24, dtype=torch.float32, scale=7.0)
+    x[2] *= 1e-5
+    x[3] = 0
+    rows = stored(x, torch.int8)
+    assert rows.shape == (5, 3, row_width(24, torch.int8)) == (5, 3, 28)
+    for row, numbers in zip(rows.flatten(0, 1), x.flatten(0, 1).tolist(), strict=True):
+        scale = float(row[24:].clone().view(torch.float32))
+        assert scale == pytest.approx(max(map(abs, numbers)) / 127)
+        for steps, number in zip(row[:24].tolist(), numbers, strict=True):
+            assert abs(steps) <= 127
+            assert abs(number - steps * scale) <= scale * 0.50001
+    back = widened(rows, 24)
+    assert float((back - x).abs().max()) <= float(x.abs().max()) / 254 * 1.0001
+
+
+def test_a_row_that_is_not_finite_comes_back_so_and_alone() -> None:
+    for value in (math.nan, math.inf, -math.inf):
+        x = randn(3, 1, 16, dtype=torch.float32)
+        x[1, 0, 5] = value
+        back = widened(stored(x, torch.int8), 16)
+        assert back[[0, 2]].isfinite().all() and not back[1].isfinite().any()
+
+
+def test_fp8_is_the_nearest_number_and_ends_at_448() -> None:
+    there = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    there = there[there.isfinite()]
+    x = torch.cat([randn(400, dtype=torch.float32), randn(401, dtype=torch.float32, scale=200), there])
+    x = torch.cat([x, torch.tensor([1e9, -1e9, math.inf, -math.inf])])
+    got = widened(stored(x, torch.float8_e4m3fn), len(x))
+    want = (x.clamp(-448, 448)[:, None] - there).abs().amin(-1)
+    assert torch.equal((x.clamp(-448, 448) - got).abs(), want)
+    assert float(got.abs().max()) == 448 and stored(torch.tensor([math.nan]), torch.float8_e4m3fn).isnan().all()
+
+
+def test_specification_of_alibi_is_the_textbooks() -> None:
+    """Press et al. 2022: a score loses its head's slope for every token between query and key."""
+    of = spec(4, 2, 8, alibi=True)
+    assert of.alibi == (1 / 4, 1 / 16, 1 / 64, 1 / 256)
+    q, kv, batch, *_ = attention(of, [Request(5, 3), Request(0, 12)], None)
+    out = Op.registry["paged_attention"].reference(q, kv, batch, of, None)
+    for token, (row, position) in enumerate(zip(batch.owners.tolist(), batch.positions.tolist(), strict=True)):
+        cache = kv[batch.page_table[row].long()].permute(0, 3, 1, 2, 4).flatten(0, 1)[: position + 1]
+        for head, slope in enumerate(of.alibi):
+            scores = cache[:, 0, head // 2] @ q[token, head] * of.scale
+            scores -= slope * torch.arange(position, -1, -1)
+            torch.testing.assert_close(out[token, head], scores.softmax(0) @ cache[:, 1, head // 2])
+
+
+def cases(dtype: torch.dtype, settings: dict[str, Any]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    for heads, kv_heads, dim, page_size in ((6, 3, 16, 16), (5, 1, 20, 8), (3, 3, 32, 32)):
+        of = spec(heads, kv_heads, dim, dtype=dtype, page_size=page_size, **settings)
+        for mix, requests in MIXES.items():
+            sinks = randn(heads, dtype=torch.float32) if of.sinks else None
+            yield f"{heads}/{kv_heads}, pages of {page_size}, {mix}", attention(of, requests, sinks)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("provider", serving("paged_attention"))
+def test_attention_equals_the_specification(provider: str, settings: dict[str, Any], dtype: torch.dtype) -> None:
+    op = Op.registry["paged_attention"]
+    for what, (q, kv, batch, of, sinks) in cases(dtype, settings):
+        want = op.reference(q.float(), kv if of.kv_dtype else kv.float(), batch, of, sinks)
+        got = op.providers[provider](q, kv, batch, of, sinks)
+        limit = (20 if dtype == torch.float32 else 6) * torch.finfo(dtype).eps * max(1.0, float(want.abs().max()))
+        worst = float((got.float() - want).abs().max())
+        assert got.dtype == dtype and worst <= limit, f"{what}: off by {worst:.3g}, {limit:.3g} allowed"
+
+
+@pytest.mark.parametrize("cached", CACHED, ids=str)
+@pytest.mark.parametrize("provider", serving("write_kv"))
+def test_what_is_written_is_stored_in_its_slots_and_nothing_else_changes(provider: str, cached: torch.dtype) -> None:
+    for dtype, page_size in itertools.product(DTYPES, (8, 16)):
+        of = spec(6, 3, 24, dtype=dtype, kv_dtype=cached, page_size=page_size)
+        cache = Cache(of, [45, 9])
+        q, batch = cache.batch({0: Request(37, 8), 1: Request(8, 1)})
+        k, v = randn(len(q), 3, 24, dtype=dtype), randn(len(q), 3, 24, dtype=dtype, scale=2.0)
+        want = cache.kv.clone()
+        for i, slot in enumerate(batch.slots.tolist()):
+            want[slot // page_size, 0, :, slot % page_size] = stored(k[i], cached)
+            want[slot // page_size, 1, :, slot % page_size] = stored(v[i], cached)
+        got = Op.registry["write_kv"].providers[provider](cache.kv, k, v, batch)
+        assert got.dtype == cached and torch.equal(got.view(torch.uint8), want.view(torch.uint8))
+
+
+@pytest.mark.parametrize(("cached", "most"), [(torch.int8, 0.01), (torch.float8_e4m3fn, 0.04)], ids=str)
+def test_the_error_of_a_small_cache_is_small(cached: torch.dtype, most: float) -> None:
+    """Of attention over normal numbers, relative to the size of its results."""
+    exact = spec(8, 2, 64)
+    q, kv, batch, *_ = attention(exact, [Request(200, 30)], None)
+    want = Op.registry["paged_attention"].reference(q, kv, batch, exact, None)
+    small = AttentionSpec(**{**vars(exact), "kv_dtype": cached})
+    got = Op.registry["paged_attention"].reference(q, stored(kv, cached), batch, small, None)
+    error = float((got - want).norm() / want.norm())
+    assert 0 < error <= most

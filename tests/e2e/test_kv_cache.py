@@ -1,0 +1,90 @@
+"""A KV cache in int8 and fp8 end to end: more tokens in the same memory, and nearly the same numbers."""
+
+import functools
+
+import pytest
+import torch
+from torch import Tensor
+
+from quintet import LLM, SamplingParams
+from quintet.config import BUNDLED, EngineConfig
+from quintet.engine.start import prepare
+from quintet.engine.worker import Shape, Worker
+from tests.e2e.test_bundled import CASES, GREEDY, alike, as_expected
+from tests.helpers.models import FAMILIES, SERVED, variant
+from tests.helpers.run_model import Runner, random_prompts
+
+CACHED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+
+
+@functools.cache
+def bundled(cached: str) -> LLM:
+    return LLM(
+        BUNDLED, device="cpu", dtype="float32", use_tqdm=False, kv_cache_memory_bytes="64M", kv_cache_dtype=cached
+    )
+
+
+def pages(dtype: str, cached: str) -> tuple[int, int]:
+    """How many fit in 4 MiB, and the size of one."""
+    sizes = {"kv_cache_memory_bytes": 4 << 20, "max_model_len": "auto"}
+    plan = prepare(EngineConfig(device="cpu", dtype=dtype, kv_cache_dtype=cached, **sizes)).plan
+    return plan.num_pages, plan.sizes.page
+
+
+@pytest.mark.parametrize(("dtype", "bytes_"), [("float32", 4), ("bfloat16", 2)])
+def test_the_plan_counts_the_smaller_pages(dtype: str, bytes_: int) -> None:
+    (plain, page), (int8, int8_page), (fp8, fp8_page) = (pages(dtype, each) for each in ("auto", *CACHED))
+    config = prepare(EngineConfig(device="cpu")).hf_config
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    assert fp8_page * bytes_ == page
+    assert int8_page * bytes_ * dim == page * (dim + 4)  # a scale of four bytes for each row of numbers
+    assert fp8 == (4 << 20) // fp8_page > int8 == (4 << 20) // int8_page > plain == (4 << 20) // page
+
+
+@pytest.mark.parametrize("cached", CACHED)
+def test_the_cache_that_is_made_has_the_planned_size(cached: str) -> None:
+    tiny = variant("llama", "plain")
+    run = Runner(tiny)
+    made = Worker(run.worker.platform, tiny.config, Shape(torch.float32, 16, SERVED, kv_dtype=CACHED[cached]))
+    made.load(tiny.folder, 10, [], progress=False)
+    assert sum(each.nbytes for each in made._kv) == 10 * made.page_bytes < 10 * run.worker.page_bytes // 2
+    assert {each.dtype for each in made._kv} == {CACHED[cached]}
+
+
+@pytest.mark.parametrize("cached", CACHED)
+def test_the_bundled_model_does_everything_right(cached: str) -> None:
+    llm, wrong = bundled(cached), []
+    for options, cases in alike(CASES):
+        outputs = llm.chat([case["messages"] for case in cases], GREEDY, use_tqdm=False, **options)
+        texts = [(case, output.outputs[0].text) for case, output in zip(cases, outputs, strict=True)]
+        wrong += [f"{case['name']}: {text!r}" for case, text in texts if not as_expected(text, case["expect"])]
+    assert not wrong, f"{len(wrong)} of {len(CASES)}:\n" + "\n".join(wrong)
+
+
+def scores(cached: str, prompt: str) -> Tensor:
+    """Log-probabilities of the prompt's tokens."""
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    (output,) = bundled(cached).generate(prompt, params, use_tqdm=False)
+    assert output.prompt_logprobs is not None
+    return torch.tensor([next(iter(each.values())).logprob for each in output.prompt_logprobs if each])
+
+
+@pytest.mark.parametrize(("cached", "most"), [("int8", 0.02), ("fp8", 0.2)])
+def test_log_probabilities_hardly_move(cached: str, most: float) -> None:
+    """The mean over a text's tokens of how far they do."""
+    text = "Once upon a time there was a little dog. The dog liked to run in the park with a girl. One day, it rained."
+    moved = (scores(cached, text) - scores("auto", text)).abs()
+    assert 0 < float(moved.mean()) <= most
+
+
+@pytest.mark.parametrize(("cached", "most"), [("int8", 0.02), ("fp8", 0.15)])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3"])
+def test_logits_hardly_move(family: str, cached: str, most: float) -> None:
+    """Of random weights, relative to the spread of the logits; the prompt whole, and a token at a time."""
+    tiny, prompt = variant(family, next(iter(FAMILIES[family]))), random_prompts(3, (60,), 101)[0]
+    want = Runner(tiny).prompts([prompt])[0]
+    run = Runner(tiny, kv_dtype=CACHED[cached])
+    got = run.prompts([prompt])[0]
+    assert 0 < float((got - want).std() / want.std()) <= most
+    steps = [run.step({"one": [token]})["one"] for token in prompt]
+    assert torch.equal(torch.cat(steps), got)

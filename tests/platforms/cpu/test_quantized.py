@@ -1,0 +1,277 @@
+"""Products with quantized weights: the bits of their definition in numpy, on each instruction set; packing."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from quintet.ops import Op
+from quintet.ops.quantize import quantize
+from quintet.platforms.cpu import linear, quantized
+from quintet.types import Scheme
+
+if reason := quantized.probe():
+    pytest.skip(reason, allow_module_level=True)
+
+from quintet import _cpu
+
+Floats = np.ndarray
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
+SCHEMES = {
+    "int8": Scheme("int8", 8, 16, 128),
+    "int4": Scheme("int4", 4, 16, 32),
+    "int4 of 128": Scheme("int4", 4, 16, 128),
+    "w8a8": Scheme("w8a8", 8, 8, 0),
+    "w4a8": Scheme("w4a8", 4, 8, 64),
+}
+ROWS = (*range(1, 15), 19, 65)  # each number of rows in registers, few and many; the last: two panels
+# outputs, inputs: less than a block, parts of several; more than one stretch of a block, and groups that do not fill it
+SHAPES = ((1, 32), (63, 64), (129, 1120))
+ODD = ((1, 1), (65, 2), (33, 1801))  # of W8A8, which has no groups
+
+each_scheme = pytest.mark.parametrize("name", SCHEMES)
+each_type = pytest.mark.parametrize("dtype", TYPES, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = _cpu.threads()
+    _cpu.set_threads(2)
+    yield
+    _cpu.set_threads(before)
+
+
+def drawn(tokens: int, outputs: int, inputs: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """x, weight, bias; tokens of different sizes, the fifth of zeros."""
+    generator = torch.Generator().manual_seed(outputs * 10_000 + inputs)
+    shapes = ((tokens, inputs), (outputs, inputs), (outputs,))
+    x, weight, bias = (torch.randn(shape, generator=generator) for shape in shapes)
+    sizes = torch.rand(tokens, 1, generator=generator) * 20
+    sizes[4:5] = 0
+    return (x * sizes).to(dtype), weight.to(dtype), bias.to(dtype)
+
+
+def native(x: Tensor, packed: dict[str, Tensor], bias: Tensor | None, outputs: int, name: str) -> Tensor:
+    of = SCHEMES[name].name
+    own = (packed["weight"], packed["scales"], *((None,) if of == "int4" else ()), bias, (outputs,))
+    product: Tensor = Op.registry[f"linear_{of}"].providers["native"](x, *own)
+    return product
+
+
+def defined(x: Tensor, packed: dict[str, Tensor], bias: Tensor | None, outputs: int, name: str) -> Tensor:
+    """The sums of groups in 64-bit integers; each other step in float32, rounded once."""
+    tokens, inputs = x.shape
+    whole = quantized.integers(packed["weight"], outputs, inputs).numpy().astype(np.int64)
+    scales = quantized.columns(packed["scales"], outputs).numpy()
+    groups = scales.shape[1]
+    rows = x.float().numpy().reshape(tokens, groups, -1)
+    largest = np.float32(32639 if SCHEMES[name].activations == 16 else 127)
+    peak = np.maximum(np.abs(rows).max(-1), np.float32(1e-12))
+    stretched = np.rint(rows * (largest / peak)[:, :, None]).astype(np.int64)
+    sums = np.zeros((tokens, outputs), np.float32)
+    for g in range(groups):
+        part = slice(g * rows.shape[2], (g + 1) * rows.shape[2])
+        exact = (stretched[:, g] @ whole[:, part].T).astype(np.float32)
+        sums = fused(exact, scales[:, g] * (peak / largest)[:, g, None], sums)
+    y = torch.from_numpy(sums)
+    return (y if bias is None else y + bias.float()).to(x.dtype)
+
+
+def untied(x: Tensor, groups: int) -> Tensor:
+    """x with zeros for what lies in the middle of two integers of 8 bits, where torch and we may part."""
+    rows = x.double().reshape(len(x), groups, -1)
+    stretched = rows * 127 / rows.abs().amax(-1, keepdim=True).clamp(min=1e-12)
+    middle = (stretched.abs() % 1 - 0.5).abs() < 1e-3
+    return torch.where(middle.reshape(x.shape), 0.0, x)
+
+
+def fused(a: Floats, b: Floats, c: Floats) -> Floats:
+    """a * b + c of float32, rounded once: float64 holds the product; a sum that it does not hold is rounded to odd."""
+    product, c = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)
+    total = product + c
+    back = total - product
+    lost = (product - (total - back)) + (c - back)
+    bits = total.view(np.int64)
+    step = np.where((lost != 0) & (bits & 1 == 0), np.where((lost > 0) == (total > 0), 1, -1), 0)
+    return np.asarray((bits + step).view(np.float64).astype(np.float32))
+
+
+@each_type
+@each_scheme
+def test_every_instruction_set_equals_the_definition(isa: str, name: str, dtype: torch.dtype) -> None:
+    """Bit for bit, and a row alone as in every batch."""
+    for outputs, inputs in (*SHAPES, *(ODD if name == "w8a8" else ())):
+        x, weight, bias = drawn(max(ROWS), outputs, inputs, dtype)
+        packed = quantized.pack(weight, SCHEMES[name])
+        for own in (None, bias):
+            want = defined(x, packed, own, outputs, name)
+            for count in ROWS:
+                got = native(x[:count], packed, own, outputs, name)
+                assert got.dtype == dtype
+                assert torch.equal(got, want[:count]), f"{outputs}x{inputs} at {count} rows, bias {own is not None}"
+            for row in range(0, max(ROWS), 13):
+                assert torch.equal(native(x[row : row + 1], packed, own, outputs, name), want[row : row + 1])
+
+
+@each_type
+@each_scheme
+def test_products_are_those_of_the_specification(name: str, dtype: torch.dtype) -> None:
+    """On the same quantized weights. The contract allows 6 roundings of the type at the result's size: half types take
+    less than one. In float32 activations of 16 bits show: half a step of the largest each, as such errors add up."""
+    scheme = SCHEMES[name]
+    for outputs, inputs in SHAPES:
+        x, weight, bias = drawn(40, outputs, inputs, dtype)
+        packed = quantized.pack(weight, scheme)
+        if scheme.activations == 8:
+            x = untied(x, packed["scales"].shape[1])
+        plain = quantized.integers(packed["weight"], outputs, inputs)
+        if scheme.bits == 4:
+            bits = (plain + 8).to(torch.uint8)
+            plain = bits[:, ::2] | bits[:, 1::2] << 4
+        args = (plain, quantized.columns(packed["scales"], outputs), *((None,) if scheme.name == "int4" else ()))
+        want = Op.registry[f"linear_{scheme.name}"].reference(x.float(), *args, bias.float(), (outputs,))
+        off = (native(x, packed, bias, outputs, name).float() - want).abs()
+        length = quantized.unpack(packed["weight"], packed["scales"], outputs, inputs).norm(dim=1)
+        step = x.float().abs().amax(1, keepdim=True) * (1 / 32639 if scheme.activations == 16 else 2**-22)
+        assert (off <= torch.finfo(dtype).eps * want.abs() * 0.51 + 6 * step / 12**0.5 * length + 1e-5).all()
+        if dtype != torch.float32:
+            assert off.max() <= torch.finfo(dtype).eps * want.abs().max()
+
+
+@each_scheme
+def test_threads_change_no_bit(name: str) -> None:
+    x, weight, bias = drawn(270, 1030, 512, torch.bfloat16)
+    results = []
+    for count in (1, 2, 3):
+        _cpu.set_threads(count)
+        packed = quantized.pack(weight, SCHEMES[name])
+        results.append((*packed.values(), *(native(x[:rows], packed, bias, 1030, name) for rows in (1, 5, 64, 270))))
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@each_type
+@each_scheme
+def test_packing_keeps_what_bits_can_hold(isa: str, name: str, dtype: torch.dtype) -> None:
+    """8 bits: half a step of the group's largest. 4 bits: less squared error than the plain way, with -8 for the
+    largest: by 6 to 13%, in groups of 32 to 128 numbers that are normal or have heavy tails."""
+    scheme = SCHEMES[name]
+    generator = torch.Generator().manual_seed(1)
+    normal = torch.randn(130, 768, generator=generator)
+    heavy = normal / torch.randn(130, 768, 4, generator=generator).norm(dim=-1)  # Student's, of 4 degrees
+    for drawn_weight in (normal, heavy, torch.zeros(3, 128)):
+        weight = drawn_weight.to(dtype)
+        packed = quantized.pack(weight, scheme)
+        back = quantized.unpack(packed["weight"], packed["scales"], *weight.shape)
+        groups = packed["scales"].shape[1]
+        assert quantized.packed_bytes(weight.shape, scheme) == sum(t.nbytes for t in packed.values())
+        if scheme.bits == 8:
+            largest = weight.float().reshape(len(weight), groups, -1).abs().amax(-1, keepdim=True)
+            off = (back - weight.float()).reshape(len(weight), groups, -1).abs()
+            assert (off <= largest / 127 * 0.51).all()
+        elif weight.any():
+            bits, scales = quantize(weight, Scheme(scheme.name, 4, scheme.activations, weight.shape[1] // groups))
+            values = torch.stack([bits & 15, bits >> 4], -1).reshape(weight.shape).float() - 8
+            plain = values * scales.repeat_interleave(weight.shape[1] // groups, 1)
+            assert (back - weight.float()).square().sum() < 0.95 * (plain - weight.float()).square().sum()
+        else:
+            assert not back.any()
+
+
+@each_scheme
+def test_packing_takes_rows_as_they_lie(name: str) -> None:
+    _, weight, _ = drawn(1, 70, 128, torch.bfloat16)
+    want = quantized.pack(weight, SCHEMES[name])
+    for other in (torch.cat([weight, weight], dim=1)[:, 128:], weight.T.contiguous().T):
+        got = quantized.pack(other, SCHEMES[name])
+        assert torch.equal(got["weight"], want["weight"]) and torch.equal(got["scales"], want["scales"])
+
+
+@each_scheme
+def test_strided_rows_are_as_good_as_contiguous_ones(name: str) -> None:
+    x, weight, bias = drawn(9, 70, 128, torch.bfloat16)
+    packed = quantized.pack(weight, SCHEMES[name])
+    want = native(x, packed, bias, 70, name)
+    assert torch.equal(native(torch.cat([x, x], dim=1)[:, 128:], packed, bias, 70, name), want)
+    assert torch.equal(native(x.T.contiguous().T, packed, bias, 70, name), want)
+    assert native(x[:0], packed, bias, 70, name).shape == (0, 70)
+
+
+@each_scheme
+def test_what_is_not_finite_stays_in_its_row(isa: str, name: str) -> None:
+    for dtype in TYPES:
+        x, weight, _ = drawn(8, 70, 128, dtype)
+        packed = quantized.pack(weight, SCHEMES[name])
+        clean = native(x, packed, None, 70, name)
+        x[2, 30], x[5, 0] = float("inf"), float("nan")
+        got = native(x, packed, None, 70, name)
+        assert not got[[2, 5]].isfinite().any()
+        rest = [0, 1, 3, 4, 6, 7]
+        assert torch.equal(got[rest], clean[rest])
+
+
+@pytest.mark.parametrize("name", ["int8", "w8a8"])
+@each_type
+def test_rows_are_those_of_the_packed_weight(name: str, dtype: torch.dtype) -> None:
+    outputs, inputs = 200, 384
+    _, weight, _ = drawn(1, outputs, inputs, dtype)
+    ids = torch.tensor([0, 199, 64, 63, 7, 64], dtype=torch.int32)
+    packed = quantized.pack(weight, SCHEMES[name])
+    got = quantized.rows(packed["weight"], packed["scales"], ids, outputs, inputs, dtype)
+    want = quantized.unpack(packed["weight"], packed["scales"], outputs, inputs).to(dtype)
+    assert torch.equal(got, want[ids])
+    outside = torch.tensor([-1, 200], dtype=torch.int32)
+    assert not quantized.rows(packed["weight"], packed["scales"], outside, outputs, inputs, dtype).any()
+
+
+@each_type
+def test_rows_of_a_plain_packed_weight_are_the_weights(dtype: torch.dtype) -> None:
+    ids = torch.tensor([0, 199, 64, 63, 7, 64], dtype=torch.int32)
+    for inputs in (384, 33):
+        _, weight, _ = drawn(1, 200, inputs, dtype)
+        assert torch.equal(quantized.rows(linear.pack(weight), None, ids, 200, inputs, dtype), weight[ids])
+
+
+def test_groups_shrink_to_what_divides_the_inputs() -> None:
+    for inputs, group in ((256, 128), (192, 64), (96, 32)):
+        packed = quantized.pack(torch.ones(5, inputs), SCHEMES["int4 of 128"])
+        assert packed["scales"].shape[1] == inputs // group
+    with pytest.raises(ValueError, match="do not divide into groups"):
+        quantized.pack(torch.ones(5, 48), SCHEMES["int8"])
+
+
+def test_a_plain_weight_goes_to_the_reference() -> None:
+    x, scales = torch.randn(3, 64), torch.rand(5, 2)
+    whole, bits = torch.randint(-9, 9, (5, 64), dtype=torch.int8), torch.randint(0, 255, (5, 32), dtype=torch.uint8)
+    for name, args in (
+        ("int8", (whole, scales)),
+        ("int4", (bits, scales, scales)),
+        ("w8a8", (whole, scales[:, :1])),
+        ("w4a8", (bits, scales)),
+    ):
+        op = Op.registry[f"linear_{name}"]
+        assert torch.equal(op.providers["native"](x, *args, None, (5,)), op.reference(x, *args, None, (5,)))
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    x, weight, bias = drawn(3, 70, 128, torch.bfloat16)
+    packed = quantized.pack(weight, SCHEMES["int8"])
+    for wrong in ((x[:, :64], bias, 70, "int8"), (x, bias, 200, "int8"), (x, bias, 70, "w8a8"), (x, bias, 70, "int4")):
+        with pytest.raises(ValueError, match="do not fit"):
+            native(wrong[0], packed, *wrong[1:])
+    with pytest.raises(ValueError, match="bias"):
+        native(x, packed, bias[:5], 70, "int8")
+    four = quantized.pack(weight, SCHEMES["int4"])
+    with pytest.raises(ValueError, match="zero points"):
+        Op.registry["linear_int4"].providers["native"](x, four["weight"], four["scales"], four["scales"], None, (70,))
+    with pytest.raises(ValueError, match="8 bits"):
+        quantized.rows(four["weight"], four["scales"], torch.zeros(1, dtype=torch.int32), 70, 128, torch.float32)
+    with pytest.raises(ValueError, match="float64"):
+        quantized.pack(weight.double(), SCHEMES["int8"])
+    for bad in (float("nan"), float("inf")):
+        weight[69, 5] = bad
+        for scheme in SCHEMES.values():
+            with pytest.raises(ValueError, match="not finite"):
+                quantized.pack(weight, scheme)

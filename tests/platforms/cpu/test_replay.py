@@ -1,0 +1,177 @@
+"""Recorded steps: the same bits as eager ones, for every family, and refused where a replay would not be the step."""
+
+import gc
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quintet.config import EngineConfig
+from quintet.platforms.cpu import PLATFORM, replay
+from quintet.platforms.cpu.arena import SEGMENT, Arena, empty, lending
+from quintet.platforms.cpu.replay import LEAST_PAGES, Replay
+from quintet.types import Batch
+from tests.helpers.models import FAMILIES, SERVED, variant
+from tests.helpers.run_model import Runner, random_prompts
+
+_cpu = pytest.importorskip("quintet._cpu", reason="steps are recorded by the compiled extension")
+
+
+class Watched(Replay):
+    """Counts its replays; the last one made is kept."""
+
+    last: "Watched"
+
+    def __init__(self, model: Any, extension: Any) -> None:
+        super().__init__(model, extension)
+        Watched.last, self.recorded = self, 0
+
+    def _record(self, *args: Any) -> Tensor:
+        self.recorded += 1
+        return super()._record(*args)
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> type[Watched]:
+    monkeypatch.setattr("quintet.platforms.cpu.platform.Replay", Watched)
+    return Watched
+
+
+def runner(family: str, eager: bool, length: int = SERVED) -> Runner:
+    name = next(iter(FAMILIES[family]))
+    platform = PLATFORM(EngineConfig(enforce_eager=eager))
+    return Runner(variant(family, name), torch.bfloat16, platform=platform, max_model_len=length)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_replayed_step_gives_the_bits_of_an_eager_one(family: str, watched: type[Watched]) -> None:
+    """Three requests that decode, one that leaves, one that joins, and pages that grow."""
+    prompts = random_prompts(0, [5, 17, 33], 90)
+    logits = []
+    for eager in (True, False):
+        run, rng = runner(family, eager), random.Random(1)
+        found = [run.step(dict(enumerate(prompts)))]
+        for step in range(40):
+            names = [0, 1, 2] if step < 20 else [0, 2]
+            found.append(run.step({name: [rng.randrange(90)] for name in names}))
+        logits.append([rows for step in found for rows in step.values()])
+    assert watched.last.refused is None
+    assert watched.last.recorded == 2  # three requests, then two
+    assert all(torch.equal(a, b) for a, b in zip(*logits, strict=True))
+
+
+def test_a_longer_page_table_is_recorded_anew(watched: type[Watched]) -> None:
+    run, eager = (runner("llama", each, 20 * LEAST_PAGES) for each in (False, True))
+    (prompt,) = random_prompts(3, [16 * LEAST_PAGES - 3], 90)
+    for chunk in (prompt, *([token] for token in range(6))):
+        assert torch.equal(run.step({0: chunk})[0], eager.step({0: chunk})[0])
+    assert watched.last.recorded == 2
+
+
+def test_a_size_that_came_once_is_not_recorded(watched: type[Watched]) -> None:
+    run = runner("llama", False)
+    run.step({0: [1, 2, 3]})
+    assert watched.last.recorded == 0
+    run.step({1: [4, 5, 6]})
+    assert watched.last.recorded == 1
+
+
+def test_another_cache_is_not_written_through_old_addresses(watched: type[Watched]) -> None:
+    run = runner("llama", False)
+    for token in (1, 2):
+        first = run.step({0: [token]})[0]
+    run.finish(0)
+    old = [pages.clone() for pages in run.worker._kv]
+    kept = run.worker._kv
+    run.worker.renew_cache()
+    for token in (1, 2):
+        again = run.step({0: [token]})[0]
+    assert torch.equal(again, first)
+    assert all(torch.equal(a, b) for a, b in zip(kept, old, strict=True))
+
+
+def _batch(tokens: int) -> Batch:
+    of = torch.arange(tokens, dtype=torch.int32)
+    return Batch(of, of, of, of, torch.arange(tokens + 1, dtype=torch.int32), of + 1, of[:, None], of)
+
+
+def test_what_a_replay_would_leave_out_keeps_steps_eager(caplog: pytest.LogCaptureFixture) -> None:
+    calls = []
+
+    def model(kv: Any, batch: Batch) -> tuple[Tensor, Any]:
+        calls.append(len(batch.token_ids))
+        return batch.token_ids.float() * 2, kv
+
+    step = Replay(model, _cpu)
+    with caplog.at_level("INFO"):
+        for tokens in (3, 3, 2):
+            logits, _ = step((), _batch(tokens))
+            assert logits.tolist() == [2.0 * i for i in range(tokens)]
+    assert calls == [3, 3, 2]
+    assert step.refused == "a replay would leave out float, mul"
+    assert len(caplog.records) == 1
+
+
+def test_a_step_that_fails_is_not_kept() -> None:
+    fails = [True]
+
+    def model(kv: Any, batch: Batch) -> tuple[Tensor, Any]:
+        if fails:
+            fails.pop()
+            raise RuntimeError("once")
+        return empty((len(batch.token_ids), 4), torch.float32), kv
+
+    step = Replay(model, _cpu)
+    with pytest.raises(RuntimeError, match="once"):
+        step((), _batch(2))
+    assert step((), _batch(2))[0].shape == (2, 4)
+    graph = _cpu.Graph()
+    graph.begin()  # nobody records any more
+    graph.end()
+
+
+def test_graphs_that_were_not_used_for_longest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "KEPT", 2)
+    recorded = []
+
+    def model(kv: Any, batch: Batch) -> tuple[Tensor, Any]:
+        recorded.append(len(batch.token_ids))
+        return empty((1, 1), torch.float32), kv
+
+    step = Replay(model, _cpu)
+    for tokens in (1, 2, 1, 3, 1, 2):
+        step((), _batch(tokens))
+    assert recorded == [1, 2, 3, 2]
+
+
+def test_the_arena_lends_again_what_came_back() -> None:
+    arena = Arena()
+    a, b, c = (arena.empty((1000,), torch.float32) for _ in range(3))
+    places = [x.data_ptr() for x in (a, b, c)]
+    assert all(place % 64 == 0 for place in places)
+    assert places == sorted(places) and places[1] - places[0] >= 4000
+    view = b[10:20].view(torch.int32)
+    del b
+    gc.collect()
+    assert arena.empty((1000,), torch.float32).data_ptr() not in (places[1], places[0])  # a view still holds it
+    del view
+    assert arena.empty((1000,), torch.float32).data_ptr() == places[1]
+    del a
+    both = arena.empty((1900,), torch.float32)  # what came back beside each other is one piece
+    assert both.data_ptr() == places[0]
+    assert arena.nbytes == SEGMENT
+    assert arena.empty((SEGMENT,), torch.float32).numel() == SEGMENT
+    assert arena.nbytes == SEGMENT + 4 * SEGMENT
+    assert arena.empty((0, 5), torch.bfloat16).shape == (0, 5)
+
+
+def test_results_lie_in_the_arena_while_it_lends_and_only_in_this_thread() -> None:
+    arena = Arena()
+    with lending(arena):
+        inside = empty((3,), torch.float32)
+    assert arena.nbytes == SEGMENT
+    outside = empty((3,), torch.float32)
+    assert abs(outside.data_ptr() - inside.data_ptr()) >= 64
+    assert arena.nbytes == SEGMENT

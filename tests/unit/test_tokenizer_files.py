@@ -1,0 +1,171 @@
+"""A tokenizer's files read without transformers, where that makes the same tokenizer; else not."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer as Backend
+from transformers import AutoTokenizer, Qwen2Tokenizer
+
+import quintet
+from quintet.engine.tokenizer import load_tokenizer
+from quintet.engine.tokenizer_files import read_files
+from tests.helpers import tokenizers as builders
+from tests.unit.test_detokenizer import HOSTILE
+
+TEXTS = [*HOSTILE, "I'LL pay 1234 €\r\n\n  for\tit", "<|im_start|>user\nHi<|im_end|>", "e\u0301"]
+
+
+def qwen(folder: Path) -> None:
+    """As Qwen 2 and 3: no BOS, the named tokens special, others not."""
+    trained = Backend(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trained.train_from_iterator(
+        builders.CORPUS, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
+    )
+    state = json.loads(trained.to_str())["model"]
+    hf = Qwen2Tokenizer(
+        vocab=state["vocab"], merges=[tuple(merge) for merge in state["merges"]], eos_token="<|im_end|>", unk_token=None
+    )
+    hf.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
+    hf.add_tokens([AddedToken("<think>", special=False, normalized=False)])
+    hf.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)  # as in the files on the hub
+    hf.chat_template = "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}"
+    hf.save_pretrained(folder)
+    _edit(folder / "tokenizer_config.json", tokenizer_class="Qwen2Tokenizer")
+    _write(folder / "config.json", {"model_type": "qwen3"})
+
+
+def bundled(folder: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json"):
+        shutil.copy(Path(quintet.__file__).parent / "bundled" / name, folder)
+
+
+MAKERS: dict[str, Callable[[Path], Any]] = {
+    "byte_level": builders.byte_level,
+    "byte_fallback": builders.byte_fallback,
+    "metaspace": builders.metaspace,
+    "word_piece": builders.word_piece,
+    "bundled": bundled,
+    "qwen": qwen,
+}
+
+
+def _write(file: Path, content: Any) -> None:
+    file.write_text(json.dumps(content), encoding="utf-8")
+
+
+def _edit(file: Path, **entries: Any) -> None:
+    _write(file, {**json.loads(file.read_text(encoding="utf-8")), **entries})
+
+
+def _lists_added_tokens(folder: Path) -> None:
+    """As most models on the hub."""
+    described = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    listed = {str(token.pop("id")): token for token in described["added_tokens"]}
+    _edit(folder / "tokenizer_config.json", added_tokens_decoder=listed)
+
+
+def _same(folder: Path) -> None:
+    files, hf = read_files(folder), AutoTokenizer.from_pretrained(folder)
+    assert files is not None
+    ours, theirs = json.loads(files.backend.to_str()), json.loads(hf.backend_tokenizer.to_str())
+    for part in ("model", "normalizer", "pre_tokenizer", "decoder"):
+        plain = [
+            {name: value for name, value in each[part].items() if value} if each[part] else None
+            for each in (ours, theirs)
+        ]
+        assert plain[0] == plain[1], part
+    assert ours["added_tokens"] == theirs["added_tokens"]
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.special_tokens == hf.special_tokens_map and list(tokenizer.special_tokens) == list(
+        hf.special_tokens_map
+    )
+    assert (tokenizer.bos_token, tokenizer.bos_id) == (hf.bos_token, hf.bos_token_id)
+    assert tokenizer.eos_ids == (() if hf.eos_token_id is None else (hf.eos_token_id,))
+    assert tokenizer.chat_template == hf.chat_template
+    for text in TEXTS:
+        for special in (True, False):
+            ids = files.backend.encode(text, add_special_tokens=special).ids
+            assert ids == hf.encode(text, add_special_tokens=special)
+            assert tokenizer.decode(ids, special) == hf.decode(ids, skip_special_tokens=special)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_a_plain_folder_makes_transformers_tokenizer(kind: str, tmp_path: Path) -> None:
+    MAKERS[kind](tmp_path)
+    _same(tmp_path)
+    _lists_added_tokens(tmp_path)
+    _same(tmp_path)
+
+
+def test_a_template_in_the_configuration_is_found(tmp_path: Path) -> None:
+    builders.byte_level(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    _edit(tmp_path / "tokenizer_config.json", chat_template="{{ bos_token }}")
+    _same(tmp_path)
+
+
+def test_the_older_map_of_special_tokens_counts(tmp_path: Path) -> None:
+    builders.byte_level(tmp_path)
+    _write(tmp_path / "special_tokens_map.json", {"eos_token": {"content": "<|end|>", "lstrip": False}})
+    _same(tmp_path)
+    assert load_tokenizer(tmp_path).special_tokens["eos_token"] == "<|end|>"
+
+
+CONFIG = "tokenizer_config.json"
+# kind, file, entries that make the tokenizer another than its tokenizer.json, or that we do not read
+OTHERS: list[tuple[str, str, dict[str, Any]]] = [
+    ("byte_level", CONFIG, {"tokenizer_class": "LlamaTokenizer"}),
+    ("byte_level", CONFIG, {"tokenizer_class": None}),
+    ("byte_level", CONFIG, {"auto_map": {"AutoTokenizer": ["evil.Evil", None]}}),
+    ("byte_level", CONFIG, {"bos_token": "<new>"}),
+    ("byte_level", CONFIG, {"eos_token": "<tool>"}),
+    ("byte_level", CONFIG, {"image_token": "<tool>"}),
+    ("byte_level", CONFIG, {"additional_special_tokens": ["<new>"]}),
+    ("byte_level", CONFIG, {"extra_special_tokens": {"image_token": "<|user|>"}}),
+    ("byte_level", CONFIG, {"split_special_tokens": True}),
+    ("byte_level", CONFIG, {"chat_template": [{"name": "default", "template": "a"}]}),
+    ("byte_level", CONFIG, {"added_tokens_decoder": {"0": {"content": "<s>", "lstrip": True, "special": True}}}),
+    ("byte_level", "tokenizer.json", {"model": {"type": "Nothing"}}),
+    ("byte_level", "added_tokens.json", {"<new>": 500}),
+    ("byte_level", "config.json", {"model_type": "mistral"}),
+    ("byte_level", "config.json", {"model_type": "qwen2"}),
+    ("qwen", "config.json", {"model_type": "llama"}),
+    ("qwen", "tokenizer.json", {"normalizer": None}),
+    ("qwen", "tokenizer.json", {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}}),
+    ("qwen", CONFIG, {"add_prefix_space": True}),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "entries"), OTHERS, ids=lambda value: str(value)[:40])
+def test_what_is_not_plain_is_left_to_transformers(
+    kind: str, name: str, entries: dict[str, Any], tmp_path: Path
+) -> None:
+    MAKERS[kind](tmp_path)
+    if kind == "byte_level" and "chat_template" in entries:
+        (tmp_path / "chat_template.jinja").unlink()
+    if not (tmp_path / name).exists():
+        _write(tmp_path / name, {})
+    _edit(tmp_path / name, **entries)
+    assert read_files(tmp_path) is None
+
+
+def test_transformers_is_imported_when_its_object_is_asked_for() -> None:
+    folder = Path(quintet.__file__).parent / "bundled"
+    code = (
+        "import sys; from quintet.engine.tokenizer import load_tokenizer\n"
+        f"tokenizer = load_tokenizer({str(folder)!r})\n"
+        "assert tokenizer.decode(tokenizer.encode('Once upon'))\n"
+        "assert 'transformers' not in sys.modules\n"
+        "assert tokenizer.hf.decode(tokenizer.hf.encode('Once upon', add_special_tokens=False)) == 'Once upon'\n"
+        "assert tokenizer.hf is tokenizer.hf and tokenizer.hf.backend_tokenizer.truncation is None\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
