@@ -59,7 +59,21 @@ SETTINGS = {
 PEERS = ("transformers", "llama.cpp", "openvino")
 READ_BYTES = 256 << 20  # far above the caches
 READ_SECONDS = 0.3
+REST = 0.1  # seconds after a run in which its threads stop waiting actively and go to sleep
 AWAKE = 0.02  # of one core: engines that take more while they wait disturb the one that is measured
+
+
+@dataclass
+class Wait:
+    """What an engine did while others were measured."""
+
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+
+    @property
+    def share(self) -> float:
+        """Of one core."""
+        return self.cpu_seconds / self.seconds
 
 
 @dataclass
@@ -74,7 +88,7 @@ class Bench:
     missing: dict[str, str] = field(default_factory=dict)
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     rounds: list[Round] = field(default_factory=list)
-    awake: dict[str, float] = field(default_factory=dict)  # most cores that an engine took while it waited
+    waits: dict[str, Wait] = field(default_factory=dict)
 
     def job(self, bits: str, engine: str, variant: str) -> Job:
         return Job(engine, bits, variant, str(self.folder), str(self.work), self.threads)
@@ -131,6 +145,7 @@ def measure(bench: Bench, loaded: dict[str, tuple[Job, Worker]], bits: str, run:
         names = list(loaded) if index % 2 else list(reversed(loaded))
         read_gbs, results = bench.read_gbs(), {}
         for name in names:
+            time.sleep(REST)
             before, start = _cpu_seconds(loaded), time.perf_counter()
             try:
                 # the first round is for buffers and threads; a prompt and a token of each shape are enough
@@ -141,8 +156,8 @@ def measure(bench: Bench, loaded: dict[str, tuple[Job, Worker]], bits: str, run:
                 continue
             took, after = time.perf_counter() - start, _cpu_seconds(loaded)
             for other in after.keys() - {name}:
-                share = (after[other] - before[other]) / took
-                bench.awake[other] = max(bench.awake.get(other, 0.0), share)
+                wait = bench.waits.setdefault(other, Wait())
+                wait.seconds, wait.cpu_seconds = wait.seconds + took, wait.cpu_seconds + after[other] - before[other]
         if index:
             bench.rounds.append(Round(bits, run.name, read_gbs, results))
     print(f"{bits}: {run.name} is measured", file=sys.stderr)
@@ -201,7 +216,7 @@ def report(bench: Bench, bits: Sequence[str], host: dict[str, Any]) -> dict[str,
         "read_gbs": {"median": statistics.median(reads), "least": min(reads), "most": max(reads)} if reads else {},
         "settings": bench.facts,
         "missing": bench.missing,
-        "awake_while_waiting": bench.awake,
+        "awake_while_waiting": {name: wait.share for name, wait in bench.waits.items()},
         "same_first_tokens": {each: same_tokens(bench, each) for each in bits},
         "summary": {each: [summary(row, traffic) for row in rows(bench.rounds, each)] for each in bits},
         "runs": [asdict(run) for run in (*RUNS, STARTUP)],
@@ -230,12 +245,13 @@ def tell(bench: Bench, bits: Sequence[str], results: dict[str, Any]) -> None:
         print(f"\n{bench.folder.name}, {bench.threads} threads, {bench.pairs} pairs, reads at {rates}\n")
     for each in (each for each in bits if any(found.bits == each for found in bench.rounds)):
         print(table(bench.rounds, each, bench.traffic()), end="\n\n")
-        print(f"first tokens as ours: {results['same_first_tokens'][each]}\n")
+        same = [f"{name} {equal}" for name, equal in results["same_first_tokens"][each].items()]
+        print(f"first tokens as ours: {', '.join(same) or 'ours is missing'}\n")
     for name, reason in bench.missing.items():
         print(f"not measured: {name}: {reason}")
-    for name, share in bench.awake.items():
-        if share > AWAKE:
-            print(f"awake: {name} took {share:.1%} of a core while it waited")
+    for name, wait in bench.waits.items():
+        if wait.share > AWAKE:
+            print(f"awake: {name} took {wait.share:.1%} of a core while it waited")
 
 
 def peer(text: str) -> tuple[str, str]:

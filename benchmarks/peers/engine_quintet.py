@@ -8,6 +8,8 @@ import torch
 import quintet
 from benchmarks.peers.protocol import MAX_LEN, MAX_TOKENS, SEQUENCES, Emit, Job
 from quintet import LLM, SamplingParams
+from quintet.engine.loader import declared
+from quintet.engine.worker import Worker
 
 
 class Quintet:
@@ -27,7 +29,7 @@ class Quintet:
         self.facts = {
             "versions": {"quintet": quintet.__version__, "torch": torch.__version__},
             "settings": settings,
-            "weight_bytes": self._llm._client.prepared.ranks.workers[0].weight_bytes,
+            "weight_bytes": _read_bytes(self._llm._client.prepared.ranks.workers[0]),
             "kv_element_bytes": 2,
         }
 
@@ -40,6 +42,12 @@ class Quintet:
                 raise RuntimeError(completion.error)
             for token in completion.token_ids:
                 emit(request, token)
+
+
+def _read_bytes(worker: Worker) -> int:
+    """Of all weights but the embedding, of which a token reads one row; a head that is tied to it is read whole."""
+    weights = [each.weight for each in declared(worker.model) if each.weight.use != "embedding"]
+    return sum(worker.platform.placed_bytes(weight) for weight in weights)
 
 
 def convert(job: Job) -> None:

@@ -17,7 +17,8 @@ void expect(bool holds, const std::string& what) {
 }
 
 LinearType type_of(int kind) {
-    expect(kind >= 0 && kind < kLinearTypes, "kind must be 0 (float32), 1 (bfloat16) or 2 (float16), not " + std::to_string(kind));
+    expect(kind >= 0 && kind < kLinearTypes,
+           "kind must be 0 (float32), 1 (bfloat16) or 2 (float16), not " + std::to_string(kind));
     return static_cast<LinearType>(kind);
 }
 
@@ -25,7 +26,8 @@ QuantizedScheme scheme_of(int scheme, long inputs, long outputs, long groups) {
     expect(scheme >= 0 && scheme < kQuantizedSchemes, "scheme must be 0 to 3, not " + std::to_string(scheme));
     expect(inputs >= 1 && outputs >= 1 && groups >= 1, "a weight has inputs, outputs and groups");
     if (scheme == kW8a8) {
-        expect(groups == 1 && inputs <= kMostInputs, "W8A8 has one group, of " + std::to_string(kMostInputs) + " inputs at most");
+        expect(groups == 1 && inputs <= kMostInputs,
+               "W8A8 has one group, of " + std::to_string(kMostInputs) + " inputs at most");
     } else {
         const long group = inputs / groups;
         expect(group * groups == inputs && group % kRowPadding == 0 && group <= kLargestGroup,

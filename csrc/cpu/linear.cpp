@@ -3,10 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
+#include "common/huge_pages.h"
 #include "common/share.h"
 #include "cpu/features.h"
 
@@ -15,8 +12,6 @@ namespace quintet::cpu {
 namespace {
 
 constexpr long kThreadWork = 64L << 10;  // multiply-adds, or elements packed, that are worth another thread's waking
-
-using Multiply = void (*)(const LinearPanel& panel);
 
 const LinearKernels& kernels() {
 #if defined(__x86_64__)
@@ -31,36 +26,7 @@ const LinearKernels& kernels() {
     return kLinearBaseline;
 }
 
-Multiply multiply_of(LinearType type) {
-#if defined(__x86_64__)
-    if (type == kLinearBfloat16 && chosen_isa() == Isa::amx) return kLinearAmxBfloat16;
-#endif
-    return kernels().multiply[type];
-}
-
 constexpr long size_of(LinearType type) { return type == kLinearFloat32 ? 4 : 2; }
-
-long parts_of(long items, long work) {
-    return std::max(1L, std::min({items, static_cast<long>(pool_threads()), work / kThreadWork}));
-}
-
-// Groups of rows that are computed apart: at most kLinearRows, and fewer while there are threads without work.
-long panels_of(long tokens, long blocks) {
-    constexpr long kItems = 4;  // per thread
-    constexpr long kFewest = 48;  // rows that still make the reading of a block from memory worth it
-    const long wanted = (kItems * pool_threads() + blocks - 1) / blocks;
-    return std::max((tokens + kLinearRows - 1) / kLinearRows, std::min(wanted, tokens / kFewest));
-}
-
-// Asks for huge pages: a weight is read from end to end at every step, 3 to 7% faster so (Zen 4, one row).
-void wish_huge_pages([[maybe_unused]] void* memory, [[maybe_unused]] long bytes) {
-#if defined(MADV_HUGEPAGE)
-    constexpr uintptr_t kHuge = 2U << 20;
-    const uintptr_t first = (reinterpret_cast<uintptr_t>(memory) + kHuge - 1) / kHuge * kHuge;
-    const uintptr_t last = (reinterpret_cast<uintptr_t>(memory) + static_cast<uintptr_t>(bytes)) / kHuge * kHuge;
-    if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);  // refused: it works without
-#endif
-}
 
 // A block's columns are rows of the weight. Unit: the Pair inputs that stand side by side.
 template <typename Word, typename Unit>
@@ -88,13 +54,31 @@ void pack_block(void* packed, const void* weight, long columns, long inputs, lon
 
 }  // namespace
 
+LinearMultiply linear_multiply(LinearType type) {
+#if defined(__x86_64__)
+    if (type == kLinearBfloat16 && chosen_isa() == Isa::amx) return kLinearAmxBfloat16;
+#endif
+    return kernels().multiply[type];
+}
+
+long linear_parts(long items, long work) {
+    return std::max(1L, std::min({items, static_cast<long>(pool_threads()), work / kThreadWork}));
+}
+
+long linear_panels(long tokens, long blocks) {
+    constexpr long kItems = 4;  // per thread
+    constexpr long kFewest = 48;  // rows that still make the reading of a block from memory worth it
+    const long wanted = (kItems * pool_threads() + blocks - 1) / blocks;
+    return std::max((tokens + kLinearRows - 1) / kLinearRows, std::min(wanted, tokens / kFewest));
+}
+
 void linear(const LinearCall& call) {
     const LinearType type = call.type;
     const long size = size_of(type), pair = linear_pair(type);
     const long blocks = (call.outputs + kLinearColumns - 1) / kLinearColumns;
     const long bytes = (call.inputs + pair - 1) / pair * pair * kLinearColumns * size;  // of a block
-    const long panels = panels_of(call.tokens, blocks);
-    const Multiply multiply = multiply_of(type);
+    const long panels = linear_panels(call.tokens, blocks);
+    const LinearMultiply multiply = linear_multiply(type);
     const auto run = [&](long item) {
         alignas(64) float sums[kLinearRows * kLinearColumns];
         const long panel = item / blocks, block = item % blocks, column = block * kLinearColumns;
@@ -106,7 +90,7 @@ void linear(const LinearCall& call) {
                   call.outputs, call.x_stride, end - row,
                   std::min(kLinearColumns, call.outputs - column), call.inputs, sums});
     };
-    share_out(panels * blocks, parts_of(panels * blocks, call.tokens * call.inputs * call.outputs), run);
+    share_out(panels * blocks, linear_parts(panels * blocks, call.tokens * call.inputs * call.outputs), run);
 }
 
 void pack_linear(void* packed, const void* weight, long outputs, long inputs, long stride, LinearType type) {
@@ -117,7 +101,7 @@ void pack_linear(void* packed, const void* weight, long outputs, long inputs, lo
     const auto pack = type == kLinearFloat32    ? pack_block<uint32_t, uint32_t>
                       : type == kLinearBfloat16 ? pack_block<uint16_t, uint32_t>
                                                 : pack_block<uint16_t, uint16_t>;
-    share_out(blocks, parts_of(blocks, outputs * inputs), [&](long block) {
+    share_out(blocks, linear_parts(blocks, outputs * inputs), [&](long block) {
         const long first = block * kLinearColumns;
         pack(static_cast<char*>(packed) + block * bytes, static_cast<const char*>(weight) + first * stride * size_of(type),
              std::min(kLinearColumns, outputs - first), inputs, stride);

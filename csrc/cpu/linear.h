@@ -18,6 +18,14 @@ struct LinearCall {
 // An output is computed in one order, whatever rows stand beside its own and whatever number of threads there is.
 void linear(const LinearCall& call);
 
+// What every product with such weights is made of. The kernel for one block:
+using LinearMultiply = void (*)(const LinearPanel& panel);
+LinearMultiply linear_multiply(LinearType type);
+// Groups of rows that are computed apart: at most kLinearRows, and fewer while there are threads without work.
+long linear_panels(long tokens, long blocks);
+// Threads for so many items, of so many multiply-adds altogether.
+long linear_parts(long items, long work);
+
 // [outputs, inputs], rows `stride` apart -> [ceil(outputs / kLinearColumns), ceil(inputs / pair), kLinearColumns, pair],
 // zeros where it is wider than the weight.
 void pack_linear(void* packed, const void* weight, long outputs, long inputs, long stride, LinearType type);

@@ -5,10 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
+#include "common/huge_pages.h"
 #include "common/share.h"
 #include "cpu/features.h"
 #include "cpu/kernels/attention_types.h"
@@ -92,16 +89,6 @@ void prepare_rows(const QuantizedCall& call, const RowLayout& layout, uint8_t* r
                  static_cast<const char*>(call.x) + t * call.x_stride * size_of(call.type), call.groups, layout.group,
                  largest_input(call.scheme), offset_of(call.scheme)});
     });
-}
-
-// Asks for huge pages: see linear.cpp.
-void wish_huge_pages([[maybe_unused]] void* memory, [[maybe_unused]] long bytes) {
-#if defined(MADV_HUGEPAGE)
-    constexpr uintptr_t kHuge = 2U << 20;
-    const uintptr_t first = (reinterpret_cast<uintptr_t>(memory) + kHuge - 1) / kHuge * kHuge;
-    const uintptr_t last = (reinterpret_cast<uintptr_t>(memory) + static_cast<uintptr_t>(bytes)) / kHuge * kHuge;
-    if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);  // refused: it works without
-#endif
 }
 
 float float_of(uint16_t half) {

@@ -1,11 +1,12 @@
 """The comparison's own arithmetic: rates, shares of the roofline, ratios of pairs, the best peer, the table."""
 
-import subprocess
+import argparse
 import sys
 from pathlib import Path
 
 import pytest
 
+from benchmarks import compare
 from benchmarks.peers.client import Worker, WorkerError
 from benchmarks.peers.figures import (
     FIGURES,
@@ -22,7 +23,6 @@ from benchmarks.peers.figures import (
 )
 from benchmarks.peers.protocol import Job, Watch
 
-ROOT = Path(__file__).parents[2]
 SHORT = next(run for run in RUNS if run.name == "decode-32")
 BATCH = next(run for run in RUNS if run.requests == 16)
 DECODE = next(figure for figure in FIGURES if figure.run == "decode-32")
@@ -183,8 +183,37 @@ def test_a_peer_that_is_not_installed_says_why(tmp_path: Path) -> None:
         Worker(job, str(wrapper), tmp_path / "log").ready()
 
 
-def test_the_script_runs_by_itself_and_refuses_unknown_peers() -> None:
-    command = [sys.executable, str(ROOT / "benchmarks" / "compare.py"), "--work", "x", "--peer", "tinygrad=python"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "is not NAME=PYTHON with a NAME of transformers, llama.cpp, openvino" in done.stderr
+# ------------------------------------------------------------------------------------------ the script
+
+
+def test_a_peer_is_a_known_name_and_an_interpreter() -> None:
+    assert compare.peer("llama.cpp=/a/bin/python") == ("llama.cpp", "/a/bin/python")
+    for wrong in ("tinygrad=python", "openvino", "openvino="):
+        with pytest.raises(
+            argparse.ArgumentTypeError, match=r"is not NAME=PYTHON with a NAME of transformers, llama\.cpp"
+        ):
+            compare.peer(wrong)
+
+
+def test_no_prompt_comes_twice() -> None:
+    made = [tuple(prompt) for index in range(6) for prompt in compare.prompts(BATCH, index)]
+    assert len(set(made)) == 6 * 16
+    assert {len(prompt) for prompt in made} == {128}
+
+
+def test_first_tokens_are_held_against_ours(tmp_path: Path) -> None:
+    bench = compare.Bench(tmp_path, tmp_path, threads=1, pairs=2, interpreters={})
+    bench.rounds = [
+        Round("bf16", "decode-32", 40.0, {"a x": {"tokens": [5]}, "quintet bf16": {"tokens": [5]}}),
+        Round("bf16", "decode-32", 40.0, {"a x": {"tokens": [6]}, "quintet bf16": {"tokens": [5]}}),
+        Round("bf16", "decode-32", 40.0, {"a x": {"tokens": [6]}}),
+        Round("int8", "decode-32", 40.0, {"a x": {"tokens": [5]}, "quintet int8": {"tokens": [5]}}),
+    ]
+    assert compare.same_tokens(bench, "bf16") == {"a x": "1 of 2", "quintet bf16": "2 of 2"}
+
+
+def test_a_setting_without_an_interpreter_is_listed_with_the_reason(tmp_path: Path) -> None:
+    bench = compare.Bench(tmp_path, tmp_path, threads=1, pairs=1, interpreters={})
+    assert compare.load(bench, "int8") == {}
+    assert bench.missing["llama.cpp Q8_0"] == "not named: give --peer llama.cpp=PYTHON"
+    assert set(bench.missing) == {"quintet int8", "quintet w8a8", "llama.cpp Q8_0", "openvino int8"}

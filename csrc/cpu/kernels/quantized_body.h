@@ -2,9 +2,9 @@
 //
 // The including file defines kLanes, Floats, Ints (of kLanes) and what works on them (see quantized_*_vectors.h), and cores.
 // A core multiplies quads: Sum, Weights and Inputs; kBytes, of a prepared quad; kRows and kPairs, the sums that stay in
-// registers, and kAlone, the pairs for rows that are few (kFew); weights(at, second), bytes for kLanes columns;
-// weights_of_nibbles(at, Weights (&)[2]); inputs(at); start(int32_t); step(Sum&, Weights, Inputs); total(Sum), which is Ints;
-// put(Ints, at), prepared inputs of kLanes numbers.
+// registers, and kAlone, the pairs for rows that are few (kFew); weights(at), bytes for kLanes columns;
+// weights_of_nibbles(at, Weights (&)[2]); inputs(at); start(int32_t); resume(Floats), total's bits again,
+// of a core for kW8a8; step(Sum&, Weights, Inputs); total(Sum), which is Ints; put(Ints, at), kLanes prepared inputs.
 // A pair is two vectors of columns that are 16 columns apart: nibbles of the same bytes.
 #pragma once
 
@@ -130,7 +130,8 @@ __attribute__((noinline)) void tile_of_groups(const QuantizedTile& t) {
     const long column = first_column(t.pair), stride = panel.x_stride;
     constexpr long kStep = Nibbles ? kByteQuad / 2 : kByteQuad;
     const uint8_t* const row = panel.x + t.row * stride;
-    const uint8_t* w = t.weight + (Nibbles ? column / (2 * kPairColumns) * kPairColumns + column % kPairColumns : column) * kQuad;
+    const long lane = Nibbles ? column / (2 * kPairColumns) * kPairColumns + column % kPairColumns : column;
+    const uint8_t* w = t.weight + lane * kQuad;
     const uint8_t* x = row + t.group * t.quads * Core::kBytes;
     float* const kept = panel.sums + t.row * kLinearColumns + column;
     for (long g = t.group; g < t.group + t.groups; ++g) {

@@ -17,6 +17,7 @@ from torch import Tensor
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 SEGMENT = 4 << 20  # bytes that are asked for at least
+HUGE = 2 << 20  # bytes of a huge page
 
 
 class Arena:
@@ -78,3 +79,13 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Every native kernel's result: [*shape], contiguous, holding anything."""
     arena: Arena | None = getattr(_of_thread, "arena", None)
     return torch.empty(*shape, dtype=dtype) if arena is None else arena.empty(shape, dtype)
+
+
+def lasting(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A weight's memory, holding anything. It begins where a huge page does; what is skipped before is never touched."""
+    size = math.prod(shape) * dtype.itemsize
+    if size < HUGE:
+        return torch.empty(*shape, dtype=dtype)
+    memory = torch.empty(size + HUGE, dtype=torch.uint8)
+    first = -memory.data_ptr() % HUGE
+    return memory[first : first + size].view(dtype).view(*shape)

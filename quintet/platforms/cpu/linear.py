@@ -1,17 +1,15 @@
 """Products with packed weights by quintet._cpu: every output in one order, whatever rows stand beside its own."""
 
 import functools
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from quintet.ops.linear import linear
-from quintet.platforms.cpu.arena import empty
+from quintet.platforms.cpu.arena import empty, lasting
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as csrc/cpu/kernels/linear.h numbers them
-HUGE = 2 << 20  # bytes of a huge page
 PAIRS = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 1}  # neighbouring inputs that stand side by side
 
 
@@ -27,7 +25,7 @@ def pack(*pieces: Tensor) -> Tensor:
     if any(piece.shape[0] % columns for piece in pieces[:-1]):  # a block would hold rows of two
         pieces = (torch.cat(pieces),)
     blocks = -(-sum(piece.shape[0] for piece in pieces) // columns)
-    packed = _aligned((blocks, -(-inputs // pair), columns * pair), dtype)
+    packed = lasting((blocks, -(-inputs // pair), columns * pair), dtype)
     block = 0
     for piece in pieces:
         if piece.stride(1) != 1 or piece.stride(0) < inputs:
@@ -36,16 +34,6 @@ def pack(*pieces: Tensor) -> Tensor:
         extension.pack_linear(KINDS[dtype], at, piece.data_ptr(), piece.shape[0], inputs, piece.stride(0))
         block += piece.shape[0] // columns
     return packed
-
-
-def _aligned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Begins where a huge page does: what is not touched before it takes no memory."""
-    size = math.prod(shape) * dtype.itemsize
-    if size < HUGE:
-        return torch.empty(shape, dtype=dtype)
-    memory = torch.empty(size + HUGE, dtype=torch.uint8)
-    first = -memory.data_ptr() % HUGE
-    return memory[first : first + size].view(dtype).view(shape)
 
 
 def packed_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:

@@ -8,6 +8,7 @@ from quintet.platforms.cpu import (  # noqa: F401
     native_attention,
     native_elementwise,
     native_embedding,
+    native_moe,
     native_norm,
     native_rotary,
     native_sampling,
@@ -23,5 +24,6 @@ PRIORITY: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("penalize", "bias_tokens", "ban_tokens", "keep_tokens"), ("native", "torch")),
     **dict.fromkeys(("rms_norm", "add_rms_norm", "layer_norm", "rotary", "norm_rotary", "embedding"), ("native",)),
     **dict.fromkeys(("add", "scale", "softcap", "write_kv", "widen", "scale_logits"), ("native",)),
+    **dict.fromkeys(("route", "route_grouped", "grouped_linear", "experts"), ("native",)),
     **dict.fromkeys(("linear_int8", "linear_int4", "linear_w8a8", "linear_w4a8"), ("native",)),
 }

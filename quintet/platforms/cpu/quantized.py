@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from quintet.ops.quantized import linear_int4, linear_int8, linear_w4a8, linear_w8a8
-from quintet.platforms.cpu.arena import empty
+from quintet.platforms.cpu.arena import empty, lasting
 from quintet.types import Scheme
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as csrc/cpu/kernels/linear.h numbers them
@@ -36,7 +36,7 @@ def pack(weight: Tensor, scheme: Scheme) -> dict[str, Tensor]:
         weight = weight.contiguous()
     (outputs, inputs), number = weight.shape, NUMBERS[scheme.name]
     packed_shape, scales_shape = _shapes(outputs, inputs, scheme)
-    packed = torch.empty(packed_shape, dtype=torch.uint8)
+    packed = lasting(packed_shape, torch.uint8)
     scales = torch.empty(scales_shape, dtype=SCALES.get(number, torch.float16))
     sizes = outputs, inputs, scales_shape[1], weight.stride(0)
     places = packed.data_ptr(), scales.data_ptr(), weight.data_ptr()

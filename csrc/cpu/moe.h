@@ -1,0 +1,58 @@
+// The mixture of experts: see quintet/ops/moe.py for what each op gives. Tensors are addresses; sizes and strides are in
+// elements.
+//
+// A token's result is a function of the token alone: not of others, of how many an expert has, or of threads.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/kernels/floats.h"
+#include "cpu/linear.h"
+
+namespace quintet::cpu {
+
+struct RouteCall {
+    float* weights;      // [T, k]
+    int32_t* ids;        // [T, k]
+    const void* logits;  // [T, experts]
+    const float* bias;   // [experts]: route_grouped()'s; null for route()
+    long tokens, experts, stride, k;
+    long groups, kept;   // route_grouped()'s
+    bool renormalize;
+    FloatType type;
+};
+
+void route(const RouteCall& call);          // by softmax
+void route_grouped(const RouteCall& call);  // by sigmoid
+
+struct GroupedCall {
+    void* out;              // [rows, outputs]
+    const void* x;          // [rows, inputs]
+    const void* weight;     // of each expert as pack_linear() left it, one after the other
+    const int32_t* counts;  // [experts]
+    long rows, experts, inputs, outputs;
+    long x_stride;          // from row to row
+    LinearType type;
+};
+
+// Throws std::invalid_argument for counts that are below 0, or more than there are rows.
+void grouped_linear(const GroupedCall& call);
+
+struct ExpertsCall {
+    void* out;                      // [T, hidden]
+    const void* x;                  // [T, hidden]
+    const void *gate_up, *down;     // packed [experts, 2 inner, hidden] and [experts, hidden, inner]
+    const float* weights;           // [T, k]
+    const int32_t* ids;             // [T, k]
+    void* first;                    // scratch [T k, max(hidden, inner)]
+    void* second;                   // scratch [T k, max(hidden, 2 inner)]
+    int32_t* numbers;               // scratch [T k + 2 experts]
+    long tokens, experts, k, hidden, inner;
+    long x_stride;                  // from token to token
+    int activation;                 // below kActivations of kernels/elementwise.h
+    LinearType type;
+};
+
+void experts(const ExpertsCall& call);
+
+}  // namespace quintet::cpu

@@ -1,0 +1,157 @@
+"""The mixture of experts by quintet._cpu: a token's result is its own, whoever else its experts serve.
+
+Weights of experts are packed as a product's are, one expert after another. What pads the outputs to whole blocks counts
+as outputs: they are 0. Weights that were not packed have three dimensions, and go to the reference.
+"""
+
+import torch
+from torch import Tensor
+
+from quintet.ops.moe import experts, grouped_linear, route, route_grouped
+from quintet.platforms.cpu import linear
+from quintet.platforms.cpu.arena import empty
+from quintet.platforms.cpu.native import extension, indices, kind_of, missing
+from quintet.platforms.cpu.native_elementwise import NATIVE
+
+
+def pack_experts(weight: Tensor) -> Tensor:
+    """[E, N, K], memory map or not -> [E, blocks, depth, lanes]: linear.pack() of each.
+
+    ValueError where a pad would hide how many inputs there are, which experts() must know: bfloat16 lies in pairs.
+    """
+    if weight.dim() != 3 or 0 in weight.shape:
+        raise ValueError(f"weights of experts are [experts, outputs, inputs], not {tuple(weight.shape)}")
+    if weight.shape[2] % linear.PAIRS.get(weight.dtype, 1):
+        raise ValueError(f"{weight.dtype} is packed in pairs, and {weight.shape[2]} inputs are odd")
+    if weight.shape[1] % extension().LINEAR_COLUMNS == 0:
+        packed = linear.pack(*weight)
+        return packed.view(len(weight), -1, *packed.shape[1:])
+    return torch.stack([linear.pack(each) for each in weight])
+
+
+def unpack_experts(packed: Tensor, outputs: int) -> Tensor:
+    """-> [E, outputs, K], as it was before pack_experts()."""
+    inputs = packed.shape[2] * linear.PAIRS[packed.dtype]
+    return torch.stack([linear.unpack(each, outputs, inputs) for each in packed])
+
+
+def probe() -> str | None:
+    """Two tokens, each of whom has an expert alone, which doubles or halves."""
+    if reason := missing("experts"):
+        return reason
+    for dtype in linear.KINDS:
+        x, scales = torch.tensor([[1.0, 2.0], [4.0, 8.0]], dtype=dtype), torch.tensor([2.0, 0.5], dtype=dtype)
+        weights, ids = _route(x, 1, True)
+        grouped = _route_grouped(x, torch.zeros(2), 1, 1, 1, True)
+        if ids.tolist() != [[1], [1]] or weights.tolist() != [[1.0], [1.0]] or grouped[1].tolist() != ids.tolist():
+            return f"the larger of {x.tolist()} in {dtype} was {ids.tolist()} by {weights.tolist()}"
+        down = torch.eye(2, dtype=dtype) * scales[:, None, None]
+        gate_up = pack_experts(torch.eye(2, dtype=dtype).repeat(2, 1, 1).repeat(1, 2, 1))
+        products = _grouped_linear(x, pack_experts(down), torch.ones(2, dtype=torch.int32))[:, :2]
+        got = _experts(x, gate_up, pack_experts(down), weights, torch.tensor([[0], [1]], dtype=torch.int32), "relu")
+        want = torch.tensor([[2.0, 8.0], [8.0, 32.0]], dtype=dtype)  # x * x, doubled or halved
+        if not torch.equal(got, want) or not torch.equal(products, x * scales[:, None]):
+            return f"experts in {dtype} gave {got.tolist()}, not {want.tolist()}"
+    return None
+
+
+@route.provide("native", probe)
+def _route(logits: Tensor, k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
+    return _chosen(logits, None, k, 1, 1, renormalize)
+
+
+@route_grouped.provide("native", probe)
+def _route_grouped(
+    logits: Tensor, bias: Tensor, k: int, groups: int, kept: int, renormalize: bool
+) -> tuple[Tensor, Tensor]:
+    if bias.shape != logits.shape[1:]:
+        raise ValueError(f"a bias {tuple(bias.shape)} does not fit logits {tuple(logits.shape)}")
+    return _chosen(logits, bias.float().contiguous(), k, groups, kept, renormalize)
+
+
+def _chosen(
+    logits: Tensor, bias: Tensor | None, k: int, groups: int, kept: int, renormalize: bool
+) -> tuple[Tensor, Tensor]:
+    tokens, num = logits.shape
+    logits = _rows(logits)
+    weights, ids = empty((tokens, k), torch.float32), empty((tokens, k), torch.int32)
+    extension().route(
+        kind_of(logits.dtype), weights.data_ptr(), ids.data_ptr(), logits.data_ptr(),
+        0 if bias is None else bias.data_ptr(), tokens, num, logits.stride(0), k, groups, kept, renormalize,
+    )  # fmt: skip
+    return weights, ids
+
+
+@grouped_linear.provide("native", probe)
+def _grouped_linear(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    """A packed weight's outputs are whole blocks: those past the plain weight's are 0."""
+    if weight.dim() == 3:
+        plain: Tensor = grouped_linear.reference(x, weight, counts)
+        return plain
+    rows, inputs = x.shape
+    blocks = _blocks(x, weight, inputs)
+    if counts.shape != weight.shape[:1]:
+        raise ValueError(f"{len(weight)} experts do not have counts {tuple(counts.shape)}")
+    x = _rows(x)
+    outputs = blocks * extension().LINEAR_COLUMNS
+    out = empty((rows, outputs), x.dtype)
+    extension().grouped_linear(
+        kind_of(x.dtype), out.data_ptr(), x.data_ptr(), x.stride(0), weight.data_ptr(), indices(counts), rows,
+        len(weight), inputs, outputs,
+    )  # fmt: skip
+    return out
+
+
+@experts.provide("native", probe)
+def _experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, kind: str) -> Tensor:
+    if gate_up.dim() == down.dim() == 3:
+        plain: Tensor = experts.reference(x, gate_up, down, weights, ids, kind)
+        return plain
+    (tokens, hidden), k, dtype = x.shape, ids.shape[1], x.dtype
+    inner = _inner(x, gate_up, down)
+    if ids.shape != weights.shape or len(ids) != tokens or weights.dtype != torch.float32:
+        raise ValueError(
+            f"weights {tuple(weights.shape)} {weights.dtype}, ids {tuple(ids.shape)}: not {tokens} tokens'"
+        )
+    x, weights, ids = _rows(x), weights.contiguous(), ids.contiguous()
+    out = empty((tokens, hidden), dtype)
+    first, second = (empty((tokens * k, max(hidden, width)), dtype) for width in (inner, 2 * inner))
+    numbers = empty((tokens * k + 2 * len(down),), torch.int32)
+    extension().experts(
+        kind_of(dtype), out.data_ptr(), x.data_ptr(), x.stride(0), gate_up.data_ptr(), down.data_ptr(),
+        weights.data_ptr(), indices(ids), first.data_ptr(), second.data_ptr(), numbers.data_ptr(), tokens, len(down), k,
+        hidden, inner, extension().ELEMENTWISE.index(NATIVE.get(kind, kind)),
+    )  # fmt: skip
+    return out
+
+
+def _inner(x: Tensor, gate_up: Tensor, down: Tensor) -> int:
+    """I, of packed [E, 2 I, D] and [E, D, I]; ValueError where they do not fit each other or x [T, D]."""
+    columns, hidden = extension().LINEAR_COLUMNS, x.shape[1]
+    inner = down.shape[2] * linear.PAIRS.get(down.dtype, 1) if down.dim() == 4 else 0
+    there = _blocks(x, gate_up, hidden), _blocks(x, down, inner)
+    if len(gate_up) != len(down) or there != (-(-2 * inner // columns), -(-hidden // columns)):
+        raise ValueError(f"packed weights {tuple(gate_up.shape)} and {tuple(down.shape)} do not fit x {tuple(x.shape)}")
+    return inner
+
+
+def _blocks(x: Tensor, weight: Tensor, inputs: int) -> int:
+    """Of each expert's packed weight; ValueError for one that is not, or has other inputs."""
+    pair = linear.PAIRS.get(x.dtype, 1)
+    lanes = extension().LINEAR_COLUMNS * pair
+    if (
+        weight.dim() != 4
+        or weight.dtype != x.dtype
+        or weight.shape[2:] != (-(-inputs // pair), lanes)
+        or not weight.is_contiguous()
+    ):
+        raise ValueError(
+            f"x {tuple(x.shape)} {x.dtype} and {inputs} inputs do not fit packed weights "
+            f"{tuple(weight.shape)} {weight.dtype}"
+        )
+    return weight.shape[1]
+
+
+def _rows(x: Tensor) -> Tensor:
+    """x itself wherever its rows are contiguous and apart."""
+    return x if x.stride(1) == 1 and x.stride(0) >= x.shape[1] else x.contiguous()
