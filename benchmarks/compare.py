@@ -52,11 +52,22 @@ from benchmarks.peers.protocol import Job  # noqa: E402
 # What is compared with what, in the formats that each recommends. llama.cpp computes prompts faster in BF16 and single
 # tokens in F16; Q4_0 is what it repacks for wide registers, and Q4_K_M is what most files are.
 SETTINGS = {
-    "bf16": {"quintet": ["bf16"], "transformers": ["bf16"], "llama.cpp": ["BF16", "F16"], "openvino": ["bf16"]},
-    "int8": {"quintet": ["int8", "w8a8"], "llama.cpp": ["Q8_0"], "openvino": ["int8"]},
-    "int4": {"quintet": ["int4", "w4a8"], "llama.cpp": ["Q4_0", "Q4_K_M"], "openvino": ["int4"]},
+    "bf16": {
+        "quintet": ["bf16"],
+        "transformers": ["bf16"],
+        "llama.cpp": ["BF16", "F16"],
+        "openvino": ["bf16"],
+        "vllm": ["bf16"],
+    },
+    "int8": {"quintet": ["int8", "w8a8"], "llama.cpp": ["Q8_0"], "openvino": ["int8"], "vllm": ["w8a8"]},
+    "int4": {
+        "quintet": ["int4", "w4a8"],
+        "llama.cpp": ["Q4_0", "Q4_K_M"],
+        "openvino": ["int4"],
+        "vllm": ["w4a16"],
+    },
 }
-PEERS = ("transformers", "llama.cpp", "openvino")
+PEERS = ("transformers", "llama.cpp", "openvino", "vllm")
 READ_BYTES = 256 << 20  # far above the caches
 READ_SECONDS = 0.3
 REST = 0.1  # seconds after a run in which its threads stop waiting actively and go to sleep

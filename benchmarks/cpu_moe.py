@@ -1,8 +1,8 @@
 """A layer of experts on the CPU, at Qwen3-30B-A3B's shapes, beside its products alone and beside torch.
 
-`plain` is our own linear() on rows that are sorted already, expert by expert: what the two products cost where nothing is
-sorted, gathered, activated and added up. `torch` is a loop over the experts with index_select and index_add. They take
-turns, and the best round of each counts: what else runs on the machine slows all.
+`plain` is our own linear() on rows that are sorted already, expert by expert: what the two products cost where nothing
+is sorted, gathered, activated and added up. `torch` is a loop over the experts with index_select and index_add. They
+take turns, and the best round of each counts: what else runs on the machine slows all.
 """
 
 import argparse

@@ -55,12 +55,13 @@ def measure(model: str, dtype: str, decode_tokens: int, batch_tokens: int) -> di
     prompts = [prompt(20 + i, length) for i in range(16)]
     batch_first = generate(llm, prompts, 1)
     batch = generate(llm, prompts, 1 + batch_tokens) - batch_first
-    model_of = llm._client.prepared.ranks.workers[0].model
+    worker = llm._client.prepared.ranks.workers[0]
+    layers = num_bytes(worker.model.model.layers, worker.platform)  # type: ignore[arg-type]
     return {
         "model": model,
         "dtype": dtype,
-        "weight_bytes": num_bytes(model_of),
-        "layer_parameters": num_bytes(model_of.model.layers) // (2 if dtype == "bfloat16" else 4),  # type: ignore[arg-type]
+        "weight_bytes": worker.weight_bytes,
+        "layer_parameters": layers // (2 if dtype == "bfloat16" else 4),
         "startup_to_loaded_s": loaded,
         "startup_to_first_token_s": ready,
         "first_token_32_cold_s": first,

@@ -22,6 +22,7 @@ ENGINES = {
     "transformers": "engine_transformers",
     "llama.cpp": "engine_llama_cpp",
     "openvino": "engine_openvino",
+    "vllm": "engine_vllm",
 }
 
 

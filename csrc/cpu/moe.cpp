@@ -53,8 +53,9 @@ const std::vector<Panel>& panels_of(const GroupedCall& call, long blocks) {
     return panels;
 }
 
-// numbers: where (token, j) goes among rows sorted by expert, stably, or -1; then the experts' counts.
-void sort_by_expert(const ExpertsCall& call) {
+// Numbers then hold where (token, j) goes among rows sorted by expert, stably, or -1; and the experts' counts.
+// -> how many rows there are.
+long sort_by_expert(const ExpertsCall& call) {
     const long pairs = call.tokens * call.k;
     int32_t* const places = call.numbers;
     int32_t* const counts = places + pairs;
@@ -70,6 +71,7 @@ void sort_by_expert(const ExpertsCall& call) {
         start += counts[e];
     }
     for (long i = 0; i < pairs; ++i) places[i] = known(call.ids[i]) ? next[call.ids[i]]++ : -1;
+    return start;
 }
 
 void gather_rows(const ExpertsCall& call, long size) {
@@ -103,7 +105,10 @@ void grouped_linear(const GroupedCall& call) {
     const long bytes = (call.inputs + pair - 1) / pair * pair * kLinearColumns * size;  // of a block
     long active = 0;
     const long owned = owned_rows(call, &active), row_bytes = call.outputs * size;
-    std::memset(static_cast<char*>(call.out) + owned * row_bytes, 0, static_cast<size_t>((call.rows - owned) * row_bytes));
+    if (owned < call.rows) {
+        char* const rest = static_cast<char*>(call.out) + owned * row_bytes;
+        std::memset(rest, 0, static_cast<size_t>((call.rows - owned) * row_bytes));
+    }
     const std::vector<Panel>& panels = panels_of(call, blocks * std::max(1L, active));
     const LinearMultiply multiply = linear_multiply(type);
     const auto run = [&](long item) {  // a panel's blocks one after another, as they lie
@@ -123,13 +128,8 @@ void experts(const ExpertsCall& call) {
     const long pairs = call.tokens * call.k, inner = call.inner;
     const FloatType type = static_cast<FloatType>(call.type);
     const int32_t* const counts = call.numbers + pairs;
-    sort_by_expert(call);
+    const long rows = sort_by_expert(call);
     gather_rows(call, size_of(type));
-    const long rows = [&] {
-        long sum = 0;
-        for (long e = 0; e < call.experts; ++e) sum += counts[e];
-        return sum;
-    }();
     grouped_linear({call.second, call.first, call.gate_up, counts, rows, call.experts, call.hidden, 2 * inner, call.hidden,
                     call.type});
     gated({call.first, call.second, static_cast<const char*>(call.second) + inner * size_of(type), rows, inner, 2 * inner,

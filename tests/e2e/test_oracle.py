@@ -15,7 +15,7 @@ from quintet.config import EngineConfig
 from quintet.engine.client import Client
 from quintet.engine.prompts import Prompt
 from quintet.outputs import RequestOutput
-from tests.helpers.models import VOCAB, variant
+from tests.helpers.models import FAMILIES, VOCAB, make, variant
 
 PLAIN = {"max_model_len": 160, "num_pages": 200}
 ENGINES: dict[str, dict[str, Any]] = {
@@ -26,16 +26,20 @@ ENGINES: dict[str, dict[str, Any]] = {
     "preempted, cached, chunked": {**PLAIN, "num_pages": 23, "page_size": 8, "max_num_batched_tokens": 19},
     "whole prompts": {**PLAIN, "enable_chunked_prefill": False, "max_num_seqs": 3},
     "large pages": {**PLAIN, "page_size": 32},
+    "eager": {**PLAIN, "enforce_eager": True},
     "by priority": {**PLAIN, "scheduling_policy": "priority", "num_pages": 25, "page_size": 8},
 }
-MODELS = [  # family, variant, dtype, kv_cache_dtype
-    ("llama", "plain", "float32", "auto"),
-    ("gemma2", "plain", "float32", "auto"),
-    ("qwen3", "plain", "bfloat16", "auto"),
-    ("qwen3", "plain", "bfloat16", "int8"),
-    ("gemma2", "plain", "float32", "fp8"),
+MODELS: list["Model"] = [  # family, variant, dtype, what else is set
+    ("llama", "plain", "float32", {}),
+    ("gemma2", "plain", "float32", {}),
+    ("qwen3", "plain", "bfloat16", {}),
+    ("qwen3", "plain", "bfloat16", {"kv_cache_dtype": "int8"}),
+    ("gemma2", "plain", "float32", {"kv_cache_dtype": "fp8"}),
+    ("llama", "wide", "bfloat16", {"quantization": "w4a8"}),
+    ("llama", "wide", "float32", {"quantization": "int4"}),
 ]
-Model = tuple[str, str, str, str]
+Model = tuple[str, str, str, dict[str, str]]
+WIDE = {"hidden_size": 96, "intermediate_size": 160, "head_dim": 16}  # so that groups of 32 divide all inputs
 
 Result = dict[str, Any]
 
@@ -52,8 +56,9 @@ class Ask:
 
 
 def client(model: Model, device: str = "cpu", **settings: Any) -> Client:
-    family, name, dtype, cached = model
-    settings = {"model": str(variant(family, name).folder), "dtype": dtype, "kv_cache_dtype": cached, **settings}
+    family, name, dtype, more = model
+    tiny = make(family, {**FAMILIES[family]["plain"], **WIDE}) if name == "wide" else variant(family, name)
+    settings = {"model": str(tiny.folder), "dtype": dtype, **more, **settings}
     config = EngineConfig.from_kwargs(device=device, skip_tokenizer_init=True, **settings)
     return Client(config, progress=False)
 
@@ -106,7 +111,7 @@ def essence(output: RequestOutput) -> Any:
     return completions, output.prompt_logprobs
 
 
-@pytest.fixture(scope="module", params=MODELS, ids=lambda model: f"{model[0]}-{model[2]}-{model[3]}")
+@pytest.fixture(scope="module", params=MODELS, ids=lambda model: "-".join([model[0], model[2], *model[3].values()]))
 def model(request: pytest.FixtureRequest) -> Iterator[Model]:
     yield request.param
 

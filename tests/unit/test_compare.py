@@ -216,4 +216,4 @@ def test_a_setting_without_an_interpreter_is_listed_with_the_reason(tmp_path: Pa
     bench = compare.Bench(tmp_path, tmp_path, threads=1, pairs=1, interpreters={})
     assert compare.load(bench, "int8") == {}
     assert bench.missing["llama.cpp Q8_0"] == "not named: give --peer llama.cpp=PYTHON"
-    assert set(bench.missing) == {"quintet int8", "quintet w8a8", "llama.cpp Q8_0", "openvino int8"}
+    assert set(bench.missing) == {"quintet int8", "quintet w8a8", "llama.cpp Q8_0", "openvino int8", "vllm w8a8"}

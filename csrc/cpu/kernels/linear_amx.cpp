@@ -99,7 +99,7 @@ void finish(const LinearPanel& panel, const float* bias, long row, long rows, lo
             const __m512 sum = _mm512_add_ps(_mm512_loadu_ps(sums + c), _mm512_loadu_ps(bias + column + c));
             const __m256i halves = (__m256i)_mm512_cvtneps_pbh(sum);
             const long left = columns - c;
-            const __mmask16 wanted = left >= kTileColumns ? 0xFFFF : static_cast<__mmask16>((1U << left) - 1);
+            const __mmask16 wanted = static_cast<__mmask16>(left >= kTileColumns ? 0xFFFFU : (1U << left) - 1);
             _mm256_mask_storeu_epi16(out + c, wanted, halves);
         }
     }

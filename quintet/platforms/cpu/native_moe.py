@@ -110,9 +110,7 @@ def _experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Ten
     (tokens, hidden), k, dtype = x.shape, ids.shape[1], x.dtype
     inner = _inner(x, gate_up, down)
     if ids.shape != weights.shape or len(ids) != tokens or weights.dtype != torch.float32:
-        raise ValueError(
-            f"weights {tuple(weights.shape)} {weights.dtype}, ids {tuple(ids.shape)}: not {tokens} tokens'"
-        )
+        raise ValueError(f"weights {tuple(weights.shape)} {weights.dtype} and ids {tuple(ids.shape)}: {tokens} tokens")
     x, weights, ids = _rows(x), weights.contiguous(), ids.contiguous()
     out = empty((tokens, hidden), dtype)
     first, second = (empty((tokens * k, max(hidden, width)), dtype) for width in (inner, 2 * inner))
