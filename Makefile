@@ -12,7 +12,7 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile -c constraints-dev.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints-dev.txt
 SOURCES := pyproject.toml constraints-dev.txt CMakeLists.txt $(shell find csrc -type f)
 
 .DEFAULT_GOAL := help

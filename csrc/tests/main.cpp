@@ -24,6 +24,7 @@ namespace cpu = quintet::cpu;
 
 int attention_failures();  // attention_test.cpp
 int linear_failures();     // linear_test.cpp
+int moe_failures();        // moe_test.cpp
 int quantized_failures();  // quantized_test.cpp
 
 namespace {
@@ -218,6 +219,7 @@ int main() {
     lower_isas_can_be_chosen();
     failures += attention_failures();
     failures += linear_failures();
+    failures += moe_failures();
     failures += quantized_failures();
     expect(cpu::read_bandwidth((1 << 20) + 64, 3, 0.01) > 0.0, "bandwidth is positive");
     expect(cpu::fma_peak(2, 0.01) > 0.0, "peak is positive");

@@ -173,7 +173,7 @@ def _quantized(scheme: Scheme, model: CausalLM) -> str:
     products = [each.weight for each in declared(model) if each.weight.use == "linear"]
     plain = sum(weight.scheme is None for weight in products)
     left = f", {plain} stay as they are: no group of 32 or more divides their inputs" if plain else ""
-    return f"quantization {scheme.name}: {len(products) - plain} products{left}; the head in int8"
+    return f"quantization {scheme.name}: {len(products) - plain} products{left}; the head in 8 bits"
 
 
 def _length(config: EngineConfig, hf_config: Any) -> int:

@@ -29,5 +29,7 @@ def fitting(wanted: Scheme | None, inputs: int) -> Scheme | None:
 
 
 def of_head(wanted: Scheme | None) -> Scheme | None:
-    """For the logits, which show every error, and are few: weights in int8, activations as they are."""
-    return None if wanted is None else SCHEMES["int8"]
+    """For the logits, which show every error: weights in 8 bits, whatever the others have; activations as theirs."""
+    if wanted is None:
+        return None
+    return SCHEMES["int8" if wanted.activations == 16 else "w8a8"]

@@ -64,7 +64,7 @@ def test_the_head_keeps_eight_bits() -> None:
     assert of_head(None) is None
     for each in SCHEMES.values():
         head = of_head(each)
-        assert head is not None and (head.bits, head.activations) == (8, 16)
+        assert head is not None and (head.bits, head.activations) == (8, each.activations)
 
 
 def test_a_group_size_is_taken_where_it_means_something() -> None:

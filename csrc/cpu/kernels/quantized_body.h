@@ -221,6 +221,16 @@ inline void spread_nibbles(const uint8_t* packed, uint8_t* bytes, long quads) {
     }
 }
 
+// Asks memory for a share of what is multiplied after this stretch: the processor's own prefetching stops where a stretch
+// ends, and begins anew with each.
+inline void ask_for(const uint8_t* next, long bytes, long share, long shares) {
+    constexpr long kLine = 64;
+    const long lines = bytes / kLine;
+    for (long i = lines * share / shares; i < lines * (share + 1) / shares; ++i) {
+        __builtin_prefetch(next + i * kLine, 0, 2);
+    }
+}
+
 template <typename Core, bool Nibbles, bool Channels>
 void multiply(const QuantizedPanel& panel) {
     constexpr long kStep = Nibbles ? kByteQuad / 2 : kByteQuad;
@@ -237,6 +247,7 @@ void multiply(const QuantizedPanel& panel) {
         if (spread) spread_nibbles(weight, bytes, count);
         for (long i = 0; i < tiles; ++i) {  // of nearly the same height
             const long row = panel.rows * i / tiles, rows = panel.rows * (i + 1) / tiles - row;
+            if (!streams) ask_for(weight + count * kStep, wanted * kStep, i, tiles);  // after the last, of the next block
             const QuantizedTile t{panel, spread ? bytes : weight, Channels ? 0 : first / panel.quads, Channels ? first : 0,
                                   Channels ? 1 : count / panel.quads, Channels ? count : panel.quads, row, 0};
             if constexpr (Nibbles) {

@@ -1,0 +1,169 @@
+// The mixture of experts without Python: buffers of the exact size, for the sanitizers; exact numbers, for the sums.
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <initializer_list>
+#include <stdexcept>
+#include <vector>
+
+#include "common/pool.h"
+#include "cpu/features.h"
+#include "cpu/kernels/elementwise.h"
+#include "cpu/moe.h"
+
+namespace {
+
+namespace cpu = quintet::cpu;
+
+int failures = 0;
+
+// Small whole numbers, which every type holds exactly, and float32 their sums.
+long whole(long i) { return (i * 7 + i / 3) % 5 - 2; }
+
+uint32_t bits_of(long value, cpu::LinearType type) {
+    const float x = static_cast<float>(value);
+    uint32_t bits;
+    __builtin_memcpy(&bits, &x, sizeof bits);
+    if (type == cpu::kLinearFloat32) return bits;
+    if (type == cpu::kLinearBfloat16) return bits >> 16;
+    return value == 0 ? 0 : (bits >> 16 & 0x8000) | ((bits & 0x7FFFFFFF) - (112U << 23)) >> 13;
+}
+
+using Bytes = std::vector<uint8_t>;
+
+Bytes numbers(long count, cpu::LinearType type, long seed) {
+    const size_t size = type == cpu::kLinearFloat32 ? 4 : 2;
+    Bytes bytes(static_cast<size_t>(count) * size);
+    for (long i = 0; i < count; ++i) {
+        const uint32_t bits = bits_of(whole(i + seed), type);
+        __builtin_memcpy(bytes.data() + static_cast<size_t>(i) * size, &bits, size);
+    }
+    return bytes;
+}
+
+// Experts' weights [outputs, inputs], one after another.
+Bytes packed(long experts, long outputs, long inputs, cpu::LinearType type, long seed) {
+    const long size = type == cpu::kLinearFloat32 ? 4 : 2, pair = cpu::linear_pair(type);
+    const long each = (outputs + cpu::kLinearColumns - 1) / cpu::kLinearColumns * cpu::kLinearColumns *
+                      ((inputs + pair - 1) / pair) * pair * size;
+    const Bytes plain = numbers(experts * outputs * inputs, type, seed);
+    Bytes out(static_cast<size_t>(experts * each));
+    for (long e = 0; e < experts; ++e) {
+        cpu::pack_linear(out.data() + e * each, plain.data() + e * outputs * inputs * size, outputs, inputs, inputs, type);
+    }
+    return out;
+}
+
+struct Layer {
+    cpu::LinearType type;
+    long tokens, experts, k, hidden, inner;
+};
+
+// relu(gate) * up and its product, added up over a token's experts: whole numbers throughout.
+long exact(const Layer& l, const std::vector<int32_t>& ids, long t, long column) {
+    long total = 0;
+    for (long j = 0; j < l.k; ++j) {
+        const long e = ids[static_cast<size_t>(t * l.k + j)];
+        if (e < 0 || e >= l.experts) continue;
+        for (long i = 0; i < l.inner; ++i) {
+            long gate = 0, up = 0;
+            for (long d = 0; d < l.hidden; ++d) {
+                gate += whole(t * l.hidden + d + 1) * whole((e * 2 * l.inner + i) * l.hidden + d + 2);
+                up += whole(t * l.hidden + d + 1) * whole((e * 2 * l.inner + l.inner + i) * l.hidden + d + 2);
+            }
+            total += (j + 1) * std::max(0L, gate) * up * whole((e * l.hidden + column) * l.inner + i + 3);
+        }
+    }
+    return total;
+}
+
+void experts_are_exact(const Layer& l) {
+    const long size = l.type == cpu::kLinearFloat32 ? 4 : 2, pairs = l.tokens * l.k;
+    const Bytes x = numbers(l.tokens * l.hidden, l.type, 1);
+    const Bytes gate_up = packed(l.experts, 2 * l.inner, l.hidden, l.type, 2);
+    const Bytes down = packed(l.experts, l.hidden, l.inner, l.type, 3);
+    std::vector<float> weights(static_cast<size_t>(pairs));
+    std::vector<int32_t> ids(weights.size()), scratch(static_cast<size_t>(pairs + 2 * l.experts));
+    for (long i = 0; i < pairs; ++i) {
+        weights[static_cast<size_t>(i)] = static_cast<float>(i % l.k + 1);
+        ids[static_cast<size_t>(i)] = static_cast<int32_t>((i * 5 + i / 7) % (l.experts + 2) - 1);  // -1, or too large
+    }
+    Bytes out(static_cast<size_t>(l.tokens * l.hidden * size));
+    Bytes first(static_cast<size_t>(pairs * std::max(l.hidden, l.inner) * size));
+    Bytes second(static_cast<size_t>(pairs * std::max(l.hidden, 2 * l.inner) * size));
+    cpu::experts({out.data(), x.data(), gate_up.data(), down.data(), weights.data(), ids.data(), first.data(), second.data(),
+                  scratch.data(), l.tokens, l.experts, l.k, l.hidden, l.inner, l.hidden,
+                  static_cast<int>(cpu::Elementwise::relu), l.type});
+    if (l.type != cpu::kLinearFloat32) return;  // what is between is rounded: watched only
+    for (long i = 0; i < l.tokens * l.hidden; ++i) {
+        float got;
+        __builtin_memcpy(&got, out.data() + i * size, sizeof got);
+        const long want = exact(l, ids, i / l.hidden, i % l.hidden);
+        if (got == static_cast<float>(want)) continue;
+        ++failures;
+        std::printf("experts: %ld tokens, %ld of %ld, %ld to %ld: element %ld is %g, not %ld\n", l.tokens, l.k, l.experts,
+                    l.hidden, l.inner, i, static_cast<double>(got), want);
+        return;
+    }
+}
+
+void routes_are_in_order(cpu::FloatType type, long tokens, long experts, long k, long groups, long kept) {
+    const Bytes logits = numbers(tokens * experts, static_cast<cpu::LinearType>(type), 4);
+    const std::vector<float> bias(static_cast<size_t>(experts), 0.5F);
+    for (const bool grouped : {false, true}) {
+        std::vector<float> weights(static_cast<size_t>(tokens * k));
+        std::vector<int32_t> ids(weights.size());
+        (grouped ? cpu::route_grouped : cpu::route)({weights.data(), ids.data(), logits.data(),
+                                                     grouped ? bias.data() : nullptr, tokens, experts, experts, k, groups,
+                                                     kept, true, type});
+        for (long i = 0; i < tokens * k; ++i) {
+            const size_t at = static_cast<size_t>(i);
+            const bool after = i % k == 0 || weights[at] < weights[at - 1] ||
+                               (weights[at] == weights[at - 1] && (ids[at] > ids[at - 1] || grouped));
+            if (ids[at] >= 0 && ids[at] < experts && after) continue;
+            ++failures;
+            std::printf("route: %ld tokens, %ld of %ld: place %ld is not in order\n", tokens, k, experts, i);
+            return;
+        }
+    }
+}
+
+void counts_that_do_not_fit_are_refused() {
+    const Bytes weight = packed(2, 3, 4, cpu::kLinearFloat32, 1), x = numbers(5 * 4, cpu::kLinearFloat32, 2);
+    for (const std::vector<int32_t>& counts : {std::vector<int32_t>{3, 3}, std::vector<int32_t>{6, -1}}) {
+        Bytes out(5 * 3 * 4);
+        try {
+            cpu::grouped_linear({out.data(), x.data(), weight.data(), counts.data(), 5, 2, 4, 3, 4, cpu::kLinearFloat32});
+            ++failures;
+            std::printf("grouped_linear: counts that do not fit are taken\n");
+        } catch (const std::invalid_argument&) {
+        }
+    }
+}
+
+}  // namespace
+
+int moe_failures() {
+    for (const char* isa : {"baseline", "avx2", "avx512", "avx512_bf16"}) {
+        try {
+            cpu::choose_isa(isa);
+        } catch (const std::invalid_argument&) {
+            continue;
+        }
+        for (const int threads : {1, 3}) {
+            quintet::set_pool_threads(threads);
+            for (const auto type : {cpu::kLinearFloat32, cpu::kLinearBfloat16, cpu::kLinearFloat16}) {
+                for (const Layer& l : {Layer{type, 1, 1, 1, 1, 1}, Layer{type, 0, 3, 2, 4, 4}, Layer{type, 5, 3, 2, 67, 2},
+                                       Layer{type, 9, 4, 3, 6, 65}, Layer{type, 130, 2, 3, 16, 8}}) {
+                    experts_are_exact(l);
+                }
+                routes_are_in_order(static_cast<cpu::FloatType>(type), 1, 5, 5, 1, 1);
+                routes_are_in_order(static_cast<cpu::FloatType>(type), 90, 48, 3, 8, 3);
+            }
+        }
+    }
+    cpu::choose_isa(cpu::isa_name(cpu::isa()));
+    counts_that_do_not_fit_are_refused();
+    quintet::set_pool_threads(1);
+    return failures;
+}
