@@ -249,7 +249,7 @@ def machine() -> dict[str, Any]:
         "physical_cores": _cpu.physical_cores(),
         "logical_cores": _cpu.logical_cores(),
         "memory_gb": round(psutil.virtual_memory().total / GIGA, 1),
-        "system": platform.platform(),
+        "system": platform.system(),
         "load_before": os.getloadavg()[0],
     }
 
