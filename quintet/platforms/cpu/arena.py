@@ -82,7 +82,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def lasting(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A weight's memory, holding anything. It begins where a huge page does; what is skipped before is never touched."""
+    """A weight's memory, holding anything. It begins where a huge page does; nobody touches what is before."""
     size = math.prod(shape) * dtype.itemsize
     if size < HUGE:
         return torch.empty(*shape, dtype=dtype)
