@@ -1,15 +1,7 @@
 // Vectors of AVX512 for attention_body.h.
 #pragma once
 
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12's header makes its undefined values of themselves
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#endif
-#include <immintrin.h>
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic pop
-#endif
+#include "cpu/kernels/intrinsics.h"
 
 #include "cpu/kernels/attention_types.h"
 

@@ -1,15 +1,7 @@
 // Sampling with AVX-512 (F, BW, DQ, VL).
 #include "cpu/kernels/sampling.h"
 
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12's header makes its undefined values of themselves
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#endif
-#include <immintrin.h>
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic pop
-#endif
+#include "cpu/kernels/intrinsics.h"
 
 namespace quintet::cpu {
 namespace {

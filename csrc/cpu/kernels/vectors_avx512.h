@@ -1,15 +1,7 @@
 // Vectors of AVX512: float32 in registers, float32, bfloat16 and float16 in memory.
 #pragma once
 
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12's header makes its undefined values of themselves
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#endif
-#include <immintrin.h>
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic pop
-#endif
+#include "cpu/kernels/intrinsics.h"
 
 #include "cpu/kernels/vectors_types.h"
 

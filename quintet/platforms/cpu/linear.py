@@ -1,15 +1,12 @@
 """Products with packed weights by quintet._cpu: every output in one order, whatever rows stand beside its own."""
 
-import functools
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from quintet.ops.linear import linear
 from quintet.platforms.cpu.arena import empty, lasting
+from quintet.platforms.cpu.native import KINDS, extension, fitting
 
-KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as csrc/cpu/kernels/linear.h numbers them
 PAIRS = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 1}  # neighbouring inputs that stand side by side
 
 
@@ -20,8 +17,7 @@ def pack(*pieces: Tensor) -> Tensor:
         raise ValueError(f"weights are packed in {', '.join(map(str, KINDS))}, not in {dtype}")
     if any(piece.dim() != 2 or 0 in piece.shape for piece in pieces):
         raise ValueError(f"a weight has outputs and inputs, and none has shape {tuple(pieces[0].shape)}")
-    extension, pair = _extension(), PAIRS[dtype]
-    columns = extension.LINEAR_COLUMNS
+    pair, columns = PAIRS[dtype], extension().LINEAR_COLUMNS
     if any(piece.shape[0] % columns for piece in pieces[:-1]):  # a block would hold rows of two
         pieces = (torch.cat(pieces),)
     blocks = -(-sum(piece.shape[0] for piece in pieces) // columns)
@@ -31,14 +27,14 @@ def pack(*pieces: Tensor) -> Tensor:
         if piece.stride(1) != 1 or piece.stride(0) < inputs:
             piece = piece.contiguous()
         at = packed[block:].data_ptr()
-        extension.pack_linear(KINDS[dtype], at, piece.data_ptr(), piece.shape[0], inputs, piece.stride(0))
+        extension().pack_linear(KINDS[dtype], at, piece.data_ptr(), piece.shape[0], inputs, piece.stride(0))
         block += piece.shape[0] // columns
     return packed
 
 
 def packed_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
     """Of pack()'s result for a weight [N, K] of this shape."""
-    (outputs, inputs), columns, pair = shape, _extension().LINEAR_COLUMNS, PAIRS[dtype]
+    (outputs, inputs), columns, pair = shape, extension().LINEAR_COLUMNS, PAIRS[dtype]
     return int(-(-outputs // columns) * columns * -(-inputs // pair) * pair * dtype.itemsize)
 
 
@@ -80,8 +76,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, outputs: tuple[int, 
     dtype = x.dtype
     pair = PAIRS.get(dtype, 1)
     blocks, depth, lanes = weight.shape
-    extension = _extension()
-    columns = extension.LINEAR_COLUMNS
+    columns = extension().LINEAR_COLUMNS
     if (
         weight.dtype != dtype
         or depth != (inputs + pair - 1) // pair
@@ -93,23 +88,10 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, outputs: tuple[int, 
             f"x {tuple(x.shape)} {dtype} and {count} outputs do not fit a packed weight "
             f"{tuple(weight.shape)} {weight.dtype}"
         )
-    if x.stride(1) != 1 or x.stride(0) < inputs:
-        x = x.contiguous()
-    at_bias = 0
-    if bias is not None:
-        if bias.shape != (count,):
-            raise ValueError(f"a bias of shape {tuple(bias.shape)} does not fit {count} outputs")
-        bias = bias.to(dtype).contiguous()
-        at_bias = bias.data_ptr()
+    x, bias = fitting(x, bias, count)
+    at_bias = 0 if bias is None else bias.data_ptr()
     out = empty((tokens, count), dtype)
-    extension.linear(
+    extension().linear(
         KINDS[dtype], out.data_ptr(), x.data_ptr(), x.stride(0), weight.data_ptr(), at_bias, tokens, inputs, count
     )
     return out
-
-
-@functools.cache
-def _extension() -> Any:
-    from quintet import _cpu
-
-    return _cpu

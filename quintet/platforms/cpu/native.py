@@ -47,6 +47,17 @@ def rows_of(x: Tensor) -> tuple[Tensor, Rows]:
     return x.contiguous(), (1, x.shape[-1], 0)
 
 
+def fitting(x: Tensor, bias: Tensor | None, outputs: int) -> tuple[Tensor, Tensor | None]:
+    """x [T, K] with each row's numbers side by side, and the bias [outputs] in its type."""
+    if x.stride(1) != 1 or x.stride(0) < x.shape[1]:
+        x = x.contiguous()
+    if bias is None:
+        return x, None
+    if bias.shape != (outputs,):
+        raise ValueError(f"a bias of shape {tuple(bias.shape)} does not fit {outputs} outputs")
+    return x, bias.to(x.dtype).contiguous()
+
+
 def indices(x: Tensor) -> int:
     """The address of positions or ids."""
     if x.dtype != torch.int32 or not x.is_contiguous():

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quintet.ops.attention import page_shape, paged_attention, row_width, write_kv
 from quintet.platforms.cpu.arena import empty
+from quintet.platforms.cpu.native import extension
 from quintet.types import AttentionSpec, Batch
 
 SERVED = (torch.float32, torch.bfloat16, torch.float16)
@@ -45,7 +46,7 @@ def _write_kv(kv: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
         raise ValueError(
             f"k {tuple(k.shape)}, v {tuple(v.shape)} and {len(slots)} slots do not fit a cache of {kv.shape}"
         )
-    _extension().store_kv(
+    extension().store_kv(
         kv.data_ptr(), k.data_ptr(), v.data_ptr(), k.stride(0) * bytes_, v.stride(0) * bytes_,
         _address(slots), k.shape[0], pages, heads, size, k.shape[2], *_numbers(k.dtype, kv.dtype),
     )  # fmt: skip
@@ -97,16 +98,9 @@ def _address(x: Tensor) -> int:
     return x.data_ptr()
 
 
-@functools.cache
-def _extension():  # type: ignore[no-untyped-def]
-    from quintet import _cpu
-
-    return _cpu
-
-
 @functools.lru_cache(maxsize=256)
 def _layer(spec: AttentionSpec, dtype: torch.dtype) -> Callable[..., None]:
-    layer: Callable[..., None] = _extension().PagedAttention(
+    layer: Callable[..., None] = extension().PagedAttention(
         spec.heads, spec.kv_heads, spec.head_dim, spec.page_size, spec.window or 0, spec.scale, spec.softcap or 0.0,
         *_numbers(dtype, spec.cached),
     )  # fmt: skip

@@ -10,7 +10,7 @@ from torch import Tensor
 from quintet.ops.moe import experts, grouped_linear, route, route_grouped
 from quintet.platforms.cpu import linear
 from quintet.platforms.cpu.arena import empty
-from quintet.platforms.cpu.native import extension, indices, kind_of, missing
+from quintet.platforms.cpu.native import KINDS, extension, indices, kind_of, missing
 from quintet.platforms.cpu.native_elementwise import NATIVE
 
 
@@ -39,7 +39,7 @@ def probe() -> str | None:
     """Two tokens, each of whom has an expert alone, which doubles or halves."""
     if reason := missing("experts"):
         return reason
-    for dtype in linear.KINDS:
+    for dtype in KINDS:
         x, scales = torch.tensor([[1.0, 2.0], [4.0, 8.0]], dtype=dtype), torch.tensor([2.0, 0.5], dtype=dtype)
         weights, ids = _route(x, 1, True)
         grouped = _route_grouped(x, torch.zeros(2), 1, 1, 1, True)

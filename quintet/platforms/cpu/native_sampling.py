@@ -1,6 +1,5 @@
 """The sampling ops by quintet._cpu: each row's tokens are the specification's, whatever rows stand beside it."""
 
-import functools
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from quintet.ops.sampling import (
     top_logprobs,
     widen,
 )
+from quintet.platforms.cpu.native import extension
 
 SERVED = (torch.float32, torch.bfloat16, torch.float16)
 UNSURE = -2  # a row of two tokens that a rounding of the logarithm may exchange, or that stands on the edge of top_p
@@ -42,7 +42,7 @@ def _greedy(logits: Tensor) -> Tensor:
     out = torch.empty(logits.shape[0], dtype=torch.int32)
     kind = _kind(logits)
     logits = _rows(logits)
-    _extension().greedy(_table(logits), *kind, out.data_ptr())
+    extension().greedy(_table(logits), *kind, out.data_ptr())
     return out
 
 
@@ -51,7 +51,7 @@ def _sample(logits: Tensor, draw: Draw, width: int) -> Tensor:
     """The specification itself decides where it and we may have rounded differently: one draw in some 100,000."""
     logits, draw = _rows(logits, torch.float32), _checked(draw, logits.shape[0])
     out, log_min_p = torch.empty(logits.shape[0], dtype=torch.int32), torch.log(draw.min_p)
-    unsure = _extension().sample(
+    unsure = extension().sample(
         _table(logits), draw.temperature.data_ptr(), draw.top_k.data_ptr(), draw.top_p.data_ptr(),
         log_min_p.data_ptr(), draw.keys.data_ptr(), draw.positions.data_ptr(), out.data_ptr(),
     )  # fmt: skip
@@ -67,7 +67,7 @@ def _filter_logits(logits: Tensor, draw: Draw, width: int) -> Tensor:
     logits, draw = _rows(logits, torch.float32), _checked(draw, logits.shape[0])
     out, log_min_p = torch.empty(logits.shape), torch.log(draw.min_p)
     edge = torch.empty(logits.shape[0], dtype=torch.int32)
-    unsure = _extension().filter_logits(
+    unsure = extension().filter_logits(
         _table(logits), draw.top_k.data_ptr(), draw.top_p.data_ptr(), log_min_p.data_ptr(), out.data_ptr(),
         edge.data_ptr(),
     )  # fmt: skip
@@ -82,7 +82,7 @@ def _gumbel(keys: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
     rows, count = keys.shape[0], token_ids.shape[1]
     ids = token_ids.contiguous()
     out = torch.empty(rows, count)
-    _extension().gumbel(
+    extension().gumbel(
         _column(keys, torch.int32, 2 * rows).data_ptr(), _column(positions, torch.int32, rows).data_ptr(),
         _column(ids, torch.int32, ids.numel()).data_ptr(), rows, ids.shape[0], count, out.data_ptr(),
     )  # fmt: skip
@@ -97,7 +97,7 @@ def _top_logprobs(
     logits = _rows(logits.float())
     ids = torch.empty(rows, num + 1, dtype=torch.int32)
     values, ranks = torch.empty(rows, num + 1), torch.empty(rows, dtype=torch.int32)
-    _extension().top_logprobs(
+    extension().top_logprobs(
         _table(logits), _column(token_ids, torch.int32, rows).data_ptr(),
         _column(wanted, torch.int32, rows).data_ptr(), num, normalize, ids.data_ptr(), values.data_ptr(),
         ranks.data_ptr(),
@@ -113,7 +113,7 @@ def _widen(logits: Tensor, count: int, copy: bool) -> Tensor:
     out = torch.empty(logits.shape)
     kind = _kind(logits)
     logits = _rows(logits)
-    _extension().widen(_table(logits), *kind, out.data_ptr())
+    extension().widen(_table(logits), *kind, out.data_ptr())
     return out
 
 
@@ -121,7 +121,7 @@ def _widen(logits: Tensor, count: int, copy: bool) -> Tensor:
 def _scale_logits(logits: Tensor, temperature: Tensor) -> Tensor:
     logits = _rows(logits, torch.float32)
     out = torch.empty(logits.shape)
-    _extension().scale_logits(
+    extension().scale_logits(
         _table(logits), _column(temperature, torch.float32, len(logits)).data_ptr(), out.data_ptr()
     )
     return out
@@ -130,7 +130,7 @@ def _scale_logits(logits: Tensor, temperature: Tensor) -> Tensor:
 @penalize.provide("native", probe)
 def _penalize(logits: Tensor, rows: Tensor, ids: Tensor, counts: Tensor, penalties: Tensor) -> Tensor:
     _column(penalties, torch.float32, 3 * logits.shape[0])
-    _extension().penalize(
+    extension().penalize(
         *_places(logits, rows, ids), _column(counts, torch.int32, len(rows)).data_ptr(), penalties.data_ptr()
     )
     return logits
@@ -138,20 +138,20 @@ def _penalize(logits: Tensor, rows: Tensor, ids: Tensor, counts: Tensor, penalti
 
 @bias_tokens.provide("native", probe)
 def _bias_tokens(logits: Tensor, rows: Tensor, ids: Tensor, values: Tensor) -> Tensor:
-    _extension().bias_tokens(*_places(logits, rows, ids), _column(values, torch.float32, len(rows)).data_ptr())
+    extension().bias_tokens(*_places(logits, rows, ids), _column(values, torch.float32, len(rows)).data_ptr())
     return logits
 
 
 @ban_tokens.provide("native", probe)
 def _ban_tokens(logits: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
-    _extension().ban_tokens(*_places(logits, rows, ids))
+    extension().ban_tokens(*_places(logits, rows, ids))
     return logits
 
 
 @keep_tokens.provide("native", probe)
 def _keep_tokens(logits: Tensor, bits: Tensor) -> Tensor:
     table = _edited(logits)
-    _extension().keep_tokens(table, _column(bits, torch.int32, logits.shape[0] * -(-logits.shape[1] // 32)).data_ptr())
+    extension().keep_tokens(table, _column(bits, torch.int32, logits.shape[0] * -(-logits.shape[1] // 32)).data_ptr())
     return logits
 
 
@@ -175,7 +175,7 @@ def _in_rows(logits: Tensor) -> bool:
 
 def _table(logits: Tensor) -> Any:
     rows, vocab = logits.shape
-    return _extension().Logits(logits.data_ptr(), logits.stride(0), rows, vocab)
+    return extension().Logits(logits.data_ptr(), logits.stride(0), rows, vocab)
 
 
 def _edited(logits: Tensor) -> Any:
@@ -212,10 +212,3 @@ def _rows_where(mask: Tensor) -> list[slice]:
 
 def _draw_of(draw: Draw, row: slice) -> Draw:
     return Draw(*(column[row] for column in draw))
-
-
-@functools.cache
-def _extension() -> Any:
-    from quintet import _cpu
-
-    return _cpu

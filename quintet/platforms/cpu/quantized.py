@@ -4,7 +4,6 @@ Activations that a scheme leaves as they are become 16-bit integers, each group 
 2^-15 of the group's largest. That is finer than what bfloat16 and float16 hold, and coarser than float32.
 """
 
-import functools
 import math
 from typing import Any
 
@@ -13,9 +12,9 @@ from torch import Tensor
 
 from quintet.ops.quantized import linear_int4, linear_int8, linear_w4a8, linear_w8a8
 from quintet.platforms.cpu.arena import empty, lasting
+from quintet.platforms.cpu.native import KINDS, extension, fitting
 from quintet.types import Scheme
 
-KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as csrc/cpu/kernels/linear.h numbers them
 INT8, INT4, W8A8, W4A8 = range(4)  # as csrc/cpu/kernels/quantized.h numbers them
 NUMBERS = {"int8": INT8, "int4": INT4, "w8a8": W8A8, "w4a8": W4A8}
 SCALES = {W8A8: torch.float32}  # the others': float16
@@ -40,7 +39,7 @@ def pack(weight: Tensor, scheme: Scheme) -> dict[str, Tensor]:
     scales = torch.empty(scales_shape, dtype=SCALES.get(number, torch.float16))
     sizes = outputs, inputs, scales_shape[1], weight.stride(0)
     places = packed.data_ptr(), scales.data_ptr(), weight.data_ptr()
-    if not _extension().pack_quantized(number, KINDS[weight.dtype], *places, *sizes):
+    if not extension().pack_quantized(number, KINDS[weight.dtype], *places, *sizes):
         raise ValueError("the weight holds numbers that are not finite, or too large for a scale in float16")
     return {"weight": packed, "scales": scales}
 
@@ -93,7 +92,7 @@ def rows(weight: Tensor, scales: Tensor | None, ids: Tensor, outputs: int, input
     out = empty((len(ids), inputs), dtype)
     at, groups = (0, 1) if scales is None else (scales.data_ptr(), scales.shape[1])
     places = out.data_ptr(), ids.data_ptr(), weight.data_ptr(), at
-    _extension().gather(number, KINDS[dtype], *places, len(ids), inputs, outputs, groups)
+    extension().gather(number, KINDS[dtype], *places, len(ids), inputs, outputs, groups)
     return out
 
 
@@ -170,16 +169,10 @@ def _product(
             f"x {_described(x)} and {count} outputs do not fit a packed weight {_described(weight)} "
             f"with scales {_described(scales)}"
         )
-    if x.stride(1) != 1 or x.stride(0) < inputs:
-        x = x.contiguous()
-    at_bias = 0
-    if bias is not None:
-        if bias.shape != (count,):
-            raise ValueError(f"a bias of shape {tuple(bias.shape)} does not fit {count} outputs")
-        bias = bias.to(dtype).contiguous()
-        at_bias = bias.data_ptr()
+    x, bias = fitting(x, bias, count)
+    at_bias = 0 if bias is None else bias.data_ptr()
     out = empty((tokens, count), dtype)
-    _extension().quantized(
+    extension().quantized(
         number, KINDS[dtype], out.data_ptr(), x.data_ptr(), x.stride(0), weight.data_ptr(), scales.data_ptr(), at_bias,
         tokens, inputs, count, groups,
     )  # fmt: skip
@@ -204,10 +197,3 @@ def _shapes(outputs: int, inputs: int, scheme: Scheme) -> tuple[tuple[int, ...],
 
 def _described(x: Tensor) -> str:
     return f"{tuple(x.shape)} {x.dtype}"
-
-
-@functools.cache
-def _extension() -> Any:
-    from quintet import _cpu
-
-    return _cpu
