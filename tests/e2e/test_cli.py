@@ -189,11 +189,12 @@ class Terminal:
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program() -> None:
-    terminal = Terminal("chat", "--temperature", "0", "--ignore-eos", "-q")
+    # eager, so that the answer takes a second or two
+    terminal = Terminal("chat", "--temperature", "0", "--ignore-eos", "--max-tokens", "900", "--enforce-eager", "-q")
     terminal.until("> ")
     terminal.type("Tell me a story.\n")
     terminal.until("\n")
-    time.sleep(0.3)
+    terminal.until(" ")  # of the answer
     terminal.interrupt("[stopped]")
     terminal.until("> ", 10)
     terminal.interrupt("Ctrl-D leaves")

@@ -165,9 +165,12 @@ class CPU(Platform):
 
 
 def _looks_up_packed(weight: Weight) -> bool:
-    """Whether rows of a table can be looked up in the form that products want: a tied head is then held once."""
-    even = weight.shape[-1] % native_linear.PAIRS.get(weight.dtype, 1) == 0
-    return weight.shared and len(weight.parts) == 1 and len(weight.shape) == 2 and even
+    """Whether rows of a table can be looked up in the form that products want: a tied head is then held once.
+
+    Not where ranks share the table out: each looks up its own rows, and knows them by their first.
+    """
+    alone = len(weight.parts) == 1 and len(weight.parts[0].ranges) == 1 and len(weight.shape) == 2
+    return weight.shared and alone and weight.shape[1] % native_linear.PAIRS.get(weight.dtype, 1) == 0
 
 
 def _zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
