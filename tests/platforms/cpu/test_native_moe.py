@@ -1,7 +1,7 @@
 """The mixture of experts on packed weights: each instruction set against the specification, a token's bits anywhere."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +14,8 @@ from quintet.platforms.cpu import linear, native_moe
 from quintet.platforms.cpu.arena import Arena, lending
 from quintet.platforms.cpu.native import missing
 from quintet.platforms.cpu.native_moe import pack_experts, unpack_experts
-from tests.contract.cases import CASES
+from tests.contract.cases import CASES, randn
+from tests.helpers.native import native
 
 if reason := missing("experts"):
     pytest.skip(reason, allow_module_level=True)
@@ -33,24 +34,14 @@ def threads() -> Iterator[None]:
     _cpu.set_threads(before)
 
 
-def native(name: str) -> Callable[..., Any]:
-    function: Callable[..., Any] = Op.registry[name].providers["native"]
-    return function
-
-
-def drawn(*shape: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
-    generator = torch.Generator().manual_seed(sum(shape))
-    return (torch.randn(shape, generator=generator) * scale).to(dtype)
-
-
 def layer(
     dtype: torch.dtype, tokens: int = 70, num: int = 9, hidden: int = 80, inner: int = 200, k: int = 3
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """x, plain gate_up and down, weights, ids: the first expert serves about every other token, the last none."""
-    x = drawn(tokens, hidden, dtype=dtype)
-    gate_up = drawn(num, 2 * inner, hidden, dtype=dtype, scale=hidden**-0.5)
-    down = drawn(num, hidden, inner, dtype=dtype, scale=inner**-0.5)
-    logits = drawn(tokens, num, dtype=torch.float32)
+    x = randn(tokens, hidden, dtype=dtype)
+    gate_up = randn(num, 2 * inner, hidden, dtype=dtype, scale=hidden**-0.5)
+    down = randn(num, hidden, inner, dtype=dtype, scale=inner**-0.5)
+    logits = randn(tokens, num, dtype=torch.float32)
     logits[::2, 0] += 9
     logits[:, -1] -= 99
     weights, ids = native("route")(logits, k, True)
@@ -169,10 +160,10 @@ def test_every_half_precision_number_is_ordered_and_weighed_as_the_specification
 
 
 def test_groups_without_a_place_serve_nobody() -> None:
-    logits = drawn(200, 64, dtype=torch.float32)
+    logits = randn(200, 64, dtype=torch.float32)
     logits[:, 10] = 50.0  # alone in its group that is large; two of 3 are more
     logits[:, 24:26], logits[:, 40:42] = 3.0, 3.0
-    bias = drawn(64, dtype=torch.float32, scale=0.1)
+    bias = randn(64, dtype=torch.float32, scale=0.1)
     for dtype, own in itertools.product(TYPES, (bias * 0, bias, bias.bfloat16())):
         weights, ids = native("route_grouped")(logits.to(dtype), own, 4, 8, 2, True)
         want = Op.registry["route_grouped"].reference(logits.to(dtype), own, 4, 8, 2, True)
@@ -189,7 +180,7 @@ PARTS = [slice(first, first + count) for first, count in ((0, 1), (13, 1), (69, 
 def test_a_token_has_the_same_bits_in_every_batch_on_any_threads(isa: str, dtype: torch.dtype) -> None:
     for hidden, inner in ((80, 200), (16, 600)):
         x, gate_up, down, *_ = layer(dtype, hidden=hidden, inner=inner)
-        packed, logits, bias = (pack_experts(gate_up), pack_experts(down)), drawn(70, 12, dtype=dtype), torch.zeros(12)
+        packed, logits, bias = (pack_experts(gate_up), pack_experts(down)), randn(70, 12, dtype=dtype), torch.zeros(12)
         whole: tuple[Tensor, ...] = ()
         for count, at in itertools.product((1, 2, 3), [slice(0, 70), *PARTS]):
             _cpu.set_threads(count)
@@ -205,8 +196,8 @@ def test_a_token_has_the_same_bits_in_every_batch_on_any_threads(isa: str, dtype
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_a_row_has_the_bits_of_a_plain_product(isa: str, dtype: torch.dtype) -> None:
     """However many rows its expert has: more than a panel, one, none."""
-    weight, counts = drawn(5, 192, 130, dtype=dtype), torch.tensor([0, 300, 1, 0, 250], dtype=torch.int32)
-    x, packed, product = drawn(560, 130, dtype=dtype), pack_experts(weight), Op.registry["linear"].providers["native"]
+    weight, counts = randn(5, 192, 130, dtype=dtype), torch.tensor([0, 300, 1, 0, 250], dtype=torch.int32)
+    x, packed, product = randn(560, 130, dtype=dtype), pack_experts(weight), Op.registry["linear"].providers["native"]
     first = 0
     for threads in (1, 2, 3):
         _cpu.set_threads(threads)
@@ -231,7 +222,7 @@ def test_strided_tensors_are_as_good_as_contiguous_ones() -> None:
     for other in (torch.cat([x, x], 1)[:, 80:], x.T.contiguous().T):
         got = native("grouped_linear")(other, packed[0], counts)
         assert torch.equal(got, native("grouped_linear")(x, packed[0], counts))
-    logits = drawn(70, 18, dtype=torch.bfloat16)
+    logits = randn(70, 18, dtype=torch.bfloat16)
     got, want = (native("route")(part, 3, True)[0] for part in (logits[:, 9:], logits[:, 9:].clone()))
     assert torch.equal(got, want)
     turned = pack_experts(down.transpose(1, 2).contiguous().transpose(1, 2))
@@ -244,7 +235,7 @@ def test_strided_tensors_are_as_good_as_contiguous_ones() -> None:
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_unpack_gives_back_what_was_packed(dtype: torch.dtype) -> None:
     for shape in ((1, 64, 2), (3, 128, 48), (4, 77, 6), (2, 1, 1000)):
-        weight = drawn(*shape, dtype=dtype)
+        weight = randn(*shape, dtype=dtype)
         packed = pack_experts(weight)
         assert packed.shape[:2] == (shape[0], -(-shape[1] // COLUMNS))
         assert torch.equal(unpack_experts(packed, shape[1]), weight)
@@ -274,7 +265,7 @@ def test_recorded_calls_run_again_on_new_numbers(isa: str) -> None:
     x, gate_up, down, *_ = layer(torch.bfloat16)
     packed, logits, bias = (
         (pack_experts(gate_up), pack_experts(down)),
-        drawn(70, 9, dtype=torch.bfloat16),
+        randn(70, 9, dtype=torch.bfloat16),
         torch.ones(9),
     )
     counts, graph, arena = torch.full((9,), 7, dtype=torch.int32), _cpu.Graph(), Arena()

@@ -15,6 +15,8 @@ from quintet.ops.rotary import HeadNorms
 from quintet.platforms.cpu import native_elementwise, native_embedding, native_norm, native_rotary
 from quintet.platforms.cpu.arena import Arena, lending
 from quintet.platforms.cpu.native import missing
+from tests.contract.cases import randn
+from tests.helpers.native import native
 
 if reason := missing("rms_norm"):
     pytest.skip(reason, allow_module_level=True)
@@ -35,19 +37,9 @@ def threads() -> Iterator[None]:
     _cpu.set_threads(before)
 
 
-def native(name: str) -> Callable[..., Any]:
-    function: Callable[..., Any] = Op.registry[name].providers["native"]
-    return function
-
-
-def drawn(*shape: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
-    generator = torch.Generator().manual_seed(sum(shape))
-    return (torch.randn(shape, generator=generator) * scale).to(dtype)
-
-
 def turned_by(dim: int, turned: int, dtype: torch.dtype, tokens: int = TOKENS) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """q and k as slices of one product, a table, positions."""
-    fused = drawn(tokens, 7 * dim, dtype=dtype)
+    fused = randn(tokens, 7 * dim, dtype=dtype)
     q, k, _ = (each.reshape(tokens, -1, dim) for each in fused.split([4 * dim, 2 * dim, dim], dim=-1))
     angles = torch.arange(90)[:, None] * torch.linspace(0.01, 1, turned // 2)
     positions = (torch.arange(tokens, dtype=torch.int32) * 37) % 90
@@ -76,7 +68,7 @@ def exact_activation(kind: str, x: Tensor) -> Tensor:
 def test_activations_equal_float64(isa: str, kind: str) -> None:
     """To 8 units in the last place of float32, or 2e-7 where the result is small beside x."""
     near, far = torch.linspace(-6, 6, 300_001), torch.linspace(-95, 95, 100_001)
-    x = torch.cat([near, far, drawn(100_000, dtype=torch.float32, scale=1e-3), torch.tensor([0.0, 1e-38, 3e38, -3e38])])
+    x = torch.cat([near, far, randn(100_000, dtype=torch.float32, scale=1e-3), torch.tensor([0.0, 1e-38, 3e38, -3e38])])
     for dtype in TYPES:
         given = x[x.abs() < torch.finfo(dtype).max].to(dtype)
         want, got = exact_activation(kind, given), native("activate")(given, kind)
@@ -112,7 +104,7 @@ def test_softcap_equals_float64(isa: str) -> None:
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_sums_and_scalings_have_the_specifications_bits(isa: str, dtype: torch.dtype) -> None:
     """With every half-precision number among them: infinities, subnormals, ties."""
-    x = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype) if dtype in HALVES else drawn(60_001, dtype=dtype)
+    x = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype) if dtype in HALVES else randn(60_001, dtype=dtype)
     for shift in (1, 77, 4099, 30_000):
         y = x.roll(shift)
         torch.testing.assert_close(native("add")(x.clone(), y), x + y, rtol=0, atol=0, equal_nan=True)
@@ -125,7 +117,7 @@ def test_norms_equal_float64(isa: str, dtype: torch.dtype) -> None:
     """To the roundings of the type that the specification has, and those of float32."""
     eps = torch.finfo(dtype).eps
     for width, offset in itertools.product(WIDTHS, (0.0, 1.0)):
-        x, weight, bias = (drawn(*s, dtype=dtype) for s in ((9, width), (width,), (width + 1,)))
+        x, weight, bias = (randn(*s, dtype=dtype) for s in ((9, width), (width,), (width + 1,)))
         x, bias = x + 3, bias[1:].contiguous()
         y = x.double()
         want = y * (y.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * (offset + weight.double())
@@ -143,8 +135,8 @@ def test_norms_equal_float64(isa: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_a_sum_is_rounded_before_it_is_normalised(isa: str, dtype: torch.dtype) -> None:
     for width in WIDTHS:
-        x, residual = drawn(9, width, dtype=dtype), drawn(width, 9, dtype=dtype, scale=3.0).reshape(9, width)
-        weight = drawn(width, dtype=dtype)
+        x, residual = randn(9, width, dtype=dtype), randn(width, 9, dtype=dtype, scale=3.0).reshape(9, width)
+        weight = randn(width, dtype=dtype)
         out, total = native("add_rms_norm")(x, residual, weight, 1e-5, 0.0)
         assert torch.equal(total, x + residual)
         assert torch.equal(out, native("rms_norm")(total, weight, 1e-5, 0.0))
@@ -157,7 +149,7 @@ def test_a_normalised_number_is_rounded_before_its_weight(isa: str) -> None:
     for offset in (0.0, 1.0):
         want = Op.registry["rms_norm"].reference(x, weight, 0.0, offset)
         assert torch.equal(native("rms_norm")(x, weight, 0.0, offset), want)
-    row = drawn(200, 128, dtype=torch.bfloat16)
+    row = randn(200, 128, dtype=torch.bfloat16)
     ones = torch.full((128,), 1.0078125, dtype=torch.bfloat16)
     exact = row.double() * (row.double().square().mean(-1, keepdim=True) + 1e-6).rsqrt()
     twice = exact.to(torch.bfloat16).double() * ones.double()  # rounded once before, once after
@@ -168,7 +160,7 @@ def test_a_normalised_number_is_rounded_before_its_weight(isa: str) -> None:
 def test_gated_rounds_the_activation_first(isa: str) -> None:
     for dtype, kind in itertools.product(TYPES, KINDS):
         for tokens, width in ((1, 1), (3, 37), (5, 1111), (40, 3000)):
-            x = drawn(tokens, 2 * width, dtype=dtype, scale=3.0)
+            x = randn(tokens, 2 * width, dtype=dtype, scale=3.0)
             gate, up = x.chunk(2, dim=-1)
             assert torch.equal(native("gated")(x, kind), native("activate")(gate.contiguous(), kind) * up)
 
@@ -192,7 +184,7 @@ def test_heads_are_turned_as_the_specification_does(isa: str, dtype: torch.dtype
 def test_norm_and_turn_at_once_equal_one_after_the_other(isa: str, dtype: torch.dtype) -> None:
     for (dim, turned), offset in itertools.product(((8, 8), (80, 32), (128, 128)), (0.0, 1.0)):
         q, k, table, positions = turned_by(dim, turned, dtype)
-        norms = HeadNorms(drawn(dim, dtype=dtype), drawn(dim + 1, dtype=dtype)[:dim].contiguous(), 1e-6, offset)
+        norms = HeadNorms(randn(dim, dtype=dtype), randn(dim + 1, dtype=dtype)[:dim].contiguous(), 1e-6, offset)
         normed = [native("rms_norm")(x, w, 1e-6, offset) for x, w in ((q, norms.q), (k, norms.k))]
         wants = native("rotary")(*normed, table, positions)
         gots = native("norm_rotary")(q, k, norms, table, positions)
@@ -201,7 +193,7 @@ def test_norm_and_turn_at_once_equal_one_after_the_other(isa: str, dtype: torch.
 
 def test_rows_are_looked_up_bit_for_bit() -> None:
     for dtype, width in itertools.product(TYPES, (1, 33, 1024)):
-        table = drawn(50, 2 * width, dtype=dtype)[:, width:]
+        table = randn(50, 2 * width, dtype=dtype)[:, width:]
         ids = (torch.arange(301, dtype=torch.int32) * 17) % 50
         assert torch.equal(native("embedding")(ids, table, 5, False), table[ids.long()])
         part = native("embedding")(ids, table[:20], 10, True)
@@ -216,10 +208,10 @@ Rowwise = Callable[[slice], tuple[Tensor, ...]]
 
 def rowwise(dtype: torch.dtype, width: int) -> Iterator[tuple[str, Rowwise]]:
     """Each op as a function of the rows that it is given of one batch."""
-    x, y, wide = (drawn(*s, dtype=dtype) for s in ((TOKENS, width), (TOKENS, width + 1), (TOKENS, 2 * width)))
-    y, weight = y[:, 1:].contiguous(), drawn(width, dtype=dtype)
+    x, y, wide = (randn(*s, dtype=dtype) for s in ((TOKENS, width), (TOKENS, width + 1), (TOKENS, 2 * width)))
+    y, weight = y[:, 1:].contiguous(), randn(width, dtype=dtype)
     q, k, table, positions = turned_by(width + width % 2, 2 * (width // 3), dtype)
-    norms = HeadNorms(*(drawn(q.shape[2], dtype=dtype) for _ in range(2)), 1e-6, 0.0)
+    norms = HeadNorms(*(randn(q.shape[2], dtype=dtype) for _ in range(2)), 1e-6, 0.0)
     ids = positions.clone() % TOKENS
     yield "rms_norm", lambda at: (native("rms_norm")(x[at], weight, 1e-6, 0.0),)
     yield "rms_norm of heads", lambda at: (native("rms_norm")(q[at], norms.q, 1e-6, 1.0),)
@@ -253,9 +245,9 @@ def test_a_row_has_the_same_bits_in_every_batch_on_any_threads(isa: str, dtype: 
 def test_strided_rows_are_as_good_as_contiguous_ones(isa: str) -> None:
     for dtype in TYPES:
         q, k, table, positions = turned_by(24, 16, dtype)
-        weight, wide = drawn(24, dtype=dtype), drawn(9, 400, dtype=dtype)
+        weight, wide = randn(24, dtype=dtype), randn(9, 400, dtype=dtype)
         assert torch.equal(native("rms_norm")(q, weight, 0.0, 0.0), native("rms_norm")(q.clone(), weight, 0.0, 0.0))
-        flat = drawn(96, dtype=dtype)
+        flat = randn(96, dtype=dtype)
         got = native("rms_norm")(q.flatten(1), flat, 0.0, 0.0)
         assert torch.equal(got, native("rms_norm")(q.flatten(1).contiguous(), flat, 0.0, 0.0))
         for a, b in zip(
@@ -275,13 +267,13 @@ def test_strided_rows_are_as_good_as_contiguous_ones(isa: str) -> None:
 
 def test_a_tensor_of_its_own_is_overwritten_and_a_part_of_one_is_not() -> None:
     for name, more in (("add", (torch.ones(4, 6),)), ("scale", (2.0,)), ("softcap", (3.0,))):
-        x = drawn(4, 6, dtype=torch.float32)
+        x = randn(4, 6, dtype=torch.float32)
         assert native(name)(x, *more).data_ptr() == x.data_ptr()
-        bigger = drawn(8, 6, dtype=torch.float32)
+        bigger = randn(8, 6, dtype=torch.float32)
         before = bigger.clone()
         native(name)(bigger[2:6], *more)
         assert torch.equal(bigger, before)
-    x = drawn(4, 6, dtype=torch.float32)
+    x = randn(4, 6, dtype=torch.float32)
     before = x.clone()
     native("activate")(x, "silu")
     native("add_rms_norm")(x, x, torch.ones(6), 0.0, 0.0)
@@ -298,13 +290,13 @@ def test_recorded_calls_run_again_on_new_numbers(isa: str) -> None:
         return *turned, native("softcap")(native("add")(activated, activated), 2.0)
 
     *_, angles, positions = turned_by(16, 16, torch.bfloat16)
-    ids, table, x = positions.clone() % 50, drawn(50, 64, dtype=torch.bfloat16), drawn(TOKENS, 64, dtype=torch.bfloat16)
-    weight, graph, arena = drawn(64, dtype=torch.bfloat16), _cpu.Graph(), Arena()
+    ids, table, x = positions.clone() % 50, randn(50, 64, dtype=torch.bfloat16), randn(TOKENS, 64, dtype=torch.bfloat16)
+    weight, graph, arena = randn(64, dtype=torch.bfloat16), _cpu.Graph(), Arena()
     with lending(arena):
         graph.begin()
         results = step()
         graph.end()
-    x.copy_(drawn(64, TOKENS, dtype=torch.bfloat16).reshape(TOKENS, 64))
+    x.copy_(randn(64, TOKENS, dtype=torch.bfloat16).reshape(TOKENS, 64))
     ids.copy_(ids.flip(0))
     graph.run()
     assert len(graph) == 8
@@ -313,7 +305,7 @@ def test_recorded_calls_run_again_on_new_numbers(isa: str) -> None:
 
 def test_no_rows_give_no_rows() -> None:
     for dtype in TYPES:
-        x, weight, ids = torch.empty(0, 8, dtype=dtype), drawn(8, dtype=dtype), torch.empty(0, dtype=torch.int32)
+        x, weight, ids = torch.empty(0, 8, dtype=dtype), randn(8, dtype=dtype), torch.empty(0, dtype=torch.int32)
         assert (
             native("rms_norm")(x, weight, 0.0, 0.0).shape == native("layer_norm")(x, weight, None, 0.0).shape == (0, 8)
         )
@@ -336,7 +328,7 @@ def test_positions_and_ids_outside_of_their_tables_are_refused() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    x, weight = drawn(4, 8, dtype=torch.bfloat16), drawn(8, dtype=torch.bfloat16)
+    x, weight = randn(4, 8, dtype=torch.bfloat16), randn(8, dtype=torch.bfloat16)
     q, k, table, positions = turned_by(8, 8, torch.float32, 4)
     calls: list[tuple[str, tuple[Any, ...], str]] = [
         ("rms_norm", (x, weight[1:], 0.0, 0.0), "does not fit"),
