@@ -10,24 +10,13 @@
 #include "cpu/features.h"
 #include "cpu/kernels/elementwise.h"
 #include "cpu/moe.h"
+#include "tests/numbers.h"
 
 namespace {
 
 namespace cpu = quintet::cpu;
 
 int failures = 0;
-
-// Small whole numbers, which every type holds exactly, and float32 their sums.
-long whole(long i) { return (i * 7 + i / 3) % 5 - 2; }
-
-uint32_t bits_of(long value, cpu::LinearType type) {
-    const float x = static_cast<float>(value);
-    uint32_t bits;
-    __builtin_memcpy(&bits, &x, sizeof bits);
-    if (type == cpu::kLinearFloat32) return bits;
-    if (type == cpu::kLinearBfloat16) return bits >> 16;
-    return value == 0 ? 0 : (bits >> 16 & 0x8000) | ((bits & 0x7FFFFFFF) - (112U << 23)) >> 13;
-}
 
 using Bytes = std::vector<uint8_t>;
 
