@@ -16,10 +16,12 @@ class Quintet:
     """Every prompt is computed: prefix caching is off. The KV cache is as large as the largest run."""
 
     def __init__(self, job: Job) -> None:
+        scheme, _, group = job.variant.partition("-g")
         settings: dict[str, Any] = {
             "dtype": "bfloat16",
             "device": "cpu",
-            "quantization": None if job.variant == "bf16" else job.variant,
+            "quantization": None if scheme == "bf16" else scheme,
+            "quantization_group_size": int(group) if group else None,
             "max_model_len": MAX_LEN,
             "max_num_seqs": SEQUENCES,
             "enable_prefix_caching": False,

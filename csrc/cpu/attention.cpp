@@ -16,9 +16,11 @@ namespace quintet::cpu {
 
 namespace {
 
-constexpr long kRows = 32;              // of an item: so many query rows share the reading of a block
+constexpr long kRows = 128;             // of an item: so many query rows share the reading of a block
+constexpr long kFewRows = 32;           // the same where there would be too few items for the threads
 constexpr size_t kLine = 64;            // bytes in a cache line
-constexpr long kItemsPerThread = 2;     // below that contexts are shared out in stretches
+constexpr long kItemsPerThread = 2;     // below that contexts are shared out in stretches, and below twice that items
+                                        // are made smaller: who begins the last is waited for
 constexpr long kWriteBytes = 64 << 10;  // that one thread copies before another is woken for the rest
 
 const AttentionKernels& kernels() {
@@ -79,9 +81,9 @@ struct Groups {
     long count() const { return before.back(); }
 };
 
-Groups grouped(const AttentionCall& call, const AttentionBatch& batch) {
+Groups grouped(const AttentionCall& call, const AttentionBatch& batch, long rows) {
     const long heads = call.heads / call.kv_heads;
-    Groups groups{std::vector<long>(static_cast<size_t>(batch.requests) + 1), heads < kRows ? kRows / heads : 1, 0};
+    Groups groups{std::vector<long>(static_cast<size_t>(batch.requests) + 1), heads < rows ? rows / heads : 1, 0};
     long most = 0;
     for (long r = 0; r < batch.requests; ++r) {
         const long count = batch.starts[r + 1] - batch.starts[r];
@@ -91,6 +93,15 @@ Groups grouped(const AttentionCall& call, const AttentionBatch& batch) {
     }
     groups.rows = heads * (most < groups.size ? most : groups.size);
     return groups;
+}
+
+// The largest groups that leave each thread some items.
+Groups shared_out(const AttentionCall& call, const AttentionBatch& batch) {
+    for (long rows = kRows;; rows /= 2) {
+        Groups groups = grouped(call, batch, rows);
+        const long items = groups.count() * call.kv_heads;
+        if (rows <= kFewRows || items >= 2 * kItemsPerThread * pool_threads()) return groups;
+    }
 }
 
 // The last groups first: they have the longest contexts, and what is begun late should be short.
@@ -199,7 +210,7 @@ void paged_attention(const AttentionCall& call, const AttentionBatch& batch, Att
     const long served = batch.starts[batch.requests];
     const long row = call.heads * call.head_dim * bytes_of(type);
     std::memset(static_cast<char*>(call.out) + served * row, 0, static_cast<size_t>((batch.tokens - served) * row));
-    const Groups groups = grouped(call, batch);
+    const Groups groups = shared_out(call, batch);
     const long items = groups.count() * call.kv_heads;
     if (items == 0) return;
 

@@ -1,4 +1,5 @@
 // Attention without Python: buffers of the exact size, for the sanitizers, and a scalar reference in double.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -27,6 +28,9 @@ void fail(const char* what, const char* isa, int type, int kind, double off) {
 // From -2 to 2, in steps that every type holds exactly.
 float number(long i) { return static_cast<float>((i * 37 + i / 7 * 11) % 65 - 32) / 16.0F; }
 
+// A 512th of it where i is a multiple of `step`: sums of products are then no longer exact, and show their order.
+float uneven(long i, long step) { return i % step ? number(i) : number(i) / 512.0F; }
+
 uint32_t bits_of(float x) {
     uint32_t bits;
     std::memcpy(&bits, &x, sizeof bits);
@@ -53,6 +57,7 @@ float get(const uint8_t* at, cpu::AttentionType type) {
     std::memcpy(&bits, at, size_of(type));
     if (type == cpu::kFloat32) return float_of(bits);
     if (type == cpu::kBfloat16) return float_of(bits << 16);
+    if ((bits & 0x7FFF) > 0x7C00) return std::numeric_limits<float>::quiet_NaN();
     const double size = std::ldexp(static_cast<double>((bits & 0x3FF) | (bits & 0x7C00 ? 0x400 : 0)),
                                    static_cast<int>(bits & 0x7C00 ? bits >> 10 & 31 : 1) - 25);
     return static_cast<float>(bits & 0x8000 ? -size : size);
@@ -101,7 +106,7 @@ struct Step {
         q.resize(tokens() * static_cast<size_t>(of.heads * of.dim) * size_of(type));
         out.resize(q.size());
         for (size_t i = 0; i < q.size() / size_of(type); ++i) {
-            put(number(static_cast<long>(i) + 5), type, q.data() + i * size_of(type));
+            put(uneven(static_cast<long>(i) + 5, 2), type, q.data() + i * size_of(type));
         }
         for (long h = 0; h < of.heads; ++h) {
             if (of.sinks) sinks.push_back(number(h));
@@ -122,7 +127,7 @@ struct Step {
 
     // What a token of request r holds at `position`, in K (0) or V (1).
     float value(long r, long position, long side, long head, long i) const {
-        return number(i + 3 * head + 17 * position + 101 * r + 7 * side) * (side ? 1.0F : 0.5F);
+        return uneven(i + 3 * head + 17 * position + 101 * r + 7 * side, 3) * (side ? 1.0F : 0.5F);
     }
 
     // Everything that the requests hold goes through write_kv, in one call with a stride of two tokens.
@@ -160,11 +165,16 @@ struct Step {
                              type, kind);
     }
 
-    // What the cache holds, read from its bytes.
-    double held(long r, long position, long side, long head, long i) const {
+    // Of a row, in bytes of the cache.
+    long place(long r, long position, long side, long head) const {
         const long page = table[static_cast<size_t>(r * width + position / shape.page_size)];
         const long at = ((page * 2 + side) * shape.kv_heads + head) * shape.page_size + position % shape.page_size;
-        const uint8_t* const from = kv.data() + at * row;
+        return at * row;
+    }
+
+    // What the cache holds, read from its bytes.
+    double held(long r, long position, long side, long head, long i) const {
+        const uint8_t* const from = kv.data() + place(r, position, side, head);
         if (kind == cpu::kKVSame) return get(from + i * static_cast<long>(size_of(type)), type);
         if (kind == cpu::kKVFloat8) return float8(from[i]);
         float scale;
@@ -225,8 +235,8 @@ void attention_is_the_textbooks(const char* isa, const Shape& shape, cpu::Attent
 }
 
 // Few heads, many positions: stretches go to different threads. One thread must give the same bits.
-void threads_change_no_bit(const char* isa, cpu::AttentionType type, cpu::KVKind kind) {
-    Step step({2, 1, 16, 16, 0, 0.0F, false, true}, type, kind, {{2300, 1}, {1020, 6}});
+void threads_change_no_bit(const char* isa, long dim, cpu::AttentionType type, cpu::KVKind kind) {
+    Step step({2, 1, dim, 16, 0, 0.0F, false, true}, type, kind, {{2300, 1}, {1020, 6}});
     step.fill();
     step.run();
     const std::vector<uint8_t> shared = step.out;
@@ -238,6 +248,51 @@ void threads_change_no_bit(const char* isa, cpu::AttentionType type, cpu::KVKind
     for (const long head : {0L, 1L}) {
         const double off = step.off(0, 0, head);
         if (!(off <= kRoundings[type])) fail("a long context", isa, type, kind, off);
+    }
+}
+
+// A prompt in one piece, and in pieces of one token, of few and of many that cut blocks and pairs of positions.
+void pieces_change_no_bit(const char* isa, const Shape& shape, cpu::AttentionType type, cpu::KVKind kind) {
+    constexpr long kPrompt = 170;
+    Step whole(shape, type, kind, {{0, kPrompt}});
+    whole.fill();
+    whole.run();
+    const long token = shape.heads * shape.dim * static_cast<long>(size_of(type));  // bytes of q and of the result
+    for (const Request& piece : {Request{0, 1}, {63, 1}, {64, 1}, {127, 1}, {169, 1}, {61, 3}, {5, 90}, {101, 69}}) {
+        Step step(shape, type, kind, {piece});
+        step.fill();
+        const auto same = [&](const std::vector<uint8_t>& of) { return of.begin() + piece.cached * token; };
+        step.q.assign(same(whole.q), same(whole.q) + piece.count * token);
+        step.run();
+        if (!std::equal(step.out.begin(), step.out.end(), same(whole.out))) {
+            return fail("pieces change no bit", isa, type, kind, static_cast<double>(piece.cached));
+        }
+    }
+}
+
+// Rows that are multiplied together see different positions. What one of them does not see may not be a number.
+void broken_values_reach_who_sees_them(const char* isa, const Shape& shape, cpu::AttentionType type,
+                                       cpu::KVKind kind) {
+    constexpr long kPrompt = 110;
+    Step step(shape, type, kind, {{0, kPrompt}});
+    step.fill();
+    step.run();
+    const long numbers = shape.heads * shape.dim;
+    for (const long broken : {96L, 71L}) {  // the first of a pair, the second of one
+        Step other = step;
+        for (long head = 0; head < shape.kv_heads; ++head) {
+            std::memset(other.kv.data() + other.place(0, broken, 1, head), 0xFF, static_cast<size_t>(other.row));
+        }
+        other.run();
+        for (long i = 0; i < kPrompt * numbers; ++i) {
+            const long token = i / numbers;
+            const bool sees = token >= broken && (shape.window == 0 || token < broken + shape.window);
+            const uint8_t* const at = other.out.data() + i * static_cast<long>(size_of(type));
+            const bool kept = std::memcmp(at, step.out.data() + (at - other.out.data()), size_of(type)) == 0;
+            if (sees ? !std::isnan(get(at, type)) : !kept) {
+                return fail("broken values reach who sees them", isa, type, kind, static_cast<double>(token));
+            }
+        }
     }
 }
 
@@ -264,6 +319,7 @@ int attention_failures() {
         {6, 3, 16, 16, 0, 0.0F, false, false},  {5, 1, 24, 8, 9, 0.0F, true, false},
         {4, 2, 32, 32, 0, 3.0F, false, true},   {4, 4, 64, 16, 70, 5.0F, true, true},
         {40, 1, 7, 8, 0, 0.0F, false, false},   {2, 1, 128, 16, 1, 0.0F, false, true},
+        {6, 2, 96, 16, 13, 0.0F, false, false},
     };
     for (const char* isa : {"baseline", "avx2", "avx512", "avx512_bf16"}) {
         try {
@@ -274,7 +330,9 @@ int attention_failures() {
         for (const auto type : {cpu::kFloat32, cpu::kBfloat16, cpu::kFloat16}) {
             for (const auto kind : {cpu::kKVSame, cpu::kKVInt8, cpu::kKVFloat8}) {
                 for (const Shape& shape : shapes) attention_is_the_textbooks(isa, shape, type, kind);
-                threads_change_no_bit(isa, type, kind);
+                for (const Shape& shape : shapes) pieces_change_no_bit(isa, shape, type, kind);
+                for (const Shape& shape : shapes) broken_values_reach_who_sees_them(isa, shape, type, kind);
+                for (const long dim : {16L, 32L}) threads_change_no_bit(isa, dim, type, kind);
             }
         }
     }
