@@ -1,5 +1,6 @@
 """Random-weight checkpoints of real shapes, made on the spot: what a step costs does not depend on the weights."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,25 @@ def checkpoint(name: str, dtype: torch.dtype = torch.bfloat16) -> Path:
         config = AutoConfig.for_model(shape.pop("model_type"), **shape)
         torch.manual_seed(0)
         AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(folder, max_shard_size="100GB")
+    return folder
+
+
+def with_tokenizer(folder: Path) -> Path:
+    """The checkpoint with a byte-level tokenizer of its vocabulary's size; its pieces mean nothing."""
+    if not (folder / "tokenizer.json").is_file():
+        import json
+
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+        size = json.loads((folder / "config.json").read_text())["vocab_size"]
+        letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+        made = itertools.chain.from_iterable(itertools.product(letters, repeat=length) for length in (1, 2, 3))
+        vocab = {"".join(piece): place for place, piece in enumerate(itertools.islice(made, size))}
+        tokenizer = Tokenizer(models.BPE(vocab, []))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer.save(str(folder / "tokenizer.json"))
+        (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
     return folder
 
 

@@ -291,8 +291,9 @@ LACKING: Mapping[str, str] = {
 _PREFIX = "QUINTET_"
 
 
-def _variable(name: str, default: Any, parse: Parse, help: str) -> Any:
-    return field(default=default, metadata={"variable": name, "parse": parse, "help": help})
+def _variable(name: str, default: Any, parse: Parse, help: str, secret: bool = False) -> Any:
+    metadata = {"variable": name, "parse": parse, "help": help, "secret": secret}
+    return field(default=default, metadata=metadata, repr=not secret)
 
 
 @dataclass(frozen=True)
@@ -318,6 +319,12 @@ class Environment:
     cache_home: str | None = _variable("XDG_CACHE_HOME", None, text, "where caches are kept, instead of ~/.cache")
     jax_platforms: str | None = _variable("JAX_PLATFORMS", None, text, "devices that JAX may open (the tpu platform)")
     xla_flags: str | None = _variable("XLA_FLAGS", None, text, "XLA's own settings (the tpu platform)")
+    api_key: str | None = _variable(
+        "QUINTET_API_KEY", None, text, "a key that requests to `quintet serve` must bring", secret=True
+    )
+    openai_api_key: str | None = _variable(
+        "OPENAI_API_KEY", None, text, "the key that the commands with --url show to a server", secret=True
+    )
 
     @classmethod
     def documented(cls) -> dict[str, str]:
@@ -325,8 +332,9 @@ class Environment:
         return {each.metadata["variable"]: each.metadata["help"] for each in dataclasses.fields(cls)}
 
     def variables(self) -> dict[str, Any]:
-        """Variable -> its value here. Holds no secrets: tokens are left to the library that uses them."""
-        return {each.metadata["variable"]: getattr(self, each.name) for each in dataclasses.fields(self)}
+        """Variable -> its value here, without secrets. Tokens of the hub are left to the library that uses them."""
+        shown = [each for each in dataclasses.fields(self) if not each.metadata["secret"]]
+        return {each.metadata["variable"]: getattr(self, each.name) for each in shown}
 
     def apply(self, config: EngineConfig) -> EngineConfig:
         """The configuration with what the environment settles and the user did not."""

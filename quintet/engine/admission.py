@@ -32,6 +32,7 @@ class Admission:
     seed: int  # of requests that bring none
     processors: Sequence[type[LogitsProcessor]] = ()
     defaults: dict[str, Any] = field(default_factory=dict)  # sampling parameters of the generation config
+    name: str = ""  # tells the unseeded requests of several admissions to one engine apart
     _num_unseeded: int = 0
 
     def default_params(self) -> SamplingParams:
@@ -53,7 +54,7 @@ class Admission:
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         seed: int | str | None = params.seed
         if seed is None:
-            seed = f"{self.seed}/{self._num_unseeded}"
+            seed = f"{self.seed}/{self.name}{self._num_unseeded}"
             self._num_unseeded += 1
         stop_ids = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self.eos_ids)
         bad_words = self._bad_words(params)

@@ -31,6 +31,7 @@ class Stats:
     num_waiting: int
     kv_usage: float  # share of the pages that requests hold
     num_steps: int
+    step_tokens: int  # of the last step
     num_prompt_tokens: int  # computed, so without those found in the prefix cache
     num_generation_tokens: int
     num_preemptions: int
@@ -53,7 +54,7 @@ class Engine:
         self._requests: dict[str, Request] = {}
         self._flight: Flight | None = None  # the step that runs
         self._deltas: list[TokenDelta] = []  # that no call of step() has returned yet
-        self._num_added = self._num_steps = self._num_computed = self._num_generated = 0
+        self._num_added = self._num_steps = self._num_computed = self._num_generated = self._step_tokens = 0
 
     def __len__(self) -> int:
         """Requests that have not ended."""
@@ -134,6 +135,7 @@ class Engine:
         )
         self.scheduler.advance(plan)
         self._num_steps += 1
+        self._step_tokens = plan.num_tokens
         deltas = [self._end_failed(request, why) for request, why in result.failed.items() if request in plan.tokens]
         for request, found in result.prompt_logprobs.items():
             request.num_scored += len(found)
@@ -219,6 +221,7 @@ class Engine:
             num_waiting=len(scheduler.waiting),
             kv_usage=scheduler.pool.num_used / (scheduler.pool.num_pages - 1),
             num_steps=self._num_steps,
+            step_tokens=self._step_tokens,
             num_prompt_tokens=self._num_computed,
             num_generation_tokens=self._num_generated,
             num_preemptions=scheduler.num_preemptions,

@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from torch import Tensor
-
 from quintet.names import unknown
 from quintet.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from quintet.engine.request import Request
     from quintet.platforms.interface import Device
 
 GROUP = "quintet.logits_processors"  # entry points
 
 T = TypeVar("T")
-RowFunction = Callable[[Sequence[int], Sequence[int], Tensor], Tensor]
+RowFunction = Callable[[Sequence[int], Sequence[int], "Tensor"], "Tensor"]
 """(prompt ids, output ids, logits [V] float32) -> logits [V]; may overwrite the logits."""
 
 
@@ -71,7 +71,7 @@ class LogitsProcessor(ABC):
         """Before each step's apply(); None: the same requests in the same rows, each one token longer."""
 
     @abstractmethod
-    def apply(self, logits: Tensor) -> Tensor:
+    def apply(self, logits: "Tensor") -> "Tensor":
         """logits [R, V] float32 -> the same shape; may overwrite them. They are on the host where torch cannot compute
         with what the device holds."""
 
@@ -102,7 +102,7 @@ class RequestLogitsProcessor(LogitsProcessor):
         if update is not None:
             self._rows = follow(self._rows, update, self._enter)
 
-    def apply(self, logits: Tensor) -> Tensor:
+    def apply(self, logits: "Tensor") -> "Tensor":
         for row, (added, function) in self._rows.items():
             ids, num_prompt = added.token_ids, added.num_prompt
             try:
@@ -176,7 +176,7 @@ def _checked(found: object, spec: object) -> type[LogitsProcessor]:
 
 
 def _raising(error: Exception) -> RowFunction:
-    def function(prompt_ids: Sequence[int], output_ids: Sequence[int], logits: Tensor) -> Tensor:
+    def function(prompt_ids: Sequence[int], output_ids: Sequence[int], logits: "Tensor") -> "Tensor":
         raise error
 
     return function

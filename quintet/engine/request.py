@@ -4,9 +4,12 @@ import enum
 import hashlib
 import time
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from quintet.sampling_params import SamplingParams
-from quintet.types import Array
+
+if TYPE_CHECKING:  # a process that only admits requests needs no torch
+    from quintet.types import Array
 
 
 class FinishReason(str, enum.Enum):
@@ -41,7 +44,7 @@ class Request:
     num_computed: int = 0  # tokens whose K and V are in the cache
     num_cached: int = 0  # of the prompt, found in the prefix cache when it was first scheduled
     page_ids: list[int] = field(default_factory=list)
-    page_row: Array | None = None  # page_ids as the batch wants them; made again when they change
+    page_row: "Array | None" = None  # page_ids as the batch wants them; made again when they change
     page_hashes: list[bytes] = field(default_factory=list)  # one per full page of token_ids, computed as needed
     num_committed: int = 0  # pages that stand in the prefix cache under their hash
     num_preemptions: int = 0

@@ -21,12 +21,16 @@ class Command:
 
 _HOME = "quintet.server.commands."
 COMMANDS = {
+    "serve": Command(_HOME + "serve", "serve a model over HTTP, as OpenAI's API does", "INFO"),
     "generate": Command(_HOME + "generate", "continue prompts, given as arguments or on standard input"),
-    "chat": Command(_HOME + "chat", "talk with a model"),
+    "chat": Command(_HOME + "chat", "talk with a model, here or on a server"),
+    "complete": Command(_HOME + "complete", "continue a prompt on a server"),
+    "run-batch": Command(_HOME + "run_batch", "answer a file of requests in OpenAI's batch format"),
     "platforms": Command(_HOME + "platforms", "list the platforms, with their facts or why they cannot run here"),
     "explain": Command(_HOME + "explain", "show what would run a model here, and what was rejected"),
     "bench latency": Command(_HOME + "bench_latency", "time one batch of requests"),
     "bench throughput": Command(_HOME + "bench_throughput", "time many requests at once"),
+    "bench serve": Command(_HOME + "bench_serve", "put a load on a server and time its answers"),
     "collect-env": Command(_HOME + "collect_env", "print what a bug report needs"),
 }
 

@@ -36,7 +36,7 @@ def _log() -> Iterator[None]:
         (["--verison"], 2, "did you mean '--version'"),
         (["bench"], 2, "bench latency"),
         (["bench", "latncy"], 2, "did you mean 'latency'"),
-        (["serve"], 2, "unknown command 'serve'"),
+        (["sevre"], 2, "did you mean 'serve'?"),
         (["platforms", "--jsn"], 2, "did you mean '--json'"),
         (["generate", "--xyzzy", "x"], 2, "unknown flag '--xyzzy'\n"),
         (["explain", "a", "b"], 2, "unexpected argument 'b'"),

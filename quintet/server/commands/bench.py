@@ -44,10 +44,10 @@ def exactly(num_tokens: int) -> SamplingParams:
     return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
 
 
-def percentiles(values: Sequence[float]) -> dict[str, float]:
+def percentiles(values: Sequence[float], shares: Sequence[int] = (10, 50, 90, 99)) -> dict[str, float]:
     """Mean and nearest-rank percentiles."""
     ranked = sorted(values)
-    at = {f"p{share}": ranked[max(0, -(-share * len(ranked) // 100) - 1)] for share in (10, 50, 90, 99)}
+    at = {f"p{share}": ranked[max(0, -(-share * len(ranked) // 100) - 1)] for share in shares}
     return {"mean": sum(ranked) / len(ranked), **at}
 
 

@@ -1,0 +1,75 @@
+"""What the HTTP side knows of an engine: whom it serves, whether it can, and the outputs of one request."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from quintet.engine.prompts import Prompt
+from quintet.engine.tokenizer import Tokenizer
+from quintet.outputs import RequestOutput
+from quintet.sampling_params import SamplingParams
+
+Deliver = Callable[[RequestOutput], None]
+
+
+@dataclass(frozen=True)
+class Served:
+    """The model that an engine runs, as its start settled it. Plain data: it crosses processes."""
+
+    model: str  # path or hub id
+    tokenizer: str | None  # its folder
+    vocab_size: int
+    max_model_len: int  # tokens of prompt and output together
+    max_logprobs: int
+    eos_ids: list[int]  # of the generation config; the tokenizer may add its own
+    seed: int  # of requests that bring none
+    num_pages: int  # of the KV cache, those that can hold tokens
+    page_size: int
+    processors: list[str] = field(default_factory=list)  # logits processors, by dotted name
+    defaults: dict[str, Any] = field(default_factory=dict)  # sampling parameters of the generation config
+    created: int = 0  # Unix time in seconds
+
+
+class EngineDead(RuntimeError):
+    """The engine has ended, or gives no sign of life; the message says what is known."""
+
+
+class Backend(Protocol):
+    """An engine, seen from an event loop. All but trouble() wait for a time when that gives None."""
+
+    @property
+    def served(self) -> Served: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer | None: ...
+
+    def trouble(self) -> str | None:
+        """Why it cannot serve now (it is loading, hung or dead), or None."""
+        ...
+
+    def default_params(self) -> SamplingParams:
+        """With the model's own defaults; the caller may change it."""
+        ...
+
+    def submit(
+        self, request_id: str, prompt: Prompt, params: SamplingParams, deliver: Deliver, priority: int = 0
+    ) -> None:
+        """Queues a request; `deliver` is then called in this loop with its outputs, as params.output_kind says.
+
+        The last output is `finished`. A failure inside the request, or of the engine, is a last output whose
+        completions have finish_reason "error". Raises ValueError (ParameterError for a parameter) if the request
+        cannot be served, EngineDead if none can; then nothing was queued. The id must be nobody else's.
+        """
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request at once; nothing is delivered any more. Passes over ids that are not running."""
+        ...
+
+    async def reset_prefix_cache(self) -> None:
+        """Forgets all cached beginnings."""
+        ...
+
+    def stats(self) -> Mapping[str, float]:
+        """Engine.Stats as plain numbers, at most a second old."""
+        ...

@@ -1,0 +1,218 @@
+"""OpenAI's batch file format: lines of requests in, lines of answers out, in the same order."""
+
+import asyncio
+import email.utils
+import json
+import time
+import uuid
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from quintet.names import refuse_unknown, unknown
+from quintet.server.clients import errors
+from quintet.server.http_stream import Answer, Broken, Client, NotHttp
+
+PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+_AGAIN = (429, 503)  # too much at once, or not quite there: the server asks to come again
+_AHEAD = 4  # times the concurrency: how far the file is read ahead of the oldest request without an answer
+
+
+class BadLine(ValueError):
+    """A line that is no request; `custom_id` where it has one."""
+
+    def __init__(self, message: str, custom_id: str | None = None) -> None:
+        super().__init__(message)
+        self.custom_id = custom_id
+
+
+@dataclass(frozen=True)
+class Request:
+    """One line."""
+
+    custom_id: str
+    url: str  # of PATHS
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How a batch is sent."""
+
+    concurrency: int = 64
+    max_retries: int = 5
+    max_wait: float = 60.0  # seconds before a retry, whatever the server says
+
+
+def read(file: IO[bytes], max_line_bytes: int) -> Iterator[Request | BadLine]:
+    """Each line that is not empty, in order. What is wrong with a line is yielded in its place."""
+    seen: set[str] = set()
+    number = 0
+    while line := file.readline(max_line_bytes + 1):
+        number += 1
+        too_long = len(line) > max_line_bytes
+        while too_long and not line.endswith(b"\n"):  # the rest of it is read away
+            line = file.readline(2**20) or b"\n"
+        if too_long:
+            yield BadLine(f"line {number} is longer than {max_line_bytes} bytes; --max-line-bytes allows more")
+        elif line.strip():
+            try:
+                yield _request(line, number, seen)
+            except BadLine as bad:
+                yield bad
+
+
+def _request(line: bytes, number: int, seen: set[str]) -> Request:
+    try:
+        entry = json.loads(line.decode("utf-8-sig"), parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise BadLine(f"line {number} is not JSON: {error}") from None
+    if not isinstance(entry, dict):
+        raise BadLine(f"line {number} must be a JSON object, not {type(entry).__name__}")
+    name = entry.get("custom_id")
+    if not isinstance(name, str) or not name:
+        raise BadLine(f"line {number}: custom_id must be text that is not empty")
+    try:
+        _check(entry)
+        if name in seen:
+            raise ValueError("custom_id is the same as that of an earlier line")
+    except ValueError as error:
+        raise BadLine(f"line {number}: {error}", name) from None
+    seen.add(name)
+    return Request(name, entry["url"], json.dumps(entry["body"]).encode())
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number in JSON")
+
+
+def _check(entry: dict[str, Any]) -> None:
+    refuse_unknown("field", entry, ("custom_id", "method", "url", "body"))
+    if entry.get("method") != "POST":
+        raise ValueError(f"method must be POST, not {entry.get('method')!r}")
+    if entry.get("url") not in PATHS:
+        raise ValueError(unknown("url", str(entry.get("url")), PATHS) + f"; a batch takes {', '.join(PATHS)}")
+    body = entry.get("body")
+    if not isinstance(body, dict):
+        raise ValueError("body must be a JSON object")
+    if body.get("stream"):
+        raise ValueError("body.stream must not be set: an answer is one line")
+
+
+@dataclass
+class Tally:
+    """How a batch went."""
+
+    answered: int = 0
+    failures: Counter[str] = field(default_factory=Counter)  # kind -> lines
+    tokens: int = 0  # of output, where the server counts them
+
+    @property
+    def failed(self) -> int:
+        return sum(self.failures.values())
+
+
+class Batch:
+    """Sends the lines of a file to a server, a bounded number at once."""
+
+    def __init__(self, client: Client, where: str, manner: Manner) -> None:
+        self.tally = Tally()
+        self._client = client
+        self._where = where
+        self._manner = manner
+        self._gate = asyncio.Semaphore(manner.concurrency)
+
+    async def answers(self, requests: Iterator[Request | BadLine]) -> AsyncGenerator[dict[str, Any], None]:
+        """Output lines in the order of the input. What was begun ends with the caller's interest."""
+        waiting: asyncio.Queue[asyncio.Task[dict[str, Any]] | None] = asyncio.Queue(_AHEAD * self._manner.concurrency)
+
+        async def begin() -> None:
+            try:
+                for each in requests:
+                    await waiting.put(asyncio.create_task(self._one(each)))
+            except OSError:
+                await waiting.put(None)
+                raise
+            await waiting.put(None)
+
+        beginning = asyncio.create_task(begin())
+        try:
+            while (task := await waiting.get()) is not None:
+                yield await task
+            await beginning  # raises what kept the file from being read on
+        finally:
+            beginning.cancel()
+            while not waiting.empty():
+                if (task := waiting.get_nowait()) is not None:
+                    task.cancel()
+
+    async def write(self, requests: Iterator[Request | BadLine], file: IO[bytes]) -> Tally:
+        """Each line is in the file as soon as all before it are."""
+        async with aclosing(self.answers(requests)) as lines:
+            async for line in lines:
+                file.write(json.dumps(line, ensure_ascii=False).encode(errors="backslashreplace") + b"\n")
+                file.flush()
+        return self.tally
+
+    async def _one(self, request: Request | BadLine) -> dict[str, Any]:
+        line: dict[str, Any] = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": request.custom_id}
+        if isinstance(request, BadLine):
+            return self._failed(line, "bad_line", str(request))
+        try:
+            async with self._gate:
+                answer = await self._send(request)
+        except errors.ServerError as error:
+            return self._failed(line, error.kind.replace(" ", "_"), str(error))
+        try:
+            body = json.loads(answer.body)
+        except (ValueError, RecursionError):
+            said = errors.said_by(answer.body)
+            return self._failed(line, "not_json", f"{self._where} answered {answer.status} and no JSON: {said}")
+        return self._answered(line, answer, body)
+
+    def _failed(self, line: dict[str, Any], code: str, message: str) -> dict[str, Any]:
+        self.tally.failures[code] += 1
+        return {**line, "response": None, "error": {"code": code, "message": message}}
+
+    def _answered(self, line: dict[str, Any], answer: Answer, body: Any) -> dict[str, Any]:
+        """Also an answer that refuses: what the server said is then the body."""
+        if answer.status == 200:
+            self.tally.answered += 1
+            usage = body.get("usage") if isinstance(body, dict) else None
+            if isinstance(usage, dict):
+                count = usage.get("completion_tokens", usage.get("output_tokens"))
+                self.tally.tokens += count if isinstance(count, int) else 0
+        else:
+            self.tally.failures[f"HTTP_{answer.status}"] += 1
+        request_id = answer.headers.get("x-request-id", line["id"])
+        response = {"status_code": answer.status, "request_id": request_id, "body": body}
+        return {**line, "response": response, "error": None}
+
+    async def _send(self, request: Request) -> Answer:
+        for turn in range(self._manner.max_retries + 1):
+            answer = await self._post(request)
+            if answer.status not in _AGAIN or turn == self._manner.max_retries:
+                return answer
+            await asyncio.sleep(min(retry_after(answer, 2.0**turn), self._manner.max_wait))
+        raise AssertionError("the last turn returns")
+
+    async def _post(self, request: Request) -> Answer:
+        try:
+            return await self._client.request("POST", request.url, request.body)
+        except (Broken, NotHttp, TimeoutError) as error:
+            raise errors.broken(self._where, error) from None
+        except OSError as error:
+            raise errors.unreachable(self._where, error) from None
+
+
+def retry_after(answer: Answer, default: float) -> float:
+    """Seconds that the server asks to wait. Source: RFC 9110, 10.2.3: a number of seconds, or a date."""
+    said = answer.headers.get("retry-after", "").strip()
+    if said.isascii() and said.isdigit():
+        return float(said[:9])
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(said).timestamp() - time.time())
+    except (TypeError, ValueError, OverflowError):
+        return default

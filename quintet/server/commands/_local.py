@@ -1,0 +1,116 @@
+"""A server of our own for the length of one command: private, and gone with it."""
+
+import argparse
+import contextlib
+import http.client
+import json
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from quintet.server.clients.errors import ServerError
+from quintet.server.clients.remote import connect
+from quintet.server.clients.target import Target
+from quintet.server.commands import engine
+
+SERVE = (sys.executable, "-m", "quintet.server.cli", "serve")
+START_SECONDS = 3600.0  # a large model may have to be downloaded first
+_STOP_SECONDS = 10.0
+_LOOK_SECONDS = 0.05  # between two looks at /ready
+_LAST_WORDS = 40  # lines of the log that are shown when it fails
+
+
+@contextlib.contextmanager
+def local_server(arguments: argparse.Namespace) -> Iterator[Target]:
+    """`quintet serve` with the engine flags of this command, on a socket that nobody else can open.
+
+    ValueError with the server's last words where it does not become ready.
+    """
+    with tempfile.TemporaryDirectory(prefix="quintet-") as folder:  # others may not look into it
+        server = Target(uds=f"{folder}/socket", api_key=secrets.token_urlsafe())
+        command = [*SERVE, "--uds", f"{folder}/socket", "--api-key", str(server.api_key), *_words(arguments)]
+        log = Path(folder, "log")
+        # A session of its own: Ctrl-C is for this command, which then ends the server.
+        with (
+            log.open("wb") as output,
+            subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                preexec_fn=_bound(),
+            ) as process,
+        ):
+            try:
+                _wait(server, process, log)
+                yield server
+                if process.poll() is not None:  # what is left unanswered has its reason here
+                    engine.say(f"the server ended with {process.returncode}; it said:\n{_last_words(log)}")
+            finally:
+                _stop(process)
+
+
+def _words(arguments: argparse.Namespace) -> list[str]:
+    """The engine flags that were given, once more as words."""
+    words = []
+    for name, value in engine.given(arguments).items():
+        flag = "--" + name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(flag if value else flag.replace("--", "--no-", 1))
+        else:
+            words += [f"{flag}={_word(each)}" for each in (value if isinstance(value, list | tuple) else [value])]
+    return words
+
+
+def _word(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, dict) else str(value)
+
+
+def _wait(server: Target, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    end = time.monotonic() + START_SECONDS
+    while not _is_ready(server):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = process.wait(_LOOK_SECONDS)
+            raise ValueError(f"the server ended with {code} before it was ready; it said:\n{_last_words(log)}")
+        if time.monotonic() > end:
+            raise ValueError(f"the server was not ready after {START_SECONDS:g} s; it said:\n{_last_words(log)}")
+
+
+def _is_ready(server: Target) -> bool:
+    try:
+        with contextlib.closing(connect(server, 5.0)) as connection:
+            connection.request("GET", "/ready", headers=server.headers())
+            return connection.getresponse().status == 200
+    except (ServerError, OSError, http.client.HTTPException):  # not yet
+        return False
+
+
+def _last_words(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return "\n".join(lines[-_LAST_WORDS:]) or "(nothing)"
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    if process.poll() is None:
+        process.terminate()
+    try:
+        process.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+
+
+def _bound() -> Callable[[], object] | None:
+    """What the child does first: ask Linux for SIGTERM when this process dies, however it dies."""
+    if not sys.platform.startswith("linux"):
+        return None
+    import ctypes
+
+    libc, set_death_signal = ctypes.CDLL(None), 1
+    return lambda: libc.prctl(set_death_signal, int(signal.SIGTERM))

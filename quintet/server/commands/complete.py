@@ -1,0 +1,52 @@
+"""Continue a prompt on a server, given as an argument or on standard input. The text goes to standard output."""
+
+import argparse
+import contextlib
+import dataclasses
+import sys
+
+from quintet.sampling_params import SamplingParams
+from quintet.server import flags
+from quintet.server.clients import target
+from quintet.server.commands import engine
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("PROMPT", nargs="?", default=None, help="text to continue; standard input if not given")
+    group = parser.add_argument_group("input and output")
+    group.add_argument("--model", "-m", metavar="NAME", help="which of the server's models; its first if not given")
+    group.add_argument("--quiet", "-q", action="store_true", help="print no figures to standard error")
+    target.add_arguments(parser)
+    unsettled = {each.name: None for each in dataclasses.fields(SamplingParams)}  # the server has its own defaults
+    engine.add_sampling_arguments(parser, exclude=("n", "logprobs", "prompt_logprobs"), **unsettled)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Streams one continuation."""
+    wanted = flags.given(arguments, SamplingParams)
+    SamplingParams(**{"max_tokens": None, **wanted})
+    prompt = _from_stdin() if arguments.PROMPT is None else arguments.PROMPT
+
+    from quintet.server.clients.remote import Remote, Speed
+
+    remote, speed = Remote(target.target(arguments), arguments.model), Speed()
+    with contextlib.closing(speed.watch(remote.stream(prompt, wanted))) as outputs:
+        try:
+            for output in outputs:
+                sys.stdout.write(output.outputs[0].text)
+                sys.stdout.flush()
+        finally:
+            if speed.first is not None:
+                print(flush=True)  # also after half an answer: the message goes to a line of its own
+    if not arguments.quiet:
+        engine.say(str(speed))
+    return 0
+
+
+def _from_stdin() -> str:
+    if sys.stdin.isatty():
+        raise ValueError('no prompt: give one (`quintet complete "Once upon a time"`), or pipe text in')
+    text = sys.stdin.buffer.read().decode(errors="replace").removesuffix("\n")
+    if not text:
+        raise ValueError("standard input held no prompt")
+    return text

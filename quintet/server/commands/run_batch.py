@@ -1,0 +1,109 @@
+"""Answer a file of requests in OpenAI's batch format, on a server or, without --url, on an engine of our own."""
+
+import argparse
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from quintet.config import option
+from quintet.server import flags
+from quintet.server.clients import target
+from quintet.server.commands import engine
+from quintet.values import count
+
+if TYPE_CHECKING:
+    from quintet.server.clients.batch import BadLine, Request, Tally
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How the lines are sent."""
+
+    concurrency: int = option(64, count(), "most requests at once", group="batch")
+    max_line_bytes: int = option(8 * 2**20, count(), "longest line that is read (8M)", group="batch", metavar="BYTES")
+    max_retries: int = option(
+        5, count(0), "how often a line is sent again where the server has no room for it (429, 503)", group="batch"
+    )
+    timeout: int = option(
+        3600, count(), "seconds without a byte of an answer that fail a line", group="batch", metavar="SECONDS"
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("batch")
+    group.add_argument("--input-file", "-i", required=True, metavar="FILE", help="requests, one JSON object per line")
+    group.add_argument("--output-file", "-o", required=True, metavar="FILE", help="answers, in the same order")
+    group.add_argument("--quiet", "-q", action="store_true", help="print no summary, unless a line failed")
+    flags.add_arguments(parser, Pace)
+    target.add_arguments(parser)
+    engine.add_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Writes OUT.part while it works, and renames it at the end. 1 if any line failed."""
+    pace, server = flags.from_arguments(arguments, Pace), target.target(arguments)
+    output, part = Path(arguments.output_file), Path(arguments.output_file + ".part")
+    if os.path.realpath(output) == os.path.realpath(arguments.input_file):
+        raise ValueError(f"{output} is the input too; give another --output-file")
+    if output.is_dir():
+        raise ValueError(f"{output} is a folder; --output-file must name a file")
+    if server.given:
+        target.refuse_engine_flags(arguments)
+    else:
+        engine.config(engine.given(arguments))  # refuses before anything is started
+
+    from quintet.server.clients import batch
+    from quintet.server.http_stream import run as run_loop
+
+    with open(arguments.input_file, "rb") as source, part.open("wb") as sink, _server(server, arguments) as found:
+        started = time.perf_counter()
+        tally = run_loop(_answer(batch.read(source, pace.max_line_bytes), sink, found, pace))
+        seconds = time.perf_counter() - started
+        os.fsync(sink.fileno())
+    os.replace(part, output)
+    if tally.failed or not arguments.quiet:
+        engine.say(_summary(tally, seconds, arguments.output_file))
+    return 1 if tally.failed else 0
+
+
+@contextlib.contextmanager
+def _server(server: target.Target, arguments: argparse.Namespace) -> Iterator[target.Target]:
+    """The one that was named, if it is there, or our own."""
+    if server.given:
+        from quintet.server.clients.remote import Remote
+
+        Remote(server).models()  # one clear message instead of one in every line
+        yield server
+        return
+
+    from quintet.server.commands._local import local_server
+
+    if not arguments.quiet:
+        engine.say("starting an engine for this batch; --url would use a server that runs")
+    with local_server(arguments) as own:
+        yield own
+
+
+async def _answer(
+    requests: "Iterator[Request | BadLine]", sink: IO[bytes], server: target.Target, pace: Pace
+) -> "Tally":
+    from quintet.server.clients.batch import Batch, Manner
+    from quintet.server.http_stream import Client
+
+    client = Client(server.address, server.headers(), pace.timeout)
+    try:
+        manner = Manner(pace.concurrency, pace.max_retries)
+        return await Batch(client, server.where, manner).write(requests, sink)
+    finally:
+        client.close()
+
+
+def _summary(tally: "Tally", seconds: float, file: str) -> str:
+    kinds = ", ".join(f"{number} {kind}" for kind, number in tally.failures.most_common())
+    failed = f", {tally.failed} failed ({kinds})" if tally.failed else ""
+    rate = f"; {tally.tokens} tokens of output, {tally.tokens / seconds:.1f} tokens/s" if tally.tokens else ""
+    return f"{tally.answered + tally.failed} lines: {tally.answered} answered{failed} in {seconds:.2f} s{rate}; {file}"

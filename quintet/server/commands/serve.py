@@ -1,0 +1,55 @@
+"""Serve a model over HTTP, as OpenAI's API does; with no MODEL, the bundled one. SIGTERM lets running requests end."""
+
+import argparse
+import dataclasses
+import logging
+from typing import Any
+
+from quintet.config import EngineConfig, read_environment
+from quintet.server import flags
+from quintet.server.commands import engine
+from quintet.server.config_file import read_config_file
+from quintet.server.listen import check_certificate, is_loopback, listen
+from quintet.server.settings import ServerConfig
+
+logger = logging.getLogger(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("MODEL", nargs="?", help="folder or Hugging Face hub id; the bundled model if not given")
+    parser.add_argument(
+        "--config", metavar="FILE", help="YAML file of flags without their dashes; flags come before it"
+    )
+    flags.add_arguments(parser, ServerConfig)
+    engine.add_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serves until SIGTERM or Ctrl-C."""
+    served, loaded = _settings(arguments)
+    logging.getLogger("quintet").setLevel(served.log_level.upper())
+    if not (served.uds or served.api_key or is_loopback(served.host)):
+        logger.warning("other machines can use this server without a key; give --api-key, or keep --host 127.0.0.1")
+    check_certificate(served)
+    listener = listen(served)
+
+    from quintet.server.link.supervisor import Supervisor
+
+    return Supervisor(loaded, served, listener).run()
+
+
+def _settings(arguments: argparse.Namespace) -> tuple[ServerConfig, EngineConfig]:
+    """Flags come before the file, and the file before the environment."""
+    file = read_config_file(arguments.config) if arguments.config else {}
+    server_names = {each.name for each in dataclasses.fields(ServerConfig)}
+    server = {name: file.pop(name) for name in list(file) if name in server_names}
+    server.update(flags.given(arguments, ServerConfig))
+    loaded: dict[str, Any] = {**file, **engine.given(arguments)}
+    if arguments.MODEL is not None:
+        if "model" in flags.given(arguments, EngineConfig):
+            raise ValueError("the model is given twice, as MODEL and with --model; give it once")
+        loaded["model"] = arguments.MODEL
+    environment = read_environment()
+    if environment.api_key is not None:
+        server["api_key"] = (*server.get("api_key", ()), environment.api_key)
+    return ServerConfig(**server), engine.config(loaded)

@@ -1,0 +1,48 @@
+"""`--config FILE`: flags in a YAML file, with or without dashes in their names."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from quintet.config import LACKING, EngineConfig
+from quintet.names import refuse_unknown
+from quintet.server.settings import ServerConfig
+
+_MOST = 2**20  # bytes; such a file has a page
+
+
+def read_config_file(path: str) -> dict[str, Any]:
+    """Field of ServerConfig or EngineConfig -> its value. ValueError says what is wrong in the file."""
+    import yaml
+
+    try:
+        text = Path(path).read_bytes()
+        if len(text) > _MOST:
+            raise ValueError(f"has {len(text)} bytes, and {_MOST} is the most")
+        found = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, OSError) as error:
+        raise ValueError(f"the config file {path!r} cannot be read: {error}") from None
+    if found is None:
+        return {}
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        raise ValueError(f"the config file {path!r} must be a mapping such as `port: 8080`")
+    return _by_field(found, path)
+
+
+def _by_field(found: dict[str, Any], path: str) -> dict[str, Any]:
+    names = {
+        alias: each.name
+        for cls in (ServerConfig, EngineConfig)
+        for each in dataclasses.fields(cls)
+        for alias in (each.name, *each.metadata.get("aliases", ()))
+    }
+    given: dict[str, Any] = {}
+    for key, value in found.items():
+        plain = key.lstrip("-").replace("-", "_")
+        if plain in LACKING:
+            raise ValueError(f"{path}: there is no {key}: {LACKING[plain]}")
+        refuse_unknown(f"setting in {path}", [plain], names)
+        if names[plain] in given:
+            raise ValueError(f"{path}: {key} is given twice")
+        given[names[plain]] = value
+    return given

@@ -1,0 +1,69 @@
+"""What every answer has in common: a JSON body, a stream over a call, the head that says what it is of."""
+
+import hashlib
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from quintet import __version__
+from quintet.server.backend import Served
+from quintet.server.http.calls import Ask, Call
+from quintet.server.http.errors import ApiError
+from quintet.server.http.service import Service
+from quintet.server.http.sse import EventStream, encode, openai_failure
+
+
+@dataclass(frozen=True)
+class Head:
+    """The fields that all chunks of an answer repeat."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+    @classmethod
+    def of(cls, service: Service, answer_id: str, model: str | None) -> "Head":
+        """`model` is the name that was asked for."""
+        return cls(answer_id, int(time.time()), model or service.model_names[0], fingerprint(service.backend.served))
+
+    def fields(self) -> dict[str, Any]:
+        return {"id": self.id, "created": self.created, "model": self.model,
+                "system_fingerprint": self.system_fingerprint}  # fmt: skip
+
+
+def fingerprint(served: Served) -> str:
+    """The same for the same model, settings and version: equal seeds then give equal outputs."""
+    facts = (__version__, served.model, served.vocab_size, served.max_model_len, served.seed, served.processors)
+    return "fp_" + hashlib.blake2b(repr(facts).encode(), digest_size=6).hexdigest()
+
+
+def json_response(value: Any, status: int = 200) -> Response:
+    return Response(encode(value), status, media_type="application/json")
+
+
+def service_of(http: HttpRequest) -> Service:
+    service: Service = http.app.state.service
+    return service
+
+
+async def stream_response(
+    service: Service,
+    http: HttpRequest,
+    asks: Sequence[Ask],
+    events: Callable[[Call], AsyncIterator[bytes]],
+    failure: Callable[[ApiError], bytes] = openai_failure,
+) -> EventStream:
+    """Opens the call and waits for its first output, so that what fails until then has a status of its own."""
+    call = service.call(http, asks)
+    await call.__aenter__()
+    try:
+        await call.peek()
+    except BaseException:
+        call.close()
+        raise
+    return EventStream(call, events(call), failure)

@@ -1,0 +1,108 @@
+"""The bodies of POST /v1/messages and its count_tokens: their fields, and what is not served and why."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, WithJsonSchema
+
+from quintet.sampling_params import ParameterError
+from quintet.server.http.bodies import Body, Lacking
+from quintet.server.http.responses.checks import object_of, one_of
+
+_TEXT = {
+    "type": "object",
+    "properties": {"type": {"type": "string", "enum": ["text"]}, "text": {"type": "string", "minLength": 1}},
+    "required": ["type", "text"],
+}
+_CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT, "minItems": 1}]}
+_MESSAGE = {
+    "type": "object",
+    "properties": {"role": {"type": "string", "enum": ["user", "assistant", "system"]}, "content": _CONTENT},
+    "required": ["role", "content"],
+}
+_OBJECT = {"anyOf": [{"type": "object"}, {"type": "null"}]}
+_NO_TOOLS = "no tools are called by this server"
+_LACKING: dict[str, Lacking] = {
+    "tools": Lacking(_NO_TOOLS, ([],)),
+    "tool_choice": Lacking(_NO_TOOLS, ({"type": "none"}, {"type": "auto"})),
+    "mcp_servers": Lacking(_NO_TOOLS, ([],)),
+    "container": Lacking("no code is run by this server"),
+    "output_config": Lacking("output is not constrained, and effort cannot be set; ask for it in the messages", ({},)),
+    "output_format": Lacking("output is not constrained; ask for it in the messages"),
+    "context_management": Lacking("conversations are not edited; send what the model shall read"),
+    "compaction": Lacking("conversations are not compacted; send what the model shall read"),
+    "inference_geo": Lacking("it runs where this server runs"),
+    "speed": Lacking("there is one speed", ("standard",)),
+    "diagnostics": Lacking("there are none; /metrics has the prefix cache's"),
+    "fallbacks": Lacking("this server has one model", ([],)),
+    "thread": Lacking("conversations are not kept; send all messages"),
+    "stop": Lacking("it is called stop_sequences in this API"),
+    "max_completion_tokens": Lacking("it is called max_tokens in this API"),
+}
+
+
+class MessageBody(Body):
+    """What is asked of the model."""
+
+    model: str | None = Field(None, description="the model's name; none is the one that is served")
+    messages: Annotated[Any, WithJsonSchema({"type": "array", "items": _MESSAGE, "minItems": 1})] = Field(
+        description="the conversation; a last message of the assistant is continued"
+    )
+    system: Annotated[Any, WithJsonSchema(_CONTENT)] = Field(None, description="text before all messages")
+    cache_control: Annotated[Any, WithJsonSchema(_OBJECT)] = Field(
+        None, description="accepted, not used: the prefix cache needs no marks"
+    )
+    thinking: Annotated[Any, WithJsonSchema(_OBJECT)] = Field(None, description='{"type": "disabled"} is served')
+    user_profile_id: str | None = Field(None, description="accepted, not used")
+    workspace_id: str | None = Field(None, description="accepted, not used")
+
+    lacking: ClassVar[Mapping[str, Lacking]] = _LACKING
+
+
+class CountTokens(MessageBody):
+    """A prompt whose tokens are counted."""
+
+
+class Metadata(Body):
+    """Of a request."""
+
+    user_id: str | None = Field(None, description="accepted, not used")
+
+
+class CreateMessage(MessageBody):
+    """Anthropic's, with a cache salt, a priority and a seed."""
+
+    max_tokens: int = Field(description="most tokens of output")
+    temperature: float | None = Field(None, ge=0, le=1, description="0 is greedy; the model's own if not given")
+    top_p: float | None = Field(None, description="draw from the fewest tokens whose probabilities add up to this")
+    top_k: int | None = Field(None, ge=0, description="draw from this many most likely tokens; 0: all")
+    stop_sequences: list[str] | None = Field(None, max_length=1024, description="text that ends the output")
+    stream: bool | None = Field(None, description="answer in server-sent events, while it is made")
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = Field(None, description="accepted, not used: there is one")
+    cache_salt: str | None = Field(
+        None, min_length=1, max_length=1024, description="prompts share cached pages with those of the same salt alone"
+    )
+    priority: int | None = Field(
+        None, ge=-(2**31), le=2**31 - 1, description="lower runs first, where the engine schedules by priority"
+    )
+    seed: int | None = Field(None, description="of the random numbers")
+
+
+def check(body: MessageBody) -> None:
+    """What the types do not say. Raises ParameterError."""
+    check_cache_control(body.cache_control, "cache_control")
+    if body.thinking is not None:
+        object_of(body.thinking, "thinking", ("type", "budget_tokens", "display"))
+        kind = one_of(body.thinking.get("type"), "thinking.type", ("disabled", "enabled", "adaptive", "between_tools"))
+        if kind != "disabled":
+            raise ParameterError("thinking", "is not served: thinking is not told from the answer; leave it out")
+
+
+def check_cache_control(given: Any, where: str) -> None:
+    """It changes nothing, and has the right form all the same."""
+    if given is not None:
+        object_of(given, where, ("type", "ttl"))
+        one_of(given.get("type"), f"{where}.type", ("ephemeral",))
+        if given.get("ttl") is not None:
+            one_of(given["ttl"], f"{where}.ttl", ("5m", "1h"))

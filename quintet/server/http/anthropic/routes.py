@@ -1,0 +1,96 @@
+"""POST /v1/messages and /v1/messages/count_tokens, with answers and errors as Anthropic's clients expect them."""
+
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.routing import APIRoute
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from quintet.sampling_params import RequestOutputKind, SamplingParams
+from quintet.server.backend import EngineDead
+from quintet.server.http.answers import json_response, service_of, stream_response
+from quintet.server.http.anthropic.conversation import render
+from quintet.server.http.anthropic.reply import Reply, broken_off
+from quintet.server.http.anthropic.request import CountTokens, CreateMessage, check
+from quintet.server.http.anthropic.shapes import MessageAnswer, MessageError, TokenCount
+from quintet.server.http.bodies import read_body
+from quintet.server.http.calls import Ask, Call
+from quintet.server.http.errors import ApiError, as_api_error
+from quintet.server.http.middleware import failure
+from quintet.server.http.openapi import documented
+from quintet.server.http.sampling import checked_params
+from quintet.server.http.service import Service
+from quintet.server.http.tally import tally_of
+
+_SAME = ("max_tokens", "temperature", "top_p", "top_k", "seed")  # names that SamplingParams has too
+
+
+class AnthropicRoute(APIRoute):
+    """Gives the request's id in the header that Anthropic's clients read."""
+
+    def get_route_handler(self) -> Callable[[HttpRequest], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+
+        async def answer(http: HttpRequest) -> Response:
+            try:
+                response = await handler(http)
+            except (ApiError, ValueError, EngineDead) as error:
+                response = failure(http.scope, as_api_error(error))
+            response.headers["request-id"] = tally_of(http).request_id
+            return response
+
+        return answer
+
+
+router = APIRouter(route_class=AnthropicRoute)
+
+
+@router.post("/v1/messages")
+@documented(body=CreateMessage, answer=MessageAnswer, stream=dict, errors=MessageError)
+async def create_message(http: HttpRequest) -> Response:
+    """Answers a conversation."""
+    service = service_of(http)
+    body = await read_body(http, CreateMessage)
+    check(body)
+    service.check_model(body.model)
+    service.check_ready()
+    params = _params(service, body)
+    asks = [Ask(await render(service, body, params, body.cache_salt), params, body.priority or 0)]
+    tally = tally_of(http)
+    tally.ask(asks)
+    reply = Reply(f"msg_{tally.request_id}", body.model or service.model_names[0], body.max_tokens)
+    if body.stream:
+
+        async def events(call: Call) -> AsyncIterator[bytes]:
+            async for _, output in call:
+                tally.take(0, output)
+                if chunk := reply.take(output):
+                    yield chunk
+            yield reply.end()
+
+        return await stream_response(service, http, asks, events, broken_off)
+    async with service.call(http, asks) as call:
+        [output] = await call.outputs()
+    tally.take(0, output)
+    return json_response(reply.whole(output))
+
+
+@router.post("/v1/messages/count_tokens")
+@documented(body=CountTokens, answer=TokenCount, errors=MessageError)
+async def count_tokens(http: HttpRequest) -> Response:
+    """How many tokens a conversation's prompt has, however long it is."""
+    service = service_of(http)
+    body = await read_body(http, CountTokens)
+    check(body)
+    service.check_model(body.model)
+    prompt = await render(service, body)
+    return json_response(TokenCount(len(prompt.token_ids)))
+
+
+def _params(service: Service, body: CreateMessage) -> SamplingParams:
+    fields: dict[str, Any] = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
+    fields["stop"] = body.stop_sequences
+    fields["output_kind"] = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
+    return checked_params(service, fields, {"stop": "stop_sequences"})

@@ -1,0 +1,54 @@
+"""What the Messages API gives: the message and its parts. Source: Anthropic's API reference, "Messages"."""
+
+import msgspec
+
+
+class TextBlock(msgspec.Struct):
+    """The text of an answer."""
+
+    text: str
+    type: str = "text"
+    citations: None = None
+
+
+class MessageUsage(msgspec.Struct, kw_only=True):
+    """Tokens of one message. What came from the prefix cache counts beside the input, not within it."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int
+    output_tokens: int
+    service_tier: str = "standard"
+
+
+class MessageAnswer(msgspec.Struct, kw_only=True):
+    """What the model says."""
+
+    id: str
+    type: str = "message"
+    role: str = "assistant"
+    model: str
+    content: list[TextBlock]
+    stop_reason: str | None = None  # end_turn, max_tokens, stop_sequence or model_context_window_exceeded
+    stop_sequence: str | None = None
+    usage: MessageUsage
+
+
+class TokenCount(msgspec.Struct):
+    """Of a prompt."""
+
+    input_tokens: int
+
+
+class MessageErrorDetail(msgspec.Struct):
+    """What went wrong."""
+
+    type: str
+    message: str
+
+
+class MessageError(msgspec.Struct):
+    """Anthropic's shape of an error."""
+
+    type: str
+    error: MessageErrorDetail

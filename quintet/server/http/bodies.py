@@ -1,0 +1,141 @@
+"""Reads a request's body: strict JSON, known fields, right types; anything else is refused by name."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple, TypeVar, get_args
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, ValidationError
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+
+from quintet.names import unknown
+from quintet.server.http.errors import ApiError, ClientGone
+
+MAX_DEPTH = 100  # of nested lists and objects; templates, checks and logs go through them by recursion
+_LARGE = 2**17  # bytes of a body that is decoded beside the event loop
+_SHOWN = 80  # characters of a wrong value that go into a message
+
+
+class Lacking(NamedTuple):
+    """A field that people know from elsewhere and that is not served here."""
+
+    why: str
+    harmless: tuple[Any, ...] = ()  # values that ask for nothing; null always is
+
+
+class Body(BaseModel):
+    """A request's body. `lacking` names fields that are refused with a reason of their own."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+
+    lacking: ClassVar[Mapping[str, Lacking]] = {}
+
+
+Model = TypeVar("Model", bound=Body)
+
+
+async def read_body(http: HttpRequest, model: type[Model]) -> Model:
+    """Raises ApiError 400 that names the field, 415 for a body that says it is no JSON."""
+    return parse_body(await read_json(http), model)
+
+
+async def read_json(http: HttpRequest) -> dict[str, Any]:
+    """A JSON object. NaN, broken UTF-8, lone surrogates and numbers out of any range are no JSON."""
+    kind = http.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise ApiError(415, f"the body is {kind[:_SHOWN]!r}; send JSON, with the header Content-Type: application/json")
+    try:
+        raw = await http.body()
+    except ClientDisconnect:
+        raise ClientGone from None
+    return await asyncio.to_thread(_decode, raw) if len(raw) > _LARGE else _decode(raw)
+
+
+def _decode(raw: bytes) -> dict[str, Any]:
+    try:
+        value = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
+    except RecursionError:
+        raise _too_deep() from None
+    if not isinstance(value, dict):
+        raise ApiError(400, f"the body must be a JSON object, not {_kind(value)}", code="invalid_json")
+    _check_depth(value)
+    return value
+
+
+def parse_body(value: dict[str, Any], model: type[Model]) -> Model:
+    known = {each.alias or name for name, each in model.model_fields.items()}
+    fields = {name: each for name, each in value.items() if name in known or not _dropped(name, each, model)}
+    for name in fields:
+        if name not in known:
+            raise ApiError(400, unknown("field", name[:_SHOWN], known), param=name[:_SHOWN], code="unknown_field")
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        raise _wrong_type(error, model) from None
+
+
+def _dropped(name: str, value: Any, model: type[Body]) -> bool:
+    """Whether a field of those that are lacking asks for nothing; one that does is refused."""
+    lacking = model.lacking.get(name)
+    if lacking is None:
+        return False
+    if value is None or any(value == each and type(value) is type(each) for each in lacking.harmless):
+        return True
+    raise ApiError(400, f"{name} is not served here: {lacking.why}", param=name, code="unsupported_field")
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [inner for each in level for inner in (each.values() if isinstance(each, dict) else each)
+                 if isinstance(inner, (dict, list))]  # fmt: skip
+        if not level:
+            return
+    raise _too_deep()
+
+
+def _too_deep() -> ApiError:
+    return ApiError(400, f"the body nests deeper than {MAX_DEPTH} lists and objects", code="invalid_json")
+
+
+def _kind(value: Any) -> str:
+    return {list: "a list", str: "text", bool: "true or false", type(None): "null"}.get(type(value), "a number")
+
+
+def _wrong_type(error: ValidationError, model: type[BaseModel]) -> ApiError:
+    """The first of what is wrong."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    where = ".".join(str(part) for part in first["loc"] if isinstance(part, int) or part.isidentifier())[:200]
+    if first["type"] == "missing":
+        return ApiError(400, f"{where} is missing; give it", param=where, code="missing_field")
+    if first["type"] == "extra_forbidden":
+        known = unknown("field", str(first["loc"][-1])[:_SHOWN], _fields_at(model, first["loc"][:-1]))
+        return ApiError(400, f"{where} is not permitted: {known}", param=where, code="unknown_field")
+    message = first["msg"].removeprefix("Value error, ")
+    return ApiError(400, f"{where}: {message}, not {_short(first['input'])}", param=where, code="invalid_value")
+
+
+def _fields_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
+    """The fields of the object within the body."""
+    for part in path:
+        if part not in model.model_fields:
+            continue  # a place in a list, or pydantic's name for a branch
+        kind = model.model_fields[str(part)].annotation
+        inner = [each for each in (kind, *get_args(kind)) if isinstance(each, type) and issubclass(each, BaseModel)]
+        if len(inner) != 1:
+            return []
+        model = inner[0]
+    return list(model.model_fields)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, (dict, list)):
+        return "an object" if isinstance(value, dict) else "a list"
+    try:
+        text = repr(value)
+    except ValueError:  # an int with more digits than Python prints
+        return "a number that long"
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"

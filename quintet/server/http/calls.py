@@ -1,0 +1,148 @@
+"""One API call's requests in the engine: queued together, read as one stream, and gone when the call is over."""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple
+
+from starlette.requests import Request as HttpRequest
+
+from quintet.engine.prompts import Prompt
+from quintet.outputs import RequestOutput
+from quintet.sampling_params import SamplingParams
+from quintet.server.http.errors import ApiError, ClientGone
+from quintet.server.http.gate import Size
+from quintet.server.metrics.record import Record
+
+if TYPE_CHECKING:
+    from quintet.server.http.service import Service
+
+logger = logging.getLogger(__name__)
+
+_numbers = itertools.count()
+
+
+class Ask(NamedTuple):
+    """One prompt of a call, checked."""
+
+    prompt: Prompt
+    params: SamplingParams
+    priority: int = 0
+
+
+class Call:
+    """Iterate for (number of the ask, output); the loop ends when all asks have finished.
+
+    async with Call(service, http, asks) as call:
+        async for number, output in call: ...
+
+    A caller that hangs up raises ClientGone, one that takes too long ApiError 504, a failure inside one of the
+    requests ApiError 500. However the block is left, what still runs is aborted at once.
+    """
+
+    def __init__(self, service: "Service", http: HttpRequest | None, asks: Sequence[Ask], timeout: float) -> None:
+        self.asks = asks
+        self._service, self._http, self._timeout = service, http, timeout
+        self._events: asyncio.Queue[tuple[int, RequestOutput] | Exception] = asyncio.Queue()
+        self._running: dict[int, str] = {}  # ask -> its request in the engine
+        self._peeked: tuple[int, RequestOutput] | None = None
+        self._size = Size(sum(ask.params.n for ask in asks), sum(len(ask.prompt.token_ids) for ask in asks))
+        self._watcher: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._record: Record  # while it is open
+        self._open = False
+
+    async def __aenter__(self) -> "Call":
+        """Queues all asks, or none of them."""
+        self._service.enter(self, self._size)
+        self._open = True
+        self._record = self._service.record(self._http, self.asks)
+        try:
+            for number, ask in enumerate(self.asks):
+                self._submit(number, ask)
+        except BaseException:
+            self.close()
+            raise
+        loop = asyncio.get_running_loop()
+        late = ApiError(504, f"the request took longer than {self._timeout:g} s", code="timeout")
+        self._timer = loop.call_later(self._timeout, self.stop, late)
+        if self._http is not None:
+            self._watcher = loop.create_task(self._watch(self._http))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends what still runs and gives the place back; a second call does nothing."""
+        if not self._open:
+            return
+        self._open = False
+        self._abort()
+        for waiting in (self._timer, self._watcher):
+            if waiting is not None:
+                waiting.cancel()
+        self._record.end()
+        self._service.leave(self, self._size)
+
+    def stop(self, why: Exception) -> None:
+        """Ends the call from outside: its reader gets `why`. The pages are free within a step, read or not."""
+        self._record.why = why
+        self._abort()
+        self._events.put_nowait(why)
+
+    async def peek(self) -> None:
+        """Waits for the first output, so that a failure before it can still be an HTTP status."""
+        if self._peeked is None and self._running:
+            self._peeked = await self._next()
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, RequestOutput]]:
+        if self._peeked is not None:
+            yield self._peeked
+            self._peeked = None
+        while self._running or not self._events.empty():
+            yield await self._next()
+
+    async def outputs(self) -> list[RequestOutput]:
+        """The last output of each ask, in order."""
+        last: dict[int, RequestOutput] = {}
+        async for number, output in self:
+            last[number] = output
+        return [last[number] for number in range(len(self.asks))]
+
+    async def _next(self) -> tuple[int, RequestOutput]:
+        event = await self._events.get()
+        if isinstance(event, Exception):
+            raise event
+        failed = next((each.error for each in event[1].outputs if each.finish_reason == "error"), None)
+        if failed is not None:
+            raise ApiError(500, f"the request failed: {failed}", code="request_failed")
+        return event
+
+    def _submit(self, number: int, ask: Ask) -> None:
+        request_id = f"{self._service.name}-{next(_numbers)}"
+
+        def deliver(output: RequestOutput) -> None:
+            if output.finished:
+                self._running.pop(number, None)
+            self._record.take(number, output)
+            self._events.put_nowait((number, output))
+
+        self._service.backend.submit(request_id, ask.prompt, ask.params, deliver, ask.priority)
+        self._running[number] = request_id
+
+    def _abort(self) -> None:
+        self._record.abort(len(self._running))
+        for request_id in self._running.values():
+            self._service.backend.abort(request_id)
+        self._running.clear()
+
+    async def _watch(self, http: HttpRequest) -> None:
+        """The body was read: the next message that comes is that the client has gone."""
+        while (await http.receive())["type"] != "http.disconnect":
+            pass
+        self.stop(ClientGone())

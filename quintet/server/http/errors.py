@@ -1,0 +1,66 @@
+"""The one error that routes raise, and the two shapes in which clients read it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from quintet.sampling_params import ParameterError
+from quintet.server.backend import EngineDead
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "service_unavailable",
+    504: "timeout_error",
+}
+
+
+class ApiError(Exception):
+    """Ends an API call. `param` is the field of the request that is to blame, `code` is for programs."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers = dict(headers or {})
+
+    @property
+    def type(self) -> str:
+        return _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+
+
+class ClientGone(Exception):
+    """Whoever asked has hung up: nobody reads an answer."""
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """What a caller is told of any failure. Only messages that were written for users get out."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, EngineDead):
+        return ApiError(503, str(error), code="engine_dead", headers={"Retry-After": "5"})
+    if isinstance(error, ParameterError):
+        return ApiError(400, str(error), param=error.parameter)
+    if isinstance(error, ValueError):
+        return ApiError(400, str(error))
+    return ApiError(500, f"the server failed on this request ({type(error).__name__}); its log says more")
+
+
+def openai_shape(error: ApiError) -> dict[str, Any]:
+    return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
+
+
+def anthropic_shape(error: ApiError) -> dict[str, Any]:
+    """Source: Anthropic's Messages API, "Errors"."""
+    own = {503: "overloaded_error", 500: "api_error", 504: "timeout_error"}
+    return {"type": "error", "error": {"type": own.get(error.status, error.type), "message": error.message}}

@@ -1,0 +1,162 @@
+"""What every request passes through before its route: pure ASGI, so that streams and disconnects stay as they are."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from quintet.server.http.answers import json_response
+from quintet.server.http.asgi import Http, route_path
+from quintet.server.http.auth import is_public
+from quintet.server.http.errors import ApiError, ClientGone, anthropic_shape, as_api_error, openai_shape
+from quintet.server.http.ids import HEADER, request_id
+from quintet.server.http.tally import Tally
+
+logger = logging.getLogger(__name__)
+access = logging.getLogger("quintet.access")
+
+_PAGE_POLICY = "default-src 'self'; frame-ancestors 'none'"
+_LONGEST = 2000  # characters of a message: what was wrong may be quoted in it
+_CLIENT_GONE = 499  # nginx's number for it; nobody reads it but the log
+
+
+class Observed(Http):
+    """Gives the request its id and its tally, every response its common headers, and the log a line."""
+
+    def __init__(self, app: ASGIApp, log: bool) -> None:
+        super().__init__(app)
+        self._log = log
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = time.perf_counter()
+        tally = Tally(request_id(Headers(scope=scope).get(HEADER)))
+        scope.setdefault("state", {})["tally"] = tally
+        watch = _Watch(send, tally.request_id, is_public(scope))
+        try:
+            await self._app(scope, receive, watch)
+        finally:
+            if self._log:
+                access.info(_line(scope, tally, watch, begun))
+
+
+class _Watch:
+    """Sends on; remembers the status and when the first byte went out."""
+
+    def __init__(self, send: Send, name: str, is_page: bool) -> None:
+        self._send, self._name, self._is_page = send, name, is_page
+        self.status, self.first = 0, 0.0
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = MutableHeaders(scope=message)
+            headers[HEADER] = self._name
+            headers["x-content-type-options"] = "nosniff"
+            if self._is_page:
+                headers["content-security-policy"] = _PAGE_POLICY
+        elif not self.first:
+            self.first = time.perf_counter()
+        await self._send(message)
+
+
+def _line(scope: Scope, tally: Tally, watch: _Watch, begun: float) -> str:
+    """No query: people put secrets there. No text of prompts."""
+    client = scope.get("client")
+    name = f"{client[0]}:{client[1]}" if client else "-"
+    first = f"{1000 * (watch.first - begun):.1f}" if watch.first else "-"
+    return (
+        f"{name} {scope['method']} {quote(scope['path'])[:200]} {watch.status} "
+        f"{1000 * (time.perf_counter() - begun):.1f} ms, first byte {first} ms, {tally.prompt_tokens} prompt, "
+        f"{tally.cached_tokens} cached, {tally.completion_tokens} completion tokens, request {tally.request_id}"
+    )
+
+
+class Failures(Http):
+    """Turns whatever is raised inside into an answer in the shape that the client reads."""
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except ClientGone:
+            if not started:
+                await Response(status_code=_CLIENT_GONE)(scope, receive, send)
+        except Exception as error:
+            told = as_api_error(error)
+            if told.status == 500 and not isinstance(error, ApiError):
+                logger.exception("request %s failed", scope["state"]["tally"].request_id)
+            if started:
+                raise  # the connection is cut: the client sees that the answer is not whole
+            await failure(scope, told)(scope, receive, send)
+
+
+def failure(scope: Scope, error: ApiError) -> Response:
+    """The answer that says what went wrong."""
+    if len(error.message) > _LONGEST:
+        error.message = error.message[:_LONGEST] + "…"
+    shape = anthropic_shape if route_path(scope).startswith("/v1/messages") else openai_shape
+    response = json_response(shape(error), error.status)
+    for name, value in error.headers.items():
+        response.headers[name] = value
+    return response
+
+
+class BodyLimit(Http):
+    """Ends requests whose body is too large: by what they announce, or while it comes in.
+
+    The connection stays open, and uvicorn reads the rest of the body to forget it: who still sends gets the answer.
+    """
+
+    def __init__(self, app: ASGIApp, most: int) -> None:
+        super().__init__(app)
+        self._most = most
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        announced = Headers(scope=scope).get("content-length", "")
+        if announced.isascii() and announced.isdigit() and (len(announced) > 18 or int(announced) > self._most):
+            raise self._too_large()
+        await self._app(scope, self._counted(receive), send)
+
+    def _counted(self, receive: Receive) -> Callable[[], Any]:
+        size = 0
+
+        async def counted() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > self._most:
+                raise self._too_large()
+            return message
+
+        return counted
+
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            413, f"the body is larger than {self._most} bytes; send less, or start the server with --max-body-bytes",
+            code="request_too_large",
+        )  # fmt: skip
+
+
+class HeadAsGet(Http):
+    """Answers HEAD as GET, without the body."""
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def bare(message: Message) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+        await self._app({**scope, "method": "GET"}, receive, bare)

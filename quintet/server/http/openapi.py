@@ -1,0 +1,139 @@
+"""The description of the API at /openapi.json: bodies are pydantic models, answers msgspec structs, errors alike."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import iter_route_contexts
+from pydantic import BaseModel
+
+from quintet import __version__
+
+_REF = "#/components/schemas/"
+_MARK = "__documented__"
+
+ERRORS: Mapping[int, str] = {
+    400: "The request is wrong; `param` names the field",
+    401: "The API key is missing or wrong",
+    403: "The page or the host name may not use this server",
+    404: "There is no such thing",
+    408: "The request came in too slowly",
+    413: "The body is too large",
+    415: "The body is no JSON",
+    429: "The server has enough to do; Retry-After says when to come again",
+    500: "The server failed",
+    503: "The server cannot serve now",
+    504: "The request took too long",
+}
+_WITHOUT_BODY = (400, 401, 403, 404, 500, 503)
+
+
+class ErrorDetail(msgspec.Struct):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(msgspec.Struct):
+    """OpenAI's shape of an error."""
+
+    error: ErrorDetail
+
+
+@dataclass(frozen=True)
+class Documented:
+    """What a route takes and gives."""
+
+    body: type[BaseModel] | None = None
+    answer: Any = None  # a msgspec struct; None: no JSON
+    stream: Any = None  # of each event's data
+    errors: Any = Error
+    status: int = 200
+
+
+Route = TypeVar("Route", bound=Callable[..., Any])
+
+
+def documented(**facts: Any) -> Callable[[Route], Route]:
+    """Marks a route's function; `facts` are the fields of Documented."""
+
+    def mark(function: Route) -> Route:
+        setattr(function, _MARK, Documented(**facts))
+        return function
+
+    return mark
+
+
+def install(app: FastAPI, root_path: str) -> None:
+    """Made when it is first asked for."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = describe(app, root_path)
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def describe(app: FastAPI, root_path: str) -> dict[str, Any]:
+    schema = get_openapi(title="quintet", version=__version__, routes=app.routes)
+    if root_path:
+        schema["servers"] = [{"url": root_path}]
+    schemas: dict[str, Any] = {}
+    facts = {_place(route): getattr(route.endpoint, _MARK, None) for route in iter_route_contexts(app.routes)
+             if hasattr(route, "endpoint")}  # fmt: skip
+    for path, operations in schema["paths"].items():
+        for method, operation in operations.items():
+            fact = facts.get((path, method.upper())) or Documented()
+            _complete(operation, fact, schemas)
+    schema.setdefault("components", {})["schemas"] = {name: schemas[name] for name in sorted(schemas)}
+    schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    schema["security"] = [{}, {"key": []}]
+    return schema
+
+
+def _place(route: Any) -> tuple[str, str]:
+    return getattr(route, "path_format", route.path), next(iter(sorted(route.methods or ["GET"])))
+
+
+def _complete(operation: dict[str, Any], fact: Documented, schemas: dict[str, Any]) -> None:
+    if fact.body is not None:
+        body = fact.body.model_json_schema(ref_template=_REF + "{model}")
+        schemas.update(body.pop("$defs", {}))
+        schemas[fact.body.__name__] = body
+        content = {"application/json": {"schema": {"$ref": _REF + fact.body.__name__}}}
+        operation["requestBody"] = {"required": True, "content": content}
+    content = {}
+    if fact.answer is not None:
+        content["application/json"] = {"schema": _struct(fact.answer, schemas)}
+    if fact.stream is not None:
+        content["text/event-stream"] = {"schema": _event(_struct(fact.stream, schemas))}
+    answer: dict[str, Any] = {"description": "The answer"}
+    operation["responses"] = {str(fact.status): {**answer, "content": content} if content else answer}
+    error = {"application/json": {"schema": _struct(fact.errors, schemas)}}
+    for status, why in _errors(fact):
+        operation["responses"][str(status)] = {"description": why, "content": error}
+
+
+def _event(data: dict[str, Any]) -> dict[str, Any]:
+    """What OpenAPI 3.2 will call itemSchema: a stream's schema is that of each event."""
+    text = {"type": "string", "contentMediaType": "application/json", "contentSchema": data}
+    either = {"anyOf": [text, {"type": "string", "const": "[DONE]"}]}
+    return {"type": "object", "properties": {"event": {"type": "string"}, "data": either}, "required": ["data"]}
+
+
+def _errors(fact: Documented) -> Iterable[tuple[int, str]]:
+    return ((status, why) for status, why in ERRORS.items() if fact.body is not None or status in _WITHOUT_BODY)
+
+
+def _struct(kind: Any, schemas: dict[str, Any]) -> dict[str, Any]:
+    """A reference to it; it and what it holds become components."""
+    [out], components = msgspec.json.schema_components([kind], ref_template=_REF + "{name}")
+    schemas.update(components)
+    return dict(out)

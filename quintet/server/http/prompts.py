@@ -1,0 +1,170 @@
+"""A request's prompts as token ids: read, measured against the model's length, tokenized beside the event loop."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from quintet.engine.chat import render_chats
+from quintet.engine.prompts import Prompt, parse_prompt
+from quintet.engine.tokenizer import Tokenizer
+from quintet.sampling_params import SamplingParams
+from quintet.server.http.errors import ApiError
+from quintet.server.http.protocol.chat import TemplateFields
+from quintet.server.http.protocol.completions import CompletionRequest
+from quintet.server.http.sampling import refuse
+from quintet.server.http.service import Service
+
+_INLINE = 2000  # characters or token ids: below, a thread costs more than the work
+_INLINE_MESSAGES = 20
+
+Result = TypeVar("Result")
+
+
+async def completion_prompts(service: Service, body: CompletionRequest, params: SamplingParams) -> list[Prompt]:
+    """Raises ApiError 400 that names the prompt which cannot be served."""
+    given = _listed(body.prompt)
+    most = service.settings.max_prompts
+    if len(given) > most:
+        raise refuse("prompt", f"holds {len(given)} prompts, and the server takes {most}; send several requests")
+    reader = _Reader(service, params, body.cache_salt, body.add_special_tokens is not False)
+
+    def read() -> list[Prompt]:
+        named = len(given) > 1
+        return [reader.read(each, f"prompt {place}" if named else "the prompt") for place, each in enumerate(given)]
+
+    prompts = await beside(sum(len(each) for each in given if isinstance(each, (str, list))), read, "prompt")
+    params.truncate_prompt_tokens = None  # done
+    return prompts
+
+
+async def chat_prompt(
+    service: Service, body: TemplateFields, messages: Any, params: SamplingParams | None = None, **settings: Any
+) -> Prompt:
+    """The prompt that a conversation comes to. `settings`: cache_salt, add_special_tokens."""
+    tokenizer, options = need_tokenizer(service), template_options(service, body)
+    salt, special = settings.get("cache_salt"), bool(settings.get("add_special_tokens"))
+    limit = service.backend.served.max_model_len
+    cut = params is not None and params.truncate_prompt_tokens is not None
+    _check_text(tokenizer, _text_size(messages), limit, cut or params is None, "messages")
+
+    if not isinstance(messages, list) or not messages or not isinstance(messages[0], Mapping):
+        raise refuse("messages", 'must be a list such as [{"role": "user", "content": "Hello"}]')
+
+    def render() -> Prompt:
+        prompt = render_chats(tokenizer, messages, read_files=False, **options)[0]
+        ids = tokenizer.encode(prompt.text or "", add_special_tokens=True) if special else prompt.token_ids
+        if params is None:
+            return Prompt(ids, prompt.text, salt)
+        ids = _fit(ids, params, limit, "messages", "the conversation")
+        return parse_prompt(_keyed(ids, prompt.text, salt), tokenizer, service.backend.served.vocab_size)
+
+    own = body.chat_template is not None or body.tools or len(messages) > _INLINE_MESSAGES
+    prompt = await beside(_INLINE if own else _text_size(messages), render, "messages")
+    if params is not None:
+        params.truncate_prompt_tokens = None
+    return prompt
+
+
+def template_options(service: Service, body: TemplateFields) -> dict[str, Any]:
+    """Fields of ChatOptions."""
+    if body.chat_template is not None and not service.settings.trust_request_chat_template:
+        raise ApiError(
+            400, "chat_template is not taken from requests here; the server must be started with "
+            "--trust-request-chat-template", param="chat_template", code="unsupported_field",
+        )  # fmt: skip
+    if body.continue_final_message and body.add_generation_prompt:
+        raise ApiError(
+            400, "continue_final_message and add_generation_prompt exclude each other; set one of them",
+            param="continue_final_message", code="invalid_value",
+        )  # fmt: skip
+    return {
+        "tools": body.tools,
+        "chat_template": body.chat_template or service.chat_template,
+        "chat_template_kwargs": body.chat_template_kwargs,
+        "add_generation_prompt": body.add_generation_prompt is not False,
+        "continue_final_message": bool(body.continue_final_message),
+    }
+
+
+async def beside(size: int, work: Callable[[], Result], param: str) -> Result:
+    """Does work on a text of this size beside the event loop if it is long. A ValueError blames `param`."""
+    try:
+        return work() if size < _INLINE else await asyncio.to_thread(work)
+    except ValueError as error:
+        raise ApiError(400, str(error), param=param, code="invalid_value") from None
+
+
+class _Reader:
+    """Reads the prompts of one request, in whatever form each came."""
+
+    def __init__(self, service: Service, params: SamplingParams, salt: str | None, special: bool) -> None:
+        self._served, self._tokenizer = service.backend.served, service.backend.tokenizer
+        self._params, self._salt, self._special = params, salt, special
+
+    def read(self, prompt: Any, name: str) -> Prompt:
+        limit, vocab_size, text = self._served.max_model_len, self._served.vocab_size, None
+        cut = self._params.truncate_prompt_tokens is not None
+        if isinstance(prompt, str):
+            text = prompt
+            if self._tokenizer is None:
+                raise ValueError(f"{name} is text, but the engine has no tokenizer; give token ids")
+            _check_text(self._tokenizer, len(text), limit, cut, "prompt")
+            ids = self._tokenizer.encode(text, add_special_tokens=self._special)
+        elif isinstance(prompt, list):
+            ids = prompt
+        else:
+            raise ValueError(f"{name} must be text or a list of token ids, not {type(prompt).__name__}")
+        kept = _fit(ids, self._params, limit, "prompt", name)
+        text = text if kept is ids else None
+        return parse_prompt(_keyed(kept, text, self._salt), self._tokenizer, vocab_size, name)
+
+
+def _listed(prompt: Any) -> list[Any]:
+    """OpenAI's four forms as one: a list whose first entry is a number is one prompt."""
+    if isinstance(prompt, list) and prompt and (isinstance(prompt[0], (str, list))):
+        return prompt
+    return [prompt]
+
+
+def _keyed(ids: list[int], text: str | None, salt: str | None) -> dict[str, Any]:
+    return {"prompt": text, "prompt_token_ids": ids, "cache_salt": salt}
+
+
+def _fit(ids: list[int], params: SamplingParams, limit: int, param: str, name: str) -> list[int]:
+    """The last tokens, if the request asks for that. Raises ApiError 400 if they leave no room for an output."""
+    keep = params.truncate_prompt_tokens
+    if keep is not None:
+        keep = limit - 1 if keep == -1 else keep
+        ids = ids[-keep:] if len(ids) > keep else ids
+    if len(ids) >= limit:
+        raise _too_long(f"{name} has {len(ids)} tokens", limit, param)
+    return ids
+
+
+def _check_text(tokenizer: Tokenizer, size: int, limit: int, cut: bool, param: str) -> None:
+    """Refuses a text that cannot fit before it is tokenized."""
+    most = tokenizer.max_chars_per_token
+    if not cut and most is not None and size > most * limit:
+        raise _too_long(f"{param} has {size} characters, and a token stands for {most} at most", limit, param)
+
+
+def _too_long(what: str, limit: int, param: str) -> ApiError:
+    return ApiError(
+        400, f"{what}, and the model's context is {limit} tokens with at least one of output; shorten it, or set "
+        "truncate_prompt_tokens", param=param, code="context_length_exceeded",
+    )  # fmt: skip
+
+
+def need_tokenizer(service: Service) -> Tokenizer:
+    if service.backend.tokenizer is None:
+        raise ApiError(400, "the engine has no tokenizer; use /v1/completions with token ids", code="no_tokenizer")
+    return service.backend.tokenizer
+
+
+def _text_size(value: Any) -> int:
+    """Characters of all text within."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(_text_size(each) for each in value.values())
+    return sum(_text_size(each) for each in value) if isinstance(value, list) else 0

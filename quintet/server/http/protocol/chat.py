@@ -1,0 +1,187 @@
+"""POST /v1/chat/completions: its request, its answer and its chunks."""
+
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from pydantic import Field, WithJsonSchema
+
+from quintet.engine.chat import ROLES
+from quintet.outputs import Logprob
+from quintet.server.http.bodies import Body, Lacking
+from quintet.server.http.protocol.sampling import LACKING, SamplingBody
+from quintet.server.http.tally import Usage
+
+_TEXT = {"type": "string"}
+_PART = {
+    "type": "object",
+    "properties": {"type": {"type": "string", "enum": ["text"]}, "text": _TEXT},
+    "required": ["type", "text"],
+}
+_CONTENT: list[dict[str, Any]] = [_TEXT, {"type": "array", "items": _PART}]
+_SAID = {
+    "type": "object",
+    "description": "Any but the assistant's; the role may also be one that the chat template names.",
+    "properties": {
+        "role": {"type": "string", "enum": [role for role in ROLES if role != "assistant"]},
+        "content": {"anyOf": _CONTENT},
+        "name": _TEXT,
+        "tool_call_id": _TEXT,
+    },
+    "required": ["role", "content"],
+}
+_ANSWERED = {
+    "type": "object",
+    "description": "The assistant's.",
+    "properties": {
+        "role": {"type": "string", "enum": ["assistant"]},
+        "content": {"anyOf": [*_CONTENT, {"type": "null"}]},
+        "name": _TEXT,
+        "tool_calls": {"type": "array", "items": {"type": "object"}},
+        "reasoning_content": _TEXT,
+    },
+    "required": ["role"],
+}
+_MESSAGE = {"anyOf": [_SAID, _ANSWERED]}
+# Checked where they are rendered, against the template; pydantic would say less.
+Messages = Annotated[Any, WithJsonSchema({"type": "array", "items": _MESSAGE, "minItems": 1})]
+
+
+class TemplateFields(Body):
+    """How a conversation becomes a prompt."""
+
+    tools: list[dict[str, Any]] | None = Field(None, description="for the template; calls are not taken apart yet")
+    chat_template: str | None = Field(
+        None, description="Jinja text instead of the model's own; where the server allows it"
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables that the template reads")
+    add_generation_prompt: bool | None = Field(None, description="end with the beginning of the next message (true)")
+    continue_final_message: bool | None = Field(None, description="go on with the last message")
+
+
+_CALLS = "tool calls are not served yet; leave it out"
+
+CHAT_LACKING: dict[str, Lacking] = {
+    **LACKING,
+    "audio": Lacking("models here give text alone"),
+    "modalities": Lacking("models here give text alone", (["text"],)),
+    "documents": Lacking("put them into the messages, or into chat_template_kwargs if the template reads them", ([],)),
+    "functions": Lacking(_CALLS, ([],)),
+    "function_call": Lacking(_CALLS, ("none",)),
+    "prediction": Lacking("there is no predicted output; leave it out"),
+    "web_search_options": Lacking("the model searches nothing; leave it out"),
+    "reasoning_effort": Lacking("templates that know it read it from chat_template_kwargs"),
+    "verbosity": Lacking("say in the messages how long the answer should be"),
+    "include_reasoning": Lacking("reasoning is not told from the answer yet; leave it out", (True,)),
+    "echo": Lacking("/v1/completions has it", (False,)),
+    "best_of": Lacking("use n"),
+    "moderation": Lacking("nothing is moderated here; leave it out"),
+}
+
+
+class ChatRequest(TemplateFields, SamplingBody):
+    """OpenAI's, with vLLM's additions."""
+
+    messages: Messages
+    max_completion_tokens: int | None = Field(
+        None, description="most tokens of output; what the context leaves if not given"
+    )
+    max_tokens: int | None = Field(
+        None, description="the same under its old name; max_completion_tokens goes before it"
+    )
+    logprobs: bool | None = Field(None, description="report log-probabilities of the tokens")
+    top_logprobs: int | None = Field(None, description="likeliest tokens to report at each position; needs logprobs")
+    tool_choice: Any = Field(None, description='"none" is served')
+    parallel_tool_calls: bool | None = Field(None, description="accepted, not used")
+    prompt_cache_key: str | None = Field(None, description="accepted, not used; cache_salt keeps caches apart")
+    safety_identifier: str | None = Field(None, description="accepted, not used")
+
+    lacking: ClassVar[dict[str, Lacking]] = CHAT_LACKING
+
+
+class TopLogprob(msgspec.Struct):
+    """A token and how likely it was."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(msgspec.Struct):
+    """The token that was drawn, and the likeliest."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    """One entry for each token of the content."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class AnswerMessage(msgspec.Struct):
+    """What the model says."""
+
+    content: str
+    role: str = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, kw_only=True):
+    """One answer."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletion(msgspec.Struct, kw_only=True):
+    """The answer to a chat."""
+
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    system_fingerprint: str
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[dict[int, Logprob] | None] | UnsetType = UNSET
+
+
+class Delta(msgspec.Struct, kw_only=True):
+    """What is new of a message."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(msgspec.Struct, kw_only=True):
+    """What is new of one answer."""
+
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChunk(msgspec.Struct, kw_only=True):
+    """One event of a streamed chat."""
+
+    id: str
+    object: str = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    system_fingerprint: str
+    usage: Usage | None | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET

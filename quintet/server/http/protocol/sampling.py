@@ -1,0 +1,90 @@
+"""The sampling fields of a request body, made from those of SamplingParams, and vLLM's other additions."""
+
+import dataclasses
+import typing
+from typing import Annotated, Any
+
+from pydantic import Field, SkipValidation, create_model
+
+from quintet.sampling_params import SamplingParams
+from quintet.server.http.bodies import Body, Lacking
+
+# Of SamplingParams, those that an endpoint settles itself.
+_OWN = ("max_tokens", "logprobs", "output_kind", "detokenize")
+_HINTS: dict[str, Any] = {"stop": str | list[str] | None}
+
+SAMPLING_FIELDS = tuple(each.name for each in dataclasses.fields(SamplingParams) if each.name not in _OWN)
+
+
+def _fields() -> dict[str, Any]:
+    """Types are for the documentation: SamplingParams checks the values, and says more about them."""
+    hints = {**typing.get_type_hints(SamplingParams), **_HINTS}
+    helps = {each.name: each.metadata["help"] for each in dataclasses.fields(SamplingParams)}
+    return {
+        name: (Annotated[hints[name] | None, SkipValidation], Field(default=None, description=helps[name]))
+        for name in SAMPLING_FIELDS
+    }
+
+
+class StreamOptions(Body):
+    """What a stream tells besides its chunks."""
+
+    include_usage: bool | None = Field(None, description="end with a chunk that has the usage and no choices")
+    continuous_usage_stats: bool | None = Field(
+        None, description="the usage so far in every chunk; needs include_usage"
+    )
+    include_obfuscation: bool | None = Field(None, description="accepted, not used")
+
+
+_Sampling: Any = create_model("_Sampling", __base__=Body, **_fields())
+
+
+class SamplingBody(_Sampling):
+    """What both kinds of completions take."""
+
+    model: str | None = Field(None, description="the model's name; none is the one that is served")
+    stream: bool | None = Field(None, description="answer in server-sent events, while it is made")
+    stream_options: StreamOptions | None = None
+    priority: int | None = Field(
+        None, ge=-(2**31), le=2**31 - 1, description="lower runs first, where the engine schedules by priority"
+    )
+    cache_salt: str | None = Field(
+        None, min_length=1, max_length=1024, description="prompts share cached pages with those of the same salt alone"
+    )
+    add_special_tokens: bool | None = Field(
+        None, description="let the tokenizer add its own to the prompt; completions do, chats have them in the template"
+    )
+    return_token_ids: bool | None = Field(None, description="token ids of prompt and output beside the text")
+    return_tokens_as_token_ids: bool | None = Field(
+        None, description='tokens of logprobs as "token_id:123" instead of text'
+    )
+    user: str | None = Field(None, description="accepted, not used")
+    metadata: dict[str, Any] | None = Field(None, description="accepted, not used")
+    service_tier: str | None = Field(None, description="accepted, not used")
+
+
+_LATER = "constrained output is not there yet; leave it out and check the output"
+_TEXT = "models here take and give text alone"
+
+LACKING: dict[str, Lacking] = {
+    "store": Lacking("answers are not kept; leave it out or set it to false", (False,)),
+    "structured_outputs": Lacking(_LATER),
+    "guided_json": Lacking(_LATER),
+    "guided_regex": Lacking(_LATER),
+    "guided_choice": Lacking(_LATER),
+    "guided_grammar": Lacking(_LATER),
+    "guided_decoding_backend": Lacking(_LATER),
+    "guided_whitespace_pattern": Lacking(_LATER),
+    "structural_tag": Lacking(_LATER),
+    "response_format": Lacking(_LATER + ', or use {"type": "text"}', ({"type": "text"},)),
+    "logits_processors": Lacking("the server loads them when it starts (--logits-processors); extra_args reaches them"),
+    "vllm_xargs": Lacking("extra_args reaches logits processors"),
+    "use_beam_search": Lacking("beam search is there offline alone (LLM.beam_search); use n", (False,)),
+    "length_penalty": Lacking("it belongs to beam search; leave it out", (1, 1.0)),
+    "early_stopping": Lacking("it belongs to beam search; leave it out", (False,)),
+    "spaces_between_special_tokens": Lacking("the text is what the tokenizer's decoder gives; leave it out", (True,)),
+    "request_id": Lacking("give it in the header X-Request-Id"),
+    "kv_transfer_params": Lacking("there is no transfer of KV pages between servers"),
+    "mm_processor_kwargs": Lacking(_TEXT),
+    "prompt_embeds": Lacking("prompts are text or token ids"),
+}

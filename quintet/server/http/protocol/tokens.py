@@ -1,0 +1,75 @@
+"""POST /tokenize and /detokenize in vLLM's shapes, /v1/models and /version: requests and answers."""
+
+from typing import Any, ClassVar
+
+import msgspec
+from pydantic import Field
+
+from quintet.server.http.bodies import Body, Lacking
+from quintet.server.http.protocol.chat import Messages, TemplateFields
+
+
+class TokenizeRequest(TemplateFields):
+    """Text or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages = None
+    add_special_tokens: bool | None = Field(None, description="true for a prompt, false for messages if not given")
+    return_token_strs: bool | None = None
+
+    lacking: ClassVar[dict[str, Lacking]] = {"mm_processor_kwargs": Lacking("models here take text alone")}
+
+
+class Tokenized(msgspec.Struct, kw_only=True):
+    """Token ids of a prompt."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(Body):
+    """Token ids to be read."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+class Detokenized(msgspec.Struct):
+    """The text of token ids."""
+
+    prompt: str
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
+    """A model that is served."""
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "quintet"
+    root: str
+    parent: str | None = None
+    max_model_len: int
+    permission: list[Any] = []
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    """All models that are served."""
+
+    object: str = "list"
+    data: list[ModelCard]
+
+
+class Version(msgspec.Struct):
+    """Of quintet."""
+
+    version: str
+
+
+class Sign(msgspec.Struct):
+    """Of life."""
+
+    status: str

@@ -1,0 +1,94 @@
+"""The items of a request's input, checked, and the messages that they stand for."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quintet.sampling_params import ParameterError
+from quintet.server.http.ids import new_id
+from quintet.server.http.responses.checks import kind_of, list_of, object_of, one_of, refuse_fields, text_of
+from quintet.server.http.responses.shapes import Item
+
+ROLES = ("user", "assistant", "system", "developer")
+_ITEM_KEYS = ("type", "id", "role", "content", "status", "phase")
+_PARTS = {"input_text": "text", "output_text": "text", "refusal": "refusal"}  # type -> where its text stands
+_PART_KEYS = {
+    "input_text": ("type", "text", "prompt_cache_breakpoint"),
+    "output_text": ("type", "text", "annotations", "logprobs"),
+    "refusal": ("type", "refusal"),
+}
+_NO_MEDIA = "models here read text alone"
+_REASONS = {
+    "input_image": _NO_MEDIA,
+    "input_file": _NO_MEDIA,
+    "input_audio": _NO_MEDIA,
+    "item_reference": "give the item itself, or go on from a whole response with previous_response_id",
+    "reasoning": "reasoning is part of the answer here; leave the item out",
+    "compaction": "this server compacts no conversations",
+    "compaction_trigger": "this server compacts no conversations",
+}
+_OF_TOOLS = ("_call", "_call_output", "_search_output", "_tools", "_approval_request", "_approval_response")
+
+
+def read_input(given: Any) -> list[Item]:
+    """Text, or a list of items -> messages in the form in which the API shows them. Raises ParameterError."""
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    items = list_of(given, "input", "text, or a list of items that is not empty")
+    return [_read_item(item, f"input[{place}]") for place, item in enumerate(items)]
+
+
+def as_messages(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """For a chat template."""
+    return [
+        {
+            "role": item["role"],
+            "content": [{"type": "text", "text": part[_PARTS[part["type"]]]} for part in item["content"]],
+        }
+        for item in items
+    ]
+
+
+def _read_item(item: Any, where: str) -> Item:
+    if isinstance(item, dict) and "type" in item:
+        _check_type(item["type"], where, ("message",))
+    item = object_of(item, where, _ITEM_KEYS)
+    role = one_of(item.get("role"), f"{where}.role", ROLES)
+    content = item.get("content")
+    if isinstance(content, str):
+        content = [{"type": "input_text", "text": content}]
+    parts = list_of(content, f"{where}.content", "text, or a list of parts that is not empty")
+    return {
+        "id": f"msg_{new_id()}",
+        "type": "message",
+        "status": "completed",
+        "role": role,
+        "content": [_read_part(part, role, f"{where}.content[{place}]") for place, part in enumerate(parts)],
+    }
+
+
+def _read_part(part: Any, role: str, where: str) -> dict[str, Any]:
+    if not isinstance(part, dict):
+        raise ParameterError(where, f"must be an object with type and text, not {kind_of(part)}")
+    kind = _check_type(part.get("type"), where, tuple(_PARTS))
+    refuse_fields(part, _PART_KEYS[kind], where)
+    if kind != "input_text" and role != "assistant":
+        raise ParameterError(where, f"of type {kind} belongs to the role assistant, not to {role}; use input_text")
+    text = text_of(part.get(_PARTS[kind]), f"{where}.{_PARTS[kind]}")
+    if kind == "refusal":
+        return {"type": kind, "refusal": text}
+    return _output_text(text) if role == "assistant" else {"type": kind, "text": text}
+
+
+def _output_text(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": []}
+
+
+def _check_type(given: Any, where: str, known: Sequence[str]) -> str:
+    """The type, if it is served; else the reason why it is not, or the nearest name."""
+    kind = text_of(given, f"{where}.type")
+    why = _REASONS.get(kind)
+    if kind.endswith(_OF_TOOLS):
+        why = "this server calls no tools"
+    if why is not None:
+        raise ParameterError(where, f"is of type {kind[:80]}, which is not served: {why}")
+    return one_of(kind, f"{where}.type", known)

@@ -1,0 +1,160 @@
+"""From the body of a response to what the engine is asked: the conversation so far, and its prompt."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from quintet.engine.prompts import Prompt
+from quintet.sampling_params import ParameterError, RequestOutputKind, SamplingParams
+from quintet.server.http.calls import Ask
+from quintet.server.http.errors import ApiError
+from quintet.server.http.prompts import chat_prompt
+from quintet.server.http.protocol.chat import TemplateFields
+from quintet.server.http.responses.items import as_messages, read_input
+from quintet.server.http.responses.request import SAMPLING, CreateResponse, wants_logprobs
+from quintet.server.http.responses.shapes import Item
+from quintet.server.http.responses.store import Store
+from quintet.server.http.sampling import checked_params
+from quintet.server.http.service import Service
+
+_TOO_LONG = "context_length_exceeded"
+_ROOM = 4  # a conversation is cut so that a quarter of the context is left for the answer, if not told how much
+
+Message = dict[str, Any]
+
+
+class Plan(NamedTuple):
+    """What one response needs."""
+
+    items: list[Item]  # everything that was said before the answer
+    ask: Ask
+
+
+async def make_plan(service: Service, store: Store, body: CreateResponse) -> Plan:
+    """Raises ApiError or ParameterError that blames a field."""
+    params = _params(service, body)
+    items = [*_earlier(store, body.previous_response_id), *read_input(body.input)]
+    if body.previous_response_id is not None:
+        _check_size(items, service.settings.max_body_bytes)
+    messages = as_messages(items)
+    head = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
+    prompt = await _Conversation(service, body, params).prompt(head, messages)
+    return Plan(items, Ask(prompt, params, body.priority or 0))
+
+
+def _params(service: Service, body: CreateResponse) -> SamplingParams:
+    fields = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
+    if body.max_output_tokens is not None:
+        fields["max_tokens"] = body.max_output_tokens
+    if wants_logprobs(body):
+        fields["logprobs"] = body.top_logprobs or 0
+    fields["output_kind"] = RequestOutputKind.DELTA if body.stream or body.background else RequestOutputKind.FINAL_ONLY
+    return checked_params(service, fields, {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs"})
+
+
+def _earlier(store: Store, response_id: str | None) -> list[Item]:
+    """What was said up to the response that this one continues."""
+    if response_id is None:
+        return []
+    try:
+        record = store.get(response_id)
+    except ApiError as error:
+        raise ApiError(400, error.message, param="previous_response_id", code="previous_response_not_found") from None
+    if record.running:
+        raise ParameterError("previous_response_id", "names a response that is still in progress; wait for its end")
+    response = msgspec.json.decode(record.response)
+    if response["status"] not in ("completed", "incomplete"):
+        raise ParameterError("previous_response_id", f"names a response that is {response['status']}: it has no answer")
+    items: list[Item] = msgspec.json.decode(record.items)
+    return items + [_without_logprobs(item) for item in response["output"]]
+
+
+def _without_logprobs(item: Item) -> Item:
+    return {**item, "content": [{**part, "logprobs": []} for part in item["content"]]}
+
+
+def _check_size(items: Sequence[Item], most: int) -> None:
+    size = len(msgspec.json.encode(items))
+    if size > most:
+        raise ParameterError(
+            "previous_response_id",
+            f"leads to a conversation of {size} bytes, and a request may have {most}; begin a new one",
+        )
+
+
+class _Conversation:
+    """Renders a conversation; one that is too long loses its oldest messages, if the request allows that."""
+
+    def __init__(self, service: Service, body: CreateResponse, params: SamplingParams) -> None:
+        self._service, self._body, self._params = service, body, params
+        limit = service.backend.served.max_model_len
+        tokenizer = service.backend.tokenizer
+        self._chars = None if tokenizer is None else tokenizer.max_chars_per_token
+        self._most = limit - min(params.max_tokens or limit // _ROOM, limit // 2)  # tokens of a prompt that was cut
+
+    async def prompt(self, head: Sequence[Message], messages: Sequence[Message]) -> Prompt:
+        try:
+            return await self._render([*head, *messages], self._params)
+        except ApiError as error:
+            if error.code != _TOO_LONG:
+                raise
+            if self._body.truncation != "auto":
+                raise _too_long(error) from None
+            return await self._cut(head, messages, error)
+
+    async def _cut(self, head: Sequence[Message], messages: Sequence[Message], error: ApiError) -> Prompt:
+        """Begins with the earliest message of a user from which on everything fits; system messages in front stay."""
+        front = next((place for place, each in enumerate(messages) if _may_go(each)), len(messages))
+        head = [*head, *messages[:front]]
+        starts = self._starts(messages, front)
+        best: Prompt | None = None
+        while starts:
+            middle = len(starts) // 2
+            prompt = await self._render([*head, *messages[starts[middle] :]], None)
+            if len(prompt.token_ids) <= self._most:
+                best, starts = prompt, starts[:middle]
+            else:
+                starts = starts[middle + 1 :]
+        if best is None:
+            raise _too_long(error)
+        return best
+
+    def _starts(self, messages: Sequence[Message], front: int) -> list[int]:
+        """Messages of a user with which the rest may begin: those before the first are too long without a look."""
+        starts, size = [], 0
+        for place in range(len(messages) - 1, front, -1):
+            size += sum(len(part["text"]) for part in messages[place]["content"])
+            if self._chars is not None and size > self._chars * self._most:
+                break
+            if messages[place]["role"] == "user":
+                starts.append(place)
+        return starts[::-1]
+
+    async def _render(self, messages: Sequence[Message], params: SamplingParams | None) -> Prompt:
+        """Without params, of any length."""
+        try:
+            return await chat_prompt(
+                self._service,
+                TemplateFields.model_validate({}),
+                list(messages),
+                params,
+                cache_salt=self._body.cache_salt,
+            )
+        except ApiError as error:
+            error.param = "input" if error.param == "messages" else error.param
+            raise
+
+
+def _may_go(message: Message) -> bool:
+    return message["role"] not in ("system", "developer")
+
+
+def _too_long(error: ApiError) -> ApiError:
+    said = error.message.rpartition(";")[0]
+    return ApiError(
+        400,
+        f"{said}; shorten it, or set truncation to auto, which drops the oldest messages",
+        param="input",
+        code=error.code,
+    )

@@ -1,0 +1,169 @@
+"""The body of POST /v1/responses: its fields, what is not served and why, and what the response repeats of it."""
+
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, WithJsonSchema, create_model
+
+from quintet.sampling_params import ParameterError, SamplingParams
+from quintet.server.http.bodies import Body, Lacking
+from quintet.server.http.protocol.sampling import SAMPLING_FIELDS, SamplingBody
+from quintet.server.http.responses.checks import object_of, one_of
+from quintet.server.http.responses.shapes import ResponseObject
+
+LOGPROBS = "message.output_text.logprobs"
+# What a client may ask to see. All but one of them belong to things that no response has here.
+_INCLUDES = (
+    LOGPROBS,
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+)
+_NOT_HERE = ("n", "prompt_logprobs", "truncate_prompt_tokens")  # a response is one answer; `truncation` cuts
+SAMPLING = tuple(name for name in SAMPLING_FIELDS if name not in _NOT_HERE)
+
+_INPUT = {
+    "anyOf": [
+        {"type": "string"},
+        {
+            "type": "array",
+            "minItems": 1,
+            "items": {
+                "type": "object",
+                "properties": {
+                    "type": {"type": "string", "enum": ["message"]},
+                    "role": {"type": "string", "enum": ["user", "assistant", "system", "developer"]},
+                    "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
+                },
+                "required": ["role", "content"],
+            },
+        },
+    ]
+}
+_OBJECT = {"anyOf": [{"type": "object"}, {"type": "null"}]}
+_NO_TOOLS = "no tools are called by this server"
+
+_SHARED = (*SAMPLING, "model", "stream", "user", "priority", "cache_salt")  # with other completions
+_fields: Any = {name: (SamplingBody.model_fields[name].annotation, SamplingBody.model_fields[name]) for name in _SHARED}
+_Shared: Any = create_model("_Shared", __base__=Body, **_fields)
+
+
+class StreamOptions(Body):
+    """Of a streamed response."""
+
+    include_obfuscation: bool | None = Field(None, description="accepted, not used")
+
+
+class CreateResponse(_Shared):
+    """OpenAI's, with vLLM's additions for sampling."""
+
+    input: Annotated[Any, WithJsonSchema(_INPUT)] = Field(description="text, or a list of messages")
+    instructions: str | None = Field(None, description="a system message before all others, for this response alone")
+    max_output_tokens: int | None = Field(None, description="most tokens of output")
+    include: list[str] | None = Field(None, max_length=16, description=f"{LOGPROBS} is served")
+    top_logprobs: int | None = Field(None, description="likeliest tokens to report at each position; needs include")
+    stream_options: StreamOptions | None = None
+    store: bool | None = Field(None, description="keep the response, so that it can be fetched and continued (true)")
+    background: bool | None = Field(None, description="answer at once, and go on when the client hangs up")
+    previous_response_id: str | None = Field(None, max_length=256, description="the response that this one continues")
+    truncation: Literal["auto", "disabled"] | None = Field(None, description="auto drops the oldest messages")
+    metadata: (
+        Annotated[
+            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+        ]
+        | None
+    ) = Field(None, description="kept with the response")
+    text: Annotated[Any, WithJsonSchema(_OBJECT)] = Field(None, description='{"format": {"type": "text"}} is served')
+    reasoning: Annotated[Any, WithJsonSchema(_OBJECT)] = Field(None, description="accepted where it asks for nothing")
+    parallel_tool_calls: bool | None = Field(None, description="accepted, not used")
+    max_tool_calls: int | None = Field(None, description="accepted, not used")
+    prompt_cache_key: str | None = Field(None, description="accepted, not used; cache_salt keeps caches apart")
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = Field(None, description="accepted, not used")
+    safety_identifier: str | None = Field(None, description="accepted, not used")
+    service_tier: str | None = Field(None, description="accepted, not used: there is one")
+
+    lacking: ClassVar[Mapping[str, Lacking]] = {
+        "tools": Lacking(_NO_TOOLS, ([],)),
+        "tool_choice": Lacking(_NO_TOOLS, ("none", "auto")),
+        "conversation": Lacking("conversations are not kept as such; use previous_response_id"),
+        "prompt": Lacking("prompt templates are not kept; send the text"),
+        "context_management": Lacking("conversations are not compacted; truncation drops the oldest messages", ([],)),
+        "moderation": Lacking("nothing is moderated"),
+        "background_options": Lacking("a response in the background starts as soon as it can", ({},)),
+        "prompt_cache_options": Lacking("the prefix cache needs no marks: what fits is found", ({},)),
+        "image": Lacking("models here read text alone"),
+        "access_programs": Lacking("there are none"),
+        "n": Lacking("a response is one answer; send several requests, or use /v1/chat/completions", (1,)),
+        "max_tokens": Lacking("it is called max_output_tokens in this API"),
+        "messages": Lacking("it is called input in this API"),
+        "response_format": Lacking("it is called text.format in this API"),
+    }
+
+
+def check(body: CreateResponse) -> None:
+    """What the types do not say. Raises ParameterError."""
+    _check_text(body.text)
+    _check_reasoning(body.reasoning)
+    for place, each in enumerate(body.include or ()):
+        one_of(each, f"include[{place}]", _INCLUDES)
+    if body.top_logprobs and not wants_logprobs(body):
+        raise ParameterError("top_logprobs", f"needs include to have {LOGPROBS!r}; add it, or leave top_logprobs out")
+    if body.background and body.store is False:
+        raise ParameterError("background", "needs the response to be stored; leave store out")
+
+
+def wants_logprobs(body: CreateResponse) -> bool:
+    return LOGPROBS in (body.include or ())
+
+
+def _check_text(text: Any) -> None:
+    if text is None:
+        return
+    object_of(text, "text", ("format", "verbosity"))
+    form = {"type": "text"} if text.get("format") is None else text["format"]
+    object_of(form, "text.format", ("type", "name", "schema", "strict", "description"))
+    kind = one_of(form.get("type"), "text.format.type", ("text", "json_object", "json_schema"))
+    if kind != "text" or len(form) > 1:
+        raise ParameterError("text.format", "is not served: output is not constrained; ask for JSON in the input")
+    if text.get("verbosity") not in (None, "medium"):
+        raise ParameterError("text.verbosity", "is not served: say in the input how long the answer should be")
+
+
+def _check_reasoning(reasoning: Any) -> None:
+    if reasoning is None:
+        return
+    object_of(reasoning, "reasoning", ("effort", "summary", "generate_summary", "context", "mode"))
+    if reasoning.get("effort") not in (None, "none"):
+        raise ParameterError("reasoning.effort", "is not served: how much a model reasons cannot be set")
+    if reasoning.get("mode") not in (None, "standard"):
+        raise ParameterError("reasoning.mode", "is not served: there is one way to answer")
+
+
+def begin(body: CreateResponse, params: SamplingParams, model: str, response_id: str) -> ResponseObject:
+    """The response before its answer: what the request settles."""
+    return ResponseObject(
+        id=response_id,
+        created_at=int(time.time()),
+        model=model,
+        background=bool(body.background),
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        max_tool_calls=body.max_tool_calls,
+        metadata=body.metadata or {},
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
+        prompt_cache_key=body.prompt_cache_key,
+        safety_identifier=body.safety_identifier,
+        store=body.store is not False,
+        temperature=params.temperature,
+        top_logprobs=body.top_logprobs or 0,
+        top_p=params.top_p,
+        truncation=body.truncation or "disabled",
+        user=body.user,
+        status="queued" if body.background else "in_progress",
+    )

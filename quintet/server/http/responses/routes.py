@@ -1,0 +1,218 @@
+"""POST /v1/responses, and what can be done with a response that was stored."""
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Literal
+
+import msgspec
+from fastapi import APIRouter, Query
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response, StreamingResponse
+
+from quintet.outputs import CompletionOutput
+from quintet.sampling_params import ParameterError, SamplingParams
+from quintet.server.http.answers import json_response, service_of, stream_response
+from quintet.server.http.bodies import read_body
+from quintet.server.http.calls import Call
+from quintet.server.http.errors import ApiError
+from quintet.server.http.logprobs import Writer
+from quintet.server.http.openapi import documented
+from quintet.server.http.protocol.chat import TokenLogprob
+from quintet.server.http.responses.background import Run
+from quintet.server.http.responses.checks import refuse_fields
+from quintet.server.http.responses.plan import Plan, make_plan
+from quintet.server.http.responses.reply import Events, Reply, Score
+from quintet.server.http.responses.request import CreateResponse, begin, check
+from quintet.server.http.responses.shapes import Item, ItemList, ResponseDeleted, ResponseObject
+from quintet.server.http.responses.store import Record, Store
+from quintet.server.http.service import Service
+from quintet.server.http.sse import encode
+from quintet.server.http.tally import Tally, tally_of
+
+router = APIRouter()
+
+_STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+_UNUSED = ("include", "include[]", "include_obfuscation")  # of a query: clients send them, and nothing depends on them
+
+
+def store_of(http: HttpRequest) -> Store:
+    """This process's, made when it is first asked for."""
+    state = http.app.state
+    if not hasattr(state, "responses"):
+        state.responses = Store(service_of(http).name)
+    store: Store = state.responses
+    return store
+
+
+@router.post("/v1/responses")
+@documented(body=CreateResponse, answer=ResponseObject, stream=dict)
+async def create_response(http: HttpRequest) -> Response:
+    """Answers an input, and keeps the answer so that it can be fetched and continued."""
+    service, store = service_of(http), store_of(http)
+    body = await read_body(http, CreateResponse)
+    check(body)
+    service.check_model(body.model)
+    service.check_ready()
+    plan = await make_plan(service, store, body)
+    making = _Making(service, store, body, plan, tally_of(http))
+    if body.background:
+        return await making.in_background()
+    if body.stream:
+        return await stream_response(service, http, [plan.ask], making.events, making.failed)
+    async with service.call(http, [plan.ask]) as call:
+        [output] = await call.outputs()
+    making.tally.take(0, output)
+    making.reply.take(output)
+    making.reply.end()
+    making.keep()
+    return json_response(making.reply.object())
+
+
+class _Making:
+    """One response on its way: whole, streamed, or in the background."""
+
+    def __init__(self, service: Service, store: Store, body: CreateResponse, plan: Plan, tally: Tally) -> None:
+        self.tally = tally
+        self._service, self._store, self._body, self._plan = service, store, body, plan
+        params = plan.ask.params
+        model = body.model or service.model_names[0]
+        self.reply = Reply(begin(body, params, model, store.new_id()), _score(service, params))
+        self._events = Events(self.reply)
+        self._record: Record | None = None
+        tally.ask([plan.ask])
+
+    def keep(self) -> None:
+        """Stores what there is, if that is wanted."""
+        if self._body.store is False:
+            return
+        record = self._record or Record(self.reply.id, encode(self._plan.items))
+        record.response = encode(self.reply.object())
+        self._store.put(record)
+
+    async def events(self, call: Call) -> AsyncIterator[bytes]:
+        """Of a stream that ends with its connection."""
+        for each in self._events.begin():
+            yield each
+        async for _, output in call:
+            self.tally.take(0, output)
+            for each in self._events.take(output):
+                yield each
+        last = self._events.end()
+        self.keep()
+        for each in last:
+            yield each
+
+    def failed(self, error: ApiError) -> bytes:
+        """How the stream says that it broke off."""
+        if self.reply.over:  # what failed is the sending
+            return b""
+        last = self._events.fail(error)
+        self.keep()
+        return last
+
+    async def in_background(self) -> Response:
+        """Queues it; from here on it needs nobody who waits."""
+        call = self._service.call(None, [self._plan.ask])
+        await call.__aenter__()
+        record = Record(self.reply.id, encode(self._plan.items))
+        record.run = run = Run(call, self._events, self._run_ended)
+        self._record = record
+        self._store.put(record)
+        if self._body.stream:
+            return _followed(run)
+        return json_response(self.reply.object())
+
+    def _run_ended(self) -> None:
+        if self._record is not None and self._store.holds(self._record):  # it may have been deleted
+            self.keep()
+
+
+def _score(service: Service, params: SamplingParams) -> Score | None:
+    """Log-probabilities of an output, if they are wanted."""
+    if params.logprobs is None:
+        return None
+    writer = Writer(service.backend.tokenizer, params.logprobs, False, params.skip_special_tokens)
+
+    def score(output: CompletionOutput) -> list[TokenLogprob]:
+        return writer.chat(output.token_ids, output.logprobs or []).content
+
+    return score
+
+
+@router.get("/v1/responses/{response_id}")
+@documented(answer=ResponseObject, stream=dict)
+async def retrieve_response(
+    http: HttpRequest,
+    response_id: str,
+    stream: Annotated[bool, Query(description="its events, if it was made in the background")] = False,
+    starting_after: Annotated[int | None, Query(ge=0, description="number of the last event that is known")] = None,
+) -> Response:
+    """A stored response as it is now."""
+    refuse_fields(http.query_params, ("stream", "starting_after", *_UNUSED), "query")
+    record = store_of(http).get(response_id)
+    if not stream:
+        if starting_after is not None:
+            raise ParameterError("starting_after", "belongs to a stream; set stream to true")
+        return _shown(record)
+    if record.run is None:
+        raise ParameterError(
+            "stream", "is for responses made in the background (background=true): no others' events are kept"
+        )
+    return _followed(record.run, -1 if starting_after is None else starting_after)
+
+
+@router.get("/v1/responses/{response_id}/input_items")
+@documented(answer=ItemList)
+async def list_input_items(
+    http: HttpRequest,
+    response_id: str,
+    limit: Annotated[int, Query(ge=1, le=100, description="items of a page")] = 20,
+    order: Annotated[Literal["asc", "desc"], Query(description="by time")] = "desc",
+    after: Annotated[str | None, Query(description="the last item of the page before")] = None,
+) -> Response:
+    """What was said before a response, page by page."""
+    refuse_fields(http.query_params, ("limit", "order", "after", *_UNUSED), "query")
+    items: list[Item] = msgspec.json.decode(store_of(http).get(response_id).items)
+    if order == "desc":
+        items.reverse()
+    start = 0
+    if after is not None:
+        start = 1 + next((place for place, item in enumerate(items) if item["id"] == after), -1)
+        if start == 0:
+            raise ParameterError("after", f"names {after[:80]!r}, which is no item before this response")
+    page = items[start : start + limit]
+    first, last = (page[0]["id"], page[-1]["id"]) if page else ("", "")
+    return json_response(ItemList(data=page, first_id=first, last_id=last, has_more=start + limit < len(items)))
+
+
+@router.delete("/v1/responses/{response_id}")
+@documented(answer=ResponseDeleted)
+async def delete_response(http: HttpRequest, response_id: str) -> Response:
+    """Forgets a response; one that still runs ends."""
+    record = store_of(http).delete(response_id)
+    if record.run is not None:
+        await record.run.cancel()
+    return json_response(ResponseDeleted(id=response_id))
+
+
+@router.post("/v1/responses/{response_id}/cancel")
+@documented(answer=ResponseObject)
+async def cancel_response(http: HttpRequest, response_id: str) -> Response:
+    """Ends a response that runs in the background, and gives what it is then."""
+    record = store_of(http).get(response_id)
+    if record.run is None:
+        raise ParameterError(
+            "response_id", "names a response that was not made in the background (background=true); only those can be "
+            "cancelled, others end when their client hangs up",
+        )  # fmt: skip
+    await record.run.cancel()
+    return _shown(record)
+
+
+def _shown(record: Record) -> Response:
+    if record.run is not None and record.running:
+        return json_response(record.run.reply.object())
+    return Response(record.response, media_type="application/json")
+
+
+def _followed(run: Run, after: int = -1) -> Response:
+    return StreamingResponse(run.follow(after), media_type="text/event-stream", headers=_STREAM_HEADERS)

@@ -1,0 +1,118 @@
+"""What the Responses API gives: the response and its parts. Source: OpenAI's API reference, "The response object"."""
+
+from typing import Any
+
+import msgspec
+
+from quintet.server.http.protocol.chat import TokenLogprob
+
+Item = dict[str, Any]  # a message of the conversation, as the API shows it
+
+
+class OutputText(msgspec.Struct, kw_only=True):
+    """The text of an answer."""
+
+    type: str = "output_text"
+    text: str
+    annotations: list[Any] = []
+    logprobs: list[TokenLogprob] = []
+
+
+class OutputMessage(msgspec.Struct, kw_only=True):
+    """An answer: the one item of an output."""
+
+    id: str
+    type: str = "message"
+    status: str  # in_progress, completed or incomplete
+    role: str = "assistant"
+    content: list[OutputText]
+
+
+class InputDetails(msgspec.Struct):
+    """Of the input's tokens, those of the prefix cache."""
+
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class OutputDetails(msgspec.Struct):
+    """Of the output's tokens, those of reasoning, which is not told apart."""
+
+    reasoning_tokens: int = 0
+
+
+class ResponseUsage(msgspec.Struct):
+    """Tokens of one response."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class ResponseFailure(msgspec.Struct):
+    """Why a response failed."""
+
+    code: str
+    message: str
+
+
+class Incomplete(msgspec.Struct):
+    """Why a response is not whole."""
+
+    reason: str
+
+
+class ResponseObject(msgspec.Struct, kw_only=True):
+    """One response. What its request settles comes first."""
+
+    id: str
+    object: str = "response"
+    created_at: int
+    model: str
+    background: bool
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: dict[str, None] = msgspec.field(default_factory=lambda: {"effort": None, "summary": None})
+    safety_identifier: str | None
+    service_tier: str = "default"
+    store: bool
+    temperature: float
+    text: dict[str, dict[str, str]] = msgspec.field(default_factory=lambda: {"format": {"type": "text"}})
+    tool_choice: str = "none"
+    tools: list[Any] = []
+    top_logprobs: int
+    top_p: float
+    truncation: str
+    user: str | None
+
+    status: str  # queued, in_progress, completed, incomplete, failed or cancelled
+    completed_at: int | None = None
+    error: ResponseFailure | None = None
+    incomplete_details: Incomplete | None = None
+    output: list[OutputMessage] = []
+    usage: ResponseUsage | None = None
+
+
+class ResponseDeleted(msgspec.Struct, kw_only=True):
+    """A response is gone."""
+
+    id: str
+    object: str = "response"
+    deleted: bool = True
+
+
+class ItemList(msgspec.Struct, kw_only=True):
+    """A page of what was said before a response."""
+
+    object: str = "list"
+    data: list[Item]
+    first_id: str
+    last_id: str
+    has_more: bool

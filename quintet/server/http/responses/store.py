@@ -1,0 +1,119 @@
+"""What one API process remembers of responses: bounded in number, bytes and age; the oldest goes first."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from quintet.server.http.errors import ApiError
+from quintet.server.http.ids import new_id
+from quintet.server.http.responses.background import Run
+
+MAX_RESPONSES = 10_000  # what is no text (keys, objects) is then some MB
+MAX_BYTES = 128 * 2**20  # about what an API process takes for itself; a long conversation of 100 KB fits 1000 times
+MAX_AGE = 24 * 3600.0  # seconds; who comes back the next morning can go on
+_PREFIX = "resp"
+
+
+@dataclass(eq=False)
+class Record:
+    """One response, as JSON, and what was said before it: a conversation goes on from both."""
+
+    id: str
+    items: bytes  # JSON
+    response: bytes = b""  # JSON; empty while it runs
+    run: Run | None = None  # of a background response; its events stay, so that they can be read again
+    since: float = 0.0  # when it was kept, or ended
+
+    @property
+    def running(self) -> bool:
+        return self.run is not None and not self.run.over
+
+    @property
+    def size(self) -> int:
+        return len(self.items) + len(self.response) + (self.run.size if self.run is not None else 0)
+
+
+class Store:
+    """Of one API process, whose name is in the ids that it gives: no other process knows its responses."""
+
+    def __init__(
+        self,
+        process: str,
+        max_responses: int = MAX_RESPONSES,
+        max_bytes: int = MAX_BYTES,
+        max_age: float = MAX_AGE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._process = process
+        self._max_responses, self._max_bytes, self._max_age = max_responses, max_bytes, max_age
+        self._clock = clock
+        self._running: dict[str, Record] = {}
+        self._ended: dict[str, Record] = {}  # oldest first
+        self._ended_size = 0
+
+    def __len__(self) -> int:
+        return len(self._running) + len(self._ended)
+
+    @property
+    def size(self) -> int:
+        """Bytes that are kept."""
+        return self._ended_size + sum(record.size for record in self._running.values())
+
+    def new_id(self) -> str:
+        """Nobody finds another's response by guessing."""
+        return f"{_PREFIX}_{self._process}_{new_id()}"
+
+    def put(self, record: Record) -> None:
+        """Keeps it, at the cost of the oldest. One that ran comes once more when it has ended."""
+        if record.running:
+            self._running[record.id] = record
+        else:
+            self._running.pop(record.id, None)
+            assert record.id not in self._ended
+            record.since = self._clock()
+            self._ended[record.id] = record
+            self._ended_size += record.size
+        self._trim()
+
+    def get(self, response_id: str) -> Record:
+        """Raises ApiError 404 that says why it is not here."""
+        self._trim()
+        record = self._running.get(response_id) or self._ended.get(response_id)
+        if record is None:
+            raise ApiError(404, self._why_not(response_id), param="response_id", code="response_not_found")
+        return record
+
+    def delete(self, response_id: str) -> Record:
+        record = self.get(response_id)
+        if self._running.pop(response_id, None) is None:
+            self._drop(record)
+        return record
+
+    def holds(self, record: Record) -> bool:
+        return record.id in self._running or record.id in self._ended
+
+    def _trim(self) -> None:
+        """What still runs stays: the gate bounds it."""
+        born = self._clock() - self._max_age
+        while self._ended:
+            oldest = next(iter(self._ended.values()))
+            if len(self) <= self._max_responses and self.size <= self._max_bytes and oldest.since >= born:
+                break
+            self._drop(oldest)
+
+    def _drop(self, record: Record) -> None:
+        del self._ended[record.id]
+        self._ended_size -= record.size
+
+    def _why_not(self, response_id: str) -> str:
+        shown = repr(response_id[:100])
+        parts = response_id.split("_")
+        if len(parts) == 3 and parts[0] == _PREFIX and parts[1] != self._process:
+            return (
+                f"the response {shown} was made by the API process {parts[1][:20]}, and this one is {self._process}: "
+                "each keeps its own; with one API process (--api-workers 1) every response is found"
+            )
+        return (
+            f"the response {shown} is not here: it was never stored (store=false), was deleted, ended over "
+            f"{self._max_age / 3600:g} hours ago or had to make room for others, or the server has started anew"
+        )

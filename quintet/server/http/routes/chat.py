@@ -1,0 +1,145 @@
+"""POST /v1/chat/completions: a conversation gets its next message."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import APIRouter
+from msgspec import UNSET
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from quintet.outputs import CompletionOutput, RequestOutput
+from quintet.sampling_params import SamplingParams
+from quintet.server.http.answers import Head, json_response, service_of, stream_response
+from quintet.server.http.bodies import read_body
+from quintet.server.http.calls import Ask, Call
+from quintet.server.http.logprobs import Writer, plain
+from quintet.server.http.openapi import documented
+from quintet.server.http.prompts import chat_prompt
+from quintet.server.http.protocol.chat import (
+    AnswerMessage,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatRequest,
+    Delta,
+)
+from quintet.server.http.sampling import check_stream, refuse, sampling_params
+from quintet.server.http.service import Service
+from quintet.server.http.sse import DONE, event
+from quintet.server.http.tally import Tally, tally_of
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions")
+@documented(body=ChatRequest, answer=ChatCompletion, stream=ChatChunk)
+async def create_chat_completion(http: HttpRequest) -> Response:
+    """Answers a conversation."""
+    service = service_of(http)
+    body = await read_body(http, ChatRequest)
+    service.check_model(body.model)
+    service.check_ready()
+    params = _params(service, body)
+    prompt = await chat_prompt(
+        service, body, body.messages, params, cache_salt=body.cache_salt, add_special_tokens=body.add_special_tokens
+    )
+    asks = [Ask(prompt, params, body.priority or 0)]
+    tally = tally_of(http)
+    tally.ask(asks)
+    answer = _Answer(service, body, params, tally)
+    if body.stream:
+        return await stream_response(service, http, asks, answer.events)
+    async with service.call(http, asks) as call:
+        [output] = await call.outputs()
+    return json_response(answer.whole(output))
+
+
+def _params(service: Service, body: ChatRequest) -> SamplingParams:
+    check_stream(body)
+    if body.tools and body.tool_choice != "none":
+        raise refuse("tools", 'are not called yet; set tool_choice to "none", and the template alone sees them')
+    if body.tool_choice not in (None, "none", "auto"):
+        raise refuse("tool_choice", 'must be "none": tool calls are not served yet')
+    if body.top_logprobs is not None and not body.logprobs:
+        raise refuse("top_logprobs", "needs logprobs; set it to true")
+    own: dict[str, Any] = {"logprobs": (body.top_logprobs or 0) if body.logprobs else None}
+    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    if (most := getattr(body, name)) is not None:
+        own["max_tokens"] = most
+    return sampling_params(service, body, own, {"logprobs": "top_logprobs", "max_tokens": name})
+
+
+class _Answer:
+    """Builds the answer to one request, whole or in chunks."""
+
+    def __init__(self, service: Service, body: ChatRequest, params: SamplingParams, tally: Tally) -> None:
+        self._body, self._n, self._tally = body, params.n, tally
+        self._head = Head.of(service, f"chatcmpl-{tally.request_id}", body.model).fields()
+        self._writer = Writer(
+            service.backend.tokenizer, params.logprobs, bool(body.return_tokens_as_token_ids),
+            params.skip_special_tokens,
+        )  # fmt: skip
+
+    def whole(self, output: RequestOutput) -> ChatCompletion:
+        self._tally.take(0, output)
+        answer = ChatCompletion(
+            choices=[self._choice(each) for each in output.outputs], usage=self._tally.usage(), **self._head
+        )
+        if self._body.return_token_ids:
+            answer.prompt_token_ids = output.prompt_token_ids
+        if self._body.prompt_logprobs is not None:
+            answer.prompt_logprobs = plain(output.prompt_logprobs or [])
+        return answer
+
+    def _choice(self, each: CompletionOutput) -> ChatChoice:
+        choice = ChatChoice(
+            index=each.index,
+            message=AnswerMessage(each.text),
+            finish_reason=each.finish_reason,
+            stop_reason=each.stop_reason,
+        )
+        if each.logprobs is not None:
+            choice.logprobs = self._writer.chat(each.token_ids, each.logprobs)
+        if self._body.return_token_ids:
+            choice.token_ids = list(each.token_ids)
+        return choice
+
+    async def events(self, call: Call) -> AsyncIterator[bytes]:
+        options = self._body.stream_options
+        usage = options is not None and bool(options.include_usage)
+        steady = options is not None and bool(options.continuous_usage_stats)
+        chunk = ChatChunk(choices=[], usage=None if usage else UNSET, **self._head)
+        if self._body.return_token_ids:
+            chunk.prompt_token_ids = call.asks[0].prompt.token_ids
+        for index in range(self._n):
+            chunk.choices = [ChatChunkChoice(index=index, delta=Delta(role="assistant", content=""))]
+            if steady:
+                chunk.usage = self._tally.usage()
+            yield event(chunk)
+        chunk.prompt_token_ids = UNSET
+        async for number, output in call:
+            self._tally.take(number, output)
+            if steady:
+                chunk.usage = self._tally.usage()
+            for each in output.outputs:
+                if each.text or each.finish_reason or steady or self._tells_tokens(each):
+                    chunk.choices = [self._part(each)]
+                    yield event(chunk)
+        if usage:
+            yield event(ChatChunk(choices=[], usage=self._tally.usage(), **self._head))
+        yield DONE
+
+    def _tells_tokens(self, each: CompletionOutput) -> bool:
+        return bool(each.token_ids) and (each.logprobs is not None or bool(self._body.return_token_ids))
+
+    def _part(self, each: CompletionOutput) -> ChatChunkChoice:
+        choice = ChatChunkChoice(index=each.index, delta=Delta(content=each.text), finish_reason=each.finish_reason)
+        if each.finish_reason is not None:
+            choice.stop_reason = each.stop_reason
+        if each.logprobs is not None:
+            choice.logprobs = self._writer.chat(each.token_ids, each.logprobs)
+        if self._body.return_token_ids:
+            choice.token_ids = list(each.token_ids)
+        return choice

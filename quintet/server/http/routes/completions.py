@@ -1,0 +1,179 @@
+"""POST /v1/completions: text goes on."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import APIRouter
+from msgspec import UNSET
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from quintet.outputs import CompletionOutput, LogprobsAt, RequestOutput
+from quintet.sampling_params import SamplingParams
+from quintet.server.http.answers import Head, json_response, service_of, stream_response
+from quintet.server.http.bodies import read_body
+from quintet.server.http.calls import Ask, Call
+from quintet.server.http.logprobs import Offsets, Writer, plain
+from quintet.server.http.openapi import documented
+from quintet.server.http.prompts import completion_prompts
+from quintet.server.http.protocol.completions import (
+    DEFAULT_MAX_TOKENS,
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionRequest,
+)
+from quintet.server.http.sampling import check_stream, refuse, sampling_params
+from quintet.server.http.service import Service
+from quintet.server.http.sse import DONE, event
+from quintet.server.http.tally import Tally, tally_of
+
+router = APIRouter()
+
+
+@router.post("/v1/completions")
+@documented(body=CompletionRequest, answer=Completion, stream=Completion)
+async def create_completion(http: HttpRequest) -> Response:
+    """Goes on with one or more prompts."""
+    service = service_of(http)
+    body = await read_body(http, CompletionRequest)
+    service.check_model(body.model)
+    service.check_ready()
+    params = _params(service, body)
+    prompts = await completion_prompts(service, body, params)
+    asks = [Ask(prompt, params, body.priority or 0) for prompt in prompts]
+    tally = tally_of(http)
+    tally.ask(asks)
+    answer = _Answer(service, body, asks, tally)
+    if body.stream:
+        return await stream_response(service, http, asks, answer.events)
+    async with service.call(http, asks) as call:
+        return json_response(answer.whole(await call.outputs()))
+
+
+def _params(service: Service, body: CompletionRequest) -> SamplingParams:
+    check_stream(body)
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise refuse("best_of", f"must equal n ({body.n or 1}): every completion is given, none is left out")
+    default = service.backend.served.defaults.get("max_tokens", DEFAULT_MAX_TOKENS)
+    most = default if body.max_tokens is None else body.max_tokens
+    own: dict[str, Any] = {"max_tokens": 1 if body.echo and most == 0 else most, "logprobs": body.logprobs}
+    if body.echo and body.logprobs is not None:
+        if body.prompt_logprobs is not None and body.prompt_logprobs != body.logprobs:
+            raise refuse("prompt_logprobs", "must equal logprobs where echo is set; leave it out")
+        if body.stream and (body.n or 1) != 1:
+            raise refuse("echo", "with logprobs is streamed for n=1 alone; set stream to false")
+        own["prompt_logprobs"] = body.logprobs
+    return sampling_params(service, body, own)
+
+
+@dataclass
+class _Line:
+    """One choice of a stream."""
+
+    index: int
+    offsets: Offsets = field(default_factory=Offsets)
+    begun: bool = False
+
+
+class _Answer:
+    """Builds the answer to one request, whole or in chunks."""
+
+    def __init__(self, service: Service, body: CompletionRequest, asks: Sequence[Ask], tally: Tally) -> None:
+        params = asks[0].params
+        self._asks, self._body, self._n, self._tally = asks, body, params.n, tally
+        self._head = Head.of(service, f"cmpl-{tally.request_id}", body.model).fields()
+        self._tokenizer, self._skip = service.backend.tokenizer, params.skip_special_tokens
+        self._writer = Writer(
+            self._tokenizer, params.logprobs, bool(body.return_tokens_as_token_ids), params.skip_special_tokens
+        )
+        self._silent = bool(body.echo) and body.max_tokens == 0  # the prompt alone is wanted
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> Completion:
+        choices = []
+        for number, output in enumerate(outputs):
+            self._take(number, output)
+            for each in output.outputs:
+                line = _Line(number * self._n + each.index)
+                choices.append(self._choice(line, number, output, each))
+                if self._body.prompt_logprobs is not None:
+                    choices[-1].prompt_logprobs = plain(output.prompt_logprobs or [])
+        return Completion(choices=choices, usage=self._tally.usage(), **self._head)
+
+    async def events(self, call: Call) -> AsyncIterator[bytes]:
+        lines = [_Line(index) for index in range(len(self._asks) * self._n)]
+        options = self._body.stream_options
+        usage = options is not None and bool(options.include_usage)
+        steady = options is not None and bool(options.continuous_usage_stats)
+        chunk = Completion(choices=[], usage=None if usage else UNSET, **self._head)
+        async for number, output in call:
+            self._take(number, output)
+            if steady:
+                chunk.usage = self._tally.usage()
+            for each in output.outputs:
+                choice = self._choice(lines[number * self._n + each.index], number, output, each)
+                if choice.text or choice.finish_reason or steady or self._tells_tokens(choice):
+                    chunk.choices = [choice]
+                    yield event(chunk)
+        if usage:
+            yield event(Completion(choices=[], usage=self._tally.usage(), **self._head))
+        yield DONE
+
+    def _take(self, number: int, output: RequestOutput) -> None:
+        if self._silent:
+            for each in output.outputs:
+                _drop(each)
+        self._tally.take(number, output)
+
+    def _tells_tokens(self, choice: CompletionChoice) -> bool:
+        return choice.logprobs is not None or bool(choice.token_ids)
+
+    def _choice(self, line: _Line, number: int, output: RequestOutput, each: CompletionOutput) -> CompletionChoice:
+        choice = CompletionChoice(
+            index=line.index, text=each.text, finish_reason=each.finish_reason, stop_reason=each.stop_reason
+        )
+        if not line.begun:
+            line.begun = True
+            self._begin(choice, line, number, output)
+        if each.logprobs is not None and self._body.logprobs is not None:
+            new = self._writer.completion(each.token_ids, each.logprobs, line.offsets)
+            choice.logprobs = new if choice.logprobs is None else _joined(choice.logprobs, new)
+        if self._body.return_token_ids:
+            choice.token_ids = list(each.token_ids)
+        return choice
+
+    def _begin(self, choice: CompletionChoice, line: _Line, number: int, output: RequestOutput) -> None:
+        """What the first part of a choice has besides: the prompt, where it is wanted."""
+        if self._body.return_token_ids:
+            choice.prompt_token_ids = output.prompt_token_ids
+        if not self._body.echo:
+            return
+        text = self._prompt_text(number, output)
+        choice.text = text + choice.text
+        if self._body.logprobs is not None:
+            scores: list[LogprobsAt | None] = output.prompt_logprobs or [None] * len(output.prompt_token_ids)
+            choice.logprobs = self._writer.completion(output.prompt_token_ids, scores, line.offsets)
+            line.offsets = Offsets(len(text))
+
+    def _prompt_text(self, number: int, output: RequestOutput) -> str:
+        text = self._asks[number].prompt.text
+        if text is None and self._tokenizer is not None:
+            text = self._tokenizer.decode(output.prompt_token_ids, self._skip)
+        return text or ""
+
+
+def _drop(each: CompletionOutput) -> None:
+    """The token that the engine had to draw and nobody asked for."""
+    each.text, each.token_ids, each.stop_reason = "", [], None
+    each.logprobs = None if each.logprobs is None else []
+    each.finish_reason = None if each.finish_reason is None else "length"
+
+
+def _joined(first: CompletionLogprobs, then: CompletionLogprobs) -> CompletionLogprobs:
+    return CompletionLogprobs(
+        first.text_offset + then.text_offset,
+        first.token_logprobs + then.token_logprobs,
+        first.tokens + then.tokens,
+        first.top_logprobs + then.top_logprobs,
+    )

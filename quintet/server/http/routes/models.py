@@ -1,0 +1,34 @@
+"""GET /v1/models: what is served, under which names."""
+
+from fastapi import APIRouter
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from quintet.server.http.answers import json_response, service_of
+from quintet.server.http.openapi import documented
+from quintet.server.http.protocol.tokens import ModelCard, ModelList
+from quintet.server.http.service import Service
+
+router = APIRouter()
+
+
+@router.get("/v1/models")
+@documented(answer=ModelList)
+async def list_models(http: HttpRequest) -> Response:
+    """Every name of the model that is served."""
+    service = service_of(http)
+    return json_response(ModelList(data=[_card(service, name) for name in service.model_names]))
+
+
+@router.get("/v1/models/{model:path}")
+@documented(answer=ModelCard)
+async def retrieve_model(http: HttpRequest, model: str) -> Response:
+    """One of them."""
+    service = service_of(http)
+    service.check_model(model)
+    return json_response(_card(service, model))
+
+
+def _card(service: Service, name: str) -> ModelCard:
+    served = service.backend.served
+    return ModelCard(id=name, created=served.created, root=served.model, max_model_len=served.max_model_len)

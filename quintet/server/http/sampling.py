@@ -1,0 +1,58 @@
+"""A request's sampling fields over the model's own defaults, checked before anything costs time."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from quintet.sampling_params import ParameterError, RequestOutputKind, SamplingParams
+from quintet.server.http.errors import ApiError
+from quintet.server.http.protocol.sampling import SAMPLING_FIELDS, SamplingBody
+from quintet.server.http.service import Service
+
+
+def sampling_params(
+    service: Service, body: SamplingBody, own: Mapping[str, Any], names: Mapping[str, str] | None = None
+) -> SamplingParams:
+    """`own` are fields of SamplingParams that the endpoint settles; `names` say what they are called in the request.
+
+    Raises ApiError 400 that blames the request's field.
+    """
+    kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
+    given = {name: value for name in SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
+    return checked_params(service, {**given, **own, "output_kind": kind}, names or {})
+
+
+def checked_params(service: Service, fields: Mapping[str, Any], names: Mapping[str, str]) -> SamplingParams:
+    """The model's defaults with these fields of SamplingParams."""
+    served = service.backend.served
+    params = service.backend.default_params()
+    params.max_tokens = served.defaults.get("max_tokens")
+    try:
+        for name, value in fields.items():
+            setattr(params, name, value)
+        params.check(served.vocab_size, served.max_model_len, served.max_logprobs)
+        if params.n > service.settings.max_n:
+            raise ParameterError("n", f"must be at most {service.settings.max_n} on this server, not {params.n}")
+    except ParameterError as error:
+        raise _blame(error, names) from None
+    return params
+
+
+def _blame(error: ParameterError, names: Mapping[str, str]) -> ApiError:
+    name = names.get(error.parameter, error.parameter)
+    return ApiError(400, name + str(error).removeprefix(error.parameter), param=name, code="invalid_value")
+
+
+def refuse(field: str, why: str) -> ApiError:
+    """To be raised for a field whose value cannot be served."""
+    return ApiError(400, f"{field} {why}", param=field, code="invalid_value")
+
+
+def check_stream(body: SamplingBody) -> None:
+    """What only streams may ask for, and what they may not."""
+    options = body.stream_options
+    if options is not None and not body.stream:
+        raise refuse("stream_options", "belongs to a stream; set stream to true, or leave it out")
+    if options is not None and options.continuous_usage_stats and not options.include_usage:
+        raise refuse("stream_options", "continuous_usage_stats needs include_usage")
+    if body.stream and getattr(body, "prompt_logprobs", None) is not None:
+        raise refuse("prompt_logprobs", "is not streamed; set stream to false, or use echo with logprobs")

@@ -1,0 +1,115 @@
+"""What every route of one API process shares: the engine, the settings, and the calls that are under way."""
+
+import asyncio
+import math
+from collections.abc import Sequence
+
+from starlette.requests import Request as HttpRequest
+
+from quintet.engine.chat import load_chat_template
+from quintet.server.backend import Backend, EngineDead
+from quintet.server.http.calls import Ask, Call
+from quintet.server.http.errors import ApiError
+from quintet.server.http.gate import Gate, Size
+from quintet.server.metrics.metrics import Metrics
+from quintet.server.metrics.record import Record
+from quintet.server.settings import ServerConfig
+from quintet.server.tracing import make_tracer
+
+TIMEOUT_HEADER = "x-request-timeout"
+
+
+class Service:
+    """One for each API process; routes find it as `request.app.state.service`."""
+
+    def __init__(self, backend: Backend, settings: ServerConfig, worker: int = 0) -> None:
+        self.backend, self.settings = backend, settings
+        self.name = f"w{worker}"  # of this process, in the ids of its requests
+        template = settings.chat_template
+        self.chat_template = None if template is None else load_chat_template(template)  # Jinja text
+        share = settings.api_workers
+        self.gate = Gate(-(-settings.max_queued_requests // share), -(-settings.max_queued_tokens // share))
+        self.metrics = Metrics()
+        self.tracer = make_tracer(settings.otlp_traces_endpoint, lambda: self.model_names[0])
+        self.calls: set[Call] = set()
+        self.draining = False
+        self._quiet = asyncio.Event()  # no call is under way
+        self._quiet.set()
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Under which a request may ask for the model; the first is the one that answers show."""
+        return self.settings.served_model_name or (self.backend.served.model,)
+
+    def trouble(self) -> str | None:
+        """Why no request is taken on now, or None."""
+        return "the server is shutting down" if self.draining else self.backend.trouble()
+
+    def check_ready(self) -> None:
+        """Raises ApiError 503 if the engine cannot serve."""
+        why = self.trouble()
+        if why is not None:
+            raise ApiError(503, f"{why}; try again", code="not_ready", headers={"Retry-After": "5"})
+
+    def check_model(self, name: str | None) -> None:
+        """Raises ApiError 404 for a model that is not served; no name is the one there is."""
+        if name is not None and name not in self.model_names:
+            there = ", ".join(self.model_names)
+            raise ApiError(
+                404, f"the model {name[:200]!r} is not here; this server has {there}", param="model",
+                code="model_not_found",
+            )  # fmt: skip
+
+    def call(self, http: HttpRequest | None, asks: Sequence[Ask]) -> Call:
+        """To be entered. Without an HTTP request it goes on whoever hangs up."""
+        return Call(self, http, asks, self._timeout(http))
+
+    def record(self, http: HttpRequest | None, asks: Sequence[Ask]) -> Record:
+        """What a call that was let in adds to metrics and traces."""
+        return Record(self.metrics, asks, None if self.tracer is None else self.tracer.of(http))
+
+    def enter(self, call: Call, size: Size) -> None:
+        self.check_ready()
+        self.gate.enter(size)
+        self.calls.add(call)
+        self._quiet.clear()
+
+    def leave(self, call: Call, size: Size) -> None:
+        self.gate.leave(size)
+        self.calls.discard(call)
+        if not self.calls:
+            self._quiet.set()
+
+    async def drain(self) -> None:
+        """Takes nothing on any more; returns when the last call is over, or ends those that take too long."""
+        self.draining = True
+        try:
+            await asyncio.wait_for(self._quiet.wait(), self.settings.drain_timeout)
+        except asyncio.TimeoutError:
+            for call in list(self.calls):
+                call.stop(ApiError(503, "the server is shutting down", code="shutting_down"))
+
+    def close(self) -> None:
+        """The last traces go out."""
+        if self.tracer is not None:
+            self.tracer.close()
+
+    def fail(self, why: str) -> None:
+        """The engine is gone: every call ends."""
+        for call in list(self.calls):
+            call.stop(EngineDead(why))
+
+    def _timeout(self, http: HttpRequest | None) -> float:
+        most = self.settings.request_timeout
+        asked = http.headers.get(TIMEOUT_HEADER) if http is not None else None
+        if asked is None:
+            return most
+        try:
+            seconds = float(asked)
+        except ValueError:
+            seconds = math.nan
+        if not 0 < seconds:
+            raise ApiError(
+                400, f"{TIMEOUT_HEADER} must be seconds, a number over 0, not {asked[:40]!r}", param=TIMEOUT_HEADER
+            )
+        return min(seconds, most)

@@ -1,0 +1,60 @@
+"""Server-sent events: a response that is written while its call runs. Source: WHATWG HTML, "Server-sent events"."""
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from quintet.server.http.calls import Call
+from quintet.server.http.errors import ApiError, ClientGone, as_api_error, openai_shape
+
+logger = logging.getLogger(__name__)
+
+DONE = b"data: [DONE]\n\n"
+
+encode = msgspec.json.Encoder().encode
+
+
+def event(data: Any, name: str | None = None) -> bytes:
+    """One event; `data` becomes JSON."""
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    return head + b"data: " + encode(data) + b"\n\n"
+
+
+def openai_failure(error: ApiError) -> bytes:
+    """How OpenAI's clients expect a stream to break off."""
+    return event(openai_shape(error)) + DONE
+
+
+class EventStream(Response):
+    """Sends what `events` yields, then closes the call, however that ends. The call is open and has been peeked at."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, call: Call, events: AsyncIterator[bytes], failure: Callable[[ApiError], bytes] = openai_failure
+    ) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._call, self._events, self._failure = call, events, failure
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            try:
+                async for chunk in self._events:
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            except ClientGone:
+                return
+            except Exception as error:
+                if not isinstance(error, ApiError):
+                    logger.exception("a stream failed")
+                await send(
+                    {"type": "http.response.body", "body": self._failure(as_api_error(error)), "more_body": True}
+                )
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            self._call.close()

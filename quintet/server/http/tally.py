@@ -1,0 +1,64 @@
+"""What one HTTP request is known by and has used: the access log, metrics and the usage in answers read it."""
+
+from dataclasses import dataclass, field
+
+import msgspec
+from starlette.requests import Request as HttpRequest
+
+from quintet.outputs import RequestOutput
+from quintet.server.http.calls import Ask
+from quintet.server.http.ids import new_id
+
+
+class CachedTokens(msgspec.Struct):
+    """Tokens of prompts that were found in the prefix cache."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, kw_only=True):
+    """Tokens of one answer, all of its prompts and choices together."""
+
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+@dataclass
+class Tally:
+    """One for each HTTP request, in its scope's state."""
+
+    request_id: str = field(default_factory=new_id)
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached: dict[int, int] = field(default_factory=dict)  # number of the ask -> tokens
+
+    @property
+    def cached_tokens(self) -> int:
+        return sum(self.cached.values())
+
+    def ask(self, asks: list[Ask]) -> None:
+        """Counts the prompts."""
+        self.prompt_tokens += sum(len(ask.prompt.token_ids) for ask in asks)
+
+    def take(self, number: int, output: RequestOutput) -> None:
+        """Counts an output of ask `number`: a delta, or the only one."""
+        if output.num_cached_tokens:
+            self.cached[number] = output.num_cached_tokens
+        for each in output.outputs:
+            self.completion_tokens += len(each.token_ids)
+
+    def usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=self.prompt_tokens,
+            total_tokens=self.prompt_tokens + self.completion_tokens,
+            completion_tokens=self.completion_tokens,
+            prompt_tokens_details=CachedTokens(self.cached_tokens),
+        )
+
+
+def tally_of(http: HttpRequest) -> Tally:
+    """The request's own."""
+    tally: Tally = http.scope.setdefault("state", {}).setdefault("tally", Tally())
+    return tally

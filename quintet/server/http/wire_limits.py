@@ -1,0 +1,161 @@
+"""Bounds on what a connection may send before a request is whole: bytes of its head, seconds, connections."""
+
+import asyncio
+from http import HTTPStatus
+from typing import Any, ClassVar, NamedTuple
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from quintet.server.http.errors import ApiError, openai_shape
+from quintet.server.http.sse import encode
+from quintet.server.settings import ServerConfig
+
+MAX_PIPELINED = 16  # requests of one connection that wait for the answer to the first
+
+
+class Patience(NamedTuple):
+    """Seconds that the server waits for a client."""
+
+    head: float = 30.0  # from the first byte (of a new connection: from the start) until the head is complete
+    body: float = 120.0  # from then on until the body is
+    reader: float = 120.0  # that takes nothing of its answer, while more is there than the system keeps for it
+
+
+PATIENCE = Patience()
+
+
+def protocol(settings: ServerConfig, patience: Patience = PATIENCE) -> type[HttpToolsProtocol]:
+    """uvicorn's protocol with these bounds; uvicorn makes one object for each connection."""
+    limits = {
+        "max_head": settings.max_header_bytes, "max_connections": settings.max_connections, "patience": patience
+    }  # fmt: skip
+    return type("BoundedProtocol", (_Bounded,), limits)
+
+
+class _Bounded(HttpToolsProtocol):
+    """What comes is one of: a head (or nothing yet), a body, or, after a refusal, of no interest."""
+
+    max_head: ClassVar[int]
+    max_connections: ClassVar[int]
+    patience: ClassVar[Patience]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.limit_concurrency = None  # uvicorn's answer would be plain text
+        self._in_head, self._head_bytes = True, 0
+        self._refused = self._crowded = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._reader: asyncio.TimerHandle | None = None  # that is waited for
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[arg-type]
+        self._crowded = len(self.connections) > self.max_connections
+        self._expect(self.patience.head)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        self._stop_reader()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        if self._in_head:
+            self._head_bytes += len(data)
+            self._expect(self.patience.head)
+        super().data_received(data)
+        if self._in_head and self._head_bytes > self.max_head:
+            self._refuse(self._too_large())
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = True
+        self._expect(self.patience.head)
+
+    def on_headers_complete(self) -> None:
+        if self._refused:
+            return
+        self._in_head, self._head_bytes = False, 0
+        self._stop_timer()
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > self.max_head:
+            self._refuse(self._too_large())
+        elif self._crowded:
+            many = f"the server has {self.max_connections} connections and takes no more; try again"
+            self._refuse(ApiError(503, many, code="too_many_connections", headers={"Retry-After": "5"}))
+        elif len(self.pipeline) >= MAX_PIPELINED:
+            self._refuse(ApiError(429, f"more than {MAX_PIPELINED} requests wait on this connection"))
+        else:
+            super().on_headers_complete()
+            self._expect(self.patience.body)
+
+    def on_body(self, body: bytes) -> None:
+        if not self._refused:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._stop_timer()
+        self._in_head, self._head_bytes = True, 0
+        if not self._refused:
+            super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stop_reader()
+        self._reader = self.loop.call_later(self.patience.reader, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._stop_reader()
+        super().resume_writing()
+
+    def _stop_reader(self) -> None:
+        if self._reader is not None:
+            self._reader.cancel()
+            self._reader = None
+
+    def send_400_response(self, msg: str) -> None:
+        """What uvicorn calls for a head or body that is no HTTP."""
+        self._refuse(ApiError(400, "this is no HTTP that the server understands", code="invalid_http"))
+
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            431, f"request line and headers have more than {self.max_head} bytes; send less, or start the server with "
+            "--max-header-bytes", code="headers_too_large",
+        )  # fmt: skip
+
+    def _expect(self, seconds: float) -> None:
+        """The head, or the body, by then; a timer that runs goes on."""
+        if self._timer is None:
+            self._timer = self.loop.call_later(seconds, self._late)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _late(self) -> None:
+        self._timer = None
+        if self._in_head and self.cycle is not None and not self.cycle.response_complete:
+            self._expect(self.patience.head)  # the answer before it is still on its way
+        elif self._in_head:
+            self._refuse(ApiError(408, f"the request's head was not complete in {self.patience.head:g} s"))
+        else:
+            self.transport.close()  # the route waits for the body, and learns that nobody sends it
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answers, where no other answer is under way, and hangs up."""
+        self._refused = True
+        self._stop_timer()
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.write(_response(error))
+        self.transport.close()
+
+
+def _response(error: ApiError) -> bytes:
+    body = encode(openai_shape(error))
+    headers = {
+        "content-type": "application/json", "content-length": str(len(body)), "connection": "close", **error.headers,
+    }  # fmt: skip
+    lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("ascii") + body

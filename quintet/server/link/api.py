@@ -1,0 +1,131 @@
+"""One API process: the HTTP app over the engine's wire, from the first connection to the last."""
+
+import asyncio
+import socket
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from quintet.server.http.app import make_app
+from quintet.server.http.service import Service
+from quintet.server.http.wire_limits import protocol
+from quintet.server.link.child import follow_parent, read_orders
+from quintet.server.link.remote import Remote
+from quintet.server.settings import ServerConfig
+
+_LAST_WORDS = 5  # seconds that connections get after the last call, to take in their answers
+
+
+class ApiServer:
+    """Serves until it is told to stop: the first time gracefully, the second at once."""
+
+    def __init__(
+        self, settings: ServerConfig, folder: Path, worker: int, stopping: Callable[[], None] = lambda: None
+    ) -> None:
+        self.remote = Remote(folder, worker, settings.step_timeout)
+        self.service = Service(self.remote, settings, worker)
+        self._server = _Server(uvicorn.Config(make_app(self.service), **_options(settings)), self._signalled)
+        self._follows = worker > 0  # signals are the parent's to answer
+        self._stopping = stopping  # called when it begins to end
+        self._draining: asyncio.Task[None] | None = None
+        metrics, peers = self.service.metrics, self.remote.peers
+        metrics.connections = lambda: len(self._server.server_state.connections)
+        metrics.others, peers.rows = partial(peers.gather, settings.api_workers), metrics.rows
+
+    async def run(self, listener: socket.socket) -> None:
+        if self._follows:
+            loop = asyncio.get_running_loop()
+            follow_parent(lambda: loop.call_soon_threadsafe(self.stop))
+        self.remote.start()
+        try:
+            await self._server.serve([listener])
+        finally:
+            self.remote.close()
+            self.service.close()
+
+    def stop(self) -> None:
+        """Lets running calls end; a second time, ends at once."""
+        if self._draining is not None:
+            self._server.force_exit = self._server.should_exit = True
+            return
+        self._draining = asyncio.get_running_loop().create_task(self._drain())
+        self._stopping()
+
+    @property
+    def forced(self) -> bool:
+        """Whether it was told to end at once."""
+        return self._server.force_exit
+
+    def _signalled(self) -> None:
+        if not self._follows:
+            self.stop()
+
+    def fail(self, why: str) -> None:
+        """The engine is gone: calls end with the reason, and then the server."""
+        self.remote.fail(why)
+        self.service.fail(why)
+        self._server.should_exit = True
+
+    async def _drain(self) -> None:
+        await self.service.drain()
+        self._server.should_exit = True
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, but a signal begins the draining instead of closing connections."""
+
+    def __init__(self, config: uvicorn.Config, stop: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._stop = stop
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._loop.call_soon_threadsafe(self._stop)
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+
+
+def _options(settings: ServerConfig) -> dict[str, Any]:
+    return {
+        "http": protocol(settings),
+        "ws": "none",
+        "lifespan": "off",
+        "log_config": None,
+        "access_log": False,  # ours counts tokens
+        "server_header": False,
+        "proxy_headers": False,
+        "root_path": settings.root_path,
+        "limit_concurrency": settings.max_connections,
+        "timeout_graceful_shutdown": _LAST_WORDS,
+        "ssl_certfile": settings.ssl_certfile,
+        "ssl_keyfile": settings.ssl_keyfile,
+    }
+
+
+def run_loop(main: Any) -> None:
+    """On uvloop, where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(main)
+    else:
+        uvloop.run(main)
+
+
+def main() -> int:
+    """An API process besides the first; the parent watches the engine."""
+    orders = read_orders()
+    listener = socket.socket(fileno=orders.listen)
+    server = ApiServer(ServerConfig(**orders.server), Path(orders.folder), orders.worker)
+    run_loop(server.run(listener))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

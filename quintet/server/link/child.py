@@ -1,0 +1,39 @@
+"""What every child process does first: read its orders, and end when its parent is gone."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from quintet.server.link.wire import Orders
+from quintet.server.logs import install
+
+PARENT_GONE = 3  # exit code
+
+
+def read_orders() -> Orders:
+    """From standard input, which stays open as long as the parent lives.
+
+    Signals that end a server often go to all its processes; what they mean is the parent's to say.
+    """
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+    with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as pipe:  # what comes after the line stays there
+        orders = msgspec.json.decode(pipe.readline(), type=Orders)
+    install(orders.log_level.upper())
+    return orders
+
+
+def follow_parent(drain: Callable[[], object] = lambda: None) -> None:
+    """Ends this process with its parent; calls `drain`, from a thread, if the parent asks for it before."""
+    threading.Thread(target=_follow, args=(drain,), name="quintet-parent", daemon=True).start()
+
+
+def _follow(drain: Callable[[], object]) -> None:
+    """A pipe's end is seen whatever killed the other side. Nothing is worth saving: at once, in the midst of a step."""
+    while os.read(sys.stdin.fileno(), 1):
+        drain()
+    os._exit(PARENT_GONE)

@@ -1,0 +1,90 @@
+"""The processes of one server: started with their orders, watched, and ended; none outlives its parent."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from quintet.server.link.child import PARENT_GONE
+from quintet.server.link.wire import Orders
+
+ENGINE, API = "quintet.server.link.core", "quintet.server.link.api"
+_GRACE = 5.0  # seconds that a process gets to notice that we are gone
+
+
+class Exit(NamedTuple):
+    """How a process ended."""
+
+    code: int  # negative: the signal
+
+    def __str__(self) -> str:
+        if self.code == PARENT_GONE:
+            return "its parent had gone"
+        if self.code >= 0:
+            return f"it exited with code {self.code}"
+        name = signal.Signals(-self.code).name
+        hint = "; the system may have run out of memory" if name == "SIGKILL" else ""
+        return f"it was killed by {name}{hint}"
+
+
+class Child:
+    """A process that ends with this one. Its standard input is the sign that we live: nobody else holds its end."""
+
+    def __init__(self, module: str, orders: Orders) -> None:
+        inherit = () if orders.listen < 0 else (orders.listen,)
+        self._process = subprocess.Popen([sys.executable, "-m", module], stdin=subprocess.PIPE, pass_fds=inherit)
+        assert self._process.stdin is not None
+        self._tell(msgspec.json.encode(orders) + b"\n")
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def follow(self, ended: Callable[[Exit], None]) -> None:
+        """Calls `ended` from a thread of its own, once."""
+        threading.Thread(
+            target=lambda: ended(Exit(self._process.wait())), name=f"quintet-child-{self.pid}", daemon=True
+        ).start()
+
+    def ask_to_end(self) -> None:
+        """Lets an API process finish what it has."""
+        self._tell(b"\n")
+
+    def kill(self) -> None:
+        """At once, stopped or not."""
+        if self._process.poll() is None:
+            self._process.kill()
+
+    def close(self, seconds: float = 0.0) -> None:
+        """Waits so long for its end, then sees to it."""
+        assert self._process.stdin is not None
+        for patience in (seconds, _GRACE):
+            try:
+                self._process.wait(patience)
+                break
+            except subprocess.TimeoutExpired:
+                with contextlib.suppress(BrokenPipeError):
+                    self._process.stdin.close()  # it sees us gone
+        else:
+            self.kill()
+            self._process.wait()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+
+    def _tell(self, word: bytes) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(word)
+            self._process.stdin.flush()
+
+
+def inheritable(descriptor: int) -> int:
+    """The same file under a number that children may have."""
+    os.set_inheritable(descriptor, True)
+    return descriptor

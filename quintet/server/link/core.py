@@ -1,0 +1,178 @@
+"""The engine's process: takes requests off the wire, steps, and sends each API process its deltas."""
+
+import gc
+import logging
+import sys
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import zmq
+
+from quintet.config import EngineConfig
+from quintet.engine.engine import Engine
+from quintet.engine.hub import resolve_tokenizer
+from quintet.engine.start import Prepared, launch, prepare
+from quintet.outputs import TokenDelta
+from quintet.server.backend import Served
+from quintet.server.link import wire
+from quintet.server.link.child import follow_parent, read_orders
+
+logger = logging.getLogger(__name__)
+
+IDLE = 1000  # milliseconds that an idle engine waits for a message before it looks around
+
+
+def main() -> int:
+    """Runs until it is killed or its parent dies. 1: the engine did not start, or broke."""
+    orders = read_orders()
+    follow_parent()
+    folder, workers = Path(orders.folder), range(orders.num_workers)
+    context = zmq.Context(io_threads=1)
+    pulse = Pulse(context, folder, workers)
+    pulse.start()
+    try:
+        prepared = prepare(EngineConfig(**orders.engine))
+        engine = launch(prepared, progress=sys.stderr.isatty())
+    except (ValueError, OSError, MemoryError) as error:  # what the user can mend
+        print(f"quintet serve: error: {error or type(error).__name__}", file=sys.stderr, flush=True)
+        return 1
+    gc.collect()
+    gc.freeze()  # the model and all modules stay: later collections need not walk them in the midst of a step
+    try:
+        Core(context, folder, engine, served(prepared), pulse).run()
+    except Exception:
+        logger.exception("the engine broke")
+        return 1
+    return 0
+
+
+def served(prepared: Prepared) -> Served:
+    """What API processes must know of the model."""
+    config, generation = prepared.config, dict(prepared.generation)
+    return Served(
+        model=config.model,
+        tokenizer=None if config.skip_tokenizer_init else str(resolve_tokenizer(config, prepared.folder)),
+        vocab_size=prepared.vocab_size,
+        max_model_len=prepared.plan.max_model_len,
+        max_logprobs=config.max_logprobs,
+        eos_ids=sorted(generation.pop("eos_token_id", ())),
+        seed=config.seed,
+        num_pages=prepared.plan.num_pages - 1,  # page 0 is nobody's
+        page_size=config.page_size,
+        processors=list(config.logits_processors),
+        defaults=generation,
+        created=int(time.time()),
+    )
+
+
+def _push(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
+    """Never blocks: what waits for a process that is slow is bounded by the requests that it may have."""
+    socket = context.socket(zmq.PUSH)
+    socket.sndhwm, socket.linger = 0, 0
+    socket.connect(address)
+    return socket
+
+
+class Core:
+    """Owns the engine and the wire, in one thread."""
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], folder: Path, engine: Engine, serves: Served, pulse: "Pulse"
+    ) -> None:
+        self._engine, self._served, self._pulse = engine, serves, pulse
+        self._inbox = context.socket(zmq.PULL)
+        self._inbox.rcvhwm = 0
+        self._inbox.bind(wire.engine_address(folder))
+        self._outboxes = [_push(context, wire.worker_address(folder, worker)) for worker in pulse.workers]
+        self._owners: dict[str, int] = {}  # engine request -> API process
+
+    def run(self) -> None:
+        """Messages are answered between two steps, so what was aborted is gone from the next."""
+        self._pulse.engine = self._engine
+        while True:
+            if self._engine.busy or self._inbox.poll(IDLE):
+                self._receive()
+            if self._engine.busy:
+                self._step()
+
+    def _step(self) -> None:
+        self._pulse.step_began = time.monotonic()
+        deltas = self._engine.step()
+        self._pulse.step_began = 0.0
+        if deltas:
+            self._send(deltas)
+
+    def _receive(self) -> None:
+        """All that has come."""
+        while True:
+            try:
+                frame = self._inbox.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._obey(wire.decode_to_engine(frame))
+
+    def _obey(self, message: wire.ToEngine) -> None:
+        if isinstance(message, wire.Submit):
+            self._submit(message)
+        elif isinstance(message, wire.Abort):
+            self._end(message.request_ids)
+        elif isinstance(message, wire.Join):
+            self._outboxes[message.worker].send(wire.encode(wire.Hello(self._served, asdict(self._engine.stats()))))
+        elif isinstance(message, wire.Leave):
+            self._end([each for each, owner in self._owners.items() if owner == message.worker])
+        else:
+            self._engine.reset_prefix_cache()
+            self._outboxes[message.worker].send(wire.encode(wire.Answer(message.number)))
+
+    def _submit(self, message: wire.Submit) -> None:
+        for admitted in message.requests:
+            self._engine.add(admitted.request())
+            self._owners[admitted.request_id] = message.worker
+
+    def _end(self, request_ids: list[str]) -> None:
+        self._engine.abort(request_ids)
+        for request_id in request_ids:
+            self._owners.pop(request_id, None)
+
+    def _send(self, deltas: list[TokenDelta]) -> None:
+        if len(self._outboxes) == 1:
+            shares = {0: deltas}
+        else:
+            shares = {}
+            for delta in deltas:
+                shares.setdefault(self._owners[delta.request_id], []).append(delta)
+        for worker, share in shares.items():
+            self._outboxes[worker].send(wire.encode(wire.Deltas(share)))
+        for delta in deltas:
+            if delta.finish_reason is not None:
+                self._owners.pop(delta.request_id, None)
+
+
+class Pulse(threading.Thread):
+    """Tells every API process that this one lives, and how it does. A stopped process has no pulse."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: Path, workers: range) -> None:
+        super().__init__(name="quintet-pulse", daemon=True)
+        self.workers = workers
+        self.engine: Engine | None = None  # once it is loaded
+        self.step_began = 0.0  # time.monotonic(); 0 between steps
+        self._context, self._folder = context, folder
+
+    def run(self) -> None:
+        outboxes = [_push(self._context, wire.worker_address(self._folder, worker)) for worker in self.workers]
+        while True:
+            frame = wire.encode(self._message())
+            for outbox in outboxes:
+                outbox.send(frame)
+            time.sleep(wire.BEAT)
+
+    def _message(self) -> wire.Pulse:
+        began, engine = self.step_began, self.engine
+        stats = {} if engine is None else asdict(engine.stats())
+        return wire.Pulse(stats, time.monotonic() - began if began else 0.0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

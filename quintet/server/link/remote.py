@@ -1,0 +1,186 @@
+"""The engine as an API process sees it: a Backend over the wire. Text work happens here, off the engine's loop."""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import zmq
+import zmq.asyncio
+
+from quintet.engine.admission import Admission, Bounds
+from quintet.engine.logits_processors import load_processors
+from quintet.engine.output import OutputProcessor, Processed
+from quintet.engine.prompts import Prompt
+from quintet.engine.tokenizer import Tokenizer, load_tokenizer
+from quintet.sampling_params import SamplingParams
+from quintet.server.backend import Deliver, EngineDead, Served
+from quintet.server.link import wire
+from quintet.server.metrics.peers import Peers
+
+logger = logging.getLogger(__name__)
+
+SILENCE = 8 * wire.BEAT  # seconds without a sign of life after which nothing new is sent to the engine
+
+
+class Remote:
+    """Made and used in one event loop; `start()` is its first call."""
+
+    def __init__(self, folder: Path, worker: int, step_timeout: float) -> None:
+        self._worker, self._step_timeout = worker, step_timeout
+        context = zmq.asyncio.Context()
+        self._inbox = context.socket(zmq.PULL)
+        self._inbox.rcvhwm = 0
+        self._inbox.bind(wire.worker_address(folder, worker))
+        self._outbox = zmq.Context(context).socket(zmq.PUSH)  # sending never waits
+        self._outbox.sndhwm, self._outbox.linger = 0, 0
+        self._outbox.connect(wire.engine_address(folder))
+        self.peers = Peers(zmq.Context(context), folder, worker)
+        self._served: Served | None = None
+        self._tokenizer: Tokenizer | None = None
+        self._admission: Admission | None = None
+        self._processor = OutputProcessor(None)
+        self._deliver: dict[str, Deliver] = {}
+        self._answers: dict[int, asyncio.Future[None]] = {}
+        self._numbers = itertools.count()
+        self._last_pulse = wire.Pulse({}, 0.0)
+        self._heard = time.monotonic()
+        self._dead: str | None = None
+        self._reader: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begins to listen, and tells the engine that somebody does."""
+        self._send(wire.Join(self._worker))
+        self._reader = asyncio.get_running_loop().create_task(self._read())
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.cancel()
+        self._inbox.close(0)
+        self._outbox.close(0)
+        self.peers.close()
+
+    @property
+    def served(self) -> Served:
+        if self._served is None:
+            raise EngineDead(self.trouble() or "the engine is loading the model")
+        return self._served
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self._tokenizer
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the last sign of life."""
+        return time.monotonic() - self._heard
+
+    @property
+    def stepping(self) -> float:
+        """Seconds that the engine's step had taken at its last sign of life."""
+        return self._last_pulse.stepping
+
+    @property
+    def hung(self) -> str | None:
+        """Why the engine counts as hung, or None."""
+        if self.silence > SILENCE:
+            return f"the engine has given no sign of life for {self.silence:.0f} s"
+        if self.stepping > self._step_timeout:
+            return f"the engine has been in one step for {self.stepping:.0f} s"
+        return None
+
+    def trouble(self) -> str | None:
+        if self._dead is not None:
+            return self._dead
+        return self.hung or (None if self._admission is not None else "the engine is loading the model")
+
+    def default_params(self) -> SamplingParams:
+        return self._ready().default_params()
+
+    def stats(self) -> Mapping[str, float]:
+        return self._last_pulse.stats
+
+    def submit(
+        self, request_id: str, prompt: Prompt, params: SamplingParams, deliver: Deliver, priority: int = 0
+    ) -> None:
+        requests = self._ready().admit(request_id, prompt, params, priority)
+        self._processor.add(request_id, params, requests[0].token_ids, prompt.text, requests[0].arrival)
+        self._deliver[request_id] = deliver
+        self._send(wire.Submit(self._worker, [wire.Admitted.of(request) for request in requests]))
+
+    def abort(self, request_id: str) -> None:
+        self._deliver.pop(request_id, None)
+        self._take(self._processor.abort(request_id))
+
+    async def reset_prefix_cache(self) -> None:
+        self._ready()
+        number = next(self._numbers)
+        self._answers[number] = asyncio.get_running_loop().create_future()
+        self._send(wire.ResetPrefixCache(self._worker, number))
+        try:
+            await self._answers[number]
+        finally:
+            del self._answers[number]
+
+    def fail(self, why: str) -> None:
+        """The engine has ended: so does every request, and none is taken on."""
+        self._dead = why
+        self._take(self._processor.fail(why))
+        for waiting in self._answers.values():
+            if not waiting.done():
+                waiting.set_exception(EngineDead(why))
+
+    def forget(self, worker: int) -> None:
+        """Another API process has died: the engine ends what it had."""
+        self._send(wire.Leave(worker))
+
+    def _ready(self) -> Admission:
+        why = self.trouble()
+        if why is not None or self._admission is None:
+            raise EngineDead(why or "the engine is loading the model")
+        return self._admission
+
+    def _send(self, message: wire.ToEngine) -> None:
+        self._outbox.send(wire.encode(message), zmq.NOBLOCK)
+
+    async def _read(self) -> None:
+        while True:
+            message = wire.decode_to_worker(await self._inbox.recv())
+            if isinstance(message, wire.AskRows | wire.TellRows):  # no sign of life of the engine
+                self.peers.take(message)
+                continue
+            self._heard = time.monotonic()
+            if isinstance(message, wire.Deltas):
+                self._take(self._processor.process(message.deltas))
+            elif isinstance(message, wire.Pulse):
+                self._last_pulse = message
+            elif isinstance(message, wire.Hello):
+                self._last_pulse = wire.Pulse(message.stats, 0.0)
+                await self._meet(message.served)
+            elif message.number in self._answers and not self._answers[message.number].done():
+                self._answers[message.number].set_result(None)
+
+    async def _meet(self, served: Served) -> None:
+        """The model is loaded; what is needed to speak its language is made here."""
+        self._served = served
+        if served.tokenizer is not None:
+            self._tokenizer = await asyncio.to_thread(load_tokenizer, served.tokenizer)
+        eos = frozenset(served.eos_ids) | frozenset(self._tokenizer.eos_ids if self._tokenizer else ())
+        bounds = Bounds(served.vocab_size, served.max_model_len, served.max_logprobs)
+        defaults = dict(served.defaults) if self._tokenizer else {**served.defaults, "detokenize": False}
+        name = f"{self._worker}/" if self._worker else ""
+        self._processor = OutputProcessor(self._tokenizer)
+        processors = load_processors(served.processors)
+        self._admission = Admission(bounds, self._tokenizer, eos, served.seed, processors, defaults, name)
+
+    def _take(self, processed: Processed) -> None:
+        for output in processed.outputs:
+            deliver = self._deliver.get(output.request_id)
+            if output.finished:
+                self._deliver.pop(output.request_id, None)
+            if deliver is not None:
+                deliver(output)
+        if processed.aborts:
+            self._send(wire.Abort(self._worker, processed.aborts))

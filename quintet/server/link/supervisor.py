@@ -1,0 +1,137 @@
+"""The server as a whole: the engine's process, further API processes, and this one, which serves and watches."""
+
+import asyncio
+import dataclasses
+import logging
+import shutil
+import socket
+import tempfile
+from functools import partial
+from pathlib import Path
+
+from quintet.config import EngineConfig
+from quintet.server.link.children import API, ENGINE, Child, Exit, inheritable
+from quintet.server.link.wire import Orders
+from quintet.server.settings import ServerConfig
+
+logger = logging.getLogger(__name__)
+
+_LOOK = 0.5  # seconds between two looks at the engine's pulse
+_SOONEST = 1.0  # seconds before an API process that died is started again
+
+
+class Supervisor:
+    """Starts the engine when it is made, so that it loads while this process imports what it needs for HTTP."""
+
+    def __init__(self, engine: EngineConfig, server: ServerConfig, listener: socket.socket) -> None:
+        self._settings, self._listener = server, listener
+        self._folder = Path(tempfile.mkdtemp(prefix="quintet-"))  # only this user may enter it
+        self._orders = Orders(
+            folder=str(self._folder),
+            worker=-1,
+            num_workers=server.api_workers,
+            log_level=server.log_level,
+            engine={each.name: getattr(engine, each.name) for each in dataclasses.fields(engine)},
+            server={each.name: getattr(server, each.name) for each in dataclasses.fields(server)},
+        )
+        self._engine = Child(ENGINE, self._orders)
+        self._others: dict[int, Child] = {}  # API processes besides this one
+        self._failed: str | None = None  # why the server ends
+        self._ending = self._forced = False
+
+    def run(self) -> int:
+        """Serves until it is told to stop: 0; or until the engine is gone: 1."""
+        try:
+            from quintet.server.link.api import run_loop
+
+            run_loop(self._serve())
+        finally:
+            self._close()
+        if self._failed is not None:
+            logger.error("%s; the server ends", self._failed)
+        return 0 if self._failed is None else 1
+
+    async def _serve(self) -> None:
+        from quintet.server.link.api import ApiServer
+
+        self._loop = asyncio.get_running_loop()
+        self._api = ApiServer(self._settings, self._folder, 0, self._stop_others)
+        self._engine.follow(lambda code: self._later(partial(self._engine_ended, code)))
+        for worker in range(1, self._settings.api_workers):
+            self._start(worker)
+        watch = self._loop.create_task(self._watch())
+        await self._api.run(self._listener)
+        self._ending, self._forced = True, self._api.forced
+        watch.cancel()
+
+    def _later(self, call: partial[None]) -> None:
+        """From a thread, into the loop; which may have ended by then."""
+        try:
+            self._loop.call_soon_threadsafe(call)
+        except RuntimeError:
+            logger.debug("a child ended after the loop")
+
+    async def _watch(self) -> None:
+        """Says when the server is ready, and ends it when the engine hangs."""
+        ready = False
+        while True:
+            await asyncio.sleep(_LOOK if ready else _LOOK / 10)
+            remote = self._api.remote
+            if not ready and remote.trouble() is None:
+                ready = True
+                logger.info("ready: %s at %s", ", ".join(self._api.service.model_names), self._where())
+            if remote.silence > self._settings.engine_timeout or remote.stepping > self._settings.step_timeout:
+                self._fail(f"{remote.hung}; it was ended")
+                self._engine.kill()
+                return
+
+    def _where(self) -> str:
+        if self._settings.uds:
+            return self._settings.url
+        return dataclasses.replace(self._settings, port=self._listener.getsockname()[1]).url
+
+    def _engine_ended(self, how: Exit) -> None:
+        if not self._ending:
+            self._fail(f"the engine has ended: {how}")
+
+    def _fail(self, why: str) -> None:
+        if self._failed is None:
+            self._failed = why
+            self._api.fail(why)
+
+    def _start(self, worker: int) -> None:
+        if self._ending or self._failed is not None:
+            return
+        listener = inheritable(self._listener.fileno())
+        child = Child(API, _for_worker(self._orders, worker, listener))
+        self._others[worker] = child
+        child.follow(lambda how: self._later(partial(self._api_ended, worker, how)))
+
+    def _api_ended(self, worker: int, how: Exit) -> None:
+        """Its requests end; another takes its place."""
+        if self._ending or self._failed is not None or self._api.service.draining:
+            return
+        logger.error("API process %d has ended: %s; another is started", worker, how)
+        self._api.remote.forget(worker)
+        self._loop.call_later(_SOONEST, self._start, worker)
+
+    def _stop_others(self) -> None:
+        """They drain while this process does."""
+        for child in self._others.values():
+            child.ask_to_end()
+
+    def _close(self) -> None:
+        """Ends every process, and leaves nothing in the file system."""
+        wait = 0.0 if self._failed is not None or self._forced else self._settings.drain_timeout
+        for child in self._others.values():
+            child.close(wait)
+        self._engine.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._listener.close()
+        if self._settings.uds:
+            Path(self._settings.uds).unlink(missing_ok=True)
+
+
+def _for_worker(orders: Orders, worker: int, listener: int) -> Orders:
+    """The same, for one API process. Keys in them go through a pipe, where nobody else can read."""
+    return Orders(orders.folder, worker, orders.num_workers, orders.log_level, orders.engine, orders.server, listener)

@@ -1,0 +1,180 @@
+"""The messages between the engine's process and those that speak HTTP: msgpack over ZeroMQ, typed, never unpickled.
+
+The sockets lie in a folder that only this user can enter. The engine pulls from one that all API processes push to,
+and pushes to one of each API process; so do API processes that ask each other.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from quintet.engine.request import Request
+from quintet.outputs import TokenDelta
+from quintet.sampling_params import SamplingParams
+from quintet.server.backend import Served
+from quintet.server.metrics.series import Row
+
+BEAT = 0.5  # seconds between two signs of life of the engine
+
+
+class Admitted(msgspec.Struct, array_like=True):
+    """An engine request as admission made it; see quintet.engine.request.Request."""
+
+    request_id: str
+    token_ids: list[int]
+    params: SamplingParams
+    key: tuple[int, int]
+    max_tokens: int
+    stop_ids: list[int]
+    bad_words_ids: list[list[int]]
+    salt: bytes
+    priority: int
+    arrival: float  # time.monotonic(), which all processes of a machine share
+    num_scored: int
+
+    @classmethod
+    def of(cls, request: Request) -> "Admitted":
+        return cls(
+            request.request_id,
+            request.token_ids,
+            request.params,
+            request.key,
+            request.max_tokens,
+            list(request.stop_ids),
+            [list(ids) for ids in request.bad_words_ids],
+            request.salt,
+            request.priority,
+            request.arrival,
+            request.num_scored,
+        )
+
+    def request(self) -> Request:
+        return Request(
+            request_id=self.request_id,
+            token_ids=self.token_ids,
+            params=self.params,
+            num_prompt=len(self.token_ids),
+            key=self.key,
+            max_tokens=self.max_tokens,
+            stop_ids=frozenset(self.stop_ids),
+            bad_words_ids=tuple(map(tuple, self.bad_words_ids)),
+            salt=self.salt,
+            priority=self.priority,
+            arrival=self.arrival,
+            num_scored=self.num_scored,
+        )
+
+
+# To the engine; each says which API process sends it.
+
+
+class Join(msgspec.Struct, tag=True, array_like=True):
+    """I am there: tell me what you serve."""
+
+    worker: int
+
+
+class Submit(msgspec.Struct, tag=True, array_like=True):
+    worker: int
+    requests: list[Admitted]
+
+
+class Abort(msgspec.Struct, tag=True, array_like=True):
+    """End these engine requests; no delta follows."""
+
+    worker: int
+    request_ids: list[str]
+
+
+class Leave(msgspec.Struct, tag=True, array_like=True):
+    """That process has died: end all that it had."""
+
+    worker: int
+
+
+class ResetPrefixCache(msgspec.Struct, tag=True, array_like=True):
+    worker: int
+    number: int  # of the question
+
+
+ToEngine = Join | Submit | Abort | Leave | ResetPrefixCache
+
+
+# From the engine.
+
+
+class Hello(msgspec.Struct, tag=True, array_like=True):
+    """The answer to Join, once the model is loaded."""
+
+    served: Served
+    stats: dict[str, float]  # as in Pulse
+
+
+class Deltas(msgspec.Struct, tag=True, array_like=True):
+    """What one step gave."""
+
+    deltas: list[TokenDelta]
+
+
+class Pulse(msgspec.Struct, tag=True, array_like=True):
+    """A sign of life, every BEAT seconds, in steps that take long too."""
+
+    stats: dict[str, float]  # Engine.Stats; empty while the model is loading
+    stepping: float  # seconds that the step which runs has taken so far
+
+
+class Answer(msgspec.Struct, tag=True, array_like=True):
+    """To a numbered question: it is done."""
+
+    number: int
+
+
+FromEngine = Hello | Deltas | Pulse | Answer
+
+
+# From one API process to another.
+
+
+class AskRows(msgspec.Struct, tag=True, array_like=True):
+    """What have you counted?"""
+
+    worker: int  # who asks
+    number: int  # of the question
+
+
+class TellRows(msgspec.Struct, tag=True, array_like=True):
+    """The answer: every series of that process."""
+
+    worker: int  # who answers
+    number: int
+    rows: list[Row]
+
+
+FromPeer = AskRows | TellRows
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+decode_to_worker = msgspec.msgpack.Decoder(FromEngine | FromPeer).decode
+
+
+def engine_address(folder: Path) -> str:
+    """Where the engine pulls."""
+    return f"ipc://{folder}/engine"
+
+
+def worker_address(folder: Path, worker: int) -> str:
+    """Where that API process pulls."""
+    return f"ipc://{folder}/api{worker}"
+
+
+class Orders(msgspec.Struct):
+    """What a child process reads on its standard input, as one line of JSON. At its end, the parent has died."""
+
+    folder: str  # of the sockets
+    worker: int  # which API process this is; -1: the engine
+    num_workers: int
+    log_level: str
+    engine: dict[str, Any]  # EngineConfig's fields
+    server: dict[str, Any]  # ServerConfig's fields
+    listen: int = -1  # inherited file descriptor that an API process accepts on

@@ -1,0 +1,1 @@
+"""What a server counts and measures, as Prometheus reads it."""

@@ -1,0 +1,97 @@
+"""Every metric that a scrape may show. docs/metrics.md says how each compares with vLLM's."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["gauge", "counter", "histogram"]
+
+# The bounds of vLLM's histograms, and finer ones below, for small models answer faster than those begin.
+_SECONDS = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0,
+            960.0, 1920.0, 7680.0)  # fmt: skip
+LATENCY = (0.01, 0.025, 0.05, 0.1, 0.2, *_SECONDS)
+FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
+               80.0, 160.0, 640.0, 2560.0)  # fmt: skip
+_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+BETWEEN_TOKENS = (0.0005, 0.001, 0.0025, 0.005, *_TOKEN)
+TOKENS = tuple(float(mantissa * 10**power) for power in range(6) for mantissa in (1, 2, 5)) + (1e6,)
+COMPLETIONS = (1.0, 2.0, 5.0, 10.0, 20.0)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A name and what it means. Metrics of the model have the label model_name before their own."""
+
+    name: str  # in full: a counter's ends in _total
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+    of_model: bool = True
+
+    @property
+    def all_labels(self) -> tuple[str, ...]:
+        return ("model_name", *self.labels) if self.of_model else self.labels
+
+
+# What the engine tells: the same from whichever process, so never added up.
+ENGINE = (
+    Metric("vllm:num_requests_running", "gauge", "Completions that the engine works on."),
+    Metric("vllm:num_requests_waiting", "gauge", "Completions that wait for their first step, or to go on."),
+    Metric("vllm:kv_cache_usage_perc", "gauge", "Share of the KV cache's pages that requests hold, 0 to 1."),
+    Metric("vllm:prefix_cache_queries_total", "counter", "Tokens of prompts that were looked up in the prefix cache."),
+    Metric("vllm:prefix_cache_hits_total", "counter", "Tokens of prompts that were found in the prefix cache."),
+    Metric("vllm:num_preemptions_total", "counter", "Times that a request gave its pages back and began again."),
+    Metric("vllm:prompt_tokens_total", "counter", "Tokens of prompts that were computed or found in the prefix cache."),
+    Metric("vllm:generation_tokens_total", "counter", "Tokens that were drawn."),
+    Metric("quintet:kv_pages_used", "gauge", "Pages of the KV cache that requests hold."),
+    Metric("quintet:kv_pages_total", "gauge", "Pages of the KV cache."),
+    Metric("quintet:step_tokens", "gauge", "Tokens of the last step; 0 while nothing runs."),
+    Metric("quintet:steps_total", "counter", "Steps of the engine."),
+    Metric(
+        "quintet:engine_up", "gauge", "1 if the engine can serve, 0 while it loads, hangs or is dead.", of_model=False
+    ),
+)
+
+# What each process that speaks HTTP counts; a scrape shows the sum.
+SERVED = (
+    Metric("vllm:request_success_total", "counter", "Completions that came to their end.", ("finished_reason",)),
+    Metric(
+        "vllm:time_to_first_token_seconds", "histogram", "From a request's arrival to its first token.",
+        buckets=FIRST_TOKEN,
+    ),
+    Metric(
+        "vllm:inter_token_latency_seconds", "histogram", "Between two tokens of a completion.", buckets=BETWEEN_TOKENS
+    ),
+    Metric(
+        "vllm:request_time_per_output_token_seconds", "histogram",
+        "A request's mean time between two tokens, if it has two.", buckets=BETWEEN_TOKENS,
+    ),
+    Metric("vllm:e2e_request_latency_seconds", "histogram", "From a request's arrival to its end.", buckets=LATENCY),
+    Metric("vllm:request_prompt_tokens", "histogram", "Tokens of a request's prompt.", buckets=TOKENS),
+    Metric("vllm:request_generation_tokens", "histogram", "Tokens of a completion.", buckets=TOKENS),
+    Metric("vllm:request_params_n", "histogram", "Completions that a request asks for (n).", buckets=COMPLETIONS),
+    Metric(
+        "vllm:request_params_max_tokens", "histogram", "The max_tokens of requests that set it.", buckets=TOKENS
+    ),
+    Metric(
+        "quintet:requests_aborted_total", "counter",
+        "Requests that were ended early: the client hung up, time ran out, or the server went down.",
+    ),
+    Metric("quintet:requests_failed_total", "counter", "Requests that ended in a failure of the engine."),
+    Metric(
+        "quintet:requests_refused_total", "counter", "HTTP requests that were turned away, probes left out.",
+        ("reason",), of_model=False,
+    ),
+    Metric(
+        "quintet:http_requests_total", "counter", "HTTP responses that were begun; no route is \"none\".",
+        ("route", "method", "status"), of_model=False,
+    ),
+    Metric("quintet:open_connections", "gauge", "HTTP connections that are open.", of_model=False),
+)  # fmt: skip
+
+# What the process that is asked adds.
+SCRAPE = (
+    Metric("quintet:peers_silent", "gauge", "API processes whose counts this scrape lacks.", of_model=False),
+)  # fmt: skip
+
+METRICS = (*ENGINE, *SERVED, *SCRAPE)

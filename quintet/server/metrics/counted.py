@@ -1,0 +1,53 @@
+"""A layer of the HTTP app around all that answers: counts responses by their route, and gives each POST its span."""
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from quintet.server.http.asgi import Http
+from quintet.server.http.service import Service
+from quintet.server.tracing import RequestSpan
+
+_METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
+_BROKEN = 500  # nobody answered: the app is to blame
+
+
+class Counted(Http):
+    """Knows the route once it was found; what is answered before has none."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        super().__init__(app)
+        self._service = service
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        status = _BROKEN
+        span = self._begin(scope)
+
+        async def tell(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                self._count(scope, status)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, tell)
+        except Exception as error:
+            if span is not None:
+                span.fail(type(error).__name__)
+            raise
+        finally:
+            if span is not None:
+                span.end(status, _route(scope))
+
+    def _begin(self, scope: Scope) -> RequestSpan | None:
+        if self._service.tracer is None or scope["method"] != "POST":
+            return None
+        return self._service.tracer.begin(scope)
+
+    def _count(self, scope: Scope, status: int) -> None:
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        self._service.metrics.responded(_route(scope) or "none", method, status)
+
+
+def _route(scope: Scope) -> str | None:
+    """The template of the route that was found, such as /v1/responses/{response_id}."""
+    return getattr(scope.get("route"), "path", None)

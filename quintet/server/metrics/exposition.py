@@ -1,0 +1,80 @@
+"""A scrape: the rows of all API processes and of the engine, in Prometheus' text format."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from quintet.server.backend import EngineDead
+from quintet.server.metrics.catalogue import METRICS, Metric
+from quintet.server.metrics.engine import engine_rows
+from quintet.server.metrics.series import Row, add_up
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric as Family
+
+    from quintet.server.http.service import Service
+
+
+# Always this one: in OpenMetrics, prometheus_client writes _ for the colon that vLLM's names have.
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+async def scrape(service: "Service") -> bytes:
+    """The whole server's, whichever of its processes was asked."""
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    others, silent = await service.metrics.others()
+    served = add_up([*service.metrics.rows(), *others])
+    rows = [*engine_rows(service.backend), *served, Row("quintet:peers_silent", (), [silent])]
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Exposition(rows, _model_name(service)))
+    return generate_latest(registry)
+
+
+def _model_name(service: "Service") -> str | None:
+    """None while nobody knows."""
+    try:
+        return service.model_names[0]
+    except EngineDead:
+        return None
+
+
+class Exposition:
+    """A collector of prometheus_client over rows. Metrics of a model that is not known yet have no samples."""
+
+    def __init__(self, rows: Sequence[Row], model: str | None) -> None:
+        self._model = model
+        self._rows: dict[str, list[Row]] = {}
+        for row in rows:
+            self._rows.setdefault(row.name, []).append(row)
+
+    def collect(self) -> Iterator["Family"]:
+        """In the catalogue's order."""
+        for metric in METRICS:
+            rows = [] if metric.of_model and self._model is None else self._rows.get(metric.name, [])
+            yield _family(metric, rows, [self._model] if metric.of_model and self._model is not None else [])
+
+
+def _family(metric: Metric, rows: list[Row], model: list[str]) -> "Family":
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+    if metric.kind == "histogram":
+        histogram = HistogramMetricFamily(metric.name, metric.help, labels=metric.all_labels)
+        for row in rows:
+            histogram.add_metric([*model, *row.labels], _cumulative(metric.buckets, row.values[:-1]), row.values[-1])
+        return histogram
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    family = kind(metric.name, metric.help, labels=metric.all_labels)
+    for row in rows:
+        family.add_metric([*model, *row.labels], row.values[0])
+    return family
+
+
+def _cumulative(bounds: Sequence[float], counts: Sequence[float]) -> list[tuple[str, float]]:
+    """Prometheus' buckets hold all that is below them too."""
+    from prometheus_client.utils import floatToGoString
+
+    total, buckets = 0.0, []
+    for bound, count in zip((*bounds, float("inf")), counts, strict=True):
+        total += count
+        buckets.append((floatToGoString(bound), total))
+    return buckets

@@ -1,0 +1,76 @@
+"""The other API processes of the same server: asked for their counts, and told ours."""
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import zmq
+
+from quintet.server.link import wire
+from quintet.server.metrics.series import Row
+
+PATIENCE = 1.0  # seconds that a scrape waits for the others
+_UNSENT = 1000  # messages that may wait for a process that does not read; more are lost
+
+
+class _Question:
+    """Asked of several processes at once."""
+
+    def __init__(self, asked: set[int]) -> None:
+        self.missing, self.rows = asked, list[Row]()
+        self.done = asyncio.Event()
+
+    def take(self, worker: int, rows: list[Row]) -> None:
+        if worker in self.missing:
+            self.missing.discard(worker)
+            self.rows += rows
+        if not self.missing:
+            self.done.set()
+
+
+class Peers:
+    """Used in one event loop; messages come in by the process's one inbox, which hands them to take()."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", folder: Path, worker: int) -> None:
+        self.rows: Callable[[], list[Row]] = list  # ours
+        self._context, self._folder, self._worker = context, folder, worker
+        self._outboxes: dict[int, zmq.Socket[bytes]] = {}
+        self._questions: dict[int, _Question] = {}
+        self._numbers = itertools.count()
+
+    async def gather(self, num_workers: int, patience: float = PATIENCE) -> tuple[list[Row], int]:
+        """The rows of all others, and how many of them did not answer in time."""
+        number = next(self._numbers)
+        question = self._questions[number] = _Question(set(range(num_workers)) - {self._worker})
+        try:
+            for worker in list(question.missing):
+                self._send(worker, wire.AskRows(self._worker, number))
+            if question.missing:
+                await asyncio.wait_for(question.done.wait(), patience)
+        except asyncio.TimeoutError:
+            pass  # whoever is silent is counted
+        finally:
+            del self._questions[number]
+        return question.rows, len(question.missing)
+
+    def take(self, message: wire.FromPeer) -> None:
+        """A question, or an answer; one that comes too late is passed over."""
+        if isinstance(message, wire.AskRows):
+            self._send(message.worker, wire.TellRows(self._worker, message.number, self.rows()))
+        elif message.number in self._questions:
+            self._questions[message.number].take(message.worker, message.rows)
+
+    def close(self) -> None:
+        for outbox in self._outboxes.values():
+            outbox.close(0)
+
+    def _send(self, worker: int, message: wire.FromPeer) -> None:
+        if worker not in self._outboxes:
+            outbox = self._outboxes[worker] = self._context.socket(zmq.PUSH)
+            outbox.sndhwm, outbox.linger = _UNSENT, 0
+            outbox.connect(wire.worker_address(self._folder, worker))
+        try:
+            self._outboxes[worker].send(wire.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            pass  # it does not read: it will not answer either

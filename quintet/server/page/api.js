@@ -1,0 +1,87 @@
+/** Talks to the server: the API key, errors in OpenAI's shape, and answers as they stream in. */
+
+import { EventParser } from "./stream.js";
+
+const KEY = "quintet.api-key";
+
+/** What went wrong with a request, in words for the reader. */
+export class ApiError extends Error {
+  constructor(message, status = 0) {
+    super(message);
+    this.name = "ApiError";
+    this.status = status;
+  }
+}
+
+/** The key of this tab; sessionStorage forgets it with the tab. */
+export function storeKey(key) {
+  sessionStorage.setItem(KEY, key);
+}
+
+/** A response whose status is good. The path is relative, so that the page works behind a prefix. */
+export async function request(path, options = {}) {
+  const headers = new Headers(options.headers);
+  const key = sessionStorage.getItem(KEY);
+  if (key) headers.set("Authorization", `Bearer ${key}`);
+  const response = await fetch(path, { cache: "no-store", ...options, headers });
+  if (!response.ok) throw new ApiError(await reason(response), response.status);
+  return response;
+}
+
+/** The names of the models that are served. */
+export async function models() {
+  const { data } = await (await request("v1/models")).json();
+  return data.map((model) => model.id);
+}
+
+/** The chunks of one streamed chat completion; returns after [DONE], and throws on an error or a torn stream. */
+export async function* complete(body, signal) {
+  const response = await request("v1/chat/completions", {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify(body),
+    signal,
+  });
+  for await (const { data } of events(response.body)) {
+    if (data === "[DONE]") return;
+    const chunk = parsed(data);
+    if (chunk.error) throw new ApiError(chunk.error.message ?? String(chunk.error));
+    yield chunk;
+  }
+  throw new ApiError("The connection ended before the answer did.");
+}
+
+async function* events(stream) {
+  const parser = new EventParser();
+  const decoder = new TextDecoder(); // a character may be cut by the chunks, so it is decoded across them
+  const reader = stream.getReader();
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      yield* parser.push(decoder.decode(value, { stream: !done }), done);
+      if (done) return;
+    }
+  } finally {
+    // Whoever stops reading lets go of the connection; a stream that failed has nothing to cancel.
+    reader.cancel().catch(() => undefined);
+  }
+}
+
+function parsed(data) {
+  try {
+    return JSON.parse(data);
+  } catch {
+    throw new ApiError(`The server sent what is no JSON: ${data.slice(0, 80)}`);
+  }
+}
+
+async function reason(response) {
+  const text = await response.text();
+  const wait = response.headers.get("Retry-After");
+  const later = wait ? ` Try again in ${wait} s.` : "";
+  try {
+    return JSON.parse(text).error.message + later;
+  } catch {
+    return `${response.status} ${response.statusText}${later}`.trim();
+  }
+}

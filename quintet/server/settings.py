@@ -1,0 +1,124 @@
+"""What a server may be told besides its engine: where it listens, whom it lets in, how much it takes on."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from quintet.config import option
+from quintet.values import Parse, count, one_of, optional, several, text, truth
+
+PORT = 8000
+
+
+def _seconds(least: float = 0.0) -> Parse:
+    def parse(value: Any) -> float:
+        try:
+            number = float("nan") if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError):
+            number = float("nan")
+        if not least <= number <= 1e6:
+            raise ValueError(f"must be seconds, a number from {least:g} to 1000000, not {value!r}")
+        return number
+
+    return parse
+
+
+def _port(value: Any) -> int:
+    number = int(count(0)(value))
+    if number > 65535:
+        raise ValueError(f"must be a port from 0 (any that is free) to 65535, not {value!r}")
+    return number
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """The server without its engine. Checked when it is made; vLLM's names where the meaning is the same."""
+
+    host: str = option("127.0.0.1", text, "address to listen on; 0.0.0.0 lets other machines in", group="server")
+    port: int = option(PORT, _port, "port to listen on; 0: one that is free", group="server")
+    uds: str | None = option(
+        None, optional(text), "Unix socket to listen on, instead of a port", group="server", metavar="PATH"
+    )
+    served_model_name: tuple[str, ...] = option(
+        (), several(text), "name of the model in the API, if not the path it was loaded from", group="server"
+    )
+    root_path: str = option("", str, "prefix that a proxy strips from the path", group="server", metavar="PATH")
+    api_workers: int = option(
+        1, count(), "processes that speak HTTP, in front of the one that runs the model", group="server",
+        aliases=("api_server_count",),
+    )  # fmt: skip
+    chat_template: str | None = option(
+        None, optional(text), "Jinja file, or text, instead of the model's own chat template", group="server"
+    )
+    trust_request_chat_template: bool = option(
+        False, truth, "let a request bring a chat template of its own (it runs sandboxed)", group="server"
+    )
+    playground: bool = option(True, truth, "serve the page at /", group="server")
+
+    api_key: tuple[str, ...] = option(
+        (), several(text), "key that requests must bring; QUINTET_API_KEY is one more", group="access", repr=False,
+    )  # fmt: skip
+    ssl_certfile: str | None = option(None, optional(text), "TLS certificate (PEM)", group="access", metavar="FILE")
+    ssl_keyfile: str | None = option(None, optional(text), "its private key (PEM)", group="access", metavar="FILE")
+    allowed_origins: tuple[str, ...] = option(
+        (), several(text), "origin whose pages may call the API (CORS); * is all", group="access", metavar="ORIGIN"
+    )
+
+    max_queued_requests: int = option(
+        1024, count(), "completions that may run or wait; what comes on top is told to come again (429)", group="limits"
+    )
+    max_queued_tokens: int = option(
+        4 * 2**20, count(), "tokens of prompts that may run or wait", group="limits", metavar="TOKENS"
+    )
+    max_body_bytes: int = option(4 * 2**20, count(), "largest request body (4M)", group="limits", metavar="BYTES")
+    max_header_bytes: int = option(
+        64 * 2**10, count(1024), "largest request line and headers together", group="limits", metavar="BYTES"
+    )
+    max_prompts: int = option(256, count(), "prompts in one request to /v1/completions", group="limits")
+    max_n: int = option(16, count(), "completions of one prompt (n)", group="limits")
+    max_connections: int = option(4096, count(), "open connections; more are refused (503)", group="limits")
+    request_timeout: float = option(
+        3600.0, _seconds(0.001), "seconds that a request may take; header X-Request-Timeout asks for less",
+        group="limits", metavar="SECONDS",
+    )  # fmt: skip
+    drain_timeout: float = option(
+        30.0, _seconds(), "seconds that running requests get at SIGTERM", group="limits", metavar="SECONDS"
+    )
+    engine_timeout: float = option(
+        30.0, _seconds(1.0), "seconds without a sign of life from the engine after which the server ends",
+        group="limits", metavar="SECONDS",
+    )  # fmt: skip
+    step_timeout: float = option(
+        300.0, _seconds(1.0), "seconds that one step of the engine may take before it counts as hung",
+        group="limits", metavar="SECONDS",
+    )  # fmt: skip
+
+    access_log: bool = option(True, truth, "log each request with its tokens and times", group="logging")
+    log_level: str = option(
+        "info", one_of("debug", "info", "warning", "error"), "what the server logs", group="logging",
+        choices=("debug", "info", "warning", "error"),
+    )  # fmt: skip
+    otlp_traces_endpoint: str | None = option(
+        None, optional(text), "OpenTelemetry collector (OTLP over HTTP) that gets a span for each request",
+        group="logging", metavar="URL",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        for each in dataclasses.fields(self):
+            try:
+                value = each.metadata["parse"](getattr(self, each.name))
+            except ValueError as error:
+                raise ValueError(f"{each.name} {error}") from None
+            object.__setattr__(self, each.name, value)
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise ValueError("ssl_certfile and ssl_keyfile belong together; give both or neither")
+        if self.uds and self.ssl_certfile:
+            raise ValueError("a Unix socket (uds) takes no TLS; leave ssl_certfile and ssl_keyfile out")
+
+    @property
+    def url(self) -> str:
+        """Where people find it."""
+        if self.uds:
+            return f"unix:{self.uds}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.ssl_certfile else 'http'}://{host}:{self.port}"

@@ -1,0 +1,100 @@
+"""`quintet serve` as users start it: a process tree with a port of its own."""
+
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+import psutil
+
+NULL = ("--device", "null", "--load-format", "dummy")  # the bundled model's tokenizer, and no arithmetic
+START = 60.0  # seconds; a machine that runs other tests beside takes some
+_READY = re.compile(rb"ready: .* at (\S+)")
+
+
+class Server:
+    """with Server("--max-model-len", "256") as server: httpx.get(server.url + "/health")"""
+
+    def __init__(self, *flags: str, wait: bool = True) -> None:
+        self.log = Path(tempfile.mkstemp(prefix="quintet-serve-", suffix=".log")[1])
+        port = () if "--uds" in flags else ("--port", "0")
+        with self.log.open("wb") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "quintet.server.cli", "serve", *flags, *port],
+                stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        self.url = ""
+        self._tree = {self.process.pid: psutil.Process(self.process.pid)}
+        if wait:
+            self.wait_ready()
+
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def wait_ready(self) -> None:
+        end = time.monotonic() + START
+        while (found := _READY.search(self.log.read_bytes())) is None:
+            if self.process.poll() is not None or time.monotonic() > end:
+                self.close()
+                raise AssertionError(f"the server did not get ready:\n{self.output}")
+            time.sleep(0.02)
+        self.url = found[1].decode()
+        self.children()
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def children(self) -> list[psutil.Process]:
+        """Engine and further API processes, in the order of their start."""
+        found: list[psutil.Process] = psutil.Process(self.process.pid).children(recursive=True)
+        self._tree.update((each.pid, each) for each in found)
+        return found
+
+    def find(self, module: str) -> psutil.Process:
+        """The child that runs that module, such as "core" or "api"."""
+        return next(each for each in self.children() if f"quintet.server.link.{module}" in each.cmdline())
+
+    def leftovers(self, seconds: float = 10.0) -> list[int]:
+        """Processes of this server that live on after that time."""
+        _, alive = psutil.wait_procs(list(self._tree.values()), timeout=seconds)
+        return [each.pid for each in alive if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+
+    def stop(self, number: int = signal.SIGTERM, seconds: float = 20.0) -> int:
+        """Its exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(seconds)
+
+    def metrics(self) -> dict[str, float]:
+        """Name -> the sum of its samples."""
+        totals: dict[str, float] = {}
+        for line in httpx.get(self.url + "/metrics").text.splitlines():
+            if line and not line.startswith("#"):
+                name, value = re.sub(r"\{.*\}", "", line).split()[:2]
+                totals[name] = totals.get(name, 0.0) + float(value)
+        return totals
+
+    def complete(self, prompt: Any = "Once upon a time", **fields: Any) -> httpx.Response:
+        body = {"prompt": prompt, "temperature": 0, "max_tokens": 8, **fields}
+        return httpx.post(self.url + "/v1/completions", json=body, timeout=60)
+
+    def close(self) -> None:
+        """Whatever state it is in."""
+        if self.process.poll() is None:
+            self.children()
+        for each in self._tree.values():
+            if each.is_running():
+                each.kill()
+        self.process.wait()
+        self.log.unlink(missing_ok=True)

@@ -1,0 +1,166 @@
+"""A Backend without an engine: real admission and real text, tokens that are known beforehand, faults on demand."""
+
+import asyncio
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from quintet.engine.admission import Admission, Bounds
+from quintet.engine.output import OutputProcessor
+from quintet.engine.prompts import Prompt
+from quintet.engine.request import Request
+from quintet.engine.tokenizer import Tokenizer, load_tokenizer
+from quintet.outputs import TokenDelta, TokenLogprobs
+from quintet.sampling_params import SamplingParams
+from quintet.server.backend import Deliver, EngineDead, Served
+
+BUNDLED = Path(__file__).parents[2] / "quintet" / "bundled"
+MODEL = "fake/model"
+LOGPROB = -0.5  # of the token that is drawn; the next likeliest have 1 less each
+
+
+@functools.cache
+def bundled_tokenizer() -> Tokenizer:
+    """Loaded once; nobody changes it."""
+    return load_tokenizer(BUNDLED)
+
+
+@dataclass
+class Submitted:
+    """A request as it arrived."""
+
+    request_id: str
+    prompt: Prompt
+    params: SamplingParams
+    priority: int
+
+
+@dataclass
+class FakeBackend:
+    """Answers with `reply`, or the prompt's own tokens again and again; one token for each turn of the loop.
+
+    A reply ends with end-of-text ("stop") unless max_tokens comes first. `hang` waits before the token of that
+    number until `go_on` is set; `fail_at` fails the request there; `dead` refuses everything.
+    """
+
+    tokenizer: Tokenizer | None = field(default_factory=bundled_tokenizer)
+    reply: Sequence[int] | None = None
+    hang: int | None = None
+    fail_at: int | None = None
+    dead: str | None = None
+    cached: int = 0  # tokens of each prompt that count as found in the prefix cache
+    burst: int = 1  # tokens of each delta
+    aborted: list[str] = field(default_factory=list)
+    submitted: list[Submitted] = field(default_factory=list)
+    running: dict[str, "asyncio.Task[None]"] = field(default_factory=dict)
+    resets: int = 0
+    max_model_len: int = 512
+
+    def __post_init__(self) -> None:
+        self.go_on = asyncio.Event()
+        self.gone = asyncio.Event()  # something was aborted
+        size = 512 if self.tokenizer is None else self.tokenizer.vocab_size
+        eos = frozenset(self.tokenizer.eos_ids) if self.tokenizer else frozenset({0})
+        self.eos = min(eos)
+        self.served = Served(MODEL, str(BUNDLED), size, self.max_model_len, 20, sorted(eos), 0, 1000, 16, created=1)
+        self._admission = Admission(Bounds(size, self.max_model_len, 20), self.tokenizer, eos, 0)
+        self._processor = OutputProcessor(self.tokenizer)
+
+    def trouble(self) -> str | None:
+        return self.dead
+
+    def default_params(self) -> SamplingParams:
+        params = self._admission.default_params()
+        if self.tokenizer is None:
+            params.detokenize = False
+        return params
+
+    def submit(
+        self, request_id: str, prompt: Prompt, params: SamplingParams, deliver: Deliver, priority: int = 0
+    ) -> None:
+        if self.dead is not None:
+            raise EngineDead(self.dead)
+        requests = self._admission.admit(request_id, prompt, params, priority)
+        self._processor.add(request_id, params, requests[0].token_ids, prompt.text)
+        self.submitted.append(Submitted(request_id, prompt, params, priority))
+        self.running[request_id] = asyncio.get_running_loop().create_task(self._run(request_id, requests, deliver))
+
+    async def _run(self, request_id: str, requests: list[Request], deliver: Deliver) -> None:
+        left = {each.request_id: each for each in requests}
+        place = 0
+        while left:
+            if self.hang == place:
+                await self.go_on.wait()
+            else:
+                await asyncio.sleep(0)
+            deltas = [self._delta(each, place) for each in left.values()]
+            place += self.burst
+            processed = self._processor.process(deltas)
+            for delta in deltas:
+                if delta.finish_reason is not None or delta.request_id in processed.aborts:
+                    left.pop(delta.request_id, None)
+            if not left:
+                self.running.pop(request_id, None)
+            for output in processed.outputs:
+                deliver(output)
+
+    def _delta(self, request: Request, place: int) -> TokenDelta:
+        """The tokens from `place` on, at most `burst`, with the log-probabilities that were asked for."""
+        delta = TokenDelta(request.request_id, [], num_cached=min(self.cached, request.num_prompt - 1))
+        if self.fail_at is not None and place >= self.fail_at:
+            delta.finish_reason, delta.error = "error", "the fake failed"
+            return delta
+        for at in range(place, place + self.burst):
+            token = self._token(request, at)
+            delta.token_ids.append(token)
+            if token in request.stop_ids:
+                delta.finish_reason = "stop"
+                delta.stop_reason = None if token == self.eos else token
+                break
+            if at + 1 >= request.max_tokens:
+                delta.finish_reason = "length"
+                break
+        num = request.params.logprobs
+        if num is not None:
+            delta.logprobs = [self._scores(each, num) for each in delta.token_ids]
+        if place == 0 and request.params.prompt_logprobs is not None:
+            num = request.params.prompt_logprobs
+            delta.prompt_logprobs = [self._scores(each, num) for each in request.token_ids[1 : request.num_prompt]]
+        return delta
+
+    def _token(self, request: Request, place: int) -> int:
+        if self.reply is not None:
+            return self.reply[place] if place < len(self.reply) else self.eos
+        return request.token_ids[place % request.num_prompt]
+
+    def _scores(self, token: int, num: int) -> TokenLogprobs:
+        """The token itself is the likeliest; then come the ids after it."""
+        size = self.served.vocab_size
+        top = [(token + step) % size for step in range(num if num >= 0 else size)]
+        return TokenLogprobs([token, *top], [LOGPROB, *(LOGPROB - step for step in range(len(top)))], 1)
+
+    def abort(self, request_id: str) -> None:
+        task = self.running.pop(request_id, None)
+        if task is None:
+            return
+        task.cancel()
+        self._processor.abort(request_id)
+        self.aborted.append(request_id)
+        self.gone.set()
+
+    async def reset_prefix_cache(self) -> None:
+        self.resets += 1
+
+    def stats(self) -> Mapping[str, float]:
+        return {"num_running": float(len(self.running))}
+
+    def with_defaults(self, **defaults: object) -> "FakeBackend":
+        """As if the model's generation config said this."""
+        self.served = replace(self.served, defaults=dict(defaults))
+        self._admission.defaults = dict(defaults)
+        return self
+
+    def encode(self, text: str) -> list[int]:
+        assert self.tokenizer is not None
+        return self.tokenizer.encode(text, add_special_tokens=False)

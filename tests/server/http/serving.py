@@ -1,0 +1,151 @@
+"""The app over a fake engine: in this process without a socket, or on a real port in a thread of its own."""
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import httpx
+import uvicorn
+
+from quintet.server.http.app import make_app
+from quintet.server.http.service import Service
+from quintet.server.http.wire_limits import Patience, protocol
+from quintet.server.settings import ServerConfig
+from tests.server.fakes import FakeBackend
+
+HOST = "http://127.0.0.1"
+WAIT = 20  # seconds after which a test has hung
+_BUFFER = 2**16  # bytes
+
+Result = TypeVar("Result")
+
+
+def client(backend: FakeBackend | None = None, **settings: Any) -> httpx.AsyncClient:
+    """To be used in one event loop; a failure of the app itself is raised."""
+    service = Service(backend or FakeBackend(), ServerConfig(**settings))
+    return httpx.AsyncClient(transport=httpx.ASGITransport(make_app(service)), base_url=HOST)
+
+
+def events(text: str) -> list[Any]:
+    """The data of server-sent events, which must end with [DONE]."""
+    parts = text.split("\n\n")
+    assert parts[-2:] == ["data: [DONE]", ""], text[-200:]
+    return [json.loads(part.removeprefix("data: ")) for part in parts[:-2]]
+
+
+def chat(text: str = "Hi", **fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}], **fields}
+
+
+@dataclass
+class Live:
+    """A server that listens."""
+
+    backend: FakeBackend
+    service: Service
+    port: int
+    loop: asyncio.AbstractEventLoop
+
+    @property
+    def url(self) -> str:
+        return f"{HOST}:{self.port}"
+
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """In the server's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(WAIT)
+
+    def wait_for_abort(self) -> None:
+        self.run(asyncio.wait_for(self.backend.gone.wait(), WAIT))
+
+    def go_on(self) -> None:
+        self.loop.call_soon_threadsafe(self.backend.go_on.set)
+
+    def connect(self) -> socket.socket:
+        """Buffers are small, so that who does not read is soon noticed."""
+        wire = socket.socket()
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
+        wire.settimeout(WAIT)
+        wire.connect(("127.0.0.1", self.port))
+        return wire
+
+    def exchange(self, raw: bytes) -> bytes:
+        """All that comes back until the server hangs up."""
+        with self.connect() as wire:
+            wire.sendall(raw)
+            return read_all(wire)
+
+    def begin(self, path: str, body: dict[str, Any]) -> socket.socket:
+        """A request that was sent; the caller reads, or hangs up."""
+        wire, raw = self.connect(), json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        wire.sendall(f"{head}Content-Length: {len(raw)}\r\n\r\n".encode() + raw)
+        return wire
+
+
+def read_all(wire: socket.socket) -> bytes:
+    parts = []
+    with contextlib.suppress(ConnectionResetError):
+        while part := wire.recv(65536):
+            parts.append(part)
+    return b"".join(parts)
+
+
+@contextlib.contextmanager
+def serving(
+    backend: FakeBackend | None = None,
+    patience: Patience | None = None,
+    **settings: Any,
+) -> Iterator[Live]:
+    """uvicorn with our protocol, as `quintet serve` starts it."""
+    started, lives = threading.Event(), []
+    config = ServerConfig(**settings)
+
+    async def serve(listener: socket.socket) -> None:
+        fake = backend or FakeBackend()
+        service = Service(fake, config)
+        wire = protocol(config, patience or Patience())
+        server = _Server(
+            uvicorn.Config(
+                make_app(service), http=wire, ws="none", lifespan="off", log_config=None, access_log=False,
+                root_path=config.root_path, server_header=False, timeout_graceful_shutdown=1,
+            ), started,
+        )  # fmt: skip
+        lives.append((Live(fake, service, listener.getsockname()[1], asyncio.get_running_loop()), server))
+        await server.serve([listener])
+        for task in list(fake.running.values()):
+            task.cancel()
+
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(128)
+        thread = threading.Thread(target=lambda: asyncio.run(serve(listener)))
+        thread.start()
+        assert started.wait(WAIT)
+        try:
+            yield lives[0][0]
+        finally:
+            lives[0][1].should_exit = True
+            thread.join(WAIT)
+            assert not thread.is_alive()
+
+
+class _Server(uvicorn.Server):
+    """Says when it listens; leaves signals to pytest."""
+
+    def __init__(self, config: uvicorn.Config, ready: threading.Event) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

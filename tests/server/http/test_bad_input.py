@@ -1,0 +1,106 @@
+"""Whatever comes in, the answer is a 400 that says what is wrong, and never a 500."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.server.fakes import FakeBackend
+from tests.server.http.serving import chat, client
+
+GENERATE = ("/v1/completions", "/v1/chat/completions")
+PATHS = (*GENERATE, "/tokenize", "/detokenize")
+BODIES = [
+    b"", b"{", b"null", b"[]", b'"text"', b"1", b"true", b"{}", b'{"prompt": NaN}', b'{"temperature": Infinity}',
+    b'{"prompt": "\\ud800"}', b'{"prompt": "\xff\xfe"}', b"\xef\xbb\xbf{}", b'{"seed": 1e999}', b"{'prompt': 'x'}",
+    b'{"seed": ' + b"9" * 5000 + b"}", b"[" * 100_000, b'{"a":' * 50_000,
+    b'{"prompt": ' + b"[" * 500 + b"]" * 500 + b"}",
+    b'{"messages": ' + b"[" * 500 + b"]" * 500 + b"}", b'{"prompt": "x", "prompt": 5}', b"\x00" * 100,
+    b'{"prompt": "x"} trailing', b'{"prompt":"x",}', b'{"\\u0000": 1}', b'{"": 1}', b'{"' + b"k" * 10**5 + b'": 1}',
+]  # fmt: skip
+VALUES: list[Any] = [
+    "", "x", -1, 0, 10**30, -(10**30), 1.5, 1e308, True, [], [[]], [None], {}, {"a": {"b": []}}, ["x"] * 5000,
+    [10**9], [-1], [True], ["\x00"], "\x00", [[1, "x"]], [1, "x"], ["x", 1], [1.0], "x" * 2000,
+]  # fmt: skip
+FIELDS = (
+    "model", "prompt", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p", "n",
+    "best_of", "seed", "stop", "stop_token_ids", "logprobs", "top_logprobs", "prompt_logprobs", "logit_bias",
+    "allowed_token_ids", "bad_words", "min_tokens", "presence_penalty", "repetition_penalty", "stream",
+    "stream_options", "echo", "priority", "cache_salt", "truncate_prompt_tokens", "chat_template", "tools",
+    "chat_template_kwargs", "tool_choice", "add_special_tokens", "return_token_ids", "user", "metadata", "extra_args",
+    "service_tier", "tokens", "response_format", "suffix", "continue_final_message", "skip_special_tokens",
+)  # fmt: skip
+
+
+def check(response: Any, sent: Any) -> None:
+    assert response.status_code < 500, (sent, response.text)
+    if response.status_code >= 400:
+        error = response.json()["error"]
+        assert error["type"] in ("invalid_request_error", "not_found_error"), (sent, error)
+        assert error["message"] and len(error["message"]) < 2500, (sent, error)
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_bytes_that_are_no_request_are_refused(path: str) -> None:
+    async with client() as http:
+        for raw in BODIES:
+            response = await http.post(path, content=raw, headers={"content-type": "application/json"})
+            check(response, raw[:60])
+            assert response.status_code == 400, (raw[:60], response.text)
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_values_of_any_kind_in_any_field_are_no_failure(path: str) -> None:
+    base = {"/detokenize": {"tokens": [1]}, "/v1/chat/completions": chat()}.get(path, {"prompt": "x"})
+    async with client(FakeBackend(max_model_len=32)) as http:
+        for field in FIELDS:
+            for value in VALUES:
+                check(await http.post(path, json={**base, field: value}), (field, str(value)[:60]))
+
+
+MESSAGES: list[Any] = [
+    [], [[]], [None], ["x"], [{}], {}, 5, [{"role": 5, "content": "x"}], [{"role": "user", "content": 5}],
+    [{"role": "user", "content": [5]}], [{"role": "user", "content": [{}]}],
+    [{"role": "user", "content": [{"type": []}]}],
+    [{"role": "user", "content": [{"type": "text"}]}], [{"role": "user", "content": [{"type": "text", "text": 1}]}],
+    [{"role": "assistant", "tool_calls": 5}],
+    [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}],
+    [{"role": "user", "content": "x", "color": 1}], [{"role": "user", "content": "x"}, "y"],
+    [[{"role": "user", "content": "x"}]], [{"role": "user" * 1000, "content": "x"}],
+    [{"role": "user", "content": None}], [{"role": "assistant", "content": None}],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+async def test_messages_of_any_kind_are_no_failure(path: str) -> None:
+    async with client() as http:
+        for messages in MESSAGES:
+            check(await http.post(path, json={"messages": messages}), messages)
+
+
+@pytest.mark.parametrize("field", ["allowed_token_ids", "stop_token_ids", "logit_bias", "prompt"])
+async def test_ids_out_of_the_vocabulary_name_their_field(field: str) -> None:
+    size = FakeBackend().served.vocab_size
+    value = {str(size): 1} if field == "logit_bias" else [size]
+    async with client() as http:
+        response = await http.post("/v1/completions", json={"prompt": "x", field: value})
+    assert response.status_code == 400 and response.json()["error"]["param"] == field
+
+
+async def test_a_body_that_is_no_json_is_refused_by_its_type() -> None:
+    async with client() as http:
+        for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""):
+            response = await http.post("/v1/completions", content=b"{}", headers={"content-type": kind})
+            assert response.status_code == 415 and "application/json" in response.json()["error"]["message"]
+        for kind in ("application/json; charset=utf-8", "APPLICATION/JSON", "application/vnd.api+json"):
+            raw = json.dumps({"prompt": "x"}).encode()
+            assert (await http.post("/v1/completions", content=raw, headers={"content-type": kind})).status_code == 200
+
+
+@pytest.mark.parametrize("header", ["x-request-timeout", "content-type", "authorization", "origin", "host"])
+@pytest.mark.parametrize("value", [b"", b"\xff\xfe", b"nan", b"-1", b"a" * 5000, b"[::", b"http://[", b"1e400"])
+async def test_headers_of_any_kind_are_no_failure(header: str, value: bytes) -> None:
+    async with client(api_key=("k",)) as http:
+        given = {b"x-api-key": b"k", b"content-type": b"application/json", header.encode(): value}
+        response = await http.post("/v1/completions", content=b'{"prompt": "x"}', headers=list(given.items()))
+    assert response.status_code < 500, response.text

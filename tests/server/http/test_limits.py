@@ -1,0 +1,285 @@
+"""How much one caller may take: bytes, seconds, places; and what is given back when callers leave."""
+
+import asyncio
+import contextlib
+import json
+import socket
+
+import httpx
+import pytest
+
+from quintet.server.http.wire_limits import Patience
+from tests.server.fakes import FakeBackend
+from tests.server.http.serving import WAIT, Live, chat, client, events, read_all, serving
+
+BODY = {"prompt": "x", "max_tokens": 400, "ignore_eos": True}
+
+
+def backend(hang: int | None = None, **settings: object) -> FakeBackend:
+    fake = FakeBackend(hang=hang, **settings)  # type: ignore[arg-type]
+    fake.reply = [853] * 400
+    return fake
+
+
+def status(raw: bytes) -> int:
+    assert raw.startswith(b"HTTP/1.1 "), raw[:100]
+    return int(raw.split()[1])
+
+
+def error(raw: bytes) -> dict[str, str]:
+    found: dict[str, str] = json.loads(raw.partition(b"\r\n\r\n")[2])["error"]
+    return found
+
+
+def until(wire: socket.socket, end: bytes) -> bytes:
+    got = b""
+    while end not in got:
+        part = wire.recv(65536)
+        assert part, got[-200:]
+        got += part
+    return got
+
+
+async def test_a_body_is_measured_before_and_while_it_comes() -> None:
+    async def pieces() -> object:
+        for _ in range(100):
+            yield b" " * 100
+
+    async with client(max_body_bytes=1000) as http:
+        for content in (b" " * 1001, pieces()):
+            response = await http.post("/v1/completions", content=content, headers={"content-type": "application/json"})
+            assert response.status_code == 413 and "--max-body-bytes" in response.json()["error"]["message"]
+        raw = json.dumps({"prompt": "x"}).encode().ljust(1000)
+        headers = {"content-type": "application/json"}
+        assert (await http.post("/v1/completions", content=raw, headers=headers)).status_code == 200
+
+
+def test_a_body_that_is_too_large_is_read_to_its_end_and_answered() -> None:
+    """A server that hung up at once would take the answer away from a client that still sends."""
+    with serving(max_body_bytes=10_000) as live, httpx.Client() as http:
+        for _ in range(2):
+            response = http.post(f"{live.url}/tokenize", content=b" " * 2**23, headers={"x-y": "z"})
+            assert response.status_code == 413 and response.json()["error"]["code"] == "request_too_large"
+        assert http.get(f"{live.url}/health").status_code == 200
+
+
+def test_a_body_that_never_ends_is_cut_off() -> None:
+    with serving(patience=Patience(body=0.5), max_body_bytes=10_000) as live, live.connect() as wire:
+        wire.sendall(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+        with pytest.raises(ConnectionError):
+            while True:
+                wire.sendall(b"4000\r\n" + b"x" * 0x4000 + b"\r\n")
+        assert httpx.get(f"{live.url}/health").status_code == 200
+
+
+def test_a_caller_who_does_not_read_is_not_waited_for() -> None:
+    with serving(backend(), patience=Patience(reader=0.3)) as live:
+        body = {**BODY, "logprobs": 20, "n": 16, "stream": True}  # megabytes
+        with live.begin("/v1/completions", body) as wire:
+            live.run(_submitted(live.backend))
+            live.run(asyncio.wait_for(_quiet(live), WAIT))
+            settled(live)
+            assert b"[DONE]" not in read_all(wire)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 5000 + b"\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 5000,
+        b"GET /" + b"a" * 5000 + b" HTTP/1.1\r\n\r\n",
+        b"GET /" + b"a" * 5000,
+        b"GET /health HTTP/1.1\r\n" + b"".join(b"X%d: y\r\n" % i for i in range(1000)) + b"\r\n",
+        b"POST /tokenize HTTP/1.1\r\nContent-Length: 5\r\nX: " + b"a" * 5000 + b"\r\n\r\nhello",
+    ],
+)
+def test_a_large_head_is_refused(head: bytes) -> None:
+    with serving(max_header_bytes=4096) as live:
+        raw = live.exchange(head)
+        assert status(raw) == 431 and error(raw)["code"] == "headers_too_large"
+
+
+def test_a_head_that_comes_byte_by_byte_is_counted() -> None:
+    with serving(max_header_bytes=1024) as live, live.connect() as wire:
+        wire.sendall(b"GET /health HTTP/1.1\r\n")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(2000):
+                wire.sendall(b"X: y\r\n")
+        raw = read_all(wire)
+        assert raw == b"" or status(raw) == 431
+
+
+def test_many_requests_on_one_connection_are_each_measured_alone() -> None:
+    with serving(max_header_bytes=1024) as live, live.connect() as wire:
+        for _ in range(30):
+            wire.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 600 + b"\r\n\r\n")
+            assert status(until(wire, b'"alive"}')) == 200
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /hea", b"GET /health HTTP/1.1\r\nHost: localhost\r\n", b"\r\n"])
+def test_a_slow_head_is_not_waited_for(sent: bytes) -> None:
+    with serving(patience=Patience(head=0.2)) as live:
+        raw = live.exchange(sent)
+        assert status(raw) == 408
+
+
+def test_a_slow_head_after_a_request_is_not_waited_for() -> None:
+    with serving(patience=Patience(head=0.2)) as live, live.connect() as wire:
+        wire.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        until(wire, b'"alive"}')
+        wire.sendall(b"\r\n")  # wakes the connection, begins no request
+        assert status(read_all(wire)) == 408
+
+
+def test_a_slow_body_is_not_waited_for() -> None:
+    with serving(patience=Patience(body=0.2)) as live:
+        raw = live.exchange(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{")
+        assert raw == b""
+
+
+def test_a_long_answer_is_no_slow_head() -> None:
+    """Half a request that is sent meanwhile does not end it."""
+    fake = backend(hang=5)
+    with (
+        serving(fake, patience=Patience(head=0.1)) as live,
+        live.begin("/v1/completions", {**BODY, "stream": True}) as wire,
+    ):
+        until(wire, b"data: ")
+        wire.sendall(b"GET /hea")
+        live.run(asyncio.sleep(0.3))
+        live.go_on()
+        assert b"[DONE]" in until(wire, b"[DONE]")
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"nonsense\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01", b"GET / HTTP/9.9\r\n\r\n", b"GET  HTTP/1.1\r\n\r\n",
+     b"CONNECT localhost:80 HTTP/1.1\r\n\r\n", b"GET http://[ HTTP/1.1\r\n\r\n",
+     b"POST /tokenize HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
+     b"POST /tokenize HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"],
+)  # fmt: skip
+def test_what_is_no_http_is_refused(raw: bytes) -> None:
+    with serving() as live:
+        answer = live.exchange(raw)
+        assert status(answer) == 400 and error(answer)["code"] == "invalid_http"
+        assert httpx.get(f"{live.url}/health").status_code == 200
+
+
+def test_connections_have_a_limit() -> None:
+    with serving(max_connections=3) as live:
+        waiting = [live.connect() for _ in range(3)]
+        for each in waiting:
+            each.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert status(until(each, b'"alive"}')) == 200
+        raw = live.exchange(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert status(raw) == 503 and error(raw)["code"] == "too_many_connections"
+        for each in waiting:
+            each.close()
+
+
+def settled(live: Live) -> None:
+    """Nothing runs, nothing is held."""
+    assert not live.backend.running and not live.service.calls
+    assert (live.service.gate.completions, live.service.gate.tokens) == (0, 0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_caller_who_hangs_up_frees_the_request(path: str, stream: bool) -> None:
+    fake = backend(hang=3)
+    with serving(fake) as live:
+        body = {**BODY, "stream": stream} if path == "/v1/completions" else chat(stream=stream, n=2)
+        wire = live.begin(path, body)
+        if stream:
+            until(wire, b"data: ")
+        else:
+            live.run(_submitted(fake))
+        wire.close()
+        live.wait_for_abort()
+        live.run(_quiet(live))
+        assert fake.aborted == [fake.submitted[0].request_id]
+        settled(live)
+
+
+async def _submitted(fake: FakeBackend) -> None:
+    while not fake.submitted:
+        await asyncio.sleep(0.01)
+
+
+async def _quiet(live: Live) -> None:
+    while live.service.calls:
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_has_a_deadline(stream: bool) -> None:
+    fake = backend(hang=3)
+    async with client(fake) as http:
+        late = await http.post("/v1/completions", json={**BODY, "stream": stream}, headers={"X-Request-Timeout": "0.1"})
+        bad = await http.post("/v1/completions", json=BODY, headers={"X-Request-Timeout": "soon"})
+    if stream:
+        assert events(late.text)[-1]["error"]["code"] == "timeout"
+    else:
+        assert late.status_code == 504 and late.json()["error"]["code"] == "timeout"
+    assert bad.status_code == 400 and len(fake.aborted) == 1 and not fake.running
+
+
+async def test_what_is_too_much_is_told_to_come_again() -> None:
+    fake = backend(hang=1)
+    async with client(fake, max_queued_requests=2) as http:
+        first = asyncio.create_task(http.post("/v1/completions", json={**BODY, "n": 2}))
+        await _submitted(fake)
+        busy = await http.post("/v1/completions", json=BODY)
+        never = await http.post("/v1/completions", json={**BODY, "n": 3})
+        fake.go_on.set()
+        assert (await first).status_code == 200
+        assert (await http.post("/v1/completions", json=BODY)).status_code == 200
+    assert busy.status_code == 429 and int(busy.headers["retry-after"]) >= 1
+    assert busy.json()["error"]["type"] == "rate_limit_error"
+    assert never.status_code == 400
+
+
+async def test_draining_ends_nothing_and_takes_nothing_on() -> None:
+    fake = backend(hang=1)
+    async with client(fake) as http:
+        service = http._transport.app.state.service  # type: ignore[attr-defined]
+        first = asyncio.create_task(http.post("/v1/completions", json=BODY))
+        await _submitted(fake)
+        draining = asyncio.create_task(service.drain())
+        await asyncio.sleep(0)
+        assert (await http.get("/ready")).status_code == 503 and (await http.get("/health")).status_code == 200
+        refused = await http.post("/v1/completions", json=BODY)
+        assert refused.status_code == 503 and refused.headers["retry-after"]
+        fake.go_on.set()
+        assert (await first).status_code == 200
+        await draining
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_draining_has_an_end(stream: bool) -> None:
+    fake = backend(hang=1)
+    async with client(fake, drain_timeout=0.1) as http:
+        service = http._transport.app.state.service  # type: ignore[attr-defined]
+        first = asyncio.create_task(http.post("/v1/completions", json={**BODY, "stream": stream}))
+        await _submitted(fake)
+        await service.drain()
+        response = await first
+    error = events(response.text)[-1]["error"] if stream else response.json()["error"]
+    assert error["code"] == "shutting_down" and response.status_code == (200 if stream else 503)
+    assert not fake.running
+
+
+async def test_a_dead_engine_ends_every_call() -> None:
+    fake = backend(hang=1)
+    async with client(fake) as http:
+        service = http._transport.app.state.service  # type: ignore[attr-defined]
+        calls = [
+            asyncio.create_task(http.post("/v1/completions", json={**BODY, "stream": each})) for each in (False, True)
+        ]
+        while len(fake.submitted) < 2:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.05)  # the stream has begun
+        service.fail("the engine was killed")
+        whole, streamed = await asyncio.gather(*calls)
+    assert whole.status_code == 503 and whole.json()["error"]["code"] == "engine_dead"
+    assert "the engine was killed" in events(streamed.text)[-1]["error"]["message"]

@@ -1,0 +1,45 @@
+"""Schemathesis over our own description: what it makes up is answered as the description says, and never by a 500."""
+
+import pytest
+import schemathesis
+from fastapi import FastAPI
+from hypothesis import HealthCheck, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from quintet.server.http.app import make_app
+from quintet.server.http.service import Service
+from quintet.server.settings import ServerConfig
+from tests.server.fakes import FakeBackend
+from tests.server.http.serving import HOST
+
+CHECKS = (
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+)
+
+
+def app() -> FastAPI:
+    return make_app(Service(FakeBackend(max_model_len=64), ServerConfig(trust_request_chat_template=True)))
+
+
+schema = schemathesis.openapi.from_asgi("/openapi.json", app(), headers={"host": "127.0.0.1"})
+
+
+@schema.parametrize()
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+def test_the_api_does_what_it_says(case: schemathesis.Case) -> None:
+    case.call_and_validate(base_url=HOST, checks=CHECKS)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/health"])
+def test_the_description_names_it(path: str) -> None:
+    assert path in schema

@@ -1,0 +1,222 @@
+"""The server's processes: who notices whose end, and how fast; nothing is left behind."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.helpers.serving import NULL, Server
+
+NOTICED = 5.0  # seconds
+
+
+def until(true: Callable[[], bool], seconds: float = NOTICED) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if true():
+            return True
+        time.sleep(0.02)
+    return true()
+
+
+def status(url: str) -> int:
+    """Of /ready; 0 where nobody answers."""
+    try:
+        return httpx.get(url + "/ready", timeout=2).status_code
+    except httpx.HTTPError:
+        return 0
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server(*NULL, "--engine-timeout", "8", "--drain-timeout", "5") as made:
+        yield made
+
+
+def test_answers_and_leaves_nothing(server: Server) -> None:
+    assert server.complete().json()["usage"]["completion_tokens"] == 8
+    folders = {Path(each.laddr).parent for each in server.find("core").net_connections("unix") if each.laddr}
+    sockets = {folder for folder in folders if folder.name.startswith("quintet-")}
+    assert len(sockets) == 1 and next(iter(sockets)).stat().st_mode & 0o777 == 0o700
+    assert server.stop() == 0
+    assert server.leftovers() == []
+    assert not any(folder.exists() for folder in sockets)
+
+
+def test_a_killed_engine_ends_the_server_with_a_reason(server: Server) -> None:
+    server.find("core").kill()
+    assert server.process.wait(NOTICED) == 1
+    assert "the engine has ended: it was killed by SIGKILL" in server.output
+    assert server.leftovers() == []
+
+
+def test_a_killed_server_takes_its_engine_along(server: Server) -> None:
+    server.children()
+    server.process.kill()
+    server.process.wait()
+    assert server.leftovers(NOTICED) == []
+
+
+def test_a_stopped_engine_is_not_ready_then_ended(server: Server) -> None:
+    engine = server.find("core")
+    engine.suspend()
+    assert until(lambda: status(server.url) == 503)
+    assert httpx.get(server.url + "/health").status_code == 200
+    assert "no sign of life" in server.complete().json()["error"]["message"]
+    assert server.process.wait(15) == 1
+    assert "no sign of life" in server.output
+    assert server.leftovers() == []
+
+
+def test_an_engine_that_goes_on_is_ready_again(server: Server) -> None:
+    before = server.complete().json()["choices"]
+    engine = server.find("core")
+    engine.suspend()
+    assert until(lambda: status(server.url) == 503)
+    engine.resume()
+    assert until(lambda: status(server.url) == 200)
+    assert server.complete().json()["choices"] == before
+
+
+def test_running_requests_end_when_the_engine_dies(server: Server) -> None:
+    """The reader of a stream is told, and not left waiting."""
+    body = {"prompt": "a", "max_tokens": 1000, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=20) as response:
+        lines = response.iter_lines()
+        assert next(lines).startswith("data: ")
+        server.find("core").kill()
+        rest = [line for line in lines if line]
+    assert any('"error"' in line for line in rest), rest[-3:]
+
+
+def test_sigterm_lets_running_requests_end(server: Server) -> None:
+    body = {"prompt": "a", "max_tokens": 900, "ignore_eos": True, "n": 8, "stream": True}
+    options = {"stream_options": {"include_usage": True}}
+    with httpx.stream("POST", server.url + "/v1/completions", json={**body, **options}, timeout=60) as response:
+        lines = response.iter_lines()
+        next(lines)
+        server.process.send_signal(signal.SIGTERM)
+        assert until(lambda: status(server.url) in (503, 0))
+        events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert events[-1]["usage"]["completion_tokens"] == 8 * 900
+    assert server.process.wait(10) == 0
+    assert server.leftovers() == []
+
+
+def test_a_second_sigterm_ends_it_at_once(server: Server) -> None:
+    server.find("core").suspend()  # the request below would never end
+    body = {"prompt": "a", "max_tokens": 9, "stream": True}
+    asking = threading.Thread(
+        target=lambda: httpx.post(server.url + "/v1/completions", json=body, timeout=20).status_code
+    )
+    asking.daemon = True
+    asking.start()
+    time.sleep(0.2)
+    server.process.send_signal(signal.SIGTERM)
+    time.sleep(0.2)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(NOTICED + 5) == 0
+    assert server.leftovers() == []
+
+
+def test_a_signal_to_every_process_lets_requests_end_too() -> None:
+    """As Ctrl-C in a terminal, and as service managers do it."""
+    with Server(*NULL, "--api-workers", "2") as server:
+        body = {"prompt": "a", "max_tokens": 900, "ignore_eos": True, "n": 8, "stream": True}
+        with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as response:
+            lines = response.iter_lines()
+            next(lines)
+            for each in server.children():
+                each.terminate()
+            server.process.terminate()
+            events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        assert not any("error" in event for event in events)
+        reasons = [choice["finish_reason"] for event in events for choice in event["choices"]]
+        assert reasons.count("length") == 8
+        assert server.process.wait(10) == 0
+        assert server.leftovers() == []
+
+
+def test_ctrl_c_is_a_sigterm(server: Server) -> None:
+    assert server.stop(signal.SIGINT) == 0
+    assert server.leftovers() == []
+
+
+def test_a_model_that_is_not_there_ends_with_the_reason() -> None:
+    with Server("/nowhere/at-all", *NULL, wait=False) as server:
+        assert server.process.wait(30) == 1
+        assert "/nowhere/at-all" in server.output
+        assert server.leftovers() == []
+
+
+def test_a_taken_port_is_said_before_anything_is_loaded() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        command = [sys.executable, "-m", "quintet.server.cli", "serve", *NULL, "--port", port]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1
+    assert f"port {port} on 127.0.0.1 is taken" in done.stderr and "--port" in done.stderr
+
+
+def test_a_unix_socket_is_private_and_goes_with_the_server(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with Server(*NULL, "--uds", str(path)) as server:
+        assert path.stat().st_mode & 0o777 == 0o600
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://here") as client:
+            assert client.get("/ready").status_code == 200
+        assert server.stop() == 0
+        assert not path.exists()
+
+
+def test_a_dead_servers_socket_file_is_replaced_a_living_ones_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    with Server(*NULL, "--uds", str(path)):
+        command = [sys.executable, "-m", "quintet.server.cli", "serve", *NULL, "--uds", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        assert done.returncode == 1 and "a server listens there" in done.stderr
+        assert path.exists()
+
+
+def test_several_api_processes_serve_one_engine() -> None:
+    with Server(*NULL, "--api-workers", "3") as server:
+        assert len(server.children()) == 3
+        answers = {server.complete(seed=1).json()["choices"][0]["text"] for _ in range(12)}
+        assert len(answers) == 1
+        dead = server.find("api")
+        dead.kill()
+        assert until(lambda: len([each for each in server.children() if each.status() != "zombie"]) == 3, 10)
+        assert until(lambda: server.complete().status_code == 200)
+        assert "another is started" in server.output
+        assert server.stop() == 0
+        assert server.leftovers() == []
+
+
+def test_a_dead_api_process_leaves_no_pages_behind() -> None:
+    with Server(*NULL, "--api-workers", "2", "--max-model-len", "1024") as server:
+        worker = server.find("api")
+        body = {"prompt": "a", "max_tokens": 1000, "ignore_eos": True, "stream": True}
+        for _ in range(40):  # until one lands there
+            threading.Thread(target=_ask, args=(server.url, body), daemon=True).start()
+        os.kill(worker.pid, signal.SIGKILL)
+        assert until(lambda: server.metrics()["vllm:num_requests_running"] == 0, 20)
+        assert server.metrics()["vllm:kv_cache_usage_perc"] == 0
+
+
+def _ask(url: str, body: dict[str, object]) -> None:
+    try:
+        httpx.post(url + "/v1/completions", json=body, timeout=20)
+    except httpx.HTTPError:
+        pass

@@ -1,0 +1,36 @@
+"""Scrapes as a test reads them, and a service over the fake engine that tells everything an engine tells."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from quintet.engine.engine import Stats
+from tests.server.fakes import FakeBackend
+
+STATS = Stats(
+    num_running=3, num_waiting=2, kv_usage=0.25, num_steps=70, step_tokens=9, num_prompt_tokens=100,
+    num_generation_tokens=50, num_preemptions=1, prefix_queries=140, prefix_hits=40,
+)  # fmt: skip
+
+
+@dataclass
+class TellingBackend(FakeBackend):
+    """With all the figures of an engine."""
+
+    told: Stats = field(default_factory=lambda: STATS)
+
+    def stats(self) -> Mapping[str, float]:
+        return asdict(self.told)
+
+
+def samples(text: str) -> dict[str, float]:
+    """`name{label=value}` -> value, without the label that says the model."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for each in family.samples:
+            labels = ",".join(f"{k}={v}" for k, v in sorted(each.labels.items()) if k != "model_name")
+            name = each.name + (f"{{{labels}}}" if labels else "")
+            assert name not in found, f"{name} is there twice"
+            found[name] = each.value
+    return found

@@ -1,0 +1,107 @@
+"""API processes that ask each other for their counts, over real sockets."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from quintet.server.link import wire
+from quintet.server.link.remote import Remote
+from quintet.server.metrics.peers import Peers
+from quintet.server.metrics.series import Row, add_up
+
+
+class Process:
+    """An API process's inbox, and what hangs on it."""
+
+    def __init__(self, context: "zmq.asyncio.Context", folder: Path, worker: int) -> None:
+        self.inbox = context.socket(zmq.PULL)
+        self.inbox.bind(wire.worker_address(folder, worker))
+        self.peers = Peers(zmq.Context(context), folder, worker)
+        self.peers.rows = lambda: [Row("a", ("x",), [10.0**worker, 1.0])]
+        self.reader = asyncio.get_running_loop().create_task(self._read())
+
+    async def _read(self) -> None:
+        while True:
+            message = wire.decode_to_worker(await self.inbox.recv())
+            assert isinstance(message, wire.AskRows | wire.TellRows)
+            self.peers.take(message)
+
+    def close(self) -> None:
+        self.reader.cancel()
+        self.inbox.close(0)
+        self.peers.close()
+
+
+@pytest.fixture
+async def processes(tmp_path: Path) -> AsyncIterator[list[Process]]:
+    context = zmq.asyncio.Context()
+    made = [Process(context, tmp_path, worker) for worker in range(3)]
+    yield made
+    for each in made:
+        each.close()
+    context.term()
+
+
+async def test_each_finds_the_sum_of_all(processes: list[Process]) -> None:
+    for each in processes:
+        rows, silent = await each.peers.gather(3, patience=10)
+        assert silent == 0
+        assert add_up([*each.peers.rows(), *rows]) == [Row("a", ("x",), [111.0, 3.0])]
+
+
+async def test_questions_at_the_same_time_do_not_mix(processes: list[Process]) -> None:
+    asked = [each.peers.gather(3, patience=10) for each in processes for _ in range(20)]
+    found = await asyncio.gather(*asked)
+    assert {silent for _, silent in found} == {0}
+    assert [sum(row.values[0] for row in rows) for rows, _ in found] == [110.0] * 20 + [101.0] * 20 + [11.0] * 20
+
+
+async def test_one_that_does_not_answer_is_left_out_and_counted(processes: list[Process]) -> None:
+    processes[2].reader.cancel()
+    rows, silent = await processes[0].peers.gather(3, patience=0.3)
+    assert silent == 1
+    assert [row.values for row in rows] == [[10.0, 1.0]]
+
+
+async def test_one_that_never_reads_does_not_gather_questions(processes: list[Process]) -> None:
+    """More are asked than may wait; none blocks, and an answer that comes late is nobody's."""
+    peers = processes[0].peers
+    for _ in range(3):
+        processes[2].reader.cancel()
+        found = await asyncio.gather(*(peers.gather(4, patience=0.05) for _ in range(30)))
+        assert {silent for _, silent in found} <= {2, 3}
+    processes[2].reader = asyncio.get_running_loop().create_task(processes[2]._read())
+    rows, silent = await peers.gather(3, patience=10)
+    assert (silent, len(rows)) == (0, 2)
+
+
+async def test_alone_it_asks_nobody(processes: list[Process]) -> None:
+    assert await processes[0].peers.gather(1, patience=10) == ([], 0)
+
+
+async def test_a_peer_is_no_sign_of_life_of_the_engine(tmp_path: Path) -> None:
+    context = zmq.asyncio.Context()
+    remote = Remote(tmp_path, 0, step_timeout=10)
+    remote.start()
+    peer = Process(context, tmp_path, 1)
+    heard = time.monotonic() - remote.silence
+    await asyncio.sleep(0.05)
+    remote.peers.rows = lambda: [Row("b", (), [1.0])]
+    try:
+        rows, silent = await peer.peers.gather(2, patience=10)
+        assert (rows, silent) == ([Row("b", (), [1.0])], 0)
+        assert time.monotonic() - remote.silence == pytest.approx(heard, abs=0.01)
+    finally:
+        peer.close()
+        remote.close()
+        context.term()
+
+
+def test_rows_cross_the_wire_unchanged() -> None:
+    rows = [Row("quintet:http_requests_total", ("/v1/é", "GET", "200"), [3.0]), Row("h", (), [0.0, 2.0, 0.25])]
+    assert wire.decode_to_worker(wire.encode(wire.TellRows(1, 7, rows))) == wire.TellRows(1, 7, rows)

@@ -1,0 +1,144 @@
+"""What one call adds: exact counts for streams and whole answers, for several completions, failures and ends."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from quintet.engine.prompts import Prompt
+from quintet.sampling_params import RequestOutputKind, SamplingParams
+from quintet.server.http.calls import Ask
+from quintet.server.http.errors import ApiError, ClientGone
+from quintet.server.http.service import Service
+from quintet.server.metrics.exposition import scrape
+from quintet.server.settings import ServerConfig
+from tests.server.metrics.scrapes import TellingBackend, samples
+
+STREAM, WHOLE = RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[Service]:
+    yield Service(TellingBackend(), ServerConfig())
+
+
+def ask(kind: RequestOutputKind, prompt: int = 5, **fields: Any) -> Ask:
+    return Ask(Prompt(list(range(40, 40 + prompt))), SamplingParams(output_kind=kind, **fields))
+
+
+async def run(service: Service, *asks: Ask) -> None:
+    async with service.call(None, asks) as call:
+        async for _ in call:
+            pass
+
+
+async def counts(service: Service) -> dict[str, float]:
+    return samples((await scrape(service)).decode())
+
+
+@pytest.mark.parametrize("kind", [STREAM, WHOLE])
+async def test_a_call_of_several_requests_and_completions_is_counted_exactly(
+    service: Service, kind: RequestOutputKind
+) -> None:
+    await run(service, ask(kind, prompt=5, n=3, max_tokens=7), ask(kind, prompt=12, max_tokens=1))
+    found = await counts(service)
+    assert found["vllm:request_success_total{finished_reason=length}"] == 4
+    assert found["vllm:request_success_total{finished_reason=stop}"] == 0
+    assert found["vllm:time_to_first_token_seconds_count"] == 2
+    assert found["vllm:inter_token_latency_seconds_count"] == 3 * 6
+    assert found["vllm:request_time_per_output_token_seconds_count"] == 1  # the other has one token
+    assert found["vllm:e2e_request_latency_seconds_count"] == 2
+    assert (found["vllm:request_prompt_tokens_count"], found["vllm:request_prompt_tokens_sum"]) == (2, 17)
+    assert (found["vllm:request_generation_tokens_count"], found["vllm:request_generation_tokens_sum"]) == (4, 22)
+    assert (found["vllm:request_params_n_count"], found["vllm:request_params_n_sum"]) == (2, 4)
+    assert found["vllm:request_params_max_tokens_sum"] == 8
+    assert found["quintet:requests_aborted_total"] == found["quintet:requests_failed_total"] == 0
+
+
+async def test_streamed_or_whole_the_times_mean_the_same(service: Service) -> None:
+    """The same tokens at the same times: each gap, or their mean as often."""
+    backend = service.backend
+    assert isinstance(backend, TellingBackend)
+    await asyncio.gather(run(service, ask(STREAM, max_tokens=40)), run(service, ask(WHOLE, max_tokens=40)))
+    found = await counts(service)
+    whole, mean = found["vllm:inter_token_latency_seconds_sum"], found["vllm:request_time_per_output_token_seconds_sum"]
+    assert found["vllm:inter_token_latency_seconds_count"] == 78
+    assert whole == pytest.approx(39 * mean)
+    assert 0 < whole + found["vllm:time_to_first_token_seconds_sum"]
+    assert whole + found["vllm:time_to_first_token_seconds_sum"] <= found["vllm:e2e_request_latency_seconds_sum"] + 1e-9
+
+
+async def test_a_delta_of_several_tokens_shares_its_gap_out(service: Service) -> None:
+    assert isinstance(service.backend, TellingBackend)
+    service.backend.burst = 4
+    await run(service, ask(STREAM, max_tokens=12))
+    found = await counts(service)
+    assert found["vllm:inter_token_latency_seconds_count"] == 8  # those of the first delta have no gap
+    assert found["vllm:request_generation_tokens_sum"] == 12
+
+
+async def test_a_stop_is_told_from_an_end_of_length(service: Service) -> None:
+    assert isinstance(service.backend, TellingBackend)
+    service.backend.reply = [50, 51]
+    await run(service, ask(STREAM, max_tokens=9), ask(WHOLE, max_tokens=2))
+    found = await counts(service)
+    assert found["vllm:request_success_total{finished_reason=stop}"] == 1
+    assert found["vllm:request_success_total{finished_reason=length}"] == 1
+
+
+@pytest.mark.parametrize("kind", [STREAM, WHOLE])
+async def test_a_failure_is_counted_once_and_as_nothing_else(service: Service, kind: RequestOutputKind) -> None:
+    assert isinstance(service.backend, TellingBackend)
+    service.backend.fail_at = 2
+    with pytest.raises(ApiError):
+        await run(service, ask(kind, n=2, max_tokens=9))
+    found = await counts(service)
+    assert found["quintet:requests_failed_total"] == 1
+    assert found["quintet:requests_aborted_total"] == 0
+    assert found["vllm:e2e_request_latency_seconds_count"] == found["vllm:request_generation_tokens_count"] == 0
+    assert not any(value for name, value in found.items() if name.startswith("vllm:request_success"))
+
+
+@pytest.mark.parametrize("kind", [STREAM, WHOLE])
+async def test_every_request_of_a_call_that_ends_early_is_aborted_once(
+    service: Service, kind: RequestOutputKind
+) -> None:
+    assert isinstance(service.backend, TellingBackend)
+    service.backend.hang = 3
+    call = service.call(None, [ask(kind, max_tokens=3), ask(kind, max_tokens=9), ask(kind, max_tokens=9)])
+    async with call:
+        await call.peek()  # the first has ended, or the others wait by now
+        while len(service.backend.running) > 2:
+            await asyncio.sleep(0)
+        call.stop(ClientGone())
+    found = await counts(service)
+    assert found["quintet:requests_aborted_total"] == 2
+    assert found["vllm:request_success_total{finished_reason=length}"] == 1
+    assert found["vllm:e2e_request_latency_seconds_count"] == 1
+
+
+async def test_what_the_engine_tells_is_shown_once_and_not_added_up(service: Service) -> None:
+    await run(service, ask(STREAM, max_tokens=5))
+    found = await counts(service)
+    assert found["vllm:generation_tokens_total"] == 50
+    assert found["vllm:prompt_tokens_total"] == 140  # computed and cached
+    assert (found["vllm:num_requests_running"], found["vllm:num_requests_waiting"]) == (3, 2)
+    assert found["vllm:kv_cache_usage_perc"] == 0.25
+    assert (found["quintet:kv_pages_used"], found["quintet:kv_pages_total"]) == (250, 1000)
+    assert (found["vllm:prefix_cache_queries_total"], found["vllm:prefix_cache_hits_total"]) == (140, 40)
+    assert (found["quintet:steps_total"], found["vllm:num_preemptions_total"]) == (70, 1)
+    assert (found["quintet:step_tokens"], found["quintet:engine_up"]) == (9, 1)
+
+
+async def test_an_idle_engine_has_no_tokens_in_its_step(service: Service) -> None:
+    assert isinstance(service.backend, TellingBackend)
+    service.backend.told = replace(service.backend.told, num_running=0)
+    assert (await counts(service))["quintet:step_tokens"] == 0
+
+
+async def test_a_dead_engine_is_down(service: Service) -> None:
+    assert isinstance(service.backend, TellingBackend)
+    service.backend.dead = "it is gone"
+    assert (await counts(service))["quintet:engine_up"] == 0

@@ -1,0 +1,91 @@
+"""The page can be read and used: at any width, in light and dark, by eye, keyboard and screen reader."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.server.page.browser import finished, open_page, say, use_page, watch
+from tests.server.page.fake_server import FakeServer, Script, answer, chunk, ending
+from tests.server.page.test_chat import logprob
+
+TEXT = "Some **bold** text, `code` and\n\n```python\n" + "long = 'line'  # " * 20 + "\n```\n\n> quoted\n"
+
+# The lowest contrast of any text that is seen, by the formula of WCAG 2.2 (1.4.3), and where it is.
+CONTRAST = """() => {
+    const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+    const paint = (color) => { canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1); };
+    const pixel = () => [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3);
+    const luminance = (rgb) => rgb.map((v) => v / 255)
+        .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+        .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+    const under = (element) => {
+        if (!element) return paint("white");
+        under(element.parentElement);
+        paint(getComputedStyle(element).backgroundColor);
+    };
+    const seen = [...document.querySelectorAll("body *")].filter((e) => e.checkVisibility()
+        && !e.closest(".hidden, svg") && [...e.childNodes].some((node) => node.nodeType === 3 && node.data.trim()));
+    return seen.map((element) => {
+        under(element);
+        const ground = luminance(pixel());
+        paint(getComputedStyle(element).color);
+        const ink = luminance(pixel());
+        const ratio = (Math.max(ink, ground) + 0.05) / (Math.min(ink, ground) + 0.05);
+        return [ratio, `${element.tagName}.${element.className} ${element.textContent.slice(0, 20)}`];
+    }).sort((a, b) => a[0] - b[0])[0];
+}"""
+
+
+@pytest.fixture(params=["light", "dark"])
+def scheme(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture(params=[400, 1600])
+def view(request: pytest.FixtureRequest, browser: Browser, scheme: Any) -> Iterator[Page]:
+    size: Any = {"width": request.param, "height": 800}
+    context = browser.new_context(viewport=size, color_scheme=scheme)
+    page = context.new_page()
+    complaints = watch(page)
+    yield page
+    context.close()
+    assert complaints == []
+
+
+def test_nothing_sticks_out_and_all_text_can_be_read(view: Page, server: FakeServer) -> None:
+    doubtful = [logprob(word, share, {"x": 0.1}) for word, share in (("sure", 0.99), (" maybe", 0.4), (" no", 0.01))]
+    tokens = [*(chunk(entry["token"], logprobs=[entry]) for entry in doubtful), ending(3)]
+    server.scripts += [Script(answer(TEXT)), Script(tokens)]
+    use_page(view, server.url, "A question that is long enough to be wrapped where the screen is narrow. " * 3)
+    if not view.get_by_label("Token probabilities").is_visible():
+        view.get_by_role("heading", name="Parameters").click()
+    view.get_by_label("Token probabilities").check()
+    finished(say(view, "And?")).get_by_role("option").nth(2).focus()
+    expect(view.get_by_role("tooltip")).to_be_in_viewport(ratio=1)
+    expect(view.get_by_role("button", name="Send")).to_be_in_viewport(ratio=1)
+    boxes = ("html", "#messages", "aside", ".alternatives")
+    assert [box for box in boxes if view.locator(box).evaluate("e => e.scrollWidth > e.clientWidth")] == []
+    ratio, where = view.evaluate(CONTRAST)
+    assert ratio >= 4.5, where
+
+
+def test_every_field_has_a_name(page: Page, server: FakeServer) -> None:
+    open_page(page, server.url)
+    fields = page.locator("input, select, textarea, progress").filter(visible=True).all()
+    assert len(fields) > 10
+    for field in fields:
+        expect(field).to_have_accessible_name(re.compile(r"\w"))
+
+
+def test_the_keyboard_reaches_the_answer_and_comes_back(page: Page, server: FakeServer) -> None:
+    server.scripts.append(Script(answer("```\ncode\n```")))
+    open_page(page, server.url)
+    expect(page.get_by_label("Message", exact=True)).to_be_focused()
+    finished(say(page, "Hi"))
+    page.keyboard.press("Shift+Tab")
+    expect(page.get_by_role("button", name="Delete")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator(".message.assistant")).to_have_count(0)
