@@ -171,7 +171,7 @@ def _help(each: Field[Any], shape: _Shape, default: Any) -> str:
     text = str(each.metadata.get("help", "")) + ("; may be repeated" if shape.many else "")
     if isinstance(default, bool):
         text += " (default: yes)" if default else ""
-    elif default not in (None, MISSING, (), []):
+    elif default not in (None, MISSING, (), [], ""):
         text += f" (default: {default})"
     return text.replace("%", "%%")
 

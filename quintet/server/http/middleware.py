@@ -96,6 +96,8 @@ class Failures(Http):
             told = as_api_error(error)
             if told.status == 500 and not isinstance(error, ApiError):
                 logger.exception("request %s failed", scope["state"]["tally"].request_id)
+            elif not isinstance(error, ApiError):  # the caller's fault, as far as we know
+                logger.debug("request %s was refused", scope["state"]["tally"].request_id, exc_info=True)
             if started:
                 raise  # the connection is cut: the client sees that the answer is not whole
             await failure(scope, told)(scope, receive, send)

@@ -343,7 +343,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("name, args, words", WRONG, ids=str)
+@pytest.mark.parametrize("name, args, words", WRONG, ids=[f"{each[0]}: {each[2]}" for each in WRONG])
 def test_what_does_not_fit_is_refused(name: str, args, words: str) -> None:  # type: ignore[no-untyped-def]
     logits = torch.zeros(2, 5)
     with pytest.raises(ValueError, match=words):
