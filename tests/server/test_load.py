@@ -3,15 +3,14 @@
 import asyncio
 import json
 import random
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import httpx
 import psutil
 import pytest
 
-from tests.helpers.serving import NULL, Server
+from tests.helpers.serving import NULL, Server, until
 
 LIMIT = 32  # completions that the server takes on
 
@@ -20,15 +19,6 @@ LIMIT = 32  # completions that the server takes on
 def server() -> Iterator[Server]:
     with Server(*NULL, "--max-model-len", "1024", "--no-access-log", "--max-queued-requests", str(LIMIT)) as made:
         yield made
-
-
-def until(true: Callable[[], bool], seconds: float = 10.0) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if true():
-            return True
-        time.sleep(0.05)
-    return true()
 
 
 def idle(server: Server) -> bool:

@@ -147,12 +147,19 @@ def test_an_id_is_free_again_although_the_last_output_was_not_read() -> None:
 
 def test_an_id_in_use_is_refused_and_its_request_goes_on() -> None:
     engine = start()
+    opened = gate(engine)
+    opened.set()
 
     async def main() -> None:
         running = engine.generate([3], greedy(max_tokens=100, output_kind=DELTA), request_id="a")
         tokens = list((await anext(running)).outputs[0].token_ids)
+        opened.clear()  # it runs on when the other has asked
+        other = asyncio.ensure_future(follow(engine, [5], request_id="a"))
+        while engine._calls.empty() and not other.done():
+            await asyncio.sleep(0)
+        opened.set()
         with pytest.raises(ValueError, match="in use"):
-            await follow(engine, [5], request_id="a")
+            await other
         tokens += [token async for output in running for token in output.outputs[0].token_ids]
         assert tokens == expected([3], 100)
 

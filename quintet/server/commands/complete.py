@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Streams one continuation."""
     wanted = flags.given(arguments, SamplingParams)
     SamplingParams(**{"max_tokens": None, **wanted})
-    prompt = _from_stdin() if arguments.PROMPT is None else arguments.PROMPT
+    prompt = engine.prompt_from_stdin("complete") if arguments.PROMPT is None else arguments.PROMPT
 
     from quintet.server.clients.remote import Remote, Speed
 
@@ -41,12 +41,3 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.quiet:
         engine.say(str(speed))
     return 0
-
-
-def _from_stdin() -> str:
-    if sys.stdin.isatty():
-        raise ValueError('no prompt: give one (`quintet complete "Once upon a time"`), or pipe text in')
-    text = sys.stdin.buffer.read().decode(errors="replace").removesuffix("\n")
-    if not text:
-        raise ValueError("standard input held no prompt")
-    return text

@@ -97,6 +97,16 @@ class Speed:
         return f"{prompt}; {self.num_output} tokens of output{rate}"
 
 
+def prompt_from_stdin(command: str) -> str:
+    """All of standard input as one prompt."""
+    if sys.stdin.isatty():
+        raise ValueError(f'no prompt: give one (`quintet {command} "Once upon a time"`), or pipe text in')
+    text = sys.stdin.buffer.read().decode(errors="replace").removesuffix("\n")
+    if not text:
+        raise ValueError("standard input held no prompt")
+    return text
+
+
 def say(text: str) -> None:
     """To the person, not into the output."""
     print(text, file=sys.stderr, flush=True)

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Streams one answer, or prints several in order."""
-    prompts = arguments.PROMPT or [_from_stdin()]
+    prompts = arguments.PROMPT or [engine.prompt_from_stdin("generate")]
     wanted = flags.given(arguments, SamplingParams)
     SamplingParams(**{"max_tokens": _MAX_TOKENS, **wanted})  # refuses before the model is loaded
     llm = engine.open_engine(arguments, arguments.quiet)
@@ -40,15 +40,6 @@ def run(arguments: argparse.Namespace) -> int:
         return _stream(llm, prompts[0], params, arguments) if one else _all(llm, prompts, params, arguments)
     finally:
         llm.close()
-
-
-def _from_stdin() -> str:
-    if sys.stdin.isatty():
-        raise ValueError('no prompt: give one (`quintet generate "Once upon a time"`), or pipe text in')
-    text = sys.stdin.buffer.read().decode(errors="replace").removesuffix("\n")
-    if not text:
-        raise ValueError("standard input held no prompt")
-    return text
 
 
 def _messages(prompt: str, arguments: argparse.Namespace) -> list[dict[str, str]]:

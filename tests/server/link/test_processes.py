@@ -8,24 +8,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.helpers.serving import NULL, Server
+from tests.helpers.serving import NULL, Server, until
 
 NOTICED = 5.0  # seconds
-
-
-def until(true: Callable[[], bool], seconds: float = NOTICED) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if true():
-            return True
-        time.sleep(0.02)
-    return true()
 
 
 def status(url: str) -> int:

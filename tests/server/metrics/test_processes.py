@@ -3,15 +3,14 @@
 import asyncio
 import contextlib
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import httpx
 import psutil
 import pytest
 
-from tests.helpers.serving import NULL, Server
+from tests.helpers.serving import NULL, Server, until
 from tests.server.metrics.scrapes import samples
 
 WORKERS, STREAMS, WHOLE, BAD, TOKENS = 3, 60, 60, 10, 6
@@ -23,15 +22,6 @@ def server() -> Iterator[Server]:
     with Server(*NULL, "--api-workers", str(WORKERS)) as made:
         assert until(lambda: scrape(made)["quintet:peers_silent"] == 0)  # all are there
         yield made
-
-
-def until(true: Callable[[], bool], seconds: float = 20) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if true():
-            return True
-        time.sleep(0.02)
-    return true()
 
 
 def scrape(server: Server) -> dict[str, float]:
