@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 SOURCES := pyproject.toml constraints-dev.txt CMakeLists.txt $(shell find csrc -type f)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench clean
+.PHONY: help setup demo test lint format bench gpu clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -48,6 +48,10 @@ format: $(STAMP) ## rewrite the Python files in the house style
 
 bench: $(STAMP) ## measure this machine and the engine on it
 	$(BIN)/python benchmarks/run.py $(ARGS)
+
+# Without $(STAMP): that would bring a torch of its own. It takes what is installed, in .venv or else by PYTHON.
+gpu: ## test and measure on this machine's NVIDIA GPU, offline
+	$(or $(wildcard $(BIN)/python),$(PYTHON)) scripts/gpu.py $(ARGS)
 
 clean: ## remove .venv, builds and caches
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

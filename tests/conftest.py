@@ -9,3 +9,6 @@ torch.set_num_threads(1)  # tiny products gain nothing from threads that wait fo
 # JAX reads it when it opens its devices: the tests of the TPU platform want eight
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+# Triton reads it when a kernel is declared: without a GPU kernels run in its interpreter
+os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -39,6 +39,9 @@ class Op:
             want, got = (list(inspect.signature(f).parameters) for f in (self.reference, function))
             if want != got:
                 raise TypeError(f"{self.name}: provider {provider!r} takes {got}, the specification takes {want}")
+            taken = self.providers.get(provider, function)
+            if (taken.__module__, taken.__name__) != (function.__module__, function.__name__):
+                raise ValueError(f"{self.name}: provider {provider!r} is {taken.__module__}'s; choose another name")
             self.providers[provider] = function
             if probe is not None:
                 self.probes[provider] = probe

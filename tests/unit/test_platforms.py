@@ -128,6 +128,17 @@ def test_a_provider_with_another_signature_is_refused(op: Op) -> None:
         op.provide("bad")(lambda x, y: x)
 
 
+def test_a_providers_name_is_one_modules(op: Op) -> None:
+    """Whoever is loaded last would win otherwise, and one platform serve another's function."""
+
+    def other(x: Tensor) -> Tensor:
+        return x + x
+
+    op.provide("fast")(lambda x: x + x)
+    with pytest.raises(ValueError, match="provider 'fast' is .*test_platforms's; choose another name"):
+        op.provide("fast")(other)
+
+
 def test_an_op_is_defined_once(op: Op) -> None:
     with pytest.raises(ValueError, match="twice is defined twice"):
         Op(op.reference)

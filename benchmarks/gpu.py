@@ -1,0 +1,243 @@
+"""What steps cost on a GPU, as shares of the ceilings measured in the same run. Random weights of real shapes.
+
+python benchmarks/gpu.py [--shape llama-3.1-8b] [--device cuda] [--out benchmarks/results/nvidia-h200.json]
+
+Decoding is held against the bandwidth of a copy, prompts against the rate of a bf16 product, both by torch.
+"""
+
+import argparse
+import gc
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402  the path is set first, so that the script runs by itself
+
+from benchmarks.tpu_step import batch  # noqa: E402
+from quintet.config import EngineConfig  # noqa: E402
+from quintet.engine.loader import num_bytes  # noqa: E402
+from quintet.engine.start import Prepared, prepare  # noqa: E402
+from quintet.engine.worker import Worker  # noqa: E402
+from quintet.platforms import UnavailableError, choose  # noqa: E402
+from quintet.types import HostBatch  # noqa: E402
+
+GIGA = 1e9
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama-3.1-8b": {
+        "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131072, "rope_theta": 500_000,
+        "rms_norm_eps": 1e-5,
+    },
+    "llama-3.2-1b": {
+        "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 131072,
+        "rope_theta": 500_000, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
+    },
+}  # fmt: skip
+DECODES = ((1, 512), (8, 512), (64, 512), (64, 4096))  # requests, tokens that each has behind it
+PROMPTS = (512, 2048)  # tokens
+ROUNDS = 30
+WANTED = {"decode 1 x 512": 0.8, "attention 64 x 4096": 0.8, "prefill 2048": 0.7}  # shares; not reached yet, or unknown
+FIRST_TOKEN = 10.0  # seconds from the start of the process, at most
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    what: str
+    ms: float  # median
+    host_ms: float  # until the host may go on
+    rate: float  # GB/s or TFLOP/s
+    ceiling: float
+    share: float
+    unit: str
+
+
+def row(what: str, seconds: tuple[float, float], work: float, ceiling: float, unit: str) -> Row:
+    """`work` in bytes or floating-point operations; the ceiling in the unit."""
+    rate = work / seconds[0] / (GIGA if unit == "GB/s" else 1e12)
+    ms, host = (round(each * 1e3, 4) for each in seconds)
+    return Row(what, ms, host, round(rate, 1), round(ceiling, 1), round(rate / ceiling, 3), unit)
+
+
+def timed(call: Callable[[], object], wait: Callable[[], object], rounds: int = ROUNDS) -> tuple[float, float]:
+    """Median seconds (until the device is done, until the host may go on), after a few rounds to warm up."""
+    times, hosts = [], []
+    for turn in range(rounds + 5):
+        wait()
+        start = time.perf_counter()
+        call()
+        host = time.perf_counter() - start
+        wait()
+        if turn >= 5:
+            times.append(time.perf_counter() - start)
+            hosts.append(host)
+    return statistics.median(times), statistics.median(hosts)
+
+
+def ceilings(device: torch.device, wait: Callable[[], object]) -> dict[str, float]:
+    """GB/s that a copy reads and writes, and TFLOP/s of a large bf16 product."""
+    x = torch.empty(2**30, dtype=torch.uint8, device=device)
+    y = torch.empty_like(x)
+    copy, _ = timed(lambda: y.copy_(x), wait)
+    size = 8192
+    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
+    product, _ = timed(lambda: a @ b, wait)
+    return {"copy_gbs": 2 * x.numel() / copy / GIGA, "bf16_tflops": 2 * size**3 / product / 1e12}
+
+
+def prepared(shape: str, device: str) -> Prepared:
+    """The model with random weights, loaded."""
+    from transformers import LlamaConfig
+
+    folder = tempfile.mkdtemp(prefix="quintet-shape-")
+    LlamaConfig(**SHAPES[shape], dtype="bfloat16").save_pretrained(folder)
+    limits = {"max_model_len": 8192, "max_num_seqs": 64, "max_num_batched_tokens": 2048}
+    config = EngineConfig.from_kwargs(
+        model=folder, device=device, dtype="bfloat16", load_format="dummy", skip_tokenizer_init=True, **limits
+    )
+    made = prepare(config)
+    made.ranks.workers[0].load(None, made.plan.num_pages, made.buckets, True)
+    return made
+
+
+def steps(made: Prepared, wait: Callable[[], object], ceiling: dict[str, float]) -> list[Row]:
+    """Whole steps, from the host's arrays to logits on the device."""
+    worker, rows = made.ranks.workers[0], []
+    weights = read_bytes(worker)
+    for requests, context in DECODES:
+        host = batch(requests, 1, context - 1)
+        if fits(made, host):
+            took = stepped(worker, host, wait)
+            cache = requests * context * worker.page_bytes / made.config.page_size
+            rows.append(row(f"decode {requests} x {context}", took, weights + cache, ceiling["copy_gbs"], "GB/s"))
+    parameters = (weights - head_bytes(worker)) / 2
+    for tokens in PROMPTS:
+        took = stepped(worker, batch(1, tokens, 0), wait)
+        rows.append(row(f"prefill {tokens}", took, 2 * parameters * tokens, ceiling["bf16_tflops"], "TFLOP/s"))
+    return rows
+
+
+def stepped(worker: Worker, host: HostBatch, wait: Callable[[], object]) -> tuple[float, float]:
+    """As timed() has it, of a step of the worker."""
+    return timed(lambda: worker.run(host), wait)
+
+
+def fits(made: Prepared, host: HostBatch) -> bool:
+    return int(host.page_table.max()) < made.plan.num_pages
+
+
+def read_bytes(worker: Worker) -> int:
+    """Of weights that a decode step reads: all but the embedding, of which it looks up a few rows; a tied head is."""
+    return num_bytes(worker.model.model.layers, worker.platform) + head_bytes(worker)  # type: ignore[arg-type]
+
+
+def head_bytes(worker: Worker) -> int:
+    return num_bytes(worker.model.lm_head, worker.platform)
+
+
+def attention(made: Prepared, wait: Callable[[], object], ceiling: dict[str, float]) -> list[Row]:
+    """Paged decode attention alone, in the layout of the model."""
+    from quintet.types import AttentionSpec, Batch
+
+    worker, config = made.ranks.workers[0], made.hf_config
+    host, requests, context = batch(64, 1, 4095), 64, 4096
+    if not fits(made, host):
+        return []
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    spec = AttentionSpec(heads, kv_heads, dim, dim**-0.5, torch.bfloat16, made.config.page_size)
+    made_for = worker.platform.attention(spec, worker.ops)
+    planned = made_for.plan(host)
+    tensors = worker.device.to_device([*planned[:-1], *planned.extra])  # type: ignore[list-item]
+    count = len(planned) - 1
+    there = Batch(*tensors[:count], extra=tensors[count:])  # type: ignore[arg-type, misc]
+    kv = worker._kv[0]
+    q = torch.randn(len(planned.token_ids), heads, dim, device=kv.device, dtype=torch.bfloat16)
+    took = timed(lambda: worker.ops.paged_attention(q, kv, there, spec, None), wait)
+    read = requests * context * 2 * kv_heads * dim * 2
+    return [row("attention 64 x 4096", took, read, ceiling["copy_gbs"], "GB/s")]
+
+
+def first_token(device: str) -> float:
+    """Seconds from the start of a process to the bundled model's first token; nothing is captured ahead."""
+    code = (
+        "import time, psutil; from quintet import LLM, SamplingParams;"
+        f"LLM(device={device!r}, use_tqdm=False).generate(['Once'], SamplingParams(max_tokens=1), use_tqdm=False);"
+        "print(time.time() - psutil.Process().create_time())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    return float(done.stdout.splitlines()[-1])
+
+
+def table(results: dict[str, Any]) -> str:
+    """What a person reads."""
+    copy, product = results["ceilings"]["copy_gbs"], results["ceilings"]["bf16_tflops"]
+    lines = [f"{results['device']}: a copy moves {copy:.0f} GB/s, a bf16 product makes {product:.0f} TFLOP/s", ""]
+    lines.append(f"{'step':<24}{'ms':>10}{'host ms':>10}{'rate':>12}{'share':>8}{'wanted':>8}")
+    for each in results["rows"]:
+        wanted = WANTED.get(each["what"])
+        rate = f"{each['rate']:.0f} {each['unit']}"
+        end = f"{each['share']:>8.0%}" + (f"{wanted:>8.0%}" if wanted else "")
+        lines.append(f"{each['what']:<24}{each['ms']:>10.3f}{each['host_ms']:>10.3f}{rate:>12}{end}")
+    lines += ["", f"first token {results['first_token_s']:.1f} s after the start, wanted {FIRST_TOKEN:.0f} s at most"]
+    return "\n".join(lines)
+
+
+def measure(shape: str, device: str) -> dict[str, Any]:
+    """Everything; the ceilings again at the end, so that a device that slowed down shows."""
+    detail = choose(device).capabilities.detail
+    cold = first_token(device)
+    kind = torch.device(device, 0)
+    wait = torch.cuda.synchronize
+    before = ceilings(kind, wait)
+    made = prepared(shape, device)
+    rows = [*steps(made, wait, before), *attention(made, wait, before)]
+    ops = {choice.op: choice.provider for choice in made.ranks.workers[0].ops.choices}
+    del made  # or there may be no room for the ceilings
+    gc.collect()
+    torch.cuda.empty_cache()
+    after = ceilings(kind, wait)
+    return {
+        "date": time.strftime("%Y-%m-%d"), "device": detail.split(";")[0], "detail": detail, "shape": shape,
+        "ceilings": before, "ceilings_after": after, "first_token_s": round(cold, 2),
+        "ops": ops,
+        "rows": [asdict(each) for each in rows],
+    }  # fmt: skip
+
+
+def main() -> int:
+    """0 if it was measured, 1 if there is no device."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default="llama-3.1-8b")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--out", type=Path, help="benchmarks/results/<gpu>.json if not given")
+    args = parser.parse_args()
+    try:
+        choose(args.device)
+    except UnavailableError as error:
+        print(f"nothing was measured: {error}", file=sys.stderr)
+        return 1
+    results = measure(args.shape, args.device)
+    name = re.sub(r"[^a-z0-9]+", "-", results["device"].lower()).strip("-")
+    out = args.out or ROOT / "benchmarks" / "results" / f"{name}.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(results, indent=2) + "\n")
+    print(f"{table(results)}\n\nwritten to {out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""NVIDIA GPUs as a platform. No step has run on one yet: it says so when it is chosen."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quintet.config import EngineConfig
+from quintet.platforms.cuda import facts, flashinfer
+from quintet.platforms.gpu.facts import Facts
+from quintet.platforms.gpu.platform import GPU
+from quintet.platforms.gpu.runtime import Runtime, TorchRuntime
+from quintet.platforms.interface import Attention, Unavailable
+from quintet.types import AttentionSpec
+
+
+class CUDA(GPU):
+    """Triton's kernels, FlashInfer's attention where it is installed and serves, torch for the rest."""
+
+    name = "cuda"
+
+    @classmethod
+    def _facts(cls) -> Facts | Unavailable:
+        return facts.facts()
+
+    @classmethod
+    def _make_runtime(cls) -> Runtime:
+        return TorchRuntime(torch.cuda, "cuda")
+
+    def __init__(self, config: EngineConfig | None = None) -> None:
+        super().__init__(config)
+        self._planners: dict[AttentionSpec, flashinfer.Planner | str] = {}
+
+    def _other_attention(self, spec: AttentionSpec, ops: Any) -> Attention | str:
+        if spec not in self._planners:
+            self._planners[spec] = self._planner(spec)
+        planner = self._planners[spec]
+        return planner if isinstance(planner, str) else flashinfer.FlashInferAttention(spec, ops, planner)
+
+    def _planner(self, spec: AttentionSpec) -> "flashinfer.Planner | str":
+        """FlashInfer for such layers, or every reason why not."""
+        if self._config.tensor_parallel_size > 1:
+            return "FlashInfer plans on a device, and with several ranks an attention is not told which"
+        module = self._flashinfer()
+        if isinstance(module, str):
+            return module
+        if reasons := flashinfer.refusals(spec):
+            return f"FlashInfer does not serve {', '.join(reasons)}"
+
+        def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+            return self._runtime.empty(shape, dtype, 0)
+
+        wrong = flashinfer.trial(spec, module, empty)
+        return wrong or flashinfer.Planner(spec, module, empty, self._planning.sizes)
+
+    def _flashinfer(self) -> Any:
+        """The module, or the reason why there is none."""
+        return flashinfer.load()

@@ -1,0 +1,1 @@
+"""What CUDA, ROCm and XPU share: a base for platforms, not one itself."""

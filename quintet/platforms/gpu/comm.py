@@ -1,0 +1,96 @@
+"""The ranks of one model over torch.distributed, and a kernel of our own for small sums where devices allow it.
+
+A sum has the same bits on every rank. Its order is the ranks' in our kernel, and NCCL's own elsewhere.
+"""
+
+import importlib
+import threading
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from quintet.platforms.interface import Communicator
+
+PATIENCE = timedelta(minutes=5)  # that ranks wait for each other at the start: one may read weights from a slow disk
+
+
+class SmallSum(Protocol):
+    """A sum of few bytes over the ranks."""
+
+    def takes(self, x: Tensor) -> bool: ...
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+class GroupCommunicator(Communicator):
+    """Collectives of a process group. Nothing of torch.distributed's global state: two engines do not meet."""
+
+    def __init__(self, group: Any, rank: int, size: int, small: SmallSum | None = None) -> None:
+        self.rank, self.size, self._group, self._small = rank, size, group, small
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        if self._small is not None and self._small.takes(x):
+            return self._small(x)
+        x = x.contiguous()
+        self._group.allreduce([x]).wait()
+        return x
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        everyone = x.new_empty((self.size, *x.shape))
+        self._group._allgather_base(everyone.view(-1), x.contiguous().view(-1)).wait()
+        return torch.cat(everyone.unbind(), dim)
+
+    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
+        pieces = self._pieces(x, dim)
+        own = x.new_empty(pieces.shape[1:])
+        self._group._reduce_scatter_base(own.view(-1), pieces.view(-1)).wait()
+        return own
+
+    def all_to_all(self, x: Tensor, dim: int) -> Tensor:
+        pieces = self._pieces(x, dim)
+        arrived = torch.empty_like(pieces)
+        self._group.alltoall_base(arrived.view(-1), pieces.view(-1), [], []).wait()
+        return torch.cat(arrived.unbind(), dim)
+
+    def _pieces(self, x: Tensor, dim: int) -> Tensor:
+        """[size, ...]: x cut along dim."""
+        if x.shape[dim] % self.size:
+            raise ValueError(f"{x.shape[dim]} cannot be cut into {self.size} equal pieces")
+        return torch.stack(x.chunk(self.size, dim))
+
+
+class Meeting:
+    """Where the ranks of this process find each other: one store per endpoint."""
+
+    def __init__(self) -> None:
+        self._stores: dict[str, tuple[int, Any]] = {}
+        self._lock = threading.Lock()
+
+    def store(self, rank: int, size: int, endpoint: str) -> Any:
+        """inproc://name for ranks of this process, tcp://host:port (rank 0 listens) or file:///path for others."""
+        dist: Any = importlib.import_module("torch.distributed")
+        scheme, _, rest = endpoint.partition("://")
+        if not 0 <= rank < size:
+            raise ValueError(f"rank {rank} of {size} at {endpoint!r}: ranks count from 0")
+        if scheme == "inproc":
+            with self._lock:
+                seats, store = self._stores.setdefault(endpoint, (size, dist.HashStore()))
+            if seats != size:
+                raise ValueError(f"rank {rank} of {size} at {endpoint!r}, where {seats} ranks meet")
+            return store
+        if scheme == "tcp":
+            host, _, port = rest.rpartition(":")
+            return dist.TCPStore(host, int(port), size, rank == 0, timeout=PATIENCE)
+        if scheme == "file":
+            return dist.FileStore(rest, size)
+        raise ValueError(f"endpoint {endpoint!r} is neither inproc://, tcp://host:port nor file:///path")
+
+
+def nccl(store: Any, rank: int, size: int) -> Any:
+    """NCCL's process group on the thread's current device; RCCL's under ROCm has the same name."""
+    dist: Any = importlib.import_module("torch.distributed")
+    if not hasattr(dist, "ProcessGroupNCCL"):
+        raise RuntimeError(f"{size} ranks need NCCL, and this build of torch has none; set tensor_parallel_size to 1")
+    return dist.ProcessGroupNCCL(store, rank, size, dist.ProcessGroupNCCL.Options())

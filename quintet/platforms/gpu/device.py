@@ -1,0 +1,135 @@
+"""One opened GPU: packed uploads, copies to the host behind the next step, and the cache."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quintet.platforms.gpu.memory import Tagged
+from quintet.platforms.gpu.runtime import Runtime
+from quintet.platforms.interface import KV, Device
+from quintet.types import KVLayout, Memory
+
+GIB = 2**30
+ALIGN = 64  # bytes between arrays of one upload: kernels are specialised for pointers that are multiples of 16
+RESERVE = 512 * 2**20  # bytes left to what no plan counts: libraries' workspaces, communicators, captured graphs
+CHUNK = 64 * 2**20  # bytes of a weight that go through pinned memory at once; two are on their way
+TYPES = {np.dtype(np.int32): torch.int32, np.dtype(np.float32): torch.float32, np.dtype(np.uint8): torch.uint8}
+
+
+class GPUDevice(Device):
+    """The device of one rank. Work goes to the thread's current stream; results come home on one of their own."""
+
+    def __init__(self, runtime: Runtime, index: int) -> None:
+        runtime.use(index)
+        self.runtime, self.index = runtime, index
+        self.tagged = Tagged(runtime, index)
+        self._homeward = runtime.stream(index)
+
+    def memory(self) -> Memory:
+        self.runtime.use(self.index)
+        free, total = self.runtime.memory(self.index)
+        free += self.runtime.idle(self.index)
+        return Memory(max(0, min(free, total) - RESERVE), total, self.runtime.peak(self.index))
+
+    def allocate_kv(self, layouts: Sequence[KVLayout], pages: int) -> KV:
+        need, free = sum(layout.page_bytes for layout in layouts) * pages, self.memory().free
+        if need > free:
+            raise MemoryError(self._no_room(pages, need, free))
+        self.runtime.release()  # what was freed in other sizes may be just what is missing
+        try:
+            kv = tuple(self._zeros((pages, *layout.page_shape), layout.dtype) for layout in layouts)
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(f"{self._no_room(pages, need, free)} ({error})") from None
+        self.tagged.keep("cache", kv)
+        return kv
+
+    def to_device(self, arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[Tensor, ...]:
+        """All in one copy: what a step's dozen small arrays cost is the number of copies."""
+        self.runtime.use(self.index)
+        starts, end = [], 0
+        for array in arrays:
+            starts.append(end)
+            end += -(-array.nbytes // ALIGN) * ALIGN
+        if end == 0:
+            return tuple([self.runtime.empty(array.shape, _dtype(array), self.index) for array in arrays])
+        staged = self.runtime.pinned(end)
+        written = staged.numpy()
+        for start, array in zip(starts, arrays, strict=True):
+            flat = np.ascontiguousarray(array).reshape(-1)
+            written[start : start + array.nbytes].view(array.dtype)[:] = flat
+        there = self.runtime.empty((end,), torch.uint8, self.index)
+        self.runtime.copy(there, staged)
+        views: dict[torch.dtype, Tensor] = {}
+        return tuple([_part(there, views, start, array) for start, array in zip(starts, arrays, strict=True)])
+
+    def to_host(self, x: Tensor) -> Callable[[], Tensor]:
+        """The copy waits for what has been queued by now, and for nothing that comes later."""
+        self.runtime.use(self.index)
+        if x.numel() == 0:
+            return lambda: torch.empty(x.shape, dtype=x.dtype)
+        x = x.contiguous()
+        computed, arrived = self.runtime.event(), self.runtime.event()
+        computed.record(self.runtime.current())
+        self._homeward.wait_event(computed)
+        here = self.runtime.pinned(x.numel() * x.element_size()).view(x.dtype).view(x.shape)
+        with self.runtime.on(self._homeward):
+            self.runtime.copy(here, x)
+            arrived.record(self._homeward)
+        self.runtime.hold(x, self._homeward)
+
+        def wait() -> Tensor:
+            arrived.synchronize()
+            return here
+
+        return wait
+
+    def upload(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """A tensor of the host's in that type, through two pieces of pinned memory; done when it returns."""
+        self.runtime.use(self.index)
+        there = self.runtime.empty(x.shape, dtype, self.index)
+        source, target = x.reshape(-1), there.view(-1)
+        step = CHUNK // dtype.itemsize
+        pieces = [self.runtime.pinned(min(CHUNK, target.numel() * dtype.itemsize)).view(dtype) for _ in range(2)]
+        events: list[Any] = [None, None]
+        for turn, first in enumerate(range(0, target.numel(), step)):
+            piece, event = pieces[turn % 2], events[turn % 2]
+            if event is not None:
+                event.synchronize()
+            last = min(first + step, target.numel())
+            piece[: last - first].copy_(source[first:last])
+            self.runtime.copy(target[first:last], piece[: last - first])
+            events[turn % 2] = self.runtime.event()
+            events[turn % 2].record(self.runtime.current())
+        for event in events:
+            if event is not None:
+                event.synchronize()
+        return there
+
+    def _zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        whole = self.runtime.empty((math.prod(shape) * dtype.itemsize,), torch.uint8, self.index)
+        return whole.zero_().view(dtype).view(*shape)
+
+    def _no_room(self, pages: int, need: int, free: int) -> str:
+        return (
+            f"KV cache of {pages} pages needs {need / GIB:.2f} GiB, {free / GIB:.2f} GiB are free on device "
+            f"{self.index}; lower gpu_memory_utilization, kv_cache_memory_bytes or max_model_len"
+        )
+
+
+def _dtype(array: np.ndarray[Any, Any]) -> torch.dtype:
+    return TYPES.get(array.dtype) or torch.from_numpy(array[:0]).dtype
+
+
+def _part(there: Tensor, views: dict[torch.dtype, Tensor], start: int, array: np.ndarray[Any, Any]) -> Tensor:
+    """The array's stretch of an upload; a tensor made of another by one call, not by four."""
+    dtype = _dtype(array)
+    if dtype not in views:
+        views[dtype] = there.view(dtype)
+    strides = [1] * array.ndim
+    for axis in range(array.ndim - 2, -1, -1):
+        strides[axis] = strides[axis + 1] * max(1, array.shape[axis + 1])
+    return views[dtype].as_strided(array.shape, strides, start // dtype.itemsize)

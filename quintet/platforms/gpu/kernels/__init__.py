@@ -1,0 +1,1 @@
+"""Triton kernels; each is tested against its specification in Triton's interpreter, and compiled ahead."""

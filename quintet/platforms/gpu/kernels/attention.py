@@ -1,0 +1,141 @@
+"""Paged attention of requests with several tokens in a step: prompts, whole or in chunks. Unverified on a GPU.
+
+A program takes a tile of one request's tokens with all query heads of one KV head, and goes through its context in one
+order. Which request a tile is of follows from `starts`, so that the grid depends on shapes alone.
+"""
+
+import triton
+import triton.language as tl
+
+from quintet.platforms.gpu.kernels.attention_layer import CHUNK, E4M3, INT8, PLAIN, Blocks, Call, Layer, Limits, fitting
+from quintet.platforms.gpu.kernels.attention_parts import LOG2E, divided, fold, key_rows
+from quintet.platforms.gpu.kernels.variant import Variant
+
+
+def tile_blocks(layer: Layer, limits: Limits) -> Blocks:
+    """Guesses, untuned: the largest that spill no registers on any of the architectures we compile for.
+
+    Those that widen what they read, or have wide heads, hold more at a time. float32 is multiplied without tensor
+    cores, from registers; the interpreter has no registers.
+    """
+    wide = layer.block_dim > 128
+    rows, slots = (32, 32) if layer.block_dim > 256 else (64, 32) if wide else (128, 64)
+    if layer.stored != PLAIN:
+        slots = 16 if wide else 32
+    elif layer.capped or layer.sloped:
+        slots = 32
+    fp32 = layer.dtype == "fp32" and not layer.wide
+    if fp32:
+        rows, slots = 16, 16 if wide or layer.stored != PLAIN else 32
+    rows = max(rows, triton.next_power_of_2(layer.group))
+    stages = fitting(layer, limits.shared, rows, slots)
+    return Blocks(rows, slots, 4 if fp32 else 8, min(stages, 3) if fp32 or slots == 64 else stages)
+
+
+@triton.jit
+def _request_of(starts, requests, tile, TOKENS: tl.constexpr, CHUNK: tl.constexpr):
+    """Request r has its tiles from starts[r] // TOKENS + r on: at least as many as it needs, and nobody else's."""
+    count = 0
+    for chunk in range(0, requests, CHUNK):
+        rows = chunk + tl.arange(0, CHUNK)
+        firsts = tl.load(starts + rows, mask=rows < requests, other=0) // TOKENS + rows
+        count += tl.sum(((firsts <= tile) & (rows < requests)).to(tl.int32))
+    return count - 1
+
+
+@triton.jit(do_not_specialize=["requests", "pages"])
+def attend_tiles(
+    out, q, kv, scales, table, starts, lengths, sinks, slopes, requests, pages, q_stride, gain, cap,
+    GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, WIDTH: tl.constexpr, STORED: tl.constexpr, COMPUTE: tl.constexpr,
+    WINDOW: tl.constexpr, CAPPED: tl.constexpr, SLOPED: tl.constexpr, HAS_SINKS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Grid (KV heads, T // TOKENS + R). Requests with one token are left to attention_split.py."""
+    TOKENS: tl.constexpr = BLOCK_M // GROUP
+    head = tl.program_id(0)
+    tile = tl.num_programs(1) - 1 - tl.program_id(1)  # a prompt's last tiles have most to do: they start first
+    request = _request_of(starts, requests, tile, TOKENS, CHUNK)
+    first = tl.load(starts + request)
+    count = tl.load(starts + request + 1) - first
+    offset = (tile - (first // TOKENS + request)) * TOKENS
+    if count < 2 or offset >= count:
+        return
+    shift = tl.load(lengths + request) - count  # position of the request's first token in this step
+    row = tl.arange(0, BLOCK_M)
+    token = offset + row // GROUP
+    real = (row < TOKENS * GROUP) & (token < count)
+    token = tl.minimum(token, count - 1)
+    heads = head * GROUP + row % GROUP
+    columns = tl.arange(0, BLOCK_D)
+    wanted = real[:, None] & (columns < DIM)[None, :]
+    of_token = (first + token).to(tl.int64)
+    x = tl.load(q + (of_token * q_stride + heads * DIM)[:, None] + columns[None, :], mask=wanted, other=0.0)
+    x = x.to(COMPUTE)
+    position = shift + token
+
+    lowest = shift + offset
+    end = shift + tl.minimum(offset + TOKENS, count)
+    begin = 0
+    full = (lowest + 1) // BLOCK_N * BLOCK_N  # every row sees every slot before it
+    if WINDOW:
+        begin = tl.maximum(lowest - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+        full = begin
+    own = table + request.to(tl.int64) * pages
+    slope = 0.0
+    if SLOPED:
+        slope = tl.load(slopes + heads) * LOG2E
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    best = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    for n in range(begin, full, BLOCK_N):
+        slots = n + tl.arange(0, BLOCK_N)
+        rows = key_rows(own, slots, end, head, KV_HEADS, PAGE_SIZE)
+        distance = (slots[None, :] - position[:, None]).to(tl.float32)
+        acc, best, total = fold(
+            acc, best, total, x, kv, scales, rows, slots < end, True, distance, slope, gain, cap,
+            KV_HEADS, PAGE_SIZE, WIDTH, DIM, BLOCK_D, STORED, CAPPED, SLOPED, False,
+        )  # fmt: skip
+    for n in range(full, end, BLOCK_N):
+        slots = n + tl.arange(0, BLOCK_N)
+        rows = key_rows(own, slots, end, head, KV_HEADS, PAGE_SIZE)
+        distance = (slots[None, :] - position[:, None]).to(tl.float32)
+        seen = slots[None, :] <= position[:, None]
+        if WINDOW:
+            seen &= slots[None, :] > position[:, None] - WINDOW
+        acc, best, total = fold(
+            acc, best, total, x, kv, scales, rows, slots < end, seen, distance, slope, gain, cap,
+            KV_HEADS, PAGE_SIZE, WIDTH, DIM, BLOCK_D, STORED, CAPPED, SLOPED, True,
+        )  # fmt: skip
+    acc = divided(acc, best, total, sinks, heads, HAS_SINKS)
+    at = (of_token * (KV_HEADS * GROUP) + heads) * DIM
+    tl.store(out + at[:, None] + columns[None, :], acc.to(out.dtype.element_ty), mask=wanted)
+
+
+def launch(call: Call) -> None:
+    of, batch = call.layer, call.batch
+    blocks = tile_blocks(of, call.limits)
+    tokens, requests = call.q.shape[0], batch.lengths.shape[0]
+    attend_tiles[(of.kv_heads, tokens // (blocks.rows // of.group) + requests)](
+        call.out, *call.arrays, requests, batch.page_table.shape[1], *call.numbers,
+        **of.constants, WINDOW=of.window, BLOCK_M=blocks.rows, BLOCK_N=blocks.slots, CHUNK=CHUNK,
+        num_warps=blocks.warps, num_stages=blocks.stages,
+    )  # fmt: skip
+
+
+def variants() -> list[Variant]:
+    layers = [
+        Layer(32, 8, 128, 16, "bf16"),
+        Layer(32, 8, 128, 16, "fp16", INT8),
+        Layer(32, 8, 128, 16, "bf16", E4M3),
+        Layer(32, 8, 128, 16, "bf16", e4m3=True),
+        Layer(16, 8, 256, 16, "bf16", window=4096, capped=True),
+        Layer(64, 8, 64, 16, "bf16", window=128, sinks=True),
+    ]
+    made = []
+    for of in layers:
+        blocks = tile_blocks(of, Limits())
+        signature, constants = of.signature(("out",), ("requests", "pages"))
+        constants |= {"BLOCK_M": blocks.rows, "BLOCK_N": blocks.slots, "CHUNK": CHUNK, "WINDOW": of.window}
+        made.append(Variant(f"attend_tiles {of}", attend_tiles, signature, constants, blocks.warps, blocks.stages))
+    return made

@@ -1,0 +1,140 @@
+"""What a launch of the attention kernels knows: the layer, the device's limits, and one call's tensors."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quintet.platforms.gpu.kernels import attention_parts as parts
+from quintet.types import Batch
+
+CHUNK = 256  # requests that a program looks through at a time
+LOG2E: float = parts.LOG2E.value
+INT8, E4M3, PLAIN = (each.value for each in (parts.INT8, parts.E4M3, parts.PLAIN))
+BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+COMPUTE = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a device offers; the defaults are the smallest of those that kernels are compiled ahead for."""
+
+    shared: int = 163 * 1024  # bytes of shared memory that one program may have
+    processors: int = 2
+    e4m3: bool = False  # Triton converts float8_e4m3fn here
+    bf16: bool = True  # products of bfloat16; Triton's interpreter has none
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How a kernel cuts its work."""
+
+    rows: int  # queries: tokens times the heads of a group
+    slots: int  # of context
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One attention layer, as kernels are compiled for it."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    page_size: int
+    dtype: str  # of queries and results, in Triton's words
+    stored: int = PLAIN
+    window: int = 0  # 0: none
+    capped: bool = False
+    sloped: bool = False
+    sinks: bool = False
+    wide: bool = False  # products in float32 whatever the type: the interpreter's
+    e4m3: bool = False  # the cache is of float8_e4m3fn, which Triton converts
+
+    def __str__(self) -> str:
+        extras = [f"window {self.window}"] * bool(self.window) + ["soft-cap"] * self.capped
+        extras += ["slopes"] * self.sloped + ["sinks"] * self.sinks
+        cache = {PLAIN: "e4m3" if self.e4m3 else self.dtype, INT8: "int8", E4M3: "e4m3 bytes"}[self.stored]
+        return " ".join([self.dtype, f"{self.heads}/{self.kv_heads}x{self.dim}", f"cache {cache}", *extras])
+
+    @property
+    def group(self) -> int:
+        return self.heads // self.kv_heads
+
+    @property
+    def block_dim(self) -> int:
+        return max(16, triton.next_power_of_2(self.dim))
+
+    @property
+    def bytes(self) -> int:
+        return BYTES[self.dtype]
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        return {
+            "GROUP": self.group,
+            "KV_HEADS": self.kv_heads,
+            "DIM": self.dim,
+            "BLOCK_D": self.block_dim,
+            "PAGE_SIZE": self.page_size,
+            "WIDTH": self.dim + 4 * (self.stored == INT8),
+            "STORED": self.stored,
+            "COMPUTE": tl.float32 if self.wide else COMPUTE[self.dtype],
+            "CAPPED": self.capped,
+            "SLOPED": self.sloped,
+            "HAS_SINKS": self.sinks,
+        }
+
+    def signature(self, results: Sequence[str], sizes: Sequence[str]) -> tuple[dict[str, str], dict[str, Any]]:
+        """(types, constants) of a kernel that has these results and sizes beside Call's arrays and numbers."""
+        cache = {PLAIN: "fp8e4nv" if self.e4m3 else self.dtype, INT8: "i8", E4M3: "u8"}[self.stored]
+        types = {"out": self.dtype, "q": self.dtype, "kv": cache, "scales": "fp32", "sinks": self.dtype}
+        given = {"scales": self.stored == INT8, "sinks": self.sinks, "slopes": self.sloped}
+        arrays = (*results, "q", "kv", "scales", "table", "starts", "lengths", "sinks", "slopes")
+        integers = dict.fromkeys(("table", "starts", "lengths"), "i32")
+        signature = {name: f"*{(types | integers).get(name, 'fp32')}" for name in arrays if given.get(name, True)}
+        signature |= dict.fromkeys(sizes, "i32") | {"q_stride": "i32:16", "gain": "fp32", "cap": "fp32"}
+        return signature, self.constants | {name: None for name, there in given.items() if not there}
+
+
+def fitting(layer: Layer, shared: int, rows: int, slots: int) -> int:
+    """Stages of the loop over blocks: 5 keep two blocks of K and V in shared memory beside queries and weights, 3 one.
+
+    Two stages go by before a block's pages are known.
+    """
+    block = 2 * slots * layer.block_dim * layer.bytes
+    blocks = (shared - rows * (layer.block_dim + slots) * layer.bytes) // block
+    return (2, 3, 5)[max(0, min(2, blocks))]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One launch: out and q [T, H, D], kv seen as [P, 2, Hkv, page_size, row width], scales as float32 of it."""
+
+    layer: Layer
+    limits: Limits
+    batch: Batch
+    out: Tensor
+    q: Tensor
+    kv: Tensor
+    scales: Tensor | None
+    sinks: Tensor | None
+    slopes: Tensor | None
+    scale: float
+    softcap: float | None
+
+    @property
+    def arrays(self) -> tuple[Tensor | None, ...]:
+        b = self.batch
+        return self.q, self.kv, self.scales, b.page_table, b.starts, b.lengths, self.sinks, self.slopes
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """q's stride between tokens; what a score is multiplied by first; with a soft-cap, what its tanh is."""
+        if self.softcap is None:
+            return self.q.stride(0), self.scale * LOG2E, 0.0
+        return self.q.stride(0), self.scale / self.softcap, self.softcap * LOG2E

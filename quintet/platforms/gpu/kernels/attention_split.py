@@ -1,0 +1,226 @@
+"""Paged attention of requests with one token in a step: their contexts are split, and the parts merged.
+
+Unverified on a GPU. How a context is split depends on its length alone, and parts are merged in one order: a request's
+result is the same bits whatever else is in the batch.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quintet.platforms.gpu.kernels.attention_layer import CHUNK, E4M3, INT8, Blocks, Call, Layer, Limits, fitting
+from quintet.platforms.gpu.kernels.attention_parts import LOG2E, divided, fold, key_rows
+from quintet.platforms.gpu.kernels.variant import Variant
+
+# Guesses, untuned: nothing here has been measured on a GPU.
+SPLIT = 256  # slots at least: reading them takes far longer than writing and merging their part
+SPLITS_OF_ALL_HEADS = 128  # of one request at most: about the processors of a large GPU; it bounds the workspace
+PER_PROCESSOR = 2  # programs at a time: each has some 32 KiB on the way
+STEP = 16  # parts that are merged together
+
+
+def most_splits(kv_heads: int) -> int:
+    """Of one head of one request; a power of two."""
+    return triton.next_power_of_2(max(4, SPLITS_OF_ALL_HEADS // kv_heads))
+
+
+def least_blocks(blocks: Blocks) -> int:
+    return SPLIT // blocks.slots
+
+
+def split_blocks(layer: Layer, limits: Limits) -> Blocks:
+    """Rows are one token's heads: 16 is the least of a tensor core. Wide heads take fewer slots at a time."""
+    rows = max(16, triton.next_power_of_2(layer.group))
+    slots = 64 if layer.block_dim * layer.bytes <= 256 else 32
+    if layer.dtype == "fp32" and not layer.wide:  # multiplied without tensor cores, from registers
+        slots = 32 if layer.block_dim <= 128 else 16
+    return Blocks(rows, slots, 4, fitting(layer, limits.shared // PER_PROCESSOR, rows, slots))
+
+
+@triton.jit
+def _share(length, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr):
+    """Of a request's last token: its first slot, slots per split, splits: LEAST blocks in each, and at most MOST.
+
+    One split where there is no context: what pads a step may have a token, and gets zeros.
+    """
+    begin = length * 0
+    if WINDOW:
+        begin = tl.maximum(length - WINDOW, 0) // BLOCK_N * BLOCK_N
+    blocks = (length - begin + BLOCK_N - 1) // BLOCK_N
+    each = tl.maximum(LEAST, (blocks + MOST - 1) // MOST)
+    return begin, each * BLOCK_N, tl.maximum(1, (blocks + each - 1) // each)
+
+
+@triton.jit
+def _zero_padding(out, starts, tokens, requests, WIDTH: tl.constexpr):
+    """Tokens after the last request's are nobody's; they go through the rest of the model all the same."""
+    BLOCK: tl.constexpr = 1024
+    zeros = tl.zeros([BLOCK], out.dtype.element_ty)
+    end = tl.load(starts + requests)
+    for past in range(tl.program_id(0), tokens - end, tl.num_programs(0)):
+        at = (end + past).to(tl.int64) * WIDTH
+        for first in range(0, WIDTH, BLOCK):
+            columns = first + tl.arange(0, BLOCK)
+            tl.store(out + at + columns, zeros, mask=columns < WIDTH)
+
+
+@triton.jit(do_not_specialize=["tokens", "requests", "pages"])
+def attend_splits(
+    out, parts, stats, q, kv, scales, table, starts, lengths, sinks, slopes, tokens, requests, pages, q_stride,
+    gain, cap,
+    GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, WIDTH: tl.constexpr, STORED: tl.constexpr, COMPUTE: tl.constexpr,
+    WINDOW: tl.constexpr, CAPPED: tl.constexpr, SLOPED: tl.constexpr, HAS_SINKS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr,
+):  # fmt: skip
+    """Any number of programs share out the splits of all requests with one token: as many as run at a time is best.
+
+    A request with one split gets its result; of others, parts [R, H, MOST, D] and stats [2, R, H, MOST] (the highest
+    score, the sum of weights) of each split. Both are float32.
+    """
+    HEADS: tl.constexpr = KV_HEADS * GROUP
+    _zero_padding(out, starts, tokens, requests, HEADS * DIM)
+    columns = tl.arange(0, BLOCK_D)
+    g = tl.arange(0, BLOCK_M)
+    wanted = (g < GROUP)[:, None] & (columns < DIM)[None, :]
+    place, step = tl.program_id(0), tl.num_programs(0)
+    for chunk in range(0, requests, CHUNK):
+        row = chunk + tl.arange(0, CHUNK)
+        there = row < requests
+        count = tl.load(starts + row + 1, mask=there, other=0) - tl.load(starts + row, mask=there, other=0)
+        _, _, shares = _share(tl.load(lengths + row, mask=there, other=0), WINDOW, BLOCK_N, LEAST, MOST)
+        shares = tl.where(count == 1, shares, 0)
+        ends = tl.cumsum(shares, 0)
+        items = tl.sum(shares) * KV_HEADS
+        for item in range(place, items, step):
+            before = ends <= item // KV_HEADS
+            head = item % KV_HEADS
+            request = chunk + tl.sum(before.to(tl.int32))
+            split = item // KV_HEADS - tl.sum(tl.where(before, shares, 0))
+            token = tl.load(starts + request).to(tl.int64)
+            length = tl.load(lengths + request)
+            begin, size, splits = _share(length, WINDOW, BLOCK_N, LEAST, MOST)
+            begin += split * size
+            end = tl.minimum(begin + size, length)
+            heads = head * GROUP + tl.minimum(g, GROUP - 1)
+            x = tl.load(q + token * q_stride + heads[:, None] * DIM + columns[None, :], mask=wanted, other=0.0)
+            x = x.to(COMPUTE)
+            slope = 0.0
+            if SLOPED:
+                slope = tl.load(slopes + heads) * LOG2E
+            own = table + request.to(tl.int64) * pages
+            acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+            best = tl.full([BLOCK_M], float("-inf"), tl.float32)
+            total = tl.zeros([BLOCK_M], tl.float32)
+            for n in range(begin, end, BLOCK_N):
+                slots = n + tl.arange(0, BLOCK_N)
+                rows = key_rows(own, slots, end, head, KV_HEADS, PAGE_SIZE)
+                seen = slots < end
+                if WINDOW:
+                    seen &= slots >= length - WINDOW
+                distance = (slots - (length - 1)).to(tl.float32)[None, :]
+                acc, best, total = fold(
+                    acc, best, total, x, kv, scales, rows, slots < end, seen[None, :], distance, slope, gain, cap,
+                    KV_HEADS, PAGE_SIZE, WIDTH, DIM, BLOCK_D, STORED, CAPPED, SLOPED, True,
+                )  # fmt: skip
+            if splits == 1:
+                acc = divided(acc, best, total, sinks, heads, HAS_SINKS)
+                at = (token * HEADS + heads) * DIM
+                tl.store(out + at[:, None] + columns[None, :], acc.to(out.dtype.element_ty), mask=wanted)
+            else:
+                at = (request.to(tl.int64) * HEADS + heads) * MOST + split
+                tl.store(parts + (at * DIM)[:, None] + columns[None, :], acc, mask=wanted)
+                tl.store(stats + at, best, mask=g < GROUP)
+                tl.store(stats + at + requests.to(tl.int64) * (HEADS * MOST), total, mask=g < GROUP)
+        place = (place + step - items % step) % step  # goes on where the chunk's last program stopped
+
+
+@triton.jit(do_not_specialize=["requests"])
+def merge_splits(
+    out, parts, stats, starts, lengths, sinks, requests,
+    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
+    BLOCK_N: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """Grid (R, H): puts the parts of requests with one token and several splits together, STEP at a time."""
+    request, head = tl.program_id(0), tl.program_id(1)
+    token = tl.load(starts + request)
+    _, _, splits = _share(tl.load(lengths + request), WINDOW, BLOCK_N, LEAST, MOST)
+    if tl.load(starts + request + 1) - token != 1 or splits < 2:
+        return
+    first = (request.to(tl.int64) * HEADS + head) * MOST
+    everyone = tl.arange(0, MOST)
+    bests = tl.load(stats + first + everyone, mask=everyone < splits, other=float("-inf"))
+    totals = tl.load(
+        stats + first + everyone + requests.to(tl.int64) * (HEADS * MOST), mask=everyone < splits, other=0.0
+    )
+    best = tl.max(bests, 0)
+    sink = 0.0
+    if HAS_SINKS:
+        sink = tl.load(sinks + head).to(tl.float32) * LOG2E
+        best = tl.maximum(best, sink)
+    best = tl.where(best == float("-inf"), 0.0, best)
+    total = tl.sum(totals * tl.exp2(bests - best), 0)
+    if HAS_SINKS:
+        total += tl.exp2(sink - best)
+    columns = tl.arange(0, BLOCK_D)
+    acc = tl.zeros([BLOCK_D], tl.float32)
+    for n in range(0, splits, STEP):
+        some = n + tl.arange(0, STEP)
+        weights = tl.exp2(tl.load(stats + first + some, mask=some < splits, other=float("-inf")) - best)
+        wanted = (some < splits)[:, None] & (columns < DIM)[None, :]
+        part = tl.load(parts + ((first + some) * DIM)[:, None] + columns[None, :], mask=wanted, other=0.0)
+        acc += tl.sum(part * weights[:, None], 0)
+    acc /= tl.where(total == 0.0, 1.0, total)
+    at = out + (token.to(tl.int64) * HEADS + head) * DIM
+    tl.store(at + columns, acc.to(out.dtype.element_ty), mask=columns < DIM)
+
+
+def launch(call: Call, parts: Tensor, stats: Tensor) -> None:
+    """Both kernels over a step; `parts` and `stats` are what workspace() says."""
+    of, batch = call.layer, call.batch
+    blocks, most = split_blocks(of, call.limits), most_splits(of.kv_heads)
+    common = {"WINDOW": of.window, "BLOCK_N": blocks.slots, "LEAST": least_blocks(blocks), "MOST": most}
+    tokens, requests = call.q.shape[0], batch.lengths.shape[0]
+    attend_splits[(call.limits.processors * PER_PROCESSOR,)](
+        call.out, parts, stats, *call.arrays, tokens, requests, batch.page_table.shape[1], *call.numbers,
+        **of.constants, **common, BLOCK_M=blocks.rows, CHUNK=CHUNK, num_warps=blocks.warps, num_stages=blocks.stages,
+    )  # fmt: skip
+    merge_splits[(requests, of.heads)](
+        call.out, parts, stats, batch.starts, batch.lengths, call.sinks, requests,
+        HEADS=of.heads, DIM=of.dim, BLOCK_D=of.block_dim, HAS_SINKS=of.sinks, STEP=min(STEP, most), **common,
+        num_warps=2, num_stages=2,
+    )  # fmt: skip
+
+
+def workspace(layer: Layer, requests: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of parts and stats, float32."""
+    most = most_splits(layer.kv_heads)
+    return (requests, layer.heads, most, layer.dim), (2, requests, layer.heads, most)
+
+
+def variants() -> list[Variant]:
+    limits = Limits()
+    layers = [
+        Layer(32, 8, 128, 16, "bf16"),
+        Layer(32, 8, 128, 16, "fp16", INT8),
+        Layer(32, 8, 128, 16, "bf16", E4M3),
+        Layer(32, 8, 128, 16, "bf16", e4m3=True),
+        Layer(64, 8, 64, 16, "bf16", window=128, sinks=True),
+    ]
+    made = []
+    for of in layers:
+        blocks = split_blocks(of, limits)
+        signature, constants = of.signature(("out", "parts", "stats"), ("tokens", "requests", "pages"))
+        constants |= {"BLOCK_M": blocks.rows, "BLOCK_N": blocks.slots, "CHUNK": CHUNK}
+        constants |= {"LEAST": least_blocks(blocks), "MOST": most_splits(of.kv_heads), "WINDOW": of.window}
+        made.append(Variant(f"attend_splits {of}", attend_splits, signature, constants, blocks.warps, blocks.stages))
+    return [*made, _merge_variant(layers[0], limits)]
+
+
+def _merge_variant(of: Layer, limits: Limits) -> Variant:
+    blocks, most = split_blocks(of, limits), most_splits(of.kv_heads)
+    signature = {"out": f"*{of.dtype}", "parts": "*fp32", "stats": "*fp32", "starts": "*i32", "lengths": "*i32"}
+    signature |= {"requests": "i32"}
+    constants = {"sinks": None, "HEADS": of.heads, "DIM": of.dim, "BLOCK_D": of.block_dim, "WINDOW": of.window}
+    constants |= {"HAS_SINKS": False, "BLOCK_N": blocks.slots, "LEAST": least_blocks(blocks), "MOST": most}
+    return Variant(f"merge_splits {of}", merge_splits, signature, constants | {"STEP": min(STEP, most)}, 2, 2)

@@ -1,0 +1,184 @@
+"""Products with the weights of experts, for rows that lie sorted by expert. Not verified on a GPU yet.
+
+A block of rows never reaches into the next expert's, so that a weight is read once per block. How many programs run
+depends on shapes alone: each finds its expert among the counts, and those past the last block end at once. One program
+adds up an output, in the order of the inputs: a row's result does not depend on the others of its expert, as long as
+as many rows per expert choose the same tile.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quintet.platforms.gpu.kernels.activation import KINDS, activated
+from quintet.platforms.gpu.kernels.matmul import TYPES, computed, tile_of
+from quintet.platforms.gpu.kernels.routing import ordered
+from quintet.platforms.gpu.kernels.variant import Variant
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What one program computes, and how."""
+
+    rows: int
+    outputs: int
+    inputs: int  # bytes of a row that one step takes
+    warps: int
+    stages: int
+
+
+# By the most rows that an expert has on average. Untuned guesses: few rows wait for weights, which come in long pieces;
+# many fill a tensor core's 64 rows per 4 warps. With a gate, half of the outputs: each has two sums.
+TILES = ((16, Tile(16, 64, 256, 4, 4)), (64, Tile(64, 128, 128, 4, 3)), (1 << 31, Tile(128, 128, 128, 8, 3)))
+COMBINED = 1024  # features of a token that one program of combine() adds up
+
+
+@triton.jit
+def _block(counts, block, num, rows, BM: tl.constexpr, P: tl.constexpr):
+    """-> (expert, first row, end of the expert's rows) of a block; nobody's rows count as those of expert `num`."""
+    bins = tl.arange(0, P)
+    many = tl.load(counts + bins, mask=bins < num, other=0)
+    many = tl.where(bins == num, rows - tl.sum(many), many)
+    blocks = tl.cdiv(many, BM)
+    expert = tl.sum((tl.cumsum(blocks, 0) <= block).to(tl.int32))
+    earlier = bins < expert
+    start = tl.sum(tl.where(earlier, many, 0))
+    first = start + (block - tl.sum(tl.where(earlier, blocks, 0))) * BM
+    return expert, first, start + tl.sum(tl.where(bins == expert, many, 0))
+
+
+@triton.jit
+def _cut(at, k, inputs, EVEN: tl.constexpr, COMPUTE: tl.constexpr):
+    if EVEN:
+        return tl.load(at + k[None, :]).to(COMPUTE)
+    else:
+        return tl.load(at + k[None, :], mask=k[None, :] < inputs, other=0.0).to(COMPUTE)
+
+
+@triton.jit(do_not_specialize=["rows", "shared"])  # or some numbers of tokens would compile anew
+def product(
+    out, x, weight, counts, order, rows, outputs, inputs, num, shared, x_row, weight_row, expert_row,
+    KIND: tl.constexpr, SCATTERED: tl.constexpr, COMPUTE: tl.constexpr, EVEN: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, P: tl.constexpr,
+):  # fmt: skip
+    """x by weight [num, outputs, inputs], each row by its expert's, -> out [rows, outputs].
+
+    `order` says which entry a row is; `shared` entries have one row of x. SCATTERED: they come and go as entries, else
+    out's rows are in order. Without `order` rows are their own entries, and nobody's become 0. A KIND other than "none"
+    is the activation of a gate: weight [num, 2 outputs, inputs], gate before up.
+    """
+    wide = tl.cdiv(outputs, BN)
+    tile, block = tile_of(tl.program_id(0), wide, tl.num_programs(0) // wide)
+    expert, first, end = _block(counts, block, num, rows, BM, P)
+    ours = expert < num
+    if order is None:
+        ours = expert <= num
+    if ours:
+        columns, row = tile * BN + tl.arange(0, BN), first + tl.arange(0, BM)
+        n = tl.minimum(columns, outputs - 1).to(tl.int64)  # what is past the end is computed twice, and not stored
+        entry = tl.minimum(row, end - 1).to(tl.int64)
+        to = entry
+        if order is not None:
+            entry = tl.load(order + entry).to(tl.int64)
+            if SCATTERED:
+                source, to = to, entry
+            else:
+                source = entry // shared
+        else:
+            source = entry
+        at = x + source[:, None] * x_row
+        weights = weight + tl.minimum(expert, num - 1).to(tl.int64) * expert_row + n[:, None] * weight_row
+        acc = tl.zeros((BM, BN), tl.float32)
+        steps = tl.where(expert < num, tl.cdiv(inputs, BK), 0)
+        if KIND == "none":
+            for step in range(steps):
+                k = step * BK + tl.arange(0, BK)
+                cut = _cut(at, k, inputs, EVEN, COMPUTE)
+                acc = tl.dot(cut, tl.trans(_cut(weights, k, inputs, EVEN, COMPUTE)), acc, input_precision="ieee")
+        else:
+            ups, up = weights + outputs.to(tl.int64) * weight_row, tl.zeros((BM, BN), tl.float32)
+            for step in range(steps):
+                k = step * BK + tl.arange(0, BK)
+                cut = _cut(at, k, inputs, EVEN, COMPUTE)
+                acc = tl.dot(cut, tl.trans(_cut(weights, k, inputs, EVEN, COMPUTE)), acc, input_precision="ieee")
+                up = tl.dot(cut, tl.trans(_cut(ups, k, inputs, EVEN, COMPUTE)), up, input_precision="ieee")
+            acc = activated(acc, KIND) * up
+        there = (row < end)[:, None] & (columns < outputs)[None, :]
+        tl.store(out + to[:, None] * outputs + columns[None, :], acc.to(out.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def combine(out, each, weights, ids, width, num, k, B: tl.constexpr):
+    """out [T, D]: the sum over j of weights [T, k] times each [T k, D], in order, where ids [T, k] name an expert."""
+    token = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * B + tl.arange(0, B)
+    total = tl.zeros((B,), tl.float32)
+    for j in range(k):
+        entry = token * k + j
+        owner = tl.load(ids + entry)
+        until = tl.where((owner >= 0) & (owner < num), width, 0)
+        got = tl.load(each + entry * width + at, mask=at < until, other=0.0).to(tl.float32)
+        total += tl.load(weights + entry) * got
+    tl.store(out + token * width + at, total.to(out.dtype.element_ty), mask=at < width)
+
+
+def grouped(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    """x [M, K] by weight [E, N, K], the first counts[0] rows by weight[0]...; nobody's rows give 0."""
+    out = torch.empty((len(x), weight.shape[1]), dtype=x.dtype, device=x.device)
+    if out.numel():
+        _launch(out, x, weight, counts, None)
+    return out
+
+
+def mixed(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, kind: str) -> Tensor:
+    """x [T, D], gate_up [E, 2 I, D], down [E, D, I], weights and ids [T, k] -> [T, D]."""
+    (tokens, hidden), k, entries = x.shape, ids.shape[1], ids.numel()
+    inner = torch.empty((entries, down.shape[2]), dtype=x.dtype, device=x.device)
+    outer = torch.empty((entries, hidden), dtype=x.dtype, device=x.device)
+    out = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
+    if not out.numel():
+        return out
+    order, counts = ordered(ids, len(down))
+    _launch(inner, x, gate_up, counts, order, k, KINDS[kind])
+    _launch(outer, inner, down, counts, order)
+    combine[tokens, triton.cdiv(hidden, COMBINED)](out, outer, weights, ids, hidden, len(down), k, B=COMBINED)
+    return out
+
+
+def _launch(
+    out: Tensor, x: Tensor, weight: Tensor, counts: Tensor, order: Tensor | None, shared: int = 0, kind: str = "none"
+) -> None:
+    """`shared` 0: x and out have a row per entry."""
+    (rows, outputs), inputs, num = out.shape, x.shape[1], len(weight)
+    tile = next(tile for most, tile in TILES if triton.cdiv(rows, num) <= most)
+    blocks = min(rows, rows // tile.rows + num + (order is None))
+    step, width = tile.inputs // x.dtype.itemsize, tile.outputs // (1 if kind == "none" else 2)
+    product[(blocks * triton.cdiv(outputs, width),)](
+        out, x, weight, counts, order, rows, outputs, inputs, num, shared, x.stride(0), weight.stride(1),
+        weight.stride(0), KIND=kind, SCATTERED=shared == 0, COMPUTE=computed(x.dtype, x.device),
+        EVEN=inputs % step == 0, BM=tile.rows, BN=width, BK=step, P=triton.next_power_of_2(num + 1),
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+
+
+def variants() -> list[Variant]:
+    """Both products of experts, and the product alone, by each tile; 8 and 128 experts."""
+    found = []
+    for dtype, compute in (("bf16", TYPES[torch.bfloat16]), ("fp16", TYPES[torch.float16])):
+        for _, tile in TILES:
+            for what, kind, scattered, bins in (("gate and up", "silu", False, 256), ("down", "none", True, 16)):
+                fixed: dict[str, Any] = {"KIND": kind, "SCATTERED": scattered, "COMPUTE": compute, "EVEN": True}
+                fixed |= {"BM": tile.rows, "BN": tile.outputs // (2 - scattered), "BK": tile.inputs // 2, "P": bins}
+                signature = dict.fromkeys(("out", "x", "weight"), f"*{dtype}") | {"counts": "*i32", "order": "*i32"}
+                signature |= dict.fromkeys(("rows", "num", "shared"), "i32") | {"expert_row": "i64:16"}
+                signature |= dict.fromkeys(("outputs", "inputs", "x_row", "weight_row"), "i32:16")
+                name = f"experts' {what} {dtype} for {tile.rows}"
+                found.append(Variant(name, product, signature, fixed, tile.warps, tile.stages))
+        signature = {"out": f"*{dtype}", "each": f"*{dtype}", "weights": "*fp32", "ids": "*i32"}
+        signature |= {"width": "i32:16", "num": "i32", "k": "i32"}
+        found.append(Variant(f"combine {dtype}", combine, signature, {"B": COMBINED}))
+    return found

@@ -1,0 +1,306 @@
+"""Products with quantized weights: one kernel for weights of 4 and 8 bits, and activations as they are or in 8 bits.
+
+The weight is the first factor, tokens are the second's columns: what is unpacked in registers stays there. A group's
+products are added up by themselves, and scaled in float32. Not verified on a GPU yet.
+
+A result does not depend on the batch among up to 16 tokens, among up to 64, and among more: a tile's size is settled by
+these, the splits of the inputs by the weight's shape, and splits are added in order.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quintet.platforms.gpu.kernels.formats import FLOAT8, UNITS, eight, fours, whole
+from quintet.platforms.gpu.kernels.matmul import added, computed, finish, tile_of, units
+from quintet.platforms.gpu.kernels.variant import Variant
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What one program computes, and how."""
+
+    tokens: int
+    outputs: int
+    warps: int
+    stages: int
+
+
+# By the most tokens that each is for. Untuned guesses: few tokens wait for memory, so that many loads are under way (64
+# rows of 64 or 128 bytes, 4 deep, several programs per processor); many fill a tensor core's 64 rows per 4 warps.
+TILES = ((16, Tile(16, 64, 4, 4)), (64, Tile(64, 128, 8, 3)), (1 << 31, Tile(128, 128, 8, 3)))
+SHALLOW = 2  # stages in float32, whose tiles are twice as large; they are for at most 64 tokens
+WAVES = 4  # programs per processor that splits should come to, where a split has LEAST steps at least
+LEAST = 4
+WHOLE = 1 << 30  # a group that no row ends: its scales come in before the end, as zero points want it
+SPLIT_UP_TO = 64  # tokens
+
+
+def tile_for(tokens: int, heavy: bool) -> Tile:
+    """`heavy`: sums that are scaled by both sides group by group, or in float32, leave no registers for large tiles."""
+    tiles = TILES[:-1] if heavy else TILES
+    return next((tile for most, tile in tiles if tokens <= most), tiles[-1][1])
+
+
+@triton.jit
+def _inputs(at, k, inputs, EVEN: tl.constexpr, COMPUTE: tl.constexpr):
+    """x's columns k for the tile's tokens, [PART, BM]."""
+    if EVEN:
+        return tl.load(at + k[:, None]).to(COMPUTE)
+    else:
+        return tl.load(at + k[:, None], mask=k[:, None] < inputs, other=0).to(COMPUTE)
+
+
+@triton.jit
+def _bytes(at, k, there, EVEN: tl.constexpr):
+    """The weight's bytes k for the tile's outputs, [BN, PART]."""
+    if EVEN:
+        return tl.load(at + k[None, :])
+    else:
+        return tl.load(at + k[None, :], mask=k[None, :] < there, other=0)
+
+
+@triton.jit
+def _scaled(acc, part, x, group, scales, zeros, own, scale_column, UNIT: tl.constexpr):
+    """acc + a group's products, which weights' zero points shift by the sum of x, by its scales."""
+    sums = part.to(tl.float32)
+    if zeros is not None:
+        shift = (tl.load(zeros + group * scale_column).to(tl.float32) - 8.0) / UNIT
+        sums -= shift[:, None] * tl.sum(x.to(tl.float32), 0)[None, :]
+    factor = (tl.load(scales + group * scale_column).to(tl.float32) * UNIT)[:, None]
+    if own is not None:
+        factor = factor * tl.load(own + group)[None, :]
+    return acc + sums * factor
+
+
+@triton.jit
+def _eights(
+    acc, x, own, weight, scales, inputs, first, last, scale_column,
+    GROUP: tl.constexpr, PART: tl.constexpr, MANTISSA: tl.constexpr, BIAS: tl.constexpr, COMPUTE: tl.constexpr,
+    UNIT: tl.constexpr, EVEN: tl.constexpr, FLOAT8_X: tl.constexpr,
+):  # fmt: skip
+    """Weights of 8 bits."""
+    for step in range(first, last):
+        k = step * PART + tl.arange(0, PART)
+        raw = _bytes(weight, k, inputs, EVEN)
+        if MANTISSA > 0:
+            values = eight(raw, COMPUTE, MANTISSA, BIAS)
+        else:
+            values = whole(raw, COMPUTE)
+        if FLOAT8_X:
+            cut = eight(_inputs(x, k, inputs, EVEN, tl.uint8), COMPUTE, MANTISSA, BIAS)
+        else:
+            cut = _inputs(x, k, inputs, EVEN, COMPUTE)
+        if GROUP == 0:
+            acc = tl.dot(values, cut, acc, input_precision="ieee")
+        else:
+            part = tl.dot(values, cut, input_precision="ieee")
+            acc = _scaled(acc, part, cut, step * PART // GROUP, scales, None, own, scale_column, UNIT)
+    return acc
+
+
+@triton.jit
+def _fours(
+    acc, x, own, weight, scales, zeros, inputs, row, first, last, scale_column,
+    GROUP: tl.constexpr, PART: tl.constexpr, PAIRS: tl.constexpr, COMPUTE: tl.constexpr, UNIT: tl.constexpr,
+    EVEN: tl.constexpr,
+):  # fmt: skip
+    """Weights of 4 bits: PART bytes hold twice as many inputs in a row; low and high bits are neighbours, or halves."""
+    many: tl.constexpr = 2 * PART
+    for step in range(first, last):
+        at = tl.arange(0, PART)
+        raw = _bytes(weight, step * PART + at, row, EVEN)
+        if PAIRS:
+            k = step * many + 2 * at
+            beyond = 1
+        else:
+            k = step * many + at
+            beyond = PART
+        low, high = fours(raw, COMPUTE)
+        x_low = _inputs(x, k, inputs, EVEN, COMPUTE)
+        x_high = _inputs(x, k + beyond, inputs, EVEN, COMPUTE)
+        if GROUP == 0:
+            acc = tl.dot(low, x_low, acc, input_precision="ieee")
+            acc = tl.dot(high, x_high, acc, input_precision="ieee")
+        else:
+            group = step * many // GROUP
+            part = tl.dot(low, x_low, input_precision="ieee")
+            if GROUP % many == 0 or PAIRS:
+                part = tl.dot(high, x_high, part, input_precision="ieee")
+                both = x_low if zeros is None else x_low.to(tl.float32) + x_high.to(tl.float32)
+                acc = _scaled(acc, part, both, group, scales, zeros, own, scale_column, UNIT)
+            else:
+                acc = _scaled(acc, part, x_low, group, scales, zeros, own, scale_column, UNIT)
+                part = tl.dot(high, x_high, input_precision="ieee")
+                after = tl.minimum((step * many + PART) // GROUP, (inputs - 1) // GROUP)  # past the end x is 0
+                acc = _scaled(acc, part, x_high, after, scales, zeros, own, scale_column, UNIT)
+    return acc
+
+
+@triton.jit(do_not_specialize=["tokens", "steps", "share"])  # or some numbers of tokens would compile anew
+def product(
+    out, x, own, weight, scales, zeros, bias, tokens, outputs, inputs, steps, share, x_row, weight_row, scale_row,
+    scale_column, own_row, BITS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, PART: tl.constexpr,
+    PAIRS: tl.constexpr, MANTISSA: tl.constexpr, BIAS: tl.constexpr, FLOAT8_X: tl.constexpr, COMPUTE: tl.constexpr,
+    UNIT: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
+    """x [tokens, K] by weight [N, K] -> out [tokens, N], or the sums [S, tokens, N] of S stretches of `share` steps.
+
+    GROUP inputs share a scale (0: all), and ROWS outputs. EVEN: no row ends within a step.
+    """
+    wide, tall = tile_of(tl.program_id(0), tl.cdiv(outputs, BN), tl.cdiv(tokens, BM))
+    split = tl.program_id(1)
+    columns, rows = wide * BN + tl.arange(0, BN), tall * BM + tl.arange(0, BM)
+    n = tl.minimum(columns, outputs - 1).to(tl.int64)  # what is past the end is computed twice, and not stored
+    m = tl.minimum(rows, tokens - 1).to(tl.int64)
+    first, last = split * share, tl.minimum(split * share + share, steps)
+    weight += n[:, None] * weight_row
+    x += m[None, :] * x_row
+    at_scales, at_own, at_zeros = scales + n // ROWS * scale_row, own, zeros
+    if own is not None:
+        at_own = own + m * own_row
+    if zeros is not None:
+        at_zeros = zeros + n // ROWS * scale_row
+    sums = tl.zeros((BN, BM), tl.int32 if COMPUTE == tl.int8 and GROUP == 0 else tl.float32)
+    if BITS == 4:
+        sums = _fours(sums, x, at_own, weight, at_scales, at_zeros, inputs, weight_row, first, last, scale_column,
+                      GROUP, PART, PAIRS, COMPUTE, UNIT, EVEN)  # fmt: skip
+    else:
+        sums = _eights(sums, x, at_own, weight, at_scales, inputs, first, last, scale_column,
+                       GROUP, PART, MANTISSA, BIAS, COMPUTE, UNIT, EVEN, FLOAT8_X)  # fmt: skip
+    if GROUP == 0 and UNIT != 1.0:
+        sums *= UNIT
+    sums = tl.trans(sums)  # [BM, BN]
+    if not SPLIT:
+        if GROUP == 0:
+            sums = finish(sums, m, n, own, scales, bias, own_row, scale_row)
+        else:
+            sums = finish(sums, m, n, None, None, bias, 0, 0)
+    else:
+        out += split.to(tl.int64) * tokens * outputs
+    there = (rows < tokens)[:, None] & (columns < outputs)[None, :]
+    tl.store(out + m[:, None] * outputs + columns[None, :], sums.to(out.dtype.element_ty), mask=there)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A quantized weight: [N, bytes] or, with 4 bits in halves, [N, steps, PART]; scales and zeros [N / ROWS, G]."""
+
+    weight: Tensor
+    scales: Tensor
+    outputs: int
+    bits: int = 8
+    group: int = 0  # inputs that share a scale; 0: all
+    rows: int = 1  # outputs that do
+    zeros: Tensor | None = None
+    kind: torch.dtype = torch.int8  # with 8 bits, int8 or a float8
+
+    def part(self, least: int, tile: Tile = TILES[0][1]) -> int:
+        """Bytes of a row in one step; 0 where a step cannot hold `least` numbers of one group."""
+        if self.bits == 4 and self.weight.dim() == 3:
+            return self.weight.shape[2]
+        within, wanted = (self.group // 2, 64) if self.bits == 4 else (self.group, 128)
+        if self.kind != torch.int8 and tile.tokens > 16:
+            wanted = 64  # numbers in float8 are unpacked one by one, and fill the registers
+        if self.group in (0, WHOLE):
+            return wanted
+        size = min(wanted, within & -within)  # the largest power of two that divides it
+        return size if size >= least else 0
+
+
+def multiplied(
+    x: Tensor, own: Tensor | None, packed: Packed, bias: Tensor | None, dtype: torch.dtype, splits: int | None = None
+) -> Tensor:
+    """x [T, K] in floats of `dtype`, or in 8 bits with scales own [T, G], by the weight -> [T, N] in `dtype`."""
+    (tokens, inputs), outputs, bits = x.shape, packed.outputs, packed.bits
+    out = torch.empty((tokens, outputs), dtype=dtype, device=x.device)
+    if not out.numel():
+        return out
+    exact = own is not None and packed.kind == torch.int8
+    compute = tl.int8 if exact else tl.float16 if own is not None else computed(dtype, x.device)
+    tile = tile_for(tokens, own is not None and packed.group > 0 or compute == tl.float32)
+    part = packed.part(32 if exact else 16, tile)
+    assert part, "the provider asks for part() before"
+    steps = triton.cdiv(inputs, part * 8 // bits)
+    wide, tall = triton.cdiv(outputs, tile.outputs), triton.cdiv(tokens, tile.tokens)
+    share = triton.cdiv(steps, splits or _splits(wide, steps, tile, inputs * bits // 8, units(x.device)))
+    count = triton.cdiv(steps, share)
+    whole = exact and not packed.group
+    sums = out
+    if count > 1:
+        kind = torch.int32 if whole else torch.float32
+        sums = torch.empty((count, tokens, outputs), dtype=kind, device=x.device)
+    mantissa, exponent, _ = FLOAT8.get(packed.kind, (0, 0, 0))
+    weight = packed.weight if packed.kind == torch.int8 else packed.weight.view(torch.uint8)
+    scales, zeros = packed.scales, packed.zeros
+    product[wide * tall, count](
+        sums, x, own, weight, scales, zeros, bias, tokens, outputs, inputs, steps, share, x.stride(0), weight.stride(0),
+        scales.stride(0) if len(scales) > 1 else 0, scales.stride(1), 0 if own is None else own.stride(0),
+        BITS=bits, GROUP=packed.group, ROWS=packed.rows, PART=part, PAIRS=bits == 4 and weight.dim() == 2,
+        MANTISSA=mantissa, BIAS=exponent, FLOAT8_X=own is not None and mantissa > 0, COMPUTE=compute,
+        UNIT=unit_of(compute, mantissa), EVEN=inputs % (part * 8 // bits) == 0, SPLIT=count > 1,
+        BN=tile.outputs, BM=tile.tokens, num_warps=tile.warps,
+        num_stages=SHALLOW if compute == tl.float32 else tile.stages,
+    )  # fmt: skip
+    if count == 1:
+        return out
+    scale = scales.expand(outputs, 1) if not packed.group else None
+    return added(out, sums, None if packed.group else own, scale, bias)
+
+
+def unit_of(compute: Any, mantissa: int) -> float:
+    """Of a weight's values: 1 but for whole numbers in half precision."""
+    return 1.0 if mantissa else UNITS.get(compute, 1.0)
+
+
+def _splits(wide: int, steps: int, tile: Tile, row: int, processors: int) -> int:
+    """Of the inputs, so that enough programs run. What sums cost, 8 bytes each, stays below half of the weight's."""
+    if tile.tokens > SPLIT_UP_TO:
+        return 1
+    most = min(steps // LEAST, row // (16 * tile.tokens))
+    return max(1, min(most, triton.cdiv(WAVES * processors, wide)))
+
+
+def variants() -> list[Variant]:
+    """What place() packs and what checkpoints in float8 hold, by each tile; with splits where tokens are few."""
+    found = []
+    for dtype in ("bf16", "fp16"):
+        compute = tl.bfloat16 if dtype == "bf16" else tl.float16
+        kinds = {  # BITS, GROUP, ROWS, PART, MANTISSA, BIAS, COMPUTE, the weight, the scales, x
+            "int8": (8, 128, 1, 128, 0, 0, compute, "*i8", "*fp32", f"*{dtype}"),
+            "int4": (4, 128, 1, 64, 0, 0, compute, "*u8", "*fp16", f"*{dtype}"),
+            "int4 of 32": (4, 32, 1, 32, 0, 0, compute, "*u8", "*fp16", f"*{dtype}"),
+            "w8a8": (8, 0, 1, 128, 0, 0, tl.int8, "*i8", "*fp32", "*i8"),
+            "w4a8": (4, 32, 1, 32, 0, 0, tl.int8, "*u8", "*fp16", "*i8"),
+            "fp8": (8, 128, 128, 128, 3, 7, compute, "*u8", "*fp32", f"*{dtype}"),
+            "fp8 dynamic": (8, 128, 128, 128, 3, 7, tl.float16, "*u8", "*fp32", "*u8"),
+        }
+        for what, kind in kinds.items():
+            heavy = kind[-1] in ("*i8", "*u8") and kind[1] > 0
+            found += [_variant(f"{what} {dtype}", dtype, kind, tile) for _, tile in TILES[: 2 if heavy else 3]]
+    return found
+
+
+def _variant(what: str, dtype: str, kind: tuple[Any, ...], tile: Tile) -> Variant:
+    names = "BITS", "GROUP", "ROWS", "PART", "MANTISSA", "BIAS", "COMPUTE"
+    fixed = dict(zip(names, kind[:7], strict=True))
+    if kind[4] and tile.tokens > 16:
+        fixed["PART"] = 64
+    weight, scales, x = kind[7:]
+    split = tile.tokens <= SPLIT_UP_TO
+    whole = kind[6] == tl.int8 and kind[1] == 0
+    out = f"*{dtype}" if not split else "*i32" if whole else "*fp32"
+    dynamic = x in ("*i8", "*u8")
+    fixed |= {"PAIRS": False, "FLOAT8_X": x == "*u8", "EVEN": True, "SPLIT": split, "bias": None, "zeros": None}
+    fixed |= {"UNIT": unit_of(kind[6], kind[4]), "BN": tile.outputs, "BM": tile.tokens} | (
+        {} if dynamic else {"own": None}
+    )
+    signature = {"out": out, "x": x, "weight": weight, "scales": scales} | ({"own": "*fp32"} if dynamic else {})
+    signature |= dict.fromkeys(("tokens", "steps", "share", "scale_row", "own_row"), "i32")
+    signature |= dict.fromkeys(("outputs", "inputs", "x_row", "weight_row", "scale_column"), "i32:16")
+    most = 2 if kind[0] == 8 and tile.tokens > SPLIT_UP_TO else 0  # outside of the loop
+    return Variant(f"product {what} for {tile.tokens}", product, signature, fixed, tile.warps, tile.stages, most)

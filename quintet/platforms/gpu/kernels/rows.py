@@ -1,0 +1,85 @@
+"""Activations to 8 bits, each row or each group of a row with a scale of its own. Not verified on a GPU yet."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quintet.ops.quantized import SMALLEST
+from quintet.platforms.gpu.kernels.formats import FLOAT8, rounded, to_eight
+from quintet.platforms.gpu.kernels.variant import Variant
+
+WIDEST = 2048  # inputs that one program holds at a time; an untuned guess: 16 per thread of 4 warps
+LEAST = tl.constexpr(SMALLEST)
+
+
+@triton.jit
+def quantize(
+    values, scales, x, inputs, groups, group, x_row, LARGEST: tl.constexpr, MANTISSA: tl.constexpr,
+    BIAS: tl.constexpr, LAST: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """x [T, K] -> values [T, K], each of `group` inputs by LARGEST / their largest, and scales [T, G] that undo it.
+
+    One program for P groups of a token, which it goes through twice in steps of C. MANTISSA 0: whole numbers.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    each = tl.program_id(1) * P + tl.arange(0, P)
+    inside = tl.arange(0, C)
+    begin = each[:, None] * group + inside[None, :]
+    peak = tl.zeros((P,), tl.float32)
+    for step in range(0, group, C):
+        there = (step + inside[None, :] < group) & (begin + step < inputs)
+        got = tl.load(x + row * x_row + begin + step, mask=there, other=0.0).to(tl.float32)
+        peak = tl.maximum(peak, tl.max(tl.abs(got), 1))
+    peak = tl.maximum(peak, LEAST)
+    largest = tl.zeros((P,), tl.float32) + LARGEST
+    ratio = tl.div_rn(largest, peak)[:, None]
+    tl.store(scales + row * groups + each, tl.div_rn(peak, largest), mask=each < groups)
+    for step in range(0, group, C):
+        there = (step + inside[None, :] < group) & (begin + step < inputs)
+        got = tl.load(x + row * x_row + begin + step, mask=there, other=0.0).to(tl.float32) * ratio
+        if MANTISSA == 0:
+            whole = rounded(got).to(tl.int8)
+        else:
+            whole = to_eight(got, MANTISSA, BIAS, LAST)
+        tl.store(values + row * inputs + begin + step, whole, mask=there)
+
+
+def quantized(x: Tensor, group: int, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+    """x [T, K] -> (int8, or a float8's bits in uint8, [T, K]; scales [T, ceil(K / group)] float32)."""
+    tokens, inputs = x.shape
+    groups = triton.cdiv(inputs, group)
+    values = torch.empty((tokens, inputs), dtype=torch.int8 if kind == torch.int8 else torch.uint8, device=x.device)
+    scales = torch.empty((tokens, groups), dtype=torch.float32, device=x.device)
+    (mantissa, bias, last), largest = FLOAT8.get(kind, (0, 0, 0)), 127.0
+    if mantissa:
+        largest = torch.finfo(kind).max
+    step = min(triton.next_power_of_2(group), WIDEST)
+    many = min(triton.next_power_of_2(groups), WIDEST // step)
+    if tokens:
+        quantize[tokens, triton.cdiv(groups, many)](
+            values, scales, x, inputs, groups, group, x.stride(0), LARGEST=largest, MANTISSA=mantissa, BIAS=bias,
+            LAST=last, P=many, C=step,
+        )  # fmt: skip
+    return values, scales
+
+
+def variants() -> list[Variant]:
+    """As the products of real models want them: a token's whole row, and groups of 32 and 128."""
+    kinds: dict[str, tuple[torch.dtype, int, int]] = {
+        "rows": (torch.int8, 1, WIDEST),
+        "groups of 32": (torch.int8, WIDEST // 32, 32),
+        "rows in fp8": (torch.float8_e4m3fn, 1, WIDEST),
+        "groups of 128 in fp8": (torch.float8_e4m3fn, WIDEST // 128, 128),
+    }
+    found = []
+    for dtype in ("bf16", "fp16"):
+        for what, (kind, many, step) in kinds.items():
+            mantissa, bias, last = FLOAT8.get(kind, (0, 0, 0))
+            signature = {"values": "*u8" if mantissa else "*i8", "scales": "*fp32", "x": f"*{dtype}", "groups": "i32"}
+            signature |= dict.fromkeys(("inputs", "group", "x_row"), "i32:16")
+            fixed = {"LARGEST": 448.0 if mantissa else 127.0, "MANTISSA": mantissa, "BIAS": bias, "LAST": last}
+            fixed |= {"P": many, "C": step}
+            # sm_100's assembler would rather spill 2 registers than take more than 32
+            found.append(Variant(f"quantize {what} {dtype}", quantize, signature, fixed, max_spills=2))
+    return found

@@ -1,0 +1,216 @@
+"""What CUDA and ROCm have in common as platforms: one rank per device, eager steps for prompts, graphs for decoding."""
+
+import logging
+import threading
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from quintet.config import SCHEMES, EngineConfig
+from quintet.ops.attention import PagedAttention
+from quintet.platforms.gpu import packing, providers, small_sum
+from quintet.platforms.gpu.attention import GraphAttention, Planning
+from quintet.platforms.gpu.buckets import decode_sizes
+from quintet.platforms.gpu.comm import GroupCommunicator, Meeting, nccl
+from quintet.platforms.gpu.device import GPUDevice
+from quintet.platforms.gpu.facts import Facts
+from quintet.platforms.gpu.graphs import Graphs
+from quintet.platforms.gpu.runtime import Runtime
+from quintet.platforms.interface import (
+    Alone,
+    Attention,
+    Capabilities,
+    Communicator,
+    Device,
+    Platform,
+    Step,
+    Unavailable,
+)
+from quintet.types import AttentionSpec, Bucket, Scheme, Weight
+
+logger = logging.getLogger(__name__)
+
+GIB = 2**30
+UNVERIFIED = "unverified: no step of this platform has run on a GPU yet; please report what you see"
+
+
+class GPU(Platform):
+    """A base: a platform on top of it says what devices there are and which of torch's modules drives them."""
+
+    op_priority = providers.PRIORITY
+
+    def __init__(self, config: EngineConfig | None = None) -> None:
+        super().__init__(config)
+        self._runtime = self._make_runtime()
+        self._devices: dict[int, GPUDevice] = {}
+        self._meeting, self._lock = Meeting(), threading.Lock()
+        config = self._config
+        self._planning = Planning(() if config.enforce_eager else decode_sizes(config.max_num_seqs))
+        # (rank, its slice) of checkpoint tensors that two layers want -> where it was put
+        self._shared: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self._packs: dict[Scheme, bool] = {}
+        self._refused: set[str] = set()
+
+    @classmethod
+    @abstractmethod
+    def _facts(cls) -> Facts | Unavailable:
+        """Which devices there are."""
+
+    @classmethod
+    @abstractmethod
+    def _make_runtime(cls) -> Runtime:
+        """What drives them."""
+
+    @classmethod
+    def probe(cls) -> Capabilities | Unavailable:
+        found = cls._facts()
+        if isinstance(found, Unavailable):
+            return found
+        return Capabilities(
+            devices=len(found.names),
+            dtypes=found.dtypes,
+            fp8=found.fp8,
+            quant=frozenset(SCHEMES),
+            overlap=True,
+            detail=f"{found.detail}; {UNVERIFIED.partition(';')[0]}",
+        )
+
+    @classmethod
+    def configure(cls, config: EngineConfig) -> tuple[EngineConfig, list[str]]:
+        found = cls._facts()
+        assert isinstance(found, Facts), "configured, though it is not available"
+        if config.tensor_parallel_size > len(found.names):
+            raise ValueError(
+                f"tensor_parallel_size {config.tensor_parallel_size} needs as many devices, {len(found.names)} here; "
+                "lower it"
+            )
+        return config, [UNVERIFIED]
+
+    def open(self, rank: int) -> Device:
+        device = GPUDevice(self._runtime, rank)
+        with self._lock:
+            providers.register()
+            self._devices[rank] = device
+        return device
+
+    def connect(self, rank: int, size: int, endpoint: str) -> Communicator:
+        if size == 1:
+            return Alone()
+        self._runtime.use(rank)
+        store = self._meeting.store(rank, size, endpoint)
+        return GroupCommunicator(self._group(store, rank, size), rank, size, self._small(store, rank, size, endpoint))
+
+    def _group(self, store: Any, rank: int, size: int) -> Any:
+        """The process group of the collectives."""
+        return nccl(store, rank, size)
+
+    def _small(self, store: Any, rank: int, size: int, endpoint: str) -> small_sum.PeerSum | None:
+        """The sum of small messages, where it serves; the reason why not is logged once."""
+        made: Any = f"ranks of several processes meet at {endpoint!r}"
+        if endpoint.startswith("inproc://"):
+            library = small_sum.load()
+            made = library
+            if not isinstance(library, str):
+                made = small_sum.join(library, store, rank, size, lambda: self._runtime.current().cuda_stream)
+        if not isinstance(made, str):
+            return made
+        if rank == 0:
+            logger.info("small sums are left to NCCL: %s", made)
+        return None
+
+    def attention(self, spec: AttentionSpec, ops: Any) -> Attention:
+        made = self._other_attention(spec, ops)
+        if isinstance(made, str):
+            if made and made not in self._refused:
+                self._refused.add(made)
+                logger.info("attention by %s: %s", _provider(ops, "paged_attention"), made)
+            made = _own_attention(spec, ops)
+        self._planning.add(f"{type(made).__name__} {spec}", made)
+        return GraphAttention(made, self._planning)
+
+    def _other_attention(self, spec: AttentionSpec, ops: Any) -> Attention | str:
+        """One that is made of more than ops, or why there is none; "" if none was looked for."""
+        return ""
+
+    def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        # what is computed and not read names rank 0, which may be another process's
+        device = self._devices.get(weight.rank) or next(iter(self._devices.values()))
+        if weight.scheme is not None:
+            local = weight.local(tensors)
+            placed = self._quantized(weight, weight.scheme, device.upload(local, local.dtype))
+        elif weight.shared and len(weight.parts) == 1:
+            placed = {weight.name: self._once(device, weight, tensors)}
+        else:
+            placed = {weight.name: device.upload(weight.local(tensors), weight.dtype)}
+        device.tagged.keep("weights", placed.values())
+        return placed
+
+    def _once(self, device: GPUDevice, weight: Weight, tensors: Mapping[str, Tensor]) -> Tensor:
+        """A tied head and its embedding live on the same memory."""
+        part = weight.parts[0]
+        key = weight.rank, weight.dtype, weight.axis, part.offset, part.ranges[weight.rank], part.transposed
+        with self._lock:
+            if tensors[part.source] not in self._shared:
+                self._shared[tensors[part.source]] = {}
+            put = self._shared[tensors[part.source]]
+        if key not in put:
+            put[key] = device.upload(weight.local(tensors), weight.dtype)
+        found: Tensor = put[key]
+        return found
+
+    def _quantized(self, weight: Weight, scheme: Scheme, there: Tensor) -> Mapping[str, Tensor]:
+        try:
+            return providers.pack(there, scheme, self._is_packed(scheme))
+        except ValueError as error:
+            raise ValueError(f"{weight.parts[0].source} cannot be quantized: {error}") from None
+
+    def placed_bytes(self, weight: Weight) -> int:
+        if weight.scheme is None:
+            return super().placed_bytes(weight)
+        if self._is_packed(weight.scheme):
+            return packing.packed_bytes(weight.shape, weight.scheme)
+        outputs, inputs = weight.shape
+        return outputs * inputs * weight.scheme.bits // 8 + 4 * outputs * inputs // (weight.scheme.group or inputs)
+
+    def _is_packed(self, scheme: Scheme) -> bool:
+        with self._lock:
+            if scheme not in self._packs:
+                self._packs[scheme] = providers.packs(scheme, self.op_priority)
+            return self._packs[scheme]
+
+    def compile(self, model: nn.Module, buckets: Iterable[Bucket]) -> Step:
+        device = self._home(model)
+        run: Step = model if self._config.enforce_eager else Graphs(model, device, self._planning.sizes)
+
+        @torch.inference_mode()
+        def step(kv: Any, batch: Any) -> Any:
+            self._runtime.use(device.index)
+            return run(kv, batch)
+
+        return step
+
+    def _home(self, model: nn.Module) -> GPUDevice:
+        """The device of the model's rank; what was computed and not read was placed on rank 0's, and moves there."""
+        parameters = list(model.parameters())
+        index = max((parameter.device.index or 0 for parameter in parameters), default=0)
+        for parameter in parameters:
+            if (parameter.device.index or 0) != index:
+                parameter.data = parameter.data.to(torch.device(parameter.device.type, index))
+        return self._devices[index]
+
+
+def _own_attention(spec: AttentionSpec, ops: Any) -> Attention:
+    """Made of the bound ops; our kernels plan, too."""
+    if _provider(ops, "paged_attention") == "triton":
+        from quintet.platforms.gpu.triton_attention import TritonAttention
+
+        return TritonAttention(spec, ops)
+    return PagedAttention(spec, ops)
+
+
+def _provider(ops: Any, op: str) -> str:
+    return next((choice.provider for choice in ops.choices if choice.op == op), "reference")

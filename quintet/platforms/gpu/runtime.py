@@ -1,0 +1,136 @@
+"""The few entry points of torch that a GPU platform uses, as one object: tests put a fake in its place."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Event(Protocol):
+    """A point in a stream's work."""
+
+    def record(self, stream: Any) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+class Graph(Protocol):
+    """Captured work; replay() queues it on the current stream."""
+
+    def replay(self) -> None: ...
+
+
+class Runtime(Protocol):
+    """Devices are numbers. Whatever has no device among its parameters is about the thread's current one."""
+
+    def use(self, index: int) -> None:
+        """Makes the device the thread's current one: a rank's calls may come from any thread."""
+
+    def memory(self, index: int) -> tuple[int, int]:
+        """Bytes (free, total) of the device, whoever holds the rest."""
+
+    def idle(self, index: int) -> int:
+        """Bytes that the allocator keeps and nobody uses."""
+
+    def peak(self, index: int) -> int:
+        """The most bytes that tensors of this process took."""
+
+    def release(self) -> None:
+        """Gives what the allocator keeps and nobody uses back to the device."""
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype, index: int) -> Tensor: ...
+
+    def pinned(self, nbytes: int) -> Tensor:
+        """uint8 on the host; not given out again before the copies from and to it are done."""
+
+    def stream(self, index: int) -> Any:
+        """A new one; it has wait_event()."""
+
+    def current(self) -> Any:
+        """The stream that the thread's work goes to."""
+
+    def on(self, stream: Any) -> AbstractContextManager[Any]:
+        """The thread's work goes to that stream meanwhile."""
+
+    def event(self) -> Event: ...
+
+    def copy(self, to: Tensor, source: Tensor) -> None:
+        """Queues the copy on the current stream."""
+
+    def hold(self, x: Tensor, stream: Any) -> None:
+        """The memory of x is not given out again before what the stream has to do by now is done."""
+
+    def pool(self) -> Any:
+        """A memory pool that graphs may share: they never run at the same time."""
+
+    def capture(self, run: Callable[[], None], pool: Any, stream: Any) -> Graph:
+        """Records what run() queues, and runs none of it."""
+
+
+class TorchRuntime:
+    """torch.cuda, or a module with the same names."""
+
+    def __init__(self, module: Any, kind: str) -> None:
+        self._torch, self._kind = module, kind
+
+    def use(self, index: int) -> None:
+        self._torch.set_device(index)
+
+    def memory(self, index: int) -> tuple[int, int]:
+        free, total = self._torch.mem_get_info(index)
+        return int(free), int(total)
+
+    def idle(self, index: int) -> int:
+        return int(self._torch.memory_reserved(index) - self._torch.memory_allocated(index))
+
+    def peak(self, index: int) -> int:
+        return int(self._torch.max_memory_allocated(index))
+
+    def release(self) -> None:
+        self._torch.empty_cache()
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype, index: int) -> Tensor:
+        return torch.empty(tuple(shape), dtype=dtype, device=torch.device(self._kind, index))
+
+    def pinned(self, nbytes: int) -> Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)  # torch keeps freed ones, and their events
+
+    def stream(self, index: int) -> Any:
+        return self._torch.Stream(index)
+
+    def current(self) -> Any:
+        return self._torch.current_stream()
+
+    def on(self, stream: Any) -> AbstractContextManager[Any]:
+        context: AbstractContextManager[Any] = self._torch.stream(stream)
+        return context
+
+    def event(self) -> Event:
+        event: Event = self._torch.Event()
+        return event
+
+    def copy(self, to: Tensor, source: Tensor) -> None:
+        to.copy_(source, non_blocking=True)
+
+    def hold(self, x: Tensor, stream: Any) -> None:
+        x.record_stream(stream)
+
+    def pool(self) -> Any:
+        return self._torch.graph_pool_handle()
+
+    def capture(self, run: Callable[[], None], pool: Any, stream: Any) -> Graph:
+        graph = self._torch.CUDAGraph()
+        before = self._torch.current_stream()
+        stream.wait_stream(before)
+        with self._torch.stream(stream):
+            # other ranks are threads of this process, and go on meanwhile
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                run()
+            finally:
+                graph.capture_end()
+        before.wait_stream(stream)
+        made: Graph = graph
+        return made

@@ -1,0 +1,167 @@
+"""Paged attention and the writing of K and V by Triton kernels. Unverified on a GPU.
+
+Not bit for bit what another provider gives. A request's decoded tokens are the same bits in every batch; a prompt's may
+depend on how it is cut into chunks.
+"""
+
+import functools
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quintet.ops.attention import PagedAttention, page_shape, paged_attention, row_width, write_kv
+from quintet.ops.registry import Ops
+from quintet.platforms.gpu.triton_probe import probing
+from quintet.types import AttentionSpec, Batch, HostBatch
+
+if TYPE_CHECKING:
+    from quintet.platforms.gpu.kernels.attention_layer import Layer, Limits
+
+SERVED = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+QUANTIZED = (torch.int8, torch.float8_e4m3fn)
+MOST_GROUP = 128  # query heads per KV head: rows of a tile
+MOST_DIM = 512
+
+
+def reasons(spec: AttentionSpec) -> list[str]:
+    """All the reasons why these kernels cannot serve such a layer."""
+    found = []
+    if spec.dtype not in SERVED:
+        found.append(f"it computes in {', '.join(map(str, SERVED))}, not in {spec.dtype}")
+    if spec.cached != spec.dtype and spec.cached not in QUANTIZED:
+        found.append(f"a cache is of the layer's type or of {', '.join(map(str, QUANTIZED))}, not {spec.cached}")
+    if spec.cached == torch.int8 and spec.head_dim % 4:
+        found.append(f"a float32 scale stands behind each int8 row: head_dim {spec.head_dim} must be a multiple of 4")
+    if spec.head_dim > MOST_DIM:
+        found.append(f"head_dim {spec.head_dim} is more than {MOST_DIM}, which no program could hold")
+    if spec.heads // spec.kv_heads > MOST_GROUP:
+        found.append(f"{spec.heads // spec.kv_heads} query heads per KV head are more than {MOST_GROUP}")
+    return found
+
+
+class TritonAttention(PagedAttention):
+    """write_kv, then paged_attention. The plan says whether a step is nothing but single tokens, by a shape.
+
+    It is the shape of an empty array: what is captured for such steps then leaves the prompts' kernel out.
+    """
+
+    def __init__(self, spec: AttentionSpec, ops: Ops) -> None:
+        if found := reasons(spec):
+            raise ValueError(f"attention by Triton kernels: {'; '.join(found)}")
+        super().__init__(spec, ops)
+
+    def plan(self, batch: HostBatch) -> HostBatch:
+        single = bool(np.diff(batch.starts).max(initial=0) <= 1)
+        return batch._replace(extra=(np.zeros((0, 1 if single else 2), np.int32),))
+
+
+def _check(device: torch.device) -> str | None:
+    """Two tokens of one request, then a third alone, over values that tell them apart."""
+    spec = AttentionSpec(2, 1, 16, 0.25, torch.float32, 16)
+    kv = torch.zeros(2, *page_shape(spec), device=device)
+    k = torch.zeros(3, 1, 16, device=device)
+    v = torch.arange(3.0, device=device)[:, None, None].expand(3, 1, 16).contiguous()
+    for first, last in ((0, 2), (2, 3)):
+        own = torch.arange(first, last, dtype=torch.int32, device=device)
+        one = torch.ones(1, dtype=torch.int32, device=device)
+        starts = torch.cat([one * 0, one * (last - first)])
+        batch = Batch(own, own, own + 16, own * 0, starts, one * last, one[None], one)
+        kv = _write_kv(kv, k[first:last], v[first:last], batch)
+        out = _paged_attention(torch.ones(last - first, 2, 16, device=device), kv, batch, spec, None)
+        want = own[:, None, None].float() / 2  # the mean of the values up to a token's own
+        if not torch.allclose(out, want.expand_as(out)):
+            return f"attention over equal keys gave {out[:, 0, 0].tolist()}, not the means {want.flatten().tolist()}"
+    return None
+
+
+@write_kv.provide("triton", probing(_check))
+def _write_kv(kv: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
+    """In place."""
+    from quintet.platforms.gpu.kernels import write_kv as kernel
+
+    heads, width = kv.shape[2], kv.shape[4]
+    if k.shape != v.shape or k.shape[1] != heads or row_width(k.shape[2], kv.dtype) != width or not kv.is_contiguous():
+        raise ValueError(f"k {tuple(k.shape)}, v {tuple(v.shape)} do not fit a contiguous cache {tuple(kv.shape)}")
+    if kv.dtype not in (*SERVED, *QUANTIZED) or (kv.dtype == torch.int8 and k.shape[2] % 4):
+        raise ValueError(f"a cache of {kv.dtype} with head_dim {k.shape[2]} is not written by Triton kernels")
+    if k.shape[0]:
+        kernel.launch(kv, _rows(k), _rows(v), batch.slots)
+    return kv
+
+
+@paged_attention.provide("triton", probing(_check))
+def _paged_attention(q: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+    if kv.dtype != spec.cached or not kv.is_contiguous():
+        raise ValueError(f"the cache is {kv.dtype}, contiguous: {kv.is_contiguous()}, and must be {spec.cached}")
+    if q.shape[1:] != (spec.heads, spec.head_dim) or kv.shape[1:] != page_shape(spec) or q.dtype != spec.dtype:
+        raise ValueError(f"q {tuple(q.shape)} {q.dtype} and a cache of {tuple(kv.shape)} do not fit {spec}")
+    return attend(q, kv, batch, spec, sinks, limits(q.device))
+
+
+def attend(q: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec, sinks: Tensor | None, limits: "Limits") -> Tensor:
+    """What the op does, with the kernels as they are made for a device of these limits."""
+    from quintet.platforms.gpu.kernels import attention, attention_split
+    from quintet.platforms.gpu.kernels.attention_layer import Call
+
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if not q.shape[0]:
+        return out
+    layer = _layer(spec, sinks is not None, limits)
+    slopes = None if spec.alibi is None else _slopes(spec.alibi, q.device)
+    seen, scales = _seen(kv, limits.e4m3)
+    call = Call(layer, limits, batch, out, _rows(q), seen, scales, sinks, slopes, spec.scale, spec.softcap)
+    if not batch.extra or batch.extra[0].shape[1] > 1:
+        attention.launch(call)
+    shapes = attention_split.workspace(layer, batch.lengths.shape[0])
+    attention_split.launch(call, *(torch.empty(shape, dtype=torch.float32, device=q.device) for shape in shapes))
+    return out
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[T, heads, D] with each token's heads side by side; tokens may stand apart, as in the slices of one product."""
+    return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
+
+
+def _seen(kv: Tensor, e4m3: bool) -> tuple[Tensor, Tensor | None]:
+    """The cache as the kernels take it, and its scales."""
+    if kv.dtype == torch.int8:
+        return kv, kv.view(torch.float32)
+    return (kv.view(torch.uint8) if kv.dtype == torch.float8_e4m3fn and not e4m3 else kv), None
+
+
+@functools.lru_cache(maxsize=256)
+def _layer(spec: AttentionSpec, sinks: bool, limits: "Limits") -> "Layer":
+    from quintet.platforms.gpu.kernels.attention_layer import E4M3, INT8, PLAIN, Layer
+
+    stored = {torch.int8: INT8, torch.float8_e4m3fn: PLAIN if limits.e4m3 else E4M3}.get(spec.cached, PLAIN)
+    return Layer(
+        spec.heads, spec.kv_heads, spec.head_dim, spec.page_size, SERVED[spec.dtype], stored, spec.window or 0,
+        spec.softcap is not None, spec.alibi is not None, sinks, not limits.bf16,
+        spec.cached == torch.float8_e4m3fn and limits.e4m3,
+    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=256)
+def _slopes(alibi: tuple[float, ...], device: torch.device) -> Tensor:
+    """Kept for good: a captured step holds its address."""
+    return torch.tensor(alibi, dtype=torch.float32, device=device)
+
+
+@functools.cache
+def limits(device: torch.device) -> "Limits":
+    """What this device offers a program, as its driver and Triton say."""
+    from quintet.platforms.gpu.kernels.attention_layer import Limits
+
+    if device.type == "cpu":  # interpreted
+        return Limits(bf16=False)
+    import triton
+    from triton.compiler import make_backend
+
+    driver = triton.runtime.driver.active
+    facts = driver.utils.get_device_properties(
+        device.index if device.index is not None else driver.get_current_device()
+    )
+    known = make_backend(driver.get_current_target()).parse_options({}).supported_fp8_dtypes
+    return Limits(facts["max_shared_mem"], facts["multiprocessor_count"], "fp8e4nv" in known)

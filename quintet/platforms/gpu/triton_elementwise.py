@@ -1,0 +1,59 @@
+"""Gates, the soft cap and the look-up of rows by Triton: the specification takes several passes over memory for each.
+
+activate, add and scale have no kernel: in torch they are one launch and one pass already.
+"""
+
+import torch
+from torch import Tensor
+
+from quintet.ops.activation import KINDS, gated
+from quintet.ops.elementwise import softcap
+from quintet.ops.embedding import embedding
+from quintet.platforms.gpu.triton_probe import probing
+
+
+def _check_gated(device: torch.device) -> str | None:
+    """Every activation of 0 is 0, and of 20 nearly 20."""
+    rows = torch.tensor([[0.0, 3.0], [20.0, 0.5]], device=device)
+    got = torch.stack([_gated(rows, kind)[:, 0] for kind in KINDS])
+    good = torch.allclose(got, torch.tensor([0.0, 10.0], device=device))
+    return None if good else f"gates of 0 and 20 gave {got.tolist()}"
+
+
+def _check_softcap(device: torch.device) -> str | None:
+    """0 stays, and what is large comes to the cap."""
+    got = _softcap(torch.tensor([0.0, -1000.0], device=device), 5.0).tolist()
+    return None if got == [0.0, -5.0] else f"capped at 5, 0 and -1000 gave {got}"
+
+
+def _check_embedding(device: torch.device) -> str | None:
+    """The middle of three ids, of which the first two are there."""
+    ids, table = torch.tensor([4, 6], dtype=torch.int32, device=device), torch.ones(2, 3, device=device)
+    got = _embedding(ids, table, 3, True).tolist()
+    return None if got == [[1.0] * 3, [0.0] * 3] else f"a row of ones and one that is elsewhere gave {got}"
+
+
+@gated.provide("triton", probing(_check_gated))
+def _gated(x: Tensor, kind: str) -> Tensor:
+    from quintet.platforms.gpu.kernels.activation import gated as launch
+
+    if x.shape[1] % 2:
+        raise ValueError(f"gate beside up are {x.shape[1]} wide, which is odd")
+    return launch(x if x.stride(1) == 1 else x.contiguous(), kind)
+
+
+@softcap.provide("triton", probing(_check_softcap))
+def _softcap(x: Tensor, cap: float) -> Tensor:
+    from quintet.platforms.gpu.kernels.activation import softcap as launch
+
+    x = x.contiguous()
+    launch(x, cap)
+    return x
+
+
+@embedding.provide("triton", probing(_check_embedding))
+def _embedding(ids: Tensor, weight: Tensor, first: int, partial: bool) -> Tensor:
+    """An id outside of a whole table gives zeros here, where torch would end the process."""
+    from quintet.platforms.gpu.kernels.embedding import embedding as launch
+
+    return launch(ids.contiguous(), weight if weight.stride(1) == 1 else weight.contiguous(), first * partial)

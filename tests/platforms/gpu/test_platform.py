@@ -1,0 +1,461 @@
+"""The GPU platform on the fake device: the contract, whole engines, placing, and FlashInfer's place in it."""
+
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from quintet import SamplingParams
+from quintet.config import EngineConfig
+from quintet.engine.client import Client
+from quintet.engine.prompts import Prompt
+from quintet.layers.schemes import SCHEMES
+from quintet.ops import Op, bind
+from quintet.platforms import Chosen, UnavailableError, choose
+from quintet.platforms.cuda import PLATFORM, flashinfer
+from quintet.platforms.gpu import gathered_attention, providers
+from quintet.platforms.gpu.platform import UNVERIFIED
+from quintet.platforms.interface import Capabilities
+from quintet.types import AttentionSpec, HostBatch, KVLayout, Part, Weight
+from tests.contract.cases import DTYPES, MIXES, attention, randn
+from tests.e2e.test_oracle import ENGINES, WIDE, mix, run
+from tests.e2e.test_oracle import client as cpu_client
+from tests.helpers.batches import spec
+from tests.helpers.models import FAMILIES, PLAIN, Tiny, make, variant
+from tests.helpers.run_model import Runner, random_prompts
+from tests.helpers.triton import needs_triton
+from tests.platforms.gpu.fake_torch import FakeGPU, FakeRuntime, fake_platform, runtime
+
+REGISTERED = gathered_attention  # importing it registers its provider
+
+
+# ------------------------------------------------------------------------------------------------- the contract
+
+
+def test_it_is_found_by_name_and_says_why_it_is_not_available() -> None:
+    if not torch.cuda.is_available():
+        with pytest.raises(UnavailableError, match="device 'cuda' is not available: .*; "):
+            choose("cuda")
+
+
+def test_a_step_returns_before_it_is_done_and_shapes_are_free() -> None:
+    facts = FakeGPU.probe()
+    assert isinstance(facts, Capabilities)
+    assert facts.overlap and not facts.static_shapes and not facts.opaque and facts.devices == 3
+
+
+def test_what_was_never_run_says_so() -> None:
+    assert FakeGPU.configure(EngineConfig()) == (EngineConfig(), [UNVERIFIED])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_what_it_computes_in_agrees_with_float32(dtype: torch.dtype) -> None:
+    tiny = variant("llama", "plain")
+    (prompt,) = random_prompts(4, (30,), 101)
+    exact = tiny.logits(prompt)
+    (got,) = Runner(tiny, dtype, platform=fake_platform()).prompts([prompt])
+    assert float((got - exact).abs().max()) < 40 * torch.finfo(dtype).eps * float(exact.abs().max())
+
+
+def test_every_provider_is_in_the_priority_and_every_one_there_is_registered() -> None:
+    providers.register()
+    ours = {name for name, op in Op.registry.items() if "triton" in op.providers}
+    assert ours == {name for name, order in providers.PRIORITY.items() if "triton" in order}
+    assert all(set(order) <= set(Op.registry[name].providers) for name, order in providers.PRIORITY.items())
+    assert PLATFORM.op_priority is providers.PRIORITY
+
+
+def test_registering_takes_no_name_from_another_platform() -> None:
+    """An op's provider of the same name, if two platforms brought one, would be whoever's was loaded last."""
+    code = (
+        "from quintet.platforms.cpu import PLATFORM; from quintet.ops import Op\n"
+        "before = {name: dict(op.providers) for name, op in Op.registry.items()}\n"
+        "from quintet.platforms.gpu import providers; providers.register()\n"
+        "print([name for name in before if not before[name].items() <= Op.registry[name].providers.items()])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")  # NumPy's, of masked lanes
+def test_a_model_by_our_kernels_alone_gives_the_cpus_tokens() -> None:
+    """Padded, captured and replayed, in Triton's interpreter or on the device."""
+    device = needs_triton()
+    if device.type != "cpu":
+        pytest.skip("on a GPU, tests/platforms/cuda does this")
+    used = ("paged_attention", "write_kv", "rms_norm", "add_rms_norm", "rotary", "gated", "embedding")
+    members = {"_fake": FakeRuntime(), "op_priority": {name: providers.PRIORITY[name] for name in used}}
+    platform = type("WithKernels", (FakeGPU,), members)(EngineConfig(max_num_seqs=4))
+    tiny, prompts = make("llama", {**PLAIN, "num_hidden_layers": 1}), random_prompts(3, (9, 1, 17), 101)
+    ours, theirs = Runner(tiny, platform=platform), Runner(tiny)
+    assert {c.op for c in ours.worker.ops.choices if c.provider == "triton"} == set(used)
+    for got, want in zip(ours.prompts(prompts), theirs.prompts(prompts), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-4 * float(want.std()))
+    assert ours.greedy(prompts, 3) == theirs.greedy(prompts, 3)
+    assert (runtime(platform).captures, runtime(platform).replays) == (1, 1)
+
+
+# ------------------------------------------------------------------------------------------------ whole engines
+
+
+Make = Callable[..., Client]
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Makes an engine of that model on a class of platforms."""
+
+    def made(tiny: Tiny, platform: type[FakeGPU], **settings: Any) -> Client:
+        facts = platform.probe()
+        assert isinstance(facts, Capabilities)
+        monkeypatch.setattr("quintet.engine.start.choose", lambda name: Chosen(platform, facts, "a test"))
+        config = EngineConfig.from_kwargs(
+            model=str(tiny.folder), device="fake", skip_tokenizer_init=True, dtype="float32", **settings
+        )
+        return Client(config, progress=False)
+
+    return made
+
+
+def tokens(result: Any) -> Any:
+    """Tokens and reasons; log-probabilities are another platform's up to roundings."""
+    return {name: [(ids, why) for ids, why, *_ in completions] for name, (completions, _) in result.items()}
+
+
+@pytest.mark.parametrize("how", [name for name in ENGINES if name != "eager"])
+def test_any_way_gives_the_cpus_tokens(how: str, client: Make) -> None:
+    """The oracle's mixes: prefixes, chunks, preemption, seeded draws. Steps run behind the host."""
+    model: Any = ("llama", "plain", "float32", {})
+    made, theirs = type(fake_platform()), cpu_client(model, **ENGINES[how])
+    ours = client(variant("llama", "plain"), made, **ENGINES[how])
+    for seed in range(2):
+        assert tokens(run(ours, mix(seed))) == tokens(run(theirs, mix(seed))), f"mix {seed}"
+    assert made._fake.replays > 10
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_quantized_while_loaded_it_gives_the_cpus_tokens(scheme: str, client: Make) -> None:
+    model: Any = ("llama", "wide", "float32", {"quantization": scheme})
+    made, settings = type(fake_platform()), ENGINES["batched"]
+    wide = make("llama", {**FAMILIES["llama"]["plain"], **WIDE})
+    ours, theirs = client(wide, made, quantization=scheme, **settings), cpu_client(model, **settings)
+    assert tokens(run(ours, mix(0))) == tokens(run(theirs, mix(0)))
+
+
+def test_several_ranks_in_one_engine(client: Make) -> None:
+    """The scheduler's threads may change from step to step: each call says which device it means."""
+    made, tiny = type(fake_platform()), make("llama", {**PLAIN, "num_attention_heads": 4, "num_key_value_heads": 2})
+    settings: dict[str, Any] = {"max_model_len": 160, "num_pages": 200}
+    shared, alone = (client(tiny, made, tensor_parallel_size=size, **settings) for size in (2, 1))
+    assert tokens(run(shared, mix(0))) == tokens(run(alone, mix(0)))
+    assert {"use 0", "use 1"} <= set(made._fake.calls)
+
+
+def test_an_engine_outlives_a_step_that_fails(client: Make) -> None:
+    made = type(fake_platform())
+    engine = client(variant("llama", "plain"), made, max_model_len=64, num_pages=40)
+    worker = engine.prepared.ranks.workers[0]
+    step = worker._step
+
+    def complete() -> Any:
+        params = SamplingParams(temperature=0, max_tokens=6, detokenize=False)
+        engine.add("only", Prompt([5, 6, 7]), params)
+        done = []
+        while engine.busy:
+            done += [each for each in engine.step() if each.finished]
+        return done[-1].outputs[0]
+
+    wanted = complete()
+
+    def fall_over(*_: Any) -> Any:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    worker._step = fall_over
+    assert complete().finish_reason == "error"
+    worker._step = step
+    assert list(complete().token_ids) == list(wanted.token_ids), "with another cache, and graphs of it"
+
+
+def test_two_engines_share_a_device_by_their_shares(client: Make) -> None:
+    """Each takes its share of the whole at most, and no more than the other leaves."""
+    made = type(fake_platform(limit=2**30))
+    settings: dict[str, Any] = {"max_model_len": 64, "max_num_seqs": 2000, "gpu_memory_utilization": 0.2}
+    tiny = variant("llama", "plain")
+    first, second = (client(tiny, made, **settings) for _ in range(2))
+    budgets = [engine.prepared.plan.budget for engine in (first, second)]
+    assert budgets == [int(0.2 * 2**30)] * 2
+    held = made._fake.used()
+    assert sum(engine.prepared.plan.kv_bytes for engine in (first, second)) < held < 0.41 * 2**30
+
+
+# ------------------------------------------------------------------------------------------------------ placing
+
+
+def weight(use: str = "linear", shared: bool = False, rank: int = 0, **more: Any) -> Weight:
+    return Weight("weight", (Part("w", (64, 128), ((0, 64),)),), 0, rank, torch.bfloat16, use, shared=shared, **more)
+
+
+def opened() -> tuple[FakeGPU, FakeRuntime]:
+    platform = fake_platform()
+    platform.open(0)
+    return platform, runtime(platform)
+
+
+def test_a_weight_goes_up_in_its_type_and_is_counted() -> None:
+    platform, _ = opened()
+    x = torch.randn(64, 128)
+    (placed,) = platform.place(weight(), {"w": x}).values()
+    assert torch.equal(placed, x.bfloat16()) and platform.placed_bytes(weight()) == placed.nbytes
+    assert platform._devices[0].tagged.nbytes("weights") == placed.nbytes
+
+
+def test_a_tied_head_is_held_once() -> None:
+    platform, _ = opened()
+    x = {"w": torch.randn(64, 128)}
+    first, second = (platform.place(weight(use, shared=True), x)["weight"] for use in ("embedding", "linear"))
+    assert first.data_ptr() == second.data_ptr()
+    other = platform.place(weight(), x)["weight"]
+    assert other.data_ptr() != first.data_ptr()
+    assert platform._devices[0].tagged.nbytes("weights") == 2 * first.nbytes
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("packed", [True, False])
+def test_what_is_quantized_takes_what_was_planned(name: str, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(providers, "packs", lambda scheme, priority: packed)
+    platform, _ = opened()
+    of = weight(scheme=SCHEMES[name])
+    placed = platform.place(of, {"w": torch.randn(64, 128)})
+    assert set(placed) == {"weight", "scales"}
+    assert sum(each.nbytes for each in placed.values()) == platform.placed_bytes(of)
+
+
+def test_a_weight_that_cannot_be_quantized_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(providers, "packs", lambda scheme, priority: True)
+    platform, _ = opened()
+    with pytest.raises(ValueError, match="w cannot be quantized: the weight holds numbers that are not finite"):
+        platform.place(weight(scheme=SCHEMES["int8"]), {"w": torch.full((64, 128), float("nan"))})
+
+
+def test_without_their_provider_weights_lie_as_the_specification_has_them() -> None:
+    assert not providers.packs(SCHEMES["int4"], {}), "nobody but them reads that"
+    op = Op.registry["linear_int4"]
+    before = op.providers.pop("triton", None)
+    try:
+        assert not providers.packs(SCHEMES["int4"], providers.PRIORITY)
+    finally:
+        if before is not None:
+            op.providers["triton"] = before
+
+
+# ---------------------------------------------------------------------------------------------------- attention
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {}, "window": {"window": 7}, "soft-cap": {"softcap": 5.0}, "sinks": {"sinks": True},
+    "alibi": {"alibi": True}, "int8": {"kv_dtype": torch.int8}, "fp8": {"kv_dtype": torch.float8_e4m3fn},
+    "all": {"window": 20, "softcap": 4.0, "sinks": True, "alibi": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_last_resort_equals_the_specification(kind: str, dtype: torch.dtype) -> None:
+    op = Op.registry["paged_attention"]
+    for heads, kv_heads, dim in ((6, 3, 16), (5, 1, 24)):
+        of = spec(heads, kv_heads, dim, dtype=dtype, **KINDS[kind])
+        for what, requests in MIXES.items():
+            sinks = randn(heads, dtype=torch.float32) if of.sinks else None
+            q, kv, batch, *_ = attention(of, requests, sinks)
+            want = op.reference(q.float(), kv if of.kv_dtype else kv.float(), batch, of, sinks)
+            got = op.providers["gathered"](q, kv, batch, of, sinks)
+            limit = (20 if dtype == torch.float32 else 6) * torch.finfo(dtype).eps * max(1.0, float(want.abs().max()))
+            assert got.dtype == dtype and float((got.float() - want).abs().max()) <= limit, what
+
+
+class Wrapper:
+    """What FlashInfer's wrappers are called with and compute, by the specification."""
+
+    made: list["Wrapper"]
+    planned: int
+
+    def __init__(self, workspace: Tensor, layout: str, use_cuda_graph: bool = False, **buffers: Any) -> None:
+        assert layout == "HND" and not workspace.any()
+        self.fixed, self.buffers = use_cuda_graph, {k: v for k, v in buffers.items() if k.endswith("buffer")}
+        assert bool(self.buffers) == use_cuda_graph
+        type(self).made.append(self)
+
+    def _plan(self, starts: Tensor, indptr: Tensor, pages: Tensor, last: Tensor, how: dict[str, Any]) -> None:
+        assert all(x.dtype == torch.int32 and x.device.type == "cpu" for x in (starts, indptr, pages, last))
+        assert len(pages) == indptr[-1] and ((last >= 1) & (last <= how["page_size"])).all()
+        type(self).planned += 1
+        self._how, given = how, (indptr, pages, last)
+        if self.fixed:  # what a graph reads lies where it lay
+            assert len(last) == len(self.buffers["paged_kv_last_page_len_buffer"])
+            for buffer, x in zip((self.buffers[name] for name in BUFFERS), given, strict=True):
+                buffer[: len(x)].copy_(x)
+            given = tuple(self.buffers[name] for name in BUFFERS)
+        self._starts, (self._indptr, self._pages, self._last) = starts, given
+
+    def run(self, q: Tensor, kv: Tensor) -> Tensor:
+        how, out = self._how, torch.empty_like(q)
+        assert (q.dtype, kv.dtype) == (how["q_data_type"], how["kv_data_type"])
+        for r in range(len(self._last)):
+            pages = self._pages[self._indptr[r] : self._indptr[r + 1]].long()
+            length = (len(pages) - 1) * how["page_size"] + int(self._last[r])
+            k, v = kv[pages].float().permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :length]
+            first, end = int(self._starts[r]), int(self._starts[r + 1])
+            for token in range(first, end):
+                at = length - (end - token)
+                low = 0 if how["window_left"] < 0 else max(0, at - how["window_left"])
+                keys, values = k[:, low : at + 1], v[:, low : at + 1]
+                rows = q[token].float().reshape(how["num_kv_heads"], -1, how["head_dim"])
+                scores = rows @ keys.transpose(1, 2) * how["sm_scale"]
+                cap = how["logits_soft_cap"]
+                scores = scores if cap is None else cap * torch.tanh(scores / cap)
+                out[token] = (scores.softmax(-1) @ values).reshape(-1, how["head_dim"]).to(q.dtype)
+        return out
+
+
+BUFFERS = ("paged_kv_indptr_buffer", "paged_kv_indices_buffer", "paged_kv_last_page_len_buffer")
+SHAPE = ("num_qo_heads", "num_kv_heads", "head_dim", "page_size")
+
+
+def fake_flashinfer() -> Any:
+    """A module with its two wrappers; parameters are those of flashinfer-python 0.5."""
+
+    class Decode(Wrapper):
+        made: list[Wrapper] = []
+        planned = 0
+
+        def __init__(self, *args: Any, use_tensor_cores: bool = False, **more: Any) -> None:
+            super().__init__(*args, **more)
+
+        def plan(self, indptr: Tensor, indices: Tensor, last_page_len: Tensor, *shape: int, **how: Any) -> None:
+            starts = torch.arange(len(last_page_len) + 1, dtype=torch.int32)
+            self._plan(starts, indptr, indices, last_page_len, {**dict(zip(SHAPE, shape, strict=True)), **how})
+
+    class Prefill(Wrapper):
+        made: list[Wrapper] = []
+        planned = 0
+
+        def plan(self, starts: Tensor, indptr: Tensor, indices: Tensor, last: Tensor, *shape: int, **how: Any) -> None:
+            assert how.pop("causal")
+            self._plan(starts, indptr, indices, last, {**dict(zip(SHAPE, shape, strict=True)), **how})
+
+    class Module:
+        BatchDecodeWithPagedKVCacheWrapper = Decode
+        BatchPrefillWithPagedKVCacheWrapper = Prefill
+
+    return Module()
+
+
+def with_flashinfer(module: Any, **settings: Any) -> Any:
+    """The CUDA platform on a fake device, and that module installed."""
+    fake = FakeRuntime()
+    members = {
+        "_make_runtime": classmethod(lambda cls: fake), "_facts": FakeGPU.__dict__["_facts"], "op_priority": {},
+        "_flashinfer": lambda self: module, "_fake": fake,
+    }  # fmt: skip
+    return type("CUDAWithFlashInfer", (PLATFORM,), members)(EngineConfig(**settings))
+
+
+WINDOWED = {**FAMILIES["gemma2"]["plain"], "hidden_size": 48, "num_hidden_layers": 2, "head_dim": 64}
+
+
+@pytest.mark.parametrize("kv_dtype", [None, torch.float8_e4m3fn], ids=str)
+def test_flashinfer_serves_prompts_and_captured_decoding(kv_dtype: torch.dtype | None) -> None:
+    """A model with windowed and other layers: each kind has its plan, and every step is planned for both."""
+    module, tiny = fake_flashinfer(), make("gemma2", WINDOWED)
+    logits = []
+    for platform in (with_flashinfer(module, max_num_seqs=8), fake_platform(enforce_eager=True)):
+        run, rng = Runner(tiny, torch.bfloat16, platform=platform, kv_dtype=kv_dtype), random.Random(1)
+        steps = [run.step(dict(enumerate(random_prompts(2, [5, 17, 40], 101))))]
+        steps += [run.step({name: [rng.randrange(101)] for name in range(3 - turn // 3)}) for turn in range(9)]
+        logits.append([rows for step in steps for rows in step.values()])
+    for got, want in zip(*logits, strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0.06 * float(want.std()))
+    decode, prefill = module.BatchDecodeWithPagedKVCacheWrapper, module.BatchPrefillWithPagedKVCacheWrapper
+    assert prefill.planned - 2 == 2 and decode.planned - 2 == 2 * 9, "two kinds of layers, after a trial of each"
+    assert len(decode.made) - 2 == 2 * 3, "one for each size of each kind"
+
+
+def test_flashinfer_refuses_with_all_reasons() -> None:
+    of = spec(4, 2, 80, alibi=True, sinks=True, kv_dtype=torch.int8)
+    assert flashinfer.refusals(of) == [
+        "queries in float32", "a cache in int8", "heads of 80", "slopes (ALiBi) of our choice", "sinks",
+    ]  # fmt: skip
+    assert flashinfer.refusals(spec(4, 2, 64, dtype=torch.bfloat16, window=9, softcap=3.0)) == []
+
+
+def test_what_flashinfer_refuses_is_served_by_ops_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    platform = with_flashinfer(fake_flashinfer())
+    platform.open(0)
+    with caplog.at_level("INFO"):
+        for _ in range(3):
+            platform.attention(spec(4, 2, 16), bind({}))
+    assert [record.message for record in caplog.records] == [
+        "attention by reference: FlashInfer does not serve queries in float32, a cache in float32, heads of 16"
+    ]
+
+
+def trial(module: Any) -> str | None:
+    def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.empty(tuple(shape), dtype=dtype)
+
+    return flashinfer.trial(spec(8, 2, 64, dtype=torch.bfloat16), module, empty)
+
+
+def test_flashinfer_is_tried_before_it_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert trial(fake_flashinfer()) is None
+    wrong, fails = fake_flashinfer(), fake_flashinfer()
+    monkeypatch.setattr(wrong.BatchDecodeWithPagedKVCacheWrapper, "run", lambda self, q, kv: q)
+    monkeypatch.setattr(fails.BatchPrefillWithPagedKVCacheWrapper, "run", lambda self, q, kv: 1 / 0)
+    assert trial(wrong) == "a step of 1 tokens gave 0.0, not 1"
+    assert trial(fails) == "FlashInfer fails on a small step: ZeroDivisionError: division by zero"
+
+
+def test_several_ranks_do_without_flashinfer() -> None:
+    platform = with_flashinfer(fake_flashinfer(), tensor_parallel_size=2)
+    assert "several ranks" in platform._other_attention(spec(8, 2, 64, dtype=torch.bfloat16), bind({}))
+
+
+def test_flashinfer_that_is_not_there_or_lacks_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"flashinfer"}
+    monkeypatch.setattr(flashinfer.importlib.util, "find_spec", lambda name: name in there or None)  # type: ignore[attr-defined]
+    monkeypatch.setattr(flashinfer.shutil, "which", lambda name: None)  # type: ignore[attr-defined]
+    assert "no compiled kernels" in flashinfer.load()
+    there.add("flashinfer_jit_cache")
+    monkeypatch.setattr(flashinfer.importlib, "import_module", lambda name: object())  # type: ignore[attr-defined]
+    assert flashinfer.load() == (
+        "this version of FlashInfer lacks BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper"
+    )
+    there.clear()
+    assert "not installed" in flashinfer.load()
+
+
+def test_the_layout_is_ours_whoever_attends() -> None:
+    of = spec(8, 2, 64, dtype=torch.bfloat16)
+    platforms = with_flashinfer(fake_flashinfer()), fake_platform()
+    for platform in platforms:
+        platform.open(0)
+        made: Any = platform.attention(of, bind({}))
+        assert made.layout == KVLayout(torch.bfloat16, 16, (2, 2, 16, 64))
+        assert isinstance(made.plan(host(3)), HostBatch) and len(made.plan(host(3)).token_ids) == 4
+
+
+def host(requests: int) -> HostBatch:
+    of = np.arange(requests, dtype=np.int32)
+    return HostBatch(of, of, of, of, np.arange(requests + 1, dtype=np.int32), of + 1, of[:, None] + 1, of)
+
+
+def test_eager_steps_are_not_padded() -> None:
+    platform = fake_platform(enforce_eager=True)
+    platform.open(0)
+    assert len(platform.attention(AttentionSpec(2, 1, 8, 1.0, torch.float32, 16), bind({})).plan(host(3))[0]) == 3

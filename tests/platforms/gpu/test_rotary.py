@@ -1,0 +1,76 @@
+"""The Triton rotary embedding turns heads as the specification does, wherever they lie."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import quintet.platforms.gpu.triton_rotary  # noqa: F401  registers its providers
+from quintet.ops.rotary import HeadNorms, norm_rotary, rotary
+from tests.helpers.triton import DTYPES, needs_triton, randn, triton_op
+
+DEVICE = needs_triton()
+SHAPES = [(6, 3, 16, 16), (5, 1, 24, 12), (32, 8, 128, 128), (9, 9, 80, 32), (20, 4, 64, 64), (2, 1, 256, 64)]
+
+
+def heads_and_table(
+    heads: int, kv_heads: int, dim: int, turned: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """q and k as slices of one product, as models have them."""
+    both = randn(3, heads + 2 * kv_heads, dim, dtype=dtype)
+    q, k, _ = both.split([heads, kv_heads, kv_heads], 1)
+    angles = torch.arange(40)[:, None] * torch.linspace(0.1, 1, turned // 2)
+    return q, k, torch.cat([angles.cos(), angles.sin()], -1), torch.tensor([39, 0, 7], dtype=torch.int32)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_heads_are_turned_as_the_specification_does(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    q, k, table, positions = heads_and_table(*shape, dtype)
+    gots = triton_op("rotary", DEVICE)(q, k, table, positions)
+    for got, want in zip(gots, rotary(q, k, table, positions), strict=True):
+        if dtype == torch.float16:  # cosines, sines and products are rounded in both
+            assert torch.equal(got, want)
+        else:
+            torch.testing.assert_close(got, want, rtol=0, atol=1e-6 if dtype == torch.float32 else 0.05)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_heads_are_normalized_before(dtype: torch.dtype, shape: tuple[int, ...], offset: float) -> None:
+    q, k, table, positions = heads_and_table(*shape, dtype)
+    norms = HeadNorms(randn(shape[2], dtype=dtype), randn(shape[2] + 1, dtype=dtype)[1:].clone(), 1e-5, offset)
+    gots = triton_op("norm_rotary", DEVICE)(q, k, norms, table, positions)
+    exact = HeadNorms(norms.q.float(), norms.k.float(), 1e-5, offset)
+    wants = norm_rotary(q.float(), k.float(), exact, table, positions)
+    for got, want in zip(gots, wants, strict=True):
+        size = max(1.0, float(want.abs().max()))
+        limit = {torch.float32: 4, torch.float16: 3, torch.bfloat16: 8}[dtype] * torch.finfo(dtype).eps * size
+        assert got.dtype == dtype and float((got.float() - want).abs().max()) <= limit
+
+
+def test_a_head_has_the_same_bits_in_every_batch() -> None:
+    q, k, table, positions = heads_and_table(32, 8, 128, 128, torch.float32)
+    norms = HeadNorms(randn(128), randn(128), 1e-5, 0.0)
+    whole, _ = triton_op("norm_rotary", DEVICE)(q, k, norms, table, positions)
+    alone, _ = triton_op("norm_rotary", DEVICE)(q[1:2], k[1:2], norms, table, positions[1:2])
+    assert torch.equal(alone, whole[1:2])
+
+
+def test_what_was_given_stays_and_no_tokens_give_none() -> None:
+    q, k, table, positions = heads_and_table(6, 3, 16, 16, torch.float32)
+    before = q.clone()
+    got, _ = triton_op("rotary", DEVICE)(q, k, table, positions)
+    assert torch.equal(q, before) and got.is_contiguous()
+    assert triton_op("rotary", DEVICE)(q[:0], k[:0], table, positions[:0])[1].shape == (0, 3, 16)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    q, k, table, positions = heads_and_table(6, 3, 16, 16, torch.float32)
+    norms = HeadNorms(torch.ones(16), torch.ones(15), 0.0, 0.0)
+    with pytest.raises(ValueError, match="do not fit"):
+        triton_op("rotary", DEVICE)(q, k, table, positions[1:])
+    with pytest.raises(ValueError, match="does not turn"):
+        triton_op("rotary", DEVICE)(q, k, table.double(), positions)
+    with pytest.raises(ValueError, match="does not fit"):
+        triton_op("norm_rotary", DEVICE)(q, k, norms, table, positions)
