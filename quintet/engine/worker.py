@@ -98,6 +98,8 @@ class Worker:
 
     def run(self, host: HostBatch) -> Tensor:
         """One step -> logits [L, vocab], on the device."""
+        if not self._kv:  # an interruption came between the old cache and the new one
+            self.renew_cache()
         for attention in self._planners:
             host = attention.plan(host)
         arrays: list[Array] = [*host[:FIELDS], *host.extra]  # type: ignore[list-item]  # the last field is a tuple

@@ -373,3 +373,12 @@ def test_a_failed_step_is_not_a_beam_searchs_result(monkeypatch: pytest.MonkeyPa
 def test_a_text_prompt_without_a_tokenizer_says_so() -> None:
     with pytest.raises(ValueError, match="tokenizer"):
         llm().generate("hello", SamplingParams(detokenize=False))
+
+
+def test_an_interruption_between_two_caches_loses_nothing() -> None:
+    """Ctrl-C may come when the old cache was let go and the new one is not there yet."""
+    client = null_client()
+    wanted = complete(client, [3], greedy()).outputs[0].token_ids
+    client.prepared.ranks.workers[0]._kv = ()
+    assert complete(client, [3], greedy()).outputs[0].token_ids == wanted
+    assert len(client.prepared.ranks.workers[0]._kv) == 2

@@ -29,7 +29,8 @@ def test_what_does_not_fit_is_complained_about() -> None:
 def test_every_variant_compiles_spills_nothing_and_fits() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = str(SCRIPT.parents[3])
-    run = subprocess.run([sys.executable, SCRIPT], env=environment, capture_output=True, text=True, timeout=880)
+    command = [sys.executable, SCRIPT, "--jobs", "1"]  # other tests run beside
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=880)
     assert run.returncode == 0, run.stderr[-3000:]
     results = [json.loads(line) for line in run.stdout.splitlines()]
     assert results, f"no module of {KERNELS} has variants()"
