@@ -207,7 +207,7 @@ HARMLESS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("fields", HARMLESS)
 async def test_what_asks_for_nothing_is_taken(fields: dict[str, Any]) -> None:
-    await create(**fields)
+    assert await create(**fields)
 
 
 async def test_sampling_reaches_the_engine() -> None:

@@ -146,7 +146,7 @@ async def test_harmless_fields_are_accepted() -> None:
         store=False, parallel_tool_calls=True, prompt_cache_key="k", safety_identifier="s", service_tier="flex",
         reasoning_effort=None, documents=[], metadata={}, user="u",
     )  # fmt: skip
-    await ask(tools=[{"type": "function", "function": {"name": "f"}}], tool_choice="none")
+    assert await ask(tools=[{"type": "function", "function": {"name": "f"}}], tool_choice="none")
 
 
 async def test_a_chat_needs_a_tokenizer_and_a_completion_does_not() -> None:

@@ -200,7 +200,7 @@ async def test_the_longest_prompt_gets_one_token() -> None:
 
 
 async def test_harmless_fields_are_accepted() -> None:
-    await complete(
+    assert await complete(
         prompt="x", max_tokens=1, user="me", metadata={"a": 1}, store=False, service_tier="auto", suffix=None,
         response_format={"type": "text"}, structured_outputs=None, stream=False, use_beam_search=False, echo=False,
     )  # fmt: skip

@@ -240,7 +240,7 @@ HARMLESS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("body", HARMLESS)
 async def test_what_asks_for_nothing_is_taken(body: dict[str, Any]) -> None:
-    await create_once(**body)
+    assert await create_once(**body)
 
 
 async def test_vllms_fields_reach_the_engine() -> None:
