@@ -1,9 +1,11 @@
 """The ground of our middlewares: HTTP alone, and the path as the router sees it."""
 
+from abc import ABC, abstractmethod
+
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 
-class Http:
+class Http(ABC):
     """Passes on all but HTTP: nothing else is spoken here."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -15,9 +17,9 @@ class Http:
         else:
             await self._app(scope, receive, send)
 
+    @abstractmethod
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """What it does with a request."""
-        raise NotImplementedError
 
 
 def route_path(scope: Scope) -> str:
