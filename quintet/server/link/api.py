@@ -18,6 +18,7 @@ from quintet.server.link.child import follow_parent, read_orders
 from quintet.server.link.remote import Remote
 from quintet.server.settings import ServerConfig
 
+_LOOK = 0.02  # seconds between two looks at whether the engine has said hello
 _LAST_WORDS = 5  # seconds that connections get after the last call, to take in their answers
 
 
@@ -43,6 +44,8 @@ class ApiServer:
             follow_parent(lambda: loop.call_soon_threadsafe(self.stop))
         self.remote.start()
         try:
+            if self._follows:
+                await self._until_served()
             await self._server.serve([listener])
         finally:
             self.remote.close()
@@ -70,6 +73,11 @@ class ApiServer:
         self.remote.fail(why)
         self.service.fail(why)
         self._server.should_exit = True
+
+    async def _until_served(self) -> None:
+        """Leaves connections to the processes that know the model, until this one does."""
+        while self.remote.trouble() is not None and not self._server.should_exit:
+            await asyncio.sleep(_LOOK)
 
     async def _drain(self) -> None:
         await self.service.drain()

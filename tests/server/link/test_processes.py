@@ -124,6 +124,7 @@ def test_a_signal_to_every_process_lets_requests_end_too() -> None:
     with Server(*NULL, "--api-workers", "2") as server:
         body = {"prompt": "a", "max_tokens": 900, "ignore_eos": True, "n": 8, "stream": True}
         with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as response:
+            assert response.status_code == 200
             lines = response.iter_lines()
             next(lines)
             for each in server.children():
@@ -193,6 +194,22 @@ def test_several_api_processes_serve_one_engine() -> None:
         assert "another is started" in server.output
         assert server.stop() == 0
         assert server.leftovers() == []
+
+
+def test_an_api_process_takes_no_connection_before_it_knows_the_model() -> None:
+    with Server(*NULL, "--api-workers", "2", "--engine-timeout", "8") as server:
+        server.find("core").suspend()  # it greets nobody
+        server.find("api").kill()
+        said = []
+        while server.process.poll() is None:
+            try:
+                said.append(httpx.get(server.url + "/ready", timeout=2).text)
+            except httpx.HTTPError:
+                pass  # it has ended
+            time.sleep(0.01)
+        assert "another is started" in server.output
+        assert any("no sign of life" in each for each in said)
+        assert not any("loading" in each for each in said)
 
 
 def test_a_dead_api_process_leaves_no_pages_behind() -> None:
