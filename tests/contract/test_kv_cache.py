@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from quintet.conformance.batches import Cache, Request, spec
+from quintet.conformance.cases import DTYPES, MIXES, attention, randn
 from quintet.ops import Op
 from quintet.ops.attention import row_width, stored, widened
 from quintet.platforms import cpu
 from quintet.types import AttentionSpec
-from tests.contract.cases import DTYPES, MIXES, attention, randn
-from tests.helpers.batches import Cache, Request, spec
 
 CACHED = (torch.int8, torch.float8_e4m3fn)
 SERVING = {"reference", "torch", "native"}  # others refuse such a layer when it is built

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from quintet.conformance.batches import Request, spec
+from quintet.conformance.cases import CASES, DTYPES, SPECS, attention, randn, write_kv
 from quintet.ops import Op
-from tests.contract.cases import CASES, DTYPES, SPECS, attention, randn, write_kv
-from tests.helpers.batches import Request, spec
 
 PROVIDED_BY = ["cpu"]  # importing them registers providers
 if importlib.util.find_spec("jax") and importlib.util.find_spec("torchax"):

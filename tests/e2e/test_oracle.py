@@ -12,10 +12,10 @@ import pytest
 
 from quintet import SamplingParams
 from quintet.config import EngineConfig
+from quintet.conformance.tiny import FAMILIES, VOCAB, make, variant
 from quintet.engine.client import Client
 from quintet.engine.prompts import Prompt
 from quintet.outputs import RequestOutput
-from tests.helpers.models import FAMILIES, VOCAB, make, variant
 
 PLAIN = {"max_model_len": 160, "num_pages": 200}
 ENGINES: dict[str, dict[str, Any]] = {

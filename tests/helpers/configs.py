@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tests.helpers.models import LENGTH, VOCAB
+from quintet.conformance.tiny import LENGTH, VOCAB
 
 KINDS = st.sampled_from(["sliding_attention", "full_attention"])
 FREE_HEAD_DIM = ("llama", "mistral", "qwen3", "gemma2", "gemma3_text")  # heads * head_dim need not be the hidden size

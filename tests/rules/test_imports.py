@@ -23,6 +23,7 @@ BAD = {
         "sample.models.llama": "import sample.engine",
         "sample.layers.linear": "import typing\nif typing.TYPE_CHECKING:\n    import sample.models.llama",
         "sample.engine.engine": "def late():\n    from sample.server import cli",
+        "sample.engine.pages": "import sample.conformance",
         "sample.platforms.interface": "import sample.ops",
         "sample.config.deeper": "import sample.platforms.interface",
     },
@@ -55,7 +56,8 @@ BAD = {
 
 GOOD = {
     "sample": "import typing\nif typing.TYPE_CHECKING:\n    import sample.engine.engine",
-    "sample.server.cli": "import sample.engine.engine, sample.platforms",
+    "sample.server.cli": "import sample.engine.engine, sample.platforms, sample.conformance",
+    "sample.conformance": "import sample.engine.engine, sample.platforms",
     "sample.engine.engine": "import sample.models.llama, sample.platforms",
     "sample.models.llama": "import sample.layers.linear",
     "sample.layers.linear": "import sample.ops.norm",

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from quintet.conformance.tiny import FAMILIES, PLAIN, Tiny, make, variant
 from quintet.engine.worker import Shape, Worker
 from quintet.platforms.cpu import PLATFORM
-from tests.helpers.models import FAMILIES, PLAIN, Tiny, make, variant
 
 Change = Callable[[dict[str, Tensor]], Any]
 

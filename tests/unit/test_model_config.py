@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
+from quintet.conformance import tiny as models
 from quintet.engine.hub import load_model_config
 from quintet.engine.model_config import FAMILIES, ModelConfig, plain_config
 from quintet.engine.model_defaults import DEFAULTS
-from tests.helpers import models
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

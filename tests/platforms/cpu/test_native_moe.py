@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from quintet.conformance.cases import CASES, randn
 from quintet.ops import Op
 from quintet.ops.activation import KINDS
 from quintet.platforms.cpu import linear, native_moe
 from quintet.platforms.cpu.arena import Arena, lending
 from quintet.platforms.cpu.native import missing
 from quintet.platforms.cpu.native_moe import pack_experts, unpack_experts
-from tests.contract.cases import CASES, randn
 from tests.helpers.native import native
 
 if reason := missing("experts"):

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from quintet.conformance.cases import randn
 from quintet.ops import Op
 from quintet.ops.activation import KINDS
 from quintet.ops.rotary import HeadNorms
 from quintet.platforms.cpu import native_elementwise, native_embedding, native_norm, native_rotary
 from quintet.platforms.cpu.arena import Arena, lending
 from quintet.platforms.cpu.native import missing
-from tests.contract.cases import randn
 from tests.helpers.native import native
 
 if reason := missing("rms_norm"):

@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 
 from quintet.config import EngineConfig
+from quintet.conformance.direct import Place, Runner, random_prompts
+from quintet.conformance.tiny import VARIANTS, VOCAB, variant
 from quintet.engine.client import Client
 from quintet.platforms.cuda import PLATFORM
 from quintet.platforms.gpu import small_sum
@@ -21,8 +23,6 @@ from quintet.platforms.gpu.graphs import Graphs
 from quintet.platforms.gpu.runtime import TorchRuntime
 from quintet.platforms.interface import Capabilities
 from tests.e2e.test_oracle import ENGINES, MODELS, client, mix, run
-from tests.helpers.models import VARIANTS, VOCAB, variant
-from tests.helpers.run_model import Place, Runner, random_prompts
 from tests.platforms.gpu.test_comm import each_rank
 
 FACTS = PLATFORM.probe()

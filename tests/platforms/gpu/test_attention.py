@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from quintet.conformance.batches import Cache, Request, spec
 from quintet.ops import Op, bind
 from quintet.ops.attention import row_width, stored, widened
 from quintet.platforms.gpu.triton_probe import device_here
 from quintet.types import AttentionSpec, Batch, Bucket, HostBatch
-from tests.helpers.batches import Cache, Request, spec
 
 pytest.importorskip("triton")
 from quintet.platforms.gpu import triton_attention

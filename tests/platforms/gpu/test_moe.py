@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 import quintet.platforms.gpu.triton_moe  # noqa: F401  registers its providers
+from quintet.conformance.cases import CASES
 from quintet.ops.registry import Op
-from tests.contract.cases import CASES
 from tests.helpers.triton import DTYPES, needs_triton, randn, triton_op
 
 DEVICE = needs_triton()

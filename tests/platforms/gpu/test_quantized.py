@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 import quintet.platforms.gpu.triton_quantized  # noqa: F401  registers its providers
+from quintet.conformance.cases import CASES
 from quintet.ops.quantize import quantize
 from quintet.ops.registry import Op
 from quintet.platforms.gpu.packing import in_halves, in_pairs, pack, packed_bytes
 from quintet.types import Scheme
-from tests.contract.cases import CASES
 from tests.helpers.triton import DTYPES, needs_triton, randn, triton_op
 
 DEVICE = needs_triton()

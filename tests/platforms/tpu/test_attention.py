@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from quintet.conformance.batches import Cache, Request, spec
 from quintet.engine.batch import pad
 from quintet.ops import Op, bind
 from quintet.types import AttentionSpec, Batch, Bucket, HostBatch
 from tests.helpers import tpu
-from tests.helpers.batches import Cache, Request, spec
 
 pytestmark = tpu.needs_jax
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from quintet.conformance.cases import CASES
 from quintet.ops import Op
-from tests.contract.cases import CASES
 from tests.helpers.tpu import needs_jax
 
 pytestmark = needs_jax

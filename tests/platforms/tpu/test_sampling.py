@@ -9,6 +9,7 @@ import torch
 
 from quintet import SamplingParams
 from quintet.config import EngineConfig
+from quintet.conformance.tiny import variant
 from quintet.engine.client import Client
 from quintet.engine.logits_processors import RequestLogitsProcessor
 from quintet.engine.prompts import Prompt
@@ -17,7 +18,6 @@ from quintet.ops import sampling
 from quintet.ops.random import gumbel
 from quintet.ops.registry import Op
 from quintet.ops.sampling import NEVER, Draw
-from tests.helpers.models import variant
 from tests.helpers.null_engine import drain
 from tests.helpers.sampling import VOCAB, HostDevice, bound, logits_of, random_request
 from tests.helpers.tpu import compilations, needs_jax, platform, programs

@@ -22,7 +22,7 @@ def spec(heads: int, kv_heads: int, head_dim: int, **more: object) -> AttentionS
     settings = {"scale": head_dim**-0.5, "dtype": torch.float32, "page_size": 16, **more}
     if settings.get("alibi") is True:
         settings["alibi"] = tuple(2.0 ** (-8 * (head + 1) / heads) for head in range(heads))
-    return AttentionSpec(heads, kv_heads, head_dim, **settings)  # type: ignore[arg-type]
+    return AttentionSpec(heads, kv_heads, head_dim, **settings)
 
 
 class Cache:

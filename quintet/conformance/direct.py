@@ -1,4 +1,4 @@
-"""Runs a model's Worker without an engine: prompts, chunks and decoding over a paged cache, as a test lays them out."""
+"""Runs a Worker without an engine: prompts, chunks and decoding over a paged cache, as a check lays them out."""
 
 import random
 from collections.abc import Sequence
@@ -8,15 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quintet.conformance.tiny import SERVED, Tiny
 from quintet.engine.batch import pad
 from quintet.engine.worker import Place, Shape, Worker
-from quintet.platforms.cpu import PLATFORM
+from quintet.platforms import choose
 from quintet.platforms.interface import Capabilities, Platform
 from quintet.types import Bucket, HostBatch
-from tests.helpers.models import SERVED, Tiny
 
 PAGED_TOKENS = 2048  # what the cache holds
-SIZES = (16, 128)  # tokens that a step is padded to, where shapes are fixed
+SIZES = (16, 128)
 REQUESTS = 8
 
 
@@ -27,24 +27,24 @@ class Runner:
         self,
         tiny: Tiny,
         dtype: torch.dtype = torch.float32,
-        page_size: int = 16,
         platform: Platform | None = None,
         place: Place | None = None,
-        max_model_len: int = SERVED,
         sizes: Sequence[int] = SIZES,
-        kv_dtype: torch.dtype | None = None,
+        **sizing: Any,  # other fields of Shape
     ) -> None:
-        pages, platform = 2 + PAGED_TOKENS // page_size, platform or PLATFORM()
-        shape = Shape(dtype, page_size, max_model_len, kv_dtype=kv_dtype)
+        """`sizes`: tokens that a step is padded to, where shapes are fixed. Without a platform: the CPU."""
+        platform = platform or choose("cpu").platform()
+        shape = Shape(dtype, **{"page_size": 16, "max_model_len": SERVED, **sizing})
+        pages = 2 + PAGED_TOKENS // shape.page_size
         self.worker = Worker(platform, tiny.config, shape, place or Place())
         self._buckets: list[Bucket] = []
         facts = platform.probe()
         if isinstance(facts, Capabilities) and facts.static_shapes:
-            table = -(-max_model_len // page_size)
+            table = -(-shape.max_model_len // shape.page_size)
             self._buckets = [Bucket(size, min(size, REQUESTS), size, table) for size in sizes]
         self.worker.load(tiny.folder, pages, self._buckets, progress=False)
         torch.set_num_threads(1)  # see models.make
-        self._page_size = page_size
+        self._page_size = shape.page_size
         self._free = list(range(1, pages))
         random.Random(0).shuffle(self._free)
         self._pages: dict[Any, list[int]] = {}

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quintet.conformance.batches import Cache, Request, spec
 from quintet.ops.activation import KINDS
 from quintet.ops.rotary import HeadNorms
 from quintet.types import AttentionSpec
-from tests.helpers.batches import Cache, Request, spec
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 Case = tuple[str, tuple[Any, ...]]  # what it is, the op's arguments
@@ -164,7 +164,7 @@ def linear_int4(dtype: torch.dtype) -> Iterator[Case]:
     for what, x, bias, inputs, outputs in _products(dtype, (1, 48, 77), (33, 48, 77), (16, 384, 40)):
         for groups, zeros in ((1, None), (3, None), (3, torch.uint8), (inputs // 16, torch.float32), (1, torch.uint8)):
             given = None if zeros is None else (_int8(outputs, groups).view(torch.uint8) >> 4).to(zeros)
-            if zeros is torch.float32:
+            if given is not None and zeros is torch.float32:
                 given += 0.25
             weight = _int8(outputs, inputs // 2).view(torch.uint8)
             yield (
@@ -181,13 +181,17 @@ def linear_fp8(dtype: torch.dtype) -> Iterator[Case]:
             weight = randn(outputs, inputs, dtype=torch.float32).to(kind)
             cut = (-(-outputs // block), -(-inputs // block)) if block else (outputs, 1)
             yield f"{what}, {kind}, blocks {block}", (x, weight, _scales(*cut), bias, block, (outputs,))
+        weight = randn(outputs, inputs, dtype=torch.float32).to(kinds[0])
         yield f"{what}, one scale", (x, weight, _scales(1, 1), bias, 0, (outputs,))
 
 
 def linear_fp8_dynamic(dtype: torch.dtype) -> Iterator[Case]:
     for what, (x, weight, scales, bias, block, outputs) in linear_fp8(dtype):
-        x = _untied(x, block, torch.finfo(weight.dtype).max, lambda v, kind=weight.dtype: v.to(kind).float())
-        yield what, (x, weight, scales, bias, block, outputs)
+        yield what, (_untied_fp8(x, block, weight.dtype), weight, scales, bias, block, outputs)
+
+
+def _untied_fp8(x: Tensor, block: int, kind: torch.dtype) -> Tensor:
+    return _untied(x, block, torch.finfo(kind).max, lambda v: v.to(kind).float())
 
 
 def linear_w8a8(dtype: torch.dtype) -> Iterator[Case]:

@@ -1,0 +1,1 @@
+"""The conformance kit: proves that a platform keeps the contract of quintet/platforms/interface.py."""

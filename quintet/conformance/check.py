@@ -1,0 +1,58 @@
+"""What the kit is made of: a check proves one clause of the contract, in one trial or many."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from quintet.conformance.clauses import CLAUSES
+
+if TYPE_CHECKING:
+    from quintet.conformance.subject import Subject
+
+
+class Lacking(Exception):
+    """Raised by a trial of something that the platform says it does not have; the message is its reason."""
+
+
+class Broken(AssertionError):
+    """Raised by a trial that the platform fails; the message says what was wanted, and what came."""
+
+
+def require(holds: bool, otherwise: str) -> None:
+    """An `assert` that stays under `python -O`."""
+    if not holds:
+        raise Broken(otherwise)
+
+
+class Trial(NamedTuple):
+    """One call of a check. It returns if the clause holds, and raises Lacking, Broken, or whatever goes wrong."""
+
+    what: str  # what is tried, in a few words; unique within its check
+    call: Callable[[], None]
+    features: tuple[str, ...] = ()  # what a platform supports if this holds: rows of the table of support
+
+
+@dataclass(frozen=True)
+class Check:
+    """Made by @check."""
+
+    section: str  # the file that it stands in
+    clause: str  # of CLAUSES
+    name: str
+    trials: Callable[["Subject"], Iterator[Trial]]
+
+
+CHECKS: list[Check] = []  # in the order of their files and lines; filled when quintet.conformance.sections is imported
+
+
+def check(clause: str) -> Callable[[Callable[["Subject"], Iterator[Trial]]], Callable[["Subject"], Iterator[Trial]]]:
+    """Registers a generator of trials. Making them must be cheap, and fail for nothing that a platform does wrong."""
+    if clause not in CLAUSES:
+        raise ValueError(f"no clause {clause!r}; add it to quintet/conformance/clauses.py")
+
+    def register(trials: Callable[["Subject"], Iterator[Trial]]) -> Callable[["Subject"], Iterator[Trial]]:
+        section = trials.__module__.rpartition(".")[2]
+        CHECKS.append(Check(section, clause, trials.__name__, trials))
+        return trials
+
+    return register

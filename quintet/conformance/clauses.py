@@ -1,0 +1,60 @@
+"""The clauses of the platform contract: what a platform promises, each by the name that the kit's reports use.
+
+The first word is the section of the kit that proves it. docs/vendors.md explains them at length.
+"""
+
+CLAUSES = {
+    # probe
+    "probe.pure": "Probing opens no device, makes no context and writes no environment variable.",
+    "probe.quick": "Probing and choosing take no longer than a person who types a command would wait.",
+    "probe.facts": "What a probe says is consistent: devices, dtypes and formats are there and of the right kind.",
+    "probe.reasons": "A platform that cannot run says why, and what would help; it raises nothing.",
+    "probe.configure": "configure() is pure, leaves alone what it has settled before, and gives reasons.",
+    # device
+    "device.arrays": "Arrays come back from a device as they went, of every type and size, empty ones too.",
+    "device.wait": "What to_host() gives, waits for the work that was queued before it, and for nothing later.",
+    "device.kept": "What was handed over or back stays as it is, whatever the host or the device does afterwards.",
+    # memory
+    "memory.facts": "Free is at most all; what is allocated is counted, what is freed is free again.",
+    "memory.cache": "A cache is zeroed, of the shapes that were asked for, and counted.",
+    "memory.limit": "What does not fit is a MemoryError with the numbers and a remedy; everything goes on after it.",
+    "memory.cycles": "Caches made and let go again and again leave nothing behind.",
+    "memory.plan": "placed_bytes() is what place() takes: the memory plan is made from it.",
+    "memory.sleep": "A device that can sleep gives its memory back, and has its weights again when it wakes.",
+    # ops
+    "ops.specification": "Every bound provider computes what the op's specification says, to a few roundings.",
+    "ops.placed": "Products with what place() made of a weight, in every scheme, are the specification's.",
+    "ops.finite": "What is not a number in one row stays in that row.",
+    # attention
+    "attention.specification": "Attention over the platform's own cache equals the specification's, whatever the mix.",
+    "attention.refusal": "A layer that a platform cannot serve is refused with all reasons, when it is built.",
+    "attention.stale": "What another request left in a page does not matter.",
+    # cache
+    "cache.layout": "The pages that a layout describes are the pages that the device allocates.",
+    "cache.format": "Every code of an 8-bit format means what the format says, and what is stored is the nearest one.",
+    "cache.tagged": "A cache of one format is never read as another.",
+    # communicator
+    "communicator.collectives": "Every collective gives every rank what its definition says, in rank order.",
+    "communicator.alone": "On one rank, every collective returns what it was given.",
+    "communicator.model": "A model shared out over ranks gives the tokens that one rank gives.",
+    # graphs
+    "graphs.buckets": "With fixed shapes, every declared size runs, and no other.",
+    "graphs.settled": "Nothing is compiled once an engine has warmed up.",
+    "graphs.padding": "Padding never leaks into results, and the page that nobody owns is nobody's.",
+    "graphs.replay": "A step that was recorded gives what it gave when it was run the first time, with new inputs.",
+    # sampling
+    "sampling.draws": "A seed draws the tokens that the specification draws, whatever else is in the batch.",
+    "sampling.edits": "Bans, biases, penalties and cuts are the specification's.",
+    "sampling.logprobs": "Log-probabilities and ranks are the specification's.",
+    # models
+    "models.families": "Small models of every family give the logits of transformers in float32.",
+    "models.dtypes": "Every dtype that a platform declares agrees with float32 as far as it goes.",
+    "models.schemes": "Every scheme that a platform declares gives a model whose logits stay near the unquantized.",
+    # oracle
+    "oracle.equal": "Alone, batched, chunked, cached, preempted: a request's tokens are the same.",
+    "oracle.invariant": "A platform that declares batch invariance gives the same bits, whatever else is in the batch.",
+    # faults
+    "faults.cancel": "A request that is cancelled frees its pages at once, and nobody else notices.",
+    "faults.step": "A step that fails ends its requests with the reason; the engine and everybody else go on.",
+    "faults.cache": "A cache that was lost is made again, and no token is lost or doubled.",
+}

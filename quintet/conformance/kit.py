@@ -1,0 +1,65 @@
+"""Runs the checks on one platform, one trial after the other, and writes down what each gave."""
+
+import importlib
+import pkgutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from quintet.conformance import sections
+from quintet.conformance.check import CHECKS, Check, Lacking, Trial
+from quintet.conformance.report import Outcome, Report, Result
+from quintet.conformance.subject import Subject
+
+ORDER = (
+    "probe", "device", "memory", "ops", "attention", "cache", "communicator", "graphs", "sampling", "models", "oracle",
+    "faults",
+)  # fmt: skip
+
+
+def section_names() -> list[str]:
+    """In the order that they run: what others lean on comes first."""
+    return list(ORDER)
+
+
+def checks(wanted: Sequence[str] = ()) -> list[Check]:
+    """Those of the wanted sections, or all."""
+    for module in pkgutil.iter_modules(sections.__path__):
+        importlib.import_module(f"{sections.__name__}.{module.name}")
+    kept = [each for each in CHECKS if not wanted or each.section in wanted]
+    return sorted(kept, key=lambda each: ORDER.index(each.section))
+
+
+def run(subject: Subject, wanted: Sequence[str] = (), show: Callable[[Result], None] = lambda result: None) -> Report:
+    """Every trial of every check; one that fails stops none of the others."""
+    results: list[Result] = []
+    for each in checks(wanted):
+        for trial in _trials(each, subject):
+            results.append(_try(each, trial))
+            show(results[-1])
+    return Report.of(subject, results)
+
+
+def _trials(of: Check, subject: Subject) -> Iterator[Trial]:
+    """A check that cannot even list its trials is one failed trial."""
+    try:
+        yield from of.trials(subject)
+    except Exception as error:
+        failure = error
+
+        def again() -> None:
+            raise failure
+
+        yield Trial("listing its trials", again)
+
+
+def _try(of: Check, trial: Trial) -> Result:
+    began = time.perf_counter()
+    outcome, detail = Outcome.PASSED, ""
+    try:
+        trial.call()
+    except Lacking as reason:
+        outcome, detail = Outcome.UNSUPPORTED, str(reason)
+    except Exception as error:  # whatever a vendor's code raises is its result
+        outcome, detail = Outcome.FAILED, f"{type(error).__name__}: {error}"
+    seconds = time.perf_counter() - began
+    return Result(of.section, of.clause, of.name, trial.what, outcome, detail, seconds, trial.features)

@@ -1,0 +1,75 @@
+"""A platform under test: made as the engine makes it, and asked through the contract alone."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quintet.config import EngineConfig
+from quintet.conformance.direct import Runner
+from quintet.conformance.tiny import Tiny
+from quintet.ops import Ops, bind
+from quintet.platforms import Chosen, choose
+from quintet.platforms.interface import Device, Platform
+from quintet.types import Part, Weight
+
+
+class Subject:
+    """Subject("cpu"). Everything that costs something is made when it is first asked for."""
+
+    def __init__(self, name: str, devices: int = 1, config: EngineConfig | None = None) -> None:
+        self.chosen: Chosen = choose(name)
+        self.name, self.devices = self.chosen.platform.name, devices
+        self._config = replace(config or EngineConfig(), device=name, tensor_parallel_size=devices)
+        self.facts = self.chosen.capabilities
+
+    def make(self, **settings: Any) -> Platform:
+        """A platform of its own, with these fields of EngineConfig besides."""
+        config, _ = self.chosen.platform.configure(replace(self._config, **settings))
+        return self.chosen.platform(config)
+
+    @cached_property
+    def platform(self) -> Platform:
+        return self.make()
+
+    @cached_property
+    def device(self) -> Device:
+        return self.platform.open(0)
+
+    @cached_property
+    def ops(self) -> Ops:
+        return bind(self.platform.op_priority)
+
+    def provider(self, op: str) -> str:
+        """Who serves the op here."""
+        return next(choice.provider for choice in self.ops.choices if choice.op == op)
+
+    def up(self, x: Tensor) -> Tensor:
+        """A host tensor of any type on the device: activations in half precision have no other way there."""
+        device = self.device
+        if x.dtype in (torch.int32, torch.float32) or x.dim() == 0:
+            return device.to_device([x.contiguous().numpy()])[0]
+        return self.place(x, "vector")["x"]
+
+    def place(self, x: Tensor, use: str, dtype: torch.dtype | None = None, **more: Any) -> dict[str, Tensor]:
+        """What the platform makes of a checkpoint tensor "x" that one rank keeps whole."""
+        _ = self.device  # a platform places on devices that are open
+        part = Part("x", tuple(x.shape), ((0, x.shape[0]),))
+        weight = Weight("x", (part,), 0, 0, dtype or x.dtype, use, **more)
+        return dict(self.platform.place(weight, {"x": x}))
+
+    def down(self, x: Tensor) -> Tensor:
+        """The tensor on the host; it is a copy."""
+        return self.device.to_host(x)().clone()
+
+    def runner(self, tiny: Tiny, dtype: torch.dtype = torch.float32, sizes: Sequence[int] = (64,)) -> Runner:
+        """A loaded model without an engine."""
+        return Runner(tiny, dtype, platform=self.platform, sizes=sizes)
+
+
+def int32(values: Any) -> np.ndarray[Any, np.dtype[np.int32]]:
+    return np.array(values, dtype=np.int32)
