@@ -11,7 +11,6 @@ from torch import Tensor
 from quintet.conformance.tiny import SERVED, Tiny
 from quintet.engine.batch import pad
 from quintet.engine.worker import Place, Shape, Worker
-from quintet.platforms import choose
 from quintet.platforms.interface import Capabilities, Platform
 from quintet.types import Bucket, HostBatch
 
@@ -26,14 +25,13 @@ class Runner:
     def __init__(
         self,
         tiny: Tiny,
+        platform: Platform,
         dtype: torch.dtype = torch.float32,
-        platform: Platform | None = None,
         place: Place | None = None,
         sizes: Sequence[int] = SIZES,
         **sizing: Any,  # other fields of Shape
     ) -> None:
-        """`sizes`: tokens that a step is padded to, where shapes are fixed. Without a platform: the CPU."""
-        platform = platform or choose("cpu").platform()
+        """`sizes`: tokens that a step is padded to, where shapes are fixed."""
         shape = Shape(dtype, **{"page_size": 16, "max_model_len": SERVED, **sizing})
         pages = 2 + PAGED_TOKENS // shape.page_size
         self.worker = Worker(platform, tiny.config, shape, place or Place())

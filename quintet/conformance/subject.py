@@ -68,7 +68,7 @@ class Subject:
 
     def runner(self, tiny: Tiny, dtype: torch.dtype = torch.float32, sizes: Sequence[int] = (64,)) -> Runner:
         """A loaded model without an engine."""
-        return Runner(tiny, dtype, platform=self.platform, sizes=sizes)
+        return Runner(tiny, self.platform, dtype, sizes=sizes)
 
 
 def int32(values: Any) -> np.ndarray[Any, np.dtype[np.int32]]:

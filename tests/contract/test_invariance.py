@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from quintet.conformance.batches import Cache, Request, spec
-from quintet.conformance.direct import Runner, random_prompts
+from quintet.conformance.direct import random_prompts
 from quintet.conformance.tiny import FAMILIES, variant
 from quintet.ops import Op
 from quintet.ops.activation import KINDS
 from quintet.ops.attention import stored
 from quintet.platforms.cpu import PLATFORM
 from quintet.platforms.interface import Capabilities
+from tests.helpers.run_model import Runner
 
 DTYPES = (torch.float32, torch.bfloat16)
 

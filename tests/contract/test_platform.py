@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from quintet.config import EngineConfig
-from quintet.conformance.direct import Runner, random_prompts
+from quintet.conformance.direct import random_prompts
 from quintet.conformance.tiny import SERVED, Tiny, variant
 from quintet.platforms import choose, discover
 from quintet.platforms.interface import Capabilities, Platform, Unavailable
 from quintet.types import AttentionSpec, Bucket, HostBatch, KVLayout
+from tests.helpers.run_model import Runner
 from tests.helpers.tpu import programs
 
 COMPUTING = [found.name for found in discover() if found.available and found.name != "null"]

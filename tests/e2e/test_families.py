@@ -14,11 +14,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, Gemma3Config
 
-from quintet.conformance.direct import Runner, random_prompts
+from quintet.conformance.direct import random_prompts
 from quintet.conformance.tiny import FAMILIES, LENGTH, PLAIN, SERVED, VARIANTS, VOCAB, Tiny, make, variant
 from quintet.engine.worker import Shape, Worker
 from quintet.platforms.cpu import PLATFORM
 from tests.helpers.configs import configs
+from tests.helpers.run_model import Runner
 
 LENGTHS = (23, 1, 40, 7)  # of the prompts of one batch
 GENERATED = 6

@@ -8,11 +8,12 @@ from torch import Tensor
 
 from quintet import LLM, SamplingParams
 from quintet.config import BUNDLED, EngineConfig
-from quintet.conformance.direct import Runner, random_prompts
+from quintet.conformance.direct import random_prompts
 from quintet.conformance.tiny import FAMILIES, SERVED, variant
 from quintet.engine.start import prepare
 from quintet.engine.worker import Shape, Worker
 from tests.e2e.test_bundled import CASES, GREEDY, alike, as_expected
+from tests.helpers.run_model import Runner
 
 CACHED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 

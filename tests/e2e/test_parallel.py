@@ -5,10 +5,11 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig
 
-from quintet.conformance.direct import Runner, random_prompts
+from quintet.conformance.direct import random_prompts
 from quintet.conformance.tiny import FAMILIES, PLAIN, VARIANTS, VOCAB, Tiny, make, variant
 from quintet.engine.worker import Place, Shape, Worker
 from tests.helpers.loopback import LoopbackPlatform, each_rank
+from tests.helpers.run_model import Runner
 
 PROMPTS = random_prompts(3, (19, 1, 33), VOCAB)  # 101 tokens, 77 features and 6 heads over 2 and 3 ranks: all uneven
 Result = tuple[list[Tensor], list[list[int]]]

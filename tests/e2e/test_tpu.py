@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from quintet.conformance.direct import Runner, random_prompts
+from quintet.conformance.direct import random_prompts
 from quintet.conformance.tiny import FAMILIES, PLAIN, VARIANTS, VOCAB, Tiny, make, variant
 from tests.e2e.test_oracle import ENGINES, MODELS, client, mix, run
 from tests.helpers import tpu
+from tests.helpers.run_model import Runner
 
 pytestmark = tpu.needs_jax
 

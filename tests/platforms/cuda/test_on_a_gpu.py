@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from quintet.config import EngineConfig
-from quintet.conformance.direct import Place, Runner, random_prompts
+from quintet.conformance.direct import Place, random_prompts
 from quintet.conformance.tiny import VARIANTS, VOCAB, variant
 from quintet.engine.client import Client
 from quintet.platforms.cuda import PLATFORM
@@ -23,6 +23,7 @@ from quintet.platforms.gpu.graphs import Graphs
 from quintet.platforms.gpu.runtime import TorchRuntime
 from quintet.platforms.interface import Capabilities
 from tests.e2e.test_oracle import ENGINES, MODELS, client, mix, run
+from tests.helpers.run_model import Runner
 from tests.platforms.gpu.test_comm import each_rank
 
 FACTS = PLATFORM.probe()

@@ -13,10 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from quintet.conformance.direct import Place, Runner, random_prompts
+from quintet.conformance.direct import Place, random_prompts
 from quintet.conformance.tiny import PLAIN, make, variant
 from quintet.platforms.gpu import small_sum
 from quintet.platforms.gpu.comm import GroupCommunicator, Meeting, nccl
+from tests.helpers.run_model import Runner
 from tests.platforms.gpu.fake_torch import FakeGPU, fake_platform
 
 ROOT = Path(__file__).parents[3]

@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.conformance.direct import Runner, random_prompts
+from quintet.conformance.direct import random_prompts
 from quintet.conformance.tiny import FAMILIES, variant
 from quintet.platforms.gpu import graphs
 from quintet.platforms.gpu.buckets import decode_sizes, padded, table_width
 from quintet.platforms.gpu.device import GPUDevice
 from quintet.platforms.gpu.graphs import Graphs
 from quintet.types import Batch, HostBatch
+from tests.helpers.run_model import Runner
 from tests.platforms.gpu.fake_torch import FakeRuntime, fake_platform, runtime
 
 SIZES = (1, 2, 4, 8)

@@ -15,7 +15,7 @@ from quintet import SamplingParams
 from quintet.config import EngineConfig
 from quintet.conformance.batches import spec
 from quintet.conformance.cases import DTYPES, MIXES, attention, randn
-from quintet.conformance.direct import Runner, random_prompts
+from quintet.conformance.direct import random_prompts
 from quintet.conformance.tiny import FAMILIES, PLAIN, Tiny, make, variant
 from quintet.engine.client import Client
 from quintet.engine.prompts import Prompt
@@ -29,6 +29,7 @@ from quintet.platforms.interface import Capabilities
 from quintet.types import AttentionSpec, HostBatch, KVLayout, Part, Weight
 from tests.e2e.test_oracle import ENGINES, WIDE, mix, run
 from tests.e2e.test_oracle import client as cpu_client
+from tests.helpers.run_model import Runner
 from tests.helpers.triton import needs_triton
 from tests.platforms.gpu.fake_torch import FakeGPU, FakeRuntime, fake_platform, runtime
 

@@ -13,12 +13,12 @@ import torch
 
 from quintet import SamplingParams
 from quintet.config import EngineConfig
-from quintet.conformance.direct import Runner
 from quintet.conformance.tiny import FAMILIES, VOCAB, make, variant
 from quintet.engine.client import Client
 from quintet.engine.prompts import Prompt
 from tests.helpers import tpu
 from tests.helpers.null_engine import drain
+from tests.helpers.run_model import Runner
 
 pytestmark = tpu.needs_jax
 
