@@ -159,7 +159,7 @@ def attention(made: Prepared, wait: Callable[[], object], ceiling: dict[str, flo
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     spec = AttentionSpec(heads, kv_heads, dim, dim**-0.5, torch.bfloat16, made.config.page_size)
-    made_for = worker.platform.attention(spec, worker.ops)
+    made_for = worker.platform.attention(spec, worker.ops, 0)
     planned = made_for.plan(host)
     tensors = worker.device.to_device([*planned[:-1], *planned.extra])  # type: ignore[list-item]
     count = len(planned) - 1

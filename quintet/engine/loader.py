@@ -56,8 +56,8 @@ def num_bytes(model: nn.Module, platform: Platform) -> int:
     return sum(sizes.values())
 
 
-def load(model: CausalLM, platform: Platform, folder: Path | None, progress: bool = True) -> None:
-    """Fills the model from the folder's safetensors, or from random numbers where there is no folder."""
+def load(model: CausalLM, platform: Platform, folder: Path | None, progress: bool = True, rank: int = 0) -> None:
+    """Fills a rank's model from the folder's safetensors, or from random numbers where there is no folder."""
     wanted = declared(model)
     source: Checkpoint | Dummy = Dummy() if folder is None else Checkpoint(folder, model)
     source.check(wanted)
@@ -69,17 +69,17 @@ def load(model: CausalLM, platform: Platform, folder: Path | None, progress: boo
         source.forget(tensors.values())  # its place holds a copy, or reads the file again
     for layer in (module for module in model.modules() if isinstance(module, Layer)):
         for name, tensor in layer.constants().items():
-            layer.assign(platform.place(_constant(name, tensor), {name: tensor}))
+            layer.assign(platform.place(_constant(name, tensor, rank), {name: tensor}))
 
 
 def _nbytes(each: Declared) -> int:
     return math.prod(each.weight.shape) * each.weight.dtype.itemsize
 
 
-def _constant(name: str, tensor: Tensor) -> Weight:
+def _constant(name: str, tensor: Tensor, rank: int) -> Weight:
     """A computed tensor, kept whole by every rank, so that it too goes through place()."""
-    part = Part(name, tuple(tensor.shape), ((0, tensor.shape[0]),))
-    return Weight(name, (part,), 0, 0, tensor.dtype, "vector")
+    part = Part(name, tuple(tensor.shape), ((0, tensor.shape[0]),) * (rank + 1))
+    return Weight(name, (part,), 0, rank, tensor.dtype, "vector")
 
 
 class Shelf:

@@ -32,7 +32,6 @@ from quintet.types import Bucket, Scheme
 
 logger = logging.getLogger(__name__)
 
-KV_DTYPES = {"auto": None, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
 LEAST_LOGIT_ROWS = 256  # of a step, if it has as many tokens: the scores of a prompt come so many at a time
 
 
@@ -78,7 +77,7 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
     hf_config = load_model_config(folder, config.hf_overrides).get_text_config()  # of a multimodal wrapper, its text
     scheme = _scheme(config, platform, facts)
     shape = Shape(_dtype(config, hf_config, facts, reasons), config.page_size, _length(config, hf_config), scheme)
-    shape = replace(shape, kv_dtype=KV_DTYPES[config.kv_cache_dtype])
+    shape = replace(shape, kv_dtype=_kv_dtype(config, facts))
     endpoint = f"inproc://quintet-{uuid.uuid4().hex}"
     size = config.tensor_parallel_size
     workers = 1 if facts.spmd else size
@@ -156,6 +155,11 @@ def _dtype(config: EngineConfig, hf_config: Any, facts: Capabilities, reasons: l
     return dtype
 
 
+def _kv_dtype(config: EngineConfig, facts: Capabilities) -> torch.dtype | None:
+    """Of the cache; None: the layers'. Which fp8 it is, the device says."""
+    return {"auto": None, "int8": torch.int8, "fp8": facts.fp8 or torch.float8_e4m3fn}[config.kv_cache_dtype]
+
+
 def _scheme(config: EngineConfig, platform: Platform, facts: Capabilities) -> Scheme | None:
     """What was asked for; ValueError if the platform cannot pack it."""
     wanted = schemes.scheme(config.quantization, config.quantization_group_size)
@@ -223,7 +227,7 @@ def _logit_rows(config: EngineConfig) -> int:
 
 
 def _op_table(prepared: Prepared) -> str:
-    choices = prepared.ranks.workers[0].ops.choices
+    choices = prepared.ranks.workers[0].ops.bound
     special = [f"{choice.op} -> {choice.provider}" for choice in choices if choice.provider != "reference"]
     rest = sum(choice.provider == "reference" for choice in choices)
     return ", ".join([*special, f"{rest} others -> reference"])

@@ -11,7 +11,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from quintet.engine.loader import load, num_bytes
-from quintet.layers.build import Build
+from quintet.layers.build import Build, replacements
 from quintet.layers.decoder import CausalLM
 from quintet.models import model_class
 from quintet.ops import bind
@@ -57,13 +57,14 @@ class Worker:
         self._attentions: list[Attention] = []
 
         def attention(spec: AttentionSpec) -> Attention:
-            made = self.platform.attention(spec, self.ops)
+            made = self.platform.attention(spec, self.ops, self.place.rank)
             self._attentions.append(made)
             return made
 
         sizes = shape.dtype, shape.page_size, shape.max_model_len
-        build = Build(self.ops, attention, self._comm, *sizes, shape.scheme, shape.kv_dtype)
-        self.model: CausalLM = model_class(hf_config)(hf_config, build).eval()
+        layers = replacements(self.platform.layers)
+        build = Build(self.ops, attention, self._comm, *sizes, shape.scheme, shape.kv_dtype, layers)
+        self.model: CausalLM = model_class(hf_config, self.platform.models)(hf_config, build).eval()
         # one attention of each kind plans a step: the plan is shared by the layers that are alike
         self._planners = list({type(attention): attention for attention in self._attentions}.values())
 
@@ -85,7 +86,7 @@ class Worker:
 
     def load(self, folder: Path | None, pages: int, buckets: Sequence[Bucket], progress: bool) -> None:
         """Reads the weights (random ones without a folder), makes the cache, and compiles the step."""
-        load(self.model, self.platform, folder, progress)
+        load(self.model, self.platform, folder, progress, self.place.rank)
         self._pages = pages
         self.renew_cache()
         shown = tqdm(buckets, desc="Compiling", unit="bucket", disable=not (progress and buckets), leave=False)

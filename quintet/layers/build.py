@@ -1,7 +1,9 @@
 """What a model is built with: bound ops, attention, communicator and the few sizes that are not the checkpoint's."""
 
+import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +11,8 @@ from torch import Tensor, nn
 from quintet.ops import Ops
 from quintet.platforms.interface import Attention, Communicator
 from quintet.types import AttentionSpec, Scheme, Weight
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,12 @@ class Build:
     scheme: Scheme | None = None  # of the products' weights; layers whose sizes do not fit it stay as they are
     kv_dtype: torch.dtype | None = None  # of the cache; None: dtype
 
+    layers: Mapping[str, type] = field(default_factory=dict)  # a layer's class name -> the platform's subclass of it
+
+    def replaced(self, layer: type[T]) -> type[T]:
+        """The class that is built where the model names this one."""
+        return self.layers.get(layer.__name__, layer)
+
     @property
     def rank(self) -> int:
         return self.comm.rank
@@ -33,12 +43,30 @@ class Build:
         return self.comm.size
 
 
+def replacements(named: Mapping[str, str]) -> dict[str, type]:
+    """A platform's own layers, by the class that each stands for: "GatedMLP" -> "package.module:Class"."""
+    found = {}
+    for name, path in named.items():
+        module, _, attribute = path.partition(":")
+        made = getattr(importlib.import_module(module), attribute, None)
+        if not isinstance(made, type) or name not in [base.__name__ for base in made.__mro__[1:]]:
+            raise TypeError(f"{path} cannot stand for the layer {name}: it is no subclass of it")
+        found[name] = made
+    return found
+
+
 class Layer(nn.Module):
     """A module that says where its parameters come from. The loader reads, the platform places."""
 
-    def __init__(self, build: Build) -> None:
+    def __new__(cls, *args: Any, **settings: Any) -> Any:
+        """What stands in the layer's place on this platform, if something does."""
+        build = next(each for each in (*args, *settings.values()) if isinstance(each, Build))
+        return super().__new__(build.replaced(cls))
+
+    def __init__(self, build: Build, *ops: str) -> None:
+        """`ops`: those that forward() calls."""
         super().__init__()
-        self.ops = build.ops
+        self.ops = build.ops.take(*ops)
 
     def weights(self, path: str) -> list[Weight]:
         """Its parameters, given the module's own dotted path in the model."""

@@ -24,7 +24,7 @@ class Decoder(nn.Module):
         self.embed_tokens = Embedding(build, config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(block(config, build, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(build, config.hidden_size, config.rms_norm_eps, norm_offset)
-        self._ops, self._scale = build.ops, scale
+        self._ops, self._scale = build.ops.take("embedding", "scale"), scale
 
     def forward(self, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
         x = self.embed_tokens(batch.token_ids)

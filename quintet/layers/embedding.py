@@ -10,7 +10,7 @@ class Embedding(Layer):
     """Rows by id; shared out over the ranks by rows unless `replicated`."""
 
     def __init__(self, build: Build, count: int, width: int, replicated: bool = False) -> None:
-        super().__init__(build)
+        super().__init__(build, "embedding")
         self._build, self._shape = build, (count, width)
         self._split = whole(count, build.size) if replicated else padded(count, build.size)
         self._partial = build.size > 1 and not replicated

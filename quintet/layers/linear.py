@@ -34,12 +34,14 @@ class Linear(Layer):
         bias: bool = False,
         stored: Stored | None = None,
     ) -> None:
-        super().__init__(build)
+        scheme = fitting(build.scheme, inputs.local(build.rank))
+        op = "linear" if scheme is None else f"linear_{scheme.name}"
+        super().__init__(build, op)
+        self._scheme, self._multiply = scheme, getattr(self.ops, op)
         self._build, self._inputs, self._outputs = build, inputs, dict(outputs)
         self._has_bias, self._stored = bias, stored or Stored()
         self._reduce = self.by_inputs and build.size > 1 and inputs.ranges != whole(inputs.total, build.size).ranges
         self._widths = tuple(split.local(build.rank) for split in self._outputs.values())
-        self._scheme = fitting(build.scheme, inputs.local(build.rank))
         self.weight: Tensor
         self.scales: Tensor  # of a quantized weight
         self.bias: Tensor | None = None
@@ -84,13 +86,11 @@ class Linear(Layer):
         return self._build.comm.all_reduce(y) if self._reduce else y
 
     def _product(self, x: Tensor) -> Tensor:
-        ops, scheme = self.ops, self._scheme
-        if scheme is None:
-            return ops.linear(x, self.weight, self.bias, self._widths)
-        if scheme.name == "int4":  # the one with zero points, where a checkpoint has them
-            return ops.linear_int4(x, self.weight, self.scales, None, self.bias, self._widths)
-        product = {"int8": ops.linear_int8, "w8a8": ops.linear_w8a8, "w4a8": ops.linear_w4a8}[scheme.name]
-        return product(x, self.weight, self.scales, self.bias, self._widths)
+        if self._scheme is None:
+            return self._multiply(x, self.weight, self.bias, self._widths)
+        if self._scheme.name == "int4":  # the one with zero points, where a checkpoint has them
+            return self._multiply(x, self.weight, self.scales, None, self.bias, self._widths)
+        return self._multiply(x, self.weight, self.scales, self.bias, self._widths)
 
 
 class RowLinear(Linear):

@@ -20,7 +20,7 @@ class GatedMLP(Layer):
     def __init__(
         self, build: Build, hidden: int, width: int, kind: str, bias: bool = False, stored: Stored | None = None
     ) -> None:
-        super().__init__(build)
+        super().__init__(build, "gated")
         split = even(width, build.size)
         self.gate_up = columns(build, hidden, {"gate_proj": split, "up_proj": split}, bias, stored)
         self.down = rows(build, split, ("down_proj", hidden), bias)
@@ -36,7 +36,7 @@ class MLP(Layer):
     def __init__(
         self, build: Build, hidden: int, width: int, kind: str, names: tuple[str, str], stored: Stored | None = None
     ) -> None:
-        super().__init__(build)
+        super().__init__(build, "activate")
         split = even(width, build.size)
         self.up = columns(build, hidden, {names[0]: split}, True, stored)
         self.down = rows(build, split, (names[1], hidden), True, stored)

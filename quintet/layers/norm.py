@@ -13,7 +13,7 @@ class RMSNorm(Layer):
     """norm(x), or with a residual (norm(x + residual), x + residual). `offset` is 1 if the weight is kept around 0."""
 
     def __init__(self, build: Build, width: int, eps: float, offset: float = 0.0) -> None:
-        super().__init__(build)
+        super().__init__(build, "rms_norm", "add_rms_norm")
         self._build, self._width, self.eps, self.offset = build, width, eps, offset
         self.weight: Tensor
 
@@ -36,7 +36,7 @@ class ShardedRMSNorm(Layer):
     """RMSNorm over features that are shared out over the ranks; a feature that several ranks keep counts once."""
 
     def __init__(self, build: Build, split: Split, eps: float) -> None:
-        super().__init__(build)
+        super().__init__(build, "rms_norm")
         self._build, self._split, self._eps = build, split, eps
         self.weight: Tensor
         self.counted: Tensor
@@ -64,7 +64,7 @@ class LayerNorm(Layer):
     """Mean and variance normalised; then, where it is affine, times a weight plus a bias."""
 
     def __init__(self, build: Build, width: int, eps: float, affine: bool = True) -> None:
-        super().__init__(build)
+        super().__init__(build, "layer_norm")
         self._build, self._width, self._eps, self._affine = build, width, eps, affine
         self.weight: Tensor
         self.bias: Tensor | None = None

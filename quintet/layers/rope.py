@@ -31,7 +31,7 @@ class Rotary(Layer):
     """One table of cosines and sines, shared by the layers that turn alike."""
 
     def __init__(self, build: Build, head_dim: int, parameters: Parameters, trained: int) -> None:
-        super().__init__(build)
+        super().__init__(build, "rotary", "norm_rotary")
         self._dim = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
         self._scaling = dict(parameters)  # not _parameters: that is nn.Module's own
         self._extent = Extent(trained, build.max_model_len)

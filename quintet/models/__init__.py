@@ -2,6 +2,7 @@
 
 import importlib
 import pkgutil
+from collections.abc import Mapping
 from typing import Any
 
 _ALIASES = {"gemma3_text": "gemma3"}  # model_type in config.json -> file, where they differ
@@ -19,14 +20,14 @@ def families() -> list[str]:
     return sorted({*files, *_ALIASES, *_REGISTERED})
 
 
-def model_class(config: Any) -> type:
-    """The class of a transformers config's family; ValueError with what there is, if there is none."""
-    kind = config.model_type
-    if kind not in families():
+def model_class(config: Any, overrides: Mapping[str, str] | None = None) -> type:
+    """The class of a transformers config's family, a platform's own first; ValueError with what there is, if none."""
+    kind, overrides = config.model_type, overrides or {}
+    if kind not in families() and kind not in overrides:
         raise ValueError(
             f"model type {kind!r} is not supported; quintet has {', '.join(families())}; "
             "a package can add it with quintet.models.register()"
         )
-    module = _REGISTERED.get(kind) or f"quintet.models.{_ALIASES.get(kind, kind)}"
+    module = overrides.get(kind) or _REGISTERED.get(kind) or f"quintet.models.{_ALIASES.get(kind, kind)}"
     model: type = importlib.import_module(module).Model
     return model

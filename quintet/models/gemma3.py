@@ -50,7 +50,7 @@ class Model(CausalLM):
         scale = rounded(config.hidden_size**0.5, build.dtype)
         self.model = Decoder(config, build, block, scale, norm_offset=1.0)
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
-        self._ops, self._softcap = build.ops, config.final_logit_softcapping
+        self._ops, self._softcap = build.ops.take("softcap"), config.final_logit_softcapping
 
     @staticmethod
     def canonical(name: str) -> str:

@@ -22,7 +22,7 @@ class Block(nn.Module):
 
     def __init__(self, config: Any, build: Build, index: int) -> None:
         super().__init__()
-        self._ops = build.ops
+        self._ops = build.ops.take("add", "embedding")
         width = config.hidden_size
         depth = index + 1 if config.scale_attn_by_inverse_layer_idx else 1
         head_dim = width // config.num_attention_heads
@@ -55,7 +55,7 @@ class Trunk(nn.Module):
 
     def __init__(self, config: Any, build: Build) -> None:
         super().__init__()
-        self._ops = build.ops
+        self._ops = build.ops.take("add", "embedding")
         self.wte = Embedding(build, config.vocab_size, config.hidden_size)
         self.wpe = PositionEmbedding(build, config.max_position_embeddings, config.hidden_size)
         self.h = nn.ModuleList(Block(config, build, i) for i in range(config.num_hidden_layers))

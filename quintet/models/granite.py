@@ -19,7 +19,7 @@ class Block(PreNormBlock):
 
     def __init__(self, config: Any, build: Build, attention: nn.Module, mlp: nn.Module) -> None:
         super().__init__(config, build, attention, mlp)
-        self._ops, self._scale = build.ops, config.residual_multiplier
+        self._ops, self._scale = build.ops.take("scale"), config.residual_multiplier
 
     def forward(self, x: Tensor, residual: Tensor | None, kv: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         x, residual = self.input_layernorm(x, residual)
@@ -47,7 +47,7 @@ class Model(CausalLM):
 
         self.model = Decoder(config, build, block, scale=config.embedding_multiplier)
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
-        self._ops, self._factor = build.ops, 1 / config.logits_scaling
+        self._ops, self._factor = build.ops.take("scale"), 1 / config.logits_scaling
 
     def forward(self, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
         logits, kv = super().forward(kv, batch)

@@ -19,7 +19,7 @@ class Block(nn.Module):
 
     def __init__(self, config: Any, build: Build, attention: nn.Module, mlp: nn.Module) -> None:
         super().__init__()
-        self._ops = build.ops
+        self._ops = build.ops.take("add")
         self.self_attn = attention
         self.post_attention_layernorm = RMSNorm(build, config.hidden_size, config.rms_norm_eps)
         self.mlp = mlp

@@ -26,7 +26,7 @@ class Block(Layer):
     """Attention and feed-forward; the norms stand before the branches, or (350M) after the sums."""
 
     def __init__(self, config: Any, build: Build) -> None:
-        super().__init__(build)
+        super().__init__(build, "add", "activate")
         hidden, bias, inner = config.hidden_size, config.enable_bias, even(config.ffn_dim, build.size)
         shape = Heads(
             hidden=hidden,
@@ -63,7 +63,7 @@ class Trunk(nn.Module):
 
     def __init__(self, config: Any, build: Build) -> None:
         super().__init__()
-        self._ops = build.ops
+        self._ops = build.ops.take("add", "embedding")
         narrow, hidden = config.word_embed_proj_dim, config.hidden_size
         self.embed_tokens = Embedding(build, config.vocab_size, narrow)
         self.embed_positions = PositionEmbedding(build, config.max_position_embeddings, hidden, FIRST_ROW)

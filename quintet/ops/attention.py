@@ -24,14 +24,14 @@ def stored(x: Tensor, dtype: torch.dtype) -> Tensor:
     """x [..., D] as rows of a cache.
 
     int8: the nearest multiples of the row's largest magnitude / 127, and behind them the bytes of that scale, which is
-    not finite where the row is not. e4m3fn: the nearest number, 448 at most, and no scale.
+    not finite where the row is not. fp8: the nearest number, the format's largest at most, and no scale.
     """
     if dtype == torch.int8:
         x = x.float()
         scale = x.abs().amax(-1, keepdim=True) / 127
         steps = torch.where(scale.isfinite(), x, 0.0) / torch.where(scale.isfinite() & (scale > 0), scale, 1.0)
         return torch.cat([steps.round().clamp(-127, 127).to(torch.int8), scale.view(torch.int8)], -1)
-    if dtype == torch.float8_e4m3fn:
+    if dtype.is_floating_point and dtype.itemsize == 1:
         most = torch.finfo(dtype).max
         return x.float().clamp(-most, most).to(dtype)
     return x.to(dtype)

@@ -55,27 +55,54 @@ class Op:
 
 
 class Ops:
-    """One provider per op, fixed: `ops.rms_norm` is a plain function. Given to layers when they are built."""
+    """One provider per op, fixed: `ops.rms_norm` is a plain function. Given to layers when they are built.
 
-    def __init__(self, functions: Mapping[str, Function], choices: Sequence[Choice]) -> None:
-        self.__dict__.update(functions)
-        self.choices = tuple(choices)
+    Probing calls a provider, which may have to compile first: an op is bound when somebody first asks for it. Layers do
+    so when they are built, by take(), so that no step waits for it.
+    """
 
-    def __getattr__(self, name: str) -> Function:  # reached only when there is no such op
-        raise AttributeError(f"no op {name!r}; there are {', '.join(sorted(Op.registry))}")
+    def __init__(self, priority: Mapping[str, Sequence[str]]) -> None:
+        self._priority = priority
+        self._chosen: dict[str, Choice] = {}
+
+    def __getattr__(self, name: str) -> Function:  # reached once for each op
+        if name.startswith("_"):
+            raise AttributeError(name)
+        function = Op.registry[name].providers[self.choice(name).provider] if name in Op.registry else None
+        if function is None:
+            raise AttributeError(f"no op {name!r}; there are {', '.join(sorted(Op.registry))}")
+        self.__dict__[name] = function
+        return function
+
+    def take(self, *names: str) -> "Ops":
+        """Binds these ops now; what a layer calls in its steps, it takes when it is built."""
+        for name in names:
+            getattr(self, name)
+        return self
+
+    def choice(self, name: str) -> Choice:
+        """Who serves the op, and why."""
+        if name not in self._chosen:
+            self._chosen[name] = _choose(Op.registry[name], self._priority.get(name, ()))
+        return self._chosen[name]
+
+    @property
+    def bound(self) -> tuple[Choice, ...]:
+        """The choices that were made so far."""
+        return tuple(self._chosen[name] for name in sorted(self._chosen))
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """Every op's."""
+        return tuple(self.choice(name) for name in sorted(Op.registry))
 
 
 def bind(priority: Mapping[str, Sequence[str]]) -> Ops:
-    """The first provider in the platform's order that is registered and probes well; the reference is last."""
+    """For each op the first provider in the platform's order that is registered and probes well; the reference last."""
     unknown = sorted(set(priority) - set(Op.registry))
     if unknown:
         raise ValueError(f"op_priority names ops that do not exist: {', '.join(unknown)}")
-    functions, choices = {}, []
-    for name, op in sorted(Op.registry.items()):
-        choice = _choose(op, priority.get(name, ()))
-        functions[name] = op.providers[choice.provider]
-        choices.append(choice)
-    return Ops(functions, choices)
+    return Ops(priority)
 
 
 def _choose(op: Op, wanted: Sequence[str]) -> Choice:

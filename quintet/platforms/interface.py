@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from quintet.config import EngineConfig
 from quintet.types import AttentionSpec, Batch, Bucket, HostBatch, KVLayout, Memory, Weight
 
+CONTRACT_VERSION = 1  # raised when a platform that was written for the one before could break; docs/contract-changes.md
 KV = tuple[Tensor, ...]  # one tensor per cached layer, [pages, *layout.page_shape]
 # -> (logits [L, V], which hold until the next step, and kv); callers keep the KV that it returns
 Step = Callable[[KV, Batch], tuple[Tensor, KV]]
@@ -98,7 +99,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum over the ranks, in rank order, on every rank. May overwrite x; callers use what it returns."""
+        """The sum over the ranks: the same bits on every rank, and every time. May overwrite x; use what it returns."""
 
     @abstractmethod
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
@@ -132,18 +133,42 @@ class Alone(Communicator):
         return x
 
 
+class WrongContract(TypeError):
+    """Raised for a platform that was written for another contract than this quintet's, or does not say for which."""
+
+    def __init__(self, name: str, written: int | None) -> None:
+        said = "does not say for which contract it was written" if written is None else f"is for contract {written}"
+        super().__init__(f"{name} {said}, and this quintet has contract {CONTRACT_VERSION}")
+        self._written = written
+
+    def remedy(self, package: str) -> str:
+        """What whoever installed the package can do."""
+        if self._written is None:
+            return f"add `contract = {CONTRACT_VERSION}` to it once it keeps that one"
+        newer = self._written > CONTRACT_VERSION
+        return f"install a newer quintet, or an older {package}" if newer else f"install a newer {package}"
+
+
 class Platform(ABC):
     """One way to run models; an instance serves one engine. A subclass may add nothing public: what the engine may ask
     stands here."""
 
     name: ClassVar[str]
+    contract: ClassVar[int]  # the CONTRACT_VERSION that it was written for; what is built in need not say
     op_priority: ClassVar[Mapping[str, Sequence[str]]] = {}  # op -> providers, best first; "reference" is last
+    # a layer's class name -> "module:Class", a subclass of it that is built in its place
+    layers: ClassVar[Mapping[str, str]] = {}
+    # model_type of a checkpoint -> module whose Model(config, build) is built in the place of quintet's own
+    models: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         self._config = config or EngineConfig()  # as configure() settled it
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        written = vars(cls).get("contract", CONTRACT_VERSION)
+        if written != CONTRACT_VERSION:  # said first: what else is wrong follows from it
+            raise WrongContract(cls.__name__, written)
         for attribute, value in vars(cls).items():
             if not attribute.startswith("_"):
                 _check_member(cls, attribute, value)
@@ -167,8 +192,8 @@ class Platform(ABC):
         """Joins the ranks that meet at the endpoint; blocks until all have come. Size 1 needs no endpoint."""
 
     @abstractmethod
-    def attention(self, spec: AttentionSpec, ops: Any) -> Attention:
-        """The attention for such a layer, on the bound ops; or ValueError with *all* the reasons why there is none."""
+    def attention(self, spec: AttentionSpec, ops: Any, rank: int) -> Attention:
+        """The attention for such a layer, on the rank's ops; or ValueError with *all* the reasons why there is none."""
 
     @abstractmethod
     def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -157,7 +157,7 @@ def test_attention_that_it_lacks_is_refused_with_all_reasons(subject: Subject) -
     for head_dim, kind in itertools.product((8, 64, 80, 128, 256), kinds):
         spec = AttentionSpec(8, 2, head_dim, 1.0, torch.float32, 16, **kind)
         try:
-            made = subject.platform.attention(spec, ops)
+            made = subject.platform.attention(spec, ops, 0)
         except ValueError as error:
             assert str(error)
         else:

@@ -11,7 +11,7 @@ from torch import Tensor
 from quintet import platforms
 from quintet.ops import Op, bind
 from quintet.platforms import UnavailableError, choose, discover
-from quintet.platforms.interface import Capabilities, Platform, Unavailable
+from quintet.platforms.interface import CONTRACT_VERSION, Capabilities, Platform, Unavailable
 from quintet.platforms.null import PLATFORM as NULL
 
 
@@ -19,6 +19,7 @@ class Acme(NULL):  # type: ignore[misc, valid-type]
     """A vendor's platform, for these tests."""
 
     name = "acme"
+    contract = CONTRACT_VERSION
 
     @classmethod
     def probe(cls) -> Capabilities | Unavailable:
@@ -152,6 +153,15 @@ def test_bind_takes_the_first_that_probes_well_and_tells_of_the_others(op: Op) -
     assert choice.provider == "good"
     assert choice.rejected == (("absent", "not registered"), ("fast", "needs a newer chip"))
     assert ops.twice is op.providers["good"]
+
+
+def test_an_op_is_probed_when_somebody_first_asks_for_it_and_once(op: Op) -> None:
+    probed = []
+    op.provide("good", probe=lambda: probed.append(1))(lambda x: x + x)  # type: ignore[func-returns-value]
+    ops = bind({"twice": ("good",)})
+    assert not probed and not ops.bound
+    assert ops.take("twice") is ops and [each.op for each in ops.bound] == ["twice"]
+    assert ops.twice is ops.twice is op.providers["good"] and len(ops.choices) > 20 and len(probed) == 1
 
 
 def test_bind_falls_back_to_the_specification_and_refuses_unknown_ops(op: Op) -> None:

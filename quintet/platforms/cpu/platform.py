@@ -108,7 +108,7 @@ class CPU(Platform):
             raise ValueError(f"{size} ranks asked for, and this platform has one device")
         return Alone()
 
-    def attention(self, spec: AttentionSpec, ops: Any) -> Attention:
+    def attention(self, spec: AttentionSpec, ops: Any, rank: int) -> Attention:
         return PagedAttention(spec, ops)
 
     def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

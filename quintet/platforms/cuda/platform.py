@@ -30,18 +30,16 @@ class CUDA(GPU):
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         super().__init__(config)
-        self._planners: dict[AttentionSpec, flashinfer.Planner | str] = {}
+        self._planners: dict[tuple[int, AttentionSpec], flashinfer.Planner | str] = {}
 
-    def _other_attention(self, spec: AttentionSpec, ops: Any) -> Attention | str:
-        if spec not in self._planners:
-            self._planners[spec] = self._planner(spec)
-        planner = self._planners[spec]
+    def _other_attention(self, spec: AttentionSpec, ops: Any, rank: int) -> Attention | str:
+        if (rank, spec) not in self._planners:
+            self._planners[rank, spec] = self._planner(spec, rank)
+        planner = self._planners[rank, spec]
         return planner if isinstance(planner, str) else flashinfer.FlashInferAttention(spec, ops, planner)
 
-    def _planner(self, spec: AttentionSpec) -> "flashinfer.Planner | str":
+    def _planner(self, spec: AttentionSpec, rank: int) -> "flashinfer.Planner | str":
         """FlashInfer for such layers, or every reason why not."""
-        if self._config.tensor_parallel_size > 1:
-            return "FlashInfer plans on a device, and with several ranks an attention is not told which"
         module = self._flashinfer()
         if isinstance(module, str):
             return module
@@ -49,10 +47,11 @@ class CUDA(GPU):
             return f"FlashInfer does not serve {', '.join(reasons)}"
 
         def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-            return self._runtime.empty(shape, dtype, 0)
+            return self._runtime.empty(shape, dtype, rank)
 
+        self._runtime.use(rank)
         wrong = flashinfer.trial(spec, module, empty)
-        return wrong or flashinfer.Planner(spec, module, empty, self._planning.sizes)
+        return wrong or flashinfer.Planner(spec, module, empty, self._sizes)
 
     def _flashinfer(self) -> Any:
         """The module, or the reason why there is none."""

@@ -49,7 +49,8 @@ class GPU(Platform):
         self._devices: dict[int, GPUDevice] = {}
         self._meeting, self._lock = Meeting(), threading.Lock()
         config = self._config
-        self._planning = Planning(() if config.enforce_eager else decode_sizes(config.max_num_seqs))
+        self._sizes = () if config.enforce_eager else decode_sizes(config.max_num_seqs)  # of steps to capture
+        self._planning: dict[int, Planning] = {}  # by rank
         # (rank, its slice) of checkpoint tensors that two layers want -> where it was put
         self._shared: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._packs: dict[Scheme, bool] = {}
@@ -122,23 +123,24 @@ class GPU(Platform):
             logger.info("small sums are left to NCCL: %s", made)
         return None
 
-    def attention(self, spec: AttentionSpec, ops: Any) -> Attention:
-        made = self._other_attention(spec, ops)
+    def attention(self, spec: AttentionSpec, ops: Any, rank: int) -> Attention:
+        made = self._other_attention(spec, ops, rank)
         if isinstance(made, str):
             if made and made not in self._refused:
                 self._refused.add(made)
-                logger.info("attention by %s: %s", _provider(ops, "paged_attention"), made)
+                logger.info("attention by %s: %s", ops.choice("paged_attention").provider, made)
             made = _own_attention(spec, ops)
-        self._planning.add(f"{type(made).__name__} {spec}", made)
-        return GraphAttention(made, self._planning)
+        with self._lock:
+            planning = self._planning.setdefault(rank, Planning(self._sizes))
+        planning.add(f"{type(made).__name__} {spec}", made)
+        return GraphAttention(made, planning)
 
-    def _other_attention(self, spec: AttentionSpec, ops: Any) -> Attention | str:
+    def _other_attention(self, spec: AttentionSpec, ops: Any, rank: int) -> Attention | str:
         """One that is made of more than ops, or why there is none; "" if none was looked for."""
         return ""
 
     def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        # what is computed and not read names rank 0, which may be another process's
-        device = self._devices.get(weight.rank) or next(iter(self._devices.values()))
+        device = self._devices[weight.rank]
         if weight.scheme is not None:
             local = weight.local(tensors)
             placed = self._quantized(weight, weight.scheme, device.upload(local, local.dtype))
@@ -183,8 +185,8 @@ class GPU(Platform):
             return self._packs[scheme]
 
     def compile(self, model: nn.Module, buckets: Iterable[Bucket]) -> Step:
-        device = self._home(model)
-        run: Step = model if self._config.enforce_eager else Graphs(model, device, self._planning.sizes)
+        device = self._devices[next(model.parameters()).device.index or 0]
+        run: Step = model if self._config.enforce_eager else Graphs(model, device, self._sizes)
 
         @torch.inference_mode()
         def step(kv: Any, batch: Any) -> Any:
@@ -193,24 +195,11 @@ class GPU(Platform):
 
         return step
 
-    def _home(self, model: nn.Module) -> GPUDevice:
-        """The device of the model's rank; what was computed and not read was placed on rank 0's, and moves there."""
-        parameters = list(model.parameters())
-        index = max((parameter.device.index or 0 for parameter in parameters), default=0)
-        for parameter in parameters:
-            if (parameter.device.index or 0) != index:
-                parameter.data = parameter.data.to(torch.device(parameter.device.type, index))
-        return self._devices[index]
-
 
 def _own_attention(spec: AttentionSpec, ops: Any) -> Attention:
     """Made of the bound ops; our kernels plan, too."""
-    if _provider(ops, "paged_attention") == "triton":
+    if ops.choice("paged_attention").provider == "triton":
         from quintet.platforms.gpu.triton_attention import TritonAttention
 
         return TritonAttention(spec, ops)
     return PagedAttention(spec, ops)
-
-
-def _provider(ops: Any, op: str) -> str:
-    return next((choice.provider for choice in ops.choices if choice.op == op), "reference")

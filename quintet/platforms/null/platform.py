@@ -75,7 +75,7 @@ class Null(Platform):
     def connect(self, rank: int, size: int, endpoint: str) -> Communicator:
         return Alone()
 
-    def attention(self, spec: AttentionSpec, ops: Any) -> Attention:
+    def attention(self, spec: AttentionSpec, ops: Any, rank: int) -> Attention:
         return PagedAttention(spec, ops)
 
     def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

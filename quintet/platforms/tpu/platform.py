@@ -110,7 +110,7 @@ class TPU(Platform):
     def connect(self, rank: int, size: int, endpoint: str) -> Communicator:
         return Alone()
 
-    def attention(self, spec: AttentionSpec, ops: Any) -> Attention:
+    def attention(self, spec: AttentionSpec, ops: Any, rank: int) -> Attention:
         from quintet.platforms.tpu.attention import RaggedAttention
 
         made = RaggedAttention(spec, ops, self._device.mesh)

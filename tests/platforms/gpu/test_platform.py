@@ -400,7 +400,7 @@ def test_what_flashinfer_refuses_is_served_by_ops_and_said_once(caplog: pytest.L
     platform.open(0)
     with caplog.at_level("INFO"):
         for _ in range(3):
-            platform.attention(spec(4, 2, 16), bind({}))
+            platform.attention(spec(4, 2, 16), bind({}), 0)
     assert [record.message for record in caplog.records] == [
         "attention by reference: FlashInfer does not serve queries in float32, a cache in float32, heads of 16"
     ]
@@ -422,9 +422,10 @@ def test_flashinfer_is_tried_before_it_is_chosen(monkeypatch: pytest.MonkeyPatch
     assert trial(fails) == "FlashInfer fails on a small step: ZeroDivisionError: division by zero"
 
 
-def test_several_ranks_do_without_flashinfer() -> None:
-    platform = with_flashinfer(fake_flashinfer(), tensor_parallel_size=2)
-    assert "several ranks" in platform._other_attention(spec(8, 2, 64, dtype=torch.bfloat16), bind({}))
+def test_every_rank_plans_for_itself() -> None:
+    platform, of = with_flashinfer(fake_flashinfer(), tensor_parallel_size=2), spec(8, 2, 64, dtype=torch.bfloat16)
+    made: list[Any] = [platform._other_attention(of, bind({}), rank) for rank in (0, 0, 1)]
+    assert made[0]._planner is made[1]._planner is not made[2]._planner
 
 
 def test_flashinfer_that_is_not_there_or_lacks_something(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -446,7 +447,7 @@ def test_the_layout_is_ours_whoever_attends() -> None:
     platforms = with_flashinfer(fake_flashinfer()), fake_platform()
     for platform in platforms:
         platform.open(0)
-        made: Any = platform.attention(of, bind({}))
+        made: Any = platform.attention(of, bind({}), 0)
         assert made.layout == KVLayout(torch.bfloat16, 16, (2, 2, 16, 64))
         assert isinstance(made.plan(host(3)), HostBatch) and len(made.plan(host(3)).token_ids) == 4
 
@@ -459,4 +460,4 @@ def host(requests: int) -> HostBatch:
 def test_eager_steps_are_not_padded() -> None:
     platform = fake_platform(enforce_eager=True)
     platform.open(0)
-    assert len(platform.attention(AttentionSpec(2, 1, 8, 1.0, torch.float32, 16), bind({})).plan(host(3))[0]) == 3
+    assert len(platform.attention(AttentionSpec(2, 1, 8, 1.0, torch.float32, 16), bind({}), 0).plan(host(3))[0]) == 3
