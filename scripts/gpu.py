@@ -73,18 +73,15 @@ def set_up(wheels: Path | None) -> str | None:
 
 
 def build_cuda() -> str:
-    """quintet/_cuda_comm.so where there is nvcc -> what was done."""
-    nvcc = shutil.which("nvcc")
-    if nvcc is None:
-        return "csrc/cuda is not built: no nvcc here; NCCL does without it"
-    target = ROOT / "quintet" / "_cuda_comm.so"
-    architectures = ("80", "90a", "100")
-    flags = [f"-gencode=arch=compute_{each},code=sm_{each}" for each in architectures]
-    command = [nvcc, "-shared", "-O3", "-std=c++17", "-Xcompiler", "-fPIC", *flags, "-o", str(target)]
-    done = subprocess.run(
-        [*command, str(ROOT / "csrc/cuda/all_reduce.cu")], capture_output=True, text=True, check=False
-    )
-    return f"{target.relative_to(ROOT)} built" if done.returncode == 0 else f"csrc/cuda is not built:\n{done.stderr}"
+    """quintet/_cuda_comm.so, as an installation makes it -> what was done."""
+    nvcc, cmake = shutil.which("nvcc"), shutil.which("cmake")
+    if nvcc is None or cmake is None:
+        return f"csrc/cuda is not built: no {'nvcc' if nvcc is None else 'cmake'} here; NCCL does without it"
+    made, source = ROOT / "quintet" / "_cuda_comm.so", ROOT / "csrc" / "cuda"
+    given = {"NVCC": nvcc, "SOURCE": source / "all_reduce.cu", "OUT": made, "STAMP": ROOT / "build" / "cuda.stamp"}
+    command = [cmake, *(f"-D{name}={value}" for name, value in given.items()), "-P", str(source / "build.cmake")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return f"{made.relative_to(ROOT)} built" if made.exists() else f"csrc/cuda is not built:\n{done.stderr}"
 
 
 def available(python: str) -> bool:

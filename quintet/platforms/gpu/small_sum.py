@@ -1,14 +1,14 @@
 """The sum of small messages by csrc/cuda, where it was built and devices reach each other. Unverified on a GPU."""
 
 import ctypes
+import importlib.util
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-LIBRARY = Path(__file__).parents[2] / "_cuda_comm.so"  # quintet/_cuda_comm.so; scripts/gpu.py builds it
+LIBRARY = "quintet._cuda_comm"  # no module: found as one, loaded as what it is
 MOST_RANKS = 8  # as csrc/cuda/all_reduce.h has it
 # Everybody reads everybody's: beyond this NCCL's two passes move less. A guess until it is measured.
 MOST_BYTES = 256 * 1024
@@ -38,14 +38,15 @@ class PeerSum:
         return out
 
 
-def load(path: Path = LIBRARY) -> Any:
+def load(name: str = LIBRARY) -> Any:
     """The library, or the reason why there is none."""
-    if not path.is_file():
-        return f"{path.name} was not built (it needs nvcc; `make gpu` builds it)"
+    found = importlib.util.find_spec(name)
+    if found is None or found.origin is None:
+        return f"{name} was not built: it is where there is nvcc when quintet is installed from source"
     try:
-        library = ctypes.CDLL(str(path))
+        library = ctypes.CDLL(found.origin)
     except OSError as error:
-        return f"{path.name} cannot be loaded: {error}"
+        return f"{name} cannot be loaded: {error}"
     library.quintet_comm_error.restype = ctypes.c_char_p
     return library
 

@@ -1,4 +1,6 @@
-"""Compiles every variant of every GPU kernel for three architectures, without a GPU; prints a line of JSON for each.
+"""Compiles every GPU kernel for three architectures, without a GPU; prints a line of JSON for each compilation.
+
+A kernel's first variant is compiled for all three, its others for one each, in turn; with --every, for all.
 
     python tests/platforms/gpu/aot.py [--cache FOLDER] [--jobs N] [--only PART OF A NAME] [--every]
 
@@ -15,13 +17,13 @@ import pkgutil
 import re
 import subprocess
 import tempfile
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 KERNELS = "quintet.platforms.gpu.kernels"
 SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}  # bytes of shared memory that a program may have
-TWIN = 90
 NATIVE_E4M3 = 89  # the first architecture on which Triton knows the type
 CACHE = Path(__file__).parents[3] / "build" / "triton"
 Result = dict[str, Any]
@@ -54,13 +56,15 @@ def jobs(only: str, every: bool) -> list[tuple[int, int]]:
     assert len(set(names)) == len(names), f"two variants have one name: {sorted(names)}"
     wanted = [each for each in named if only in each[1]]
     wanted.sort(key=lambda each: ("attend" not in each[1], each[1]))
-    return [(index, target) for index, _, variant in wanted for target in _targets(variant, every)]
-
-
-def _targets(variant: Any, every: bool) -> list[int]:
-    """float16 differs from bfloat16 by the names of instructions: one architecture stands for all, unless asked."""
-    twin = "fp16" in variant.name and "bf16" not in variant.name and not every
-    return [target for target in SHARED if target >= _least(variant) and (not twin or target == TWIN)]
+    seen: Counter[Any] = Counter()
+    found_jobs = []
+    for index, _, variant in wanted:
+        targets = [target for target in SHARED if target >= _least(variant)]
+        turn = seen[variant.kernel] % len(targets)
+        chosen = targets if every or not seen[variant.kernel] else targets[turn : turn + 1]
+        found_jobs += [(index, target) for target in chosen]
+        seen[variant.kernel] += 1
+    return found_jobs
 
 
 def _least(variant: Any) -> int:
@@ -126,7 +130,7 @@ def main() -> None:
     parser.add_argument("--cache", default=str(CACHE), help="folder that keeps what was compiled")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--only", default="", help="part of a kernel's name")
-    parser.add_argument("--every", action="store_true", help="float16 for every architecture too")
+    parser.add_argument("--every", action="store_true", help="every variant for every architecture")
     args = parser.parse_args()
     os.environ["TRITON_CACHE_DIR"] = args.cache
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # what launches have by default; silences a warning
