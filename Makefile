@@ -27,11 +27,13 @@ demo: $(STAMP) ## generate text with the bundled model, offline
 	HF_HUB_OFFLINE=1 $(BIN)/quintet generate "Once upon a time" --max-tokens 100 $(ARGS)
 	HF_HUB_OFFLINE=1 $(BIN)/quintet generate --chat "What is the capital of France?" $(ARGS)
 
-# Those of the server start processes and wait for them: they run alone, when the others, side by side, are through.
+# These start servers or a browser and wait for them: they run alone, when the others, side by side, are through.
+ALONE := $(wildcard $(addprefix tests/server/,link metrics page test_*.py))
+
 test: $(STAMP) ## run the tests
 ifeq ($(ARGS),)
-	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile --ignore=tests/server
-	$(BIN)/python -m pytest tests/server
+	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile $(ALONE:%=--ignore=%)
+	$(BIN)/python -m pytest $(ALONE)
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
