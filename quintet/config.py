@@ -141,6 +141,10 @@ class EngineConfig:
     device: str = option("auto", text, "platform to run on, or auto: `quintet platforms` lists them", group="device")
     tensor_parallel_size: int = option(1, count(), "devices that share each layer", group="device", flags=("-tp",))
     enforce_eager: bool = option(False, truth, "run the model without capturing or compiling it", group="device")
+    capture_ahead: bool = option(
+        False, truth, "capture every decode step before serving, on platforms that do; else each when it first comes",
+        group="device",
+    )  # fmt: skip
     compilation_cache_dir: str = option(
         "auto", text, "where a platform that compiles keeps what it compiled, for the next start: a folder, auto "
         "(~/.cache/quintet) or none", group="device", metavar="FOLDER",
@@ -211,6 +215,10 @@ class EngineConfig:
             object.__setattr__(self, "generation_config", "quintet")
         if self.num_pages is not None and self.kv_cache_memory_bytes is not None:
             raise ValueError("num_pages and kv_cache_memory_bytes both fix the KV cache's size; give one of them")
+        if self.capture_ahead and self.enforce_eager:
+            raise ValueError(
+                "enforce_eager=True captures nothing, so capture_ahead=True means nothing; give one of them"
+            )
         if self.quantization_group_size is not None and self.quantization in (None, "w8a8"):
             raise ValueError(
                 f"quantization_group_size means nothing with quantization={self.quantization!r}, where no weights "
@@ -257,6 +265,7 @@ def _by_field(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 _ONE_DEVICE_GROUP = "only tensor parallelism exists (tensor_parallel_size); leave it out"
 _NOT_YET = "it does not exist yet; leave it out"
 LACKING: Mapping[str, str] = {
+    "enable_sleep_mode": "sleep() is there wherever the platform can; leave it out (`quintet serve` has the flag)",
     "swap_space": "a preempted request is computed again, nothing is swapped; leave it out",
     "cpu_offload_gb": "weights are not offloaded; choose a smaller model or device='cpu'",
     "pipeline_parallel_size": _ONE_DEVICE_GROUP,
@@ -281,6 +290,7 @@ LACKING: Mapping[str, str] = {
     "rope_scaling": "use hf_overrides={'rope_scaling': {...}}",
     "rope_theta": "use hf_overrides={'rope_theta': ...}",
     "max_seq_len_to_capture": "the platform chooses what it captures; enforce_eager=True turns it off",
+    "cudagraph_capture_sizes": "the platform chooses what it captures; capture_ahead=True does it before serving",
     "compilation_config": "the platform chooses what it compiles; enforce_eager=True turns it off",
     "num_scheduler_steps": "one step is scheduled at a time; leave it out",
     "preemption_mode": "a preempted request is always computed again; leave it out",
@@ -358,6 +368,11 @@ def unchanged_environment() -> Iterator[None]:
         for name in set(os.environ) - set(before):
             del os.environ[name]
         os.environ.update(before)
+
+
+def all_variables() -> dict[str, str]:
+    """The environment as it is now, for a process that is to have just this one."""
+    return dict(os.environ)
 
 
 def read_environment(environ: Mapping[str, str] = os.environ) -> Environment:

@@ -66,6 +66,22 @@ class HostBatch(NamedTuple):
             logit_rows=np.zeros(rows, np.int32),
         )
 
+    @classmethod
+    def decoding(cls, bucket: Bucket) -> "HostBatch":
+        """A step in which each request brings one token, on page 0."""
+        of = np.arange(bucket.requests + 1, dtype=np.int32)
+        nothing = np.zeros(bucket.requests, np.int32)
+        return cls(
+            token_ids=nothing,
+            positions=nothing,
+            slots=nothing,
+            owners=of[:-1],
+            starts=of,
+            lengths=nothing + 1,
+            page_table=np.zeros((bucket.requests, bucket.pages), np.int32),
+            logit_rows=of[:-1],
+        )
+
 
 @dataclass(frozen=True)
 class KVLayout:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from functools import partial
@@ -117,6 +117,18 @@ class AsyncLLM:
     async def reset_prefix_cache(self) -> None:
         await self._call(self._client.engine.reset_prefix_cache)
 
+    async def sleep(self, level: int = 1) -> None:
+        """Gives the device's memory back until wake_up(), as LLM.sleep; ValueError while requests run."""
+        await self._call(partial(self._sleep, level))
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Ends the sleep, as LLM.wake_up."""
+        await self._call(lambda: self._client.wake_up(tags))
+
+    async def is_sleeping(self) -> bool:
+        """Whether it was put to sleep, and takes no requests."""
+        return bool(self._client.engine.asleep)
+
     def shutdown(self) -> None:
         """Stops the engine's thread; requests that still run end with an error."""
         with self._gate:
@@ -177,6 +189,9 @@ class AsyncLLM:
                 error = raised
             _resolve(future, error)
         return not self._closed
+
+    def _sleep(self, level: int) -> None:
+        self._client.engine.sleep(level)
 
     def _add(self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int, follower: Follower) -> None:
         self._client.add(request_id, prompt, params, priority)

@@ -2,7 +2,7 @@
 
 import itertools
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from quintet.engine.hub import resolve_tokenizer
 from quintet.engine.logits_processors import load_processors
 from quintet.engine.output import OutputProcessor
 from quintet.engine.prompts import Prompt
+from quintet.engine.sleep import check_tags
 from quintet.engine.start import Prepared, launch, prepare
 from quintet.engine.tokenizer import Tokenizer, load_tokenizer
 from quintet.outputs import RequestOutput
@@ -52,6 +53,7 @@ class Client:
 
     def add(self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int = 0) -> None:
         """Admits and queues a request; ValueError says what is wrong, and then nothing was queued."""
+        self.engine.check_awake()
         requests = self.admission.admit(request_id, prompt, params, priority)
         kept = requests[0].token_ids
         self.processor.add(request_id, params, kept, prompt.text)
@@ -82,6 +84,11 @@ class Client:
     def metrics(self) -> dict[str, float]:
         """Engine.Stats as plain numbers."""
         return asdict(self.engine.stats())
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """All of the engine. `tags` may name what sleeps, as vLLM's do; a part of it is refused."""
+        check_tags(tags)
+        self.engine.wake_up()
 
     def close(self) -> None:
         """Lets go of threads; the memory goes with the object."""

@@ -1,24 +1,24 @@
 """The engine: add requests, and step until they are done. Token ids in, token deltas out; start here.
 
 A step is three lines: the scheduler plans it, the runner runs it, finish() appends what came out and tells the caller.
-Where the device works behind the host, the step is left running, and its results are what the next call returns.
+Where the device works behind the host, a step is planned and started while the one before it still runs, and what a
+call returns is of the step before: the device finds its next step waiting, and the host works while it computes.
 Around it stand admission.py (prompts to requests) and output.py (deltas to text); below it, worker.py and a platform.
 """
 
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from functools import partial
+from typing import NoReturn
 
 from quintet.engine.request import FinishReason, Request
 from quintet.engine.runner import Runner, StepResult
 from quintet.engine.scheduler import Plan, Scheduler
 from quintet.outputs import TokenDelta, TokenLogprobs
-from quintet.platforms.interface import CacheLost
+from quintet.platforms.interface import ASIDE, DROPPED, CacheLost
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 NOT_FINITE = "the model gave no finite logits for this request; its weights or dtype may be at fault"
 
@@ -37,13 +37,15 @@ class Stats:
     num_preemptions: int
     prefix_queries: int  # prompt tokens looked up in the prefix cache
     prefix_hits: int  # prompt tokens found there
+    asleep: int = 0  # the level; 0: awake
 
 
-class Flight(NamedTuple):
-    """A step that was started."""
+@dataclass
+class Flight:
+    """A step that was started: waiting for it gives its result, or raises what went wrong."""
 
     plan: Plan
-    wait: Callable[[], StepResult]
+    wait: Callable[[], StepResult] = lambda: StepResult([], [], None, {})
 
 
 class Engine:
@@ -52,8 +54,9 @@ class Engine:
     def __init__(self, scheduler: Scheduler, runner: Runner, overlap: bool = False) -> None:
         self.scheduler, self._runner, self._overlap = scheduler, runner, overlap
         self._requests: dict[str, Request] = {}
-        self._flight: Flight | None = None  # the step that runs
+        self._flights: list[Flight] = []  # the steps that run, in order
         self._deltas: list[TokenDelta] = []  # that no call of step() has returned yet
+        self.asleep = 0  # the level; 0: awake
         self._num_added = self._num_steps = self._num_computed = self._num_generated = self._step_tokens = 0
 
     def __len__(self) -> int:
@@ -63,10 +66,11 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether step() has anything to do."""
-        return bool(self._requests or self._deltas)
+        return bool(self._requests or self._deltas or self._flights)
 
     def add(self, request: Request) -> None:
         """Queues a request that admission has checked."""
+        self.check_awake()
         if request.request_id in self._requests:
             raise ValueError(f"request id {request.request_id!r} is in use; give each running request its own")
         request.order = self._num_added
@@ -89,51 +93,63 @@ class Engine:
 
         The caller's work on these deltas then goes on while the device computes the next ones.
         """
-        self._land()
-        self._launch()
-        if not self._overlap:
-            self._land()
+        try:
+            if not self._goes_ahead():
+                self._land()
+            started = self._launch()
+            self._land(keep=1 if self._overlap and started else 0)
+        except BaseException:  # Ctrl-C: nobody knows what was written
+            self.scheduler.take_back([flight.plan for flight in self._flights])
+            self._flights.clear()
+            raise
         deltas, self._deltas = self._deltas, []
         return deltas
 
-    def _launch(self) -> None:
-        """Schedules a step and starts it."""
+    def _goes_ahead(self) -> bool:
+        """Whether the next step is planned and started before the host knows what the running one samples.
+
+        Not where what is drawn next depends on it (penalties, user code that edits logits): such a step waits, and the
+        next may go ahead again. Nor where pages are so few that somebody might be preempted: the running step may end
+        somebody, and nobody is.
+        """
+        return self._overlap and not self._runner.looks_back and self.scheduler.has_room()
+
+    def _launch(self) -> bool:
+        """Plans a step and starts it; whether one was started."""
         plan = self.scheduler.schedule()
-        if plan:
-            wait = self._guarded(plan, lambda: self._runner.launch(plan))
-            self._flight = None if wait is None else Flight(plan, wait)
-
-    def _land(self) -> None:
-        """Waits for the step that runs, if there is one."""
-        flight, self._flight = self._flight, None
-        if flight is not None:
-            result = self._guarded(flight.plan, flight.wait)
-            self._deltas += [] if result is None else self.finish(flight.plan, result)
-
-    def _guarded(self, plan: Plan, work: Callable[[], T]) -> T | None:
-        """An error of a step, not of one request, ends it for all who were in it, and for them alone: None."""
+        if not plan:
+            return False
+        flight = Flight(plan)
+        self._flights.append(flight)
         try:
-            return work()
-        except CacheLost as error:
-            logger.warning("everything is computed again: %s", error)
-            self.scheduler.undo(plan)
-            self._begin_again()
-            return None
-        except Exception as error:
-            self._deltas += self._fail(plan, error)
-            return None
-        except BaseException:  # Ctrl-C: nobody knows what was written
-            self.scheduler.take_back(plan)
-            raise
+            flight.wait = self._runner.launch(plan)
+        except Exception as error:  # it is heard when the steps before this one have landed
+            flight.wait = partial(_raise, error)
+            return False
+        self.scheduler.advance(plan, self._overlap)
+        return True
+
+    def _land(self, keep: int = 0) -> None:
+        """Waits for the steps that run, but for the last `keep`. An error of a step, not of one request, ends it for
+        all who were in it, and for them alone."""
+        while len(self._flights) > keep:
+            plan = self._flights[0].plan
+            try:
+                result = self._flights[0].wait()
+            except CacheLost as error:
+                logger.warning("everything is computed again: %s", error)
+                self._begin_again()
+            except Exception as error:
+                self._deltas += self._fail(plan, error)
+            else:
+                self._deltas += self.finish(plan, result)
+                del self._flights[0]
+                for flight in self._flights:
+                    self.scheduler.commit_late(flight.plan)
 
     def finish(self, plan: Plan, result: StepResult) -> list[TokenDelta]:
-        """Counts the computed tokens, appends the sampled ones, ends who is done."""
-        self._num_computed += sum(
-            min(count, request.num_prompt - request.num_computed)
-            for request, count in plan.tokens.items()
-            if request.num_computed < request.num_prompt
-        )
-        self.scheduler.advance(plan)
+        """Counts what was computed, appends the sampled tokens, ends who is done."""
+        self._num_computed += plan.num_prompt_tokens
         self._num_steps += 1
         self._step_tokens = plan.num_tokens
         deltas = [self._end_failed(request, why) for request, why in result.failed.items() if request in plan.tokens]
@@ -142,7 +158,7 @@ class Engine:
         sampled = set(result.failed)
         for row, (request, token_id) in enumerate(zip(result.sampling, result.token_ids, strict=True)):
             sampled.add(request)
-            if request not in plan.tokens:  # it was taken back while the step ran
+            if request not in plan.tokens:  # it was taken back while the step ran, or had ended before
                 continue
             self._num_generated += 1
             if token_id < 0:
@@ -161,8 +177,13 @@ class Engine:
         return deltas
 
     def _append(self, request: Request, token_id: int) -> TokenDelta:
-        request.token_ids.append(token_id)
-        output = request.num_output
+        place = len(request.token_ids) - request.num_unknown
+        if request.num_unknown:
+            request.token_ids[place] = token_id
+            request.num_unknown -= 1
+        else:
+            request.token_ids.append(token_id)
+        output = place + 1 - request.num_prompt
         if token_id in request.stop_ids and output >= request.params.min_tokens:
             asked = token_id in (request.params.stop_token_ids or ())
             return self._end(request, FinishReason.STOP, [token_id], token_id if asked else None)
@@ -179,8 +200,9 @@ class Engine:
         self, request: Request, reason: FinishReason, token_ids: list[int] | None = None, stop: int | None = None
     ) -> TokenDelta:
         self.scheduler.remove(request)
-        if self._flight is not None:
-            self._flight.plan.tokens.pop(request, None)  # the step that runs may go on, and nobody looks at its result
+        for flight in self._flights:
+            flight.plan.tokens.pop(request, None)  # it may run on, and nobody looks at what comes out
+        request.forget_unknown()
         del self._requests[request.request_id]
         request.finish_reason, request.stop_reason = reason, stop
         return TokenDelta(
@@ -201,18 +223,53 @@ class Engine:
     def _fail(self, plan: Plan, error: Exception) -> list[TokenDelta]:
         """The requests in the step end. The cache may have gone with it: all others are computed again."""
         logger.error("a step of %d requests failed", len(plan.tokens), exc_info=error)
-        self.scheduler.undo(plan)
+        self._flights.clear()
         deltas = [self._end_failed(request, f"{type(error).__name__}: {error}") for request in plan.tokens]
         self._begin_again()
         return deltas
 
     def _begin_again(self) -> None:
+        """What still runs reads a cache that nobody trusts: nobody waits for it."""
+        self._flights.clear()
         self.scheduler.start_over()
         self._runner.renew_cache()
 
     def reset_prefix_cache(self) -> None:
         """Forgets all cached beginnings; running requests keep their pages."""
         self.scheduler.pool.reset_cache()
+
+    def sleep(self, level: int = ASIDE) -> int:
+        """Gives the device's memory back until wake_up() -> bytes. The cache is lost; weights are put aside on the host
+        (ASIDE), or lost too (DROPPED). ValueError if requests are there; NotImplementedError if the device cannot.
+        """
+        if level not in (ASIDE, DROPPED):
+            raise ValueError(f"level must be {ASIDE} (weights are put aside) or {DROPPED} (dropped), not {level!r}")
+        if self.asleep not in (0, level):
+            raise ValueError(f"the engine sleeps at level {self.asleep}; wake it up before it sleeps at level {level}")
+        if self._requests:
+            raise ValueError(f"the engine has {len(self)} requests; let them finish, or abort them, before it sleeps")
+        if self.asleep:
+            return 0
+        self._land()
+        self.reset_prefix_cache()
+        freed = self._runner.sleep(level)
+        self.asleep = level
+        logger.info("asleep at level %d: %.2f GiB given back", level, freed / 2**30)
+        return freed
+
+    def wake_up(self) -> None:
+        """Memory, and the weights as before; those that were dropped are read again. Whatever it raises, the engine is
+        still asleep then, and the call may be repeated. Awake already, nothing.
+        """
+        if self.asleep:
+            self._runner.wake()
+            self.asleep = 0
+            logger.info("awake")
+
+    def check_awake(self) -> None:
+        """ValueError while it sleeps."""
+        if self.asleep:
+            raise ValueError(f"the engine is asleep (level {self.asleep}) and takes no requests; call wake_up() first")
 
     def stats(self) -> Stats:
         scheduler = self.scheduler
@@ -227,6 +284,7 @@ class Engine:
             num_preemptions=scheduler.num_preemptions,
             prefix_queries=scheduler.num_queries,
             prefix_hits=scheduler.num_hits,
+            asleep=self.asleep,
         )
 
     def check_integrity(self) -> None:
@@ -234,6 +292,13 @@ class Engine:
         self.scheduler.check_integrity()
         queued = {r.request_id for r in (*self.scheduler.waiting, *self.scheduler.running)}
         assert queued == set(self._requests), "the scheduler has other requests than the engine"
+        for request in self._requests.values():
+            running = sum(request in flight.plan.tokens for flight in self._flights)
+            assert request.num_unknown <= running, f"{request} expects tokens of steps that do not run"
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 def _trim(logprobs: TokenLogprobs, wanted: int) -> TokenLogprobs:

@@ -47,7 +47,7 @@ def explain(config: EngineConfig) -> Explanation:
         family=prepared.hf_config.model_type,
         platform=prepared.platform.name,
         detail=prepared.capabilities.detail,
-        reasons=prepared.reasons,
+        reasons=(*prepared.reasons, *filter(None, [prepared.doubts])),
         rejected=tuple(unavailable),
         ops=prepared.ranks.workers[0].ops.choices,
         memory=str(prepared.plan),

@@ -95,6 +95,25 @@ class LLM:
         """Forgets cached beginnings, as after a change of weights."""
         self._client.engine.reset_prefix_cache()
 
+    def sleep(self, level: int = 1) -> None:
+        """Gives the device's memory back until wake_up(). Level 1 puts weights aside on the host, level 2 drops them.
+
+        Cached beginnings are forgotten. ValueError while requests run; NotImplementedError if the platform cannot.
+        """
+        self._client.engine.sleep(level)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Ends the sleep; after level 2 the weights are read again, from the folder as it is now.
+
+        If there is no room any more, MemoryError says what is missing, and the call may be repeated. `tags` may name
+        what sleeps, weights and kv_cache: both, or none.
+        """
+        self._client.wake_up(tags)
+
+    def is_sleeping(self) -> bool:
+        """Whether it was put to sleep, and takes no requests."""
+        return bool(self._client.engine.asleep)
+
     def close(self) -> None:
         """Ends what the engine keeps running besides memory."""
         self._client.close()

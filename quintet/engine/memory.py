@@ -16,6 +16,7 @@ class Sizes:
     page: int  # one page over all layers
     workspace: int  # activations of the largest step
     length: int
+    captured: int = 0  # steps that a platform captures
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,9 @@ class MemoryPlan:
         return self.num_pages * self.sizes.page
 
     def __str__(self) -> str:
+        captured = f"captured steps {_gib(self.sizes.captured)}, " if self.sizes.captured else ""
         return (
-            f"weights {_gib(self.sizes.weights)}, workspace {_gib(self.sizes.workspace)}, "
+            f"weights {_gib(self.sizes.weights)}, workspace {_gib(self.sizes.workspace)}, {captured}"
             f"KV cache {_gib(self.kv_bytes)} in {self.num_pages} pages, max_model_len {self.max_model_len}"
         )
 
@@ -47,7 +49,7 @@ def plan_memory(config: EngineConfig, sizes: Sizes, memory: Memory) -> MemoryPla
         pages = config.kv_cache_memory_bytes // sizes.page
     else:
         budget = min(int(memory.total * config.gpu_memory_utilization), memory.free)
-        pages = (budget - sizes.weights - sizes.workspace) // sizes.page
+        pages = (budget - sizes.weights - sizes.workspace - sizes.captured) // sizes.page
     wanted = sizes.length if config.max_model_len is None else config.max_model_len
     fits = max(0, pages - 1) * config.page_size
     length = min(sizes.length, fits) if wanted == "auto" else int(wanted)
@@ -67,7 +69,8 @@ def _does_not_fit(config: EngineConfig, sizes: Sizes, budget: int, need: int, fi
         else (
             f"kv_cache_memory_bytes={config.kv_cache_memory_bytes}"
             if config.kv_cache_memory_bytes is not None
-            else f"{_gib(sizes.weights)} of {_gib(budget)} hold weights and {_gib(sizes.workspace)} activations"
+            else f"{_gib(sizes.weights)} of {_gib(budget)} hold weights and "
+            f"{_gib(sizes.workspace + sizes.captured)} activations"
         )
     )
     room = max(0, fit - 1) * config.page_size

@@ -12,6 +12,9 @@ if TYPE_CHECKING:  # a process that only admits requests needs no torch
     from quintet.types import Array
 
 
+UNKNOWN = -1  # in the place of a token that a running step samples
+
+
 class FinishReason(str, enum.Enum):
     """Why a request ended; the value is what the API shows."""
 
@@ -26,10 +29,13 @@ class Request:
     """State of one completion. The scheduler moves num_computed and page_ids; finish() appends the tokens.
 
     0 <= num_cached <= num_computed <= len(token_ids). A request whose num_computed is len(token_ids) - 1 decodes.
+
+    Where steps are planned while others run, the last tokens may be UNKNOWN: that they are there is all that a plan
+    needs. finish() writes them in when the step that samples them has landed.
     """
 
     request_id: str
-    token_ids: list[int]  # the prompt, then the output
+    token_ids: list[int]  # the prompt, then the output; at its end, num_unknown times UNKNOWN
     params: SamplingParams
     num_prompt: int
     key: tuple[int, int]  # of its random numbers, two int32
@@ -41,7 +47,8 @@ class Request:
     arrival: float = field(default_factory=time.monotonic)
     order: int = 0  # of admission: settles ties
 
-    num_computed: int = 0  # tokens whose K and V are in the cache
+    num_unknown: int = 0  # tokens that running steps sample
+    num_computed: int = 0  # tokens whose K and V are in the cache, or will be when the running steps have landed
     num_cached: int = 0  # of the prompt, found in the prefix cache when it was first scheduled
     page_ids: list[int] = field(default_factory=list)
     page_row: "Array | None" = None  # page_ids as the batch wants them; made again when they change
@@ -55,6 +62,24 @@ class Request:
     @property
     def num_output(self) -> int:
         return len(self.token_ids) - self.num_prompt
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether its next token is drawn by what the tokens before it are, and not by their number alone."""
+        p = self.params
+        penalized = p.repetition_penalty != 1 or p.frequency_penalty != 0 or p.presence_penalty != 0
+        return penalized or any(len(word) > 1 for word in self.bad_words_ids)
+
+    def expect(self) -> None:
+        """A step was started that samples its next token."""
+        self.token_ids.append(UNKNOWN)
+        self.num_unknown += 1
+
+    def forget_unknown(self) -> None:
+        """The running steps will not land: what they would have sampled is sampled again."""
+        if self.num_unknown:
+            del self.token_ids[-self.num_unknown :]
+            self.num_unknown = 0
 
     @property
     def wants_scores(self) -> bool:

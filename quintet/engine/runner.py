@@ -14,10 +14,10 @@ from tqdm import tqdm
 
 from quintet.engine.batch import BatchBuilder, Rows
 from quintet.engine.logits_processors import ProcessorFailed
-from quintet.engine.request import Request
+from quintet.engine.request import UNKNOWN, Request
 from quintet.engine.sampler import LogprobTensors, Sampled, Sampler
 from quintet.engine.scheduler import Plan
-from quintet.engine.worker import Worker
+from quintet.engine.worker import Carried, Worker
 from quintet.outputs import TokenLogprobs
 from quintet.types import Bucket, HostBatch
 
@@ -54,47 +54,105 @@ class Ranks:
         futures = [self._pool.submit(call) for call in calls]
         return [future.result() for future in futures]
 
-    def run(self, host: HostBatch) -> Tensor:
+    def run(self, host: HostBatch, carried: Carried | None = None) -> Tensor:
         """One step on all ranks -> the logits, which every rank has alike."""
         if self._pool is None:
-            return self.workers[0].run(host)
-        return self.each(lambda worker: worker.run(host))[0]
+            return self.workers[0].run(host, carried)
+        return self.each(lambda worker: worker.run(host, carried))[0]
 
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-class Runner:
-    """Between the scheduler's plan and its result. Sampling is done on the sampler's device: it may be the host."""
+class Kept:
+    """What the last step sampled, on the first rank's device, and whose it is."""
 
-    def __init__(self, ranks: Ranks, sampler: Sampler, page_size: int, buckets: Sequence[Bucket]) -> None:
+    def __init__(self, worker: Worker, size: int) -> None:
+        """`size`: as many tokens are kept, where shapes are fixed; else 0."""
+        self._worker, self._size = worker, size
+        self._wide: dict[int, tuple[Tensor, ...]] = {}  # so many tokens -> what they are brought to that size with
+        self._sampled: Tensor | None = None
+        self._requests: list[Request] = []
+
+    def keep(self, sampled: Tensor, requests: list[Request]) -> None:
+        """A step's tokens [R], int32. Where shapes are fixed they are brought to one size, or there would be a program
+        for each pair of sizes."""
+        if self._size:
+            count = sampled.shape[0]
+            if count not in self._wide:
+                rows = np.full(self._size, -1, np.int32)
+                rows[:count] = np.arange(count)
+                self._wide[count] = self._worker.upload(np.zeros(self._size, np.int32), rows)
+            nothing, places = self._wide[count]
+            sampled = self._worker.ops.place_tokens(nothing, sampled, places)
+        self._sampled, self._requests = sampled, requests
+
+    def carried(self, host: HostBatch, plan: Plan) -> Carried | None:
+        """Where the step's unknown tokens are; None if there are none."""
+        unknown = np.flatnonzero(host.token_ids == UNKNOWN)
+        if self._sampled is None or not len(unknown):
+            return None
+        requests, places = list(plan.tokens), {request: row for row, request in enumerate(self._requests)}
+        rows = np.full(len(host.token_ids), -1, np.int32)
+        rows[unknown] = [places[requests[owner]] for owner in host.owners[unknown].tolist()]
+        return Carried(self._sampled, rows)
+
+    def none_of(self, tokens: int) -> Carried | None:
+        """For a step of so many tokens that takes none of what is kept."""
+        return None if self._sampled is None else Carried(self._sampled, np.full(tokens, -1, np.int32))
+
+
+class Runner:
+    """Between the scheduler's plan and its result. Sampling is done on the sampler's device: it may be the host.
+
+    With `overlap`, what a step samples stays on the device for the next one, which may be launched before the wait.
+    """
+
+    def __init__(
+        self, ranks: Ranks, sampler: Sampler, page_size: int, buckets: Sequence[Bucket], overlap: bool = False
+    ) -> None:
         self._ranks, self._sampler, self._batches = ranks, sampler, BatchBuilder(page_size, buckets)
         self._buckets, self._device = buckets, sampler.device
+        self._kept: Kept | None = None
+        if overlap and sampler.device is ranks.workers[0].device:
+            self._kept = Kept(ranks.workers[0], max((bucket.rows for bucket in buckets), default=0))
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether what follows the last step waits for its tokens: its requests draw by them, or they are not kept."""
+        return self._kept is None or self._sampler.looks_back
 
     @torch.inference_mode()
     def warm_up(self, progress: bool) -> None:
         """Runs an empty step of each bucket, and all that sampling can do with its logits, to compile them now."""
         seen: set[int] = set()
         shown = progress and bool(self._buckets)
-        for bucket in tqdm(self._buckets, desc="Warming up", unit="bucket", disable=not shown, leave=False):
-            logits = self._logits(HostBatch.empty(bucket))
+        # the first comes twice: the second time, as all that follow, it takes what the one before sampled
+        buckets = [*self._buckets[:1], *self._buckets]
+        for bucket in tqdm(buckets, desc="Warming up", unit="bucket", disable=not shown, leave=False):
+            carried = None if self._kept is None else self._kept.none_of(bucket.tokens)
+            logits = self._logits(HostBatch.empty(bucket), carried)
             if bucket.rows not in seen:
                 seen.add(bucket.rows)
                 self._sampler.warm_up(logits)
+                if self._kept is not None:
+                    self._kept.keep(self._sampler.settle(logits), [])
             self._device.to_host(logits)()  # waits for the step
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> Callable[[], StepResult]:
         """Starts the step and the copies of what comes out of it; calling the result waits for them."""
         host, rows = self._batches.build(plan)
-        logits = self._logits(host)
+        logits = self._logits(host, None if self._kept is None else self._kept.carried(host, plan))
         prompts = self._prompt_logprobs(logits, rows) if rows.prompts else dict
         requests: list[Request] = list(rows.sampling)
         failed: dict[Request, str] = {}
         sampled = self._sample(logits, requests, failed) if requests else None
         if sampled is None:  # the caller waits for the step all the same, or it would run ahead of the device
             return self._settled(logits, lambda: StepResult([], [], None, prompts(), failed))
+        if self._kept is not None:
+            self._kept.keep(sampled.token_ids, requests)
         token_ids, count = self._device.to_host(sampled.token_ids), len(requests)
         logprobs = None if sampled.logprobs is None else self._fetch(sampled.logprobs)
 
@@ -108,9 +166,12 @@ class Runner:
 
     def _settled(self, logits: Tensor, result: Callable[[], StepResult]) -> Callable[[], StepResult]:
         """The result, once the logits are there."""
-        if logits.shape[0] == 0:  # where shapes are free, nobody wanted any
+        if logits.shape[0]:
+            done = self._device.to_host(self._sampler.settle(logits))
+        elif self._kept is None:  # where shapes are free, nobody wanted any
             return result
-        done = self._device.to_host(self._sampler.settle(logits))
+        else:  # what is uploaded now comes home when the step has run
+            done = self._device.to_host(self._device.to_device([np.zeros(1, np.int32)])[0])
 
         def wait() -> StepResult:
             done()
@@ -122,9 +183,23 @@ class Runner:
         """Another cache in the place of one that a failed step may have taken with it."""
         self._ranks.each(lambda worker: worker.renew_cache())
 
-    def _logits(self, host: HostBatch) -> Tensor:
+    def sleep(self, level: int) -> int:
+        """Gives memory back on every rank -> bytes; all sleep, or none."""
+        try:
+            return sum(self._ranks.each(lambda worker: worker.sleep(level)))
+        except NotImplementedError:  # nothing was let go
+            raise
+        except BaseException:
+            self.wake()
+            raise
+
+    def wake(self) -> None:
+        """Memory and weights as before; what failed may be tried again."""
+        self._ranks.each(lambda worker: worker.wake())
+
+    def _logits(self, host: HostBatch, carried: Carried | None) -> Tensor:
         """One step -> its logits, where they are sampled."""
-        logits, device = self._ranks.run(host), self._ranks.workers[0].device
+        logits, device = self._ranks.run(host, carried), self._ranks.workers[0].device
         return logits if device is self._device else device.to_host(logits)()
 
     def _sample(self, logits: Tensor, requests: list[Request], failed: dict[Request, str]) -> Sampled | None:

@@ -97,11 +97,22 @@ class Sampler:
         self._before: list[LogitEdit] = [AllowedTokens(*setting), BadWords(*setting)]
         self._after: list[LogitEdit] = [MinTokens(*setting), LogitBias(*setting), Penalties(*setting)]
         self._requests: list[Request] = []
+        self._looks_back: bool | None = None  # None: nobody has asked since the rows changed
         self._rows = 0  # of the logits that are looked at
         self._edits: list[Callable[[Tensor], Tensor]] = []
         self._num_logprobs: int | None = None
         self._random = False  # whether any row is not greedy
         self._plain = True  # whether the step is one argmax
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether the requests of the last step draw by what their tokens are, which the host must know then.
+
+        Penalties and bad words do. Processors may: it is not for us to know what they look at.
+        """
+        if self._looks_back is None:
+            self._looks_back = bool(self._processors) or any(r.looks_back for r in self._requests)
+        return self._looks_back
 
     def __call__(self, logits: Tensor, requests: Sequence[Request]) -> Sampled:
         """logits [L, V] of any float type, row r of requests[r], each of which has one row. May overwrite them.
@@ -175,7 +186,7 @@ class Sampler:
             processor.update(update)
         if not changed and rows == self._rows:
             return
-        self._requests, self._rows = requests, rows
+        self._requests, self._rows, self._looks_back = requests, rows, None
         before = [edit for edit in self._before if edit.enter(requests, rows)]
         after = [edit for edit in self._after if edit.enter(requests, rows)]
         self._edits = [*before, *(p.apply for p in self._early), *after]

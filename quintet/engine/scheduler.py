@@ -2,14 +2,18 @@
 
 Prefill, chunked prefill and decode are the same thing, a stretch num_computed : num_computed + n of a request's
 tokens. A request is waiting or running; a running one holds the pages of its computed tokens.
+
+A step may be planned while the one before it runs: advance() then leaves places for the tokens that are not known yet.
+A device runs steps in the order in which they were started, so a page that goes from one request to another is written
+by a later step after every earlier one; nobody has to wait for it.
 """
 
 import bisect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from quintet.engine.pages import PagePool, extend_chain
-from quintet.engine.request import Request
+from quintet.engine.request import UNKNOWN, Request
 
 Key = tuple[int, int]
 
@@ -32,8 +36,10 @@ class Plan:
 
     tokens: dict[Request, int] = field(default_factory=dict)
     committed: dict[Request, list[int]] = field(default_factory=dict)  # pages that entered the prefix cache for it
+    late: list[Request] = field(default_factory=list)  # who fill a page with a token that is not known yet
     preempted: list[Request] = field(default_factory=list)
     num_tokens: int = 0
+    num_prompt_tokens: int = 0  # of them; counted when the step was started
     num_rows: int = 0  # of logits: of requests that sample, and of prompt tokens that are scored
 
     def __bool__(self) -> bool:
@@ -85,6 +91,14 @@ class Scheduler:
         if not plan.preempted:
             self._admit(plan)
         return plan
+
+    def has_room(self) -> bool:
+        """Whether the running requests find pages for their next tokens without taking them from one another."""
+        most, free = self.limits.max_num_batched_tokens, self.pool.num_free
+        if free >= len(self.running) + most // self.limits.page_size:  # each begins one page, and fills others
+            return True
+        ends = [(min(len(r.token_ids), r.num_computed + most), len(r.page_ids)) for r in self.running]
+        return sum(max(0, self._pages_for(end) - held) for end, held in ends) <= free
 
     def _share(self, request: Request, plan: Plan, start: int) -> int:
         """Tokens from `start` on that the step has room for: within its budget, and that of rows of logits.
@@ -173,16 +187,41 @@ class Scheduler:
         full = (request.num_computed + count) // self.limits.page_size
         if not self.pool.caching or full <= request.num_committed:
             return
-        extend_chain(request.page_hashes, request.token_ids, self.limits.page_size, request.salt)
+        if full * self.limits.page_size > len(request.token_ids) - request.num_unknown:
+            plan.late.append(request)  # a hash of tokens needs the tokens
+        else:
+            self._commit(request, plan, full)
+
+    def _commit(self, request: Request, plan: Plan, full: int) -> None:
+        """Its first `full` pages can be found."""
+        size = self.limits.page_size
+        known = request.token_ids[: full * size] if request.num_unknown else request.token_ids
+        extend_chain(request.page_hashes, known, size, request.salt)
         for index in range(request.num_committed, full):
             if self.pool.commit(request.page_ids[index], request.page_hashes[index]):
                 plan.committed.setdefault(request, []).append(request.page_ids[index])
         request.num_committed = full
 
-    def advance(self, plan: Plan) -> None:
-        """The step has run: its tokens are computed."""
+    def advance(self, plan: Plan, ahead: bool = False) -> None:
+        """The step was started: its tokens count as computed.
+
+        `ahead`: the next step may be planned before this one has landed. Who samples is one token longer by then, but
+        for those whose last token it is: on that one nothing is computed.
+        """
         for request, count in plan.tokens.items():
-            request.num_computed += count
+            start, end = request.num_computed, request.num_computed + count
+            if start < request.num_prompt:
+                plan.num_prompt_tokens += min(count, request.num_prompt - start)
+            request.num_computed = end
+            if ahead and end == len(request.token_ids) and request.num_output + 1 < request.max_tokens:
+                request.expect()
+
+    def commit_late(self, plan: Plan) -> None:
+        """The step before this one has landed: pages that this one fills with what it sampled can be found, too."""
+        for request in plan.late:
+            if request in plan.tokens:  # it has not ended
+                self._commit(request, plan, request.num_computed // self.limits.page_size)
+        plan.late.clear()
 
     def undo(self, plan: Plan) -> None:
         """The step failed: what it should have written is not there."""
@@ -193,13 +232,19 @@ class Scheduler:
     def start_over(self) -> None:
         """Nothing in the cache can be relied on: all requests begin again, and nothing is found of earlier ones."""
         for request in list(self.running):
-            self._preempt(request, Plan())
+            self._restart(request)
         self.pool.reset_cache()
 
-    def take_back(self, plan: Plan) -> None:
-        """The step was interrupted: all who were in it start again, for they may share pages that it never wrote."""
-        for request in list(plan.tokens):
-            self._preempt(request, plan)
+    def take_back(self, plans: Sequence[Plan]) -> None:
+        """Steps were interrupted: who was in them starts again, for they may share pages that were never written."""
+        for plan in plans:
+            self.undo(plan)
+        for request in dict.fromkeys(request for plan in plans for request in plan.tokens):
+            self._restart(request)
+
+    def _restart(self, request: Request) -> None:
+        request.forget_unknown()
+        self._preempt(request, Plan())
 
     def _pages_for(self, tokens: int) -> int:
         return -(-tokens // self.limits.page_size)
@@ -215,7 +260,10 @@ class Scheduler:
         for request in self.running:
             assert 0 <= request.num_computed <= len(request.token_ids), request
             assert len(request.page_ids) >= self._pages_for(request.num_computed), request
+            tail = request.token_ids[len(request.token_ids) - request.num_unknown :]
+            assert tail == [UNKNOWN] * request.num_unknown and request.token_ids.count(UNKNOWN) == len(tail), request
         assert not any(request.page_ids for request in self.waiting), "a waiting request holds pages"
+        assert not any(request.num_unknown for request in self.waiting), "a waiting request has tokens in a step"
         for queue in (self.waiting, self.running):
             assert queue == sorted(queue, key=self._key), "a queue is out of order"
 

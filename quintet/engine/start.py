@@ -5,6 +5,7 @@
 
 import logging
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from quintet.engine.pages import PagePool
 from quintet.engine.runner import Ranks, Runner
 from quintet.engine.sampler import Host, Sampler, logprob_sizes
 from quintet.engine.scheduler import Limits, Scheduler
+from quintet.engine.support import evidence
 from quintet.engine.worker import Place, Shape, Worker
 from quintet.layers import schemes
 from quintet.layers.decoder import CausalLM
@@ -49,6 +51,7 @@ class Prepared:
     shape: Shape
     ranks: Ranks
     plan: MemoryPlan
+    doubts: str  # what of this no conformance report vouches for; empty if all is proven
 
     @property
     def vocab_size(self) -> int:
@@ -89,12 +92,20 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
     if not config.enable_chunked_prefill and config.max_num_batched_tokens < plan.max_model_len:
         reasons.append(f"max_num_batched_tokens={plan.max_model_len}: a whole prompt must fit without chunked prefill")
         config = config.replace(max_num_batched_tokens=plan.max_model_len)
+    if config.capture_ahead and not _captures(config, platform, plan.max_model_len):
+        reasons.append(f"capture_ahead changes nothing: platform {platform.name} captures no steps")
     if config.logits_processors and facts.opaque:
         reasons.append("sampling on the host: logits processors cannot read what the device holds")
     if scheme is not None:
         reasons.append(_quantized(scheme, ranks.workers[0].model))
     generation = load_generation_config(folder, config.generation_config, config.override_generation_config)
-    return Prepared(config, platform, facts, tuple(reasons), folder, hf_config, generation, shape, ranks, plan)
+    doubts = evidence(chosen).doubts(platform.name, _features(config, hf_config, shape))
+    return Prepared(config, platform, facts, tuple(reasons), folder, hf_config, generation, shape, ranks, plan, doubts)
+
+
+def _captures(config: EngineConfig, platform: Platform, length: int) -> Sequence[Bucket]:
+    """Steps that the platform captures, for requests of so many tokens."""
+    return platform.captures(-(-length // config.page_size))
 
 
 def launch(prepared: Prepared, progress: bool = True) -> Engine:
@@ -102,14 +113,18 @@ def launch(prepared: Prepared, progress: bool = True) -> Engine:
     config, plan = prepared.config, prepared.plan
     for reason in prepared.reasons:
         logger.info("%s", reason)
+    if prepared.doubts:
+        logger.warning("%s", prepared.doubts)
     logger.info("memory: %s", plan)
     logger.info("ops: %s", _op_table(prepared))
     buckets = prepared.buckets
     if buckets:
         logger.info("buckets: %s", describe(buckets))
     folder = None if config.load_format == "dummy" else prepared.folder
-    prepared.ranks.each(lambda w: w.load(folder, plan.num_pages, buckets, progress and w.place.rank == 0))
-    runner = Runner(prepared.ranks, _sampler(prepared), config.page_size, buckets)
+    ahead = _captures(config, prepared.platform, plan.max_model_len) if config.capture_ahead else ()
+    prepared.ranks.each(lambda w: w.load(folder, plan.num_pages, buckets, progress and w.place.rank == 0, ahead))
+    overlap = prepared.capabilities.overlap
+    runner = Runner(prepared.ranks, _sampler(prepared), config.page_size, buckets, overlap)
     runner.warm_up(progress)
     limits = Limits(
         max_num_seqs=config.max_num_seqs,
@@ -120,7 +135,7 @@ def launch(prepared: Prepared, progress: bool = True) -> Engine:
         by_priority=config.scheduling_policy == "priority",
     )
     pool = PagePool(plan.num_pages, config.enable_prefix_caching)
-    return Engine(Scheduler(limits, pool), runner, prepared.capabilities.overlap)
+    return Engine(Scheduler(limits, pool), runner, overlap)
 
 
 def _sampler(prepared: Prepared) -> Sampler:
@@ -135,6 +150,18 @@ def _sampler(prepared: Prepared) -> Sampler:
     made = [each(prepared.vocab_size, device) for each in classes]
     sizes = logprob_sizes(prepared.vocab_size, config.max_logprobs) if facts.static_shapes else ()
     return Sampler(ops, device, prepared.vocab_size, made, config.logprobs_mode, sizes)
+
+
+def _features(config: EngineConfig, hf_config: Any, shape: Shape) -> list[str]:
+    """What will run, as the conformance kit names it."""
+    asked = {
+        "family": hf_config.model_type,
+        "dtype": _name(shape.dtype),
+        "scheme": shape.scheme.name if shape.scheme else None,
+        "kv": _name(shape.kv_dtype) if shape.kv_dtype else None,
+        "parallel": config.tensor_parallel_size if config.tensor_parallel_size > 1 else None,
+    }
+    return [f"{group}/{name}" for group, name in asked.items() if name is not None]
 
 
 def _dtype(config: EngineConfig, hf_config: Any, facts: Capabilities, reasons: list[str]) -> torch.dtype:
@@ -211,11 +238,15 @@ def _plan(config: EngineConfig, hf_config: Any, shape: Shape, ranks: Ranks) -> M
     tokens = config.max_num_batched_tokens
     if not config.enable_chunked_prefill:  # a whole prompt must find room
         tokens = max(tokens, shape.max_model_len)
-    activations = tokens * hidden * 12 * 4  # a dozen float32 rows of the hidden size live at once
+    row = hidden * 12 * 4  # a dozen float32 rows of the hidden size live at once
     logits = _logit_rows(config) * vocab * 4 * 3  # raw, processed, and a sort
 
     def plan(worker: Worker) -> MemoryPlan:
-        sizes = Sizes(worker.weight_bytes, worker.page_bytes, activations + logits, shape.max_model_len)
+        captured = max((each.tokens for each in _captures(config, worker.platform, shape.max_model_len)), default=0)
+        captured *= row + vocab * 4  # memory of their own, as large as the largest wants
+        captured += worker.platform.captured_bytes(worker.model, -(-shape.max_model_len // config.page_size))
+        workspace = tokens * row + logits
+        sizes = Sizes(worker.weight_bytes, worker.page_bytes, workspace, shape.max_model_len, captured)
         return plan_memory(config, sizes, worker.memory())
 
     return min(ranks.each(plan), key=lambda each: (each.num_pages, each.max_model_len))

@@ -24,10 +24,10 @@ class GatedMLP(Layer):
         split = even(width, build.size)
         self.gate_up = columns(build, hidden, {"gate_proj": split, "up_proj": split}, bias, stored)
         self.down = rows(build, split, ("down_proj", hidden), bias)
-        self._kind = known(kind)
+        self.kind = known(kind)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.ops.gated(self.gate_up(x), self._kind))
+        return self.down(self.ops.gated(self.gate_up(x), self.kind))
 
 
 class MLP(Layer):
@@ -40,7 +40,7 @@ class MLP(Layer):
         split = even(width, build.size)
         self.up = columns(build, hidden, {names[0]: split}, True, stored)
         self.down = rows(build, split, (names[1], hidden), True, stored)
-        self._kind = known(kind)
+        self.kind = known(kind)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.ops.activate(self.up(x), self._kind))
+        return self.down(self.ops.activate(self.up(x), self.kind))

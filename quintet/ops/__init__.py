@@ -12,6 +12,7 @@ from quintet.ops import (
     random,
     rotary,
     sampling,
+    tokens,
 )
 from quintet.ops.registry import Choice, Op, Ops, bind
 
@@ -31,4 +32,5 @@ __all__ = [
     "random",
     "rotary",
     "sampling",
+    "tokens",
 ]

@@ -8,6 +8,7 @@ from quintet.platforms.interface import Attention
 from quintet.types import AttentionSpec, Batch, HostBatch, KVLayout
 
 SCALE_BYTES = 4  # a float32 behind the numbers of an int8 row
+CACHED = (torch.int8, torch.float8_e4m3fn)  # what every provider of ours stores besides the type of the layer
 
 
 def row_width(head_dim: int, dtype: torch.dtype) -> int:
@@ -93,6 +94,8 @@ class PagedAttention(Attention):
     """write_kv, then paged_attention, on pages of [2, Hkv, page_size, row_width]; nothing to plan."""
 
     def __init__(self, spec: AttentionSpec, ops: Ops) -> None:
+        if spec.cached not in (spec.dtype, *CACHED):
+            raise ValueError(f"a cache is of the layer's type, or {' or '.join(map(str, CACHED))}; not {spec.cached}")
         self.layout = KVLayout(spec.cached, spec.page_size, page_shape(spec))
         self._spec, self._write, self._attend = spec, ops.write_kv, ops.paged_attention
 

@@ -3,13 +3,14 @@
 import importlib
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 
 from quintet.names import unknown
-from quintet.platforms.interface import Capabilities, Platform, Unavailable
+from quintet.platforms.interface import CONTRACT_VERSION, Capabilities, Platform, Unavailable, WrongContract
 
 GROUP = "quintet.platforms"
+OURS = "built in"  # where a platform is from that no other distribution brings
 BUILT_IN = ("cuda", "rocm", "xpu", "tpu", "cpu", "null")  # in the order that "auto" tries them
 
 
@@ -18,9 +19,10 @@ class Found:
     """A platform that is known here by name, usable or not."""
 
     name: str
-    source: str  # "built in", or the distribution that brings it
+    source: str  # OURS, or the distribution that brings it
     result: Capabilities | Unavailable
     platform: type[Platform] | None = None  # None: its package could not be imported
+    version: str = ""  # of that distribution
 
     @property
     def available(self) -> bool:
@@ -39,6 +41,11 @@ class Chosen:
     platform: type[Platform]
     capabilities: Capabilities
     reason: str
+    source: str = OURS  # or the distribution that brings it
+    version: str = ""  # of that distribution
+
+
+_UNPROBED = Unavailable("not probed")
 
 
 class UnavailableError(ValueError):
@@ -79,36 +86,43 @@ def _best(found: Sequence[Found]) -> Chosen:
 def _require(found: Found, reason: str) -> Chosen:
     if found.platform is None or isinstance(found.result, Unavailable):
         raise UnavailableError(f"device {found.name!r} is not available: {found.result}")
-    return Chosen(found.platform, found.result, reason)
+    return Chosen(found.platform, found.result, reason, found.source, found.version)
 
 
 def _built_in(name: str) -> Found:
     module = f"{__name__}.{name}"
     if importlib.util.find_spec(module) is None:
-        return Found(
-            name, "built in", Unavailable("this version of quintet does not have it yet", "use another device")
-        )
+        return Found(name, OURS, Unavailable("this version of quintet does not have it yet", "use another device"))
     try:
         platform = importlib.import_module(module).PLATFORM
     except Exception as error:  # one that cannot be imported must not take the others down either
-        return Found(name, "built in", Unavailable(f"{type(error).__name__}: {error}", f"install quintet[{name}]"))
-    return _probe(name, "built in", platform)
+        return Found(name, OURS, Unavailable(f"{type(error).__name__}: {error}", f"install quintet[{name}]"))
+    return _probe(Found(name, OURS, _UNPROBED, platform))
 
 
 def _plugin(point: "importlib.metadata.EntryPoint") -> Found:
-    source = point.dist.name if point.dist else point.value
+    source, version = (point.dist.name, point.dist.version) if point.dist else (point.value, "")
+    found = Found(point.name, source, _UNPROBED, version=version)
     try:
         platform = point.load()
         if not (isinstance(platform, type) and issubclass(platform, Platform)):
             raise TypeError(f"{point.value} is not a subclass of quintet.platforms.interface.Platform")
+        if not hasattr(platform, "contract"):
+            raise WrongContract(platform.__name__, None)
+    except WrongContract as error:
+        remedy = f"{error.remedy(source)}; docs/contract-changes.md says what changed"
+        return replace(found, result=Unavailable(f"{source} {version}: {error}", remedy))
     except Exception as error:  # a vendor's package must not take the others down; its reason is shown
-        return Found(point.name, source, Unavailable(f"{type(error).__name__}: {error}", f"mend or remove {source}"))
-    return _probe(point.name, source, platform)
+        remedy = f"mend or remove {source} {version}; this quintet has contract {CONTRACT_VERSION}"
+        return replace(found, result=Unavailable(f"{type(error).__name__}: {error}", remedy))
+    return _probe(replace(found, platform=platform))
 
 
-def _probe(name: str, source: str, platform: type[Platform]) -> Found:
+def _probe(found: Found) -> Found:
+    assert found.platform is not None, "only a class can be probed"
     try:
-        result = platform.probe()
+        result = found.platform.probe()
     except Exception as error:
-        result = Unavailable(f"its probe failed, {type(error).__name__}: {error}", f"report this to {source}")
-    return Found(name, source, result, platform)
+        whom = "quintet" if found.source == OURS else found.source
+        result = Unavailable(f"its probe failed, {type(error).__name__}: {error}", f"report this to {whom}")
+    return replace(found, result=result)

@@ -16,7 +16,10 @@ from quintet.types import AttentionSpec, Batch, Bucket, HostBatch, KVLayout, Mem
 
 CONTRACT_VERSION = 1  # raised when a platform that was written for the one before could break; docs/contract-changes.md
 KV = tuple[Tensor, ...]  # one tensor per cached layer, [pages, *layout.page_shape]
-# -> (logits [L, V], which hold until the next step, and kv); callers keep the KV that it returns
+ASIDE, DROPPED = 1, 2  # levels of sleep
+# -> (logits [L, V], which hold until the next step, and kv); callers keep the KV that it returns. A step may have an
+# attribute `compilations`, a function that counts the programs compiled so far, those of ops too: what proves that an
+# engine which has warmed up compiles nothing more
 Step = Callable[[KV, Batch], tuple[Tensor, KV]]
 
 
@@ -40,9 +43,14 @@ class Capabilities:
     fp8: torch.dtype | None = None  # e4m3fn, e4m3fnuz and e5m2 differ per chip: data, never a constant
     quant: frozenset[str] = frozenset()  # schemes that place() can pack
     static_shapes: bool = False  # the engine pads each step to a declared bucket
-    opaque: bool = False  # what the device holds can be computed with by ops alone, not by torch's own functions
+    # what the device holds can be computed with by ops alone, not by torch's own functions; nothing falls back to
+    # a reference between the steps there: such a platform serves the ops of sampling itself
+    opaque: bool = False
     spmd: bool = False  # one worker drives all devices: place() shards, the compiler adds the collectives
-    overlap: bool = False  # a step and to_host() return before they are done: the host works on meanwhile
+    # a step and to_host() return before they are done, and are done in the order of the calls: the next step is planned
+    # and started while one runs, and takes over tokens that it samples
+    overlap: bool = False
+    sleep: bool = False  # Device.sleep() gives memory back while nobody asks for anything
     batch_invariant: bool = False  # a request's results do not depend on what else is in the batch, bit for bit
     automatic: bool = True  # "auto" may choose it; False: it runs if asked for by name (an emulation, a test double)
     detail: str = ""  # the processor's name and what else a person may want to read
@@ -70,6 +78,18 @@ class Device(ABC):
     def to_host(self, x: Tensor) -> Callable[[], Tensor]:
         """Starts the copy of x to the host; calling the result waits for it and returns the tensor."""
 
+    def sleep(self, level: int) -> int:
+        """Gives memory back -> bytes. ASIDE: the cache is lost, weights go to the host; DROPPED: both are lost.
+
+        No step runs. The caller lets go of the cache, the compiled step and, if DROPPED, the weights afterwards: their
+        bytes are the caller's to count where the device has not taken them first.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot sleep: it gives no memory back while it is open")
+
+    def wake(self) -> None:
+        """Weights that were put aside, as they were; awake already, nothing. MemoryError: still asleep, try again."""
+        raise NotImplementedError(f"{type(self).__name__} never sleeps")
+
 
 class CacheLost(RuntimeError):
     """Raised by a step whose cache is gone, with whatever took it: the engine makes another and computes all again."""
@@ -82,7 +102,11 @@ class Attention(ABC):
 
     @abstractmethod
     def plan(self, batch: HostBatch) -> HostBatch:
-        """Per step, outside any graph: adds to batch.extra what the kernel wants to know beforehand."""
+        """Per step, outside any graph: adds to batch.extra what the kernel wants to know beforehand.
+
+        With Capabilities.overlap the step before may still run: what it reads must stay as it is. Tokens that it
+        samples are -1 in batch.token_ids.
+        """
 
     @abstractmethod
     def __call__(
@@ -207,6 +231,15 @@ class Platform(ABC):
     def compile(self, model: nn.Module, buckets: Iterable[Bucket]) -> Step:
         """The step: captured per bucket, traced, or eager. `buckets` is empty where shapes are free; going through it
         shows the progress to the user."""
+
+    def captures(self, pages: int) -> Sequence[Bucket]:
+        """Where shapes are free: decode steps that are captured when they first come, of requests with up to so many
+        pages. With `capture_ahead` the engine runs one of each before it serves, in this order."""
+        return ()
+
+    def captured_bytes(self, model: nn.Module, pages: int) -> int:
+        """What those captures take on one device, beside the workspace of the largest: the memory plan counts it."""
+        return 0
 
 
 def _check_member(cls: type, attribute: str, value: Any) -> None:

@@ -34,6 +34,10 @@ class EngineDead(RuntimeError):
     """The engine has ended, or gives no sign of life; the message says what is known."""
 
 
+class Refused(RuntimeError):
+    """The engine did not do what it was told, and is as it was; the message says why."""
+
+
 class Backend(Protocol):
     """An engine, seen from an event loop. All but trouble() wait for a time when that gives None."""
 
@@ -68,6 +72,14 @@ class Backend(Protocol):
 
     async def reset_prefix_cache(self) -> None:
         """Forgets all cached beginnings."""
+        ...
+
+    async def sleep(self, level: int) -> None:
+        """As Engine.sleep; stats() then has the level as "asleep", in every process. Refused says why not."""
+        ...
+
+    async def wake_up(self) -> None:
+        """As Engine.wake_up; Refused says why it still sleeps."""
         ...
 
     def stats(self) -> Mapping[str, float]:

@@ -39,7 +39,7 @@ def _by_field(found: dict[str, Any], path: str) -> dict[str, Any]:
     given: dict[str, Any] = {}
     for key, value in found.items():
         plain = key.lstrip("-").replace("-", "_")
-        if plain in LACKING:
+        if plain in LACKING and plain not in names:
             raise ValueError(f"{path}: there is no {key}: {LACKING[plain]}")
         refuse_unknown(f"setting in {path}", [plain], names)
         if names[plain] in given:

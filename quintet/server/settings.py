@@ -52,6 +52,10 @@ class ServerConfig:
     trust_request_chat_template: bool = option(
         False, truth, "let a request bring a chat template of its own (it runs sandboxed)", group="server"
     )
+    enable_sleep_mode: bool = option(
+        False, truth, "serve /sleep, /wake_up and /is_sleeping, which give the device's memory back and take it again",
+        group="server",
+    )  # fmt: skip
     playground: bool = option(True, truth, "serve the page at /", group="server")
 
     api_key: tuple[str, ...] = option(

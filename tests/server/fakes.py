@@ -13,7 +13,7 @@ from quintet.engine.request import Request
 from quintet.engine.tokenizer import Tokenizer, load_tokenizer
 from quintet.outputs import TokenDelta, TokenLogprobs
 from quintet.sampling_params import SamplingParams
-from quintet.server.backend import Deliver, EngineDead, Served
+from quintet.server.backend import Deliver, EngineDead, Refused, Served
 
 BUNDLED = Path(__file__).parents[2] / "quintet" / "bundled"
 MODEL = "fake/model"
@@ -55,6 +55,8 @@ class FakeBackend:
     submitted: list[Submitted] = field(default_factory=list)
     running: dict[str, "asyncio.Task[None]"] = field(default_factory=dict)
     resets: int = 0
+    asleep: int = 0
+    refuses: str = ""  # why it does not sleep, or wake
     max_model_len: int = 512
 
     def __post_init__(self) -> None:
@@ -152,8 +154,16 @@ class FakeBackend:
     async def reset_prefix_cache(self) -> None:
         self.resets += 1
 
+    async def sleep(self, level: int) -> None:
+        if self.refuses:
+            raise Refused(self.refuses)
+        self.asleep = level
+
+    async def wake_up(self) -> None:
+        await self.sleep(0)
+
     def stats(self) -> Mapping[str, float]:
-        return {"num_running": float(len(self.running))}
+        return {"num_running": float(len(self.running)), "asleep": self.asleep}
 
     def with_defaults(self, **defaults: object) -> "FakeBackend":
         """As if the model's generation config said this."""

@@ -29,7 +29,7 @@ def test_a_config_file_gives_flags_and_flags_come_before_it(tmp_path: Path) -> N
     file = tmp_path / "serve.yaml"
     file.write_text(
         "device: 'null'\nload-format: dummy\nmax_model_len: 256\n"
-        "served-model-name: [first, second]\napi-key: [secret]\n"
+        "served-model-name: [first, second]\napi-key: [secret]\nenable-sleep-mode: true\n"
     )
     with Server("--config", str(file), "--max-model-len", "128") as server:
         headers = {"Authorization": "Bearer secret"}
@@ -37,6 +37,7 @@ def test_a_config_file_gives_flags_and_flags_come_before_it(tmp_path: Path) -> N
         assert [each["id"] for each in models] == ["first", "second"]
         assert {each["max_model_len"] for each in models} == {128}
         assert httpx.get(server.url + "/v1/models").status_code == 401
+        assert httpx.get(server.url + "/is_sleeping", headers=headers).json() == {"is_sleeping": False}
 
 
 @pytest.mark.parametrize(

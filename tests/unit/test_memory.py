@@ -1,5 +1,6 @@
 """The memory plan: what fits, and what is said when it does not."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +21,13 @@ def plan(sizes: Sizes = SIZES, memory: Memory = HOST, **settings: Any) -> Any:
 def test_the_cache_gets_what_weights_and_activations_leave() -> None:
     made = plan(gpu_memory_utilization=0.4, max_num_seqs=256)  # 1600 MiB in all
     assert made.num_pages == 900 and made.max_model_len == 1600
+
+
+def test_captured_steps_have_their_place_and_are_told() -> None:
+    made = plan(replace(SIZES, captured=100 * MIB), gpu_memory_utilization=0.4, max_num_seqs=256)
+    assert made.num_pages == 800 and "captured steps 0.10 GiB" in str(made) and "captured" not in str(plan())
+    with pytest.raises(ValueError, match=r"0\.59 GiB of 0\.78 GiB hold weights and 0\.20 GiB activations"):
+        plan(replace(SIZES, captured=100 * MIB), gpu_memory_utilization=0.2)
 
 
 def test_the_budget_is_never_more_than_what_is_free() -> None:

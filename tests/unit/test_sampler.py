@@ -162,6 +162,19 @@ def test_a_greedy_batch_is_one_argmax_and_uploads_nothing():
     assert uploads == [] and calls[-1] is logits
 
 
+def test_it_looks_back_where_a_row_is_drawn_by_what_it_said():
+    kinds = [{"temperature": 1.0, "min_tokens": 3, "logit_bias": {1: 2.0}}, {"bad_words_ids": ((5,), ())}]
+    kinds += [{"frequency_penalty": 0.1}, {"presence_penalty": 0.1}, {"repetition_penalty": 1.1}]
+    kinds += [{"bad_words_ids": ((5,), (6, 7))}]
+    sample, found = sampler(), []
+    for kind in kinds:
+        step(sample, [request("1", [1]), request("2", [1], **kind)])
+        found.append(sample.looks_back)
+    assert found == [False, False, True, True, True, True]
+    step(sample, [request("1", [1])])
+    assert not sample.looks_back, "they have left"
+
+
 def penalized(logits: np.ndarray, prompt, output, repetition=1.0, frequency=0.0, presence=0.0) -> np.ndarray:
     """The penalties by their definitions, one token at a time."""
     logits = logits.copy()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from quintet.engine.pages import PagePool
-from quintet.engine.request import Request
+from quintet.engine.request import UNKNOWN, Request
 from quintet.engine.scheduler import Limits, Plan, Scheduler
 from quintet.sampling_params import SamplingParams
 
@@ -112,7 +112,7 @@ def test_a_prompt_that_would_stop_half_way_waits_until_all_of_it_fits() -> None:
 def test_an_interrupted_step_is_taken_back() -> None:
     s = scheduler()
     a, b = add(s, "a", [*range(12), 77], 0), add(s, "b", [*range(12), 88], 1)
-    s.take_back(s.schedule())
+    s.take_back([s.schedule()])
     s.check_integrity()
     assert s.pool.num_cached == s.pool.num_used == 0 and s.waiting == [a, b]
     assert run(s) == {"a": 13, "b": 1}
@@ -206,3 +206,84 @@ def test_integrity_notices_a_request_without_its_pages() -> None:
     a.page_ids = []
     with pytest.raises(AssertionError):
         s.check_integrity()
+
+
+def start(s: Scheduler) -> Plan:
+    """A step that is left running."""
+    plan = s.schedule()
+    s.advance(plan, ahead=True)
+    return plan
+
+
+def tell(request: Request, token: int = 1) -> None:
+    """The oldest step that runs has landed."""
+    request.token_ids[len(request.token_ids) - request.num_unknown] = token
+    request.num_unknown -= 1
+
+
+def test_a_step_is_planned_on_tokens_that_nobody_knows_yet() -> None:
+    s = scheduler(max_num_batched_tokens=8)
+    a, b = add(s, "a", range(3), 0), add(s, "b", range(100, 109), 1)
+    assert start(s).tokens == {a: 3, b: 5} and (a.token_ids[3:], b.num_unknown) == ([UNKNOWN], 0)
+    assert start(s).tokens == {a: 1, b: 4} and (a.num_unknown, b.num_unknown) == (2, 1)
+    tell(a, 7)
+    assert a.token_ids == [0, 1, 2, 7, UNKNOWN] and a.num_computed == 4
+    s.check_integrity()
+
+
+def test_nobody_is_planned_beyond_the_last_token_that_was_asked_for() -> None:
+    s = scheduler()
+    a = add(s, "a", range(3), 0)
+    a.max_tokens = 2
+    assert [bool(start(s)) for _ in range(3)] == [True, True, False]
+    assert (a.num_unknown, a.num_computed) == (1, 4)
+
+
+def test_a_page_that_an_unknown_token_fills_is_committed_once_it_is_known() -> None:
+    s = scheduler()
+    a = add(s, "a", range(3), 0)
+    start(s)
+    plan = start(s)  # the fourth token, which fills the page
+    assert plan.late == [a] and s.pool.num_cached == 0
+    tell(a, 9)
+    s.commit_late(plan)
+    assert s.pool.num_cached == 1 and plan.committed == {a: a.page_ids[:1]} and not plan.late
+    b = add(s, "b", [0, 1, 2, 9, 5], 1)
+    assert start(s).tokens == {a: 1, b: 1}
+
+
+def test_a_page_of_a_request_that_ended_is_not_committed_late() -> None:
+    s = scheduler()
+    a = add(s, "a", range(3), 0)
+    start(s)
+    plan = start(s)
+    tell(a)
+    s.remove(a)
+    del plan.tokens[a]
+    s.commit_late(plan)
+    s.check_integrity()
+    assert s.pool.num_cached == s.pool.num_used == 0
+
+
+def test_interrupted_steps_are_taken_back_together_and_what_they_sample_is_forgotten() -> None:
+    s = scheduler()
+    a = add(s, "a", range(7), 0)
+    plans = [start(s), start(s)]
+    b = add(s, "b", range(9), 1)
+    plans.append(s.schedule())
+    s.take_back(plans)
+    s.check_integrity()
+    assert (a.token_ids, a.num_unknown, a.num_computed) == (list(range(7)), 0, 0)
+    assert s.pool.num_cached == s.pool.num_used == 0 and s.waiting == [a, b]
+
+
+def test_room_is_what_the_next_step_may_need() -> None:
+    s = scheduler(pages=6, caching=False)  # five pages to use
+    a, b = add(s, "a", range(7), 0), add(s, "b", range(20, 28), 1)
+    assert s.has_room()
+    run(s)  # two pages each
+    assert s.has_room()  # a has a place left in its second page, b begins a third
+    run(s)
+    assert not s.has_room()  # a begins a third, too, and there is none
+    s.remove(b)
+    assert s.has_room() and a in s.running

@@ -60,6 +60,13 @@ class CPUDevice(Device):
     def to_host(self, x: Tensor) -> Callable[[], Tensor]:
         return lambda: x
 
+    def sleep(self, level: int) -> int:
+        """Nothing is its own: weights are on the host as they are, and what callers let go of is free at once."""
+        return 0
+
+    def wake(self) -> None:
+        """What was let go of is the caller's to make again."""
+
 
 class CPU(Platform):
     """Our own kernels where they are compiled, torch for the rest; eager. Batch invariant: each says how."""
@@ -77,6 +84,7 @@ class CPU(Platform):
             devices=1,
             dtypes=(torch.bfloat16, torch.float32, torch.float16),
             quant=frozenset(SCHEMES),
+            sleep=True,
             batch_invariant=True,
             detail=f"{describe()}; {threads()} threads, {host.machine()}",
         )

@@ -26,6 +26,7 @@ CACHED = (torch.float16, torch.bfloat16, torch.float8_e4m3fn)
 NEEDED = ("BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper")
 
 Empty = Callable[[Sequence[int], torch.dtype], Tensor]  # makes a tensor on the device
+Mark = Callable[[], Callable[[], None]]  # marks the end of what is queued; calling the result waits for it
 
 
 def load() -> Any:
@@ -79,7 +80,10 @@ class FlashInferAttention(Attention):
 class Planner:
     """What layers that are alike share: one plan per step, and FlashInfer's memory."""
 
-    def __init__(self, spec: AttentionSpec, module: Any, empty: Empty, sizes: Sequence[int]) -> None:
+    def __init__(
+        self, spec: AttentionSpec, module: Any, empty: Empty, sizes: Sequence[int], mark: Mark = lambda: _nothing
+    ) -> None:
+        self._mark, self._uploaded = mark, _nothing
         self._spec, self._module, self._empty, self._sizes = spec, module, empty, frozenset(sizes)
         self._most = max(sizes, default=0)
         self._workspace: Tensor | None = None
@@ -89,7 +93,11 @@ class Planner:
         self._active: Any = None
 
     def plan(self, batch: HostBatch) -> None:
-        """Queues the upload of the step's plan; every step, outside any graph."""
+        """Queues the upload of the step's plan; every step, outside any graph.
+
+        It goes through FlashInfer's own pinned memory, which the next plan must not touch before it has arrived.
+        """
+        self._uploaded()
         spec, requests = self._spec, len(batch.lengths)
         counts = -(-batch.lengths // spec.page_size)
         indptr = np.zeros(requests + 1, np.int32)
@@ -112,6 +120,7 @@ class Planner:
             self._active = self._prefill()
             starts = torch.from_numpy(batch.starts)
             self._active.plan(starts, torch.from_numpy(indptr), pages, last, *shape, causal=True, **how)
+        self._uploaded = self._mark()
 
     def run(self, q: Tensor, kv: Tensor) -> Tensor:
         assert self._active is not None, "plan() comes before the step"
@@ -144,6 +153,10 @@ class Planner:
         if self._prompts is None:
             self._prompts = self._module.BatchPrefillWithPagedKVCacheWrapper(self._space(), "HND")
         return self._prompts
+
+
+def _nothing() -> None:
+    """There is nothing to wait for."""
 
 
 def trial(spec: AttentionSpec, module: Any, empty: Empty) -> str | None:

@@ -1,6 +1,6 @@
 """NVIDIA GPUs as a platform. No step has run on one yet: it says so when it is chosen."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -49,9 +49,14 @@ class CUDA(GPU):
         def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
             return self._runtime.empty(shape, dtype, rank)
 
+        def mark() -> Callable[[], None]:
+            event = self._runtime.event()
+            event.record(self._runtime.current())
+            return event.synchronize
+
         self._runtime.use(rank)
         wrong = flashinfer.trial(spec, module, empty)
-        return wrong or flashinfer.Planner(spec, module, empty, self._sizes)
+        return wrong or flashinfer.Planner(spec, module, empty, self._sizes, mark)
 
     def _flashinfer(self) -> Any:
         """The module, or the reason why there is none."""

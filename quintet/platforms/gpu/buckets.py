@@ -30,6 +30,14 @@ def table_width(pages: int) -> int:
     return width
 
 
+def table_widths(pages: int) -> tuple[int, ...]:
+    """All that requests of up to so many pages bring."""
+    widths = [LEAST_PAGES]
+    while widths[-1] < pages:
+        widths.append(table_width(widths[-1] + 1))
+    return tuple(widths)
+
+
 def decodes(batch: HostBatch) -> bool:
     """Whether each request brings one token: none brings nothing, so the numbers say it."""
     return len(batch.token_ids) == len(batch.lengths) and len(batch.logit_rows) <= len(batch.lengths)

@@ -15,7 +15,9 @@ from quintet.types import KVLayout, Memory
 
 GIB = 2**30
 ALIGN = 64  # bytes between arrays of one upload: kernels are specialised for pointers that are multiples of 16
-RESERVE = 512 * 2**20  # bytes left to what no plan counts: libraries' workspaces, communicators, captured graphs
+RESERVE = (
+    512 * 2**20
+)  # bytes left to what no plan counts: libraries' workspaces, communicators, what captures take beyond the plan
 CHUNK = 64 * 2**20  # bytes of a weight that go through pinned memory at once; two are on their way
 TYPES = {np.dtype(np.int32): torch.int32, np.dtype(np.float32): torch.float32, np.dtype(np.uint8): torch.uint8}
 
@@ -87,10 +89,19 @@ class GPUDevice(Device):
 
         return wait
 
+    def sleep(self, level: int) -> int:
+        return self.tagged.sleep(level)
+
+    def wake(self) -> None:
+        self.tagged.wake()
+
     def upload(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """A tensor of the host's in that type, through two pieces of pinned memory; done when it returns."""
         self.runtime.use(self.index)
-        there = self.runtime.empty(x.shape, dtype, self.index)
+        try:
+            there = self.runtime.empty(x.shape, dtype, self.index)
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(self._no_weight(x.numel() * dtype.itemsize, error)) from None
         source, target = x.reshape(-1), there.view(-1)
         step = CHUNK // dtype.itemsize
         pieces = [self.runtime.pinned(min(CHUNK, target.numel() * dtype.itemsize)).view(dtype) for _ in range(2)]
@@ -112,6 +123,13 @@ class GPUDevice(Device):
     def _zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         whole = self.runtime.empty((math.prod(shape) * dtype.itemsize,), torch.uint8, self.index)
         return whole.zero_().view(dtype).view(*shape)
+
+    def _no_weight(self, need: int, error: Exception) -> str:
+        free = self.runtime.memory(self.index)[0]
+        return (
+            f"a weight needs {need / GIB:.2f} GiB, {free / GIB:.2f} GiB are free on device {self.index} ({error}); end "
+            "what else is on it, or choose a smaller model"
+        )
 
     def _no_room(self, pages: int, need: int, free: int) -> str:
         return (

@@ -10,14 +10,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from quintet.platforms.gpu.buckets import table_width
 from quintet.platforms.gpu.device import GPUDevice
 from quintet.platforms.interface import KV
-from quintet.types import Batch, HostBatch
+from quintet.types import Batch
 
 logger = logging.getLogger(__name__)
 
@@ -82,11 +81,14 @@ class Inputs:
 
 
 class Graphs:
-    """A step like the model. Its logits hold until its next call."""
+    """A step like the model. Its logits hold until its next call.
 
-    def __init__(self, model: Model, device: GPUDevice, sizes: Sequence[int]) -> None:
+    `ahead`: the caller runs a step of every size before it serves, and wants none of the graphs dropped.
+    """
+
+    def __init__(self, model: Model, device: GPUDevice, sizes: Sequence[int], ahead: bool = False) -> None:
         self._model, self._device, self._sizes = model, device, frozenset(sizes)
-        self._most = max(sizes, default=0)
+        self._most, self._ahead = max(sizes, default=0), ahead
         self._graphs: OrderedDict[Size, Captured] = OrderedDict()
         self._pool: Any = None  # shared: graphs run one after the other
         self._stream: Any = None
@@ -95,6 +97,7 @@ class Graphs:
         self._cache: tuple[int, ...] = ()  # addresses that graphs hold
         self.nbytes = 0  # that captures took
         self.refused: str | None = None  # why no more steps are captured
+        device.tagged.before_sleep(self.drop)
 
     def __call__(self, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
         size = self._size(batch)
@@ -113,17 +116,12 @@ class Graphs:
         assert self._logits is not None
         return self._logits[:rows], kv
 
-    def ahead(self, kv: KV, pages: int, plan: Callable[[HostBatch], HostBatch]) -> None:
-        """Captures every size now, for page tables of so many columns: the largest first, which shapes the pool."""
-        for tokens in sorted(self._sizes, reverse=True):
-            nothing, count = np.zeros(tokens, np.int32), np.arange(tokens + 1, dtype=np.int32)
-            table = np.zeros((tokens, pages), np.int32)
-            rows = count[:-1]
-            host = plan(HostBatch(nothing, nothing, nothing, rows, count, nothing + 1, table, rows))
-            arrays: list[Any] = [*host[:-1], *host.extra]
-            there = self._device.to_device(arrays)
-            fields = len(host) - 1
-            self(kv, Batch(*there[:fields], extra=there[fields:]))  # type: ignore[arg-type, misc]
+    def drop(self) -> int:
+        """Lets go of all graphs and of the memory that is theirs -> bytes."""
+        self._graphs.clear()
+        self._pool = self._stream = self._inputs = self._logits = None
+        freed, self.nbytes = self.nbytes, 0
+        return freed
 
     def _size(self, batch: Batch) -> Size | None:
         """None for a step that runs eagerly: not padded to one of the sizes."""
@@ -163,7 +161,7 @@ class Graphs:
         return logits
 
     def _capture(self, size: Size, kv: KV, own: Batch, logits: Tensor) -> None:
-        while len(self._graphs) >= KEPT:
+        while len(self._graphs) >= KEPT and not self._ahead:
             self._graphs.popitem(last=False)
         runtime, index = self._device.runtime, self._device.index
         if self._logits is None:
@@ -180,7 +178,8 @@ class Graphs:
         took = max(0, before - runtime.memory(index)[0])
         self.nbytes += took
         self._graphs[size] = Captured(graph, own.extra)
-        logger.info(
+        logger.log(
+            logging.DEBUG if self._ahead else logging.INFO,
             "captured a step of %d tokens, up to %d pages each, in %.2f s: %.1f MiB, %.1f MiB in all",
             size.tokens, size.width, time.perf_counter() - start, took / MIB, self.nbytes / MIB,
         )  # fmt: skip

@@ -1,20 +1,21 @@
 """What a device holds for one engine, by tag, so that it can be put aside (sleep) and brought back (wake)."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor, UntypedStorage
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from quintet.platforms.gpu.runtime import Runtime
+from quintet.platforms.host import host_memory
+from quintet.platforms.interface import ASIDE, DROPPED
 
 logger = logging.getLogger(__name__)
 
 GIB = 2**30
-ASIDE = 1  # level of sleep: weights to the host, the cache dropped
-DROPPED = 2  # weights too
 
 
 class Tagged:
@@ -28,11 +29,16 @@ class Tagged:
         self._runtime, self._index = runtime, index
         self._kept: dict[str, list[StorageWeakRef]] = {}  # memory, not tensors: a layer makes a parameter of each
         self._asleep: list[_Asleep] = []
+        self._others: list[WeakMethod[Callable[[], int]]] = []
         self.generation = 0
 
     def keep(self, tag: str, tensors: Iterable[Tensor]) -> None:
         """Counts their memory under the tag from now on."""
         self._kept.setdefault(tag, []).extend(StorageWeakRef(tensor.untyped_storage()) for tensor in tensors)
+
+    def before_sleep(self, drop: Callable[[], int]) -> None:
+        """Calls this method, as long as its object lives, to let go of what holds addresses -> the bytes it took."""
+        self._others = [other for other in self._others if other() is not None] + [WeakMethod(drop)]
 
     def nbytes(self, tag: str) -> int:
         """What the tag's tensors take; memory that two share counts once."""
@@ -43,12 +49,19 @@ class Tagged:
         return bool(self._asleep)
 
     def sleep(self, level: int) -> int:
-        """Gives memory back to the device -> bytes. What was in the cache is lost; weights too at level DROPPED."""
+        """Gives memory back to the device -> bytes. What was in the cache is lost; weights too at level DROPPED.
+
+        If it fails in between, wake() brings back what was put aside by then.
+        """
         if level not in (ASIDE, DROPPED):
             raise ValueError(f"level of sleep must be {ASIDE} (weights to the host) or {DROPPED} (dropped): {level}")
         if self._asleep:
             raise ValueError("the device is asleep; wake it first")
+        if level == ASIDE:
+            self._check_host()
         self._runtime.use(self._index)
+        freed = sum(drop() for other in self._others if (drop := other()) is not None)
+        self.generation += 1
         for tag in self._kept:
             for storage, reference in self._alive(tag):
                 kept = tag == "weights" and level == ASIDE
@@ -56,24 +69,47 @@ class Tagged:
                 self._asleep.append(_Asleep(reference, storage.nbytes(), aside))
                 storage.resize_(0)
         self._runtime.release()
-        self.generation += 1
-        freed = sum(each.nbytes for each in self._asleep)
-        logger.info("asleep at level %d: %.2f GiB given back", level, freed / GIB)
-        return freed
+        return freed + sum(each.nbytes for each in self._asleep)
 
     def wake(self) -> None:
-        """Memory again: weights that were put aside as they were, everything else zeros."""
+        """Memory again: weights that were put aside as they were, everything else zeros; nobody's is passed over.
+
+        MemoryError says what is missing, and all sleeps as before.
+        """
         self._runtime.use(self._index)
-        for each in self._asleep:
-            storage = _storage(each.reference)
-            if storage is None:
-                continue
-            storage.resize_(each.nbytes)
+        wanted = [(storage, each) for each in self._asleep if (storage := _storage(each.reference)) is not None]
+        need = sum(each.nbytes for _, each in wanted)
+        free = self._runtime.memory(self._index)[0] + self._runtime.idle(self._index)
+        if need > free:
+            raise MemoryError(self._no_room(need, free))
+        try:
+            for storage, each in wanted:
+                storage.resize_(each.nbytes)
+        except torch.OutOfMemoryError as error:
+            for storage, _ in wanted:
+                storage.resize_(0)
+            self._runtime.release()
+            raise MemoryError(f"{self._no_room(need, free)} ({error})") from None
+        for storage, each in wanted:
             if each.aside is None:
                 _whole(storage).zero_()
             else:
                 _whole(storage).copy_(each.aside)
         self._asleep = []
+
+    def _no_room(self, need: int, free: int) -> str:
+        return (
+            f"waking needs {need / GIB:.2f} GiB, {free / GIB:.2f} GiB are free on device {self._index}: somebody took "
+            "what was given back; end that, and wake again"
+        )
+
+    def _check_host(self) -> None:
+        need, free = self.nbytes("weights"), host_memory().free
+        if need > free:
+            raise MemoryError(
+                f"putting the weights aside needs {need / GIB:.2f} GiB of host memory, {free / GIB:.2f} GiB are free; "
+                f"sleep at level {DROPPED}, which reads them again"
+            )
 
     def _alive(self, tag: str) -> list[tuple[UntypedStorage, StorageWeakRef]]:
         """Each piece of memory once."""

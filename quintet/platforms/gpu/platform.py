@@ -3,7 +3,7 @@
 import logging
 import threading
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,11 +14,11 @@ from quintet.config import SCHEMES, EngineConfig
 from quintet.ops.attention import PagedAttention
 from quintet.platforms.gpu import packing, providers, small_sum
 from quintet.platforms.gpu.attention import GraphAttention, Planning
-from quintet.platforms.gpu.buckets import decode_sizes
+from quintet.platforms.gpu.buckets import decode_sizes, table_widths
 from quintet.platforms.gpu.comm import GroupCommunicator, Meeting, nccl
 from quintet.platforms.gpu.device import GPUDevice
 from quintet.platforms.gpu.facts import Facts
-from quintet.platforms.gpu.graphs import Graphs
+from quintet.platforms.gpu.graphs import KEPT, Graphs
 from quintet.platforms.gpu.runtime import Runtime
 from quintet.platforms.interface import (
     Alone,
@@ -35,6 +35,9 @@ from quintet.types import AttentionSpec, Bucket, Scheme, Weight
 logger = logging.getLogger(__name__)
 
 GIB = 2**30
+# What a captured step is thought to take, until a GPU has said: too little, and the last sizes to come run eagerly.
+NODE = 16 * 2**10  # bytes of the device for one kernel
+KERNELS = 1.5  # for each module that holds no other
 UNVERIFIED = "unverified: no step of this platform has run on a GPU yet; please report what you see"
 
 
@@ -77,6 +80,7 @@ class GPU(Platform):
             fp8=found.fp8,
             quant=frozenset(SCHEMES),
             overlap=True,
+            sleep=True,
             detail=f"{found.detail}; {UNVERIFIED.partition(';')[0]}",
         )
 
@@ -186,7 +190,9 @@ class GPU(Platform):
 
     def compile(self, model: nn.Module, buckets: Iterable[Bucket]) -> Step:
         device = self._devices[next(model.parameters()).device.index or 0]
-        run: Step = model if self._config.enforce_eager else Graphs(model, device, self._sizes)
+        run: Step = (
+            model if self._config.enforce_eager else Graphs(model, device, self._sizes, self._config.capture_ahead)
+        )
 
         @torch.inference_mode()
         def step(kv: Any, batch: Any) -> Any:
@@ -194,6 +200,22 @@ class GPU(Platform):
             return run(kv, batch)
 
         return step
+
+    def captures(self, pages: int) -> Sequence[Bucket]:
+        """The largest first: it shapes the pool that all share."""
+        widths = table_widths(pages)
+        return tuple(Bucket(size, size, size, width) for size in reversed(self._sizes) for width in widths)
+
+    def captured_bytes(self, model: nn.Module, pages: int) -> int:
+        captures = self.captures(pages)
+        if not captures:
+            return 0
+        count = len(captures) if self._config.capture_ahead else min(len(captures), KEPT)
+        kernels = KERNELS * sum(not any(True for _ in module.children()) for module in model.modules())
+        vocab: int = model.vocab_size  # type: ignore[assignment]  # every model has it; nn.Module hides the type
+        logits = 4 * self._sizes[-1] * vocab  # that all graphs write to
+        tables = sum(4 * self._sizes[-1] * width for width in table_widths(pages))
+        return int(count * kernels * NODE) + logits + tables
 
 
 def _own_attention(spec: AttentionSpec, ops: Any) -> Attention:

@@ -48,6 +48,13 @@ class NullDevice(Device):
     def to_host(self, x: Tensor) -> Callable[[], Tensor]:
         return lambda: x
 
+    def sleep(self, level: int) -> int:
+        freed, self._used = self._used, 0
+        return freed
+
+    def wake(self) -> None:
+        """It keeps no weights."""
+
 
 class Null(Platform):
     """The token after (token, position) is (31 token + 17 position + 7) mod vocabulary: no model runs."""
@@ -60,6 +67,7 @@ class Null(Platform):
         return Capabilities(
             devices=1,
             dtypes=(torch.float32, torch.bfloat16),
+            sleep=True,
             batch_invariant=True,
             automatic=False,
             detail="does no arithmetic",

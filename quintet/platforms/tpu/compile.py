@@ -1,8 +1,9 @@
 """The step as XLA executables: one per bucket, compiled ahead. Another shape is an error, never a recompilation."""
 
+import functools
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -85,7 +86,21 @@ def compile_step(program: Program, weights: dict[str, jax.Array], buckets: Itera
         logits, held[0] = executable(weights, kv, jax_view(batch))
         return torch_view(logits), held[0]
 
+    step.compilations = compilations()  # type: ignore[attr-defined]  # see Step
     return step
+
+
+@functools.cache
+def compilations() -> Callable[[], int]:
+    """Counts the programs that this process compiles, or finds compiled on disk, from the first call on."""
+    events: list[str] = []
+
+    def note(event: str, duration_secs: float, **_: str | int) -> None:
+        if "backend_compile" in event:
+            events.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    return lambda: len(events)
 
 
 def _donated(kv: KV) -> bool:

@@ -42,7 +42,7 @@ class TPU(Platform):
             *("linear_int8", "linear_int4", "linear_fp8", "linear_fp8_dynamic", "linear_w8a8"),
             *("route", "route_grouped", "grouped_linear", "experts"),
             *("greedy", "sample", "gumbel", "scale_logits", "filter_logits", "top_logprobs", "widen"),
-            *("penalize", "bias_tokens", "ban_tokens", "keep_tokens"),
+            *("penalize", "bias_tokens", "ban_tokens", "keep_tokens", "place_tokens"),
         ),
         ("jax",),
     )

@@ -14,7 +14,7 @@ from quintet.server.http.errors import ApiError
 from quintet.server.http.ids import HEADER
 from quintet.server.http.middleware import BodyLimit, Failures, HeadAsGet, Observed, failure
 from quintet.server.http.responses.routes import router as responses
-from quintet.server.http.routes import alive, chat, completions, models, page, tokens
+from quintet.server.http.routes import alive, chat, completions, models, page, sleep, tokens
 from quintet.server.http.service import Service
 from quintet.server.metrics import routes as metrics
 from quintet.server.metrics.counted import Counted
@@ -37,6 +37,8 @@ def make_app(service: Service) -> FastAPI:
 def _add_routes(app: FastAPI, settings: ServerConfig) -> None:
     for module in (alive, metrics, models, completions, chat, tokens):
         app.include_router(module.router)
+    if settings.enable_sleep_mode:
+        app.include_router(sleep.router)
     app.include_router(responses)
     app.include_router(anthropic)
     if settings.playground:

@@ -43,13 +43,24 @@ class Service:
 
     def trouble(self) -> str | None:
         """Why no request is taken on now, or None."""
-        return "the server is shutting down" if self.draining else self.backend.trouble()
+        if self.draining:
+            return "the server is shutting down"
+        why = self.backend.trouble()
+        if why is None and self.asleep:
+            return f"the engine is asleep (level {self.asleep}), and POST /wake_up wakes it"
+        return why
+
+    @property
+    def asleep(self) -> int:
+        """The level at which the engine sleeps; 0: it is awake."""
+        return int(self.backend.stats().get("asleep", 0))
 
     def check_ready(self) -> None:
         """Raises ApiError 503 if the engine cannot serve."""
         why = self.trouble()
         if why is not None:
-            raise ApiError(503, f"{why}; try again", code="not_ready", headers={"Retry-After": "5"})
+            code = "asleep" if self.asleep and not self.draining else "not_ready"
+            raise ApiError(503, f"{why}; try again", code=code, headers={"Retry-After": "5"})
 
     def check_model(self, name: str | None) -> None:
         """Raises ApiError 404 for a model that is not served; no name is the one there is."""

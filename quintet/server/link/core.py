@@ -123,10 +123,32 @@ class Core:
         elif isinstance(message, wire.Leave):
             self._end([each for each, owner in self._owners.items() if owner == message.worker])
         else:
-            self._engine.reset_prefix_cache()
-            self._outboxes[message.worker].send(wire.encode(wire.Answer(message.number)))
+            self._outboxes[message.worker].send(wire.encode(self._do(message)))
+
+    def _do(self, order: wire.Order) -> wire.Answer:
+        """What the user can mend is an answer. Everybody hears of sleep before who ordered it hears that it is done."""
+        try:
+            if isinstance(order, wire.Sleep):
+                self._engine.sleep(order.level)
+            elif isinstance(order, wire.WakeUp):
+                self._engine.wake_up()
+            else:
+                self._engine.reset_prefix_cache()
+                return wire.Answer(order.number)
+        except (ValueError, NotImplementedError, OSError, MemoryError) as error:
+            logger.warning("refused: %s", error)
+            return wire.Answer(order.number, str(error) or type(error).__name__)
+        frame = wire.encode(self._pulse.message())
+        for outbox in self._outboxes:
+            outbox.send(frame)
+        return wire.Answer(order.number)
 
     def _submit(self, message: wire.Submit) -> None:
+        if self._engine.asleep:  # it was sent before its process had heard of it
+            for each in message.requests:
+                delta = TokenDelta(each.request_id, [], finish_reason="error", error="the engine is asleep")
+                self._outboxes[message.worker].send(wire.encode(wire.Deltas([delta])))
+            return
         for admitted in message.requests:
             self._engine.add(admitted.request())
             self._owners[admitted.request_id] = message.worker
@@ -163,12 +185,12 @@ class Pulse(threading.Thread):
     def run(self) -> None:
         outboxes = [_push(self._context, wire.worker_address(self._folder, worker)) for worker in self.workers]
         while True:
-            frame = wire.encode(self._message())
+            frame = wire.encode(self.message())
             for outbox in outboxes:
                 outbox.send(frame)
             time.sleep(wire.BEAT)
 
-    def _message(self) -> wire.Pulse:
+    def message(self) -> wire.Pulse:
         began, engine = self.step_began, self.engine
         stats = {} if engine is None else asdict(engine.stats())
         return wire.Pulse(stats, time.monotonic() - began if began else 0.0)

@@ -16,7 +16,7 @@ from quintet.engine.output import OutputProcessor, Processed
 from quintet.engine.prompts import Prompt
 from quintet.engine.tokenizer import Tokenizer, load_tokenizer
 from quintet.sampling_params import SamplingParams
-from quintet.server.backend import Deliver, EngineDead, Served
+from quintet.server.backend import Deliver, EngineDead, Refused, Served
 from quintet.server.link import wire
 from quintet.server.metrics.peers import Peers
 
@@ -43,7 +43,7 @@ class Remote:
         self._admission: Admission | None = None
         self._processor = OutputProcessor(None)
         self._deliver: dict[str, Deliver] = {}
-        self._answers: dict[int, asyncio.Future[None]] = {}
+        self._answers: dict[int, asyncio.Future[str]] = {}
         self._numbers = itertools.count()
         self._last_pulse = wire.Pulse({}, 0.0)
         self._heard = time.monotonic()
@@ -72,29 +72,19 @@ class Remote:
     def tokenizer(self) -> Tokenizer | None:
         return self._tokenizer
 
-    @property
-    def silence(self) -> float:
-        """Seconds since the last sign of life."""
-        return time.monotonic() - self._heard
-
-    @property
-    def stepping(self) -> float:
-        """Seconds that the engine's step had taken at its last sign of life."""
-        return self._last_pulse.stepping
-
-    @property
-    def hung(self) -> str | None:
-        """Why the engine counts as hung, or None."""
-        if self.silence > SILENCE:
-            return f"the engine has given no sign of life for {self.silence:.0f} s"
-        if self.stepping > self._step_timeout:
-            return f"the engine has been in one step for {self.stepping:.0f} s"
+    def hung(self, silence: float = SILENCE) -> str | None:
+        """Why the engine counts as hung: so many seconds without a sign of life, or a step that takes too long."""
+        quiet, stepping = time.monotonic() - self._heard, self._last_pulse.stepping
+        if quiet > silence:
+            return f"the engine has given no sign of life for {quiet:.0f} s"
+        if stepping > self._step_timeout:
+            return f"the engine has been in one step for {stepping:.0f} s"
         return None
 
     def trouble(self) -> str | None:
         if self._dead is not None:
             return self._dead
-        return self.hung or (None if self._admission is not None else "the engine is loading the model")
+        return self.hung() or (None if self._admission is not None else "the engine is loading the model")
 
     def default_params(self) -> SamplingParams:
         return self._ready().default_params()
@@ -115,14 +105,25 @@ class Remote:
         self._take(self._processor.abort(request_id))
 
     async def reset_prefix_cache(self) -> None:
+        await self._order(wire.ResetPrefixCache(self._worker, next(self._numbers)))
+
+    async def sleep(self, level: int) -> None:
+        await self._order(wire.Sleep(self._worker, next(self._numbers), level))
+
+    async def wake_up(self) -> None:
+        await self._order(wire.WakeUp(self._worker, next(self._numbers)))
+
+    async def _order(self, order: wire.Order) -> None:
+        """Returns when it is done; Refused says why it is not."""
         self._ready()
-        number = next(self._numbers)
-        self._answers[number] = asyncio.get_running_loop().create_future()
-        self._send(wire.ResetPrefixCache(self._worker, number))
+        self._answers[order.number] = asyncio.get_running_loop().create_future()
+        self._send(order)
         try:
-            await self._answers[number]
+            refused = await self._answers[order.number]
         finally:
-            del self._answers[number]
+            del self._answers[order.number]
+        if refused:
+            raise Refused(refused)
 
     def fail(self, why: str) -> None:
         """The engine has ended: so does every request, and none is taken on."""
@@ -160,7 +161,7 @@ class Remote:
                 self._last_pulse = wire.Pulse(message.stats, 0.0)
                 await self._meet(message.served)
             elif message.number in self._answers and not self._answers[message.number].done():
-                self._answers[message.number].set_result(None)
+                self._answers[message.number].set_result(message.refused)
 
     async def _meet(self, served: Served) -> None:
         """The model is loaded; what is needed to speak its language is made here."""

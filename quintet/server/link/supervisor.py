@@ -80,8 +80,9 @@ class Supervisor:
             if not ready and remote.trouble() is None:
                 ready = True
                 logger.info("ready: %s at %s", ", ".join(self._api.service.model_names), self._where())
-            if remote.silence > self._settings.engine_timeout or remote.stepping > self._settings.step_timeout:
-                self._fail(f"{remote.hung}; it was ended")
+            hung = remote.hung(self._settings.engine_timeout)
+            if hung is not None:
+                self._fail(f"{hung}; it was ended")
                 self._engine.kill()
                 return
 

@@ -95,10 +95,22 @@ class Leave(msgspec.Struct, tag=True, array_like=True):
 
 class ResetPrefixCache(msgspec.Struct, tag=True, array_like=True):
     worker: int
-    number: int  # of the question
+    number: int  # of the order
 
 
-ToEngine = Join | Submit | Abort | Leave | ResetPrefixCache
+class Sleep(msgspec.Struct, tag=True, array_like=True):
+    worker: int
+    number: int
+    level: int
+
+
+class WakeUp(msgspec.Struct, tag=True, array_like=True):
+    worker: int
+    number: int
+
+
+Order = ResetPrefixCache | Sleep | WakeUp
+ToEngine = Join | Submit | Abort | Leave | Order
 
 
 # From the engine.
@@ -125,9 +137,10 @@ class Pulse(msgspec.Struct, tag=True, array_like=True):
 
 
 class Answer(msgspec.Struct, tag=True, array_like=True):
-    """To a numbered question: it is done."""
+    """To a numbered order: it is done, or why not."""
 
     number: int
+    refused: str = ""
 
 
 FromEngine = Hello | Deltas | Pulse | Answer

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from quintet.config import EngineConfig
@@ -72,7 +72,7 @@ class FakeRuntime:
         self.fails: Exception | None = None  # what the next capture raises
         self.capturing = False
         self._current: Stream | None = None
-        self._storages: list[tuple[StorageWeakRef, int]] = []
+        self._storages: list[StorageWeakRef] = []
 
     def forbidden_while_capturing(self, what: str) -> None:
         if self.capturing:
@@ -85,8 +85,9 @@ class FakeRuntime:
         return self.limit - self.used(), self.limit
 
     def used(self) -> int:
-        self._storages = [each for each in self._storages if not each[0].expired()]
-        return sum(nbytes for _, nbytes in self._storages)
+        self._storages = [each for each in self._storages if not each.expired()]
+        alive = (UntypedStorage._new_with_weak_ptr(each.cdata) for each in self._storages)
+        return sum(storage.nbytes() for storage in alive if storage is not None)
 
     def idle(self, index: int) -> int:
         return 0
@@ -102,7 +103,7 @@ class FakeRuntime:
         nbytes = x.untyped_storage().nbytes()
         if nbytes + self.used() > self.limit:
             raise torch.OutOfMemoryError("out of memory")
-        self._storages.append((StorageWeakRef(x.untyped_storage()), nbytes))
+        self._storages.append(StorageWeakRef(x.untyped_storage()))
         return x.view(torch.uint8).fill_(0x7F).view(dtype) if nbytes and x.dim() else x  # nobody may count on zeros
 
     def pinned(self, nbytes: int) -> Tensor:

@@ -1,6 +1,7 @@
 """Captured steps on the fake device: the results of eager ones, once per call, and nothing captured that cannot be."""
 
 import random
+import weakref
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,10 @@ from torch import Tensor
 from quintet.conformance.direct import random_prompts
 from quintet.conformance.tiny import FAMILIES, variant
 from quintet.platforms.gpu import graphs
-from quintet.platforms.gpu.buckets import decode_sizes, padded, table_width
+from quintet.platforms.gpu.buckets import decode_sizes, padded, table_width, table_widths
 from quintet.platforms.gpu.device import GPUDevice
 from quintet.platforms.gpu.graphs import Graphs
-from quintet.types import Batch, HostBatch
+from quintet.types import Batch, Bucket, HostBatch
 from tests.helpers.run_model import Runner
 from tests.platforms.gpu.fake_torch import FakeRuntime, fake_platform, runtime
 
@@ -87,6 +88,7 @@ def test_sizes_grow_with_what_they_waste() -> None:
     assert all(b <= 1.25 * a for a, b in zip(sizes, sizes[1:], strict=False) if a >= 32)
     assert decode_sizes(5) == (1, 2, 4, 5) and decode_sizes(1) == (1,) and decode_sizes(10_000)[-1] == 512
     assert [table_width(pages) for pages in (1, 64, 65, 256, 257)] == [64, 64, 256, 256, 1024]
+    assert [table_widths(pages) for pages in (1, 64, 65, 1024)] == [(64,), (64,), (64, 256), (64, 256, 1024)]
 
 
 def test_padding_is_requests_like_any_others_on_nobodys_page() -> None:
@@ -208,13 +210,27 @@ def test_graphs_that_were_not_used_for_longest_go_first(
     assert (model.fake.captures, model.fake.replays) == (4, 2)
 
 
-def test_all_can_be_captured_ahead(step: Graphs, model: Model, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO"):
-        step.ahead(KV, 20, lambda batch: batch._replace(extra=(np.zeros((0, 1), np.int32),)))
-    assert model.fake.captures == len(SIZES) and model.ran == [8, 4, 2, 1]
+def test_captured_ahead_none_is_dropped_for_others(
+    model: Model, fake: FakeRuntime, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(graphs, "KEPT", 2)
+    step = Graphs(model, GPUDevice(fake, 0), SIZES, ahead=True)
+    with caplog.at_level("DEBUG"):
+        for count in SIZES:
+            step(KV, on_device(HostBatch.decoding(Bucket(count, count, count, 20))))
     assert [f"captured a step of {tokens} tokens, up to 64 pages" in caplog.text for tokens in SIZES] == [True] * 4
-    check(step, model, host(3)._replace(extra=(np.zeros((0, 1), np.int32),)))
-    assert model.fake.captures == len(SIZES)
+    for count in (3, 8, 1, 2):
+        check(step, model, host(count))
+    assert (model.fake.captures, model.fake.replays) == (4, 4)
+
+
+def test_what_is_captured_is_let_go_before_a_sleep(step: Graphs, model: Model) -> None:
+    check(step, model, host(2))
+    made, step.nbytes = weakref.ref(next(iter(step._graphs.values())).graph), 1000
+    assert step._device.sleep(1) == 1000 and made() is None and step.nbytes == 0
+    step._device.wake()
+    check(step, model, host(2))
+    assert (model.fake.captures, model.fake.replays) == (2, 0)
 
 
 def test_one_pool_serves_all_and_captures_are_counted(step: Graphs, model: Model) -> None:

@@ -428,6 +428,23 @@ def test_every_rank_plans_for_itself() -> None:
     assert made[0]._planner is made[1]._planner is not made[2]._planner
 
 
+def test_a_plan_waits_until_the_one_before_it_has_left_pinned_memory() -> None:
+    """FlashInfer's uploads share its pinned memory, and the host plans ahead of the device."""
+    done: list[str] = []
+
+    def mark() -> Callable[[], None]:
+        done.append("uploads")
+        return lambda: done.append("arrived")
+
+    module, of = fake_flashinfer(), spec(8, 2, 64, dtype=torch.bfloat16)
+    for wrapper in (module.BatchDecodeWithPagedKVCacheWrapper, module.BatchPrefillWithPagedKVCacheWrapper):
+        wrapper.plan = lambda *args, **how: done.append("plans")
+    planner = flashinfer.Planner(of, module, lambda shape, dtype: torch.empty(tuple(shape), dtype=dtype), (1,), mark)
+    for count in (1, 2, 1):
+        planner.plan(flashinfer._trial_batch(count))
+    assert done == ["plans", "uploads", *["arrived", "plans", "uploads"] * 2]
+
+
 def test_flashinfer_that_is_not_there_or_lacks_something(monkeypatch: pytest.MonkeyPatch) -> None:
     there = {"flashinfer"}
     monkeypatch.setattr(flashinfer.importlib.util, "find_spec", lambda name: name in there or None)  # type: ignore[attr-defined]

@@ -28,7 +28,9 @@ CHECKS = (
 
 
 def app() -> FastAPI:
-    return make_app(Service(FakeBackend(max_model_len=64), ServerConfig(trust_request_chat_template=True)))
+    return make_app(
+        Service(FakeBackend(max_model_len=64), ServerConfig(trust_request_chat_template=True, enable_sleep_mode=True))
+    )
 
 
 schema = schemathesis.openapi.from_asgi("/openapi.json", app(), headers={"host": "127.0.0.1"})
@@ -40,6 +42,8 @@ def test_the_api_does_what_it_says(case: schemathesis.Case) -> None:
     case.call_and_validate(base_url=HOST, checks=CHECKS)
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/health"])
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/health", "/sleep"]
+)
 def test_the_description_names_it(path: str) -> None:
     assert path in schema

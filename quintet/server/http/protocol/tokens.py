@@ -69,6 +69,12 @@ class Version(msgspec.Struct):
     version: str
 
 
+class IsSleeping(msgspec.Struct):
+    """Whether the engine was put to sleep."""
+
+    is_sleeping: bool
+
+
 class Sign(msgspec.Struct):
     """Of life."""
 

@@ -1,0 +1,180 @@
+"""How much of a device's time the host leaves unused between steps: a fake device whose steps take a fixed time.
+
+python benchmarks/overlap.py [--out benchmarks/results/overlap.json]
+
+The ceiling is the device's own: one step after the other without a gap. Three ways of serving run in turn, in one
+process, so that a busy machine slows all of them; each figure is the median of its rounds. What the host does for a
+step is all of the engine, and making up the logits that a real device would compute; text is not made.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from torch import Tensor, nn  # the path is set first, so that the script runs by itself
+
+from benchmarks.checkpoints import small
+from quintet import SamplingParams
+from quintet.config import EngineConfig
+from quintet.engine.engine import Engine
+from quintet.engine.request import Request
+from quintet.engine.runner import Runner
+from quintet.engine.start import launch, prepare
+from quintet.platforms import Chosen
+from quintet.platforms.cpu.features import describe
+from quintet.platforms.host import threads
+from quintet.platforms.interface import KV, Capabilities, Device, Step
+from quintet.platforms.null.platform import Null, NullDevice
+from quintet.types import Batch, Bucket
+
+RESULTS = Path(__file__).parent / "results"
+STEP = 2e-3  # seconds: about what a model of a billion parameters takes on a large GPU
+BATCHES = (1, 16, 64, 256)
+STEPS = 300
+WARM_UP = 20
+ROUNDS = 5
+SPIN = 3e-4  # seconds before the end of a wait in which the clock is watched: sleeping longer than asked costs less
+
+
+class Clock:
+    """When the device is done with what it was given, and how long it had nothing to do."""
+
+    def __init__(self) -> None:
+        self.free_at = 0.0
+        self.idle = 0.0
+
+    def launch(self) -> float:
+        """-> when the step will be done."""
+        now = time.perf_counter()
+        self.idle += max(0.0, now - self.free_at)
+        self.free_at = max(now, self.free_at) + STEP
+        return self.free_at
+
+
+def until(moment: float) -> None:
+    left = moment - time.perf_counter()
+    if left > SPIN:
+        time.sleep(left - SPIN)
+    while time.perf_counter() < moment:
+        pass
+
+
+def fake(clock: Clock, overlap: bool) -> Chosen:
+    """The null platform on that clock."""
+
+    class TimedDevice(NullDevice):
+        def to_host(self, x: Tensor) -> Callable[[], Tensor]:
+            done = clock.free_at
+
+            def wait() -> Tensor:
+                until(done)
+                return x
+
+            return wait
+
+    class Timed(Null):
+        name = "timed"
+
+        def open(self, rank: int) -> Device:
+            return TimedDevice()
+
+        def compile(self, model: nn.Module, buckets: Iterable[Bucket]) -> Step:
+            inner = super().compile(model, buckets)
+
+            def step(kv: KV, batch: Batch) -> tuple[Tensor, KV]:
+                clock.launch()
+                return inner(kv, batch)
+
+            return step
+
+    probed = Null.probe()
+    assert isinstance(probed, Capabilities)
+    return Chosen(Timed, Capabilities(devices=1, dtypes=probed.dtypes, overlap=overlap), "for a measurement")
+
+
+class Waiting(Runner):
+    """Has every step wait for the tokens of the one before, as those steps do whose requests draw by what they said."""
+
+    looks_back = True
+
+
+# overlap, and whether a step waits for tokens: it is then planned when the one before has landed, and runs while the
+# caller has its deltas
+WAYS = {"without overlap": (False, False), "waiting for tokens": (True, True), "ahead": (True, False)}
+
+
+@dataclass(frozen=True)
+class Share:
+    """Of the device's own steps per second; the rest it was idle, and waited for the host."""
+
+    way: str
+    batch: int
+    steps_per_s: float
+    of_ceiling: float
+    idle_us_per_step: float
+
+
+def measure(batch: int) -> list[Share]:
+    """The three ways in turn."""
+    rounds: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
+    with tempfile.TemporaryDirectory() as folder:
+        served = {way: _serve(str(small(Path(folder))), batch, *how) for way, how in WAYS.items()}
+        for _ in range(ROUNDS):
+            for way, (engine, clock) in served.items():
+                rounds[way].append(_round(engine, clock))
+    shares = []
+    for way, times in rounds.items():
+        rate, idle = (statistics.median(column) for column in zip(*times, strict=True))
+        shares.append(Share(way, batch, round(rate, 1), round(rate * STEP, 3), round(idle * 1e6, 1)))
+    return shares
+
+
+def _serve(model: str, batch: int, overlap: bool, waiting: bool) -> tuple[Engine, Clock]:
+    """An engine in which so many requests decode, for longer than anybody measures."""
+    clock, most = Clock(), ROUNDS * (STEPS + WARM_UP) + 50
+    config = EngineConfig(
+        model=model, device="null", load_format="dummy", skip_tokenizer_init=True, max_num_seqs=256, max_model_len=2048
+    )
+    engine = launch(prepare(config, fake(clock, overlap)), progress=False)
+    if waiting:
+        engine._runner.__class__ = Waiting
+    for index in range(batch):
+        prompt = [(index * 31 + place) % 1000 for place in range(32)]
+        wanted = SamplingParams(temperature=0, max_tokens=most, ignore_eos=True, detokenize=False)
+        engine.add(Request(str(index), prompt, wanted, 32, (0, 0), most))
+    while engine.stats().num_waiting:
+        engine.step()
+    return engine, clock
+
+
+def _round(engine: Engine, clock: Clock) -> tuple[float, float]:
+    """Steps per second, and seconds per step that the device was idle."""
+    for _ in range(WARM_UP):
+        engine.step()
+    clock.idle, start = 0.0, time.perf_counter()
+    for _ in range(STEPS):
+        engine.step()
+    return STEPS / (time.perf_counter() - start), clock.idle / STEPS
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=RESULTS / "overlap.json")
+    args = parser.parse_args()
+    facts = {"date": time.strftime("%Y-%m-%d"), "cpu": describe(), "cores": threads()}
+    ceiling = {"step_ms": STEP * 1e3, "ceiling_steps_per_s": 1 / STEP, "steps": STEPS, "rounds": ROUNDS}
+    shares = [asdict(share) for batch in BATCHES for share in measure(batch)]
+    args.out.write_text(json.dumps({**facts, **ceiling, "shares": shares}, indent=2) + "\n")
+    print(args.out.read_text())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""A platform whose device is behind the host for good: it works when somebody waits, and then in order.
+
+Until then everything that it will give holds zeros or NaN, so an engine that looks early sees nonsense. Its cache is a
+real one: what a token's slot says and where it stands decides what comes next, so whoever writes to another's page is
+found out.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from quintet.ops.registry import Op, Ops
+from quintet.platforms import Chosen
+from quintet.platforms.interface import KV, Capabilities, Device, Step
+from quintet.platforms.null.platform import Null, NullDevice
+from quintet.types import Batch, Bucket, KVLayout
+
+SAMPLING = (
+    *("widen", "greedy", "sample", "scale_logits", "filter_logits", "top_logprobs", "penalize"),
+    *("bias_tokens", "ban_tokens", "keep_tokens", "place_tokens"),
+)
+
+
+class Job:
+    """A piece of work, done once."""
+
+    def __init__(self, run: Callable[[], object], sure: bool) -> None:
+        self.run, self.sure, self.done = run, sure, False
+
+
+class Work:
+    """What the device still has to do, and what happened when. Steps are counted from 0."""
+
+    def __init__(self) -> None:
+        self.log: list[tuple[str, int]] = []  # ("launch", step), and ("wait", step) when the host first waits for it
+        self.requests: list[int] = []  # of each step
+        self.fails: list[tuple[str, int, BaseException]] = []  # launch, run or wait; the first step; the error
+        self.calls: set[tuple[Any, ...]] = set()  # ops and the shapes that they were called with
+        self._queue: deque[Job] = deque()
+        self._broken: Exception | None = None
+
+    @property
+    def step(self) -> int:
+        """The last that was launched."""
+        return len(self.requests) - 1
+
+    def begin(self) -> None:
+        """What was noted so far does not count."""
+        self.log.clear()
+        self.requests.clear()
+        self.calls.clear()
+
+    def launch(self, requests: int) -> None:
+        self.requests.append(requests)
+        self.log.append(("launch", self.step))
+        self.fail("launch", self.step)
+
+    def fail(self, where: str, step: int) -> None:
+        """Raises what was asked for, once."""
+        for failure in self.fails:
+            if failure[0] == where and failure[1] <= step:
+                self.fails.remove(failure)
+                raise failure[2]
+
+    def add(self, run: Callable[[], object], sure: bool = False) -> Job:
+        """`sure`: it is done even after an error."""
+        self._queue.append(job := Job(run, sure))
+        return job
+
+    @torch.inference_mode()
+    def until(self, job: Job) -> None:
+        """Works up to there. After an error nothing is computed any more, until there is another cache."""
+        while not job.done:
+            first = self._queue.popleft()
+            if self._broken is None or first.sure:
+                try:
+                    first.run()
+                except Exception as error:
+                    self._broken = error
+            first.done = True
+        if self._broken is not None:
+            raise self._broken
+
+    def start_over(self) -> None:
+        self._broken = None
+
+    def later(self, name: str) -> Callable[..., Any]:
+        """An op that is run when its turn comes."""
+        function = Op.registry[name].reference
+
+        def call(*args: Any) -> Any:
+            self.calls.add((name, *(_shape(arg) for arg in args)))
+            promised = function(*args)  # of what is there now, for the shapes
+            given = {x.untyped_storage().data_ptr() for x in _tensors(args)}
+            for out in _tensors(promised):
+                if out.untyped_storage().data_ptr() not in given:
+                    _spoil(out)
+
+            def run() -> None:
+                for out, x in zip(_tensors(promised), _tensors(function(*args)), strict=True):
+                    out.copy_(x)
+
+            self.add(run)
+            return promised
+
+        return call
+
+    def take(self, ops: Ops) -> None:
+        """From now on these ops are run by the device."""
+        for name in SAMPLING:
+            ops.__dict__[name] = self.later(name)
+
+
+def _tensors(x: Any) -> Iterator[Tensor]:
+    if isinstance(x, Tensor):
+        yield x
+    elif isinstance(x, tuple):
+        for each in x:
+            yield from _tensors(each)
+
+
+def _shape(x: Any) -> Any:
+    if isinstance(x, Tensor):
+        return tuple(x.shape)
+    return tuple(map(_shape, x)) if isinstance(x, tuple) else x
+
+
+def _spoil(x: Tensor) -> None:
+    x.fill_(torch.nan if x.is_floating_point() else 0)
+
+
+class BehindDevice(NullDevice):
+    """Copies to and fro come in their turn, too."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__()
+        self._work = work
+
+    def allocate_kv(self, layouts: Sequence[KVLayout], pages: int) -> KV:
+        self._work.start_over()
+        return (torch.zeros(pages, layouts[0].page_size, dtype=torch.int64), *[torch.empty(0)] * (len(layouts) - 1))
+
+    def to_device(self, arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[Tensor, ...]:
+        there = tuple(torch.zeros_like(torch.from_numpy(array)) for array in arrays)
+
+        def run() -> None:
+            for to, array in zip(there, arrays, strict=True):
+                to.copy_(torch.from_numpy(array))
+
+        self._work.add(run, sure=True)
+        return there
+
+    def to_host(self, x: Tensor) -> Callable[[], Tensor]:
+        here, step = torch.zeros_like(x), self._work.step
+        _spoil(here)
+        job = self._work.add(lambda: here.copy_(x))
+
+        def wait() -> Tensor:
+            if ("wait", step) not in self._work.log:
+                self._work.log.append(("wait", step))
+            self._work.fail("wait", step)
+            self._work.until(job)
+            return here
+
+        return wait
+
+
+def behind(work: Work, **facts: Any) -> Chosen:
+    """Such a platform, doing this work."""
+
+    class Behind(Null):
+        name = "behind"
+
+        def open(self, rank: int) -> Device:
+            return BehindDevice(work)
+
+        def compile(self, model: nn.Module, buckets: Iterable[Bucket]) -> Step:
+            vocab: int = model.vocab_size  # type: ignore[assignment]  # every model has it; nn.Module hides the type
+            logits = torch.zeros(4096, vocab)  # of every step: the next overwrites them
+
+            def step(kv: KV, batch: Batch) -> tuple[Tensor, KV]:
+                work.launch(batch.lengths.shape[0])
+                out, number = logits[: batch.logit_rows.shape[0]], work.step
+
+                def run() -> None:
+                    work.fail("run", number)
+                    out.copy_(torch.from_numpy(_model(kv[0].numpy(), batch, vocab)))
+
+                work.add(run)
+                return out, kv
+
+            return step
+
+    probed = Null.probe()
+    assert isinstance(probed, Capabilities)
+    return Chosen(Behind, Capabilities(devices=1, dtypes=probed.dtypes, **facts), "for a test")
+
+
+def _model(cache: np.ndarray[Any, Any], batch: Batch, vocab: int) -> np.ndarray[Any, Any]:
+    """Writes each token to its slot; logits are made of all that stands in the slots up to a row's token."""
+    arrays = Batch(*(x.numpy() for x in batch[:-1]))  # type: ignore[arg-type]
+    if np.asarray(arrays.token_ids).min() < 0:
+        raise IndexError("there is no token of a negative id")
+    cache.reshape(-1)[arrays.slots] = np.asarray(arrays.token_ids) * 4096 + np.asarray(arrays.positions)
+    out = np.zeros((len(arrays.logit_rows), vocab), np.float32)
+    for row, token in enumerate(arrays.logit_rows):
+        table = np.asarray(arrays.page_table)[arrays.owners[token]]
+        seen = cache[table].reshape(-1)[: int(arrays.positions[token]) + 1]
+        key = int(seen @ (np.arange(len(seen)) * 2654435761 % 1000003 + 1)) % 2**32
+        out[row] = np.random.default_rng(key).normal(size=vocab) * 3
+    return out
