@@ -1,4 +1,4 @@
-"""What each op of the model is called with in the contract tests: a grid of shapes, types and formats for each."""
+"""What each op of the model is called with: a grid of shapes, types and formats for each."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,6 +12,18 @@ from quintet.ops.rotary import HeadNorms
 from quintet.types import AttentionSpec
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# ops that turn logits into tokens: the section `sampling` proves them, the section `ops` all others
+SAMPLING = frozenset({"gumbel", "greedy", "scale_logits", "filter_logits", "sample", "top_logprobs", "widen"}) | {
+    "penalize", "bias_tokens", "ban_tokens", "keep_tokens"
+}  # fmt: skip
+ATTENTION = ("write_kv", "paged_attention")  # not called by a platform whose attention is made of something else
+# of these a platform that packs the scheme takes what its place() made, and nothing else
+PACKED = {"linear_int8": "int8", "linear_int4": "int4", "linear_w8a8": "w8a8", "linear_w4a8": "w4a8"}
+USES = {"linear": {1: "linear"}, "embedding": {1: "embedding"}}  # arguments that place() may repack, and for what
+TYPES: dict[str, tuple[torch.dtype, ...]] = {  # of results; elsewhere the arguments'
+    **dict.fromkeys(("route", "route_grouped"), (torch.float32, torch.int32)),
+    "place_tokens": (torch.int32,),
+}
 Case = tuple[str, tuple[Any, ...]]  # what it is, the op's arguments
 
 
@@ -191,25 +203,36 @@ def linear_fp8_dynamic(dtype: torch.dtype) -> Iterator[Case]:
 
 
 def _untied_fp8(x: Tensor, block: int, kind: torch.dtype) -> Tensor:
-    return _untied(x, block, torch.finfo(kind).max, lambda v: v.to(kind).float())
+    return untied(x, block, torch.finfo(kind).max, lambda v: v.to(kind).float())
 
 
 def linear_w8a8(dtype: torch.dtype) -> Iterator[Case]:
     for what, x, bias, inputs, outputs in _products(dtype, (1, 1, 1), (1, 48, 77), (33, 48, 77), (16, 1100, 40)):
         x[len(x) // 2] *= 0.0 if len(x) == 33 else 30.0  # a token of zeros; one of large numbers
-        x = _untied(x, 0, 127.0, torch.round)
+        x = untied(x, 0, 127.0, torch.round)
         yield what, (x, _int8(outputs, inputs), _scales(outputs, 1) / 16, bias, (outputs,))
+    x, weight = long_sums(dtype)
+    yield "sums beyond 2**24", (x, weight.to(torch.int8), torch.ones(1, 1), None, (1,))
+
+
+def long_sums(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """x and weight [1, 4003], whole numbers; their product is 1. On the way the sum passes 2**24, above which a float32
+    holds no odd number."""
+    x, weight = torch.full((1, 4003), 127.0, dtype=dtype), torch.full((1, 4003), 127.0, dtype=dtype)
+    weight[0, 2001:4002] = -127
+    x[0, -1] = weight[0, -1] = 1
+    return x, weight
 
 
 def linear_w4a8(dtype: torch.dtype) -> Iterator[Case]:
     for what, x, bias, inputs, outputs in _products(dtype, (1, 48, 77), (33, 48, 77), (16, 384, 40)):
         for groups in (1, 3, inputs // 16):
             weight = _int8(outputs, inputs // 2).view(torch.uint8)
-            even = _untied(x, inputs // groups, 127.0, torch.round)
+            even = untied(x, inputs // groups, 127.0, torch.round)
             yield f"{what}, {groups} groups", (even, weight, _scales(outputs, groups), bias, (outputs,))
 
 
-def _untied(x: Tensor, block: int, largest: float, rounded: Callable[[Tensor], Tensor]) -> Tensor:
+def untied(x: Tensor, block: int, largest: float, rounded: Callable[[Tensor], Tensor]) -> Tensor:
     """x with 0 for what lies so near the middle of two quantized values that one rounding of float32 decides."""
     x = x.clone()
     for piece in x.split(block or x.shape[1], dim=1):
@@ -255,6 +278,22 @@ def experts(dtype: torch.dtype) -> Iterator[Case]:
         yield f"{tokens} tokens, {k} of {num}, gelu", (x, gate_up, down, weights, ids, "gelu")
 
 
+def place_tokens(dtype: torch.dtype) -> Iterator[Case]:
+    """Of any dtype the same: a step's tokens are int32."""
+    sampled = torch.tensor([7, -1, 90, 3], dtype=torch.int32)  # the second could not be drawn
+    for what, rows in (
+        ("all known", [-1, -1, -1]),
+        ("all sampled", [3, 2, 1, 0]),
+        ("some, one twice", [-1, 2, -1, 0, 2, 1]),
+        ("one", [1]),
+        ("more tokens than were sampled", [*range(4), *[-1] * 60]),
+    ):
+        for first in (sampled, sampled[:1]):
+            held = torch.tensor([min(row, len(first) - 1) for row in rows], dtype=torch.int32)
+            token_ids = torch.where(held < 0, torch.arange(len(rows), dtype=torch.int32) + 100, -1)
+            yield f"{what}, of {len(first)}", (token_ids, first, held)
+
+
 CASES: dict[str, Callable[[torch.dtype], Iterator[Case]]] = {
     "activate": activations,
     "add": add,
@@ -273,6 +312,7 @@ CASES: dict[str, Callable[[torch.dtype], Iterator[Case]]] = {
     "linear_w8a8": linear_w8a8,
     "norm_rotary": norm_rotary,
     "paged_attention": paged_attention,
+    "place_tokens": place_tokens,
     "rms_norm": rms_norm,
     "rotary": rotary,
     "route": route,

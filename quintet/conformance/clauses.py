@@ -56,5 +56,6 @@ CLAUSES = {
     # faults
     "faults.cancel": "A request that is cancelled frees its pages at once, and nobody else notices.",
     "faults.step": "A step that fails ends its requests with the reason; the engine and everybody else go on.",
+    "faults.request": "What is wrong with one request ends that one alone, or refuses it before it starts.",
     "faults.cache": "A cache that was lost is made again, and no token is lost or doubled.",
 }

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quintet.conformance.check import Lacking
 from quintet.conformance.tiny import SERVED, Tiny
 from quintet.engine.batch import pad
 from quintet.engine.worker import Place, Shape, Worker
@@ -34,14 +35,17 @@ class Runner:
         """`sizes`: tokens that a step is padded to, where shapes are fixed."""
         shape = Shape(dtype, **{"page_size": 16, "max_model_len": SERVED, **sizing})
         pages = 2 + PAGED_TOKENS // shape.page_size
-        self.worker = Worker(platform, tiny.config, shape, place or Place())
+        try:
+            self.worker = Worker(platform, tiny.config, shape, place or Place())
+        except ValueError as reasons:  # of a layer's attention: what the contract asks for
+            raise Lacking(str(reasons)) from None
         self._buckets: list[Bucket] = []
         facts = platform.probe()
         if isinstance(facts, Capabilities) and facts.static_shapes:
             table = -(-shape.max_model_len // shape.page_size)
             self._buckets = [Bucket(size, min(size, REQUESTS), size, table) for size in sizes]
         self.worker.load(tiny.folder, pages, self._buckets, progress=False)
-        torch.set_num_threads(1)  # see models.make
+        torch.set_num_threads(1)  # see tiny.make
         self._page_size = shape.page_size
         self._free = list(range(1, pages))
         random.Random(0).shuffle(self._free)

@@ -1,14 +1,16 @@
 """Runs the checks on one platform, one trial after the other, and writes down what each gave."""
 
 import importlib
+import itertools
 import pkgutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 
 from quintet.conformance import sections
 from quintet.conformance.check import CHECKS, Check, Lacking, Trial
-from quintet.conformance.report import Outcome, Report, Result
+from quintet.conformance.report import Outcome, Report, Result, shortened
 from quintet.conformance.subject import Subject
+from quintet.names import refuse_unknown
 
 ORDER = (
     "probe", "device", "memory", "ops", "attention", "cache", "communicator", "graphs", "sampling", "models", "oracle",
@@ -23,20 +25,30 @@ def section_names() -> list[str]:
 
 def checks(wanted: Sequence[str] = ()) -> list[Check]:
     """Those of the wanted sections, or all."""
+    refuse_unknown("section", wanted, ORDER)
     for module in pkgutil.iter_modules(sections.__path__):
         importlib.import_module(f"{sections.__name__}.{module.name}")
     kept = [each for each in CHECKS if not wanted or each.section in wanted]
     return sorted(kept, key=lambda each: ORDER.index(each.section))
 
 
-def run(subject: Subject, wanted: Sequence[str] = (), show: Callable[[Result], None] = lambda result: None) -> Report:
-    """Every trial of every check; one that fails stops none of the others."""
+def run(
+    subject: Subject,
+    wanted: Sequence[str] = (),
+    show: Callable[[Result], None] = lambda result: None,
+    begin: Callable[[str], None] = lambda section: None,
+) -> Report:
+    """Every trial of every check; one that fails stops none of the others. `begin` hears of each section before it."""
     results: list[Result] = []
-    for each in checks(wanted):
-        for trial in _trials(each, subject):
-            results.append(_try(each, trial))
-            show(results[-1])
-    return Report.of(subject, results)
+    sections = []
+    for section, group in itertools.groupby(checks(wanted), lambda each: each.section):
+        sections.append(section)
+        begin(section)
+        for each in group:
+            for trial in _trials(each, subject):
+                results.append(_try(each, trial))
+                show(results[-1])
+    return Report.of(subject, sections, results)
 
 
 def _trials(of: Check, subject: Subject) -> Iterator[Trial]:
@@ -58,8 +70,10 @@ def _try(of: Check, trial: Trial) -> Result:
     try:
         trial.call()
     except Lacking as reason:
-        outcome, detail = Outcome.UNSUPPORTED, str(reason)
+        outcome, detail = Outcome.UNSUPPORTED, str(reason) or "no reason was given"
     except Exception as error:  # whatever a vendor's code raises is its result
         outcome, detail = Outcome.FAILED, f"{type(error).__name__}: {error}"
     seconds = time.perf_counter() - began
-    return Result(of.section, of.clause, of.name, trial.what, outcome, detail, seconds, trial.features)
+    return Result(
+        of.section, of.clause, of.name, shortened(trial.what), outcome, shortened(detail), seconds, trial.features
+    )

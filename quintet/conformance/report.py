@@ -1,13 +1,34 @@
 """What a run of the kit found, as JSON that others can check and as text for a person."""
 
 import enum
-import platform
+import json
+import platform as host
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import torch
+from msgspec import Meta, Struct
+
+from quintet import __version__
+from quintet.conformance.clauses import CLAUSES
+from quintet.platforms import OURS
+from quintet.platforms.interface import CONTRACT_VERSION
 
 if TYPE_CHECKING:
     from quintet.conformance.subject import Subject
+
+OUR_NAME = "quintet"  # the distribution of what is built in
+FORMAT = 1  # of the JSON; another number is another form
+MOST_BYTES = 64 * 2**20  # of a report that is read
+SHOWN = 8  # trials that are listed of those that came to the same
+MOST_DETAIL = 4000  # characters that are kept of a failure: a traceback of a compiler can be megabytes
+
+Name = Annotated[str, Meta(max_length=200)]
+Text = Annotated[str, Meta(max_length=MOST_DETAIL + 10)]
 
 
 class Outcome(str, enum.Enum):
@@ -18,33 +39,184 @@ class Outcome(str, enum.Enum):
     UNSUPPORTED = "unsupported"  # the platform says that it has no such thing, and why
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(Struct, frozen=True, forbid_unknown_fields=True):
     """One trial."""
 
-    section: str
-    clause: str
-    check: str
-    what: str
+    section: Name
+    clause: Name
+    check: Name
+    what: Text
     outcome: Outcome
-    detail: str  # why it failed, or is unsupported
+    detail: Text  # why it failed, or is unsupported
     seconds: float
-    features: tuple[str, ...]
+    features: tuple[Name, ...]
+
+    def __str__(self) -> str:
+        """In full: the clause and its sentence, what was tried, what came."""
+        return told([self])
 
 
-@dataclass(frozen=True)
-class Report:
-    """All trials on one platform, and where they ran."""
+def told(alike: Sequence[Result]) -> str:
+    """Results of one check that came to the same, told once."""
+    first = alike[0]
+    lines = [f"{first.outcome.value}  {first.clause}: {CLAUSES.get(first.clause, 'not a clause of this version')}"]
+    lines += [f"  tried  {first.check}: {each.what}" for each in alike[:SHOWN]]
+    lines += [f"         and {len(alike) - SHOWN} more"] if len(alike) > SHOWN else []
+    return "\n".join([*lines, *_under("  came   ", first.detail)])
 
-    platform: str
-    source: str
-    machine: str
-    results: tuple[Result, ...]
+
+class Tally(Struct, frozen=True):
+    """Trials of a section, and what they took."""
+
+    passed: int = 0
+    failed: int = 0
+    unsupported: int = 0
+    seconds: float = 0.0
 
     @classmethod
-    def of(cls, subject: "Subject", results: Sequence[Result]) -> "Report":
-        return cls(subject.name, subject.chosen.platform.__module__, platform.machine(), tuple(results))
+    def of(cls, results: Sequence[Result]) -> "Tally":
+        counts = Counter(result.outcome.value for result in results)
+        return cls(**counts, seconds=sum(result.seconds for result in results))
+
+    def __str__(self) -> str:
+        numbers = ", ".join(f"{getattr(self, each.value)} {each.value}" for each in Outcome)
+        return f"{numbers}, {self.seconds:.1f} s"
+
+
+class Report(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """All trials on one platform, and where they ran."""
+
+    format: Annotated[int, Meta(ge=FORMAT, le=FORMAT)] = FORMAT
+    platform: Name
+    distribution: Name  # that brings the platform: quintet, or a vendor's
+    version: Name  # of the distribution
+    quintet: Name  # its version
+    contract: int  # CONTRACT_VERSION
+    devices: Annotated[int, Meta(ge=1)]  # that models were shared out over
+    detail: Text  # what the platform says of the device
+    emulated: bool  # it stands in for its device: "auto" never comes to it
+    machine: dict[Name, Text]
+    date: Name  # when it ended, UTC
+    sections: tuple[Name, ...]  # that were run, whether they tried anything or not
+    results: Annotated[tuple[Result, ...], Meta(max_length=1_000_000)]
+
+    @classmethod
+    def of(cls, subject: "Subject", sections: Sequence[str], results: Sequence[Result]) -> "Report":
+        ours = subject.chosen.source == OURS
+        return cls(
+            platform=subject.name,
+            distribution=OUR_NAME if ours else subject.chosen.source,
+            version=__version__ if ours else subject.chosen.version,
+            quintet=__version__,
+            contract=CONTRACT_VERSION,
+            devices=subject.devices,
+            detail=subject.facts.detail,
+            emulated=not subject.facts.automatic,
+            machine=_machine(),
+            date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            sections=tuple(sections),
+            results=tuple(results),
+        )
 
     @property
     def passed(self) -> bool:
-        return all(result.outcome is not Outcome.FAILED for result in self.results)
+        return not self.failures
+
+    @property
+    def failures(self) -> list[Result]:
+        return [result for result in self.results if result.outcome is Outcome.FAILED]
+
+    def _alike(self) -> list[list[Result]]:
+        """Failures, those of one check with one reason together."""
+        groups: dict[tuple[str, str, str], list[Result]] = {}
+        for result in self.failures:
+            groups.setdefault((result.clause, result.check, result.detail), []).append(result)
+        return [*groups.values()]
+
+    def tallies(self) -> dict[str, Tally]:
+        """By section, in the order that they ran."""
+        return {each: Tally.of([r for r in self.results if r.section == each]) for each in self.sections}
+
+    def __str__(self) -> str:
+        """The page that `quintet conformance` prints."""
+        tallies, width = self.tallies(), max(map(len, (*self.sections, "all")))
+        package = f"{self.distribution} {self.version}, contract {self.contract}"
+        if self.distribution != OUR_NAME:
+            package += f", quintet {self.quintet}"
+        machine = ", ".join(f"{name} {value}" for name, value in self.machine.items())
+        lines = [
+            f"{self.platform}{' (emulated)' * self.emulated}: {package}",
+            f"{self.detail or 'no detail'}; {machine}; {self.date}",
+            "",
+            *(f"{section:{width}}  {tally}" for section, tally in tallies.items()),
+            f"{'all':{width}}  {Tally.of(self.results)}",
+        ]
+        for alike in self._alike():
+            lines += ["", told(alike)]
+        clauses = sorted({result.clause for result in self.failures})
+        verdict = f"broken: {', '.join(clauses)}" if clauses else "every clause that was tried holds"
+        return "\n".join([*lines, "", verdict])
+
+    def write(self, path: Path) -> None:
+        """One result to a line, so that two reports can be compared."""
+        head = json.dumps({k: v for k, v in msgspec.to_builtins(self).items() if k != "results"}, indent=1)
+        rows = ",\n  ".join(_row(result) for result in self.results)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f'{head[:-2]},\n "results": [\n  {rows}\n ]\n}}\n', encoding="utf-8")
+
+
+def read(path: Path) -> Report:
+    """A report that was written before. ValueError says what is wrong with it."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ValueError(f"it is longer than {MOST_BYTES >> 20} MiB")
+        data = path.read_bytes()
+        found = msgspec.json.decode(data, type=_Format).format
+        if found != FORMAT:
+            raise ValueError(
+                f"its format is {found}, and this quintet {__version__} reads format {FORMAT}; run it anew"
+            )
+        report = msgspec.json.decode(data, type=Report)
+        _check(report)
+    except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
+        raise ValueError(f"{path} is no report of `quintet conformance`: {error}") from None
+    return report
+
+
+class _Format(Struct):
+    """What every report says first, whatever its form."""
+
+    format: int
+
+
+def _check(report: Report) -> None:
+    """What types do not say."""
+    for result in report.results:
+        if result.section not in report.sections:
+            raise ValueError(f"{result.check} is of section {result.section!r}, which is not among its sections")
+        if result.outcome is not Outcome.PASSED and not result.detail:
+            raise ValueError(f"{result.clause}, {result.what!r}: {result.outcome.value} without a reason")
+
+
+def shortened(text: str) -> str:
+    """A reason at most as long as a report keeps."""
+    return text if len(text) <= MOST_DETAIL else text[:MOST_DETAIL] + " [...]"
+
+
+def _row(result: Result) -> str:
+    values: dict[str, Any] = msgspec.to_builtins(result)
+    return json.dumps({**values, "seconds": round(result.seconds, 3)})
+
+
+def _machine() -> dict[str, str]:
+    """Facts that a reader wants beside the device's own."""
+    return {
+        "system": f"{host.system()} {host.machine()}",
+        "python": host.python_version(),
+        "torch": str(torch.__version__),
+    }
+
+
+def _under(head: str, text: str) -> list[str]:
+    first, *rest = text.splitlines() or [""]
+    return [head + first, *(" " * len(head) + line for line in rest)]

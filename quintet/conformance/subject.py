@@ -1,6 +1,7 @@
 """A platform under test: made as the engine makes it, and asked through the contract alone."""
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quintet.config import EngineConfig
+from quintet.config import EngineConfig, all_variables
 from quintet.conformance.direct import Runner
 from quintet.conformance.tiny import Tiny
 from quintet.ops import Ops, bind
@@ -22,14 +23,19 @@ class Subject:
     """Subject("cpu"). Everything that costs something is made when it is first asked for."""
 
     def __init__(self, name: str, devices: int = 1, config: EngineConfig | None = None) -> None:
+        self.variables = all_variables()  # before anybody has probed
         self.chosen: Chosen = choose(name)
         self.name, self.devices = self.chosen.platform.name, devices
         self._config = replace(config or EngineConfig(), device=name, tensor_parallel_size=devices)
         self.facts = self.chosen.capabilities
 
+    def config(self, **settings: Any) -> EngineConfig:
+        """What an engine on this platform is asked for, with these fields besides."""
+        return replace(self._config, **settings)
+
     def make(self, **settings: Any) -> Platform:
         """A platform of its own, with these fields of EngineConfig besides."""
-        config, _ = self.chosen.platform.configure(replace(self._config, **settings))
+        config, _ = self.chosen.platform.configure(self.config(**settings))
         return self.chosen.platform(config)
 
     @cached_property
@@ -42,11 +48,20 @@ class Subject:
 
     @cached_property
     def ops(self) -> Ops:
+        _ = self.device  # a platform may register its providers when it is opened
         return bind(self.platform.op_priority)
+
+    def fresh(self, **settings: Any) -> "Subject":
+        """The same with a platform of its own, for what is compiled: an instance serves one engine."""
+        other = copy(self)
+        other._config = self.config(**settings)
+        for made in ("platform", "device", "ops"):
+            other.__dict__.pop(made, None)
+        return other
 
     def provider(self, op: str) -> str:
         """Who serves the op here."""
-        return next(choice.provider for choice in self.ops.choices if choice.op == op)
+        return self.ops.choice(op).provider
 
     def up(self, x: Tensor) -> Tensor:
         """A host tensor of any type on the device: activations in half precision have no other way there."""
@@ -62,13 +77,27 @@ class Subject:
         weight = Weight("x", (part,), 0, 0, dtype or x.dtype, use, **more)
         return dict(self.platform.place(weight, {"x": x}))
 
+    def place_shared(self, x: Tensor, uses: Sequence[str]) -> list[Tensor]:
+        """One checkpoint tensor for several layers, as the loader places it: a tied head."""
+        _ = self.device  # as above
+        part, tensors, shared = Part("x", tuple(x.shape), ((0, x.shape[0]),)), {"x": x}, []
+        for use in uses:
+            weight = Weight("x", (part,), 0, 0, x.dtype, use, shared=True)
+            shared.append(self.platform.place(weight, tensors)["x"])
+        return shared
+
     def down(self, x: Tensor) -> Tensor:
         """The tensor on the host; it is a copy."""
         return self.device.to_host(x)().clone()
 
-    def runner(self, tiny: Tiny, dtype: torch.dtype = torch.float32, sizes: Sequence[int] = (64,)) -> Runner:
-        """A loaded model without an engine."""
-        return Runner(tiny, self.platform, dtype, sizes=sizes)
+    def runner(
+        self, tiny: Tiny, dtype: torch.dtype = torch.float32, sizes: Sequence[int] = (64,), **sizing: Any
+    ) -> Runner:
+        """A loaded model without an engine, on a platform of its own: an instance serves one engine.
+
+        `sizing`: other fields of Shape. A layer that the platform refuses to build is Lacking.
+        """
+        return Runner(tiny, self.make(), dtype, sizes=sizes, **sizing)
 
 
 def int32(values: Any) -> np.ndarray[Any, np.dtype[np.int32]]:

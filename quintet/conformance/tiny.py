@@ -1,9 +1,10 @@
 """Tiny random checkpoints of every family, made by transformers' own classes, which are also the reference."""
 
+import contextlib
 import functools
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging as talk
 
 VOCAB = 101  # odd, so that no number of ranks divides it
 LENGTH = 256  # positions that the models are made for
@@ -30,7 +32,7 @@ PLAIN = {
     "tie_word_embeddings": False,
 }
 BIASED = {"attention_bias": True, "mlp_bias": True}
-WINDOW = 9  # tokens; shorter than the prompts of the tests
+WINDOW = 17  # tokens; longer than a page of 16, shorter than the prompts of the tests
 GEMMA = {**PLAIN, "head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scalar": 24, "tie_word_embeddings": True}
 LONG = {
     "rope_type": "longrope",
@@ -175,13 +177,27 @@ def variant(family: str, name: str) -> Tiny:
 def _make(family: str, settings: str, seed: int) -> Tiny:
     torch.set_num_threads(1)  # threads wait by spinning: on busy cores tiny products take 40 times as long with two
     config = AutoConfig.for_model(family, **json.loads(settings))
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), _hushed():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
         scatter(model)
-    folder = Path(tempfile.mkdtemp(dir=_folder().name))
-    model.save_pretrained(folder)
-    return Tiny(folder, AutoConfig.from_pretrained(folder), model)
+        folder = Path(tempfile.mkdtemp(dir=_folder().name))
+        model.save_pretrained(folder)
+        return Tiny(folder, AutoConfig.from_pretrained(folder), model)
+
+
+@contextlib.contextmanager
+def _hushed() -> Iterator[None]:
+    """Neither bars nor advice from transformers: a report is being printed."""
+    verbosity, bars = talk.get_verbosity(), talk.is_progress_bar_enabled()
+    talk.set_verbosity_error()
+    talk.disable_progress_bar()
+    try:
+        yield
+    finally:
+        talk.set_verbosity(verbosity)
+        if bars:
+            talk.enable_progress_bar()
 
 
 @torch.no_grad()

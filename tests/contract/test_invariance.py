@@ -1,6 +1,9 @@
-"""On a platform that declares itself batch invariant, a row's result is the same bits whatever stands beside it."""
+"""The CPU platform's providers in torch, which serve where nothing was compiled: a row's bits are its own there too.
 
-from collections.abc import Iterator
+What is bound here, and whole models, are the conformance kit's to prove.
+"""
+
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -8,14 +11,11 @@ import torch
 from torch import Tensor
 
 from quintet.conformance.batches import Cache, Request, spec
-from quintet.conformance.direct import random_prompts
-from quintet.conformance.tiny import FAMILIES, variant
 from quintet.ops import Op
 from quintet.ops.activation import KINDS
 from quintet.ops.attention import stored
 from quintet.platforms.cpu import PLATFORM
 from quintet.platforms.interface import Capabilities
-from tests.helpers.run_model import Runner
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -28,12 +28,13 @@ def threads(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def test_the_platform_declares_it() -> None:
+    """Else the kit proves nothing of it."""
     facts = PLATFORM.probe()
     assert isinstance(facts, Capabilities)
     assert facts.batch_invariant
 
 
-def provider(name: str):  # type: ignore[no-untyped-def]  # what bind() would choose
+def provider(name: str) -> Callable[..., Tensor]:
     return Op.registry[name].providers["torch"]
 
 
@@ -108,34 +109,6 @@ def test_paged_attention(name: str, dtype: torch.dtype) -> None:
         assert torch.equal(out, whole), f"request {row} from {request.cached} on"
     for position in (0, 5, 100, 127, 128, 200, 289):
         assert torch.equal(attend({6: Request(position, 1)})[0][0], alone[6][position]), f"token {position} alone"
-
-
-def chunked(run: Runner, prompt: list[int], sizes: list[int]) -> Tensor:
-    out, first = [], 0
-    for size in sizes:
-        out.append(run.step({"only": prompt[first : first + size]})["only"])
-        first += size
-    run.finish("only")
-    assert first == len(prompt)
-    return torch.cat(out)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_models(family: str, dtype: torch.dtype) -> None:
-    """A prompt's logits: alone and whole, in chunks, token by token, and in a batch whose members come and go."""
-    run = Runner(variant(family, next(iter(FAMILIES[family]))), dtype)
-    prompts = random_prompts(1, (41, 5, 17), 101)
-    whole = run.prompts(prompts[:1])[0]
-    assert torch.equal(chunked(run, prompts[0], [41]), whole)
-    assert torch.equal(chunked(run, prompts[0], [1, 16, 3, 20, 1]), whole)
-    assert torch.equal(chunked(run, prompts[0], [1] * 41), whole)
-    assert torch.equal(run.prompts(prompts)[0], whole)
-    first = run.step({"a": prompts[0][:9], "b": prompts[1]})["a"]
-    second = run.step({"b": [3], "a": prompts[0][9:10], "c": prompts[2]})["a"]
-    run.finish("c")
-    third = run.step({"b": [4], "a": prompts[0][10:]})["a"]
-    assert torch.equal(torch.cat([first, second, third]), whole)
 
 
 @pytest.mark.parametrize("name", SPECS)

@@ -1,6 +1,7 @@
 """The equality oracle: a request's tokens and log-probabilities are its own, whatever runs beside it and however.
 
-Alone = batched = chunked = preempted = prefix-cached = in any arrival order, with ==, not nearly.
+Alone = batched = chunked = preempted = prefix-cached = in any arrival order, with ==, not nearly. The conformance kit
+proves it of plain models in every type; here are quantized ones, small caches, every way of sampling and of scheduling.
 """
 
 import random
@@ -111,7 +112,7 @@ def essence(output: RequestOutput) -> Any:
     return completions, output.prompt_logprobs
 
 
-@pytest.fixture(scope="module", params=MODELS, ids=lambda model: "-".join([model[0], model[2], *model[3].values()]))
+@pytest.fixture(scope="module", params=MODELS[1:], ids=lambda model: "-".join([model[0], model[2], *model[3].values()]))
 def model(request: pytest.FixtureRequest) -> Iterator[Model]:
     yield request.param
 
@@ -154,7 +155,7 @@ def test_a_second_run_from_the_cache_equals_the_first(model: Model) -> None:
     assert run(engine, mix(1)) == run(engine, mix(1))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_pages_come_back_after_random_aborts(seed: int) -> None:
     rng = random.Random(seed)
     engine = client(MODELS[0], **ENGINES["preempted, cached, chunked"])

@@ -29,7 +29,11 @@ def assert_same_tokens(tiny: Tiny, devices: int, **settings: Any) -> None:
     assert got.greedy(PROMPTS, 5) == wanted.greedy(PROMPTS, 5)
 
 
-@pytest.mark.parametrize(("family", "name"), VARIANTS)
+# the conformance kit holds the first of each family against transformers
+LATER = [(family, name) for family, name in VARIANTS if name != next(iter(FAMILIES[family]))]
+
+
+@pytest.mark.parametrize(("family", "name"), LATER)
 def test_every_family_gives_the_cpu_platforms_tokens(family: str, name: str) -> None:
     assert_same_tokens(variant(family, name), 1)
 
@@ -70,9 +74,9 @@ def test_the_bundled_model_says_the_same_on_both() -> None:
         "generate",
         "-q",
         "--max-tokens",
-        "40",
+        "24",
         "--max-num-batched-tokens",
-        "64",
+        "16",
         "--dtype",
         "float32",
     ]
@@ -82,13 +86,12 @@ def test_the_bundled_model_says_the_same_on_both() -> None:
         flags = ["--device", device, "--compilation-cache-dir", tpu.programs().name]
         done = subprocess.run([*command, *flags, *prompts], capture_output=True, text=True, check=True)
         said[device] = done.stdout
-    assert said["tpu"] == said["cpu"] and len(said["cpu"]) > 100
+    assert said["tpu"] == said["cpu"] and len(said["cpu"]) > 60
 
 
-@pytest.mark.parametrize("how", ["batched", "preempted, cached, chunked"])
-def test_random_traffic_gets_the_cpu_platforms_tokens_and_compiles_nothing(how: str) -> None:
+def test_random_traffic_gets_the_cpu_platforms_tokens_and_compiles_nothing() -> None:
     """Every kind of sampling, arrivals at any time, chunks, preemption and the prefix cache, behind the host."""
-    settings = {**ENGINES[how], "max_num_seqs": 8, "max_num_batched_tokens": 48}
+    settings = {**ENGINES["preempted, cached, chunked"], "max_num_seqs": 8, "max_num_batched_tokens": 48}
     engine = client(MODELS[0], "tpu", **settings, compilation_cache_dir=tpu.programs().name)
     compiled, wanted = tpu.compilations(), client(MODELS[0], **settings)
     for seed in range(3):
@@ -96,5 +99,4 @@ def test_random_traffic_gets_the_cpu_platforms_tokens_and_compiles_nothing(how: 
         for name, (completions, _) in theirs.items():
             assert [each[:3] for each in ours[name][0]] == [each[:3] for each in completions], f"mix {seed}: {name}"
     assert compiled == []
-    if "preempted" in how:
-        assert engine.engine.stats().num_preemptions > 0
+    assert engine.engine.stats().num_preemptions > 0

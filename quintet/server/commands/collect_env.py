@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     print()
     from quintet.server.commands import platforms
 
-    platforms.run(argparse.Namespace(json=False))
+    platforms.run(argparse.Namespace(json=False, features=False))
     return 0
 
 

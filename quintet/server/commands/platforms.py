@@ -14,10 +14,16 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--features", action="store_true", help="print what the conformance kit proved about each; runs nothing"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints every platform and which one `auto` takes."""
+    if arguments.features:
+        return _features(arguments.json)
+
     from quintet.platforms import choose, discover
 
     wanted = read_environment().apply(EngineConfig()).device
@@ -35,6 +41,32 @@ def run(arguments: argparse.Namespace) -> int:
         reason = "the first above that is available, stand-ins left out"
     print(f"\n{wanted} → {chosen}: {reason}" if chosen else f"\n{reason}")
     return 0 if chosen else 1
+
+
+def _features(as_json: bool) -> int:
+    """What is proven here, by the kit on this machine or by the report that a platform's package ships."""
+    from quintet.conformance import features
+    from quintet.engine.support import evidence
+    from quintet.platforms import discover
+
+    known = {found.name: evidence(found) for found in discover()}
+    rows = features.table({name: each.support for name, each in known.items()})
+    if as_json:
+        origins = {name: each.origin for name, each in known.items()}
+        plain = {f: {name: v._asdict() for name, v in row.items()} for f, row in rows.items()}
+        print(json.dumps({"reports": origins, "features": plain}, indent=2))
+        return 0
+    spoken = [name for name, each in known.items() if each.support]
+    for name, each in known.items():
+        said = features.counts(row[name] for row in rows.values()) if each.support else "unverified"
+        print(f"{name}: {said}; {each.origin}")
+    if spoken:
+        states = [(feature, *(row[name].state.value for name in spoken)) for feature, row in rows.items()]
+        print("\n" + table(("feature", *spoken), states))
+    why = features.reasons(rows)
+    if why:
+        print("\n" + "\n".join(why))
+    return 0
 
 
 def _row(found: "Found") -> dict[str, Any]:

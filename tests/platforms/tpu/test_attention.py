@@ -89,11 +89,11 @@ def raised(x: Tensor | None) -> Tensor | None:
 
 
 @pytest.mark.parametrize("case", GRID, ids=str)
-@pytest.mark.parametrize("provider", PROVIDERS)
-def test_attention_equals_the_specification(provider: str, case: Case) -> None:
+def test_pallas_attention_equals_the_specification(case: Case) -> None:
+    """Interpreted; the other provider is bound where there is no TPU, so that the conformance kit tries it."""
     of, cache, q, batch, sinks = made(case)
     want = Op.registry["paged_attention"].reference(q.float(), cache.kv.float(), batch, of, raised(sinks))
-    got = Op.registry["paged_attention"].providers[provider](q, cache.kv, batch, of, sinks)
+    got = Op.registry["paged_attention"].providers["pallas"](q, cache.kv, batch, of, sinks)
     assert got.dtype == case.dtype
     assert_close(got, want, case.dtype)
 

@@ -297,7 +297,7 @@ def test_mixed_requests_get_the_tokens_that_the_cpu_platform_draws(device: Any, 
             mirror.step(mirror.rng.choice([8, 16]))
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODES[1:3])  # each of a mode's two words once: the others are made of the same ops
 def test_nothing_compiles_after_the_warm_up(device: Any, mode: str) -> None:
     compiled = compilations()
     mirror = Mirror(device, mode, 99)

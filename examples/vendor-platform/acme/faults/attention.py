@@ -1,0 +1,124 @@
+"""Faults of attention and of its cache."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from quintet.types import AttentionSpec
+from torch import Tensor
+
+from acme.attention import ROWS
+from acme.chip import FP8
+from acme.faults import fault
+
+E4M3FN = torch.float8_e4m3fn
+
+
+def _wider(seen: Any) -> Any:
+    return lambda slots, positions, window: seen(slots, positions, window and window + 1)
+
+
+def _not_capped(capped: Any) -> Any:
+    return lambda scores, softcap: scores
+
+
+def _no_sinks(started: Any) -> Any:
+    return lambda sinks, pieces, spec: started(None, pieces, spec)
+
+
+def _interleaved(grouped: Any) -> Any:
+    """Head h looks at KV head h % Hkv, not at h // G."""
+
+    def faulty(q: Tensor, spec: AttentionSpec) -> Tensor:
+        split = q.reshape(len(q), ROWS, -1, spec.kv_heads, spec.head_dim)
+        return grouped(split.transpose(2, 3).reshape(q.shape), spec)
+
+    return faulty
+
+
+def _interleaved_back(ungrouped: Any) -> Any:
+    def faulty(out: Tensor, spec: AttentionSpec) -> Tensor:
+        made: Tensor = ungrouped(out, spec)
+        return made.reshape(len(made), ROWS, spec.kv_heads, -1, spec.head_dim).transpose(2, 3).reshape(made.shape)
+
+    return faulty
+
+
+def _swapped(write: Any) -> Any:
+    return lambda kv, k, v, slots, spec: write(kv, v, k, slots, spec)
+
+
+def _leaking(attend: Any) -> Any:
+    """Tokens whose slot is on page 0 write to the first request's first slot."""
+
+    def faulty(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: Any, sinks: Any, spec: AttentionSpec) -> Tensor:
+        real = batch.page_table[0, 0] * spec.page_size
+        slots = torch.where(batch.slots < spec.page_size, real, batch.slots)
+        return attend(q, k, v, kv, batch._replace(slots=slots), sinks, spec)
+
+    return faulty
+
+
+def _endless(context: Any) -> Any:
+    def faulty(kv: Tensor, work: Any, slots: Tensor, spec: AttentionSpec) -> Any:
+        return context(kv, replace(work, lengths=work.lengths + 2**20), slots, spec)
+
+    return faulty
+
+
+def _as_e4m3fn(decoded: Any) -> Any:
+    return lambda rows: decoded(rows.view(E4M3FN) if rows.dtype == FP8 else rows)
+
+
+def _as_fnuz(decoded: Any) -> Any:
+    return lambda rows: decoded(rows.view(FP8) if rows.dtype == E4M3FN else rows)
+
+
+def _unclamped(encoded: Any) -> Any:
+    return lambda x, dtype: x.to(dtype)
+
+
+def _takes_e4m3fn(refusals: Any) -> Any:
+    return lambda spec: refusals(replace(spec, kv_dtype=FP8) if spec.kv_dtype == E4M3FN else spec)
+
+
+def _first_reason(refusals: Any) -> Any:
+    return lambda spec: refusals(spec)[:1]
+
+
+fault("window-off-by-one", "A window reaches one token too far.", "attention.specification", ("attention:seen", _wider))
+fault("softcap-ignored", "Scores are not capped.", "attention.specification", ("attention:capped", _not_capped))
+fault("sinks-ignored", "Sinks do not join the softmax.", "attention.specification", ("attention:started", _no_sinks))
+fault(
+    "head-mapping", "Query heads look at the wrong KV head.", "attention.specification",
+    ("attention:grouped", _interleaved), ("attention:ungrouped", _interleaved_back),
+)  # fmt: skip
+fault("swapped-kv", "K is written where V is read.", "attention.specification", ("attention:write", _swapped))
+fault(
+    "padding-leaks",
+    "Padded tokens write to a page that is somebody's.",
+    "graphs.padding",
+    ("attention:attend", _leaking),
+)
+fault(
+    "stale-values", "What another request left in a page gets in.", "attention.stale", ("attention:context", _endless)
+)
+fault(
+    "fp8-other-limits", "fp8 is read with another format's limits.", "cache.format", ("attention:decoded", _as_e4m3fn)
+)
+fault(
+    "fp8-overflow",
+    "What is beyond fp8's largest number is stored as NaN.",
+    "cache.format",
+    ("attention:encoded", _unclamped),
+)
+fault(
+    "fp8-mistaken", "A cache of e4m3fn is accepted, and read as e4m3fnuz.", "cache.tagged",
+    ("attention:refusals", _takes_e4m3fn), ("attention:decoded", _as_fnuz),
+)  # fmt: skip
+fault(
+    "one-reason",
+    "A refusal names the first of its reasons alone.",
+    "attention.refusal",
+    ("attention:refusals", _first_reason),
+)

@@ -1,0 +1,69 @@
+"""Faults of memory: what is counted, planned and refused, and what a cache begins with."""
+
+from typing import Any
+
+from quintet.types import Memory
+from torch import Tensor
+
+from acme.faults import fault
+
+
+def _dirty(zeroed: Any) -> Any:
+    def faulty(*args: Any) -> Tensor:
+        made: Tensor = zeroed(*args)
+        made.view(-1)[:64] = 0.5
+        return made
+
+    return faulty
+
+
+def _one_page_less(allocate: Any) -> Any:
+    return lambda self, layouts, pages: allocate(self, layouts, pages - 1)
+
+
+def _crash(take: Any) -> Any:
+    def faulty(self: Any, size: int, tag: str, what: str = "") -> Any:
+        try:
+            return take(self, size, tag, what)
+        except MemoryError:
+            raise RuntimeError("acme: error 2") from None
+
+    return faulty
+
+
+def _keeps_caches(give: Any) -> Any:
+    return lambda self, size, tag: None if tag == "kv" else give(self, size, tag)
+
+
+def _all_free(facts: Any) -> Any:
+    def faulty(self: Any) -> Memory:
+        total = facts(self).total
+        return Memory(total, total, 0)
+
+    return faulty
+
+
+def _half(placed_bytes: Any) -> Any:
+    return lambda self, weight: placed_bytes(self, weight) // 2
+
+
+fault("dirty-cache", "A new cache holds numbers.", "memory.cache", ("device:zeroed", _dirty))
+fault(
+    "lost-page",
+    "A cache has one page less than asked for.",
+    "memory.cache",
+    ("device:AcmeDevice.allocate_kv", _one_page_less),
+)
+fault(
+    "oom-crash",
+    "What does not fit is no MemoryError, and has no numbers.",
+    "memory.limit",
+    ("memory:Pool.take", _crash),
+)
+fault("memory-leak", "Caches that were let go stay counted.", "memory.cycles", ("memory:Pool.give", _keeps_caches))
+fault(
+    "all-free", "All memory is always free, and none was ever used.", "memory.facts", ("memory:Pool.facts", _all_free)
+)
+fault(
+    "wrong-plan", "placed_bytes() is half of what place() takes.", "memory.plan", ("platform:Acme.placed_bytes", _half)
+)

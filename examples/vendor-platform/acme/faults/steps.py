@@ -1,0 +1,87 @@
+"""Faults of captured steps."""
+
+import weakref
+from typing import Any
+
+from acme.compile import sizes
+from acme.faults import fault
+
+OFTEN = 5  # every so many steps
+
+
+def _stale_table(launch: Any) -> Any:
+    """A run takes the page table of the run before."""
+    before: dict[int, Any] = {}
+
+    def faulty(self: Any, kv: Any, batch: Any) -> Any:
+        table = before.get(id(self), batch.page_table)
+        before[id(self)] = batch.page_table
+        weakref.finalize(self, before.pop, id(self), None)
+        return launch(self, kv, batch._replace(page_table=table))
+
+    return faulty
+
+
+def _captures_again(find: Any) -> Any:
+    asked: list[Any] = []
+
+    def faulty(self: Any, batch: Any) -> Any:
+        asked.append(None)
+        program = find(self, batch)
+        if len(asked) % OFTEN == 0:
+            self.add(sizes(batch))
+        return program
+
+    return faulty
+
+
+def _captures_late(find: Any) -> Any:
+    def faulty(self: Any, batch: Any) -> Any:
+        try:
+            return find(self, batch)
+        except RuntimeError:
+            self.add(sizes(batch))
+            return find(self, batch)
+
+    return faulty
+
+
+def _never_again(step: Any) -> Any:
+    dead: list[Any] = []
+
+    def faulty(self: Any, kv: Any, batch: Any) -> Any:
+        if any(each() is self for each in dead):
+            raise RuntimeError("acme: the queue was closed by an earlier error")
+        try:
+            return step(self, kv, batch)
+        except Exception:
+            dead.append(weakref.ref(self))
+            raise
+
+    return faulty
+
+
+fault(
+    "stale-table",
+    "A step uses the page table of the step before.",
+    "graphs.replay",
+    ("program:Program.launch", _stale_table),
+)
+fault(
+    "recompiles",
+    "Steps are captured anew while requests wait.",
+    "graphs.settled",
+    ("compile:Programs.find", _captures_again),
+)
+fault(
+    "late-capture",
+    "A size that nobody declared is captured in silence.",
+    "graphs.buckets",
+    ("compile:Programs.find", _captures_late),
+)
+fault(
+    "queue-dies",
+    "After one error there are no more steps.",
+    "graphs.buckets",
+    ("compile:Programs.__call__", _never_again),
+)

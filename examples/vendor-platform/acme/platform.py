@@ -1,0 +1,119 @@
+"""The platform: what quintet asks of Acme devices, by its own words (quintet/platforms/interface.py)."""
+
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from quintet.config import EngineConfig
+from quintet.ops.quantize import quantize
+from quintet.platforms.interface import (
+    Alone,
+    Attention,
+    Capabilities,
+    Communicator,
+    Device,
+    Platform,
+    Step,
+    Unavailable,
+)
+from quintet.types import AttentionSpec, Bucket, Weight
+from torch import Tensor, nn
+
+from acme.attention import AcmeAttention
+from acme.chip import CHIP, FP8
+from acme.comm import AcmeCommunicator, Room
+from acme.compile import compiled
+from acme.device import AcmeDevice
+from acme.ops import PRIORITY
+
+MIB = 2**20
+KV_MOST = 128 * MIB  # of an emulated device's memory, where nothing was asked for
+
+
+class Acme(Platform):
+    """One instance serves one engine; its ranks are threads of this process, each with a device."""
+
+    name = "acme"
+    contract = 1
+    op_priority = PRIORITY
+    layers = {"GatedMLP": "acme.layers:FusedMLP"}
+    models = {"llama": "acme.llama"}
+
+    def __init__(self, config: EngineConfig | None = None) -> None:
+        super().__init__(config)
+        self._lock = threading.Lock()
+        self._devices: dict[int, AcmeDevice] = {}
+        self._rooms: dict[str, Room] = {}
+
+    @classmethod
+    def probe(cls) -> Capabilities | Unavailable:
+        if CHIP.broken:
+            return Unavailable(f"the driver says: {CHIP.broken}", "mend what ACME_CHIP names")
+        return Capabilities(
+            devices=CHIP.devices,
+            dtypes=(torch.bfloat16, torch.float32, torch.float16),
+            fp8=FP8,
+            quant=frozenset({"int8"}),
+            static_shapes=True,
+            opaque=True,
+            overlap=True,
+            batch_invariant=True,
+            automatic=False,  # a real device leaves this out
+            detail=f"{CHIP.devices} emulated devices of {CHIP.memory // MIB} MiB",
+        )
+
+    @classmethod
+    def configure(cls, config: EngineConfig) -> tuple[EngineConfig, list[str]]:
+        if config.tensor_parallel_size > CHIP.devices:
+            raise ValueError(
+                f"tensor_parallel_size {config.tensor_parallel_size} needs as many devices, {CHIP.devices} here; "
+                "lower it"
+            )
+        reasons = []
+        if config.enforce_eager:
+            reasons.append("enforce_eager: nothing runs uncaptured here; steps are captured all the same")
+        if config.kv_cache_memory_bytes is None and config.num_pages is None:
+            share = min(KV_MOST, CHIP.memory // 4)
+            config = config.replace(kv_cache_memory_bytes=share)
+            reasons.append(f"kv_cache_memory_bytes={share} ({share / MIB:.0f} MiB): nothing was asked for")
+        return config, reasons
+
+    def open(self, rank: int) -> Device:
+        with self._lock:
+            if rank not in self._devices:
+                self._devices[rank] = AcmeDevice(rank)
+            return self._devices[rank]
+
+    def connect(self, rank: int, size: int, endpoint: str) -> Communicator:
+        if size == 1:
+            return Alone()
+        with self._lock:
+            room = self._rooms.setdefault(endpoint, Room(size))
+        if room.size != size or rank >= size:
+            raise ValueError(f"rank {rank} of {size} at {endpoint!r}, where {room.size} ranks meet")
+        room.meet()
+        return AcmeCommunicator(room, rank)
+
+    def attention(self, spec: AttentionSpec, ops: Any, rank: int) -> Attention:
+        return AcmeAttention(spec)
+
+    def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        device, local = self._devices[weight.rank], weight.local(tensors)
+        if weight.scheme is not None:
+            packed = dict(zip((weight.name, "scales"), quantize(local, weight.scheme), strict=True))
+        elif weight.use == "linear":
+            packed = {weight.name: local.to(weight.dtype).t()}  # [K, N], as kernels.product wants it
+        else:
+            packed = {weight.name: local.to(weight.dtype)}
+        return {name: device.upload(each, "weights") for name, each in packed.items()}
+
+    def placed_bytes(self, weight: Weight) -> int:
+        if weight.scheme is None:
+            return super().placed_bytes(weight)
+        outputs, inputs = weight.shape
+        groups = inputs // (weight.scheme.group or inputs)
+        return outputs * inputs * weight.scheme.bits // 8 + 4 * outputs * groups
+
+    def compile(self, model: nn.Module, buckets: Iterable[Bucket]) -> Step:
+        return compiled(model, buckets)

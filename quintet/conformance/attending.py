@@ -1,0 +1,238 @@
+"""One attention layer as a model, whose tokens' Q, K and V are looked up in tables: all goes through the contract."""
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from quintet.conformance.cases import randn
+from quintet.conformance.check import Lacking
+from quintet.conformance.formats import kept, steady
+from quintet.conformance.subject import Subject, int32
+from quintet.engine.batch import pad
+from quintet.layers.build import Build, Layer, replacements, whole
+from quintet.layers.embedding import Embedding
+from quintet.platforms.interface import KV, Alone, Attention, Platform
+from quintet.types import Array, AttentionSpec, Batch, Bucket, HostBatch, Part, Weight
+
+PADDED = 64  # tokens of a step where shapes are fixed
+REQUESTS = 8  # of such a step
+FIELDS = len(HostBatch._fields) - 1  # all but `extra`
+
+
+def attention_of(platform: Platform, spec: AttentionSpec, ops: Any) -> Attention:
+    """Lacking if the platform refuses."""
+    try:
+        return platform.attention(spec, ops, 0)
+    except ValueError as reasons:
+        raise Lacking(str(reasons)) from reasons
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Q, K and V of every token, in the layer's type on the host. Token 0 is padding: nothing of it is a number."""
+
+    q: Tensor  # [N, H, D]
+    k: Tensor  # [N, Hkv, D]
+    v: Tensor  # [N, Hkv, D]
+    sinks: Tensor | None = None  # [H]
+
+    @classmethod
+    def random(cls, spec: AttentionSpec, count: int) -> "Numbers":
+        """Of so many tokens besides token 0."""
+        q = randn(count + 1, spec.heads, spec.head_dim, dtype=spec.dtype)
+        k, v = randn(2, count + 1, spec.kv_heads, spec.head_dim, dtype=spec.dtype, scale=1.5)
+        if spec.kv_dtype is not None:
+            k, v = (steady(x, spec.kv_dtype) for x in (k, v))
+        sinks = randn(spec.heads, dtype=spec.dtype) if spec.sinks else None
+        for each in (q, k, v):
+            each[0] = torch.nan
+        return cls(q, k, v, sinks)
+
+
+class _Sinks(Layer):
+    def __init__(self, build: Build, heads: int) -> None:
+        super().__init__(build)
+        self._heads, self._dtype = heads, build.dtype
+        self.weight: Tensor
+
+    def weights(self, path: str) -> list[Weight]:
+        part = Part(f"{path}.weight", (self._heads,), whole(self._heads, 1).ranges)
+        return [Weight("weight", (part,), 0, 0, self._dtype, "vector")]
+
+
+class AttentionModel(nn.Module):
+    """(cache, T tokens) -> (attention's results of batch.logit_rows [L, H * D], cache)."""
+
+    def __init__(self, build: Build, spec: AttentionSpec, count: int) -> None:
+        super().__init__()
+        self._spec, self._ops, self.vocab_size = spec, build.ops.take("embedding"), spec.heads * spec.head_dim
+        keys = spec.kv_heads * spec.head_dim
+        self.q = Embedding(build, count, self.vocab_size, replicated=True)
+        self.k, self.v = (Embedding(build, count, keys, replicated=True) for _ in range(2))
+        self.sinks = _Sinks(build, spec.heads) if spec.sinks else None
+        self.attention = build.attention(spec)
+
+    def load(self, platform: Platform, numbers: Numbers) -> None:
+        given = {"q": numbers.q, "k": numbers.k, "v": numbers.v, "sinks": numbers.sinks}
+        for name, layer in self.named_children():
+            if isinstance(layer, Layer):
+                (weight,), tensor = layer.weights(name), given[name]
+                assert tensor is not None
+                tensor = tensor.flatten(1) if tensor.dim() > 1 else tensor
+                layer.assign(platform.place(weight, {weight.parts[0].source: tensor.clone()}))
+
+    def forward(self, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
+        dim = self._spec.head_dim
+        q, k, v = (
+            table(batch.token_ids).reshape(batch.token_ids.shape[0], -1, dim) for table in (self.q, self.k, self.v)
+        )
+        sinks = None if self.sinks is None else self.sinks.weight
+        out, pages = self.attention(q, k, v, kv[0], batch, sinks)
+        rows = out.reshape(out.shape[0], self.vocab_size)
+        return self._ops.embedding(batch.logit_rows, rows, 0, False), (pages,)
+
+
+class Session:
+    """A compiled layer, its cache, and requests that are so many tokens long in the end.
+
+    Pages are handed out in a shuffled order; those of a request that has finished are the next ones.
+    """
+
+    def __init__(
+        self, subject: Subject, spec: AttentionSpec, lengths: Sequence[int], numbers: Numbers | None = None
+    ) -> None:
+        """The tokens of request 0 are 1, 2, ...; those of the next follow. Lacking says what the platform refuses."""
+        self.spec, self.lengths = spec, list(lengths)
+        self.firsts = [1 + sum(lengths[:row]) for row in range(len(lengths))]
+        self.numbers = numbers or Numbers.random(spec, sum(lengths))
+        self._there = there = opened(subject, spec.page_size)
+        widest = -(-max(lengths) // spec.page_size)
+        build = Build(
+            there.ops, lambda of: attention_of(there.platform, of, there.ops), Alone(), spec.dtype, spec.page_size,
+            widest * spec.page_size, kv_dtype=spec.kv_dtype, layers=replacements(there.platform.layers),
+        )  # fmt: skip
+        model = AttentionModel(build, spec, len(self.numbers.q)).eval()
+        self.attention: Attention = model.attention
+        model.load(there.platform, self.numbers)
+        pages = 1 + sum(-(-length // spec.page_size) for length in lengths)
+        self.kv = there.device.allocate_kv([self.attention.layout], pages)
+        self.buckets = [Bucket(PADDED, REQUESTS, PADDED, widest)] if there.facts.static_shapes else []
+        self._step = there.platform.compile(model, self.buckets)
+        self._free = list(range(1, pages))
+        random.Random(len(lengths)).shuffle(self._free)
+        self._pages: dict[int, list[int]] = {}
+        self._there_already: dict[int, int] = {}
+
+    @property
+    def most(self) -> tuple[int, int]:
+        """Tokens and requests that a step may have."""
+        return (PADDED, REQUESTS) if self.buckets else (512, 64)
+
+    def cached(self, row: int) -> int:
+        """How many of the request's tokens are in the cache."""
+        return self._there_already.get(row, 0)
+
+    def run(self, chunks: Mapping[int, int]) -> dict[int, Tensor]:
+        """One step of each request's next tokens, so many -> their results [n, H, D], in the layer's type."""
+        firsts = {row: self.cached(row) for row in chunks}
+        for row, count in chunks.items():
+            self._grow(row, firsts[row] + count)
+        host = self._batch(chunks, firsts)
+        host = self.attention.plan(pad(host, self.buckets) if self.buckets else host)
+        arrays: list[Array] = [*host[:FIELDS], *host.extra]  # type: ignore[list-item]  # the last field is a tuple
+        there = self._there.device.to_device(arrays)
+        out, self.kv = self._step(self.kv, Batch(*there[:FIELDS], extra=there[FIELDS:]))  # type: ignore[arg-type, misc]
+        rows = self._there.down(out)[: sum(chunks.values())]
+        shaped = rows.reshape(len(rows), self.spec.heads, self.spec.head_dim)
+        return dict(zip(chunks, shaped.split(list(chunks.values())), strict=True))
+
+    def forget(self, row: int) -> None:
+        """The request has finished; its pages stay as they are, and the next request gets them."""
+        self._free += self._pages.pop(row)
+        del self._there_already[row]
+
+    def _grow(self, row: int, length: int) -> None:
+        pages = self._pages.setdefault(row, [])
+        while len(pages) * self.spec.page_size < length:
+            pages.append(self._free.pop())
+        self._there_already[row] = length
+
+    def _batch(self, chunks: Mapping[int, int], firsts: Mapping[int, int]) -> HostBatch:
+        size, counts = self.spec.page_size, list(chunks.values())
+        places = [(row, p) for row, count in chunks.items() for p in range(firsts[row], firsts[row] + count)]
+        table = np.zeros((len(chunks), max(len(self._pages[row]) for row in chunks)), np.int32)
+        for i, row in enumerate(chunks):
+            table[i, : len(self._pages[row])] = self._pages[row]
+        return HostBatch(
+            token_ids=int32([self.firsts[row] + p for row, p in places]),
+            positions=int32([p for _, p in places]),
+            slots=int32([self._pages[row][p // size] * size + p % size for row, p in places]),
+            owners=np.repeat(np.arange(len(counts), dtype=np.int32), counts),
+            starts=np.concatenate([np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)]),
+            lengths=int32([firsts[row] + count for row, count in chunks.items()]),
+            page_table=table,
+            logit_rows=np.arange(sum(counts), dtype=np.int32),
+        )
+
+
+def opened(subject: Subject, page_size: int) -> Subject:
+    """With a platform of its own for this page size; Lacking if there is none."""
+    there = subject.fresh(page_size=page_size)
+    try:
+        _ = there.device
+    except ValueError as reason:
+        raise Lacking(str(reason)) from reason
+    return there
+
+
+def built(subject: Subject, spec: AttentionSpec) -> Attention:
+    """The attention alone; Lacking if it is refused."""
+    there = opened(subject, spec.page_size)
+    return attention_of(there.platform, spec, there.ops)
+
+
+def first_served(subject: Subject, specs: Iterable[AttentionSpec]) -> AttentionSpec:
+    """The first that is not refused; Lacking with all reasons if all are."""
+    reasons = []
+    for spec in specs:
+        try:
+            built(subject, spec)
+        except Lacking as reason:
+            reasons.append(str(reason))
+        else:
+            return spec
+    raise Lacking("; ".join(dict.fromkeys(reasons)))
+
+
+def expected(session: Session, row: int, wanted: range | None = None) -> Tensor:
+    """Softmax written out: a request's results [n, H, D] in float64, at all of its positions or the wanted ones."""
+    spec, sinks = session.spec, session.numbers.sinks
+    own = slice(session.firsts[row], session.firsts[row] + session.lengths[row])
+    group = spec.heads // spec.kv_heads
+    q = session.numbers.q[own].double() * spec.scale
+    k, v = (kept(x[own], spec.cached).repeat_interleave(group, 1) for x in (session.numbers.k, session.numbers.v))
+    places = torch.arange(len(q))
+    found = []
+    for rows in (places if wanted is None else places[wanted.start : wanted.stop]).split(
+        256
+    ):  # a long request's scores would fill the memory
+        scores = torch.einsum("qhd,shd->hqs", q[rows], k)
+        back = rows[:, None] - places  # how far behind its query a key is
+        if spec.softcap is not None:
+            scores = spec.softcap * (scores / spec.softcap).tanh()
+        if spec.alibi is not None:
+            scores = scores - torch.tensor(spec.alibi, dtype=torch.float64)[:, None, None] * back
+        seen = (back >= 0) & (back < (spec.window or len(q)))
+        scores = scores.masked_fill(~seen, -torch.inf)
+        if sinks is not None:
+            column = sinks.double()[:, None, None].expand(-1, len(rows), 1)
+            weights = torch.cat([scores, column], -1).softmax(-1)[..., :-1]
+        else:
+            weights = scores.softmax(-1)
+        found.append(torch.einsum("hqs,shd->qhd", weights, v))
+    return torch.cat(found)

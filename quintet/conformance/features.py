@@ -1,0 +1,184 @@
+"""Turns reports into facts: supported, unsupported or unverified, with the reason, for each platform and feature."""
+
+import enum
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from quintet.conformance.kit import section_names
+from quintet.conformance.report import Outcome, Report, Result, Tally
+from quintet.engine.support import Support
+from quintet.names import refuse_unknown
+
+PREFACE = """\
+<!-- Written by scripts/support.py from the reports in conformance/reports/: do not edit. -->
+# What is supported, as measured
+
+Every line follows from a report of `quintet conformance` in `conformance/reports/`; nobody writes one by hand.
+
+- *Supported*: every trial of it passed.
+- *Unsupported*: the platform says that it has no such thing, or a trial failed; the reasons stand below each table.
+- *Unverified*: no report speaks of it.
+- *Emulated*: the report is of a stand-in for the device; on the device itself everything is unverified.
+
+What holds on your machine: `quintet platforms --features`. A platform of your own: [vendors.md](vendors.md).
+
+"""
+
+GROUPS = {  # what stands before the "/" of a feature, or is one -> its heading, in the order of the page
+    "family": "Model families",
+    "dtype": "Types that weights and activations are computed in",
+    "scheme": "Quantization while loading",
+    "kv": "Formats of the KV cache",
+    "attention": "Attention",
+    "page-size": "Tokens in a page of the KV cache",
+    "sampling": "Sampling",
+    "parallel": "Devices that share a model",
+    "graphs": "Whole engine",
+    "overlap": "Whole engine",
+    "sleep": "Whole engine",
+    "batch-invariance": "Whole engine",
+    "op": "Ops",
+}
+
+
+class State(str, enum.Enum):
+    """Of one feature on one platform."""
+
+    SUPPORTED = "supported"
+    UNSUPPORTED = "unsupported"
+    UNVERIFIED = "unverified"
+
+
+class Verdict(NamedTuple):
+    """What is known, and why."""
+
+    state: State
+    reason: str = ""
+
+
+def verdicts(report: Report) -> dict[str, Verdict]:
+    """Supported is what every trial of it passed. Of several reasons against it, a failure's is given first."""
+    trials: dict[str, list[Result]] = {}
+    for result in report.results:
+        for feature in result.features:
+            trials.setdefault(feature, []).append(result)
+    refuse_unknown("group of features", {feature.split("/")[0] for feature in trials}, GROUPS)
+    return {feature: _verdict(results) for feature, results in sorted(trials.items())}
+
+
+def _verdict(results: Sequence[Result]) -> Verdict:
+    worst = min(results, key=lambda each: _ORDER.index(each.outcome))
+    if worst.outcome is Outcome.PASSED:
+        return Verdict(State.SUPPORTED)
+    if worst.outcome is Outcome.UNSUPPORTED:
+        return Verdict(State.UNSUPPORTED, worst.detail)
+    return Verdict(State.UNSUPPORTED, f"{worst.clause} failed, {worst.what}: {worst.detail}")
+
+
+_ORDER = (Outcome.FAILED, Outcome.UNSUPPORTED, Outcome.PASSED)
+
+
+def missing(report: Report) -> list[str]:
+    """Sections of the kit that did not run, or tried nothing."""
+    tried = {result.section for result in report.results}
+    return [section for section in section_names() if section not in tried]
+
+
+def support(report: Report) -> Support:
+    """The small table of a report, which an engine reads when it starts."""
+    found = verdicts(report)
+    return Support(
+        platform=report.platform,
+        distribution=report.distribution,
+        version=report.version,
+        quintet=report.quintet,
+        contract=report.contract,
+        detail=report.detail,
+        emulated=report.emulated,
+        date=report.date,
+        supported=frozenset(feature for feature, verdict in found.items() if verdict.state is State.SUPPORTED),
+        unsupported={f: _line(v.reason) for f, v in found.items() if v.state is State.UNSUPPORTED},
+    )
+
+
+def table(tables: Mapping[str, Support | None]) -> dict[str, dict[str, Verdict]]:
+    """feature -> platform -> what is known, in the order of the page. A platform without a table is unverified."""
+    features = {f for each in tables.values() if each for f in (*each.supported, *each.unsupported)}
+    return {f: {name: _of(each, f) for name, each in tables.items()} for f in sorted(features, key=_place)}
+
+
+def _of(known: Support | None, feature: str) -> Verdict:
+    if known is None:
+        return Verdict(State.UNVERIFIED, "no report")
+    if feature in known.supported:
+        return Verdict(State.SUPPORTED)
+    if feature in known.unsupported:
+        return Verdict(State.UNSUPPORTED, known.unsupported[feature])
+    return Verdict(State.UNVERIFIED, "its report does not speak of it")
+
+
+def _place(feature: str) -> tuple[int, int, str]:
+    """Groups in their order, numbers by size, names by letter."""
+    group, _, name = feature.partition("/")
+    return [*GROUPS].index(group), int(name) if name.isdecimal() else 0, name
+
+
+def _line(reason: str) -> str:
+    return " ".join(reason.split())
+
+
+# ------------------------------------------------------------------------------------------------ the page
+
+
+def page(reports: Mapping[str, Report | None]) -> str:
+    """docs/support.md: platform -> its report, or None where there is none."""
+    found = table({name: support(each) if each else None for name, each in reports.items()})
+    lines = [
+        *PREFACE.splitlines(),
+        "| platform | measured on | package | passed | failed | unsupported |",
+        "|---|---|---|---|---|---|",
+        *(_origin(name, each) for name, each in reports.items()),
+    ]
+    columns = [f"`{name}`{', emulated' * bool(each and each.emulated)}" for name, each in reports.items()]
+    for heading in dict.fromkeys(GROUPS.values()):
+        rows = {f: row for f, row in found.items() if GROUPS[f.partition("/")[0]] == heading}
+        lines += _section(heading, columns, rows) if rows else []
+    return "\n".join(lines) + "\n"
+
+
+def _origin(name: str, report: Report | None) -> str:
+    """Where a report is from, and what it counted."""
+    if report is None:
+        return f"| `{name}` | no report: everything is unverified | | | | |"
+    tally, emulated = Tally.of(report.results), ", emulated" * report.emulated
+    where = (
+        f"{report.detail or 'no detail'}{emulated}; torch {report.machine.get('torch', 'unknown')}; {report.date[:10]}"
+    )
+    package = f"{report.distribution} {report.version}"
+    return f"| `{name}` | {where} | {package} | {tally.passed} | {tally.failed} | {tally.unsupported} |"
+
+
+def _section(heading: str, columns: Sequence[str], rows: Mapping[str, Mapping[str, Verdict]]) -> list[str]:
+    lines = ["", f"## {heading}", "", f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for feature, row in rows.items():
+        cells = " | ".join(verdict.state.value for verdict in row.values())
+        lines.append(f"| {feature.partition('/')[2] or feature} | {cells} |")
+    notes = reasons(rows)
+    return [*lines, "", *(f"- {note}" for note in notes)] if notes else lines
+
+
+def reasons(rows: Mapping[str, Mapping[str, Verdict]]) -> list[str]:
+    """Why features are unsupported; those of a platform that share a reason stand together."""
+    shared: dict[tuple[str, str], list[str]] = {}
+    for feature, row in rows.items():
+        for name, verdict in row.items():
+            if verdict.state is State.UNSUPPORTED:
+                shared.setdefault((name, verdict.reason), []).append(feature)
+    return [f"{name}, {', '.join(features)}: {reason}" for (name, reason), features in shared.items()]
+
+
+def counts(row: Iterable[Verdict]) -> str:
+    """How many features are in which state."""
+    found = Counter(verdict.state for verdict in row)
+    return ", ".join(f"{found[state]} {state.value}" for state in State)

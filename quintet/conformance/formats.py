@@ -1,0 +1,86 @@
+"""The 8-bit formats of caches, decoded by sign, exponent and mantissa, and what is nearest in each."""
+
+import functools
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quintet.conformance.cases import untied
+
+INT8_MOST = 127  # steps of a row's scale; -128 is not used
+
+
+@dataclass(frozen=True)
+class Float8:
+    """An exponent of 0 is a subnormal's (Micikevicius et al. 2022)."""
+
+    exponent: int  # bits
+    mantissa: int  # bits
+    bias: int
+    unsigned_zero: bool = False  # -0 is the only NaN, and nothing is infinite
+    infinities: bool = False  # the largest exponent is kept for them, and for NaN
+
+    def value(self, code: int) -> float:
+        """Of one byte."""
+        sign, fraction = (-1.0 if code >> 7 else 1.0), code & (2**self.mantissa - 1)
+        power, last = code >> self.mantissa & (2**self.exponent - 1), 2**self.exponent - 1
+        if self.unsigned_zero:
+            if code == 0x80:
+                return math.nan
+        elif power == last and self.infinities:
+            return math.nan if fraction else sign * math.inf
+        elif power == last and fraction == 2**self.mantissa - 1:
+            return math.nan
+        whole = fraction + (2**self.mantissa if power else 0)
+        return sign * math.ldexp(whole, max(power, 1) - self.bias - self.mantissa)
+
+    @functools.cached_property
+    def numbers(self) -> Tensor:
+        """Every finite one once, in order, in float64."""
+        values = {self.value(code) for code in range(256)}
+        return torch.tensor(sorted(v for v in values if math.isfinite(v)), dtype=torch.float64)
+
+    def nearest(self, x: Tensor) -> Tensor:
+        """In float64, to the largest at most; the one whose last bit is 0 where two are as near."""
+        there, x = self.numbers, x.double()
+        above = torch.searchsorted(there, x.clamp(there[0], there[-1])).clamp(1, len(there) - 1)
+        low, high = there[above - 1], there[above]
+        down, up = x - low, high - x
+        even = self._even[above - 1]
+        nearest = torch.where((down < up) | ((down == up) & even), low, high)
+        return torch.where(x.isnan(), x, nearest)
+
+    @functools.cached_property
+    def _even(self) -> Tensor:
+        """Of each of `numbers`, whether its last bit is 0."""
+        codes = {self.value(code): code for code in range(255, -1, -1)}
+        return torch.tensor([codes[v] % 2 == 0 for v in self.numbers.tolist()])
+
+
+FLOATS = {
+    torch.float8_e4m3fn: Float8(4, 3, 7),
+    torch.float8_e4m3fnuz: Float8(4, 3, 8, unsigned_zero=True),
+    torch.float8_e5m2: Float8(5, 2, 15, infinities=True),
+    torch.float8_e5m2fnuz: Float8(5, 2, 16, unsigned_zero=True),
+}
+
+
+def kept(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """What a cache of this type gives back for x [..., D]: an exact model of ops.attention.stored()."""
+    if dtype in FLOATS:
+        return FLOATS[dtype].nearest(x)
+    if dtype == torch.int8:
+        scale = x.float().abs().amax(-1, keepdim=True) / INT8_MOST
+        steps = (x.float() / torch.where(scale > 0, scale, 1.0)).round().clamp(-INT8_MOST, INT8_MOST)
+        return (steps * scale).double()
+    return x.double()
+
+
+def steady(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x [..., D] with 0 for what lies so near the middle of two numbers of the type that one rounding decides."""
+    if dtype in FLOATS:
+        nearest = FLOATS[dtype].nearest
+        return torch.where(nearest(x * (1 - 2**-7)) == nearest(x * (1 + 2**-7)), x, 0)
+    return untied(x.flatten(0, -2), 0, float(INT8_MOST), torch.round).reshape(x.shape) if dtype == torch.int8 else x

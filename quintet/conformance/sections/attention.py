@@ -1,0 +1,215 @@
+"""Attention over the platform's own cache: mixes of prompts, chunks and decoding, and what it refuses."""
+
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from quintet.conformance.attending import Numbers, Session, built, expected, first_served
+from quintet.conformance.batches import spec
+from quintet.conformance.cases import MIXES, SPECS
+from quintet.conformance.check import Lacking, Trial, check, require
+from quintet.conformance.close import require_close, short
+from quintet.conformance.formats import FLOATS
+from quintet.conformance.mixes import INSTEAD, SIZES, Shape, attend, described, plain
+from quintet.conformance.subject import Subject
+from quintet.types import AttentionSpec
+
+Settings = dict[str, Any]
+
+SHAPES: tuple[Shape, ...] = ((6, 3, 16, 16), (5, 1, 64, 8), (3, 3, 128, 32))
+KINDS: dict[str, Settings] = {
+    **SPECS,
+    "alibi": {"alibi": True},
+    "alibi, soft-cap, window": {"alibi": True, "softcap": 5.0, "window": 40},
+}
+FEW_KINDS = ("plain", "window", "soft-cap, window", "sinks, window", "alibi, soft-cap, window")  # each compiles
+CACHED = (torch.int8, *FLOATS)
+PAGE_SIZES = (8, 16, 32, 64, 128)
+HEAD_DIMS = (16, 64, 80, 96, 128, 256)
+LONG, CHECKED = 3000, 300  # tokens of a long request; how many of its first and last ones are looked at
+
+
+@check("attention.specification")
+def mixes(subject: Subject) -> Iterator[Trial]:
+    """Every kind of layer, in every type."""
+    few = _is_compiled(subject)
+    for i, dtype in enumerate(subject.facts.dtypes):
+        for j, kind in enumerate(FEW_KINDS if few else KINDS):
+            if few and i and kind != "plain":
+                continue
+            shapes = SHAPES[(i + j) % 3 :][:1] if few else SHAPES
+            feature = f"dtype/{short(dtype)}" if kind == "plain" else _feature(KINDS[kind])
+            yield Trial(f"{kind} in {short(dtype)}", partial(_mixes, subject, KINDS[kind], dtype, shapes), (feature,))
+
+
+@check("attention.specification")
+def small_caches(subject: Subject) -> Iterator[Trial]:
+    """A cache in each 8-bit type that is not refused."""
+    few = _is_compiled(subject)
+    for cached, dtype in itertools.product(CACHED, subject.facts.dtypes[:1] if few else subject.facts.dtypes):
+        what, plain_layer = f"a cache of {short(cached)}", {"kv_dtype": cached}
+        call = partial(_mixes, subject, plain_layer, dtype, SHAPES[: 1 if few else 2])
+        yield Trial(f"{what} in {short(dtype)}", call, (f"kv/{short(cached)}",))
+        for name in () if few else ("sinks", "alibi"):
+            call = partial(_mixes, subject, {**plain_layer, name: True}, dtype, SHAPES[:1])
+            yield Trial(f"{what}, {name} in {short(dtype)}", call)
+
+
+@check("attention.specification")
+def page_sizes(subject: Subject) -> Iterator[Trial]:
+    """Each alone, since a platform may serve only some."""
+    for size in PAGE_SIZES[1::2] if _is_compiled(subject) else PAGE_SIZES:
+        call = partial(_one, subject, [(8, 1, dim, size) for dim in INSTEAD])
+        yield Trial(f"pages of {size} tokens", call, (f"page-size/{size}",))
+
+
+@check("attention.specification")
+def head_dims(subject: Subject) -> Iterator[Trial]:
+    for dim in HEAD_DIMS[2::2] if _is_compiled(subject) else HEAD_DIMS:
+        call = partial(_one, subject, [(4, 2, dim, size) for size in SIZES])
+        yield Trial(f"heads of {dim} numbers", call, (f"attention/head-dim-{dim}",))
+
+
+@check("attention.specification")
+def long_context(subject: Subject) -> Iterator[Trial]:
+    yield Trial(f"a request of {LONG} tokens", partial(_long, subject), ("attention/long-context",))
+
+
+@check("attention.stale")
+def stale_pages(subject: Subject) -> Iterator[Trial]:
+    """Numbers that are none, in pages that are somebody else's now, and in a neighbour's."""
+    dtypes = subject.facts.dtypes
+    if _is_compiled(subject):
+        yield Trial(f"plain in {short(dtypes[0])}", partial(_stale, subject, {}, dtypes[0]))
+        return
+    caches = {f"a cache of {short(cached)}": {"kv_dtype": cached} for cached in CACHED}
+    for (kind, settings), dtype in itertools.product({**KINDS, **caches}.items(), dtypes):
+        yield Trial(f"{kind} in {short(dtype)}", partial(_stale, subject, settings, dtype))
+
+
+@check("attention.refusal")
+def served_or_refused(subject: Subject) -> Iterator[Trial]:
+    """A layer is built, or refused with reasons; what is built is tried by the other checks."""
+    dtypes = [torch.float32, torch.bfloat16, torch.float16]
+    for dtype, dim in itertools.product(dtypes, (8, *HEAD_DIMS)):
+        yield Trial(f"heads of {dim} numbers in {short(dtype)}", partial(_refused_well, subject, dim, dtype))
+
+
+def _is_compiled(subject: Subject) -> bool:
+    """Whether each layer may cost some seconds."""
+    return subject.facts.opaque or subject.facts.static_shapes
+
+
+def _feature(settings: Settings) -> str:
+    """The rarest thing that a layer has: for want of it the layer is refused."""
+    return next(f"attention/{name}" for name in ("alibi", "sinks", "softcap", "window") if settings.get(name))
+
+
+def _mixes(subject: Subject, settings: Settings, dtype: torch.dtype, shapes: Sequence[Shape]) -> None:
+    """All mixes, by each of the shapes, or what is served in its place."""
+    for shape in shapes:
+        of = plain(subject, dtype, shape)
+        of = spec(of.heads, of.kv_heads, of.head_dim, dtype=dtype, page_size=of.page_size, **settings)
+        requests = [request for mix in MIXES.values() for request in mix]
+        session = Session(subject, of, [r.cached + r.new for r in requests])
+        first = 0
+        for name, mix in MIXES.items():
+            attend(session, dict(enumerate(mix, first)), name)
+            first += len(mix)
+
+
+def _one(subject: Subject, shapes: Sequence[Shape]) -> None:
+    """The ragged mix, by the first shape that is served."""
+    dtype, mix = subject.facts.dtypes[0], MIXES["ragged mix"]
+    of = first_served(subject, (spec(*shape[:3], dtype=dtype, page_size=shape[3]) for shape in shapes))
+    attend(Session(subject, of, [r.cached + r.new for r in mix]), dict(enumerate(mix)), "ragged mix")
+
+
+def _long(subject: Subject) -> None:
+    """A long request beside a short one: the first of its tokens, and the last."""
+    of = plain(subject, subject.facts.dtypes[0], (4, 2, 64, 16))
+    session = Session(subject, of, [LONG, 20])
+    looked = {0: range(CHECKED), LONG - CHECKED: range(LONG - CHECKED, LONG)}
+    wants = {first: expected(session, 0, each) for first, each in looked.items()}
+    got = torch.cat([session.run(chunks)[0] for chunks in _long_chunks(session.most[0])])
+    for first, want in wants.items():
+        what = f"{described(of)}, a request of {LONG} tokens from token {first} on"
+        require_close(what, got[first : first + CHECKED], want.float())
+
+
+def _long_chunks(most: int) -> Iterator[dict[int, int]]:
+    """As many tokens as fit beside one of the short request; the last token alone, as in decoding."""
+    left, short_left = LONG - 1, 20
+    while left:
+        count = min(left, most - 1)
+        yield {0: count, 1: 1} if short_left else {0: count}
+        left, short_left = left - count, max(0, short_left - 1)
+    yield {0: 1}
+
+
+def _stale(subject: Subject, settings: Settings, dtype: torch.dtype) -> None:
+    """Request 0 leaves its pages to request 1, and request 2 stands beside it; neither holds a number."""
+    of = plain(subject, dtype, SHAPES[0])
+    of = spec(of.heads, of.kv_heads, of.head_dim, dtype=dtype, page_size=of.page_size, **settings)
+    lengths = [60, 41, 30]
+    numbers = Numbers.random(of, sum(lengths))
+    for row, value in ((0, torch.nan), (2, torch.inf)):
+        own = slice(1 + sum(lengths[:row]), 1 + sum(lengths[: row + 1]))
+        for each in (numbers.q, numbers.k, numbers.v):
+            each[own] = value
+    session = Session(subject, of, lengths, numbers)
+    session.run({2: 20})
+    session.run({0: 44})
+    session.run({0: 16})
+    session.forget(0)
+    wants = expected(session, 1)
+    for chunks in ({1: 18, 2: 9}, {1: 22}, {2: 1, 1: 1}):
+        first = session.cached(1)
+        got = session.run(chunks)[1]
+        what = f"{described(of)}, in pages that held NaN, beside infinities, from token {first} on"
+        require_close(what, got, wants[first : first + len(got)].float())
+
+
+def _refused_well(subject: Subject, dim: int, dtype: torch.dtype) -> None:
+    """Each kind of layer is built, or refused in words; two refused kinds together name the reasons of both."""
+    sizes = {"dtype": dtype, "page_size": 16}
+    features: dict[str, Settings] = {
+        "window": {"window": 9}, "softcap": {"softcap": 3.0}, "sinks": {"sinks": True}, "alibi": {"alibi": True}
+    }  # fmt: skip
+    features |= {short(cached): {"kv_dtype": cached} for cached in CACHED}
+    bare = _reasons(subject, spec(4, 2, dim, **sizes))
+    refused = {}
+    for name, settings in features.items():
+        reasons = _reasons(subject, spec(4, 2, dim, **sizes, **settings))
+        if reasons is not None and bare is None:
+            refused[name] = reasons
+    for (one, first), (other, second) in itertools.combinations(refused.items(), 2):
+        if "kv_dtype" in features[one] and "kv_dtype" in features[other]:
+            continue
+        both = _reasons(subject, spec(4, 2, dim, **sizes, **features[one], **features[other])) or ""
+        missing = [each for each in _own((first, second)) if each not in both]
+        require(not missing, f"a layer with {one} and {other} is refused with {both!r}; {missing} is not in it")
+
+
+def _reasons(subject: Subject, of: AttentionSpec) -> str | None:
+    """Why it is refused; None if it is served."""
+    try:
+        made = built(subject, of)
+    except Lacking as reasons:
+        require(bool(str(reasons).strip()), f"{of} is refused without a reason")
+        return str(reasons)
+    size = made.layout.page_size
+    require(size == of.page_size, f"a layer with pages of {of.page_size} tokens was given pages of {size}")
+    require(made.layout.page_bytes > 0, f"a page of {of} has {made.layout.page_bytes} bytes")
+    return None
+
+
+def _own(messages: Iterable[str]) -> list[str]:
+    """Each message without what all begin with."""
+    messages = list(messages)
+    begin = len(os.path.commonprefix(messages))
+    return [message[begin:] for message in messages]

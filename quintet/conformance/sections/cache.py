@@ -1,0 +1,99 @@
+"""The cache: the pages that a layout describes, and the 8-bit formats that a platform keeps in them."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+
+from quintet.conformance import stored
+from quintet.conformance.attending import attention_of, opened
+from quintet.conformance.batches import spec
+from quintet.conformance.check import Broken, Lacking, Trial, check, require
+from quintet.conformance.close import short
+from quintet.conformance.formats import FLOATS
+from quintet.conformance.stored import Cache
+from quintet.conformance.subject import Subject
+from quintet.ops.attention import row_width
+from quintet.types import AttentionSpec, KVLayout
+
+CACHED = (torch.int8, *FLOATS)
+PAGES = 5
+LAYERS = tuple(itertools.product((1, 4), (64, 128), (8, 16, 32)))  # KV heads, head_dim, tokens of a page
+
+
+@check("cache.layout")
+def pages_are_as_described(subject: Subject) -> Iterator[Trial]:
+    for cached in (None, *CACHED):
+        kind = "the layer's type" if cached is None else short(cached)
+        yield Trial(f"pages in {kind}", partial(_allocated, subject, cached))
+
+
+@check("cache.format")
+def every_code(subject: Subject) -> Iterator[Trial]:
+    for cached in CACHED:
+        proof = stored.int8_codes if cached == torch.int8 else stored.float8_codes
+        yield Trial(f"all codes of {short(cached)}", partial(_proven, subject, cached, proof), (f"kv/{short(cached)}",))
+
+
+@check("cache.format")
+def the_nearest_is_stored(subject: Subject) -> Iterator[Trial]:
+    for cached in CACHED:
+        proof = stored.int8_rounding if cached == torch.int8 else stored.float8_rounding
+        yield Trial(f"rounding to {short(cached)}", partial(_proven, subject, cached, proof), (f"kv/{short(cached)}",))
+
+
+@check("cache.tagged")
+def no_format_is_read_as_another(subject: Subject) -> Iterator[Trial]:
+    """A format that a platform does not have is refused when the layer is built; one that it has is its own."""
+    for cached, dtype in itertools.product(CACHED, subject.facts.dtypes):
+        yield Trial(f"{short(cached)} in {short(dtype)}", partial(_tagged, subject, cached, dtype))
+
+
+def _proven(subject: Subject, cached: torch.dtype, proof: Callable[[Cache], None]) -> None:
+    proof(Cache(subject, cached))
+
+
+def _tagged(subject: Subject, cached: torch.dtype, dtype: torch.dtype) -> None:
+    try:
+        cache = Cache(subject, cached, dtype)
+    except Lacking:
+        return
+    try:
+        stored.own_numbers(cache)
+    except Broken:
+        raise
+    except Exception as error:  # too late: an engine would have loaded a model by now
+        raise Broken(
+            f"a cache of {short(cached)} was not refused when the attention was built, and then its step raised "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _allocated(subject: Subject, cached: torch.dtype | None) -> None:
+    """For several sizes of layers; what is refused for its size alone is left out."""
+    reasons = []
+    for kv_heads, dim, size in LAYERS:
+        of = spec(4, kv_heads, dim, dtype=subject.facts.dtypes[0], page_size=size, kv_dtype=cached)
+        try:
+            _as_described(subject, of)
+        except Lacking as reason:
+            reasons.append(str(reason))
+    if len(reasons) == len(LAYERS):
+        raise Lacking("; ".join(dict.fromkeys(reasons)))
+
+
+def _as_described(subject: Subject, of: AttentionSpec) -> None:
+    there = opened(subject, of.page_size)
+    layout: KVLayout = attention_of(there.platform, of, there.ops).layout
+    what = f"{of.kv_heads} KV heads of {of.head_dim} in {short(of.cached)}, pages of {of.page_size}"
+    require(layout.page_size == of.page_size, f"{what}: the layout's pages have {layout.page_size} tokens")
+    rows = 2 * of.kv_heads * of.page_size * row_width(of.head_dim, of.cached)
+    least = rows * of.cached.itemsize // layout.shares
+    says = math.prod(layout.page_shape) * layout.dtype.itemsize // layout.shares
+    require(layout.page_bytes == says, f"{what}: page_bytes is {layout.page_bytes}, {layout.page_shape} takes {says}")
+    require(says >= least, f"{what}: a page of {says} bytes, and its keys and values alone are {least}")
+    made = there.device.allocate_kv([layout, layout], PAGES)
+    shapes, want = [tuple(each.shape) for each in made], (PAGES, *layout.page_shape)
+    require(shapes == [want, want], f"{what}: {PAGES} pages for two layers are {shapes}, {[want] * 2} is wanted")

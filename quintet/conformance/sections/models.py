@@ -1,0 +1,159 @@
+"""Small models of every family, in every dtype and every scheme, against transformers."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quintet.conformance.check import Broken, Trial, check, require
+from quintet.conformance.direct import Runner, random_prompts
+from quintet.conformance.subject import Subject
+from quintet.conformance.tiny import FAMILIES, PLAIN, VOCAB, Tiny, make, variant
+from quintet.conformance.traffic import closeness, named, plain_dtype
+from quintet.layers.schemes import SCHEMES, fitting, of_head
+from quintet.ops.quantize import quantize
+from quintet.ops.quantized import MIDDLE
+from quintet.types import Scheme
+
+LENGTHS = (30, 1, 37, 9)  # of the requests whose tokens go through a model
+# the tokens of each request in each step: prompts in one piece and in chunks, decodes beside them, all within 64
+STEPS = ((23, 1, 20, 0), (1, 0, 10, 7), (1, 0, 1, 1), (1, 0, 1, 1), (4, 0, 5, 0))
+WIDE = {  # groups of 128, 64 and 32 divide its inputs, none divides those of one layer
+    **PLAIN, "hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 8, "num_key_value_heads": 4,
+    "head_dim": 16, "num_hidden_layers": 2,
+}  # fmt: skip
+NARROW = {**WIDE, "intermediate_size": 200}  # the products down have 200 inputs: they stay as they are
+FEW = ("llama", "gemma2")  # families in every dtype, where each model is compiled
+HALF = 1.5  # times the error of transformers in the same type, squared: rounded elsewhere, not more often
+WORSE = 1.3  # times the error of the specification's weights: a scale that is off shows beside it
+EIGHT_BITS = 0.05  # of the logits' size: what activations in 8 bits may add
+
+
+@check("models.families")
+def families(subject: Subject) -> Iterator[Trial]:
+    for family, name in _variants(subject):
+        yield Trial(f"{family}: {name}", partial(_family, subject, family, name), (f"family/{family}",))
+
+
+@check("models.dtypes")
+def dtypes(subject: Subject) -> Iterator[Trial]:
+    for dtype in subject.facts.dtypes:
+        for family in FEW if subject.facts.static_shapes else FAMILIES:
+            # a family that is refused says nothing of the type
+            features = (f"dtype/{named(dtype)}",) if family == "llama" else ()
+            yield Trial(f"{family} in {named(dtype)}", partial(_dtype, subject, family, dtype), features)
+
+
+@check("models.schemes")
+def schemes(subject: Subject) -> Iterator[Trial]:
+    for name in sorted(subject.facts.quant):
+        for what, settings in (("all groups divide", WIDE), ("one layer stays", NARROW)):
+            yield Trial(f"{name}: {what}", partial(_scheme, subject, name, settings), (f"scheme/{name}",))
+
+
+def _variants(subject: Subject) -> Iterator[tuple[str, str]]:
+    """All; the first of each family where shapes are fixed, and every model is compiled."""
+    for family, variants in FAMILIES.items():
+        for name in list(variants)[: 1 if subject.facts.static_shapes else None]:
+            yield family, name
+
+
+def _family(subject: Subject, family: str, name: str) -> None:
+    tiny, dtype = variant(family, name), plain_dtype(subject.facts)
+    got = through(subject.runner(tiny, dtype))
+    for number, (ids, logits) in enumerate(zip(_ids(), got, strict=True)):
+        want = tiny.logits(ids)
+        require(float(want.std()) > 0.3, "the reference's logits are too alike to tell anything")
+        _close(f"request {number}", logits, want, closeness(dtype) * float(want.std()))
+
+
+def _dtype(subject: Subject, family: str, dtype: torch.dtype) -> None:
+    """No further from float32 than transformers is in the same type, give or take."""
+    tiny = variant(family, next(iter(FAMILIES[family])))
+    half = copy.deepcopy(tiny.reference).to(dtype)
+    ours = theirs = floor = 0.0
+    for ids, logits in zip(_ids(), through(subject.runner(tiny, dtype)), strict=True):
+        exact = tiny.logits(ids)
+        with torch.no_grad():
+            other = half(torch.tensor([ids]), use_cache=False).logits[0].float()
+        ours += float((logits - exact).pow(2).sum())
+        theirs += float((other - exact).pow(2).sum())
+        floor += exact.numel() * (closeness(torch.float32) * float(exact.std())) ** 2
+    limit = max(HALF * theirs, floor)
+    require(
+        ours <= limit,
+        f"squared errors against float32 add up to {ours:.4g}; transformers on the host, in {named(dtype)}, has "
+        f"{theirs:.4g}, and {limit:.4g} is allowed",
+    )
+
+
+def _scheme(subject: Subject, name: str, settings: dict[str, Any]) -> None:
+    """As near the unquantized model as the specification's quantize() comes; a platform may choose better values."""
+    if name not in SCHEMES:
+        raise Broken(f"{name!r} is not a scheme; there are {', '.join(SCHEMES)}")
+    tiny, dtype, scheme = make("llama", settings), plain_dtype(subject.facts), SCHEMES[name]
+    got = torch.cat(through(subject.runner(tiny, dtype, scheme=scheme)))
+    exact = torch.cat([tiny.logits(ids) for ids in _ids()])
+    specified = torch.cat([_quantized(tiny, scheme).logits(ids) for ids in _ids()])
+    limit = WORSE * _relative(specified, exact) + (EIGHT_BITS if scheme.activations == 8 else 0) + closeness(dtype)
+    off = _relative(got, exact)
+    require(off <= limit, f"off by {off:.3f} of the size of the unquantized logits; {limit:.3f} is allowed")
+
+
+def _relative(got: Tensor, want: Tensor) -> float:
+    return float((got - want).norm() / want.norm())
+
+
+@torch.no_grad()
+def _quantized(tiny: Tiny, scheme: Scheme) -> Tiny:
+    """The reference with each weight as the scheme keeps it; activations stay as they are."""
+    model = copy.deepcopy(tiny.reference)
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            wanted = of_head(scheme) if name == "lm_head" else scheme
+            if (kept := fitting(wanted, module.in_features)) is not None:
+                module.weight.copy_(_dequantized(module.weight, kept))
+    return Tiny(tiny.folder, tiny.config, model)
+
+
+def _dequantized(weight: Tensor, scheme: Scheme) -> Tensor:
+    values, scales = quantize(weight, scheme)
+    if scheme.bits == 4:
+        values = torch.stack([values & 15, values >> 4], -1).flatten(1).to(torch.int16) - MIDDLE
+    return values.float() * scales.repeat_interleave(weight.shape[1] // scales.shape[1], 1)
+
+
+def _ids() -> list[list[int]]:
+    return random_prompts(3, LENGTHS, VOCAB)
+
+
+def through(run: Runner) -> list[Tensor]:
+    """The logits of every token of every request, computed in STEPS."""
+    ids, done = _ids(), [0] * len(LENGTHS)
+    rows: list[list[Tensor]] = [[] for _ in ids]
+    for counts in STEPS:
+        chunks: dict[Any, Sequence[int]] = {
+            key: ids[key][done[key] :][:count] for key, count in enumerate(counts) if count
+        }
+        for key, logits in run.step(chunks).items():
+            rows[key].append(logits)
+            done[key] += len(logits)
+    for key in range(len(ids)):
+        run.finish(key)
+    return [torch.cat(each) for each in rows]
+
+
+def _close(what: str, got: Tensor, want: Tensor, limit: float) -> None:
+    """Says where it goes wrong first, and which logit is furthest off there."""
+    wrong = (got - want).abs().nan_to_num(float("inf"))
+    positions = (wrong.amax(-1) > limit).nonzero()
+    if len(positions):
+        position = int(positions[0])
+        token = int(wrong[position].argmax())
+        raise Broken(
+            f"{what}, position {position} of {len(want)}, token {token}: the logit is {got[position, token]:.6g}, "
+            f"transformers has {want[position, token]:.6g}; {limit:.3g} off is allowed"
+        )

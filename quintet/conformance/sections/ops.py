@@ -1,0 +1,177 @@
+"""Every op but those that draw tokens: the provider that serves here, against the specification in float32."""
+
+import itertools
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quintet.conformance import products
+from quintet.conformance.calls import Call, results, send
+from quintet.conformance.cases import ATTENTION, CASES, DTYPES, PACKED, SAMPLING, TYPES, USES, Case
+from quintet.conformance.check import Lacking, Trial, check, require
+from quintet.conformance.close import require_close, short
+from quintet.conformance.subject import Subject
+from quintet.layers.schemes import SCHEMES
+from quintet.ops import Op
+from quintet.types import Scheme
+
+FEW = 6  # cases of an op where each shape is compiled; of these fewer, since they take seconds each
+FEWER = {"experts": 3, "grouped_linear": 3, "paged_attention": 2, "write_kv": 2}
+
+# ops whose results are made row by row of their first argument, or of their first two
+ROWS = ("activate", "add", "add_rms_norm", "experts", "gated", "layer_norm", "linear", "linear_fp8") + (
+    "linear_fp8_dynamic", *PACKED, "rms_norm", "route", "route_grouped", "scale", "softcap"
+)  # fmt: skip
+PAIRS = ("norm_rotary", "rotary")
+POISONED = 1  # the row
+POISONS = (torch.nan, torch.inf, -torch.inf)
+
+
+@check("ops.specification")
+def equals_the_specification(subject: Subject) -> Iterator[Trial]:
+    """One trial per op and type."""
+    for name in sorted(set(Op.registry) - SAMPLING):
+        if name not in CASES and name not in subject.chosen.platform.op_priority:
+            continue  # another package's
+        if name not in CASES:
+            yield Trial(f"{name}: an op that the platform brought", partial(_unknown, name))
+            continue
+        for dtype in subject.facts.dtypes if not _packs(subject, name) else ():
+            features = (f"op/{name}", f"dtype/{short(dtype)}")
+            hidden = name in ATTENTION and subject.facts.opaque
+            yield Trial(f"{name} in {short(dtype)}", partial(_specified, subject, name, dtype), features * (not hidden))
+
+
+@check("ops.placed")
+def products_with_placed_weights(subject: Subject) -> Iterator[Trial]:
+    """As layers make them: parts of a checkpoint side by side, transposed, quantized; a head that is tied."""
+    most = FEW if _is_compiled(subject) else len(products.PRODUCTS)
+    for dtype in subject.facts.dtypes:
+        yield Trial(f"products in {short(dtype)}", partial(products.tried, subject, None, dtype, most), ("op/linear",))
+        yield Trial(f"a tied head in {short(dtype)}", partial(products.tied, subject, dtype), ("op/linear",))
+        for scheme in _schemes(subject):
+            call = partial(products.tried, subject, scheme, dtype, most)
+            features = (f"scheme/{scheme.name}", f"op/linear_{scheme.name}")
+            yield Trial(f"products by {scheme.name} in {short(dtype)}", call, features)
+
+
+@check("ops.finite")
+def rows_do_not_spread(subject: Subject) -> Iterator[Trial]:
+    """A request whose numbers overflow must not take its neighbours along."""
+    kinds = subject.facts.dtypes[:1] if _is_compiled(subject) else subject.facts.dtypes
+    for name, dtype in itertools.product(sorted((*ROWS, *PAIRS, "embedding")), kinds):
+        if not _packs(subject, name):
+            yield Trial(f"{name} in {short(dtype)}", partial(_stays, subject, name, dtype), (f"op/{name}",))
+    for scheme, dtype in itertools.product(_schemes(subject), kinds):
+        call = partial(products.poisoned, subject, scheme, dtype, POISONS)
+        yield Trial(f"products by {scheme.name} in {short(dtype)}", call, (f"scheme/{scheme.name}",))
+
+
+def _schemes(subject: Subject) -> list[Scheme]:
+    """That place() packs."""
+    return [SCHEMES[name] for name in sorted(subject.facts.quant) if name in SCHEMES]
+
+
+def _packs(subject: Subject, op: str) -> bool:
+    return PACKED.get(op) in subject.facts.quant
+
+
+def _is_compiled(subject: Subject) -> bool:
+    """Whether each shape may cost a second or more."""
+    return subject.facts.opaque or subject.facts.static_shapes
+
+
+def _unknown(name: str) -> None:
+    raise Lacking(f"the kit has no arguments for {name}: the package that brings an op tests it against its reference")
+
+
+def _specified(subject: Subject, name: str, dtype: torch.dtype) -> None:
+    there = subject.fresh() if subject.facts.opaque else subject
+    if name in ATTENTION and subject.facts.opaque and there.ops.choice(name).provider == "reference":
+        raise Lacking("no provider of its own: its attention is proven as a whole, in the section `attention`")
+    cases = list(CASES[name](dtype))
+    if name in ATTENTION:
+        cases = cases[::3]  # each setting with each size and each mix once; the reference is slow
+    if _is_compiled(subject):
+        cases = _spread(cases, FEWER.get(name, FEW))
+    gots = _tried(there, name, cases)
+    for (what, args), got in zip(cases, gots, strict=True):
+        _compare(there, name, what, dtype, got, _wanted(name, args))
+
+
+def _tried(there: Subject, name: str, cases: list[Case]) -> list[tuple[Tensor, ...]]:
+    """What the platform's provider gives for each."""
+    uses, function = USES.get(name, {}), getattr(there.ops, name)
+    calls = []
+    for what, args in cases:
+        sent = tuple(send(there, each, uses.get(i, "vector")) for i, each in enumerate(args))
+        calls.append(Call(f"{name} by {there.ops.choice(name).provider}, {what}", function, sent))
+    if name in ATTENTION and there.facts.opaque:
+        return [_now(there, call) for call in calls]
+    return results(there, calls)
+
+
+def _now(there: Subject, call: Call) -> tuple[Tensor, ...]:
+    """Outside of a step, where batches that nobody planned can be read."""
+    return (there.down(call.function(*call.args)),)
+
+
+def _wanted(name: str, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    want = Op.registry[name].reference(*(_raised(each) for each in args))
+    return want if isinstance(want, tuple) else (want,)
+
+
+def _raised(x: Any) -> Any:
+    """Activations and weights in float32, a copy; fp8 is a format, and stays."""
+    if isinstance(x, Tensor):
+        return x.to(torch.float32, copy=True) if x.dtype in DTYPES else x.clone()
+    if isinstance(x, tuple):
+        parts = [_raised(each) for each in x]
+        return type(x)(*parts) if hasattr(x, "_fields") else tuple(parts)
+    return x
+
+
+def _compare(
+    there: Subject, name: str, what: str, dtype: torch.dtype, gots: tuple[Tensor, ...], wants: tuple[Tensor, ...]
+) -> None:
+    types = TYPES.get(name, (dtype,) * len(wants))
+    said = f"{name} by {there.ops.choice(name).provider} in {short(dtype)}, {what}"
+    require(len(gots) == len(wants), f"{said}: {len(gots)} results, {len(wants)} are wanted")
+    for i, (got, want, expected) in enumerate(zip(gots, wants, types, strict=True)):
+        result = f"{said}, result {i + 1}" if len(wants) > 1 else said
+        require(got.dtype == expected, f"{result}: the type is {short(got.dtype)}, {short(expected)} is wanted")
+        require_close(result, got, want)
+
+
+def _stays(subject: Subject, name: str, dtype: torch.dtype) -> None:
+    """The rows beside a poisoned one are what they are without it."""
+    there = subject.fresh() if subject.facts.opaque else subject
+    what, args = next(case for case in CASES[name](dtype) if case[1][0].shape[0] >= 3)
+    poisoned = [(f"{what}, {poison} in row {POISONED}", _poisoned(name, args, poison)) for poison in POISONS]
+    clean = _wanted(name, args)
+    kept = args[0] != POISONED if name == "embedding" else torch.arange(args[0].shape[0]) != POISONED
+    for (said, _), gots in zip(poisoned, _tried(there, name, poisoned), strict=True):
+        rows = tuple(got[kept] for got in gots)
+        _compare(there, name, said, dtype, rows, tuple(want[kept] for want in clean))
+
+
+def _poisoned(name: str, args: tuple[Any, ...], value: float) -> tuple[Any, ...]:
+    """For a look-up, in a row of the table."""
+    where = (1,) if name == "embedding" else (0, 1) if name in PAIRS else (0,)
+    changed = []
+    for i, each in enumerate(args):
+        if i in where:
+            each = each.clone()
+            each[POISONED].view(-1)[:: max(1, each[POISONED].numel() // 3)] = value
+        changed.append(each)
+    return tuple(changed)
+
+
+def _spread(cases: list[Case], most: int) -> list[Case]:
+    """So many of them, from the first to the last."""
+    if len(cases) <= most:
+        return cases
+    return [cases[round(i * (len(cases) - 1) / (most - 1))] for i in range(most)]

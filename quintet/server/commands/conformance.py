@@ -1,0 +1,158 @@
+"""Prove that a platform keeps the contract: run the conformance kit, and print what holds and what does not.
+
+Exit code 0: every trial passed; 1: something failed; 2: the kit could not run.
+"""
+
+import argparse
+import faulthandler
+import logging
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quintet.config import EngineConfig, option, read_environment
+from quintet.server import flags
+from quintet.server.commands.engine import say
+from quintet.values import optional, several, text
+
+if TYPE_CHECKING:
+    from quintet.conformance.report import Report, Result
+
+PASSED, FAILED, COULD_NOT_RUN = 0, 1, 2
+WIDTH = 14  # columns of a section's name
+_SHARED = ("device", "tensor_parallel_size")  # fields of EngineConfig that are flags here too
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is run, and where it is written down."""
+
+    section: tuple[str, ...] = option(
+        (), several(text), "run this section alone; --list names them", group="kit", metavar="SECTION"
+    )
+    json: str | None = option(
+        None, optional(text), "write every result to this file, as JSON", group="kit", metavar="FILE"
+    )
+    support: str | None = option(
+        None, optional(text), "write the table of support, which a platform's package ships, to this file",
+        group="kit", metavar="FILE",
+    )  # fmt: skip
+
+    def refuse_what_would_be_lost(self) -> None:
+        """Minutes later, when the kit is through."""
+        if self.section and self.support:
+            raise ValueError(
+                "--support needs every section: a table of some would leave out the others; drop --section"
+            )
+        for path in map(Path, filter(None, (self.json, self.support))):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+                raise ValueError(f"{path} cannot be written; name another file")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    flags.add_arguments(parser, Request)
+    others = [each.name for each in EngineConfig.__dataclass_fields__.values() if each.name not in _SHARED]
+    flags.add_arguments(parser, EngineConfig, others)
+    parser.add_argument("--list", action="store_true", help="print the sections and their clauses, and run nothing")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Progress goes to standard error, the report to standard output."""
+    if arguments.list:
+        print(_listing())
+        return PASSED
+    request = flags.from_arguments(arguments, Request)
+    if not faulthandler.is_enabled():
+        faulthandler.enable()  # where a device's library takes the process down, the last lines say in which trial
+    try:
+        request.refuse_what_would_be_lost()
+        report = _report(request, read_environment().apply(flags.from_arguments(arguments, EngineConfig)))
+    except (ValueError, OSError, MemoryError) as error:
+        say(f"quintet conformance: could not run: {error or type(error).__name__}")
+        return COULD_NOT_RUN
+    print(report)
+    _keep(report, request)
+    return PASSED if report.passed else FAILED
+
+
+def _report(request: Request, config: EngineConfig) -> "Report":
+    from quintet.conformance import kit
+    from quintet.conformance.subject import Subject
+
+    logging.getLogger("transformers").setLevel(logging.ERROR)  # the reference's remarks on its own settings
+    kit.checks(request.section)  # refuses what is no section before a device is opened
+    progress = Progress()
+    subject = Subject(config.device, config.tensor_parallel_size)
+    subject.make()  # settings that the platform refuses are no trial's fault
+    report = kit.run(subject, request.section, progress.show, progress.begin)
+    progress.end()
+    return report
+
+
+def _keep(report: "Report", request: Request) -> None:
+    """Where it was asked for; and for `quintet platforms --features`, if it is whole."""
+    from quintet.conformance import features
+    from quintet.engine.support import kept
+
+    if request.json:
+        report.write(Path(request.json))
+    if request.section:
+        return
+    table = features.support(report)
+    if request.support:
+        table.write(Path(request.support))
+    place = kept(report.platform)
+    try:
+        table.write(place)
+    except OSError as error:  # a read-only home takes nothing from the report
+        say(f"not kept for `quintet platforms --features`: {place} cannot be written ({error.strerror})")
+
+
+class Progress:
+    """One line for each section as it runs, and every failure in full as soon as it is there."""
+
+    def __init__(self) -> None:
+        self._section = ""
+        self._results: list[Result] = []
+        self._failed: Result | None = None  # the last of the section: its name stands far above then
+
+    def begin(self, section: str) -> None:
+        self.end()
+        self._section = section
+        print(f"{section:{WIDTH}}", end="", file=sys.stderr, flush=True)
+
+    def show(self, result: "Result") -> None:
+        from quintet.conformance.report import Outcome
+
+        self._results.append(result)
+        if result.outcome is not Outcome.FAILED:
+            return
+        last = self._failed
+        if last and (last.check, last.detail) == (result.check, result.detail):
+            say(f"  so did {result.check}: {result.what}")
+        else:
+            say(f"{result}" if last else f"\n{result}")
+        self._failed = result
+
+    def end(self) -> None:
+        """The numbers of the section that ran, on its own line if nothing failed."""
+        from quintet.conformance.report import Tally
+
+        if self._section:
+            again = f"{self._section:{WIDTH}}" if self._failed else ""
+            say(again + str(Tally.of(self._results)))
+        self._section, self._results, self._failed = "", [], None
+
+
+def _listing() -> str:
+    from quintet.conformance import kit
+    from quintet.conformance.clauses import CLAUSES
+
+    width = max(map(len, CLAUSES))
+    lines = []
+    for section in kit.section_names():
+        lines += [section, *(f"  {c:{width}}  {said}" for c, said in CLAUSES.items() if c.split(".")[0] == section)]
+    return "\n".join(lines)

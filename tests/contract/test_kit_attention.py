@@ -1,0 +1,262 @@
+"""The kit's sections of attention and of the cache name the clause that a platform breaks, and where."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from quintet.conformance.formats import FLOATS, kept
+from quintet.conformance.stored import require_same
+from quintet.ops import Op
+from quintet.ops.attention import PagedAttention
+from quintet.platforms.cpu.platform import CPU, CPUDevice
+from quintet.platforms.interface import KV, Attention, Device
+from quintet.types import AttentionSpec, Batch, KVLayout
+from tests.helpers.planted import Planted, first_failure
+
+# ------------------------------------------------------------------------------------------------ attention
+
+
+class Attends(CPU):
+    """The platform with another attention."""
+
+    def attention(self, spec: AttentionSpec, ops: Any, rank: int) -> Attention:
+        return self._made(spec, ops)
+
+    def _made(self, spec: AttentionSpec, ops: Any) -> Attention:
+        raise NotImplementedError
+
+
+def attends(made: Callable[[AttentionSpec, Any], Attention]) -> type[CPU]:
+    return type("Planted", (Attends,), {"_made": lambda self, spec, ops: made(spec, ops)})
+
+
+def takes(**changes: Callable[[AttentionSpec], Any]) -> type[CPU]:
+    """One that has taken its layer for another."""
+    return attends(
+        lambda spec, ops: PagedAttention(replace(spec, **{name: of(spec) for name, of in changes.items()}), ops)
+    )
+
+
+@dataclass
+class Around(Attention):
+    """Another attention, with other arguments or results."""
+
+    inner: Attention
+    before: Callable[[list[Any]], list[Any]] = lambda args: args
+    after: Callable[[Tensor], Tensor] = lambda out: out
+
+    def __post_init__(self) -> None:
+        self.layout = self.inner.layout
+
+    def plan(self, batch: Any) -> Any:
+        return self.inner.plan(batch)
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: Batch, sinks: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        out, kv = self.inner(*self.before([q, k, v, kv, batch, sinks]))
+        return self.after(out), kv
+
+
+def around(before: Callable[[list[Any]], list[Any]]) -> type[CPU]:
+    return attends(lambda spec, ops: Around(PagedAttention(spec, ops), before))
+
+
+def _forgets_sinks(args: list[Any]) -> list[Any]:
+    return [*args[:5], None]
+
+
+def _stale_table(args: list[Any]) -> list[Any]:
+    """Of every request but the first, the first one's pages."""
+    batch = args[4]
+    return [
+        *args[:4],
+        batch._replace(page_table=batch.page_table[:1].expand_as(batch.page_table).contiguous()),
+        args[5],
+    ]
+
+
+def _swapped(args: list[Any]) -> list[Any]:
+    return [args[0], args[2], args[1], *args[3:]]
+
+
+@pytest.mark.parametrize(
+    ("platform", "said"),
+    [
+        (takes(window=lambda spec: spec.window and spec.window + 1), "window in float32: 6/3 heads of 16"),
+        (takes(softcap=lambda spec: None), "soft-cap in float32: "),
+        (takes(alibi=lambda spec: spec.alibi and spec.alibi[::-1]), "alibi in float32: "),
+        (takes(window=lambda spec: spec.window or 2048), "a request of 3000 tokens: "),
+        (around(_forgets_sinks), "sinks in float32: "),
+        (around(_stale_table), "plain in float32: 6/3 heads of 16 in float32, pages of 16, chunks, "),
+        (around(_swapped), "plain in float32: 6/3 heads of 16 in float32, pages of 16, a long prompt, request 0 "),
+        (takes(scale=lambda spec: 0.25), "plain in float32: 5/1 heads of 64 in "),
+    ],
+    ids=["window", "soft-cap", "slopes", "long", "sinks", "table", "K for V", "scale"],
+)
+def test_attention_to_something_else_is_found(platform: type[CPU], said: str) -> None:
+    found = first_failure("attention.specification", Planted(platform), said.partition(":")[0])
+    assert found.startswith(said)
+
+
+def test_what_a_page_held_before_is_found() -> None:
+    """Weights of 0 times what is no number."""
+
+    def leaking(q: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+        out: Tensor = Op.registry["paged_attention"].reference(q, kv, batch, spec, sinks)
+        rows = batch.page_table[batch.owners.long()].long()
+        return out + 0 * kv[rows].float().sum((1, 2, 4)).repeat_interleave(spec.heads // spec.kv_heads, 1)[..., :1] * 0
+
+    assert "in pages that held NaN" in first_failure("attention.stale", Planted(providers={"paged_attention": leaking}))
+
+
+def _refuses(
+    spec: AttentionSpec, ops: Any, reasons: Sequence[str], joined: Callable[[Sequence[str]], str]
+) -> Attention:
+    if reasons:
+        raise ValueError(joined(reasons))
+    return PagedAttention(spec, ops)
+
+
+def _lacking(spec: AttentionSpec) -> list[str]:
+    return ["no slopes"] * (spec.alibi is not None) + ["no soft-cap"] * (spec.softcap is not None)
+
+
+@pytest.mark.parametrize(
+    ("joined", "said"),
+    [
+        (lambda reasons: reasons[0], "a layer with softcap and alibi is refused with 'no slopes'"),
+        (lambda reasons: "", "is refused without a reason"),
+    ],
+    ids=["one reason", "no reason"],
+)
+def test_a_refusal_that_does_not_say_all_is_found(joined: Callable[[Sequence[str]], str], said: str) -> None:
+    platform = attends(lambda spec, ops: _refuses(spec, ops, _lacking(spec), joined))
+    assert said in first_failure("attention.refusal", Planted(platform))
+
+
+def test_a_crash_is_no_refusal() -> None:
+    def made(spec: AttentionSpec, ops: Any) -> Attention:
+        if spec.head_dim % 16:
+            raise KeyError(spec.head_dim)
+        return PagedAttention(spec, ops)
+
+    assert "heads of 8 numbers in float32: " in first_failure("attention.refusal", Planted(attends(made)))
+
+
+# ------------------------------------------------------------------------------------------------ cache
+
+
+class OnePageLess(CPUDevice):
+    def allocate_kv(self, layouts: Sequence[KVLayout], pages: int) -> KV:
+        return super().allocate_kv(layouts, pages - 1)
+
+
+class OpensIt(CPU):
+    def open(self, rank: int) -> Device:
+        super().open(rank)
+        return OnePageLess()
+
+
+def _small_pages(spec: AttentionSpec, ops: Any) -> Attention:
+    made = PagedAttention(spec, ops)
+    made.layout = replace(made.layout, page_shape=made.layout.page_shape[:-1])
+    return made
+
+
+@pytest.mark.parametrize(
+    ("platform", "said"),
+    [(OpensIt, "5 pages for two layers are [(4, "), (attends(_small_pages), "its keys and values alone are")],
+    ids=["allocated", "described"],
+)
+def test_pages_that_are_not_as_described_are_found(platform: type[CPU], said: str) -> None:
+    assert said in first_failure("cache.layout", Planted(platform))
+
+
+def keeps(cached: torch.dtype, change: Callable[[Tensor], Tensor]) -> type[CPU]:
+    """One that changes V on its way to a cache of one type, and refuses other small ones."""
+
+    def made(spec: AttentionSpec, ops: Any) -> Attention:
+        if spec.kv_dtype not in (None, cached):
+            raise ValueError(f"no cache of {spec.kv_dtype}")
+        return Around(PagedAttention(spec, ops), lambda args: [*args[:2], change(args[2]), *args[3:]])
+
+    return attends(made)
+
+
+def _towards_zero(x: Tensor) -> Tensor:
+    near = x.clamp(-448, 448).to(torch.float8_e4m3fn)
+    codes = near.view(torch.uint8)
+    return torch.where(near.float().abs() > x.abs(), codes - 1, codes).view(torch.float8_e4m3fn).float()
+
+
+@pytest.mark.parametrize(
+    ("platform", "said"),
+    [
+        (keeps(torch.int8, lambda x: x * 127 / 128), "all codes of int8: int8, 127 steps of 1: "),
+        (keeps(torch.int8, lambda x: (x * 4).trunc() / 4), "all codes of int8: "),
+        (keeps(torch.float8_e4m3fn, lambda x: x.clamp(-240, 240)), "all codes of float8_e4m3fn: "),
+        (keeps(torch.float8_e4m3fn, _towards_zero), "rounding to float8_e4m3fn: "),
+        (keeps(torch.float8_e4m3fn, lambda x: x.where(x.abs() <= 448, torch.nan)), "rounding to float8_e4m3fn: "),
+        (keeps(torch.float8_e4m3fn, lambda x: x.nan_to_num()), "nan was stored, 0 came back"),
+    ],
+    ids=["another scale", "whole steps", "other limits", "towards zero", "overflow", "lost NaN"],
+)
+def test_a_format_with_other_numbers_is_found(platform: type[CPU], said: str) -> None:
+    assert said in first_failure("cache.format", Planted(platform))
+
+
+def test_a_cache_that_is_read_as_another_format_is_found() -> None:
+    """e4m3fnuz is stored as such, and read as e4m3fn: twice as large."""
+
+    def made(spec: AttentionSpec, ops: Any) -> Attention:
+        if spec.kv_dtype == torch.float8_e4m3fnuz:
+            return Around(PagedAttention(replace(spec, kv_dtype=torch.float8_e4m3fn), ops), after=lambda out: out * 2)
+        if spec.kv_dtype is not None:
+            raise ValueError(f"no cache of {spec.kv_dtype}")
+        return PagedAttention(spec, ops)
+
+    found = first_failure("cache.tagged", Planted(attends(made)))
+    assert found.startswith("float8_e4m3fnuz in float32: ") and "as if they were read as float8_e4m3fn" in found
+
+
+def test_a_format_that_fails_in_a_step_was_not_refused() -> None:
+    def made(spec: AttentionSpec, ops: Any) -> Attention:
+        def raising(args: list[Any]) -> list[Any]:
+            raise RuntimeError("no kernel for it")
+
+        return Around(PagedAttention(spec, ops), raising if spec.kv_dtype == torch.int8 else lambda args: args)
+
+    found = first_failure("cache.tagged", Planted(attends(made)))
+    assert "was not refused when the attention was built, and then its step raised RuntimeError" in found
+
+
+# ------------------------------------------------------------------------------------------------ the decoder
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_the_decoder_and_its_nearest_numbers_are_torchs(dtype: torch.dtype) -> None:
+    """Written out by sign, exponent and mantissa, they agree with somebody else's table on every code."""
+    codes = torch.arange(256, dtype=torch.uint8).view(dtype).double()
+    ours = torch.tensor([FLOATS[dtype].value(code) for code in range(256)], dtype=torch.float64)
+    assert torch.equal(codes.isnan(), ours.isnan()) and torch.equal(codes.nan_to_num(7), ours.nan_to_num(7))
+    there = FLOATS[dtype].numbers
+    generator = torch.Generator().manual_seed(0)
+    x = torch.cat(
+        [
+            torch.randn(4000, generator=generator) * 2.0 ** torch.linspace(-20, 18, 4000),
+            (there[1:] + there[:-1]).float() / 2,
+        ]
+    )
+    most = torch.finfo(dtype).max
+    assert torch.equal(FLOATS[dtype].nearest(x), x.clamp(-most, most).to(dtype).double())
+
+
+def test_numbers_of_a_cache_that_are_right_pass() -> None:
+    numbers = torch.from_numpy(np.array([1.0, -0.5, 448.0]))
+    require_same(torch.float8_e4m3fn, numbers, kept(numbers, torch.float8_e4m3fn))

@@ -1,0 +1,203 @@
+"""The kit's sections of models, of the oracle and of faults name the clause that a platform breaks."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quintet.conformance import kit
+from quintet.conformance.check import Broken
+from quintet.conformance.subject import Subject
+from quintet.engine.request import Request
+from quintet.engine.scheduler import Scheduler
+from quintet.platforms.cpu.platform import CPU, CPUDevice
+from quintet.platforms.interface import KV, Capabilities, Device, Step
+from quintet.types import Batch, Bucket, KVLayout, Weight
+
+
+def first_failure(clause: str, platform: type[CPU] = CPU) -> str:
+    """What the first trial of the clause that fails says; fails if none does."""
+    subject = Subject("cpu")
+    facts = platform.probe()
+    assert isinstance(facts, Capabilities)
+    subject.chosen = replace(subject.chosen, platform=platform, capabilities=facts)
+    subject.facts = facts
+    for check in kit.checks([clause.partition(".")[0]]):
+        if check.clause == clause:
+            for trial in check.trials(subject):
+                try:
+                    trial.call()
+                except Broken as broken:
+                    return f"{trial.what}: {broken}"
+    pytest.fail(f"every trial of {clause} passed")
+
+
+class Stepping(CPU):
+    """The platform, with another step around its own."""
+
+    def compile(self, model: nn.Module, buckets: Iterable[Bucket]) -> Step:
+        step = super().compile(model, buckets)
+
+        @torch.inference_mode()
+        def around(kv: KV, batch: Batch) -> tuple[Tensor, KV]:
+            return self._around(step, kv, batch)
+
+        return around
+
+    def _around(self, step: Step, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
+        raise NotImplementedError
+
+
+class LostRow(Stepping):
+    """The last of several rows of logits never arrives."""
+
+    def _around(self, step: Step, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
+        logits, kv = step(kv, batch)
+        logits = logits.clone()
+        if len(logits) > 1:
+            logits[-1] = 0
+        return logits, kv
+
+
+class StaleTable(Stepping):
+    """A step reads the page table of the one before, where their shapes are alike."""
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        self._before = torch.zeros(0)
+
+    def _around(self, step: Step, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
+        table = self._before if self._before.shape == batch.page_table.shape else batch.page_table
+        self._before = batch.page_table
+        return step(kv, batch._replace(page_table=table))
+
+
+class Forgetful(Stepping):
+    """Each step begins with an empty cache."""
+
+    def _around(self, step: Step, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
+        for layer in kv:
+            layer.zero_()
+        return step(kv, batch)
+
+
+class Swayed(Stepping):
+    """A row's last bits depend on how many others there are, though the platform says that they do not."""
+
+    def _around(self, step: Step, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
+        logits, kv = step(kv, batch)
+        return logits * (1 + 3e-7 * len(batch.token_ids)), kv
+
+
+class Spilling(Stepping):
+    """What is not a number in one row is in all."""
+
+    def _around(self, step: Step, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
+        logits, kv = step(kv, batch)
+        return logits + 0 * logits.sum(), kv
+
+
+class Rounding(CPU):
+    """Weights in half precision, whatever was asked for."""
+
+    def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return super().place(weight, {name: tensor.bfloat16() for name, tensor in tensors.items()})
+
+
+class Coarse(CPU):
+    """Half precision is kept in 6 bits."""
+
+    def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        if weight.dtype == torch.float32:
+            return super().place(weight, tensors)
+        return super().place(weight, {name: (tensor * 16).round() / 16 for name, tensor in tensors.items()})
+
+
+class WrongScale(CPU):
+    """The first group of each row has a scale that is twice too large."""
+
+    def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        if weight.scheme is None:
+            return super().place(weight, tensors)
+        spoilt = {name: tensor.clone() for name, tensor in tensors.items()}
+        for tensor in spoilt.values():
+            tensor[:, :32] *= 2
+        return super().place(weight, spoilt)
+
+
+class Hoarder(CPU):
+    """A cache that was let go is still counted: there is room for one."""
+
+    def open(self, rank: int) -> Device:
+        return HoardersDevice()
+
+
+class HoardersDevice(CPUDevice):
+    """See Hoarder."""
+
+    full = False
+
+    def allocate_kv(self, layouts: Sequence[KVLayout], pages: int) -> KV:
+        if self.full:
+            raise MemoryError("KV cache does not fit")
+        self.full = True
+        return super().allocate_kv(layouts, pages)
+
+
+@pytest.mark.parametrize(
+    ("platform", "clause", "says"),
+    [
+        (LostRow, "models.families", "the logit is 0, transformers has"),
+        (LostRow, "oracle.equal", "the specification draws"),
+        (StaleTable, "models.families", "llama: plain: request"),
+        (StaleTable, "oracle.equal", "the specification draws"),
+        (Forgetful, "models.families", "llama: plain: request 0, position 23 of 30"),
+        (Forgetful, "oracle.equal", "llama alone: request"),
+        (Rounding, "models.families", "off is allowed"),
+        (Coarse, "models.dtypes", "squared errors against float32"),
+        (WrongScale, "models.schemes", "of the size of the unquantized logits"),
+        (Swayed, "oracle.invariant", "alone TokenLogprobs"),
+        (Spilling, "faults.request", "request sound"),
+    ],
+)
+def test_a_fault_is_caught_and_named(platform: type[CPU], clause: str, says: str) -> None:
+    assert says in first_failure(clause, platform)
+
+
+def test_bits_that_sway_are_no_wrong_tokens() -> None:
+    """The oracle of a platform that promises no bits lets them pass."""
+    with pytest.raises(pytest.fail.Exception, match=r"every trial of oracle\.equal passed"):
+        first_failure("oracle.equal", Swayed)
+
+
+@pytest.mark.parametrize("clause", ["faults.step", "faults.cache"])
+def test_an_engine_that_cannot_begin_again_is_caught(clause: str) -> None:
+    with pytest.raises(MemoryError, match="KV cache does not fit"):
+        first_failure(clause, Hoarder)
+
+
+def test_an_abort_that_leaks_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    remove: Callable[[Scheduler, Request], None] = Scheduler.remove
+
+    def leaky(self: Scheduler, request: Request) -> None:
+        pages, aborted = list(request.page_ids), len(request.token_ids) < request.num_prompt + request.max_tokens
+        remove(self, request)
+        if aborted:
+            self.pool.hold(pages)
+
+    monkeypatch.setattr(Scheduler, "remove", leaky)
+    with pytest.raises((AssertionError, Broken)):
+        first_failure("faults.cancel")
+
+
+def test_a_failure_that_ends_everybody_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(self: Scheduler) -> None:
+        for request in list(self.running):
+            self.remove(request)
+
+    monkeypatch.setattr(Scheduler, "start_over", ended)
+    with pytest.raises((AssertionError, Broken)):
+        first_failure("faults.cache")
