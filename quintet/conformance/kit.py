@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from quintet.conformance import sections
-from quintet.conformance.check import CHECKS, Check, Lacking, Trial
+from quintet.conformance.check import CHECKS, Broken, Check, Lacking, Trial
 from quintet.conformance.report import Outcome, Report, Result, shortened
 from quintet.conformance.subject import Subject
 from quintet.names import refuse_unknown
@@ -51,6 +51,17 @@ def run(
     return Report.of(subject, sections, results)
 
 
+def first_failure(subject: Subject, clause: str, among: str = "") -> str | None:
+    """What the first trial of a clause that fails says; None if all hold. `among`: what their names begin with."""
+    for each in checks([clause.partition(".")[0]]):
+        for trial in _trials(each, subject) if each.clause == clause else ():
+            if trial.what.startswith(among):
+                result = _try(each, trial)
+                if result.outcome is Outcome.FAILED:
+                    return f"{result.what}: {result.detail}"
+    return None
+
+
 def _trials(of: Check, subject: Subject) -> Iterator[Trial]:
     """A check that cannot even list its trials is one failed trial."""
     try:
@@ -71,6 +82,8 @@ def _try(of: Check, trial: Trial) -> Result:
         trial.call()
     except Lacking as reason:
         outcome, detail = Outcome.UNSUPPORTED, str(reason) or "no reason was given"
+    except Broken as broken:
+        outcome, detail = Outcome.FAILED, str(broken)
     except Exception as error:  # whatever a vendor's code raises is its result
         outcome, detail = Outcome.FAILED, f"{type(error).__name__}: {error}"
     seconds = time.perf_counter() - began

@@ -15,8 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from quintet.config import EngineConfig
-from quintet.conformance import kit
-from quintet.conformance.check import Lacking
 from quintet.conformance.sections import communicator, probe
 from quintet.conformance.subject import Subject
 from quintet.ops import bind
@@ -25,6 +23,7 @@ from quintet.platforms.cpu.platform import CPU, CPUDevice
 from quintet.platforms.interface import KV, Alone, Capabilities, Communicator, Device, Platform, Step, Unavailable
 from quintet.types import Batch, Bucket, KVLayout, Memory, Weight
 from tests.helpers.loopback import LoopbackPlatform
+from tests.helpers.planted import first_failure
 
 MIB = 2**20
 
@@ -37,20 +36,6 @@ def stand_in(platform: type[Platform]) -> Subject:
     subject.chosen = replace(subject.chosen, platform=platform, capabilities=facts)
     subject.facts = facts
     return subject
-
-
-def first_failure(clause: str, subject: Subject) -> str:
-    """What the first trial of the clause that fails says; fails if none does."""
-    for check in kit.checks([clause.partition(".")[0]]):
-        if check.clause == clause:
-            for trial in check.trials(subject):
-                try:
-                    trial.call()
-                except Lacking:
-                    continue
-                except Exception as error:
-                    return f"{trial.what}: {error}"
-    pytest.fail(f"every trial of {clause} passed")
 
 
 # ---------------------------------------------------------------------------------------------------------- probing

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from quintet.conformance import kit
-from quintet.conformance.check import Lacking
 from quintet.conformance.subject import Subject
 from quintet.ops import Ops
 from quintet.platforms import Chosen
@@ -35,15 +34,6 @@ class Planted(Subject):
 
 
 def first_failure(clause: str, subject: Subject, among: str = "") -> str:
-    """What the first trial of the clause that fails says; fails if none does. `among`: what their names begin with."""
-    for check in kit.checks([clause.partition(".")[0]]):
-        for trial in check.trials(subject) if check.clause == clause else ():
-            if not trial.what.startswith(among):
-                continue
-            try:
-                trial.call()
-            except Lacking:
-                continue
-            except Exception as error:
-                return f"{trial.what}: {error}"
-    pytest.fail(f"every trial of {clause} passed")
+    """What the first trial of the clause that fails says; fails if none does."""
+    found = kit.first_failure(subject, clause, among)
+    return pytest.fail(f"every trial of {clause} passed") if found is None else found

@@ -199,7 +199,7 @@ def test_one_failure_is_one_and_shown_at_once(checks: Callable[..., None], capsy
     said = capsys.readouterr()
     for text in (said.out, said.err):
         assert "probe.pure: Probing opens no device" in text and "dummy: call 1" in text
-        assert "Broken: wanted 1, got 2" in text and "1 passed, 1 failed, 1 unsupported" in text
+        assert "came   wanted 1, got 2" in text and "1 passed, 1 failed, 1 unsupported" in text
 
 
 def test_what_the_platform_lacks_is_no_failure(checks: Callable[..., None], home: Path) -> None:
