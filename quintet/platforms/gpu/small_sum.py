@@ -60,7 +60,8 @@ def join(library: Any, store: Any, rank: int, size: int, queue: Any) -> PeerSum 
         return f"{size} ranks, and it serves up to {MOST_RANKS}"
     devices = (ctypes.c_int * size)(*range(size))
     reaches = ctypes.c_int(0)
-    _check(library, library.quintet_comm_reaches(devices, size, ctypes.byref(reaches)))
+    if code := library.quintet_comm_reaches(devices, size, ctypes.byref(reaches)):
+        return f"the devices cannot be asked: {_words(library, code)}"
     if not reaches.value:
         return "the devices do not reach each other's memory"
     region = ctypes.c_void_p()

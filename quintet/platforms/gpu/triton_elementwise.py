@@ -1,4 +1,4 @@
-"""Gates, the soft cap and the look-up of rows by Triton: the specification takes several passes over memory for each.
+"""Gates, the soft cap, the look-up of rows and of sampled tokens by Triton: the specification takes several passes.
 
 activate, add and scale have no kernel: in torch they are one launch and one pass already.
 """
@@ -9,6 +9,7 @@ from torch import Tensor
 from quintet.ops.activation import KINDS, gated
 from quintet.ops.elementwise import softcap
 from quintet.ops.embedding import embedding
+from quintet.ops.tokens import place_tokens
 from quintet.platforms.gpu.triton_probe import probing
 
 
@@ -31,6 +32,13 @@ def _check_embedding(device: torch.device) -> str | None:
     ids, table = torch.tensor([4, 6], dtype=torch.int32, device=device), torch.ones(2, 3, device=device)
     got = _embedding(ids, table, 3, True).tolist()
     return None if got == [[1.0] * 3, [0.0] * 3] else f"a row of ones and one that is elsewhere gave {got}"
+
+
+def _check_tokens(device: torch.device) -> str | None:
+    """One of each kind: known, sampled, and sampled where nothing could be drawn."""
+    ids, sampled, rows = torch.tensor([[5, -1, -1], [8, 9, -1], [-1, 1, 2]], dtype=torch.int32, device=device)
+    got = _place_tokens(ids, sampled, rows).tolist()
+    return None if got == [5, 9, 0] else f"5, 9 and no token came as {got}"
 
 
 @gated.provide("triton", probing(_check_gated))
@@ -57,3 +65,10 @@ def _embedding(ids: Tensor, weight: Tensor, first: int, partial: bool) -> Tensor
     from quintet.platforms.gpu.kernels.embedding import embedding as launch
 
     return launch(ids.contiguous(), weight if weight.stride(1) == 1 else weight.contiguous(), first * partial)
+
+
+@place_tokens.provide("triton", probing(_check_tokens))
+def _place_tokens(token_ids: Tensor, sampled: Tensor, rows: Tensor) -> Tensor:
+    from quintet.platforms.gpu.kernels.tokens import place_tokens as launch
+
+    return launch(token_ids.contiguous(), sampled.contiguous(), rows.contiguous())

@@ -160,12 +160,13 @@ def test_a_model_on_several_ranks_equals_one(family: str, size: int) -> None:
 class Library:
     """What csrc/cuda offers, over the memory of this process."""
 
-    def __init__(self, reaches: bool = True, opens: tuple[int, ...] = (0, 0, 0)) -> None:
-        self._reaches, self._opens, self.calls = reaches, opens, list[tuple[int, ...]]()
+    def __init__(self, reaches: bool = True, opens: tuple[int, ...] = (0, 0, 0), answers: bool = True) -> None:
+        self._reaches, self._opens, self._answers = reaches, opens, answers
+        self.calls: list[tuple[int, ...]] = []
 
     def quintet_comm_reaches(self, devices: Any, count: int, reaches: Any) -> int:
         reaches._obj.value = int(self._reaches)
-        return 0
+        return 0 if self._answers else 1
 
     def quintet_comm_open(self, devices: Any, count: int, rank: int, region: Any) -> int:
         region._obj.value = 1000 + rank
@@ -207,6 +208,7 @@ def test_a_sum_that_fails_is_an_error() -> None:
 
 def test_reasons_why_sums_are_left_to_nccl() -> None:
     assert set(joined(Library(reaches=False))) == {"the devices do not reach each other's memory"}
+    assert set(joined(Library(answers=False))) == {"the devices cannot be asked: another"}
     assert all("could not open its region" in each for each in joined(Library(opens=(0, 2, 0)))), "on every rank alike"
     assert small_sum.join(Library(), None, 0, 9, None) == "9 ranks, and it serves up to 8"
     assert "was not built" in small_sum.load("quintet._no_such_library")

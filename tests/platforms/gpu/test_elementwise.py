@@ -10,6 +10,7 @@ from quintet.ops.activation import KINDS, gated
 from quintet.ops.elementwise import softcap
 from quintet.ops.embedding import embedding
 from quintet.ops.registry import Op
+from quintet.ops.tokens import place_tokens
 from quintet.platforms.gpu.kernels import activation
 from tests.helpers.triton import DTYPES, assert_rounded, needs_triton, randn, triton_op
 
@@ -78,3 +79,12 @@ def test_rows_are_looked_up_bit_for_bit(dtype: torch.dtype) -> None:
             want = embedding(ids, table[:20], first, True)
             assert torch.equal(triton_op("embedding", DEVICE)(ids, table[:20], first, True), want)
     assert triton_op("embedding", DEVICE)(ids[:0], table, 0, False).shape == (0, width)
+
+
+@pytest.mark.parametrize("count", [0, 1, 255, 256, 700])
+def test_sampled_tokens_come_where_they_belong(count: int) -> None:
+    generator = torch.Generator().manual_seed(count)
+    ids, rows = (torch.randint(-1, 9, (count,), generator=generator, dtype=torch.int32) for _ in range(2))
+    sampled = torch.randint(-1, 50_000, (9,), generator=generator, dtype=torch.int32)
+    got = triton_op("place_tokens", DEVICE)(ids, sampled, rows)
+    assert got.dtype == torch.int32 and torch.equal(got, place_tokens(ids, sampled, rows))
