@@ -11,6 +11,7 @@
 #include "common/pool.h"
 #include "cpu/attention.h"
 #include "cpu/features.h"
+#include "tests/isas.h"
 
 int attention_failures();
 
@@ -321,7 +322,7 @@ int attention_failures() {
         {40, 1, 7, 8, 0, 0.0F, false, false},   {2, 1, 128, 16, 1, 0.0F, false, true},
         {6, 2, 96, 16, 13, 0.0F, false, false},
     };
-    for (const char* isa : {"baseline", "avx2", "avx512", "avx512_bf16"}) {
+    for (const char* isa : kIsas) {
         try {
             cpu::choose_isa(isa);
         } catch (const std::invalid_argument&) {

@@ -7,6 +7,7 @@
 #include "common/pool.h"
 #include "cpu/features.h"
 #include "cpu/linear.h"
+#include "tests/isas.h"
 #include "tests/numbers.h"
 
 namespace {
@@ -78,7 +79,7 @@ void tiles_multiply_as_vectors_do(long rows, long inputs, long columns) {
 int linear_failures() {
     const int threads = quintet::pool_threads();
     quintet::set_pool_threads(3);
-    for (const char* isa : {"baseline", "avx2", "avx512", "avx512_bf16"}) {
+    for (const char* isa : kIsas) {
         try {
             cpu::choose_isa(isa);
         } catch (const std::invalid_argument&) {

@@ -10,6 +10,7 @@
 #include "cpu/features.h"
 #include "cpu/kernels/elementwise.h"
 #include "cpu/moe.h"
+#include "tests/isas.h"
 #include "tests/numbers.h"
 
 namespace {
@@ -133,7 +134,7 @@ void counts_that_do_not_fit_are_refused() {
 }  // namespace
 
 int moe_failures() {
-    for (const char* isa : {"baseline", "avx2", "avx512", "avx512_bf16"}) {
+    for (const char* isa : kIsas) {
         try {
             cpu::choose_isa(isa);
         } catch (const std::invalid_argument&) {

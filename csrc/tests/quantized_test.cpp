@@ -7,6 +7,7 @@
 #include "common/pool.h"
 #include "cpu/features.h"
 #include "cpu/quantized.h"
+#include "tests/isas.h"
 
 namespace {
 
@@ -72,7 +73,7 @@ void product_is_near(cpu::QuantizedScheme scheme, long tokens, long inputs, long
 int quantized_failures() {
     const int threads = quintet::pool_threads();
     quintet::set_pool_threads(3);
-    for (const char* isa : {"baseline", "avx2", "avx512", "avx512_bf16"}) {
+    for (const char* isa : kIsas) {
         try {
             cpu::choose_isa(isa);
         } catch (const std::invalid_argument&) {

@@ -3,6 +3,7 @@
 Where a platform's memory is the host's, everybody takes from it: there this process's own size is looked at.
 """
 
+import ctypes
 import gc
 import re
 from collections.abc import Iterator
@@ -161,6 +162,7 @@ class _Start:
 
     def __init__(self, device: Device, counts: bool) -> None:
         self._device = device
+        _give_back()
         self._free = device.memory().free if counts else 0
         self._process = psutil.Process().memory_info()
 
@@ -170,6 +172,15 @@ class _Start:
         now, then = psutil.Process().memory_info(), self._process
         device = self._free - self._device.memory().free if self._free else 0
         return int(max(device, now.rss - then.rss, now.vms - then.vms))
+
+
+def _give_back() -> None:
+    """What the C library keeps for later: what is lost would come out of it, and not show."""
+    gc.collect()
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (AttributeError, OSError, TypeError):  # another C library
+        return
 
 
 def _start(subject: Subject) -> _Start:

@@ -116,7 +116,7 @@ def test_fragments_are_noticed_and_all_sleeps_on(client: Make, monkeypatch: pyte
 def test_ahead_every_step_is_captured_before_a_request_comes(client: Make, caplog: pytest.LogCaptureFixture) -> None:
     lazy, _ = client(max_num_seqs=12)
     wanted = tokens(lazy, 7)
-    with caplog.at_level("INFO"):
+    with caplog.at_level("INFO", logger="quintet"):
         engine, fake = client(max_num_seqs=12, capture_ahead=True)
     sizes = decode_sizes(12)
     assert fake.captures == len(sizes) and f"captured {len(sizes)} steps ahead in" in caplog.text
