@@ -27,8 +27,8 @@ demo: $(STAMP) ## generate text with the bundled model, offline
 	HF_HUB_OFFLINE=1 $(BIN)/quintet generate "Once upon a time" --max-tokens 100 $(ARGS)
 	HF_HUB_OFFLINE=1 $(BIN)/quintet generate --chat "What is the capital of France?" $(ARGS)
 
-# These start servers or a browser and wait for them: they run alone, when the others, side by side, are through.
-ALONE := $(wildcard $(addprefix tests/server/,link metrics page test_*.py))
+# These start servers and stop them in the middle of things: they run alone, when the others, side by side, are through.
+ALONE := $(wildcard $(addprefix tests/server/,link test_*.py))
 
 test: $(STAMP) ## run the tests
 ifeq ($(ARGS),)

@@ -7,7 +7,8 @@ import torch
 torch.set_num_threads(1)  # tiny products gain nothing from threads that wait for each other on busy cores
 
 # JAX reads it when it opens its devices: the tests of the TPU platform want eight
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+# (what is compiled runs once or twice: optimising it costs more than it saves)
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 # Triton reads it when a kernel is declared: without a GPU kernels run in its interpreter

@@ -1,4 +1,4 @@
-"""The JAX providers of the model's ops: the same inside of a compiled model as outside, and programs for a TPU."""
+"""The JAX providers of the model's ops become programs for a TPU. That they are right, the conformance kit says."""
 
 import dataclasses
 import functools
@@ -57,22 +57,6 @@ def calls(name: str, dtype: torch.dtype) -> list[Call]:
     """A few of the contract's cases, from the first to the last."""
     cases = [args for _, args in CASES[name](dtype)]
     return [Call(name, args) for args in cases[:: max(1, len(cases) // 4)]]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", NAMES)
-def test_inside_of_a_trace_equals_outside(name: str, dtype: torch.dtype) -> None:
-    import jax
-    import numpy as np
-
-    from quintet.platforms.tpu.bridge import jax_view
-
-    # half precision shows a rounding that a fused program leaves out; whole models show float32
-    for call in calls(name, dtype)[: None if dtype == torch.bfloat16 else 1]:
-        outside = jax.tree.leaves(jax_view(call.provider(*call.args)))
-        inside = jax.tree.leaves(jax.jit(call)(*call.arrays))
-        for a, b in zip(outside, inside, strict=True):
-            assert a.dtype == b.dtype and np.array_equal(np.asarray(a), np.asarray(b), equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
