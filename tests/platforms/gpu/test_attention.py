@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from quintet.conformance import cases
 from quintet.conformance.batches import Cache, Request, spec
 from quintet.ops import Op, bind
 from quintet.ops.attention import row_width, stored, widened
@@ -26,14 +27,7 @@ if device_here() != torch.device("cpu"):
 
 INTERPRETED = Limits(bf16=False)
 SPECS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "window": {"window": 9},
-    "window of one": {"window": 1},
-    "window over blocks": {"window": 140},
-    "soft-cap": {"softcap": 3.0},
-    "soft-cap, window": {"softcap": 20.0, "window": 33, "scale": 0.7},
-    "sinks": {"sinks": True},
-    "sinks, window": {"sinks": True, "window": 5},
+    **cases.SPECS,
     "alibi": {"alibi": True},
     "alibi, soft-cap, window": {"alibi": True, "softcap": 5.0, "window": 40},
 }
