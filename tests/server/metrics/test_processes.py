@@ -63,7 +63,13 @@ def test_the_sum_is_exact_from_whichever_process_answers(server: Server) -> None
     assert until(lambda: grown() == expected), grown()  # the engine's own figures are half a second old
     found = [grown() for _ in range(30)]
     assert found == [expected] * 30
-    assert len(processes_that_answer(server)) == WORKERS  # so the scrapes came from all of them
+    answered: set[int] = set()
+
+    def all_answered() -> bool:  # one burst may leave a process out: the kernel wakes whom it likes
+        answered.update(processes_that_answer(server))
+        return len(answered) == WORKERS
+
+    assert until(all_answered), answered  # so the scrapes came from all of them
 
 
 def processes_that_answer(server: Server) -> set[int]:
