@@ -16,7 +16,9 @@ namespace {
 constexpr long kPairColumns = 16;
 constexpr long kBlockPairs = kLinearColumns / (2 * kLanes);
 constexpr long kByteQuad = kLinearColumns * kQuad;  // bytes of a block's quad: 256, or half of it
-constexpr long kStretch = 64;  // quads that all rows of a panel pass before the next: 16 KiB, half a core's first cache
+constexpr long kLine = 64;  // bytes in a cache line
+// Quads that all rows of a panel pass before the next: 64 KiB, or half of it, which a core's second cache holds.
+constexpr long kStretch = 256;
 
 // ---------------------------------------------------------------------------------------------------------- rows
 
@@ -84,6 +86,7 @@ struct QuantizedTile {
     long group, quad;       // where the stretch begins: a group, and for kW8a8 a quad of the one that there is
     long groups, quads;     // of the stretch; quads are a group's
     long row, pair;
+    const uint8_t* ahead;   // what is asked from memory meanwhile
 };
 
 template <typename Core, bool Nibbles, long Pairs>
@@ -99,10 +102,14 @@ inline void load_weights(const uint8_t* at, typename Core::Weights (&w)[Pairs][2
     }
 }
 
-// `count` quads of rows, at least one, added to their sums.
-template <typename Core, bool Nibbles, long Rows, long Pairs>
-inline void grow(typename Core::Sum (&sums)[Rows][Pairs][2], const uint8_t* w, const uint8_t* x, long stride, long count) {
+// `count` quads of rows, at least one, added to their sums. With each, memory is asked for so many lines of what follows.
+template <typename Core, bool Nibbles, long Rows, long Pairs, long Lines>
+inline void grow(typename Core::Sum (&sums)[Rows][Pairs][2], const uint8_t* w, const uint8_t* x, long stride, long count,
+                 const uint8_t*& ahead) {
     do {  // a loop that may not run at all costs the compiler registers, and us a third of the speed
+#pragma GCC unroll 4
+        for (long i = 0; i < Lines; ++i) __builtin_prefetch(ahead + i * kLine, 0, 2);
+        ahead += Lines * kLine;
         typename Core::Weights weights[Pairs][2];
         load_weights<Core, Nibbles, Pairs>(w, weights);
 #pragma GCC unroll 8
@@ -124,7 +131,7 @@ inline long first_column(long pair) {
     return pair / kPer * 2 * kPairColumns + pair % kPer * kLanes;
 }
 
-template <typename Core, bool Nibbles, long Rows, long Pairs>
+template <typename Core, bool Nibbles, long Rows, long Pairs, long Lines>
 __attribute__((noinline)) void tile_of_groups(const QuantizedTile& t) {
     const QuantizedPanel& panel = t.panel;
     const long column = first_column(t.pair), stride = panel.x_stride;
@@ -134,6 +141,7 @@ __attribute__((noinline)) void tile_of_groups(const QuantizedTile& t) {
     const uint8_t* w = t.weight + lane * kQuad;
     const uint8_t* x = row + t.group * t.quads * Core::kBytes;
     float* const kept = panel.sums + t.row * kLinearColumns + column;
+    const uint8_t* ahead = t.ahead;
     for (long g = t.group; g < t.group + t.groups; ++g) {
         const uint8_t* const own = row + panel.scales_at + g * static_cast<long>(sizeof(float));
         typename Core::Sum sums[Rows][Pairs][2];
@@ -144,7 +152,7 @@ __attribute__((noinline)) void tile_of_groups(const QuantizedTile& t) {
 #pragma GCC unroll 8
             for (long v = 0; v < 2 * Pairs; ++v) sums[r][v / 2][v % 2] = Core::start(start);
         }
-        grow<Core, Nibbles, Rows, Pairs>(sums, w, x, stride, t.quads);
+        grow<Core, Nibbles, Rows, Pairs, Lines>(sums, w, x, stride, t.quads, ahead);
         w += t.quads * kStep;
         x += t.quads * Core::kBytes;
         const uint16_t* const scales = static_cast<const uint16_t*>(panel.scales) + g * kLinearColumns + column;
@@ -163,7 +171,7 @@ __attribute__((noinline)) void tile_of_groups(const QuantizedTile& t) {
 }
 
 // kW8a8: sums are whole numbers until the last stretch.
-template <typename Core, long Rows, long Pairs>
+template <typename Core, long Rows, long Pairs, long Lines>
 __attribute__((noinline)) void tile_of_channels(const QuantizedTile& t) {
     const QuantizedPanel& panel = t.panel;
     const long column = first_column(t.pair), stride = panel.x_stride;
@@ -180,7 +188,9 @@ __attribute__((noinline)) void tile_of_channels(const QuantizedTile& t) {
             sums[r][v / 2][v % 2] = t.quad == 0 ? Core::start(start) : Core::resume(load(at));
         }
     }
-    grow<Core, false, Rows, Pairs>(sums, t.weight + column * kQuad, row + t.quad * Core::kBytes, stride, t.quads);
+    const uint8_t* ahead = t.ahead;
+    grow<Core, false, Rows, Pairs, Lines>(sums, t.weight + column * kQuad, row + t.quad * Core::kBytes, stride, t.quads,
+                                          ahead);
     const bool last = t.quad + t.quads == panel.quads;
     const float* const scales = static_cast<const float*>(panel.scales) + column;
 #pragma GCC unroll 8
@@ -197,66 +207,58 @@ __attribute__((noinline)) void tile_of_channels(const QuantizedTile& t) {
     }
 }
 
+template <typename Core, bool Nibbles, bool Channels, long Rows, long Pairs, long Lines>
+inline void tile(const QuantizedTile& t) {
+    if constexpr (Channels) {
+        tile_of_channels<Core, Rows, Pairs, Lines>(t);
+    } else {
+        tile_of_groups<Core, Nibbles, Rows, Pairs, Lines>(t);
+    }
+}
+
+// What follows a stretch, `bytes` a quad, is asked for by all tiles in turn, a little with each quad: all at once it would
+// stand in line, and the products behind it. The processor's own prefetching stops where a stretch ends.
+struct Asked {
+    const uint8_t* next;
+    long bytes, count;     // of a quad, and quads
+    long tile, tiles;      // 0 tiles: nothing is asked for
+};
+
 template <typename Core, bool Nibbles, bool Channels, long Rows>
-inline void tiles_of(const QuantizedTile& t, long rows) {
+inline void tiles_of(QuantizedTile t, long rows, const Asked& asked) {
     if constexpr (Rows > 1) {
-        if (rows < Rows) return tiles_of<Core, Nibbles, Channels, Rows - 1>(t, rows);
+        if (rows < Rows) return tiles_of<Core, Nibbles, Channels, Rows - 1>(t, rows, asked);
     }
-    constexpr long kPairs = Rows <= Core::kFew ? Core::kAlone : Core::kPairs;
-    QuantizedTile part = t;
-    for (; part.pair < kBlockPairs; part.pair += kPairs) {
-        if constexpr (Channels) {
-            tile_of_channels<Core, Rows, kPairs>(part);
-        } else {
-            tile_of_groups<Core, Nibbles, Rows, kPairs>(part);
+    constexpr long kPairs = Rows <= Core::kFew ? Core::kAlone : Core::kPairs, kPasses = kBlockPairs / kPairs;
+    for (long pass = 0; pass < kPasses; ++pass, t.pair += kPairs) {
+        const long turn = asked.tile * kPasses + pass, turns = asked.tiles * kPasses, lines = asked.bytes / kLine;
+        const long first = turns ? lines * turn / turns : 0, last = turns ? lines * (turn + 1) / turns : 0;
+        t.ahead = asked.next + first * kLine * asked.count;
+        switch (last - first) {
+            case 0: tile<Core, Nibbles, Channels, Rows, kPairs, 0>(t); break;
+            case 1: tile<Core, Nibbles, Channels, Rows, kPairs, 1>(t); break;
+            case 2: tile<Core, Nibbles, Channels, Rows, kPairs, 2>(t); break;
+            default: tile<Core, Nibbles, Channels, Rows, kPairs, 4>(t); break;
         }
-    }
-}
-
-inline void spread_nibbles(const uint8_t* packed, uint8_t* bytes, long quads) {
-    constexpr long kHalf = kPairColumns * kQuad;
-    for (long i = 0; i < 2 * quads; ++i, packed += kHalf, bytes += 2 * kHalf) {
-        for (long j = 0; j < kHalf; ++j) bytes[j] = packed[j] & 15;
-        for (long j = 0; j < kHalf; ++j) bytes[kHalf + j] = packed[j] >> 4;
-    }
-}
-
-// Asks memory for a share of what is multiplied after this stretch: the processor's own prefetching stops where a stretch
-// ends, and begins anew with each.
-inline void ask_for(const uint8_t* next, long bytes, long share, long shares) {
-    constexpr long kLine = 64;
-    const long lines = bytes / kLine;
-    for (long i = lines * share / shares; i < lines * (share + 1) / shares; ++i) {
-        __builtin_prefetch(next + i * kLine, 0, 2);
     }
 }
 
 template <typename Core, bool Nibbles, bool Channels>
 void multiply(const QuantizedPanel& panel) {
     constexpr long kStep = Nibbles ? kByteQuad / 2 : kByteQuad;
-    constexpr long kWorthSpreading = 3;  // tiles: then nibbles are taken apart once for all
     const long tiles = (panel.rows + Core::kRows - 1) / Core::kRows, all = panel.groups * panel.quads;
     const bool streams = panel.rows <= Core::kFew && Core::kAlone == kBlockPairs;  // the block is read from end to end
     const long least = Channels ? 1 : panel.quads, wanted = streams ? all : kStretch / least * least;
-    alignas(64) uint8_t bytes[kStretch * kByteQuad];
     __builtin_memset(panel.sums, 0, static_cast<size_t>(panel.rows * kLinearColumns) * sizeof(float));
     for (long first = 0; first < all; first += wanted) {
         const long count = all - first < wanted ? all - first : wanted;
-        const uint8_t* weight = panel.weight + first * kStep;
-        const bool spread = Nibbles && tiles >= kWorthSpreading;
-        if (spread) spread_nibbles(weight, bytes, count);
+        const uint8_t* const weight = panel.weight + first * kStep;
         for (long i = 0; i < tiles; ++i) {  // of nearly the same height
             const long row = panel.rows * i / tiles, rows = panel.rows * (i + 1) / tiles - row;
-            if (!streams) ask_for(weight + count * kStep, wanted * kStep, i, tiles);  // after the last, of the next block
-            const QuantizedTile t{panel, spread ? bytes : weight, Channels ? 0 : first / panel.quads, Channels ? first : 0,
-                                  Channels ? 1 : count / panel.quads, Channels ? count : panel.quads, row, 0};
-            if constexpr (Nibbles) {
-                if (!spread) {
-                    tiles_of<Core, true, Channels, Core::kRows>(t, rows);
-                    continue;
-                }
-            }
-            tiles_of<Core, false, Channels, Core::kRows>(t, rows);
+            const QuantizedTile t{panel, weight, Channels ? 0 : first / panel.quads, Channels ? first : 0,
+                                  Channels ? 1 : count / panel.quads, Channels ? count : panel.quads, row, 0, nullptr};
+            const Asked asked{weight + count * kStep, kStep, count, i, streams ? 0 : tiles};
+            tiles_of<Core, Nibbles, Channels, Core::kRows>(t, rows, asked);
         }
     }
 }
