@@ -98,9 +98,9 @@ class Engine:
                 self._land()
             started = self._launch()
             self._land(keep=1 if self._overlap and started else 0)
-        except BaseException:  # Ctrl-C: nobody knows what was written
-            self.scheduler.take_back([flight.plan for flight in self._flights])
+        except BaseException:  # Ctrl-C, at whatever line: nobody knows what was written
             self._flights.clear()
+            self.scheduler.start_over(self._requests.values())
             raise
         deltas, self._deltas = self._deltas, []
         return deltas
@@ -231,7 +231,7 @@ class Engine:
     def _begin_again(self) -> None:
         """What still runs reads a cache that nobody trusts: nobody waits for it."""
         self._flights.clear()
-        self.scheduler.start_over()
+        self.scheduler.start_over(self._requests.values())
         self._runner.renew_cache()
 
     def reset_prefix_cache(self) -> None:

@@ -165,9 +165,8 @@ class LLM:
         added: list[str] = []
         try:
             for prompt, each, rank in zip(prompts, params, ranks, strict=True):
-                request_id = self._client.next_id()
-                self._client.add(request_id, prompt, each, rank)
-                added.append(request_id)
+                added.append(self._client.next_id())  # before it is there: Ctrl-C may come in between
+                self._client.add(added[-1], prompt, each, rank)
         except BaseException:  # Ctrl-C too
             self._client.abort(added)
             raise

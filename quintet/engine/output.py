@@ -150,7 +150,12 @@ class OutputProcessor:
             if completion.finish_reason is None
         ]
         aborts = [delta.request_id for delta in deltas]
-        return Processed(self.process(deltas).outputs, aborts)
+        outputs = self.process(deltas).outputs
+        for request in requests:  # Ctrl-C may have left it half added, or half ended
+            self._requests.pop(request.request_id, None)
+            for completion in request.completions:
+                self._owners.pop(completion.engine_id, None)
+        return Processed(outputs, aborts)
 
     def _take(self, request: _Request, completion: _Completion, delta: TokenDelta, now: float) -> None:
         """Adds one delta to its completion."""

@@ -20,8 +20,12 @@ class PagePool:
         if num_pages < 2:
             raise ValueError(f"a cache needs at least 2 pages, one of them for padding, not {num_pages}")
         self.num_pages, self.caching = num_pages, caching
-        self._free: OrderedDict[int, None] = OrderedDict((page, None) for page in range(1, num_pages))
-        self._holders = [0] * num_pages
+        self.clear()
+
+    def clear(self) -> None:
+        """Nobody holds a page, and nothing is cached, whatever stood in the books."""
+        self._free: OrderedDict[int, None] = OrderedDict((page, None) for page in range(1, self.num_pages))
+        self._holders = [0] * self.num_pages
         self._hash_of: dict[int, bytes] = {}
         self._page_of: dict[bytes, int] = {}
 

@@ -77,9 +77,9 @@ class Request:
 
     def forget_unknown(self) -> None:
         """The running steps will not land: what they would have sampled is sampled again."""
-        if self.num_unknown:
-            del self.token_ids[-self.num_unknown :]
-            self.num_unknown = 0
+        while self.num_unknown or self.token_ids[-1] == UNKNOWN:  # Ctrl-C may have come between the two
+            self.token_ids.pop()
+            self.num_unknown = max(0, self.num_unknown - 1)
 
     @property
     def wants_scores(self) -> bool:

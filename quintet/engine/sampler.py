@@ -186,7 +186,7 @@ class Sampler:
             processor.update(update)
         if not changed and rows == self._rows:
             return
-        self._requests, self._rows, self._looks_back = requests, rows, None
+        self._requests, self._rows, self._looks_back = [], rows, None
         before = [edit for edit in self._before if edit.enter(requests, rows)]
         after = [edit for edit in self._after if edit.enter(requests, rows)]
         self._edits = [*before, *(p.apply for p in self._early), *after]
@@ -194,6 +194,7 @@ class Sampler:
         self._enter_logprobs(requests)
         self._enter_draw(requests)
         self._plain = not (self._edits or self._random or self._num_logprobs is not None)
+        self._requests = requests  # last: after Ctrl-C in the middle, all of it is done again
 
     def _enter_logprobs(self, requests: list[Request]) -> None:
         asked = [(row, r.params.logprobs) for row, r in enumerate(requests) if r.params.logprobs is not None]

@@ -9,7 +9,7 @@ by a later step after every earlier one; nobody has to wait for it.
 """
 
 import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from quintet.engine.pages import PagePool, extend_chain
@@ -74,7 +74,9 @@ class Scheduler:
 
     def remove(self, request: Request) -> None:
         """Takes a request out, wherever it stands, and frees its pages."""
-        (self.running if request in self.running else self.waiting).remove(request)
+        for queue in (self.running, self.waiting):
+            if request in queue:  # in neither, if Ctrl-C came while it was added
+                queue.remove(request)
         self._free(request)
 
     def schedule(self) -> Plan:
@@ -223,34 +225,27 @@ class Scheduler:
                 self._commit(request, plan, request.num_computed // self.limits.page_size)
         plan.late.clear()
 
-    def undo(self, plan: Plan) -> None:
-        """The step failed: what it should have written is not there."""
-        for pages in plan.committed.values():
-            for page in pages:
-                self.pool.forget(page)
-
-    def start_over(self) -> None:
-        """Nothing in the cache can be relied on: all requests begin again, and nothing is found of earlier ones."""
-        for request in list(self.running):
-            self._restart(request)
-        self.pool.reset_cache()
-
-    def take_back(self, plans: Sequence[Plan]) -> None:
-        """Steps were interrupted: who was in them starts again, for they may share pages that were never written."""
-        for plan in plans:
-            self.undo(plan)
-        for request in dict.fromkeys(request for plan in plans for request in plan.tokens):
-            self._restart(request)
-
-    def _restart(self, request: Request) -> None:
-        request.forget_unknown()
-        self._preempt(request, Plan())
+    def start_over(self, requests: Iterable[Request]) -> None:
+        """Nothing in the cache can be relied on, and after Ctrl-C not even these books: they are written anew. All
+        requests begin again, and nothing is found of earlier ones."""
+        self.pool.clear()
+        self.running.clear()
+        self.waiting = sorted(requests, key=self._key)
+        for request in self.waiting:
+            begun = bool(request.page_ids)
+            request.num_preemptions += begun
+            self.num_preemptions += begun
+            request.forget_unknown()
+            self._forget_pages(request)
 
     def _pages_for(self, tokens: int) -> int:
         return -(-tokens // self.limits.page_size)
 
     def _free(self, request: Request) -> None:
         self.pool.release(request.page_ids)
+        self._forget_pages(request)
+
+    def _forget_pages(self, request: Request) -> None:
         request.page_ids, request.page_row = [], None
         request.num_computed = request.num_committed = 0
 

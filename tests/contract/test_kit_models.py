@@ -184,7 +184,7 @@ def test_an_abort_that_leaks_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_failure_that_ends_everybody_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def ended(self: Scheduler) -> None:
+    def ended(self: Scheduler, requests: Iterable[Request]) -> None:
         for request in list(self.running):
             self.remove(request)
 

@@ -1,11 +1,15 @@
 """An engine on the null platform, whose next token is known beforehand: for tests of everything but arithmetic."""
 
+import asyncio
 import functools
+import sys
 import tempfile
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from quintet import SamplingParams
+from quintet import AsyncLLM, SamplingParams
 from quintet.config import EngineConfig
 from quintet.engine.client import Client
 from quintet.engine.prompts import Prompt
@@ -61,3 +65,61 @@ def drain(client: Client) -> dict[str, RequestOutput]:
 def complete(client: Client, prompt: list[int], params: SamplingParams) -> RequestOutput:
     client.add("only", Prompt(prompt), params)
     return drain(client)["only"]
+
+
+class CtrlC:
+    """KeyboardInterrupt at one of the lines that the engine's modules run in this block, counted from 0; it goes no
+    further than the block."""
+
+    def __init__(self, at: int) -> None:
+        self._left = at
+
+    @property
+    def came(self) -> bool:
+        """Whether there were so many lines."""
+        return self._left < 0
+
+    def __enter__(self) -> "CtrlC":
+        self._before = sys.gettrace()
+        sys.settrace(self._call)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        sys.settrace(self._before)
+        return kind is KeyboardInterrupt
+
+    def _call(self, frame: Any, event: str, _: Any) -> Any:
+        return self._line if Path(frame.f_code.co_filename).parent.name == "engine" else None
+
+    def _line(self, frame: Any, event: str, _: Any) -> Any:
+        self._left -= event == "line"
+        if self.came:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return self._line
+
+
+class Gate:
+    """Stands before every step of an engine's thread: closed, or open until a step has given something."""
+
+    def __init__(self, engine: AsyncLLM, until_output: bool = False) -> None:
+        self.reached, self.opened = threading.Event(), threading.Event()
+        self._step, self._shuts = engine._client.step, until_output
+        if until_output:
+            self.opened.set()
+        engine._client.step = self._gated  # type: ignore[method-assign]
+
+    def _gated(self) -> list[RequestOutput]:
+        self.reached.set()
+        assert self.opened.wait(60), "nobody opened the gate"
+        outputs = self._step()
+        if outputs and self._shuts:
+            self._shuts = False
+            self.opened.clear()
+        return outputs
+
+
+async def until(holds: Callable[[], Any]) -> None:
+    """Lets the loop run until it holds."""
+    while not holds():
+        await asyncio.sleep(0.001)

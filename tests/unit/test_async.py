@@ -3,12 +3,13 @@
 import asyncio
 import threading
 import time
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
 from quintet import AsyncLLM, RequestOutputKind
-from tests.helpers.null_engine import expected, folder, greedy
+from tests.helpers.null_engine import Gate, expected, folder, greedy, until
 
 DELTA = RequestOutputKind.DELTA
 
@@ -22,16 +23,9 @@ def idle(engine: AsyncLLM) -> bool:
     return not engine._client.busy and not engine._followers and engine._calls.empty()
 
 
-def gate(engine: AsyncLLM) -> threading.Event:
-    """What each step waits for from now on."""
-    opened, step = threading.Event(), engine._client.step
-
-    def gated() -> Any:
-        opened.wait(10)
-        return step()
-
-    engine._client.step = gated  # type: ignore[method-assign]
-    return opened
+def queued(engine: AsyncLLM) -> int:
+    """How many calls wait for the engine's thread."""
+    return engine._calls.qsize()
 
 
 async def follow(engine: AsyncLLM, prompt: list[int], request_id: str | None = None, **settings: Any) -> list[int]:
@@ -90,16 +84,20 @@ def test_leaving_ends_the_request_before_aclose_returns() -> None:
 
 def test_one_cancelled_while_it_is_added_does_not_run() -> None:
     engine = start()
-    opened = gate(engine)
+    gate, held = Gate(engine), threading.Event()
+    engine._calls.put((held.wait, Future()))  # type: ignore[arg-type]  # so that two are added before the first step
 
     async def main() -> None:
         first = asyncio.create_task(follow(engine, [1], max_tokens=20))
         second = asyncio.create_task(follow(engine, [2], max_tokens=400))
-        await asyncio.sleep(0.05)  # the thread is in its first step
+        await until(lambda: queued(engine) == 2)
+        held.set()
+        await until(gate.reached.is_set)
         third = asyncio.create_task(follow(engine, [3], max_tokens=400))
-        await asyncio.sleep(0.05)
+        await until(lambda: queued(engine) == 1)
         second.cancel(), third.cancel()
-        asyncio.get_running_loop().call_later(0.05, opened.set)
+        await until(lambda: queued(engine) == 3)
+        gate.opened.set()
         assert await first == expected([1], 20)
         await asyncio.gather(second, third, return_exceptions=True)
 
@@ -110,16 +108,15 @@ def test_one_cancelled_while_it_is_added_does_not_run() -> None:
 
 def test_the_loop_goes_on_while_a_step_runs() -> None:
     engine = start()
-    opened = gate(engine)
+    gate = Gate(engine)
 
     async def main() -> None:
         running = asyncio.create_task(follow(engine, [1]))
-        await asyncio.sleep(0.05)
+        await until(gate.reached.is_set)
         waiting = [asyncio.create_task(engine.abort("nobody")), asyncio.create_task(engine.reset_prefix_cache())]
-        began = time.monotonic()
-        await asyncio.sleep(0.05)
-        assert time.monotonic() - began < 5
-        opened.set()
+        await until(lambda: queued(engine) == 2)  # were it to wait for the step, nobody would open the gate
+        assert not any(each.done() for each in (running, *waiting))
+        gate.opened.set()
         await asyncio.gather(running, *waiting)
 
     asyncio.run(main())
@@ -132,13 +129,13 @@ def test_an_id_is_free_again_although_the_last_output_was_not_read() -> None:
     async def main() -> None:
         slow = engine.generate([3], greedy(max_tokens=3, output_kind=DELTA), request_id="a")
         await anext(slow)
-        while engine.get_metrics()["num_running"]:
-            await asyncio.sleep(0.01)
+        await until(lambda: not engine._followers)
+        gate = Gate(engine)
         again = asyncio.create_task(follow(engine, [5], request_id="a", max_tokens=400))
-        while not engine.get_metrics()["num_running"]:
-            await asyncio.sleep(0)
+        await until(lambda: engine._followers)
         assert len([output async for output in slow]) == 2
-        assert await asyncio.wait_for(again, 10) == expected([5], 400)
+        gate.opened.set()
+        assert await again == expected([5], 400)
 
     asyncio.run(main())
     engine.shutdown()
@@ -147,17 +144,14 @@ def test_an_id_is_free_again_although_the_last_output_was_not_read() -> None:
 
 def test_an_id_in_use_is_refused_and_its_request_goes_on() -> None:
     engine = start()
-    opened = gate(engine)
-    opened.set()
+    gate = Gate(engine, until_output=True)
 
     async def main() -> None:
         running = engine.generate([3], greedy(max_tokens=100, output_kind=DELTA), request_id="a")
-        tokens = list((await anext(running)).outputs[0].token_ids)
-        opened.clear()  # it runs on when the other has asked
+        tokens = list((await anext(running)).outputs[0].token_ids)  # it runs on when the other has asked
         other = asyncio.ensure_future(follow(engine, [5], request_id="a"))
-        while engine._calls.empty() and not other.done():
-            await asyncio.sleep(0)
-        opened.set()
+        await until(lambda: queued(engine) or other.done())
+        gate.opened.set()
         with pytest.raises(ValueError, match="in use"):
             await other
         tokens += [token async for output in running for token in output.outputs[0].token_ids]
@@ -169,15 +163,13 @@ def test_an_id_in_use_is_refused_and_its_request_goes_on() -> None:
 
 def test_a_loop_that_was_closed_ends_its_request_and_nobody_elses() -> None:
     engine = start()
-    opened = gate(engine)
-    opened.set()
+    gate = Gate(engine, until_output=True)
     loop = asyncio.new_event_loop()
     outputs = engine.generate([3], greedy(max_tokens=400, output_kind=DELTA))
     loop.run_until_complete(anext(outputs))  # type: ignore[arg-type]
-    opened.clear()
     loop.close()
     loop.is_closed = lambda: False  # type: ignore[method-assign]  # closed just after it was asked
-    opened.set()
+    gate.opened.set()
     assert asyncio.run(follow(engine, [5, 6], max_tokens=20)) == expected([5, 6], 20)
     engine.shutdown()
     assert idle(engine)
@@ -186,7 +178,7 @@ def test_a_loop_that_was_closed_ends_its_request_and_nobody_elses() -> None:
 
 def test_shutdown_tells_all_loops_and_refuses_new_requests() -> None:
     engine = start()
-    opened, failures = gate(engine), []
+    gate, failures = Gate(engine), []
 
     def run(prompt: list[int]) -> None:
         with pytest.raises(RuntimeError, match="shut down") as failed:
@@ -196,11 +188,15 @@ def test_shutdown_tells_all_loops_and_refuses_new_requests() -> None:
     threads = [threading.Thread(target=run, args=([i],)) for i in range(3)]
     for thread in threads:
         thread.start()
-    while engine._calls.empty():  # two wait to be added
-        time.sleep(0.01)
-    threading.Timer(0.05, opened.set).start()
-    engine.shutdown()
-    for thread in threads:
+    gate.reached.wait()
+    while len(engine._followers) + queued(engine) < 3:  # all have asked; one at least is added
+        time.sleep(0.001)
+    stopping = threading.Thread(target=engine.shutdown)
+    stopping.start()
+    while not engine._closed:
+        time.sleep(0.001)
+    gate.opened.set()
+    for thread in (stopping, *threads):
         thread.join()
     assert len(failures) == 3 and idle(engine)
     asyncio.run(engine.abort("nobody"))

@@ -7,7 +7,7 @@ import pytest
 
 from quintet import LLM, BeamSearchParams, RequestOutputKind, SamplingParams
 from quintet.engine.prompts import Prompt
-from tests.helpers.null_engine import VOCAB, complete, drain, expected, folder, greedy, null_client
+from tests.helpers.null_engine import VOCAB, CtrlC, complete, drain, expected, folder, greedy, null_client
 
 
 def test_tokens_are_the_platforms() -> None:
@@ -384,3 +384,26 @@ def test_an_interruption_between_two_caches_loses_nothing() -> None:
     client.prepared.ranks.workers[0]._kv = ()
     assert complete(client, [3], greedy()).outputs[0].token_ids == wanted
     assert len(client.prepared.ranks.workers[0]._kv) == 2
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_ctrl_c_at_any_line_leaves_the_books_in_order(overlap: bool, request: pytest.FixtureRequest) -> None:
+    """From the adding of a request to its end; then it is taken back, and the next one of its name is served."""
+    if overlap:
+        request.getfixturevalue("behind")
+    client = null_client(page_size=4, max_num_batched_tokens=8)
+    prompt, params = list(range(5, 14)), greedy(n=2, max_tokens=3)
+    for at in range(0, 100_000, 17):  # all of them would take half a minute
+        with CtrlC(at) as ctrl_c:
+            client.add("only", Prompt(prompt), params)
+            while client.busy:
+                client.step()
+        if not ctrl_c.came:
+            break
+        client.abort(["only"])
+        client.engine.check_integrity()
+        outputs = complete(client, prompt, params).outputs
+        assert [list(each.token_ids) for each in outputs] == [expected(prompt, 3)] * 2, at
+        assert client.engine.scheduler.pool.num_used == 0 and len(client.processor) == 0
+        client.engine.reset_prefix_cache()
+    assert at > 500

@@ -22,7 +22,7 @@ from quintet.platforms.interface import CacheLost, Capabilities
 from quintet.sampling_params import SamplingParams
 from tests.helpers.behind import Work, behind
 from tests.helpers.loopback import LoopbackPlatform
-from tests.helpers.null_engine import VOCAB, folder
+from tests.helpers.null_engine import VOCAB, CtrlC, folder
 
 SETTINGS = {"page_size": 4, "num_pages": 80, "max_model_len": 64, "max_num_seqs": 6, "max_num_batched_tokens": 24}
 ENGINES: dict[str, dict[str, Any]] = {
@@ -226,6 +226,22 @@ def test_what_fails_ends_those_in_it_and_nobody_else_hears_anything_wrong(
         assert not ours.work.fails, "both happened"
         assert (ended > 0) == (type(error) is RuntimeError)
         assert ours.interruptions == (2 if isinstance(error, KeyboardInterrupt) else 0)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_after_ctrl_c_at_any_line_nothing_is_found_that_was_not_written(overlap: bool) -> None:
+    """Also in the middle of planning: pages can be found as soon as a step is planned that fills them."""
+    served, ask = Served(overlap), Ask("a", list(range(13)), plain(4))
+    wanted = served.run(ask)
+    for at in range(0, 100_000, 23):  # all of them would take a minute
+        served.engine.reset_prefix_cache()
+        with CtrlC(at) as ctrl_c:
+            served.run(ask)
+        if not ctrl_c.came:
+            break
+        served.engine.abort(["a"])
+        assert served.run(ask) == wanted, at
+    assert at > 300
 
 
 def test_a_step_that_cannot_be_launched_is_heard_of_after_the_tokens_before_it() -> None:

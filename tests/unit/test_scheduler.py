@@ -109,10 +109,11 @@ def test_a_prompt_that_would_stop_half_way_waits_until_all_of_it_fits() -> None:
     assert run(s) == {"b": 9}
 
 
-def test_an_interrupted_step_is_taken_back() -> None:
+def test_after_an_interrupted_step_all_begin_again_and_nothing_is_found() -> None:
     s = scheduler()
     a, b = add(s, "a", [*range(12), 77], 0), add(s, "b", [*range(12), 88], 1)
-    s.take_back([s.schedule()])
+    s.schedule()
+    s.start_over([b, a])
     s.check_integrity()
     assert s.pool.num_cached == s.pool.num_used == 0 and s.waiting == [a, b]
     assert run(s) == {"a": 13, "b": 1}
@@ -164,7 +165,8 @@ def test_prompt_logprobs_compute_everything() -> None:
 def test_a_failed_step_leaves_nothing_in_the_cache() -> None:
     s = scheduler()
     a = add(s, "a", range(12), 0)
-    s.undo(s.schedule())
+    s.schedule()
+    s.start_over([a])
     s.remove(a)
     assert s.pool.num_cached == 0
     add(s, "b", range(12), 1)
@@ -265,13 +267,13 @@ def test_a_page_of_a_request_that_ended_is_not_committed_late() -> None:
     assert s.pool.num_cached == s.pool.num_used == 0
 
 
-def test_interrupted_steps_are_taken_back_together_and_what_they_sample_is_forgotten() -> None:
+def test_what_interrupted_steps_sample_is_forgotten() -> None:
     s = scheduler()
     a = add(s, "a", range(7), 0)
-    plans = [start(s), start(s)]
+    start(s), start(s)
     b = add(s, "b", range(9), 1)
-    plans.append(s.schedule())
-    s.take_back(plans)
+    s.schedule()
+    s.start_over([a, b])
     s.check_integrity()
     assert (a.token_ids, a.num_unknown, a.num_computed) == (list(range(7)), 0, 0)
     assert s.pool.num_cached == s.pool.num_used == 0 and s.waiting == [a, b]

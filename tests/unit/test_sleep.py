@@ -14,7 +14,7 @@ from quintet.conformance.tiny import variant
 from quintet.engine.client import Client
 from quintet.engine.prompts import Prompt
 from quintet.platforms.null.platform import TOTAL, NullDevice
-from tests.helpers.null_engine import complete, expected, folder, greedy, null_client
+from tests.helpers.null_engine import Gate, complete, expected, folder, greedy, null_client, until
 
 PROMPT = list(range(40))
 
@@ -119,12 +119,13 @@ def test_an_async_engine_sleeps_between_its_requests() -> None:
         return list(last.outputs[0].token_ids)
 
     async def main() -> None:
-        outputs = engine.generate(PROMPT, greedy(max_tokens=300))
-        first = asyncio.ensure_future(anext(outputs))
-        await engine.abort("nobody")  # once this is answered, the request before it is in
+        outputs, gate = engine.generate(PROMPT, greedy(max_tokens=300)), Gate(engine, until_output=True)
+        await anext(outputs)
+        asked = asyncio.ensure_future(engine.sleep())
+        await until(lambda: engine._calls.qsize() == 1)
+        gate.opened.set()
         with pytest.raises(ValueError, match="has 1 requests"):
-            await engine.sleep()
-        await first
+            await asked
         await outputs.aclose()
         await engine.sleep(2)
         assert await engine.is_sleeping()
