@@ -54,6 +54,7 @@ class FakeBackend:
     aborted: list[str] = field(default_factory=list)
     submitted: list[Submitted] = field(default_factory=list)
     running: dict[str, "asyncio.Task[None]"] = field(default_factory=dict)
+    hanging: int = 0  # requests that wait for go_on; what came before is delivered
     resets: int = 0
     asleep: int = 0
     refuses: str = ""  # why it does not sleep, or wake
@@ -93,6 +94,7 @@ class FakeBackend:
         place = 0
         while left:
             if self.hang == place:
+                self.hanging += 1
                 await self.go_on.wait()
             else:
                 await asyncio.sleep(0)

@@ -77,6 +77,8 @@ class ApiServer:
     async def _until_served(self) -> None:
         """Leaves connections to the processes that know the model, until this one does."""
         while self.remote.trouble() is not None and not self._server.should_exit:
+            if self.remote.dead is not None:
+                raise SystemExit(self.remote.dead)
             await asyncio.sleep(_LOOK)
 
     async def _drain(self) -> None:

@@ -12,15 +12,18 @@ from quintet.server.link.wire import Orders
 from quintet.server.logs import install
 
 PARENT_GONE = 3  # exit code
+ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def read_orders() -> Orders:
     """From standard input, which stays open as long as the parent lives.
 
-    Signals that end a server often go to all its processes; what they mean is the parent's to say.
+    Signals that end a server often go to all its processes; what they mean is the parent's to say. It started this one
+    with them blocked, since imports take a while.
     """
-    for each in (signal.SIGINT, signal.SIGTERM):
+    for each in ENDING:
         signal.signal(each, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as pipe:  # what comes after the line stays there
         orders = msgspec.json.decode(pipe.readline(), type=Orders)
     install(orders.log_level.upper())

@@ -6,12 +6,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import msgspec
 
-from quintet.server.link.child import PARENT_GONE
+from quintet.server.link.child import ENDING, PARENT_GONE
 from quintet.server.link.wire import Orders
 
 ENGINE, API = "quintet.server.link.core", "quintet.server.link.api"
@@ -38,7 +38,8 @@ class Child:
 
     def __init__(self, module: str, orders: Orders) -> None:
         inherit = () if orders.listen < 0 else (orders.listen,)
-        self._process = subprocess.Popen([sys.executable, "-m", module], stdin=subprocess.PIPE, pass_fds=inherit)
+        with _blocked():
+            self._process = subprocess.Popen([sys.executable, "-m", module], stdin=subprocess.PIPE, pass_fds=inherit)
         assert self._process.stdin is not None
         self._tell(msgspec.json.encode(orders) + b"\n")
 
@@ -82,6 +83,16 @@ class Child:
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(word)
             self._process.stdin.flush()
+
+
+@contextlib.contextmanager
+def _blocked() -> Iterator[None]:
+    """What a child is started in: the signals that end a server wait until it has learnt to ignore them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def inheritable(descriptor: int) -> int:

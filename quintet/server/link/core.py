@@ -119,7 +119,7 @@ class Core:
         elif isinstance(message, wire.Abort):
             self._end(message.request_ids)
         elif isinstance(message, wire.Join):
-            self._outboxes[message.worker].send(wire.encode(wire.Hello(self._served, asdict(self._engine.stats()))))
+            self._outboxes[message.worker].send(wire.encode(wire.Hello(self._served, self._pulse.message())))
         elif isinstance(message, wire.Leave):
             self._end([each for each, owner in self._owners.items() if owner == message.worker])
         else:
@@ -191,9 +191,9 @@ class Pulse(threading.Thread):
             time.sleep(wire.BEAT)
 
     def message(self) -> wire.Pulse:
-        began, engine = self.step_began, self.engine
+        made, began, engine = time.monotonic(), self.step_began, self.engine
         stats = {} if engine is None else asdict(engine.stats())
-        return wire.Pulse(stats, time.monotonic() - began if began else 0.0)
+        return wire.Pulse(stats, made - began if began else 0.0, made)
 
 
 if __name__ == "__main__":

@@ -45,10 +45,11 @@ class Remote:
         self._deliver: dict[str, Deliver] = {}
         self._answers: dict[int, asyncio.Future[str]] = {}
         self._numbers = itertools.count()
-        self._last_pulse = wire.Pulse({}, 0.0)
-        self._heard = time.monotonic()
+        self._last_pulse = wire.Pulse({}, 0.0, 0.0)
+        self._heard: float | None = None  # the latest sign of life; none before Python and torch are there
         self._dead: str | None = None
         self._reader: asyncio.Task[None] | None = None
+        self._meeting: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begins to listen, and tells the engine that somebody does."""
@@ -56,8 +57,9 @@ class Remote:
         self._reader = asyncio.get_running_loop().create_task(self._read())
 
     def close(self) -> None:
-        if self._reader is not None:
-            self._reader.cancel()
+        for task in (self._reader, self._meeting):
+            if task is not None:
+                task.cancel()
         self._inbox.close(0)
         self._outbox.close(0)
         self.peers.close()
@@ -72,9 +74,18 @@ class Remote:
     def tokenizer(self) -> Tokenizer | None:
         return self._tokenizer
 
+    @property
+    def dead(self) -> str | None:
+        """Why nothing more can come from the engine, or be understood."""
+        return self._dead
+
     def hung(self, silence: float = SILENCE) -> str | None:
-        """Why the engine counts as hung: so many seconds without a sign of life, or a step that takes too long."""
-        quiet, stepping = time.monotonic() - self._heard, self._last_pulse.stepping
+        """Why the engine counts as hung: so many seconds without a sign of life, or a step that takes too long.
+
+        Before the first there is no telling: importing may take as long as it likes from a slow disk.
+        """
+        quiet = 0.0 if self._heard is None else time.monotonic() - self._heard
+        stepping = self._last_pulse.stepping
         if quiet > silence:
             return f"the engine has given no sign of life for {quiet:.0f} s"
         if stepping > self._step_timeout:
@@ -156,18 +167,26 @@ class Remote:
             if isinstance(message, wire.Deltas):
                 self._take(self._processor.process(message.deltas))
             elif isinstance(message, wire.Pulse):
-                self._last_pulse = message
+                self._feel(message)
             elif isinstance(message, wire.Hello):
-                self._last_pulse = wire.Pulse(message.stats, 0.0)
-                await self._meet(message.served)
+                self._feel(message.pulse)
+                self._meeting = asyncio.create_task(self._meet(message.served))  # signs of life are heard meanwhile
             elif message.number in self._answers and not self._answers[message.number].done():
                 self._answers[message.number].set_result(message.refused)
+
+    def _feel(self, pulse: wire.Pulse) -> None:
+        """Two threads of the engine send them: one that was made before the last may come after it."""
+        if pulse.made >= self._last_pulse.made:
+            self._last_pulse = pulse
 
     async def _meet(self, served: Served) -> None:
         """The model is loaded; what is needed to speak its language is made here."""
         self._served = served
-        if served.tokenizer is not None:
-            self._tokenizer = await asyncio.to_thread(load_tokenizer, served.tokenizer)
+        try:
+            if served.tokenizer is not None:
+                self._tokenizer = await asyncio.to_thread(load_tokenizer, served.tokenizer)
+        except (ValueError, OSError, MemoryError) as error:
+            return self.fail(f"the tokenizer cannot be loaded: {error or type(error).__name__}")
         eos = frozenset(served.eos_ids) | frozenset(self._tokenizer.eos_ids if self._tokenizer else ())
         bounds = Bounds(served.vocab_size, served.max_model_len, served.max_logprobs)
         defaults = dict(served.defaults) if self._tokenizer else {**served.defaults, "detokenize": False}

@@ -80,11 +80,12 @@ class Supervisor:
             if not ready and remote.trouble() is None:
                 ready = True
                 logger.info("ready: %s at %s", ", ".join(self._api.service.model_names), self._where())
+            if remote.dead is not None:
+                return self._fail(remote.dead)
             hung = remote.hung(self._settings.engine_timeout)
             if hung is not None:
                 self._fail(f"{hung}; it was ended")
-                self._engine.kill()
-                return
+                return self._engine.kill()
 
     def _where(self) -> str:
         if self._settings.uds:
@@ -101,8 +102,8 @@ class Supervisor:
             self._api.fail(why)
 
     def _start(self, worker: int) -> None:
-        if self._ending or self._failed is not None:
-            return
+        if self._ending or self._failed is not None or self._api.service.draining:
+            return  # a process that nobody tells to end would keep the server
         listener = inheritable(self._listener.fileno())
         child = Child(API, _for_worker(self._orders, worker, listener))
         self._others[worker] = child

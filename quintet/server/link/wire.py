@@ -120,7 +120,7 @@ class Hello(msgspec.Struct, tag=True, array_like=True):
     """The answer to Join, once the model is loaded."""
 
     served: Served
-    stats: dict[str, float]  # as in Pulse
+    pulse: "Pulse"
 
 
 class Deltas(msgspec.Struct, tag=True, array_like=True):
@@ -134,6 +134,7 @@ class Pulse(msgspec.Struct, tag=True, array_like=True):
 
     stats: dict[str, float]  # Engine.Stats; empty while the model is loading
     stepping: float  # seconds that the step which runs has taken so far
+    made: float  # time.monotonic() before the stats were read: of two the later counts, in whichever order they come
 
 
 class Answer(msgspec.Struct, tag=True, array_like=True):

@@ -24,6 +24,7 @@ export async function request(path, options = {}) {
   const key = sessionStorage.getItem(KEY);
   if (key) headers.set("Authorization", `Bearer ${key}`);
   const response = await fetch(path, { cache: "no-store", ...options, headers });
+  if (response.status === 401 && key !== sessionStorage.getItem(KEY)) return request(path, options); // one came meanwhile
   if (!response.ok) throw new ApiError(await reason(response), response.status);
   return response;
 }

@@ -1,5 +1,6 @@
 """Anthropic's own clients, sync and async, against the server."""
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from anthropic.types import MessageParam
 
 from tests.server.anthropic.asking import PATH, body
-from tests.server.fakes import MODEL
+from tests.server.fakes import MODEL, FakeBackend
 from tests.server.http.serving import Live, serving
 from tests.server.responses.asking import SAY, backend
 
@@ -99,10 +100,15 @@ def test_errors(live: Live, client: anthropic.Anthropic) -> None:
 def test_a_client_that_hangs_up_frees_its_pages(stream: bool) -> None:
     with serving(backend(hang=3)) as live:
         wire = live.begin(PATH, body(stream=stream))
-        while stream and b"content_block_delta" not in wire.recv(65536):
-            pass
-        while not live.backend.submitted:
-            pass
+        live.run(_hanging(live.backend))
+        got = b""
+        while stream and b"content_block_delta" not in got:
+            got += wire.recv(65536)
         wire.close()
         live.wait_for_abort()
         assert live.backend.aborted == [live.backend.submitted[0].request_id]
+
+
+async def _hanging(fake: FakeBackend) -> None:
+    while not fake.hanging:
+        await asyncio.sleep(0.01)

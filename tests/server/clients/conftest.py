@@ -278,10 +278,10 @@ def fake(tmp_path: Path) -> Iterator[Fake]:
 
     thread = threading.Thread(target=work)
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(60)
     yield made
     loop.call_soon_threadsafe(stop.set)
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
 
 

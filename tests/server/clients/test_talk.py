@@ -228,7 +228,7 @@ def test_ctrl_c_ends_the_answer_at_the_server_too(fake: Fake, capsys: pytest.Cap
     assert talk.hear("tell me")
     assert talk.messages[-1] == {"role": "assistant", "content": "one"}
     assert "[stopped]" in capsys.readouterr().out
-    assert fake.gone.wait(10)
+    assert fake.gone.wait(60)
 
 
 def test_engine_flags_are_refused_beside_a_server(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ from quintet.server.settings import ServerConfig
 from tests.server.fakes import FakeBackend
 
 HOST = "http://127.0.0.1"
-WAIT = 20  # seconds after which a test has hung
+WAIT = 60  # seconds after which a test has hung
 _BUFFER = 2**16  # bytes
 
 Result = TypeVar("Result")
@@ -50,6 +50,7 @@ class Live:
     service: Service
     port: int
     loop: asyncio.AbstractEventLoop
+    wire: Any  # the class of its connections
 
     @property
     def url(self) -> str:
@@ -58,6 +59,10 @@ class Live:
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """In the server's loop."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(WAIT)
+
+    def lose_patience(self, patience: Patience) -> None:
+        """From now on: a client that is slow because the machine is busy was waited for so far."""
+        self.wire.patience = patience
 
     def wait_for_abort(self) -> None:
         self.run(asyncio.wait_for(self.backend.gone.wait(), WAIT))
@@ -115,7 +120,7 @@ def serving(
                 root_path=config.root_path, server_header=False, timeout_graceful_shutdown=1,
             ), started,
         )  # fmt: skip
-        lives.append((Live(fake, service, listener.getsockname()[1], asyncio.get_running_loop()), server))
+        lives.append((Live(fake, service, listener.getsockname()[1], asyncio.get_running_loop(), wire), server))
         await server.serve([listener])
         for task in list(fake.running.values()):
             task.cancel()

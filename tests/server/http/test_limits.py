@@ -124,9 +124,10 @@ def test_a_slow_head_is_not_waited_for(sent: bytes) -> None:
 
 
 def test_a_slow_head_after_a_request_is_not_waited_for() -> None:
-    with serving(patience=Patience(head=0.2)) as live, live.connect() as wire:
+    with serving() as live, live.connect() as wire:
         wire.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         until(wire, b'"alive"}')
+        live.lose_patience(Patience(head=0.2))
         wire.sendall(b"\r\n")  # wakes the connection, begins no request
         assert status(read_all(wire)) == 408
 
@@ -140,11 +141,9 @@ def test_a_slow_body_is_not_waited_for() -> None:
 def test_a_long_answer_is_no_slow_head() -> None:
     """Half a request that is sent meanwhile does not end it."""
     fake = backend(hang=5)
-    with (
-        serving(fake, patience=Patience(head=0.1)) as live,
-        live.begin("/v1/completions", {**BODY, "stream": True}) as wire,
-    ):
+    with serving(fake) as live, live.begin("/v1/completions", {**BODY, "stream": True}) as wire:
         until(wire, b"data: ")
+        live.lose_patience(Patience(head=0.1))
         wire.sendall(b"GET /hea")
         live.run(asyncio.sleep(0.3))
         live.go_on()
@@ -206,6 +205,11 @@ async def _submitted(fake: FakeBackend) -> None:
         await asyncio.sleep(0.01)
 
 
+async def _hanging(fake: FakeBackend, count: int = 1) -> None:
+    while fake.hanging < count:
+        await asyncio.sleep(0.01)
+
+
 async def _quiet(live: Live) -> None:
     while live.service.calls:
         await asyncio.sleep(0.01)
@@ -215,7 +219,7 @@ async def _quiet(live: Live) -> None:
 async def test_a_request_has_a_deadline(stream: bool) -> None:
     fake = backend(hang=3)
     async with client(fake) as http:
-        late = await http.post("/v1/completions", json={**BODY, "stream": stream}, headers={"X-Request-Timeout": "0.1"})
+        late = await http.post("/v1/completions", json={**BODY, "stream": stream}, headers={"X-Request-Timeout": "0.5"})
         bad = await http.post("/v1/completions", json=BODY, headers={"X-Request-Timeout": "soon"})
     if stream:
         assert events(late.text)[-1]["error"]["code"] == "timeout"
@@ -261,7 +265,7 @@ async def test_draining_has_an_end(stream: bool) -> None:
     async with client(fake, drain_timeout=0.1) as http:
         service = http._transport.app.state.service  # type: ignore[attr-defined]
         first = asyncio.create_task(http.post("/v1/completions", json={**BODY, "stream": stream}))
-        await _submitted(fake)
+        await _hanging(fake)  # a stream has begun
         await service.drain()
         response = await first
     error = events(response.text)[-1]["error"] if stream else response.json()["error"]
@@ -276,9 +280,7 @@ async def test_a_dead_engine_ends_every_call() -> None:
         calls = [
             asyncio.create_task(http.post("/v1/completions", json={**BODY, "stream": each})) for each in (False, True)
         ]
-        while len(fake.submitted) < 2:
-            await asyncio.sleep(0)
-        await asyncio.sleep(0.05)  # the stream has begun
+        await _hanging(fake, 2)  # the stream has begun
         service.fail("the engine was killed")
         whole, streamed = await asyncio.gather(*calls)
     assert whole.status_code == 503 and whole.json()["error"]["code"] == "engine_dead"

@@ -1,35 +1,36 @@
 """The server's processes: who notices whose end, and how fast; nothing is left behind."""
 
 import json
-import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
-from tests.helpers.serving import NULL, Server, until
+from tests.helpers.serving import ENDLESS, LONG, NULL, PATIENCE, Server, until
 
 NOTICED = 5.0  # seconds
+TIMEOUT = ("--engine-timeout", "8")  # seconds; it starts in three
 
 
-def status(url: str) -> int:
-    """Of /ready; 0 where nobody answers."""
+def ready(url: str) -> tuple[int, str]:
+    """Status and text of /ready; 0 where nobody answers."""
     try:
-        return httpx.get(url + "/ready", timeout=2).status_code
+        answer = httpx.get(url + "/ready", timeout=PATIENCE)
     except httpx.HTTPError:
-        return 0
+        return 0, ""
+    return answer.status_code, answer.text
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with Server(*NULL, "--engine-timeout", "8", "--drain-timeout", "5") as made:
+    with Server(*NULL, *ENDLESS) as made:
         yield made
 
 
@@ -57,34 +58,34 @@ def test_a_killed_server_takes_its_engine_along(server: Server) -> None:
     assert server.leftovers(NOTICED) == []
 
 
-def test_a_stopped_engine_is_not_ready_then_ended(server: Server) -> None:
-    engine = server.find("core")
-    engine.suspend()
-    assert until(lambda: status(server.url) == 503)
-    assert httpx.get(server.url + "/health").status_code == 200
-    assert "no sign of life" in server.complete().json()["error"]["message"]
-    assert server.process.wait(15) == 1
-    assert "no sign of life" in server.output
-    assert server.leftovers() == []
+def test_a_stopped_engine_is_not_ready_then_ended() -> None:
+    with Server(*NULL, *TIMEOUT) as server:
+        server.find("core").suspend()
+        assert until(lambda: ready(server.url)[0] == 503)
+        assert httpx.get(server.url + "/health").status_code == 200
+        assert "no sign of life" in server.complete().json()["error"]["message"]
+        assert server.process.wait(15) == 1
+        assert "no sign of life" in server.output
+        assert server.leftovers() == []
 
 
 def test_an_engine_that_goes_on_is_ready_again(server: Server) -> None:
     before = server.complete().json()["choices"]
     engine = server.find("core")
     engine.suspend()
-    assert until(lambda: status(server.url) == 503)
+    assert until(lambda: ready(server.url)[0] == 503)
     engine.resume()
-    assert until(lambda: status(server.url) == 200)
+    assert until(lambda: ready(server.url)[0] == 200)
     assert server.complete().json()["choices"] == before
 
 
 def test_running_requests_end_when_the_engine_dies(server: Server) -> None:
     """The reader of a stream is told, and not left waiting."""
-    body = {"prompt": "a", "max_tokens": 1000, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=20) as response:
+    engine = server.find("core")
+    with httpx.stream("POST", server.url + "/v1/completions", json=LONG, timeout=20) as response:
         lines = response.iter_lines()
         assert next(lines).startswith("data: ")
-        server.find("core").kill()
+        engine.kill()
         rest = [line for line in lines if line]
     assert any('"error"' in line for line in rest), rest[-3:]
 
@@ -96,26 +97,23 @@ def test_sigterm_lets_running_requests_end(server: Server) -> None:
         lines = response.iter_lines()
         next(lines)
         server.process.send_signal(signal.SIGTERM)
-        assert until(lambda: status(server.url) in (503, 0))
+        assert until(lambda: ready(server.url)[0] in (503, 0))
         events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     assert events[-1]["usage"]["completion_tokens"] == 8 * 900
-    assert server.process.wait(10) == 0
+    assert server.process.wait(20) == 0
     assert server.leftovers() == []
 
 
 def test_a_second_sigterm_ends_it_at_once(server: Server) -> None:
-    server.find("core").suspend()  # the request below would never end
-    body = {"prompt": "a", "max_tokens": 9, "stream": True}
-    asking = threading.Thread(
-        target=lambda: httpx.post(server.url + "/v1/completions", json=body, timeout=20).status_code
-    )
-    asking.daemon = True
-    asking.start()
-    time.sleep(0.2)
-    server.process.send_signal(signal.SIGTERM)
-    time.sleep(0.2)
-    server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(NOTICED + 5) == 0
+    engine = server.find("core")
+    with httpx.stream("POST", server.url + "/v1/completions", json=LONG, timeout=20) as response:
+        lines = response.iter_lines()  # held: without it the response would be closed
+        next(lines)
+        engine.suspend()  # so the request never ends
+        server.process.send_signal(signal.SIGTERM)
+        assert until(lambda: "shutting down" in ready(server.url)[1])
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(NOTICED + 5) == 0
     assert server.leftovers() == []
 
 
@@ -134,7 +132,7 @@ def test_a_signal_to_every_process_lets_requests_end_too() -> None:
         assert not any("error" in event for event in events)
         reasons = [choice["finish_reason"] for event in events for choice in event["choices"]]
         assert reasons.count("length") == 8
-        assert server.process.wait(10) == 0
+        assert server.process.wait(20) == 0
         assert server.leftovers() == []
 
 
@@ -145,7 +143,7 @@ def test_ctrl_c_is_a_sigterm(server: Server) -> None:
 
 def test_a_model_that_is_not_there_ends_with_the_reason() -> None:
     with Server("/nowhere/at-all", *NULL, wait=False) as server:
-        assert server.process.wait(30) == 1
+        assert server.process.wait(PATIENCE) == 1
         assert "/nowhere/at-all" in server.output
         assert server.leftovers() == []
 
@@ -156,7 +154,7 @@ def test_a_taken_port_is_said_before_anything_is_loaded() -> None:
         taken.listen()
         port = str(taken.getsockname()[1])
         command = [sys.executable, "-m", "quintet.server.cli", "serve", *NULL, "--port", port]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 1
     assert f"port {port} on 127.0.0.1 is taken" in done.stderr and "--port" in done.stderr
 
@@ -177,27 +175,56 @@ def test_a_dead_servers_socket_file_is_replaced_a_living_ones_is_not(tmp_path: P
         left.bind(str(path))
     with Server(*NULL, "--uds", str(path)):
         command = [sys.executable, "-m", "quintet.server.cli", "serve", *NULL, "--uds", str(path)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
         assert done.returncode == 1 and "a server listens there" in done.stderr
         assert path.exists()
 
 
 def test_several_api_processes_serve_one_engine() -> None:
-    with Server(*NULL, "--api-workers", "3") as server:
-        assert len(server.children()) == 3
-        answers = {server.complete(seed=1).json()["choices"][0]["text"] for _ in range(12)}
+    with Server(*NULL, "--api-workers", "3", wait=False) as server:
+        assert until(lambda: len(server.those("api")) == 2)
+        for each in server.children():
+            each.terminate()  # what signals mean is the parent's to say, from their first instant on
+        server.wait_ready()
+        assert until(server.all_there)
+        assert len(server.those("core")) == 1 and len(server.api_processes()) == 3
+        answers = {text_of(server, each) for each in server.api_processes()}
         assert len(answers) == 1
         dead = server.find("api")
         dead.kill()
-        assert until(lambda: len([each for each in server.children() if each.status() != "zombie"]) == 3, 10)
-        assert until(lambda: server.complete().status_code == 200)
-        assert "another is started" in server.output
+        assert until(lambda: "another is started" in server.output)
+        assert until(lambda: len([each for each in server.those("api") if each != dead]) == 2)
+        assert until(server.all_there)
+        assert {text_of(server, each) for each in server.api_processes()} == answers
         assert server.stop() == 0
         assert server.leftovers() == []
 
 
+def test_nobody_takes_a_dead_ones_place_while_the_server_ends() -> None:
+    with Server(*NULL, *ENDLESS, "--api-workers", "2") as server:
+        assert until(server.all_there)
+        own, worker = server.api_processes()
+        with server.only(own) as client, client.stream("POST", "/v1/completions", json=LONG) as response:
+            lines = response.iter_lines()
+            next(lines)
+            worker.kill()
+            assert until(lambda: "another is started" in server.output)
+            server.process.send_signal(signal.SIGTERM)
+            assert until(lambda: "shutting down" in ready(server.url)[1])
+            time.sleep(1.2)  # an heir's time comes after a second; one that came before is told to end
+            assert until(lambda: server.those("api") == [], 15)
+        assert server.process.wait(20) == 0
+        assert server.leftovers() == []
+
+
+def text_of(server: Server, process: psutil.Process) -> str:
+    """What that API process gives."""
+    with server.only(process) as client:
+        return str(client.post("/v1/completions", json={"prompt": "a", "seed": 1}).json()["choices"][0]["text"])
+
+
 def test_an_api_process_takes_no_connection_before_it_knows_the_model() -> None:
-    with Server(*NULL, "--api-workers", "2", "--engine-timeout", "8") as server:
+    with Server(*NULL, "--api-workers", "2", *TIMEOUT) as server:
         server.find("core").suspend()  # it greets nobody
         server.find("api").kill()
         said = []
@@ -213,18 +240,18 @@ def test_an_api_process_takes_no_connection_before_it_knows_the_model() -> None:
 
 
 def test_a_dead_api_process_leaves_no_pages_behind() -> None:
-    with Server(*NULL, "--api-workers", "2", "--max-model-len", "1024") as server:
+    with Server(*NULL, *ENDLESS, "--api-workers", "2") as server:
+        assert until(server.all_there)
         worker = server.find("api")
-        body = {"prompt": "a", "max_tokens": 1000, "ignore_eos": True, "stream": True}
-        for _ in range(40):  # until one lands there
-            threading.Thread(target=_ask, args=(server.url, body), daemon=True).start()
-        os.kill(worker.pid, signal.SIGKILL)
-        assert until(lambda: server.metrics()["vllm:num_requests_running"] == 0, 20)
-        assert server.metrics()["vllm:kv_cache_usage_perc"] == 0
+        with server.only(worker) as client, client.stream("POST", "/v1/completions", json=LONG) as response:
+            lines = response.iter_lines()
+            assert next(lines).startswith("data: ")
+            worker.kill()
+            assert until(lambda: 0 < freed_after(server) < LONG["max_tokens"])
 
 
-def _ask(url: str, body: dict[str, object]) -> None:
-    try:
-        httpx.post(url + "/v1/completions", json=body, timeout=20)
-    except httpx.HTTPError:
-        pass
+def freed_after(server: Server) -> float:
+    """How many tokens were made before nothing ran and no page was held; 0 while that is not so."""
+    found = server.metrics()  # of one moment, which may have been before the request
+    busy = found["vllm:num_requests_running"] or found["vllm:kv_cache_usage_perc"]
+    return 0 if busy else found["vllm:generation_tokens_total"]

@@ -48,7 +48,7 @@ class Collector(ThreadingHTTPServer):
                 self.spans += [span for scope in of_resource.scope_spans for span in scope.spans]
             self.news.notify_all()
 
-    def wait(self, count: int, seconds: float = 20) -> list[Span]:
+    def wait(self, count: int, seconds: float = 60) -> list[Span]:
         """That many spans, in the order of their ends."""
         enough: Callable[[], bool] = lambda: len(self.spans) >= count  # noqa: E731
         with self.news:

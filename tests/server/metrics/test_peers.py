@@ -48,13 +48,13 @@ async def processes(tmp_path: Path) -> AsyncIterator[list[Process]]:
 
 async def test_each_finds_the_sum_of_all(processes: list[Process]) -> None:
     for each in processes:
-        rows, silent = await each.peers.gather(3, patience=10)
+        rows, silent = await each.peers.gather(3, patience=60)
         assert silent == 0
         assert add_up([*each.peers.rows(), *rows]) == [Row("a", ("x",), [111.0, 3.0])]
 
 
 async def test_questions_at_the_same_time_do_not_mix(processes: list[Process]) -> None:
-    asked = [each.peers.gather(3, patience=10) for each in processes for _ in range(20)]
+    asked = [each.peers.gather(3, patience=60) for each in processes for _ in range(20)]
     found = await asyncio.gather(*asked)
     assert {silent for _, silent in found} == {0}
     assert [sum(row.values[0] for row in rows) for rows, _ in found] == [110.0] * 20 + [101.0] * 20 + [11.0] * 20
@@ -62,7 +62,10 @@ async def test_questions_at_the_same_time_do_not_mix(processes: list[Process]) -
 
 async def test_one_that_does_not_answer_is_left_out_and_counted(processes: list[Process]) -> None:
     processes[2].reader.cancel()
-    rows, silent = await processes[0].peers.gather(3, patience=0.3)
+    for patience in (0.3, 3, 30):  # longer where the machine is so busy that the other one is late
+        rows, silent = await processes[0].peers.gather(3, patience)
+        if silent == 1:
+            break
     assert silent == 1
     assert [row.values for row in rows] == [[10.0, 1.0]]
 
@@ -75,12 +78,12 @@ async def test_one_that_never_reads_does_not_gather_questions(processes: list[Pr
         found = await asyncio.gather(*(peers.gather(4, patience=0.05) for _ in range(30)))
         assert {silent for _, silent in found} <= {2, 3}
     processes[2].reader = asyncio.get_running_loop().create_task(processes[2]._read())
-    rows, silent = await peers.gather(3, patience=10)
+    rows, silent = await peers.gather(3, patience=60)
     assert (silent, len(rows)) == (0, 2)
 
 
 async def test_alone_it_asks_nobody(processes: list[Process]) -> None:
-    assert await processes[0].peers.gather(1, patience=10) == ([], 0)
+    assert await processes[0].peers.gather(1, patience=60) == ([], 0)
 
 
 async def test_a_peer_is_no_sign_of_life_of_the_engine(tmp_path: Path) -> None:
@@ -88,13 +91,11 @@ async def test_a_peer_is_no_sign_of_life_of_the_engine(tmp_path: Path) -> None:
     remote = Remote(tmp_path, 0, step_timeout=10)
     remote.start()
     peer = Process(context, tmp_path, 1)
-    heard = remote._heard
-    await asyncio.sleep(0.05)
     remote.peers.rows = lambda: [Row("b", (), [1.0])]
     try:
-        rows, silent = await peer.peers.gather(2, patience=10)
+        rows, silent = await peer.peers.gather(2, patience=60)
         assert (rows, silent) == ([Row("b", (), [1.0])], 0)
-        assert remote._heard == heard
+        assert remote._heard is None
     finally:
         peer.close()
         remote.close()

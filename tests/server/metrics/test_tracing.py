@@ -157,6 +157,7 @@ def test_a_collector_that_is_not_there_is_told_of_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracing, "_EXPORT", 0.3)  # too short for a second try
+    monkeypatch.setattr(tracing, "FLUSH", 60)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # nobody listens
         endpoint = f"http://127.0.0.1:{taken.getsockname()[1]}"

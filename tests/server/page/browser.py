@@ -17,7 +17,7 @@ ARGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-PATIENCE = 20_000  # ms
+PATIENCE = 60_000  # ms
 
 
 def find_browser() -> str | None:
@@ -27,6 +27,7 @@ def find_browser() -> str | None:
 
 @contextmanager
 def open_browser(path: str) -> Iterator[Browser]:
+    expect.set_options(timeout=PATIENCE)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=ARGS)
         try:
@@ -47,6 +48,7 @@ class Used:
 def watch(page: Page) -> list[str]:
     """A list that fills with whatever the page complains of: errors, warnings, breaches of its policy."""
     complaints: list[str] = []
+    page.set_default_timeout(PATIENCE)
     page.on("pageerror", lambda error: complaints.append(f"error: {error}"))
     page.on("console", lambda m: complaints.append(f"{m.type}: {m.text}") if m.type in ("error", "warning") else None)
     return complaints
@@ -54,8 +56,6 @@ def watch(page: Page) -> list[str]:
 
 def open_page(page: Page, url: str) -> None:
     """Opens the page and waits until it knows a model."""
-    page.set_default_timeout(PATIENCE)
-    expect.set_options(timeout=PATIENCE)
     page.goto(url)
     expect(page.get_by_label("Model", exact=True)).to_be_enabled()
 

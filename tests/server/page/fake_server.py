@@ -19,7 +19,6 @@ TYPES = {
 }
 POLICY = "default-src 'self'"
 MODEL = "tiny-chat"
-PATIENCE = 20  # seconds until a thread gives up waiting for the test
 
 
 def event(data: Any) -> bytes:

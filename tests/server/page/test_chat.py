@@ -47,7 +47,7 @@ def test_stop_hangs_up_and_keeps_what_came(page: Page, server: FakeServer) -> No
     expect(body(message)).to_have_text("Half an")
     page.get_by_role("button", name="Stop").click()
     expect(body(finished(message, "stopped"))).to_have_text("Half an")
-    assert server.hung_up.wait(10)
+    assert server.hung_up.wait(60)
     finished(say(page, "Go on"))
     assert [m["content"] for m in server.requests[1]["messages"]] == ["Hi", "Half an ", "Go on"]
 
@@ -151,6 +151,7 @@ def test_tokens_show_their_probabilities(page: Page, server: FakeServer) -> None
 
     tooltip = page.get_by_role("tooltip")
     shown.nth(1).hover()
+    expect(tooltip.get_by_role("listitem")).to_have_count(3)
     assert tooltip.get_by_role("listitem").all_inner_texts() == ["␣dog\n50.0%", "␣cat\n25.0%", "⏎\n1.0%"]
     page.mouse.move(0, 0)
     expect(tooltip).to_be_hidden()

@@ -24,8 +24,8 @@ def test_it_shows_what_the_server_counts(page: Page, server: FakeServer) -> None
 
 
 def test_it_stops_asking_while_the_tab_is_hidden(page: Page, server: FakeServer) -> None:
+    page.clock.install()  # before the page has a timer: one that was set earlier would run by the real clock
     open_page(page, server.url)
-    page.clock.install()
     hide = "s => { Object.defineProperty(document, 'visibilityState', {value: s, configurable: true});"
     hide += " document.dispatchEvent(new Event('visibilitychange')); }"
     page.evaluate(hide, "hidden")

@@ -140,7 +140,8 @@ def test_it_goes_on_when_its_client_hangs_up() -> None:
         wire.close()
         response_id = head.partition(b'"id":"')[2].partition(b'"')[0].decode()
         live.go_on()
-        answer = httpx.get(f"{live.url}{PATH}/{response_id}", params={"stream": "true", "starting_after": 4})
+        query = {"stream": "true", "starting_after": 4}
+        answer = httpx.get(f"{live.url}{PATH}/{response_id}", params=query, timeout=60)
         assert read_events(answer.text, 5)[-1]["type"] == "response.completed"
         assert not fake.aborted
 

@@ -1,0 +1,105 @@
+"""The engine as an API process hears it: here the engine is a socket that says what a test wants."""
+
+import asyncio
+import dataclasses
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from quintet.engine.tokenizer import Tokenizer, load_tokenizer
+from quintet.server.backend import Served
+from quintet.server.link import remote as remotes
+from quintet.server.link import wire
+from quintet.server.link.core import served
+from quintet.server.link.remote import Remote
+from tests.helpers.null_engine import null_client, until
+from tests.helpers.tokenizers import byte_level
+
+
+class Engine:
+    """The other end of a Remote's wire."""
+
+    def __init__(self, folder: Path) -> None:
+        self.remote, self._context = Remote(folder, 0, step_timeout=10), zmq.Context()
+        self._socket = self._context.socket(zmq.PUSH)
+        self._socket.connect(wire.worker_address(folder, 0))
+        self.remote.start()
+
+    def say(self, *messages: wire.Hello | wire.Pulse) -> None:
+        for each in messages:
+            self._socket.send(wire.encode(each))
+
+    async def heard(self) -> None:
+        """All that was said before."""
+        answer = self.remote._answers[1] = asyncio.get_running_loop().create_future()
+        self._socket.send(wire.encode(wire.Answer(1)))
+        await asyncio.wait_for(answer, 60)
+
+    def close(self) -> None:
+        self.remote.close()
+        self._context.destroy(0)
+
+
+@pytest.fixture
+async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
+    made = Engine(tmp_path)
+    yield made
+    made.close()
+
+
+def pulse(made: float, **stats: float) -> wire.Pulse:
+    return wire.Pulse(stats, 0.0, made)
+
+
+def model(tokenizer: Path) -> Served:
+    return dataclasses.replace(served(null_client().prepared), tokenizer=str(tokenizer))
+
+
+async def test_a_pulse_that_was_overtaken_is_passed_over(engine: Engine) -> None:
+    """Two threads of the engine tell how it does: what one read first may come last."""
+    engine.say(pulse(1.0, asleep=0), pulse(3.0, asleep=1), pulse(2.0, asleep=0))
+    await engine.heard()
+    assert engine.remote.stats() == {"asleep": 1}
+
+
+async def test_silence_counts_from_the_first_sign_of_life(engine: Engine) -> None:
+    """On a slow disk the engine's imports take longer than any patience."""
+    assert engine.remote.hung(0.0) is None
+    engine.say(pulse(1.0))
+    await engine.heard()
+    why = engine.remote.hung(0.0)
+    assert why is not None and "no sign of life" in why
+
+
+async def test_signs_of_life_are_heard_while_a_tokenizer_is_slow(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, held = threading.Event(), threading.Event()
+
+    def slow(path: str) -> Tokenizer:
+        begun.set()
+        held.wait(60)
+        return load_tokenizer(path)
+
+    byte_level(tmp_path)
+    monkeypatch.setattr(remotes, "load_tokenizer", slow)
+    engine.say(wire.Hello(model(tmp_path), pulse(1.0)))
+    await until(begun.is_set)
+    engine.say(pulse(2.0, num_running=7))
+    await engine.heard()
+    assert engine.remote.stats() == {"num_running": 7}
+    assert engine.remote.trouble() == "the engine is loading the model"
+    held.set()
+    await until(lambda: engine.remote.trouble() is None)
+    assert engine.remote.tokenizer is not None
+
+
+async def test_a_tokenizer_that_cannot_be_loaded_is_a_reason(engine: Engine, tmp_path: Path) -> None:
+    engine.say(wire.Hello(model(tmp_path), pulse(1.0)))
+    await until(lambda: engine.remote.dead is not None)
+    why = f"the tokenizer cannot be loaded: {tmp_path} holds no tokenizer: "
+    assert engine.remote.dead is not None and engine.remote.dead.startswith(why)
+    assert engine.remote.trouble() == engine.remote.dead
