@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 import torch
 
 torch.set_num_threads(1)  # tiny products gain nothing from threads that wait for each other on busy cores
@@ -13,3 +14,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 # Triton reads it when a kernel is declared: without a GPU kernels run in its interpreter
 os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture(autouse=True)
+def _the_same_numbers() -> None:
+    """torch.randn() gives each test what it gave it the last time, whatever this worker ran before."""
+    torch.manual_seed(0)

@@ -18,6 +18,8 @@ PACKAGE = Path(__file__).parents[2] / "examples" / "vendor-platform"
 PROMPT = "Once upon a time"
 LEAST_FAULTS = 15
 
+pytestmark = pytest.mark.timeout(900)  # some commands take more than a minute where nothing else runs
+
 
 @dataclass(frozen=True)
 class Environment:
@@ -30,7 +32,7 @@ class Environment:
         kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "QUINTET_DEVICE")}
         kept |= {"XDG_CACHE_HOME": str(self.home / "cache"), "HF_HUB_OFFLINE": "1", **variables}
         python = self.home / "bin" / "python"
-        return subprocess.run([python, *words], capture_output=True, text=True, timeout=280, env=kept, cwd=self.home)
+        return subprocess.run([python, *words], capture_output=True, text=True, timeout=840, env=kept, cwd=self.home)
 
     def said(self, *words: str, **variables: str) -> str:
         """Standard output of a command that goes well."""

@@ -13,7 +13,7 @@ from quintet.platforms.cpu import PLATFORM as CPU
 from quintet.platforms.interface import Capabilities, Communicator, Unavailable
 
 DEVICES = 3
-PATIENCE = 20.0  # seconds that a rank waits for the others before all give up
+PATIENCE = 60.0  # seconds that a rank waits for the others before all give up
 
 T = TypeVar("T")
 

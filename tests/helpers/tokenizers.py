@@ -1,5 +1,10 @@
-"""Tokenizers of the two common kinds, trained on the spot and saved as a model's folder has them."""
+"""Tokenizers of the two common kinds, trained on the spot and saved as a model's folder has them; the same each time.
 
+The trainers break some ties by chance: of characters that are equally rare if an alphabet is limited, and, where words
+are put together of pieces, of pieces that are equally good.
+"""
+
+import re
 from pathlib import Path
 
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -32,16 +37,17 @@ def byte_level(folder: Path, add_bos: bool = True, template: str | None = TEMPLA
 
 
 def byte_fallback(folder: Path, add_bos: bool = True, template: str | None = TEMPLATE) -> Tokenizer:
-    """As Llama 2: a space is "▁", one stands before every text, and bytes stand in for what is not known."""
+    """As Llama 2: a space is "▁", one stands before every text, bytes stand in for 你, 好, 👋 and 🏽."""
     backend = Backend(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     trainer = trainers.BpeTrainer(
         vocab_size=420,
         special_tokens=["<unk>", *SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256))],
-        limit_alphabet=40,
+        limit_alphabet=len(set("".join(CORPUS))) - 4,
         show_progress=False,
     )
-    backend.train_from_iterator(CORPUS, trainer)
+    latin = [text.encode("latin-1", "ignore").decode("latin-1") for text in CORPUS]
+    backend.train_from_iterator([*CORPUS, *latin], trainer)
     backend.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
@@ -61,12 +67,13 @@ def metaspace(folder: Path, add_bos: bool = False, template: str | None = None) 
 
 def word_piece(folder: Path) -> Tokenizer:
     """A decoder that nobody reads token by token."""
-    backend = Backend(models.WordPiece(unk_token="<unk>"))  # type: ignore[call-arg]
+    words = sorted(set(re.findall(r"\w+|[^\w\s]+", " ".join(CORPUS))))
+    letters = sorted(set("".join(words)))
+    pieces = dict.fromkeys(["<unk>", *SPECIAL, *letters, *(f"##{letter}" for letter in letters), *words])
+    backend = Backend(models.WordPiece({piece: at for at, piece in enumerate(pieces)}, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.decoder = decoders.WordPiece()
-    backend.train_from_iterator(
-        CORPUS, trainers.WordPieceTrainer(vocab_size=200, special_tokens=["<unk>", *SPECIAL], show_progress=False)
-    )
+    backend.add_special_tokens(["<unk>", *SPECIAL])
     return _save(backend, folder, False, None)
 
 

@@ -261,10 +261,10 @@ DOUBLING = "{{% set ns = namespace(x={start}) %}}{{% for i in range(60) %}}{{% s
 )
 def test_a_hostile_template_ends(monkeypatch, source):
     monkeypatch.setattr(templates, "MAX_SECONDS", 0.3)
-    started = time.perf_counter()
+    started = time.thread_time()
     with pytest.raises(ValueError, match="^the chat template (was stopped|nests|fails|needs|has an error)"):
         render_template(source, {"messages": [USER]})
-    assert time.perf_counter() - started < 10
+    assert time.thread_time() - started < 10
 
 
 @pytest.mark.parametrize(

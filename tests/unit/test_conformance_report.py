@@ -187,7 +187,9 @@ def test_all_passed_is_zero_and_the_report_is_kept(
     assert conformance("--json", str(tmp_path / "r.json"), "--support", str(tmp_path / "s.json")) == 0
     said = capsys.readouterr()
     assert said.out.rstrip().endswith("every clause that was tried holds")
-    assert said.err.split() == ["probe", "2", "passed,", "0", "failed,", "0", "unsupported,", "0.0", "s"]
+    *counts, seconds, unit = said.err.split()
+    assert counts == ["probe", "2", "passed,", "0", "failed,", "0", "unsupported,"]
+    assert float(seconds) >= 0 and unit == "s"
     assert [result.what for result in report.read(tmp_path / "r.json").results] == ["call 0", "call 1"]
     assert support.read(home / "null.json").supported == {"graphs"}
     assert support.read(tmp_path / "s.json") == support.read(home / "null.json")

@@ -5,6 +5,7 @@ who forgets to wait reads what was there before. A graph runs again what was run
 """
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -63,6 +64,13 @@ class Graph:
         self._run()
 
 
+class Here(threading.local):
+    """What each thread has for itself: the ranks of one model share a runtime."""
+
+    stream: Stream | None = None
+    capturing = False
+
+
 class FakeRuntime:
     """See Runtime. `limit` is what each device has; `calls` notes what was asked for."""
 
@@ -70,9 +78,12 @@ class FakeRuntime:
         self.limit, self.calls = limit, list[str]()
         self.captures = self.replays = self.copies = 0
         self.fails: Exception | None = None  # what the next capture raises
-        self.capturing = False
-        self._current: Stream | None = None
+        self._here, self._lock = Here(), threading.Lock()
         self._storages: list[StorageWeakRef] = []
+
+    @property
+    def capturing(self) -> bool:
+        return self._here.capturing
 
     def forbidden_while_capturing(self, what: str) -> None:
         if self.capturing:
@@ -85,9 +96,10 @@ class FakeRuntime:
         return self.limit - self.used(), self.limit
 
     def used(self) -> int:
-        self._storages = [each for each in self._storages if not each.expired()]
-        alive = (UntypedStorage._new_with_weak_ptr(each.cdata) for each in self._storages)
-        return sum(storage.nbytes() for storage in alive if storage is not None)
+        with self._lock:
+            self._storages = [each for each in self._storages if not each.expired()]
+            alive = (UntypedStorage._new_with_weak_ptr(each.cdata) for each in self._storages)
+            return sum(storage.nbytes() for storage in alive if storage is not None)
 
     def idle(self, index: int) -> int:
         return 0
@@ -103,7 +115,8 @@ class FakeRuntime:
         nbytes = x.untyped_storage().nbytes()
         if nbytes + self.used() > self.limit:
             raise torch.OutOfMemoryError("out of memory")
-        self._storages.append(StorageWeakRef(x.untyped_storage()))
+        with self._lock:
+            self._storages.append(StorageWeakRef(x.untyped_storage()))
         return x.view(torch.uint8).fill_(0x7F).view(dtype) if nbytes and x.dim() else x  # nobody may count on zeros
 
     def pinned(self, nbytes: int) -> Tensor:
@@ -114,25 +127,25 @@ class FakeRuntime:
         return Stream()
 
     def current(self) -> Stream | None:
-        return self._current
+        return self._here.stream
 
     @contextlib.contextmanager
     def on(self, stream: Stream) -> Iterator[None]:
-        before, self._current = self._current, stream
+        before, self._here.stream = self._here.stream, stream
         try:
             yield
         finally:
-            self._current = before
+            self._here.stream = before
 
     def event(self) -> Event:
         return Event(self)
 
     def copy(self, to: Tensor, source: Tensor) -> None:
         self.copies += 1
-        if self._current is None:
+        if self._here.stream is None:
             to.copy_(source)
         else:
-            self._current.work.append(lambda: to.copy_(source))  # type: ignore[arg-type, return-value]
+            self._here.stream.work.append(lambda: to.copy_(source))  # type: ignore[arg-type, return-value]
 
     def hold(self, x: Tensor, stream: Stream) -> None:
         self.calls.append("hold")
@@ -145,11 +158,11 @@ class FakeRuntime:
         if self.fails is not None:
             raise self.fails
         self.captures += 1
-        self.capturing = True
+        self._here.capturing = True
         try:
             run()
         finally:
-            self.capturing = False
+            self._here.capturing = False
         return Graph(self, run)
 
 

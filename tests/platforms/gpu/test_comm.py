@@ -1,7 +1,11 @@
 """The communicator over real process groups (gloo, between threads), and the small sum where a library is there."""
 
+import contextlib
 import ctypes
+import os
+import queue
 import shutil
+import socket
 import subprocess
 import threading
 from collections.abc import Callable
@@ -25,25 +29,34 @@ SIZES = (2, 3)
 
 
 def each_rank(size: int, work: Callable[[int], Any]) -> list[Any]:
-    """work(rank) on every rank at once; the first error is raised."""
-    results: list[Any] = [None] * size
-    errors: list[BaseException] = []
+    """work(rank) on every rank at once; the first error is raised, though others may wait for that rank without end."""
+    done: queue.SimpleQueue[tuple[int, Any, Exception | None]] = queue.SimpleQueue()
 
     def run(rank: int) -> None:
         torch.set_num_threads(1)
         try:
-            results[rank] = work(rank)
+            done.put((rank, work(rank), None))
         except Exception as error:
-            errors.append(error)
+            done.put((rank, None, error))
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    if errors:
-        raise errors[0]
-    return results
+    for rank in range(size):
+        threading.Thread(target=run, args=(rank,), daemon=True).start()
+    results: dict[int, Any] = {}
+    while len(results) < size:
+        rank, result, error = done.get()
+        if error is not None:
+            raise error
+        results[rank] = result
+    return [results[rank] for rank in range(size)]
+
+
+def free_port() -> int:
+    """Below those that go to whoever asks for any: nobody gets it between now and its use."""
+    for port in range(20_000 + os.getpid() % 5000, 32_000):
+        with socket.socket() as tried, contextlib.suppress(OSError):
+            tried.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
 
 
 def given(rank: int) -> Tensor:
@@ -98,12 +111,7 @@ def test_what_does_not_divide_is_refused() -> None:
 
 def test_ranks_meet_over_files_and_sockets(tmp_path: Path) -> None:
     """As those of several processes do."""
-    import socket
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    for endpoint in (f"file://{tmp_path}/store", f"tcp://127.0.0.1:{port}"):
+    for endpoint in (f"file://{tmp_path}/store", f"tcp://127.0.0.1:{free_port()}"):
 
         def work(rank: int, endpoint: str = endpoint) -> Tensor:
             group = dist.ProcessGroupGloo(Meeting().store(rank, 2, endpoint), rank, 2)

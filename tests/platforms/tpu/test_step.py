@@ -139,6 +139,8 @@ def test_the_plan_counts_what_each_device_keeps() -> None:
         assert worker.weight_bytes == sum(array.addressable_shards[0].data.nbytes for array in weights)
 
 
+# One that comes while Python clears something up is dropped there, and pytest would be told of it.
+@pytest.mark.filterwarnings("ignore:(?s).*KeyboardInterrupt:pytest.PytestUnraisableExceptionWarning")
 def test_ctrl_c_never_loses_the_cache() -> None:
     """At any moment of any step: what runs afterwards gives what it gave before."""
     engine = client("tpu")
