@@ -47,7 +47,7 @@ class Remote:
         self._numbers = itertools.count()
         self._last_pulse = wire.Pulse({}, 0.0, 0.0)
         self._heard: float | None = None  # the latest sign of life; none before Python and torch are there
-        self._dead: str | None = None
+        self.dead: str | None = None  # why nothing more can come from the engine, or be understood
         self._reader: asyncio.Task[None] | None = None
         self._meeting: asyncio.Task[None] | None = None
 
@@ -74,11 +74,6 @@ class Remote:
     def tokenizer(self) -> Tokenizer | None:
         return self._tokenizer
 
-    @property
-    def dead(self) -> str | None:
-        """Why nothing more can come from the engine, or be understood."""
-        return self._dead
-
     def hung(self, silence: float = SILENCE) -> str | None:
         """Why the engine counts as hung: so many seconds without a sign of life, or a step that takes too long.
 
@@ -93,8 +88,8 @@ class Remote:
         return None
 
     def trouble(self) -> str | None:
-        if self._dead is not None:
-            return self._dead
+        if self.dead is not None:
+            return self.dead
         return self.hung() or (None if self._admission is not None else "the engine is loading the model")
 
     def default_params(self) -> SamplingParams:
@@ -138,7 +133,7 @@ class Remote:
 
     def fail(self, why: str) -> None:
         """The engine has ended: so does every request, and none is taken on."""
-        self._dead = why
+        self.dead = why
         self._take(self._processor.fail(why))
         for waiting in self._answers.values():
             if not waiting.done():
