@@ -10,6 +10,7 @@ from quintet.config import EngineConfig
 from quintet.engine.admission import Admission, Bounds
 from quintet.engine.engine import Engine
 from quintet.engine.hub import resolve_tokenizer
+from quintet.engine.interrupts import Uninterrupted
 from quintet.engine.logits_processors import load_processors
 from quintet.engine.output import OutputProcessor
 from quintet.engine.prompts import Prompt
@@ -62,15 +63,23 @@ class Client:
 
     def step(self) -> list[RequestOutput]:
         """One engine step -> the outputs that it moved; a found stop string ends its request here."""
-        processed = self.processor.process(self.engine.step())
+        self.engine.compute()
+        with Uninterrupted():
+            return self._process()
+
+    def _process(self) -> list[RequestOutput]:
+        processed = self.processor.process(self.engine.take())
         self.engine.abort(processed.aborts)
         return processed.outputs
 
     def receive(self, request_ids: Collection[str]) -> list[RequestOutput]:
         """Outputs of these requests: those that others' steps left for them, or one step's. Others' are kept."""
         waiting = any(output.request_id in request_ids for output in self._kept)
-        outputs = self._kept if waiting else [*self._kept, *self.step()]
-        self._kept = [output for output in outputs if output.request_id not in request_ids]
+        if not waiting:
+            self.engine.compute()
+        with Uninterrupted():
+            outputs = self._kept if waiting else [*self._kept, *self._process()]
+            self._kept = [output for output in outputs if output.request_id not in request_ids]
         return [output for output in outputs if output.request_id in request_ids]
 
     def abort(self, request_ids: Iterable[str]) -> list[RequestOutput]:

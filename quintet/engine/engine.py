@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
+from quintet.engine.interrupts import Uninterrupted
 from quintet.engine.request import FinishReason, Request
 from quintet.engine.runner import Runner, StepResult
 from quintet.engine.scheduler import Plan, Scheduler
@@ -93,17 +94,26 @@ class Engine:
 
         The caller's work on these deltas then goes on while the device computes the next ones.
         """
+        self.compute()
+        return self.take()
+
+    def take(self) -> list[TokenDelta]:
+        """What compute() has left."""
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def compute(self) -> None:
+        """step(), but what it added stays here until take(): an interrupted one then loses nobody's tokens."""
         try:
             if not self._goes_ahead():
                 self._land()
             started = self._launch()
             self._land(keep=1 if self._overlap and started else 0)
         except BaseException:  # Ctrl-C, at whatever line: nobody knows what was written
-            self._flights.clear()
-            self.scheduler.start_over(self._requests.values())
+            with Uninterrupted():
+                self._flights.clear()
+                self._start_over()
             raise
-        deltas, self._deltas = self._deltas, []
-        return deltas
 
     def _goes_ahead(self) -> bool:
         """Whether the next step is planned and started before the host knows what the running one samples.
@@ -140,12 +150,13 @@ class Engine:
                 logger.warning("everything is computed again: %s", error)
                 self._begin_again()
             except Exception as error:
-                self._deltas += self._fail(plan, error)
+                self._fail(plan, error)
             else:
-                self._deltas += self.finish(plan, result)
-                del self._flights[0]
-                for flight in self._flights:
-                    self.scheduler.commit_late(flight.plan)
+                with Uninterrupted():
+                    self._deltas += self.finish(plan, result)
+                    del self._flights[0]
+                    for flight in self._flights:
+                        self.scheduler.commit_late(flight.plan)
 
     def finish(self, plan: Plan, result: StepResult) -> list[TokenDelta]:
         """Counts what was computed, appends the sampled tokens, ends who is done."""
@@ -220,19 +231,24 @@ class Engine:
         delta.error = why
         return delta
 
-    def _fail(self, plan: Plan, error: Exception) -> list[TokenDelta]:
+    def _fail(self, plan: Plan, error: Exception) -> None:
         """The requests in the step end. The cache may have gone with it: all others are computed again."""
         logger.error("a step of %d requests failed", len(plan.tokens), exc_info=error)
-        self._flights.clear()
-        deltas = [self._end_failed(request, f"{type(error).__name__}: {error}") for request in plan.tokens]
+        with Uninterrupted():
+            self._flights.clear()
+            why = f"{type(error).__name__}: {error}"
+            self._deltas += [self._end_failed(request, why) for request in plan.tokens]
         self._begin_again()
-        return deltas
 
     def _begin_again(self) -> None:
         """What still runs reads a cache that nobody trusts: nobody waits for it."""
         self._flights.clear()
-        self.scheduler.start_over(self._requests.values())
+        self._start_over()
         self._runner.renew_cache()
+
+    def _start_over(self) -> None:
+        self.scheduler.start_over(self._requests.values())
+        self._runner.begin_again()
 
     def reset_prefix_cache(self) -> None:
         """Forgets all cached beginnings; running requests keep their pages."""

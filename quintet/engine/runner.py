@@ -179,6 +179,10 @@ class Runner:
 
         return wait
 
+    def begin_again(self) -> None:
+        """Every request starts anew: nothing that was settled for a step holds."""
+        self._sampler.begin_again()
+
     def renew_cache(self) -> None:
         """Another cache in the place of one that a failed step may have taken with it."""
         self._ranks.each(lambda worker: worker.renew_cache())

@@ -97,6 +97,7 @@ class Sampler:
         self._before: list[LogitEdit] = [AllowedTokens(*setting), BadWords(*setting)]
         self._after: list[LogitEdit] = [MinTokens(*setting), LogitBias(*setting), Penalties(*setting)]
         self._requests: list[Request] = []
+        self._settled = False  # whether what follows was made for them
         self._looks_back: bool | None = None  # None: nobody has asked since the rows changed
         self._rows = 0  # of the logits that are looked at
         self._edits: list[Callable[[Tensor], Tensor]] = []
@@ -178,15 +179,19 @@ class Sampler:
         found = self._ops.top_logprobs(raw, token_ids, self._num_logprobs, self._normalize, self._wanted)
         return Sampled(token_ids, LogprobTensors(*found))
 
+    def begin_again(self) -> None:
+        """Requests may have lost tokens: what was settled by their number is settled anew."""
+        self._settled = False
+
     def _follow(self, requests: list[Request], rows: int) -> None:
         """Tells the processors who has which row; if that changed, settles what the next steps need."""
         changed = requests != self._requests
         update = compare(self._requests, requests) if changed and self._processors else None
         for processor in self._processors:
             processor.update(update)
-        if not changed and rows == self._rows:
+        if self._settled and not changed and rows == self._rows:
             return
-        self._requests, self._rows, self._looks_back = [], rows, None
+        self._requests, self._rows, self._looks_back, self._settled = requests, rows, None, False
         before = [edit for edit in self._before if edit.enter(requests, rows)]
         after = [edit for edit in self._after if edit.enter(requests, rows)]
         self._edits = [*before, *(p.apply for p in self._early), *after]
@@ -194,7 +199,7 @@ class Sampler:
         self._enter_logprobs(requests)
         self._enter_draw(requests)
         self._plain = not (self._edits or self._random or self._num_logprobs is not None)
-        self._requests = requests  # last: after Ctrl-C in the middle, all of it is done again
+        self._settled = True  # else, after an error or Ctrl-C on the way, all of it is done again
 
     def _enter_logprobs(self, requests: list[Request]) -> None:
         asked = [(row, r.params.logprobs) for row, r in enumerate(requests) if r.params.logprobs is not None]

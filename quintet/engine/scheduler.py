@@ -77,6 +77,7 @@ class Scheduler:
         for queue in (self.running, self.waiting):
             if request in queue:  # in neither, if Ctrl-C came while it was added
                 queue.remove(request)
+                break
         self._free(request)
 
     def schedule(self) -> Plan:

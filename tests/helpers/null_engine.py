@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import signal
 import sys
 import tempfile
 import threading
@@ -95,7 +96,7 @@ class CtrlC:
         self._left -= event == "line"
         if self.came:
             sys.settrace(None)
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
         return self._line
 
 

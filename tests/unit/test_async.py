@@ -58,7 +58,7 @@ def test_async_requests_run_together_and_leaving_one_ends_it() -> None:
 
 def test_a_failed_engine_thread_tells_everyone(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = start()
-    monkeypatch.setattr(engine._client.engine, "step", lambda: 1 / 0)
+    monkeypatch.setattr(engine._client.engine, "compute", lambda: 1 / 0)
 
     async def main() -> None:
         with pytest.raises(RuntimeError, match="engine failed: ZeroDivisionError"):

@@ -407,3 +407,44 @@ def test_ctrl_c_at_any_line_leaves_the_books_in_order(overlap: bool, request: py
         assert client.engine.scheduler.pool.num_used == 0 and len(client.processor) == 0
         client.engine.reset_prefix_cache()
     assert at > 500
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_ctrl_c_in_one_stream_takes_nothing_from_another(overlap: bool, request: pytest.FixtureRequest) -> None:
+    """Whichever line it meets: what a step gave the other is given out, once, and it ends."""
+    if overlap:
+        request.getfixturevalue("behind")
+    client, params = null_client(page_size=4), greedy(max_tokens=4, output_kind=RequestOutputKind.DELTA)
+    wanted = expected([3, 4, 5], 4)
+    for at in range(0, 100_000, 29):
+        client.add("theirs", Prompt([3, 4, 5]), params)
+        client.add("mine", Prompt([7]), params)
+        with CtrlC(at) as ctrl_c:
+            while not any(output.finished for output in client.receive(["mine"])):
+                pass
+        client.abort(["mine"])
+        got: list[int] = []
+        for _ in range(20):
+            outputs = client.receive(["theirs"])
+            got += [token for output in outputs for token in output.outputs[0].token_ids]
+            if outputs and outputs[-1].finished:
+                break
+        assert got == wanted, at
+        client.engine.check_integrity()
+        assert client.engine.scheduler.pool.num_used == 0 and len(client.processor) == 0
+        client.engine.reset_prefix_cache()
+        if not ctrl_c.came:
+            break
+    assert at > 200
+
+
+def test_ctrl_c_after_a_stop_string_ends_the_engines_request_too() -> None:
+    llm = LLM("bundled", device="null", load_format="dummy", use_tqdm=False)
+    client = llm._client
+    for at in range(0, 100_000, 37):
+        with CtrlC(at) as ctrl_c:
+            llm.generate("a", SamplingParams(temperature=0, max_tokens=60, stop=["e", "a", " "]))
+        assert not client.busy and len(client.processor) == 0, at
+        if not ctrl_c.came:
+            break
+    assert at > 100

@@ -257,7 +257,7 @@ void multiply(const QuantizedPanel& panel) {
             const long row = panel.rows * i / tiles, rows = panel.rows * (i + 1) / tiles - row;
             const QuantizedTile t{panel, weight, Channels ? 0 : first / panel.quads, Channels ? first : 0,
                                   Channels ? 1 : count / panel.quads, Channels ? count : panel.quads, row, 0, nullptr};
-            const Asked asked{weight + count * kStep, kStep, count, i, streams ? 0 : tiles};
+            const Asked asked{weight + wanted * kStep, kStep, count, i, streams ? 0 : tiles};
             tiles_of<Core, Nibbles, Channels, Core::kRows>(t, rows, asked);
         }
     }

@@ -178,10 +178,16 @@ class Remote:
         """The model is loaded; what is needed to speak its language is made here."""
         self._served = served
         try:
-            if served.tokenizer is not None:
-                self._tokenizer = await asyncio.to_thread(load_tokenizer, served.tokenizer)
-        except (ValueError, OSError, MemoryError) as error:
-            return self.fail(f"the tokenizer cannot be loaded: {error or type(error).__name__}")
+            await self._learn(served)
+        except (ValueError, OSError, MemoryError) as error:  # what the user can mend
+            self.fail(f"the model's tokenizer or a logits processor cannot be loaded: {error or type(error).__name__}")
+        except Exception as error:
+            logger.exception("an API process broke")
+            self.fail(f"an API process broke: {type(error).__name__}: {error}")
+
+    async def _learn(self, served: Served) -> None:
+        if served.tokenizer is not None:
+            self._tokenizer = await asyncio.to_thread(load_tokenizer, served.tokenizer)
         eos = frozenset(served.eos_ids) | frozenset(self._tokenizer.eos_ids if self._tokenizer else ())
         bounds = Bounds(served.vocab_size, served.max_model_len, served.max_logprobs)
         defaults = dict(served.defaults) if self._tokenizer else {**served.defaults, "detokenize": False}

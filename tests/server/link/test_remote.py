@@ -100,6 +100,6 @@ async def test_signs_of_life_are_heard_while_a_tokenizer_is_slow(
 async def test_a_tokenizer_that_cannot_be_loaded_is_a_reason(engine: Engine, tmp_path: Path) -> None:
     engine.say(wire.Hello(model(tmp_path), pulse(1.0)))
     await until(lambda: engine.remote.dead is not None)
-    why = f"the tokenizer cannot be loaded: {tmp_path} holds no tokenizer: "
+    why = f"the model's tokenizer or a logits processor cannot be loaded: {tmp_path} holds no tokenizer: "
     assert engine.remote.dead is not None and engine.remote.dead.startswith(why)
     assert engine.remote.trouble() == engine.remote.dead

@@ -1,0 +1,30 @@
+"""Ctrl-C, and books that must not be left half written."""
+
+import signal
+import threading
+from types import FrameType, TracebackType
+
+
+class Uninterrupted:
+    """Ctrl-C waits until the block is through. For what takes no time: nothing here may wait for a device.
+
+    Only a main thread is ever interrupted; elsewhere, and where Ctrl-C raises nothing, this does nothing.
+    """
+
+    def __enter__(self) -> None:
+        self._came: tuple[int, FrameType | None] | None = None
+        self._before = signal.getsignal(signal.SIGINT)
+        self._held = callable(self._before) and threading.current_thread() is threading.main_thread()
+        if self._held:
+            signal.signal(signal.SIGINT, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._came = number, frame
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._held:
+            signal.signal(signal.SIGINT, self._before)
+            if self._came is not None and callable(self._before):
+                self._before(*self._came)
