@@ -234,12 +234,17 @@ inline void tiles_of(QuantizedTile t, long rows, const Asked& asked) {
         const long turn = asked.tile * kPasses + pass, turns = asked.tiles * kPasses, lines = asked.bytes / kLine;
         const long first = turns ? lines * turn / turns : 0, last = turns ? lines * (turn + 1) / turns : 0;
         t.ahead = asked.next + first * kLine * asked.count;
-        switch (last - first) {
-            case 0: tile<Core, Nibbles, Channels, Rows, kPairs, 0>(t); break;
-            case 1: tile<Core, Nibbles, Channels, Rows, kPairs, 1>(t); break;
-            case 2: tile<Core, Nibbles, Channels, Rows, kPairs, 2>(t); break;
-            default: tile<Core, Nibbles, Channels, Rows, kPairs, 4>(t); break;
+        if constexpr (Rows > 2) {  // fewer are hardly ever a tile among others
+            if (last - first == 1) {
+                tile<Core, Nibbles, Channels, Rows, kPairs, 1>(t);
+                continue;
+            }
+            if (last - first > 1) {
+                tile<Core, Nibbles, Channels, Rows, kPairs, 2>(t);
+                continue;
+            }
         }
+        tile<Core, Nibbles, Channels, Rows, kPairs, 0>(t);
     }
 }
 
