@@ -74,17 +74,18 @@ def test_ceilings_are_positive_and_bounded() -> None:
 
 def test_more_threads_than_cores_are_no_faster_than_the_cores() -> None:
     """The peak of one core is its best round: on a busy machine it takes some to find it."""
-    cores = _cpu.logical_cores()
-    several, alone = _cpu.fma_peak(cores + 2, 0.05), 0.0
+    cores, alone = _cpu.logical_cores(), 0.0
+    several = _cpu.fma_peak(cores + 2, 0.05)
     for _ in range(100):
         alone = max(alone, _cpu.fma_peak(1, 0.05))
         if several < 2 * cores * alone:
-            return
-    pytest.fail(f"{several} GFLOP/s on {cores} cores, {alone} on one")
+            break
+    assert several < 2 * cores * alone
 
 
 def test_others_run_while_it_measures() -> None:
     """One tick would mean that the lock was held to the end; on a busy machine a few may take longer."""
+    ticks = 0
     for seconds in (0.3, 3.0, 30.0):
         ticks, worker = 0, threading.Thread(target=_cpu.fma_peak, args=(1, seconds))
         worker.start()
@@ -92,8 +93,8 @@ def test_others_run_while_it_measures() -> None:
             time.sleep(0.005)
             ticks += 1
         if ticks >= 3:
-            return
-    pytest.fail(f"{ticks} ticks in {seconds} s")
+            break
+    assert ticks >= 3
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,26 @@ def test_the_sampler_tells_each_step_what_changed():
     assert third.removed == (1,) and third.moved == ((2, 0), (0, 2)) and [a.row for a in third.added] == [1]
 
 
+def test_a_step_that_fails_on_its_way_leaves_no_rows_behind(monkeypatch):
+    """And what it had not settled is settled by the next, for the same requests too."""
+    recorder = Recorder()
+    s = sampler(recorder)
+    some = [request("1", [1], temperature=1), request("2", [2], temperature=1)]
+    logits = torch.randn(2, VOCAB)
+    wanted = sampler()(logits.clone(), some).token_ids.tolist()
+    with monkeypatch.context() as patched:
+        patched.setattr(s.device, "to_device", lambda arrays: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            s(logits.clone(), some)
+    assert s(logits.clone(), some).token_ids.tolist() == wanted
+    with monkeypatch.context() as patched:
+        patched.setattr(s.device, "to_device", lambda arrays: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            s(logits.clone(), some[::-1])
+    s(logits[:1].clone(), [request("3", [3], temperature=0)])
+    assert {row: added.token_ids for row, added in recorder.rows.items()} == {0: [3]}
+
+
 def test_processors_that_keep_the_argmax_are_left_out_for_greedy_batches():
     early, late = Recorder(), Recorder(invariant=True)
     sampler(early, late)(torch.zeros(1, VOCAB), POOL[:1])
