@@ -120,6 +120,8 @@ class Call:
             raise event
         failed = next((each.error for each in event[1].outputs if each.finish_reason == "error"), None)
         if failed is not None:
+            if self._service.asleep:  # it fell asleep before the request came to it
+                self._service.check_ready()
             raise ApiError(500, f"the request failed: {failed}", code="request_failed")
         return event
 

@@ -1,5 +1,6 @@
 """The routes of sleep over a fake engine: only with the flag; who is refused meanwhile, and what still answers."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -39,6 +40,20 @@ async def test_asleep_it_is_not_ready_and_says_why() -> None:
         assert (await http.get("/ready")).status_code == 200
         assert (await http.post("/v1/completions", json={"prompt": "x"})).status_code == 200
     assert len(backend.submitted) == 1
+
+
+async def test_a_request_that_meets_the_engine_falling_asleep_is_refused_as_one_that_comes_later() -> None:
+    backend = FakeBackend(hang=0, fail_at=0)  # as the engine answers what comes to it asleep
+    async with client(backend, **ON) as http:
+        asked = [http.post("/v1/completions", json={"prompt": "x", "stream": stream}) for stream in (False, True)]
+        answers = [asyncio.ensure_future(each) for each in asked]
+        while backend.hanging < 2:
+            await asyncio.sleep(0.001)
+        assert (await http.post("/sleep")).status_code == 200
+        backend.go_on.set()
+        for answer in await asyncio.gather(*answers):
+            assert answer.status_code == 503 and answer.json()["error"]["code"] == "asleep"
+            assert answer.headers["retry-after"]
 
 
 async def test_levels_and_tags() -> None:
