@@ -12,7 +12,7 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints-dev.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --retries 10 --timeout 60 -c constraints-dev.txt
 SOURCES := pyproject.toml constraints-dev.txt CMakeLists.txt $(shell find csrc -type f)
 
 .DEFAULT_GOAL := help
@@ -27,13 +27,14 @@ demo: $(STAMP) ## generate text with the bundled model, offline
 	HF_HUB_OFFLINE=1 $(BIN)/quintet generate "Once upon a time" --max-tokens 100 $(ARGS)
 	HF_HUB_OFFLINE=1 $(BIN)/quintet generate --chat "What is the capital of France?" $(ARGS)
 
-# These start servers and stop them in the middle of things: they run alone, when the others, side by side, are through.
+# These start servers and stop them in the middle of things: they run alone, when the others, side by side, are through
+# (failed or not: one run tells all there is to mend).
 ALONE := $(wildcard $(addprefix tests/server/,link test_*.py))
 
 test: $(STAMP) ## run the tests
 ifeq ($(ARGS),)
-	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile $(ALONE:%=--ignore=%)
-	$(BIN)/python -m pytest $(ALONE)
+	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile $(ALONE:%=--ignore=%); others=$$?; \
+	$(BIN)/python -m pytest $(ALONE) && exit $$others
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
