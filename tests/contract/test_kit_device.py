@@ -519,12 +519,12 @@ class Fickle(Wrapped):
 
 
 class Absent(Wrapped):
-    """Rank 1 never comes to a join; nobody waits for it longer than a second."""
+    """Rank 1 never comes to a join; nobody waits longer than three seconds for it, nor for rank 0's answer."""
 
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
         if self.rank == 1:
             threading.Event().wait()
-        communicator.PATIENCE = 1.0
+        communicator.PATIENCE = 3.0
         return x
 
 

@@ -148,6 +148,11 @@ IN_TERMINAL = [
 
 
 END = "\0"  # comes from no program: until(END) reads all there is
+# An answer of half a minute at least: it goes on however late Ctrl-C comes. Eager, so that each token takes its time.
+ENDLESS = [
+    *("--ignore-eos", "--enforce-eager", "--quiet", "--max-tokens", "30000"),
+    *("--hf-overrides", '{"max_position_embeddings": 32768}', "--max-model-len", "32768"),
+]
 
 
 class Terminal:
@@ -180,10 +185,10 @@ class Terminal:
 
     def insist(self, text: str, answer: str) -> None:
         """Types until the answer comes: the line editor drops what is typed while it takes the terminal over."""
-        for _ in range(12):
+        for _ in range(6):
             self.type(text)
             with contextlib.suppress(AssertionError):
-                self.until(answer, 5)  # long enough that nothing is typed twice on a busy machine
+                self.until(answer, 20)  # long enough that nothing is typed twice on a busy machine
                 return
         raise AssertionError(f"{answer!r} never came: {self.seen!r}")
 
@@ -194,9 +199,8 @@ class Terminal:
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program() -> None:
-    # eager, so that the answer takes a second or two
-    terminal = Terminal("chat", "--temperature", "0", "--ignore-eos", "--max-tokens", "900", "--enforce-eager", "-q")
-    terminal.until("> ")
+    terminal = Terminal("chat", "--temperature", "0", *ENDLESS)
+    terminal.until("> ", 120)  # it starts
     terminal.type("Tell me a story.\n")
     terminal.until("\n")
     terminal.until(" ")  # of the answer
@@ -211,7 +215,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program() -> None:
 
 
 def test_ctrl_c_ends_other_commands_quietly() -> None:
-    words = ["generate", "-q", "--ignore-eos", "--max-tokens", "900", "--enforce-eager", "x"]
+    words = ["generate", *ENDLESS, "x"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([*HEEDING_CTRL_C, *QUINTET, *words], **pipes) as process:
         assert process.stdout and process.stderr

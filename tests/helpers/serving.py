@@ -16,9 +16,9 @@ import httpx
 import psutil
 
 NULL = ("--device", "null", "--load-format", "dummy")  # the bundled model's tokenizer, and no arithmetic
-ENDLESS = ("--hf-overrides", '{"max_position_embeddings": 131072}', "--max-model-len", "131072", "--num-pages", "20k")
-LONG = {"prompt": "a", "max_tokens": 100_000, "ignore_eos": True, "stream": True}  # there: seconds, at 0.1 ms a token
-START = 120.0  # seconds; a machine that runs other tests beside takes some
+ENDLESS = ("--hf-overrides", '{"max_position_embeddings": 1048576}', "--max-model-len", "1048576", "--num-pages=140k")
+LONG = {"prompt": "a", "max_tokens": 1_000_000, "ignore_eos": True, "stream": True}  # there: minutes, at 0.1 ms a token
+START = 240.0  # seconds; a machine that runs other tests beside takes some
 PATIENCE = 60.0  # seconds for what takes a fraction of one, unless the machine is busy
 _READY = re.compile(rb"ready: .* at (\S+)\n")
 
@@ -37,9 +37,10 @@ class Server:
     """with Server("--max-model-len", "256") as server: httpx.get(server.url + "/health")"""
 
     def __init__(self, *flags: str, wait: bool = True) -> None:
-        self.log = Path(tempfile.mkstemp(prefix="quintet-serve-", suffix=".log")[1])
+        descriptor, name = tempfile.mkstemp(prefix="quintet-serve-", suffix=".log")
+        self.log = Path(name)
         port = () if "--uds" in flags else ("--port", "0")
-        with self.log.open("wb") as out:
+        with open(descriptor, "wb") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "quintet.server.cli", "serve", *flags, *port],
                 stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
@@ -111,12 +112,12 @@ class Server:
         """Whether every API process answers the others. Then it has its orders, and soon knows the model."""
         return self.metrics()["quintet:peers_silent"] == 0
 
-    def leftovers(self, seconds: float = 10.0) -> list[int]:
+    def leftovers(self, seconds: float = PATIENCE) -> list[int]:
         """Processes of this server that live on after that time."""
         until(lambda: not any(map(_lives, self._tree.values())), seconds)
         return [each.pid for each in self._tree.values() if _lives(each)]
 
-    def stop(self, number: int = signal.SIGTERM, seconds: float = 20.0) -> int:
+    def stop(self, number: int = signal.SIGTERM, seconds: float = PATIENCE) -> int:
         """Its exit code."""
         self.process.send_signal(number)
         return self.process.wait(seconds)
@@ -139,7 +140,7 @@ class Server:
         if self.process.poll() is None:
             self.children()
         for each in self._tree.values():
-            if each.is_running():
+            with contextlib.suppress(psutil.NoSuchProcess):  # its parent may just have ended it
                 each.kill()
         self.process.wait()
         self.log.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
-from tests.helpers.serving import NULL, Server
+from tests.helpers.serving import NULL, PATIENCE, Server
 
 COUNT = 10_000
 CLIENTS = 8
@@ -144,13 +144,13 @@ async def all_at_once(url: str) -> tuple[list[str], Counter[int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_a_steady_stream_beside_ten_thousand_bad_requests(server: Server) -> None:
     alone = steady(server.url)
     texts, statuses = asyncio.run(all_at_once(server.url))
     assert statuses.total() == COUNT
     assert texts and set(texts) == {alone}
-    ready = httpx.get(server.url + "/ready")
+    ready = httpx.get(server.url + "/ready", timeout=PATIENCE)
     assert ready.status_code == 200, ready.text
     log = server.output
     assert "Traceback" not in log, log[log.index("Traceback") - 500 :][:3000]

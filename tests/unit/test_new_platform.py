@@ -17,9 +17,9 @@ from quintet.server.commands import new_platform
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def _log() -> Iterator[None]:
-    """A command sets the log up for the whole process."""
+    """A command sets the log up for the whole process; the one that makes `site` runs before any test."""
     log = logging.getLogger("quintet")
     level, handlers = log.level, [*log.handlers]
     yield

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from acme.launch import launch
 
-PATIENCE = 20.0  # seconds that a rank's queue waits for the others
+PATIENCE = 60.0  # seconds that a rank's queue waits for the others: one may still capture its steps on a busy host
 
 
 class Room:

@@ -104,7 +104,7 @@ def test_a_forgotten_device_ends_its_thread() -> None:
     (thread,) = [each for each in threading.enumerate() if each.name == "acme:3"]
     del platform
     gc.collect()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
 
 

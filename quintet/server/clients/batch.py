@@ -131,7 +131,12 @@ class Batch:
         async def begin() -> None:
             try:
                 for each in requests:
-                    await waiting.put(asyncio.create_task(self._one(each)))
+                    task = asyncio.create_task(self._one(each))
+                    try:
+                        await waiting.put(task)
+                    except asyncio.CancelledError:  # while there was no room: nobody else knows of it
+                        task.cancel()
+                        raise
             except OSError:
                 await waiting.put(None)
                 raise

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import http.client
 import json
+import os
 import secrets
 import signal
 import subprocess
@@ -112,5 +113,11 @@ def _bound() -> Callable[[], object] | None:
         return None
     import ctypes
 
-    libc, set_death_signal = ctypes.CDLL(None), 1
-    return lambda: libc.prctl(set_death_signal, int(signal.SIGTERM))
+    libc, set_death_signal, parent = ctypes.CDLL(None), 1, os.getpid()
+
+    def bind() -> None:
+        libc.prctl(set_death_signal, int(signal.SIGTERM))
+        if os.getppid() != parent:  # it died before it could be told of
+            os._exit(1)
+
+    return bind

@@ -147,4 +147,6 @@ class Call:
         """The body was read: the next message that comes is that the client has gone."""
         while (await http.receive())["type"] != "http.disconnect":
             pass
+        while not self._events.empty():  # nobody reads it: the loop has better to do than to write it out
+            self._events.get_nowait()
         self.stop(ClientGone())

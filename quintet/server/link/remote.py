@@ -44,7 +44,7 @@ class Remote:
         self._processor = OutputProcessor(None)
         self._deliver: dict[str, Deliver] = {}
         self._answers: dict[int, asyncio.Future[str]] = {}
-        self._numbers = itertools.count()
+        self._numbers = itertools.count(time.time_ns())  # a process whose place this one took gave others
         self._last_pulse = wire.Pulse({}, 0.0, 0.0)
         self._heard: float | None = None  # the latest sign of life; none before Python and torch are there
         self.dead: str | None = None  # why nothing more can come from the engine, or be understood

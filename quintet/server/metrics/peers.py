@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,7 +38,7 @@ class Peers:
         self._context, self._folder, self._worker = context, folder, worker
         self._outboxes: dict[int, zmq.Socket[bytes]] = {}
         self._questions: dict[int, _Question] = {}
-        self._numbers = itertools.count()
+        self._numbers = itertools.count(time.time_ns())  # a process whose place this one took asked for others
 
     async def gather(self, num_workers: int, patience: float = PATIENCE) -> tuple[list[Row], int]:
         """The rows of all others, and how many of them did not answer in time."""

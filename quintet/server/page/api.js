@@ -24,9 +24,10 @@ export async function request(path, options = {}) {
   const key = sessionStorage.getItem(KEY);
   if (key) headers.set("Authorization", `Bearer ${key}`);
   const response = await fetch(path, { cache: "no-store", ...options, headers });
-  if (response.status === 401 && key !== sessionStorage.getItem(KEY)) return request(path, options); // one came meanwhile
-  if (!response.ok) throw new ApiError(await reason(response), response.status);
-  return response;
+  if (response.ok) return response;
+  const error = new ApiError(await reason(response), response.status);
+  if (error.status === 401 && key !== sessionStorage.getItem(KEY)) return request(path, options); // one came meanwhile
+  throw error;
 }
 
 /** The names of the models that are served. */

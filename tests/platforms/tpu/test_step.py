@@ -146,10 +146,10 @@ def test_ctrl_c_never_loses_the_cache() -> None:
     engine = client("tpu")
     wanted = list(complete(engine).outputs[0].token_ids)
     heard = signal.signal(signal.SIGINT, signal.default_int_handler)
-    interrupted = 0
+    interrupted = turn = 0
     try:
-        for turn in range(25):
-            timer = threading.Timer(0.001 + 0.0013 * turn, os.kill, (os.getpid(), signal.SIGINT))
+        while turn < 25 or (interrupted <= 5 and turn < 250):  # where steps are quick, a Ctrl-C often comes too late
+            timer = threading.Timer(0.001 + 0.0013 * (turn % 25), os.kill, (os.getpid(), signal.SIGINT))
             try:
                 timer.start()
                 complete(engine)
@@ -159,6 +159,7 @@ def test_ctrl_c_never_loses_the_cache() -> None:
                 interrupted += 1
             timer.join()
             engine.abort(["only"])
+            turn += 1
     finally:
         signal.signal(signal.SIGINT, heard)
     assert interrupted > 5

@@ -12,7 +12,7 @@ from quintet.server.http_stream import Address, Answer, Broken, Client, Events, 
 from tests.server.clients.conftest import Fake
 
 
-def ask(fake: Fake, model: str, idle: float = 30.0, times: int = 1, **fields: Any) -> tuple[Answer, bytes]:
+def ask(fake: Fake, model: str, idle: float = 60.0, times: int = 1, **fields: Any) -> tuple[Answer, bytes]:
     """Sends the same request one after the other; the last answer, and all that was streamed."""
     pieces: list[bytes] = []
 

@@ -9,6 +9,7 @@ import sys
 import time
 from argparse import Namespace
 from email.utils import formatdate
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from quintet.server.clients import batch
 from quintet.server.clients.batch import BadLine, Batch, Manner, Request
 from quintet.server.commands import _local, run_batch
 from quintet.server.http_stream import Address, Answer, Client
-from tests.helpers.serving import words_of
+from tests.helpers.serving import until, words_of
 from tests.server.clients.conftest import KEY, Fake
 
 
@@ -378,11 +379,12 @@ def test_a_server_does_not_outlive_a_command_that_is_killed(
     environment = {**os.environ, "TMPDIR": str(tmp_path_factory.mktemp("x"))}  # for what a killed command leaves
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment)
     assert done.returncode == -signal.SIGKILL
-    pid = json.loads(done.stdout)["pid"]
-    end = time.monotonic() + 60
-    while is_running(pid) and time.monotonic() < end:
-        state = Path(f"/proc/{pid}/stat")
-        if state.exists() and state.read_text().rpartition(")")[2].split()[0] == "Z":
-            return  # dead; whoever inherited it has not looked yet
-        time.sleep(0.01)
-    assert not is_running(pid)
+    assert until(partial(has_ended, json.loads(done.stdout)["pid"]))
+
+
+def has_ended(pid: int) -> bool:
+    """Also where whoever inherited it has not looked yet."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True

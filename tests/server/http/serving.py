@@ -20,7 +20,7 @@ from tests.server.fakes import FakeBackend
 
 HOST = "http://127.0.0.1"
 WAIT = 60  # seconds after which a test has hung
-_BUFFER = 2**16  # bytes
+_BUFFER = 2**14  # bytes
 
 Result = TypeVar("Result")
 
@@ -118,6 +118,7 @@ def serving(
             uvicorn.Config(
                 make_app(service), http=wire, ws="none", lifespan="off", log_config=None, access_log=False,
                 root_path=config.root_path, server_header=False, timeout_graceful_shutdown=1,
+                timeout_keep_alive=WAIT,  # a test that is slow finds its idle connection open
             ), started,
         )  # fmt: skip
         lives.append((Live(fake, service, listener.getsockname()[1], asyncio.get_running_loop(), wire), server))

@@ -137,7 +137,7 @@ async def test_the_log_has_a_line_for_each_request(caplog: pytest.LogCaptureFixt
             body = chat("a secret", max_tokens=2, stream=stream)
             await http.post("/v1/chat/completions?key=hidden", json=body, headers={"x-request-id": f"r{stream:d}"})
         await http.get("/no%0Athing%20here")
-    whole, streamed, missing = [record.getMessage() for record in caplog.records]
+    whole, streamed, missing = [each.getMessage() for each in caplog.records if each.name == "quintet.access"]
     for line, name in ((whole, "r0"), (streamed, "r1")):
         assert "POST /v1/chat/completions 200" in line and line.endswith(f"request {name}")
         assert "2 cached, 2 completion tokens" in line and "ms, first byte" in line

@@ -7,8 +7,16 @@ import socket
 
 import httpx
 import pytest
+from starlette.requests import Request
+from starlette.types import Message
 
+from quintet.engine.prompts import Prompt
+from quintet.sampling_params import RequestOutputKind, SamplingParams
+from quintet.server.http.calls import Ask
+from quintet.server.http.errors import ClientGone
+from quintet.server.http.service import Service
 from quintet.server.http.wire_limits import Patience
+from quintet.server.settings import ServerConfig
 from tests.server.fakes import FakeBackend
 from tests.server.http.serving import WAIT, Live, chat, client, events, read_all, serving
 
@@ -56,7 +64,7 @@ async def test_a_body_is_measured_before_and_while_it_comes() -> None:
 
 def test_a_body_that_is_too_large_is_read_to_its_end_and_answered() -> None:
     """A server that hung up at once would take the answer away from a client that still sends."""
-    with serving(max_body_bytes=10_000) as live, httpx.Client() as http:
+    with serving(max_body_bytes=10_000) as live, httpx.Client(timeout=WAIT) as http:
         for _ in range(2):
             response = http.post(f"{live.url}/tokenize", content=b" " * 2**23, headers={"x-y": "z"})
             assert response.status_code == 413 and response.json()["error"]["code"] == "request_too_large"
@@ -69,17 +77,39 @@ def test_a_body_that_never_ends_is_cut_off() -> None:
         with pytest.raises(ConnectionError):
             while True:
                 wire.sendall(b"4000\r\n" + b"x" * 0x4000 + b"\r\n")
-        assert httpx.get(f"{live.url}/health").status_code == 200
+        assert httpx.get(f"{live.url}/health", timeout=WAIT).status_code == 200
 
 
 def test_a_caller_who_does_not_read_is_not_waited_for() -> None:
     with serving(backend(), patience=Patience(reader=0.3)) as live:
-        body = {**BODY, "logprobs": 20, "n": 16, "stream": True}  # megabytes
+        body = {**BODY, "logprobs": 20, "n": 2, "stream": True}  # a megabyte, of which an eighth is held for a reader
         with live.begin("/v1/completions", body) as wire:
             live.run(_submitted(live.backend))
             live.run(asyncio.wait_for(_quiet(live), WAIT))
             settled(live)
             assert b"[DONE]" not in read_all(wire)
+
+
+async def test_what_waits_for_a_caller_who_has_gone_is_let_go() -> None:
+    fake, gone = backend(), asyncio.Event()
+
+    async def receive() -> Message:
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    asked = Ask(Prompt([853]), SamplingParams(max_tokens=50, output_kind=RequestOutputKind.DELTA))
+    got = []
+    async with Service(fake, ServerConfig()).call(Request({"type": "http", "headers": []}, receive), [asked]) as call:
+        await call.peek()
+        while fake.running:
+            await asyncio.sleep(0)
+        gone.set()
+        while call._record.why is None:
+            await asyncio.sleep(0)
+        with pytest.raises(ClientGone):
+            async for output in call:
+                got.append(output)
+    assert len(got) == 1  # the one that was looked at
 
 
 @pytest.mark.parametrize(
@@ -161,7 +191,7 @@ def test_what_is_no_http_is_refused(raw: bytes) -> None:
     with serving() as live:
         answer = live.exchange(raw)
         assert status(answer) == 400 and error(answer)["code"] == "invalid_http"
-        assert httpx.get(f"{live.url}/health").status_code == 200
+        assert httpx.get(f"{live.url}/health", timeout=WAIT).status_code == 200
 
 
 def test_connections_have_a_limit() -> None:
@@ -216,10 +246,14 @@ async def _quiet(live: Live) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_request_has_a_deadline(stream: bool) -> None:
-    fake = backend(hang=3)
+async def test_a_request_has_a_deadline(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, loop = backend(hang=3), asyncio.get_running_loop()
+    clock, headers = loop.time, {"X-Request-Timeout": "1000"}
     async with client(fake) as http:
-        late = await http.post("/v1/completions", json={**BODY, "stream": stream}, headers={"X-Request-Timeout": "0.5"})
+        asked = asyncio.create_task(http.post("/v1/completions", json={**BODY, "stream": stream}, headers=headers))
+        await _hanging(fake)  # a stream has begun
+        monkeypatch.setattr(loop, "time", lambda: clock() + 1000)
+        late = await asked
         bad = await http.post("/v1/completions", json=BODY, headers={"X-Request-Timeout": "soon"})
     if stream:
         assert events(late.text)[-1]["error"]["code"] == "timeout"

@@ -113,7 +113,7 @@ def test_the_client_comes_again_when_the_server_is_busy() -> None:
             assert busy.value.code == "server_overloaded"
         hooks: dict[str, list[object]] = {"response": [lambda response: live.go_on()]}
         http = httpx.Client(event_hooks=hooks)  # type: ignore[arg-type]
-        with openai.OpenAI(base_url=f"{live.url}/v1", api_key="-", max_retries=3, http_client=http) as ai:
+        with openai.OpenAI(base_url=f"{live.url}/v1", api_key="-", max_retries=60, http_client=http) as ai:
             assert ai.completions.create(model=MODEL, prompt="x", max_tokens=2).choices[0].text
         wire.close()
 

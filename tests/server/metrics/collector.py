@@ -61,7 +61,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
-        self.server.answers.wait(20)
+        self.server.answers.wait()
         status = 200 if self.path == "/v1/traces" else 404
         if status == 200:
             self.server.take(body)

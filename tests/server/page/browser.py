@@ -29,7 +29,7 @@ def find_browser() -> str | None:
 def open_browser(path: str) -> Iterator[Browser]:
     expect.set_options(timeout=PATIENCE)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=ARGS)
+        browser = playwright.chromium.launch(executable_path=path, args=ARGS, timeout=PATIENCE)
         try:
             yield browser
         finally:

@@ -45,7 +45,8 @@ def scheme(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture(params=[400, 1600])
-def view(request: pytest.FixtureRequest, browser: Browser, scheme: Any) -> Iterator[Page]:
+def view(request: pytest.FixtureRequest, browser: Browser, server: FakeServer, scheme: Any) -> Iterator[Page]:
+    """Closed before the server is: the page would complain."""
     size: Any = {"width": request.param, "height": 800}
     context = browser.new_context(viewport=size, color_scheme=scheme)
     page = context.new_page()
