@@ -178,7 +178,6 @@ void watch_forks() {
 void run_parts(Job job, const void* context, int parts) {
     Global& g = global();
     const std::lock_guard<std::mutex> lock(g.mutex);
-    if (parts > g.pool->size()) throw std::logic_error("more parts than threads");
     if (parts == 1) {
         job(context, 0, 1);
         return;

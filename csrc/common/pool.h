@@ -10,7 +10,8 @@ using Settle = void (*)(int worker, int threads);
 
 // Runs job(context, part, parts) for every part in 0..parts-1, the caller's thread among those that take them, in order.
 // A thread whose core is busy elsewhere may take none, and another take several: what is computed must not depend on who
-// does a part, nor on `parts`, which is at most pool_threads(). One job runs at a time: a second caller waits.
+// does a part, nor on `parts`; there may be fewer threads, if another engine asked for fewer since they were counted. One
+// job runs at a time: a second caller waits.
 void run_parts(Job job, const void* context, int parts);
 
 // How many threads there are, the caller's included; 1 until it is set. At most 256.

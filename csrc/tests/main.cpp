@@ -114,6 +114,24 @@ void pool_shares_out() {
     quintet::set_pool_threads(1);
 }
 
+// Two engines of one process want different numbers of threads: one may ask for fewer while a job of the other begins.
+void pool_may_shrink_under_a_job() {
+    std::atomic<bool> over{false};
+    std::thread other([&over] {
+        for (int turn = 0; !over.load(); ++turn) quintet::set_pool_threads(1 + turn % 3);
+    });
+    for (int turn = 0; turn < 2000; ++turn) {
+        std::vector<int> visits(8, 0);
+        quintet::parallel_for(8, 1, [&](long first, long last) {
+            for (long i = first; i < last; ++i) ++visits[static_cast<size_t>(i)];
+        });
+        for (const int visited : visits) expect(visited == 1, "every number is visited once, by however many threads");
+    }
+    over.store(true);
+    other.join();
+    quintet::set_pool_threads(1);
+}
+
 // A worker that is held up takes no part, and nobody waits for it; those who are there do all of them.
 void pool_does_without_late_workers() {
     static std::atomic<bool> held{true};
@@ -213,6 +231,7 @@ int main() {
 #endif
     team_keeps_step();
     pool_shares_out();
+    pool_may_shrink_under_a_job();
     pool_does_without_late_workers();
     topology_reads_nodes_and_siblings();
     topology_reads_plain_machines();

@@ -173,7 +173,7 @@ class AsyncLLM:
         try:
             while self._answer():
                 self._deliver(self._client.step())
-        except Exception as error:
+        except BaseException as error:  # a user's logits processor may raise SystemExit: those who wait must hear of it
             logger.exception("the engine's thread failed")
             why = f"the engine failed: {type(error).__name__}: {error}"
         self._end_all(why)
@@ -185,7 +185,7 @@ class AsyncLLM:
             error: BaseException | None = None
             try:
                 function()
-            except Exception as raised:
+            except BaseException as raised:
                 error = raised
             _resolve(future, error)
         return not self._closed

@@ -56,12 +56,17 @@ def test_async_requests_run_together_and_leaving_one_ends_it() -> None:
     assert engine.get_metrics()["num_running"] == 0
 
 
-def test_a_failed_engine_thread_tells_everyone(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("failure", [ZeroDivisionError(), SystemExit(3)])
+def test_a_failed_engine_thread_tells_everyone(monkeypatch: pytest.MonkeyPatch, failure: BaseException) -> None:
     engine = start()
-    monkeypatch.setattr(engine._client.engine, "compute", lambda: 1 / 0)
+
+    def fail() -> None:
+        raise failure
+
+    monkeypatch.setattr(engine._client.engine, "compute", fail)
 
     async def main() -> None:
-        with pytest.raises(RuntimeError, match="engine failed: ZeroDivisionError"):
+        with pytest.raises(RuntimeError, match=f"engine failed: {type(failure).__name__}"):
             await follow(engine, [1])
         with pytest.raises(RuntimeError, match="shut down"):
             await follow(engine, [1])

@@ -7,6 +7,7 @@ the tensor is gone, as torch would do, but the memory itself stays as long as th
 import math
 import threading
 import weakref
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -26,6 +27,8 @@ class Arena:
     def __init__(self) -> None:
         self._segments: list[np.ndarray[Any, Any]] = []
         self._free: list[tuple[int, int, int]] = []  # (segment, start, stop), in order; neighbours are joined
+        # Not yet among them: the collector may find at any moment, in _take() too, that a tensor is gone.
+        self._back: deque[tuple[int, int, int]] = deque()
 
     @property
     def nbytes(self) -> int:
@@ -38,10 +41,12 @@ class Arena:
         size = max(1, -(-wanted // ALIGNMENT)) * ALIGNMENT
         segment, start = self._take(size)
         piece = self._segments[segment][start : start + wanted]
-        weakref.finalize(piece, self._give_back, segment, start, start + size).atexit = False
+        weakref.finalize(piece, self._back.append, (segment, start, start + size)).atexit = False
         return torch.from_numpy(piece).view(dtype).view(*shape)
 
     def _take(self, size: int) -> tuple[int, int]:
+        while self._back:
+            self._join(self._back.popleft())
         for i, (segment, start, stop) in enumerate(self._free):
             if stop - start >= size:
                 self._free[i : i + 1] = [(segment, start + size, stop)] if stop - start > size else []
@@ -52,9 +57,9 @@ class Arena:
         self._free.append((len(self._segments) - 1, 0, max(size, SEGMENT)))
         return self._take(size)
 
-    def _give_back(self, segment: int, start: int, stop: int) -> None:
+    def _join(self, back: tuple[int, int, int]) -> None:
         joined: list[tuple[int, int, int]] = []
-        for piece in sorted([*self._free, (segment, start, stop)]):
+        for piece in sorted([*self._free, back]):
             if joined and joined[-1][0] == piece[0] and joined[-1][2] == piece[1]:
                 joined[-1] = (piece[0], joined[-1][1], piece[2])
             else:

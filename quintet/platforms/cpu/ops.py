@@ -24,7 +24,14 @@ def _try_linear() -> str | None:
 
 @linear.provide("torch", _try_linear)
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
-    """oneDNN's inner product. In float32 it adds in another order for one row alone, so one row goes twice."""
+    """oneDNN's inner product.
+
+    In float32 it adds in another order for one row alone, so one row goes twice; in bfloat16, on AVX-512 without
+    instructions for that, for numbers of rows that are no multiple of 8.
+    """
+    if x.dtype == torch.bfloat16 and torch.cpu._is_avx512_supported() and not torch.cpu._is_avx512_bf16_supported():
+        filled = torch.nn.functional.pad(x, (0, 0, 0, -x.shape[0] % 8))
+        return torch.nn.functional.linear(filled, weight, bias)[: x.shape[0]]
     if x.dtype != torch.float32:
         return torch.nn.functional.linear(x, weight, bias)
     product = torch.ops.mkldnn._linear_pointwise

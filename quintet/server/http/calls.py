@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import logging
+import os
 from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
@@ -126,7 +127,8 @@ class Call:
         return event
 
     def _submit(self, number: int, ask: Ask) -> None:
-        request_id = f"{self._service.name}-{next(_numbers)}"
+        # whoever takes this process's place gives others, while the engine may still have these
+        request_id = f"{self._service.name}-{os.getpid()}-{next(_numbers)}"
 
         def deliver(output: RequestOutput) -> None:
             if output.finished:

@@ -19,7 +19,7 @@ from quintet.server.link.remote import Remote
 from quintet.server.settings import ServerConfig
 
 _LOOK = 0.02  # seconds between two looks at whether the engine has said hello
-_LAST_WORDS = 5  # seconds that connections get after the last call, to take in their answers
+LAST_WORDS = 5  # seconds that connections get after the last call, to take in their answers
 
 
 class ApiServer:
@@ -41,7 +41,7 @@ class ApiServer:
     async def run(self, listener: socket.socket) -> None:
         if self._follows:
             loop = asyncio.get_running_loop()
-            follow_parent(lambda: loop.call_soon_threadsafe(self.stop))
+            follow_parent(lambda why: loop.call_soon_threadsafe(self._told, why))
         self.remote.start()
         try:
             if self._follows:
@@ -64,6 +64,9 @@ class ApiServer:
     def forced(self) -> bool:
         """Whether it was told to end at once."""
         return self._server.force_exit
+
+    def _told(self, why: str) -> None:
+        self.fail(why) if why else self.stop()
 
     def _signalled(self) -> None:
         if not self._follows:
@@ -113,7 +116,7 @@ def _options(settings: ServerConfig) -> dict[str, Any]:
         "proxy_headers": False,
         "root_path": settings.root_path,
         "limit_concurrency": settings.max_connections,
-        "timeout_graceful_shutdown": _LAST_WORDS,
+        "timeout_graceful_shutdown": LAST_WORDS,
         "ssl_certfile": settings.ssl_certfile,
         "ssl_keyfile": settings.ssl_keyfile,
     }

@@ -30,13 +30,17 @@ def read_orders() -> Orders:
     return orders
 
 
-def follow_parent(drain: Callable[[], object] = lambda: None) -> None:
-    """Ends this process with its parent; calls `drain`, from a thread, if the parent asks for it before."""
-    threading.Thread(target=_follow, args=(drain,), name="quintet-parent", daemon=True).start()
+def follow_parent(told: Callable[[str], object] = lambda why: None) -> None:
+    """Ends this process with its parent; calls `told`, from a thread, if the parent wants its end before.
+
+    It is given the reason: empty, to let running calls end first.
+    """
+    threading.Thread(target=_follow, args=(told,), name="quintet-parent", daemon=True).start()
 
 
-def _follow(drain: Callable[[], object]) -> None:
+def _follow(told: Callable[[str], object]) -> None:
     """A pipe's end is seen whatever killed the other side. Nothing is worth saving: at once, in the midst of a step."""
-    while os.read(sys.stdin.fileno(), 1):
-        drain()
+    with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as pipe:
+        while (line := pipe.readline()).endswith(b"\n"):
+            told(line[:-1].decode())
     os._exit(PARENT_GONE)

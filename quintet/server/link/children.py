@@ -53,9 +53,15 @@ class Child:
             target=lambda: ended(Exit(self._process.wait())), name=f"quintet-child-{self.pid}", daemon=True
         ).start()
 
-    def ask_to_end(self) -> None:
-        """Lets an API process finish what it has."""
-        self._tell(b"\n")
+    def ask_to_end(self, why: str = "") -> None:
+        """Lets an API process finish what it has; with a reason, it ends that, and tells whoever waits."""
+        self._tell(why.replace("\n", " ").encode() + b"\n")
+
+    def let_go(self) -> None:
+        """It sees us gone, and ends at once."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
 
     def kill(self) -> None:
         """At once, stopped or not."""
@@ -64,19 +70,16 @@ class Child:
 
     def close(self, seconds: float = 0.0) -> None:
         """Waits so long for its end, then sees to it."""
-        assert self._process.stdin is not None
         for patience in (seconds, _GRACE):
             try:
                 self._process.wait(patience)
                 break
             except subprocess.TimeoutExpired:
-                with contextlib.suppress(BrokenPipeError):
-                    self._process.stdin.close()  # it sees us gone
+                self.let_go()
         else:
             self.kill()
             self._process.wait()
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
+        self.let_go()
 
     def _tell(self, word: bytes) -> None:
         assert self._process.stdin is not None

@@ -119,9 +119,10 @@ class Core:
         elif isinstance(message, wire.Abort):
             self._end(message.request_ids)
         elif isinstance(message, wire.Join):
+            self._leave(message.worker)  # what one that died had sent may have come after its Leave
             self._outboxes[message.worker].send(wire.encode(wire.Hello(self._served, self._pulse.message())))
         elif isinstance(message, wire.Leave):
-            self._end([each for each, owner in self._owners.items() if owner == message.worker])
+            self._leave(message.worker)
         else:
             self._outboxes[message.worker].send(wire.encode(self._do(message)))
 
@@ -152,6 +153,9 @@ class Core:
         for admitted in message.requests:
             self._engine.add(admitted.request())
             self._owners[admitted.request_id] = message.worker
+
+    def _leave(self, worker: int) -> None:
+        self._end([each for each, owner in self._owners.items() if owner == worker])
 
     def _end(self, request_ids: list[str]) -> None:
         self._engine.abort(request_ids)

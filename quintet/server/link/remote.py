@@ -23,6 +23,7 @@ from quintet.server.metrics.peers import Peers
 logger = logging.getLogger(__name__)
 
 SILENCE = 8 * wire.BEAT  # seconds without a sign of life after which nothing new is sent to the engine
+_TURN = wire.BEAT / 2  # seconds in which silence is counted
 
 
 class Remote:
@@ -46,18 +47,22 @@ class Remote:
         self._answers: dict[int, asyncio.Future[str]] = {}
         self._numbers = itertools.count(time.time_ns())  # a process whose place this one took gave others
         self._last_pulse = wire.Pulse({}, 0.0, 0.0)
-        self._heard: float | None = None  # the latest sign of life; none before Python and torch are there
+        # Seconds since the latest sign of life, counted in turns of this loop: while this process stands still they
+        # wait in its inbox. None before the first: Python and torch are not there.
+        self._quiet: float | None = None
         self.dead: str | None = None  # why nothing more can come from the engine, or be understood
         self._reader: asyncio.Task[None] | None = None
         self._meeting: asyncio.Task[None] | None = None
+        self._counter: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begins to listen, and tells the engine that somebody does."""
         self._send(wire.Join(self._worker))
-        self._reader = asyncio.get_running_loop().create_task(self._read())
+        loop = asyncio.get_running_loop()
+        self._reader, self._counter = loop.create_task(self._read()), loop.create_task(self._count())
 
     def close(self) -> None:
-        for task in (self._reader, self._meeting):
+        for task in (self._reader, self._meeting, self._counter):
             if task is not None:
                 task.cancel()
         self._inbox.close(0)
@@ -79,7 +84,7 @@ class Remote:
 
         Before the first there is no telling: importing may take as long as it likes from a slow disk.
         """
-        quiet = 0.0 if self._heard is None else time.monotonic() - self._heard
+        quiet = self._quiet or 0.0
         stepping = self._last_pulse.stepping
         if quiet > silence:
             return f"the engine has given no sign of life for {quiet:.0f} s"
@@ -158,7 +163,7 @@ class Remote:
             if isinstance(message, wire.AskRows | wire.TellRows):  # no sign of life of the engine
                 self.peers.take(message)
                 continue
-            self._heard = time.monotonic()
+            self._quiet = 0.0
             if isinstance(message, wire.Deltas):
                 self._take(self._processor.process(message.deltas))
             elif isinstance(message, wire.Pulse):
@@ -168,6 +173,12 @@ class Remote:
                 self._meeting = asyncio.create_task(self._meet(message.served))  # signs of life are heard meanwhile
             elif message.number in self._answers and not self._answers[message.number].done():
                 self._answers[message.number].set_result(message.refused)
+
+    async def _count(self) -> None:
+        while True:
+            await asyncio.sleep(_TURN)
+            if self._quiet is not None:
+                self._quiet += _TURN
 
     def _feel(self, pulse: wire.Pulse) -> None:
         """Two threads of the engine send them: one that was made before the last may come after it."""

@@ -4,12 +4,14 @@ import asyncio
 import dataclasses
 import logging
 import shutil
+import signal
 import socket
 import tempfile
 from functools import partial
 from pathlib import Path
 
 from quintet.config import EngineConfig
+from quintet.server.link.child import ENDING
 from quintet.server.link.children import API, ENGINE, Child, Exit, inheritable
 from quintet.server.link.wire import Orders
 from quintet.server.settings import ServerConfig
@@ -17,6 +19,7 @@ from quintet.server.settings import ServerConfig
 logger = logging.getLogger(__name__)
 
 _LOOK = 0.5  # seconds between two looks at the engine's pulse
+_LAST_WORDS = 10.0  # seconds that API processes have to tell their callers of a failure
 _SOONEST = 1.0  # seconds before an API process that died is started again
 
 
@@ -24,6 +27,7 @@ class Supervisor:
     """Starts the engine when it is made, so that it loads while this process imports what it needs for HTTP."""
 
     def __init__(self, engine: EngineConfig, server: ServerConfig, listener: socket.socket) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # until run() can clear up behind what is begun here
         self._settings, self._listener = server, listener
         self._folder = Path(tempfile.mkdtemp(prefix="quintet-"))  # only this user may enter it
         self._orders = Orders(
@@ -37,11 +41,15 @@ class Supervisor:
         self._engine = Child(ENGINE, self._orders)
         self._others: dict[int, Child] = {}  # API processes besides this one
         self._failed: str | None = None  # why the server ends
+        self._told = False  # to end, before somebody listened
         self._ending = self._forced = False
 
     def run(self) -> int:
         """Serves until it is told to stop: 0; or until the engine is gone: 1."""
         try:
+            for each in ENDING:
+                signal.signal(each, self._signalled)  # until the HTTP server has its own
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
             from quintet.server.link.api import run_loop
 
             run_loop(self._serve())
@@ -64,6 +72,12 @@ class Supervisor:
         self._ending, self._forced = True, self._api.forced
         watch.cancel()
 
+    def _signalled(self, *_: object) -> None:
+        """No exception: whatever is imported meanwhile might catch it. A second signal does not wait for that."""
+        if self._told:
+            raise SystemExit(0)
+        self._told = True
+
     def _later(self, call: partial[None]) -> None:
         """From a thread, into the loop; which may have ended by then."""
         try:
@@ -77,6 +91,8 @@ class Supervisor:
         while True:
             await asyncio.sleep(_LOOK if ready else _LOOK / 10)
             remote = self._api.remote
+            if self._told and not self._api.service.draining:
+                self._api.stop()
             if not ready and remote.trouble() is None:
                 ready = True
                 logger.info("ready: %s at %s", ", ".join(self._api.service.model_names), self._where())
@@ -100,12 +116,18 @@ class Supervisor:
         if self._failed is None:
             self._failed = why
             self._api.fail(why)
+            self._stop_others(why)
 
     def _start(self, worker: int) -> None:
         if self._ending or self._failed is not None or self._api.service.draining:
             return  # a process that nobody tells to end would keep the server
         listener = inheritable(self._listener.fileno())
-        child = Child(API, _for_worker(self._orders, worker, listener))
+        try:
+            child = Child(API, _for_worker(self._orders, worker, listener))
+        except OSError as error:  # nothing to spare for a process just now
+            logger.error("API process %d cannot be started (%s); it is tried again", worker, error)
+            self._loop.call_later(_SOONEST, self._start, worker)
+            return
         self._others[worker] = child
         child.follow(lambda how: self._later(partial(self._api_ended, worker, how)))
 
@@ -117,14 +139,23 @@ class Supervisor:
         self._api.remote.forget(worker)
         self._loop.call_later(_SOONEST, self._start, worker)
 
-    def _stop_others(self) -> None:
-        """They drain while this process does."""
+    def _stop_others(self, why: str = "") -> None:
+        """They drain, or fail, while this process does."""
         for child in self._others.values():
-            child.ask_to_end()
+            child.ask_to_end(why)
+
+    def _hurry(self, *_: object) -> None:
+        """Told to end while it waits for the others: they end at once."""
+        for child in self._others.values():
+            child.let_go()
 
     def _close(self) -> None:
         """Ends every process, and leaves nothing in the file system."""
-        wait = 0.0 if self._failed is not None or self._forced else self._settings.drain_timeout
+        for each in ENDING:
+            signal.signal(each, self._hurry)
+        wait = self._settings.drain_timeout if self._failed is None else _LAST_WORDS
+        if self._forced or not self._ending:  # by a signal, or before it served
+            wait = 0.0
         for child in self._others.values():
             child.close(wait)
         self._engine.close()

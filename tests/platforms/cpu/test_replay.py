@@ -2,6 +2,7 @@
 
 import gc
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -166,6 +167,23 @@ def test_the_arena_lends_again_what_came_back() -> None:
     assert arena.empty((SEGMENT,), torch.float32).numel() == SEGMENT
     assert arena.nbytes == SEGMENT + 4 * SEGMENT
     assert arena.empty((0, 5), torch.bfloat16).shape == (0, 5)
+
+
+def test_what_comes_back_while_a_piece_is_sought_spoils_nothing() -> None:
+    """The collector ends tensors at any moment."""
+    arena = Arena()
+    a, b, c, _ = (arena.empty((1000,), torch.float32) for _ in range(4))
+    held = [b]
+
+    class Collecting(list[tuple[int, int, int]]):
+        def __iter__(self) -> Iterator[tuple[int, int, int]]:
+            held.clear()
+            return super().__iter__()
+
+    del a, b, c
+    arena._free = Collecting(arena._free)
+    first, second = (arena.empty((5000,), torch.float32) for _ in range(2))
+    assert abs(first.data_ptr() - second.data_ptr()) >= first.nbytes
 
 
 def test_results_lie_in_the_arena_while_it_lends_and_only_in_this_thread() -> None:

@@ -1,10 +1,12 @@
 """The server's processes: who notices whose end, and what is said of it; nothing is left behind."""
 
+import contextlib
 import json
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +33,13 @@ def ready(url: str) -> tuple[int, str]:
 def server() -> Iterator[Server]:
     with Server(*NULL, *ENDLESS, *PATIENT) as made:
         yield made
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A socket's name has 107 bytes at most."""
+    with tempfile.TemporaryDirectory(prefix="q") as made:
+        yield Path(made)
 
 
 def test_answers_and_leaves_nothing(server: Server) -> None:
@@ -88,6 +97,22 @@ def test_running_requests_end_when_the_engine_dies(server: Server) -> None:
     assert any('"error"' in line for line in rest), rest[-3:]
 
 
+def test_readers_of_every_process_are_told_when_the_engine_dies() -> None:
+    with Server(*NULL, *ENDLESS, *PATIENT, "--api-workers", "2") as server, contextlib.ExitStack() as stack:
+        assert until(server.all_there)
+        read = []
+        for each in server.api_processes():
+            client = stack.enter_context(server.only(each))
+            read.append(stack.enter_context(client.stream("POST", "/v1/completions", json=LONG)).iter_lines())
+        assert all(next(lines).startswith("data: ") for lines in read)
+        server.find("core").kill()
+        for lines in read:
+            rest = [line for line in lines if line]
+            assert any("the engine has ended: it was killed by SIGKILL" in line for line in rest), rest[-3:]
+        assert server.process.wait(PATIENCE) == 1
+        assert server.leftovers() == []
+
+
 def test_sigterm_lets_running_requests_end(server: Server) -> None:
     body = {"prompt": "a", "max_tokens": 900, "ignore_eos": True, "n": 8, "stream": True}
     options = {"stream_options": {"include_usage": True}}
@@ -113,6 +138,32 @@ def test_a_second_sigterm_ends_it_at_once(server: Server) -> None:
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(PATIENCE) == 0
     assert server.leftovers() == []
+
+
+def test_a_second_sigterm_ends_the_other_processes_too(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(short_folder))
+    with Server(*NULL, *ENDLESS, *PATIENT, "--api-workers", "2") as server:
+        assert until(server.all_there)
+        engine, (own, worker) = server.find("core"), server.api_processes()
+        with server.only(worker) as client, client.stream("POST", "/v1/completions", json=LONG) as response:
+            lines = response.iter_lines()  # held: without it the response would be closed
+            next(lines)
+            engine.suspend()  # so the request never ends
+            server.process.send_signal(signal.SIGTERM)
+            assert until(lambda: not any(each.laddr for each in own.net_connections("tcp")))  # it only waits by now
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(PATIENCE) == 0
+        assert server.leftovers() == []
+        assert list(short_folder.iterdir()) == []
+
+
+def test_sigterm_while_it_starts_leaves_nothing(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(short_folder))
+    with Server(*NULL, wait=False) as server:
+        assert until(lambda: server.those("core"))
+        assert server.stop() == 0
+        assert server.leftovers() == []
+        assert list(short_folder.iterdir()) == []
 
 
 def test_a_signal_to_every_process_lets_requests_end_too() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -70,12 +71,23 @@ async def test_silence_counts_from_the_first_sign_of_life(engine: Engine) -> Non
     assert engine.remote.hung(0.0) is None
     engine.say(pulse(1.0))
     await engine.heard()
-    why = engine.remote.hung(0.0)
-    assert why is not None and "no sign of life" in why
-    assert engine.remote._heard is not None
-    engine.remote._heard -= 5  # seconds ago
+    await until(lambda: "no sign of life" in (engine.remote.hung(0.0) or ""))
+    engine.remote._quiet = 5
     why = engine.remote.trouble()
-    assert why is not None and "no sign of life" in why
+    assert why is not None and "no sign of life for 5 s" in why
+
+
+async def test_a_process_that_stood_still_hears_what_waits_before_it_calls_the_engine_silent(engine: Engine) -> None:
+    """Ctrl-Z and fg, a machine that was asleep: the signs of life were there, and nobody read them."""
+    engine.say(pulse(1.0))
+    await engine.heard()
+    for _ in range(3):
+        time.sleep(0.5)  # the loop with it
+        engine.say(pulse(2.0))
+        assert engine.remote.hung(0.4) is None
+        await asyncio.sleep(0)
+        assert engine.remote.hung(0.4) is None
+        await engine.heard()
 
 
 async def test_signs_of_life_are_heard_while_a_tokenizer_is_slow(

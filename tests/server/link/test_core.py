@@ -1,0 +1,65 @@
+"""The engine's end of the wire, obeyed message by message: here the API process is a socket."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from quintet.engine.prompts import Prompt
+from quintet.server.link import wire
+from quintet.server.link.core import Core, Pulse, served
+from tests.helpers.null_engine import greedy, null_client
+
+
+class Wired:
+    """A Core with one API process, whose messages are told() here."""
+
+    def __init__(self, folder: Path) -> None:
+        self.client, self.context = null_client(), zmq.Context()
+        self._inbox = self.context.socket(zmq.PULL)
+        self._inbox.bind(wire.worker_address(folder, 0))
+        engine, pulse = self.client.engine, Pulse(self.context, folder, range(1))
+        pulse.engine = engine
+        self.core = Core(self.context, folder, engine, served(self.client.prepared), pulse)
+
+    def obey(self, *messages: wire.ToEngine) -> None:
+        for each in messages:
+            self.core._obey(each)
+
+    def told(self) -> Any:
+        assert self._inbox.poll(60_000)
+        return wire.decode_to_worker(self._inbox.recv())
+
+    def submit(self, name: str) -> wire.Submit:
+        admitted = self.client.admission.admit(name, Prompt([1, 2]), greedy(), 0)
+        return wire.Submit(0, [wire.Admitted.of(each) for each in admitted])
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Wired]:
+    made = Wired(tmp_path)
+    yield made
+    made.context.destroy(0)
+
+
+def test_everybody_hears_of_sleep_first_and_what_cannot_be_is_refused_in_words(engine: Wired) -> None:
+    engine.obey(wire.Sleep(0, 5, 1))
+    assert engine.told().stats["asleep"] == 1 and engine.told() == wire.Answer(5)
+    engine.obey(wire.Sleep(0, 6, 2))
+    assert engine.told() == wire.Answer(6, "the engine sleeps at level 1; wake it up before it sleeps at level 2")
+    engine.obey(engine.submit("late"))
+    (delta,) = engine.told().deltas
+    assert (delta.request_id, delta.finish_reason, delta.error) == ("late", "error", "the engine is asleep")
+    engine.obey(wire.WakeUp(0, 7))
+    assert engine.told().stats["asleep"] == 0 and engine.told() == wire.Answer(7)
+    engine.obey(engine.submit("late"), wire.Sleep(0, 8, 1))
+    assert "the engine has 1 requests" in engine.told().refused
+
+
+def test_what_came_after_its_process_was_given_up_ends_when_another_joins(engine: Wired) -> None:
+    engine.obey(engine.submit("early"), wire.Leave(0), engine.submit("late"))
+    assert len(engine.client.engine) == 1
+    engine.obey(wire.Join(0))
+    assert len(engine.client.engine) == 0 and isinstance(engine.told(), wire.Hello)
