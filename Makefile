@@ -1,6 +1,6 @@
 # Everything runs in .venv at the root. The first target makes it; later ones find it made.
 #
-#   PYTHON       the interpreter that makes .venv (3.10 or newer)
+#   PYTHON       the interpreter that makes .venv (3.11 or newer)
 #   TORCH_INDEX  where to take torch from, if the default index has no CPU build, e.g.
 #                make test TORCH_INDEX=https://download.pytorch.org/whl/cpu
 #   ARGS         more arguments for demo, test and bench, e.g. make test ARGS="tests/unit -k pages"
@@ -63,6 +63,7 @@ clean: ## remove .venv, builds and caches
 # torch comes first and alone, so that nothing that depends on it can choose another build. The extension is built
 # without isolation: .venv holds the build tools, and build/ stays valid from one time to the next.
 $(STAMP): $(SOURCES)
+	@$(PYTHON) -c 'import sys; sys.exit("make needs Python 3.11 or newer, and $(PYTHON) is %d.%d: give another with PYTHON=..." % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "setting up $(VENV): a few minutes the first time"
 	$(PIP) torch $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))

@@ -96,7 +96,7 @@ def _eights(
         else:
             cut = _inputs(x, k, inputs, EVEN, COMPUTE)
         if GROUP == 0:
-            acc = tl.dot(values, cut, acc, input_precision="ieee")
+            acc = tl.dot(values, cut, acc, input_precision="ieee", out_dtype=acc.dtype)
         else:
             part = tl.dot(values, cut, input_precision="ieee")
             acc = _scaled(acc, part, cut, step * PART // GROUP, scales, None, own, scale_column, UNIT)
@@ -124,13 +124,13 @@ def _fours(
         x_low = _inputs(x, k, inputs, EVEN, COMPUTE)
         x_high = _inputs(x, k + beyond, inputs, EVEN, COMPUTE)
         if GROUP == 0:
-            acc = tl.dot(low, x_low, acc, input_precision="ieee")
-            acc = tl.dot(high, x_high, acc, input_precision="ieee")
+            acc = tl.dot(low, x_low, acc, input_precision="ieee", out_dtype=acc.dtype)
+            acc = tl.dot(high, x_high, acc, input_precision="ieee", out_dtype=acc.dtype)
         else:
             group = step * many // GROUP
             part = tl.dot(low, x_low, input_precision="ieee")
             if GROUP % many == 0 or PAIRS:
-                part = tl.dot(high, x_high, part, input_precision="ieee")
+                part = tl.dot(high, x_high, part, input_precision="ieee", out_dtype=part.dtype)
                 both = x_low if zeros is None else x_low.to(tl.float32) + x_high.to(tl.float32)
                 acc = _scaled(acc, part, both, group, scales, zeros, own, scale_column, UNIT)
             else:
