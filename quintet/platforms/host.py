@@ -5,6 +5,7 @@ import os
 import resource
 from collections.abc import Collection
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -15,35 +16,37 @@ _OWN_CGROUP = Path("/proc/self/cgroup")
 _CPUS = Path("/sys/devices/system/cpu")
 
 
-def host_memory(cgroup: Path = _CGROUP) -> Memory:
-    """Bytes; the tighter of the machine and the cgroup counts. The peak is this process's."""
+def host_memory(cgroup: Path = _CGROUP, own: Path = _OWN_CGROUP) -> Memory:
+    """Bytes; the tightest of the machine and the control groups above us counts. The peak is this process's."""
     machine = psutil.virtual_memory()
     free, total = machine.available, machine.total
-    limit = _cgroup_limit(cgroup)
-    if limit is not None and limit < total:
-        total = limit
-        free = min(free, max(0, limit - _cgroup_used(cgroup)))
+    for folder in _cgroups(cgroup, own, "memory"):
+        for version in (_VERSION_2, _VERSION_1):
+            limit = _read(folder / version.limit)
+            if limit is not None and limit != "max":
+                total = min(total, int(limit))
+                free = min(free, max(0, int(limit) - _used(folder, version)))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return Memory(free, total, peak)
 
 
-def _cgroup_limit(cgroup: Path) -> int | None:
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # version 2, version 1
-        value = _read(cgroup / name)
-        if value is not None and value != "max":
-            return int(value)
-    return None
+class _Files(NamedTuple):
+    """Where one version of control groups says what memory there is."""
+
+    limit: str
+    used: str
+    pages: tuple[str, ...]  # of files, in memory.stat
 
 
-def _cgroup_used(cgroup: Path) -> int:
-    """What the kernel could not take back at once: file pages that nobody uses do not count."""
-    for used, stat in (("memory.current", "memory.stat"), ("memory/memory.usage_in_bytes", "memory/memory.stat")):
-        value = _read(cgroup / used)
-        if value is not None:
-            lines = (line.split() for line in (_read(cgroup / stat) or "").splitlines())
-            idle = next((int(n) for key, n in lines if key in ("inactive_file", "total_inactive_file")), 0)
-            return int(value) - idle
-    return 0
+_VERSION_2 = _Files("memory.max", "memory.current", ("inactive_file", "active_file"))
+_VERSION_1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file"))
+
+
+def _used(folder: Path, version: _Files) -> int:
+    """What the kernel could not take back: pages of files do not count, such as a model's that was read before."""
+    used = int(_read(folder / version.used) or 0)
+    stat = (line.split() for line in (_read(folder / "memory.stat") or "").splitlines())
+    return max(0, used - sum(int(size) for name, size in stat if name in version.pages))
 
 
 def _read(path: Path) -> str | None:
@@ -77,15 +80,15 @@ def physical_cores(allowed: Collection[int], cpus: Path = _CPUS) -> int:
 
 def _quota(cgroup: Path, own: Path = _OWN_CGROUP) -> float | None:
     """Cores' worth of time that the cgroup or one above it grants, or None where they grant all."""
-    granted = [each for folder in _cgroups(cgroup, own) if (each := _granted(folder)) is not None]
+    granted = [each for folder in _cgroups(cgroup, own, "cpu") if (each := _granted(folder)) is not None]
     return min(granted, default=None)
 
 
-def _cgroups(cgroup: Path, own: Path) -> list[Path]:
-    """This process's own and those above it; a container sees its own as the root."""
+def _cgroups(cgroup: Path, own: Path, kind: str) -> list[Path]:
+    """This process's own and those above it, and version 1's of that kind; a container sees its own as the root."""
     inner = [line.split(":", 2)[2] for line in (_read(own) or "").splitlines() if line.startswith("0::/")]
     folder = cgroup / (inner[0].strip("/") if inner and ".." not in inner[0] else "")
-    return [folder, *(each for each in folder.parents if each.is_relative_to(cgroup)), cgroup / "cpu"]
+    return [folder, *(each for each in folder.parents if each.is_relative_to(cgroup)), cgroup / kind]
 
 
 def _granted(folder: Path) -> float | None:

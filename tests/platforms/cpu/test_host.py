@@ -21,7 +21,7 @@ def write(folder: Path, **files: str) -> Path:
 
 
 def test_a_containers_limit_counts(tmp_path: Path) -> None:
-    stat = "anon 5\ninactive_file 200000\n"
+    stat = "anon 5\ninactive_file 150000\nactive_file 50000\n"  # the kernel takes back what is of files
     group = write(tmp_path, memory_DOT_max="1000000", memory_DOT_current="700000", memory_DOT_stat=stat)
     memory = host_memory(group)
     assert memory.total == 1000000 and memory.free == 500000
@@ -32,9 +32,21 @@ def test_a_version_1_container_counts_too(tmp_path: Path) -> None:
         tmp_path,
         memory__memory_DOT_limit_in_bytes="1000000",
         memory__memory_DOT_usage_in_bytes="400000",
-        memory__memory_DOT_stat="total_inactive_file 100000\n",
+        memory__memory_DOT_stat="inactive_file 5\ntotal_inactive_file 60000\ntotal_active_file 40000\n",
     )
     assert host_memory(group).free == 700000
+
+
+def test_the_tightest_limit_above_the_process_counts(tmp_path: Path) -> None:
+    """A service manager's, where nothing is a container."""
+    inner, outer = (
+        {"a__b__memory_DOT_max": "900000", "a__b__memory_DOT_current": "100000"},
+        {"a__memory_DOT_max": "500000"},
+    )
+    group = write(tmp_path, **inner, **outer, a__memory_DOT_current="200000", own="0::/a/b\n")
+    memory = host_memory(group, own=tmp_path / "own")
+    assert (memory.total, memory.free) == (500000, 300000)
+    assert host_memory(group, own=write(tmp_path, other="0::/c\n") / "other").total == psutil.virtual_memory().total
 
 
 def test_no_limit_is_the_machines_own(tmp_path: Path) -> None:
