@@ -13,6 +13,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --retries 10 --timeout 60 -c constraints-dev.txt
+CHECK := import sys; sys.exit("make needs Python 3.11 or newer, and %s is %d.%d: run make clean, and give another with \
+	PYTHON=..." % (sys.executable, *sys.version_info[:2]) if sys.version_info < (3, 11) else 0)
 SOURCES := pyproject.toml constraints-dev.txt CMakeLists.txt $(shell find csrc -type f)
 
 .DEFAULT_GOAL := help
@@ -63,7 +65,7 @@ clean: ## remove .venv, builds and caches
 # torch comes first and alone, so that nothing that depends on it can choose another build. The extension is built
 # without isolation: .venv holds the build tools, and build/ stays valid from one time to the next.
 $(STAMP): $(SOURCES)
-	@$(PYTHON) -c 'import sys; sys.exit("make needs Python 3.11 or newer, and $(PYTHON) is %d.%d: give another with PYTHON=..." % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
+	@$(or $(wildcard $(BIN)/python),$(PYTHON)) -c '$(CHECK)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "setting up $(VENV): a few minutes the first time"
 	$(PIP) torch $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))

@@ -30,11 +30,10 @@ def run(arguments: argparse.Namespace) -> int:
     logging.getLogger("quintet").setLevel(served.log_level.upper())
     if not (served.uds or served.api_key or is_loopback(served.host)):
         logger.warning("other machines can use this server without a key; give --api-key, or keep --host 127.0.0.1")
+    from quintet.server.link.supervisor import Supervisor  # before there is anything to clear up
+
     check_certificate(served)
     listener = listen(served)
-
-    from quintet.server.link.supervisor import Supervisor
-
     return Supervisor(loaded, served, listener).run()
 
 

@@ -1,5 +1,6 @@
 """What every child process does first: read its orders, and end when its parent is gone."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -42,5 +43,6 @@ def _follow(told: Callable[[str], object]) -> None:
     """A pipe's end is seen whatever killed the other side. Nothing is worth saving: at once, in the midst of a step."""
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as pipe:
         while (line := pipe.readline()).endswith(b"\n"):
-            told(line[:-1].decode())
+            with contextlib.suppress(RuntimeError):  # its loop has ended: so does the process
+                told(line[:-1].decode())
     os._exit(PARENT_GONE)

@@ -15,6 +15,7 @@ from quintet.server.link.child import ENDING, PARENT_GONE
 from quintet.server.link.wire import Orders
 
 ENGINE, API = "quintet.server.link.core", "quintet.server.link.api"
+_REASON = 1000  # characters that fit into a pipe which nobody reads
 _GRACE = 5.0  # seconds that a process gets to notice that we are gone
 
 
@@ -47,6 +48,10 @@ class Child:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def lives(self) -> bool:
+        return self._process.poll() is None
+
     def follow(self, ended: Callable[[Exit], None]) -> None:
         """Calls `ended` from a thread of its own, once."""
         threading.Thread(
@@ -55,7 +60,7 @@ class Child:
 
     def ask_to_end(self, why: str = "") -> None:
         """Lets an API process finish what it has; with a reason, it ends that, and tells whoever waits."""
-        self._tell(why.replace("\n", " ").encode() + b"\n")
+        self._tell(why.replace("\n", " ")[:_REASON].encode(errors="replace") + b"\n")
 
     def let_go(self) -> None:
         """It sees us gone, and ends at once."""

@@ -185,19 +185,28 @@ class Pulse(threading.Thread):
         self.engine: Engine | None = None  # once it is loaded
         self.step_began = 0.0  # time.monotonic(); 0 between steps
         self._context, self._folder = context, folder
+        self._seen, self._turns = 0.0, 0  # the step that ran at the last beat; beats since, in it
 
     def run(self) -> None:
         outboxes = [_push(self._context, wire.worker_address(self._folder, worker)) for worker in self.workers]
         while True:
+            self._count()
             frame = wire.encode(self.message())
             for outbox in outboxes:
                 outbox.send(frame)
             time.sleep(wire.BEAT)
 
+    def _count(self) -> None:
+        """A step's time counts in beats, too: while this process stood still, no step ran."""
+        began = self.step_began
+        self._turns = self._turns + 1 if began and began == self._seen else 0
+        self._seen = began
+
     def message(self) -> wire.Pulse:
         made, began, engine = time.monotonic(), self.step_began, self.engine
         stats = {} if engine is None else asdict(engine.stats())
-        return wire.Pulse(stats, made - began if began else 0.0, made)
+        stepping = min(made - began, (self._turns + 1) * wire.BEAT) if began else 0.0
+        return wire.Pulse(stats, stepping, made)
 
 
 if __name__ == "__main__":

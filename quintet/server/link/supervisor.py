@@ -38,7 +38,12 @@ class Supervisor:
             engine={each.name: getattr(engine, each.name) for each in dataclasses.fields(engine)},
             server={each.name: getattr(server, each.name) for each in dataclasses.fields(server)},
         )
-        self._engine = Child(ENGINE, self._orders)
+        try:
+            self._engine = Child(ENGINE, self._orders)
+        except OSError:
+            self._clear_up()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+            raise
         self._others: dict[int, Child] = {}  # API processes besides this one
         self._failed: str | None = None  # why the server ends
         self._told = False  # to end, before somebody listened
@@ -69,8 +74,22 @@ class Supervisor:
             self._start(worker)
         watch = self._loop.create_task(self._watch())
         await self._api.run(self._listener)
-        self._ending, self._forced = True, self._api.forced
+        self._forced, self._told = self._api.forced, False
+        await self._until_alone()
+        self._ending = True
         watch.cancel()
+
+    async def _until_alone(self) -> None:
+        """The others may still have calls: the engine's end, and a signal, are heard meanwhile."""
+        seconds = _LAST_WORDS + (self._settings.drain_timeout if self._failed is None else 0.0)
+        end = self._loop.time() + seconds
+        while any(child.lives for child in self._others.values()):
+            self._forced = self._forced or self._told
+            if self._forced or self._loop.time() > end:
+                break
+            if self._failed is not None:
+                end = min(end, self._loop.time() + _LAST_WORDS)
+            await asyncio.sleep(_LOOK / 10)
 
     def _signalled(self, *_: object) -> None:
         """No exception: whatever is imported meanwhile might catch it. A second signal does not wait for that."""
@@ -124,12 +143,14 @@ class Supervisor:
         listener = inheritable(self._listener.fileno())
         try:
             child = Child(API, _for_worker(self._orders, worker, listener))
-        except OSError as error:  # nothing to spare for a process just now
+            self._others[worker] = child
+            child.follow(lambda how: self._later(partial(self._api_ended, worker, how)))
+        except (OSError, RuntimeError) as error:  # nothing to spare for a process, or for the thread that watches it
             logger.error("API process %d cannot be started (%s); it is tried again", worker, error)
+            unwatched = self._others.pop(worker, None)
+            if unwatched is not None:
+                unwatched.kill()
             self._loop.call_later(_SOONEST, self._start, worker)
-            return
-        self._others[worker] = child
-        child.follow(lambda how: self._later(partial(self._api_ended, worker, how)))
 
     def _api_ended(self, worker: int, how: Exit) -> None:
         """Its requests end; another takes its place."""
@@ -153,12 +174,13 @@ class Supervisor:
         """Ends every process, and leaves nothing in the file system."""
         for each in ENDING:
             signal.signal(each, self._hurry)
-        wait = self._settings.drain_timeout if self._failed is None else _LAST_WORDS
-        if self._forced or not self._ending:  # by a signal, or before it served
-            wait = 0.0
+        self._hurry()
         for child in self._others.values():
-            child.close(wait)
+            child.close()
         self._engine.close()
+        self._clear_up()
+
+    def _clear_up(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
         self._listener.close()
         if self._settings.uds:

@@ -1,5 +1,6 @@
 """The engine's end of the wire, obeyed message by message: here the API process is a socket."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -63,3 +64,19 @@ def test_what_came_after_its_process_was_given_up_ends_when_another_joins(engine
     assert len(engine.client.engine) == 1
     engine.obey(wire.Join(0))
     assert len(engine.client.engine) == 0 and isinstance(engine.told(), wire.Hello)
+
+
+def test_a_steps_time_counts_in_beats(engine: Wired) -> None:
+    """A process that stood still for minutes, in the midst of a step, is not one whose step takes minutes."""
+    pulse = engine.core._pulse
+    pulse.step_began = time.monotonic() - 100
+    pulse._count()
+    assert pulse.message().stepping == wire.BEAT
+    pulse._count(), pulse._count()
+    assert pulse.message().stepping == 3 * wire.BEAT
+    pulse.step_began = time.monotonic()
+    pulse._count()
+    assert pulse.message().stepping <= wire.BEAT
+    pulse.step_began = 0.0
+    pulse._count()
+    assert pulse.message().stepping == 0.0

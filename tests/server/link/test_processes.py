@@ -140,6 +140,27 @@ def test_a_second_sigterm_ends_it_at_once(server: Server) -> None:
     assert server.leftovers() == []
 
 
+def test_an_engine_that_dies_while_others_end_their_requests_is_told_of() -> None:
+    with Server(*NULL, *ENDLESS, *PATIENT, "--api-workers", "2") as server:
+        assert until(server.all_there)
+        engine, (own, worker) = server.find("core"), server.api_processes()
+        with server.only(worker) as client, client.stream("POST", "/v1/completions", json=LONG) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            assert until(lambda: not serves(own))
+            engine.kill()
+            rest = [line for line in lines if line]
+            assert any("the engine has ended: it was killed by SIGKILL" in line for line in rest), rest[-3:]
+        assert server.process.wait(PATIENCE) == 1
+        assert server.leftovers() == []
+
+
+def serves(process: psutil.Process) -> bool:
+    """Whether it listens, or has connections."""
+    return any(each.laddr for each in process.net_connections("tcp"))
+
+
 def test_a_second_sigterm_ends_the_other_processes_too(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(short_folder))
     with Server(*NULL, *ENDLESS, *PATIENT, "--api-workers", "2") as server:
@@ -150,7 +171,7 @@ def test_a_second_sigterm_ends_the_other_processes_too(short_folder: Path, monke
             next(lines)
             engine.suspend()  # so the request never ends
             server.process.send_signal(signal.SIGTERM)
-            assert until(lambda: not any(each.laddr for each in own.net_connections("tcp")))  # it only waits by now
+            assert until(lambda: not serves(own))  # it only waits by now
             server.process.send_signal(signal.SIGTERM)
             assert server.process.wait(PATIENCE) == 0
         assert server.leftovers() == []

@@ -31,7 +31,10 @@ class Pretended:
     def follow(self, _: Any) -> None:
         """It never ends."""
 
-    def close(self, _: float = 0.0) -> None:
+    def let_go(self) -> None:
+        """Nothing is there."""
+
+    def close(self) -> None:
         """Nothing is there."""
 
 
