@@ -125,7 +125,11 @@ export class Chat {
   }
 
   #deletion(at) {
-    return ["Delete", () => this.#cut(at)];
+    const remove = () => {
+      this.#cut(at);
+      byId("text").focus(); // the button that had it is gone
+    };
+    return ["Delete", remove];
   }
 
   #again() {

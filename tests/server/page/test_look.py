@@ -90,3 +90,4 @@ def test_the_keyboard_reaches_the_answer_and_comes_back(page: Page, server: Fake
     expect(page.get_by_role("button", name="Delete")).to_be_focused()
     page.keyboard.press("Enter")
     expect(page.locator(".message.assistant")).to_have_count(0)
+    expect(page.get_by_label("Message", exact=True)).to_be_focused()
