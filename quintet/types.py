@@ -1,101 +1,170 @@
 """Plain data that crosses the layers of the engine: a step's batch, a cache's layout, a weight's place."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 Array = np.ndarray[Any, np.dtype[np.int32]]
+Numbers = np.ndarray[Any, np.dtype[np.float32]]
 
 
-class Bucket(NamedTuple):
-    """The sizes that a step is padded to where shapes are fixed. The number of tokens settles the others."""
+class Variant(NamedTuple):
+    """Everything that settles a step's shapes: what a step is padded to, captured at or compiled for."""
 
     tokens: int  # T
     requests: int  # R
-    rows: int  # L, of logits
-    pages: int  # N, of a row of the page table
+    rows: int  # L, of outputs
+    pages: tuple[int, ...]  # N of each group's table
+    decode: bool = False  # each request brings one token: tokens and requests alone are padded, and that is captured
+    inputs: tuple[str, ...] = ()  # which fields of Inputs are there
+    width: int = 0  # H, of embeds
+
+    @property
+    def batch(self) -> "HostBatch":
+        """A step of this size that does nothing: padding alone or, for `decode`, a token of each request on page 0."""
+        nothing, lengths = np.zeros(self.tokens, np.int32), np.full(self.requests, int(self.decode), np.int32)
+        count = np.arange(self.requests + 1, dtype=np.int32)
+        inputs: dict[str, Any] = dict.fromkeys(self.inputs, nothing)
+        if "embeds" in inputs:
+            inputs |= {"embeds": np.zeros((self.tokens, self.width), np.float32), "places": nothing - 1}
+        if "angles" in inputs:
+            inputs["angles"] = np.zeros((3, self.tokens), np.int32)
+        return HostBatch(
+            token_ids=nothing,
+            positions=nothing,
+            owners=count[:-1] if self.decode else np.full(self.tokens, self.requests - 1, np.int32),
+            starts=count if self.decode else np.zeros(self.requests + 1, np.int32),
+            rows=count[:-1] if self.decode else np.zeros(self.rows, np.int32),
+            groups=tuple(HostGroup(nothing, np.zeros((self.requests, n), np.int32), lengths) for n in self.pages),
+            inputs=HostInputs(**inputs),
+        )
+
+
+class Group(NamedTuple):
+    """What the layers of one group read and write in a step: where each token goes, and what each request keeps.
+
+    The layers of a group keep alike: all positions, or those in a window. The pages of a request that no later token
+    can see are 0 in its row of the table, from the left.
+    """
+
+    slots: Tensor  # [T]       where each token's K and V go: page * page_size + offset (field: slot_mapping)
+    table: Tensor  # [R, N]    pages of each request in order, 0 past its end (field: block_table)
+    lengths: Tensor  # [R]       positions kept once this step has run (field: seq_lens)
+    plan: tuple[Tensor, ...] = ()  # what Mixer.plan added, for the mixers of this group alone
+
+
+class Inputs(NamedTuple):
+    """What a step brings beside ids; None where its variant has none."""
+
+    embeds: Tensor | None = None  # [M, H] float32
+    places: Tensor | None = None  # [T]    the row of embeds that stands in a token's place; -1: its id does
+    angles: Tensor | None = None  # [3, T] rotary positions, where they are not the tokens' positions
+    adapters: Tensor | None = None  # [T]    the adapter's slot, 0: none
+    types: Tensor | None = None  # [T]    segment ids
 
 
 class Batch(NamedTuple):
-    """One step, on the device. T tokens of R requests; N pages at most per request; L rows of logits. All int32.
+    """One step, on the device. T tokens of R requests; L rows of outputs. Whole numbers are int32.
 
     A padded token writes to page 0, which holds nothing; a padded request has length 0.
     """
 
     token_ids: Tensor  # [T]
     positions: Tensor  # [T]       place of each token in its request
-    slots: Tensor  # [T]       where each token's K and V go: page * page_size + offset
-    owners: Tensor  # [T]       the row of each token's request
-    starts: Tensor  # [R + 1]   row r owns the tokens starts[r]:starts[r + 1]
-    lengths: Tensor  # [R]       tokens in the cache once this step has run
-    page_table: Tensor  # [R, N]    pages of each request in order, 0 past its end
-    logit_rows: Tensor  # [L]       tokens whose logits are wanted
-    extra: tuple[Tensor, ...] = ()  # what Attention.plan added, for that attention alone
+    owners: Tensor  # [T]       the row of each token's request (field: token_to_seq)
+    starts: Tensor  # [R + 1]   row r owns the tokens starts[r]:starts[r + 1] (field: cu_seqlens, query_start_loc)
+    rows: Tensor  # [L]       tokens whose outputs are wanted (field: logits_indices)
+    groups: tuple[Group, ...] = ()  # one for each group of layers that keep alike
+    inputs: Inputs = Inputs()
+
+
+class Books(NamedTuple):
+    """What a mixer is told of a step: all of it, and what is its own group's."""
+
+    batch: Batch
+    group: Group
+
+
+class HostGroup(NamedTuple):
+    """A Group on the host."""
+
+    slots: Array
+    table: Array
+    lengths: Array
+    plan: tuple[Array, ...] = ()
+
+
+class HostInputs(NamedTuple):
+    """Inputs on the host."""
+
+    embeds: Numbers | None = None
+    places: Array | None = None
+    angles: Array | None = None
+    adapters: Array | None = None
+    types: Array | None = None
 
 
 class HostBatch(NamedTuple):
-    """The same step on the host, built by the engine and completed by Attention.plan."""
+    """The same step on the host, built by the engine."""
 
     token_ids: Array
     positions: Array
-    slots: Array
     owners: Array
     starts: Array
-    lengths: Array
-    page_table: Array
-    logit_rows: Array
-    extra: tuple[Array, ...] = ()
+    rows: Array
+    groups: tuple[HostGroup, ...] = ()
+    inputs: HostInputs = HostInputs()
 
-    @classmethod
-    def empty(cls, bucket: Bucket) -> "HostBatch":
-        """A step of nothing but padding."""
-        tokens, requests, rows, pages = bucket
-        nothing = np.zeros(tokens, np.int32)
-        return cls(
-            token_ids=nothing,
-            positions=nothing,
-            slots=nothing,
-            owners=np.full(tokens, requests - 1, np.int32),
-            starts=np.zeros(requests + 1, np.int32),
-            lengths=np.zeros(requests, np.int32),
-            page_table=np.zeros((requests, pages), np.int32),
-            logit_rows=np.zeros(rows, np.int32),
-        )
+    def leaves(self) -> list[Any]:
+        """Its arrays, flat, in the order of the fields; what is None is left out."""
+        return leaves(self)
 
-    @classmethod
-    def decoding(cls, bucket: Bucket) -> "HostBatch":
-        """A step in which each request brings one token, on page 0."""
-        of = np.arange(bucket.requests + 1, dtype=np.int32)
-        nothing = np.zeros(bucket.requests, np.int32)
-        return cls(
-            token_ids=nothing,
-            positions=nothing,
-            slots=nothing,
-            owners=of[:-1],
-            starts=of,
-            lengths=nothing + 1,
-            page_table=np.zeros((bucket.requests, bucket.pages), np.int32),
-            logit_rows=of[:-1],
-        )
+    def on(self, tensors: Iterable[Tensor]) -> Batch:
+        """The Batch of these tensors, which stand for leaves()."""
+        left = iter(tensors)
+        token_ids, positions, owners, starts, rows = (next(left) for _ in range(5))
+        groups = []
+        for group in self.groups:
+            slots, table, lengths = next(left), next(left), next(left)
+            groups.append(Group(slots, table, lengths, tuple(next(left) for _ in group.plan)))
+        inputs = Inputs(*(None if each is None else next(left) for each in self.inputs))
+        return Batch(token_ids, positions, owners, starts, rows, tuple(groups), inputs)
+
+
+def leaves(batch: Any) -> list[Any]:
+    """The arrays or tensors of a HostBatch, a Batch or a part of one, flat, in the order of the fields."""
+    if batch is None:
+        return []
+    return [leaf for each in batch for leaf in leaves(each)] if isinstance(batch, tuple) else [batch]
+
+
+class Outputs(NamedTuple):
+    """What a step gives, as the model was built for; the tensors hold until the next step."""
+
+    logits: Tensor | None  # [L, V]
+    hidden: Tensor | None = None  # [L, H], normalised
+    taps: tuple[Tensor, ...] = ()  # [T, H] each: what comes out of the layers that were asked for
 
 
 @dataclass(frozen=True)
-class KVLayout:
-    """What one attention layer stores per page. The engine only counts pages."""
+class Layout:
+    """One tensor of what a layer keeps, per unit. The engine only counts units."""
 
     dtype: torch.dtype
-    page_size: int  # tokens
-    page_shape: tuple[int, ...]  # of one page, page_size included
+    shape: tuple[int, ...]  # of one page (page_size included), or of one request's state
+    unit: str = "page"  # or "request": a state of fixed size
+    keeps: int | None = None  # positions that later tokens can see; None: all
     shares: int = 1  # devices of an SPMD platform that each keep one equal part
 
     @property
-    def page_bytes(self) -> int:
-        """On one device."""
-        return int(np.prod(self.page_shape)) * self.dtype.itemsize // self.shares
+    def nbytes(self) -> int:
+        """Of one unit, on one device."""
+        return int(np.prod(self.shape)) * self.dtype.itemsize // self.shares
 
 
 @dataclass(frozen=True)
@@ -113,13 +182,53 @@ class AttentionSpec:
     sinks: bool = False  # one learned logit per head joins the softmax
     alibi: tuple[float, ...] | None = None  # a slope per head: times (key's position - query's), added to the score
     kv_dtype: torch.dtype | None = None  # of the cache; None: dtype. int8 has a scale in each row
+    causal: bool = True  # a token sees those before it; False: all of its request's
+    source: Literal["self", "cross", "none"] = "self"  # whose K and V are kept; none: nothing is (BERT, ViT)
+    shared: int = 0  # V is the first so many numbers of K, and is not kept (MLA, absorbed); 0: V is its own
 
     def __post_init__(self) -> None:
         assert self.alibi is None or len(self.alibi) == self.heads, "a slope for each head of this rank"
+        assert 0 <= self.shared <= self.head_dim, "V is part of K"
 
     @property
     def cached(self) -> torch.dtype:
         return self.kv_dtype or self.dtype
+
+    @property
+    def value_dim(self) -> int:
+        """Of a head of V, and of what comes out."""
+        return self.shared or self.head_dim
+
+
+class Place(NamedTuple):
+    """Which rank this is of how many, and where they meet."""
+
+    rank: int = 0
+    size: int = 1
+    endpoint: str = ""
+
+
+class Extent(NamedTuple):
+    """How large steps get."""
+
+    most: Variant  # no step is larger in any of these
+    hidden: int  # H, of the model
+    vocab: int  # V
+
+    @property
+    def workspace(self) -> int:
+        """A guess at the bytes that the largest step takes beside weights and state."""
+        row = 12 * 4 * self.hidden  # a dozen float32 rows of the hidden size live at once
+        return self.most.tokens * row + self.most.rows * self.vocab * 4 * 3  # logits: raw, processed, and a sort
+
+
+class Estimate(NamedTuple):
+    """What a model takes on one device, in bytes, and which steps are worth running ahead where shapes are free."""
+
+    weights: int
+    workspace: int  # of the largest step
+    captured: int = 0  # what captured steps take beside it
+    variants: tuple[Variant, ...] = ()  # in the order in which they are run ahead; decode steps are padded to them
 
 
 class Memory(NamedTuple):
@@ -175,6 +284,11 @@ class Weight:
         shape = list(self.parts[0].shape)
         shape[self.axis] = sum(stop - start for start, stop in (part.ranges[self.rank] for part in self.parts))
         return tuple(shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Of what this rank keeps, as it is."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def local(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """This rank's tensor from the checkpoint's, in the checkpoint's dtype; a view where that is possible."""

@@ -1,5 +1,6 @@
-"""Turns a plan into the arrays of one step, padded to a bucket where the platform wants fixed shapes."""
+"""Turns a plan into the arrays of one step, padded to one of the sizes that the platform runs."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -7,7 +8,7 @@ import numpy as np
 
 from quintet.engine.request import Request
 from quintet.engine.scheduler import Plan
-from quintet.types import Array, Bucket, HostBatch
+from quintet.types import Array, HostBatch, HostGroup, Variant
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,10 @@ class Rows:
 class BatchBuilder:
     """Builds the steps of one engine. A step in which all decode, the usual one, takes a shorter way."""
 
-    def __init__(self, page_size: int, buckets: Sequence[Bucket] = ()) -> None:
-        self._page_size, self._buckets = page_size, buckets
+    def __init__(self, page_size: int, variants: Sequence[Variant] = (), groups: int = 1) -> None:
+        self._page_size, self._groups = page_size, range(groups)
+        self._fixed = [each for each in variants if not each.decode]
+        self._decodes = sorted({each.tokens: each for each in variants if each.decode}.values())
         self._count = np.arange(256, dtype=np.int32)  # 0, 1, 2, ...; views of it are given out and never written to
 
     def build(self, plan: Plan) -> tuple[HostBatch, Rows]:
@@ -33,24 +36,27 @@ class BatchBuilder:
             batch, rows = self._decode(requests)
         else:
             batch, rows = self._mixed(requests, plan)
-        return (pad(batch, self._buckets) if self._buckets else batch), rows
+        if self._fixed:
+            return pad(batch, self._fixed), rows
+        return (pad_decode(batch, self._decodes) if self._decodes else batch), rows
 
     def _decode(self, requests: list[Request]) -> tuple[HostBatch, Rows]:
         """One token of each request, and it samples."""
         size, count = self._page_size, len(requests)
         rows = self._first(count)
         positions = [request.num_computed for request in requests]
-        slots = [r.page_ids[at // size] * size + at % size for r, at in zip(requests, positions, strict=True)]
         at = np.array(positions, np.int32)
+        lengths, groups = at + 1, []
+        for index in self._groups:
+            slots = [r.pages[index][p // size] * size + p % size for r, p in zip(requests, positions, strict=True)]
+            groups.append(HostGroup(np.array(slots, np.int32), _table(requests, index), lengths))
         batch = HostBatch(
             token_ids=np.array([request.token_ids[-1] for request in requests], np.int32),
             positions=at,
-            slots=np.array(slots, np.int32),
             owners=rows,
             starts=self._first(count + 1),
-            lengths=at + 1,
-            page_table=_page_table(requests),
-            logit_rows=rows,
+            rows=rows,
+            groups=tuple(groups),
         )
         return batch, Rows(requests, [])
 
@@ -62,18 +68,19 @@ class BatchBuilder:
         np.cumsum(counts, out=starts[1:])
         owners = np.repeat(self._first(len(requests)), counts)
         positions = np.arange(starts[-1], dtype=np.int32) + (computed - starts[:-1])[owners]
-        table = _page_table(requests)
-        slots = table[owners, positions // self._page_size] * self._page_size + positions % self._page_size
-        logit_rows, rows = _logit_rows(requests, plan, starts)
+        places, offsets = positions // self._page_size, positions % self._page_size
+        lengths, groups = computed + counts, []
+        for index in self._groups:
+            table = _table(requests, index)
+            groups.append(HostGroup(table[owners, places] * self._page_size + offsets, table, lengths))
+        wanted, rows = _logit_rows(requests, plan, starts)
         batch = HostBatch(
             token_ids=_token_ids(plan),
             positions=positions,
-            slots=slots,
             owners=owners,
             starts=starts,
-            lengths=computed + counts,
-            page_table=table,
-            logit_rows=logit_rows,
+            rows=wanted,
+            groups=tuple(groups),
         )
         return batch, rows
 
@@ -91,12 +98,13 @@ def _token_ids(plan: Plan) -> Array:
     return np.array(ids, np.int32)
 
 
-def _page_table(requests: Sequence[Request]) -> Array:
+def _table(requests: Sequence[Request], group: int) -> Array:
     rows = []
     for request in requests:
-        if request.page_row is None:
-            request.page_row = np.array(request.page_ids, np.int32)
-        rows.append(request.page_row)
+        row = request.rows[group]
+        if row is None:
+            row = request.rows[group] = np.array(request.pages[group], np.int32)
+        rows.append(row)
     if len(rows) == 1:
         return rows[0][None]
     table = np.zeros((len(rows), max(map(len, rows))), np.int32)
@@ -124,23 +132,46 @@ def _logit_rows(requests: Sequence[Request], plan: Plan, starts: Array) -> tuple
     return np.array(rows + prompt_rows, np.int32), Rows(sampling, prompts)
 
 
-def pad(batch: HostBatch, buckets: Sequence[Bucket]) -> HostBatch:
-    """Padded tokens write to the dump page and belong to the last row; padded requests have length 0."""
-    bucket = next(each for each in buckets if each.tokens >= len(batch.token_ids))  # the smallest: they are in order
-    tokens, requests, rows, pages = bucket
-    table = np.zeros((requests, pages), np.int32)
-    table[: batch.page_table.shape[0], : batch.page_table.shape[1]] = batch.page_table
-    starts = np.full(requests + 1, batch.starts[-1], np.int32)
+def pad(batch: HostBatch, variants: Sequence[Variant]) -> HostBatch:
+    """Padded tokens write to page 0 and belong to the last row; padded requests have length 0."""
+    variant = next(each for each in variants if each.tokens >= len(batch.token_ids))  # the smallest: they are in order
+    starts = np.full(variant.requests + 1, batch.starts[-1], np.int32)
     starts[: len(batch.starts)] = batch.starts
+    groups = []
+    for group, pages in zip(batch.groups, variant.pages, strict=True):
+        table = np.zeros((variant.requests, pages), np.int32)
+        table[: group.table.shape[0], : group.table.shape[1]] = group.table
+        groups.append(HostGroup(_fill(group.slots, variant.tokens), table, _fill(group.lengths, variant.requests)))
     return HostBatch(
-        token_ids=_fill(batch.token_ids, tokens),
-        positions=_fill(batch.positions, tokens),
-        slots=_fill(batch.slots, tokens),
-        owners=_fill(batch.owners, tokens, requests - 1),
+        token_ids=_fill(batch.token_ids, variant.tokens),
+        positions=_fill(batch.positions, variant.tokens),
+        owners=_fill(batch.owners, variant.tokens, variant.requests - 1),
         starts=starts,
-        lengths=_fill(batch.lengths, requests),
-        page_table=table,
-        logit_rows=_fill(batch.logit_rows, rows),
+        rows=_fill(batch.rows, variant.rows),
+        groups=tuple(groups),
+    )
+
+
+def pad_decode(batch: HostBatch, variants: Sequence[Variant]) -> HostBatch:
+    """A step in which each request brings one token, with requests of one token on page 0 up to the next size that is
+    captured; any other step as it is. Rows stay, and tables are as wide as they were."""
+    count = len(batch.token_ids)
+    if count != len(batch.starts) - 1 or len(batch.rows) > count or count > variants[-1].tokens:
+        return batch
+    size = variants[bisect_left(variants, count, key=lambda each: each.tokens)].tokens
+    if size == count:
+        return batch
+    at, groups = np.arange(size + 1, dtype=np.int32), []
+    for group in batch.groups:
+        table = np.zeros((size, group.table.shape[1]), np.int32)
+        table[:count] = group.table
+        groups.append(HostGroup(_fill(group.slots, size), table, _fill(group.lengths, size, 1)))
+    return batch._replace(
+        token_ids=_fill(batch.token_ids, size),
+        positions=_fill(batch.positions, size),
+        owners=at[:-1],
+        starts=at,
+        groups=tuple(groups),
     )
 
 

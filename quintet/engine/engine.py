@@ -252,7 +252,7 @@ class Engine:
 
     def reset_prefix_cache(self) -> None:
         """Forgets all cached beginnings; running requests keep their pages."""
-        self.scheduler.pool.reset_cache()
+        self.scheduler.tables.reset()
 
     def sleep(self, level: int = ASIDE) -> int:
         """Gives the device's memory back until wake_up() -> bytes. The cache is lost; weights are put aside on the host

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from quintet.config import EngineConfig
-from quintet.engine.buckets import describe
 from quintet.engine.start import prepare
+from quintet.engine.variants import describe
 from quintet.ops import Choice
 from quintet.platforms import Found, discover
 
@@ -21,14 +21,14 @@ class Explanation:
     rejected: tuple[Found, ...]  # platforms that are not available
     ops: tuple[Choice, ...]
     memory: str
-    buckets: str  # empty where shapes are free
+    compiled: str  # empty where shapes are free
 
     def __str__(self) -> str:
         lines = [f"model     {self.model} ({self.family})", f"platform  {self.platform}: {self.detail}"]
         lines += [f"          {reason}" for reason in self.reasons]
         lines += [f"          not {found.name}: {found.result}" for found in self.rejected]
         lines.append(f"memory    {self.memory}")
-        lines += [f"buckets   {self.buckets}"] if self.buckets else []
+        lines += [f"compiled  {self.compiled}"] if self.compiled else []
         lines.append("ops")
         width = max(len(choice.op) for choice in self.ops)
         for choice in self.ops:
@@ -51,5 +51,5 @@ def explain(config: EngineConfig) -> Explanation:
         rejected=tuple(unavailable),
         ops=prepared.ranks.workers[0].ops.choices,
         memory=str(prepared.plan),
-        buckets=describe(prepared.buckets) if prepared.buckets else "",
+        compiled=describe(prepared.fixed) if prepared.fixed else "",
     )

@@ -47,13 +47,13 @@ def declared(model: nn.Module) -> list[Declared]:
     return [each.told_of_sharing(wanted) for each in found]
 
 
-def num_bytes(model: nn.Module, platform: Platform) -> int:
-    """What the model's parameters take on one device; a tensor that two layers share (a tied head) counts once."""
-    sizes: dict[Any, int] = {}
+def distinct(model: nn.Module) -> list[Weight]:
+    """The model's parameters; what two layers share (a tied head) once."""
+    found: dict[Any, Weight] = {}
     for each in declared(model):
         key = each.weight.scheme, tuple((part.source, part.offset) for part in each.weight.parts)
-        sizes.setdefault(key, platform.placed_bytes(each.weight))
-    return sum(sizes.values())
+        found.setdefault(key, each.weight)
+    return list(found.values())
 
 
 def load(model: CausalLM, platform: Platform, folder: Path | None, progress: bool = True, rank: int = 0) -> None:

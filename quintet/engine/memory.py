@@ -1,22 +1,36 @@
 """The memory plan: how many pages fit beside the weights, and how long a request may get."""
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 from quintet.config import EngineConfig
-from quintet.types import Memory
+from quintet.engine.groups import Arrangement
+from quintet.types import Estimate, Memory, Variant
 
 GIB = 2**30
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """What the model takes on one device, in bytes, and the length that it was made for, in tokens."""
+class Footprint:
+    """What the model takes on one device, and the length that it was made for, in tokens."""
 
-    weights: int
-    page: int  # one page over all layers
-    workspace: int  # activations of the largest step
+    takes: Estimate
+    arrangement: Arrangement
     length: int
-    captured: int = 0  # steps that a platform captures
+    step: int  # tokens of the largest step
+
+    @property
+    def page(self) -> int:
+        """Bytes of one page."""
+        return self.arrangement.page_bytes
+
+    def pages(self, tokens: int, page_size: int) -> int:
+        """The most that a request of so many tokens holds."""
+        return self.arrangement.pages(tokens, page_size, self.step)
+
+    def longest(self, pages: int, page_size: int) -> int:
+        """Tokens of the longest request that so many pages hold, up to the length."""
+        return bisect_right(range(self.length + 1), pages, key=lambda tokens: self.pages(tokens, page_size)) - 1
 
 
 @dataclass(frozen=True)
@@ -25,59 +39,69 @@ class MemoryPlan:
 
     num_pages: int
     max_model_len: int
-    sizes: Sizes
+    footprint: Footprint
     budget: int  # bytes for weights, workspace and cache together; 0 where the cache was sized by hand
 
     @property
     def kv_bytes(self) -> int:
-        return self.num_pages * self.sizes.page
+        return self.num_pages * self.footprint.page
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """Steps that the platform captures where shapes are free."""
+        return self.footprint.takes.variants
 
     def __str__(self) -> str:
-        captured = f"captured steps {_gib(self.sizes.captured)}, " if self.sizes.captured else ""
+        takes = self.footprint.takes
+        captured = f"captured steps {_gib(takes.captured)}, " if takes.captured else ""
+        groups = len(self.footprint.arrangement.groups)
+        shared = f" that {groups} groups of layers share" if groups > 1 else ""
         return (
-            f"weights {_gib(self.sizes.weights)}, workspace {_gib(self.sizes.workspace)}, {captured}"
-            f"KV cache {_gib(self.kv_bytes)} in {self.num_pages} pages, max_model_len {self.max_model_len}"
+            f"weights {_gib(takes.weights)}, workspace {_gib(takes.workspace)}, {captured}"
+            f"KV cache {_gib(self.kv_bytes)} in {self.num_pages} pages{shared}, max_model_len {self.max_model_len}"
         )
 
 
-def plan_memory(config: EngineConfig, sizes: Sizes, memory: Memory) -> MemoryPlan:
+def plan_memory(config: EngineConfig, footprint: Footprint, memory: Memory) -> MemoryPlan:
     """Pages from num_pages, kv_cache_memory_bytes or the rest of the budget; ValueError with the numbers if too few."""
-    budget = 0
+    budget, takes, page = 0, footprint.takes, max(1, footprint.page)
     if config.num_pages is not None:
         pages = config.num_pages
     elif config.kv_cache_memory_bytes is not None:
-        pages = config.kv_cache_memory_bytes // sizes.page
+        pages = config.kv_cache_memory_bytes // page
     else:
         budget = min(int(memory.total * config.gpu_memory_utilization), memory.free)
-        pages = (budget - sizes.weights - sizes.workspace - sizes.captured) // sizes.page
-    wanted = sizes.length if config.max_model_len is None else config.max_model_len
-    fits = max(0, pages - 1) * config.page_size
-    length = min(sizes.length, fits) if wanted == "auto" else int(wanted)
-    need = -(-length // config.page_size) + 1
-    if length < 1 or pages < need:
-        raise ValueError(_does_not_fit(config, sizes, budget, max(need, 2), max(0, pages)))
-    useful = config.max_num_seqs * -(-length // config.page_size) + 1  # more would never be held at once
+        pages = (budget - takes.weights - takes.workspace - takes.captured) // page
+    wanted = footprint.length if config.max_model_len is None else config.max_model_len
+    fits = footprint.longest(max(0, pages - 1), config.page_size)
+    length = fits if wanted == "auto" else int(wanted)
+    each = footprint.pages(length, config.page_size)
+    if length < 1 or pages < each + 1:
+        raise ValueError(_does_not_fit(config, footprint, budget, max(each + 1, 2), max(0, pages)))
+    useful = config.max_num_seqs * each + 1  # more would never be held at once
     if config.num_pages is None:
+        need = each + 1
         pages = max(need, min(pages, max(useful, 2 * need) if config.enable_prefix_caching else useful))
-    return MemoryPlan(int(pages), length, sizes, budget)
+    return MemoryPlan(max(2, int(pages)), length, footprint, budget)
 
 
-def _does_not_fit(config: EngineConfig, sizes: Sizes, budget: int, need: int, fit: int) -> str:
+def _does_not_fit(config: EngineConfig, footprint: Footprint, budget: int, need: int, fit: int) -> str:
+    takes = footprint.takes
     given = (
         f"num_pages={config.num_pages}"
         if config.num_pages is not None
         else (
             f"kv_cache_memory_bytes={config.kv_cache_memory_bytes}"
             if config.kv_cache_memory_bytes is not None
-            else f"{_gib(sizes.weights)} of {_gib(budget)} hold weights and "
-            f"{_gib(sizes.workspace + sizes.captured)} activations"
+            else f"{_gib(takes.weights)} of {_gib(budget)} hold weights and "
+            f"{_gib(takes.workspace + takes.captured)} activations"
         )
     )
-    room = max(0, fit - 1) * config.page_size
+    room = footprint.longest(max(0, fit - 1), config.page_size)
     knob = f"lower max_model_len to {room} or less (or 'auto')" if room else "choose a smaller model"
     more = "raise gpu_memory_utilization" if budget else "raise it"
     return (
-        f"KV cache needs {need} pages of {sizes.page / 2**20:.2f} MiB for one request of max_model_len, "
+        f"KV cache needs {need} pages of {footprint.page / 2**20:.2f} MiB for one request of max_model_len, "
         f"{fit} fit: {given}; {knob}, or {more}"
     )
 

@@ -1,12 +1,10 @@
-"""The pages of the KV cache: who holds them, and the hash chain over tokens by which they are found again.
+"""The pages of the KV cache: how many hold each, and the hash under which each is found again.
 
-A page is free (nobody holds it) or held by one or more requests. A full page may stand in the prefix cache under the
-hash of all tokens up to its end; it keeps that hash when it becomes free, until it is taken for something else. The
+A page is free or held by one or more requests. A full page may stand in the prefix cache under the hash of all tokens
+up to its end (tables.py makes it); it keeps that hash when it becomes free, until it is taken for something else. The
 free pages are a queue: the one that was released longest ago is taken first.
 """
 
-import hashlib
-from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
@@ -20,6 +18,7 @@ class PagePool:
         if num_pages < 2:
             raise ValueError(f"a cache needs at least 2 pages, one of them for padding, not {num_pages}")
         self.num_pages, self.caching = num_pages, caching
+        self.losses = 0  # how often pages left the prefix cache; what was found before may be gone
         self.clear()
 
     def clear(self) -> None:
@@ -28,6 +27,7 @@ class PagePool:
         self._holders = [0] * self.num_pages
         self._hash_of: dict[int, bytes] = {}
         self._page_of: dict[bytes, int] = {}
+        self.losses += 1
 
     @property
     def num_free(self) -> int:
@@ -42,18 +42,16 @@ class PagePool:
         """Pages that stand in the prefix cache, held or free."""
         return len(self._page_of)
 
-    def find(self, hashes: Sequence[bytes]) -> list[int]:
-        """The cached pages of the longest known beginning of this chain; they are not held yet."""
-        found = []
-        for digest in hashes:
-            page = self._page_of.get(digest)
-            if page is None:
-                break
-            found.append(page)
-        return found
+    def has(self, digest: bytes) -> bool:
+        """Whether a page is cached under this hash."""
+        return digest in self._page_of
+
+    def page(self, digest: bytes) -> int:
+        """The page that is; it is not held yet."""
+        return self._page_of[digest]
 
     def hold(self, pages: Iterable[int]) -> None:
-        """One more holder for each of these pages that find() named."""
+        """One more holder for each of these pages, which are cached."""
         for page in pages:
             if self._holders[page] == 0:
                 del self._free[page]
@@ -94,9 +92,11 @@ class PagePool:
         digest = self._hash_of.pop(page, None)
         if digest is not None:
             del self._page_of[digest]
+            self.losses += 1
 
     def reset_cache(self) -> None:
         """Empties the prefix cache."""
+        self.losses += 1
         self._hash_of.clear()
         self._page_of.clear()
 
@@ -115,14 +115,3 @@ class PagePool:
         assert {digest: page for page, digest in self._hash_of.items()} == self._page_of, (
             "the two cache tables disagree"
         )
-
-
-def extend_chain(hashes: list[bytes], token_ids: Sequence[int], page_size: int, salt: bytes) -> None:
-    """Appends the hashes of the full pages that the chain lacks: each covers its tokens and, by its parent, all before.
-
-    128 bits of BLAKE2b: two different beginnings never meet by chance or by design. The salt is the chain's root.
-    """
-    for index in range(len(hashes), len(token_ids) // page_size):
-        parent = hashes[index - 1] if index else hashlib.blake2b(salt, digest_size=16, person=b"quintet-root").digest()
-        tokens = array("i", token_ids[index * page_size : (index + 1) * page_size])
-        hashes.append(hashlib.blake2b(parent + tokens.tobytes(), digest_size=16).digest())

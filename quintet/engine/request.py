@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from quintet.sampling_params import SamplingParams
 
 if TYPE_CHECKING:  # a process that only admits requests needs no torch
+    from quintet.engine.tables import Found
     from quintet.types import Array
 
 
@@ -26,7 +27,7 @@ class FinishReason(str, enum.Enum):
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """State of one completion. The scheduler moves num_computed and page_ids; finish() appends the tokens.
+    """State of one completion. The scheduler moves num_computed and the pages; finish() appends the tokens.
 
     0 <= num_cached <= num_computed <= len(token_ids). A request whose num_computed is len(token_ids) - 1 decodes.
 
@@ -50,9 +51,12 @@ class Request:
     num_unknown: int = 0  # tokens that running steps sample
     num_computed: int = 0  # tokens whose K and V are in the cache, or will be when the running steps have landed
     num_cached: int = 0  # of the prompt, found in the prefix cache when it was first scheduled
-    page_ids: list[int] = field(default_factory=list)
-    page_row: "Array | None" = None  # page_ids as the batch wants them; made again when they change
+    pages: list[list[int]] = field(default_factory=list)  # by group of layers; empty while it waits
+    rows: "list[Array | None]" = field(default_factory=list)  # pages as the batch wants them, None where they changed
+    trimmed: list[int] = field(default_factory=list)  # pages of each group that were given back behind its window
+    found: "Found | None" = None  # of its beginning in the prefix cache, while it waits
     page_hashes: list[bytes] = field(default_factory=list)  # one per full page of token_ids, computed as needed
+    generation: int = 0  # of the prefix cache that they are for
     num_committed: int = 0  # pages that stand in the prefix cache under their hash
     num_preemptions: int = 0
     num_scored: int = 0  # positions of the prompt whose log-probabilities were given out, or are not wanted

@@ -19,7 +19,7 @@ from quintet.engine.sampler import LogprobTensors, Sampled, Sampler
 from quintet.engine.scheduler import Plan
 from quintet.engine.worker import Carried, Worker
 from quintet.outputs import TokenLogprobs
-from quintet.types import Bucket, HostBatch
+from quintet.types import HostBatch, Outputs, Variant
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +54,8 @@ class Ranks:
         futures = [self._pool.submit(call) for call in calls]
         return [future.result() for future in futures]
 
-    def run(self, host: HostBatch, carried: Carried | None = None) -> Tensor:
-        """One step on all ranks -> the logits, which every rank has alike."""
+    def run(self, host: HostBatch, carried: Carried | None = None) -> Outputs:
+        """One step on all ranks -> what it gives, which every rank has alike."""
         if self._pool is None:
             return self.workers[0].run(host, carried)
         return self.each(lambda worker: worker.run(host, carried))[0]
@@ -110,13 +110,19 @@ class Runner:
     """
 
     def __init__(
-        self, ranks: Ranks, sampler: Sampler, page_size: int, buckets: Sequence[Bucket], overlap: bool = False
+        self,
+        ranks: Ranks,
+        sampler: Sampler,
+        batches: BatchBuilder,
+        fixed: Sequence[Variant] = (),
+        overlap: bool = False,
     ) -> None:
-        self._ranks, self._sampler, self._batches = ranks, sampler, BatchBuilder(page_size, buckets)
-        self._buckets, self._device = buckets, sampler.device
+        """`fixed`: the sizes of all steps, where shapes are fixed."""
+        self._ranks, self._sampler, self._batches = ranks, sampler, batches
+        self._fixed, self._device = fixed, sampler.device
         self._kept: Kept | None = None
         if overlap and sampler.device is ranks.workers[0].device:
-            self._kept = Kept(ranks.workers[0], max((bucket.rows for bucket in buckets), default=0))
+            self._kept = Kept(ranks.workers[0], max((each.rows for each in fixed), default=0))
 
     @property
     def looks_back(self) -> bool:
@@ -125,16 +131,16 @@ class Runner:
 
     @torch.inference_mode()
     def warm_up(self, progress: bool) -> None:
-        """Runs an empty step of each bucket, and all that sampling can do with its logits, to compile them now."""
+        """Runs an empty step of each size, and all that sampling can do with its logits, to compile them now."""
         seen: set[int] = set()
-        shown = progress and bool(self._buckets)
+        shown = progress and bool(self._fixed)
         # the first comes twice: the second time, as all that follow, it takes what the one before sampled
-        buckets = [*self._buckets[:1], *self._buckets]
-        for bucket in tqdm(buckets, desc="Warming up", unit="bucket", disable=not shown, leave=False):
-            carried = None if self._kept is None else self._kept.none_of(bucket.tokens)
-            logits = self._logits(HostBatch.empty(bucket), carried)
-            if bucket.rows not in seen:
-                seen.add(bucket.rows)
+        variants = [*self._fixed[:1], *self._fixed]
+        for variant in tqdm(variants, desc="Warming up", unit="size", disable=not shown, leave=False):
+            carried = None if self._kept is None else self._kept.none_of(variant.tokens)
+            logits = self._logits(variant.batch, carried)
+            if variant.rows not in seen:
+                seen.add(variant.rows)
                 self._sampler.warm_up(logits)
                 if self._kept is not None:
                     self._kept.keep(self._sampler.settle(logits), [])
@@ -203,7 +209,8 @@ class Runner:
 
     def _logits(self, host: HostBatch, carried: Carried | None) -> Tensor:
         """One step -> its logits, where they are sampled."""
-        logits, device = self._ranks.run(host, carried), self._ranks.workers[0].device
+        logits, device = self._ranks.run(host, carried).logits, self._ranks.workers[0].device
+        assert logits is not None, "a model that gives no logits does not sample"
         return logits if device is self._device else device.to_host(logits)()
 
     def _sample(self, logits: Tensor, requests: list[Request], failed: dict[Request, str]) -> Sampled | None:

@@ -12,9 +12,9 @@ from quintet.engine.logits_processors import LogitsProcessor, compare
 from quintet.engine.request import Request
 from quintet.ops.registry import Ops
 from quintet.ops.sampling import Draw
-from quintet.platforms.interface import KV, Device
+from quintet.platforms.interface import Device, State
 from quintet.sampling_params import SamplingParams
-from quintet.types import Array, KVLayout, Memory
+from quintet.types import Array, Layout, Memory
 
 LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 USUAL_LOGPROBS = 32  # computed where shapes are fixed and any are asked for: few requests ask for more
@@ -48,7 +48,7 @@ class Host(Device):
     def memory(self) -> Memory:
         return Memory(0, 0, 0)
 
-    def allocate_kv(self, layouts: Sequence[KVLayout], pages: int) -> KV:
+    def allocate(self, layouts: Sequence[Layout], units: int) -> State:
         raise MemoryError("the host stands in for sampling alone; allocate the cache on the worker's device")
 
     def to_device(self, arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[Tensor, ...]:

@@ -12,8 +12,8 @@ import bisect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from quintet.engine.pages import PagePool, extend_chain
 from quintet.engine.request import UNKNOWN, Request
+from quintet.engine.tables import Found, Tables
 
 Key = tuple[int, int]
 
@@ -25,7 +25,6 @@ class Limits:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_logit_rows: int  # tokens whose logits are computed
-    page_size: int
     chunked: bool = True
     by_priority: bool = False
 
@@ -58,10 +57,10 @@ class Plan:
 
 
 class Scheduler:
-    """Two ordered lists and a pool of pages."""
+    """Two ordered lists, and what requests hold."""
 
-    def __init__(self, limits: Limits, pool: PagePool) -> None:
-        self.limits, self.pool = limits, pool
+    def __init__(self, limits: Limits, tables: Tables) -> None:
+        self.limits, self.tables, self.pool = limits, tables, tables.pool
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.num_queries = 0  # tokens looked up in the prefix cache, and found there
@@ -78,11 +77,13 @@ class Scheduler:
             if request in queue:  # in neither, if Ctrl-C came while it was added
                 queue.remove(request)
                 break
-        self._free(request)
+        self.tables.release(request)
 
     def schedule(self) -> Plan:
         """Decodes first, then prefills that have begun, then those that wait, as far as budget and pages go."""
         plan = Plan()
+        for request in self.running:
+            self.tables.trim(request)
         decodes = [r for r in self.running if len(r.token_ids) - r.num_computed == 1]
         prefills = [r for r in self.running if len(r.token_ids) - r.num_computed != 1]
         for request in (*decodes, *prefills):
@@ -98,10 +99,11 @@ class Scheduler:
     def has_room(self) -> bool:
         """Whether the running requests find pages for their next tokens without taking them from one another."""
         most, free = self.limits.max_num_batched_tokens, self.pool.num_free
-        if free >= len(self.running) + most // self.limits.page_size:  # each begins one page, and fills others
+        groups = len(self.tables.groups)
+        if free >= groups * (len(self.running) + most // self.tables.page_size):  # each begins a page, and fills others
             return True
-        ends = [(min(len(r.token_ids), r.num_computed + most), len(r.page_ids)) for r in self.running]
-        return sum(max(0, self._pages_for(end) - held) for end, held in ends) <= free
+        ends = [(request, min(len(request.token_ids), request.num_computed + most)) for request in self.running]
+        return sum(self.tables.missing(request, end) for request, end in ends) <= free
 
     def _share(self, request: Request, plan: Plan, start: int) -> int:
         """Tokens from `start` on that the step has room for: within its budget, and that of rows of logits.
@@ -117,15 +119,13 @@ class Scheduler:
 
     def _grow(self, request: Request, plan: Plan, count: int) -> None:
         """Gives a running request pages for its next tokens, taking them from the last in line if there are none."""
-        need = self._pages_for(request.num_computed + count) - len(request.page_ids)
-        while need > self.pool.num_free:
+        end = request.num_computed + count
+        while self.tables.missing(request, end) > self.pool.num_free:
             victim = self.running[-1]
             self._preempt(victim, plan)
             if victim is request:
                 return
-        if need > 0:
-            request.page_ids += self.pool.take(need)
-            request.page_row = None
+        self.tables.reserve(request, end)
         self._enter(request, plan, count)
 
     def _preempt(self, request: Request, plan: Plan) -> None:
@@ -134,76 +134,60 @@ class Scheduler:
         for page in plan.committed.pop(request, ()):  # it was in this step already: they will not be written
             self.pool.forget(page)
         plan.preempt(request)
-        self._free(request)
+        self.tables.release(request)
         request.num_preemptions += 1
         self.num_preemptions += 1
         self.add(request)
 
     def _admit(self, plan: Plan) -> None:
-        for request in list(self.waiting):
-            if len(self.running) >= self.limits.max_num_seqs:
-                break
-            found = self._cached(request)
-            start = len(found) * self.limits.page_size
+        next_one = 0
+        while next_one < len(self.waiting) and len(self.running) < self.limits.max_num_seqs:
+            request = self.waiting[next_one]
+            found = self.tables.find(request)
+            start = found.tokens
             count = self._share(request, plan, start)
             if count <= 0 and request.wants_scores and plan.num_tokens < self.limits.max_num_batched_tokens:
-                continue  # rows of logits are out: those behind it need fewer
+                next_one += 1  # rows of logits are out: those behind it need fewer
+                continue
             if count <= 0 or (count < len(request.token_ids) - start and not self._may_cut(request)):
                 break
-            need = self._pages_for(start + count) - len(found)
-            # with nobody behind it to take pages from, all of it must fit: it would stop half way and start again
+            # with none behind it to take pages from, all of it must fit: it would stop half way and start again
             last = not self.running or self._key(request) > self._key(self.running[-1])
-            whole = self._pages_for(len(request.token_ids)) - len(found) if last else need
-            if whole > self.pool.num_free - sum(1 for page in found if self.pool.is_free(page)):
+            if not self.tables.fits(found, start + count, len(request.token_ids) if last else start + count):
                 break
-            self.pool.hold(found)
-            self.waiting.remove(request)
+            self.tables.hold(request, found)
+            del self.waiting[next_one]
             bisect.insort(self.running, request, key=self._key)
             self._begin(request, found)
-            request.page_ids += self.pool.take(need)
+            self.tables.reserve(request, start + count)
             self._enter(request, plan, count)
 
     def _may_cut(self, request: Request) -> bool:
         """Whether its prompt may take several steps. One that is scored always may: its rows might never fit one."""
         return self.limits.chunked or request.wants_scores
 
-    def _begin(self, request: Request, found: list[int]) -> None:
-        request.page_ids = found
-        request.num_computed = len(found) * self.limits.page_size
-        request.num_committed = len(found)
+    def _begin(self, request: Request, found: Found) -> None:
         if request.num_preemptions == 0:
-            request.num_cached = request.num_computed
+            request.num_cached = found.tokens
             self.num_queries += request.num_prompt
-            self.num_hits += request.num_cached
-
-    def _cached(self, request: Request) -> list[int]:
-        """Pages of its beginning that are in the cache; at least its last token is left to compute."""
-        if not self.pool.caching or request.wants_scores:
-            return []
-        size = self.limits.page_size
-        extend_chain(request.page_hashes, request.token_ids, size, request.salt)
-        return self.pool.find(request.page_hashes[: (len(request.token_ids) - 1) // size])
+            self.num_hits += found.tokens
 
     def _enter(self, request: Request, plan: Plan, count: int) -> None:
         """Into the plan; the pages that the step fills can be found from now on, by this very step too."""
         plan.enter(request, count)
-        full = (request.num_computed + count) // self.limits.page_size
+        full = (request.num_computed + count) // self.tables.page_size
         if not self.pool.caching or full <= request.num_committed:
             return
-        if full * self.limits.page_size > len(request.token_ids) - request.num_unknown:
+        if full * self.tables.page_size > len(request.token_ids) - request.num_unknown:
             plan.late.append(request)  # a hash of tokens needs the tokens
         else:
             self._commit(request, plan, full)
 
     def _commit(self, request: Request, plan: Plan, full: int) -> None:
         """Its first `full` pages can be found."""
-        size = self.limits.page_size
-        known = request.token_ids[: full * size] if request.num_unknown else request.token_ids
-        extend_chain(request.page_hashes, known, size, request.salt)
-        for index in range(request.num_committed, full):
-            if self.pool.commit(request.page_ids[index], request.page_hashes[index]):
-                plan.committed.setdefault(request, []).append(request.page_ids[index])
-        request.num_committed = full
+        entered = self.tables.commit(request, full)
+        if entered:
+            plan.committed.setdefault(request, []).extend(entered)
 
     def advance(self, plan: Plan, ahead: bool = False) -> None:
         """The step was started: its tokens count as computed.
@@ -223,42 +207,30 @@ class Scheduler:
         """The step before this one has landed: pages that this one fills with what it sampled can be found, too."""
         for request in plan.late:
             if request in plan.tokens:  # it has not ended
-                self._commit(request, plan, request.num_computed // self.limits.page_size)
+                self._commit(request, plan, request.num_computed // self.tables.page_size)
         plan.late.clear()
 
     def start_over(self, requests: Iterable[Request]) -> None:
         """Nothing in the cache can be relied on, and after Ctrl-C not even these books: they are written anew. All
         requests begin again, and nothing is found of earlier ones."""
-        self.pool.clear()
+        self.tables.clear()
         self.running.clear()
         self.waiting = sorted(requests, key=self._key)
         for request in self.waiting:
-            begun = bool(request.page_ids)
+            begun = bool(request.pages)
             request.num_preemptions += begun
             self.num_preemptions += begun
             request.forget_unknown()
-            self._forget_pages(request)
-
-    def _pages_for(self, tokens: int) -> int:
-        return -(-tokens // self.limits.page_size)
-
-    def _free(self, request: Request) -> None:
-        self.pool.release(request.page_ids)
-        self._forget_pages(request)
-
-    def _forget_pages(self, request: Request) -> None:
-        request.page_ids, request.page_row = [], None
-        request.num_computed = request.num_committed = 0
+            self.tables.forget(request)
 
     def check_integrity(self) -> None:
         """Asserts what must hold between steps."""
-        self.pool.check_integrity([request.page_ids for request in self.running])
+        self.tables.check_integrity(self.running)
         for request in self.running:
             assert 0 <= request.num_computed <= len(request.token_ids), request
-            assert len(request.page_ids) >= self._pages_for(request.num_computed), request
             tail = request.token_ids[len(request.token_ids) - request.num_unknown :]
             assert tail == [UNKNOWN] * request.num_unknown and request.token_ids.count(UNKNOWN) == len(tail), request
-        assert not any(request.page_ids for request in self.waiting), "a waiting request holds pages"
+        assert not any(request.pages for request in self.waiting), "a waiting request holds pages"
         assert not any(request.num_unknown for request in self.waiting), "a waiting request has tokens in a step"
         for queue in (self.waiting, self.running):
             assert queue == sorted(queue, key=self._key), "a queue is out of order"

@@ -5,7 +5,6 @@
 
 import logging
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,24 +12,26 @@ from typing import Any
 import torch
 
 from quintet.config import EngineConfig, read_environment
-from quintet.engine.buckets import describe, plan_buckets
+from quintet.engine.batch import BatchBuilder
 from quintet.engine.engine import Engine
 from quintet.engine.hub import load_generation_config, load_model_config, resolve_model
 from quintet.engine.loader import declared
 from quintet.engine.logits_processors import load_processors
-from quintet.engine.memory import MemoryPlan, Sizes, plan_memory
+from quintet.engine.memory import Footprint, MemoryPlan, plan_memory
 from quintet.engine.pages import PagePool
 from quintet.engine.runner import Ranks, Runner
 from quintet.engine.sampler import Host, Sampler, logprob_sizes
 from quintet.engine.scheduler import Limits, Scheduler
 from quintet.engine.support import evidence
-from quintet.engine.worker import Place, Shape, Worker
+from quintet.engine.tables import Tables
+from quintet.engine.variants import describe, plan_variants
+from quintet.engine.worker import ModelSizes, Worker
 from quintet.layers import schemes
 from quintet.layers.decoder import CausalLM
 from quintet.ops import bind
 from quintet.platforms import Chosen, choose
 from quintet.platforms.interface import Capabilities, Platform
-from quintet.types import Bucket, Scheme
+from quintet.types import Extent, Place, Scheme, Variant
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class Prepared:
     folder: Path
     hf_config: Any
     generation: dict[str, Any]  # sampling defaults, and eos_token_id
-    shape: Shape
+    sizes: ModelSizes
     ranks: Ranks
     plan: MemoryPlan
     doubts: str  # what of this no conformance report vouches for; empty if all is proven
@@ -58,14 +59,16 @@ class Prepared:
         return self.ranks.workers[0].model.vocab_size
 
     @property
-    def buckets(self) -> tuple[Bucket, ...]:
-        """Sizes to pad to, where the device wants fixed shapes."""
+    def fixed(self) -> tuple[Variant, ...]:
+        """The sizes of all steps, where the device wants fixed shapes."""
         if not self.capabilities.static_shapes:
             return ()
-        config = self.config
-        pages = -(-self.plan.max_model_len // config.page_size)
-        most = Bucket(config.max_num_batched_tokens, config.max_num_seqs, _logit_rows(config), pages)
-        return plan_buckets(most)
+        return plan_variants(_most(self.config, self.ranks.workers[0], self.plan.max_model_len))
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """The sizes of steps that are compiled, or captured."""
+        return self.fixed or self.plan.variants
 
 
 def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
@@ -79,33 +82,28 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
     folder = resolve_model(config)
     hf_config = load_model_config(folder, config.hf_overrides).get_text_config()  # of a multimodal wrapper, its text
     scheme = _scheme(config, platform, facts)
-    shape = Shape(_dtype(config, hf_config, facts, reasons), config.page_size, _length(config, hf_config), scheme)
-    shape = replace(shape, kv_dtype=_kv_dtype(config, facts))
+    dtype, kv_dtype = _dtype(config, hf_config, facts, reasons), _kv_dtype(config, facts)
+    sizes = ModelSizes(dtype, config.page_size, _length(config, hf_config), scheme, kv_dtype)
     endpoint = f"inproc://quintet-{uuid.uuid4().hex}"
     size = config.tensor_parallel_size
     workers = 1 if facts.spmd else size
-    ranks = Ranks(workers, lambda rank: Worker(platform, hf_config, shape, Place(rank, workers, endpoint)))
-    plan = _plan(config, hf_config, shape, ranks)
-    if plan.max_model_len != shape.max_model_len:
-        shape = replace(shape, max_model_len=plan.max_model_len)
-        ranks.each(lambda worker: worker.build(hf_config, shape))
+    ranks = Ranks(workers, lambda rank: Worker(platform, hf_config, sizes, Place(rank, workers, endpoint)))
+    plan = _plan(config, hf_config, sizes, ranks)
+    if plan.max_model_len != sizes.max_model_len:
+        sizes = replace(sizes, max_model_len=plan.max_model_len)
+        ranks.each(lambda worker: worker.build(hf_config, sizes))
     if not config.enable_chunked_prefill and config.max_num_batched_tokens < plan.max_model_len:
         reasons.append(f"max_num_batched_tokens={plan.max_model_len}: a whole prompt must fit without chunked prefill")
         config = config.replace(max_num_batched_tokens=plan.max_model_len)
-    if config.capture_ahead and not _captures(config, platform, plan.max_model_len):
+    if config.capture_ahead and not plan.variants:
         reasons.append(f"capture_ahead changes nothing: platform {platform.name} captures no steps")
     if config.logits_processors and facts.opaque:
         reasons.append("sampling on the host: logits processors cannot read what the device holds")
     if scheme is not None:
         reasons.append(_quantized(scheme, ranks.workers[0].model))
     generation = load_generation_config(folder, config.generation_config, config.override_generation_config)
-    doubts = evidence(chosen).doubts(platform.name, _features(config, hf_config, shape))
-    return Prepared(config, platform, facts, tuple(reasons), folder, hf_config, generation, shape, ranks, plan, doubts)
-
-
-def _captures(config: EngineConfig, platform: Platform, length: int) -> Sequence[Bucket]:
-    """Steps that the platform captures, for requests of so many tokens."""
-    return platform.captures(-(-length // config.page_size))
+    doubts = evidence(chosen).doubts(platform.name, _features(config, hf_config, sizes))
+    return Prepared(config, platform, facts, tuple(reasons), folder, hf_config, generation, sizes, ranks, plan, doubts)
 
 
 def launch(prepared: Prepared, progress: bool = True) -> Engine:
@@ -117,25 +115,27 @@ def launch(prepared: Prepared, progress: bool = True) -> Engine:
         logger.warning("%s", prepared.doubts)
     logger.info("memory: %s", plan)
     logger.info("ops: %s", _op_table(prepared))
-    buckets = prepared.buckets
-    if buckets:
-        logger.info("buckets: %s", describe(buckets))
+    fixed, variants = prepared.fixed, prepared.variants
+    if fixed:
+        logger.info("sizes: %s", describe(fixed))
     folder = None if config.load_format == "dummy" else prepared.folder
-    ahead = _captures(config, prepared.platform, plan.max_model_len) if config.capture_ahead else ()
-    prepared.ranks.each(lambda w: w.load(folder, plan.num_pages, buckets, progress and w.place.rank == 0, ahead))
+    ahead = plan.variants if config.capture_ahead else ()
+    prepared.ranks.each(lambda w: w.load(folder, plan.num_pages, variants, progress and w.place.rank == 0, ahead))
     overlap = prepared.capabilities.overlap
-    runner = Runner(prepared.ranks, _sampler(prepared), config.page_size, buckets, overlap)
+    groups = prepared.ranks.workers[0].arrangement.groups
+    batches = BatchBuilder(config.page_size, variants, len(groups))
+    runner = Runner(prepared.ranks, _sampler(prepared), batches, fixed, overlap)
     runner.warm_up(progress)
     limits = Limits(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_logit_rows=_logit_rows(config),
-        page_size=config.page_size,
         chunked=config.enable_chunked_prefill,
         by_priority=config.scheduling_policy == "priority",
     )
     pool = PagePool(plan.num_pages, config.enable_prefix_caching)
-    return Engine(Scheduler(limits, pool), runner, overlap)
+    tables = Tables(pool, config.page_size, groups, config.max_num_batched_tokens)
+    return Engine(Scheduler(limits, tables), runner, overlap)
 
 
 def _sampler(prepared: Prepared) -> Sampler:
@@ -152,13 +152,13 @@ def _sampler(prepared: Prepared) -> Sampler:
     return Sampler(ops, device, prepared.vocab_size, made, config.logprobs_mode, sizes)
 
 
-def _features(config: EngineConfig, hf_config: Any, shape: Shape) -> list[str]:
+def _features(config: EngineConfig, hf_config: Any, sizes: ModelSizes) -> list[str]:
     """What will run, as the conformance kit names it."""
     asked = {
         "family": hf_config.model_type,
-        "dtype": _name(shape.dtype),
-        "scheme": shape.scheme.name if shape.scheme else None,
-        "kv": _name(shape.kv_dtype) if shape.kv_dtype else None,
+        "dtype": _name(sizes.dtype),
+        "scheme": sizes.scheme.name if sizes.scheme else None,
+        "kv": _name(sizes.kv_dtype) if sizes.kv_dtype else None,
         "parallel": config.tensor_parallel_size if config.tensor_parallel_size > 1 else None,
     }
     return [f"{group}/{name}" for group, name in asked.items() if name is not None]
@@ -232,24 +232,25 @@ def model_length(hf_config: Any) -> int:
     return trained
 
 
-def _plan(config: EngineConfig, hf_config: Any, shape: Shape, ranks: Ranks) -> MemoryPlan:
+def _plan(config: EngineConfig, hf_config: Any, sizes: ModelSizes, ranks: Ranks) -> MemoryPlan:
     """Every rank plans; the one with the fewest pages decides, since all count alike."""
-    hidden, vocab = hf_config.hidden_size, hf_config.vocab_size
     tokens = config.max_num_batched_tokens
     if not config.enable_chunked_prefill:  # a whole prompt must find room
-        tokens = max(tokens, shape.max_model_len)
-    row = hidden * 12 * 4  # a dozen float32 rows of the hidden size live at once
-    logits = _logit_rows(config) * vocab * 4 * 3  # raw, processed, and a sort
+        tokens = max(tokens, sizes.max_model_len)
 
     def plan(worker: Worker) -> MemoryPlan:
-        captured = max((each.tokens for each in _captures(config, worker.platform, shape.max_model_len)), default=0)
-        captured *= row + vocab * 4  # memory of their own, as large as the largest wants
-        captured += worker.platform.captured_bytes(worker.model, -(-shape.max_model_len // config.page_size))
-        workspace = tokens * row + logits
-        sizes = Sizes(worker.weight_bytes, worker.page_bytes, workspace, shape.max_model_len, captured)
-        return plan_memory(config, sizes, worker.memory())
+        most = _most(config.replace(max_num_batched_tokens=tokens), worker, sizes.max_model_len)
+        took = worker.estimate(Extent(most, hf_config.hidden_size, hf_config.vocab_size))
+        return plan_memory(config, Footprint(took, worker.arrangement, sizes.max_model_len, tokens), worker.memory())
 
     return min(ranks.each(plan), key=lambda each: (each.num_pages, each.max_model_len))
+
+
+def _most(config: EngineConfig, worker: Worker, length: int) -> Variant:
+    """The largest step, with requests of so many tokens."""
+    pages = -(-length // config.page_size)
+    groups = (pages,) * len(worker.arrangement.groups)
+    return Variant(config.max_num_batched_tokens, config.max_num_seqs, _logit_rows(config), groups)
 
 
 def _logit_rows(config: EngineConfig) -> int:

@@ -12,37 +12,45 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from quintet.engine.loader import load, num_bytes
-from quintet.layers.build import Build, replacements
+from quintet.engine.groups import Arrangement, arrange
+from quintet.engine.loader import distinct, load
+from quintet.layers.build import Build, Wanted, replacements
 from quintet.layers.decoder import CausalLM
+from quintet.layers.mixing import Mixing
 from quintet.models import model_class
 from quintet.ops import bind
-from quintet.platforms.interface import DROPPED, KV, Attention, Platform
-from quintet.types import Array, AttentionSpec, Batch, Bucket, HostBatch, KVLayout, Memory, Scheme
+from quintet.platforms.interface import DROPPED, Mixer, Platform, State
+from quintet.types import (
+    Array,
+    AttentionSpec,
+    Batch,
+    Estimate,
+    Extent,
+    HostBatch,
+    Layout,
+    Memory,
+    Outputs,
+    Place,
+    Scheme,
+    Variant,
+    leaves,
+)
 
 logger = logging.getLogger(__name__)
 
-FIELDS = len(HostBatch._fields) - 1  # all but `extra`
+FIRST = Place()
 
 
 @dataclass(frozen=True)
-class Shape:
-    """The sizes that a worker builds its model with."""
+class ModelSizes:
+    """What a worker builds its model with beside the checkpoint's own configuration."""
 
     dtype: torch.dtype
     page_size: int
     max_model_len: int
     scheme: Scheme | None = None
     kv_dtype: torch.dtype | None = None  # of the cache; None: dtype
-
-
-@dataclass(frozen=True)
-class Place:
-    """Which rank this is, and where the ranks meet."""
-
-    rank: int = 0
-    size: int = 1
-    endpoint: str = ""
+    wanted: Wanted = Wanted()
 
 
 class Carried(NamedTuple):
@@ -55,42 +63,39 @@ class Carried(NamedTuple):
 class Worker:
     """Built empty, so that the memory plan can ask for sizes; load() then fills it."""
 
-    def __init__(self, platform: Platform, hf_config: Any, shape: Shape, place: Place = Place()) -> None:
+    def __init__(self, platform: Platform, hf_config: Any, sizes: ModelSizes, place: Place = FIRST) -> None:
         self.platform, self.place = platform, place
         self.device = platform.open(place.rank)
         self.ops = bind(platform.op_priority)
-        self._comm = platform.connect(place.rank, place.size, place.endpoint)
-        self.build(hf_config, shape)
-        self._kv: KV = ()
+        self._comm = platform.connect(place)
+        self.build(hf_config, sizes)
+        self._state: State = ()
 
-    def build(self, hf_config: Any, shape: Shape) -> None:
+    def build(self, hf_config: Any, sizes: ModelSizes) -> None:
         """Makes the model without its weights; again, if the plan settles on another length."""
-        self._attentions: list[Attention] = []
+        mixings: list[Mixing] = []
 
-        def attention(spec: AttentionSpec) -> Attention:
-            made = self.platform.attention(spec, self.ops, self.place.rank)
-            self._attentions.append(made)
-            return made
+        def mixing(spec: AttentionSpec) -> Mixing:
+            mixings.append(Mixing(self.platform.mixer(spec, self.ops, self.place.rank)))
+            return mixings[-1]
 
-        sizes = shape.dtype, shape.page_size, shape.max_model_len
-        layers = replacements(self.platform.layers)
-        build = Build(self.ops, attention, self._comm, *sizes, shape.scheme, shape.kv_dtype, layers)
+        build = Build(
+            ops=self.ops, mixing=mixing, comm=self._comm, dtype=sizes.dtype, page_size=sizes.page_size,
+            max_model_len=sizes.max_model_len, scheme=sizes.scheme, kv_dtype=sizes.kv_dtype, wanted=sizes.wanted,
+            layers=replacements(self.platform.layers),
+        )  # fmt: skip
         self.model: CausalLM = model_class(hf_config, self.platform.models)(hf_config, build).eval()
-        # one attention of each kind plans a step: the plan is shared by the layers that are alike
-        self._planners = list({type(attention): attention for attention in self._attentions}.values())
+        self.arrangement: Arrangement = arrange(mixings)
+        self._planners = [_planner([m for m in mixings if m.group == index]) for index in self.arrangement.indices]
 
     @property
-    def layouts(self) -> list[KVLayout]:
-        return [attention.layout for attention in self._attentions]
+    def layouts(self) -> tuple[Layout, ...]:
+        """Of each tensor of the state."""
+        return self.arrangement.layouts
 
-    @property
-    def page_bytes(self) -> int:
-        """What one page takes over all layers of this rank."""
-        return sum(layout.page_bytes for layout in self.layouts)
-
-    @property
-    def weight_bytes(self) -> int:
-        return num_bytes(self.model, self.platform)
+    def estimate(self, extent: Extent) -> Estimate:
+        """What the model takes here."""
+        return self.platform.estimate(self.model, distinct(self.model), extent)
 
     def memory(self) -> Memory:
         return self.device.memory()
@@ -99,13 +104,13 @@ class Worker:
         self,
         folder: Path | None,
         pages: int,
-        buckets: Sequence[Bucket],
+        variants: Sequence[Variant],
         progress: bool,
-        ahead: Sequence[Bucket] = (),
+        ahead: Sequence[Variant] = (),
     ) -> None:
         """Reads the weights (random ones without a folder), makes the cache, compiles the step, and runs those of
         `ahead` so that they are captured."""
-        self._folder, self._pages, self._buckets, self._ahead = folder, pages, buckets, ahead
+        self._folder, self._pages, self._variants, self._ahead = folder, pages, variants, ahead
         self._read(progress)
         self._begin(progress)
 
@@ -117,9 +122,9 @@ class Worker:
     def _begin(self, progress: bool) -> None:
         """Makes the cache, compiles the step, and captures."""
         self.renew_cache()
-        shown, hidden = self._buckets, not (progress and self._buckets)
+        shown, hidden = self._variants, not (progress and self._variants)
         self._step = self.platform.compile(
-            self.model, tqdm(shown, desc="Compiling", unit="bucket", disable=hidden, leave=False)
+            self.model, tqdm(shown, desc="Compiling", unit="size", disable=hidden, leave=False)
         )
         if self._ahead:
             self._capture(progress)
@@ -127,16 +132,18 @@ class Worker:
     @torch.inference_mode()
     def _capture(self, progress: bool) -> None:
         before, start = self.memory().free, time.perf_counter()
-        for bucket in tqdm(self._ahead, desc="Capturing", unit="step", disable=not progress, leave=False):
-            self.device.to_host(self.run(HostBatch.decoding(bucket)))()  # waits for it
+        for variant in tqdm(self._ahead, desc="Capturing", unit="step", disable=not progress, leave=False):
+            outputs = self.run(variant.batch)
+            for each in leaves(outputs):
+                self.device.to_host(each)()  # waits for it
         took, seconds = max(0, before - self.memory().free), time.perf_counter() - start
         logger.info("captured %d steps ahead in %.1f s: %.1f MiB", len(self._ahead), seconds, took / 2**20)
 
     def sleep(self, level: int) -> int:
         """Gives memory back -> bytes; until wake() nothing may be asked of this worker."""
         freed = self.device.sleep(level)  # refuses before anything is let go
-        freed += sum(_storages(self._kv).values())
-        self._step, self._kv = _asleep, ()  # a recorded step holds addresses
+        freed += sum(_storages(self._state).values())
+        self._step, self._state = _asleep, ()  # a recorded step holds addresses
         if level == DROPPED:
             freed += self._drop_weights()
         return freed
@@ -159,28 +166,34 @@ class Worker:
 
     def renew_cache(self) -> None:
         """An empty cache, once the one before is let go."""
-        self._kv = ()
-        self._kv = self.device.allocate_kv(self.layouts, self._pages)
+        self._state = ()
+        self._state = self.device.allocate(self.layouts, self._pages)
 
-    def run(self, host: HostBatch, carried: Carried | None = None) -> Tensor:
-        """One step -> logits [L, vocab], on the device."""
-        if not self._kv:  # an interruption came between the old cache and the new one
+    def run(self, host: HostBatch, carried: Carried | None = None) -> Outputs:
+        """One step -> what it gives, on the device."""
+        if self.layouts and not self._state:  # an interruption came between the old cache and the new one
             self.renew_cache()
-        for attention in self._planners:
-            host = attention.plan(host)
-        arrays: list[Array] = [*host[:FIELDS], *host.extra]  # type: ignore[list-item]  # the last field is a tuple
-        fields = len(arrays)
+        host = self._planned(host)
+        arrays = host.leaves()
         if carried is not None:
-            rows = np.full(len(host.token_ids), -1, np.int32)  # attention may have padded the step
+            rows = np.full(len(host.token_ids), -1, np.int32)  # the step may have been padded
             rows[: len(carried.rows)] = carried.rows
             arrays.append(rows)
         tensors = self.device.to_device(arrays)
-        batch = Batch(*tensors[:FIELDS], extra=tensors[FIELDS:fields])  # type: ignore[arg-type, misc]
+        batch = host.on(tensors)
         if carried is not None:
             sampled = self._from_first(carried.sampled)
-            batch = batch._replace(token_ids=self.ops.place_tokens(batch.token_ids, sampled, tensors[fields]))
-        logits, self._kv = self._step(self._kv, batch)
-        return logits
+            batch = batch._replace(token_ids=self.ops.place_tokens(batch.token_ids, sampled, tensors[-1]))
+        outputs, self._state = self._step(self._state, batch)
+        return outputs
+
+    def _planned(self, host: HostBatch) -> HostBatch:
+        """With what the mixers of each group want to know beforehand."""
+        plans = [mixer.plan(host, group) for mixer, group in zip(self._planners, host.groups, strict=True)]
+        if not any(plans):
+            return host
+        groups = [group._replace(plan=plan) for group, plan in zip(host.groups, plans, strict=True)]
+        return host._replace(groups=tuple(groups))
 
     def _from_first(self, x: Tensor) -> Tensor:
         """The first rank's x [S], on every rank; what the other ranks bring follows it."""
@@ -198,6 +211,17 @@ def _storages(tensors: Iterable[Tensor]) -> dict[int, int]:
     return {memory.data_ptr(): memory.nbytes() for memory in (tensor.untyped_storage() for tensor in tensors)}
 
 
-def _asleep(kv: KV, batch: Batch) -> tuple[Tensor, KV]:
+def _planner(mixings: Sequence[Mixing]) -> Mixer:
+    """Who plans for a group: one mixer, since all are of one class."""
+    kinds = {type(mixing.mixer) for mixing in mixings}
+    if len(kinds) > 1:
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise ValueError(
+            f"layers that keep alike are mixed by several classes here: {names}; one class plans for a group"
+        )
+    return mixings[0].mixer
+
+
+def _asleep(state: State, batch: Batch) -> tuple[Outputs, State]:
     """The step of a worker that sleeps."""
     raise RuntimeError("a step was asked of a worker that is asleep")

@@ -7,9 +7,10 @@ from torch import Tensor, nn
 
 from quintet.layers.build import Build, split_heads
 from quintet.layers.linear import Stored, columns, rows
+from quintet.layers.mixing import Cache
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary, head_dim
-from quintet.types import AttentionSpec, Batch
+from quintet.types import AttentionSpec
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Heads:
     scale: float | None = None  # None: head_dim ** -0.5
     window: int | None = None
     softcap: float | None = None
+    causal: bool = True
+    keeps: bool = True  # K and V, for later steps
     bias: bool = False  # of q, k and v
     output_bias: bool = False
     names: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj")
@@ -52,7 +55,7 @@ class SelfAttention(nn.Module):
         self._head_dim, self.rotary = shape.head_dim, rotary
         self.q_norm: nn.Module | None = None  # [T, H, D] -> [T, H, D]
         self.k_norm: nn.Module | None = None
-        self.attention = build.attention(
+        self.mixing = build.mixing(
             AttentionSpec(
                 heads=self._heads,
                 kv_heads=self._kv_heads,
@@ -63,14 +66,15 @@ class SelfAttention(nn.Module):
                 window=shape.window,
                 softcap=shape.softcap,
                 kv_dtype=build.kv_dtype,
+                causal=shape.causal,
+                source="self" if shape.keeps else "none",
             )
         )
 
-    def forward(self, x: Tensor, kv: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, cache: Cache) -> Tensor:
         q, k, v = self.project(x)
-        q, k = self._turned(q, k, batch.positions)
-        out, kv = self.attention(q, k, v, kv, batch)
-        return self.out(out.reshape(x.shape[0], -1)), kv
+        q, k = self._turned(q, k, cache.batch.positions)
+        return self.out(self.mixing(q, k, v, cache).reshape(x.shape[0], -1))
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [T, hidden] -> q [T, H, D], k and v [T, Hkv, D]."""

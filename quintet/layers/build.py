@@ -1,4 +1,4 @@
-"""What a model is built with: bound ops, attention, communicator and the few sizes that are not the checkpoint's."""
+"""What a model is built with: bound ops, mixers, communicator and the few sizes that are not the checkpoint's."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -8,11 +8,21 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from quintet.layers.mixing import Mixing
 from quintet.ops import Ops
-from quintet.platforms.interface import Attention, Communicator
+from quintet.platforms.interface import Communicator
 from quintet.types import AttentionSpec, Scheme, Weight
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a model's step gives; it is settled when the model is built."""
+
+    logits: bool = True
+    hidden: bool = False  # of the same rows, normalised
+    taps: tuple[int, ...] = ()  # layers whose output is given for each token; what the first takes in is 0
 
 
 @dataclass(frozen=True)
@@ -20,13 +30,14 @@ class Build:
     """Injected into every layer; there is no current platform."""
 
     ops: Ops
-    attention: Callable[[AttentionSpec], Attention]
+    mixing: Callable[[AttentionSpec], Mixing]
     comm: Communicator
     dtype: torch.dtype
     page_size: int
     max_model_len: int  # tokens; rotary tables reach as far
     scheme: Scheme | None = None  # of the products' weights; layers whose sizes do not fit it stay as they are
     kv_dtype: torch.dtype | None = None  # of the cache; None: dtype
+    wanted: Wanted = Wanted()
 
     layers: Mapping[str, type] = field(default_factory=dict)  # a layer's class name -> the platform's subclass of it
 

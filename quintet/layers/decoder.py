@@ -1,6 +1,6 @@
 """The trunk that decoder-only families share: embed, run the blocks, keep the rows that are asked for, normalise."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -9,37 +9,56 @@ from torch import Tensor, nn
 from quintet.layers.build import Build
 from quintet.layers.embedding import Embedding
 from quintet.layers.linear import LMHead
+from quintet.layers.mixing import Cache
 from quintet.layers.norm import RMSNorm
-from quintet.platforms.interface import KV
-from quintet.types import Batch
+from quintet.platforms.interface import State
+from quintet.types import Batch, Outputs
 
 Block = Callable[[Any, Build, int], nn.Module]  # (config, build, index) -> a module like PreNormBlock
 
 
 class Decoder(nn.Module):
-    """Token ids -> normalised hidden states of batch.logit_rows, and the cache."""
+    """A step -> normalised hidden states of its rows [L, H], and the taps that are wanted, [T, H] each."""
 
     def __init__(self, config: Any, build: Build, block: Block, scale: float = 1.0, norm_offset: float = 0.0) -> None:
         super().__init__()
         self.embed_tokens = Embedding(build, config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(block(config, build, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(build, config.hidden_size, config.rms_norm_eps, norm_offset)
-        self._ops, self._scale = build.ops.take("embedding", "scale"), scale
+        self._ops, self._scale = build.ops.take("take_rows", "scale", "add"), scale
+        self._taps = frozenset(build.wanted.taps)
 
-    def forward(self, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
-        x = self.embed_tokens(batch.token_ids)
+    def forward(self, cache: Cache) -> tuple[Tensor, list[Tensor]]:
+        x = self.embed_tokens.of(cache.batch)
         if self._scale != 1.0:
             x = self._ops.scale(x, self._scale)
-        cache = []
         residual: Tensor | None = None
-        for layer, pages in zip(self.layers, kv, strict=True):
-            x, residual, pages = layer(x, residual, pages, batch)
-            cache.append(pages)
-        wanted = batch.logit_rows
-        x = self._ops.embedding(wanted, x, 0, False)
+        taps: list[Tensor] = []
+        for index, layer in enumerate(self.layers):
+            if index in self._taps:
+                taps.append(self._sum(x, residual))
+            x, residual = layer(x, residual, cache)
+        if len(self.layers) in self._taps:
+            taps.append(self._sum(x, residual))
+        rows = cache.batch.rows
+        x = self._ops.take_rows(x, rows)
         if residual is None:
-            return self.norm(x), tuple(cache)
-        return self.norm(x, self._ops.embedding(wanted, residual, 0, False))[0], tuple(cache)
+            return self.norm(x), taps
+        return self.norm(x, self._ops.take_rows(residual, rows))[0], taps
+
+    def _sum(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        out: Tensor = x if residual is None else self._ops.add(x, residual)
+        return out
+
+
+def through(layers: nn.ModuleList, x: Tensor, cache: Cache, wanted: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
+    """x [T, H] through layers that keep no residual apart -> what comes out of the last, and the taps."""
+    taps = []
+    for index, layer in enumerate(layers):
+        if index in wanted:
+            taps.append(x)
+        x = layer(x, cache)
+    return x, [*taps, x] if len(layers) in wanted else taps
 
 
 class PreNormBlock(nn.Module):
@@ -52,11 +71,10 @@ class PreNormBlock(nn.Module):
         self.post_attention_layernorm = RMSNorm(build, config.hidden_size, config.rms_norm_eps)
         self.mlp = mlp
 
-    def forward(self, x: Tensor, residual: Tensor | None, kv: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor, residual: Tensor | None, cache: Cache) -> tuple[Tensor, Tensor]:
         x, residual = self.input_layernorm(x, residual)
-        x, kv = self.self_attn(x, kv, batch)
-        x, residual = self.post_attention_layernorm(x, residual)
-        return self.mlp(x), residual, kv
+        x, residual = self.post_attention_layernorm(self.self_attn(x, cache), residual)
+        return self.mlp(x), residual
 
 
 class SandwichBlock(nn.Module):
@@ -72,11 +90,11 @@ class SandwichBlock(nn.Module):
         self.mlp = mlp
         self.post_feedforward_layernorm = RMSNorm(build, width, eps, offset=1.0)
 
-    def forward(self, x: Tensor, residual: Tensor | None, kv: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor, residual: Tensor | None, cache: Cache) -> tuple[Tensor, Tensor]:
         x, residual = self.input_layernorm(x, residual)
-        x, kv = self.self_attn(x, kv, batch)
-        x, residual = self.pre_feedforward_layernorm(self.post_attention_layernorm(x), residual)
-        return self.post_feedforward_layernorm(self.mlp(x)), residual, kv
+        x = self.post_attention_layernorm(self.self_attn(x, cache))
+        x, residual = self.pre_feedforward_layernorm(x, residual)
+        return self.post_feedforward_layernorm(self.mlp(x)), residual
 
 
 class CausalLM(nn.Module):
@@ -84,8 +102,12 @@ class CausalLM(nn.Module):
 
     # patterns of tensors that a checkpoint may hold and no layer asks for; a head that is tied may be stored again
     ignored: ClassVar[tuple[str, ...]] = (r".*rotary_emb\.inv_freq", r"lm_head\.weight")
-    model: nn.Module
+    model: nn.Module  # the trunk: a Cache -> hidden states of the step's rows, and taps
     lm_head: LMHead
+
+    def __init__(self, build: Build) -> None:
+        super().__init__()
+        self._wanted = build.wanted
 
     @staticmethod
     def canonical(name: str) -> str:
@@ -96,10 +118,22 @@ class CausalLM(nn.Module):
     def vocab_size(self) -> int:
         return self.lm_head.vocab
 
-    def forward(self, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
-        """One step: (cache, T tokens) -> (logits [L, vocab], cache)."""
-        x, kv = self.model(kv, batch)
-        return self.lm_head(x), kv
+    def forward(self, state: State, batch: Batch) -> tuple[Outputs, State]:
+        """One step: what is kept, and T tokens -> what was wanted of it, and what is kept now."""
+        cache = Cache(state, batch)
+        x, taps = self.trunk(cache)
+        logits = self.head(x) if self._wanted.logits else None
+        return Outputs(logits, x if self._wanted.hidden else None, tuple(taps)), cache.state
+
+    def trunk(self, cache: Cache) -> tuple[Tensor, list[Tensor]]:
+        """A step -> hidden states of its rows, and taps."""
+        out: tuple[Tensor, list[Tensor]] = self.model(cache)
+        return out
+
+    def head(self, x: Tensor) -> Tensor:
+        """Hidden states [L, H] -> logits [L, vocab]."""
+        logits: Tensor = self.lm_head(x)
+        return logits
 
 
 def layer_window(config: Any, index: int) -> int | None:

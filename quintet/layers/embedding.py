@@ -3,14 +3,14 @@
 from torch import Tensor
 
 from quintet.layers.build import Build, Layer, padded, whole
-from quintet.types import Part, Weight
+from quintet.types import Batch, Part, Weight
 
 
 class Embedding(Layer):
     """Rows by id; shared out over the ranks by rows unless `replicated`."""
 
     def __init__(self, build: Build, count: int, width: int, replicated: bool = False) -> None:
-        super().__init__(build, "embedding")
+        super().__init__(build, "embedding", "place_rows")
         self._build, self._shape = build, (count, width)
         self._split = whole(count, build.size) if replicated else padded(count, build.size)
         self._partial = build.size > 1 and not replicated
@@ -24,6 +24,14 @@ class Embedding(Layer):
     def forward(self, ids: Tensor) -> Tensor:  # [T] -> [T, width]
         rows = self.ops.embedding(ids, self.weight, self._first, self._partial)
         return self._build.comm.all_reduce(rows) if self._partial else rows
+
+    def of(self, batch: Batch) -> Tensor:
+        """A step's tokens -> [T, width]; some may come as they are, in the place of their ids."""
+        rows, given = self(batch.token_ids), batch.inputs
+        if given.embeds is not None:
+            rows = self.ops.place_rows(rows, given.embeds, given.places)
+        out: Tensor = rows
+        return out
 
 
 class PositionEmbedding(Embedding):

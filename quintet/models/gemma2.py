@@ -10,15 +10,13 @@ from quintet.layers.decoder import CausalLM, Decoder, SandwichBlock, head_source
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.rope import Rotary
-from quintet.platforms.interface import KV
-from quintet.types import Batch
 
 
 class Model(CausalLM):
     """Embedding scaled by sqrt(hidden), norms that are kept around 0, every second layer with a window."""
 
     def __init__(self, config: Any, build: Build) -> None:
-        super().__init__()
+        super().__init__(build)
         refuse(config, "use_bidirectional_attention")
         rotary = Rotary(build, config.head_dim, config.rope_parameters, config.max_position_embeddings)
 
@@ -42,8 +40,6 @@ class Model(CausalLM):
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
         self._ops, self._softcap = build.ops.take("softcap"), config.final_logit_softcapping
 
-    def forward(self, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
-        logits, kv = super().forward(kv, batch)
-        if self._softcap is not None:
-            logits = self._ops.softcap(logits, self._softcap)
-        return logits, kv
+    def head(self, x: Tensor) -> Tensor:
+        logits = super().head(x)
+        return logits if self._softcap is None else self._ops.softcap(logits, self._softcap)

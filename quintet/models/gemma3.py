@@ -12,8 +12,6 @@ from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary
-from quintet.platforms.interface import KV
-from quintet.types import Batch
 
 
 class Model(CausalLM):
@@ -22,7 +20,7 @@ class Model(CausalLM):
     ignored = (*CausalLM.ignored, r"(model\.)?(vision_tower|multi_modal_projector)\..*")
 
     def __init__(self, config: Any, build: Build) -> None:
-        super().__init__()
+        super().__init__(build)
         config = getattr(config, "text_config", config)
         refuse(config, "use_bidirectional_attention")
         rotaries = {
@@ -58,8 +56,6 @@ class Model(CausalLM):
         name = re.sub(r"^(language_model\.model|model\.language_model)\.", "model.", name)
         return name.removeprefix("language_model.")
 
-    def forward(self, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
-        logits, kv = super().forward(kv, batch)
-        if self._softcap is not None:
-            logits = self._ops.softcap(logits, self._softcap)
-        return logits, kv
+    def head(self, x: Tensor) -> Tensor:
+        logits = super().head(x)
+        return logits if self._softcap is None else self._ops.softcap(logits, self._softcap)

@@ -6,13 +6,12 @@ from torch import Tensor, nn
 
 from quintet.layers.attention import Heads, SelfAttention
 from quintet.layers.build import Build
-from quintet.layers.decoder import CausalLM, refuse
+from quintet.layers.decoder import CausalLM, refuse, through
 from quintet.layers.embedding import Embedding, PositionEmbedding
 from quintet.layers.linear import LMHead, Stored
+from quintet.layers.mixing import Cache
 from quintet.layers.mlp import MLP
 from quintet.layers.norm import LayerNorm
-from quintet.platforms.interface import KV
-from quintet.types import Batch
 
 CONV = Stored(transposed=True)
 
@@ -22,7 +21,7 @@ class Block(nn.Module):
 
     def __init__(self, config: Any, build: Build, index: int) -> None:
         super().__init__()
-        self._ops = build.ops.take("add", "embedding")
+        self._ops = build.ops.take("add")
         width = config.hidden_size
         depth = index + 1 if config.scale_attn_by_inverse_layer_idx else 1
         head_dim = width // config.num_attention_heads
@@ -44,10 +43,10 @@ class Block(nn.Module):
         inner = config.n_inner or 4 * width
         self.mlp = MLP(build, width, inner, config.activation_function, ("c_fc", "c_proj"), stored=CONV)
 
-    def forward(self, x: Tensor, kv: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        branch, kv = self.attn(self.ln_1(x), kv, batch)
-        x = self._ops.add(branch, x)
-        return self._ops.add(self.mlp(self.ln_2(x)), x), kv
+    def forward(self, x: Tensor, cache: Cache) -> Tensor:
+        x = self._ops.add(self.attn(self.ln_1(x), cache), x)
+        out: Tensor = self._ops.add(self.mlp(self.ln_2(x)), x)
+        return out
 
 
 class Trunk(nn.Module):
@@ -55,19 +54,16 @@ class Trunk(nn.Module):
 
     def __init__(self, config: Any, build: Build) -> None:
         super().__init__()
-        self._ops = build.ops.take("add", "embedding")
+        self._ops, self._taps = build.ops.take("add", "take_rows"), build.wanted.taps
         self.wte = Embedding(build, config.vocab_size, config.hidden_size)
         self.wpe = PositionEmbedding(build, config.max_position_embeddings, config.hidden_size)
         self.h = nn.ModuleList(Block(config, build, i) for i in range(config.num_hidden_layers))
         self.ln_f = LayerNorm(build, config.hidden_size, config.layer_norm_epsilon)
 
-    def forward(self, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
-        x = self._ops.add(self.wte(batch.token_ids), self.wpe(batch.positions))
-        cache = []
-        for block, pages in zip(self.h, kv, strict=True):
-            x, pages = block(x, pages, batch)
-            cache.append(pages)
-        return self.ln_f(self._ops.embedding(batch.logit_rows, x, 0, False)), tuple(cache)
+    def forward(self, cache: Cache) -> tuple[Tensor, list[Tensor]]:
+        x = self._ops.add(self.wte.of(cache.batch), self.wpe(cache.batch.positions))
+        x, taps = through(self.h, x, cache, self._taps)
+        return self.ln_f(self._ops.take_rows(x, cache.batch.rows)), taps
 
 
 class Model(CausalLM):
@@ -76,7 +72,7 @@ class Model(CausalLM):
     ignored = (*CausalLM.ignored, r"transformer\.h\.\d+\.attn\.(bias|masked_bias)")  # the causal mask, stored
 
     def __init__(self, config: Any, build: Build) -> None:
-        super().__init__()
+        super().__init__(build)
         refuse(config, "add_cross_attention")
         self.transformer = Trunk(config, build)
         source = "/transformer.wte" if config.tie_word_embeddings else "/lm_head"
@@ -87,6 +83,6 @@ class Model(CausalLM):
         """The first checkpoints have no prefix."""
         return name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
 
-    def forward(self, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
-        x, kv = self.transformer(kv, batch)
-        return self.lm_head(x), kv
+    def trunk(self, cache: Cache) -> tuple[Tensor, list[Tensor]]:
+        out: tuple[Tensor, list[Tensor]] = self.transformer(cache)
+        return out

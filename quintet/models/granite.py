@@ -8,10 +8,9 @@ from quintet.layers.attention import Heads, SelfAttention
 from quintet.layers.build import Build
 from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
 from quintet.layers.linear import LMHead
+from quintet.layers.mixing import Cache
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.rope import Rotary
-from quintet.platforms.interface import KV
-from quintet.types import Batch
 
 
 class Block(PreNormBlock):
@@ -21,18 +20,18 @@ class Block(PreNormBlock):
         super().__init__(config, build, attention, mlp)
         self._ops, self._scale = build.ops.take("scale"), config.residual_multiplier
 
-    def forward(self, x: Tensor, residual: Tensor | None, kv: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor, residual: Tensor | None, cache: Cache) -> tuple[Tensor, Tensor]:
         x, residual = self.input_layernorm(x, residual)
-        x, kv = self.self_attn(x, kv, batch)
-        x, residual = self.post_attention_layernorm(self._ops.scale(x, self._scale), residual)
-        return self._ops.scale(self.mlp(x), self._scale), residual, kv
+        x = self._ops.scale(self.self_attn(x, cache), self._scale)
+        x, residual = self.post_attention_layernorm(x, residual)
+        return self._ops.scale(self.mlp(x), self._scale), residual
 
 
 class Model(CausalLM):
     """Scaled embedding, pre-norm blocks with scaled branches, rotary positions, divided logits."""
 
     def __init__(self, config: Any, build: Build) -> None:
-        super().__init__()
+        super().__init__(build)
         rotary = Rotary.of(build, config)
 
         def block(config: Any, build: Build, index: int) -> Block:
@@ -49,6 +48,6 @@ class Model(CausalLM):
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
         self._ops, self._factor = build.ops.take("scale"), 1 / config.logits_scaling
 
-    def forward(self, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
-        logits, kv = super().forward(kv, batch)
-        return self._ops.scale(logits, self._factor), kv
+    def head(self, x: Tensor) -> Tensor:
+        out: Tensor = self._ops.scale(super().head(x), self._factor)
+        return out

@@ -14,7 +14,7 @@ class Model(CausalLM):
     """Pre-norm blocks, rotary positions, a gated feed-forward; the head may be tied to the embedding."""
 
     def __init__(self, config: Any, build: Build) -> None:
-        super().__init__()
+        super().__init__(build)
         rotary = Rotary.of(build, config)
 
         def block(config: Any, build: Build, index: int) -> PreNormBlock:

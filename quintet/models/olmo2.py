@@ -8,10 +8,10 @@ from quintet.layers.attention import Heads, SelfAttention
 from quintet.layers.build import Build, split_heads
 from quintet.layers.decoder import CausalLM, Decoder, head_source
 from quintet.layers.linear import LMHead
+from quintet.layers.mixing import Cache
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import RMSNorm, ShardedRMSNorm
 from quintet.layers.rope import Rotary, head_dim
-from quintet.types import Batch
 
 
 class Block(nn.Module):
@@ -25,18 +25,17 @@ class Block(nn.Module):
         self.mlp = mlp
         self.post_feedforward_layernorm = RMSNorm(build, config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, x: Tensor, residual: Tensor | None, kv: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor, residual: Tensor | None, cache: Cache) -> tuple[Tensor, Tensor]:
         x = x if residual is None else self._ops.add(x, residual)
-        branch, kv = self.self_attn(x, kv, batch)
-        x = self._ops.add(self.post_attention_layernorm(branch), x)
-        return self.post_feedforward_layernorm(self.mlp(x)), x, kv
+        x = self._ops.add(self.post_attention_layernorm(self.self_attn(x, cache)), x)
+        return self.post_feedforward_layernorm(self.mlp(x)), x
 
 
 class Model(CausalLM):
     """Post-norm blocks, QK-norm over the whole projection, rotary positions, a gated feed-forward."""
 
     def __init__(self, config: Any, build: Build) -> None:
-        super().__init__()
+        super().__init__(build)
         rotary = Rotary.of(build, config)
         queries, keys = split_heads(config.num_attention_heads, config.num_key_value_heads, build.size)
 

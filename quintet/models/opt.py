@@ -6,13 +6,12 @@ from torch import Tensor, nn
 
 from quintet.layers.attention import Heads, SelfAttention
 from quintet.layers.build import Build, Layer, even, whole
-from quintet.layers.decoder import CausalLM
+from quintet.layers.decoder import CausalLM, through
 from quintet.layers.embedding import Embedding, PositionEmbedding
 from quintet.layers.linear import Linear, LMHead, columns, rows
+from quintet.layers.mixing import Cache
 from quintet.layers.mlp import known
 from quintet.layers.norm import LayerNorm
-from quintet.platforms.interface import KV
-from quintet.types import Batch
 
 EPS = 1e-5  # of every norm
 FIRST_ROW = 2  # of the position table; the rows before it are never looked up
@@ -44,14 +43,15 @@ class Block(Layer):
         self.final_layer_norm = _norm(config, build)
         self._kind, self._before = known(config.activation_function), config.do_layer_norm_before
 
-    def forward(self, x: Tensor, kv: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, cache: Cache) -> Tensor:
+        add = self.ops.add
         if self._before:
-            branch, kv = self.self_attn(self.self_attn_layer_norm(x), kv, batch)
-            x = self.ops.add(branch, x)
-            return self.ops.add(self._feed(self.final_layer_norm(x)), x), kv
-        branch, kv = self.self_attn(x, kv, batch)
-        x = self.self_attn_layer_norm(self.ops.add(branch, x))
-        return self.final_layer_norm(self.ops.add(self._feed(x), x)), kv
+            x = add(self.self_attn(self.self_attn_layer_norm(x), cache), x)
+            out: Tensor = add(self._feed(self.final_layer_norm(x)), x)
+            return out
+        x = self.self_attn_layer_norm(add(self.self_attn(x, cache), x))
+        normed: Tensor = self.final_layer_norm(add(self._feed(x), x))
+        return normed
 
     def _feed(self, x: Tensor) -> Tensor:
         out: Tensor = self.fc2(self.ops.activate(self.fc1(x), self._kind))
@@ -63,7 +63,7 @@ class Trunk(nn.Module):
 
     def __init__(self, config: Any, build: Build) -> None:
         super().__init__()
-        self._ops = build.ops.take("add", "embedding")
+        self._ops, self._taps = build.ops.take("add", "take_rows"), build.wanted.taps
         narrow, hidden = config.word_embed_proj_dim, config.hidden_size
         self.embed_tokens = Embedding(build, config.vocab_size, narrow)
         self.embed_positions = PositionEmbedding(build, config.max_position_embeddings, hidden, FIRST_ROW)
@@ -76,14 +76,11 @@ class Trunk(nn.Module):
             self.project_in = _projection(build, narrow, "project_in", hidden)
             self.project_out = _projection(build, hidden, "project_out", narrow)
 
-    def forward(self, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
-        x = self._ops.add(self.project_in(self.embed_tokens(batch.token_ids)), self.embed_positions(batch.positions))
-        cache = []
-        for block, pages in zip(self.layers, kv, strict=True):
-            x, pages = block(x, pages, batch)
-            cache.append(pages)
-        x = self.final_layer_norm(self._ops.embedding(batch.logit_rows, x, 0, False))
-        return self.project_out(x), tuple(cache)
+    def forward(self, cache: Cache) -> tuple[Tensor, list[Tensor]]:
+        batch = cache.batch
+        x = self._ops.add(self.project_in(self.embed_tokens.of(batch)), self.embed_positions(batch.positions))
+        x, taps = through(self.layers, x, cache, self._taps)
+        return self.project_out(self.final_layer_norm(self._ops.take_rows(x, batch.rows))), taps
 
 
 def _projection(build: Build, inputs: int, name: str, outputs: int) -> Linear:
@@ -96,7 +93,7 @@ class Model(CausalLM):
     model: nn.ModuleDict
 
     def __init__(self, config: Any, build: Build) -> None:
-        super().__init__()
+        super().__init__(build)
         self.model = nn.ModuleDict({"decoder": Trunk(config, build)})
         source = "/model.decoder.embed_tokens" if config.tie_word_embeddings else "/lm_head"
         self.lm_head = LMHead(build, config.word_embed_proj_dim, config.vocab_size, source)
@@ -106,6 +103,6 @@ class Model(CausalLM):
         """The first checkpoints have no "model."."""
         return f"model.{name}" if name.startswith("decoder.") else name
 
-    def forward(self, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
-        x, kv = self.model["decoder"](kv, batch)
-        return self.lm_head(x), kv
+    def trunk(self, cache: Cache) -> tuple[Tensor, list[Tensor]]:
+        out: tuple[Tensor, list[Tensor]] = self.model["decoder"](cache)
+        return out

@@ -14,7 +14,7 @@ class Model(CausalLM):
     """Pre-norm blocks; q, k and v are one tensor in the checkpoint, and so are the feed-forward's gate and up."""
 
     def __init__(self, config: Any, build: Build) -> None:
-        super().__init__()
+        super().__init__(build)
         rotary = Rotary.of(build, config)
 
         def block(config: Any, build: Build, index: int) -> PreNormBlock:

@@ -15,7 +15,7 @@ class Model(CausalLM):
     """Pre-norm blocks, QK-norm before the rotation, a gated feed-forward."""
 
     def __init__(self, config: Any, build: Build) -> None:
-        super().__init__()
+        super().__init__(build)
         rotary = Rotary.of(build, config)
 
         def block(config: Any, build: Build, index: int) -> PreNormBlock:

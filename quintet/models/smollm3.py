@@ -14,7 +14,7 @@ class Model(CausalLM):
     """Pre-norm blocks, positions in the layers that no_rope_layers marks with 1, a gated feed-forward."""
 
     def __init__(self, config: Any, build: Build) -> None:
-        super().__init__()
+        super().__init__(build)
         rotary = Rotary.of(build, config)
 
         def block(config: Any, build: Build, index: int) -> PreNormBlock:

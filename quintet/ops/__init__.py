@@ -11,6 +11,7 @@ from quintet.ops import (
     quantized,
     random,
     rotary,
+    rows,
     sampling,
     tokens,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "quantized",
     "random",
     "rotary",
+    "rows",
     "sampling",
     "tokens",
 ]

@@ -1,11 +1,11 @@
-"""Specifications of paged attention, and the attention that is made of nothing but these ops."""
+"""Specifications of attention, over pages and without, and the mixer that is made of nothing but these ops."""
 
 import torch
 from torch import Tensor
 
 from quintet.ops.registry import Op, Ops
-from quintet.platforms.interface import Attention
-from quintet.types import AttentionSpec, Batch, HostBatch, KVLayout
+from quintet.platforms.interface import Mixer, State
+from quintet.types import AttentionSpec, Batch, Books, Layout
 
 SCALE_BYTES = 4  # a float32 behind the numbers of an int8 row
 CACHED = (torch.int8, torch.float8_e4m3fn)  # what every provider of ours stores besides the type of the layer
@@ -17,8 +17,9 @@ def row_width(head_dim: int, dtype: torch.dtype) -> int:
 
 
 def page_shape(spec: AttentionSpec) -> tuple[int, ...]:
-    """Of one page: the tokens of a head stand side by side, so that its keys are one matrix."""
-    return 2, spec.kv_heads, spec.page_size, row_width(spec.head_dim, spec.cached)
+    """Of one page: the tokens of a head stand side by side, so that its keys are one matrix. Where V is part of K, there
+    are keys alone."""
+    return 1 if spec.shared else 2, spec.kv_heads, spec.page_size, row_width(spec.head_dim, spec.cached)
 
 
 def stored(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -46,64 +47,114 @@ def widened(rows: Tensor, head_dim: int) -> Tensor:
 
 
 @Op
-def write_kv(kv: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
-    """kv [P, 2, Hkv, page_size, row_width] with k and v [T, Hkv, D] at batch.slots [T], as stored() has it.
+def write_kv(kv: Tensor, k: Tensor, v: Tensor | None, books: Books) -> Tensor:
+    """kv [P, 2, Hkv, page_size, row_width] with k and v [T, Hkv, D] at the group's slots [T], as stored() has it; kv is
+    [P, 1, ...] without v.
 
     May write in place; use its result.
     """
-    page_size = kv.shape[3]
-    pages = torch.div(batch.slots, page_size, rounding_mode="floor")
-    kv[pages, :, :, batch.slots - pages * page_size] = stored(torch.stack([k, v], dim=1), kv.dtype)
+    page_size, slots = kv.shape[3], books.group.slots
+    pages = torch.div(slots, page_size, rounding_mode="floor")
+    rows = k[:, None] if v is None else torch.stack([k, v], dim=1)
+    kv[pages, :, :, slots - pages * page_size] = stored(rows, kv.dtype)
     return kv
 
 
 @Op
-def paged_attention(q: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
-    """q [T, H, D] over the pages of each token's request in kv [P, 2, Hkv, page_size, row_width] -> [T, H, D], in
-    float32.
+def paged_attention(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+    """q [T, H, D] over the pages of each token's request in kv [P, 2 or 1, Hkv, page_size, row_width] -> [T, H,
+    value_dim], in float32. With spec.shared, V is the beginning of K (DeepSeek-V2 2024, absorbed).
 
-    Causal by position; the window, soft-cap, slopes (Press et al. 2022, after the soft-cap) and sinks are the spec's.
-    Every token gathers its request's whole page table: short to read and to trace, and far too large for a long prompt.
+    Causal by position unless the spec says otherwise: then a token sees its request's `lengths`. The window, soft-cap,
+    slopes (Press et al. 2022, after the soft-cap) and sinks are the spec's. Every token gathers its request's whole
+    table: short to read and to trace, and far too large for a long prompt.
     """
+    batch, group = books
+    tokens = q.shape[0]
+    rows = torch.index_select(group.table, 0, batch.owners)  # [T, N]
+    cache = kv[rows].permute(0, 1, 4, 2, 3, 5).reshape(tokens, -1, kv.shape[1], spec.kv_heads, kv.shape[4])
+    wide = widened(cache, q.shape[2]).unbind(2)  # [T, S, Hkv, D] each
+    k, v = wide[0], wide[-1][..., : spec.value_dim]
+    places = torch.arange(k.shape[1], device=q.device)[None, :]
+    if spec.causal:
+        seen = places <= batch.positions[:, None]
+    else:
+        seen = places < torch.index_select(group.lengths, 0, batch.owners)[:, None]
+    return _attended(q, k, v, (places - batch.positions[:, None], seen), (spec, sinks))
+
+
+@Op
+def attention(q: Tensor, k: Tensor, v: Tensor, batch: Batch, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+    """q [T, H, D] over k and v [T, Hkv, D] of each token's own request in this step -> [T, H, D]: nothing is kept.
+
+    As paged_attention in all else. A request's tokens must all be in the step.
+    """
+    apart = batch.positions[None, :] - batch.positions[:, None]
+    seen = batch.owners[None, :] == batch.owners[:, None]
+    if spec.causal:
+        seen = seen & (apart <= 0)
+    many = (q.shape[0], *k.shape)
+    return _attended(q, k.float().expand(many), v.float().expand(many), (apart, seen), (spec, sinks))
+
+
+def _attended(
+    q: Tensor, k: Tensor, v: Tensor, places: tuple[Tensor, Tensor], layer: tuple[AttentionSpec, Tensor | None]
+) -> Tensor:
+    """q [T, H, D], k and v [T, S, Hkv, D]; places: how far each key is from each token [T, S], and who sees it."""
+    (apart, seen), (spec, sinks) = places, layer
     tokens, heads, dim = q.shape
-    rows = torch.index_select(batch.page_table, 0, batch.owners)  # [T, N]
-    cache = kv[rows].permute(0, 1, 4, 2, 3, 5).reshape(tokens, -1, 2, spec.kv_heads, kv.shape[4])
-    k, v = widened(cache, dim).unbind(2)  # [T, S, Hkv, D]
     grouped = q.float().reshape(tokens, spec.kv_heads, heads // spec.kv_heads, dim)
     scores = torch.einsum("tkgd,tskd->tkgs", grouped, k) * spec.scale
     if spec.softcap is not None:
         scores = spec.softcap * torch.tanh(scores / spec.softcap)
-    slots = torch.arange(k.shape[1], device=q.device)[None, :]
     if spec.alibi is not None:
         slopes = torch.tensor(spec.alibi, device=q.device).reshape(spec.kv_heads, -1, 1)
-        scores = scores + slopes * (slots - batch.positions[:, None])[:, None, None, :]
-    seen = slots <= batch.positions[:, None]
+        scores = scores + slopes * apart[:, None, None, :]
     if spec.window is not None:
-        seen = seen & (slots > batch.positions[:, None] - spec.window)
+        seen = seen & (apart > -spec.window) & (apart < spec.window)
     scores = torch.where(seen[:, None, None, :], scores, -1e30)
-    v = torch.where(seen[:, :, None, None], v, 0.0)  # a page may hold anything past its request's end, NaN too
+    v = torch.where(seen[:, :, None, None], v, 0.0)  # what is not seen may be anything, NaN too
     if sinks is not None:
         column = sinks.float().reshape(1, spec.kv_heads, -1, 1).expand(tokens, -1, -1, -1)
         weights = torch.cat([scores, column], dim=-1).softmax(-1)[..., :-1]
     else:
         weights = scores.softmax(-1)
-    return torch.einsum("tkgs,tskd->tkgd", weights, v).reshape(tokens, heads, dim).to(q.dtype)
+    return torch.einsum("tkgs,tskd->tkgd", weights, v).reshape(tokens, heads, -1).to(q.dtype)
 
 
-class PagedAttention(Attention):
+class PagedAttention(Mixer):
     """write_kv, then paged_attention, on pages of [2, Hkv, page_size, row_width]; nothing to plan."""
 
     def __init__(self, spec: AttentionSpec, ops: Ops) -> None:
         if spec.cached not in (spec.dtype, *CACHED):
             raise ValueError(f"a cache is of the layer's type, or {' or '.join(map(str, CACHED))}; not {spec.cached}")
-        self.layout = KVLayout(spec.cached, spec.page_size, page_shape(spec))
+        self.layouts = (layout(spec),)
         self._spec, self._write, self._attend = spec, ops.write_kv, ops.paged_attention
 
-    def plan(self, batch: HostBatch) -> HostBatch:
-        return batch
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor | None, state: State, books: Books, sinks: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        kv = self._write(state[0], k, v, books)
+        return self._attend(q, kv, books, self._spec, sinks), (kv,)
+
+
+class PlainAttention(Mixer):
+    """The op `attention`: a layer that keeps nothing."""
+
+    def __init__(self, spec: AttentionSpec, ops: Ops) -> None:
+        self._spec, self._attend = spec, ops.attention
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: Batch, sinks: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        kv = self._write(kv, k, v, batch)
-        return self._attend(q, kv, batch, self._spec, sinks), kv
+        self, q: Tensor, k: Tensor, v: Tensor | None, state: State, books: Books, sinks: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        return self._attend(q, k, v, books.batch, self._spec, sinks), state
+
+
+def layout(spec: AttentionSpec) -> Layout:
+    """What PagedAttention keeps for such a layer."""
+    return Layout(spec.cached, page_shape(spec), keeps=spec.window)
+
+
+def mixer(spec: AttentionSpec, ops: Ops) -> Mixer:
+    """The mixer that is made of the bound ops."""
+    return PlainAttention(spec, ops) if spec.source == "none" else PagedAttention(spec, ops)

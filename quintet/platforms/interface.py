@@ -1,7 +1,6 @@
 """THE page: everything that the engine may ask of a device. A platform imports this file, never the engine."""
 
 import inspect
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,15 +11,30 @@ import torch
 from torch import Tensor, nn
 
 from quintet.config import EngineConfig
-from quintet.types import AttentionSpec, Batch, Bucket, HostBatch, KVLayout, Memory, Weight
+from quintet.types import (
+    Array,
+    AttentionSpec,
+    Batch,
+    Books,
+    Estimate,
+    Extent,
+    HostBatch,
+    HostGroup,
+    Layout,
+    Memory,
+    Outputs,
+    Place,
+    Variant,
+    Weight,
+)
 
-CONTRACT_VERSION = 1  # raised when a platform that was written for the one before could break; docs/contract-changes.md
-KV = tuple[Tensor, ...]  # one tensor per cached layer, [pages, *layout.page_shape]
+CONTRACT_VERSION = 2  # raised when a platform that was written for the one before could break; docs/contract-changes.md
+State = tuple[Tensor, ...]  # all that is kept between steps, flat: each tensor [units, *layout.shape]
 ASIDE, DROPPED = 1, 2  # levels of sleep
-# -> (logits [L, V], which hold until the next step, and kv); callers keep the KV that it returns. A step may have an
-# attribute `compilations`, a function that counts the programs compiled so far, those of ops too: what proves that an
+# -> (outputs, which hold until the next step, and the state); callers keep the state that it returned. A step may have
+# an attribute `compilations`, a function that counts the programs compiled so far, those of ops too: what proves that an
 # engine which has warmed up compiles nothing more
-Step = Callable[[KV, Batch], tuple[Tensor, KV]]
+Step = Callable[[State, Batch], tuple[Outputs, State]]
 
 
 @dataclass(frozen=True)
@@ -67,16 +81,21 @@ class Device(ABC):
         """
 
     @abstractmethod
-    def allocate_kv(self, layouts: Sequence[KVLayout], pages: int) -> KV:
-        """One zeroed tensor [pages, *page_shape] per layout. Raises MemoryError with the numbers if it does not fit."""
+    def allocate(self, layouts: Sequence[Layout], units: int) -> State:
+        """One zeroed tensor [units, *shape] per layout. Raises MemoryError with the numbers if it does not fit."""
 
     @abstractmethod
     def to_device(self, arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[Tensor, ...]:
-        """Host arrays on the device, pinned and asynchronous where that exists. Nobody writes to the arrays again."""
+        """Host arrays of int32 and float32 on the device, pinned and asynchronous where that exists. The caller writes
+        to the arrays no more."""
 
     @abstractmethod
     def to_host(self, x: Tensor) -> Callable[[], Tensor]:
-        """Starts the copy of x to the host; calling the result waits for it and returns the tensor."""
+        """Starts the copy of x to the host; calling the result waits for it and returns the tensor.
+
+        What a step returned may be overwritten by the next step: a copy of it is to be started, and in the device's
+        order, before that step is.
+        """
 
     def sleep(self, level: int) -> int:
         """Gives memory back -> bytes. ASIDE: the cache is lost, weights go to the host; DROPPED: both are lost.
@@ -95,24 +114,29 @@ class CacheLost(RuntimeError):
     """Raised by a step whose cache is gone, with whatever took it: the engine makes another and computes all again."""
 
 
-class Attention(ABC):
-    """Given to one attention layer of the model when it is built: writes K and V to the cache, and attends."""
+class Mixer(ABC):
+    """Given to a layer that mixes positions when it is built: attention over what is kept, or (later) a recurrence.
 
-    layout: KVLayout
+    Layers that keep alike form a group; `batch.groups` has each group's books. A mixer is a function of its inputs, of
+    its own tensors of the state and of the step's books, and says what becomes of the state.
+    """
 
-    @abstractmethod
-    def plan(self, batch: HostBatch) -> HostBatch:
-        """Per step, outside any graph: adds to batch.extra what the kernel wants to know beforehand.
+    layouts: tuple[Layout, ...] = ()  # what it keeps; nothing: it sees the step alone
 
-        With Capabilities.overlap the step before may still run: what it reads must stay as it is. Tokens that it
-        samples are -1 in batch.token_ids.
+    def plan(self, batch: HostBatch, group: HostGroup) -> tuple[Array, ...]:
+        """Per step, outside any graph: what the kernels of this group want to know beforehand, as its `plan`.
+
+        One mixer plans for all of its class in the group. With Capabilities.overlap the step before may still run: what
+        it reads must stay as it is. Tokens that it samples are -1 in batch.token_ids.
         """
+        return ()
 
     @abstractmethod
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: Batch, sinks: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """q [T, H, D], k and v [T, Hkv, D], kv [pages, *page_shape] -> (out [T, H, D], kv)."""
+        self, q: Tensor, k: Tensor, v: Tensor | None, state: State, books: Books, sinks: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """q [T, H, D], k and v [T, Hkv, D] (v None where it is part of k), one tensor [units, *shape] for each of the
+        layouts -> (out [T, H, value_dim], those tensors)."""
 
 
 class Communicator(ABC):
@@ -212,34 +236,26 @@ class Platform(ABC):
         """Opens the rank-th device of this platform; on an SPMD platform, all that the config asks for."""
 
     @abstractmethod
-    def connect(self, rank: int, size: int, endpoint: str) -> Communicator:
-        """Joins the ranks that meet at the endpoint; blocks until all have come. Size 1 needs no endpoint."""
+    def connect(self, place: Place) -> Communicator:
+        """Joins the ranks that meet at the place's endpoint; blocks until all have come. Size 1 needs no endpoint."""
 
     @abstractmethod
-    def attention(self, spec: AttentionSpec, ops: Any, rank: int) -> Attention:
-        """The attention for such a layer, on the rank's ops; or ValueError with *all* the reasons why there is none."""
+    def mixer(self, spec: AttentionSpec, ops: Any, rank: int) -> Mixer:
+        """The mixer for such a layer, on the rank's ops; or ValueError with *all* the reasons why there is none."""
 
     @abstractmethod
     def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Slices by rank (or shards by mesh), repacks and uploads: checkpoint tensors -> the layer's attributes."""
 
-    def placed_bytes(self, weight: Weight) -> int:
-        """What place() will make of it on one device: the memory plan is made before anything is read."""
-        return math.prod(weight.shape) * weight.dtype.itemsize
+    def estimate(self, model: nn.Module, weights: Sequence[Weight], extent: Extent) -> Estimate:
+        """What the model will take on one device, and the steps that are captured or padded to where shapes are free:
+        the memory plan is made before anything is read."""
+        return Estimate(sum(weight.nbytes for weight in weights), extent.workspace)
 
     @abstractmethod
-    def compile(self, model: nn.Module, buckets: Iterable[Bucket]) -> Step:
-        """The step: captured per bucket, traced, or eager. `buckets` is empty where shapes are free; going through it
-        shows the progress to the user."""
-
-    def captures(self, pages: int) -> Sequence[Bucket]:
-        """Where shapes are free: decode steps that are captured when they first come, of requests with up to so many
-        pages. With `capture_ahead` the engine runs one of each before it serves, in this order."""
-        return ()
-
-    def captured_bytes(self, model: nn.Module, pages: int) -> int:
-        """What those captures take on one device, beside the workspace of the largest: the memory plan counts it."""
-        return 0
+    def compile(self, model: nn.Module, variants: Iterable[Variant]) -> Step:
+        """The step: compiled per variant, captured, or eager. With fixed shapes `variants` are all the steps that come,
+        else those of estimate(); going through them shows the progress to the user."""
 
 
 def _check_member(cls: type, attribute: str, value: Any) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quintet.ops.attention import paged_attention, widened
-from quintet.types import AttentionSpec, Batch
+from quintet.types import AttentionSpec, Books
 
 SPLIT = 128  # tokens of context per block; page sizes divide it
 ROWS = 4
@@ -29,22 +29,23 @@ class Queries:
 
 
 @paged_attention.provide("torch")
-def _paged_attention(q: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+def _paged_attention(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
     """Requests with one token go together, the others one by one."""
+    batch, group = books
     starts = batch.starts.tolist()
     counts = [last - first for first, last in zip(starts[:-1], starts[1:], strict=True)]
     out = torch.empty_like(q)
     single = [r for r, count in enumerate(counts) if count == 1]
     if single:
         rows = [starts[r] for r in single]
-        group = _queries(
-            q[rows][:, None], batch.positions[rows][:, None], batch.page_table[single], batch.lengths[single]
+        together = _queries(
+            q[rows][:, None], batch.positions[rows][:, None], group.table[single], group.lengths[single]
         )
-        out[rows] = _attend(group, kv, spec, sinks)[:, 0]
+        out[rows] = _attend(together, kv, spec, sinks)[:, 0]
     for r, count in enumerate(counts):
         if count > 1:
             own, row = slice(starts[r], starts[r + 1]), slice(r, r + 1)
-            alone = _queries(q[None, own], batch.positions[None, own], batch.page_table[row], batch.lengths[row])
+            alone = _queries(q[None, own], batch.positions[None, own], group.table[row], group.lengths[row])
             out[own] = _attend(alone, kv, spec, sinks)[0]
     return out
 

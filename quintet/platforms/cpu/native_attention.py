@@ -10,7 +10,7 @@ from torch import Tensor
 from quintet.ops.attention import page_shape, paged_attention, row_width, write_kv
 from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.native import extension
-from quintet.types import AttentionSpec, Batch
+from quintet.types import AttentionSpec, Batch, Books, Group
 
 SERVED = (torch.float32, torch.bfloat16, torch.float16)
 QUANTIZED = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
@@ -27,21 +27,23 @@ def probe() -> str | None:
     spec = AttentionSpec(1, 1, 8, 1.0, torch.float32, 16)
     k, v, kv = torch.ones(1, 1, 8), torch.arange(8.0).reshape(1, 1, 8), torch.zeros(2, 2, 1, 16, 8)
     none, one = torch.zeros(1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
-    batch = Batch(none, none, 16 * one, none, torch.cat([none, one]), one, one[None], none)
-    out = _paged_attention(k, _write_kv(kv, k, v, batch), batch, spec, None)
+    group = Group(16 * one, one[None], one)
+    books = Books(Batch(none, none, none, torch.cat([none, one]), none, (group,)), group)
+    out = _paged_attention(k, _write_kv(kv, k, v, books), books, spec, None)
     return None if torch.equal(out, v) else f"attention to one token gave {out.tolist()}, not its values"
 
 
 @write_kv.provide("native", probe)
-def _write_kv(kv: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
+def _write_kv(kv: Tensor, k: Tensor, v: Tensor | None, books: Books) -> Tensor:
     """In place."""
+    assert v is not None
     pages, _, heads, size, width = kv.shape
     if not kv.is_contiguous():
         raise ValueError("the cache is not contiguous")
     if kv.dtype not in QUANTIZED:
         k, v = _rows(k, kv.dtype), _rows(v, kv.dtype)
     k, v = _rows(k, k.dtype), _rows(v, k.dtype)
-    slots, bytes_ = batch.slots, k.element_size()
+    slots, bytes_ = books.group.slots, k.element_size()
     if k.shape != v.shape or slots.shape[0] != k.shape[0] or k.shape[1] != heads or _width(k, kv) != width:
         raise ValueError(
             f"k {tuple(k.shape)}, v {tuple(v.shape)} and {len(slots)} slots do not fit a cache of {kv.shape}"
@@ -54,19 +56,20 @@ def _write_kv(kv: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
 
 
 @paged_attention.provide("native", probe)
-def _paged_attention(q: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+def _paged_attention(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
     if kv.dtype != spec.cached or not kv.is_contiguous():
         raise ValueError(f"the cache is {kv.dtype}, contiguous: {kv.is_contiguous()}, and must be {spec.cached}")
     if q.shape[1:] != (spec.heads, spec.head_dim) or kv.shape[1:] != page_shape(spec):
         raise ValueError(f"q {tuple(q.shape)} and a cache of {tuple(kv.shape)} do not fit {spec}")
     q = _rows(q, q.dtype)
     out = empty(q.shape, q.dtype)
-    table, starts = batch.page_table, batch.starts
+    batch, group = books
+    table, starts = group.table, batch.starts
     if sinks is not None:
         sinks = sinks.float().contiguous()
     _layer(spec, q.dtype)(
         out.data_ptr(), q.data_ptr(), q.stride(0), kv.data_ptr(), kv.shape[0], _address(batch.positions),
-        _address(starts), _address(batch.lengths), _address(table), q.shape[0], table.shape[0], table.shape[1],
+        _address(starts), _address(group.lengths), _address(table), q.shape[0], table.shape[0], table.shape[1],
         0 if sinks is None else sinks.data_ptr(), 0 if spec.alibi is None else _slopes(spec.alibi).data_ptr(),
     )  # fmt: skip
     return out

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from quintet.ops.embedding import embedding
+from quintet.ops.rows import take_rows
 from quintet.platforms.cpu import quantized
 from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.native import extension, indices, missing
@@ -35,3 +36,10 @@ def _embedding(ids: Tensor, weight: Tensor, first: int, partial: bool) -> Tensor
         first if partial else 0, partial,
     )  # fmt: skip
     return out
+
+
+@take_rows.provide("native", probe)
+def _take_rows(x: Tensor, rows: Tensor) -> Tensor:
+    """ValueError for a row that there is not."""
+    taken: Tensor = _embedding(rows, x, 0, False)
+    return taken

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from quintet.config import SCHEMES, EngineConfig, read_environment
-from quintet.ops.attention import PagedAttention
+from quintet.ops.attention import mixer
 from quintet.ops.quantize import quantize
 from quintet.platforms.cpu import linear as native_linear
 from quintet.platforms.cpu import providers, quantized
@@ -21,17 +21,29 @@ from quintet.platforms.cpu.features import describe
 from quintet.platforms.cpu.replay import Replay
 from quintet.platforms.host import host_memory, threads
 from quintet.platforms.interface import (
-    KV,
     Alone,
-    Attention,
     Capabilities,
     Communicator,
     Device,
+    Mixer,
     Platform,
+    State,
     Step,
     Unavailable,
 )
-from quintet.types import AttentionSpec, Batch, Bucket, KVLayout, Memory, Scheme, Weight
+from quintet.types import (
+    AttentionSpec,
+    Batch,
+    Estimate,
+    Extent,
+    Layout,
+    Memory,
+    Outputs,
+    Place,
+    Scheme,
+    Variant,
+    Weight,
+)
 
 GIB = 2**30
 KV_SHARE = 0.5  # of the memory that may be used, at most: host memory is everybody's
@@ -45,14 +57,14 @@ class CPUDevice(Device):
     def memory(self) -> Memory:
         return host_memory()
 
-    def allocate_kv(self, layouts: Sequence[KVLayout], pages: int) -> KV:
-        need, free = sum(layout.page_bytes for layout in layouts) * pages, self.memory().free
+    def allocate(self, layouts: Sequence[Layout], units: int) -> State:
+        need, free = sum(layout.nbytes for layout in layouts) * units, self.memory().free
         if need > free:
             raise MemoryError(
-                f"KV cache of {pages} pages needs {need / GIB:.2f} GiB, {free / GIB:.2f} GiB of host memory are free; "
+                f"KV cache of {units} pages needs {need / GIB:.2f} GiB, {free / GIB:.2f} GiB of host memory are free; "
                 "lower kv_cache_memory_bytes or max_model_len"
             )
-        return tuple(_zeros((pages, *layout.page_shape), layout.dtype) for layout in layouts)
+        return tuple(_zeros((units, *layout.shape), layout.dtype) for layout in layouts)
 
     def to_device(self, arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[Tensor, ...]:
         return tuple([torch.from_numpy(array) for array in arrays])
@@ -111,13 +123,13 @@ class CPU(Platform):
             _set_threads(_granted())  # weights are packed by all
         return CPUDevice()
 
-    def connect(self, rank: int, size: int, endpoint: str) -> Communicator:
-        if size != 1:
-            raise ValueError(f"{size} ranks asked for, and this platform has one device")
+    def connect(self, place: Place) -> Communicator:
+        if place.size != 1:
+            raise ValueError(f"{place.size} ranks asked for, and this platform has one device")
         return Alone()
 
-    def attention(self, spec: AttentionSpec, ops: Any, rank: int) -> Attention:
-        return PagedAttention(spec, ops)
+    def mixer(self, spec: AttentionSpec, ops: Any, rank: int) -> Mixer:
+        return mixer(spec, ops)
 
     def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         if weight.scheme is not None:
@@ -142,7 +154,10 @@ class CPU(Platform):
         except ValueError as error:
             raise ValueError(f"{weight.parts[0].source} cannot be quantized: {error}") from None
 
-    def placed_bytes(self, weight: Weight) -> int:
+    def estimate(self, model: nn.Module, weights: Sequence[Weight], extent: Extent) -> Estimate:
+        return Estimate(sum(map(self._placed_bytes, weights)), extent.workspace)
+
+    def _placed_bytes(self, weight: Weight) -> int:
         if weight.scheme is not None and _packs():
             return quantized.packed_bytes(weight.shape, weight.scheme)
         if weight.scheme is not None:
@@ -150,9 +165,9 @@ class CPU(Platform):
             return outputs * inputs * weight.scheme.bits // 8 + 4 * outputs * inputs // (weight.scheme.group or inputs)
         if _packs() and (weight.use == "linear" or _looks_up_packed(weight)):
             return native_linear.packed_bytes(weight.shape, weight.dtype)
-        return super().placed_bytes(weight)
+        return weight.nbytes
 
-    def compile(self, model: nn.Module, buckets: Iterable[Bucket]) -> Step:
+    def compile(self, model: nn.Module, variants: Iterable[Variant]) -> Step:
         small = sum(weight.numel() for weight in model.parameters()) < WORTH_THREADS
         count, extension = 1 if small else _granted(), _extension()
         # torch's threads spin on our cores after each of its ops: where the products are ours, it gets one
@@ -161,12 +176,12 @@ class CPU(Platform):
         run = model if extension is None or self._config.enforce_eager else Replay(model, extension)
 
         @torch.inference_mode()
-        def step(kv: KV, batch: Batch) -> tuple[Tensor, KV]:
+        def step(state: State, batch: Batch) -> tuple[Outputs, State]:
             if torch.get_num_threads() != torchs:  # another engine of this process runs with another number
                 torch.set_num_threads(torchs)
             if extension is not None and extension.threads() != count:
                 _set_threads(count)
-            result: tuple[Tensor, KV] = run(kv, batch)
+            result: tuple[Outputs, State] = run(state, batch)
             return result
 
         return step

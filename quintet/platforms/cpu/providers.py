@@ -22,7 +22,8 @@ PRIORITY: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("greedy", "sample", "top_logprobs", "filter_logits"), ("native", "torch")),
     "gumbel": ("torch",),  # the logarithm of the specification, to the bit
     **dict.fromkeys(("penalize", "bias_tokens", "ban_tokens", "keep_tokens"), ("native", "torch")),
-    **dict.fromkeys(("rms_norm", "add_rms_norm", "layer_norm", "rotary", "norm_rotary", "embedding"), ("native",)),
+    **dict.fromkeys(("rms_norm", "add_rms_norm", "layer_norm", "rotary", "norm_rotary"), ("native",)),
+    **dict.fromkeys(("embedding", "take_rows"), ("native",)),
     **dict.fromkeys(("add", "scale", "softcap", "write_kv", "widen", "scale_logits"), ("native",)),
     **dict.fromkeys(("route", "route_grouped", "grouped_linear", "experts"), ("native",)),
     **dict.fromkeys(("linear_int8", "linear_int4", "linear_w8a8", "linear_w4a8"), ("native",)),

@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from quintet.platforms.cpu.arena import Arena, lending
-from quintet.platforms.interface import KV
-from quintet.types import Batch
+from quintet.platforms.interface import State
+from quintet.types import Batch, Outputs, leaves
 
 logger = logging.getLogger(__name__)
 
-Model = Callable[[KV, Batch], tuple[Tensor, KV]]
+Model = Callable[[State, Batch], tuple[Outputs, State]]
 
 KEPT = 64  # graphs; who was not used for longest goes first
 MOST_TOKENS = (
@@ -36,7 +36,7 @@ class Size(NamedTuple):
     tokens: int
     requests: int
     rows: int
-    pages: int  # at most
+    pages: tuple[int, ...]  # of each group, at most
 
 
 class Graph(NamedTuple):
@@ -44,7 +44,7 @@ class Graph(NamedTuple):
 
     calls: Any  # quintet._cpu.Graph
     inputs: tuple[np.ndarray[Any, Any], ...]  # the batch's arrays, in Batch's order
-    logits: Tensor
+    outputs: Outputs
 
 
 class Replay:
@@ -55,30 +55,30 @@ class Replay:
         self._arena = Arena()
         self._graphs: OrderedDict[Size, Graph] = OrderedDict()
         self._seen: set[Size] = set()
-        self._kv: KV = ()
+        self._state: State = ()
         self.refused: str | None = None  # why steps stay eager
 
-    def __call__(self, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
+    def __call__(self, state: State, batch: Batch) -> tuple[Outputs, State]:
         if self.refused is not None:
-            return self._model(kv, batch)
-        if kv is not self._kv:
-            self._use(kv)
+            return self._model(state, batch)
+        if state is not self._state:
+            self._use(state)
         size = _size(batch)
         graph = self._graphs.get(size)
         if graph is not None:
             self._graphs.move_to_end(size)
             _fill(graph.inputs, batch)
             graph.calls.run()
-            return graph.logits, kv
+            return graph.outputs, state
         if not self._worth(size):
-            return self._model(kv, batch)
-        return self._record(size, kv, batch), kv
+            return self._model(state, batch)
+        return self._record(size, state, batch), state
 
-    def _use(self, kv: KV) -> None:
-        """Another cache than before: graphs hold its addresses."""
-        if [pages.data_ptr() for pages in kv] != [pages.data_ptr() for pages in self._kv]:
+    def _use(self, state: State) -> None:
+        """Another state than before: graphs hold its addresses."""
+        if [each.data_ptr() for each in state] != [each.data_ptr() for each in self._state]:
             self._graphs.clear()
-        self._kv = kv
+        self._state = state
 
     def _worth(self, size: Size) -> bool:
         """A step in which all decode comes again at once; others may be the only ones of their size."""
@@ -90,47 +90,57 @@ class Replay:
         self._seen.add(size)
         return again
 
-    def _record(self, size: Size, kv: KV, batch: Batch) -> Tensor:
+    def _record(self, size: Size, state: State, batch: Batch) -> Outputs:
         """Runs the step on memory that stays, and keeps its calls."""
         inputs, mine = _own(size, batch)
         calls, watch = self._extension.Graph(), _Watch()
         with lending(self._arena), _recording(calls), watch:
-            logits, _ = self._model(kv, mine)
-        if watch.found or batch.extra:
-            found = ", ".join(sorted(watch.found)) or "what its attention plans"
+            outputs, _ = self._model(state, mine)
+        if watch.found:
+            found = ", ".join(sorted(watch.found))
             self.refused = f"a replay would leave out {found}"
             self._graphs.clear()
             logger.info("steps stay eager: %s", self.refused)
-            return logits
+            return outputs
         while len(self._graphs) >= KEPT:
             self._graphs.popitem(last=False)
-        self._graphs[size] = Graph(calls, inputs, logits)
-        return logits
+        self._graphs[size] = Graph(calls, inputs, outputs)
+        return outputs
 
 
 def _size(batch: Batch) -> Size:
-    requests, pages = batch.page_table.shape
-    width = LEAST_PAGES if pages <= LEAST_PAGES else 1 << (pages - 1).bit_length()
-    return Size(batch.token_ids.shape[0], requests, batch.logit_rows.shape[0], width)
+    pages = tuple(_width(group.table.shape[1]) for group in batch.groups)
+    return Size(batch.token_ids.shape[0], batch.starts.shape[0] - 1, batch.rows.shape[0], pages)
+
+
+def _width(pages: int) -> int:
+    return LEAST_PAGES if pages <= LEAST_PAGES else 1 << (pages - 1).bit_length()
 
 
 def _own(size: Size, batch: Batch) -> tuple[tuple[np.ndarray[Any, Any], ...], Batch]:
     """Arrays of the graph's own with what the batch holds, and the same as tensors."""
-    shapes: list[tuple[int, ...]] = [x.shape for x in _arrays(batch)]
-    shapes[Batch._fields.index("page_table")] = (size.requests, size.pages)
-    arrays = tuple(np.zeros(shape, np.int32) for shape in shapes)
+    wide = batch._replace(
+        groups=tuple(
+            group._replace(table=group.table.new_zeros((size.requests, pages)))
+            for group, pages in zip(batch.groups, size.pages, strict=True)
+        )
+    )
+    mine = _mapped(wide, torch.clone)
+    arrays = tuple(leaf.numpy() for leaf in leaves(mine))
     _fill(arrays, batch)
-    tensors: list[Any] = [torch.from_numpy(array) for array in arrays]
-    return arrays, Batch(*tensors)._replace(extra=batch.extra)
+    return arrays, mine
 
 
-def _arrays(batch: Batch) -> tuple[Any, ...]:
-    """All but `extra`, the last."""
-    return batch[:-1]
+def _mapped(x: Any, call: Callable[[Tensor], Tensor]) -> Any:
+    """The same batch, or part of one, of other tensors."""
+    if isinstance(x, tuple):
+        parts = [_mapped(each, call) for each in x]
+        return type(x)(*parts) if hasattr(x, "_fields") else tuple(parts)
+    return None if x is None else call(x)
 
 
 def _fill(arrays: tuple[np.ndarray[Any, Any], ...], batch: Batch) -> None:
-    for array, x in zip(arrays, _arrays(batch), strict=True):
+    for array, x in zip(arrays, leaves(batch), strict=True):
         if array.ndim == 1:
             array[:] = x.numpy()
         else:

@@ -8,20 +8,20 @@ import torch
 from torch import Tensor, nn
 
 from quintet.config import EngineConfig
-from quintet.ops.attention import PagedAttention
+from quintet.ops.attention import mixer
 from quintet.ops.sampling import greedy
 from quintet.platforms.interface import (
-    KV,
     Alone,
-    Attention,
     Capabilities,
     Communicator,
     Device,
+    Mixer,
     Platform,
+    State,
     Step,
     Unavailable,
 )
-from quintet.types import AttentionSpec, Batch, Bucket, KVLayout, Memory, Weight
+from quintet.types import AttentionSpec, Batch, Layout, Memory, Outputs, Place, Variant, Weight
 
 TOTAL = 64 * 2**30  # bytes that it claims to have
 
@@ -35,12 +35,12 @@ class NullDevice(Device):
     def memory(self) -> Memory:
         return Memory(TOTAL - self._used, TOTAL, self._used)
 
-    def allocate_kv(self, layouts: Sequence[KVLayout], pages: int) -> KV:
-        need = pages * sum(layout.page_bytes for layout in layouts)
+    def allocate(self, layouts: Sequence[Layout], units: int) -> State:
+        need = units * sum(layout.nbytes for layout in layouts)
         if need > TOTAL - self._used:
             raise MemoryError(f"KV cache needs {need} bytes, {TOTAL - self._used} are free; lower max_model_len")
         self._used += need
-        return tuple(torch.empty((pages, 0)) for _ in layouts)
+        return tuple(torch.empty((units, 0)) for _ in layouts)
 
     def to_device(self, arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[Tensor, ...]:
         return tuple([torch.from_numpy(array) for array in arrays])
@@ -80,24 +80,24 @@ class Null(Platform):
     def open(self, rank: int) -> Device:
         return NullDevice()
 
-    def connect(self, rank: int, size: int, endpoint: str) -> Communicator:
+    def connect(self, place: Place) -> Communicator:
         return Alone()
 
-    def attention(self, spec: AttentionSpec, ops: Any, rank: int) -> Attention:
-        return PagedAttention(spec, ops)
+    def mixer(self, spec: AttentionSpec, ops: Any, rank: int) -> Mixer:
+        return mixer(spec, ops)
 
     def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return {weight.name: torch.empty(0)}
 
-    def compile(self, model: nn.Module, buckets: Iterable[Bucket]) -> Step:
+    def compile(self, model: nn.Module, variants: Iterable[Variant]) -> Step:
         vocab: int = model.vocab_size  # type: ignore[assignment]  # every model has it; nn.Module hides the type
 
-        def step(kv: KV, batch: Batch) -> tuple[Tensor, KV]:
-            rows = batch.logit_rows.numpy()  # NumPy's calls cost a fraction of torch's, and nothing else is done here
+        def step(state: State, batch: Batch) -> tuple[Outputs, State]:
+            rows = batch.rows.numpy()  # NumPy's calls cost a fraction of torch's, and nothing else is done here
             token_ids, positions = batch.token_ids.numpy()[rows], batch.positions.numpy()[rows]
             logits = np.zeros((len(rows), vocab), np.float32)
             logits[np.arange(len(rows)), following(token_ids, positions, vocab)] = 10
-            return torch.from_numpy(logits), kv
+            return Outputs(torch.from_numpy(logits)), state
 
         return step
 

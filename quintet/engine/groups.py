@@ -1,0 +1,87 @@
+"""Groups of layers that keep alike, and where each layer's tensors lie in the state.
+
+Pages come out of one pool, and a page of any group takes the same bytes: the groups have equally many layers, and the
+j-th layers of all groups share one tensor of the state, in which each page belongs to one group at a time (as in
+vLLM's hybrid cache). Layers whose tensors differ in shape share none: each page then lies in all of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quintet.layers.mixing import Mixing
+from quintet.types import Layout
+
+ALIKE = 1.25  # the largest kind of layers has so many times the smallest at most, where all make one group each
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """What one group keeps of each request."""
+
+    window: int | None = None  # positions that later tokens can see; None: all
+
+    def first(self, computed: int) -> int:
+        """The first position that the token after `computed` of them can see."""
+        return 0 if self.window is None else max(0, computed - self.window + 1)
+
+    def pages(self, tokens: int, page_size: int, step: int) -> int:
+        """The most that a request of so many tokens holds, where it has `step` tokens in a step at most: behind a
+        window, what the step's first token sees and the step itself, a stretch that may begin within a page."""
+        whole = -(-tokens // page_size)
+        return whole if self.window is None else min(whole, -(-(self.window - 1 + step) // page_size) + 1)
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """The groups of a model, and one layout for each tensor of its state."""
+
+    groups: tuple[Keeping, ...]
+    layouts: tuple[Layout, ...]
+
+    @property
+    def indices(self) -> range:
+        return range(len(self.groups))
+
+    @property
+    def page_bytes(self) -> int:
+        """What a page of one group takes, on one device."""
+        return sum(layout.nbytes for layout in self.layouts)
+
+    def pages(self, tokens: int, page_size: int, step: int) -> int:
+        """The most that a request of so many tokens holds, over all groups."""
+        return sum(kept.pages(tokens, page_size, step) for kept in self.groups)
+
+
+def arrange(mixings: Sequence[Mixing]) -> Arrangement:
+    """Settles the group and the places of every mixing of a model."""
+    kinds: dict[int | None, list[Mixing]] = {}
+    for mixing in mixings:
+        if mixing.layouts:
+            kinds.setdefault(_keeps(mixing), []).append(mixing)
+    if not kinds:
+        return Arrangement((), ())
+    shapes = {tuple((each.dtype, each.shape, each.shares) for each in m.layouts) for ms in kinds.values() for m in ms}
+    groups = _cut(kinds) if len(shapes) == 1 else list(kinds.items())
+    layouts: list[Layout] = []
+    for index, (_, members) in enumerate(groups):
+        place = 0 if len(shapes) == 1 else len(layouts)
+        for mixing in members:
+            mixing.group, mixing.places = index, range(place, place + len(mixing.layouts))
+            place += len(mixing.layouts)
+            if place > len(layouts):
+                layouts += mixing.layouts
+    return Arrangement(tuple(Keeping(keeps) for keeps, _ in groups), tuple(layouts))
+
+
+def _keeps(mixing: Mixing) -> int | None:
+    keeps = {layout.keeps for layout in mixing.layouts}
+    if len(keeps) > 1 or {layout.unit for layout in mixing.layouts} != {"page"}:
+        raise ValueError(f"a layer keeps {mixing.layouts}: pages of one window are all that is kept here")
+    return next(iter(keeps))
+
+
+def _cut(kinds: dict[int | None, list[Mixing]]) -> list[tuple[int | None, list[Mixing]]]:
+    """Groups of equally many layers: as many as the rarest kind has, or the commonest where they are nearly as many."""
+    counts = [len(members) for members in kinds.values()]
+    size = max(counts) if max(counts) <= ALIKE * min(counts) else min(counts)
+    return [(keeps, ms[first : first + size]) for keeps, ms in kinds.items() for first in range(0, len(ms), size)]

@@ -1,0 +1,186 @@
+"""The pages of requests, by group: reserved as they grow, found again by what they hold, given back behind a window.
+
+A request holds one list of pages per group. What no later token of a group can see is 0 there, from the left.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from quintet.engine.groups import Keeping
+from quintet.engine.pages import DUMP, PagePool
+from quintet.engine.request import Request
+
+
+@dataclass(frozen=True)
+class Found:
+    """A beginning of a request that is cached: so many tokens, and the pages of it that are needed, by group."""
+
+    tokens: int = 0
+    pages: tuple[list[int], ...] = ()
+    losses: int = -1  # the pool's, when it was looked up
+    following: bytes = b""  # the hash that would have made it longer
+
+
+@dataclass
+class Tables:
+    """What requests hold of one pool."""
+
+    pool: PagePool
+    page_size: int
+    groups: tuple[Keeping, ...] = (Keeping(),)
+    step: int = 1  # tokens of one request in a step, at most
+    generation: int = field(default=0, init=False)  # of what is cached; no page is found in a later one
+    _windows: tuple[int, ...] = field(default=(), init=False)  # groups that forget
+
+    def __post_init__(self) -> None:
+        self._windows = tuple(index for index, kept in enumerate(self.groups) if kept.window is not None)
+
+    def missing(self, request: Request, upto: int) -> int:
+        """Pages that it lacks for its first `upto` tokens."""
+        return sum(max(0, self.count(upto) - len(pages)) for pages in request.pages)
+
+    def count(self, tokens: int) -> int:
+        """Pages that hold so many tokens, in one group."""
+        return -(-tokens // self.page_size)
+
+    def reserve(self, request: Request, upto: int) -> None:
+        """Pages for its first `upto` tokens; the caller has seen that so many are free."""
+        for index, pages in enumerate(request.pages):
+            need = self.count(upto) - len(pages)
+            if need > 0:
+                pages += self.pool.take(need)
+                request.rows[index] = None
+
+    def find(self, request: Request) -> Found:
+        """The longest beginning that is cached, but for the last token, which is computed to have logits. A request that
+        waits asks in every step, and is told what it was told as long as that holds."""
+        if not self.pool.caching or request.wants_scores:
+            return Found(pages=tuple([] for _ in self.groups))
+        known = request.found
+        if known is not None and known.losses == self.pool.losses and not self.pool.has(known.following):
+            return known
+        chain = self._chain(request, len(request.token_ids) - 1)
+        count = self._longest(chain)
+        pages = tuple(self._needed(chain, count, index) for index in range(len(self.groups)))
+        following = _own(chain[count], 0) if count < len(chain) else b""
+        request.found = Found(count * self.page_size, pages, self.pool.losses, following)
+        return request.found
+
+    def _longest(self, chain: Sequence[bytes]) -> int:
+        """Pages of the longest beginning of which each group has what the next token sees."""
+        count, before = len(chain), -1
+        while count != before:
+            before = count
+            for index in range(len(self.groups)):
+                count = self._covered(chain, count, index)
+        return count
+
+    def _covered(self, chain: Sequence[bytes], count: int, index: int) -> int:
+        """`count` pages or, if the group lacks one that the next token sees, those before it: no more would do. All of
+        them are wanted from the left where all are seen, and from the right where a window is."""
+        first = self.groups[index].first(count * self.page_size) // self.page_size
+        places = range(first, count) if self.groups[index].window is None else range(count - 1, first - 1, -1)
+        return next((at for at in places if not self.pool.has(_own(chain[at], index))), count)
+
+    def _needed(self, chain: Sequence[bytes], count: int, index: int) -> list[int]:
+        first = self.groups[index].first(count * self.page_size) // self.page_size
+        return [DUMP] * first + [self.pool.page(_own(chain[at], index)) for at in range(first, count)]
+
+    def _chain(self, request: Request, tokens: int) -> list[bytes]:
+        """The hashes of the full pages among its first `tokens`. The generation is part of the root."""
+        if request.generation != self.generation and not request.pages:
+            request.page_hashes, request.generation = [], self.generation
+        known = len(request.token_ids) - request.num_unknown
+        if len(request.page_hashes) < known // self.page_size:
+            ids = request.token_ids[:known] if request.num_unknown else request.token_ids
+            extend_chain(request.page_hashes, ids, self.page_size, request.salt + b"%d" % request.generation)
+        return request.page_hashes[: tokens // self.page_size]
+
+    def fits(self, found: Found, upto: int, whole: int) -> bool:
+        """Whether a request that begins with what was found has room for its first `upto` tokens and, step by step, for
+        all `whole` of them, forgetting behind windows as it goes."""
+        held = sum(1 for pages in found.pages for page in pages if page != DUMP and self.pool.is_free(page))
+        now, have, need = self.count(upto), self.count(found.tokens), 0
+        for kept, pages in zip(self.groups, found.pages, strict=True):
+            most = kept.pages(whole, self.page_size, self.step)
+            need += max(now - have, most - sum(page != DUMP for page in pages))
+        return need <= self.pool.num_free - held
+
+    def hold(self, request: Request, found: Found) -> None:
+        """The request begins with what was found."""
+        for pages in found.pages:
+            self.pool.hold(page for page in pages if page != DUMP)
+        request.pages = [list(pages) for pages in found.pages]
+        request.trimmed = [sum(page == DUMP for page in pages) for pages in found.pages]
+        request.rows, request.found = [None] * len(self.groups), None
+        request.num_computed, request.num_committed = found.tokens, self.count(found.tokens)
+
+    def commit(self, request: Request, full: int) -> list[int]:
+        """Its first `full` pages of each group can be found from now on -> those that were entered."""
+        chain, entered = self._chain(request, full * self.page_size), []
+        places = range(request.num_committed, full) if request.generation == self.generation else ()
+        for index, pages in enumerate(request.pages):
+            for at in places:
+                if pages[at] != DUMP and self.pool.commit(pages[at], _own(chain[at], index)):
+                    entered.append(pages[at])
+        request.num_committed = full
+        return entered
+
+    def trim(self, request: Request) -> None:
+        """Gives back the pages that no later token of their group can see."""
+        for index in self._windows:
+            pages, trimmed = request.pages[index], request.trimmed[index]
+            first = min(self.groups[index].first(request.num_computed) // self.page_size, len(pages))
+            if first > trimmed:
+                self.pool.release(pages[trimmed:first])
+                pages[trimmed:first] = [DUMP] * (first - trimmed)
+                request.trimmed[index], request.rows[index] = first, None
+
+    def release(self, request: Request) -> None:
+        """It holds nothing any more."""
+        for pages in request.pages:
+            self.pool.release([page for page in pages if page != DUMP])
+        self.forget(request)
+
+    def forget(self, request: Request) -> None:
+        """It held what it held in books that are no more."""
+        request.pages, request.rows, request.trimmed, request.found = [], [], [], None
+        request.num_computed = request.num_committed = 0
+
+    def reset(self) -> None:
+        """No page of today is found from now on, nor one that a running request adds to its own."""
+        self.pool.reset_cache()
+        self.generation += 1
+
+    def clear(self) -> None:
+        """Nobody holds a page, and nothing is cached, whatever stood in the books."""
+        self.pool.clear()
+
+    def check_integrity(self, requests: Iterable[Request]) -> None:
+        """Asserts that the books agree with what the requests hold."""
+        held = []
+        for request in requests:
+            for kept, pages, trimmed in zip(self.groups, request.pages, request.trimmed, strict=True):
+                assert len(pages) >= self.count(request.num_computed), request
+                assert DUMP not in pages[trimmed:] and not any(pages[:trimmed]), request
+                assert trimmed <= kept.first(request.num_computed) // self.page_size, request
+            held.append([page for pages in request.pages for page in pages if page != DUMP])
+        self.pool.check_integrity(held)
+
+
+def _own(digest: bytes, index: int) -> bytes:
+    """The hash of a page of the index-th group."""
+    return digest + index.to_bytes(2, "little") if index else digest
+
+
+def extend_chain(hashes: list[bytes], token_ids: Sequence[int], page_size: int, salt: bytes) -> None:
+    """Appends the hashes of the full pages that the chain lacks: each covers its tokens and, by its parent, all before.
+
+    128 bits of BLAKE2b: two different beginnings never meet by chance or by design. The salt is the chain's root.
+    """
+    for index in range(len(hashes), len(token_ids) // page_size):
+        parent = hashes[index - 1] if index else hashlib.blake2b(salt, digest_size=16, person=b"quintet-root").digest()
+        tokens = array("i", token_ids[index * page_size : (index + 1) * page_size])
+        hashes.append(hashlib.blake2b(parent + tokens.tobytes(), digest_size=16).digest())

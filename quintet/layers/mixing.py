@@ -1,0 +1,51 @@
+"""The state on its way through a step, and the place in it of each layer that mixes positions."""
+
+from torch import Tensor
+
+from quintet.platforms.interface import Mixer, State
+from quintet.types import Batch, Books, Group, Layout
+
+_NOTHING: Group = Group(None, None, None)  # type: ignore[arg-type]  # of a mixer that keeps nothing, which reads none
+
+
+class Cache:
+    """Made at the top of a step and taken apart at its end: each mixer reads its own tensors, and replaces them."""
+
+    def __init__(self, state: State, batch: Batch) -> None:
+        self.batch = batch
+        self._tensors = list(state)
+
+    @property
+    def state(self) -> State:
+        """As the mixers left it."""
+        return tuple(self._tensors)
+
+    def of(self, places: range) -> State:
+        return tuple(self._tensors[place] for place in places)
+
+    def replace(self, places: range, tensors: State) -> None:
+        for place, tensor in zip(places, tensors, strict=True):
+            self._tensors[place] = tensor
+
+
+class Mixing:
+    """What a layer holds of a platform: its mixer, its group, and where its tensors lie in the state.
+
+    Group and places are settled when the whole model is built, by what its layers keep (engine/groups.py).
+    """
+
+    def __init__(self, mixer: Mixer) -> None:
+        self.mixer = mixer
+        self.group: int | None = None  # None: it keeps nothing
+        self.places = range(0)
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        return self.mixer.layouts
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor | None, cache: Cache, sinks: Tensor | None = None) -> Tensor:
+        """q [T, H, D], k and v [T, Hkv, D] -> [T, H, value_dim]."""
+        books = Books(cache.batch, _NOTHING if self.group is None else cache.batch.groups[self.group])
+        out, state = self.mixer(q, k, v, cache.of(self.places), books, sinks)
+        cache.replace(self.places, state)
+        return out
