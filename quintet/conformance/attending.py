@@ -5,29 +5,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from quintet.conformance.cases import randn
 from quintet.conformance.check import Lacking
 from quintet.conformance.formats import kept, steady
-from quintet.conformance.subject import Subject, int32
+from quintet.conformance.laid import Stretch, laid
+from quintet.conformance.subject import Subject
 from quintet.engine.batch import pad
+from quintet.engine.groups import arrange
 from quintet.layers.build import Build, Layer, replacements, whole
 from quintet.layers.embedding import Embedding
-from quintet.platforms.interface import KV, Alone, Attention, Platform
-from quintet.types import Array, AttentionSpec, Batch, Bucket, HostBatch, Part, Weight
+from quintet.layers.mixing import Cache, Mixing
+from quintet.platforms.interface import Alone, Mixer, Platform, State
+from quintet.types import AttentionSpec, Batch, Outputs, Part, Variant, Weight
 
 PADDED = 64  # tokens of a step where shapes are fixed
 REQUESTS = 8  # of such a step
-FIELDS = len(HostBatch._fields) - 1  # all but `extra`
 
 
-def attention_of(platform: Platform, spec: AttentionSpec, ops: Any) -> Attention:
+def mixer_of(platform: Platform, spec: AttentionSpec, ops: Any) -> Mixer:
     """Lacking if the platform refuses."""
     try:
-        return platform.attention(spec, ops, 0)
+        return platform.mixer(spec, ops, 0)
     except ValueError as reasons:
         raise Lacking(str(reasons)) from reasons
 
@@ -66,16 +67,17 @@ class _Sinks(Layer):
 
 
 class AttentionModel(nn.Module):
-    """(cache, T tokens) -> (attention's results of batch.logit_rows [L, H * D], cache)."""
+    """A step -> attention's results of its rows [L, H * D] in the place of logits."""
 
     def __init__(self, build: Build, spec: AttentionSpec, count: int) -> None:
         super().__init__()
-        self._spec, self._ops, self.vocab_size = spec, build.ops.take("embedding"), spec.heads * spec.head_dim
+        self._spec, self._ops, self.vocab_size = spec, build.ops.take("take_rows"), spec.heads * spec.head_dim
         keys = spec.kv_heads * spec.head_dim
         self.q = Embedding(build, count, self.vocab_size, replicated=True)
         self.k, self.v = (Embedding(build, count, keys, replicated=True) for _ in range(2))
         self.sinks = _Sinks(build, spec.heads) if spec.sinks else None
-        self.attention = build.attention(spec)
+        self.mixing = build.mixing(spec)
+        arrange([self.mixing])
 
     def load(self, platform: Platform, numbers: Numbers) -> None:
         given = {"q": numbers.q, "k": numbers.k, "v": numbers.v, "sinks": numbers.sinks}
@@ -86,15 +88,15 @@ class AttentionModel(nn.Module):
                 tensor = tensor.flatten(1) if tensor.dim() > 1 else tensor
                 layer.assign(platform.place(weight, {weight.parts[0].source: tensor.clone()}))
 
-    def forward(self, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
+    def forward(self, state: State, batch: Batch) -> tuple[Outputs, State]:
         dim = self._spec.head_dim
         q, k, v = (
             table(batch.token_ids).reshape(batch.token_ids.shape[0], -1, dim) for table in (self.q, self.k, self.v)
         )
         sinks = None if self.sinks is None else self.sinks.weight
-        out, pages = self.attention(q, k, v, kv[0], batch, sinks)
-        rows = out.reshape(out.shape[0], self.vocab_size)
-        return self._ops.embedding(batch.logit_rows, rows, 0, False), (pages,)
+        cache = Cache(state, batch)
+        rows = self.mixing(q, k, v, cache, sinks).reshape(batch.token_ids.shape[0], self.vocab_size)
+        return Outputs(self._ops.take_rows(rows, batch.rows)), cache.state
 
 
 class Session:
@@ -113,16 +115,16 @@ class Session:
         self._there = there = opened(subject, spec.page_size)
         widest = -(-max(lengths) // spec.page_size)
         build = Build(
-            there.ops, lambda of: attention_of(there.platform, of, there.ops), Alone(), spec.dtype, spec.page_size,
+            there.ops, lambda of: Mixing(mixer_of(there.platform, of, there.ops)), Alone(), spec.dtype, spec.page_size,
             widest * spec.page_size, kv_dtype=spec.kv_dtype, layers=replacements(there.platform.layers),
         )  # fmt: skip
         model = AttentionModel(build, spec, len(self.numbers.q)).eval()
-        self.attention: Attention = model.attention
+        self.mixer: Mixer = model.mixing.mixer
         model.load(there.platform, self.numbers)
         pages = 1 + sum(-(-length // spec.page_size) for length in lengths)
-        self.kv = there.device.allocate_kv([self.attention.layout], pages)
-        self.buckets = [Bucket(PADDED, REQUESTS, PADDED, widest)] if there.facts.static_shapes else []
-        self._step = there.platform.compile(model, self.buckets)
+        self.state = there.device.allocate(self.mixer.layouts, pages)
+        self.fixed = [Variant(PADDED, REQUESTS, PADDED, (widest,))] if there.facts.static_shapes else []
+        self._step = there.platform.compile(model, self.fixed)
         self._free = list(range(1, pages))
         random.Random(len(lengths)).shuffle(self._free)
         self._pages: dict[int, list[int]] = {}
@@ -131,7 +133,7 @@ class Session:
     @property
     def most(self) -> tuple[int, int]:
         """Tokens and requests that a step may have."""
-        return (PADDED, REQUESTS) if self.buckets else (512, 64)
+        return (PADDED, REQUESTS) if self.fixed else (512, 64)
 
     def cached(self, row: int) -> int:
         """How many of the request's tokens are in the cache."""
@@ -142,12 +144,17 @@ class Session:
         firsts = {row: self.cached(row) for row in chunks}
         for row, count in chunks.items():
             self._grow(row, firsts[row] + count)
-        host = self._batch(chunks, firsts)
-        host = self.attention.plan(pad(host, self.buckets) if self.buckets else host)
-        arrays: list[Array] = [*host[:FIELDS], *host.extra]  # type: ignore[list-item]  # the last field is a tuple
-        there = self._there.device.to_device(arrays)
-        out, self.kv = self._step(self.kv, Batch(*there[:FIELDS], extra=there[FIELDS:]))  # type: ignore[arg-type, misc]
-        rows = self._there.down(out)[: sum(chunks.values())]
+        stretches = [
+            Stretch(range(self.firsts[row] + first, self.firsts[row] + first + chunks[row]), first, [self._pages[row]])
+            for row, first in firsts.items()
+        ]
+        host = laid(stretches, self.spec.page_size, [self.spec.window])
+        host = pad(host, self.fixed) if self.fixed else host
+        (group,) = host.groups
+        host = host._replace(groups=(group._replace(plan=self.mixer.plan(host, group)),))
+        out, self.state = self._step(self.state, host.on(self._there.device.to_device(host.leaves())))
+        assert out.logits is not None
+        rows = self._there.down(out.logits)[: sum(chunks.values())]
         shaped = rows.reshape(len(rows), self.spec.heads, self.spec.head_dim)
         return dict(zip(chunks, shaped.split(list(chunks.values())), strict=True))
 
@@ -162,23 +169,6 @@ class Session:
             pages.append(self._free.pop())
         self._there_already[row] = length
 
-    def _batch(self, chunks: Mapping[int, int], firsts: Mapping[int, int]) -> HostBatch:
-        size, counts = self.spec.page_size, list(chunks.values())
-        places = [(row, p) for row, count in chunks.items() for p in range(firsts[row], firsts[row] + count)]
-        table = np.zeros((len(chunks), max(len(self._pages[row]) for row in chunks)), np.int32)
-        for i, row in enumerate(chunks):
-            table[i, : len(self._pages[row])] = self._pages[row]
-        return HostBatch(
-            token_ids=int32([self.firsts[row] + p for row, p in places]),
-            positions=int32([p for _, p in places]),
-            slots=int32([self._pages[row][p // size] * size + p % size for row, p in places]),
-            owners=np.repeat(np.arange(len(counts), dtype=np.int32), counts),
-            starts=np.concatenate([np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)]),
-            lengths=int32([firsts[row] + count for row, count in chunks.items()]),
-            page_table=table,
-            logit_rows=np.arange(sum(counts), dtype=np.int32),
-        )
-
 
 def opened(subject: Subject, page_size: int) -> Subject:
     """With a platform of its own for this page size; Lacking if there is none."""
@@ -190,10 +180,10 @@ def opened(subject: Subject, page_size: int) -> Subject:
     return there
 
 
-def built(subject: Subject, spec: AttentionSpec) -> Attention:
-    """The attention alone; Lacking if it is refused."""
+def built(subject: Subject, spec: AttentionSpec) -> Mixer:
+    """The mixer alone; Lacking if it is refused."""
     there = opened(subject, spec.page_size)
-    return attention_of(there.platform, spec, there.ops)
+    return mixer_of(there.platform, spec, there.ops)
 
 
 def first_served(subject: Subject, specs: Iterable[AttentionSpec]) -> AttentionSpec:

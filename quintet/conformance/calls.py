@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from quintet.conformance.check import Broken
 from quintet.conformance.subject import Subject
-from quintet.platforms.interface import KV
-from quintet.types import Batch, Bucket, HostBatch
+from quintet.platforms.interface import State
+from quintet.types import Batch, Outputs, Variant
 
-NOTHING = Bucket(16, 1, 16, 1)  # the step of a model that looks at no token
+NOTHING = Variant(16, 1, 16, ())  # the step of a model that looks at no token
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,12 @@ class _Together(nn.Module):
         self._args = [self._registered(call.args) for call in calls]
         self.shapes: list[list[tuple[torch.Size, torch.dtype]]] = []  # of each call's results
 
-    def forward(self, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
+    def forward(self, state: State, batch: Batch) -> tuple[Outputs, State]:
         given = zip(self._calls, self._args, strict=True)
         found = [_tensors(_called(call, self._restored(args))) for call, args in given]
         self.shapes = [[(torch.Size(x.shape), x.dtype) for x in each] for each in found]
         flat = [x.reshape(-1).to(torch.float32) for each in found for x in each]
-        return torch.cat(flat)[None], kv
+        return Outputs(torch.cat(flat)[None]), state
 
     def _registered(self, x: Any) -> Any:
         """Tensors become parameters, and their names stand in their places."""
@@ -99,9 +99,10 @@ def _mapped(function: Callable[[Any], Any], x: Any) -> Any:
 def _compiled(subject: Subject, calls: Sequence[Call]) -> list[tuple[Tensor, ...]]:
     model = _Together(calls)
     step = subject.platform.compile(model, [NOTHING])
-    arrays: list[Any] = list(HostBatch.empty(NOTHING)[:-1])
-    out, _ = step((), Batch(*subject.device.to_device(arrays)))  # type: ignore[arg-type]  # all but `extra`
-    flat = subject.down(out)[0]
+    host = NOTHING.batch
+    out, _ = step((), host.on(subject.device.to_device(host.leaves())))
+    assert out.logits is not None
+    flat = subject.down(out.logits)[0]
     found, at = [], 0
     for shapes in model.shapes:
         each = []

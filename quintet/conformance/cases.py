@@ -16,7 +16,11 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SAMPLING = frozenset({"gumbel", "greedy", "scale_logits", "filter_logits", "sample", "top_logprobs", "widen"}) | {
     "penalize", "bias_tokens", "ban_tokens", "keep_tokens"
 }  # fmt: skip
-ATTENTION = ("write_kv", "paged_attention")  # not called by a platform whose attention is made of something else
+ATTENTION = (
+    "write_kv",
+    "paged_attention",
+    "attention",
+)  # not called by a platform whose attention is made of something else
 # of these a platform that packs the scheme takes what its place() made, and nothing else
 PACKED = {"linear_int8": "int8", "linear_int4": "int4", "linear_w8a8": "w8a8", "linear_w4a8": "w4a8"}
 USES = {"linear": {1: "linear"}, "embedding": {1: "embedding"}}  # arguments that place() may repack, and for what
@@ -86,9 +90,9 @@ def write_kv(dtype: torch.dtype) -> Iterator[Case]:
         of = spec(6, 3, 8, dtype=dtype, page_size=page_size)
         cache = Cache(of, [45, 9, page_size])
         requests = [Request(37, 8), Request(8, 1), Request(0, page_size)]
-        q, batch = cache.batch(dict(enumerate(requests)))
+        q, books = cache.batch(dict(enumerate(requests)))
         k, v = randn(len(q), 3, 8, dtype=dtype), randn(len(q), 3, 8, dtype=dtype, scale=2.0)
-        yield f"pages of {page_size}", (cache.kv, k, v, batch)
+        yield f"pages of {page_size}", (cache.kv, k, v, books)
 
 
 MIXES = {
@@ -115,13 +119,42 @@ def paged_attention(dtype: torch.dtype) -> Iterator[Case]:
             of = spec(heads, kv_heads, 16, dtype=dtype, page_size=page_size, **settings)
             sinks = randn(heads, dtype=dtype) if of.sinks else None
             for mix, requests in MIXES.items():
-                yield f"{what}, {heads}/{kv_heads}, pages of {page_size}, {mix}", attention(of, requests, sinks)
+                yield f"{what}, {heads}/{kv_heads}, pages of {page_size}, {mix}", attended(of, requests, sinks)
 
 
-def attention(of: AttentionSpec, requests: list[Request], sinks: Tensor | None) -> tuple[Any, ...]:
+def attended(of: AttentionSpec, requests: list[Request], sinks: Tensor | None) -> tuple[Any, ...]:
     cache = Cache(of, [r.cached + r.new for r in requests])
-    q, batch = cache.batch(dict(enumerate(requests)))
-    return q, cache.kv, batch, of, sinks
+    q, books = cache.batch(dict(enumerate(requests)))
+    return q, cache.kv, books, of, sinks
+
+
+def attention(dtype: torch.dtype) -> Iterator[Case]:
+    """Of requests that are whole in the step."""
+    for what, settings in {
+        **SPECS,
+        "both ways": {"causal": False},
+        "both ways, window": {"causal": False, "window": 7},
+    }.items():
+        for heads, kv_heads in ((6, 3), (5, 1)):
+            of = spec(heads, kv_heads, 16, dtype=dtype, source="none", **settings)
+            sinks = randn(heads, dtype=dtype) if of.sinks else None
+            for lengths in ((21,), (3, 40, 1), (16, 16)):
+                _, _, books, *_ = attended(of, [Request(0, length) for length in lengths], None)
+                q = randn(sum(lengths), heads, 16, dtype=dtype)
+                k, v = (randn(sum(lengths), kv_heads, 16, dtype=dtype, scale=size) for size in (1.0, 2.0))
+                yield f"{what}, {heads}/{kv_heads}, {lengths} tokens", (q, k, v, books.batch, of, sinks)
+
+
+def take_rows(dtype: torch.dtype) -> Iterator[Case]:
+    rows = torch.tensor([0, 7, 9, 3, 7], dtype=torch.int32)
+    yield "some, one twice", (randn(10, 12, dtype=dtype), rows)
+    yield "none", (randn(10, 12, dtype=dtype), rows[:0])
+
+
+def place_rows(dtype: torch.dtype) -> Iterator[Case]:
+    places = torch.tensor([-1, 2, 0, -1, 2], dtype=torch.int32)
+    for given in (torch.float32, dtype):
+        yield f"from {given}", (randn(5, 12, dtype=dtype), randn(3, 12, dtype=given), places)
 
 
 def _scales(*shape: int) -> Tensor:
@@ -298,6 +331,7 @@ CASES: dict[str, Callable[[torch.dtype], Iterator[Case]]] = {
     "activate": activations,
     "add": add,
     "add_rms_norm": add_rms_norm,
+    "attention": attention,
     "embedding": embedding,
     "experts": experts,
     "gated": activations,
@@ -312,6 +346,7 @@ CASES: dict[str, Callable[[torch.dtype], Iterator[Case]]] = {
     "linear_w8a8": linear_w8a8,
     "norm_rotary": norm_rotary,
     "paged_attention": paged_attention,
+    "place_rows": place_rows,
     "place_tokens": place_tokens,
     "rms_norm": rms_norm,
     "rotary": rotary,
@@ -319,5 +354,6 @@ CASES: dict[str, Callable[[torch.dtype], Iterator[Case]]] = {
     "route_grouped": route_grouped,
     "scale": scale,
     "softcap": softcap,
+    "take_rows": take_rows,
     "write_kv": write_kv,
 }

@@ -5,8 +5,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from quintet.platforms.interface import KV, Device, Platform, Step
-from quintet.types import Batch, Bucket
+from quintet.platforms.interface import Device, Platform, State, Step
+from quintet.types import Batch, Outputs, Variant
 
 Where = Literal["before", "after", "waiting"]  # the step runs; it has run; the host waits for what came out of it
 
@@ -43,16 +43,16 @@ class Trap:
         def open(self: Platform, rank: int) -> Device:
             return trap._guard(platform.open(self, rank))
 
-        def compile(self: Platform, model: nn.Module, buckets: Iterable[Bucket]) -> Step:
-            return trap._guarded(platform.compile(self, model, buckets))
+        def compile(self: Platform, model: nn.Module, variants: Iterable[Variant]) -> Step:
+            return trap._guarded(platform.compile(self, model, variants))
 
         trap = self
         return type(f"Trapped{platform.__name__}", (platform,), {"open": open, "compile": compile})
 
     def _guarded(self, step: Step) -> Step:
-        def trapped(kv: KV, batch: Batch) -> tuple[Tensor, KV]:
+        def trapped(state: State, batch: Batch) -> tuple[Outputs, State]:
             self.passed("before")
-            result = step(kv, batch)
+            result = step(state, batch)
             self.passed("after")
             return result
 

@@ -18,7 +18,7 @@ from quintet.engine.mapped import MappedFiles
 from quintet.layers.build import Layer
 from quintet.layers.decoder import CausalLM
 from quintet.platforms.interface import Platform
-from quintet.types import Part, Scheme, Weight
+from quintet.types import Extent, Part, Scheme, Variant, Weight
 
 NAMED = 8  # tensors that an error lists before it only counts
 
@@ -54,6 +54,11 @@ def distinct(model: nn.Module) -> list[Weight]:
         key = each.weight.scheme, tuple((part.source, part.offset) for part in each.weight.parts)
         found.setdefault(key, each.weight)
     return list(found.values())
+
+
+def num_bytes(model: nn.Module, platform: Platform) -> int:
+    """What the model's parameters take on one device."""
+    return platform.estimate(model, distinct(model), Extent(Variant(1, 1, 1, ()), 0, 0)).weights
 
 
 def load(model: CausalLM, platform: Platform, folder: Path | None, progress: bool = True, rank: int = 0) -> None:

@@ -95,7 +95,9 @@ class Tables:
         known = len(request.token_ids) - request.num_unknown
         if len(request.page_hashes) < known // self.page_size:
             ids = request.token_ids[:known] if request.num_unknown else request.token_ids
-            extend_chain(request.page_hashes, ids, self.page_size, request.salt + b"%d" % request.generation)
+            extend_chain(
+                request.page_hashes, ids, self.page_size, request.generation.to_bytes(8, "little") + request.salt
+            )
         return request.page_hashes[: tokens // self.page_size]
 
     def fits(self, found: Found, upto: int, whole: int) -> bool:

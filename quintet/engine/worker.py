@@ -13,7 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from quintet.engine.groups import Arrangement, arrange
-from quintet.engine.loader import distinct, load
+from quintet.engine.loader import distinct, load, num_bytes
 from quintet.layers.build import Build, Wanted, replacements
 from quintet.layers.decoder import CausalLM
 from quintet.layers.mixing import Mixing
@@ -92,6 +92,15 @@ class Worker:
     def layouts(self) -> tuple[Layout, ...]:
         """Of each tensor of the state."""
         return self.arrangement.layouts
+
+    @property
+    def page_bytes(self) -> int:
+        """What one page takes, whichever group it is of."""
+        return self.arrangement.page_bytes
+
+    @property
+    def weight_bytes(self) -> int:
+        return num_bytes(self.model, self.platform)
 
     def estimate(self, extent: Extent) -> Estimate:
         """What the model takes here."""

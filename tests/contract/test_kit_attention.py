@@ -14,8 +14,8 @@ from quintet.conformance.stored import require_same
 from quintet.ops import Op
 from quintet.ops.attention import PagedAttention
 from quintet.platforms.cpu.platform import CPU, CPUDevice
-from quintet.platforms.interface import KV, Attention, Device
-from quintet.types import AttentionSpec, Batch, KVLayout
+from quintet.platforms.interface import Device, Mixer, State
+from quintet.types import AttentionSpec, Books, Layout
 from tests.helpers.planted import Planted, first_failure
 
 # ------------------------------------------------------------------------------------------------ attention
@@ -24,14 +24,14 @@ from tests.helpers.planted import Planted, first_failure
 class Attends(CPU):
     """The platform with another attention."""
 
-    def attention(self, spec: AttentionSpec, ops: Any, rank: int) -> Attention:
+    def mixer(self, spec: AttentionSpec, ops: Any, rank: int) -> Mixer:
         return self._made(spec, ops)
 
-    def _made(self, spec: AttentionSpec, ops: Any) -> Attention:
+    def _made(self, spec: AttentionSpec, ops: Any) -> Mixer:
         raise NotImplementedError
 
 
-def attends(made: Callable[[AttentionSpec, Any], Attention]) -> type[CPU]:
+def attends(made: Callable[[AttentionSpec, Any], Mixer]) -> type[CPU]:
     return type("Planted", (Attends,), {"_made": lambda self, spec, ops: made(spec, ops)})
 
 
@@ -43,24 +43,24 @@ def takes(**changes: Callable[[AttentionSpec], Any]) -> type[CPU]:
 
 
 @dataclass
-class Around(Attention):
+class Around(Mixer):
     """Another attention, with other arguments or results."""
 
-    inner: Attention
+    inner: Mixer
     before: Callable[[list[Any]], list[Any]] = lambda args: args
     after: Callable[[Tensor], Tensor] = lambda out: out
 
     def __post_init__(self) -> None:
-        self.layout = self.inner.layout
+        self.layouts = self.inner.layouts
 
-    def plan(self, batch: Any) -> Any:
-        return self.inner.plan(batch)
+    def plan(self, batch: Any, group: Any) -> Any:
+        return self.inner.plan(batch, group)
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: Batch, sinks: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        out, kv = self.inner(*self.before([q, k, v, kv, batch, sinks]))
-        return self.after(out), kv
+        self, q: Tensor, k: Tensor, v: Tensor | None, state: State, books: Books, sinks: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        out, state = self.inner(*self.before([q, k, v, state, books, sinks]))
+        return self.after(out), state
 
 
 def around(before: Callable[[list[Any]], list[Any]]) -> type[CPU]:
@@ -73,12 +73,9 @@ def _forgets_sinks(args: list[Any]) -> list[Any]:
 
 def _stale_table(args: list[Any]) -> list[Any]:
     """Of every request but the first, the first one's pages."""
-    batch = args[4]
-    return [
-        *args[:4],
-        batch._replace(page_table=batch.page_table[:1].expand_as(batch.page_table).contiguous()),
-        args[5],
-    ]
+    books = args[4]
+    table = books.group.table[:1].expand_as(books.group.table).contiguous()
+    return [*args[:4], books._replace(group=books.group._replace(table=table)), args[5]]
 
 
 def _swapped(args: list[Any]) -> list[Any]:
@@ -107,17 +104,15 @@ def test_attention_to_something_else_is_found(platform: type[CPU], said: str) ->
 def test_what_a_page_held_before_is_found() -> None:
     """Weights of 0 times what is no number."""
 
-    def leaking(q: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
-        out: Tensor = Op.registry["paged_attention"].reference(q, kv, batch, spec, sinks)
-        rows = batch.page_table[batch.owners.long()].long()
+    def leaking(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+        out: Tensor = Op.registry["paged_attention"].reference(q, kv, books, spec, sinks)
+        rows = books.group.table[books.batch.owners.long()].long()
         return out + 0 * kv[rows].float().sum((1, 2, 4)).repeat_interleave(spec.heads // spec.kv_heads, 1)[..., :1] * 0
 
     assert "in pages that held NaN" in first_failure("attention.stale", Planted(providers={"paged_attention": leaking}))
 
 
-def _refuses(
-    spec: AttentionSpec, ops: Any, reasons: Sequence[str], joined: Callable[[Sequence[str]], str]
-) -> Attention:
+def _refuses(spec: AttentionSpec, ops: Any, reasons: Sequence[str], joined: Callable[[Sequence[str]], str]) -> Mixer:
     if reasons:
         raise ValueError(joined(reasons))
     return PagedAttention(spec, ops)
@@ -141,7 +136,7 @@ def test_a_refusal_that_does_not_say_all_is_found(joined: Callable[[Sequence[str
 
 
 def test_a_crash_is_no_refusal() -> None:
-    def made(spec: AttentionSpec, ops: Any) -> Attention:
+    def made(spec: AttentionSpec, ops: Any) -> Mixer:
         if spec.head_dim % 16:
             raise KeyError(spec.head_dim)
         return PagedAttention(spec, ops)
@@ -153,8 +148,8 @@ def test_a_crash_is_no_refusal() -> None:
 
 
 class OnePageLess(CPUDevice):
-    def allocate_kv(self, layouts: Sequence[KVLayout], pages: int) -> KV:
-        return super().allocate_kv(layouts, pages - 1)
+    def allocate(self, layouts: Sequence[Layout], units: int) -> State:
+        return super().allocate(layouts, units - 1)
 
 
 class OpensIt(CPU):
@@ -163,9 +158,9 @@ class OpensIt(CPU):
         return OnePageLess()
 
 
-def _small_pages(spec: AttentionSpec, ops: Any) -> Attention:
+def _small_pages(spec: AttentionSpec, ops: Any) -> Mixer:
     made = PagedAttention(spec, ops)
-    made.layout = replace(made.layout, page_shape=made.layout.page_shape[:-1])
+    made.layouts = (replace(made.layouts[0], shape=made.layouts[0].shape[:-1]),)
     return made
 
 
@@ -181,7 +176,7 @@ def test_pages_that_are_not_as_described_are_found(platform: type[CPU], said: st
 def keeps(cached: torch.dtype, change: Callable[[Tensor], Tensor]) -> type[CPU]:
     """One that changes V on its way to a cache of one type, and refuses other small ones."""
 
-    def made(spec: AttentionSpec, ops: Any) -> Attention:
+    def made(spec: AttentionSpec, ops: Any) -> Mixer:
         if spec.kv_dtype not in (None, cached):
             raise ValueError(f"no cache of {spec.kv_dtype}")
         return Around(PagedAttention(spec, ops), lambda args: [*args[:2], change(args[2]), *args[3:]])
@@ -214,7 +209,7 @@ def test_a_format_with_other_numbers_is_found(platform: type[CPU], said: str) ->
 def test_a_cache_that_is_read_as_another_format_is_found() -> None:
     """e4m3fnuz is stored as such, and read as e4m3fn: twice as large."""
 
-    def made(spec: AttentionSpec, ops: Any) -> Attention:
+    def made(spec: AttentionSpec, ops: Any) -> Mixer:
         if spec.kv_dtype == torch.float8_e4m3fnuz:
             return Around(PagedAttention(replace(spec, kv_dtype=torch.float8_e4m3fn), ops), after=lambda out: out * 2)
         if spec.kv_dtype is not None:
@@ -226,7 +221,7 @@ def test_a_cache_that_is_read_as_another_format_is_found() -> None:
 
 
 def test_a_format_that_fails_in_a_step_was_not_refused() -> None:
-    def made(spec: AttentionSpec, ops: Any) -> Attention:
+    def made(spec: AttentionSpec, ops: Any) -> Mixer:
         def raising(args: list[Any]) -> list[Any]:
             raise RuntimeError("no kernel for it")
 

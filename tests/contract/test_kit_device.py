@@ -20,8 +20,8 @@ from quintet.conformance.subject import Subject
 from quintet.ops import bind
 from quintet.ops.sampling import Draw
 from quintet.platforms.cpu.platform import CPU, CPUDevice
-from quintet.platforms.interface import KV, Alone, Capabilities, Communicator, Device, Platform, Step, Unavailable
-from quintet.types import Batch, Bucket, KVLayout, Memory, Weight
+from quintet.platforms.interface import Alone, Capabilities, Communicator, Device, Platform, State, Step, Unavailable
+from quintet.types import Batch, Estimate, Extent, Layout, Memory, Outputs, Place, Variant, Weight, leaves
 from tests.helpers.loopback import LoopbackPlatform
 from tests.helpers.planted import first_failure
 
@@ -266,15 +266,15 @@ class Counting(CPUDevice):
     def memory(self) -> Memory:
         return Memory(self.total - self.used, self.total, self.peak)
 
-    def allocate_kv(self, layouts: Sequence[KVLayout], pages: int) -> KV:
-        need, free = pages * sum(layout.page_bytes for layout in layouts), self.memory().free
+    def allocate(self, layouts: Sequence[Layout], units: int) -> State:
+        need, free = units * sum(layout.nbytes for layout in layouts), self.memory().free
         if need > free:
             raise MemoryError(f"{need} bytes are needed and {free} are free; lower num_pages")
-        kv = tuple(torch.zeros((pages, *layout.page_shape), dtype=layout.dtype) for layout in layouts)
+        kv = tuple(torch.zeros((units, *layout.shape), dtype=layout.dtype) for layout in layouts)
         self.take(need, kv)
         return kv
 
-    def take(self, need: int, kv: KV) -> None:
+    def take(self, need: int, kv: State) -> None:
         self.used += need
         self.peak = max(self.peak, self.used)
         if kv:
@@ -287,7 +287,7 @@ class Counting(CPUDevice):
 class Forgets(Counting):
     """Counts nothing."""
 
-    def take(self, need: int, kv: KV) -> None:
+    def take(self, need: int, kv: State) -> None:
         self.peak = max(self.peak, need)
 
 
@@ -321,35 +321,35 @@ class Inflated(CPUDevice):
 
 
 class Dirty(CPUDevice):
-    def allocate_kv(self, layouts: Sequence[KVLayout], pages: int) -> KV:
-        kv = super().allocate_kv(layouts, pages)
+    def allocate(self, layouts: Sequence[Layout], units: int) -> State:
+        kv = super().allocate(layouts, units)
         for layer in kv:
             layer[-1].view(-1)[-1] = 1
         return kv
 
 
 class Short(CPUDevice):
-    def allocate_kv(self, layouts: Sequence[KVLayout], pages: int) -> KV:
-        return tuple(layer[1:] for layer in super().allocate_kv(layouts, pages))
+    def allocate(self, layouts: Sequence[Layout], units: int) -> State:
+        return tuple(layer[1:] for layer in super().allocate(layouts, units))
 
 
 class Limitless(CPUDevice):
-    def allocate_kv(self, layouts: Sequence[KVLayout], pages: int) -> KV:
-        return tuple(torch.empty((pages, *layout.page_shape), device="meta") for layout in layouts)
+    def allocate(self, layouts: Sequence[Layout], units: int) -> State:
+        return tuple(torch.empty((units, *layout.shape), device="meta") for layout in layouts)
 
 
 class Crashes(CPUDevice):
-    def allocate_kv(self, layouts: Sequence[KVLayout], pages: int) -> KV:
+    def allocate(self, layouts: Sequence[Layout], units: int) -> State:
         try:
-            return super().allocate_kv(layouts, pages)
+            return super().allocate(layouts, units)
         except MemoryError:
             raise RuntimeError("device lost") from None
 
 
 class Mute(CPUDevice):
-    def allocate_kv(self, layouts: Sequence[KVLayout], pages: int) -> KV:
+    def allocate(self, layouts: Sequence[Layout], units: int) -> State:
         try:
-            return super().allocate_kv(layouts, pages)
+            return super().allocate(layouts, units)
         except MemoryError:
             raise MemoryError("out of memory") from None
 
@@ -357,9 +357,9 @@ class Mute(CPUDevice):
 class Stuck(Counting):
     """After the first refusal, nothing is given out."""
 
-    def allocate_kv(self, layouts: Sequence[KVLayout], pages: int) -> KV:
+    def allocate(self, layouts: Sequence[Layout], units: int) -> State:
         try:
-            return super().allocate_kv(layouts, pages)
+            return super().allocate(layouts, units)
         except MemoryError:
             self.total = 0
             raise
@@ -368,8 +368,8 @@ class Stuck(Counting):
 class Hoarding(CPUDevice):
     """Keeps every cache."""
 
-    def allocate_kv(self, layouts: Sequence[KVLayout], pages: int) -> KV:
-        kv = super().allocate_kv(layouts, pages)
+    def allocate(self, layouts: Sequence[Layout], units: int) -> State:
+        kv = super().allocate(layouts, units)
         vars(self).setdefault("kept", []).append(kv)
         return kv
 
@@ -403,12 +403,13 @@ def test_memory_that_is_counted_passes() -> None:
 
 
 class Unplanned(CPU):
-    def placed_bytes(self, weight: Weight) -> int:
-        return super().placed_bytes(weight) // 2
+    def estimate(self, model: nn.Module, weights: Sequence[Weight], extent: Extent) -> Estimate:
+        made = super().estimate(model, weights, extent)
+        return made._replace(weights=made.weights // 2)
 
 
 def test_a_plan_that_is_too_small() -> None:
-    assert "placed_bytes() says" in first_failure("memory.plan", stand_in(Unplanned))
+    assert "estimate() says" in first_failure("memory.plan", stand_in(Unplanned))
 
 
 class Sleepless(CPU):
@@ -534,8 +535,8 @@ class Doubled(Alone):
 
 
 def connecting(kind: type[Wrapped]) -> type[Platform]:
-    def connect(self: LoopbackPlatform, rank: int, size: int, endpoint: str) -> Communicator:
-        return kind(LoopbackPlatform.connect(self, rank, size, endpoint))
+    def connect(self: LoopbackPlatform, place: Place) -> Communicator:
+        return kind(LoopbackPlatform.connect(self, place))
 
     return type(f"Connects{kind.__name__}", (LoopbackPlatform,), {"connect": connect})
 
@@ -563,7 +564,7 @@ def test_ranks_that_wait_for_each_other_without_end(monkeypatch: pytest.MonkeyPa
 
 
 class NotAlone(CPU):
-    def connect(self, rank: int, size: int, endpoint: str) -> Communicator:
+    def connect(self, place: Place) -> Communicator:
         return Doubled()
 
 
@@ -586,6 +587,11 @@ def test_ranks_that_hold_other_weights() -> None:
 # ------------------------------------------------------------------------------------------------------------ steps
 
 
+def changed(outputs: Outputs, change: Callable[[Tensor], Tensor]) -> Outputs:
+    assert outputs.logits is not None
+    return outputs._replace(logits=change(outputs.logits))
+
+
 class Static(CPU):
     """The platform with fixed shapes: it knows the sizes that it compiled, and no others."""
 
@@ -595,13 +601,13 @@ class Static(CPU):
         assert isinstance(facts, Capabilities)
         return replace(facts, static_shapes=True)
 
-    def compile(self, model: nn.Module, buckets: Iterable[Bucket]) -> Step:
-        self._sizes, self._ran, run = [bucket.tokens for bucket in buckets], 1, super().compile(model, [])
+    def compile(self, model: nn.Module, variants: Iterable[Variant]) -> Step:
+        self._sizes, self._ran, run = [each.tokens for each in variants], 1, super().compile(model, [])
 
-        def step(kv: KV, batch: Batch) -> tuple[Tensor, KV]:
+        def step(state: State, batch: Batch) -> tuple[Outputs, State]:
             self._admit(batch.token_ids.shape[0])
             self._ran += 1
-            return self._around(run, kv, batch)
+            return self._around(run, state, batch)
 
         step.compilations = self._count  # type: ignore[attr-defined]
         return step
@@ -610,8 +616,8 @@ class Static(CPU):
         if tokens not in self._sizes:
             raise RuntimeError(f"a step of {tokens} tokens was never compiled")
 
-    def _around(self, run: Step, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
-        return run(kv, batch)
+    def _around(self, run: Step, state: State, batch: Batch) -> tuple[Outputs, State]:
+        return run(state, batch)
 
     def _count(self) -> int:
         return len(self._sizes)
@@ -631,9 +637,9 @@ class Nameless(Static):
 class Unfinished(Static):
     """Leaves out the last rows of a full step."""
 
-    def _around(self, run: Step, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
-        logits, kv = run(kv, batch)
-        return torch.cat([logits[:60], logits[60:] * 0]), kv
+    def _around(self, run: Step, state: State, batch: Batch) -> tuple[Outputs, State]:
+        outputs, state = run(state, batch)
+        return changed(outputs, lambda logits: torch.cat([logits[:60], logits[60:] * 0])), state
 
 
 class Unsettled(Static):
@@ -651,30 +657,40 @@ class Uncounted(Static):
 class Padding(Static):
     """The size of the step shows in the results."""
 
-    def _around(self, run: Step, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
-        logits, kv = run(kv, batch)
-        return logits * (1 + 1e-3 * len(batch.token_ids)), kv
+    def _around(self, run: Step, state: State, batch: Batch) -> tuple[Outputs, State]:
+        outputs, state = run(state, batch)
+        return changed(outputs, lambda logits: logits * (1 + 1e-3 * len(batch.token_ids))), state
 
 
 class Scribbled(Static):
     """What stands in padded tokens shows in the results."""
 
-    def _around(self, run: Step, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
-        logits, kv = run(kv, batch)
-        return logits + 0.01 * batch.token_ids[int(batch.starts[-1]) :].sum(), kv
+    def _around(self, run: Step, state: State, batch: Batch) -> tuple[Outputs, State]:
+        outputs, state = run(state, batch)
+        more = 0.01 * batch.token_ids[int(batch.starts[-1]) :].sum()
+        return changed(outputs, lambda logits: logits + more), state
 
 
 class ReadsPageZero(CPU):
     """Somebody's page 0 shows in everybody's results."""
 
-    def compile(self, model: nn.Module, buckets: Iterable[Bucket]) -> Step:
-        run = super().compile(model, buckets)
+    def compile(self, model: nn.Module, variants: Iterable[Variant]) -> Step:
+        run = super().compile(model, variants)
 
-        def step(kv: KV, batch: Batch) -> tuple[Tensor, KV]:
-            logits, kv = run(kv, batch)
-            return logits + 0.01 * kv[0][0].float().abs().sum(), kv
+        def step(state: State, batch: Batch) -> tuple[Outputs, State]:
+            outputs, state = run(state, batch)
+            more = 0.01 * state[0][0].float().abs().sum()
+            return changed(outputs, lambda logits: logits + more), state
 
         return step
+
+
+def _with(batch: Batch, other: Batch, name: str) -> Batch:
+    """The batch with one field of another, its own or its groups'."""
+    if name in Batch._fields:
+        return batch._replace(**{name: getattr(other, name)})
+    pairs = zip(batch.groups, other.groups, strict=True)
+    return batch._replace(groups=tuple(mine._replace(**{name: getattr(theirs, name)}) for mine, theirs in pairs))
 
 
 class Replaying(CPU):
@@ -682,16 +698,16 @@ class Replaying(CPU):
 
     _stale: str
 
-    def compile(self, model: nn.Module, buckets: Iterable[Bucket]) -> Step:
-        run, seen = super().compile(model, buckets), {}
+    def compile(self, model: nn.Module, variants: Iterable[Variant]) -> Step:
+        run, seen = super().compile(model, variants), {}
 
-        def step(kv: KV, batch: Batch) -> tuple[Tensor, KV]:
+        def step(state: State, batch: Batch) -> tuple[Outputs, State]:
             if self._config.enforce_eager:
-                return run(kv, batch)
-            before = seen.setdefault(tuple(x.shape for x in batch[:8]), (kv, batch))
+                return run(state, batch)
+            before = seen.setdefault(tuple(x.shape for x in leaves(batch)), (state, batch))
             if self._stale == "cache":
                 return run(before[0], batch)
-            return run(kv, batch._replace(**{self._stale: getattr(before[1], self._stale)}))
+            return run(state, _with(batch, before[1], self._stale))
 
         return step
 
@@ -712,7 +728,7 @@ def stale(what: str) -> type[Platform]:
         (Scribbled, "graphs.padding", "whose padding is not zeros"),
         (ReadsPageZero, "graphs.padding", "after somebody wrote to page 0"),
         (stale("token_ids"), "graphs.replay", "held against enforce_eager"),
-        (stale("page_table"), "graphs.replay", "held against enforce_eager"),
+        (stale("table"), "graphs.replay", "held against enforce_eager"),
         (stale("lengths"), "graphs.replay", "held against enforce_eager"),
         (stale("cache"), "graphs.replay", "cache 2, step 1, held against"),
     ],

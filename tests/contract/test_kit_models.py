@@ -12,8 +12,8 @@ from quintet.conformance.subject import Subject
 from quintet.engine.request import Request
 from quintet.engine.scheduler import Scheduler
 from quintet.platforms.cpu.platform import CPU, CPUDevice
-from quintet.platforms.interface import KV, Capabilities, Device, Step
-from quintet.types import Batch, Bucket, KVLayout, Weight
+from quintet.platforms.interface import Capabilities, Device, State, Step
+from quintet.types import Batch, Layout, Outputs, Variant, Weight
 from tests.helpers import planted
 
 
@@ -30,28 +30,29 @@ def first_failure(clause: str, platform: type[CPU] = CPU) -> str:
 class Stepping(CPU):
     """The platform, with another step around its own."""
 
-    def compile(self, model: nn.Module, buckets: Iterable[Bucket]) -> Step:
-        step = super().compile(model, buckets)
+    def compile(self, model: nn.Module, variants: Iterable[Variant]) -> Step:
+        step = super().compile(model, variants)
 
         @torch.inference_mode()
-        def around(kv: KV, batch: Batch) -> tuple[Tensor, KV]:
-            return self._around(step, kv, batch)
+        def around(state: State, batch: Batch) -> tuple[Outputs, State]:
+            return self._around(step, state, batch)
 
         return around
 
-    def _around(self, step: Step, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
+    def _around(self, step: Step, state: State, batch: Batch) -> tuple[Outputs, State]:
         raise NotImplementedError
 
 
 class LostRow(Stepping):
     """The last of several rows of logits never arrives."""
 
-    def _around(self, step: Step, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
-        logits, kv = step(kv, batch)
-        logits = logits.clone()
+    def _around(self, step: Step, state: State, batch: Batch) -> tuple[Outputs, State]:
+        outputs, state = step(state, batch)
+        assert outputs.logits is not None
+        logits = outputs.logits.clone()
         if len(logits) > 1:
             logits[-1] = 0
-        return logits, kv
+        return Outputs(logits), state
 
 
 class StaleTable(Stepping):
@@ -61,35 +62,38 @@ class StaleTable(Stepping):
         super().__init__(config)
         self._before = torch.zeros(0)
 
-    def _around(self, step: Step, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
-        table = self._before if self._before.shape == batch.page_table.shape else batch.page_table
-        self._before = batch.page_table
-        return step(kv, batch._replace(page_table=table))
+    def _around(self, step: Step, state: State, batch: Batch) -> tuple[Outputs, State]:
+        (group,) = batch.groups
+        table = self._before if self._before.shape == group.table.shape else group.table
+        self._before = group.table
+        return step(state, batch._replace(groups=(group._replace(table=table),)))
 
 
 class Forgetful(Stepping):
     """Each step begins with an empty cache."""
 
-    def _around(self, step: Step, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
-        for layer in kv:
+    def _around(self, step: Step, state: State, batch: Batch) -> tuple[Outputs, State]:
+        for layer in state:
             layer.zero_()
-        return step(kv, batch)
+        return step(state, batch)
 
 
 class Swayed(Stepping):
     """A row's last bits depend on how many others there are, though the platform says that they do not."""
 
-    def _around(self, step: Step, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
-        logits, kv = step(kv, batch)
-        return logits * (1 + 3e-7 * len(batch.token_ids)), kv
+    def _around(self, step: Step, state: State, batch: Batch) -> tuple[Outputs, State]:
+        outputs, state = step(state, batch)
+        assert outputs.logits is not None
+        return Outputs(outputs.logits * (1 + 3e-7 * len(batch.token_ids))), state
 
 
 class Spilling(Stepping):
     """What is not a number in one row is in all."""
 
-    def _around(self, step: Step, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
-        logits, kv = step(kv, batch)
-        return logits + 0 * logits.sum(), kv
+    def _around(self, step: Step, state: State, batch: Batch) -> tuple[Outputs, State]:
+        outputs, state = step(state, batch)
+        assert outputs.logits is not None
+        return Outputs(outputs.logits + 0 * outputs.logits.sum()), state
 
 
 class Rounding(CPU):
@@ -132,11 +136,11 @@ class HoardersDevice(CPUDevice):
 
     full = False
 
-    def allocate_kv(self, layouts: Sequence[KVLayout], pages: int) -> KV:
+    def allocate(self, layouts: Sequence[Layout], units: int) -> State:
         if self.full:
             raise MemoryError("KV cache does not fit")
         self.full = True
-        return super().allocate_kv(layouts, pages)
+        return super().allocate(layouts, units)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from quintet.conformance.batches import Cache, Request, spec
-from quintet.conformance.cases import DTYPES, MIXES, attention, randn
+from quintet.conformance.cases import DTYPES, MIXES, attended, randn
 from quintet.conformance.close import require_close
 from quintet.ops import Op
 from quintet.ops.attention import row_width, stored, widened
@@ -70,10 +70,12 @@ def test_specification_of_alibi_is_the_textbooks() -> None:
     """Press et al. 2022: a score loses its head's slope for every token between query and key."""
     of = spec(4, 2, 8, alibi=True)
     assert of.alibi == (1 / 4, 1 / 16, 1 / 64, 1 / 256)
-    q, kv, batch, *_ = attention(of, [Request(5, 3), Request(0, 12)], None)
-    out = Op.registry["paged_attention"].reference(q, kv, batch, of, None)
-    for token, (row, position) in enumerate(zip(batch.owners.tolist(), batch.positions.tolist(), strict=True)):
-        cache = kv[batch.page_table[row].long()].permute(0, 3, 1, 2, 4).flatten(0, 1)[: position + 1]
+    q, kv, books, *_ = attended(of, [Request(5, 3), Request(0, 12)], None)
+    out = Op.registry["paged_attention"].reference(q, kv, books, of, None)
+    for token, (row, position) in enumerate(
+        zip(books.batch.owners.tolist(), books.batch.positions.tolist(), strict=True)
+    ):
+        cache = kv[books.group.table[row].long()].permute(0, 3, 1, 2, 4).flatten(0, 1)[: position + 1]
         for head, slope in enumerate(of.alibi):
             scores = cache[:, 0, head // 2] @ q[token, head] * of.scale
             scores -= slope * torch.arange(position, -1, -1)
@@ -85,7 +87,7 @@ def cases(dtype: torch.dtype, settings: dict[str, Any]) -> Iterator[tuple[str, t
         of = spec(heads, kv_heads, dim, dtype=dtype, page_size=page_size, **settings)
         for mix, requests in MIXES.items():
             sinks = randn(heads, dtype=torch.float32) if of.sinks else None
-            yield f"{heads}/{kv_heads}, pages of {page_size}, {mix}", attention(of, requests, sinks)
+            yield f"{heads}/{kv_heads}, pages of {page_size}, {mix}", attended(of, requests, sinks)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -93,9 +95,9 @@ def cases(dtype: torch.dtype, settings: dict[str, Any]) -> Iterator[tuple[str, t
 def test_attention_in_torch_equals_the_specification(settings: dict[str, Any], dtype: torch.dtype) -> None:
     """It serves on a CPU where nothing is compiled."""
     op = Op.registry["paged_attention"]
-    for what, (q, kv, batch, of, sinks) in cases(dtype, settings):
-        want = op.reference(q.float(), kv if of.kv_dtype else kv.float(), batch, of, sinks)
-        got = op.providers["torch"](q, kv, batch, of, sinks)
+    for what, (q, kv, books, of, sinks) in cases(dtype, settings):
+        want = op.reference(q.float(), kv if of.kv_dtype else kv.float(), books, of, sinks)
+        got = op.providers["torch"](q, kv, books, of, sinks)
         assert got.dtype == dtype
         require_close(what, got, want)
 
@@ -109,13 +111,13 @@ def test_what_is_written_is_stored_in_its_slots_and_nothing_else_changes(provide
     for dtype, page_size in itertools.product(DTYPES, (8, 16)):
         of = spec(6, 3, 24, dtype=dtype, kv_dtype=cached, page_size=page_size)
         cache = Cache(of, [45, 9])
-        q, batch = cache.batch({0: Request(37, 8), 1: Request(8, 1)})
+        q, books = cache.batch({0: Request(37, 8), 1: Request(8, 1)})
         k, v = randn(len(q), 3, 24, dtype=dtype), randn(len(q), 3, 24, dtype=dtype, scale=2.0)
         want = cache.kv.clone()
-        for i, slot in enumerate(batch.slots.tolist()):
+        for i, slot in enumerate(books.group.slots.tolist()):
             want[slot // page_size, 0, :, slot % page_size] = stored(k[i], cached)
             want[slot // page_size, 1, :, slot % page_size] = stored(v[i], cached)
-        got = op.providers[provider](cache.kv, k, v, batch)
+        got = op.providers[provider](cache.kv, k, v, books)
         assert got.dtype == cached and torch.equal(got.view(torch.uint8), want.view(torch.uint8))
 
 
@@ -123,9 +125,9 @@ def test_what_is_written_is_stored_in_its_slots_and_nothing_else_changes(provide
 def test_the_error_of_a_small_cache_is_small(cached: torch.dtype, most: float) -> None:
     """Of attention over normal numbers, relative to the size of its results."""
     exact = spec(8, 2, 64)
-    q, kv, batch, *_ = attention(exact, [Request(200, 30)], None)
-    want = Op.registry["paged_attention"].reference(q, kv, batch, exact, None)
+    q, kv, books, *_ = attended(exact, [Request(200, 30)], None)
+    want = Op.registry["paged_attention"].reference(q, kv, books, exact, None)
     small = AttentionSpec(**{**vars(exact), "kv_dtype": cached})
-    got = Op.registry["paged_attention"].reference(q, stored(kv, cached), batch, small, None)
+    got = Op.registry["paged_attention"].reference(q, stored(kv, cached), books, small, None)
     error = float((got - want).norm() / want.norm())
     assert 0 < error <= most

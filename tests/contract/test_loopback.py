@@ -11,6 +11,7 @@ from quintet.conformance import kit
 from quintet.conformance.report import Outcome
 from quintet.conformance.subject import Subject
 from quintet.platforms.interface import Capabilities
+from quintet.types import Place
 from tests.helpers.loopback import LoopbackPlatform, each_rank
 
 
@@ -38,7 +39,7 @@ def test_all_reduce_sums_in_rank_order_everywhere(size: int) -> None:
         total = total + given(rank)
 
     def work(rank: int, endpoint: str) -> Tensor:
-        return platform.connect(rank, size, endpoint).all_reduce(given(rank))
+        return platform.connect(Place(rank, size, endpoint)).all_reduce(given(rank))
 
     for result in each_rank(platform, size, work):
         assert torch.equal(result, total)
@@ -48,7 +49,7 @@ def test_a_rank_that_raises_does_not_hang_the_others() -> None:
     platform = LoopbackPlatform()
 
     def work(rank: int, endpoint: str) -> Tensor:
-        comm = platform.connect(rank, 3, endpoint)
+        comm = platform.connect(Place(rank, 3, endpoint))
         if rank == 1:
             raise RuntimeError("rank 1 fell over")
         return comm.all_reduce(given(rank))
@@ -61,6 +62,6 @@ def test_a_rank_that_raises_does_not_hang_the_others() -> None:
 
 def test_ranks_that_disagree_on_the_size_are_refused() -> None:
     platform = LoopbackPlatform()
-    platform.connect(0, 2, "here")
+    platform.connect(Place(0, 2, "here"))
     with pytest.raises(ValueError, match="2 ranks meet"):
-        platform.connect(1, 3, "here")
+        platform.connect(Place(1, 3, "here"))

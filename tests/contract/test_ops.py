@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quintet.conformance.batches import Request, spec
-from quintet.conformance.cases import CASES, DTYPES, SPECS, TYPES, attention, randn, write_kv
+from quintet.conformance.cases import CASES, DTYPES, SPECS, TYPES, attended, randn, write_kv
 from quintet.conformance.close import require_close
 from quintet.ops import Op
 from quintet.platforms import cpu
@@ -58,11 +58,11 @@ def _raised(x: Any) -> Any:
 
 
 def test_written_tokens_stand_in_their_slots_and_nothing_else_changes() -> None:
-    for _, (kv, k, v, batch) in write_kv(torch.float32):
-        before, after = kv.clone(), Op.registry["write_kv"].reference(kv, k, v, batch)
+    for _, (kv, k, v, books) in write_kv(torch.float32):
+        before, after = kv.clone(), Op.registry["write_kv"].reference(kv, k, v, books)
         size = kv.shape[3]
         untouched = torch.ones(kv.shape[0], size, dtype=torch.bool)
-        for i, slot in enumerate(batch.slots.tolist()):
+        for i, slot in enumerate(books.group.slots.tolist()):
             assert torch.equal(after[slot // size, 0, :, slot % size], k[i])
             assert torch.equal(after[slot // size, 1, :, slot % size], v[i])
             untouched[slot // size, slot % size] = False
@@ -76,11 +76,13 @@ def test_specification_of_attention_is_the_textbooks(name: str, settings: dict[s
     of = spec(4, 2, 8, **settings)
     sinks = randn(4, dtype=torch.float32) if of.sinks else None
     requests = [Request(5, 3), Request(0, 12)]
-    q, kv, batch, *_ = attention(of, requests, sinks)
-    out = Op.registry["paged_attention"].reference(q, kv, batch, of, sinks)
-    for token, (row, position) in enumerate(zip(batch.owners.tolist(), batch.positions.tolist(), strict=True)):
+    q, kv, books, *_ = attended(of, requests, sinks)
+    out = Op.registry["paged_attention"].reference(q, kv, books, of, sinks)
+    for token, (row, position) in enumerate(
+        zip(books.batch.owners.tolist(), books.batch.positions.tolist(), strict=True)
+    ):
         first = 0 if of.window is None else max(0, position - of.window + 1)
-        pages = kv[batch.page_table[row].long()].permute(0, 3, 1, 2, 4)
+        pages = kv[books.group.table[row].long()].permute(0, 3, 1, 2, 4)
         cache = pages.flatten(0, 1)[first : position + 1]  # [S, 2, Hkv, D]
         for head in range(4):
             scores = cache[:, 0, head // 2] @ q[token, head] * of.scale

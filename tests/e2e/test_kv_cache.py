@@ -48,8 +48,8 @@ def test_the_cache_that_is_made_has_the_planned_size(cached: str) -> None:
     run = Runner(tiny)
     made = Worker(run.worker.platform, tiny.config, Shape(torch.float32, 16, SERVED, kv_dtype=CACHED[cached]))
     made.load(tiny.folder, 10, [], progress=False)
-    assert sum(each.nbytes for each in made._kv) == 10 * made.page_bytes < 10 * run.worker.page_bytes // 2
-    assert {each.dtype for each in made._kv} == {CACHED[cached]}
+    assert sum(each.nbytes for each in made._state) == 10 * made.page_bytes < 10 * run.worker.page_bytes // 2
+    assert {each.dtype for each in made._state} == {CACHED[cached]}
 
 
 @pytest.mark.parametrize("cached", CACHED)

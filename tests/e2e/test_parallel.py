@@ -7,7 +7,8 @@ from transformers import AutoConfig
 
 from quintet.conformance.direct import random_prompts
 from quintet.conformance.tiny import FAMILIES, PLAIN, VARIANTS, VOCAB, Tiny, make, variant
-from quintet.engine.worker import Place, Shape, Worker
+from quintet.engine.worker import ModelSizes, Worker
+from quintet.types import Place
 from tests.helpers.loopback import LoopbackPlatform, each_rank
 from tests.helpers.run_model import Runner
 
@@ -67,7 +68,7 @@ def test_heads_that_do_not_divide(family: str, share: str) -> None:
 def test_ranks_keep_less_than_the_whole(family: str) -> None:
     """No rank holds more than its share of the matrices and of the cache, give or take what does not divide."""
     tiny = variant(family, next(iter(FAMILIES[family])))
-    shape = Shape(torch.float32, 16, 64)
+    shape = ModelSizes(torch.float32, 16, 64)
     platform = LoopbackPlatform()
     whole = Worker(platform, tiny.config, shape)
     for rank in range(3):
@@ -79,7 +80,7 @@ def test_ranks_keep_less_than_the_whole(family: str) -> None:
 def test_too_many_ranks_are_refused_with_what_to_do() -> None:
     config = AutoConfig.for_model("llama", **{**PLAIN, "num_attention_heads": 2, "num_key_value_heads": 1})
     with pytest.raises(ValueError, match="lower tensor_parallel_size to 2 or less"):
-        Worker(LoopbackPlatform(), config, Shape(torch.float32, 16, 64), Place(0, 3, "here"))
+        Worker(LoopbackPlatform(), config, ModelSizes(torch.float32, 16, 64), Place(0, 3, "here"))
 
 
 def test_ranks_agree_with_each_other_to_the_bit() -> None:

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from quintet.ops.registry import Op, Ops
 from quintet.platforms import Chosen
-from quintet.platforms.interface import KV, Capabilities, Device, Step
+from quintet.platforms.interface import Capabilities, Device, State, Step
 from quintet.platforms.null.platform import Null, NullDevice
-from quintet.types import Batch, Bucket, KVLayout
+from quintet.types import Batch, Layout, Outputs, Variant, leaves
 
 SAMPLING = (
     *("widen", "greedy", "sample", "scale_logits", "filter_logits", "top_logprobs", "penalize"),
@@ -140,9 +140,10 @@ class BehindDevice(NullDevice):
         super().__init__()
         self._work = work
 
-    def allocate_kv(self, layouts: Sequence[KVLayout], pages: int) -> KV:
+    def allocate(self, layouts: Sequence[Layout], units: int) -> State:
         self._work.start_over()
-        return (torch.zeros(pages, layouts[0].page_size, dtype=torch.int64), *[torch.empty(0)] * (len(layouts) - 1))
+        page_size = layouts[0].shape[2]
+        return (torch.zeros(units, page_size, dtype=torch.int64), *[torch.empty(0)] * (len(layouts) - 1))
 
     def to_device(self, arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[Tensor, ...]:
         there = tuple(torch.zeros_like(torch.from_numpy(array)) for array in arrays)
@@ -178,20 +179,20 @@ def behind(work: Work, **facts: Any) -> Chosen:
         def open(self, rank: int) -> Device:
             return BehindDevice(work)
 
-        def compile(self, model: nn.Module, buckets: Iterable[Bucket]) -> Step:
+        def compile(self, model: nn.Module, variants: Iterable[Variant]) -> Step:
             vocab: int = model.vocab_size  # type: ignore[assignment]  # every model has it; nn.Module hides the type
             logits = torch.zeros(4096, vocab)  # of every step: the next overwrites them
 
-            def step(kv: KV, batch: Batch) -> tuple[Tensor, KV]:
-                work.launch(batch.lengths.shape[0])
-                out, number = logits[: batch.logit_rows.shape[0]], work.step
+            def step(state: State, batch: Batch) -> tuple[Outputs, State]:
+                work.launch(batch.starts.shape[0] - 1)
+                out, number = logits[: batch.rows.shape[0]], work.step
 
                 def run() -> None:
                     work.fail("run", number)
-                    out.copy_(torch.from_numpy(_model(kv[0].numpy(), batch, vocab)))
+                    out.copy_(torch.from_numpy(_model(state[0].numpy(), batch, vocab)))
 
                 work.add(run)
-                return out, kv
+                return Outputs(out), state
 
             return step
 
@@ -202,14 +203,13 @@ def behind(work: Work, **facts: Any) -> Chosen:
 
 def _model(cache: np.ndarray[Any, Any], batch: Batch, vocab: int) -> np.ndarray[Any, Any]:
     """Writes each token to its slot; logits are made of all that stands in the slots up to a row's token."""
-    arrays = Batch(*(x.numpy() for x in batch[:-1]))  # type: ignore[arg-type]
-    if np.asarray(arrays.token_ids).min() < 0:
+    token_ids, positions, owners, _, rows, slots, table, *_ = (leaf.numpy() for leaf in leaves(batch))
+    if token_ids.min() < 0:
         raise IndexError("there is no token of a negative id")
-    cache.reshape(-1)[arrays.slots] = np.asarray(arrays.token_ids) * 4096 + np.asarray(arrays.positions)
-    out = np.zeros((len(arrays.logit_rows), vocab), np.float32)
-    for row, token in enumerate(arrays.logit_rows):
-        table = np.asarray(arrays.page_table)[arrays.owners[token]]
-        seen = cache[table].reshape(-1)[: int(arrays.positions[token]) + 1]
+    cache.reshape(-1)[slots] = token_ids * 4096 + positions
+    out = np.zeros((len(rows), vocab), np.float32)
+    for row, token in enumerate(rows):
+        seen = cache[table[owners[token]]].reshape(-1)[: int(positions[token]) + 1]
         key = int(seen @ (np.arange(len(seen)) * 2654435761 % 1000003 + 1)) % 2**32
         out[row] = np.random.default_rng(key).normal(size=vocab) * 3
     return out

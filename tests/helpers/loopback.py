@@ -11,6 +11,7 @@ from torch import Tensor
 from quintet.config import EngineConfig
 from quintet.platforms.cpu import PLATFORM as CPU
 from quintet.platforms.interface import Capabilities, Communicator, Unavailable
+from quintet.types import Place
 
 DEVICES = 3
 PATIENCE = 60.0  # seconds that a rank waits for the others before all give up
@@ -90,12 +91,12 @@ class LoopbackPlatform(CPU):
     def configure(cls, config: EngineConfig) -> tuple[EngineConfig, list[str]]:
         return config, []
 
-    def connect(self, rank: int, size: int, endpoint: str) -> Communicator:
+    def connect(self, place: Place) -> Communicator:
         with self._lock:
-            room = self._rooms.setdefault(endpoint, Room(size))
-        if room.size != size or rank >= size:
-            raise ValueError(f"rank {rank} of {size} at {endpoint!r}, where {room.size} ranks meet")
-        return Loopback(room, rank)
+            room = self._rooms.setdefault(place.endpoint, Room(place.size))
+        if room.size != place.size or place.rank >= place.size:
+            raise ValueError(f"{place}, where {room.size} ranks meet")
+        return Loopback(room, place.rank)
 
 
 def each_rank(platform: LoopbackPlatform, size: int, work: Callable[[int, str], T]) -> list[T]:

@@ -281,7 +281,7 @@ def test_static_shapes_pad_and_results_do_not_change(monkeypatch: pytest.MonkeyP
     ranks = client.prepared.ranks
     run = ranks.run
     monkeypatch.setattr(
-        ranks, "run", lambda host, carried: shapes.add(tuple(a.shape for a in host[:8])) or run(host, carried)
+        ranks, "run", lambda host, carried: shapes.add(tuple(a.shape for a in host.leaves())) or run(host, carried)
     )
     for i in range(5):
         client.add(str(i), Prompt(list(range(i, i + 11))), greedy(max_tokens=12))
@@ -381,9 +381,9 @@ def test_an_interruption_between_two_caches_loses_nothing() -> None:
     """Ctrl-C may come when the old cache was let go and the new one is not there yet."""
     client = null_client()
     wanted = complete(client, [3], greedy()).outputs[0].token_ids
-    client.prepared.ranks.workers[0]._kv = ()
+    client.prepared.ranks.workers[0]._state = ()
     assert complete(client, [3], greedy()).outputs[0].token_ids == wanted
-    assert len(client.prepared.ranks.workers[0]._kv) == 2
+    assert len(client.prepared.ranks.workers[0]._state) == 2
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -12,14 +12,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from quintet.conformance.tiny import FAMILIES, PLAIN, Tiny, make, variant
-from quintet.engine.worker import Shape, Worker
+from quintet.engine.worker import ModelSizes, Worker
 from quintet.platforms.cpu import PLATFORM
 
 Change = Callable[[dict[str, Tensor]], Any]
 
 
 def loaded(tiny: Tiny, folder: Path | None, dtype: torch.dtype = torch.float32) -> Any:
-    worker = Worker(PLATFORM(), tiny.config, Shape(dtype, 16, 64))
+    worker = Worker(PLATFORM(), tiny.config, ModelSizes(dtype, 16, 64))
     worker.load(folder, 4, (), progress=False)
     return worker.model
 
@@ -197,7 +197,7 @@ def test_dummy_weights_are_finite_and_the_same_every_time(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_weight_bytes_are_what_is_held(family: str) -> None:
     tiny = variant(family, next(iter(FAMILIES[family])))
-    worker = Worker(PLATFORM(), tiny.config, Shape(torch.bfloat16, 16, 64))
+    worker = Worker(PLATFORM(), tiny.config, ModelSizes(torch.bfloat16, 16, 64))
     planned = worker.weight_bytes
     worker.load(tiny.folder, 4, (), progress=False)
     named = worker.model.named_parameters()

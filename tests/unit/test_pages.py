@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintet.engine.pages import PagePool, extend_chain
+from quintet.engine.pages import PagePool
+from quintet.engine.tables import extend_chain
 
 
 def chain(tokens: list[int], size: int = 4, salt: bytes = b"") -> list[bytes]:
@@ -37,12 +38,12 @@ def test_a_released_page_is_found_until_it_is_taken() -> None:
     (page,) = pool.take(1)
     assert pool.commit(page, hashes[0])
     pool.release([page])
-    assert pool.find(hashes) == [page] and pool.num_free == 3
+    assert [pool.page(digest) for digest in hashes] == [page] and pool.num_free == 3
     pool.hold([page])
     assert pool.num_free == 2
     pool.release([page])
     pool.take(3)
-    assert pool.find(hashes) == []
+    assert not any(pool.has(digest) for digest in hashes)
 
 
 def test_pages_with_nothing_to_lose_are_taken_first() -> None:
@@ -53,14 +54,14 @@ def test_pages_with_nothing_to_lose_are_taken_first() -> None:
     pool.release([plain])
     assert pool.take(1) == [plain]
     pool.take(1)
-    assert pool.find([b"x"]) == [cached]
+    assert [pool.page(digest) for digest in [b"x"]] == [cached]
 
 
 def test_of_two_pages_for_the_same_tokens_the_first_stands() -> None:
     pool = PagePool(4)
     first, second = pool.take(2)
     assert pool.commit(first, b"x") and not pool.commit(second, b"x")
-    assert pool.find([b"x"]) == [first]
+    assert [pool.page(digest) for digest in [b"x"]] == [first]
     pool.check_integrity([[first], [second]])
 
 
@@ -90,7 +91,7 @@ def test_the_books_balance_after_any_sequence(moves: list[tuple[str, int]]) -> N
         elif move == "commit" and held and held[n % len(held)]:
             pool.commit(held[n % len(held)][0], bytes([step]))
         elif move == "share":
-            found = pool.find([bytes([n])])
+            found = [pool.page(bytes([n]))] if pool.has(bytes([n])) else []
             pool.hold(found)
             held.append(found)
         elif move == "reset":

@@ -128,7 +128,7 @@ def test_the_host_in_a_devices_place_keeps_what_comes_and_has_no_room_for_a_cach
     assert x.data_ptr() == array.ctypes.data and host.to_host(x)() is x
     assert host.memory().total == 0
     with pytest.raises(MemoryError, match="sampling alone"):
-        host.allocate_kv([], 1)
+        host.allocate([], 1)
 
 
 def test_providers_agree_on_every_token():

@@ -4,17 +4,25 @@ from collections.abc import Sequence
 
 import pytest
 
+from quintet.engine.groups import Keeping
 from quintet.engine.pages import PagePool
 from quintet.engine.request import UNKNOWN, Request
 from quintet.engine.scheduler import Limits, Plan, Scheduler
+from quintet.engine.tables import Tables
 from quintet.sampling_params import SamplingParams
 
 SIZE = 4
 
 
-def scheduler(pages: int = 64, caching: bool = True, **limits: int | bool) -> Scheduler:
-    given = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "max_logit_rows": 32, "page_size": SIZE, **limits}
-    return Scheduler(Limits(**given), PagePool(pages, caching))  # type: ignore[arg-type]
+FULL = (Keeping(),)
+
+
+def scheduler(
+    pages: int = 64, caching: bool = True, groups: tuple[Keeping, ...] = FULL, **limits: int | bool
+) -> Scheduler:
+    given = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "max_logit_rows": 32, **limits}
+    made = Limits(**given)  # type: ignore[arg-type]
+    return Scheduler(made, Tables(PagePool(pages, caching), SIZE, groups, made.max_num_batched_tokens))
 
 
 def add(s: Scheduler, name: str, tokens: Sequence[int], order: int, priority: int = 0) -> Request:
@@ -81,7 +89,7 @@ def test_the_last_in_line_is_preempted_and_comes_back() -> None:
     a, b = add(s, "a", range(8), 0), add(s, "b", range(20, 28), 1)
     assert run(s) == {"a": 8, "b": 8}  # two pages each
     assert run(s) == {"a": 1}  # its third page is the last one
-    assert b.num_preemptions == 1 and s.waiting == [b] and b.page_ids == []
+    assert b.num_preemptions == 1 and s.waiting == [b] and b.pages == []
     for _ in range(12):
         if a in s.running and len(a.token_ids) >= 12:
             s.remove(a)
@@ -142,7 +150,7 @@ def test_requests_of_one_step_share_their_beginning() -> None:
     s = scheduler(max_num_batched_tokens=64)
     a, b = add(s, "a", [*range(12), 77], 0), add(s, "b", [*range(12), 88], 1)
     assert run(s) == {"a": 13, "b": 1}
-    assert a.page_ids[:3] == b.page_ids[:3] and a.page_ids[3] != b.page_ids[3]
+    assert a.pages[0][:3] == b.pages[0][:3] and a.pages[0][3] != b.pages[0][3]
 
 
 def test_tenants_do_not_share() -> None:
@@ -204,8 +212,8 @@ def test_integrity_notices_a_request_without_its_pages() -> None:
     s = scheduler()
     a = add(s, "a", range(12), 0)
     run(s)
-    s.pool.release(a.page_ids)
-    a.page_ids = []
+    s.pool.release(a.pages[0])
+    a.pages = [[]]
     with pytest.raises(AssertionError):
         s.check_integrity()
 
@@ -249,7 +257,7 @@ def test_a_page_that_an_unknown_token_fills_is_committed_once_it_is_known() -> N
     assert plan.late == [a] and s.pool.num_cached == 0
     tell(a, 9)
     s.commit_late(plan)
-    assert s.pool.num_cached == 1 and plan.committed == {a: a.page_ids[:1]} and not plan.late
+    assert s.pool.num_cached == 1 and plan.committed == {a: a.pages[0][:1]} and not plan.late
     b = add(s, "b", [0, 1, 2, 9, 5], 1)
     assert start(s).tokens == {a: 1, b: 1}
 
@@ -289,3 +297,102 @@ def test_room_is_what_the_next_step_may_need() -> None:
     assert not s.has_room()  # a begins a third, too, and there is none
     s.remove(b)
     assert s.has_room() and a in s.running
+
+
+def test_pages_behind_a_window_are_given_back() -> None:
+    s = scheduler(groups=(Keeping(window=6),), max_num_batched_tokens=8, caching=False)
+    a = add(s, "a", range(40), 0)
+    held = []
+    for _ in range(20):
+        run(s)
+        held.append(s.pool.num_used)
+    assert max(held) <= Keeping(6).pages(60, SIZE, 8) == 5
+    assert held[-1] == 2 and a.pages[0][:12] == [0] * 12  # the last token stands at 54, and sees those from 49 on
+
+
+def test_groups_share_one_pool_and_each_keeps_its_own() -> None:
+    s = scheduler(groups=(Keeping(), Keeping(window=5)))
+    a = add(s, "a", range(30), 0)
+    run(s), run(s)
+    full, window = a.pages
+    assert not set(full) & set(window) and 0 not in full and window[:6] == [0] * 6 and all(window[6:])
+    assert s.pool.num_used == 8 + 2
+    s.remove(a)
+    assert s.pool.num_used == 0
+
+
+def test_a_beginning_is_found_as_far_as_each_group_has_what_the_next_token_sees() -> None:
+    s = scheduler(groups=(Keeping(), Keeping(window=5)))
+    add(s, "a", range(24), 0)
+    run(s), run(s)
+    s.remove(s.running[0])
+    b = add(s, "b", [*range(22), 99, 98, 97], 1)
+    assert run(s) == {"b": 5} and b.num_cached == 20
+    full, window = b.pages
+    assert all(full[:5]) and window[:4] == [0] * 4 and window[4]
+    s.pool.forget(window[4])  # of tokens 16 to 19
+    c = add(s, "c", [*range(22), 99], 2)
+    run(s)
+    assert c.num_cached == 16, "the window's pages before are still there"
+
+
+def test_what_a_window_lacks_on_its_right_ends_a_beginning_further_left() -> None:
+    s = scheduler(groups=(Keeping(window=5), Keeping()))
+    a = add(s, "a", range(24), 0)
+    run(s)
+    windowed, _ = a.pages
+    s.pool.forget(windowed[3])  # of tokens 12 to 15
+    b = add(s, "b", [*range(18), 99], 1)
+    run(s)
+    assert b.num_cached == 12
+
+
+def test_a_page_of_one_group_is_no_page_of_another() -> None:
+    s = scheduler(groups=(Keeping(), Keeping(window=100)))
+    add(s, "a", range(12), 0)
+    b = add(s, "b", range(12), 1)
+    assert run(s) == {"a": 12, "b": 4}
+    assert not set(b.pages[0]) & set(b.pages[1])
+
+
+def test_no_page_of_today_is_found_after_a_reset() -> None:
+    """Nor one that a running request fills later: its tokens were computed from what is forgotten."""
+    s = scheduler(max_num_batched_tokens=8)
+    a = add(s, "a", range(16), 0)
+    run(s)
+    s.tables.reset()
+    run(s)
+    b = add(s, "b", range(16), 1)
+    assert run(s)["b"] == 7 and b.num_cached == 0  # one token of the budget is a's
+    run(s)
+    s.remove(a)
+    s.remove(b)
+    c = add(s, "c", range(16), 2)
+    run(s)
+    assert c.num_cached == 12, "what was computed since is found"
+
+
+def test_a_request_that_waits_is_not_looked_up_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    s = scheduler(max_num_seqs=8, pages=8)
+    a = add(s, "a", range(16), 0)
+    run(s)
+    b = add(s, "b", range(100, 120), 1)
+    looked = []
+    longest = Tables._longest
+    monkeypatch.setattr(Tables, "_longest", lambda *given: looked.append(1) or longest(*given))
+    for _ in range(6):
+        assert list(run(s)) == ["a"]
+    assert len(looked) == 1 and b.num_cached == 0
+    s.remove(a)
+    assert run(s) == {"b": 20}
+
+
+def test_a_request_that_waits_finds_what_is_cached_meanwhile() -> None:
+    s = scheduler(pages=10, max_num_seqs=2, max_num_batched_tokens=64)
+    a, b = add(s, "a", range(12), 0), add(s, "b", range(50, 62), 1)
+    run(s)
+    c = add(s, "c", [*range(12), 1, 1, 1, 1, 7, 8], 2)
+    run(s), run(s), run(s), run(s)  # a's fourth page is full of ones
+    s.remove(b)
+    run(s)
+    assert c.num_cached == 16 and a in s.running

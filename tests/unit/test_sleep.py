@@ -103,7 +103,7 @@ def test_waking_that_fails_may_be_repeated(monkeypatch: pytest.MonkeyPatch) -> N
         def fail(self: NullDevice, *_: Any) -> Any:
             raise MemoryError("somebody else took the memory")
 
-        patch.setattr(NullDevice, "allocate_kv", fail)
+        patch.setattr(NullDevice, "allocate", fail)
         client.wake_up()
     assert client.engine.asleep == 2
     client.wake_up()

@@ -202,9 +202,8 @@ def _reasons(subject: Subject, of: AttentionSpec) -> str | None:
     except Lacking as reasons:
         require(bool(str(reasons).strip()), f"{of} is refused without a reason")
         return str(reasons)
-    size = made.layout.page_size
-    require(size == of.page_size, f"a layer with pages of {of.page_size} tokens was given pages of {size}")
-    require(made.layout.page_bytes > 0, f"a page of {of} has {made.layout.page_bytes} bytes")
+    require(all(layout.nbytes > 0 for layout in made.layouts), f"a page of {of} is of no bytes: {made.layouts}")
+    require(len(made.layouts) > 0, f"{of} keeps nothing")
     return None
 
 

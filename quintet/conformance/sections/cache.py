@@ -1,14 +1,13 @@
 """The cache: the pages that a layout describes, and the 8-bit formats that a platform keeps in them."""
 
 import itertools
-import math
 from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
 
 from quintet.conformance import stored
-from quintet.conformance.attending import attention_of, opened
+from quintet.conformance.attending import mixer_of, opened
 from quintet.conformance.batches import spec
 from quintet.conformance.check import Broken, Lacking, Trial, check, require
 from quintet.conformance.close import short
@@ -16,7 +15,7 @@ from quintet.conformance.formats import FLOATS
 from quintet.conformance.stored import Cache
 from quintet.conformance.subject import Subject
 from quintet.ops.attention import row_width
-from quintet.types import AttentionSpec, KVLayout
+from quintet.types import AttentionSpec
 
 CACHED = (torch.int8, *FLOATS)
 PAGES = 5
@@ -86,14 +85,14 @@ def _allocated(subject: Subject, cached: torch.dtype | None) -> None:
 
 def _as_described(subject: Subject, of: AttentionSpec) -> None:
     there = opened(subject, of.page_size)
-    layout: KVLayout = attention_of(there.platform, of, there.ops).layout
+    (layout,) = mixer_of(there.platform, of, there.ops).layouts
     what = f"{of.kv_heads} KV heads of {of.head_dim} in {short(of.cached)}, pages of {of.page_size}"
-    require(layout.page_size == of.page_size, f"{what}: the layout's pages have {layout.page_size} tokens")
+    require(layout.unit == "page", f"{what}: the layout is of one {layout.unit}, and attention keeps pages")
+    require(layout.keeps == of.window, f"{what}: keeps {layout.keeps} positions, and the layer's window is {of.window}")
     rows = 2 * of.kv_heads * of.page_size * row_width(of.head_dim, of.cached)
     least = rows * of.cached.itemsize // layout.shares
-    says = math.prod(layout.page_shape) * layout.dtype.itemsize // layout.shares
-    require(layout.page_bytes == says, f"{what}: page_bytes is {layout.page_bytes}, {layout.page_shape} takes {says}")
+    says = layout.nbytes
     require(says >= least, f"{what}: a page of {says} bytes, and its keys and values alone are {least}")
-    made = there.device.allocate_kv([layout, layout], PAGES)
-    shapes, want = [tuple(each.shape) for each in made], (PAGES, *layout.page_shape)
+    made = there.device.allocate([layout, layout], PAGES)
+    shapes, want = [tuple(each.shape) for each in made], (PAGES, *layout.shape)
     require(shapes == [want, want], f"{what}: {PAGES} pages for two layers are {shapes}, {[want] * 2} is wanted")

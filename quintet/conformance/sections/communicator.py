@@ -15,10 +15,9 @@ from quintet.conformance.close import short
 from quintet.conformance.direct import Runner, random_prompts
 from quintet.conformance.subject import Subject
 from quintet.conformance.tiny import VOCAB, Tiny, variant
-from quintet.engine.worker import Place
 from quintet.ops import bind
 from quintet.platforms.interface import Communicator, Device, Platform
-from quintet.types import Part, Weight
+from quintet.types import Part, Place, Weight
 
 T = TypeVar("T")
 
@@ -45,7 +44,7 @@ class Rank:
         """On the rank's own thread."""
         torch.set_num_threads(1)  # it counts per thread
         self.device: Device = self.team.platform.open(self.rank)
-        self.comm: Communicator = self.team.platform.connect(self.rank, self.team.size, self.team.endpoint)
+        self.comm: Communicator = self.team.platform.connect(Place(self.rank, self.team.size, self.team.endpoint))
         self.ops = bind(self.team.platform.op_priority)
         require(
             (self.comm.rank, self.comm.size) == (self.rank, self.team.size),
@@ -149,7 +148,7 @@ def given(rank: int, shape: Sequence[int], dtype: torch.dtype, turn: int = 0) ->
 def one_rank(subject: Subject) -> Iterator[Trial]:
     def alone() -> None:
         _ = subject.device
-        comm, x = subject.platform.connect(0, 1, ""), given(0, (6, 4), torch.float32)
+        comm, x = subject.platform.connect(Place()), given(0, (6, 4), torch.float32)
         require((comm.rank, comm.size) == (0, 1), f"rank 0 of 1 got rank {comm.rank} of {comm.size}")
         for name, arguments in (
             ("all_reduce", ()),

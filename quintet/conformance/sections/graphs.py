@@ -16,7 +16,7 @@ from quintet.conformance.traffic import Served, closeness, mix, plain_dtype
 from quintet.conformance.trap import Trap
 from quintet.engine.batch import pad
 from quintet.platforms.interface import Platform, Step
-from quintet.types import Bucket, HostBatch
+from quintet.types import HostBatch, Variant
 
 SMALL, LARGE = 16, 64  # tokens of the declared sizes
 STRANGE = 24  # a size between them, which nobody declared
@@ -33,27 +33,34 @@ class Sized(Runner):
     size: int | None = None  # None: to the smallest that holds a step
     scribbles = False  # padded tokens are other than zeros
 
+    def fixed_of(self, size: int) -> Variant:
+        """Of so many tokens, declared or not."""
+        return Variant(size, 8, size, (SERVED // PAGE,) * len(self._windows))
+
     def spoil(self) -> None:
         """Leaves K and V on page 0, as padding does."""
-        self._pages["nobody"] = [0]
+        self._pages["nobody"] = [[0] for _ in self._windows]
         self.step({"nobody": random_prompts(99, (PAGE,), VOCAB)[0]})
         del self._pages["nobody"], self._lengths["nobody"]
 
     def _batch(self, chunks: Chunks, firsts: dict[Any, int]) -> HostBatch:
         host = super()._batch(chunks, firsts)
         count = len(host.token_ids)
-        if self._buckets and (self.size or self.scribbles):
-            host = pad(host, [bucket for bucket in self._buckets if bucket.tokens >= (self.size or count)])
+        if self._fixed and (self.size or self.scribbles):
+            host = pad(host, [each for each in self._fixed if each.tokens >= (self.size or count)])
         return _scribbled(host, count) if self.scribbles else host
 
 
 def _scribbled(host: HostBatch, count: int) -> HostBatch:
     """What stands in the fields of padded tokens is nobody's; they write to page 0."""
-    token_ids, slots, rows = host.token_ids.copy(), host.slots.copy(), host.logit_rows.copy()
+    token_ids, rows, groups = host.token_ids.copy(), host.rows.copy(), []
     token_ids[count:] = np.arange(len(token_ids) - count) % VOCAB
-    slots[count:] = np.arange(len(slots) - count) % PAGE
     rows[count:] = np.arange(len(rows) - count) % max(count, 1)
-    return host._replace(token_ids=token_ids, slots=slots, logit_rows=rows)
+    for group in host.groups:
+        slots = group.slots.copy()
+        slots[count:] = np.arange(len(slots) - count) % PAGE
+        groups.append(group._replace(slots=slots))
+    return host._replace(token_ids=token_ids, rows=rows, groups=tuple(groups))
 
 
 class Loaded:
@@ -133,7 +140,7 @@ def _undeclared(loaded: Loaded) -> None:
     before = _forgotten(runner, chunks)
     for size in (STRANGE, 2 * LARGE):
         try:
-            runner.worker.run(HostBatch.empty(Bucket(size, 8, size, SERVED // PAGE)))
+            runner.worker.run(runner.fixed_of(size).batch)
         except Exception as error:  # whatever it is, it must not be silence
             said = f"{type(error).__name__}: {error}"
             require(str(size) in said, f"a step of {size} tokens was refused by {said!r}, which does not name the size")
@@ -157,8 +164,8 @@ class Watch(Trap):
         self.steps: list[Step] = []
 
     def around(self, platform: type[Platform]) -> type[Platform]:
-        def compile(self: Platform, model: nn.Module, buckets: Iterable[Bucket]) -> Step:
-            watch.steps.append(platform.compile(self, model, buckets))
+        def compile(self: Platform, model: nn.Module, variants: Iterable[Variant]) -> Step:
+            watch.steps.append(platform.compile(self, model, variants))
             return watch.steps[-1]
 
         watch = self

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 import psutil
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from quintet.config import EngineConfig
 from quintet.conformance.check import Broken, Lacking, Trial, check, require
@@ -23,7 +23,7 @@ from quintet.conformance.tiny import VOCAB, variant
 from quintet.layers.schemes import SCHEMES, fitting
 from quintet.platforms.host import host_memory
 from quintet.platforms.interface import ASIDE, DROPPED, Device
-from quintet.types import AttentionSpec, KVLayout, Memory, Part, Weight
+from quintet.types import AttentionSpec, Extent, Layout, Memory, Part, Variant, Weight
 
 MIB = 2**20
 CACHE = 8 * MIB  # of the caches that come and go
@@ -56,10 +56,10 @@ def _own(subject: Subject) -> Memory:
 def _counted(subject: Subject) -> None:
     before = _own(subject)
     layout = _layouts(subject)[0]
-    pages = max(2, min(256 * MIB, before.free // 4) // layout.page_bytes)
-    need = pages * layout.page_bytes
+    pages = max(2, min(256 * MIB, before.free // 4) // layout.nbytes)
+    need = pages * layout.nbytes
     slack = min(NOISE, need // 4)
-    kv = subject.device.allocate_kv([layout], pages)
+    kv = subject.device.allocate([layout], pages)
     during = subject.device.memory()
     del kv
     gc.collect()
@@ -71,11 +71,11 @@ def _counted(subject: Subject) -> None:
     require(gone <= slack, f"{gone} bytes are missing after a cache of {need} was let go: {before} became {after}")
 
 
-def _layouts(subject: Subject) -> list[KVLayout]:
+def _layouts(subject: Subject) -> list[Layout]:
     """What the platform's attention keeps, in each dtype that it computes in."""
     _ = subject.device  # attention is asked for once a device is open
     specs = [AttentionSpec(6, 3, 16, 0.25, dtype, 16) for dtype in subject.facts.dtypes]
-    return [subject.platform.attention(spec, subject.ops, 0).layout for spec in specs]
+    return [subject.platform.mixer(spec, subject.ops, 0).layouts[0] for spec in specs]
 
 
 @check("memory.cache")
@@ -87,21 +87,21 @@ def caches(subject: Subject) -> Iterator[Trial]:
 
 def _shapes(subject: Subject) -> None:
     layouts = _layouts(subject)
-    kv = subject.device.allocate_kv(layouts * 2, 5)
+    kv = subject.device.allocate(layouts * 2, 5)
     require(isinstance(kv, tuple), f"a cache is a tuple with one tensor per layer, not {type(kv).__name__}")
-    got, wanted = [tuple(x.shape) for x in kv], [(5, *layout.page_shape) for layout in layouts * 2]
+    got, wanted = [tuple(x.shape) for x in kv], [(5, *layout.shape) for layout in layouts * 2]
     require(got == wanted, f"caches of {wanted} were asked for, and {got} came")
 
 
 def _zeroed(subject: Subject) -> None:
     device = subject.device
     for layout in _layouts(subject):
-        pages = max(2, CACHE // layout.page_bytes)
+        pages = max(2, CACHE // layout.nbytes)
         for _ in range(3):
-            dirt = device.to_device([np.full(pages * layout.page_bytes // 4, DIRT, np.int32)])
+            dirt = device.to_device([np.full(pages * layout.nbytes // 4, DIRT, np.int32)])
             device.to_host(dirt[0])()
             del dirt
-            (layer,) = device.allocate_kv([layout], pages)
+            (layer,) = device.allocate([layout], pages)
             came = device.to_host(layer)()
             places = int(came.reshape(-1).view(torch.uint8).count_nonzero())
             require(not places, f"a new cache in {layout.dtype} holds {places} bytes that are not zero")
@@ -109,13 +109,13 @@ def _zeroed(subject: Subject) -> None:
 
 
 def _small(subject: Subject) -> None:
-    require(subject.device.allocate_kv([], 4) == (), "a cache of no layers is ()")
-    require(len(subject.device.allocate_kv(_layouts(subject)[:1], 1)) == 1, "a cache of one page is a cache")
+    require(subject.device.allocate([], 4) == (), "a cache of no layers is ()")
+    require(len(subject.device.allocate(_layouts(subject)[:1], 1)) == 1, "a cache of one page is a cache")
 
 
 @check("memory.limit")
 def too_much(subject: Subject) -> Iterator[Trial]:
-    huge = KVLayout(torch.float32, 16, (2, 8, 16, 128))
+    huge = Layout(torch.float32, (2, 8, 16, 128))
     yield Trial("a cache larger than any machine", partial(_refused, subject, [huge] * 100, 10**8))
     yield Trial("a cache half as large again as what is free", partial(_half_more, subject))
     yield Trial("many refusals in a row", partial(_many, subject, huge))
@@ -123,19 +123,19 @@ def too_much(subject: Subject) -> Iterator[Trial]:
 
 def _half_more(subject: Subject) -> None:
     layout = _layouts(subject)[0]
-    _refused(subject, [layout] * 2, subject.device.memory().free * 3 // 4 // layout.page_bytes + 1)
+    _refused(subject, [layout] * 2, subject.device.memory().free * 3 // 4 // layout.nbytes + 1)
 
 
-def _many(subject: Subject, layout: KVLayout) -> None:
+def _many(subject: Subject, layout: Layout) -> None:
     for _ in range(20):
         _refused(subject, [layout] * 4, 10**7)
 
 
-def _refused(subject: Subject, layouts: list[KVLayout], pages: int) -> None:
-    device, need = subject.device, pages * sum(layout.page_bytes for layout in layouts)
+def _refused(subject: Subject, layouts: list[Layout], pages: int) -> None:
+    device, need = subject.device, pages * sum(layout.nbytes for layout in layouts)
     before = device.memory()
     try:
-        device.allocate_kv(layouts, pages)
+        device.allocate(layouts, pages)
     except MemoryError as error:
         said = str(error)
     else:
@@ -144,7 +144,7 @@ def _refused(subject: Subject, layouts: list[KVLayout], pages: int) -> None:
     require(len(re.findall(r"\d[\d.]*", said)) >= 2, f"MemoryError is to say what is needed and what is free: {said!r}")
     require(bool(known & set(re.findall(r"\w+", said))), f"MemoryError is to say which setting to lower: {said!r}")
     layout = _layouts(subject)[0]
-    require(len(device.allocate_kv([layout], 4)) == 1, "after a refusal, a small cache is there")
+    require(len(device.allocate([layout], 4)) == 1, "after a refusal, a small cache is there")
     array = np.arange(100, dtype=np.int32)
     came = device.to_host(device.to_device([array.copy()])[0])()
     require(bool((came.numpy() == array).all()), "after a refusal, arrays came back changed")
@@ -193,12 +193,12 @@ def _start(subject: Subject) -> _Start:
 
 def _cycles(subject: Subject) -> None:
     layout = _layouts(subject)[0]
-    pages = CACHE // layout.page_bytes
+    pages = CACHE // layout.nbytes
     start = _start(subject)
     for cycle in range(CYCLES):
         if cycle == WARM:
             start = _start(subject)
-        subject.device.allocate_kv([layout], pages)
+        subject.device.allocate([layout], pages)
     _nothing_left(start, "caches that were let go")
 
 
@@ -222,7 +222,7 @@ def _most(subject: Subject) -> None:
     free, layout = _own(subject).free, _layouts(subject)[0]
     for time in range(3):
         try:
-            subject.device.allocate_kv([layout], free * 6 // 10 // layout.page_bytes)
+            subject.device.allocate([layout], free * 6 // 10 // layout.nbytes)
         except MemoryError as error:
             raise Broken(
                 f"cache {time + 1} of 60% of what is free: the one before was not given back ({error})"
@@ -251,13 +251,13 @@ def _planned(subject: Subject, use: str, dtype: torch.dtype, scheme: str | None)
     part = Part("x", tuple(x.shape), ((0, x.shape[0]),))
     packed = fitting(SCHEMES[scheme] if scheme else None, x.shape[-1])
     weight = Weight("x", (part,), 0, 0, dtype, use, packed)
-    planned = subject.platform.placed_bytes(weight)
+    planned = subject.platform.estimate(nn.Module(), [weight], Extent(Variant(1, 1, 1, ()), 0, 0)).weights
     placed = subject.platform.place(weight, {"x": x.to(dtype)})
     taken = sum(_nbytes(tensor) for tensor in placed.values())
     parts = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in placed.items())
     least = taken / subject.devices if subject.facts.spmd else taken  # on one device, where several may share it
     near = 0.98 * least - 1024 <= planned <= 1.02 * taken + 1024
-    require(near, f"placed_bytes() says {planned} for {tuple(x.shape)} in {dtype}; place() took {taken}: {parts}")
+    require(near, f"estimate() says {planned} for {tuple(x.shape)} in {dtype}; place() took {taken}: {parts}")
 
 
 def _nbytes(x: Tensor) -> int:

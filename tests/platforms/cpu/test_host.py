@@ -9,7 +9,7 @@ import torch
 from quintet.config import EngineConfig
 from quintet.platforms.cpu import PLATFORM
 from quintet.platforms.host import host_memory, physical_cores, threads
-from quintet.types import KVLayout
+from quintet.types import Layout
 
 
 def write(folder: Path, **files: str) -> Path:
@@ -84,9 +84,9 @@ def test_a_cores_threads_count_once(tmp_path: Path) -> None:
 
 
 def test_a_cache_that_does_not_fit_is_an_error_with_the_numbers() -> None:
-    layout = KVLayout(torch.float32, 16, (16, 2, 8, 128))
+    layout = Layout(torch.float32, (16, 2, 8, 128))
     with pytest.raises(MemoryError, match="needs .* GiB, .* GiB of host memory are free; lower kv_cache_memory_bytes"):
-        PLATFORM().open(0).allocate_kv([layout] * 100, 10**9)
+        PLATFORM().open(0).allocate([layout] * 100, 10**9)
 
 
 def test_an_unasked_for_cache_is_modest_and_says_so() -> None:
@@ -105,9 +105,9 @@ def test_what_it_cannot_do_is_refused_before_anything_is_loaded(settings: dict[s
 
 
 def test_a_cache_takes_memory_when_it_is_used_and_not_before() -> None:
-    layout, size = KVLayout(torch.bfloat16, 16, (16, 2, 8, 128)), 2**29
+    layout, size = Layout(torch.bfloat16, (16, 2, 8, 128)), 2**29
     device, before = PLATFORM().open(0), psutil.Process().memory_info().rss
-    (cache,) = device.allocate_kv([layout], size // layout.page_bytes)
+    (cache,) = device.allocate([layout], size // layout.nbytes)
     assert cache.shape[1:] == (16, 2, 8, 128) and cache.dtype == torch.bfloat16
     assert psutil.Process().memory_info().rss - before < size // 4
     assert not cache[-1].any()

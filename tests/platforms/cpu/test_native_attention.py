@@ -15,7 +15,7 @@ from quintet.conformance.cases import MIXES
 from quintet.ops import Op
 from quintet.ops.attention import row_width, stored
 from quintet.platforms.cpu import native_attention
-from quintet.types import AttentionSpec, Batch
+from quintet.types import AttentionSpec, Books
 
 if reason := native_attention.probe():
     pytest.skip(reason, allow_module_level=True)
@@ -54,21 +54,21 @@ def threads() -> Iterator[None]:
     _cpu.set_threads(before)
 
 
-def native(q: Tensor, kv: Tensor, batch: Batch, of: AttentionSpec) -> Tensor:
+def native(q: Tensor, kv: Tensor, books: Books, of: AttentionSpec) -> Tensor:
     sinks = torch.linspace(-1, 2, of.heads) if of.sinks else None
-    return Op.registry["paged_attention"].providers["native"](q, kv, batch, of, sinks)
+    return Op.registry["paged_attention"].providers["native"](q, kv, books, of, sinks)
 
 
-def specified(q: Tensor, kv: Tensor, batch: Batch, of: AttentionSpec) -> Tensor:
+def specified(q: Tensor, kv: Tensor, books: Books, of: AttentionSpec) -> Tensor:
     sinks = torch.linspace(-1, 2, of.heads) if of.sinks else None
     kv = kv if of.kv_dtype else kv.float()
-    return Op.registry["paged_attention"].reference(q.float(), kv, batch, of, sinks)
+    return Op.registry["paged_attention"].reference(q.float(), kv, books, of, sinks)
 
 
-def batched(of: AttentionSpec, requests: list[Request]) -> tuple[Tensor, Tensor, Batch]:
+def batched(of: AttentionSpec, requests: list[Request]) -> tuple[Tensor, Tensor, Books]:
     cache = Cache(of, [r.cached + r.new for r in requests])
-    q, batch = cache.batch(dict(enumerate(requests)))
-    return q, cache.kv, batch
+    q, books = cache.batch(dict(enumerate(requests)))
+    return q, cache.kv, books
 
 
 def broken(of: AttentionSpec, x: float = float("nan")) -> Tensor:
@@ -79,7 +79,7 @@ def broken(of: AttentionSpec, x: float = float("nan")) -> Tensor:
 @functools.cache
 def cases(
     dtype: torch.dtype, cached: torch.dtype | None
-) -> list[tuple[str, AttentionSpec, tuple[Tensor, Tensor, Batch], Tensor]]:
+) -> list[tuple[str, AttentionSpec, tuple[Tensor, Tensor, Books], Tensor]]:
     """What it is, the layer, its arguments, and what the specification makes of them in float32."""
     made = []
     for n, ((what, settings), shape) in enumerate(itertools.product(SPECS.items(), SHAPES)):
@@ -105,8 +105,8 @@ def test_every_instruction_set_equals_the_specification(isa: str, types: Types) 
 @pytest.mark.parametrize("dtype", ROUNDINGS, ids=str)
 def test_extreme_scores_give_finite_results(isa: str, dtype: torch.dtype) -> None:
     of = spec(4, 2, 32, dtype=dtype, scale=300.0)
-    q, kv, batch = batched(of, [Request(0, 130)])
-    assert native(q, kv, batch, of).isfinite().all()
+    q, kv, books = batched(of, [Request(0, 130)])
+    assert native(q, kv, books, of).isfinite().all()
 
 
 @pytest.mark.parametrize("types", TYPES, ids=str)
@@ -115,13 +115,13 @@ def test_what_a_page_holds_past_the_end_does_not_leak(isa: str, types: Types, le
     for heads, kv_heads, dim, page_size in SHAPES:
         of = spec(heads, kv_heads, dim, dtype=types[0], kv_dtype=types[1], page_size=page_size)
         lengths = [37, 129, 3]
-        q, kv, batch = batched(of, [Request(length - 1, 1) for length in lengths])
-        want = native(q, kv, batch, of)
+        q, kv, books = batched(of, [Request(length - 1, 1) for length in lengths])
+        want = native(q, kv, books, of)
         for row, length in enumerate(lengths):
-            last = int(batch.page_table[row, (length - 1) // page_size])
+            last = int(books.group.table[row, (length - 1) // page_size])
             kv[last, :, :, (length - 1) % page_size + 1 :] = broken(of, left)
         kv[0] = broken(of, left)
-        assert torch.equal(native(q, kv, batch, of), want)
+        assert torch.equal(native(q, kv, books, of), want)
 
 
 @pytest.mark.parametrize("types", TYPES, ids=str)
@@ -133,8 +133,8 @@ def test_a_tokens_bits_depend_on_its_request_alone(isa: str, types: Types, setti
         cache = Cache(of, [300, 90, 211])
 
         def run(requests: dict[int, Request], cache: Cache = cache, of: AttentionSpec = of) -> Tensor:
-            q, batch = cache.batch(requests)
-            return native(q, cache.kv, batch, of)
+            q, books = cache.batch(requests)
+            return native(q, cache.kv, books, of)
 
         whole = run({0: Request(0, 300)})
         for size in (7, 64, 100):
@@ -151,21 +151,21 @@ def test_a_tokens_bits_depend_on_its_request_alone(isa: str, types: Types, setti
 def test_a_broken_token_does_not_reach_those_before_it(isa: str, types: Types) -> None:
     """In a prefill the values of later tokens are there already; in a decode they are not."""
     of = spec(6, 3, 16, dtype=types[0], kv_dtype=types[1])
-    q, kv, batch = batched(of, [Request(0, 100)])
-    want = native(q, kv, batch, of)
-    kv[batch.page_table[0, 50 // 16], :, :, 50 % 16] = broken(of)
-    got = native(q, kv, batch, of)
+    q, kv, books = batched(of, [Request(0, 100)])
+    want = native(q, kv, books, of)
+    kv[books.group.table[0, 50 // 16], :, :, 50 % 16] = broken(of)
+    got = native(q, kv, books, of)
     assert torch.equal(got[:50], want[:50]) and got[50:].isnan().all()
 
 
 def test_the_number_of_threads_changes_no_bit(isa: str, threads: None) -> None:
     for (dtype, cached), requests in itertools.product(TYPES, MIXES.values()):
         of = spec(6, 3, 32, dtype=dtype, kv_dtype=cached, window=77)
-        q, kv, batch = batched(of, requests)
+        q, kv, books = batched(of, requests)
         results = []
         for count in (1, 2, 5):
             _cpu.set_threads(count)
-            results.append(native(q, kv, batch, of))
+            results.append(native(q, kv, books, of))
         assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
 
@@ -176,52 +176,59 @@ def test_long_contexts_split_over_threads_give_the_same_bits(isa: str, threads: 
         of = spec(heads, 1, dim, dtype=dtype, kv_dtype=cached, **settings)
         cache = Cache(of, [2300, 1024])
         _cpu.set_threads(1)
-        q, batch = cache.batch({0: Request(0, 2300)})
-        whole = native(q, cache.kv, batch, of)
+        q, books = cache.batch({0: Request(0, 2300)})
+        whole = native(q, cache.kv, books, of)
         for count, first in itertools.product((1, 4), (2299, 2047, 2048, 1023, 1200)):
             _cpu.set_threads(count)
-            q, batch = cache.batch({1: Request(1020, 4), 0: Request(first, 1)})
-            got = native(q, cache.kv, batch, of)
+            q, books = cache.batch({1: Request(1020, 4), 0: Request(first, 1)})
+            got = native(q, cache.kv, books, of)
             assert torch.equal(got[4], whole[first]), (count, first)
             limit = ROUNDINGS[dtype] * torch.finfo(dtype).eps
-            torch.testing.assert_close(got.float(), specified(q, cache.kv, batch, of), atol=limit, rtol=limit)
+            torch.testing.assert_close(got.float(), specified(q, cache.kv, books, of), atol=limit, rtol=limit)
 
 
 def test_tokens_of_a_product_may_stand_apart() -> None:
     of = spec(4, 2, 16)
-    q, kv, batch = batched(of, [Request(3, 9), Request(20, 1)])
+    q, kv, books = batched(of, [Request(3, 9), Request(20, 1)])
     apart = torch.zeros(len(q), 3, *q.shape[1:])
     apart[:, 1] = q
-    assert torch.equal(native(apart[:, 1], kv, batch, of), native(q, kv, batch, of))
+    assert torch.equal(native(apart[:, 1], kv, books, of), native(q, kv, books, of))
 
 
 def test_padding_gets_zeros() -> None:
     of = spec(4, 2, 16)
-    q, kv, batch = batched(of, [Request(3, 9), Request(20, 1)])
+    q, kv, books = batched(of, [Request(3, 9), Request(20, 1)])
     none = torch.zeros(6, dtype=torch.int32)
-    padded = batch._replace(
-        positions=torch.cat([batch.positions, none]),
-        starts=torch.cat([batch.starts, batch.starts[-1:]]),
-        lengths=torch.cat([batch.lengths, none[:1]]),
-        page_table=torch.cat([batch.page_table, torch.zeros_like(batch.page_table[:1])]),
+    batch, group = books
+    padded = Books(
+        batch._replace(
+            positions=torch.cat([batch.positions, none]), starts=torch.cat([batch.starts, batch.starts[-1:]])
+        ),
+        group._replace(
+            lengths=torch.cat([group.lengths, none[:1]]),
+            table=torch.cat([group.table, torch.zeros_like(group.table[:1])]),
+        ),
     )
     out = native(torch.cat([q, q[:6]]), kv, padded, of)
-    assert torch.equal(out[:10], native(q, kv, batch, of)) and not out[10:].any()
+    assert torch.equal(out[:10], native(q, kv, books, of)) and not out[10:].any()
 
 
 def test_a_batch_that_points_outside_is_refused() -> None:
     of = spec(4, 2, 16)
-    q, kv, batch = batched(of, [Request(3, 9), Request(20, 1)])
-    for field, value in (("page_table", 99), ("positions", 50), ("lengths", 2000), ("starts", 77), ("positions", -1)):
-        broken = getattr(batch, field).clone()
+    q, kv, books = batched(of, [Request(3, 9), Request(20, 1)])
+    for field, value in (("table", 99), ("positions", 50), ("lengths", 2000), ("starts", 77), ("positions", -1)):
+        of_group = field in books.group._fields
+        part: Any = books.group if of_group else books.batch
+        broken = getattr(part, field).clone()
         broken.view(-1)[-1] = value
+        spoilt = part._replace(**{field: broken})
         with pytest.raises(ValueError, match=field):
-            native(q, kv, batch._replace(**{field: broken}), of)
+            native(q, kv, books._replace(**{"group" if of_group else "batch": spoilt}), of)
     write = Op.registry["write_kv"].providers["native"]
     k = torch.zeros(10, 2, 16)
     for slot in (-1, kv.shape[0] * 16):
         with pytest.raises(ValueError, match="slots"):
-            write(kv, k, k, batch._replace(slots=torch.full_like(batch.slots, slot)))
+            write(kv, k, k, books._replace(group=books.group._replace(slots=torch.full_like(books.group.slots, slot))))
 
 
 @pytest.mark.parametrize("types", TYPES, ids=str)
@@ -231,14 +238,16 @@ def test_written_keys_and_values_are_the_specifications(isa: str, types: Types, 
     for page_size, count, (kv_heads, dim) in itertools.product((8, 16, 32), (1, 2), ((1, 24), (3, 8), (8, 128))):
         _cpu.set_threads(count)
         of = spec(kv_heads, kv_heads, dim, dtype=dtype, kv_dtype=cached, page_size=page_size)
-        _, kv, batch = batched(of, [Request(37, 80), Request(8, 1), Request(0, page_size)])
-        qkv = (torch.randn(len(batch.slots), 3, kv_heads, dim) * 10.0 ** torch.randint(-6, 4, (3, 1, dim))).to(dtype)
+        _, kv, books = batched(of, [Request(37, 80), Request(8, 1), Request(0, page_size)])
+        qkv = (torch.randn(len(books.group.slots), 3, kv_heads, dim) * 10.0 ** torch.randint(-6, 4, (3, 1, dim))).to(
+            dtype
+        )
         qkv[3] = 0.0
         qkv[4] *= torch.finfo(dtype).tiny
         qkv[5] = torch.inf
         k, v = qkv[:, 1], qkv[:, 2]  # slices of one product
-        want = op.reference(kv.clone(), k, v, batch)
-        assert torch.equal(bits(op.providers["native"](kv, k, v, batch)), bits(want))
+        want = op.reference(kv.clone(), k, v, books)
+        assert torch.equal(bits(op.providers["native"](kv, k, v, books)), bits(want))
 
 
 def bits(x: Tensor) -> Tensor:
@@ -251,19 +260,19 @@ def test_every_number_of_half_precision_is_rounded_as_torch_does(isa: str, cache
     for dtype in (torch.bfloat16, torch.float16):
         k = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype).reshape(4096, 1, 16)
         k = torch.where(k.isnan(), 1.0, k)
-        batch = batched(spec(1, 1, 16), [Request(0, 4096)])[2]
+        books = batched(spec(1, 1, 16), [Request(0, 4096)])[2]
         got, want = torch.zeros(2, 257, 2, 1, 16, row_width(16, cached), dtype=torch.int8).view(cached)
-        Op.registry["write_kv"].providers["native"](got, k, k, batch)
-        Op.registry["write_kv"].reference(want, k, k, batch)
+        Op.registry["write_kv"].providers["native"](got, k, k, books)
+        Op.registry["write_kv"].reference(want, k, k, books)
         assert torch.equal(bits(got), bits(want))
 
 
 def test_a_cache_of_another_type_is_refused() -> None:
     of = spec(4, 2, 16, dtype=torch.bfloat16)
-    q, kv, batch = batched(of, [Request(3, 9)])
+    q, kv, books = batched(of, [Request(3, 9)])
     for cached in (torch.int8, torch.float32):
         with pytest.raises(ValueError, match="and must be"):
-            native(q, kv, batch, replace(of, kv_dtype=cached))
+            native(q, kv, books, replace(of, kv_dtype=cached))
     k = torch.zeros(9, 2, 16)
     with pytest.raises(ValueError, match="do not fit a cache"):
-        Op.registry["write_kv"].providers["native"](kv.view(torch.int8), k, k, batch)
+        Op.registry["write_kv"].providers["native"](kv.view(torch.int8), k, k, books)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from quintet.config import EngineConfig
 from quintet.conformance.direct import random_prompts
@@ -15,7 +14,7 @@ from quintet.conformance.tiny import FAMILIES, SERVED, variant
 from quintet.platforms.cpu import PLATFORM, replay
 from quintet.platforms.cpu.arena import SEGMENT, Arena, empty, lending
 from quintet.platforms.cpu.replay import LEAST_PAGES, Replay
-from quintet.types import Batch
+from quintet.types import Batch, Group, Outputs
 from tests.helpers.run_model import Runner
 
 _cpu = pytest.importorskip("quintet._cpu", reason="steps are recorded by the compiled extension")
@@ -30,7 +29,7 @@ class Watched(Replay):
         super().__init__(model, extension)
         Watched.last, self.recorded = self, 0
 
-    def _record(self, *args: Any) -> Tensor:
+    def _record(self, *args: Any) -> Outputs:
         self.recorded += 1
         return super()._record(*args)
 
@@ -85,8 +84,8 @@ def test_another_cache_is_not_written_through_old_addresses(watched: type[Watche
     for token in (1, 2):
         first = run.step({0: [token]})[0]
     run.finish(0)
-    old = [pages.clone() for pages in run.worker._kv]
-    kept = run.worker._kv
+    old = [pages.clone() for pages in run.worker._state]
+    kept = run.worker._state
     run.worker.renew_cache()
     for token in (1, 2):
         again = run.step({0: [token]})[0]
@@ -96,21 +95,22 @@ def test_another_cache_is_not_written_through_old_addresses(watched: type[Watche
 
 def _batch(tokens: int) -> Batch:
     of = torch.arange(tokens, dtype=torch.int32)
-    return Batch(of, of, of, of, torch.arange(tokens + 1, dtype=torch.int32), of + 1, of[:, None], of)
+    group = Group(of, of[:, None], of + 1)
+    return Batch(of, of, of, torch.arange(tokens + 1, dtype=torch.int32), of, (group,))
 
 
 def test_what_a_replay_would_leave_out_keeps_steps_eager(caplog: pytest.LogCaptureFixture) -> None:
     calls = []
 
-    def model(kv: Any, batch: Batch) -> tuple[Tensor, Any]:
+    def model(state: Any, batch: Batch) -> tuple[Outputs, Any]:
         calls.append(len(batch.token_ids))
-        return batch.token_ids.float() * 2, kv
+        return Outputs(batch.token_ids.float() * 2), state
 
     step = Replay(model, _cpu)
     with caplog.at_level("INFO"):
         for tokens in (3, 3, 2):
-            logits, _ = step((), _batch(tokens))
-            assert logits.tolist() == [2.0 * i for i in range(tokens)]
+            outputs, _ = step((), _batch(tokens))
+            assert outputs.logits is not None and outputs.logits.tolist() == [2.0 * i for i in range(tokens)]
     assert calls == [3, 3, 2]
     assert step.refused == "a replay would leave out float, mul"
     assert len(caplog.records) == 1
@@ -119,16 +119,17 @@ def test_what_a_replay_would_leave_out_keeps_steps_eager(caplog: pytest.LogCaptu
 def test_a_step_that_fails_is_not_kept() -> None:
     fails = [True]
 
-    def model(kv: Any, batch: Batch) -> tuple[Tensor, Any]:
+    def model(state: Any, batch: Batch) -> tuple[Outputs, Any]:
         if fails:
             fails.pop()
             raise RuntimeError("once")
-        return empty((len(batch.token_ids), 4), torch.float32), kv
+        return Outputs(empty((len(batch.token_ids), 4), torch.float32)), state
 
     step = Replay(model, _cpu)
     with pytest.raises(RuntimeError, match="once"):
         step((), _batch(2))
-    assert step((), _batch(2))[0].shape == (2, 4)
+    logits = step((), _batch(2))[0].logits
+    assert logits is not None and logits.shape == (2, 4)
     graph = _cpu.Graph()
     graph.begin()  # nobody records any more
     graph.end()
@@ -138,9 +139,9 @@ def test_graphs_that_were_not_used_for_longest_go_first(monkeypatch: pytest.Monk
     monkeypatch.setattr(replay, "KEPT", 2)
     recorded = []
 
-    def model(kv: Any, batch: Batch) -> tuple[Tensor, Any]:
+    def model(state: Any, batch: Batch) -> tuple[Outputs, Any]:
         recorded.append(len(batch.token_ids))
-        return empty((1, 1), torch.float32), kv
+        return Outputs(empty((1, 1), torch.float32)), state
 
     step = Replay(model, _cpu)
     for tokens in (1, 2, 1, 3, 1, 2):
