@@ -18,7 +18,7 @@ from transformers import AutoConfig, Gemma3Config
 
 from quintet.conformance.direct import random_prompts
 from quintet.conformance.tiny import FAMILIES, LENGTH, PLAIN, SERVED, VOCAB, Tiny, make, variant
-from quintet.engine.worker import Shape, Worker
+from quintet.engine.worker import ModelSizes, Worker
 from quintet.platforms.cpu import PLATFORM
 from tests.helpers.configs import configs
 from tests.helpers.run_model import Runner
@@ -122,11 +122,11 @@ def test_first_checkpoints_without_prefix(family: str, tmp_path: Path) -> None:
 def test_what_is_not_computed_is_refused(family: str, settings: dict[str, Any], message: str) -> None:
     config = AutoConfig.for_model(family, **{**next(iter(FAMILIES[family].values())), **settings})
     with pytest.raises(ValueError, match=message):
-        Worker(PLATFORM(), config, Shape(torch.float32, 16, SERVED))
+        Worker(PLATFORM(), config, ModelSizes(torch.float32, 16, SERVED))
 
 
 @pytest.mark.parametrize("family", ["gpt2", "opt"])
 def test_learned_positions_end(family: str) -> None:
     config = next(iter(FAMILIES[family].values()))
     with pytest.raises(ValueError, match="max_model_len 257 exceeds the 256 positions"):
-        Worker(PLATFORM(), AutoConfig.for_model(family, **config), Shape(torch.float32, 16, LENGTH + 1))
+        Worker(PLATFORM(), AutoConfig.for_model(family, **config), ModelSizes(torch.float32, 16, LENGTH + 1))

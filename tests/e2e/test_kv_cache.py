@@ -11,7 +11,7 @@ from quintet.config import BUNDLED, EngineConfig
 from quintet.conformance.direct import random_prompts
 from quintet.conformance.tiny import FAMILIES, SERVED, variant
 from quintet.engine.start import prepare
-from quintet.engine.worker import Shape, Worker
+from quintet.engine.worker import ModelSizes, Worker
 from tests.e2e.test_bundled import CASES, GREEDY, alike, as_expected
 from tests.helpers.run_model import Runner
 
@@ -46,7 +46,7 @@ def test_the_plan_counts_the_smaller_pages(dtype: str, bytes_: int) -> None:
 def test_the_cache_that_is_made_has_the_planned_size(cached: str) -> None:
     tiny = variant("llama", "plain")
     run = Runner(tiny)
-    made = Worker(run.worker.platform, tiny.config, Shape(torch.float32, 16, SERVED, kv_dtype=CACHED[cached]))
+    made = Worker(run.worker.platform, tiny.config, ModelSizes(torch.float32, 16, SERVED, kv_dtype=CACHED[cached]))
     made.load(tiny.folder, 10, [], progress=False)
     assert sum(each.nbytes for each in made._state) == 10 * made.page_bytes < 10 * run.worker.page_bytes // 2
     assert {each.dtype for each in made._state} == {CACHED[cached]}
