@@ -201,10 +201,14 @@ def _scheme(config: EngineConfig, platform: Platform, facts: Capabilities) -> Sc
 
 def _quantized(scheme: Scheme, model: CausalLM) -> str:
     """Which products the scheme serves, and which stay as they are."""
-    products = [each.weight for each in declared(model) if each.weight.use == "linear"]
-    plain = sum(weight.scheme is None for weight in products)
+    weights = [each.weight for each in declared(model)]
+    products = [weight for weight in weights if weight.use == "linear"]
+    plain = sum(weight.scheme is None and schemes.fitting(scheme, weight.shape[1]) is None for weight in products)
     left = f", {plain} stay as they are: no group of 32 or more divides their inputs" if plain else ""
-    return f"quantization {scheme.name}: {len(products) - plain} products{left}; the head in 8 bits"
+    if any(weight.use == "experts" for weight in weights):
+        left += "; experts and their routers stay as they are"
+    quantized = sum(weight.scheme is not None for weight in products)
+    return f"quantization {scheme.name}: {quantized} products{left}; the head in 8 bits"
 
 
 def _length(config: EngineConfig, hf_config: Any) -> int:
