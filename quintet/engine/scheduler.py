@@ -143,6 +143,8 @@ class Scheduler:
         for request in list(self.waiting):
             if len(self.running) >= self.limits.max_num_seqs:
                 break
+            if not request.ready:
+                continue
             found = self._cached(request)
             start = len(found) * self.limits.page_size
             count = self._share(request, plan, start)

@@ -15,6 +15,7 @@ import torch
 from quintet.config import EngineConfig, read_environment
 from quintet.engine.buckets import describe, plan_buckets
 from quintet.engine.engine import Engine
+from quintet.engine.grammar import Grammars
 from quintet.engine.hub import load_generation_config, load_model_config, resolve_model
 from quintet.engine.loader import declared
 from quintet.engine.logits_processors import load_processors
@@ -108,8 +109,8 @@ def _captures(config: EngineConfig, platform: Platform, length: int) -> Sequence
     return platform.captures(-(-length // config.page_size))
 
 
-def launch(prepared: Prepared, progress: bool = True) -> Engine:
-    """Reads the weights, makes the cache, compiles the step."""
+def launch(prepared: Prepared, progress: bool = True, grammars: Grammars | None = None) -> Engine:
+    """Reads the weights, makes the cache, compiles the step. Without `grammars`, no request may ask for one."""
     config, plan = prepared.config, prepared.plan
     for reason in prepared.reasons:
         logger.info("%s", reason)
@@ -135,7 +136,7 @@ def launch(prepared: Prepared, progress: bool = True) -> Engine:
         by_priority=config.scheduling_policy == "priority",
     )
     pool = PagePool(plan.num_pages, config.enable_prefix_caching)
-    return Engine(Scheduler(limits, pool), runner, overlap)
+    return Engine(Scheduler(limits, pool), runner, overlap, grammars)
 
 
 def _sampler(prepared: Prepared) -> Sampler:
