@@ -15,6 +15,7 @@ _HOME = {
     "RequestOutputKind": "quintet.sampling_params",
     "SamplingParams": "quintet.sampling_params",
     "BeamSearchParams": "quintet.sampling_params",
+    "StructuredOutputsParams": "quintet.sampling_params",
 }
 
 __all__ = ["__version__", *sorted(_HOME)]
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from quintet.sampling_params import BeamSearchParams as BeamSearchParams
     from quintet.sampling_params import RequestOutputKind as RequestOutputKind
     from quintet.sampling_params import SamplingParams as SamplingParams
+    from quintet.sampling_params import StructuredOutputsParams as StructuredOutputsParams
 
 
 def __getattr__(name: str) -> Any:

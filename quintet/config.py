@@ -7,58 +7,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from quintet.lacking import LACKING as LACKING
 from quintet.names import refuse_unknown
-from quintet.values import (
-    Parse,
-    count,
-    integer,
-    json_object,
-    one_of,
-    optional,
-    several,
-    share,
-    text,
-    truth,
-)
+from quintet.nested import SpeculativeConfig as SpeculativeConfig
+from quintet.nested import StructuredOutputsConfig as StructuredOutputsConfig
+from quintet.option import choice, nested
+from quintet.option import dotted as dotted
+from quintet.option import gathered as gathered
+from quintet.option import option as option
+from quintet.option import settle as settle
+from quintet.values import Parse, count, integer, json_object, one_of, optional, several, share, text, truth
 
 SCHEMES = ("int8", "int4", "w8a8", "w4a8")
 BUNDLED = "bundled"  # the model inside the package: the first run needs no download
 
 # The sampling defaults that a generation_config.json may set, under the names of SamplingParams.
 GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
-
-
-def option(
-    default: Any,
-    parse: Parse,
-    help: str,
-    *,
-    group: str,
-    aliases: tuple[str, ...] = (),
-    **more: Any,
-) -> Any:
-    """A field that knows how to read itself. Flags and checks are generated from this and written nowhere else.
-
-    `aliases` are other names for the field (their flags follow); `more` may hold `flags` (further flags, dashes
-    included), `choices`, `metavar`, `repr`.
-    """
-    shown = more.pop("repr", True)
-    metadata = {"parse": parse, "help": help, "group": group, "aliases": aliases, **more}
-    return field(default=default, metadata=metadata, repr=shown)
-
-
-def settle(config: Any) -> None:
-    """Brings every field of a new configuration to its one true form; it is frozen from there on."""
-    for each in dataclasses.fields(config):
-        try:
-            value = each.metadata["parse"](getattr(config, each.name))
-        except ValueError as error:
-            raise ValueError(f"{each.name} {error}") from None
-        object.__setattr__(config, each.name, value)
-
-
-def _choice(default: str, *choices: str, help: str, group: str, **synonyms: str) -> Any:
-    return option(default, one_of(*choices, **synonyms), help, group=group, choices=choices)
 
 
 def _processor(value: Any) -> Any:
@@ -114,7 +78,7 @@ class EngineConfig:
     hf_overrides: dict[str, Any] | None = option(
         None, optional(json_object), "entries that replace those of the model's config.json", group="model"
     )
-    load_format: str = _choice(
+    load_format: str = choice(
         "auto", "auto", "safetensors", "dummy", help="dummy: random weights, none are read", group="model"
     )
     dtype: str = option(
@@ -136,6 +100,10 @@ class EngineConfig:
     )  # fmt: skip
     override_generation_config: dict[str, Any] | None = option(
         None, optional(json_object), "sampling defaults that replace those of the generation config", group="model"
+    )
+
+    enable_prompt_embeds: bool = option(
+        False, truth, "let a request bring embeddings in the place of prompt tokens", group="model"
     )
 
     device: str = option("auto", text, "platform to run on, or auto: `quintet platforms` lists them", group="device")
@@ -170,7 +138,7 @@ class EngineConfig:
         aliases=("num_gpu_blocks_override",),
     )  # fmt: skip
     page_size: int = option(16, count(), "tokens in one page of the KV cache", group="memory", aliases=("block_size",))
-    kv_cache_dtype: str = _choice(
+    kv_cache_dtype: str = choice(
         "auto", "auto", "int8", "fp8", fp8_e4m3="fp8", help="of the KV cache; auto: the weights'; int8: half of 16 "
         "bits and a scale for each head of each token; fp8 (e4m3): half, without a scale", group="memory",
     )  # fmt: skip
@@ -181,21 +149,30 @@ class EngineConfig:
     max_num_seqs: int = option(256, count(), "most requests in one step", group="scheduling")
     max_num_batched_tokens: int = option(2048, count(), "most tokens in one step", group="scheduling")
     enable_chunked_prefill: bool = option(True, truth, "let a long prompt take several steps", group="scheduling")
-    scheduling_policy: str = _choice(
+    scheduling_policy: str = choice(
         "fcfs", "fcfs", "priority", help="who goes first: first come, or the lowest priority number", group="scheduling"
     )
+
+    speculative_config: SpeculativeConfig | None = nested(
+        SpeculativeConfig, None, "guess tokens ahead and let one step of the model check them, such as "
+        '{"method": "ngram", "num_speculative_tokens": 4}', group="scheduling",
+    )  # fmt: skip
 
     seed: int = option(0, integer, "of the random numbers of requests that bring no seed", group="sampling")
     max_logprobs: int = option(
         20, count(0, -1), "most logprobs that a request may ask for; -1: the whole vocabulary", group="sampling"
     )
-    logprobs_mode: str = _choice(
+    logprobs_mode: str = choice(
         "raw_logprobs", "raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits",
         help="what logprobs are: of the model's own scores, or after penalties, temperature and cuts", group="sampling",
     )  # fmt: skip
     logits_processors: tuple[Any, ...] = option(
         (), several(_processor), "classes that edit logits, by dotted name or entry point", group="sampling"
     )
+    structured_outputs_config: StructuredOutputsConfig = nested(
+        StructuredOutputsConfig, StructuredOutputsConfig(), "how answers are held to a schema or a grammar",
+        group="sampling",
+    )  # fmt: skip
     disable_log_stats: bool = option(False, truth, "log no statistics", group="sampling")
 
     def __post_init__(self) -> None:
@@ -232,7 +209,7 @@ class EngineConfig:
 
     def replace(self, **changes: Any) -> "EngineConfig":
         """A new one with these fields changed, checked again."""
-        return EngineConfig.from_kwargs(**{**self._fields(), **_by_field(changes)})
+        return EngineConfig(**{**self._fields(), **_by_field(gathered(dotted(EngineConfig, changes)))})
 
     def _fields(self) -> dict[str, Any]:
         return {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
@@ -240,7 +217,7 @@ class EngineConfig:
     @classmethod
     def from_kwargs(cls, **kwargs: Any) -> "EngineConfig":
         """From names that people know, vLLM's among them; ValueError names the nearest, or what to use instead."""
-        return cls(**_by_field(kwargs))
+        return cls(**_by_field(gathered(dotted(cls, kwargs))))
 
 
 def _by_field(kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -260,48 +237,6 @@ def _by_field(kwargs: Mapping[str, Any]) -> dict[str, Any]:
         named[target] = value
     return named
 
-
-# What people bring from other engines and will not find here, and what to do about it.
-_ONE_DEVICE_GROUP = "only tensor parallelism exists (tensor_parallel_size); leave it out"
-_NOT_YET = "it does not exist yet; leave it out"
-LACKING: Mapping[str, str] = {
-    "enable_sleep_mode": "sleep() is there wherever the platform can; leave it out (`quintet serve` has the flag)",
-    "swap_space": "a preempted request is computed again, nothing is swapped; leave it out",
-    "cpu_offload_gb": "weights are not offloaded; choose a smaller model or device='cpu'",
-    "pipeline_parallel_size": _ONE_DEVICE_GROUP,
-    "data_parallel_size": _ONE_DEVICE_GROUP,
-    "enable_expert_parallel": _ONE_DEVICE_GROUP,
-    "distributed_executor_backend": _ONE_DEVICE_GROUP,
-    "worker_cls": "a platform package decides how it runs; see quintet/platforms/interface.py",
-    "speculative_config": _NOT_YET,
-    "enable_lora": _NOT_YET,
-    "max_loras": _NOT_YET,
-    "max_lora_rank": _NOT_YET,
-    "limit_mm_per_prompt": "models take text alone; leave it out",
-    "mm_processor_kwargs": "models take text alone; leave it out",
-    "calculate_kv_scales": "with kv_cache_dtype='int8' each row measures its own scale, and fp8 has none; leave it out",
-    "tokenizer_mode": "the tokenizer's own fast form is always used; leave it out",
-    "config_format": "config.json is always read; leave it out",
-    "model_impl": "every supported family has one implementation; leave it out",
-    "runner": "every model generates; leave it out",
-    "task": "every model generates; leave it out",
-    "convert": "every model generates; leave it out",
-    "disable_sliding_window": "use hf_overrides={'sliding_window': None}",
-    "rope_scaling": "use hf_overrides={'rope_scaling': {...}}",
-    "rope_theta": "use hf_overrides={'rope_theta': ...}",
-    "max_seq_len_to_capture": "the platform chooses what it captures; enforce_eager=True turns it off",
-    "cudagraph_capture_sizes": "the platform chooses what it captures; capture_ahead=True does it before serving",
-    "compilation_config": "the platform chooses what it compiles; enforce_eager=True turns it off",
-    "num_scheduler_steps": "one step is scheduled at a time; leave it out",
-    "preemption_mode": "a preempted request is always computed again; leave it out",
-    "guided_decoding_backend": _NOT_YET,
-    "structured_outputs_config": _NOT_YET,
-    "async_scheduling": "leave it out",
-    "n_ctx": "use max_model_len",
-    "context_length": "use max_model_len",
-    "mem_fraction_static": "use gpu_memory_utilization",
-    "n_gpu_layers": "the whole model runs on one platform; use device",
-}
 
 _PREFIX = "QUINTET_"
 

@@ -24,6 +24,7 @@ MAX_STOP_IDS = 1024
 MAX_BIASES = 1024
 MAX_ALLOWED_IDS = 2**18  # larger than any vocabulary today
 MAX_EXTRA_ARGS = 64
+MAX_CHOICES = 2**16
 MIN_TEMPERATURE = 0.01  # below it logits / temperature leaves the range where float32 tells tokens apart
 INT32 = 2**31 - 1
 
@@ -142,6 +143,48 @@ def _allowed(value: Any) -> list[int]:
     return ids
 
 
+def _constraint(value: Any) -> "StructuredOutputsParams":
+    """Of an object (it may have been changed since it was made), or of its fields."""
+    if isinstance(value, StructuredOutputsParams):
+        value.__post_init__()
+        return value
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ValueError(f"must be a StructuredOutputsParams or a dict of its fields, not {_show(value)}")
+    try:
+        return StructuredOutputsParams(**value)
+    except ValueError as error:
+        raise ValueError(f"cannot be used: {error}") from None
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"must be text, not {_show(value)}")
+    return value
+
+
+def _schema(value: Any) -> Any:
+    if not isinstance(value, str | dict):
+        raise ValueError(f"must be a JSON schema, as a dict or as JSON text, not {_show(value)}")
+    return value
+
+
+def _choices(value: Any) -> list[str]:
+    choices = _several(_text, MAX_CHOICES)(value)
+    if not choices:
+        raise ValueError("must offer at least one text")
+    return choices
+
+
+def _only_true(value: Any) -> bool:
+    if value is not True:
+        raise ValueError(f"must be True or left out, not {_show(value)}")
+    return True
+
+
+def _not_yet(value: Any) -> None:
+    raise ValueError("is not there yet; use json, regex, choice or grammar")
+
+
 def _kind(value: Any) -> RequestOutputKind:
     if not isinstance(value, RequestOutputKind):
         raise ValueError(f"must be a RequestOutputKind (CUMULATIVE, DELTA or FINAL_ONLY), not {_show(value)}")
@@ -193,11 +236,12 @@ class _Checked:
     """A dataclass whose fields parse themselves, and which refuses unknown keywords by the nearest name."""
 
     __slots__ = ()
+    _called = "sampling parameter"
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         known = cls.__dataclass_fields__  # type: ignore[attr-defined]
         if not kwargs.keys() <= known.keys():
-            refuse_unknown("sampling parameter", kwargs, known)
+            refuse_unknown(cls._called, kwargs, known)
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
@@ -206,6 +250,35 @@ class _Checked:
                 setattr(self, f.name, f.metadata["parse"](getattr(self, f.name)))
             except ValueError as error:
                 raise ParameterError(f.name, str(error)) from None
+
+
+CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+
+
+@dataclass(slots=True)
+class StructuredOutputsParams(_Checked):
+    """What the output must look like: one of CONSTRAINTS, and how JSON is written; vLLM's names."""
+
+    _called = "structured outputs parameter"
+
+    json: Any = param(None, _optional(_schema), "a JSON schema that the output follows, as a dict or as JSON text")
+    regex: str | None = param(None, _optional(_text), "a regular expression that matches the whole output")
+    choice: list[str] | None = param(None, _optional(_choices), "the texts of which the output is one")
+    grammar: str | None = param(
+        None, _optional(_text), "a grammar in Lark's form whose rule `start` the output follows"
+    )
+    json_object: bool | None = param(None, _optional(_only_true), "any JSON object")
+    structural_tag: str | None = param(None, _optional(_not_yet), "refused: not there yet")
+    whitespace_pattern: str | None = param(None, _optional(_text), "a regular expression of the whitespace in JSON")
+    disable_any_whitespace: bool = param(False, _flag, "JSON without whitespace")
+    disable_additional_properties: bool = param(False, _flag, "JSON objects have the properties that are named alone")
+
+    def __post_init__(self) -> None:
+        _Checked.__post_init__(self)
+        given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
+        if len(given) != 1:
+            what = f"{' and '.join(given)} are given" if given else "none is given"
+            raise ValueError(f"exactly one of {', '.join(CONSTRAINTS)} is wanted, and {what}")
 
 
 @dataclass(slots=True)
@@ -248,6 +321,9 @@ class SamplingParams(_Checked):
     )
     logit_bias: dict[int, float] | None = param(None, _optional(_biases), "token id -> what is added to its logit")
     allowed_token_ids: list[int] | None = param(None, _optional(_allowed), "draw from these tokens only")
+    structured_outputs: StructuredOutputsParams | None = param(
+        None, _optional(_constraint), "what the output must look like: a JSON schema, a regex, choices, a grammar"
+    )
     extra_args: dict[str, Any] | None = param(None, _optional(_extra), "for logits processors; not read otherwise")
 
     def __post_init__(self) -> None:

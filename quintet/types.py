@@ -267,23 +267,27 @@ class Part:
 
 @dataclass(frozen=True)
 class Weight:
-    """One parameter of a layer: parts of checkpoint tensors, sliced by rank and joined along the shard axis."""
+    """One parameter of a layer: parts of checkpoint tensors, sliced by rank and joined along the shard axis.
+
+    With `stack`, of so many matrices of equal shape, [stack, ...]: each has as many of the parts, in order.
+    """
 
     name: str  # the attribute of the layer that it becomes
     parts: tuple[Part, ...]
-    axis: int  # the shard axis; an SPMD platform shards along it and ignores the ranges
+    axis: int  # the shard axis, of each matrix of a stack; an SPMD platform shards along it and ignores the ranges
     rank: int
     dtype: torch.dtype
-    use: str  # "linear", "embedding" or "vector": what place() may repack it for
+    use: str  # "linear", "experts", "embedding" or "vector": what place() may repack it for
     scheme: Scheme | None = None
     shared: bool = False  # another layer wants the same tensors in this form: a tied head. Set by the loader
+    stack: int = 0  # matrices, one per expert; 0: it is no stack
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of what this rank keeps."""
-        shape = list(self.parts[0].shape)
-        shape[self.axis] = sum(stop - start for start, stop in (part.ranges[self.rank] for part in self.parts))
-        return tuple(shape)
+        shape, each = list(self.parts[0].shape), self.parts[: len(self.parts) // (self.stack or 1)]
+        shape[self.axis] = sum(stop - start for start, stop in (part.ranges[self.rank] for part in each))
+        return (self.stack, *shape) if self.stack else tuple(shape)
 
     @property
     def nbytes(self) -> int:
@@ -293,7 +297,12 @@ class Weight:
     def local(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """This rank's tensor from the checkpoint's, in the checkpoint's dtype; a view where that is possible."""
         slices = self.pieces(tensors)
-        return slices[0] if len(slices) == 1 else torch.cat(slices, self.axis)
+        if not self.stack:
+            return slices[0] if len(slices) == 1 else torch.cat(slices, self.axis)
+        stacked, count = slices[0].new_empty(self.shape), len(slices) // self.stack
+        for index, matrix in enumerate(stacked):
+            torch.cat(slices[index * count : (index + 1) * count], self.axis, out=matrix)
+        return stacked
 
     def pieces(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
         """This rank's slice of each part, in order."""

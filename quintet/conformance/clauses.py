@@ -19,7 +19,7 @@ CLAUSES = {
     "memory.cache": "A cache is zeroed, of the shapes that were asked for, and counted.",
     "memory.limit": "What does not fit is a MemoryError with the numbers and a remedy; everything goes on after it.",
     "memory.cycles": "Caches made and let go again and again leave nothing behind.",
-    "memory.plan": "placed_bytes() is what place() takes: the memory plan is made from it.",
+    "memory.plan": "estimate() is what place() takes: the memory plan is made from it.",
     "memory.sleep": "A device that can sleep gives its memory back, and has its weights again when it wakes.",
     # ops
     "ops.specification": "Every bound provider computes what the op's specification says, to a few roundings.",

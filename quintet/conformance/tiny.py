@@ -34,6 +34,8 @@ PLAIN = {
 BIASED = {"attention_bias": True, "mlp_bias": True}
 WINDOW = 17  # tokens; longer than a page of 16, shorter than the prompts of the tests
 GEMMA = {**PLAIN, "head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scalar": 24, "tie_word_embeddings": True}
+MIXED = {"num_local_experts": 5, "num_experts_per_tok": 2}
+QWEN_MIXED = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 61, "head_dim": 16}
 LONG = {
     "rope_type": "longrope",
     "short_factor": [1.0, 1.5, 2.0],
@@ -129,6 +131,15 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
         },
         "biased": {**PLAIN, "attention_bias": True, "mlp_bias": True, "attention_multiplier": 0.3},
     },
+    "mixtral": {
+        "plain": {**PLAIN, **MIXED},
+        "window, one expert each": {**PLAIN, **MIXED, "sliding_window": WINDOW, "num_experts_per_tok": 1},
+    },
+    "qwen3_moe": {
+        "plain": {**PLAIN, **QWEN_MIXED, "norm_topk_prob": True},
+        "some layers": {**PLAIN, **QWEN_MIXED, "decoder_sparse_step": 2, "attention_bias": True},
+        "but one layer": {**PLAIN, **QWEN_MIXED, "mlp_only_layers": [1], "tie_word_embeddings": True},
+    },
     "olmo2": {"plain": PLAIN, "biased": {**PLAIN, "attention_bias": True, "num_key_value_heads": 2}},
     "smollm3": {
         "plain": {**PLAIN, "no_rope_layers": [1, 0, 1], "tie_word_embeddings": True},
@@ -179,7 +190,8 @@ def _make(family: str, settings: str, seed: int) -> Tiny:
     config = AutoConfig.for_model(family, **json.loads(settings))
     with torch.random.fork_rng(), _hushed():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+        plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
+        model = AutoModelForCausalLM.from_config(config, **plain).float().eval()
         scatter(model)
         folder = Path(tempfile.mkdtemp(dir=_folder().name))
         model.save_pretrained(folder)
@@ -210,5 +222,5 @@ def scatter(model: Any) -> None:
         elif "embed" in name or "wte" in name or "wpe" in name:
             parameter.normal_(0, 1)
         else:
-            inputs = parameter.shape[0] if transposed and "lm_head" not in name else parameter.shape[1]
+            inputs = parameter.shape[0] if transposed and "lm_head" not in name else parameter.shape[-1]
             parameter.normal_(0, 1.5 * inputs**-0.5)

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from quintet.engine.grammar import Grammars
 from quintet.engine.logits_processors import LogitsProcessor
 from quintet.engine.prompts import Prompt
 from quintet.engine.request import Request, random_key
 from quintet.engine.tokenizer import Tokenizer
 from quintet.outputs import child_ids
-from quintet.sampling_params import ParameterError, SamplingParams
+from quintet.sampling_params import ParameterError, SamplingParams, StructuredOutputsParams
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Admission:
     processors: Sequence[type[LogitsProcessor]] = ()
     defaults: dict[str, Any] = field(default_factory=dict)  # sampling parameters of the generation config
     name: str = ""  # tells the unseeded requests of several admissions to one engine apart
+    grammars: Grammars | None = None  # None: what the output must look like is not served here
     _num_unseeded: int = 0
 
     def default_params(self) -> SamplingParams:
@@ -44,6 +46,8 @@ class Admission:
         params.check(self.bounds.vocab_size, self.bounds.max_model_len, self.bounds.max_logprobs)
         for processor in self.processors:
             processor.validate(params)
+        if params.structured_outputs is not None:
+            self._check_grammar(params.structured_outputs)
         ids = _truncate(prompt.token_ids, params, self.bounds.max_model_len)
         room = self.bounds.max_model_len - len(ids)
         if room < 1:
@@ -76,6 +80,12 @@ class Admission:
             )
             for index, engine_id in enumerate(child_ids(request_id, params.n))
         ]
+
+    def _check_grammar(self, wanted: StructuredOutputsParams) -> None:
+        """Compiles it, so that it is there when the request comes to the engine."""
+        if self.grammars is None:
+            raise ParameterError("structured_outputs", "are served by LLM and AsyncLLM alone; leave them out")
+        self.grammars.check(wanted)
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         if not params.bad_words:

@@ -142,6 +142,7 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         request_id = self._client.next_id() if request_id is None else request_id
         params = self.get_default_sampling_params() if params is None else params.clone()  # the caller may change it
+        await asyncio.to_thread(self._client.compile_grammar, params)  # the engine's thread steps on
         follower = Follower(asyncio.get_running_loop(), asyncio.Queue())
         finished = False
         try:

@@ -9,6 +9,7 @@ from pathlib import Path
 from quintet.config import EngineConfig
 from quintet.engine.admission import Admission, Bounds
 from quintet.engine.engine import Engine
+from quintet.engine.grammar import Grammars
 from quintet.engine.hub import resolve_tokenizer
 from quintet.engine.interrupts import Uninterrupted
 from quintet.engine.logits_processors import load_processors
@@ -33,8 +34,14 @@ class Client:
         self.tokenizer: Tokenizer | None = None
         if not config.skip_tokenizer_init:
             self.tokenizer = load_tokenizer(Path(resolve_tokenizer(config, prepared.folder)))
-        self.engine: Engine = launch(prepared, progress)
-        self.admission = _admission(prepared, self.tokenizer)
+        self.grammars = Grammars(
+            lambda: self.tokenizer,
+            prepared.vocab_size,
+            _eos_ids(prepared, self.tokenizer),
+            prepared.config.structured_outputs_config,
+        )
+        self.engine: Engine = launch(prepared, progress, self.grammars)
+        self.admission = _admission(prepared, self.tokenizer, self.grammars)
         self.processor = OutputProcessor(self.tokenizer)
         self._ids = itertools.count()
         self._kept: list[RequestOutput] = []  # that came while another caller stepped
@@ -51,6 +58,13 @@ class Client:
     def next_id(self) -> str:
         """A request id that this client has not given before."""
         return str(next(self._ids))
+
+    def compile_grammar(self, params: SamplingParams) -> None:
+        """Ahead of add(), which would have its thread wait for it. ValueError as there."""
+        if params.structured_outputs is not None:
+            bounds = self.admission.bounds
+            params.check(bounds.vocab_size, bounds.max_model_len, bounds.max_logprobs)
+            self.grammars.check(params.structured_outputs)
 
     def add(self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int = 0) -> None:
         """Admits and queues a request; ValueError says what is wrong, and then nothing was queued."""
@@ -101,14 +115,20 @@ class Client:
 
     def close(self) -> None:
         """Lets go of threads; the memory goes with the object."""
+        self.grammars.close()
         self.prepared.ranks.close()
 
 
-def _admission(prepared: Prepared, tokenizer: Tokenizer | None) -> Admission:
+def _eos_ids(prepared: Prepared, tokenizer: Tokenizer | None) -> frozenset[int]:
+    return frozenset(prepared.generation.get("eos_token_id", ())) | frozenset(tokenizer.eos_ids if tokenizer else ())
+
+
+def _admission(prepared: Prepared, tokenizer: Tokenizer | None, grammars: Grammars) -> Admission:
     config, generation = prepared.config, dict(prepared.generation)
-    eos = frozenset(generation.pop("eos_token_id", ())) | frozenset(tokenizer.eos_ids if tokenizer else ())
+    generation.pop("eos_token_id", None)
     bounds = Bounds(prepared.vocab_size, prepared.plan.max_model_len, config.max_logprobs)
     if tokenizer is None:
         generation["detokenize"] = False
     processors = load_processors(config.logits_processors)
-    return Admission(bounds, tokenizer, eos, config.seed, processors, generation)
+    eos = _eos_ids(prepared, tokenizer)
+    return Admission(bounds, tokenizer, eos, config.seed, processors, generation, grammars=grammars)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
+from quintet.engine.grammar import Grammars, wait_for_any
 from quintet.engine.interrupts import Uninterrupted
 from quintet.engine.request import FinishReason, Request
 from quintet.engine.runner import Runner, StepResult
@@ -22,6 +23,9 @@ from quintet.platforms.interface import ASIDE, DROPPED, CacheLost
 logger = logging.getLogger(__name__)
 
 NOT_FINITE = "the model gave no finite logits for this request; its weights or dtype may be at fault"
+NOTHING_LEFT = (
+    "no token is left to draw: structured_outputs allow none that bad_words, allowed_token_ids or the like leave"
+)
 
 
 @dataclass(frozen=True)
@@ -52,9 +56,12 @@ class Flight:
 class Engine:
     """Owns the requests between add() and their last delta."""
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, overlap: bool = False) -> None:
-        self.scheduler, self._runner, self._overlap = scheduler, runner, overlap
+    def __init__(
+        self, scheduler: Scheduler, runner: Runner, overlap: bool = False, grammars: Grammars | None = None
+    ) -> None:
+        self.scheduler, self._runner, self._overlap, self._grammars = scheduler, runner, overlap, grammars
         self._requests: dict[str, Request] = {}
+        self._unready: list[Request] = []  # whose grammars are perhaps not compiled yet
         self._flights: list[Flight] = []  # the steps that run, in order
         self._deltas: list[TokenDelta] = []  # that no call of step() has returned yet
         self.asleep = 0  # the level; 0: awake
@@ -74,9 +81,15 @@ class Engine:
         self.check_awake()
         if request.request_id in self._requests:
             raise ValueError(f"request id {request.request_id!r} is in use; give each running request its own")
+        if request.params.structured_outputs is not None:
+            if self._grammars is None:
+                raise ValueError("this engine serves no structured_outputs; leave them out")
+            request.grammar = self._grammars.matcher(request.params.structured_outputs)
         request.order = self._num_added
         self._num_added += 1
         self._requests[request.request_id] = request
+        if request.grammar is not None:
+            self._unready.append(request)
         self.scheduler.add(request)
 
     def abort(self, request_ids: Iterable[str]) -> None:
@@ -105,6 +118,8 @@ class Engine:
     def compute(self) -> None:
         """step(), but what it added stays here until take(): an interrupted one then loses nobody's tokens."""
         try:
+            if self._unready:
+                self._heed_grammars()
             if not self._goes_ahead():
                 self._land()
             started = self._launch()
@@ -114,6 +129,20 @@ class Engine:
                 self._flights.clear()
                 self._start_over()
             raise
+
+    def _heed_grammars(self) -> None:
+        """Ends the requests whose grammars cannot be compiled; while all wait for theirs, waits a moment."""
+        if len(self._unready) == len(self._requests):
+            wait_for_any(request.grammar for request in self._unready)
+        with Uninterrupted():
+            waiting, self._unready = self._unready, []
+            for request in waiting:
+                if request.finish_reason is not None or request.grammar is None:
+                    continue
+                if why := request.grammar.refused():
+                    self._deltas.append(self._end_failed(request, f"structured_outputs cannot be served: {why}"))
+                elif not request.ready:
+                    self._unready.append(request)
 
     def _goes_ahead(self) -> bool:
         """Whether the next step is planned and started before the host knows what the running one samples.
@@ -173,7 +202,7 @@ class Engine:
                 continue
             self._num_generated += 1
             if token_id < 0:
-                deltas.append(self._end_failed(request, NOT_FINITE))
+                deltas.append(self._end_failed(request, NOT_FINITE if request.grammar is None else NOTHING_LEFT))
                 continue
             logprobs = None
             if result.logprobs is not None and request.params.logprobs is not None:
@@ -182,6 +211,8 @@ class Engine:
             delta.logprobs = logprobs
             delta.prompt_logprobs = result.prompt_logprobs.get(request)
             deltas.append(delta)
+            if delta.finish_reason is None and request.grammar is not None and request.grammar.complete:
+                deltas.append(self._end(request, FinishReason.STOP))
         for request, found in result.prompt_logprobs.items():
             if request not in sampled and request in plan.tokens:  # a chunk of a prompt: nothing was drawn yet
                 deltas.append(TokenDelta(request.request_id, [], prompt_logprobs=found))
@@ -195,10 +226,13 @@ class Engine:
         else:
             request.token_ids.append(token_id)
         output = place + 1 - request.num_prompt
+        grammar = request.grammar
+        if grammar is not None and (why := grammar.follow(request)):
+            return self._end_failed(request, f"structured_outputs ended: {why}")
         if token_id in request.stop_ids and output >= request.params.min_tokens:
             asked = token_id in (request.params.stop_token_ids or ())
             return self._end(request, FinishReason.STOP, [token_id], token_id if asked else None)
-        if output >= request.max_tokens:
+        if output >= request.max_tokens and not (grammar is not None and grammar.complete):
             return self._end(request, FinishReason.LENGTH, [token_id])
         return TokenDelta(
             request.request_id,

@@ -4,10 +4,10 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -125,13 +125,29 @@ class Dummy:
         return torch.randn(_stored_shape(part), generator=generator) * 0.02
 
 
+class Entry(NamedTuple):
+    """Where a tensor lies: in which file, under which name, and where in that tensor if it is a stack of several."""
+
+    file: Any
+    name: str
+    at: tuple[Any, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.tensor().shape) if self.at else tuple(self.file.get_slice(self.name).get_shape())
+
+    def tensor(self) -> Tensor:
+        tensor: Tensor = self.file.get_tensor(self.name)
+        return tensor[self.at] if self.at else tensor
+
+
 class Checkpoint:
     """A folder of safetensors files, opened once and read tensor by tensor without copies."""
 
     def __init__(self, folder: Path, model: CausalLM) -> None:
         self._folder, self._ignored = folder, [re.compile(pattern) for pattern in model.ignored]
-        self._where: dict[str, tuple[Any, str]] = {}
-        for name, place in _index(folder, model.canonical):
+        self._where: dict[str, Entry] = {}
+        for name, place in _index(folder, model):
             if name in self._where:
                 raise ValueError(f"{folder} holds {name} twice; remove the files that are not the model's")
             self._where[name] = place
@@ -157,9 +173,7 @@ class Checkpoint:
             )
 
     def read(self, part: Part) -> Tensor:
-        handle, name = self._where[part.source]
-        tensor: Tensor = handle.get_tensor(name)
-        return tensor
+        return self._where[part.source].tensor()
 
     def forget(self, tensors: Iterable[Tensor]) -> None:
         """Lets go of the pages that these were read through."""
@@ -167,9 +181,7 @@ class Checkpoint:
             self._mapped.forget(tensor)
 
     def _misshapen(self, part: Part) -> str | None:
-        handle, name = self._where[part.source]
-        shape = tuple(handle.get_slice(name).get_shape())
-        want = _stored_shape(part)
+        shape, want = self._where[part.source].shape, _stored_shape(part)
         return None if shape == want else f"{part.source} is {list(shape)}, not {list(want)}"
 
 
@@ -179,14 +191,20 @@ def _stored_shape(part: Part) -> tuple[int, ...]:
     return shape[::-1] if part.transposed else shape
 
 
-def _index(folder: Path, canonical: Callable[[str], str]) -> Iterator[tuple[str, tuple[Any, str]]]:
+def _index(folder: Path, model: CausalLM) -> Iterator[tuple[str, Entry]]:
+    """Every tensor, by the name that the modules use for it."""
     for file in _files(folder):
         try:
             handle = safe_open(file, framework="pt")
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{file} cannot be read ({error}); fetch it again") from None
         for name in handle.keys():  # a handle is no mapping
-            yield canonical(name), (handle, name)
+            own = model.canonical(name)
+            several = model.unstacked(own, handle.get_slice(name).get_shape())
+            if several:
+                yield from ((each, Entry(handle, name, at)) for each, at in several.items())
+            else:
+                yield own, Entry(handle, name)
 
 
 def _files(folder: Path) -> list[Path]:

@@ -42,6 +42,26 @@ class LogitEdit(ABC):
         return [self.device.to_device([_piece(column, start) for column in columns]) for start in starts]
 
 
+class Grammar(LogitEdit):
+    """structured_outputs: what the output may go on with."""
+
+    def enter(self, requests: Sequence[Request], rows: int) -> bool:
+        self._matchers = [(row, r, r.grammar) for row, r in enumerate(requests) if r.grammar is not None]
+        self._size = rows, -(-self.vocab_size // 32)
+        return bool(self._matchers)
+
+    def fill(self) -> Array:
+        """The bits that keep_tokens takes: of the next token of each row. Host work, while the device computes."""
+        bits = np.full(self._size, -1, np.int32)
+        for row, request, grammar in self._matchers:
+            grammar.follow(request)
+            grammar.fill(bits[row])
+        return bits
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        return self.ops.keep_tokens(logits, self.device.to_device([self.fill()])[0])
+
+
 class AllowedTokens(LogitEdit):
     """allowed_token_ids: nothing else can be drawn."""
 

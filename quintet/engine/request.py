@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from quintet.sampling_params import SamplingParams
 
 if TYPE_CHECKING:  # a process that only admits requests needs no torch
+    from quintet.engine.grammar import Matcher
     from quintet.engine.tables import Found
     from quintet.types import Array
 
@@ -48,6 +49,7 @@ class Request:
     arrival: float = field(default_factory=time.monotonic)
     order: int = 0  # of admission: settles ties
 
+    grammar: "Matcher | None" = None  # where its output stands in what it must look like
     num_unknown: int = 0  # tokens that running steps sample
     num_computed: int = 0  # tokens whose K and V are in the cache, or will be when the running steps have landed
     num_cached: int = 0  # of the prompt, found in the prefix cache when it was first scheduled
@@ -72,7 +74,12 @@ class Request:
         """Whether its next token is drawn by what the tokens before it are, and not by their number alone."""
         p = self.params
         penalized = p.repetition_penalty != 1 or p.frequency_penalty != 0 or p.presence_penalty != 0
-        return penalized or any(len(word) > 1 for word in self.bad_words_ids)
+        return penalized or any(len(word) > 1 for word in self.bad_words_ids) or p.structured_outputs is not None
+
+    @property
+    def ready(self) -> bool:
+        """Whether it may be scheduled: its grammar, if it has one, is compiled."""
+        return self.grammar is None or self.grammar.ready
 
     def expect(self) -> None:
         """A step was started that samples its next token."""

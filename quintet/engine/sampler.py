@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quintet.engine.logit_edits import AllowedTokens, BadWords, LogitBias, LogitEdit, MinTokens, Penalties
+from quintet.engine.logit_edits import AllowedTokens, BadWords, Grammar, LogitBias, LogitEdit, MinTokens, Penalties
 from quintet.engine.logits_processors import LogitsProcessor, compare
 from quintet.engine.request import Request
 from quintet.ops.registry import Ops
@@ -68,8 +68,8 @@ def logprob_sizes(vocab_size: int, max_logprobs: int) -> tuple[int, ...]:
 class Sampler:
     """Draws a token for each request of a step, and remembers from step to step who has which row.
 
-    The order is vLLM's: raw log-probabilities; allowed_token_ids; bad_words; processors that may change the argmax;
-    min_tokens; logit_bias; penalties; temperature; the other processors; min_p, top_k, top_p; the draw.
+    The order is vLLM's: raw log-probabilities; grammars; allowed_token_ids; bad_words; processors that may change the
+    argmax; min_tokens; logit_bias; penalties; temperature; the other processors; min_p, top_k, top_p; the draw.
 
     With `sizes` (see logprob_sizes) shapes are fixed: they depend on the shape of the logits alone, whose rows past the
     requests' are treated as greedy. Processors are code of the user's, which sees rows of requests: then they are not.
@@ -94,7 +94,7 @@ class Sampler:
         self._processed = logprobs_mode.startswith("processed")
         self._normalize = logprobs_mode.endswith("logprobs")
         setting = ops, device, vocab_size, bool(self._sizes)
-        self._before: list[LogitEdit] = [AllowedTokens(*setting), BadWords(*setting)]
+        self._before: list[LogitEdit] = [Grammar(*setting), AllowedTokens(*setting), BadWords(*setting)]
         self._after: list[LogitEdit] = [MinTokens(*setting), LogitBias(*setting), Penalties(*setting)]
         self._requests: list[Request] = []
         self._settled = False  # whether what follows was made for them
@@ -109,7 +109,7 @@ class Sampler:
     def looks_back(self) -> bool:
         """Whether the requests of the last step draw by what their tokens are, which the host must know then.
 
-        Penalties and bad words do. Processors may: it is not for us to know what they look at.
+        Penalties, bad words and grammars do. Processors may: it is not for us to know what they look at.
         """
         if self._looks_back is None:
             self._looks_back = bool(self._processors) or any(r.looks_back for r in self._requests)

@@ -143,6 +143,9 @@ class Scheduler:
         next_one = 0
         while next_one < len(self.waiting) and len(self.running) < self.limits.max_num_seqs:
             request = self.waiting[next_one]
+            if not request.ready:
+                next_one += 1
+                continue
             found = self.tables.find(request)
             start = found.tokens
             count = self._share(request, plan, start)

@@ -14,6 +14,7 @@ import torch
 from quintet.config import EngineConfig, read_environment
 from quintet.engine.batch import BatchBuilder
 from quintet.engine.engine import Engine
+from quintet.engine.grammar import Grammars
 from quintet.engine.hub import load_generation_config, load_model_config, resolve_model
 from quintet.engine.loader import declared
 from quintet.engine.logits_processors import load_processors
@@ -106,8 +107,8 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
     return Prepared(config, platform, facts, tuple(reasons), folder, hf_config, generation, sizes, ranks, plan, doubts)
 
 
-def launch(prepared: Prepared, progress: bool = True) -> Engine:
-    """Reads the weights, makes the cache, compiles the step."""
+def launch(prepared: Prepared, progress: bool = True, grammars: Grammars | None = None) -> Engine:
+    """Reads the weights, makes the cache, compiles the step. Without `grammars`, no request may ask for one."""
     config, plan = prepared.config, prepared.plan
     for reason in prepared.reasons:
         logger.info("%s", reason)
@@ -135,7 +136,7 @@ def launch(prepared: Prepared, progress: bool = True) -> Engine:
     )
     pool = PagePool(plan.num_pages, config.enable_prefix_caching)
     tables = Tables(pool, config.page_size, groups, config.max_num_batched_tokens)
-    return Engine(Scheduler(limits, tables), runner, overlap)
+    return Engine(Scheduler(limits, tables), runner, overlap, grammars)
 
 
 def _sampler(prepared: Prepared) -> Sampler:
@@ -201,10 +202,14 @@ def _scheme(config: EngineConfig, platform: Platform, facts: Capabilities) -> Sc
 
 def _quantized(scheme: Scheme, model: CausalLM) -> str:
     """Which products the scheme serves, and which stay as they are."""
-    products = [each.weight for each in declared(model) if each.weight.use == "linear"]
-    plain = sum(weight.scheme is None for weight in products)
+    weights = [each.weight for each in declared(model)]
+    products = [weight for weight in weights if weight.use == "linear"]
+    plain = sum(weight.scheme is None and schemes.fitting(scheme, weight.shape[1]) is None for weight in products)
     left = f", {plain} stay as they are: no group of 32 or more divides their inputs" if plain else ""
-    return f"quantization {scheme.name}: {len(products) - plain} products{left}; the head in 8 bits"
+    if any(weight.use == "experts" for weight in weights):
+        left += "; experts and their routers stay as they are"
+    quantized = sum(weight.scheme is not None for weight in products)
+    return f"quantization {scheme.name}: {quantized} products{left}; the head in 8 bits"
 
 
 def _length(config: EngineConfig, hf_config: Any) -> int:

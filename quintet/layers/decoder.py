@@ -1,6 +1,6 @@
 """The trunk that decoder-only families share: embed, run the blocks, keep the rows that are asked for, normalise."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -113,6 +113,11 @@ class CausalLM(nn.Module):
     def canonical(name: str) -> str:
         """The name that the modules use for a checkpoint's tensor."""
         return name
+
+    @staticmethod
+    def unstacked(name: str, shape: Sequence[int]) -> Mapping[str, tuple[Any, ...]]:
+        """Of a checkpoint's tensor that is a stack of several: the modules' names for them, and where each lies."""
+        return {}
 
     @property
     def vocab_size(self) -> int:

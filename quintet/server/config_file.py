@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from quintet.config import LACKING, EngineConfig
+from quintet.config import LACKING, EngineConfig, dotted
 from quintet.names import refuse_unknown
 from quintet.server.settings import ServerConfig
 
@@ -12,7 +12,8 @@ _MOST = 2**20  # bytes; such a file has a page
 
 
 def read_config_file(path: str) -> dict[str, Any]:
-    """Field of ServerConfig or EngineConfig -> its value. ValueError says what is wrong in the file."""
+    """Field of ServerConfig or EngineConfig, or an entry of one ("x_config.entry") -> its value. ValueError says what
+    is wrong in the file."""
     import yaml
 
     try:
@@ -41,8 +42,13 @@ def _by_field(found: dict[str, Any], path: str) -> dict[str, Any]:
         plain = key.lstrip("-").replace("-", "_")
         if plain in LACKING and plain not in names:
             raise ValueError(f"{path}: there is no {key}: {LACKING[plain]}")
-        refuse_unknown(f"setting in {path}", [plain], names)
-        if names[plain] in given:
+        field, dot, entry = plain.partition(".")
+        refuse_unknown(f"setting in {path}", [field], names)
+        name = f"{names[field]}{dot}{entry}"
+        if name in given:
             raise ValueError(f"{path}: {key} is given twice")
-        given[names[plain]] = value
-    return given
+        given[name] = value
+    try:
+        return dotted(EngineConfig, given)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None

@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass
 from typing import Any, NoReturn, TypeVar
 
-from quintet.config import LACKING
+from quintet.config import LACKING, dotted, gathered
 from quintet.names import nearest
-from quintet.values import integer
+from quintet.values import integer, json_object
 
 T = TypeVar("T")
 Read = Callable[[str], Any]
@@ -151,6 +151,9 @@ def _default(each: Field[Any]) -> Any:
 
 def _add(target: Any, cls: type, each: Field[Any], how: tuple[_Shape, Any]) -> None:
     shape, default = how
+    if "nested" in each.metadata:
+        _add_nested(target, cls, each)
+        return
     text = _help(each, shape, default)
     options: dict[str, Any] = {"dest": _dest(cls, each.name), "default": argparse.SUPPRESS, "help": text}
     if shape.truth:
@@ -161,6 +164,21 @@ def _add(target: Any, cls: type, each: Field[Any], how: tuple[_Shape, Any]) -> N
     if shape.many:
         options["action"] = "append"
     target.add_argument(*flags_of(each), type=_checked(each, shape), metavar=metavar, **options)
+
+
+def _add_nested(target: Any, cls: type, each: Field[Any]) -> None:
+    """`--x-config JSON`, and a flag for each entry, `--x-config.entry`: one line of help names them all."""
+    names, dest = flags_of(each), _dest(cls, each.name)
+    entries = dataclasses.fields(each.metadata["nested"])
+    said = f"{each.metadata['help']}; or one by one, {names[-1]}.{', .'.join(entry.name for entry in entries)}"
+    unset: dict[str, Any] = {"default": argparse.SUPPRESS}
+    target.add_argument(*names, type=_read(json_object), metavar="JSON", dest=dest, help=said, **unset)
+    for entry in entries:
+        # a switch may stand alone, or bring its word
+        alone = {"nargs": "?", "const": True} if isinstance(entry.default, bool) else {}
+        words = [f"{name}.{entry.name.replace('_', '-')}" for name in names if name.startswith("--")]
+        options = {"type": _read(entry.metadata["parse"]), "dest": f"{dest}.{entry.name}", **alone, **unset}
+        target.add_argument(*words, help=argparse.SUPPRESS, **options)
 
 
 def _dest(cls: type, name: str) -> str:
@@ -182,10 +200,15 @@ def _checked(each: Field[Any], shape: _Shape) -> Read:
     One entry of a list is checked when the dataclass is made, for the check is the list's.
     """
     check = each.metadata.get("parse") if not shape.many else None
+    return _read(lambda word: check(shape.read(word)) if check else shape.read(word))
+
+
+def _read(read: Read) -> Read:
+    """Such that argparse shows what it says."""
 
     def parse(word: str) -> Any:
         try:
-            return check(shape.read(word)) if check else shape.read(word)
+            return read(word)
         except (ValueError, TypeError) as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -235,11 +258,13 @@ def _json(word: str) -> Any:
 
 
 def given(namespace: argparse.Namespace, cls: type) -> dict[str, Any]:
-    """The fields that the user set, by name."""
+    """The fields that the user set, by name; entries of a configuration within by theirs, "x_config.entry"."""
     prefix = _dest(cls, "")
-    return {name[len(prefix) :]: value for name, value in vars(namespace).items() if name.startswith(prefix)}
+    return dotted(
+        cls, {name[len(prefix) :]: value for name, value in vars(namespace).items() if name.startswith(prefix)}
+    )
 
 
 def from_arguments(namespace: argparse.Namespace, cls: type[T], **defaults: Any) -> T:
     """The dataclass, checked by itself; `defaults` stand in for flags that were not given."""
-    return cls(**{**defaults, **given(namespace, cls)})
+    return cls(**gathered({**defaults, **given(namespace, cls)}))

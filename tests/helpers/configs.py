@@ -7,7 +7,15 @@ from hypothesis import strategies as st
 from quintet.conformance.tiny import LENGTH, VOCAB
 
 KINDS = st.sampled_from(["sliding_attention", "full_attention"])
-FREE_HEAD_DIM = ("llama", "mistral", "qwen3", "gemma2", "gemma3_text")  # heads * head_dim need not be the hidden size
+FREE_HEAD_DIM = (
+    "llama",
+    "mistral",
+    "qwen3",
+    "qwen3_moe",
+    "mixtral",
+    "gemma2",
+    "gemma3_text",
+)  # heads * head_dim need not be the hidden size
 
 
 @st.composite
@@ -101,6 +109,25 @@ def _olmo2(layers: int) -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({"attention_bias": st.booleans()})
 
 
+def _mixtral(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    sizes = {"num_local_experts": st.integers(2, 9), "num_experts_per_tok": st.integers(1, 2)}
+    return st.fixed_dictionaries({**sizes, "sliding_window": st.none() | st.integers(1, 12)})
+
+
+def _qwen3_moe(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries(
+        {
+            "num_experts": st.integers(3, 9),
+            "num_experts_per_tok": st.integers(1, 3),
+            "moe_intermediate_size": st.integers(1, 40),
+            "norm_topk_prob": st.booleans(),
+            "decoder_sparse_step": st.integers(1, 2),
+            "mlp_only_layers": st.lists(st.integers(0, layers - 1), max_size=1),
+            "attention_bias": st.booleans(),
+        }
+    )
+
+
 def _smollm3(layers: int) -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries(
         {
@@ -120,10 +147,12 @@ _OWN = {
     "granite": _granite,
     "llama": _llama,
     "mistral": _mistral,
+    "mixtral": _mixtral,
     "olmo2": _olmo2,
     "opt": _opt,
     "phi3": _phi3,
     "qwen2": _qwen,
     "qwen3": _qwen,
+    "qwen3_moe": _qwen3_moe,
     "smollm3": _smollm3,
 }

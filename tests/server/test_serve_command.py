@@ -48,7 +48,10 @@ def test_a_config_file_gives_flags_and_flags_come_before_it(tmp_path: Path) -> N
         ("- port", "must be a mapping"),
         ("port: [", "cannot be read"),
         ("port: 80\n--port: 81", "given twice"),
-        ("speculative-config: x", "does not exist yet"),
+        ("swap-space: 4", "nothing is swapped"),
+        ("speculative-config.model: a/b", "no second model guesses yet"),
+        ("speculative-config: {method: ngram}\nspeculative_config.method: ngram", "given twice"),
+        ("speculatve-config.method: ngram", "did you mean 'speculative_config'"),
         ("!!python/object/apply:os.system ['true']", "cannot be read"),
     ],
 )

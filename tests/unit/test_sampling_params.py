@@ -9,7 +9,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from quintet.sampling_params import BeamSearchParams, ParameterError, RequestOutputKind, SamplingParams
+from quintet.sampling_params import (
+    BeamSearchParams,
+    ParameterError,
+    RequestOutputKind,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 
 NAN, INF = float("nan"), float("inf")
 BAD = {
@@ -37,6 +43,19 @@ BAD = {
     "truncate_prompt_tokens": [0, -2, True, 1.5],
     "logit_bias": [{1: 101}, {1: NAN}, {-1: 1}, {"a": 1}, {True: 1}, [1], dict.fromkeys(range(1025), 0), {"1e3": 1}],
     "allowed_token_ids": [[], [-1], [True], "5", 5, {"a"}],
+    "structured_outputs": [
+        {},
+        {"json": {}, "regex": "a"},
+        {"regx": "a"},
+        {"structural_tag": "{}"},
+        {"choice": []},
+        {"choice": "yes"},
+        {"json": 3},
+        {"json_object": False},
+        {"regex": "a", "disable_any_whitespace": 1},
+        "a",
+        [],
+    ],
     "extra_args": [[], "x", {1: 2}, {str(i): 0 for i in range(65)}],
 }
 
@@ -55,6 +74,22 @@ def test_every_field_has_bad_values_in_the_table_and_words_for_help():
     fields = SamplingParams.__dataclass_fields__
     assert set(BAD) == set(fields)
     assert all(f.metadata["help"] for f in [*fields.values(), *BeamSearchParams.__dataclass_fields__.values()])
+
+
+def test_the_shape_of_an_output_is_read_from_a_dict_and_survives_the_wire():
+    params = SamplingParams(structured_outputs={"json": {"type": "object"}, "disable_any_whitespace": True})
+    assert params.structured_outputs == StructuredOutputsParams(json={"type": "object"}, disable_any_whitespace=True)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
+    params.structured_outputs = {"regex": "a"}
+    params.check(10, 10)
+    assert params.structured_outputs == StructuredOutputsParams(regex="a")
+
+
+def test_what_a_shape_may_be_is_named():
+    with pytest.raises(ValueError, match="did you mean 'regex'"):
+        StructuredOutputsParams(regx="a")
+    with pytest.raises(ValueError, match="json and regex are given"):
+        StructuredOutputsParams(json={}, regex="a")
 
 
 def test_a_value_whose_repr_fails_is_refused_in_words():

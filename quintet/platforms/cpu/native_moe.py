@@ -4,6 +4,9 @@ Weights of experts are packed as a product's are, one expert after another. What
 as outputs: they are 0. Weights that were not packed have three dimensions, and go to the reference.
 """
 
+import functools
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -12,6 +15,31 @@ from quintet.platforms.cpu import linear
 from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.native import KINDS, extension, indices, kind_of, missing
 from quintet.platforms.cpu.native_elementwise import NATIVE
+from quintet.types import Weight
+
+
+def packs(weight: Weight) -> bool:
+    """Whether pack() takes it, and with it the other stack of its layer: gate and up, or down."""
+    return _serves() and not any(size % linear.PAIRS[weight.dtype] for size in weight.shape[1:])
+
+
+def pack(weight: Weight, tensors: Mapping[str, Tensor]) -> Tensor:
+    """A stack from the checkpoint's tensors, as pack_experts() lays it; joined beforehand only if blocks ask for it."""
+    if weight.shape[1] % extension().LINEAR_COLUMNS:
+        return pack_experts(weight.local(tensors).to(weight.dtype))
+    packed = linear.pack(*(piece.to(weight.dtype) for piece in weight.pieces(tensors)))
+    return packed.view(weight.stack, -1, *packed.shape[1:])
+
+
+def packed_bytes(weight: Weight) -> int:
+    """Of pack()'s result."""
+    return weight.stack * linear.packed_bytes(weight.shape[1:], weight.dtype)
+
+
+@functools.cache
+def _serves() -> bool:
+    """Whether experts are our own, so that their weights had better lie as we want them."""
+    return probe() is None
 
 
 def pack_experts(weight: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from quintet.config import SCHEMES, EngineConfig, read_environment
 from quintet.ops.attention import mixer
 from quintet.ops.quantize import quantize
 from quintet.platforms.cpu import linear as native_linear
-from quintet.platforms.cpu import providers, quantized
+from quintet.platforms.cpu import native_moe, providers, quantized
 from quintet.platforms.cpu.attention import SPLIT
 from quintet.platforms.cpu.features import describe
 from quintet.platforms.cpu.replay import Replay
@@ -134,6 +134,8 @@ class CPU(Platform):
     def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         if weight.scheme is not None:
             return self._quantized(weight, weight.scheme, weight.local(tensors))
+        if weight.use == "experts" and native_moe.packs(weight):
+            return {weight.name: native_moe.pack(weight, tensors)}
         if not _packs() or (weight.use != "linear" and not _looks_up_packed(weight)):
             # an embedding stays a view of the checkpoint's memory map where types agree
             return {weight.name: weight.local(tensors).to(weight.dtype)}
@@ -163,6 +165,8 @@ class CPU(Platform):
         if weight.scheme is not None:
             outputs, inputs = weight.shape
             return outputs * inputs * weight.scheme.bits // 8 + 4 * outputs * inputs // (weight.scheme.group or inputs)
+        if weight.use == "experts" and native_moe.packs(weight):
+            return native_moe.packed_bytes(weight)
         if _packs() and (weight.use == "linear" or _looks_up_packed(weight)):
             return native_linear.packed_bytes(weight.shape, weight.dtype)
         return weight.nbytes

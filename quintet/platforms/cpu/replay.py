@@ -180,6 +180,6 @@ def _same_memory(result: Any, x: Tensor) -> bool:
 # What looks at a tensor, or makes views.
 LOOKING = {
     *("__get__", "__getitem__", "__len__", "chunk", "contiguous", "data_ptr", "dim", "element_size", "expand"),
-    *("flatten", "is_contiguous", "narrow", "numel", "reshape", "select", "size", "split", "squeeze", "stride", "t"),
-    *("to", "transpose", "unbind", "unsqueeze", "untyped_storage", "view"),
+    *("flatten", "float", "is_contiguous", "narrow", "numel", "reshape", "select", "size", "split", "squeeze"),
+    *("stride", "t", "to", "transpose", "unbind", "unsqueeze", "untyped_storage", "view"),
 }  # fmt: skip

@@ -22,7 +22,8 @@ class Placement(NamedTuple):
 
     A weight that is cut and made of several products (q, k and v; gate and up) has shape [ranks, N / ranks, K]: rank r
     keeps its share of the first product, then of the second, ... A cut through rows that stand one product after the
-    other would part what belongs together, and every step would pay for bringing it together.
+    other would part what belongs together, and every step would pay for bringing it together. A stack that is cut has
+    shape [E, ranks, ...], each rank's share of every matrix: the ranks' results are added up once, after all experts.
     """
 
     shape: jax.ShapeDtypeStruct
@@ -34,9 +35,13 @@ def placement(weight: Weight, mesh: Mesh) -> Placement:
     sizes = [stop - start for start, stop in (part.ranges[weight.rank] for part in weight.parts)]
     divides = mesh.size > 1 and all(size % mesh.size == 0 for size in sizes)
     shape = weight.shape
-    packed = divides and weight.axis == 0 and len(sizes) > 1  # the products' biases go with them
+    stacked = bool(weight.stack)
+    packed = divides and (stacked or (weight.axis == 0 and len(sizes) > 1))  # the products' biases go with them
     cut = divides and weight.use != "vector"
-    if packed:
+    if packed and stacked:
+        share = [size // mesh.size if axis == weight.axis else size for axis, size in enumerate(shape[1:])]
+        shape, spec = (shape[0], mesh.size, *share), PartitionSpec(None, AXIS)
+    elif packed:
         shape, spec = (mesh.size, shape[0] // mesh.size, *shape[1:]), PartitionSpec(AXIS)
     else:
         spec = PartitionSpec(*(AXIS if cut and axis == weight.axis else None for axis in range(len(shape))))
@@ -56,10 +61,12 @@ class Placer:
         """The weight in its dtype, as placement() says. Each device's shard is the only copy that is made for it."""
         place = placement(weight, self._mesh)
         pieces = weight.pieces(tensors)
+        if place.packed and weight.stack:
+            return self._put(place, lambda index: _stacked(weight, pieces, self._mesh.size, index), weight.dtype)
         if place.packed:
             return self._put(place, lambda index: _packed(pieces, self._mesh.size, index), weight.dtype)
-        if len(pieces) > 1:
-            whole = torch.cat(pieces, weight.axis)
+        if weight.stack or len(pieces) > 1:
+            whole = weight.local(tensors)
             return self._put(place, lambda index: whole[index], weight.dtype)
         known: dict[Any, jax.Array] = self._placed.setdefault(tensors[weight.parts[0].source], {})
         key = weight.parts[0], weight.dtype, place.shape.sharding
@@ -78,6 +85,14 @@ def _packed(pieces: list[Tensor], ranks: int, index: Index) -> Tensor:
     """One rank's share of each product."""
     rank = index[0].start or 0
     return torch.cat([piece.chunk(ranks)[rank] for piece in pieces])[None]
+
+
+def _stacked(weight: Weight, pieces: list[Tensor], ranks: int, index: Index) -> Tensor:
+    """One rank's share of each matrix of a stack."""
+    rank, count = index[1].start or 0, len(pieces) // weight.stack
+    shares = [piece.chunk(ranks, weight.axis)[rank] for piece in pieces]
+    matrices = [torch.cat(shares[first : first + count], weight.axis) for first in range(0, len(shares), count)]
+    return torch.stack(matrices)[:, None]
 
 
 def _array(tensor: Tensor, dtype: torch.dtype) -> "np.ndarray[Any, Any]":

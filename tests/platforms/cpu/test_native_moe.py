@@ -9,13 +9,16 @@ import torch
 from torch import Tensor
 
 from quintet.conformance.cases import CASES, randn
+from quintet.conformance.tiny import FAMILIES, make
 from quintet.ops import Op
 from quintet.ops.activation import KINDS
 from quintet.platforms.cpu import linear, native_moe
 from quintet.platforms.cpu.arena import Arena, lending
 from quintet.platforms.cpu.native import missing
 from quintet.platforms.cpu.native_moe import pack_experts, unpack_experts
+from quintet.types import Part, Weight
 from tests.helpers.native import native
+from tests.helpers.run_model import Runner
 
 if reason := missing("experts"):
     pytest.skip(reason, allow_module_level=True)
@@ -325,3 +328,27 @@ def test_what_does_not_fit_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             pack_experts(wrong)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("inner", [48, 20, 7])
+def test_a_checkpoints_experts_are_packed_as_their_stack_is(inner: int, dtype: torch.dtype) -> None:
+    """Also where they are cut between blocks: straight from the checkpoint's tensors, or joined before."""
+    ranges = ((0, inner + inner % 2),)
+    parts = tuple(Part(f"{e}.{name}", (inner, 32), ranges) for e in range(3) for name in ("gate", "up"))
+    weight = Weight("gate_up", parts, 0, 0, dtype, "experts", stack=3)
+    tensors = {part.source: randn(inner, 32, dtype=torch.float32, scale=at + 1.0) for at, part in enumerate(parts)}
+    assert native_moe.packs(weight)
+    packed = native_moe.pack(weight, tensors)
+    assert torch.equal(packed, pack_experts(weight.local(tensors).to(dtype)))
+    assert packed.numel() * packed.element_size() == native_moe.packed_bytes(weight)
+
+
+def test_odd_inputs_in_half_precision_keep_both_stacks_as_they_are() -> None:
+    """Else one would be packed and the other not, and no provider takes that."""
+    settings = {**FAMILIES["mixtral"]["plain"], "hidden_size": 45, "head_dim": 16, "num_hidden_layers": 1}
+    run = Runner(make("mixtral", settings), torch.bfloat16)
+    kept = [parameter for name, parameter in run.worker.model.named_parameters() if ".experts." in name]
+    assert [each.dim() for each in kept] == [3, 3]
+    (logits,) = run.prompts([[5, 6, 7]])
+    assert logits.isfinite().all()

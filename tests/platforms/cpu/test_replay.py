@@ -116,6 +116,19 @@ def test_what_a_replay_would_leave_out_keeps_steps_eager(caplog: pytest.LogCaptu
     assert len(caplog.records) == 1
 
 
+def test_what_is_float32_already_may_be_asked_for_in_float32() -> None:
+    """Providers ask so of a router's bias and of sinks, and nothing is copied."""
+    bias = torch.ones(4)
+
+    def model(state: Any, batch: Batch) -> tuple[Outputs, Any]:
+        assert bias.float().contiguous() is bias
+        return Outputs(empty((len(batch.token_ids), 4), torch.float32)), state
+
+    step = Replay(model, _cpu)
+    step((), _batch(3))
+    assert step.refused is None
+
+
 def test_a_step_that_fails_is_not_kept() -> None:
     fails = [True]
 

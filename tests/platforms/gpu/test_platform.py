@@ -85,15 +85,21 @@ def test_registering_takes_no_name_from_another_platform() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")  # NumPy's, of masked lanes
-def test_a_model_by_our_kernels_alone_gives_the_cpus_tokens() -> None:
+@pytest.mark.parametrize(
+    ("family", "own"),
+    [("llama", ("gated",)), ("mixtral", ("route", "experts")), ("qwen3_moe", ("norm_rotary", "route", "experts"))],
+)
+def test_a_model_by_our_kernels_alone_gives_the_cpus_tokens(family: str, own: tuple[str, ...]) -> None:
     """Padded, captured and replayed, in Triton's interpreter or on the device."""
     device = needs_triton()
     if device.type != "cpu":
         pytest.skip("on a GPU, tests/platforms/cuda does this")
-    used = ("paged_attention", "write_kv", "rms_norm", "add_rms_norm", "rotary", "gated", "embedding")
+    used = ("paged_attention", "write_kv", "rms_norm", "add_rms_norm", "rotary", "embedding", *own)
+    used = tuple(name for name in used if name != "rotary" or "norm_rotary" not in own)
     members = {"_fake": FakeRuntime(), "op_priority": {name: providers.PRIORITY[name] for name in used}}
     platform = type("WithKernels", (FakeGPU,), members)(EngineConfig(max_num_seqs=4))
-    tiny, prompts = make("llama", {**PLAIN, "num_hidden_layers": 1}), random_prompts(3, (9, 1, 17), 101)
+    settings = {**next(iter(FAMILIES[family].values())), "num_hidden_layers": 1}
+    tiny, prompts = make(family, settings), random_prompts(3, (9, 1, 17), 101)
     ours, theirs = Runner(tiny, platform=platform), Runner(tiny)
     assert {c.op for c in ours.worker.ops.choices if c.provider == "triton"} == set(used)
     for got, want in zip(ours.prompts(prompts), theirs.prompts(prompts), strict=True):

@@ -37,6 +37,7 @@ EVEN: dict[str, Any] = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "intermediate_size": 96,
+    "moe_intermediate_size": 64,
     "vocab_size": VOCAB + 3,
     "num_hidden_layers": 3,
 }
@@ -57,7 +58,10 @@ def collectives(family: str, devices: int, dtype: str = "float32") -> list[str]:
 
 @pytest.mark.parametrize(
     ("family", "dtype"),
-    [("llama", "float32"), *((family, "bfloat16") for family in ("llama", "phi3", "qwen2", "qwen3"))],
+    [
+        ("llama", "float32"),
+        *((family, "bfloat16") for family in ("llama", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe")),
+    ],
 )
 def test_devices_talk_once_after_attention_and_once_after_the_feed_forward(family: str, dtype: str) -> None:
     """As tensor parallelism by hand would: two sums per layer, one for the embedding, and the logits joined."""

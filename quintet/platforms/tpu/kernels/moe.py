@@ -52,31 +52,38 @@ def grouped_linear(x: jax.Array, weight: jax.Array, counts: jax.Array) -> jax.Ar
     def work(expert: jax.Array, rows: jax.Array) -> jax.Array:
         return product(rows, weight[expert]).astype(x.dtype)
 
-    return _by_expert(x, counts, weight.shape[1], work)
+    return _by_expert(x, counts, weight.shape[1:2], work)
 
 
 @serve(spec.experts, static=("kind",))
 def experts(
     x: jax.Array, gate_up: jax.Array, down: jax.Array, weights: jax.Array, ids: jax.Array, kind: str
 ) -> jax.Array:
-    """x [T, D], gate_up [E, 2 I, D], down [E, D, I], weights and ids [T, k] -> [T, D]."""
+    """x [T, D], gate_up [E, 2 I, D], down [E, D, I], weights and ids [T, k] -> [T, D].
+
+    Of weights that are cut (see sharding.Placement), gate_up [E, ranks, 2 I / ranks, D] and down [E, ranks, D,
+    I / ranks], each rank's results stay apart up to the end: they are added up once.
+    """
     num, k = gate_up.shape[0], ids.shape[1]
+    if gate_up.ndim == 3:
+        gate_up, down = gate_up[:, None], down[:, None]
+    ranks, hidden = down.shape[1:3]
     flat = jnp.where((ids >= 0) & (ids < num), ids, num).reshape(-1)  # [T k]; the last are nobody's
     order = jnp.argsort(flat, stable=True)
     counts = (flat[:, None] == jnp.arange(num)).sum(0, dtype=jnp.int32)
 
     def work(expert: jax.Array, rows: jax.Array) -> jax.Array:
-        inner = gated(product(rows, gate_up[expert]).astype(x.dtype), kind)
-        return product(inner, down[expert]).astype(x.dtype)
+        inner = gated(product(rows, gate_up[expert]).astype(x.dtype), kind)  # [rows, ranks, I / ranks]
+        return jax.vmap(product, (1, 0), 1)(inner, down[expert]).astype(x.dtype)
 
-    outer = _by_expert(jnp.take(x, order // k, axis=0, mode="clip"), counts, down.shape[1], work)
+    outer = _by_expert(jnp.take(x, order // k, axis=0, mode="clip"), counts, (ranks, hidden), work)
     back = jnp.argsort(order)  # where each (token, j) went
-    each = jnp.take(outer, back, axis=0, mode="clip").reshape(*ids.shape, -1)
-    return (each.astype(jnp.float32) * weights[..., None]).sum(1).astype(x.dtype)
+    each = jnp.take(outer, back, axis=0, mode="clip").reshape(*ids.shape, ranks, hidden)
+    return (each.astype(jnp.float32) * weights[..., None, None]).sum(1).sum(1).astype(x.dtype)
 
 
-def _by_expert(x: jax.Array, counts: jax.Array, width: int, work: Callable[..., jax.Array]) -> jax.Array:
-    """work(expert, some of its rows) for all rows of x [M, K], which are sorted by expert -> [M, width].
+def _by_expert(x: jax.Array, counts: jax.Array, width: tuple[int, ...], work: Callable[..., jax.Array]) -> jax.Array:
+    """work(expert, some of its rows) for all rows of x [M, K], which are sorted by expert -> [M, *width].
 
     A block reaches into the next expert's rows, whose own block comes later and overwrites what came out there.
     """
@@ -90,8 +97,9 @@ def _by_expert(x: jax.Array, counts: jax.Array, width: int, work: Callable[..., 
         done = work(expert, jax.lax.dynamic_slice_in_dim(padded, first, size))
         return jax.lax.dynamic_update_slice_in_dim(out, done, first, 0)
 
-    out = jax.lax.fori_loop(0, num, one, jnp.zeros((rows + size, width), x.dtype))[:rows]
-    return jnp.where(jnp.arange(rows)[:, None] < counts.sum(), out, 0)
+    out = jax.lax.fori_loop(0, num, one, jnp.zeros((rows + size, *width), x.dtype))[:rows]
+    theirs = jnp.arange(rows) < counts.sum()
+    return jnp.where(theirs.reshape(-1, *[1] * len(width)), out, 0)
 
 
 def _block_size(rows: int, num: int) -> int:

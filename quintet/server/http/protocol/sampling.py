@@ -9,8 +9,8 @@ from pydantic import Field, SkipValidation, create_model
 from quintet.sampling_params import SamplingParams
 from quintet.server.http.bodies import Body, Lacking
 
-# Of SamplingParams, those that an endpoint settles itself.
-_OWN = ("max_tokens", "logprobs", "output_kind", "detokenize")
+# Of SamplingParams, those that an endpoint settles itself, and what is there offline alone.
+_OWN = ("max_tokens", "logprobs", "output_kind", "detokenize", "structured_outputs")
 _HINTS: dict[str, Any] = {"stop": str | list[str] | None}
 
 SAMPLING_FIELDS = tuple(each.name for each in dataclasses.fields(SamplingParams) if each.name not in _OWN)

@@ -1,0 +1,113 @@
+"""The mixture of experts: a router picks k of E gated feed-forwards for each token, and their outputs are weighted."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from quintet.layers.build import Build, Layer, Split, padded, whole
+from quintet.layers.linear import columns
+from quintet.layers.mlp import known
+from quintet.types import Part, Weight
+
+GATE, UP, DOWN = "gate_proj", "up_proj", "down_proj"  # of each expert, as most checkpoints call them
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The whole layer's sizes, before it is shared out over ranks."""
+
+    hidden: int
+    width: int  # features inside one expert
+    experts: int
+    chosen: int  # experts of a token (top-k)
+    kind: str  # activation
+    renormalize: bool  # a token's weights add up to 1 over the experts that it has
+
+
+class Experts(Layer):
+    """Gated feed-forwards, one per name: [E, 2 I, D] gate over up, and [E, D, I]. Names are relative to the parent.
+
+    Every rank keeps some features of every expert; what it gives is its share of a sum over the ranks. The weights stay
+    in floats, whatever the products' scheme.
+    """
+
+    def __init__(self, build: Build, sizes: tuple[int, int], kind: str, names: Sequence[str]) -> None:
+        """sizes: (hidden, features inside one expert)."""
+        super().__init__(build, "experts")
+        self._build, self._names = build, tuple(names)
+        (self._hidden, self._width), self.kind = sizes, known(kind)
+        self.gate_up: Tensor
+        self.down: Tensor
+
+    def weights(self, path: str) -> list[Weight]:
+        parent = path.rpartition(".")[0]
+        inner, build = _shares(self._width, self._build.size), self._build
+
+        def stacked(name: str, projections: Sequence[str], shape: tuple[int, int], axis: int) -> Weight:
+            parts = tuple(
+                Part(f"{parent}.{expert}.{projection}.weight", shape, inner.ranges)
+                for expert in self._names
+                for projection in projections
+            )
+            return Weight(name, parts, axis, build.rank, build.dtype, "experts", stack=len(self._names))
+
+        return [
+            stacked("gate_up", (GATE, UP), (self._width, self._hidden), 0),
+            stacked("down", (DOWN,), (self._hidden, self._width), 1),
+        ]
+
+    def forward(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+        """x [T, D], weights [T, k] float32 and ids [T, k] int32 of its experts -> [T, D], this rank's share."""
+        share: Tensor = self.ops.experts(x, self.gate_up, self.down, weights, ids, self.kind)
+        return share
+
+
+class MoE(Layer):
+    """x [T, D] -> [T, D]. Every rank routes alike: the router is whole on each, and exact."""
+
+    def __init__(self, build: Build, mixture: Mixture) -> None:
+        super().__init__(build, "route")
+        self._comm, self._mixture = build.comm, mixture
+        self.gate = router(build, mixture.hidden, "gate", mixture.experts)
+        names = [f"experts.{expert}" for expert in range(mixture.experts)]
+        self.experts = Experts(build, (mixture.hidden, mixture.width), mixture.kind, names)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._comm.all_reduce(self.share(x))
+
+    def share(self, x: Tensor) -> Tensor:
+        """What this rank adds to the sum over the ranks."""
+        weights, ids = self.ops.route(self.gate(x), self._mixture.chosen, self._mixture.renormalize)
+        share: Tensor = self.experts(x, weights, ids)
+        return share
+
+
+def router(build: Build, hidden: int, name: str, outputs: int) -> nn.Module:
+    """x [T, hidden] -> logits [T, outputs] on every rank; in floats: a logit that is off sends a token elsewhere."""
+    return columns(replace(build, scheme=None), hidden, {name: whole(outputs, build.size)})
+
+
+def _shares(width: int, size: int) -> Split:
+    """Equal shares of whole pairs of features, zeros past the end: half precision is packed in pairs of inputs."""
+    return Split(width, padded(-(-width // 2), size).times(2).ranges)
+
+
+def unstacked(name: str, shape: Sequence[int]) -> Mapping[str, tuple[Any, ...]]:
+    """Names of the experts' own tensors in a stack that transformers 5 may store, and where each lies in it.
+
+    [E, 2 I, D] experts.gate_up_proj (gate over up), [E, D, I] experts.down_proj; nothing for other tensors.
+    """
+    parent, _, last = name.rpartition(".")
+    if not parent.endswith(".experts") or len(shape) != 3 or last not in ("gate_up_proj", DOWN):
+        return {}
+    inner = shape[1] // 2
+    found: dict[str, tuple[Any, ...]] = {}
+    for expert in range(shape[0]):
+        if last == DOWN:
+            found[f"{parent}.{expert}.{DOWN}.weight"] = (expert,)
+        else:
+            found[f"{parent}.{expert}.{GATE}.weight"] = expert, slice(0, inner)
+            found[f"{parent}.{expert}.{UP}.weight"] = expert, slice(inner, shape[1])
+    return found

@@ -1,0 +1,47 @@
+"""Mixtral (Jiang et al. 2024): Mistral, whose feed-forward is a mixture of experts in every layer."""
+
+import re
+from typing import Any
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.linear import LMHead
+from quintet.layers.moe import DOWN, GATE, UP, Mixture, MoE, unstacked
+from quintet.layers.rope import Rotary
+
+PROJECTIONS = {"w1": GATE, "w3": UP, "w2": DOWN}
+
+
+class Model(CausalLM):
+    """Pre-norm blocks, rotary positions, windowed attention, a softmax over the experts that a token has."""
+
+    unstacked = staticmethod(unstacked)
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        rotary = Rotary.of(build, config)
+        mixture = Mixture(
+            hidden=config.hidden_size,
+            width=config.intermediate_size,
+            experts=config.num_local_experts,
+            chosen=config.num_experts_per_tok,
+            kind=config.hidden_act,
+            renormalize=True,
+        )
+
+        def block(config: Any, build: Build, index: int) -> PreNormBlock:
+            shape = Heads.of(
+                config,
+                window=config.sliding_window,
+            )
+            return PreNormBlock(config, build, SelfAttention(build, shape, rotary), MoE(build, mixture))
+
+        self.model = Decoder(config, build, block)
+        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+
+    @staticmethod
+    def canonical(name: str) -> str:
+        """Checkpoints call the layer block_sparse_moe, and an expert's projections w1 (gate), w3 (up) and w2 (down)."""
+        name = name.replace(".block_sparse_moe.", ".mlp.")
+        return re.sub(r"(?<=\.)w[123](?=\.weight$)", lambda found: PROJECTIONS[found[0]], name)

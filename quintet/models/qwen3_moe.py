@@ -1,0 +1,58 @@
+"""Qwen3-MoE (Yang et al. 2025): Qwen3, whose feed-forward is a mixture of experts in most layers."""
+
+from typing import Any
+
+from torch import nn
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.linear import LMHead
+from quintet.layers.mlp import GatedMLP
+from quintet.layers.moe import Mixture, MoE, unstacked
+from quintet.layers.norm import RMSNorm
+from quintet.layers.rope import Rotary, head_dim
+
+
+class Model(CausalLM):
+    """Pre-norm blocks, QK-norm before the rotation, experts where the checkpoint has them."""
+
+    unstacked = staticmethod(unstacked)
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        rotary = Rotary.of(build, config)
+
+        def block(config: Any, build: Build, index: int) -> PreNormBlock:
+            shape = Heads.of(
+                config,
+                window=config.sliding_window,
+                bias=config.attention_bias,
+                output_bias=config.attention_bias,
+            )
+            attention = SelfAttention(build, shape, rotary)
+            attention.q_norm = RMSNorm(build, head_dim(config), config.rms_norm_eps)
+            attention.k_norm = RMSNorm(build, head_dim(config), config.rms_norm_eps)
+            return PreNormBlock(config, build, attention, feed_forward(config, build, index))
+
+        self.model = Decoder(config, build, block)
+        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+
+
+def feed_forward(config: Any, build: Build, index: int) -> nn.Module:
+    """The layer's experts, or one feed-forward in the layers that have none."""
+    if index in config.mlp_only_layers or (index + 1) % config.decoder_sparse_step or not config.num_experts:
+        return GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
+    return MoE(build, mixture(config))
+
+
+def mixture(config: Any) -> Mixture:
+    """Under the names of Qwen's configs."""
+    return Mixture(
+        hidden=config.hidden_size,
+        width=config.moe_intermediate_size,
+        experts=config.num_experts,
+        chosen=config.num_experts_per_tok,
+        kind=config.hidden_act,
+        renormalize=config.norm_topk_prob,
+    )

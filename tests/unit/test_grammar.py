@@ -1,0 +1,407 @@
+"""Answers with a shape: every token is one that the grammar allows, whatever else is asked for or happens."""
+
+import json
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from quintet import AsyncLLM, RequestOutputKind, SamplingParams, StructuredOutputsParams
+from quintet.engine.client import Client
+from quintet.engine.engine import Engine
+from quintet.engine.grammar import Grammars
+from quintet.engine.logits_processors import RequestLogitsProcessor, RowFunction
+from quintet.engine.prompts import Prompt
+from quintet.engine.request import Request
+from quintet.engine.start import launch, prepare
+from quintet.engine.tokenizer import Tokenizer, load_tokenizer
+from quintet.outputs import RequestOutput, TokenDelta
+from quintet.sampling_params import ParameterError
+from tests.helpers import tokenizers
+from tests.helpers.null_engine import CtrlC, drain
+from tests.helpers.shaped import SIZE, client, config, folder, params
+
+pytest.importorskip("llguidance", reason="structured_outputs are an extra: pip install 'quintet[structured]'")
+jsonschema = pytest.importorskip("jsonschema")
+
+PROMPT = Prompt(list(range(5, 45)))
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 5}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+REGEXES = [r"[a-f]{3,9}", "[0-9]{3}-[0-9]{2}", "(ab|c)*d", r"[^x]{1,4}x", "é+", ".{0,6}", "", r"^a|bc$", "👋🏽?"]
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Client]:
+    made = client()
+    yield made
+    made.close()
+
+
+def ask(shared: Client, *wanted: SamplingParams, prompt: Prompt = PROMPT) -> list[RequestOutput]:
+    """Together, in one batch."""
+    for index, each in enumerate(wanted):
+        shared.add(str(index), prompt, each)
+    outputs = drain(shared)
+    return [outputs[str(index)] for index in range(len(wanted))]
+
+
+def texts(outputs: list[RequestOutput]) -> list[str]:
+    for output in outputs:
+        assert [each.finish_reason for each in output.outputs] == ["stop"] * len(output.outputs), output
+    return [each.text for output in outputs for each in output.outputs]
+
+
+@pytest.mark.parametrize("pattern", REGEXES)
+def test_a_regex_matches_the_whole_output(shared: Client, pattern: str) -> None:
+    said = texts(ask(shared, *(params(regex=pattern, seed=seed, max_tokens=200) for seed in range(30))))
+    assert all(re.fullmatch(pattern, text) for text in said)
+    assert len(set(said)) > 1 or pattern in ("", "👋🏽?", r"^a|bc$")
+
+
+@pytest.mark.parametrize("asked", [PERSON, json.dumps(PERSON)])
+def test_json_follows_its_schema(shared: Client, asked: Any) -> None:
+    outputs = ask(shared, *(params(json=asked, seed=seed, max_tokens=150) for seed in range(40)))
+    ended = [each.outputs[0].text for each in outputs if each.outputs[0].finish_reason == "stop"]
+    for text in ended:
+        jsonschema.validate(json.loads(text), PERSON)
+    assert len(ended) > 20
+
+
+def test_any_object_is_json(shared: Client) -> None:
+    outputs = ask(shared, *(params(json_object=True, seed=seed, max_tokens=150) for seed in range(20)))
+    ended = [each.outputs[0].text for each in outputs if each.outputs[0].finish_reason == "stop"]
+    assert ended and all(isinstance(json.loads(text), dict) for text in ended)
+
+
+def test_a_choice_is_one_of_its_texts(shared: Client) -> None:
+    choice = ["yes", "no", 'a "quoted" \\ one', "naïve 👋\n", "yes, but"]
+    said = texts(ask(shared, *(params(choice=choice, seed=seed) for seed in range(60))))
+    assert set(said) <= set(choice) and len(set(said)) > 3
+
+
+def test_a_grammar_is_followed_from_its_start(shared: Client) -> None:
+    sums = 'start: NUMBER ("+" NUMBER)*\nNUMBER: /[1-9][0-9]{0,2}/'
+    said = texts(ask(shared, *(params(grammar=sums, seed=seed, max_tokens=200) for seed in range(20))))
+    assert all(re.fullmatch(r"[1-9][0-9]{0,2}(\+[1-9][0-9]{0,2})*", text) for text in said)
+
+
+def test_json_options_are_obeyed(shared: Client) -> None:
+    loose = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+    def said(**options: Any) -> list[str]:
+        shapes = StructuredOutputsParams(json=loose, **options)
+        hot = [SamplingParams(temperature=2.0, max_tokens=80, seed=s, structured_outputs=shapes) for s in range(30)]
+        return [o.outputs[0].text for o in ask(shared, *hot) if o.outputs[0].finish_reason == "stop"]
+
+    assert any(set(json.loads(text)) > {"a"} for text in said(disable_any_whitespace=True))
+    assert any(" \n" in text for text in said(disable_additional_properties=True))
+    bare = said(disable_any_whitespace=True, disable_additional_properties=True)
+    assert bare and all(re.fullmatch(r'\{"a":-?\d+\}', text) for text in bare)
+    single = said(whitespace_pattern=" ", disable_additional_properties=True)
+    assert single and all(re.fullmatch(r'\{ ?"a" ?: ?-?\d+ ?\}', text) for text in single), single
+
+
+def test_the_configuration_may_ask_for_json_options_of_all() -> None:
+    served = client(structured_outputs_config={"disable_any_whitespace": True, "disable_additional_properties": True})
+    loose = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+    assert set(texts(ask(served, *(params(json=loose, seed=seed) for seed in range(9))))) == {'{"a":1}', '{"a":2}'}
+
+
+def test_the_last_token_is_text_and_ends_the_request(shared: Client) -> None:
+    """Not end-of-text, which would be hidden, and not a step more than the text needs."""
+    shared.add("x", PROMPT, params(choice=["abc"], max_tokens=3, output_kind=RequestOutputKind.DELTA))
+    deltas = [output.outputs[0] for _ in range(9) for output in shared.step()]
+    assert "".join(delta.text for delta in deltas) == "abc"
+    assert sum(len(delta.token_ids) for delta in deltas) <= 3
+    assert (deltas[-1].finish_reason, deltas[-1].stop_reason, shared.busy) == ("stop", None, False)
+
+
+def test_end_of_text_comes_where_the_grammar_accepts_and_no_sooner_than_asked(shared: Client) -> None:
+    free = ask(shared, *(params(regex="(ab)*", seed=seed, max_tokens=90) for seed in range(30)))
+    assert {each.outputs[0].token_ids[-1] for each in free if each.outputs[0].finish_reason == "stop"} == {1}
+    assert min(map(len, texts(free))) == 0
+    late = ask(shared, *(params(regex="(ab)*", seed=seed, min_tokens=20, max_tokens=200) for seed in range(30)))
+    assert min(len(each.outputs[0].token_ids) for each in late) > 20
+    done = ask(
+        shared, params(regex="ab", min_tokens=20, max_tokens=30)
+    )  # the grammar has no more: it ends all the same
+    assert texts(done) == ["ab"]
+
+
+def test_without_end_of_text_the_grammar_ends_it_too(shared: Client) -> None:
+    outputs = ask(shared, *(params(regex="(ab)*", seed=seed, ignore_eos=True, max_tokens=200) for seed in range(5)))
+    assert all(re.fullmatch("(ab)*", text) for text in texts(outputs))
+
+
+def test_an_end_by_length_is_a_beginning(shared: Client) -> None:
+    output = ask(shared, params(regex="a{500}", max_tokens=7))[0].outputs[0]
+    assert (output.finish_reason, len(output.token_ids)) == ("length", 7)
+    assert re.fullmatch("a+", output.text)
+
+
+def test_each_completion_has_its_own_state(shared: Client) -> None:
+    output = ask(shared, params(regex="[ab]{4,30}c", n=8, seed=3))[0]
+    assert len(set(texts([output]))) > 2 and all(re.fullmatch("[ab]{4,30}c", text) for text in texts([output]))
+
+
+def test_with_logprobs_stop_strings_and_penalties(shared: Client) -> None:
+    said = params(regex="[a-z]{50}", seed=1, logprobs=2, stop=["q", "e"], frequency_penalty=2.0, repetition_penalty=1.5)
+    output = ask(shared, said)[0].outputs[0]
+    assert output.stop_reason in ("q", "e") and re.fullmatch("[a-df-pr-z]*", output.text)
+    assert output.logprobs is not None and len(output.logprobs) == len(output.token_ids)
+    assert all(np.isfinite(at[token].logprob) for at, token in zip(output.logprobs, output.token_ids, strict=True))
+
+
+def test_rows_beside_have_the_tokens_they_have_alone(shared: Client) -> None:
+    plain = [
+        SamplingParams(temperature=0, max_tokens=25, ignore_eos=True),
+        SamplingParams(seed=4, max_tokens=25, top_k=40, logprobs=3),
+        SamplingParams(seed=5, max_tokens=25, min_p=0.01, allowed_token_ids=list(range(5, 90))),
+    ]
+    alone = ask(shared, *plain)
+    mixed = ask(shared, params(regex="a{9}b*", seed=1), *plain, params(json=PERSON, seed=2))
+    for one, other in zip(alone, mixed[1:-1], strict=True):
+        assert one.outputs[0].token_ids == other.outputs[0].token_ids
+        assert one.outputs[0].logprobs == other.outputs[0].logprobs
+
+
+def test_a_cached_beginning_changes_nothing(shared: Client) -> None:
+    wanted = params(regex="[a-z ]{30,50}", seed=9)
+    shared.engine.reset_prefix_cache()
+    first, again = ask(shared, wanted)[0], ask(shared, wanted)[0]
+    assert (first.num_cached_tokens, again.num_cached_tokens) == (0, 32)
+    assert first.outputs[0].token_ids == again.outputs[0].token_ids
+
+
+def test_preempted_requests_go_on_where_they_were() -> None:
+    wanted = [params(regex="[a-z]{60}", seed=seed, max_tokens=100) for seed in range(6)]
+    roomy, tight = client(), client(num_pages=24, page_size=4, max_model_len=88)
+    expected, found = ask(roomy, *wanted, prompt=Prompt([5, 6, 7])), ask(tight, *wanted, prompt=Prompt([5, 6, 7]))
+    assert tight.engine.scheduler.num_preemptions > 0
+    assert [each.outputs[0].token_ids for each in found] == [each.outputs[0].token_ids for each in expected]
+    assert all(re.fullmatch("[a-z]{60}", text) for text in texts(found))
+
+
+@pytest.mark.parametrize("line", range(40, 700, 60))
+def test_ctrl_c_at_any_line_costs_nobody_a_token(shared: Client, line: int) -> None:
+    wanted = [params(regex="[a-z]{6}", seed=seed) for seed in range(2)]
+    expected = [each.outputs[0].token_ids for each in ask(shared, *wanted)]
+    for index, each in enumerate(wanted):
+        shared.add(str(index), PROMPT, each)
+    outputs: dict[str, RequestOutput] = {}
+    with CtrlC(line):
+        while shared.busy:
+            outputs.update((output.request_id, output) for output in shared.step())
+    outputs.update(drain(shared))
+    assert [outputs[str(index)].outputs[0].token_ids for index in range(2)] == expected
+
+
+def test_allowed_tokens_and_the_grammar_both_hold(shared: Client) -> None:
+    assert shared.tokenizer is not None
+    ids = [shared.tokenizer.token_id(letter) for letter in "xyz"]
+    said = texts(ask(shared, *(params(regex="[a-z]{5}", allowed_token_ids=ids, seed=seed) for seed in range(5))))
+    assert all(re.fullmatch("[xyz]{5}", text) for text in said)
+    failed, beside = ask(shared, params(regex="[0-9]{5}", allowed_token_ids=ids), params(regex="[0-9]{5}"))
+    assert failed.outputs[0].finish_reason == "error" and "structured_outputs" in (failed.outputs[0].error or "")
+    assert texts([beside])
+
+
+# ------------------------------------------------------------------------------------------------------- refusals
+
+REFUSED = [
+    ({"regex": "("}, "unclosed group"),
+    ({"regex": "(?=a)b"}, "look-around"),
+    ({"json": {"not": {"type": "string"}}}, '"not"'),
+    ({"json": "{x"}, "no JSON"),
+    ({"json": {"$ref": "https://example.com/schema"}}, "https://example.com/schema"),
+    ({"json": {"type": "integer", "minimum": 3, "maximum": 1}}, "Unsatisfiable"),
+    ({"grammar": "start: missing"}, "missing"),
+    ({"choice": ["x" * 1000 + str(i) for i in range(2000)]}, "characters"),
+]
+
+
+@pytest.mark.parametrize(("asked", "why"), REFUSED)
+def test_what_cannot_be_compiled_is_refused_before_anything_runs(shared: Client, asked: Any, why: str) -> None:
+    with pytest.raises(ParameterError, match=re.escape(why)) as caught:
+        shared.add("x", PROMPT, SamplingParams(structured_outputs=asked))
+    assert caught.value.parameter == "structured_outputs" and "\n" not in str(caught.value)
+    assert not shared.busy
+
+
+def test_nested_too_deep_is_refused(shared: Client) -> None:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(100_000):
+        schema = {"type": "array", "items": schema}
+    with pytest.raises(ParameterError, match="nested too deep"):
+        shared.grammars.check(StructuredOutputsParams(json=schema))
+    with pytest.raises(ParameterError, match="nested too deep"):
+        shared.grammars.check(StructuredOutputsParams(json="[" * 100_000))
+
+
+def test_without_the_package_the_remedy_is_named(shared: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(ParameterError, match=r"pip install 'quintet\[structured\]'"):
+        shared.add("x", PROMPT, params(regex="a"))
+
+
+def test_without_a_tokenizer_it_is_refused() -> None:
+    with pytest.raises(ParameterError, match="tokenizer"):
+        client(skip_tokenizer_init=True).add("x", PROMPT, params(regex="a", detokenize=False))
+
+
+def test_a_tokenizer_that_the_library_cannot_read_is_refused(tmp_path: Any) -> None:
+    odd = tokenizers.metaspace(tmp_path)
+    with pytest.raises(ParameterError, match="cannot read this model's tokenizer"):
+        Grammars(lambda: odd, SIZE, [1]).check(StructuredOutputsParams(regex="a"))
+
+
+async def test_async_refuses_alike_and_compiles_outside_the_engines_thread() -> None:
+    engine = AsyncLLM(str(folder()), device="null", load_format="dummy", max_model_len=256, num_pages=80)
+    try:
+        with pytest.raises(ParameterError, match="unclosed group"):
+            _ = [output async for output in engine.generate("a", params(regex="("))]
+        last = [output async for output in engine.generate("a", params(regex="[ab]{5}"))][-1]
+        assert re.fullmatch("[ab]{5}", last.outputs[0].text)
+    finally:
+        engine.shutdown()
+
+
+# ------------------------------------------------------------------------------------- an engine without admission
+
+
+def engine(grammars: Grammars) -> Engine:
+    return launch(prepare(config()), progress=False, grammars=grammars)
+
+
+def request(name: str, asked: dict[str, Any] | None) -> Request:
+    wanted = SamplingParams(structured_outputs=asked, temperature=0, max_tokens=9)
+    return Request(name, [5, 6, 7], wanted, 3, (1, 2), 9, frozenset([1]))
+
+
+def reader(wait: threading.Event | None = None) -> Any:
+    def read() -> Tokenizer:
+        assert wait is None or wait.wait(60)
+        return load_tokenizer(folder())
+
+    return read
+
+
+def run(engine: Engine) -> dict[str, list[TokenDelta]]:
+    said: dict[str, list[TokenDelta]] = {}
+    while engine.busy:
+        for delta in engine.step():
+            said.setdefault(delta.request_id, []).append(delta)
+        engine.check_integrity()
+    return said
+
+
+def test_who_waits_for_a_grammar_holds_up_nobody() -> None:
+    gate = threading.Event()
+    served = engine(Grammars(reader(gate), SIZE, [1]))
+    served.add(request("shaped", {"regex": "a{9}"}))
+    served.add(request("plain", None))
+    said = []
+    while len(served) == 2:
+        said += served.step()
+    assert {delta.request_id for delta in said} == {"plain"} and said[-1].finish_reason == "length"
+    assert served.step() == []  # with nothing else to do it looks around, and does not hang
+    gate.set()
+    assert run(served)["shaped"][-1].finish_reason == "stop"
+
+
+def test_a_grammar_that_fails_ends_its_request_alone() -> None:
+    served = engine(Grammars(reader(), SIZE, [1]))
+    served.add(request("wrong", {"regex": "("}))
+    served.add(request("right", {"regex": "a{9}"}))
+    said = run(served)
+    assert said["wrong"][-1].finish_reason == "error" and "unclosed group" in (said["wrong"][-1].error or "")
+    assert said["right"][-1].finish_reason == "stop"
+
+
+def test_a_grammar_that_takes_too_long_ends_its_request_alone() -> None:
+    gate = threading.Event()
+    served = engine(Grammars(reader(gate), SIZE, [1], seconds=0))
+    served.add(request("slow", {"regex": "a{9}"}))
+    served.add(request("plain", None))
+    said = run(served)
+    gate.set()
+    assert "not compiled in time" in (said["slow"][-1].error or "")
+    assert said["plain"][-1].finish_reason == "length"
+
+
+def test_an_aborted_request_may_leave_before_its_grammar_comes() -> None:
+    gate = threading.Event()
+    served = engine(Grammars(reader(gate), SIZE, [1]))
+    served.add(request("gone", {"regex": "("}))
+    served.abort(["gone"])
+    gate.set()
+    served.add(request("next", {"regex": "a{9}"}))
+    assert set(run(served)) == {"next"}
+
+
+def test_a_token_outside_the_grammar_ends_its_request_alone() -> None:
+    """Only a logits processor can bring one: it may raise what the grammar has forbidden."""
+    served = client(logits_processors=[Meddler])
+    wrong = params(regex="a{9}", extra_args={"token": 7})
+    failed, beside = ask(served, wrong, params(regex="a{9}"))
+    assert failed.outputs[0].finish_reason == "error" and "doesn't satisfy" in (failed.outputs[0].error or "")
+    assert texts([beside]) == ["aaaaaaaaa"]
+
+
+def test_a_grammar_that_outgrows_its_limits_ends_its_request_alone(shared: Client) -> None:
+    failed, beside = ask(shared, params(regex="(a?){500}a{500}"), params(regex="a{9}"))
+    assert failed.outputs[0].finish_reason == "error" and "too many" in (failed.outputs[0].error or "")
+    assert texts([beside]) == ["aaaaaaaaa"]
+
+
+def test_what_is_compiled_is_remembered() -> None:
+    grammars = Grammars(reader(), SIZE, [1])
+    one, other = (grammars.matcher(StructuredOutputsParams(json=PERSON)) for _ in range(2))
+    assert one.wait() == "" and one.compiled is other.compiled
+    assert grammars.matcher(StructuredOutputsParams(json={**PERSON, "title": "x"})).compiled is not one.compiled
+
+
+def test_bits_after_drafts_are_those_after_the_same_tokens() -> None:
+    tokenizer = load_tokenizer(folder())
+    a, b = tokenizer.token_id("a"), tokenizer.token_id("b")
+    assert a is not None and b is not None
+    grammars, asked = Grammars(reader(), SIZE, [1]), request("x", {"regex": "ab[0-9]c"})
+    matcher = grammars.matcher(StructuredOutputsParams(regex="ab[0-9]c"))
+    assert matcher.wait() == "" and matcher.follow(asked) == ""
+    start, drafted, after, wrong = np.zeros((4, -(-SIZE // 32)), np.int32)
+    matcher.fill(start)
+    matcher.fill(drafted, [a, b])
+    matcher.fill(wrong, [a, a])
+    assert (wrong == -1).all()
+    asked.token_ids += [a, b]
+    assert matcher.follow(asked) == ""
+    matcher.fill(after)
+    assert (drafted == after).all() and not (start == after).all()
+    assert {tokenizer.token_text(i) for i in _ids(after)} == set("0123456789")
+    del asked.token_ids[-2:]  # a draft that was not drawn
+    assert matcher.follow(asked) == ""
+    matcher.fill(after)
+    assert (start == after).all() and {tokenizer.token_text(i) for i in _ids(start)} >= {"a"}
+
+
+def _ids(words: np.ndarray[Any, Any]) -> list[int]:
+    return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()  # type: ignore[no-any-return]
+
+
+class Meddler(RequestLogitsProcessor):
+    """Makes a request say one token, whatever else was forbidden."""
+
+    def for_request(self, params: SamplingParams) -> RowFunction | None:
+        token = (params.extra_args or {}).get("token")
+        if token is None:
+            return None
+        return lambda prompt, output, logits: torch.where(torch.arange(len(logits)) == token, 0.0, -torch.inf)

@@ -1,0 +1,147 @@
+"""Experts: stacks of weights from a checkpoint's tensors, however it keeps them, and each rank's share of them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from quintet.config import EngineConfig
+from quintet.conformance.direct import random_prompts
+from quintet.conformance.tiny import FAMILIES, VOCAB, Tiny, make, variant
+from quintet.engine.loader import declared
+from quintet.engine.start import prepare
+from quintet.engine.worker import ModelSizes, Worker
+from quintet.layers.build import padded
+from quintet.layers.moe import unstacked
+from quintet.platforms.cpu import PLATFORM
+from quintet.types import Part, Weight
+from tests.helpers.run_model import Runner
+
+MIXED = ["mixtral", "qwen3_moe"]
+
+
+def weight(rank: int, axis: int, per_matrix: int, stack: int = 3) -> Weight:
+    """Of matrices whose parts are [7, 5] or, with axis 1, [5, 7]: the sevens are shared out over two ranks."""
+    shape = (7, 5) if axis == 0 else (5, 7)
+    parts = tuple(Part(f"{e}.{p}", shape, padded(7, 2).ranges) for e in range(stack) for p in range(per_matrix))
+    return Weight("stack", parts, axis, rank, torch.float32, "experts", stack=stack)
+
+
+@pytest.mark.parametrize(("axis", "per_matrix"), [(0, 2), (0, 1), (1, 1)])
+def test_a_stack_has_one_matrix_per_expert_and_each_rank_its_share(axis: int, per_matrix: int) -> None:
+    """Joined again, rank by rank, the shares of a part are the checkpoint's tensor, and zeros past its end."""
+    weights = [weight(rank, axis, per_matrix) for rank in (0, 1)]
+    tensors = {part.source: torch.randn(part.shape) for part in weights[0].parts}
+    locals_ = [each.local(tensors) for each in weights]
+    for each, local in zip(weights, locals_, strict=True):
+        assert tuple(local.shape) == each.shape == (3, *([4 * per_matrix, 5] if axis == 0 else [5, 4 * per_matrix]))
+        assert len(each.pieces(tensors)) == 3 * per_matrix
+    for expert in range(3):
+        shares = [local[expert].split(4, axis) for local in locals_]
+        for part in range(per_matrix):
+            joined = torch.cat([share[part] for share in shares], axis)
+            assert torch.equal(joined.narrow(axis, 0, 7), tensors[f"{expert}.{part}"])
+            assert not joined.narrow(axis, 7, 1).any()
+
+
+def test_a_stack_of_one_is_still_a_stack() -> None:
+    single = weight(0, 1, 1, stack=1)
+    assert single.shape == (1, 5, 4)
+    assert single.local({"0.0": torch.ones(5, 7)}).shape == (1, 5, 4)
+
+
+# --------------------------------------------------------------------------------------- forms of checkpoints
+
+
+def stacked(tiny: Tiny, folder: Path) -> Path:
+    """The same checkpoint as transformers 5 keeps it in memory, and writes it if asked to."""
+    tiny.reference.save_pretrained(folder, save_original_format=False)
+    assert any(name.endswith("mlp.experts.gate_up_proj") for name in load_file(folder / "model.safetensors"))
+    return folder
+
+
+@pytest.mark.parametrize("family", MIXED)
+def test_experts_one_by_one_and_stacked_are_the_same_model(family: str, tmp_path: Path) -> None:
+    tiny = variant(family, "plain")
+    assert any(".0.w1." in name or ".0.gate_proj." in name for name in load_file(tiny.folder / "model.safetensors"))
+    (prompt,) = random_prompts(0, (20,), VOCAB)
+    (wanted,) = Runner(tiny).prompts([prompt])
+    (got,) = Runner(Tiny(stacked(tiny, tmp_path), tiny.config, tiny.reference)).prompts([prompt])
+    assert torch.equal(got, wanted)
+
+
+def test_other_tensors_are_no_stacks() -> None:
+    assert unstacked("model.layers.0.mlp.experts.0.down_proj.weight", (8, 4)) == {}
+    assert unstacked("model.layers.0.mlp.gate_up_proj", (2, 8, 4)) == {}
+    assert unstacked("model.layers.0.mlp.experts.down_proj", (8, 4)) == {}
+
+
+def changed(family: str, folder: Path, change: Any) -> Any:
+    """Loads a checkpoint with its tensors changed."""
+    tiny = variant(family, "plain")
+    tensors = load_file(tiny.folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+    worker = Worker(PLATFORM(), tiny.config, ModelSizes(torch.float32, 16, 64))
+    worker.load(folder, 4, (), progress=False)
+
+
+EXPERT = "model.layers.1.mlp.experts.3"
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "tensor", "message"),
+    [
+        ("qwen3_moe", f"{EXPERT}.up_proj.weight", None, rf"lacks {EXPERT}\.up_proj\.weight"),
+        ("mixtral", "model.layers.1.block_sparse_moe.experts.3.w2.weight", None, rf"lacks {EXPERT}\.down_proj\.weight"),
+        (
+            "qwen3_moe",
+            f"{EXPERT}.up_proj.weight",
+            (60, 48),
+            rf"{EXPERT}\.up_proj\.weight is \[60, 48\], not \[61, 48\]",
+        ),
+        ("qwen3_moe", "model.layers.1.mlp.experts.7.up_proj.weight", (61, 48), r"holds \S+\.experts\.7\.up_proj"),
+        ("mixtral", "model.layers.1.mlp.experts.down_proj", (5, 48, 77), r"holds \S+\.experts\.0\.down_proj\S+ twice"),
+    ],
+)
+def test_wrong_experts_are_named(
+    family: str, name: str, tensor: tuple[int, ...] | None, message: str, tmp_path: Path
+) -> None:
+    def change(tensors: dict[str, Tensor]) -> None:
+        tensors.pop(name, None)
+        if tensor is not None:
+            tensors[name] = torch.ones(tensor)
+
+    with pytest.raises(ValueError, match=message):
+        changed(family, tmp_path, change)
+
+
+def test_a_stack_of_fewer_experts_is_refused(tmp_path: Path) -> None:
+    tiny = variant("qwen3_moe", "plain")
+    fewer = make("qwen3_moe", {**FAMILIES["qwen3_moe"]["plain"], "num_experts": 6})
+    worker = Worker(PLATFORM(), tiny.config, ModelSizes(torch.float32, 16, 64))
+    with pytest.raises(ValueError, match=r"lacks model\.layers\.0\.mlp\.experts\.6\.down_proj\.weight"):
+        worker.load(stacked(fewer, tmp_path), 4, (), progress=False)
+
+
+# --------------------------------------------------------------------------------------- beside quantization
+
+
+def test_with_a_scheme_experts_and_routers_stay_as_they_are_and_the_plan_says_so() -> None:
+    settings = {**FAMILIES["qwen3_moe"]["plain"], "hidden_size": 64, "mlp_only_layers": [1]}
+    folder = make("qwen3_moe", settings).folder
+    config = EngineConfig.from_kwargs(
+        model=str(folder), device="cpu", dtype="float32", quantization="int8", skip_tokenizer_init=True
+    )
+    prepared = prepare(config)
+    (said,) = [reason for reason in prepared.reasons if reason.startswith("quantization")]
+    # a head, 3 layers' qkv and output, and a gate and up; the product down has 77 inputs
+    assert said == (
+        "quantization int8: 8 products, 1 stay as they are: no group of 32 or more divides their inputs; "
+        "experts and their routers stay as they are; the head in 8 bits"
+    )
+    model = prepared.ranks.workers[0].model
+    assert {each.weight.scheme for each in declared(model) if each.weight.use == "experts"} == {None}
