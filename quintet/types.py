@@ -1,7 +1,7 @@
 """Plain data that crosses the layers of the engine: a step's batch, a cache's layout, a weight's place."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -141,6 +141,14 @@ def leaves(batch: Any) -> list[Any]:
     if batch is None:
         return []
     return [leaf for each in batch for leaf in leaves(each)] if isinstance(batch, tuple) else [batch]
+
+
+def mapped(batch: Any, call: Callable[[Any], Any]) -> Any:
+    """The same with other arrays or tensors in the places of its leaves."""
+    if isinstance(batch, tuple):
+        parts = [mapped(each, call) for each in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else tuple(parts)
+    return None if batch is None else call(batch)
 
 
 class Outputs(NamedTuple):

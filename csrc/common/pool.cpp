@@ -185,7 +185,19 @@ void run_parts(Job job, const void* context, int parts) {
     g.pool->run(job, context, parts);
 }
 
-int pool_threads() { return global().threads.load(std::memory_order_relaxed); }
+namespace {
+thread_local int limit = 0;
+}
+
+int pool_threads() {
+    const int threads = global().threads.load(std::memory_order_relaxed);
+    return limit > 0 && limit < threads ? limit : threads;
+}
+
+void limit_pool_threads(int threads) {
+    if (threads < 0) throw std::invalid_argument("a limit of threads is 0 or more, not " + std::to_string(threads));
+    limit = threads;
+}
 
 void set_pool_threads(int threads, Settle settle) {
     if (threads < 1 || threads > kMostThreads) {

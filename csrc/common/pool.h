@@ -14,8 +14,13 @@ using Settle = void (*)(int worker, int threads);
 // job runs at a time: a second caller waits.
 void run_parts(Job job, const void* context, int parts);
 
-// How many threads there are, the caller's included; 1 until it is set. At most 256.
+// How many threads a job of the calling thread may have, its own included: as many as there are, or its limit. There is 1
+// until more are set; at most 256.
 int pool_threads();
+
+// For the jobs of the calling thread from now on; 0 is no limit. Two models of one process want different numbers, and the
+// threads stay as they are.
+void limit_pool_threads(int threads);
 void set_pool_threads(int threads, Settle settle = nullptr);
 
 // Runs body(first, last) over 0..count-1 in contiguous stretches of at least `grain`.

@@ -32,11 +32,17 @@ NB_MODULE(_cpu, m) {
           "Picks kernels for a lower instruction set than the processor's, or its own again; ValueError names those here.");
     m.def(
         "set_threads",
-        [](int threads, bool bind) { quintet::set_pool_threads(threads, bind ? &cpu::settle_worker : nullptr); },
+        [](int threads, bool bind) {
+            quintet::set_pool_threads(threads, bind ? &cpu::settle_worker : nullptr);
+            quintet::limit_pool_threads(0);
+        },
         nb::arg("threads"), nb::arg("bind") = false, nb::call_guard<nb::gil_scoped_release>(),
-        "Threads that kernels share their work out to, 1 to 256; results do not depend on it. `bind`: one on each core, "
+        "Threads that kernels share their work out to, 1 to 256, and no limit for those that the caller starts; results do "
+        "not depend on it. `bind`: one on each core, "
         "if these are all the cores of the machine's nodes that this process may use.");
-    m.def("threads", &quintet::pool_threads, "As set_threads() left it; 1 at first.");
+    m.def("limit_threads", &quintet::limit_pool_threads, nb::arg("threads"),
+          "The kernels that this thread calls take so many threads at most; 0 is no limit.");
+    m.def("threads", &quintet::pool_threads, "As set_threads() left it, or this thread's limit; 1 at first.");
     m.def("arch", &cpu::arch, "x86_64, aarch64 or other.");
     m.def("physical_cores", &cpu::physical_cores, "Cores, not their threads, that this process may run on.");
     m.def("logical_cores", [] { return cpu::allowed_cpus().size(); }, "Hardware threads that this process may run on.");

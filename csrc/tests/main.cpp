@@ -114,6 +114,24 @@ void pool_shares_out() {
     quintet::set_pool_threads(1);
 }
 
+// A small model beside a large one: its thread takes no help, the other's all, and no thread is started or ended.
+void a_limit_is_the_callers_alone() {
+    quintet::set_pool_threads(3);
+    quintet::limit_pool_threads(1);
+    expect(quintet::pool_threads() == 1, "the caller's jobs have so many threads as it said");
+    const std::thread::id own = std::this_thread::get_id();
+    quintet::parallel_for(50, 1, [&](long, long) {
+        expect(std::this_thread::get_id() == own, "one thread is the caller's own");
+    });
+    std::thread([] { expect(quintet::pool_threads() == 3, "another thread has no limit"); }).join();
+    quintet::limit_pool_threads(9);
+    expect(quintet::pool_threads() == 3, "a limit gives no threads");
+    quintet::limit_pool_threads(0);
+    expect(quintet::pool_threads() == 3, "0 is no limit");
+    expect(refuses([] { quintet::limit_pool_threads(-1); }), "a limit below 0 is refused");
+    quintet::set_pool_threads(1);
+}
+
 // Two engines of one process want different numbers of threads: one may ask for fewer while a job of the other begins.
 void pool_may_shrink_under_a_job() {
     std::atomic<bool> over{false};
@@ -231,6 +249,7 @@ int main() {
 #endif
     team_keeps_step();
     pool_shares_out();
+    a_limit_is_the_callers_alone();
     pool_may_shrink_under_a_job();
     pool_does_without_late_workers();
     topology_reads_nodes_and_siblings();

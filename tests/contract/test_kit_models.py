@@ -178,7 +178,10 @@ def test_an_abort_that_leaks_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     remove: Callable[[Scheduler, Request], None] = Scheduler.remove
 
     def leaky(self: Scheduler, request: Request) -> None:
-        pages, aborted = [page for each in request.pages for page in each], len(request.token_ids) < request.num_prompt + request.max_tokens
+        pages, aborted = (
+            [page for each in request.pages for page in each],
+            len(request.token_ids) < request.num_prompt + request.max_tokens,
+        )
         remove(self, request)
         if aborted:
             self.pool.hold(pages)

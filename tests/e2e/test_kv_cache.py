@@ -29,7 +29,7 @@ def pages(dtype: str, cached: str) -> tuple[int, int]:
     """How many fit in 4 MiB, and the size of one."""
     sizes = {"kv_cache_memory_bytes": 4 << 20, "max_model_len": "auto"}
     plan = prepare(EngineConfig(device="cpu", dtype=dtype, kv_cache_dtype=cached, **sizes)).plan
-    return plan.num_pages, plan.sizes.page
+    return plan.num_pages, plan.footprint.page
 
 
 @pytest.mark.parametrize(("dtype", "bytes_"), [("float32", 4), ("bfloat16", 2)])

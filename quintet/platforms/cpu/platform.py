@@ -18,7 +18,7 @@ from quintet.platforms.cpu import linear as native_linear
 from quintet.platforms.cpu import native_moe, providers, quantized
 from quintet.platforms.cpu.attention import SPLIT
 from quintet.platforms.cpu.features import describe
-from quintet.platforms.cpu.replay import Replay
+from quintet.platforms.cpu.replay import MOST_TOKENS, Replay
 from quintet.platforms.host import host_memory, threads
 from quintet.platforms.interface import (
     Alone,
@@ -120,7 +120,7 @@ class CPU(Platform):
         _granted()  # before any step changes it
         if _extension() is not None:
             _extension().choose_isa(read_environment().cpu_isa or _extension().isa())
-            _set_threads(_granted())  # weights are packed by all
+            _extension().set_threads(_granted(), bind=read_environment().cpu_bind)  # weights are packed by all
         return CPUDevice()
 
     def connect(self, place: Place) -> Communicator:
@@ -157,7 +157,9 @@ class CPU(Platform):
             raise ValueError(f"{weight.parts[0].source} cannot be quantized: {error}") from None
 
     def estimate(self, model: nn.Module, weights: Sequence[Weight], extent: Extent) -> Estimate:
-        return Estimate(sum(map(self._placed_bytes, weights)), extent.workspace)
+        rows = 0 if self._config.enforce_eager else min(extent.most.rows, MOST_TOKENS)
+        captured = rows * extent.vocab * 4  # recorded steps of all sizes give their logits in the same place
+        return Estimate(sum(map(self._placed_bytes, weights)), extent.workspace, captured)
 
     def _placed_bytes(self, weight: Weight) -> int:
         if weight.scheme is not None and _packs():
@@ -183,8 +185,8 @@ class CPU(Platform):
         def step(state: State, batch: Batch) -> tuple[Outputs, State]:
             if torch.get_num_threads() != torchs:  # another engine of this process runs with another number
                 torch.set_num_threads(torchs)
-            if extension is not None and extension.threads() != count:
-                _set_threads(count)
+            if extension is not None:
+                extension.limit_threads(count)  # of this thread's calls: the process's threads stay
             result: tuple[Outputs, State] = run(state, batch)
             return result
 
@@ -217,11 +219,7 @@ def _extension() -> Any:
         from quintet import _cpu
     except ImportError:
         return None
-    return _cpu if hasattr(_cpu, "set_threads") else None
-
-
-def _set_threads(count: int) -> None:
-    _extension().set_threads(count, bind=read_environment().cpu_bind)
+    return _cpu if hasattr(_cpu, "limit_threads") else None
 
 
 @functools.cache

@@ -1,14 +1,15 @@
 """The step run again from C++: its kernel calls are recorded once per size, then replayed with one call from Python.
 
-What a replay would leave out is watched for while a step is recorded: any torch function but a view means that the step
-stays eager, and one line says which function it was.
+A recording is proven before it serves. When its size comes again, with other numbers, it is replayed and the model is
+run beside it: what a replay leaves out, or finds gone, shows in the outputs, and steps of that size stay eager.
 """
 
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,38 +18,34 @@ from torch.overrides import TorchFunctionMode
 
 from quintet.platforms.cpu.arena import Arena, lending
 from quintet.platforms.interface import State
-from quintet.types import Batch, Outputs, leaves
+from quintet.types import Batch, Outputs, leaves, mapped
 
 logger = logging.getLogger(__name__)
 
 Model = Callable[[State, Batch], tuple[Outputs, State]]
 
 KEPT = 64  # graphs; who was not used for longest goes first
-MOST_TOKENS = (
-    1024  # of a step that is recorded: above, Python's share is lost in the work, and the arena would be large
-)
+MOST_TOKENS = 1024  # of a step that is recorded: above, Python's share is lost, and the arena would be large
 LEAST_PAGES = 32  # columns of a recorded page table; more are powers of two, so that a growing request seldom asks anew
 
 
-class Size(NamedTuple):
-    """What a recorded step fits."""
-
-    tokens: int
-    requests: int
-    rows: int
-    pages: tuple[int, ...]  # of each group, at most
+Size = tuple[tuple[int, ...], ...]  # of the batch's leaves; a table's width is what it is rounded up to
 
 
-class Graph(NamedTuple):
+@dataclass
+class Graph:
     """One recorded step, and where it reads and writes."""
 
     calls: Any  # quintet._cpu.Graph
-    inputs: tuple[np.ndarray[Any, Any], ...]  # the batch's arrays, in Batch's order
-    outputs: Outputs
+    inputs: tuple[np.ndarray[Any, Any], ...]  # the batch's arrays, in the order of its leaves
+    outputs: Outputs  # views of memory that other steps write to as well: they hold until the next step
+    kept: list[Tensor]  # what torch made on the way, and kernels may read
+    proven: bool = False
+    turns: int = 0  # how often it served
 
 
 class Replay:
-    """A step like the model, which records itself. Its logits hold until its next call."""
+    """A step like the model, which records itself. Its outputs hold until its next call."""
 
     def __init__(self, model: Model, extension: Any) -> None:
         self._model, self._extension = model, extension
@@ -56,23 +53,24 @@ class Replay:
         self._graphs: OrderedDict[Size, Graph] = OrderedDict()
         self._seen: set[Size] = set()
         self._state: State = ()
-        self.refused: str | None = None  # why steps stay eager
+        self.refused: dict[Size, str] = {}  # sizes that stay eager, and why
 
     def __call__(self, state: State, batch: Batch) -> tuple[Outputs, State]:
-        if self.refused is not None:
-            return self._model(state, batch)
         if state is not self._state:
             self._use(state)
         size = _size(batch)
         graph = self._graphs.get(size)
-        if graph is not None:
-            self._graphs.move_to_end(size)
-            _fill(graph.inputs, batch)
-            graph.calls.run()
-            return graph.outputs, state
-        if not self._worth(size):
-            return self._model(state, batch)
-        return self._record(size, state, batch), state
+        if graph is None:
+            if size in self.refused or not self._worth(size, batch):
+                return self._model(state, batch)
+            return self._record(size, state, batch), state
+        self._graphs.move_to_end(size)
+        if not graph.proven:
+            return self._prove(size, graph, state, batch), state
+        _fill(graph.inputs, batch)
+        graph.calls.run()
+        graph.turns += 1
+        return graph.outputs, state
 
     def _use(self, state: State) -> None:
         """Another state than before: graphs hold its addresses."""
@@ -80,11 +78,12 @@ class Replay:
             self._graphs.clear()
         self._state = state
 
-    def _worth(self, size: Size) -> bool:
+    def _worth(self, size: Size, batch: Batch) -> bool:
         """A step in which all decode comes again at once; others may be the only ones of their size."""
-        if size.tokens > MOST_TOKENS:
+        tokens = batch.token_ids.shape[0]
+        if tokens > MOST_TOKENS:
             return False
-        again = size.tokens == size.requests or size in self._seen
+        again = tokens == batch.starts.shape[0] - 1 or size in self._seen
         if len(self._seen) > 16 * KEPT:
             self._seen.clear()
         self._seen.add(size)
@@ -92,59 +91,71 @@ class Replay:
 
     def _record(self, size: Size, state: State, batch: Batch) -> Outputs:
         """Runs the step on memory that stays, and keeps its calls."""
-        inputs, mine = _own(size, batch)
-        calls, watch = self._extension.Graph(), _Watch()
-        with lending(self._arena), _recording(calls), watch:
+        mine = _own(batch)
+        inputs = tuple(leaf.numpy() for leaf in leaves(mine))
+        calls, kept = self._extension.Graph(), _Kept()
+        with lending(self._arena), _recording(calls), kept:
             outputs, _ = self._model(state, mine)
-        if watch.found:
-            found = ", ".join(sorted(watch.found))
-            self.refused = f"a replay would leave out {found}"
-            self._graphs.clear()
-            logger.info("steps stay eager: %s", self.refused)
-            return outputs
         while len(self._graphs) >= KEPT:
             self._graphs.popitem(last=False)
-        self._graphs[size] = Graph(calls, inputs, outputs)
+        self._graphs[size] = Graph(calls, inputs, mapped(outputs, self._arena.view), kept.tensors)
         return outputs
+
+    def _prove(self, size: Size, graph: Graph, state: State, batch: Batch) -> Outputs:
+        """Replays the step, and runs it: both write the same to the state, and give the same to the bit."""
+        new = not _same(graph.inputs, batch)
+        _fill(graph.inputs, batch)
+        graph.calls.run()
+        got = [leaf.clone() for leaf in leaves(graph.outputs)]
+        outputs, _ = self._model(state, batch)
+        wrong = [i for i, (a, b) in enumerate(zip(got, leaves(outputs), strict=True)) if not _equal_bits(a, b)]
+        if wrong:
+            self._refuse(size, batch, f"output {wrong[0]} of {len(got)} came out otherwise when the step was replayed")
+        else:
+            graph.proven = new  # the numbers that it was recorded with prove nothing
+        return outputs
+
+    def _refuse(self, size: Size, batch: Batch, why: str) -> None:
+        if why not in self.refused.values():
+            logger.info("steps of %d tokens stay eager: %s", batch.token_ids.shape[0], why)
+        self.refused[size] = why
+        del self._graphs[size]
 
 
 def _size(batch: Batch) -> Size:
-    pages = tuple(_width(group.table.shape[1]) for group in batch.groups)
-    return Size(batch.token_ids.shape[0], batch.starts.shape[0] - 1, batch.rows.shape[0], pages)
+    tables = {id(group.table) for group in batch.groups}
+    return tuple((x.shape[0], _width(x.shape[1])) if id(x) in tables else tuple(x.shape) for x in leaves(batch))
 
 
 def _width(pages: int) -> int:
     return LEAST_PAGES if pages <= LEAST_PAGES else 1 << (pages - 1).bit_length()
 
 
-def _own(size: Size, batch: Batch) -> tuple[tuple[np.ndarray[Any, Any], ...], Batch]:
-    """Arrays of the graph's own with what the batch holds, and the same as tensors."""
-    wide = batch._replace(
-        groups=tuple(
-            group._replace(table=group.table.new_zeros((size.requests, pages)))
-            for group, pages in zip(batch.groups, size.pages, strict=True)
-        )
-    )
-    mine = _mapped(wide, torch.clone)
-    arrays = tuple(leaf.numpy() for leaf in leaves(mine))
-    _fill(arrays, batch)
-    return arrays, mine
-
-
-def _mapped(x: Any, call: Callable[[Tensor], Tensor]) -> Any:
-    """The same batch, or part of one, of other tensors."""
-    if isinstance(x, tuple):
-        parts = [_mapped(each, call) for each in x]
-        return type(x)(*parts) if hasattr(x, "_fields") else tuple(parts)
-    return None if x is None else call(x)
+def _own(batch: Batch) -> Batch:
+    """Tensors of the graph's own with what the batch holds; tables are as wide as their size."""
+    groups = []
+    for group in batch.groups:
+        table = group.table.new_zeros((group.table.shape[0], _width(group.table.shape[1])))
+        groups.append(group._replace(table=table))
+    mine: Batch = mapped(batch._replace(groups=tuple(groups)), torch.clone)
+    _fill(tuple(leaf.numpy() for leaf in leaves(mine)), batch)
+    return mine
 
 
 def _fill(arrays: tuple[np.ndarray[Any, Any], ...], batch: Batch) -> None:
     for array, x in zip(arrays, leaves(batch), strict=True):
-        if array.ndim == 1:
-            array[:] = x.numpy()
-        else:
-            array[:, : x.shape[1]] = x.numpy()
+        array[..., : x.shape[-1]] = x.numpy()
+
+
+def _same(arrays: tuple[np.ndarray[Any, Any], ...], batch: Batch) -> bool:
+    """Whether the arrays hold this batch already."""
+    given = zip(arrays, leaves(batch), strict=True)
+    return all(np.array_equal(array[..., : x.shape[-1]], x.numpy()) for array, x in given)
+
+
+def _equal_bits(x: Tensor, y: Tensor) -> bool:
+    """Also of what is not a number."""
+    return x.shape == y.shape and torch.equal(x.contiguous().view(torch.uint8), y.contiguous().view(torch.uint8))
 
 
 @contextmanager
@@ -156,30 +167,27 @@ def _recording(calls: Any) -> Iterator[None]:
         calls.end()
 
 
-class _Watch(TorchFunctionMode):
-    """Notes every torch function that computes something or asks for memory."""
+class _Kept(TorchFunctionMode):
+    """Holds the memory that torch's own functions ask for: a kernel that was recorded reads it where it lies."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: set[str] = set()
+        self.tensors: list[Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func.__name__ not in LOOKING or not _same_memory(result, args[0]):
-            self.found.add(func.__name__)
+        given = {_memory(each) for each in _tensors(args)}
+        self.tensors += [each for each in _tensors((result,)) if _memory(each) not in given]
         return result
 
 
-def _same_memory(result: Any, x: Tensor) -> bool:
-    """Whether the tensors of the result, if it has any, are views of x; a reshape() may be a copy."""
-    results = result if isinstance(result, (tuple, list)) else (result,)
-    memory = x.untyped_storage().data_ptr()
-    return all(each.untyped_storage().data_ptr() == memory for each in results if isinstance(each, Tensor))
+def _tensors(x: Any) -> Iterator[Tensor]:
+    if isinstance(x, Tensor):
+        yield x
+    elif isinstance(x, (tuple, list)):
+        for each in x:
+            yield from _tensors(each)
 
 
-# What looks at a tensor, or makes views.
-LOOKING = {
-    *("__get__", "__getitem__", "__len__", "chunk", "contiguous", "data_ptr", "dim", "element_size", "expand"),
-    *("flatten", "float", "is_contiguous", "narrow", "numel", "reshape", "select", "size", "split", "squeeze"),
-    *("stride", "t", "to", "transpose", "unbind", "unsqueeze", "untyped_storage", "view"),
-}  # fmt: skip
+def _memory(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()

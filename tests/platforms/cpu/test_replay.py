@@ -29,6 +29,11 @@ class Watched(Replay):
         super().__init__(model, extension)
         Watched.last, self.recorded = self, 0
 
+    @property
+    def replayed(self) -> int:
+        """Steps that were replayed and not run beside it."""
+        return sum(graph.turns for graph in self._graphs.values())
+
     def _record(self, *args: Any) -> Outputs:
         self.recorded += 1
         return super()._record(*args)
@@ -58,8 +63,9 @@ def test_a_replayed_step_gives_the_bits_of_an_eager_one(family: str, watched: ty
             names = [0, 1, 2] if step < 20 else [0, 2]
             found.append(run.step({name: [rng.randrange(90)] for name in names}))
         logits.append([rows for step in found for rows in step.values()])
-    assert watched.last.refused is None
+    assert not watched.last.refused
     assert watched.last.recorded == 2  # three requests, then two
+    assert watched.last.replayed == 18 + 17  # of 20 steps each one was recorded, and one proved it
     assert all(torch.equal(a, b) for a, b in zip(*logits, strict=True))
 
 
@@ -93,27 +99,55 @@ def test_another_cache_is_not_written_through_old_addresses(watched: type[Watche
     assert all(torch.equal(a, b) for a, b in zip(kept, old, strict=True))
 
 
-def _batch(tokens: int) -> Batch:
-    of = torch.arange(tokens, dtype=torch.int32)
+def _batch(tokens: int, first: int = 0) -> Batch:
+    of = torch.arange(first, first + tokens, dtype=torch.int32)
     group = Group(of, of[:, None], of + 1)
     return Batch(of, of, of, torch.arange(tokens + 1, dtype=torch.int32), of, (group,))
 
 
-def test_what_a_replay_would_leave_out_keeps_steps_eager(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_step_whose_replay_gives_something_else_stays_eager_and_the_others_do_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whatever it is that a replay leaves out: torch's functions, NumPy, a library's call."""
     calls = []
 
     def model(state: Any, batch: Batch) -> tuple[Outputs, Any]:
         calls.append(len(batch.token_ids))
-        return Outputs(batch.token_ids.float() * 2), state
+        out = empty((len(batch.token_ids), 1), torch.float32)
+        out.numpy()[:] = 0 if len(batch.token_ids) == 2 else batch.token_ids.numpy()[:, None] * 2
+        return Outputs(out), state
 
     step = Replay(model, _cpu)
     with caplog.at_level("INFO"):
-        for tokens in (3, 3, 2):
-            outputs, _ = step((), _batch(tokens))
-            assert outputs.logits is not None and outputs.logits.tolist() == [2.0 * i for i in range(tokens)]
-    assert calls == [3, 3, 2]
-    assert step.refused == "a replay would leave out float, mul"
-    assert len(caplog.records) == 1
+        for turn in range(4):
+            for tokens in (3, 2):
+                outputs, _ = step((), _batch(tokens, turn))
+                assert outputs.logits is not None
+                assert outputs.logits[:, 0].tolist() == [2.0 * (i + turn) * (tokens == 3) for i in range(tokens)]
+    assert calls.count(3) == 5 and calls.count(2) == 2  # recorded, proven wrong, then run; recorded, proven, replayed
+    assert list(step.refused.values()) == ["output 0 of 1 came out otherwise when the step was replayed"]
+    assert len(caplog.records) == 1 and "steps of 3 tokens stay eager" in caplog.text
+
+
+def test_the_numbers_of_the_recording_prove_nothing() -> None:
+    def model(state: Any, batch: Batch) -> tuple[Outputs, Any]:
+        out = empty((2, 1), torch.float32)
+        out.numpy()[:] = batch.token_ids.numpy()[:, None]
+        return Outputs(out), state
+
+    step = Replay(model, _cpu)
+    for turn in (0, 0, 0, 5, 6):
+        outputs, _ = step((), _batch(2, turn))
+        assert outputs.logits is not None and outputs.logits[:, 0].tolist() == [turn, turn + 1]
+
+
+def test_all_sizes_give_their_outputs_in_the_same_memory(watched: type[Watched]) -> None:
+    run, rng = runner("llama", False), random.Random(0)
+    for count in (*range(1, 9), *range(1, 9), *range(1, 9)):
+        run.step({name: [rng.randrange(90)] for name in range(count)})
+    assert watched.last.recorded == 8 and not watched.last.refused
+    places = {graph.outputs.logits.data_ptr() for graph in watched.last._graphs.values()}  # type: ignore[union-attr]
+    assert len(places) < 8 and watched.last._arena.nbytes == SEGMENT
 
 
 def test_what_is_float32_already_may_be_asked_for_in_float32() -> None:
@@ -125,8 +159,9 @@ def test_what_is_float32_already_may_be_asked_for_in_float32() -> None:
         return Outputs(empty((len(batch.token_ids), 4), torch.float32)), state
 
     step = Replay(model, _cpu)
-    step((), _batch(3))
-    assert step.refused is None
+    for turn in range(3):
+        step((), _batch(3, turn))
+    assert not step.refused
 
 
 def test_a_step_that_fails_is_not_kept() -> None:
@@ -157,9 +192,9 @@ def test_graphs_that_were_not_used_for_longest_go_first(monkeypatch: pytest.Monk
         return Outputs(empty((1, 1), torch.float32)), state
 
     step = Replay(model, _cpu)
-    for tokens in (1, 2, 1, 3, 1, 2):
-        step((), _batch(tokens))
-    assert recorded == [1, 2, 3, 2]
+    for turn, tokens in enumerate((1, 2, 1, 3, 1, 2)):
+        step((), _batch(tokens, turn))
+    assert recorded == [1, 2, 1, 3, 2]  # the third proves the first, and 2 has gone when it comes again
 
 
 def test_the_arena_lends_again_what_came_back() -> None:
