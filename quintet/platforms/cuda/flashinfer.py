@@ -8,17 +8,19 @@ import importlib
 import importlib.util
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from quintet.ops.attention import page_shape
+from quintet.ops.attention import layout, page_shape
 from quintet.ops.registry import Ops
-from quintet.platforms.gpu.buckets import table_width
-from quintet.platforms.interface import Attention
-from quintet.types import AttentionSpec, Batch, HostBatch, KVLayout
+from quintet.platforms.gpu.attention import planned_by
+from quintet.platforms.gpu.variants import table_width
+from quintet.platforms.interface import Mixer, State
+from quintet.types import Array, AttentionSpec, Books, HostBatch, HostGroup
 
 WORKSPACE = 128 * 2**20  # bytes of partial results, what its documentation asks for
 HEAD_DIMS = (64, 128, 256)
@@ -56,55 +58,77 @@ def refusals(spec: AttentionSpec) -> list[str]:
         reasons.append("slopes (ALiBi) of our choice")
     if spec.sinks:
         reasons.append("sinks")
+    if spec.shared:
+        reasons.append("V as a part of K")
+    if not spec.causal:
+        reasons.append("layers that are not causal")
     return reasons
 
 
-class FlashInferAttention(Attention):
-    """write_kv by the bound op, then FlashInfer over the pages that plan() listed."""
+class FlashInferAttention(Mixer):
+    """write_kv by the bound op, then FlashInfer over the pages that its planner listed."""
 
     def __init__(self, spec: AttentionSpec, ops: Ops, planner: "Planner") -> None:
-        self.layout = KVLayout(spec.cached, spec.page_size, page_shape(spec))
+        self.layouts = (layout(spec),)
         self._write, self._planner = ops.write_kv, planner
 
-    def plan(self, batch: HostBatch) -> HostBatch:
-        self._planner.plan(batch)
-        return batch
-
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: Batch, sinks: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        kv = self._write(kv, k, v, batch)
-        return self._planner.run(q, kv), kv
+        self, q: Tensor, k: Tensor, v: Tensor | None, state: State, books: Books, sinks: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        kv = self._write(state[0], k, v, books)
+        return self._planner.run(planned_by(books.group), q, kv), (kv,)
+
+
+def _nothing() -> None:
+    """There is nothing to wait for."""
+
+
+@dataclass(frozen=True)
+class Means:
+    """Of a rank, what FlashInfer works in."""
+
+    empty: Empty
+    space: Tensor  # WORKSPACE, of zeros at first; layers run one after the other
+    mark: Mark = lambda: _nothing
 
 
 class Planner:
-    """What layers that are alike share: one plan per step, and FlashInfer's memory."""
+    """What layers that are alike share: a plan for each group that has some of them, known by a number."""
 
-    def __init__(
-        self, spec: AttentionSpec, module: Any, empty: Empty, sizes: Sequence[int], mark: Mark = lambda: _nothing
-    ) -> None:
-        self._mark, self._uploaded = mark, _nothing
-        self._spec, self._module, self._empty, self._sizes = spec, module, empty, frozenset(sizes)
+    def __init__(self, spec: AttentionSpec, module: Any, means: Means, sizes: Sequence[int]) -> None:
+        self._made = lambda: GroupPlanner(spec, module, means, sizes)
+        self._groups: dict[int, GroupPlanner] = {}
+
+    def plan(self, number: int, batch: HostBatch, group: HostGroup) -> None:
+        if number not in self._groups:
+            self._groups[number] = self._made()
+        self._groups[number].plan(batch, group)
+
+    def run(self, number: int, q: Tensor, kv: Tensor) -> Tensor:
+        assert number in self._groups, "plan() comes before the step"
+        return self._groups[number].run(q, kv)
+
+
+class GroupPlanner:
+    """One plan per step, of the layers of one group that are alike."""
+
+    def __init__(self, spec: AttentionSpec, module: Any, means: Means, sizes: Sequence[int]) -> None:
+        self._means, self._uploaded = means, _nothing
+        self._spec, self._module, self._sizes = spec, module, frozenset(sizes)
         self._most = max(sizes, default=0)
-        self._workspace: Tensor | None = None
-        self._decoders: dict[tuple[int, int], Any] = {}  # (requests, columns of the page table), as graphs have them
+        self._decoders: dict[tuple[int, int], Any] = {}  # (requests, columns of the table), as graphs have them
         self._buffers: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         self._prompts: Any = None
         self._active: Any = None
 
-    def plan(self, batch: HostBatch) -> None:
+    def plan(self, batch: HostBatch, group: HostGroup) -> None:
         """Queues the upload of the step's plan; every step, outside any graph.
 
         It goes through FlashInfer's own pinned memory, which the next plan must not touch before it has arrived.
         """
         self._uploaded()
-        spec, requests = self._spec, len(batch.lengths)
-        counts = -(-batch.lengths // spec.page_size)
-        indptr = np.zeros(requests + 1, np.int32)
-        np.cumsum(counts, out=indptr[1:])
-        used = np.arange(batch.page_table.shape[1]) < counts[:, None]
-        pages = torch.from_numpy(batch.page_table[used])
-        last = torch.from_numpy(((batch.lengths - 1) % spec.page_size + 1).astype(np.int32))
+        spec, requests = self._spec, len(group.lengths)
+        indptr, pages, last = (torch.from_numpy(each) for each in listed(batch, group, spec))
         shape = spec.heads, spec.kv_heads, spec.head_dim, spec.page_size
         how: dict[str, Any] = {
             "window_left": -1 if spec.window is None else spec.window - 1,
@@ -114,23 +138,16 @@ class Planner:
             "kv_data_type": spec.cached,
         }
         if len(batch.token_ids) == requests and requests in self._sizes:
-            self._active = self._decoder(requests, table_width(batch.page_table.shape[1]))
-            self._active.plan(torch.from_numpy(indptr), pages, last, *shape, **how)
+            self._active = self._decoder(requests, table_width(group.table.shape[1]))
+            self._active.plan(indptr, pages, last, *shape, **how)
         else:
             self._active = self._prefill()
-            starts = torch.from_numpy(batch.starts)
-            self._active.plan(starts, torch.from_numpy(indptr), pages, last, *shape, causal=True, **how)
-        self._uploaded = self._mark()
+            self._active.plan(torch.from_numpy(batch.starts), indptr, pages, last, *shape, causal=True, **how)
+        self._uploaded = self._means.mark()
 
     def run(self, q: Tensor, kv: Tensor) -> Tensor:
-        assert self._active is not None, "plan() comes before the step"
         out: Tensor = self._active.run(q.contiguous(), kv)
         return out
-
-    def _space(self) -> Tensor:
-        if self._workspace is None:
-            self._workspace = self._empty((WORKSPACE,), torch.uint8).zero_()  # its counters begin at 0
-        return self._workspace
 
     def _decoder(self, requests: int, width: int) -> Any:
         """Of a size, its inputs in memory that stays: what a graph reads, plan() writes."""
@@ -138,11 +155,11 @@ class Planner:
         if key not in self._decoders:
             if width not in self._buffers:
                 sizes = (self._most + 1,), (self._most * width,), (self._most,)
-                indptr, indices, last = (self._empty(size, torch.int32) for size in sizes)
+                indptr, indices, last = (self._means.empty(size, torch.int32) for size in sizes)
                 self._buffers[width] = indptr, indices, last
             indptr, indices, last = self._buffers[width]
             self._decoders[key] = self._module.BatchDecodeWithPagedKVCacheWrapper(
-                self._space(), "HND", use_cuda_graph=True,
+                self._means.space, "HND", use_cuda_graph=True,
                 use_tensor_cores=self._spec.heads // self._spec.kv_heads >= 4,  # fewer rows leave tensor cores idle
                 paged_kv_indptr_buffer=indptr[: requests + 1], paged_kv_indices_buffer=indices[: requests * width],
                 paged_kv_last_page_len_buffer=last[:requests],
@@ -151,25 +168,38 @@ class Planner:
 
     def _prefill(self) -> Any:
         if self._prompts is None:
-            self._prompts = self._module.BatchPrefillWithPagedKVCacheWrapper(self._space(), "HND")
+            self._prompts = self._module.BatchPrefillWithPagedKVCacheWrapper(self._means.space, "HND")
         return self._prompts
 
 
-def _nothing() -> None:
-    """There is nothing to wait for."""
+def listed(batch: HostBatch, group: HostGroup, spec: AttentionSpec) -> tuple[Array, Array, Array]:
+    """(where each request's pages begin [R + 1], pages, tokens on each request's last page [R]).
+
+    Pages that lie whole behind the window are left out: their place in the table may hold page 0, whose numbers weights
+    of 0 would not keep out. What is left tells where tokens stand to each other, and FlashInfer asks for no more.
+    """
+    size, lengths = spec.page_size, group.lengths
+    counts, behind = -(-lengths // size), np.zeros_like(lengths)
+    if spec.window is not None:
+        behind = np.maximum(lengths - np.diff(batch.starts) - (spec.window - 1), 0) // size
+    columns = np.arange(group.table.shape[1])
+    pages = group.table[(columns >= behind[:, None]) & (columns < counts[:, None])]
+    indptr = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(counts - behind, out=indptr[1:])
+    return indptr, pages, ((lengths - 1) % size + 1).astype(np.int32)
 
 
-def trial(spec: AttentionSpec, module: Any, empty: Empty) -> str | None:
+def trial(spec: AttentionSpec, module: Any, means: Means) -> str | None:
     """Runs both kinds of step on a page whose values are all 1, as all results must be; says what was wrong."""
     try:
-        kv = empty((2, *page_shape(spec)), torch.uint8 if spec.cached.itemsize == 1 else spec.cached)
+        kv = means.empty((2, *page_shape(spec)), torch.uint8 if spec.cached.itemsize == 1 else spec.cached)
         kv = kv.zero_().view(spec.cached)
         kv[:, 1] = torch.ones((), dtype=spec.cached, device=kv.device)
         for starts, sizes in (([0, 1], (1,)), ([0, 2], ())):
             count = starts[-1]
-            planner = Planner(spec, module, empty, sizes)
-            planner.plan(_trial_batch(count))
-            out = planner.run(empty((count, spec.heads, spec.head_dim), spec.dtype).zero_(), kv)
+            planner = GroupPlanner(spec, module, means, sizes)
+            planner.plan(*_trial_step(count))
+            out = planner.run(means.empty((count, spec.heads, spec.head_dim), spec.dtype).zero_(), kv)
             if not bool((out.float() == 1).all()):
                 return f"a step of {count} tokens gave {float(out.float().mean())}, not 1"
     except Exception as error:  # it compiles, links and launches: whatever goes wrong is a reason not to serve
@@ -177,11 +207,11 @@ def trial(spec: AttentionSpec, module: Any, empty: Empty) -> str | None:
     return None
 
 
-def _trial_batch(count: int) -> HostBatch:
+def _trial_step(count: int) -> tuple[HostBatch, HostGroup]:
     place = np.arange(count, dtype=np.int32)
-    starts, lengths = np.array([0, count], np.int32), np.array([count], np.int32)
-    table = np.ones((1, 1), np.int32)
-    return HostBatch(place, place, place, np.zeros(count, np.int32), starts, lengths, table, place[-1:])
+    group = HostGroup(place, np.ones((1, 1), np.int32), np.array([count], np.int32))
+    starts = np.array([0, count], np.int32)
+    return HostBatch(place, place, np.zeros(count, np.int32), starts, place[-1:], (group,)), group
 
 
 def _name(dtype: torch.dtype) -> str:

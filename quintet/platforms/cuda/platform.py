@@ -8,10 +8,11 @@ from torch import Tensor
 
 from quintet.config import EngineConfig
 from quintet.platforms.cuda import facts, flashinfer
+from quintet.platforms.gpu.attention import Planning
 from quintet.platforms.gpu.facts import Facts
 from quintet.platforms.gpu.platform import GPU
 from quintet.platforms.gpu.runtime import Runtime, TorchRuntime
-from quintet.platforms.interface import Attention, Unavailable
+from quintet.platforms.interface import Mixer, Unavailable
 from quintet.types import AttentionSpec
 
 
@@ -31,12 +32,16 @@ class CUDA(GPU):
     def __init__(self, config: EngineConfig | None = None) -> None:
         super().__init__(config)
         self._planners: dict[tuple[int, AttentionSpec], flashinfer.Planner | str] = {}
+        self._spaces: dict[int, Tensor] = {}  # by rank: FlashInfer's workspace, for one layer after the other
 
-    def _other_attention(self, spec: AttentionSpec, ops: Any, rank: int) -> Attention | str:
+    def _other_mixer(self, spec: AttentionSpec, ops: Any, rank: int, planning: Planning) -> Mixer | str:
         if (rank, spec) not in self._planners:
             self._planners[rank, spec] = self._planner(spec, rank)
         planner = self._planners[rank, spec]
-        return planner if isinstance(planner, str) else flashinfer.FlashInferAttention(spec, ops, planner)
+        if isinstance(planner, str):
+            return planner
+        planning.add(spec, planner)
+        return flashinfer.FlashInferAttention(spec, ops, planner)
 
     def _planner(self, spec: AttentionSpec, rank: int) -> "flashinfer.Planner | str":
         """FlashInfer for such layers, or every reason why not."""
@@ -55,8 +60,11 @@ class CUDA(GPU):
             return event.synchronize
 
         self._runtime.use(rank)
-        wrong = flashinfer.trial(spec, module, empty)
-        return wrong or flashinfer.Planner(spec, module, empty, self._sizes, mark)
+        if rank not in self._spaces:
+            self._spaces[rank] = empty((flashinfer.WORKSPACE,), torch.uint8).zero_()  # its counters begin at 0
+        means = flashinfer.Means(empty, self._spaces[rank], mark)
+        wrong = flashinfer.trial(spec, module, means)
+        return wrong or flashinfer.Planner(spec, module, means, self._sizes)
 
     def _flashinfer(self) -> Any:
         """The module, or the reason why there is none."""

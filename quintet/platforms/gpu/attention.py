@@ -1,43 +1,69 @@
-"""Attention on a GPU: pads decode steps to the sizes that graphs are captured for, and lets one kernel's maker plan."""
+"""Attention on a GPU: one class for all layers of a group, which has every kind of layer in it plan its steps."""
 
-from collections.abc import Sequence
+from typing import Protocol
 
+import numpy as np
 from torch import Tensor
 
-from quintet.platforms.gpu.buckets import padded
-from quintet.platforms.interface import Attention
-from quintet.types import Batch, HostBatch
+from quintet.platforms.interface import Mixer, State
+from quintet.types import Array, AttentionSpec, Books, Group, HostBatch, HostGroup
+
+
+class Planner(Protocol):
+    """What layers that are alike share: it plans for each group that has some of them."""
+
+    def plan(self, number: int, batch: HostBatch, group: HostGroup) -> None:
+        """Every step, outside any graph. What it makes is found again by the number."""
 
 
 class Planning:
-    """The attentions of one rank's model. The engine asks one of a class to plan: it speaks for all of them here."""
+    """The planners of one rank's model, by what their layers keep: that is what makes a group."""
 
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self.sizes = tuple(sizes)  # empty: nothing is captured, so nothing is padded
-        self._planners: dict[str, Attention] = {}  # what they are for -> the latest attention that is for it
+    def __init__(self) -> None:
+        self._planners: dict[int | None, dict[AttentionSpec, Planner]] = {}  # by window
+        self._count = 0
 
-    def add(self, kind: str, attention: Attention) -> None:
-        """Attentions of one kind plan alike; a model that is built anew brings new ones."""
-        self._planners[kind] = attention
+    def number(self) -> int:
+        """Another for every layer."""
+        self._count += 1
+        return self._count
 
-    def plan(self, batch: HostBatch) -> HostBatch:
-        batch = padded(batch, self.sizes)
-        for attention in self._planners.values():
-            batch = attention.plan(batch)
-        return batch
+    def add(self, spec: AttentionSpec, planner: Planner) -> None:
+        self._planners.setdefault(spec.window, {})[spec] = planner
+
+    def plan(self, number: int, window: int | None, batch: HostBatch, group: HostGroup) -> tuple[Array, ...]:
+        """Of the group in whose name the layer of this number plans."""
+        for planner in self._planners.get(window, {}).values():
+            planner.plan(number, batch, group)
+        single = bool(np.diff(batch.starts).max(initial=0) <= 1)
+        return (np.zeros((0, 1 if single else 2, number), np.int32),)
 
 
-class GraphAttention(Attention):
-    """Another attention, whose steps may be captured."""
+class GraphAttention(Mixer):
+    """Attention over pages by whatever serves the layer, in steps that may be captured.
 
-    def __init__(self, inner: Attention, planning: Planning) -> None:
-        self.layout = inner.layout
-        self._inner, self._planning = inner, planning
+    A plan is one empty array. Its shape says what a captured step is captured for: whether requests bring one token
+    each, and the number of the layer that planned for the group.
+    """
 
-    def plan(self, batch: HostBatch) -> HostBatch:
-        return self._planning.plan(batch)
+    def __init__(self, inner: Mixer, spec: AttentionSpec, planning: Planning) -> None:
+        self.layouts = inner.layouts
+        self._inner, self._window, self._planning, self._number = inner, spec.window, planning, planning.number()
+
+    def plan(self, batch: HostBatch, group: HostGroup) -> tuple[Array, ...]:
+        return self._planning.plan(self._number, self._window, batch, group)
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: Batch, sinks: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        return self._inner(q, k, v, kv, batch, sinks)
+        self, q: Tensor, k: Tensor, v: Tensor | None, state: State, books: Books, sinks: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        return self._inner(q, k, v, state, books, sinks)
+
+
+def single(group: Group) -> bool:
+    """Whether the step was planned as one of single tokens."""
+    return bool(group.plan) and group.plan[0].shape[1] == 1
+
+
+def planned_by(group: Group) -> int:
+    """The number under which planners keep what they made for this group."""
+    return group.plan[0].shape[2]

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from quintet.platforms.gpu.memory import Tagged
 from quintet.platforms.gpu.runtime import Runtime
-from quintet.platforms.interface import KV, Device
-from quintet.types import KVLayout, Memory
+from quintet.platforms.interface import Device, State
+from quintet.types import Layout, Memory
 
 GIB = 2**30
 ALIGN = 64  # bytes between arrays of one upload: kernels are specialised for pointers that are multiples of 16
@@ -37,17 +37,17 @@ class GPUDevice(Device):
         free += self.runtime.idle(self.index)
         return Memory(max(0, min(free, total) - RESERVE), total, self.runtime.peak(self.index))
 
-    def allocate_kv(self, layouts: Sequence[KVLayout], pages: int) -> KV:
-        need, free = sum(layout.page_bytes for layout in layouts) * pages, self.memory().free
+    def allocate(self, layouts: Sequence[Layout], units: int) -> State:
+        need, free = sum(layout.nbytes for layout in layouts) * units, self.memory().free
         if need > free:
-            raise MemoryError(self._no_room(pages, need, free))
+            raise MemoryError(self._no_room(units, need, free))
         self.runtime.release()  # what was freed in other sizes may be just what is missing
         try:
-            kv = tuple(self._zeros((pages, *layout.page_shape), layout.dtype) for layout in layouts)
+            state = tuple(self._zeros((units, *layout.shape), layout.dtype) for layout in layouts)
         except torch.OutOfMemoryError as error:
-            raise MemoryError(f"{self._no_room(pages, need, free)} ({error})") from None
-        self.tagged.keep("cache", kv)
-        return kv
+            raise MemoryError(f"{self._no_room(units, need, free)} ({error})") from None
+        self.tagged.keep("cache", state)
+        return state
 
     def to_device(self, arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[Tensor, ...]:
         """All in one copy: what a step's dozen small arrays cost is the number of copies."""

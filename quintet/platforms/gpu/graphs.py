@@ -13,75 +13,73 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from quintet.platforms.gpu.buckets import table_width
 from quintet.platforms.gpu.device import GPUDevice
-from quintet.platforms.interface import KV
-from quintet.types import Batch
+from quintet.platforms.gpu.variants import table_width
+from quintet.platforms.interface import State
+from quintet.types import Batch, Outputs, leaves
 
 logger = logging.getLogger(__name__)
 
-Model = Callable[[KV, Batch], tuple[Tensor, KV]]
+Model = Callable[[State, Batch], tuple[Outputs, State]]
+Shape = tuple[tuple[int, ...], torch.dtype]
 
-KEPT = 96  # graphs; who was not used for longest goes first
+KEPT = 96  # graphs; the one that was not used for longest goes first
 MIB = 2**20
-FIELDS = ("token_ids", "positions", "slots", "lengths")  # [T] each, of a step in which each request brings one token
 
 
 class Size(NamedTuple):
     """What a graph fits."""
 
     tokens: int
-    width: int  # columns of the page table
-    extra: tuple[tuple[tuple[int, ...], torch.dtype], ...]  # what the attention plans
+    tables: tuple[int, ...]  # columns of each group's
+    plans: tuple[tuple[Shape, ...], ...]  # of each group
+    inputs: tuple[Shape | None, ...]
 
 
 class Captured(NamedTuple):
-    """One graph, and the inputs that are its alone."""
+    """One graph, what it reads and what it gives."""
 
     graph: Any
-    extra: tuple[Tensor, ...]
+    inputs: list[Tensor]
+    outputs: Outputs
 
 
-class Inputs:
-    """Memory that graphs read: made once for the largest step, a smaller one takes its beginning."""
+class Room:
+    """What graphs read and write: made once for the largest step, a smaller one takes its beginning."""
 
     def __init__(self, device: GPUDevice, most: int) -> None:
         self._device, self._most = device, most
-        self.columns = {name: self._make((most,)) for name in FIELDS}
-        self.rows = self._make((most,))  # of logits
-        count = torch.arange(most + 1, dtype=torch.int32)
-        self._count = device.upload(count, torch.int32)  # whose a token is, and where a request begins
-        self._tables: dict[int, Tensor] = {}
+        self._inputs: dict[Any, Tensor] = {}
+        self._outputs: dict[Any, Tensor] = {}
 
-    def fill(self, size: Size, batch: Batch, extra: Sequence[Tensor]) -> None:
-        """Queues the copies of what differs from step to step."""
-        tokens, logits = size.tokens, batch.logit_rows.shape[0]
-        own = [self.columns[name][:tokens] for name in FIELDS] + [self.rows[:logits], *extra]
-        given = [getattr(batch, name) for name in FIELDS] + [batch.logit_rows, *batch.extra]
-        pairs = [(to, source) for to, source in zip(own, given, strict=True) if to.numel()]
-        torch._foreach_copy_([to for to, _ in pairs], [source for _, source in pairs])
-        self._table(size)[:tokens, : batch.page_table.shape[1]].copy_(batch.page_table)
+    def batch(self, size: Size, batch: Batch) -> Batch:
+        """What a step of this size is captured on: tables have the captured width, and each token a row of outputs."""
+        groups = zip(batch.groups, size.tables, strict=True)
+        wide = batch._replace(
+            rows=batch.token_ids,
+            groups=tuple(group._replace(table=group.table.new_empty(size.tokens, width)) for group, width in groups),
+        )
+        own: Batch = _mapped(wide, lambda at, x: self._part(self._inputs, at, x, size.tokens))
+        return own
 
-    def batch(self, size: Size, extra: tuple[Tensor, ...]) -> Batch:
-        """What a graph of this size is captured on; it gives a row of logits for each token."""
-        tokens = size.tokens
-        columns = {name: column[:tokens] for name, column in self.columns.items()}
-        return Batch(
-            owners=self._count[:tokens], starts=self._count[: tokens + 1], page_table=self._table(size)[:tokens],
-            logit_rows=self.rows[:tokens], extra=extra, **columns,
-        )  # fmt: skip
+    def outputs(self, given: Outputs, tokens: int) -> Outputs:
+        """Where a step leaves what it gives: the next one may overwrite it."""
+        own: Outputs = _mapped(given, lambda at, x: self._part(self._outputs, at, x, tokens))
+        return own
 
-    def _table(self, size: Size) -> Tensor:
-        if size.width not in self._tables:
-            self._tables[size.width] = self._make((self._most, size.width))
-        return self._tables[size.width]
-
-    def _make(self, shape: Sequence[int]) -> Tensor:
-        return self._device.runtime.empty(shape, torch.int32, self._device.index).zero_()
+    def _part(self, made: dict[Any, Tensor], at: tuple[int, ...], x: Tensor, tokens: int) -> Tensor:
+        """For what has this place in a batch or in outputs."""
+        over = x.shape[0] - tokens  # starts has one more than there are tokens
+        most = (self._most + over if over in (0, 1) else x.shape[0], *x.shape[1:])
+        key = at, most, x.dtype
+        if key not in made:
+            made[key] = self._device.runtime.empty(most, x.dtype, self._device.index).zero_()
+        return made[key][: x.shape[0]]
 
 
 class Graphs:
-    """A step like the model. Its logits hold until its next call.
+    """A step like the model; steps of these sizes in which each request brings one token are captured. What it gives
+    holds until its next call.
 
     `ahead`: the caller runs a step of every size before it serves, and wants none of the graphs dropped.
     """
@@ -92,65 +90,64 @@ class Graphs:
         self._graphs: OrderedDict[Size, Captured] = OrderedDict()
         self._pool: Any = None  # shared: graphs run one after the other
         self._stream: Any = None
-        self._inputs: Inputs | None = None
-        self._logits: Tensor | None = None  # [most, vocab], of every graph: the next step may overwrite it
-        self._cache: tuple[int, ...] = ()  # addresses that graphs hold
+        self._room: Room | None = None
+        self._held: tuple[int, ...] = ()  # addresses of the state, which graphs hold
         self.nbytes = 0  # that captures took
         self.refused: str | None = None  # why no more steps are captured
         device.tagged.before_sleep(self.drop)
 
-    def __call__(self, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
+    def __call__(self, state: State, batch: Batch) -> tuple[Outputs, State]:
         size = self._size(batch)
         if size is None:
-            return self._model(kv, batch)
-        self._use(kv)
+            return self._model(state, batch)
+        self._use(state)
         found = self._graphs.get(size)
         if found is None and self.refused is not None:
-            return self._model(kv, batch)
-        rows = batch.logit_rows.shape[0]
+            return self._model(state, batch)
+        rows = batch.rows.shape[0]
         if found is None:
-            return self._first(size, kv, batch)[:rows], kv
+            return _first_rows(self._first(size, state, batch), rows), state
         self._graphs.move_to_end(size)
-        self._given().fill(size, batch, found.extra)
+        _fill(found.inputs, batch)
         found.graph.replay()
-        assert self._logits is not None
-        return self._logits[:rows], kv
+        return _first_rows(found.outputs, rows), state
 
     def drop(self) -> int:
         """Lets go of all graphs and of the memory that is theirs -> bytes."""
         self._graphs.clear()
-        self._pool = self._stream = self._inputs = self._logits = None
+        self._pool = self._stream = self._room = None
         freed, self.nbytes = self.nbytes, 0
         return freed
 
     def _size(self, batch: Batch) -> Size | None:
-        """None for a step that runs eagerly: not padded to one of the sizes."""
-        tokens, (requests, pages) = batch.token_ids.shape[0], batch.page_table.shape
-        if tokens != requests or tokens not in self._sizes or batch.logit_rows.shape[0] > tokens:
+        """None for a step that runs eagerly: not padded to one of the sizes. Each request brings one token where there
+        are as many of both, since none brings nothing."""
+        tokens = batch.token_ids.shape[0]
+        if tokens != batch.starts.shape[0] - 1 or tokens not in self._sizes or batch.rows.shape[0] > tokens:
             return None
-        return Size(tokens, table_width(pages), tuple((tuple(x.shape), x.dtype) for x in batch.extra))
+        return Size(
+            tokens,
+            tuple([table_width(group.table.shape[1]) for group in batch.groups]),
+            tuple([tuple([_shape(x) for x in group.plan]) for group in batch.groups]),
+            tuple([None if x is None else _shape(x) for x in batch.inputs]),
+        )
 
-    def _use(self, kv: KV) -> None:
-        """Another cache than before, or one that slept: graphs hold its addresses, and those of weights."""
-        cache = (self._device.tagged.generation, *(pages.data_ptr() for pages in kv))
-        if cache != self._cache:
+    def _use(self, state: State) -> None:
+        """Another state than before, or one that slept: graphs hold its addresses, and those of weights."""
+        held = (self._device.tagged.generation, *(tensor.data_ptr() for tensor in state))
+        if held != self._held:
             self._graphs.clear()
-            self._cache = cache
+            self._held = held
 
-    def _given(self) -> Inputs:
-        if self._inputs is None:
-            self._inputs = Inputs(self._device, self._most)
-        return self._inputs
-
-    def _first(self, size: Size, kv: KV, batch: Batch) -> Tensor:
-        """Runs the step, and captures it for the next time -> its logits [T, V]."""
-        inputs = self._given()
-        extra = tuple(x.clone() for x in batch.extra)
-        inputs.fill(size, batch, extra)
-        own = inputs.batch(size, extra)
-        logits, _ = self._model(kv, own)
+    def _first(self, size: Size, state: State, batch: Batch) -> Outputs:
+        """Runs the step, and captures it for the next time -> what it gives, with a row for each token."""
+        if self._room is None:
+            self._room = Room(self._device, self._most)
+        own = self._room.batch(size, batch)
+        _fill(leaves(own), batch)
+        outputs, _ = self._model(state, own)
         try:
-            self._capture(size, kv, own, logits)
+            self._capture(size, state, own, self._room.outputs(outputs, size.tokens))
         except RuntimeError as error:  # torch's errors of capturing and of memory are
             self.refused = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
             logger.warning(
@@ -158,28 +155,62 @@ class Graphs:
                 "be%s", size.tokens, self.refused,
                 ", lower gpu_memory_utilization" if isinstance(error, torch.OutOfMemoryError) else "",
             )  # fmt: skip
-        return logits
+        return outputs
 
-    def _capture(self, size: Size, kv: KV, own: Batch, logits: Tensor) -> None:
+    def _capture(self, size: Size, state: State, own: Batch, outputs: Outputs) -> None:
         while len(self._graphs) >= KEPT and not self._ahead:
             self._graphs.popitem(last=False)
         runtime, index = self._device.runtime, self._device.index
-        if self._logits is None:
-            self._logits = runtime.empty((self._most, *logits.shape[1:]), logits.dtype, index)
         if self._pool is None:
             self._pool, self._stream = runtime.pool(), runtime.stream(index)
-        to = self._logits[: size.tokens]
+        to = leaves(outputs)
 
         def run() -> None:
-            to.copy_(self._model(kv, own)[0])
+            for each, x in zip(to, leaves(self._model(state, own)[0]), strict=True):
+                each.copy_(x)
 
         before, start = runtime.memory(index)[0], time.perf_counter()
         graph = runtime.capture(run, self._pool, self._stream)
         took = max(0, before - runtime.memory(index)[0])
         self.nbytes += took
-        self._graphs[size] = Captured(graph, own.extra)
+        self._graphs[size] = Captured(graph, leaves(own), outputs)
         logger.log(
             logging.DEBUG if self._ahead else logging.INFO,
             "captured a step of %d tokens, up to %d pages each, in %.2f s: %.1f MiB, %.1f MiB in all",
-            size.tokens, size.width, time.perf_counter() - start, took / MIB, self.nbytes / MIB,
+            size.tokens, max(size.tables, default=0), time.perf_counter() - start, took / MIB, self.nbytes / MIB,
         )  # fmt: skip
+
+
+def _shape(x: Tensor) -> Shape:
+    return tuple(x.shape), x.dtype
+
+
+def _fill(inputs: Sequence[Tensor], batch: Batch) -> None:
+    """Queues the copies: of rows and of tables into the beginning of what a graph reads."""
+    whole: list[tuple[Tensor, Tensor]] = []
+    for to, x in zip(inputs, leaves(batch), strict=True):
+        if not x.numel():
+            continue
+        if to.shape != x.shape:
+            to = to[tuple(map(slice, x.shape))]
+        if to.is_contiguous():
+            whole.append((to, x))
+        else:
+            to.copy_(x)
+    torch._foreach_copy_([to for to, _ in whole], [x for _, x in whole])
+
+
+def _first_rows(outputs: Outputs, rows: int) -> Outputs:
+    """Of each row that was wanted; taps are of all tokens."""
+    logits, hidden, taps = outputs
+    return Outputs(*[None if x is None else x[:rows] for x in (logits, hidden)], taps)
+
+
+def _mapped(x: Any, make: Callable[[tuple[int, ...], Tensor], Tensor], at: tuple[int, ...] = ()) -> Any:
+    """x with another tensor in the place of each, made from its place and it."""
+    if x is None:
+        return None
+    if not isinstance(x, tuple):
+        return make(at, x)
+    parts = [_mapped(each, make, (*at, index)) for index, each in enumerate(x)]
+    return type(x)(*parts) if hasattr(x, "_fields") else tuple(parts)

@@ -11,26 +11,26 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from quintet.config import SCHEMES, EngineConfig
-from quintet.ops.attention import PagedAttention
+from quintet.ops import attention
 from quintet.platforms.gpu import packing, providers, small_sum
 from quintet.platforms.gpu.attention import GraphAttention, Planning
-from quintet.platforms.gpu.buckets import decode_sizes, table_widths
 from quintet.platforms.gpu.comm import GroupCommunicator, Meeting, nccl
 from quintet.platforms.gpu.device import GPUDevice
 from quintet.platforms.gpu.facts import Facts
 from quintet.platforms.gpu.graphs import KEPT, Graphs
 from quintet.platforms.gpu.runtime import Runtime
+from quintet.platforms.gpu.variants import decode_sizes, decode_variants
 from quintet.platforms.interface import (
     Alone,
-    Attention,
     Capabilities,
     Communicator,
     Device,
+    Mixer,
     Platform,
     Step,
     Unavailable,
 )
-from quintet.types import AttentionSpec, Bucket, Scheme, Weight
+from quintet.types import AttentionSpec, Estimate, Extent, Place, Scheme, Variant, Weight
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +51,8 @@ class GPU(Platform):
         self._runtime = self._make_runtime()
         self._devices: dict[int, GPUDevice] = {}
         self._meeting, self._lock = Meeting(), threading.Lock()
-        config = self._config
-        self._sizes = () if config.enforce_eager else decode_sizes(config.max_num_seqs)  # of steps to capture
+        eager, requests = self._config.enforce_eager, self._config.max_num_seqs
+        self._sizes = () if eager else decode_sizes(requests)  # of steps that may be captured
         self._planning: dict[int, Planning] = {}  # by rank
         # (rank, its slice) of checkpoint tensors that two layers want -> where it was put
         self._shared: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
@@ -102,44 +102,51 @@ class GPU(Platform):
             self._devices[rank] = device
         return device
 
-    def connect(self, rank: int, size: int, endpoint: str) -> Communicator:
-        if size == 1:
+    def connect(self, place: Place) -> Communicator:
+        if place.size == 1:
             return Alone()
-        self._runtime.use(rank)
-        store = self._meeting.store(rank, size, endpoint)
-        return GroupCommunicator(self._group(store, rank, size), rank, size, self._small(store, rank, size, endpoint))
+        self._runtime.use(place.rank)
+        store = self._meeting.store(*place)
+        group = self._group(store, place.rank, place.size)
+        return GroupCommunicator(group, place.rank, place.size, self._small(store, place))
 
     def _group(self, store: Any, rank: int, size: int) -> Any:
         """The process group of the collectives."""
         return nccl(store, rank, size)
 
-    def _small(self, store: Any, rank: int, size: int, endpoint: str) -> small_sum.PeerSum | None:
+    def _small(self, store: Any, place: Place) -> small_sum.PeerSum | None:
         """The sum of small messages, where it serves; the reason why not is logged once."""
-        made: Any = f"ranks of several processes meet at {endpoint!r}"
-        if endpoint.startswith("inproc://"):
+        made: Any = f"ranks of several processes meet at {place.endpoint!r}"
+        if place.endpoint.startswith("inproc://"):
             library = small_sum.load()
             made = library
             if not isinstance(library, str):
-                made = small_sum.join(library, store, rank, size, lambda: self._runtime.current().cuda_stream)
+                made = small_sum.join(library, store, place.rank, place.size, self._queue)
         if not isinstance(made, str):
             return made
-        if rank == 0:
+        if place.rank == 0:
             logger.info("small sums are left to NCCL: %s", made)
         return None
 
-    def attention(self, spec: AttentionSpec, ops: Any, rank: int) -> Attention:
-        made = self._other_attention(spec, ops, rank)
+    def _queue(self) -> int:
+        """The thread's current stream, as libraries know it."""
+        stream: int = self._runtime.current().cuda_stream
+        return stream
+
+    def mixer(self, spec: AttentionSpec, ops: Any, rank: int) -> Mixer:
+        if spec.source == "none":
+            return attention.mixer(spec, ops)
+        with self._lock:
+            planning = self._planning.setdefault(rank, Planning())
+        made = self._other_mixer(spec, ops, rank, planning)
         if isinstance(made, str):
             if made and made not in self._refused:
                 self._refused.add(made)
                 logger.info("attention by %s: %s", ops.choice("paged_attention").provider, made)
-            made = _own_attention(spec, ops)
-        with self._lock:
-            planning = self._planning.setdefault(rank, Planning(self._sizes))
-        planning.add(f"{type(made).__name__} {spec}", made)
-        return GraphAttention(made, planning)
+            made = _own_mixer(spec, ops)
+        return GraphAttention(made, spec, planning)
 
-    def _other_attention(self, spec: AttentionSpec, ops: Any, rank: int) -> Attention | str:
+    def _other_mixer(self, spec: AttentionSpec, ops: Any, rank: int, planning: Planning) -> Mixer | str:
         """One that is made of more than ops, or why there is none; "" if none was looked for."""
         return ""
 
@@ -174,54 +181,53 @@ class GPU(Platform):
         except ValueError as error:
             raise ValueError(f"{weight.parts[0].source} cannot be quantized: {error}") from None
 
-    def placed_bytes(self, weight: Weight) -> int:
-        if weight.scheme is None:
-            return super().placed_bytes(weight)
-        if self._is_packed(weight.scheme):
-            return packing.packed_bytes(weight.shape, weight.scheme)
-        outputs, inputs = weight.shape
-        return outputs * inputs * weight.scheme.bits // 8 + 4 * outputs * inputs // (weight.scheme.group or inputs)
-
     def _is_packed(self, scheme: Scheme) -> bool:
         with self._lock:
             if scheme not in self._packs:
                 self._packs[scheme] = providers.packs(scheme, self.op_priority)
             return self._packs[scheme]
 
-    def compile(self, model: nn.Module, buckets: Iterable[Bucket]) -> Step:
+    def estimate(self, model: nn.Module, weights: Sequence[Weight], extent: Extent) -> Estimate:
+        variants = decode_variants(extent.most) if self._sizes else ()
+        placed = sum(map(self._placed_bytes, weights))
+        return Estimate(placed, extent.workspace, self._captured_bytes(model, variants, extent), variants)
+
+    def _placed_bytes(self, weight: Weight) -> int:
+        if weight.scheme is None:
+            return weight.nbytes
+        if self._is_packed(weight.scheme):
+            return packing.packed_bytes(weight.shape, weight.scheme)
+        outputs, inputs = weight.shape
+        return outputs * inputs * weight.scheme.bits // 8 + 4 * outputs * inputs // (weight.scheme.group or inputs)
+
+    def _captured_bytes(self, model: nn.Module, variants: Sequence[Variant], extent: Extent) -> int:
+        if not variants:
+            return 0
+        count = len(variants) if self._config.capture_ahead else min(len(variants), KEPT)
+        kernels = KERNELS * sum(not any(True for _ in module.children()) for module in model.modules())
+        most = max(each.tokens for each in variants)
+        outputs = 4 * most * (extent.vocab + extent.hidden)  # that all graphs write to
+        tables = sum(4 * most * sum(pages) for pages in {each.pages for each in variants})
+        return int(count * kernels * NODE) + outputs + tables
+
+    def compile(self, model: nn.Module, variants: Iterable[Variant]) -> Step:
         device = self._devices[next(model.parameters()).device.index or 0]
-        run: Step = (
-            model if self._config.enforce_eager else Graphs(model, device, self._sizes, self._config.capture_ahead)
-        )
+        sizes = sorted({each.tokens for each in variants})
+        run: Step = Graphs(model, device, sizes, self._config.capture_ahead) if sizes else model
 
         @torch.inference_mode()
-        def step(kv: Any, batch: Any) -> Any:
+        def step(state: Any, batch: Any) -> Any:
             self._runtime.use(device.index)
-            return run(kv, batch)
+            return run(state, batch)
 
         return step
 
-    def captures(self, pages: int) -> Sequence[Bucket]:
-        """The largest first: it shapes the pool that all share."""
-        widths = table_widths(pages)
-        return tuple(Bucket(size, size, size, width) for size in reversed(self._sizes) for width in widths)
 
-    def captured_bytes(self, model: nn.Module, pages: int) -> int:
-        captures = self.captures(pages)
-        if not captures:
-            return 0
-        count = len(captures) if self._config.capture_ahead else min(len(captures), KEPT)
-        kernels = KERNELS * sum(not any(True for _ in module.children()) for module in model.modules())
-        vocab: int = model.vocab_size  # type: ignore[assignment]  # every model has it; nn.Module hides the type
-        logits = 4 * self._sizes[-1] * vocab  # that all graphs write to
-        tables = sum(4 * self._sizes[-1] * width for width in table_widths(pages))
-        return int(count * kernels * NODE) + logits + tables
-
-
-def _own_attention(spec: AttentionSpec, ops: Any) -> Attention:
-    """Made of the bound ops; our kernels plan, too."""
+def _own_mixer(spec: AttentionSpec, ops: Any) -> Mixer:
+    """Made of the bound ops; ValueError if our kernels serve them and not such a layer."""
     if ops.choice("paged_attention").provider == "triton":
-        from quintet.platforms.gpu.triton_attention import TritonAttention
+        from quintet.platforms.gpu.triton_attention import reasons
 
-        return TritonAttention(spec, ops)
-    return PagedAttention(spec, ops)
+        if found := reasons(spec):
+            raise ValueError(f"attention by Triton kernels: {'; '.join(found)}")
+    return attention.mixer(spec, ops)

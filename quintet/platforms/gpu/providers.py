@@ -20,9 +20,10 @@ MODULES = (
     *("triton_rotary", "triton_sampling", "gathered_attention"),
 )
 # Left to the specification: `linear`, which is the vendor's library here; `activate`, `add`, `scale`, `widen`,
-# `scale_logits` and `layer_norm`, which torch does in one pass or two.
+# `scale_logits`, `layer_norm`, `take_rows` and `place_rows`, which torch does in one pass or two.
 PRIORITY: Mapping[str, Sequence[str]] = {
     "paged_attention": ("triton", "gathered"),
+    "attention": ("gathered",),
     **dict.fromkeys(("write_kv", "embedding", "place_tokens", "rotary", "norm_rotary"), ("triton",)),
     **dict.fromkeys(("rms_norm", "add_rms_norm", "gated", "softcap"), ("triton",)),
     **dict.fromkeys(("greedy", "sample", "gumbel", "top_logprobs", "filter_logits"), ("triton",)),

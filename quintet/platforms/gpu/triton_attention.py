@@ -7,14 +7,13 @@ depend on how it is cut into chunks.
 import functools
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from quintet.ops.attention import PagedAttention, page_shape, paged_attention, row_width, write_kv
-from quintet.ops.registry import Ops
+from quintet.ops.attention import page_shape, paged_attention, row_width, write_kv
+from quintet.platforms.gpu.attention import single
 from quintet.platforms.gpu.triton_probe import probing
-from quintet.types import AttentionSpec, Batch, HostBatch
+from quintet.types import AttentionSpec, Batch, Books, Group
 
 if TYPE_CHECKING:
     from quintet.platforms.gpu.kernels.attention_layer import Layer, Limits
@@ -22,7 +21,8 @@ if TYPE_CHECKING:
 SERVED = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 QUANTIZED = (torch.int8, torch.float8_e4m3fn)
 MOST_GROUP = 128  # query heads per KV head: rows of a tile
-MOST_DIM = 512
+MOST_DIM = 512  # of V, and of K where it is no more
+MOST_REST = 128  # of K beyond V, where V is the beginning of it
 
 
 def reasons(spec: AttentionSpec) -> list[str]:
@@ -34,27 +34,15 @@ def reasons(spec: AttentionSpec) -> list[str]:
         found.append(f"a cache is of the layer's type or of {', '.join(map(str, QUANTIZED))}, not {spec.cached}")
     if spec.cached == torch.int8 and spec.head_dim % 4:
         found.append(f"a float32 scale stands behind each int8 row: head_dim {spec.head_dim} must be a multiple of 4")
-    if spec.head_dim > MOST_DIM:
-        found.append(f"head_dim {spec.head_dim} is more than {MOST_DIM}, which no program could hold")
+    if spec.value_dim > MOST_DIM:
+        found.append(f"heads of {spec.value_dim} numbers are more than {MOST_DIM}, which no program could hold")
+    if spec.head_dim - spec.value_dim > MOST_REST:
+        found.append(f"K has {spec.head_dim - spec.value_dim} numbers beyond V, more than {MOST_REST}")
     if spec.heads // spec.kv_heads > MOST_GROUP:
         found.append(f"{spec.heads // spec.kv_heads} query heads per KV head are more than {MOST_GROUP}")
+    if spec.source == "cross" and (spec.window is not None or spec.alibi is not None):
+        found.append("a window and slopes are of tokens and keys of one sequence, not of two")
     return found
-
-
-class TritonAttention(PagedAttention):
-    """write_kv, then paged_attention. The plan says whether a step is nothing but single tokens, by a shape.
-
-    It is the shape of an empty array: what is captured for such steps then leaves the prompts' kernel out.
-    """
-
-    def __init__(self, spec: AttentionSpec, ops: Ops) -> None:
-        if found := reasons(spec):
-            raise ValueError(f"attention by Triton kernels: {'; '.join(found)}")
-        super().__init__(spec, ops)
-
-    def plan(self, batch: HostBatch) -> HostBatch:
-        single = bool(np.diff(batch.starts).max(initial=0) <= 1)
-        return batch._replace(extra=(np.zeros((0, 1 if single else 2), np.int32),))
 
 
 def _check(device: torch.device) -> str | None:
@@ -67,9 +55,10 @@ def _check(device: torch.device) -> str | None:
         own = torch.arange(first, last, dtype=torch.int32, device=device)
         one = torch.ones(1, dtype=torch.int32, device=device)
         starts = torch.cat([one * 0, one * (last - first)])
-        batch = Batch(own, own, own + 16, own * 0, starts, one * last, one[None], one)
-        kv = _write_kv(kv, k[first:last], v[first:last], batch)
-        out = _paged_attention(torch.ones(last - first, 2, 16, device=device), kv, batch, spec, None)
+        group = Group(own + 16, one[None], one * last)
+        books = Books(Batch(own, own, own * 0, starts, one, (group,)), group)
+        kv = _write_kv(kv, k[first:last], v[first:last], books)
+        out = _paged_attention(torch.ones(last - first, 2, 16, device=device), kv, books, spec, None)
         want = own[:, None, None].float() / 2  # the mean of the values up to a token's own
         if not torch.allclose(out, want.expand_as(out)):
             return f"attention over equal keys gave {out[:, 0, 0].tolist()}, not the means {want.flatten().tolist()}"
@@ -77,44 +66,46 @@ def _check(device: torch.device) -> str | None:
 
 
 @write_kv.provide("triton", probing(_check))
-def _write_kv(kv: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
+def _write_kv(kv: Tensor, k: Tensor, v: Tensor | None, books: Books) -> Tensor:
     """In place."""
     from quintet.platforms.gpu.kernels import write_kv as kernel
 
-    heads, width = kv.shape[2], kv.shape[4]
-    if k.shape != v.shape or k.shape[1] != heads or row_width(k.shape[2], kv.dtype) != width or not kv.is_contiguous():
-        raise ValueError(f"k {tuple(k.shape)}, v {tuple(v.shape)} do not fit a contiguous cache {tuple(kv.shape)}")
+    parts, heads, _, width = kv.shape[1:]
+    fits = k.shape[1] == heads and row_width(k.shape[2], kv.dtype) == width and parts == (1 if v is None else 2)
+    if not fits or (v is not None and k.shape != v.shape) or not kv.is_contiguous():
+        given = None if v is None else tuple(v.shape)
+        raise ValueError(f"k {tuple(k.shape)}, v {given} do not fit a contiguous cache {tuple(kv.shape)}")
     if kv.dtype not in (*SERVED, *QUANTIZED) or (kv.dtype == torch.int8 and k.shape[2] % 4):
         raise ValueError(f"a cache of {kv.dtype} with head_dim {k.shape[2]} is not written by Triton kernels")
     if k.shape[0]:
-        kernel.launch(kv, _rows(k), _rows(v), batch.slots)
+        kernel.launch(kv, _rows(k), None if v is None else _rows(v), books.group.slots)
     return kv
 
 
 @paged_attention.provide("triton", probing(_check))
-def _paged_attention(q: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+def _paged_attention(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
     if kv.dtype != spec.cached or not kv.is_contiguous():
         raise ValueError(f"the cache is {kv.dtype}, contiguous: {kv.is_contiguous()}, and must be {spec.cached}")
     if q.shape[1:] != (spec.heads, spec.head_dim) or kv.shape[1:] != page_shape(spec) or q.dtype != spec.dtype:
         raise ValueError(f"q {tuple(q.shape)} {q.dtype} and a cache of {tuple(kv.shape)} do not fit {spec}")
-    return attend(q, kv, batch, spec, sinks, limits(q.device))
+    return attend(q, kv, books, spec, sinks, limits(q.device))
 
 
-def attend(q: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec, sinks: Tensor | None, limits: "Limits") -> Tensor:
+def attend(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None, limits: "Limits") -> Tensor:
     """What the op does, with the kernels as they are made for a device of these limits."""
     from quintet.platforms.gpu.kernels import attention, attention_split
     from quintet.platforms.gpu.kernels.attention_layer import Call
 
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    out = torch.empty((*q.shape[:2], spec.value_dim), dtype=q.dtype, device=q.device)
     if not q.shape[0]:
         return out
     layer = _layer(spec, sinks is not None, limits)
     slopes = None if spec.alibi is None else _slopes(spec.alibi, q.device)
     seen, scales = _seen(kv, limits.e4m3)
-    call = Call(layer, limits, batch, out, _rows(q), seen, scales, sinks, slopes, spec.scale, spec.softcap)
-    if not batch.extra or batch.extra[0].shape[1] > 1:
+    call = Call(layer, limits, books, out, _rows(q), seen, scales, sinks, slopes, spec.scale, spec.softcap)
+    if not single(books.group):
         attention.launch(call)
-    shapes = attention_split.workspace(layer, batch.lengths.shape[0])
+    shapes = attention_split.workspace(layer, call.requests)
     attention_split.launch(call, *(torch.empty(shape, dtype=torch.float32, device=q.device) for shape in shapes))
     return out
 
@@ -139,7 +130,7 @@ def _layer(spec: AttentionSpec, sinks: bool, limits: "Limits") -> "Layer":
     return Layer(
         spec.heads, spec.kv_heads, spec.head_dim, spec.page_size, SERVED[spec.dtype], stored, spec.window or 0,
         spec.softcap is not None, spec.alibi is not None, sinks, not limits.bf16,
-        spec.cached == torch.float8_e4m3fn and limits.e4m3,
+        spec.cached == torch.float8_e4m3fn and limits.e4m3, spec.shared, spec.causal,
     )  # fmt: skip
 
 

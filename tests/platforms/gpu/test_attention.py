@@ -11,9 +11,10 @@ from torch import Tensor
 from quintet.conformance import cases
 from quintet.conformance.batches import Cache, Request, spec
 from quintet.ops import Op, bind
-from quintet.ops.attention import row_width, stored, widened
+from quintet.ops.attention import mixer, row_width, stored, widened
+from quintet.platforms.gpu.attention import GraphAttention, Planning, single
 from quintet.platforms.gpu.triton_probe import device_here
-from quintet.types import AttentionSpec, Batch, Bucket, HostBatch
+from quintet.types import AttentionSpec, Batch, Books, HostBatch, HostGroup, Variant
 
 pytest.importorskip("triton")
 from quintet.platforms.gpu import triton_attention
@@ -43,23 +44,23 @@ MIX = [Request(40, 1), Request(0, 21), Request(130, 5), Request(520, 1), Request
 ROUNDINGS = {torch.float32: 20, torch.bfloat16: 3, torch.float16: 3}  # of the type, at the size of the result
 
 
-def batched(of: AttentionSpec, requests: list[Request]) -> tuple[Tensor, Tensor, Batch]:
+def batched(of: AttentionSpec, requests: list[Request]) -> tuple[Tensor, Tensor, Books]:
     cache = Cache(of, [r.cached + r.new for r in requests])
-    q, batch = cache.batch(dict(enumerate(requests)))
-    return q, cache.kv, batch
+    q, books = cache.batch(dict(enumerate(requests)))
+    return q, cache.kv, books
 
 
 def sinks_of(of: AttentionSpec) -> Tensor | None:
     return torch.linspace(-1, 2, of.heads).to(of.dtype) if of.sinks else None
 
 
-def attend(q: Tensor, kv: Tensor, batch: Batch, of: AttentionSpec) -> Tensor:
-    return Op.registry["paged_attention"].providers["triton"](q, kv, batch, of, sinks_of(of))
+def attend(q: Tensor, kv: Tensor, books: Books, of: AttentionSpec) -> Tensor:
+    return Op.registry["paged_attention"].providers["triton"](q, kv, books, of, sinks_of(of))
 
 
-def assert_specified(got: Tensor, q: Tensor, kv: Tensor, batch: Batch, of: AttentionSpec) -> None:
+def assert_specified(got: Tensor, q: Tensor, kv: Tensor, books: Books, of: AttentionSpec) -> None:
     kv = kv if of.kv_dtype else kv.float()
-    want = Op.registry["paged_attention"].reference(q.float(), kv, batch, of, sinks_of(of))
+    want = Op.registry["paged_attention"].reference(q.float(), kv, books, of, sinks_of(of))
     limit = ROUNDINGS[of.dtype] * torch.finfo(of.dtype).eps * max(1.0, float(want.abs().max()))
     worst = float((got.float() - want).abs().max())
     assert got.dtype == of.dtype and got.shape == want.shape
@@ -88,16 +89,16 @@ def test_wide_heads_equal_the_specification(types: tuple[torch.dtype, torch.dtyp
 
 def test_a_cache_whose_type_triton_knows_is_read_as_it_is() -> None:
     of = spec(4, 2, 16, dtype=torch.float16, kv_dtype=torch.float8_e4m3fn)
-    q, kv, batch = batched(of, [Request(70, 1), Request(11, 20)])
-    got = triton_attention.attend(q, kv, batch, of, None, replace(INTERPRETED, e4m3=True))
-    assert_specified(got, q, kv, batch, of)
+    q, kv, books = batched(of, [Request(70, 1), Request(11, 20)])
+    got = triton_attention.attend(q, kv, books, of, None, replace(INTERPRETED, e4m3=True))
+    assert_specified(got, q, kv, books, of)
 
 
 def test_any_number_of_programs_gives_the_same_bits() -> None:
     of = spec(4, 1, 16)
-    q, kv, batch = batched(of, [Request(n, 1) for n in (0, 600, 3, 300)] + [Request(0, 2)])
+    q, kv, books = batched(of, [Request(n, 1) for n in (0, 600, 3, 300)] + [Request(0, 2)])
     got = [
-        triton_attention.attend(q, kv, batch, of, None, replace(INTERPRETED, processors=count)) for count in (1, 3, 11)
+        triton_attention.attend(q, kv, books, of, None, replace(INTERPRETED, processors=count)) for count in (1, 3, 11)
     ]
     assert torch.equal(got[0], got[1]) and torch.equal(got[0], got[2])
 
@@ -118,8 +119,8 @@ def test_a_decoded_tokens_bits_depend_on_its_request_alone(settings: dict[str, A
     cache = Cache(of, [600, 90, 40])
 
     def run(requests: dict[int, Request]) -> Tensor:
-        q, batch = cache.batch(requests)
-        return attend(q, cache.kv, batch, of)
+        q, books = cache.batch(requests)
+        return attend(q, cache.kv, books, of)
 
     for first in (255, 599):
         alone = run({0: Request(first, 1)})[0]
@@ -137,35 +138,43 @@ def test_long_contexts_take_larger_splits(monkeypatch: pytest.MonkeyPatch) -> No
     assert_specified(attend(*args, of), *args, of)
 
 
-def padded(q: Tensor, batch: Batch, tokens: int, requests: int) -> tuple[Tensor, Batch]:
+def padded(q: Tensor, books: Books, tokens: int, requests: int) -> tuple[Tensor, Books]:
     """With so many more of each; padded queries are not even numbers."""
-    none, rows = torch.zeros(tokens, dtype=torch.int32), torch.zeros(requests, dtype=torch.int32)
-    last = torch.full_like(none, len(batch.lengths) + requests - 1)
-    return torch.cat([q, torch.full((tokens, *q.shape[1:]), math.nan, dtype=q.dtype)]), batch._replace(
-        positions=torch.cat([batch.positions, none]),
-        slots=torch.cat([batch.slots, none]),
-        owners=torch.cat([batch.owners, last]),
-        starts=torch.cat([batch.starts, batch.starts[-1:].expand(requests)]),
-        lengths=torch.cat([batch.lengths, rows]),
-        page_table=torch.cat([batch.page_table, torch.zeros_like(batch.page_table[:1]).expand(requests, -1)]),
+    (batch, group), none = books, torch.zeros(tokens, dtype=torch.int32)
+    last = torch.full_like(none, len(group.lengths) + requests - 1)
+    more = torch.cat([q, torch.full((tokens, *q.shape[1:]), math.nan, dtype=q.dtype)])
+    return more, Books(
+        batch._replace(
+            positions=torch.cat([batch.positions, none]),
+            owners=torch.cat([batch.owners, last]),
+            starts=torch.cat([batch.starts, batch.starts[-1:].expand(requests)]),
+        ),
+        group._replace(
+            slots=torch.cat([group.slots, none]),
+            lengths=torch.cat([group.lengths, torch.zeros(requests, dtype=torch.int32)]),
+            table=torch.cat([group.table, torch.zeros_like(group.table[:1]).expand(requests, -1)]),
+        ),
     )
 
 
 def test_padding_gets_zeros_and_changes_nothing() -> None:
     of = spec(4, 2, 16, dtype=torch.bfloat16)
-    q, kv, batch = batched(of, [Request(3, 9), Request(20, 1), Request(400, 1)])
-    want = attend(q, kv, batch, of)
+    q, kv, books = batched(of, [Request(3, 9), Request(20, 1), Request(400, 1)])
+    want = attend(q, kv, books, of)
     for tokens, requests in ((5, 0), (5, 3), (0, 2)):
-        more = padded(q, batch, tokens, requests)
+        more = padded(q, books, tokens, requests)
         out = attend(more[0], kv, more[1], of)
         assert torch.equal(out[:11], want) and not out[11:].any()
     ones = torch.arange(3, 6, dtype=torch.int32)  # of a captured step: a token each, and no context
-    q, kv, batch = batched(of, [Request(20, 1), Request(30, 1), Request(40, 1)])
-    more = padded(q, batch, 3, 3)
-    of_their_own = more[1]._replace(starts=torch.cat([batch.starts, 1 + ones]), owners=torch.cat([batch.owners, ones]))
-    out = attend(more[0], kv, of_their_own, of)
-    assert torch.equal(out[:3], attend(q, kv, batch, of)) and not out[3:].any()
-    empty = Batch(*map(torch.from_numpy, HostBatch.empty(Bucket(8, 4, 4, 3))[:8]))
+    q, kv, books = batched(of, [Request(20, 1), Request(30, 1), Request(40, 1)])
+    more, (batch, group) = padded(q, books, 3, 3)
+    starts, owners = torch.cat([books.batch.starts, 1 + ones]), torch.cat([books.batch.owners, ones])
+    of_their_own = Books(batch._replace(starts=starts, owners=owners), group)
+    out = attend(more, kv, of_their_own, of)
+    assert torch.equal(out[:3], attend(q, kv, books, of)) and not out[3:].any()
+    nothing = Variant(8, 4, 4, (3,)).batch
+    there = nothing.on(map(torch.from_numpy, nothing.leaves()))
+    empty = Books(there, there.groups[0])
     assert not attend(torch.full((8, 4, 16), math.nan).bfloat16(), kv, empty, of).any()
 
 
@@ -173,25 +182,25 @@ def test_padding_gets_zeros_and_changes_nothing() -> None:
 def test_what_a_page_holds_past_the_end_does_not_leak(cached: torch.dtype | None) -> None:
     of = spec(4, 2, 16, kv_dtype=cached)
     requests = [Request(36, 1), Request(100, 29), Request(2, 1), Request(599, 1)]
-    q, kv, batch = batched(of, requests)
-    want = attend(q, kv, batch, of)
+    q, kv, books = batched(of, requests)
+    want = attend(q, kv, books, of)
     broken = stored(torch.full((16,), math.nan), of.cached)
     for row, request in enumerate(requests):
         length = request.cached + request.new
-        last = int(batch.page_table[row, (length - 1) // 16])
+        last = int(books.group.table[row, (length - 1) // 16])
         kv[last, :, :, (length - 1) % 16 + 1 :] = broken
     kv[0] = broken
-    assert torch.equal(attend(q, kv, batch, of), want)
+    assert torch.equal(attend(q, kv, books, of), want)
 
 
 @pytest.mark.parametrize("cached", [None, torch.int8, torch.float8_e4m3fn], ids=str)
 def test_a_broken_token_reaches_those_after_it(cached: torch.dtype | None) -> None:
     of = spec(4, 2, 16, kv_dtype=cached)
-    q, kv, batch = batched(of, [Request(80, 4), Request(300, 1), Request(10, 1)])
-    clean = attend(q, kv, batch, of)
+    q, kv, books = batched(of, [Request(80, 4), Request(300, 1), Request(10, 1)])
+    clean = attend(q, kv, books, of)
     for row in (0, 1):
-        kv[batch.page_table[row, 50 // 16], :, :, 50 % 16] = stored(torch.full((16,), math.nan), of.cached)
-    got = attend(q, kv, batch, of)
+        kv[books.group.table[row, 50 // 16], :, :, 50 % 16] = stored(torch.full((16,), math.nan), of.cached)
+    got = attend(q, kv, books, of)
     assert got[:5].isnan().all() and torch.equal(got[5], clean[5])
 
 
@@ -204,22 +213,26 @@ def test_a_step_planned_as_single_tokens_leaves_the_prompts_kernel_out(monkeypat
     from quintet.platforms.gpu.kernels import attention
 
     of = spec(4, 2, 16)
-    layer = triton_attention.TritonAttention(of, bind({"paged_attention": ["triton"], "write_kv": ["triton"]}))
-    launched = []
+    layer = GraphAttention(mixer(of, bind({"paged_attention": ["triton"], "write_kv": ["triton"]})), of, Planning())
+    launched: list[Any] = []
     monkeypatch.setattr(attention, "launch", launched.append)
-    for requests, shape in (([Request(20, 1), Request(5, 1)], (0, 1)), ([Request(20, 1), Request(5, 2)], (0, 2))):
-        q, kv, batch = batched(of, requests)
-        host = HostBatch(*(x.numpy() for x in batch[:8]))
-        extra = layer.plan(layer.plan(host)).extra
-        assert [x.shape for x in extra] == [shape]
+    for requests, count in (([Request(20, 1), Request(5, 1)], 0), ([Request(20, 1), Request(5, 2)], 1)):
+        q, kv, books = batched(of, requests)
+        host = on_host(books.batch)
+        planned = books.group._replace(plan=tuple(map(torch.from_numpy, layer.plan(host, host.groups[0]))))
+        assert single(planned) == (count == 0) and not single(books.group)
         k = torch.randn(len(q), 2, 16)
-        planned = batch._replace(extra=tuple(map(torch.from_numpy, extra)))
         launched.clear()
-        out, kv = layer(q, k, k, kv, planned)
-        assert len(launched) == shape[1] - 1
-        singles = [t for t, row in enumerate(batch.owners.tolist()) if requests[row].new == 1]
-        want = Op.registry["paged_attention"].reference(q, kv, batch, of, None)
+        out, (kv,) = layer(q, k, k, (kv,), Books(books.batch, planned))
+        assert len(launched) == count
+        singles = [t for t, row in enumerate(books.batch.owners.tolist()) if requests[row].new == 1]
+        want = Op.registry["paged_attention"].reference(q, kv, books, of, None)
         torch.testing.assert_close(out[singles], want[singles])
+
+
+def on_host(batch: Batch) -> HostBatch:
+    groups = tuple(HostGroup(*(x.numpy() for x in group[:3])) for group in batch.groups)
+    return HostBatch(*(x.numpy() for x in batch[:5]), groups)
 
 
 def bits(x: Tensor) -> Tensor:
@@ -235,14 +248,16 @@ def test_written_keys_and_values_are_the_specifications(types: tuple[torch.dtype
     op, (dtype, cached) = Op.registry["write_kv"], types
     for page_size, kv_heads, dim in ((8, 1, 24), (16, 3, 8), (8, 5, 128)):
         of = spec(kv_heads, kv_heads, dim, dtype=dtype, kv_dtype=cached, page_size=page_size)
-        _, kv, batch = batched(of, [Request(37, 7), Request(8, 1)])
-        qkv = (torch.randn(len(batch.slots), 3, kv_heads, dim) * 10.0 ** torch.randint(-6, 4, (3, 1, dim))).to(dtype)
+        _, kv, books = batched(of, [Request(37, 7), Request(8, 1)])
+        qkv = (torch.randn(len(books.group.slots), 3, kv_heads, dim) * 10.0 ** torch.randint(-6, 4, (3, 1, dim))).to(
+            dtype
+        )
         qkv[3] = 0.0
         qkv[4] *= 1e-30 if dtype == torch.bfloat16 else torch.finfo(dtype).tiny
         qkv[5] = torch.inf
         k, v = qkv[:, 1], qkv[:, 2]  # slices of one product
-        want = op.reference(kv.clone(), k, v, batch)
-        assert torch.equal(bits(op.providers["triton"](kv, k, v, batch)), bits(want))
+        want = op.reference(kv.clone(), k, v, books)
+        assert torch.equal(bits(op.providers["triton"](kv, k, v, books)), bits(want))
 
 
 @pytest.mark.parametrize("cached", [torch.int8, torch.float8_e4m3fn], ids=str)
@@ -252,21 +267,21 @@ def test_every_number_of_half_precision_is_rounded_as_torch_does(cached: torch.d
         k = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype).reshape(8, 64, 128)
         wrong = k.isnan() | (k.abs() < torch.finfo(torch.bfloat16).tiny)
         k = torch.where(wrong, 1.0, k)
-        batch = batched(spec(64, 64, 128), [Request(0, 8)])[2]
+        books = batched(spec(64, 64, 128), [Request(0, 8)])[2]
         got, want = torch.zeros(2, 2, 2, 64, 16, row_width(128, cached), dtype=torch.int8).view(cached)
-        Op.registry["write_kv"].providers["triton"](got, k, k, batch)
-        Op.registry["write_kv"].reference(want, k, k, batch)
+        Op.registry["write_kv"].providers["triton"](got, k, k, books)
+        Op.registry["write_kv"].reference(want, k, k, books)
         assert torch.equal(bits(got), bits(want))
 
 
 def test_a_row_that_is_not_a_number_comes_back_so_and_alone() -> None:
     for cached in (torch.int8, torch.float8_e4m3fn):
         of = spec(2, 2, 16, kv_dtype=cached)
-        _, kv, batch = batched(of, [Request(0, 3)])
+        _, kv, books = batched(of, [Request(0, 3)])
         k = torch.randn(3, 2, 16)
         k[1, 0, 5] = math.nan
-        want = Op.registry["write_kv"].reference(kv.clone(), k, k, batch)
-        got = Op.registry["write_kv"].providers["triton"](kv, k, k, batch)
+        want = Op.registry["write_kv"].reference(kv.clone(), k, k, books)
+        got = Op.registry["write_kv"].providers["triton"](kv, k, k, books)
         torch.testing.assert_close(widened(got, 16), widened(want, 16), rtol=0, atol=0, equal_nan=True)
         assert widened(got, 16).isnan().any()
 
@@ -278,23 +293,21 @@ def test_what_is_not_served_is_refused_with_all_reasons() -> None:
         (replace(good, dtype=torch.float64), ["computes in"]),
         (replace(good, kv_dtype=torch.float8_e5m2), ["a cache is of"]),
         (replace(good, head_dim=18, kv_dtype=torch.int8), ["multiple of 4"]),
-        (replace(good, head_dim=600, heads=130, kv_heads=1), ["head_dim 600", "130 query heads"]),
+        (replace(good, head_dim=600, heads=130, kv_heads=1), ["heads of 600", "130 query heads"]),
     ):
         found = "; ".join(triton_attention.reasons(of))
         assert all(word in found for word in words)
-        with pytest.raises(ValueError, match=words[0]):
-            triton_attention.TritonAttention(of, bind({}))
 
 
 def test_a_cache_of_another_type_is_refused() -> None:
     of = spec(4, 2, 16, dtype=torch.bfloat16)
-    q, kv, batch = batched(of, [Request(3, 9)])
+    q, kv, books = batched(of, [Request(3, 9)])
     for cached in (torch.int8, torch.float32):
         with pytest.raises(ValueError, match="and must be"):
-            attend(q, kv, batch, replace(of, kv_dtype=cached))
+            attend(q, kv, books, replace(of, kv_dtype=cached))
     k = torch.zeros(9, 2, 16)
     with pytest.raises(ValueError, match="do not fit"):
-        Op.registry["write_kv"].providers["triton"](kv.view(torch.int8), k, k, batch)
+        Op.registry["write_kv"].providers["triton"](kv.view(torch.int8), k, k, books)
 
 
 def test_loads_in_flight_fit_into_shared_memory() -> None:

@@ -6,10 +6,10 @@ import torch
 
 from quintet.platforms.gpu import device as device_module
 from quintet.platforms.gpu.device import ALIGN, RESERVE, GPUDevice
-from quintet.types import KVLayout
+from quintet.types import Layout
 from tests.platforms.gpu.fake_torch import GIB, FakeRuntime
 
-LAYOUT = KVLayout(torch.float16, 16, (2, 4, 16, 32))
+LAYOUT = Layout(torch.float16, (2, 4, 16, 32))
 
 
 @pytest.fixture
@@ -72,21 +72,21 @@ def test_weights_go_up_through_two_pieces(count: int, device: GPUDevice, monkeyp
 
 def test_the_cache_is_zeros_and_counted(device: GPUDevice) -> None:
     before = device.memory().free
-    kv = device.allocate_kv([LAYOUT, LAYOUT], 10)
+    kv = device.allocate([LAYOUT, LAYOUT], 10)
     assert [tuple(x.shape) for x in kv] == [(10, 2, 4, 16, 32)] * 2 and not any(x.any() for x in kv)
-    assert before - device.memory().free == device.tagged.nbytes("cache") == 20 * LAYOUT.page_bytes
+    assert before - device.memory().free == device.tagged.nbytes("cache") == 20 * LAYOUT.nbytes
     del kv
     assert device.memory().free == before and device.tagged.nbytes("cache") == 0
 
 
 def test_a_cache_of_fp8_is_zeros(device: GPUDevice) -> None:
-    (kv,) = device.allocate_kv([KVLayout(torch.float8_e4m3fn, 16, (2, 1, 16, 8))], 3)
+    (kv,) = device.allocate([Layout(torch.float8_e4m3fn, (2, 1, 16, 8))], 3)
     assert kv.dtype == torch.float8_e4m3fn and not kv.float().any()
 
 
 def test_a_cache_that_does_not_fit_says_by_how_much(device: GPUDevice) -> None:
     with pytest.raises(MemoryError, match=r"KV cache of 99999 pages needs 0\.\d+ GiB|needs [\d.]+ GiB, 0\.50 GiB are"):
-        device.allocate_kv([LAYOUT], 99_999)
+        device.allocate([LAYOUT], 99_999)
 
 
 def test_fragments_are_told_like_too_little(device: GPUDevice, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,25 +97,25 @@ def test_fragments_are_told_like_too_little(device: GPUDevice, monkeypatch: pyte
 
     monkeypatch.setattr(FakeRuntime, "empty", refuse)
     with pytest.raises(MemoryError, match=r"KV cache of 2 pages needs .* \(out of memory\)"):
-        device.allocate_kv([LAYOUT], 2)
+        device.allocate([LAYOUT], 2)
 
 
 def test_two_share_a_device_and_each_sees_what_is_left(runtime: FakeRuntime) -> None:
     first, second = GPUDevice(runtime, 0), GPUDevice(runtime, 0)
-    kv = first.allocate_kv([LAYOUT], 1000)
+    kv = first.allocate([LAYOUT], 1000)
     assert second.memory().total == GIB
-    assert second.memory().free == GIB - RESERVE - 1000 * LAYOUT.page_bytes
+    assert second.memory().free == GIB - RESERVE - 1000 * LAYOUT.nbytes
     assert second.tagged.nbytes("cache") == 0 and len(kv) == 1
 
 
 def test_asleep_weights_are_on_the_host_and_the_cache_is_gone(device: GPUDevice) -> None:
     weight = device.upload(torch.arange(12.0).reshape(3, 4), torch.float32)
     view = weight[1:]  # a tied head
-    (kv,) = device.allocate_kv([LAYOUT], 4)
+    (kv,) = device.allocate([LAYOUT], 4)
     kv.fill_(3)
     device.tagged.keep("weights", [weight, view])
     freed = device.tagged.sleep(1)
-    assert freed == 12 * 4 + 4 * LAYOUT.page_bytes
+    assert freed == 12 * 4 + 4 * LAYOUT.nbytes
     assert device.tagged.nbytes("weights") == device.tagged.nbytes("cache") == 0 and device.tagged.asleep
     with pytest.raises(ValueError, match="is asleep; wake it first"):
         device.tagged.sleep(2)

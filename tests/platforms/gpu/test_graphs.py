@@ -7,50 +7,55 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from quintet.conformance.direct import random_prompts
 from quintet.conformance.tiny import FAMILIES, variant
+from quintet.engine.batch import pad_decode
 from quintet.platforms.gpu import graphs
-from quintet.platforms.gpu.buckets import decode_sizes, padded, table_width, table_widths
 from quintet.platforms.gpu.device import GPUDevice
 from quintet.platforms.gpu.graphs import Graphs
-from quintet.types import Batch, Bucket, HostBatch
+from quintet.platforms.gpu.variants import decode_sizes, decode_variants, table_width, table_widths
+from quintet.types import Batch, HostBatch, HostGroup, HostInputs, Outputs, Variant
 from tests.helpers.run_model import Runner
 from tests.platforms.gpu.fake_torch import FakeRuntime, fake_platform, runtime
 
 SIZES = (1, 2, 4, 8)
+VARIANTS = sorted(decode_variants(Variant(64, 8, 64, (64,))))
 
 
-def host(requests: int, pages: int = 3, tokens: int = 1, first: int = 1) -> HostBatch:
-    """Requests of so many tokens, the last of each wanted."""
+def host(requests: int, pages: int = 3, tokens: int = 1, first: int = 1, groups: int = 2) -> HostBatch:
+    """Requests of so many tokens, the last of each wanted; groups differ in all that is theirs."""
     count = requests * tokens
     owners = np.repeat(np.arange(requests, dtype=np.int32), tokens)
     of = np.arange(first, first + count, dtype=np.int32)
     starts = np.arange(requests + 1, dtype=np.int32) * tokens
     table = np.arange(requests * pages, dtype=np.int32).reshape(requests, pages) + first
-    return HostBatch(of, of % 16, of, owners, starts, of[:requests] % 16 + 1, table, starts[1:] - 1)
+    each = [HostGroup(of + 7 * g, table + 5 * g, of[:requests] % 16 + 1 + g) for g in range(groups)]
+    return HostBatch(of, of % 16, owners, starts, starts[1:] - 1, tuple(each))
 
 
 def on_device(batch: HostBatch) -> Batch:
-    tensors: list[Any] = [torch.from_numpy(array) for array in batch[:-1]]
-    return Batch(*tensors, extra=tuple(torch.from_numpy(x) for x in batch.extra))
+    return batch.on([torch.from_numpy(array) for array in batch.leaves()])
 
 
 class Model:
-    """Logits that tell of every field; counts how often it really ran."""
+    """Outputs that tell of every field; counts how often it really ran."""
 
     def __init__(self, fake: FakeRuntime) -> None:
         self.fake, self.ran = fake, list[int]()
 
-    def __call__(self, kv: Any, batch: Batch) -> tuple[Tensor, Any]:
+    def __call__(self, state: Any, batch: Batch) -> tuple[Outputs, Any]:
         if not self.fake.capturing:
             self.ran.append(batch.token_ids.shape[0])
         owners = batch.owners.long()
-        rows = batch.token_ids + 10 * batch.positions + 100 * batch.slots + 1000 * batch.lengths[owners]
-        rows = rows + 7 * batch.starts[owners] + 3 * batch.page_table[owners, 0] + batch.page_table[owners, 1]
-        rows = rows + sum(x.sum() for x in batch.extra)
-        return rows.float()[batch.logit_rows.long()][:, None].expand(-1, 5).clone() + kv[0][0], kv
+        x = batch.token_ids + 10 * batch.positions + 7 * batch.starts[owners]
+        for turn, group in enumerate(batch.groups):
+            x = x * (turn + 2) + 100 * group.slots + 1000 * group.lengths[owners]
+            x = x + 3 * group.table[owners, 0] + group.table[owners, 1] + sum(each.sum() for each in group.plan)
+        for each in batch.inputs:
+            x = x if each is None else 3 * x + each.sum(0) if each.dim() == 2 else 3 * x + each
+        rows = x.float()[batch.rows.long()][:, None] + state[0][0]
+        return Outputs(rows.expand(-1, 5).clone(), rows.half(), (x.float()[:, None], -x)), state
 
 
 @pytest.fixture
@@ -71,15 +76,17 @@ def step(fake: FakeRuntime, model: Model) -> Graphs:
 KV = (torch.zeros(1),)
 
 
-def check(step: Graphs, model: Model, batch: HostBatch, kv: Any = KV) -> None:
+def check(step: Graphs, model: Model, batch: HostBatch, state: Any = KV) -> None:
     """The step, padded, gives what the model gives unpadded, and runs once."""
-    want, ran, replays = model(kv, on_device(batch))[0], len(model.ran), model.fake.replays
-    logits, back = step(kv, on_device(padded(batch, SIZES)))
-    assert back is kv and torch.equal(logits, want)
+    count, (want, _) = len(batch.token_ids), model(state, on_device(batch))
+    ran, replays = len(model.ran), model.fake.replays
+    got, back = step(state, on_device(pad_decode(batch, VARIANTS)))
+    assert back is state and torch.equal(got.logits, want.logits) and torch.equal(got.hidden, want.hidden)
+    assert all(torch.equal(mine[:count], each) for mine, each in zip(got.taps, want.taps, strict=True))
     assert len(model.ran) - ran == 1 and model.fake.replays - replays in (0, 1)
 
 
-# ---------------------------------------------------------------------------------------------------- padding
+# ------------------------------------------------------------------------------------------------------- sizes
 
 
 def test_sizes_grow_with_what_they_waste() -> None:
@@ -91,19 +98,11 @@ def test_sizes_grow_with_what_they_waste() -> None:
     assert [table_widths(pages) for pages in (1, 64, 65, 1024)] == [(64,), (64,), (64, 256), (64, 256, 1024)]
 
 
-def test_padding_is_requests_like_any_others_on_nobodys_page() -> None:
-    batch = padded(host(5), SIZES)
-    assert [len(array) for array in batch[:-1]] == [8, 8, 8, 8, 9, 8, 8, 5], "rows of logits stay as they are"
-    assert batch.token_ids[5:].tolist() == batch.positions[5:].tolist() == batch.slots[5:].tolist() == [0, 0, 0]
-    assert batch.lengths[5:].tolist() == [1, 1, 1] and not batch.page_table[5:].any()
-    assert batch.owners.tolist() == list(range(8)) and batch.starts.tolist() == list(range(9))
-    assert all(np.array_equal(a[:5], b[:5]) for a, b in zip(batch[:-1], host(5)[:-1], strict=True))
-
-
-@pytest.mark.parametrize("batch", [host(2, tokens=3), host(9), host(4), host(1)], ids=["chunks", "many", "fits", "one"])
-def test_other_steps_stay_as_they_are(batch: HostBatch) -> None:
-    assert padded(batch, SIZES) is batch
-    assert padded(host(3), ()).token_ids.shape == (3,)
+def test_all_sizes_are_captured_with_every_width_the_largest_first() -> None:
+    found = decode_variants(Variant(2048, 2, 64, (300, 20)))
+    assert [(each.tokens, each.pages) for each in found[:3]] == [(2, (64, 64)), (2, (256, 64)), (2, (1024, 64))]
+    assert all(each.decode and each.tokens == each.requests == each.rows for each in found) and len(found) == 2 * 3
+    assert decode_variants(Variant(2048, 2, 64, ())) == (), "a model that keeps nothing"
 
 
 # ------------------------------------------------------------------------------------------------------ replay
@@ -126,7 +125,7 @@ def test_prompts_and_large_steps_run_eagerly(step: Graphs, model: Model) -> None
 def test_few_rows_of_logits_are_those_that_were_wanted(step: Graphs, model: Model) -> None:
     """A chunk of one token wants none; of scored prompts the rows come in another order."""
     for wanted in ([2, 0], [], [1], [3, 2, 1, 0]):
-        check(step, model, host(4)._replace(logit_rows=np.array(wanted, np.int32)))
+        check(step, model, host(4)._replace(rows=np.array(wanted, np.int32)))
     assert (model.fake.captures, model.fake.replays) == (1, 3)
 
 
@@ -136,16 +135,52 @@ def test_a_longer_page_table_is_captured_anew(step: Graphs, model: Model) -> Non
     assert (model.fake.captures, model.fake.replays) == (3, 3)
 
 
-def test_what_the_attention_plans_is_copied_too(step: Graphs, model: Model) -> None:
+def test_what_a_groups_mixers_plan_is_copied_too(step: Graphs, model: Model) -> None:
     for value, size in ((1, 3), (2, 3), (3, 4)):
-        check(step, model, host(2)._replace(extra=(np.full(size, value, np.int32),)))
+        plans = (np.full(size, value, np.int32),), (np.full(2, value, np.int32), np.zeros((0, 1), np.int32))
+        batch = host(2)
+        groups = [group._replace(plan=plan) for group, plan in zip(batch.groups, plans, strict=True)]
+        check(step, model, batch._replace(groups=tuple(groups)))
     assert (model.fake.captures, model.fake.replays) == (2, 1)
 
 
+def test_the_shape_of_a_plan_is_part_of_what_is_captured(step: Graphs, model: Model) -> None:
+    """An empty array says it."""
+    for shape in ((0, 1, 3), (0, 2, 3), (0, 1, 3)):
+        batch = host(2)
+        planned = tuple(group._replace(plan=(np.zeros(shape, np.int32),)) for group in batch.groups)
+        check(step, model, batch._replace(groups=planned))
+    assert (model.fake.captures, model.fake.replays) == (2, 1)
+
+
+def test_what_a_step_brings_beside_ids_is_copied_too(step: Graphs, model: Model) -> None:
+    for turn in range(2):
+        few = np.arange(4, dtype=np.int32) + turn
+        for inputs in (
+            HostInputs(adapters=few),
+            HostInputs(types=few),
+            HostInputs(embeds=np.full((2, 4), turn, np.float32), places=few - 1),
+            HostInputs(angles=np.arange(12, dtype=np.int32).reshape(3, 4) + turn),
+        ):
+            check(step, model, host(4)._replace(inputs=inputs))
+        check(step, model, host(4))
+    assert (model.fake.captures, model.fake.replays) == (5, 5)
+
+
+def test_outputs_of_all_sizes_share_one_buffer_each(step: Graphs, model: Model, fake: FakeRuntime) -> None:
+    for turn in range(2):
+        before = fake.used()
+        found = [step(KV, on_device(host(count, first=turn + 1)))[0] for count in (8, 2, 4)]
+    assert fake.used() == before and fake.replays == 3
+    for field in ("logits", "hidden"):
+        assert len({getattr(each, field).data_ptr() for each in found}) == 1
+    assert [len({each.taps[tap].data_ptr() for each in found}) for tap in range(2)] == [1, 1]
+
+
 def test_graphs_of_another_cache_are_dropped(step: Graphs, model: Model) -> None:
-    for kv in (KV, (torch.ones(1),)):
-        check(step, model, host(2), kv)
-        check(step, model, host(2), kv)
+    for state in (KV, (torch.ones(1),)):
+        check(step, model, host(2), state)
+        check(step, model, host(2), state)
     assert (model.fake.captures, model.fake.replays) == (2, 2)
 
 
@@ -178,27 +213,28 @@ def test_without_memory_what_is_captured_goes_on(step: Graphs, model: Model, cap
 
 
 def test_a_step_that_waits_for_the_device_is_noticed(fake: FakeRuntime) -> None:
-    def waits(kv: Any, batch: Batch) -> tuple[Tensor, Any]:
+    def waits(state: Any, batch: Batch) -> tuple[Outputs, Any]:
         fake.event().synchronize()
-        return batch.token_ids.float()[:, None], kv
+        return Outputs(batch.token_ids.float()[:, None]), state
 
     step = Graphs(waits, GPUDevice(fake, 0), SIZES)
-    assert step(KV, on_device(host(2)))[0].flatten().tolist() == [1, 2]
+    assert step(KV, on_device(host(2)))[0].logits.flatten().tolist() == [1, 2]
     assert "synchronize" in (step.refused or "")
 
 
 def test_a_step_that_fails_is_an_error_and_nothing_is_kept(fake: FakeRuntime) -> None:
     fails = [True]
 
-    def model(kv: Any, batch: Batch) -> tuple[Tensor, Any]:
+    def model(state: Any, batch: Batch) -> tuple[Outputs, Any]:
         if fails:
             raise ValueError(fails.pop())
-        return batch.token_ids.float()[:, None], kv
+        return Outputs(None, batch.token_ids.float()[:, None]), state
 
     step = Graphs(model, GPUDevice(fake, 0), SIZES)
     with pytest.raises(ValueError, match="True"):
         step(KV, on_device(host(2)))
-    assert step(KV, on_device(host(2)))[0].shape == (2, 1) and fake.captures == 1 and step.refused is None
+    outputs = step(KV, on_device(host(2)))[0]
+    assert outputs.logits is None and outputs.hidden.shape == (2, 1) and fake.captures == 1 and step.refused is None
 
 
 def test_graphs_that_were_not_used_for_longest_go_first(
@@ -216,8 +252,8 @@ def test_captured_ahead_none_is_dropped_for_others(
     monkeypatch.setattr(graphs, "KEPT", 2)
     step = Graphs(model, GPUDevice(fake, 0), SIZES, ahead=True)
     with caplog.at_level("DEBUG"):
-        for count in SIZES:
-            step(KV, on_device(HostBatch.decoding(Bucket(count, count, count, 20))))
+        for each in VARIANTS:
+            step(KV, on_device(each._replace(pages=(20, 20)).batch))
     assert [f"captured a step of {tokens} tokens, up to 64 pages" in caplog.text for tokens in SIZES] == [True] * 4
     for count in (3, 8, 1, 2):
         check(step, model, host(count))

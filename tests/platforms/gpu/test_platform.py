@@ -3,10 +3,9 @@
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -24,9 +23,10 @@ from quintet.ops import Op, bind
 from quintet.platforms import Chosen, UnavailableError, choose
 from quintet.platforms.cuda import PLATFORM, flashinfer
 from quintet.platforms.gpu import gathered_attention, providers
+from quintet.platforms.gpu.attention import Planning
 from quintet.platforms.gpu.platform import UNVERIFIED
 from quintet.platforms.interface import Capabilities
-from quintet.types import AttentionSpec, HostBatch, KVLayout, Part, Weight
+from quintet.types import Layout, Part, Weight
 from tests.e2e.test_oracle import ENGINES, WIDE, mix, run
 from tests.e2e.test_oracle import client as cpu_client
 from tests.helpers.run_model import Runner
@@ -218,7 +218,7 @@ def test_a_weight_goes_up_in_its_type_and_is_counted() -> None:
     platform, _ = opened()
     x = torch.randn(64, 128)
     (placed,) = platform.place(weight(), {"w": x}).values()
-    assert torch.equal(placed, x.bfloat16()) and platform.placed_bytes(weight()) == placed.nbytes
+    assert torch.equal(placed, x.bfloat16()) and platform._placed_bytes(weight()) == placed.nbytes
     assert platform._devices[0].tagged.nbytes("weights") == placed.nbytes
 
 
@@ -240,7 +240,7 @@ def test_what_is_quantized_takes_what_was_planned(name: str, packed: bool, monke
     of = weight(scheme=SCHEMES[name])
     placed = platform.place(of, {"w": torch.randn(64, 128)})
     assert set(placed) == {"weight", "scales"}
-    assert sum(each.nbytes for each in placed.values()) == platform.placed_bytes(of)
+    assert sum(each.nbytes for each in placed.values()) == platform._placed_bytes(of)
 
 
 def test_a_weight_that_cannot_be_quantized_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,9 +279,9 @@ def test_the_last_resort_equals_the_specification(kind: str, dtype: torch.dtype)
         of = spec(heads, kv_heads, dim, dtype=dtype, **KINDS[kind])
         for what, requests in MIXES.items():
             sinks = randn(heads, dtype=torch.float32) if of.sinks else None
-            q, kv, batch, *_ = attention(of, requests, sinks)
-            want = op.reference(q.float(), kv if of.kv_dtype else kv.float(), batch, of, sinks)
-            got = op.providers["gathered"](q, kv, batch, of, sinks)
+            q, kv, books, *_ = attention(of, requests, sinks)
+            want = op.reference(q.float(), kv if of.kv_dtype else kv.float(), books, of, sinks)
+            got = op.providers["gathered"](q, kv, books, of, sinks)
             limit = (20 if dtype == torch.float32 else 6) * torch.finfo(dtype).eps * max(1.0, float(want.abs().max()))
             assert got.dtype == dtype and float((got.float() - want).abs().max()) <= limit, what
 
@@ -406,17 +406,18 @@ def test_what_flashinfer_refuses_is_served_by_ops_and_said_once(caplog: pytest.L
     platform.open(0)
     with caplog.at_level("INFO"):
         for _ in range(3):
-            platform.attention(spec(4, 2, 16), bind({}), 0)
+            platform.mixer(spec(4, 2, 16), bind({}), 0)
     assert [record.message for record in caplog.records] == [
         "attention by reference: FlashInfer does not serve queries in float32, a cache in float32, heads of 16"
     ]
 
 
-def trial(module: Any) -> str | None:
-    def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        return torch.empty(tuple(shape), dtype=dtype)
+def means(mark: Any = lambda: lambda: None) -> flashinfer.Means:
+    return flashinfer.Means(lambda shape, dtype: torch.empty(tuple(shape), dtype=dtype), torch.zeros(1), mark)
 
-    return flashinfer.trial(spec(8, 2, 64, dtype=torch.bfloat16), module, empty)
+
+def trial(module: Any) -> str | None:
+    return flashinfer.trial(spec(8, 2, 64, dtype=torch.bfloat16), module, means())
 
 
 def test_flashinfer_is_tried_before_it_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -430,7 +431,7 @@ def test_flashinfer_is_tried_before_it_is_chosen(monkeypatch: pytest.MonkeyPatch
 
 def test_every_rank_plans_for_itself() -> None:
     platform, of = with_flashinfer(fake_flashinfer(), tensor_parallel_size=2), spec(8, 2, 64, dtype=torch.bfloat16)
-    made: list[Any] = [platform._other_attention(of, bind({}), rank) for rank in (0, 0, 1)]
+    made: list[Any] = [platform._other_mixer(of, bind({}), rank, Planning()) for rank in (0, 0, 1)]
     assert made[0]._planner is made[1]._planner is not made[2]._planner
 
 
@@ -438,16 +439,16 @@ def test_a_plan_waits_until_the_one_before_it_has_left_pinned_memory() -> None:
     """FlashInfer's uploads share its pinned memory, and the host plans ahead of the device."""
     done: list[str] = []
 
-    def mark() -> Callable[[], None]:
+    def mark() -> Any:
         done.append("uploads")
         return lambda: done.append("arrived")
 
     module, of = fake_flashinfer(), spec(8, 2, 64, dtype=torch.bfloat16)
     for wrapper in (module.BatchDecodeWithPagedKVCacheWrapper, module.BatchPrefillWithPagedKVCacheWrapper):
         wrapper.plan = lambda *args, **how: done.append("plans")
-    planner = flashinfer.Planner(of, module, lambda shape, dtype: torch.empty(tuple(shape), dtype=dtype), (1,), mark)
+    planner = flashinfer.GroupPlanner(of, module, means(mark), (1,))
     for count in (1, 2, 1):
-        planner.plan(flashinfer._trial_batch(count))
+        planner.plan(*flashinfer._trial_step(count))
     assert done == ["plans", "uploads", *["arrived", "plans", "uploads"] * 2]
 
 
@@ -470,17 +471,4 @@ def test_the_layout_is_ours_whoever_attends() -> None:
     platforms = with_flashinfer(fake_flashinfer()), fake_platform()
     for platform in platforms:
         platform.open(0)
-        made: Any = platform.attention(of, bind({}), 0)
-        assert made.layout == KVLayout(torch.bfloat16, 16, (2, 2, 16, 64))
-        assert isinstance(made.plan(host(3)), HostBatch) and len(made.plan(host(3)).token_ids) == 4
-
-
-def host(requests: int) -> HostBatch:
-    of = np.arange(requests, dtype=np.int32)
-    return HostBatch(of, of, of, of, np.arange(requests + 1, dtype=np.int32), of + 1, of[:, None] + 1, of)
-
-
-def test_eager_steps_are_not_padded() -> None:
-    platform = fake_platform(enforce_eager=True)
-    platform.open(0)
-    assert len(platform.attention(AttentionSpec(2, 1, 8, 1.0, torch.float32, 16), bind({}), 0).plan(host(3))[0]) == 3
+        assert platform.mixer(of, bind({}), 0).layouts == (Layout(torch.bfloat16, (2, 2, 16, 64)),)

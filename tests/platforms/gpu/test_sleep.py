@@ -13,7 +13,7 @@ from quintet.engine.client import Client
 from quintet.engine.prompts import Prompt
 from quintet.platforms import Chosen
 from quintet.platforms.gpu import memory
-from quintet.platforms.gpu.buckets import decode_sizes
+from quintet.platforms.gpu.variants import decode_sizes
 from quintet.platforms.interface import Capabilities
 from quintet.types import Memory
 from tests.platforms.gpu.fake_torch import FakeGPU, FakeRuntime, fake_platform
@@ -145,7 +145,7 @@ def test_what_is_captured_has_its_place_in_the_plan(client: Make) -> None:
         engine, fake = client(**{"num_pages": None, "enable_prefix_caching": False, **settings})
         plans[name] = engine.prepared.plan
         assert engine.config.enforce_eager or "captured steps" in str(plans[name])
-    sizes = {name: plan.sizes.captured for name, plan in plans.items()}
+    sizes = {name: plan.footprint.takes.captured for name, plan in plans.items()}
     assert sizes["none"] == 0 < sizes["lazy"] == sizes["ahead"] < sizes["more"]
 
 

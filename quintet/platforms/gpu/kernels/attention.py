@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from quintet.platforms.gpu.kernels.attention_layer import CHUNK, E4M3, INT8, PLAIN, Blocks, Call, Layer, Limits, fitting
-from quintet.platforms.gpu.kernels.attention_parts import LOG2E, divided, fold, key_rows
+from quintet.platforms.gpu.kernels.attention_parts import LOG2E, divided, fold, key_rows, query_rows
 from quintet.platforms.gpu.kernels.variant import Variant
 
 
@@ -46,12 +46,13 @@ def _request_of(starts, requests, tile, TOKENS: tl.constexpr, CHUNK: tl.constexp
 @triton.jit(do_not_specialize=["requests", "pages"])
 def attend_tiles(
     out, q, kv, scales, table, starts, lengths, sinks, slopes, requests, pages, q_stride, gain, cap,
-    GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    PAGE_SIZE: tl.constexpr, WIDTH: tl.constexpr, STORED: tl.constexpr, COMPUTE: tl.constexpr,
-    WINDOW: tl.constexpr, CAPPED: tl.constexpr, SLOPED: tl.constexpr, HAS_SINKS: tl.constexpr,
+    GROUP: tl.constexpr, PIECES: tl.constexpr, KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr, VALUE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr,
+    V_ROWS: tl.constexpr, PAGE_SIZE: tl.constexpr, WIDTH: tl.constexpr, STORED: tl.constexpr, COMPUTE: tl.constexpr,
+    WINDOW: tl.constexpr, CAUSAL: tl.constexpr, CAPPED: tl.constexpr, SLOPED: tl.constexpr, HAS_SINKS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Grid (KV heads, T // TOKENS + R). Requests with one token are left to attention_split.py."""
+    """Grid (KV_HEADS * PIECES, T // TOKENS + R). Requests with one token are left to attention_split.py."""
     TOKENS: tl.constexpr = BLOCK_M // GROUP
     head = tl.program_id(0)
     tile = tl.num_programs(1) - 1 - tl.program_id(1)  # a prompt's last tiles have most to do: they start first
@@ -68,16 +69,21 @@ def attend_tiles(
     token = tl.minimum(token, count - 1)
     heads = head * GROUP + row % GROUP
     columns = tl.arange(0, BLOCK_D)
-    wanted = real[:, None] & (columns < DIM)[None, :]
     of_token = (first + token).to(tl.int64)
-    x = tl.load(q + (of_token * q_stride + heads * DIM)[:, None] + columns[None, :], mask=wanted, other=0.0)
-    x = x.to(COMPUTE)
+    begins = of_token * q_stride + heads * DIM
+    x = query_rows(q, begins, real, columns, 0, VALUE, COMPUTE)
+    x_rest = x
+    if BLOCK_R:
+        x_rest = query_rows(q, begins, real, tl.arange(0, BLOCK_R), VALUE, DIM - VALUE, COMPUTE)
     position = shift + token
 
     lowest = shift + offset
     end = shift + tl.minimum(offset + TOKENS, count)
     begin = 0
     full = (lowest + 1) // BLOCK_N * BLOCK_N  # every row sees every slot before it
+    if not CAUSAL:
+        end = tl.minimum(end + WINDOW - 1, shift + count) if WINDOW else shift + count
+        full = end // BLOCK_N * BLOCK_N
     if WINDOW:
         begin = tl.maximum(lowest - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
         full = begin
@@ -90,35 +96,41 @@ def attend_tiles(
     total = tl.zeros([BLOCK_M], tl.float32)
     for n in range(begin, full, BLOCK_N):
         slots = n + tl.arange(0, BLOCK_N)
-        rows = key_rows(own, slots, end, head, KV_HEADS, PAGE_SIZE)
+        rows = key_rows(own, slots, end, head, KV_HEADS, PIECES, PAGE_SIZE, V_ROWS)
         distance = (slots[None, :] - position[:, None]).to(tl.float32)
         acc, best, total = fold(
-            acc, best, total, x, kv, scales, rows, slots < end, True, distance, slope, gain, cap,
-            KV_HEADS, PAGE_SIZE, WIDTH, DIM, BLOCK_D, STORED, CAPPED, SLOPED, False,
+            acc, best, total, x, x_rest, kv, scales, rows, slots < end, True, distance, slope, gain, cap,
+            V_ROWS, WIDTH, DIM, VALUE, BLOCK_D, BLOCK_R, STORED, CAPPED, SLOPED, False,
         )  # fmt: skip
     for n in range(full, end, BLOCK_N):
         slots = n + tl.arange(0, BLOCK_N)
-        rows = key_rows(own, slots, end, head, KV_HEADS, PAGE_SIZE)
+        rows = key_rows(own, slots, end, head, KV_HEADS, PIECES, PAGE_SIZE, V_ROWS)
         distance = (slots[None, :] - position[:, None]).to(tl.float32)
-        seen = slots[None, :] <= position[:, None]
+        inside = slots < end
+        seen = inside[None, :]
+        if CAUSAL:
+            seen = slots[None, :] <= position[:, None]
         if WINDOW:
+            inside &= slots > lowest - WINDOW
             seen &= slots[None, :] > position[:, None] - WINDOW
+            if not CAUSAL:
+                seen &= slots[None, :] < position[:, None] + WINDOW
         acc, best, total = fold(
-            acc, best, total, x, kv, scales, rows, slots < end, seen, distance, slope, gain, cap,
-            KV_HEADS, PAGE_SIZE, WIDTH, DIM, BLOCK_D, STORED, CAPPED, SLOPED, True,
+            acc, best, total, x, x_rest, kv, scales, rows, inside, seen, distance, slope, gain, cap,
+            V_ROWS, WIDTH, DIM, VALUE, BLOCK_D, BLOCK_R, STORED, CAPPED, SLOPED, True,
         )  # fmt: skip
     acc = divided(acc, best, total, sinks, heads, HAS_SINKS)
-    at = (of_token * (KV_HEADS * GROUP) + heads) * DIM
+    at = (of_token * (KV_HEADS * PIECES * GROUP) + heads) * VALUE
+    wanted = real[:, None] & (columns < VALUE)[None, :]
     tl.store(out + at[:, None] + columns[None, :], acc.to(out.dtype.element_ty), mask=wanted)
 
 
 def launch(call: Call) -> None:
-    of, batch = call.layer, call.batch
+    of, tokens, requests = call.layer, call.q.shape[0], call.requests
     blocks = tile_blocks(of, call.limits)
-    tokens, requests = call.q.shape[0], batch.lengths.shape[0]
-    attend_tiles[(of.kv_heads, tokens // (blocks.rows // of.group) + requests)](
-        call.out, *call.arrays, requests, batch.page_table.shape[1], *call.numbers,
-        **of.constants, WINDOW=of.window, BLOCK_M=blocks.rows, BLOCK_N=blocks.slots, CHUNK=CHUNK,
+    attend_tiles[(of.programs, tokens // (blocks.rows // of.group) + requests)](
+        call.out, *call.arrays, requests, call.pages, *call.numbers,
+        **of.constants, WINDOW=of.window, CAUSAL=of.causal, BLOCK_M=blocks.rows, BLOCK_N=blocks.slots, CHUNK=CHUNK,
         num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
 
@@ -131,11 +143,15 @@ def variants() -> list[Variant]:
         Layer(32, 8, 128, 16, "bf16", e4m3=True),
         Layer(16, 8, 256, 16, "bf16", window=4096, capped=True),
         Layer(64, 8, 64, 16, "bf16", window=128, sinks=True),
+        Layer(16, 16, 64, 16, "bf16", causal=False),
+        Layer(128, 1, 576, 16, "bf16", shared=512),
+        Layer(16, 1, 576, 16, "bf16", INT8, shared=512),
     ]
     made = []
     for of in layers:
         blocks = tile_blocks(of, Limits())
         signature, constants = of.signature(("out",), ("requests", "pages"))
         constants |= {"BLOCK_M": blocks.rows, "BLOCK_N": blocks.slots, "CHUNK": CHUNK, "WINDOW": of.window}
+        constants["CAUSAL"] = of.causal
         made.append(Variant(f"attend_tiles {of}", attend_tiles, signature, constants, blocks.warps, blocks.stages))
     return made

@@ -9,9 +9,10 @@ import triton.language as tl
 from torch import Tensor
 
 from quintet.platforms.gpu.kernels import attention_parts as parts
-from quintet.types import Batch
+from quintet.types import Books
 
 CHUNK = 256  # requests that a program looks through at a time
+MOST_ROWS, MOST_WIDE_ROWS = 128, 16  # query heads of a program; where V has more than 256 numbers
 LOG2E: float = parts.LOG2E.value
 INT8, E4M3, PLAIN = (each.value for each in (parts.INT8, parts.E4M3, parts.PLAIN))
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -54,20 +55,40 @@ class Layer:
     sinks: bool = False
     wide: bool = False  # products in float32 whatever the type: the interpreter's
     e4m3: bool = False  # the cache is of float8_e4m3fn, which Triton converts
+    shared: int = 0  # V is the first so many numbers of K, and is not kept; 0: it is
+    causal: bool = True
 
     def __str__(self) -> str:
-        extras = [f"window {self.window}"] * bool(self.window) + ["soft-cap"] * self.capped
+        extras = [f"V in K {self.shared}"] * bool(self.shared) + ["not causal"] * (not self.causal)
+        extras += [f"window {self.window}"] * bool(self.window) + ["soft-cap"] * self.capped
         extras += ["slopes"] * self.sloped + ["sinks"] * self.sinks
         cache = {PLAIN: "e4m3" if self.e4m3 else self.dtype, INT8: "int8", E4M3: "e4m3 bytes"}[self.stored]
         return " ".join([self.dtype, f"{self.heads}/{self.kv_heads}x{self.dim}", f"cache {cache}", *extras])
 
     @property
     def group(self) -> int:
-        return self.heads // self.kv_heads
+        """Query heads of a program: all of a KV head's, or an equal part of them."""
+        all_of_them = self.heads // self.kv_heads
+        most = MOST_WIDE_ROWS if self.block_dim > 256 else MOST_ROWS
+        return max(count for count in range(1, min(all_of_them, most) + 1) if all_of_them % count == 0)
+
+    @property
+    def programs(self) -> int:
+        """That share out the heads."""
+        return self.heads // self.group
+
+    @property
+    def value(self) -> int:
+        return self.shared or self.dim
 
     @property
     def block_dim(self) -> int:
-        return max(16, triton.next_power_of_2(self.dim))
+        return max(16, triton.next_power_of_2(self.value))
+
+    @property
+    def block_rest(self) -> int:
+        """Of what K has beyond V; 0 if nothing."""
+        return max(16, triton.next_power_of_2(self.dim - self.value)) if self.dim > self.value else 0
 
     @property
     def bytes(self) -> int:
@@ -77,9 +98,13 @@ class Layer:
     def constants(self) -> dict[str, Any]:
         return {
             "GROUP": self.group,
+            "PIECES": self.programs // self.kv_heads,
             "KV_HEADS": self.kv_heads,
             "DIM": self.dim,
+            "VALUE": self.value,
             "BLOCK_D": self.block_dim,
+            "BLOCK_R": self.block_rest,
+            "V_ROWS": 0 if self.shared else self.kv_heads * self.page_size,
             "PAGE_SIZE": self.page_size,
             "WIDTH": self.dim + 4 * (self.stored == INT8),
             "STORED": self.stored,
@@ -106,18 +131,20 @@ def fitting(layer: Layer, shared: int, rows: int, slots: int) -> int:
 
     Two stages go by before a block's pages are known.
     """
-    block = 2 * slots * layer.block_dim * layer.bytes
-    blocks = (shared - rows * (layer.block_dim + slots) * layer.bytes) // block
+    columns = layer.block_dim + layer.block_rest
+    block = slots * (columns if layer.shared else 2 * layer.block_dim) * layer.bytes
+    blocks = (shared - rows * (columns + slots) * layer.bytes) // block
     return (2, 3, 5)[max(0, min(2, blocks))]
 
 
 @dataclass(frozen=True)
 class Call:
-    """One launch: out and q [T, H, D], kv seen as [P, 2, Hkv, page_size, row width], scales as float32 of it."""
+    """One launch: out [T, H, value], q [T, H, D], kv seen as [P, 2 or 1, Hkv, page_size, row width], scales as
+    float32 of it."""
 
     layer: Layer
     limits: Limits
-    batch: Batch
+    books: Books
     out: Tensor
     q: Tensor
     kv: Tensor
@@ -129,8 +156,17 @@ class Call:
 
     @property
     def arrays(self) -> tuple[Tensor | None, ...]:
-        b = self.batch
-        return self.q, self.kv, self.scales, b.page_table, b.starts, b.lengths, self.sinks, self.slopes
+        batch, group = self.books
+        return self.q, self.kv, self.scales, group.table, batch.starts, group.lengths, self.sinks, self.slopes
+
+    @property
+    def requests(self) -> int:
+        return self.books.group.lengths.shape[0]
+
+    @property
+    def pages(self) -> int:
+        """Columns of the table."""
+        return self.books.group.table.shape[1]
 
     @property
     def numbers(self) -> tuple[float, ...]:

@@ -15,10 +15,19 @@ E4M3: tl.constexpr = tl.constexpr(2)  # bytes of e4m3fn, where Triton does not k
 
 
 @triton.jit
-def key_rows(table, slots, end, head, KV_HEADS: tl.constexpr, PAGE_SIZE: tl.constexpr):
+def key_rows(
+    table, slots, end, head, KV_HEADS: tl.constexpr, PIECES: tl.constexpr, PAGE_SIZE: tl.constexpr, V_ROWS: tl.constexpr
+):  # fmt: skip
     """Of these slots of one request, the rows of their keys in a cache seen as rows; past `end` those of page 0."""
     pages = tl.load(table + slots // PAGE_SIZE, mask=slots < end, other=0).to(tl.int64)
-    return (pages * (2 * KV_HEADS) + head) * PAGE_SIZE + slots % PAGE_SIZE
+    return (pages * KV_HEADS + head // PIECES) * PAGE_SIZE + pages * V_ROWS + slots % PAGE_SIZE
+
+
+@triton.jit
+def query_rows(q, at, wanted, columns, FIRST: tl.constexpr, COUNT: tl.constexpr, dtype: tl.constexpr):
+    """[M, columns] from FIRST on of the rows of q that begin at `at`; zeros past COUNT and where not wanted."""
+    there = wanted[:, None] & (columns < COUNT)[None, :]
+    return tl.load(q + (at + FIRST)[:, None] + columns[None, :], mask=there, other=0.0).to(dtype)
 
 
 @triton.jit
@@ -54,17 +63,24 @@ def tanh(x):
 
 @triton.jit
 def fold(
-    acc, best, total, q, kv, scales, rows, inside, seen, distance, slopes, gain, cap,
-    KV_HEADS: tl.constexpr, PAGE_SIZE: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    acc, best, total, q, q_rest, kv, scales, rows, inside, seen, distance, slopes, gain, cap,
+    V_ROWS: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.constexpr, VALUE: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr,
     STORED: tl.constexpr, CAPPED: tl.constexpr, SLOPED: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Takes the keys and values of a block of slots in.
 
-    q [M, BLOCK_D]; acc [M, BLOCK_D], best and total [M] are the state; rows and inside [N]; if MASKED, seen [M or 1, N]
-    says who sees whom, and values that are not inside are zeros: what a page holds past its request's end may be NaN.
+    q [M, BLOCK_D] and, where K is longer than V, q_rest [M, BLOCK_R]; acc [M, BLOCK_D], best and total [M] are the
+    state; rows and inside [N]; if MASKED, seen [M or 1, N] says who sees whom, and values that are not inside are
+    zeros: what a page holds past its request's end, and page 0 before a window, may be NaN. Values are V_ROWS rows
+    behind their keys; where that is 0 they are the keys' beginning, and read once.
     """
-    k = widened(load_rows(kv, rows, inside, WIDTH, DIM, BLOCK_D, False), STORED, q.dtype)
-    s = tl.dot(q, tl.trans(k), input_precision="ieee")
+    AGAIN: tl.constexpr = MASKED and V_ROWS == 0
+    raw = load_rows(kv, rows, inside, WIDTH, VALUE, BLOCK_D, AGAIN)
+    s = tl.dot(q, tl.trans(widened(raw, STORED, q.dtype)), input_precision="ieee")
+    if BLOCK_R:
+        rest = load_rows(kv + VALUE, rows, inside, WIDTH, DIM - VALUE, BLOCK_R, False)
+        s = tl.dot(q_rest, tl.trans(widened(rest, STORED, q.dtype)), s, input_precision="ieee")
     if STORED == INT8:
         s *= tl.load(scales + rows * (WIDTH // 4) + DIM // 4)[None, :]
     s *= gain
@@ -80,8 +96,10 @@ def fold(
     shrink = tl.exp2(best - base)
     total = total * shrink + tl.sum(weights, 1)
     acc *= shrink[:, None]
-    rows += KV_HEADS * PAGE_SIZE
-    v = load_rows(kv, rows, inside, WIDTH, DIM, BLOCK_D, MASKED)
+    v = raw
+    if V_ROWS:
+        rows += V_ROWS
+        v = load_rows(kv, rows, inside, WIDTH, VALUE, BLOCK_D, MASKED)
     if STORED == INT8:
         # on the values, not the weights: the product of a weight and a scale may be too small for float16
         scale = tl.load(scales + rows * (WIDTH // 4) + DIM // 4, mask=inside, other=0.0)

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quintet.platforms.gpu.kernels.attention_layer import CHUNK, E4M3, INT8, Blocks, Call, Layer, Limits, fitting
-from quintet.platforms.gpu.kernels.attention_parts import LOG2E, divided, fold, key_rows
+from quintet.platforms.gpu.kernels.attention_parts import LOG2E, divided, fold, key_rows, query_rows
 from quintet.platforms.gpu.kernels.variant import Variant
 
 # Guesses, untuned: nothing here has been measured on a GPU.
@@ -19,9 +19,9 @@ PER_PROCESSOR = 2  # programs at a time: each has some 32 KiB on the way
 STEP = 16  # parts that are merged together
 
 
-def most_splits(kv_heads: int) -> int:
+def most_splits(layer: Layer) -> int:
     """Of one head of one request; a power of two."""
-    return triton.next_power_of_2(max(4, SPLITS_OF_ALL_HEADS // kv_heads))
+    return triton.next_power_of_2(max(4, SPLITS_OF_ALL_HEADS // layer.programs))
 
 
 def least_blocks(blocks: Blocks) -> int:
@@ -68,21 +68,23 @@ def _zero_padding(out, starts, tokens, requests, WIDTH: tl.constexpr):
 def attend_splits(
     out, parts, stats, q, kv, scales, table, starts, lengths, sinks, slopes, tokens, requests, pages, q_stride,
     gain, cap,
-    GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    PAGE_SIZE: tl.constexpr, WIDTH: tl.constexpr, STORED: tl.constexpr, COMPUTE: tl.constexpr,
+    GROUP: tl.constexpr, PIECES: tl.constexpr, KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr, VALUE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr,
+    V_ROWS: tl.constexpr, PAGE_SIZE: tl.constexpr, WIDTH: tl.constexpr, STORED: tl.constexpr, COMPUTE: tl.constexpr,
     WINDOW: tl.constexpr, CAPPED: tl.constexpr, SLOPED: tl.constexpr, HAS_SINKS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     """Any number of programs share out the splits of all requests with one token: as many as run at a time is best.
 
-    A request with one split gets its result; of others, parts [R, H, MOST, D] and stats [2, R, H, MOST] (the highest
-    score, the sum of weights) of each split. Both are float32.
+    A request with one split gets its result; of others, parts [R, H, MOST, VALUE] and stats [2, R, H, MOST] (the
+    highest score, the sum of weights) of each split. Both are float32.
     """
-    HEADS: tl.constexpr = KV_HEADS * GROUP
-    _zero_padding(out, starts, tokens, requests, HEADS * DIM)
+    PROGRAMS: tl.constexpr = KV_HEADS * PIECES
+    HEADS: tl.constexpr = PROGRAMS * GROUP
+    _zero_padding(out, starts, tokens, requests, HEADS * VALUE)
     columns = tl.arange(0, BLOCK_D)
     g = tl.arange(0, BLOCK_M)
-    wanted = (g < GROUP)[:, None] & (columns < DIM)[None, :]
+    wanted = (g < GROUP)[:, None] & (columns < VALUE)[None, :]
     place, step = tl.program_id(0), tl.num_programs(0)
     for chunk in range(0, requests, CHUNK):
         row = chunk + tl.arange(0, CHUNK)
@@ -91,20 +93,23 @@ def attend_splits(
         _, _, shares = _share(tl.load(lengths + row, mask=there, other=0), WINDOW, BLOCK_N, LEAST, MOST)
         shares = tl.where(count == 1, shares, 0)
         ends = tl.cumsum(shares, 0)
-        items = tl.sum(shares) * KV_HEADS
+        items = tl.sum(shares) * PROGRAMS
         for item in range(place, items, step):
-            before = ends <= item // KV_HEADS
-            head = item % KV_HEADS
+            before = ends <= item // PROGRAMS
+            head = item % PROGRAMS
             request = chunk + tl.sum(before.to(tl.int32))
-            split = item // KV_HEADS - tl.sum(tl.where(before, shares, 0))
+            split = item // PROGRAMS - tl.sum(tl.where(before, shares, 0))
             token = tl.load(starts + request).to(tl.int64)
             length = tl.load(lengths + request)
             begin, size, splits = _share(length, WINDOW, BLOCK_N, LEAST, MOST)
             begin += split * size
             end = tl.minimum(begin + size, length)
             heads = head * GROUP + tl.minimum(g, GROUP - 1)
-            x = tl.load(q + token * q_stride + heads[:, None] * DIM + columns[None, :], mask=wanted, other=0.0)
-            x = x.to(COMPUTE)
+            begins = token * q_stride + heads * DIM
+            x = query_rows(q, begins, g < GROUP, columns, 0, VALUE, COMPUTE)
+            x_rest = x
+            if BLOCK_R:
+                x_rest = query_rows(q, begins, g < GROUP, tl.arange(0, BLOCK_R), VALUE, DIM - VALUE, COMPUTE)
             slope = 0.0
             if SLOPED:
                 slope = tl.load(slopes + heads) * LOG2E
@@ -114,22 +119,22 @@ def attend_splits(
             total = tl.zeros([BLOCK_M], tl.float32)
             for n in range(begin, end, BLOCK_N):
                 slots = n + tl.arange(0, BLOCK_N)
-                rows = key_rows(own, slots, end, head, KV_HEADS, PAGE_SIZE)
+                rows = key_rows(own, slots, end, head, KV_HEADS, PIECES, PAGE_SIZE, V_ROWS)
                 seen = slots < end
                 if WINDOW:
                     seen &= slots >= length - WINDOW
                 distance = (slots - (length - 1)).to(tl.float32)[None, :]
                 acc, best, total = fold(
-                    acc, best, total, x, kv, scales, rows, slots < end, seen[None, :], distance, slope, gain, cap,
-                    KV_HEADS, PAGE_SIZE, WIDTH, DIM, BLOCK_D, STORED, CAPPED, SLOPED, True,
+                    acc, best, total, x, x_rest, kv, scales, rows, seen, seen[None, :], distance, slope, gain, cap,
+                    V_ROWS, WIDTH, DIM, VALUE, BLOCK_D, BLOCK_R, STORED, CAPPED, SLOPED, True,
                 )  # fmt: skip
             if splits == 1:
                 acc = divided(acc, best, total, sinks, heads, HAS_SINKS)
-                at = (token * HEADS + heads) * DIM
+                at = (token * HEADS + heads) * VALUE
                 tl.store(out + at[:, None] + columns[None, :], acc.to(out.dtype.element_ty), mask=wanted)
             else:
                 at = (request.to(tl.int64) * HEADS + heads) * MOST + split
-                tl.store(parts + (at * DIM)[:, None] + columns[None, :], acc, mask=wanted)
+                tl.store(parts + (at * VALUE)[:, None] + columns[None, :], acc, mask=wanted)
                 tl.store(stats + at, best, mask=g < GROUP)
                 tl.store(stats + at + requests.to(tl.int64) * (HEADS * MOST), total, mask=g < GROUP)
         place = (place + step - items % step) % step  # goes on where the chunk's last program stopped
@@ -138,7 +143,7 @@ def attend_splits(
 @triton.jit(do_not_specialize=["requests"])
 def merge_splits(
     out, parts, stats, starts, lengths, sinks, requests,
-    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
+    HEADS: tl.constexpr, VALUE: tl.constexpr, BLOCK_D: tl.constexpr, WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
     BLOCK_N: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """Grid (R, H): puts the parts of requests with one token and several splits together, STEP at a time."""
@@ -167,35 +172,35 @@ def merge_splits(
     for n in range(0, splits, STEP):
         some = n + tl.arange(0, STEP)
         weights = tl.exp2(tl.load(stats + first + some, mask=some < splits, other=float("-inf")) - best)
-        wanted = (some < splits)[:, None] & (columns < DIM)[None, :]
-        part = tl.load(parts + ((first + some) * DIM)[:, None] + columns[None, :], mask=wanted, other=0.0)
+        wanted = (some < splits)[:, None] & (columns < VALUE)[None, :]
+        part = tl.load(parts + ((first + some) * VALUE)[:, None] + columns[None, :], mask=wanted, other=0.0)
         acc += tl.sum(part * weights[:, None], 0)
     acc /= tl.where(total == 0.0, 1.0, total)
-    at = out + (token.to(tl.int64) * HEADS + head) * DIM
-    tl.store(at + columns, acc.to(out.dtype.element_ty), mask=columns < DIM)
+    at = out + (token.to(tl.int64) * HEADS + head) * VALUE
+    tl.store(at + columns, acc.to(out.dtype.element_ty), mask=columns < VALUE)
 
 
 def launch(call: Call, parts: Tensor, stats: Tensor) -> None:
     """Both kernels over a step; `parts` and `stats` are what workspace() says."""
-    of, batch = call.layer, call.batch
-    blocks, most = split_blocks(of, call.limits), most_splits(of.kv_heads)
+    of, (batch, group) = call.layer, call.books
+    blocks, most = split_blocks(of, call.limits), most_splits(of)
     common = {"WINDOW": of.window, "BLOCK_N": blocks.slots, "LEAST": least_blocks(blocks), "MOST": most}
-    tokens, requests = call.q.shape[0], batch.lengths.shape[0]
+    tokens, requests = call.q.shape[0], call.requests
     attend_splits[(call.limits.processors * PER_PROCESSOR,)](
-        call.out, parts, stats, *call.arrays, tokens, requests, batch.page_table.shape[1], *call.numbers,
+        call.out, parts, stats, *call.arrays, tokens, requests, call.pages, *call.numbers,
         **of.constants, **common, BLOCK_M=blocks.rows, CHUNK=CHUNK, num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
     merge_splits[(requests, of.heads)](
-        call.out, parts, stats, batch.starts, batch.lengths, call.sinks, requests,
-        HEADS=of.heads, DIM=of.dim, BLOCK_D=of.block_dim, HAS_SINKS=of.sinks, STEP=min(STEP, most), **common,
+        call.out, parts, stats, batch.starts, group.lengths, call.sinks, requests,
+        HEADS=of.heads, VALUE=of.value, BLOCK_D=of.block_dim, HAS_SINKS=of.sinks, STEP=min(STEP, most), **common,
         num_warps=2, num_stages=2,
     )  # fmt: skip
 
 
 def workspace(layer: Layer, requests: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shapes of parts and stats, float32."""
-    most = most_splits(layer.kv_heads)
-    return (requests, layer.heads, most, layer.dim), (2, requests, layer.heads, most)
+    most = most_splits(layer)
+    return (requests, layer.heads, most, layer.value), (2, requests, layer.heads, most)
 
 
 def variants() -> list[Variant]:
@@ -206,21 +211,23 @@ def variants() -> list[Variant]:
         Layer(32, 8, 128, 16, "bf16", E4M3),
         Layer(32, 8, 128, 16, "bf16", e4m3=True),
         Layer(64, 8, 64, 16, "bf16", window=128, sinks=True),
+        Layer(128, 1, 576, 16, "bf16", shared=512),
+        Layer(16, 1, 576, 16, "bf16", INT8, shared=512),
     ]
     made = []
     for of in layers:
         blocks = split_blocks(of, limits)
         signature, constants = of.signature(("out", "parts", "stats"), ("tokens", "requests", "pages"))
         constants |= {"BLOCK_M": blocks.rows, "BLOCK_N": blocks.slots, "CHUNK": CHUNK}
-        constants |= {"LEAST": least_blocks(blocks), "MOST": most_splits(of.kv_heads), "WINDOW": of.window}
+        constants |= {"LEAST": least_blocks(blocks), "MOST": most_splits(of), "WINDOW": of.window}
         made.append(Variant(f"attend_splits {of}", attend_splits, signature, constants, blocks.warps, blocks.stages))
-    return [*made, _merge_variant(layers[0], limits)]
+    return [*made, *(_merge_variant(of, limits) for of in (layers[0], layers[5]))]
 
 
 def _merge_variant(of: Layer, limits: Limits) -> Variant:
-    blocks, most = split_blocks(of, limits), most_splits(of.kv_heads)
+    blocks, most = split_blocks(of, limits), most_splits(of)
     signature = {"out": f"*{of.dtype}", "parts": "*fp32", "stats": "*fp32", "starts": "*i32", "lengths": "*i32"}
     signature |= {"requests": "i32"}
-    constants = {"sinks": None, "HEADS": of.heads, "DIM": of.dim, "BLOCK_D": of.block_dim, "WINDOW": of.window}
+    constants = {"sinks": None, "HEADS": of.heads, "VALUE": of.value, "BLOCK_D": of.block_dim, "WINDOW": of.window}
     constants |= {"HAS_SINKS": False, "BLOCK_N": blocks.slots, "LEAST": least_blocks(blocks), "MOST": most}
     return Variant(f"merge_splits {of}", merge_splits, signature, constants | {"STEP": min(STEP, most)}, 2, 2)

@@ -46,9 +46,9 @@ def _write_rows(
 def write_rows(
     kv, scales, k, v, slots, k_stride, v_stride,
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE_SIZE: tl.constexpr, WIDTH: tl.constexpr,
-    STORED: tl.constexpr, HEADS: tl.constexpr,
+    STORED: tl.constexpr, HEADS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T, KV_HEADS / HEADS): a program writes K and V of some heads of one token."""
+    """Grid (T, KV_HEADS / HEADS): a program writes K, and V of PARTS 2, of some heads of one token."""
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     columns = tl.arange(0, BLOCK_D)
@@ -56,26 +56,29 @@ def write_rows(
     wanted = there[:, None] & (columns < DIM)[None, :]
     at = heads[:, None] * DIM + columns[None, :]
     new_k = tl.load(k + token * k_stride + at, mask=wanted, other=0.0)
-    new_v = tl.load(v + token * v_stride + at, mask=wanted, other=0.0)
     slot = tl.load(slots + token)
-    rows = ((slot // PAGE_SIZE).to(tl.int64) * (2 * KV_HEADS) + heads) * PAGE_SIZE + slot % PAGE_SIZE
+    rows = ((slot // PAGE_SIZE).to(tl.int64) * (PARTS * KV_HEADS) + heads) * PAGE_SIZE + slot % PAGE_SIZE
     _write_rows(kv, scales, new_k, rows, wanted, there, columns, WIDTH, DIM, STORED)
-    _write_rows(kv, scales, new_v, rows + KV_HEADS * PAGE_SIZE, wanted, there, columns, WIDTH, DIM, STORED)
+    if PARTS == 2:
+        new_v = tl.load(v + token * v_stride + at, mask=wanted, other=0.0)
+        _write_rows(kv, scales, new_v, rows + KV_HEADS * PAGE_SIZE, wanted, there, columns, WIDTH, DIM, STORED)
 
 
-def launch(kv: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:
-    """kv [P, 2, Hkv, page_size, row width], contiguous; k and v [T, Hkv, D], each token's numbers side by side."""
+def launch(kv: Tensor, k: Tensor, v: Tensor | None, slots: Tensor) -> None:
+    """kv [P, 2, Hkv, page_size, row width], contiguous, or [P, 1, ...] without v; k and v [T, Hkv, D], each token's
+    numbers side by side."""
     tokens, kv_heads, dim = k.shape
     stored = {torch.int8: INT8, torch.float8_e4m3fn: E4M3}.get(kv.dtype, PLAIN)
     scales = kv.view(torch.float32) if stored == INT8 else None
-    constants = _constants(kv_heads, dim, kv.shape[3], stored)
+    constants = _constants(kv_heads, dim, kv.shape[3], stored, kv.shape[1])
+    v_stride = k.stride(0) if v is None else v.stride(0)
     write_rows[(tokens, triton.cdiv(kv_heads, constants["HEADS"]))](
-        kv.view(torch.uint8) if stored == E4M3 else kv, scales, k, v, slots, k.stride(0), v.stride(0),
+        kv.view(torch.uint8) if stored == E4M3 else kv, scales, k, v, slots, k.stride(0), v_stride,
         **constants, num_warps=4,
     )  # fmt: skip
 
 
-def _constants(kv_heads: int, dim: int, page_size: int, stored: int) -> dict[str, int]:
+def _constants(kv_heads: int, dim: int, page_size: int, stored: int, parts: int = 2) -> dict[str, int]:
     block = triton.next_power_of_2(dim)
     return {
         "KV_HEADS": kv_heads,
@@ -84,6 +87,7 @@ def _constants(kv_heads: int, dim: int, page_size: int, stored: int) -> dict[str
         "PAGE_SIZE": page_size,
         "WIDTH": dim + 4 * (stored == INT8),
         "STORED": stored,
+        "PARTS": parts,
         "HEADS": min(triton.next_power_of_2(kv_heads), max(1, ELEMENTS // block)),
     }
 
@@ -94,4 +98,7 @@ def variants() -> list[Variant]:
         signature = {"kv": f"*{cache}", "scales": "*fp32", "k": f"*{dtype}", "v": f"*{dtype}", "slots": "*i32"}
         signature |= {"k_stride": "i32:16", "v_stride": "i32:16"}
         made.append(Variant(f"write_rows {dtype} to {cache}", write_rows, signature, _constants(8, 128, 16, stored)))
+        alone = {name: kind for name, kind in signature.items() if name != "v"}
+        constants = {**_constants(1, 576, 16, stored, parts=1), "v": None}
+        made.append(Variant(f"write_rows {dtype} to {cache}, V in K", write_rows, alone, constants))
     return made

@@ -1,0 +1,42 @@
+"""The decode steps that are captured, so that few graphs serve all: the engine pads to them."""
+
+from quintet.types import Variant
+
+MOST = 512  # requests of a step that is padded: beyond, the host's share of a step is small
+LEAST_PAGES = 64  # columns of a captured table; then four times as many each: a longer request seldom asks anew
+
+
+def decode_sizes(most: int) -> tuple[int, ...]:
+    """1, 2, 4, every 8 to 64, 16 to 128, 32 to 256, then 64: from 32 on, a fifth is padding at most."""
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32), *range(256, MOST + 1, 64)]
+    most = min(most, MOST)
+    return (*(size for size in sizes if size < most), most)
+
+
+def table_width(pages: int) -> int:
+    """Columns of the captured table that holds so many."""
+    width = LEAST_PAGES
+    while width < pages:
+        width *= 4
+    return width
+
+
+def table_widths(pages: int) -> tuple[int, ...]:
+    """All that requests of up to so many pages bring."""
+    widths = [LEAST_PAGES]
+    while widths[-1] < pages:
+        widths.append(table_width(widths[-1] + 1))
+    return tuple(widths)
+
+
+def decode_variants(most: Variant) -> tuple[Variant, ...]:
+    """Steps of one token per request within the largest step, the largest first: it shapes the pool that all share.
+
+    The tables of all groups grow with the same requests. A model that keeps nothing does not decode.
+    """
+    widths = table_widths(max(most.pages, default=0))
+    return tuple(
+        Variant(size, size, size, tuple(min(width, table_width(pages)) for pages in most.pages), decode=True)
+        for size in (reversed(decode_sizes(most.requests)) if most.pages else ())
+        for width in widths
+    )
