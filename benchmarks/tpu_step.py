@@ -24,7 +24,7 @@ from quintet.engine.batch import pad
 from quintet.engine.start import Prepared, prepare
 from quintet.platforms.cpu.features import describe
 from quintet.platforms.host import threads
-from quintet.types import HostBatch
+from quintet.types import HostBatch, HostGroup
 
 RESULTS = Path(__file__).parent / "results"
 ROUNDS = 20
@@ -66,20 +66,21 @@ def measure(model: str, dtype: str) -> dict[str, Any]:
 
 def loaded(prepared: Prepared) -> None:
     """With its weights and its cache, and every step compiled."""
-    prepared.ranks.workers[0].load(prepared.folder, prepared.plan.num_pages, prepared.buckets, False)
+    prepared.ranks.workers[0].load(prepared.folder, prepared.plan.num_pages, prepared.fixed, False)
 
 
 def cost(prepared: dict[str, Prepared], name: str, requests: int, new: int) -> StepCost:
     """Both platforms on the same batch, in turn."""
-    host = batch(requests, new, 0 if new > 1 else CONTEXT)
+    groups = len(prepared["tpu"].ranks.workers[0].arrangement.groups)
+    host = batch(requests, new, 0 if new > 1 else CONTEXT, groups)
     times: dict[str, list[float]] = {device: [] for device in prepared}
     bucket = len(host.token_ids)
     for _ in range(ROUNDS + 3):
         for device, each in prepared.items():
             worker = each.ranks.workers[0]
             start = time.perf_counter()
-            padded = pad(host, each.buckets) if each.buckets else host
-            worker.device.to_host(worker.run(padded))()
+            padded = pad(host, each.fixed) if each.fixed else host
+            worker.device.to_host(worker.run(padded).logits)()
             times[device].append((time.perf_counter() - start) * 1e3)
             bucket = max(bucket, len(padded.token_ids))
     torch_ms, jax_ms = (statistics.median(times[device][3:]) for device in ("cpu", "tpu"))
@@ -88,22 +89,27 @@ def cost(prepared: dict[str, Prepared], name: str, requests: int, new: int) -> S
     )
 
 
-def batch(requests: int, new: int, cached: int, page_size: int = 16) -> HostBatch:
+def batch(requests: int, new: int, cached: int, groups: int = 1, page_size: int = 16) -> HostBatch:
     """Requests alike: `new` tokens after `cached` ones, the last of each wants its logits."""
     pages = -(-(cached + new) // page_size)
-    table = 1 + np.arange(requests * pages, dtype=np.int32).reshape(requests, pages)
+    tables = 1 + np.arange(groups * requests * pages, dtype=np.int32).reshape(groups, requests, pages)
     positions = np.tile(np.arange(cached, cached + new, dtype=np.int32), requests)
     owners = np.repeat(np.arange(requests, dtype=np.int32), new)
     starts = np.arange(requests + 1, dtype=np.int32) * new
     return HostBatch(
         token_ids=(positions * 7 + owners) % 500,
         positions=positions,
-        slots=table[owners, positions // page_size] * page_size + positions % page_size,
         owners=owners,
         starts=starts,
-        lengths=np.full(requests, cached + new, np.int32),
-        page_table=table,
-        logit_rows=starts[1:] - 1,
+        rows=starts[1:] - 1,
+        groups=tuple(
+            HostGroup(
+                slots=table[owners, positions // page_size] * page_size + positions % page_size,
+                table=table,
+                lengths=np.full(requests, cached + new, np.int32),
+            )
+            for table in tables
+        ),
     )
 
 

@@ -21,19 +21,21 @@ import torch
 from torch import nn
 
 from quintet.config import EngineConfig
-from quintet.engine.buckets import plan_buckets
+from quintet.engine.groups import arrange
 from quintet.engine.hub import load_model_config, resolve_model
 from quintet.engine.loader import declared
+from quintet.engine.variants import plan_variants
 from quintet.layers.build import Build, Layer
+from quintet.layers.mixing import Mixing
 from quintet.models import model_class
 from quintet.ops import bind
-from quintet.platforms.interface import Alone, Attention
+from quintet.platforms.interface import Alone
 from quintet.platforms.tpu import PLATFORM, attention, providers  # noqa: F401  registers the providers
 from quintet.platforms.tpu.bridge import dtype_of
 from quintet.platforms.tpu.compile import Program
 from quintet.platforms.tpu.device import TPUDevice
 from quintet.platforms.tpu.sharding import placement
-from quintet.types import AttentionSpec, Bucket
+from quintet.types import AttentionSpec, Variant
 
 GIB = 2**30
 
@@ -48,18 +50,20 @@ class Sizes:
     pages: int = 1024
 
 
-def program(hf_config: Any, devices: Sequence[Any], sizes: Sizes) -> Program:
-    """The model's step on these devices, described: no weight is read and nothing is allocated."""
+def program(hf_config: Any, devices: Sequence[Any], sizes: Sizes) -> tuple[Program, int]:
+    """The model's step on these devices, described, and how many groups its layers make: no weight is read and nothing
+    is allocated."""
     device = TPUDevice(devices)
-    attentions: list[Attention] = []
+    mixings: list[Mixing] = []
 
-    def attend(spec: AttentionSpec) -> Attention:
-        attentions.append(attention.RaggedAttention(spec, ops, device.mesh))
-        return attentions[-1]
+    def mixing(spec: AttentionSpec) -> Mixing:
+        mixings.append(Mixing(attention.mixer(spec, ops, device.mesh)))
+        return mixings[-1]
 
     ops = bind(PLATFORM.op_priority)
-    build = Build(ops, attend, Alone(), sizes.dtype, sizes.page_size, sizes.max_model_len)
+    build = Build(ops, mixing, Alone(), sizes.dtype, sizes.page_size, sizes.max_model_len)
     model = model_class(hf_config)(hf_config, build).eval()
+    arrangement = arrange(mixings)
     weights = {}
     for each in declared(model):
         weights[f"{each.path}.{each.weight.name}"] = placement(each.weight, device.mesh).shape
@@ -71,8 +75,9 @@ def program(hf_config: Any, devices: Sequence[Any], sizes: Sizes) -> Program:
     for name in weights:
         path, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(path), attribute, nn.Parameter(torch.empty(0), requires_grad=False))
-    kv = tuple(device.kv_shape(each.layout, sizes.pages) for each in attentions)
-    return Program(model, weights, kv, attentions[:1], device.everywhere)
+    state = tuple(device.described(layout, sizes.pages) for layout in arrangement.layouts)
+    planner = next((each.mixer for each in mixings if each.layouts), None)
+    return Program(model, weights, state, planner, device.everywhere), len(arrangement.groups)
 
 
 def main() -> None:
@@ -88,12 +93,13 @@ def main() -> None:
         resolve_model(EngineConfig(model=args.model, load_format="dummy")), {}
     ).get_text_config()
     sizes = Sizes(dtype=getattr(torch, args.dtype), max_model_len=min(2048, hf_config.max_position_embeddings))
-    most = Bucket(max(args.tokens), args.max_num_seqs, args.max_num_seqs, sizes.max_model_len // sizes.page_size)
     devices = topology(args.topology)[: args.devices]
     with attention.for_described_tpu():
-        for bucket in plan_buckets(most):
-            if bucket.tokens in args.tokens:
-                print(json.dumps(compiled(program(hf_config, devices, sizes), bucket)))
+        described, groups = program(hf_config, devices, sizes)
+        pages = (sizes.max_model_len // sizes.page_size,) * groups
+        for variant in plan_variants(Variant(max(args.tokens), args.max_num_seqs, args.max_num_seqs, pages)):
+            if variant.tokens in args.tokens:
+                print(json.dumps(compiled(described, variant)))
 
 
 def topology(name: str) -> list[Any]:
@@ -106,14 +112,14 @@ def topology(name: str) -> list[Any]:
     return list(described.devices)
 
 
-def compiled(described: Program, bucket: Bucket) -> dict[str, Any]:
+def compiled(described: Program, variant: Variant) -> dict[str, Any]:
     """What the compiler says of one step."""
     start = time.perf_counter()
-    executable = described.trace(bucket).lower().compile()
+    executable = described.trace(variant).lower().compile()
     memory, cost = executable.memory_analysis(), executable.cost_analysis()
     text = executable.as_text()
     return {
-        "tokens": bucket.tokens,
+        "tokens": variant.tokens,
         "seconds": round(time.perf_counter() - start, 1),
         "arguments_gib": round(memory.argument_size_in_bytes / GIB, 3),
         "donated_gib": round(memory.alias_size_in_bytes / GIB, 3),

@@ -91,6 +91,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, batch: Batch, spec: AttentionSpec
     """
     apart = batch.positions[None, :] - batch.positions[:, None]
     seen = batch.owners[None, :] == batch.owners[:, None]
+    seen = seen & (torch.arange(q.shape[0], device=q.device) < batch.starts[-1])  # padding belongs to the last row
     if spec.causal:
         seen = seen & (apart <= 0)
     many = (q.shape[0], *k.shape)

@@ -1,4 +1,4 @@
-"""Attention on TPU: plans the work list, shares out the heads over a mesh, and the providers of both ops."""
+"""Attention on TPU: plans the work list, shares out the heads over a mesh, and the providers of the paged ops."""
 
 import contextlib
 import math
@@ -17,21 +17,28 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from torch import Tensor
 
-from quintet.ops.attention import paged_attention, write_kv
+from quintet.ops.attention import PlainAttention, paged_attention, write_kv
 from quintet.ops.registry import Ops
-from quintet.platforms.interface import Attention
+from quintet.platforms.interface import Mixer, State
 from quintet.platforms.tpu.bridge import jax_view, torch_view
 from quintet.platforms.tpu.device import AXIS
 from quintet.platforms.tpu.kernels.blocks import Work, plan_work
 from quintet.platforms.tpu.kernels.ragged_attention import attend_paged, attend_plain
 from quintet.platforms.tpu.kernels.write_kv import write_paged, write_plain
-from quintet.types import AttentionSpec, Batch, HostBatch, KVLayout
+from quintet.types import Array as HostArray
+from quintet.types import AttentionSpec, Books, HostBatch, HostGroup, Layout
 
 LANES = 128  # of a TPU's registers
 
 
-class RaggedAttention(Attention):
-    """write_kv, then paged_attention, on pages of [2, Hkv, page_size, D]; on a TPU, of full lanes.
+def mixer(spec: AttentionSpec, ops: Ops, mesh: Mesh | None = None) -> Mixer:
+    """For a layer that keeps K and V, or for one that sees its step alone."""
+    return PlainAttention(spec, ops) if spec.source == "none" else RaggedAttention(spec, ops, mesh)
+
+
+class RaggedAttention(Mixer):
+    """write_kv, then paged_attention, on pages of [2, Hkv, page_size, D]; on a TPU, of full lanes. [1, ...] where V is
+    part of K.
 
     With a mesh, each device sees its own heads, and so do the ops. Heads that do not divide are on every device.
     """
@@ -41,45 +48,48 @@ class RaggedAttention(Attention):
         self._ops, self._mesh, self._page_size = ops, mesh, spec.page_size
         device = _device(mesh)
         size = 1 if mesh is None else mesh.shape[AXIS]
-        self._shared = spec.heads % size == 0 and spec.kv_heads % size == 0
-        size = size if self._shared else 1
+        self._cut = spec.heads % size == 0 and spec.kv_heads % size == 0
+        size = size if self._cut else 1
         local = replace(spec, heads=spec.heads // size, kv_heads=spec.kv_heads // size)
         self._lanes = Lanes.of(local, LANES if device == "tpu" else 1)
         self._spec = self._lanes.spec(local)
-        shape = (2, self._spec.kv_heads * size, spec.page_size, self._spec.head_dim)
-        self.layout = KVLayout(stored(spec.dtype, device), spec.page_size, shape, shares=size)
+        shape = (1 if spec.shared else 2, self._spec.kv_heads * size, spec.page_size, self._spec.head_dim)
+        self.layouts = (Layout(stored(spec.dtype, device), shape, keeps=spec.window, shares=size),)
 
     @property
-    def kv_sharding(self) -> P:
-        """How a cache [P, 2, Hkv, page_size, D] lies on the mesh."""
-        return P(None, None, AXIS, None, None) if self._shared else P()
+    def sharding(self) -> P:
+        """How a cache [P, 2 or 1, Hkv, page_size, D] lies on the mesh."""
+        return P(None, None, AXIS, None, None) if self._cut else P()
 
-    def plan(self, batch: HostBatch) -> HostBatch:
-        return batch._replace(extra=tuple(plan_work(batch, self._page_size)))
+    def plan(self, batch: HostBatch, group: HostGroup) -> tuple[HostArray, ...]:
+        return tuple(plan_work(batch, group, self._page_size))
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: Batch, sinks: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+        self, q: Tensor, k: Tensor, v: Tensor | None, state: State, books: Books, sinks: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         attend = self._attend
         if self._mesh is not None:
-            heads, sink = (P(None, AXIS, None), P(AXIS)) if self._shared else (P(), P())
+            heads, sink = (P(None, AXIS, None), P(AXIS)) if self._cut else (P(), P())
             attend = jax.shard_map(
                 attend,
                 mesh=self._mesh,
-                in_specs=(heads, heads, heads, self.kv_sharding, P(), sink),
-                out_specs=(heads, self.kv_sharding),
+                in_specs=(heads, heads, heads, self.sharding, P(), sink),
+                out_specs=(heads, self.sharding),
                 check_vma=False,  # nothing is communicated, and kernels say nothing about it
             )
-        attended: tuple[Tensor, Tensor] = torch_view(attend(*jax_view((q, k, v, kv, batch, sinks))))
-        return attended
+        out, kv = torch_view(attend(*jax_view((q, k, v, state[0], books, sinks))))
+        return out, (kv,)
 
-    def _attend(self, q: Array, k: Array, v: Array, kv: Array, batch: Any, sinks: Array | None) -> tuple[Array, Array]:
+    def _attend(
+        self, q: Array, k: Array, v: Array | None, kv: Array, books: Any, sinks: Array | None
+    ) -> tuple[Array, Array]:
         """What one device does."""
         lanes = self._lanes
-        q, k, v, kv, batch, sinks = torch_view((lanes.queries(q), lanes.keys(k), lanes.keys(v), kv, batch, sinks))
-        kv = self._ops.write_kv(kv, k, v, batch)
-        out = self._ops.paged_attention(q, kv, batch, self._spec, sinks)
-        return lanes.outputs(jax_view(out)), jax_view(kv)
+        rows = lanes.queries(q), lanes.keys(k), None if v is None else lanes.keys(v)
+        wide, keys, values, pages, told, logits = torch_view((*rows, kv, books, sinks))
+        written = self._ops.write_kv(pages, keys, values, told)
+        out = self._ops.paged_attention(wide, written, told, self._spec, logits)
+        return lanes.outputs(jax_view(out)), jax_view(written)
 
 
 def _refuse_what_is_not_there(spec: AttentionSpec) -> None:
@@ -97,24 +107,28 @@ class Lanes:
     """How KV heads fill a TPU's lanes: so many side by side, then zeros. It gives each narrow row 128 lanes anyway.
 
     A query is zero in the lanes of the KV heads that are not its own, so attention over wide heads gives the results of
-    the narrow ones, and reads the cache once, as it is.
+    the narrow ones, and reads the cache once, as it is. Heads whose V is part of K stand alone: V has to come first.
     """
 
     dim: int  # of a narrow head
+    value_dim: int  # of its V
     group: int  # query heads per narrow KV head
     heads: int = 1  # side by side
     padding: int = 0  # lanes of zeros
+    shared: int = 0  # lanes of K that are V
 
     @classmethod
     def of(cls, spec: AttentionSpec, lanes: int) -> "Lanes":
         """Heads as wide as a multiple of `lanes`."""
         dim = spec.head_dim
-        heads = math.gcd(spec.kv_heads, lanes // dim) if lanes % dim == 0 else 1
-        return cls(dim, spec.heads // spec.kv_heads, heads, -dim * heads % lanes)
+        heads = math.gcd(spec.kv_heads, lanes // dim) if lanes % dim == 0 and not spec.shared else 1
+        shared = spec.shared + -spec.shared % lanes
+        return cls(dim, spec.value_dim, spec.heads // spec.kv_heads, heads, -dim * heads % lanes, shared)
 
     def spec(self, narrow: AttentionSpec) -> AttentionSpec:
         """Of the wide heads."""
-        return replace(narrow, kv_heads=narrow.kv_heads // self.heads, head_dim=self.dim * self.heads + self.padding)
+        wide = self.dim * self.heads + self.padding
+        return replace(narrow, kv_heads=narrow.kv_heads // self.heads, head_dim=wide, shared=self.shared)
 
     def keys(self, k: Array) -> Array:
         """[T, Hkv, D] -> [T, Hkv / heads, wide]; values go the same way."""
@@ -126,10 +140,11 @@ class Lanes:
         return self._pad(jnp.where(self._own(), grouped, 0).reshape(*q.shape[:2], -1))
 
     def outputs(self, out: Array) -> Array:
-        """[T, H, wide] -> [T, H, D]."""
-        tokens, heads, wide = out.shape
-        each = out[..., : wide - self.padding].reshape(tokens, -1, self.heads, self.group, self.heads, self.dim)
-        return jnp.where(self._own(), each, 0).sum(-2).reshape(tokens, heads, self.dim)
+        """[T, H, wide] -> [T, H, value_dim]."""
+        tokens, heads, _ = out.shape
+        each = out[..., : self.heads * self.value_dim]
+        each = each.reshape(tokens, -1, self.heads, self.group, self.heads, self.value_dim)
+        return jnp.where(self._own(), each, 0).sum(-2).reshape(tokens, heads, self.value_dim)
 
     def _own(self) -> Array:
         """[heads, 1, heads, 1]: which part of a wide head is the query's own."""
@@ -173,12 +188,12 @@ def _no_tpu() -> str | None:
     return "no TPU here: Pallas would run interpreted" if interpreted() else None
 
 
-def _work(batch: Batch, page_size: int) -> Work:
-    """What RaggedAttention planned; or, for a batch that nobody planned, what it would have."""
-    if batch.extra:
-        return Work(*jax_view(batch.extra))
-    fields: list[Any] = [np.asarray(field) for field in jax_view(batch)[:-1]]
-    return plan_work(HostBatch(*fields), page_size)
+def _work(books: Books, page_size: int) -> Work:
+    """What RaggedAttention planned; or, for a batch without a plan, what it would have."""
+    if books.group.plan:
+        return Work(*jax_view(books.group.plan))
+    batch, group = jax.tree.map(np.asarray, jax_view(books))
+    return plan_work(batch, group, page_size)
 
 
 def _options() -> dict[str, Any]:
@@ -188,15 +203,16 @@ def _options() -> dict[str, Any]:
 
 def _writer(
     write: Callable[..., Array], options: Callable[[], dict[str, Any]] = dict
-) -> Callable[[Tensor, Tensor, Tensor, Batch], Tensor]:
-    @partial(jax.jit, static_argnames=("interpret",))
-    def update(kv: Array, k: Array, v: Array, runs: Array, **options: Any) -> Array:
-        if kv.dtype == jnp.int16:
-            k, v = (lax.bitcast_convert_type(x.astype(jnp.bfloat16), jnp.int16) for x in (k, v))
-        return write(kv, k.astype(kv.dtype), v.astype(kv.dtype), runs, **options)
+) -> Callable[[Tensor, Tensor, Tensor | None, Books], Tensor]:
+    def as_kept(x: Array, dtype: Any) -> Array:
+        return lax.bitcast_convert_type(x.astype(jnp.bfloat16), dtype) if dtype == jnp.int16 else x.astype(dtype)
 
-    def provider(kv: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
-        work = _work(batch, kv.shape[3])
+    @partial(jax.jit, static_argnames=("interpret",))
+    def update(kv: Array, k: Array, v: Array | None, runs: Array, **options: Any) -> Array:
+        return write(kv, as_kept(k, kv.dtype), None if v is None else as_kept(v, kv.dtype), runs, **options)
+
+    def provider(kv: Tensor, k: Tensor, v: Tensor | None, books: Books) -> Tensor:
+        work = _work(books, kv.shape[3])
         written: Tensor = torch_view(update(*jax_view((kv, k, v)), work.runs, **options()))
         return written
 
@@ -205,14 +221,14 @@ def _writer(
 
 def _attender(
     attend: Callable[..., Array], options: Callable[[], dict[str, Any]] = dict
-) -> Callable[[Tensor, Tensor, Batch, AttentionSpec, Tensor | None], Tensor]:
+) -> Callable[[Tensor, Tensor, Books, AttentionSpec, Tensor | None], Tensor]:
     @partial(jax.jit, static_argnames=("spec", "interpret"))
     def compiled(*arrays: Any, **options: Any) -> Array:
         return attend(*arrays, **options)
 
-    def provider(q: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
-        work = _work(batch, spec.page_size)
-        arrays = jax_view((q, kv, batch.page_table, work.pieces, sinks))
+    def provider(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+        work = _work(books, spec.page_size)
+        arrays = jax_view((q, kv, books.group.table, work.pieces, sinks))
         attended: Tensor = torch_view(compiled(*arrays, spec=spec, **options()))
         return attended
 

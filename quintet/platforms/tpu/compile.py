@@ -1,93 +1,110 @@
-"""The step as XLA executables: one per bucket, compiled ahead. Another shape is an error, never a recompilation."""
+"""The step as XLA executables: one per variant, compiled ahead. Another shape is an error, never a recompilation."""
 
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax.sharding import NamedSharding
-from torch import Tensor, nn
+from torch import nn
 from torch.func import functional_call
 
 from quintet.platforms.host import threads
-from quintet.platforms.interface import KV, Attention, CacheLost, Step
+from quintet.platforms.interface import CacheLost, Mixer, State, Step
 from quintet.platforms.tpu.bridge import jax_view, torch_view, tracing
-from quintet.types import Batch, Bucket, HostBatch
+from quintet.platforms.tpu.device import TPUDevice
+from quintet.types import Batch, Outputs, Variant, leaves
 
 logger = logging.getLogger(__name__)
 
 MIB = 2**20
+Sizes = tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]  # the inputs that a batch has, and the shapes of its arrays
 
 
 @dataclass(frozen=True)
 class Program:
-    """What is traced: the model, the shapes of its weights and of the cache, and where batches and logits live."""
+    """What is traced: the model, the shapes of its weights and of the state, and where batches and outputs live."""
 
     model: nn.Module
     weights: dict[str, jax.ShapeDtypeStruct]
-    kv: tuple[jax.ShapeDtypeStruct, ...]
-    planners: Sequence[Attention]
+    state: tuple[jax.ShapeDtypeStruct, ...]
+    planner: Mixer | None  # of every group; None: no layer keeps anything
     everywhere: NamedSharding
 
-    def trace(self, bucket: Bucket) -> Any:
-        """jax.stages.Traced of one bucket's step: (weights, kv, batch) -> (logits, kv), the cache donated."""
+    def trace(self, variant: Variant) -> Any:
+        """jax.stages.Traced of one variant's step: (weights, state, batch) -> (outputs, state), the state donated."""
         step = jax.jit(
             self._step,
             donate_argnums=1,
-            out_shardings=(self.everywhere, tuple(each.sharding for each in self.kv)),
+            out_shardings=(self.everywhere, tuple(each.sharding for each in self.state)),
         )
-        return step.trace(self.weights, self.kv, self.batch(bucket))
+        return step.trace(self.weights, self.state, self.batch(variant))
 
-    def _step(self, weights: dict[str, jax.Array], kv: KV, batch: Batch) -> Any:
+    def _step(self, weights: dict[str, jax.Array], state: State, batch: Batch) -> Any:
         with tracing():
             # a module that layers share is one object: its tensors need no tying, which would leave tracers in it
-            inputs = torch_view(kv), torch_view(batch)
+            inputs = torch_view(state), torch_view(batch)
             result = functional_call(self.model, torch_view(weights), inputs, tie_weights=False)
         return jax_view(result)
 
-    def batch(self, bucket: Bucket) -> Any:
-        """The shapes of a step's batch, the attention's plan included."""
-        host = HostBatch.empty(bucket)
-        for planner in self.planners:
-            host = planner.plan(host)
+    def batch(self, variant: Variant) -> Batch:
+        """The shapes of a step's batch, the groups' plans included."""
+        host = variant.batch
+        if self.planner is not None:
+            groups = [group._replace(plan=self.planner.plan(host, group)) for group in host.groups]
+            host = host._replace(groups=tuple(groups))
+        return host.on(
+            [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.everywhere) for x in host.leaves()]  # type: ignore[misc]
+        )
 
-        def shape(array: Any) -> Any:
-            return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=self.everywhere)
 
-        return jax.tree.map(shape, Batch(*host))  # type: ignore[arg-type]  # shapes in the place of tensors
-
-
-def compile_step(program: Program, weights: dict[str, jax.Array], buckets: Iterable[Bucket]) -> Step:
-    """Compiles every bucket. The step that comes back knows these and no others."""
+def compile_step(
+    program: Program, weights: dict[str, jax.Array], variants: Iterable[Variant], device: TPUDevice
+) -> Step:
+    """Compiles every variant. The step that comes back knows these and no others."""
     pool = ThreadPoolExecutor(threads(), thread_name_prefix="compile")  # XLA compiles one program on one core
+    compiling: dict[Sizes, Any] = {}
     try:
-        compiling = [pool.submit(_compile, bucket, program.trace(bucket).lower()) for bucket in buckets]
-        executables = dict(each.result() for each in compiling)
+        for variant in variants:
+            sizes = _sizes(program.batch(variant))
+            if sizes not in compiling:
+                compiling[sizes] = pool.submit(_compile, variant, program.trace(variant).lower())
+        executables = {sizes: each.result() for sizes, each in compiling.items()}
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # after Ctrl-C, nobody waits for programs that nobody wants
-    held: list[KV] = [()]  # the cache as the last step left it, for a caller who was interrupted before taking it
 
-    def step(kv: KV, batch: Batch) -> tuple[Tensor, KV]:
-        tokens = batch.token_ids.shape[0]
-        executable = executables.get(tokens)
+    def step(state: State, batch: Batch) -> tuple[Outputs, State]:
+        arrays: Batch = jax_view(batch)
+        executable = executables.get(_sizes(arrays))
         if executable is None:
-            raise RuntimeError(
-                f"a step of {tokens} tokens was never compiled, only steps of {sorted(executables)}: "
-                "steps must be padded to a bucket"
-            )
-        if _donated(kv):
-            kv = held[0]
-            if _donated(kv):
+            raise RuntimeError(_never_compiled(_sizes(arrays), executables))
+        if _donated(state):
+            state = device.held
+            if _donated(state) or not state:
                 raise CacheLost("the last step took the cache over and was interrupted before it gave one back")
-        logits, held[0] = executable(weights, kv, jax_view(batch))
-        return torch_view(logits), held[0]
+        outputs, device.held = executable(weights, state, arrays)
+        return torch_view(outputs), device.held
 
     step.compilations = compilations()  # type: ignore[attr-defined]  # see Step
     return step
+
+
+def _sizes(batch: Batch) -> Sizes:
+    """What tells one variant from another: which arrays there are, and their shapes."""
+    given = tuple(name for name, x in zip(batch.inputs._fields, batch.inputs, strict=True) if x is not None)
+    return given, tuple(x.shape for x in leaves(batch))
+
+
+def _never_compiled(sizes: Sizes, known: Iterable[Sizes]) -> str:
+    tokens, found = sizes[1][0][0], sorted(known)
+    alike = [each for each in found if each[1][0][0] == tokens]
+    only = ", ".join(str(each[1][0][0]) for each in found)
+    why = f"its arrays are {sizes}, and those of that size {alike}" if alike else f"only steps of {only}"
+    return f"a step of {tokens} tokens was never compiled, {why}: steps must be padded to a variant"
 
 
 @functools.cache
@@ -103,9 +120,9 @@ def compilations() -> Callable[[], int]:
     return lambda: len(events)
 
 
-def _donated(kv: KV) -> bool:
-    """Whether a step took these arrays over; who has them lost the cache that it returned."""
-    return bool(kv) and kv[0].is_deleted()  # type: ignore[attr-defined]  # arrays of JAX, typed as tensors
+def _donated(state: State) -> bool:
+    """Whether a step took these arrays over; who has them lost the state that it returned."""
+    return bool(state) and state[0].is_deleted()  # type: ignore[attr-defined]  # arrays of JAX, typed as tensors
 
 
 def abstract(array: jax.Array) -> jax.ShapeDtypeStruct:
@@ -113,10 +130,11 @@ def abstract(array: jax.Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
 
 
-def _compile(bucket: Bucket, lowered: Any) -> tuple[int, Any]:
+def _compile(variant: Variant, lowered: Any) -> Any:
     start = time.perf_counter()
     executable = lowered.compile()
     memory = executable.memory_analysis()
     size = f", {memory.temp_size_in_bytes / MIB:.1f} MiB of workspace" if memory is not None else ""
-    logger.info("compiled a step of %d tokens in %.1f s%s", bucket.tokens, time.perf_counter() - start, size)
-    return bucket.tokens, executable
+    what = f"{variant.tokens} tokens{''.join(f', {each}' for each in variant.inputs)}"
+    logger.info("compiled a step of %s in %.1f s%s", what, time.perf_counter() - start, size)
+    return executable

@@ -10,9 +10,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from torch import Tensor
 
 from quintet.platforms.host import host_memory
-from quintet.platforms.interface import KV, Device
+from quintet.platforms.interface import CacheLost, Device, State
 from quintet.platforms.tpu.bridge import dtype_of, host_array, jax_view, torch_view
-from quintet.types import KVLayout, Memory
+from quintet.types import Layout, Memory
 
 AXIS = "model"  # the mesh's only axis: heads, features and vocabulary are cut along it
 GIB = 2**30
@@ -24,7 +24,8 @@ class TPUDevice(Device):
     def __init__(self, devices: Sequence[jax.Device]) -> None:
         self.mesh = Mesh(np.array(devices), (AXIS,))
         self.everywhere = NamedSharding(self.mesh, PartitionSpec())
-        self.kv: tuple[jax.ShapeDtypeStruct, ...] = ()  # of the cache that was allocated last
+        self.state: tuple[jax.ShapeDtypeStruct, ...] = ()  # of what was allocated last
+        self.held: State = ()  # what the last step left, for a caller who was interrupted before taking it
 
     def memory(self) -> Memory:
         stats = [device.memory_stats() for device in self.mesh.devices.flat]
@@ -35,27 +36,27 @@ class TPUDevice(Device):
         total = min(each["bytes_limit"] for each in stats)
         return Memory(free, total, max(each["peak_bytes_in_use"] for each in stats))
 
-    def allocate_kv(self, layouts: Sequence[KVLayout], pages: int) -> KV:
-        self.kv = tuple(self.kv_shape(layout, pages) for layout in layouts)
-        need, free = sum(shard_bytes(each) for each in self.kv), self.memory().free
+    def allocate(self, layouts: Sequence[Layout], units: int) -> State:
+        self.held = ()  # two caches would not fit
+        self.state = tuple(self.described(layout, units) for layout in layouts)
+        need, free = sum(shard_bytes(each) for each in self.state), self.memory().free
         if need > free:
             raise MemoryError(
-                f"KV cache of {pages} pages needs {need / GIB:.2f} GiB, {free / GIB:.2f} GiB are free on each of "
+                f"KV cache of {units} pages needs {need / GIB:.2f} GiB, {free / GIB:.2f} GiB are free on each of "
                 f"{self.mesh.size} devices; lower kv_cache_memory_bytes or max_model_len"
             )
         make = jax.jit(
-            lambda: tuple(jax.numpy.zeros(each.shape, each.dtype) for each in self.kv),
-            out_shardings=tuple(each.sharding for each in self.kv),
+            lambda: tuple(jax.numpy.zeros(each.shape, each.dtype) for each in self.state),
+            out_shardings=tuple(each.sharding for each in self.state),
         )
-        cache: KV = make()  # arrays of JAX, which nobody but the compiled step looks into
-        return cache
+        state: State = make()  # arrays of JAX, which the compiled step alone looks into
+        return state
 
-    def kv_shape(self, layout: KVLayout, pages: int) -> jax.ShapeDtypeStruct:
-        """One layer's cache: cut by KV heads where they divide, else whole on each device."""
-        heads = layout.page_shape[1]
-        cut = heads % self.mesh.size == 0
+    def described(self, layout: Layout, units: int) -> jax.ShapeDtypeStruct:
+        """One tensor of the state: cut by KV heads where they divide, else whole on each device."""
+        cut = layout.shares == self.mesh.size
         sharding = NamedSharding(self.mesh, PartitionSpec(None, None, AXIS)) if cut else self.everywhere
-        return jax.ShapeDtypeStruct((pages, *layout.page_shape), dtype_of(layout.dtype), sharding=sharding)
+        return jax.ShapeDtypeStruct((units, *layout.shape), dtype_of(layout.dtype), sharding=sharding)
 
     def to_device(self, arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[Tensor, ...]:
         uploaded: tuple[Tensor, ...] = torch_view(tuple(jax.device_put(list(arrays), self.everywhere)))
@@ -64,7 +65,23 @@ class TPUDevice(Device):
     def to_host(self, x: Tensor) -> Callable[[], Tensor]:
         array = jax_view(x)
         array.copy_to_host_async()
-        return lambda: from_host_array(np.array(array))
+
+        def wait() -> Tensor:
+            try:
+                return from_host_array(np.array(array))
+            except jax.errors.JaxRuntimeError as error:
+                self._check_held(error)
+                raise
+
+        return wait
+
+    def _check_held(self, error: Exception) -> None:
+        """CacheLost if it was a step that failed: what came in was taken over, and what came out is not there."""
+        try:
+            jax.block_until_ready(self.held)
+        except RuntimeError:  # it failed, or was taken over by a step that failed at once
+            self.held = ()
+            raise CacheLost(f"a step failed on the device and took the cache with it: {error}") from error
 
 
 def from_host_array(array: np.ndarray[Any, Any]) -> Tensor:

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,31 +13,32 @@ from quintet.config import EngineConfig, read_environment
 from quintet.platforms.host import host_memory
 from quintet.platforms.interface import (
     Alone,
-    Attention,
     Capabilities,
     Communicator,
     Device,
+    Mixer,
     Platform,
     Step,
     Unavailable,
 )
 from quintet.platforms.tpu.facts import Facts, facts
-from quintet.types import AttentionSpec, Bucket, Weight
+from quintet.types import AttentionSpec, Estimate, Extent, Place, Variant, Weight
 
 logger = logging.getLogger(__name__)
 
 GIB = 2**30
 CACHE_MOST = 4 * GIB  # of programs on disk; those that were not used for longest go first
 HOST_KV = GIB // 2  # of host memory for the cache, where the processor stands in and nothing was asked for
-ATTENTION = ("write_kv", "paged_attention")
+PAGED = ("write_kv", "paged_attention")
 
 
 class TPU(Platform):
     """One worker drives all devices: place() shards, XLA adds the collectives. Steps are compiled, shapes are fixed."""
 
     name = "tpu"
-    op_priority = dict.fromkeys(ATTENTION, ("pallas", "jax")) | dict.fromkeys(
+    op_priority = dict.fromkeys(PAGED, ("pallas", "jax")) | dict.fromkeys(
         (
+            *("attention", "take_rows", "place_rows"),
             *("linear", "embedding", "rotary", "rms_norm", "add_rms_norm", "layer_norm", "activate", "gated"),
             *("linear_int8", "linear_int4", "linear_fp8", "linear_fp8_dynamic", "linear_w8a8"),
             *("route", "route_grouped", "grouped_linear", "experts"),
@@ -104,17 +105,17 @@ class TPU(Platform):
         _keep_programs(self._config.compilation_cache_dir)
         self._device = TPUDevice(devices)
         self._placer = Placer(self._device.mesh)
-        self._attentions: list[Attention] = []
+        self._planner: Mixer | None = None  # the last that keeps anything: its plan depends on the page size alone
         return self._device
 
-    def connect(self, rank: int, size: int, endpoint: str) -> Communicator:
+    def connect(self, place: Place) -> Communicator:
         return Alone()
 
-    def attention(self, spec: AttentionSpec, ops: Any, rank: int) -> Attention:
-        from quintet.platforms.tpu.attention import RaggedAttention
+    def mixer(self, spec: AttentionSpec, ops: Any, rank: int) -> Mixer:
+        from quintet.platforms.tpu.attention import mixer
 
-        made = RaggedAttention(spec, ops, self._device.mesh)
-        self._attentions.append(made)
+        made = mixer(spec, ops, self._device.mesh)
+        self._planner = made if made.layouts else self._planner
         return made
 
     def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -122,21 +123,21 @@ class TPU(Platform):
 
         return {weight.name: torch_view(self._placer(weight, tensors))}
 
-    def placed_bytes(self, weight: Weight) -> int:
+    def estimate(self, model: nn.Module, weights: Sequence[Weight], extent: Extent) -> Estimate:
         from quintet.platforms.tpu.device import shard_bytes
         from quintet.platforms.tpu.sharding import placement
 
-        return shard_bytes(placement(weight, self._device.mesh).shape)
+        placed = sum(shard_bytes(placement(weight, self._device.mesh).shape) for weight in weights)
+        return Estimate(placed, extent.workspace)
 
-    def compile(self, model: nn.Module, buckets: Iterable[Bucket]) -> Step:
+    def compile(self, model: nn.Module, variants: Iterable[Variant]) -> Step:
         from quintet.platforms.tpu.bridge import jax_view
         from quintet.platforms.tpu.compile import Program, abstract, compile_step
 
         weights = {name: jax_view(tensor) for name, tensor in model.named_parameters()}
         shapes = {name: abstract(array) for name, array in weights.items()}
-        planners = list({type(each): each for each in self._attentions}.values())
-        program = Program(model, shapes, self._device.kv, planners, self._device.everywhere)
-        return compile_step(program, weights, buckets)
+        program = Program(model, shapes, self._device.state, self._planner, self._device.everywhere)
+        return compile_step(program, weights, variants, self._device)
 
 
 def _cache_folder() -> tuple[str, str]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from quintet.conformance.batches import Cache, Request, spec
 from quintet.engine.batch import pad
 from quintet.ops import Op, bind
-from quintet.types import AttentionSpec, Batch, Bucket, HostBatch
+from quintet.types import AttentionSpec, Books, Group, HostBatch, HostGroup, Variant
 from tests.helpers import tpu
 
 pytestmark = tpu.needs_jax
@@ -25,7 +25,7 @@ if not tpu.needs_jax.args[0]:
     from quintet.platforms.tpu.attention import Lanes, RaggedAttention
     from quintet.platforms.tpu.bridge import dtype_of, jax_view, torch_view, tracing
     from quintet.platforms.tpu.kernels import blocks
-    from quintet.platforms.tpu.kernels.blocks import BLOCK, FROM, LEAD, OWNER, PAGE, SHIFT, TO
+    from quintet.platforms.tpu.kernels.blocks import BLOCK, FROM, KEPT, LEAD, OWNER, PAGE, SHIFT, TO
     from quintet.platforms.tpu.kernels.ragged_attention import attend_paged, attend_plain
     from quintet.platforms.tpu.kernels.write_kv import write_paged, write_plain
 
@@ -58,6 +58,11 @@ GRID = [
     Case(4, 2, 16, 16, "prompt beside decode", {"softcap": 20.0, "window": 33, "sinks": True}),
     Case(4, 2, 16, 8, "decode", {"window": 1}, torch.float16),
     Case(3, 1, 80, 16, "chunks", {}, torch.bfloat16),
+    Case(4, 2, 16, 16, "chunks", {"causal": False}),
+    Case(3, 1, 24, 8, "mix", {"causal": False, "window": 21, "sinks": True}, torch.bfloat16),
+    Case(16, 1, 576, 16, "mix", {"shared": 512}, torch.bfloat16),
+    Case(4, 1, 96, 16, "chunks", {"shared": 64, "softcap": 5.0, "window": 40}),
+    Case(5, 1, 24, 8, "decode", {"shared": 24}),
 ]
 
 
@@ -65,7 +70,7 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Ten
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape) + seed)).to(dtype)
 
 
-def made(case: Case) -> tuple[AttentionSpec, Cache, Tensor, Batch, Tensor | None]:
+def made(case: Case) -> tuple[AttentionSpec, Cache, Tensor, Books, Tensor | None]:
     of = spec(case.heads, case.kv_heads, case.dim, dtype=case.dtype, page_size=case.page_size, **case.settings)
     requests = MIXES[case.mix]
     cache = Cache(of, [r.cached + r.new for r in requests])
@@ -89,12 +94,13 @@ def raised(x: Tensor | None) -> Tensor | None:
 
 
 @pytest.mark.parametrize("case", GRID, ids=str)
-def test_pallas_attention_equals_the_specification(case: Case) -> None:
-    """Interpreted; the other provider is bound where there is no TPU, so that the conformance kit tries it."""
-    of, cache, q, batch, sinks = made(case)
-    want = Op.registry["paged_attention"].reference(q.float(), cache.kv.float(), batch, of, raised(sinks))
-    got = Op.registry["paged_attention"].providers["pallas"](q, cache.kv, batch, of, sinks)
-    assert got.dtype == case.dtype
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_attention_equals_the_specification(provider: str, case: Case) -> None:
+    """Pallas interpreted."""
+    of, cache, q, books, sinks = made(case)
+    want = Op.registry["paged_attention"].reference(q.float(), cache.kv.float(), books, of, raised(sinks))
+    got = Op.registry["paged_attention"].providers[provider](q, cache.kv, books, of, sinks)
+    assert got.dtype == case.dtype and got.shape == (len(q), of.heads, of.value_dim)
     assert_close(got, want, case.dtype)
 
 
@@ -103,36 +109,45 @@ def test_pallas_attention_equals_the_specification(case: Case) -> None:
 )
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_written_cache_is_the_specifications_bit_for_bit(provider: str, page_size: int, dtype: torch.dtype) -> None:
-    of, cache, q, batch, _ = made(Case(6, 3, 24, page_size, "mix", {}, dtype))
-    k, v = (randn(len(q), 3, 24, dtype=dtype, seed=seed) for seed in (1, 2))
-    got = Op.registry["write_kv"].providers[provider](cache.kv, k, v, batch)
-    want = Op.registry["write_kv"].reference(cache.kv.clone(), k, v, batch)
-    assert got.dtype == dtype and torch.equal(host(got), want.float())
+    for settings in ({}, {"shared": 16}):
+        of, cache, q, books, _ = made(Case(6, 3, 24, page_size, "mix", settings, dtype))
+        k, v = (randn(len(q), 3, 24, dtype=dtype, seed=seed) for seed in (1, 2))
+        given = k, None if of.shared else v
+        got = Op.registry["write_kv"].providers[provider](cache.kv, *given, books)
+        want = Op.registry["write_kv"].reference(cache.kv.clone(), *given, books)
+        assert got.dtype == dtype and torch.equal(host(got), want.float())
 
 
 # ------------------------------------------------------------------------------------------------------------ padding
 
 
-def on_host(batch: Batch) -> HostBatch:
-    fields: list[Any] = [field.numpy() for field in batch[:-1]]
-    return HostBatch(*fields)
+def on_host(books: Books) -> HostBatch:
+    """With the one group."""
+    group, batch = HostGroup(*(x.numpy() for x in books.group[:3])), books.batch
+    fields = [x.numpy() for x in (batch.token_ids, batch.positions, batch.owners, batch.starts, batch.rows)]
+    return HostBatch(*fields, groups=(group,))
 
 
-def padded(batch: Batch, bucket: Bucket) -> HostBatch:
-    return pad(on_host(batch), (bucket,))
+def padded(books: Books, variant: Variant) -> HostBatch:
+    return pad(on_host(books), (variant,))
 
 
-def planned(batch: HostBatch, page_size: int) -> Batch:
-    arrays: list[Any] = [torch.from_numpy(field) for field in batch[:-1]]
-    extra = tuple(torch.from_numpy(x) for x in blocks.plan_work(batch, page_size))
-    return Batch(*arrays)._replace(extra=extra)
+def plan(batch: HostBatch, page_size: int) -> blocks.Work:
+    return blocks.plan_work(batch, batch.groups[0], page_size)
 
 
-def spoilt(kv: Tensor, batch: Batch, with_: float) -> Tensor:
+def planned(batch: HostBatch, page_size: int) -> Books:
+    group = batch.groups[0]._replace(plan=tuple(plan(batch, page_size)))
+    batch = batch._replace(groups=(group,))
+    there = batch.on([torch.from_numpy(x) for x in batch.leaves()])
+    return Books(there, there.groups[0])
+
+
+def spoilt(kv: Tensor, group: Group, with_: float) -> Tensor:
     """The cache with `with_` in page 0 and past every request's end."""
     kv, size = kv.clone(), kv.shape[3]
     kv[0] = with_
-    for row, length in zip(batch.page_table, batch.lengths.tolist(), strict=True):
+    for row, length in zip(group.table, group.lengths.tolist(), strict=True):
         if length % size:
             kv[row[length // size], :, :, length % size :] = with_
     return kv
@@ -141,31 +156,52 @@ def spoilt(kv: Tensor, batch: Batch, with_: float) -> Tensor:
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_what_nobody_wrote_changes_no_bit(provider: str) -> None:
     """Padding, page 0 and what lies past a request's end may hold anything, and reach nothing."""
-    of, cache, q, batch, _ = made(Case(4, 2, 16, 16, "mix"))
+    of, cache, q, books, _ = made(Case(4, 2, 16, 16, "mix"))
     real = len(q)
     k, v = randn(real, 2, 16, seed=1), randn(real, 2, 16, seed=2)
-    wide = planned(padded(batch, Bucket(64, 8, 8, 24)), of.page_size)
+    wide = planned(padded(books, Variant(64, 8, 8, (24,))), of.page_size)
     write, attend = (Op.registry[name].providers[provider] for name in ("write_kv", "paged_attention"))
     outs, kvs = [], []
     for garbage in (float("nan"), float("inf"), -3e38, 0.0):
         q_, k_, v_ = (torch.cat([x, torch.full((64 - real, *x.shape[1:]), garbage)]) for x in (q, k, v))
-        kv = write(spoilt(cache.kv, batch, garbage), k_, v_, wide)
+        kv = write(spoilt(cache.kv, books.group, garbage), k_, v_, wide)
         outs.append(host(attend(q_, kv, wide, of, None)))
         kvs.append(host(kv))
     assert all(torch.equal(out, outs[0]) for out in outs)
     assert torch.equal(outs[0][real:], torch.zeros(64 - real, 4, 16)), "padded tokens come out as zeros"
-    want = Op.registry["write_kv"].reference(cache.kv.clone(), k, v, batch)
+    want = Op.registry["write_kv"].reference(cache.kv.clone(), k, v, books)
     assert_close(
-        jnp.asarray(outs[0][:real].numpy()), Op.registry["paged_attention"].reference(q, want, batch, of, None)
+        jnp.asarray(outs[0][:real].numpy()), Op.registry["paged_attention"].reference(q, want, books, of, None)
     )
     for garbage, kv in zip((float("nan"), float("inf"), -3e38, 0.0), kvs, strict=True):
-        expected = Op.registry["write_kv"].reference(spoilt(cache.kv, batch, garbage), k, v, batch)
+        expected = Op.registry["write_kv"].reference(spoilt(cache.kv, books.group, garbage), k, v, books)
         assert torch.equal(kv[1:].nan_to_num(), expected[1:].nan_to_num()), "only the tokens' slots were written"
+
+
+@pytest.mark.parametrize("settings", [{}, {"shared": 16}, {"sinks": True, "softcap": 4.0}], ids=str)
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("mix", MIXES)
+def test_pages_given_back_behind_a_window_are_not_looked_at(mix: str, provider: str, settings: dict[str, Any]) -> None:
+    """Their places in the table are 0, and page 0 holds no number."""
+    of, cache, q, books, sinks = made(Case(4, 2, 24, 8, mix, {"window": 19, **settings}))
+    want = Op.registry["paged_attention"].reference(q, cache.kv, books, of, sinks)
+    table = books.group.table.clone()
+    for row, request in enumerate(MIXES[mix]):
+        table[row, : max(0, request.cached - 19 + 1) // 8] = 0
+    assert mix == "prompt" or not torch.equal(table, books.group.table), "some are given back"
+    kept = cache.kv.clone()
+    kept[0] = kept[sorted(set(books.group.table.unique().tolist()) - set(table.unique().tolist()))] = torch.nan
+    left = books._replace(group=books.group._replace(table=table))
+    attend = Op.registry["paged_attention"].providers[provider]
+    assert_close(attend(q, kept, left, of, sinks), want)
+    whole = planned(padded(left, Variant(128, 8, 8, (48,))), of.page_size)
+    rest = torch.full((128 - len(q), *q.shape[1:]), torch.nan)
+    assert_close(jax_view(attend(torch.cat([q, rest]), kept, whole, of, sinks))[: len(q)], want)
 
 
 def test_a_step_of_nothing_gives_zeros() -> None:
     of = spec(2, 1, 16)
-    empty = planned(HostBatch.empty(Bucket(16, 16, 16, 24)), 16)
+    empty = planned(Variant(16, 16, 16, (24,)).batch, 16)
     for provider in PROVIDERS:
         out = Op.registry["paged_attention"].providers[provider](
             torch.full((16, 2, 16), float("nan")), torch.full((3, 2, 1, 16, 16), float("nan")), empty, of, None
@@ -176,7 +212,7 @@ def test_a_step_of_nothing_gives_zeros() -> None:
 # --------------------------------------------------------------------------------------------------------------- plan
 
 
-def random_batch(seed: int, page_size: int) -> tuple[list[Request], Batch]:
+def random_batch(seed: int, page_size: int) -> tuple[list[Request], Books]:
     rng = np.random.default_rng(seed)
     requests = [
         Request(int(rng.integers(0, 90)), int(rng.choice([1, 1, 1, 2, 7, 40, 130]))) for _ in range(rng.integers(1, 12))
@@ -188,34 +224,36 @@ def random_batch(seed: int, page_size: int) -> tuple[list[Request], Batch]:
 @pytest.mark.parametrize("seed", range(30))
 def test_every_token_is_in_one_piece_and_one_run(seed: int) -> None:
     page_size = (8, 16, 32)[seed % 3]
-    _, batch = random_batch(seed, page_size)
+    _, books = random_batch(seed, page_size)
+    batch, group = books
     tokens = len(batch.positions)
-    pieces, runs = blocks.plan_work(padded(batch, Bucket(tokens + seed, 12 + seed % 5, 1, 40)), page_size)
+    pieces, runs = plan(padded(books, Variant(tokens + seed, 12 + seed % 5, 1, (40,))), page_size)
     size = blocks.block_tokens(tokens + seed, 12 + seed % 5)
     attended, written = [], []
     for piece in pieces.T:
         for row in range(piece[FROM], piece[TO]):
             token = piece[BLOCK] * size + row
             assert batch.owners[token] == piece[OWNER] and batch.positions[token] == piece[SHIFT] + row
+            assert group.lengths[piece[OWNER]] == piece[KEPT]
             attended.append(token)
     for run in runs.T:
         for offset in range(run[FROM], run[TO]):
             token = run[LEAD] + offset
-            assert batch.slots[token] == run[PAGE] * page_size + offset
+            assert group.slots[token] == run[PAGE] * page_size + offset
             written.append(token)
     assert attended == written == list(range(tokens))
     used = runs[FROM] < runs[TO]
     assert len(set(runs[PAGE, used])) == used.sum(), "a page is in one run"
 
 
-def test_a_plan_has_its_buckets_sizes() -> None:
-    bucket = Bucket(256, 16, 16, 40)
+def test_a_plan_has_its_variants_sizes() -> None:
+    variant = Variant(256, 16, 16, (40,))
     shapes = {
-        tuple(x.shape for x in blocks.plan_work(padded(batch, bucket), 16))
-        for _, batch in (random_batch(seed, 16) for seed in range(20))
-        if len(batch.positions) <= 256
+        tuple(x.shape for x in plan(padded(books, variant), 16))
+        for _, books in (random_batch(seed, 16) for seed in range(20))
+        if len(books.batch.positions) <= 256
     }
-    assert shapes == {((5, blocks.num_pieces(256, 16)), (4, blocks.num_runs(256, 16, 16)))}
+    assert shapes == {((6, blocks.num_pieces(256, 16)), (4, blocks.num_runs(256, 16, 16)))}
 
 
 # ----------------------------------------------------------------------------------------------------- RaggedAttention
@@ -227,38 +265,57 @@ def run(of: AttentionSpec, inputs: tuple[Any, ...], devices: int | None) -> tupl
     attend = RaggedAttention(of, bind({"write_kv": ("jax",), "paged_attention": ("jax",)}), mesh)
     q, k, v, kv, batch, sinks = inputs
     kv = jnp.asarray(jax_view(kv))
-    if attend.layout.dtype == torch.int16:
+    if attend.layouts[0].dtype == torch.int16:
         kv = jax.lax.bitcast_convert_type(kv, jnp.int16)
     if mesh is not None:
-        kv = jax.device_put(kv, NamedSharding(mesh, attend.kv_sharding))
-    host_batch = attend.plan(batch)
-
-    def step(*arrays: Any) -> Any:
-        with tracing():
-            return jax_view(attend(*torch_view(arrays)))
-
-    arrays = (*jax_view((q, k, v)), kv, Batch(*host_batch), jax_view(sinks))  # type: ignore[arg-type]
-    compiled = jax.jit(step, donate_argnums=3).lower(*arrays).compile()
-    out, kv = compiled(*arrays)
+        kv = jax.device_put(kv, NamedSharding(mesh, attend.sharding))
+    arrays = (*jax_view((q, k, v)), (kv,), told(attend, batch), jax_view(sinks))
+    compiled = traced(attend, *arrays).lower().compile()
+    out, (kv,) = compiled(*arrays)
     if kv.dtype == jnp.int16:
         kv = jax.lax.bitcast_convert_type(kv, jnp.bfloat16)
     return host(out), host(kv), str(compiled.as_text())
 
 
+def told(attend: RaggedAttention, batch: HostBatch) -> Books:
+    """The books of the batch's one group, with its plan."""
+    group = batch.groups[0]._replace(plan=attend.plan(batch, batch.groups[0]))
+    batch = batch._replace(groups=(group,))
+    return Books(batch, group)  # type: ignore[arg-type]  # arrays of NumPy, as JAX takes them
+
+
+def traced(attend: RaggedAttention, *arrays: Any) -> Any:
+    """The mixer as a function of arrays, its cache donated."""
+
+    def step(*arrays: Any) -> Any:
+        with tracing():
+            return jax_view(attend(*torch_view(arrays)))
+
+    return jax.jit(step, donate_argnums=3).trace(*arrays)
+
+
 def inputs(of: AttentionSpec) -> tuple[Any, ...]:
     requests = MIXES["mix"]
     cache = Cache(of, [r.cached + r.new for r in requests])
-    q, batch = cache.batch(dict(enumerate(requests)))
+    q, books = cache.batch(dict(enumerate(requests)))
     k, v = (randn(len(q), of.kv_heads, of.head_dim, dtype=of.dtype, seed=seed) for seed in (1, 2))
     q, k, v = (torch.cat([x, x[: 32 - len(x)]]) for x in (q, k, v))
     sinks = randn(of.heads, dtype=of.dtype) if of.sinks else None
-    return q, k, v, cache.kv, padded(batch, Bucket(32, 8, 8, 20)), sinks
+    return q, k, None if of.shared else v, cache.kv, padded(books, Variant(32, 8, 8, (20,))), sinks
 
 
-@pytest.mark.parametrize(("kv_heads", "dtype"), [(8, torch.float32), (8, torch.bfloat16), (4, torch.float32)], ids=str)
-def test_sharded_equals_alone(kv_heads: int, dtype: torch.dtype) -> None:
-    """8 KV heads divide among 8 devices, 4 do not and are on each; neither brings the cache together."""
-    of = spec(16, kv_heads, 16, dtype=dtype, sinks=True, window=50)
+SHARDED = [
+    (8, {"dtype": torch.float32}),
+    (8, {"dtype": torch.bfloat16}),
+    (4, {"dtype": torch.float32}),
+    (1, {"dtype": torch.bfloat16, "shared": 8}),
+]
+
+
+@pytest.mark.parametrize(("kv_heads", "settings"), SHARDED, ids=str)
+def test_sharded_equals_alone(kv_heads: int, settings: dict[str, Any]) -> None:
+    """8 KV heads divide among 8 devices, 4 or 1 do not and are on each; neither brings the cache together."""
+    of = spec(16, kv_heads, 16, sinks=True, window=50, **settings)
     given = inputs(of)
     alone, kv, _ = run(of, given, None)
     shared, shared_kv, program = run(of, given, 8)
@@ -273,11 +330,14 @@ def test_ragged_attention_equals_the_ops_specifications(dtype: torch.dtype) -> N
     q, k, v, kv, batch, _ = given = inputs(of)
     out, written, _ = run(of, given, 1)
     real = int(batch.starts[-1])
-    plain = planned(batch, 16)._replace(slots=torch.from_numpy(batch.slots[:real]))
-    want = Op.registry["write_kv"].reference(kv.float(), k[:real].float(), v[:real].float(), plain)
+    plain, group = planned(batch, 16)
+    books = Books(
+        plain._replace(positions=plain.positions[:real], owners=plain.owners[:real]),
+        group._replace(slots=group.slots[:real]),
+    )
+    want = Op.registry["write_kv"].reference(kv.float(), k[:real].float(), v[:real].float(), books)
     assert torch.equal(written, want)
-    whole = plain._replace(**{name: getattr(plain, name)[:real] for name in ("positions", "owners")})
-    want = Op.registry["paged_attention"].reference(q[:real].float(), want, whole, of, None)
+    want = Op.registry["paged_attention"].reference(q[:real].float(), want, books, of, None)
     assert_close(jnp.asarray(out[:real].numpy()), want, dtype)
 
 
@@ -288,10 +348,10 @@ def test_heads_side_by_side_equal_heads_alone(heads: int, kv_heads: int, dim: in
     lanes = Lanes.of(of, 128)
     wide = lanes.spec(of)
     assert wide.head_dim % 128 == 0 and wide.kv_heads * lanes.heads == kv_heads
-    pieces, runs = (jnp.asarray(x) for x in blocks.plan_work(batch, 16))
+    pieces, runs = (jnp.asarray(x) for x in plan(batch, 16))
     q, k, v, sinks = (jnp.asarray(x.numpy()) for x in (q, k, v, sinks))
     write = functools.partial(write_plain, runs=runs)
-    attend = functools.partial(attend_plain, table=jnp.asarray(batch.page_table), pieces=pieces, sinks=sinks)
+    attend = functools.partial(attend_plain, table=jnp.asarray(batch.groups[0].table), pieces=pieces, sinks=sinks)
     empty = jnp.zeros((kv.shape[0], 2, kv_heads, 16, dim))
     want = attend(q, write(empty, k, v), spec=of)
     wide_kv = jnp.zeros((kv.shape[0], 2, wide.kv_heads, 16, wide.head_dim))
@@ -299,20 +359,32 @@ def test_heads_side_by_side_equal_heads_alone(heads: int, kv_heads: int, dim: in
     assert_close(got, host(want))
 
 
+@pytest.mark.parametrize(("dim", "shared"), [(72, 64), (200, 136)])
+def test_v_inside_of_k_keeps_its_place_in_the_lanes(dim: int, shared: int) -> None:
+    of = spec(6, 2, dim, shared=shared)
+    q, k, _, kv, batch, _ = inputs(of)
+    lanes = Lanes.of(of, 128)
+    wide = lanes.spec(of)
+    assert wide.head_dim % 128 == wide.shared % 128 == 0 and wide.kv_heads == 2
+    pieces, runs = (jnp.asarray(x) for x in plan(batch, 16))
+    q, k, table = (jnp.asarray(x) for x in (q.numpy(), k.numpy(), batch.groups[0].table))
+    want = attend_plain(q, write_plain(jnp.zeros(kv.shape), k, None, runs), table, pieces, None, of)
+    wide_kv = write_plain(jnp.zeros((len(kv), 1, 2, 16, wide.head_dim)), lanes.keys(k), None, runs)
+    for attend in (attend_plain, functools.partial(attend_paged, interpret=True)):
+        got = lanes.outputs(attend(lanes.queries(q), wide_kv, table, pieces, None, wide))
+        assert got.shape == (32, 6, shared)
+        assert_close(got, host(want))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_donated_cache_is_updated_where_it_is(dtype: torch.dtype) -> None:
     """Neither op copies it, or turns it into another type."""
     attend = RaggedAttention(spec(4, 2, 16, dtype=dtype), bind({"write_kv": ("jax",), "paged_attention": ("jax",)}))
     kind = dtype_of(dtype)
-    kv = jax.ShapeDtypeStruct((5000, *attend.layout.page_shape), dtype_of(attend.layout.dtype))
-    batch = attend.plan(inputs(spec(4, 2, 16))[4])
+    kv = jax.ShapeDtypeStruct((5000, *attend.layouts[0].shape), dtype_of(attend.layouts[0].dtype))
+    books = told(attend, inputs(spec(4, 2, 16))[4])
     q, k = jax.ShapeDtypeStruct((32, 4, 16), kind), jax.ShapeDtypeStruct((32, 2, 16), kind)
-
-    def step(*arrays: Any) -> Any:
-        with tracing():
-            return jax_view(attend(*torch_view(arrays)))
-
-    memory = jax.jit(step, donate_argnums=3).lower(q, k, k, kv, Batch(*batch)).compile().memory_analysis()  # type: ignore[arg-type]
+    memory = traced(attend, q, k, k, (kv,), books).lower().compile().memory_analysis()
     size = kv.size * kv.dtype.itemsize
     assert memory is not None and memory.alias_size_in_bytes == size
     assert memory.temp_size_in_bytes < size / 10
@@ -328,7 +400,7 @@ def test_kernels_lower_for_a_tpu(dim: int, dtype: str) -> None:
     of = spec(8, 2, dim, window=100, softcap=30.0, sinks=True)
     shape, int32 = functools.partial(jax.ShapeDtypeStruct, dtype=dtype), functools.partial(np.zeros, dtype=np.int32)
     for tokens, requests in ((16, 16), (1024, 64)):
-        pieces = int32((5, blocks.num_pieces(tokens, requests)))
+        pieces = int32((6, blocks.num_pieces(tokens, requests)))
         runs = int32((4, blocks.num_runs(tokens, requests, 16)))
         q, kv, new = shape((tokens, 8, dim)), shape((99, 2, 2, 16, dim)), shape((tokens, 2, dim))
         programs = [

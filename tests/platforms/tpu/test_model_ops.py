@@ -16,7 +16,7 @@ from tests.helpers.tpu import needs_jax
 
 pytestmark = needs_jax
 
-MODULES = ("activation", "embedding", "linear", "moe", "norm", "quantized", "rotary")
+MODULES = ("activation", "embedding", "linear", "moe", "norm", "quantized", "rotary", "rows", "step_attention")
 NAMES = (
     *("activate", "gated", "embedding", "linear", "rms_norm", "add_rms_norm", "layer_norm", "rotary"),
     *("linear_int8", "linear_int4", "linear_fp8", "linear_fp8_dynamic", "linear_w8a8"),

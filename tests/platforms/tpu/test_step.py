@@ -27,7 +27,7 @@ if not tpu.needs_jax.args[0]:
 
     from quintet.platforms.tpu import attention
     from quintet.platforms.tpu.bridge import jax_view
-    from quintet.types import Bucket
+    from quintet.types import Extent, Variant
     from scripts.compile_for_tpu import Sizes, program
 
 COLLECTIVE = re.compile(r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(")
@@ -48,11 +48,11 @@ def config(family: str) -> Any:
 
 
 def described(family: str, devices: int, dtype: str = "float32") -> Any:
-    return program(config(family), jax.devices("cpu")[:devices], Sizes(dtype=getattr(torch, dtype), **SIZES))
+    return program(config(family), jax.devices("cpu")[:devices], Sizes(dtype=getattr(torch, dtype), **SIZES))[0]
 
 
 def collectives(family: str, devices: int, dtype: str = "float32") -> list[str]:
-    compiled = described(family, devices, dtype).trace(Bucket(16, 4, 16, 4)).lower().compile()
+    compiled = described(family, devices, dtype).trace(Variant(16, 4, 16, (4,))).lower().compile()
     return COLLECTIVE.findall(compiled.as_text())
 
 
@@ -77,11 +77,12 @@ def test_one_device_talks_to_nobody() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_cache_is_donated_and_not_copied(dtype: str) -> None:
-    step = program(config("llama"), jax.devices("cpu")[:1], Sizes(getattr(torch, dtype), **{**SIZES, "pages": 2000}))
-    memory = step.trace(Bucket(16, 4, 16, 4)).lower().compile().memory_analysis()
-    layer = step.kv[0]
+    sizes = Sizes(getattr(torch, dtype), **{**SIZES, "pages": 2000})
+    step, _ = program(config("llama"), jax.devices("cpu")[:1], sizes)
+    memory = step.trace(Variant(16, 4, 16, (4,))).lower().compile().memory_analysis()
+    layer = step.state[0]
     size = torch.Size(layer.shape).numel() * layer.dtype.itemsize
-    assert memory.alias_size_in_bytes >= len(step.kv) * size
+    assert memory.alias_size_in_bytes >= len(step.state) * size
     assert memory.temp_size_in_bytes < size / 2
 
 
@@ -90,8 +91,8 @@ def test_the_whole_step_lowers_for_a_tpu(family: str) -> None:
     """With the kernels that a TPU would run: Mosaic programs, one to write the cache and one to read it."""
     tiny = variant(family, next(iter(FAMILIES[family])))
     with attention.for_described_tpu():
-        step = program(tiny.config, jax.devices("cpu")[:1], Sizes(dtype=torch.bfloat16, **SIZES))
-        lowered = step.trace(Bucket(16, 4, 16, 4)).lower(lowering_platforms=("tpu",))
+        step, groups = program(tiny.config, jax.devices("cpu")[:1], Sizes(dtype=torch.bfloat16, **SIZES))
+        lowered = step.trace(Variant(16, 4, 16, (4,) * groups)).lower(lowering_platforms=("tpu",))
     assert lowered.as_text().count("tpu_custom_call") >= 2, "layers that are alike share theirs"
 
 
@@ -117,8 +118,8 @@ def test_each_device_holds_its_share_of_matrices_and_cache() -> None:
             array = jax_view(parameter)
             shards = {shard.data.size for shard in array.addressable_shards}
             assert shards == {array.size // (count if "proj" in name or array.ndim > 1 and "table" not in name else 1)}
-        assert {shard.data.size for kv in worker._kv for shard in kv.addressable_shards} == {
-            kv.size // count for kv in worker._kv
+        assert {shard.data.size for kv in worker._state for shard in kv.addressable_shards} == {
+            kv.size // count for kv in worker._state
         }
 
 
@@ -136,11 +137,12 @@ def test_the_plan_counts_what_each_device_keeps() -> None:
     for kv_heads, shares in ((8, 8), (4, 1)):
         tiny = make("llama", {**FAMILIES["llama"]["plain"], **EVEN, "num_key_value_heads": kv_heads})
         worker = Runner(tiny, platform=tpu.platform(8), sizes=(16,)).worker
-        per_device = {shard.data.nbytes for kv in worker._kv for shard in kv.addressable_shards}
+        per_device = {shard.data.nbytes for kv in worker._state for shard in kv.addressable_shards}
         assert {layout.shares for layout in worker.layouts} == {shares}
-        assert per_device == {worker.layouts[0].page_bytes * worker._pages}
+        assert per_device == {worker.layouts[0].nbytes * worker._pages}
         weights = [jax_view(parameter) for name, parameter in worker.model.named_parameters() if "table" not in name]
-        assert worker.weight_bytes == sum(array.addressable_shards[0].data.nbytes for array in weights)
+        planned = worker.estimate(Extent(Variant(16, 8, 16, (4,)), EVEN["hidden_size"], EVEN["vocab_size"]))
+        assert planned.weights == sum(array.addressable_shards[0].data.nbytes for array in weights)
 
 
 # One that comes while Python clears something up is dropped there, and pytest would be told of it.

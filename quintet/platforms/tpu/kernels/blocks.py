@@ -12,15 +12,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from quintet.types import Array, HostBatch
+from quintet.types import Array, HostBatch, HostGroup
 
 LEAST_BLOCK, LARGEST_BLOCK = 8, 64  # tokens; 8 rows fill a register of the TPU, 64 keep its memory free for context
 
 
 class Work(NamedTuple):
-    """The two arrays that Attention.plan adds to a batch. Unused columns are at the end."""
+    """The two arrays that are a group's plan. Unused columns are at the end."""
 
-    pieces: Any  # [5, W] int32: BLOCK, OWNER, FROM, TO, SHIFT; FROM == TO in the unused, which repeat the last block
+    # [6, W] int32: BLOCK, OWNER, FROM, TO, SHIFT, KEPT; FROM == TO in the unused, which repeat the last block
+    pieces: Any
     runs: Any  # [4, U] int32: PAGE, LEAD, FROM, TO; FROM == TO in the unused, which are on page 0
 
 
@@ -28,6 +29,7 @@ BLOCK = 0  # which block of tokens
 OWNER = 1  # the request's row
 FROM, TO = 2, 3  # the part of the block (of the page, in a run) that the piece (the run) takes, in tokens
 SHIFT = 4  # position in the request that the block's first token would have if it were the request's
+KEPT = 5  # positions of the request that are there once the step has run: what is seen where attention is not causal
 PAGE = 0
 LEAD = 1  # the token that would lie at the page's start; may be negative
 
@@ -50,17 +52,18 @@ def num_runs(tokens: int, requests: int, page_size: int) -> int:
     return min(tokens, 2 * requests + tokens // page_size)
 
 
-def plan_work(batch: HostBatch, page_size: int) -> Work:
-    """The work list of a batch whose requests' tokens are consecutive in position, and so in each page's slots."""
-    tokens, requests = len(batch.positions), len(batch.lengths)
-    used = _pieces(batch, block_tokens(tokens, requests))
+def plan_work(batch: HostBatch, group: HostGroup, page_size: int) -> Work:
+    """One group's work list in a batch whose requests' tokens are consecutive in position, and so in a page's slots."""
+    tokens, requests = len(batch.positions), len(group.lengths)
+    used = _pieces(batch, group, block_tokens(tokens, requests))
     pieces = _fill(used, num_pieces(tokens, requests))
     if used.size:
         pieces[[BLOCK, OWNER], used.shape[1] :] = used[[BLOCK, OWNER], -1:]  # so that nothing is fetched for them
-    return Work(pieces, _fill(_runs(batch, page_size), num_runs(tokens, requests, page_size)))
+    runs = _runs(group.slots[: batch.starts[-1]], page_size)
+    return Work(pieces, _fill(runs, num_runs(tokens, requests, page_size)))
 
 
-def _pieces(batch: HostBatch, size: int) -> Array:
+def _pieces(batch: HostBatch, group: HostGroup, size: int) -> Array:
     rows = np.flatnonzero(batch.starts[1:] > batch.starts[:-1])
     starts, ends = batch.starts[rows], batch.starts[rows + 1]
     first = starts // size
@@ -70,11 +73,10 @@ def _pieces(batch: HostBatch, size: int) -> Array:
     base = block * size
     shift = (batch.positions[starts] - starts)[each] + base
     begin, end = np.maximum(starts[each] - base, 0), np.minimum(ends[each] - base, size)
-    return np.stack([block, rows[each], begin, end, shift]).astype(np.int32)
+    return np.stack([block, rows[each], begin, end, shift, group.lengths[rows][each]]).astype(np.int32)
 
 
-def _runs(batch: HostBatch, page_size: int) -> Array:
-    slots = batch.slots[: batch.starts[-1]]
+def _runs(slots: Array, page_size: int) -> Array:
     pages = slots // page_size
     offsets = slots - pages * page_size
     breaks = np.empty(len(slots) + 1, bool)

@@ -11,7 +11,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from quintet.platforms.tpu.kernels.blocks import BLOCK, FROM, OWNER, SHIFT, TO, block_tokens
+from quintet.platforms.tpu.kernels.blocks import BLOCK, FROM, KEPT, OWNER, SHIFT, TO, block_tokens
 from quintet.types import AttentionSpec
 
 NOTHING = -1e30  # a maximum over no scores; finite, so that differences with it are not NaN
@@ -25,22 +25,25 @@ Ref = Any
 
 
 def attend_plain(q: Array, kv: Array, table: Array, pieces: Array, sinks: Array | None, spec: AttentionSpec) -> Array:
-    """q [T, H, D] over kv [P, 2, Hkv, page_size, D], by table [R, N] and pieces [5, W] -> [T, H, D]; padding gives 0.
+    """q [T, H, D] over kv [P, 2 or 1, Hkv, page_size, D], by table [R, N] and pieces [6, W] -> [T, H, value_dim];
+    padding gives 0.
 
     kv may be int16, with bfloat16's bits. Goes through the pieces in order, each through its own context only.
     """
     tokens, heads, dim = q.shape
     size = block_tokens(tokens, table.shape[0])
     padded = jnp.pad(q.reshape(tokens, spec.kv_heads, -1, dim), ((0, size), (0, 0), (0, 0), (0, 0)))
+    results = jnp.zeros((*padded.shape[:3], spec.value_dim), q.dtype)
     pages = _span_pages(PLAIN_SPAN, spec, table)
     table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % pages)))
 
     def attend(count: int, out: Array, piece: Array) -> Array:
         """Writes `count` tokens from the piece's first on; those that are not the piece's are written again later."""
         start = piece[BLOCK] * size + piece[FROM]
-        ends = piece[SHIFT] + piece[FROM], piece[SHIFT] + piece[TO] - 1
+        first, last = piece[SHIFT] + piece[FROM], _last(piece[SHIFT] + piece[TO], piece[KEPT], spec)
         rows = lax.dynamic_slice_in_dim(padded, start, count)
-        result = _over_context(rows, _Context(kv, table[piece[OWNER]], pages, *ends), sinks, spec)
+        context = _Context(kv, table[piece[OWNER]], pages, first, _lowest(first, spec), last)
+        result = _over_context(rows, context, sinks, spec)
         return lax.dynamic_update_slice_in_dim(out, result.astype(out.dtype), start, 0)
 
     def step(w: Array, out: Array) -> Array:
@@ -48,35 +51,46 @@ def attend_plain(q: Array, kv: Array, table: Array, pieces: Array, sinks: Array 
         alone = piece[TO] - piece[FROM] == 1
         return lax.cond(alone, functools.partial(attend, 1), functools.partial(attend, size), out, piece)
 
-    out = lax.fori_loop(0, _used(pieces), step, jnp.zeros_like(padded))[:tokens].reshape(q.shape)
+    out = lax.fori_loop(0, _used(pieces), step, results)[:tokens].reshape(tokens, heads, spec.value_dim)
     return _zero_padding(out, pieces, size)
+
+
+def _last(end: Array, kept: Array, spec: AttentionSpec) -> Array:
+    """The last position that tokens before `end` look at, in a request that keeps so many."""
+    return (end if spec.causal else kept) - 1
+
+
+def _lowest(first: Array, spec: AttentionSpec) -> Array:
+    """The first position that a token at `first`, or one after it, looks at."""
+    return jnp.int32(0) if spec.window is None else jnp.maximum(first - spec.window + 1, 0)
 
 
 @dataclass(frozen=True)
 class _Context:
-    """What one piece looks at: a request's pages, `pages` of them together, for positions first to last."""
+    """What one piece looks at: a request's pages, `pages` of them together, from position `lowest` to `last`."""
 
     kv: Array
     own: Array  # [N], N a multiple of `pages`
     pages: int
-    first: Array
+    first: Array  # of the piece's own positions
+    lowest: Array
     last: Array
 
-    def span(self, i: Array) -> tuple[Array, Array]:
-        """K and V of the i-th span [Hkv, S, D], float32. V past the last position is 0: anything may be there."""
-        _, _, kv_heads, size, dim = self.kv.shape
+    def span(self, i: Array, value_dim: int) -> tuple[Array, Array]:
+        """K and V of the i-th span [Hkv, S, D], float32. V is 0 where nobody looks: anything may be there."""
+        _, parts, kv_heads, size, dim = self.kv.shape
         ids = lax.dynamic_slice_in_dim(self.own, i * self.pages, self.pages)
-        matrices = (ids * 2 + jnp.arange(2)[:, None])[:, None] * kv_heads + jnp.arange(kv_heads)[:, None]
+        matrices = (ids * parts + jnp.arange(parts)[:, None])[:, None] * kv_heads + jnp.arange(kv_heads)[:, None]
         found = self.kv.reshape(-1, size, dim).at[matrices].get(mode="promise_in_bounds")  # [2, Hkv, pages, size, D]
         if found.dtype == jnp.int16:
             found = lax.bitcast_convert_type(found, jnp.bfloat16)
-        k, v = found.reshape(2, kv_heads, -1, dim).astype(jnp.float32)
-        slots = i * self.pages * size + jnp.arange(self.pages * size)
-        return k, jnp.where(slots[:, None] <= self.last, v, 0)
+        found = found.reshape(parts, kv_heads, -1, dim).astype(jnp.float32)
+        slots = i * self.pages * size + jnp.arange(self.pages * size)[:, None]
+        return found[0], jnp.where((self.lowest <= slots) & (slots <= self.last), found[-1, ..., :value_dim], 0)
 
 
 def _over_context(rows: Array, context: _Context, sinks: Array | None, spec: AttentionSpec) -> Array:
-    """rows [Q, Hkv, G, D] at consecutive positions from context.first on -> the same, float32."""
+    """rows [Q, Hkv, G, D] at consecutive positions from context.first on -> [Q, Hkv, G, value_dim], float32."""
     count, kv_heads, group, dim = rows.shape
     q = rows.transpose(1, 2, 0, 3).reshape(kv_heads, group * count, dim).astype(jnp.float32)
     positions = jnp.tile(context.first + jnp.arange(count), group)[:, None]
@@ -84,38 +98,46 @@ def _over_context(rows: Array, context: _Context, sinks: Array | None, spec: Att
     product = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
 
     def over(i: Array, state: State) -> State:
-        k, v = context.span(i)
+        k, v = context.span(i, spec.value_dim)
         slots = i * length + jnp.arange(length)
-        scores = _masked(product("hrd,hsd->hrs", q, k), positions, slots, spec)
-        return _fold(state, scores, lambda weights: product("hrs,hsd->hrd", weights, v))
+        scores = _masked(product("hrd,hsd->hrs", q, k), positions, slots, context.last, spec)
+        return fold(state, scores, lambda weights: product("hrs,hsd->hrd", weights, v))
 
     best = jnp.full((kv_heads, group * count, 1), NOTHING, jnp.float32)
     total = jnp.zeros_like(best)
     if sinks is not None:
         best = jnp.repeat(sinks.astype(jnp.float32).reshape(kv_heads, group), count, 1)[..., None]
         total = jnp.ones_like(best)
-    begin = 0 if spec.window is None else jnp.maximum(context.first - spec.window + 1, 0) // length
-    _, total, acc = lax.fori_loop(begin, context.last // length + 1, over, (best, total, jnp.zeros_like(q)))
-    return (acc / total).reshape(kv_heads, group, count, dim).transpose(2, 0, 1, 3)
+    acc = jnp.zeros((*q.shape[:2], spec.value_dim), jnp.float32)
+    spans = context.lowest // length, (context.last + length) // length
+    _, total, acc = lax.fori_loop(*spans, over, (best, total, acc))
+    return mean(acc, total).reshape(kv_heads, group, count, -1).transpose(2, 0, 1, 3)
 
 
-def _masked(scores: Array, positions: Array, slots: Array, spec: AttentionSpec) -> Array:
+def _masked(scores: Array, positions: Array, slots: Array, last: Array, spec: AttentionSpec) -> Array:
     """Products of q and k [.., rows, S] -> scores, NOTHING where a row at its position may not look at a slot."""
     scores = scores * spec.scale
     if spec.softcap is not None:
         scores = spec.softcap * jnp.tanh(scores / spec.softcap)
-    seen = slots <= positions
+    seen = slots <= (positions if spec.causal else last)
     if spec.window is not None:
         seen &= slots > positions - spec.window
+    if spec.window is not None and not spec.causal:
+        seen &= slots < positions + spec.window
     return jnp.where(seen, scores, NOTHING)
 
 
-def _fold(state: State, scores: Array, weigh: Callable[[Array], Array]) -> State:
+def fold(state: State, scores: Array, weigh: Callable[[Array], Array]) -> State:
     """Takes another span in. What a row gathered before it saw anything is multiplied by 0 when it does."""
     best, total, acc = state
     higher = jnp.maximum(best, scores.max(-1, keepdims=True))
     weights, shrink = jnp.exp(scores - higher), jnp.exp(best - higher)
     return higher, total * shrink + weights.sum(-1, keepdims=True), acc * shrink + weigh(weights)
+
+
+def mean(acc: Array, total: Array) -> Array:
+    """The mean of V; 0 of a row that saw nothing. What saw anything has a total of about 1 at least."""
+    return acc / jnp.maximum(total, 1e-30)
 
 
 def _span_pages(tokens: int, spec: AttentionSpec, table: Array) -> int:
@@ -155,7 +177,6 @@ def attend_paged(
     sizes = _Sizes.of(q, kv, table, spec)
     count = pieces.shape[1]
     table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % LANES))).reshape(table.shape[0], -1, LANES)
-    rows = (1, sizes.kv_heads, sizes.rows, sizes.dim)
 
     def of_row(w: Array, pieces: Ref) -> tuple[Any, ...]:
         return pieces[OWNER * count + w], 0, 0
@@ -168,17 +189,17 @@ def attend_paged(
 
     smem = functools.partial(pl.BlockSpec, memory_space=pltpu.SMEM)
     row = functools.partial(smem, (1, *table.shape[1:]))  # in two dimensions: one would be stored eightfold in HBM
-    block = pl.BlockSpec(rows, of_block)  # pieces of one block follow each other: it stays where it is
+    rows = (1, sizes.kv_heads, sizes.rows)  # pieces of one block follow each other: it stays where it is
     hbm = pl.BlockSpec(memory_space=pl.ANY)
     blocks = _to_blocks(q, sizes)
     out = pl.pallas_call(
         functools.partial(_kernel, spec=spec, sizes=sizes, has_sinks=sinks is not None),
-        out_shape=jax.ShapeDtypeStruct(blocks.shape, q.dtype),
+        out_shape=jax.ShapeDtypeStruct((*blocks.shape[:3], sizes.value_dim), q.dtype),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
             grid=(count,),
-            in_specs=[row(of_row), row(of_next), smem(), block, hbm],
-            out_specs=block,
+            in_specs=[row(of_row), row(of_next), smem(), pl.BlockSpec((*rows, sizes.dim), of_block), hbm],
+            out_specs=pl.BlockSpec((*rows, sizes.value_dim), of_block),
             scratch_shapes=sizes.scratch(kv),
         ),
         compiler_params=pltpu.CompilerParams(
@@ -198,16 +219,17 @@ class _Sizes:
     group: int
     kv_heads: int
     dim: int
+    value_dim: int
     page_size: int
     pages: int  # per span
 
     @classmethod
     def of(cls, q: Array, kv: Array, table: Array, spec: AttentionSpec) -> "_Sizes":
-        _, _, kv_heads, page_size, dim = kv.shape
-        fitting = SPAN_BYTES // (2 * kv_heads * page_size * _up(dim, LANES) * kv.dtype.itemsize)
+        _, parts, kv_heads, page_size, dim = kv.shape
+        fitting = SPAN_BYTES // (parts * kv_heads * page_size * _up(dim, LANES) * kv.dtype.itemsize)
         pages = max(1, min(_span_pages(PAGED_SPAN, spec, table), fitting))
         tokens = block_tokens(q.shape[0], table.shape[0])
-        return cls(tokens, q.shape[1] // kv_heads, kv_heads, dim, page_size, pages)
+        return cls(tokens, q.shape[1] // kv_heads, kv_heads, dim, spec.value_dim, page_size, pages)
 
     @property
     def rows(self) -> int:
@@ -224,7 +246,7 @@ class _Sizes:
             pltpu.VMEM((2, self.pages, *kv.shape[1:]), kv.dtype),
             pltpu.VMEM((*state, 1), jnp.float32),
             pltpu.VMEM((*state, 1), jnp.float32),
-            pltpu.VMEM((*state, self.dim), jnp.float32),
+            pltpu.VMEM((*state, self.value_dim), jnp.float32),
             pltpu.SemaphoreType.DMA((2,)),
             pltpu.SMEM((1,), jnp.int32),
         ]
@@ -250,8 +272,8 @@ def _to_blocks(q: Array, sizes: _Sizes) -> Array:
 
 
 def _from_blocks(out: Array, sizes: _Sizes) -> Array:
-    out = out.reshape(-1, sizes.kv_heads, sizes.group, sizes.tokens, sizes.dim).transpose(0, 3, 1, 2, 4)
-    return out.reshape(-1, sizes.kv_heads * sizes.group, sizes.dim)
+    out = out.reshape(-1, sizes.kv_heads, sizes.group, sizes.tokens, sizes.value_dim).transpose(0, 3, 1, 2, 4)
+    return out.reshape(-1, sizes.kv_heads * sizes.group, sizes.value_dim)
 
 
 def _sink_row(sinks: Array | None, q: Array) -> Array:
@@ -267,12 +289,10 @@ class _Reach:
     def __init__(self, pieces: Ref, w: Array, spec: AttentionSpec, sizes: _Sizes) -> None:
         count = pl.num_programs(0)
         at = jnp.minimum(w, count - 1)
-        self.begin, self.end, self.shift = (pieces[which * count + at] for which in (FROM, TO, SHIFT))
-        self.last = self.shift + self.end - 1
-        low = jnp.int32(0)
-        if spec.window is not None:
-            low = jnp.maximum(self.shift + self.begin - spec.window + 1, 0)
-        self.page = lax.div(low, sizes.page_size)  # the first of the request's
+        self.begin, self.end, self.shift, kept = (pieces[which * count + at] for which in (FROM, TO, SHIFT, KEPT))
+        self.last = _last(self.shift + self.end, kept, spec)
+        self.lowest = _lowest(self.shift + self.begin, spec)
+        self.page = lax.div(self.lowest, sizes.page_size)  # the first of the request's
         self.pages = lax.div(self.last, sizes.page_size) + 1 - self.page
         used = (w < count) & (self.begin < self.end)
         self.spans = jnp.where(used, lax.div(self.pages + sizes.pages - 1, sizes.pages), 0)
@@ -283,7 +303,7 @@ class _Fetch:
     """Copies of pages from HBM into one of two spans of VMEM."""
 
     kv: Ref
-    spans: Ref  # [2, pages, 2, Hkv, page_size, D]
+    spans: Ref  # [2, pages, 2 or 1, Hkv, page_size, D]
     arrived: Ref
     pages: int
 
@@ -344,7 +364,8 @@ def _kernel(
             fetch.wait(own, row, i, at)
             start = (own.page + i * sizes.pages) * sizes.page_size
             for head in range(sizes.kv_heads):
-                rows.look(head, spans[at, :, 0, head], spans[at, :, 1, head], start, spec)
+                v = spans[at, :, spans.shape[2] - 1, head, :, : sizes.value_dim]
+                rows.look(head, spans[at, :, 0, head], v, start, spec)
             return 1 - at
 
         rows.begin(sinks if has_sinks else None)
@@ -396,19 +417,19 @@ class _Rows:
 
     def look(self, head: int, k: Array, v: Array, start: Array, spec: AttentionSpec) -> None:
         """At k and v [pages, page_size, D], the context from position `start` on. It may end in unwritten memory."""
-        length, dim = self._sizes.span, self._sizes.dim
-        k, v = k.reshape(length, dim), v.reshape(length, dim)
+        length, own = self._sizes.span, self._own
+        k, v = k.reshape(length, self._sizes.dim), v.reshape(length, self._sizes.value_dim)
         precision = lax.Precision.HIGHEST if k.dtype == jnp.float32 else lax.Precision.DEFAULT
         product = functools.partial(lax.dot_general, precision=precision, preferred_element_type=jnp.float32)
         scores = product(self._queries(head), k, (((1,), (1,)), ((), ())))
-        positions = self._own.shift + self._token(scores.shape)
+        positions = own.shift + self._token(scores.shape)
         slots = start + lax.broadcasted_iota(jnp.int32, scores.shape, 1)
-        scores = _masked(scores, positions, slots, spec)
-        real = start + lax.broadcasted_iota(jnp.int32, v.shape, 0) <= self._own.last
-        v = jnp.where(real, v, jnp.zeros_like(v))
+        scores = _masked(scores, positions, slots, own.last, spec)
+        slots = start + lax.broadcasted_iota(jnp.int32, v.shape, 0)
+        v = jnp.where((own.lowest <= slots) & (slots <= own.last), v, jnp.zeros_like(v))
         state = self._best[head], self._total[head], self._acc[head]
         weigh = functools.partial(product, rhs=v, dimension_numbers=(((1,), (0,)), ((), ())))
-        best, total, acc = _fold(state, scores, lambda weights: weigh(weights.astype(v.dtype)))
+        best, total, acc = fold(state, scores, lambda weights: weigh(weights.astype(v.dtype)))
         self._best[head], self._total[head], self._acc[head] = best, total, acc
 
     def _queries(self, head: int) -> Array:
@@ -418,10 +439,10 @@ class _Rows:
 
     def finish(self) -> None:
         """Writes the piece's rows; the block's other rows are other pieces'."""
-        token = self._token((self._tokens, self._sizes.dim))
+        token = self._token((self._tokens, self._sizes.value_dim))
         mine = (self._own.begin <= token) & (token < self._own.end)
         for head in range(self._sizes.kv_heads):
-            result = self._acc[head] / self._total[head]
+            result = mean(self._acc[head], self._total[head])
             for g in range(self._sizes.group):
                 part = self._part(g)
                 old = self._out[0, head, part].astype(jnp.float32)

@@ -13,14 +13,14 @@ from jax.experimental.pallas import tpu as pltpu
 from quintet.platforms.tpu.kernels.blocks import FROM, LEAD, PAGE, TO
 
 
-def write_plain(kv: Array, k: Array, v: Array, runs: Array) -> Array:
-    """kv [P, 2, Hkv, page_size, D] with k and v [T, Hkv, D], in kv's type, put where runs [4, U] say.
+def write_plain(kv: Array, k: Array, v: Array | None, runs: Array) -> Array:
+    """kv [P, 2, Hkv, page_size, D] with k and v [T, Hkv, D], in kv's type, put where runs [4, U] say; [P, 1, ...]
+    without v.
 
     In place where kv is donated: a page after the other, and only as many as there are runs.
     """
     size = kv.shape[3]
-    new = jnp.stack([k, v]).transpose(0, 2, 1, 3)  # [2, Hkv, T, D]
-    new = jnp.pad(new, ((0, 0), (0, 0), (size, size), (0, 0)))  # a page goes beyond its first token and its last
+    new = jnp.pad(_together(k, v), ((0, 0), (0, 0), (size, size), (0, 0)))  # a page's other tokens
 
     def write(u: Array, kv: Array) -> Array:
         page, lead, first, end = runs[:, u]
@@ -32,15 +32,19 @@ def write_plain(kv: Array, k: Array, v: Array, runs: Array) -> Array:
     return lax.fori_loop(0, jnp.sum(runs[FROM] < runs[TO]), write, kv)
 
 
-def write_paged(kv: Array, k: Array, v: Array, runs: Array, *, interpret: bool = False) -> Array:
+def _together(k: Array, v: Array | None) -> Array:
+    """[2 or 1, Hkv, T, D]: a page's order, but for its token axis."""
+    return jnp.stack([k] if v is None else [k, v]).transpose(0, 2, 1, 3)
+
+
+def write_paged(kv: Array, k: Array, v: Array | None, runs: Array, *, interpret: bool = False) -> Array:
     """The same in Pallas: a grid step per run, whose page is fetched, merged and put back where it was.
 
     A page's tokens lie in two neighbouring blocks of page_size new tokens; consecutive runs share them, so that decode
     moves little more than pages. Runs are on different pages, but for the unused: those put page 0 back as it is.
     """
     size, count = kv.shape[3], runs.shape[1]
-    new = jnp.stack([k, v]).transpose(0, 2, 1, 3)  # [2, Hkv, T, D]
-    new = jnp.pad(new, ((0, 0), (0, 0), (size, size + -k.shape[0] % size), (0, 0)))
+    new = jnp.pad(_together(k, v), ((0, 0), (0, 0), (size, size + -k.shape[0] % size), (0, 0)))
     page = (1, *kv.shape[1:])
 
     def tokens(u: Array, runs: Array, which: int) -> tuple[Any, ...]:
@@ -68,11 +72,11 @@ def write_paged(kv: Array, k: Array, v: Array, runs: Array, *, interpret: bool =
 
 def _merge(runs: Any, left: Any, right: Any, old: Any, out: Any) -> None:
     u, count = pl.program_id(0), pl.num_programs(0)
-    _, _, kv_heads, size, dim = out.shape
+    _, parts, kv_heads, size, dim = out.shape
     shift = lax.rem(runs[LEAD * count + u] + size, size)
     offsets = lax.broadcasted_iota(jnp.int32, (size, dim), 0)
     taken = (runs[FROM * count + u] <= offsets) & (offsets < runs[TO * count + u])
-    for which in range(2):
+    for which in range(parts):
         for head in range(kv_heads):
             both = jnp.concatenate([left[which, head], right[which, head]]).astype(jnp.float32)
             new = pltpu.roll(both, lax.rem(2 * size - shift, 2 * size), 0)[:size]  # rolls 32-bit numbers alone
