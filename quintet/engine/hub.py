@@ -5,14 +5,11 @@ import logging
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quintet.config import BUNDLED, GENERATION_DEFAULTS, EngineConfig, Environment, read_environment
-from quintet.engine.model_config import ModelConfig, plain_config
+from quintet.engine.model_config import ModelConfig, read_config
 from quintet.names import nearest, refuse_unknown
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 logger = logging.getLogger(__name__)
 
@@ -146,49 +143,23 @@ def _without_weights(folder: Path, name: str) -> str:
 # --------------------------------------------------------------------------------------------------- what its files say
 
 
-def load_model_config(path: Path, overrides: Mapping[str, Any] | None = None) -> "ModelConfig | PretrainedConfig":
-    """The model's configuration with the user's entries merged in. Never runs code from the folder.
-
-    Ours where the file is plain, else transformers' own object, which costs its import; both read alike.
-    """
+def load_model_config(path: Path, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
+    """The model's configuration with the user's entries merged in. Never runs code from the folder."""
     from quintet.models import families
 
-    raw = _read_json(path / "config.json")
+    file = path / "config.json"
+    raw = _read_json(file)
     kind = (overrides or {}).get("model_type", raw.get("model_type"))
     if not isinstance(kind, str):
-        raise ValueError(f"{path / 'config.json'} names no model_type; supported: {', '.join(families())}")
+        raise ValueError(f"{file} names no model_type; supported: {', '.join(families())}")
     supported = families()
     if kind not in supported:
         raise ValueError(f"{_unsupported(kind, supported)}; supported: {', '.join(supported)}")
-    config = _build(kind, raw, path)
+    config = read_config(kind, raw, file)
     if not overrides:
         return config
-    if not set(overrides) <= {*raw, *_known(config)}:
-        config = _by_transformers(kind, raw, path)  # which knows more names, of what no model here asks for
-        refuse_unknown("entry of hf_overrides", overrides, {*raw, *_known(config)})
-    return _build(kind, _merge(raw, overrides, config.to_dict()), path)
-
-
-def _build(kind: str, raw: dict[str, Any], path: Path) -> "ModelConfig | PretrainedConfig":
-    return plain_config(kind, raw) or _by_transformers(kind, raw, path)
-
-
-def _by_transformers(kind: str, raw: dict[str, Any], path: Path) -> "PretrainedConfig":
-    from huggingface_hub.errors import StrictDataclassError
-    from transformers import CONFIG_MAPPING
-
-    if kind not in CONFIG_MAPPING:
-        raise ValueError(
-            f"transformers has no config for model type {kind!r}; the package that adds the family "
-            "must also call transformers.AutoConfig.register()"
-        )
-    try:
-        # A deep copy: transformers moves entries about in what it is given.
-        config: PretrainedConfig = CONFIG_MAPPING[kind](**json.loads(json.dumps({**raw, "model_type": kind})))
-    except (StrictDataclassError, TypeError, KeyError, AttributeError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{path / 'config.json'} (with hf_overrides) is no valid {kind} config: {reason}") from error
-    return config
+    refuse_unknown("entry of hf_overrides", overrides, {*raw, *_known(config)})
+    return read_config(kind, _merge(raw, overrides, config.to_dict()), file)
 
 
 def _unsupported(kind: str, supported: Iterable[str]) -> str:
@@ -196,8 +167,8 @@ def _unsupported(kind: str, supported: Iterable[str]) -> str:
     return f"model type {kind!r} is not supported" + (f" (the nearest is {match!r})" if match else "")
 
 
-def _known(config: "ModelConfig | PretrainedConfig") -> set[str]:
-    names = {"model_type", *config.to_dict(), *getattr(config, "attribute_map", ())}
+def _known(config: ModelConfig) -> set[str]:
+    names = set(vars(config))
     if "rope_parameters" in names:
         names |= {"rope_scaling", "rope_theta", "partial_rotary_factor"}
     return names

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from quintet.config import read_environment
+from quintet.kept import kept_folder
 from quintet.platforms import Chosen, Found
 from quintet.platforms.interface import CONTRACT_VERSION, Capabilities
 
@@ -109,8 +109,7 @@ def evidence(platform: Chosen | Found) -> Evidence:
 
 def kept(platform: str) -> Path:
     """Where the kit keeps what it found on this machine."""
-    home = read_environment().cache_home
-    return (Path(home) if home else Path.home() / ".cache") / "quintet" / "support" / f"{platform}.json"
+    return kept_folder("support") / f"{platform}.json"
 
 
 def _holds_here(own: Support, facts: Capabilities, platform: Chosen | Found) -> bool:

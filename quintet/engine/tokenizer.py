@@ -2,15 +2,20 @@
 
 import functools
 import json
+import logging
+import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from quintet.engine import readings
 from quintet.engine.pieces import Pieces
-from quintet.engine.tokenizer_files import read_files
+
+logger = logging.getLogger(__name__)
 
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tokenizer_config.json")
+_OTHERS = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".md")  # weights, and what is written of them
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -131,9 +136,68 @@ def load_tokenizer(path: str | Path, revision: str | None = None) -> Tokenizer:
     folder = Path(path)
     if folder.is_dir() and not any((folder / name).is_file() for name in _FILES):
         raise ValueError(f"{folder} holds no tokenizer: none of {', '.join(_FILES)}; copy them from the model's source")
-    if (files := read_files(folder)) is not None:
-        return Tokenizer(files.backend, files.named, files.chat_template, lambda: _by_transformers(path, revision))
-    return Tokenizer.of(_by_transformers(path, revision))
+    load = functools.partial(_by_transformers, path, revision)
+    if not folder.is_dir():
+        return Tokenizer.of(load())
+    name = readings.digest("tokenizer", contents(folder))
+    if (kept := readings.find(name, lambda reading: _thaw(reading, folder, load))) is not None:
+        return kept
+    hf = load()
+    tokenizer = Tokenizer.of(hf)
+    if type(hf).__module__.startswith("transformers."):  # another package's class may change without transformers
+        reading = freeze(tokenizer, folder)
+        if reading is not None:
+            readings.keep(name, reading)
+    return tokenizer
+
+
+def contents(folder: Path) -> Iterator[bytes]:
+    """The names and contents of all that a tokenizer may be made of; of what is too large for that, when it changed."""
+    for file in sorted([*folder.iterdir(), *folder.glob("additional_chat_templates/*")]):
+        if file.is_file() and file.suffix not in _OTHERS:
+            yield file.relative_to(folder).as_posix().encode()
+            state = file.stat()
+            large = state.st_size > readings.MOST or not os.access(file, os.R_OK)
+            yield f"{state.st_size} {state.st_mtime_ns}".encode() if large else file.read_bytes()
+
+
+def freeze(tokenizer: Tokenizer, folder: Path) -> dict[str, Any] | None:
+    """The reading; None where the backend calls Python code, which has no form as JSON."""
+    try:
+        described = tokenizer.backend.to_str()
+    except Exception as error:  # tokenizers has no class for it
+        logger.info("the tokenizer in %s has no form as JSON (%s); each start imports transformers", folder, error)
+        return None
+    return {
+        "backend": None if _file_makes(described, folder) else described,
+        "splits_special_tokens": tokenizer.backend.encode_special_tokens,  # which is not in the description
+        "named": tokenizer.special_tokens,
+        "chat_template": tokenizer.chat_template,
+    }
+
+
+def _file_makes(described: str, folder: Path) -> bool:
+    """Whether tokenizer.json says the same, which need then not be kept a second time."""
+    try:
+        return str(_whole(_backend((folder / "tokenizer.json").read_text(encoding="utf-8"))).to_str()) == described
+    except (OSError, ValueError):
+        return False
+
+
+def _thaw(reading: Mapping[str, Any], folder: Path, load: Callable[[], Any]) -> Tokenizer:
+    described = reading["backend"]
+    backend = _backend((folder / "tokenizer.json").read_text(encoding="utf-8") if described is None else described)
+    backend.encode_special_tokens = reading["splits_special_tokens"]
+    return Tokenizer(backend, reading["named"], reading["chat_template"], load)
+
+
+def _backend(described: str) -> Any:
+    from tokenizers import Tokenizer as Backend
+
+    try:
+        return Backend.from_str(described)
+    except Exception as error:  # what tokenizers raises for a damaged description
+        raise ValueError(str(error)) from error
 
 
 def _by_transformers(path: str | Path, revision: str | None) -> Any:

@@ -7,7 +7,6 @@ from quintet.ops.registry import Op
 
 ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)  # of threefry2x32: four rounds of the first half, four of the second, ...
 PARITY = 0x1BD11BDA  # the key schedule's third word is key[0] ^ key[1] ^ PARITY
-LARGEST_GUMBEL = 16.6356  # gumbel(uniform) is never above it: the largest uniform is 1 - 2**-24
 
 
 def threefry2x32(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

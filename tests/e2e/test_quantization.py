@@ -42,18 +42,23 @@ def test_a_quantized_model_is_smaller(scheme: str) -> None:
     assert sizes[1] < (0.56 if "8" == scheme[-1] and "4" not in scheme else 0.35) * (sizes[0] - table) + 2 * table
 
 
-def test_without_the_extension_the_reference_quantizes_and_multiplies() -> None:
+DRAWS = [{"temperature": 0}, {"seed": 3}, {"seed": 4, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1}]
+
+
+def test_without_the_extension_the_reference_quantizes_multiplies_and_draws() -> None:
     """Slower, and to the same text."""
     code = (
         "import sys; sys.modules['quintet._cpu'] = None\n"
         "from quintet import LLM, SamplingParams\n"
         "llm = LLM(device='cpu', dtype='float32', quantization='int8', use_tqdm=False)\n"
-        "print(llm.generate('Once upon a time', SamplingParams(temperature=0, max_tokens=24))[0].outputs[0].text)\n"
+        f"for given in {DRAWS}:\n"
+        "    print(llm.generate('Once upon a time', SamplingParams(**given, max_tokens=24))[0].outputs[0].text)\n"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     assert run.returncode == 0, run.stderr
-    want = quantized("int8", "float32").generate("Once upon a time", SamplingParams(temperature=0, max_tokens=24))
-    assert run.stdout.rstrip("\n") == want[0].outputs[0].text
+    for given, came in zip(DRAWS, run.stdout.splitlines(), strict=True):
+        want = quantized("int8", "float32").generate("Once upon a time", SamplingParams(**given, max_tokens=24))
+        assert came == want[0].outputs[0].text
 
 
 def test_weights_that_are_not_finite_are_refused_by_name() -> None:

@@ -20,14 +20,14 @@ from quintet.engine.logits_processors import (
 )
 from quintet.engine.sampler import Sampler
 from quintet.sampling_params import ParameterError, SamplingParams
-from tests.helpers.sampling import VOCAB, HostDevice, bound, request
+from tests.helpers.sampling import HOST, VOCAB, HostDevice, bound, request
 
 POOL = [request(str(i), [i], temperature=0) for i in range(9)]
 ROWS = st.lists(st.permutations(range(9)).flatmap(lambda p: st.integers(0, 9).map(lambda n: list(p[:n]))), max_size=6)
 
 
 def sampler(*processors: LogitsProcessor, mode: str = "raw_logprobs") -> Sampler:
-    return Sampler(bound("torch"), HostDevice(), VOCAB, processors, mode)
+    return Sampler(bound(HOST), HostDevice(), VOCAB, processors, mode)
 
 
 class Recorder(LogitsProcessor):

@@ -9,13 +9,13 @@ import transformers
 
 from quintet.engine import logit_edits
 from quintet.engine.sampler import Host, Sampler, logprob_sizes
-from tests.helpers.sampling import VOCAB, HostDevice, bound, logits_of, random_request, request
+from tests.helpers.sampling import HOST, VOCAB, HostDevice, bound, logits_of, random_request, request
 
-PROVIDERS = ["reference", "torch"]
+PROVIDERS = sorted({"reference", HOST})
 MODES = ["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 
 
-def sampler(provider: str = "torch", mode: str = "raw_logprobs", vocab: int = VOCAB, processors=()) -> Sampler:
+def sampler(provider: str = HOST, mode: str = "raw_logprobs", vocab: int = VOCAB, processors=()) -> Sampler:
     return Sampler(bound(provider), HostDevice(), vocab, processors, mode)
 
 
@@ -103,7 +103,7 @@ def shapes_of(ops, seen: set) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("mode", MODES)
 def test_the_warm_up_takes_every_op_through_every_shape_that_traffic_reaches(mode, dtype):
-    ops, seen, rng = bound("torch"), set(), random.Random(7)
+    ops, seen, rng = bound(HOST), set(), random.Random(7)
     shapes_of(ops, seen)
     sample = Sampler(ops, Host(), VOCAB, (), mode, logprob_sizes(VOCAB, -1))
     for size in (12, 24):
@@ -134,7 +134,7 @@ def test_the_host_in_a_devices_place_keeps_what_comes_and_has_no_room_for_a_cach
 def test_providers_agree_on_every_token():
     rng, mirror = random.Random(5), random.Random(5)
     left, right = ([random_request(r, str(i)) for i in range(12)] for r in (rng, mirror))
-    a, b = sampler("reference"), sampler("torch")
+    a, b = sampler("reference"), sampler(HOST)
     for _ in range(6):
         assert [token for token, _ in step(a, left)] == [token for token, _ in step(b, right)]
 
@@ -150,7 +150,7 @@ def test_a_draw_depends_on_key_and_position_alone():
 
 def test_a_greedy_batch_is_one_argmax_and_uploads_nothing():
     device, uploads = HostDevice(), []
-    ops, calls = bound("torch"), []
+    ops, calls = bound(HOST), []
     upload, greedy = device.to_device, ops.greedy
     device.to_device = lambda arrays: uploads.append(1) or upload(arrays)
     ops.__dict__["greedy"] = lambda logits: calls.append(logits) or greedy(logits)

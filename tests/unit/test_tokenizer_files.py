@@ -1,4 +1,4 @@
-"""A tokenizer's files read without transformers, where that makes the same tokenizer; else not."""
+"""A tokenizer kept from one start to the next is the one that transformers makes of its files."""
 
 import json
 import shutil
@@ -14,8 +14,9 @@ from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, Qwen2Tokenizer
 
 import quintet
-from quintet.engine.tokenizer import load_tokenizer
-from quintet.engine.tokenizer_files import read_files
+from quintet.engine import readings
+from quintet.engine.tokenizer import contents, freeze, load_tokenizer
+from quintet.kept import kept_folder
 from tests.helpers import tokenizers as builders
 from tests.unit.test_detokenizer import HOSTILE
 
@@ -44,8 +45,7 @@ def qwen(folder: Path) -> None:
 
 
 def bundled(folder: Path) -> None:
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json"):
-        shutil.copy(Path(quintet.__file__).parent / "bundled" / name, folder)
+    shutil.copytree(Path(quintet.__file__).parent / "bundled", folder, dirs_exist_ok=True)
 
 
 MAKERS: dict[str, Callable[[Path], Any]] = {
@@ -73,37 +73,39 @@ def _lists_added_tokens(folder: Path) -> None:
     _edit(folder / "tokenizer_config.json", added_tokens_decoder=listed)
 
 
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+def _kept() -> list[dict[str, Any]]:
+    return [json.loads(file.read_bytes()) for file in kept_folder("readings").glob("*.reading")]
+
+
 def _same(folder: Path) -> None:
-    files, hf = read_files(folder), AutoTokenizer.from_pretrained(folder)
-    assert files is not None
-    ours, theirs = json.loads(files.backend.to_str()), json.loads(hf.backend_tokenizer.to_str())
-    for part in ("model", "normalizer", "pre_tokenizer", "decoder"):
-        plain = [
-            {name: value for name, value in each[part].items() if value} if each[part] else None
-            for each in (ours, theirs)
-        ]
-        assert plain[0] == plain[1], part
-    assert ours["added_tokens"] == theirs["added_tokens"]
-    tokenizer = load_tokenizer(folder)
-    assert tokenizer.special_tokens == hf.special_tokens_map and list(tokenizer.special_tokens) == list(
-        hf.special_tokens_map
-    )
-    assert (tokenizer.bos_token, tokenizer.bos_id) == (hf.bos_token, hf.bos_token_id)
-    assert tokenizer.eos_ids == (() if hf.eos_token_id is None else (hf.eos_token_id,))
-    assert tokenizer.chat_template == hf.chat_template
-    for text in TEXTS:
-        for special in (True, False):
-            ids = files.backend.encode(text, add_special_tokens=special).ids
-            assert ids == hf.encode(text, add_special_tokens=special)
-            assert tokenizer.decode(ids, special) == hf.decode(ids, skip_special_tokens=special)
+    """The first start makes it, the second has it kept."""
+    hf, first, kept = AutoTokenizer.from_pretrained(folder), load_tokenizer(folder), load_tokenizer(folder)
+    assert kept.backend.to_str() == first.backend.to_str() == hf.backend_tokenizer.to_str()
+    for ours in (first, kept):
+        assert list(ours.special_tokens.items()) == list(hf.special_tokens_map.items())
+        assert (ours.bos_token, ours.bos_id) == (hf.bos_token, hf.bos_token_id)
+        assert ours.eos_ids == (() if hf.eos_token_id is None else (hf.eos_token_id,))
+        assert ours.chat_template == hf.chat_template
+        assert (len(ours), ours.special_ids >= {*hf.all_special_ids}) == (len(hf), True)
+        for text in TEXTS:
+            for special in (True, False):
+                ids = ours.backend.encode(text, add_special_tokens=special).ids
+                assert ids == hf.encode(text, add_special_tokens=special)
+                assert ours.decode(ids, special) == hf.decode(ids, skip_special_tokens=special)
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_a_plain_folder_makes_transformers_tokenizer(kind: str, tmp_path: Path) -> None:
+def test_a_folder_makes_transformers_tokenizer(kind: str, tmp_path: Path) -> None:
     MAKERS[kind](tmp_path)
     _same(tmp_path)
     _lists_added_tokens(tmp_path)
     _same(tmp_path)
+    assert len(_kept()) == 2 - (kind == "bundled")  # whose own comes with the package
 
 
 def test_a_template_in_the_configuration_is_found(tmp_path: Path) -> None:
@@ -121,7 +123,7 @@ def test_the_older_map_of_special_tokens_counts(tmp_path: Path) -> None:
 
 
 CONFIG = "tokenizer_config.json"
-# kind, file, entries that make the tokenizer another than its tokenizer.json, or that we do not read
+# kind, file, entries that make the tokenizer another than its tokenizer.json
 OTHERS: list[tuple[str, str, dict[str, Any]]] = [
     ("byte_level", CONFIG, {"tokenizer_class": "LlamaTokenizer"}),
     ("byte_level", CONFIG, {"tokenizer_class": None}),
@@ -134,28 +136,53 @@ OTHERS: list[tuple[str, str, dict[str, Any]]] = [
     ("byte_level", CONFIG, {"split_special_tokens": True}),
     ("byte_level", CONFIG, {"chat_template": [{"name": "default", "template": "a"}]}),
     ("byte_level", CONFIG, {"added_tokens_decoder": {"0": {"content": "<s>", "lstrip": True, "special": True}}}),
-    ("byte_level", "tokenizer.json", {"model": {"type": "Nothing"}}),
     ("byte_level", "added_tokens.json", {"<new>": 500}),
     ("byte_level", "config.json", {"model_type": "mistral"}),
     ("byte_level", "config.json", {"model_type": "qwen2"}),
     ("qwen", "config.json", {"model_type": "llama"}),
     ("qwen", "tokenizer.json", {"normalizer": None}),
-    ("qwen", "tokenizer.json", {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}}),
+    ("qwen", "tokenizer.json", {"pre_tokenizer": {"type": "Whitespace"}}),
     ("qwen", CONFIG, {"add_prefix_space": True}),
 ]
 
 
 @pytest.mark.parametrize(("kind", "name", "entries"), OTHERS, ids=lambda value: str(value)[:40])
-def test_what_is_not_plain_is_left_to_transformers(
+def test_what_the_class_makes_of_the_file_is_kept(
     kind: str, name: str, entries: dict[str, Any], tmp_path: Path
 ) -> None:
     MAKERS[kind](tmp_path)
+    before = load_tokenizer(tmp_path)
     if kind == "byte_level" and "chat_template" in entries:
         (tmp_path / "chat_template.jinja").unlink()
     if not (tmp_path / name).exists():
         _write(tmp_path / name, {})
     _edit(tmp_path / name, **entries)
-    assert read_files(tmp_path) is None
+    assert load_tokenizer(tmp_path) is not before
+    _same(tmp_path)
+
+
+def test_a_file_that_says_it_all_is_not_kept_twice(tmp_path: Path) -> None:
+    builders.byte_level(tmp_path)
+    load_tokenizer(tmp_path)
+    (kept,) = _kept()
+    assert [reading["backend"] for reading in kept.values()] == [None]
+
+
+def test_weights_are_not_read_and_what_is_beside_them_is(tmp_path: Path) -> None:
+    builders.byte_level(tmp_path)
+    names = [readings.digest("tokenizer", contents(tmp_path))]
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    names.append(readings.digest("tokenizer", contents(tmp_path)))
+    (tmp_path / "bpe.codes").write_bytes(b"a b")
+    names.append(readings.digest("tokenizer", contents(tmp_path)))
+    assert names[0] == names[1] != names[2]
+
+
+def test_a_tokenizer_of_python_code_is_made_each_time(tmp_path: Path) -> None:
+    builders.byte_level(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    tokenizer.backend.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(object())
+    assert freeze(tokenizer, tmp_path) is None
 
 
 def test_transformers_is_imported_when_its_object_is_asked_for() -> None:

@@ -1,7 +1,6 @@
 """TPUs as a platform: torch models traced into XLA programs. On a machine without one, JAX's CPU devices stand in."""
 
 import logging
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quintet.config import EngineConfig, read_environment
+from quintet.config import EngineConfig
+from quintet.kept import kept_folder, trouble
 from quintet.platforms.host import host_memory
 from quintet.platforms.interface import (
     Alone,
@@ -76,11 +76,11 @@ class TPU(Platform):
         if config.enforce_eager:
             reasons.append("enforce_eager: nothing runs uncompiled here; the steps are compiled all the same")
         if config.compilation_cache_dir == "auto":
-            folder, why = _cache_folder()
+            folder, reason = _cache_folder()
             config = config.replace(compilation_cache_dir=folder)
-            reasons.append(f"compilation_cache_dir={folder}: {why}")
-        elif config.compilation_cache_dir != "none" and (trouble := _trouble(Path(config.compilation_cache_dir))):
-            raise ValueError(f"compilation_cache_dir {trouble}; choose another folder, or none")
+            reasons.append(f"compilation_cache_dir={folder}: {reason}")
+        elif config.compilation_cache_dir != "none" and (why := trouble(Path(config.compilation_cache_dir))):
+            raise ValueError(f"compilation_cache_dir {why}; choose another folder, or none")
         if not found.chips and config.kv_cache_memory_bytes is None and config.num_pages is None:
             share = min(HOST_KV, int(host_memory().free * config.gpu_memory_utilization / 2))
             share //= config.tensor_parallel_size
@@ -142,23 +142,10 @@ class TPU(Platform):
 
 def _cache_folder() -> tuple[str, str]:
     """The user's, made if need be, and why; "none" if it cannot be."""
-    home = read_environment().cache_home
-    folder = (Path(home) if home else Path.home() / ".cache") / "quintet" / "xla"
-    trouble = _trouble(folder)
-    if trouble:
-        return "none", f"{trouble}; each start compiles anew"
+    folder = kept_folder("xla")
+    if why := trouble(folder):
+        return "none", f"{why}; each start compiles anew"
     return str(folder), "the next start finds its programs there"
-
-
-def _trouble(folder: Path) -> str | None:
-    """Why programs should not be kept in the folder. What lies there is run: it must be nobody else's to write."""
-    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
-    if not os.access(there, os.W_OK | os.X_OK):
-        return f"{folder} cannot be written to"
-    state = there.stat()
-    if there == folder and hasattr(os, "getuid") and (state.st_uid != os.getuid() or state.st_mode & 0o022):
-        return f"{folder} can be written to by others, and what lies there is run"
-    return None
 
 
 def _keep_programs(folder: str) -> None:

@@ -8,7 +8,7 @@ import torch
 import quintet.platforms.gpu.triton_edits
 import quintet.platforms.gpu.triton_sampling  # noqa: F401  registers its providers
 from quintet.engine.sampler import Sampler
-from tests.helpers.sampling import HostDevice, bound, logits_of, random_request
+from tests.helpers.sampling import HOST, HostDevice, bound, logits_of, random_request
 from tests.helpers.triton import needs_triton
 
 pytestmark = [
@@ -20,7 +20,7 @@ pytestmark = [
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logits"])
 def test_tokens_and_logprobs_are_those_of_the_host(mode: str) -> None:
     requests, twins = ([random_request(rng, str(i)) for i in range(8)] for rng in (random.Random(3), random.Random(3)))
-    host, triton = (Sampler(bound(provider), HostDevice(), 400, logprobs_mode=mode) for provider in ("torch", "triton"))
+    host, triton = (Sampler(bound(provider), HostDevice(), 400, logprobs_mode=mode) for provider in (HOST, "triton"))
     for _ in range(2):
         logits = torch.stack([logits_of(str(i), len(r.token_ids)) for i, r in enumerate(requests)])
         want, got = host(logits.clone(), requests), triton(logits.clone(), twins)

@@ -19,7 +19,7 @@ from quintet.ops.random import gumbel
 from quintet.ops.registry import Op
 from quintet.ops.sampling import NEVER, Draw
 from tests.helpers.null_engine import drain
-from tests.helpers.sampling import VOCAB, HostDevice, bound, logits_of, random_request
+from tests.helpers.sampling import HOST, VOCAB, HostDevice, bound, logits_of, random_request
 from tests.helpers.tpu import compilations, needs_jax, platform, programs
 
 pytestmark = needs_jax
@@ -255,7 +255,7 @@ class Mirror:
         mirror = random.Random(seed)
         self.requests = [random_request(self.rng, str(i)) for i in range(12)]
         self.mirrors = [random_request(mirror, str(i)) for i in range(12)]
-        self.host = Sampler(bound("torch"), HostDevice(), VOCAB, logprobs_mode=mode)
+        self.host = Sampler(bound(HOST), HostDevice(), VOCAB, logprobs_mode=mode)
         self.sampler = Sampler(bound("jax"), device, VOCAB, logprobs_mode=mode, sizes=SIZES)
 
     def upload(self, logits: torch.Tensor, size: int) -> torch.Tensor:

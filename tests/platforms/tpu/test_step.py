@@ -202,6 +202,6 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
     from quintet.platforms.tpu import PLATFORM
 
     tmp_path.chmod(0o777)
-    with pytest.raises(ValueError, match="can be written to by others, and what lies there is run; choose another"):
+    with pytest.raises(ValueError, match="can be written to by others, and what lies there is trusted; choose another"):
         PLATFORM.configure(EngineConfig(compilation_cache_dir=str(tmp_path)))
     assert PLATFORM.configure(EngineConfig(compilation_cache_dir=str(tmp_path / "own")))[0] is not None

@@ -1,0 +1,32 @@
+"""Writes quintet/engine/shipped_readings.json: what transformers makes of the bundled model, for the first start.
+
+    python scripts/shipped_readings.py
+
+To be run after a change of quintet/bundled or of the form of readings; a test says so.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, AutoTokenizer
+
+from quintet.config import BUNDLED
+from quintet.engine import model_config, readings, tokenizer
+
+FOLDER = readings.SHIPPED.parents[1] / BUNDLED
+
+
+def made(folder: Path) -> dict[str, Any]:
+    raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    loaded = tokenizer.Tokenizer.of(AutoTokenizer.from_pretrained(folder))
+    both = {
+        model_config.digest(raw["model_type"], raw): model_config.freeze(AutoConfig.from_pretrained(folder)),
+        readings.digest("tokenizer", tokenizer.contents(folder)): tokenizer.freeze(loaded, folder),
+    }
+    return dict(json.loads(json.dumps(both)))
+
+
+if __name__ == "__main__":
+    content = json.dumps(made(FOLDER), indent=1, sort_keys=True) + "\n"
+    readings.SHIPPED.write_text(content, encoding="utf-8")
