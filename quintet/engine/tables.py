@@ -54,8 +54,10 @@ class Tables:
                 request.rows[index] = None
 
     def find(self, request: Request) -> Found:
-        """The longest beginning that is cached, but for the last token, which is computed to have logits. A request that
-        waits asks in every step, and is told what it was told as long as that holds."""
+        """The longest beginning that is cached, but for the last token, which is computed to have logits.
+
+        A request that waits asks in every step, and is told what it was told as long as that holds.
+        """
         if not self.pool.caching or request.wants_scores:
             return Found(pages=tuple([] for _ in self.groups))
         known = request.found

@@ -50,6 +50,6 @@ def describe(variants: Sequence[Variant]) -> str:
     last = variants[-1]
     pages = " + ".join(map(str, last.pages)) or "no"
     return (
-        f"{len(variants)} compilations, for steps of {sizes} tokens (at most {last.requests} requests, {last.rows} rows "
-        f"of logits, {pages} pages each); padding {average:.0%} of a step on average, {worst:.0%} at worst"
+        f"{len(variants)} compilations, for steps of {sizes} tokens (at most {last.requests} requests, {last.rows} "
+        f"rows of logits, {pages} pages each); padding {average:.0%} of a step on average, {worst:.0%} at worst"
     )

@@ -17,8 +17,10 @@ def row_width(head_dim: int, dtype: torch.dtype) -> int:
 
 
 def page_shape(spec: AttentionSpec) -> tuple[int, ...]:
-    """Of one page: the tokens of a head stand side by side, so that its keys are one matrix. Where V is part of K, there
-    are keys alone."""
+    """Of one page: the tokens of a head stand side by side, so that its keys are one matrix.
+
+    Where V is part of K, there are keys alone.
+    """
     return 1 if spec.shared else 2, spec.kv_heads, spec.page_size, row_width(spec.head_dim, spec.cached)
 
 

@@ -32,7 +32,7 @@ CONTRACT_VERSION = 2  # raised when a platform that was written for the one befo
 State = tuple[Tensor, ...]  # all that is kept between steps, flat: each tensor [units, *layout.shape]
 ASIDE, DROPPED = 1, 2  # levels of sleep
 # -> (outputs, which hold until the next step, and the state); callers keep the state that it returned. A step may have
-# an attribute `compilations`, a function that counts the programs compiled so far, those of ops too: what proves that an
+# an attribute `compilations`, a function that counts the programs compiled so far, those of ops too: it proves that an
 # engine which has warmed up compiles nothing more
 Step = Callable[[State, Batch], tuple[Outputs, State]]
 

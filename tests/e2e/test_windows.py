@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from quintet.conformance.tiny import GEMMA, PLAIN, VOCAB, WINDOW, Tiny, make
 from quintet.config import EngineConfig
+from quintet.conformance.tiny import GEMMA, PLAIN, VOCAB, WINDOW, Tiny, make
 from quintet.engine.client import Client
 from quintet.engine.prompts import Prompt
 from quintet.sampling_params import SamplingParams

@@ -203,7 +203,7 @@ def _fill(inputs: Sequence[Tensor], batch: Batch) -> None:
 def _first_rows(outputs: Outputs, rows: int) -> Outputs:
     """Of each row that was wanted; taps are of all tokens."""
     logits, hidden, taps = outputs
-    return Outputs(*[None if x is None else x[:rows] for x in (logits, hidden)], taps)
+    return Outputs(None if logits is None else logits[:rows], None if hidden is None else hidden[:rows], taps)
 
 
 def _mapped(x: Any, make: Callable[[tuple[int, ...], Tensor], Tensor], at: tuple[int, ...] = ()) -> Any:
