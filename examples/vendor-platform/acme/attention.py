@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from quintet.platforms.interface import Attention
-from quintet.types import AttentionSpec, Batch, HostBatch, KVLayout
+from quintet.platforms.interface import Mixer, State
+from quintet.types import Array, AttentionSpec, Books, HostBatch, HostGroup, Layout
 from torch import Tensor
 
 from acme.chip import FP8
@@ -16,7 +16,7 @@ SPAN = 64  # tokens of context that they look at together
 NOTHING = -1e30  # a maximum over no scores; finite, so that differences with it are not NaN
 
 
-class AcmeAttention(Attention):
+class AcmeAttention(Mixer):
     """Writes K and V, and attends, in one kernel. plan() cuts the step into pieces of ROWS tokens of one request."""
 
     def __init__(self, spec: AttentionSpec) -> None:
@@ -24,27 +24,28 @@ class AcmeAttention(Attention):
         if reasons:
             raise ValueError(f"attention on acme: {'; '.join(reasons)}")
         self._spec = spec
-        self.layout = KVLayout(spec.cached, spec.page_size, (spec.kv_heads, spec.page_size, 2 * spec.head_dim))
+        shape = spec.kv_heads, spec.page_size, 2 * spec.head_dim
+        self.layouts = (Layout(spec.cached, shape, keeps=spec.window),)
 
-    def plan(self, batch: HostBatch) -> HostBatch:
-        return planned(batch)
+    def plan(self, batch: HostBatch, group: HostGroup) -> tuple[Array, ...]:
+        return (pieces_of(batch),)
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: Batch, sinks: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        return launch(attend, attend_shape, q, k, v, kv, batch, sinks, self._spec), kv
+        self, q: Tensor, k: Tensor, v: Tensor | None, state: State, books: Books, sinks: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        return launch(attend, attend_shape, q, k, v, state[0], books, sinks, self._spec), state
 
 
-def planned(batch: HostBatch) -> HostBatch:
-    """With the pieces of the step: rows of (request, first token, count), so many as the bucket can have."""
-    tokens, requests = len(batch.token_ids), len(batch.lengths)
+def pieces_of(batch: HostBatch) -> Array:
+    """The pieces of the step: rows of (request, first token, count), so many as the variant can have."""
+    tokens, requests = len(batch.token_ids), len(batch.starts) - 1
     pieces = np.zeros((min(tokens, requests + tokens // ROWS), 3), np.int32)
     counts = np.diff(batch.starts)
     each = -(-counts // ROWS)
     rows = np.repeat(np.arange(requests), each)
     within = ROWS * (np.arange(len(rows)) - np.repeat(np.cumsum(each) - each, each))
     pieces[: len(rows)] = np.stack([rows, batch.starts[rows] + within, np.minimum(ROWS, counts[rows] - within)], 1)
-    return batch._replace(extra=(pieces,))
+    return pieces
 
 
 def refusals(spec: AttentionSpec) -> list[str]:
@@ -54,6 +55,8 @@ def refusals(spec: AttentionSpec) -> list[str]:
         reasons.append(
             f"a KV cache in {spec.cached} is not read by its kernels; set kv_cache_dtype to auto, or to fp8 for {FP8}"
         )
+    if spec.shared or not spec.causal:
+        reasons.append("its kernel reads keys with values of their own, of the tokens before; run this model elsewhere")
     if spec.alibi is not None:
         reasons.append("its kernel adds no slopes (ALiBi) to scores; run this model on another platform")
     return reasons
@@ -64,14 +67,15 @@ def attend_shape(q: Tensor, *_: object) -> Tensor:
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: Batch, sinks: Tensor | None, spec: AttentionSpec
+    q: Tensor, k: Tensor, v: Tensor, kv: Tensor, books: Books, sinks: Tensor | None, spec: AttentionSpec
 ) -> Tensor:
     """The kernel -> [T, H, D]; a token that is padding gets 0."""
-    write(kv, k, v, batch.slots, spec)
-    pieces = batch.extra[0][batch.extra[0][:, 2] > 0].long()
+    write(kv, k, v, books.group.slots, spec)
+    (planned,) = books.group.plan
+    pieces = planned[planned[:, 2] > 0].long()
     out = torch.zeros(q.shape, dtype=q.dtype)
     if len(pieces):
-        work = Work.of(pieces, batch)
+        work = Work.of(pieces, books)
         found = attended(grouped(q[work.tokens].float() * spec.scale, spec), work, kv, sinks, spec)
         out[work.tokens[work.own]] = found[work.own].to(q.dtype)
     return out
@@ -88,12 +92,13 @@ class Work:
     table: Tensor  # [N, pages]
 
     @classmethod
-    def of(cls, pieces: Tensor, batch: Batch) -> "Work":
+    def of(cls, pieces: Tensor, books: Books) -> "Work":
         rows, firsts, counts = pieces.unbind(1)
         places = torch.arange(ROWS)
         tokens = firsts[:, None] + torch.minimum(places, counts[:, None] - 1)
         own = places < counts[:, None]
-        return cls(tokens, own, batch.positions[tokens], batch.lengths[rows], batch.page_table[rows].long())
+        group = books.group
+        return cls(tokens, own, books.batch.positions[tokens], group.lengths[rows], group.table[rows].long())
 
 
 def write(kv: Tensor, k: Tensor, v: Tensor, slots: Tensor, spec: AttentionSpec) -> None:
@@ -176,9 +181,13 @@ def _first(work: Work, spec: AttentionSpec) -> int:
 
 
 def context(kv: Tensor, work: Work, slots: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
-    """K and V [N Hkv, SPAN, D] of each piece's request. Past its end is another's old data: zeros, it may be NaN."""
+    """K and V [N Hkv, SPAN, D] of each piece's request. What is past its end or before its window is another's old data
+    or page 0: zeros, it may be NaN."""
     pages = work.table[:, (slots // spec.page_size).clamp(max=work.table.shape[1] - 1)]  # [N, SPAN]
     rows = _movable(kv)[pages, :, slots % spec.page_size].view(kv.dtype)  # [N, SPAN, Hkv, 2 D]
-    wide = decoded(rows).masked_fill((slots >= work.lengths[:, None])[..., None, None], 0.0)
+    foreign = slots >= work.lengths[:, None]
+    if spec.window is not None:
+        foreign = foreign | (slots <= work.positions[:, :1] - spec.window)
+    wide = decoded(rows).masked_fill(foreign[..., None, None], 0.0)
     k, v = wide.transpose(1, 2).reshape(-1, SPAN, 2 * spec.head_dim).chunk(2, -1)
     return k.contiguous(), v.contiguous()

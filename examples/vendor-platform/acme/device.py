@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from quintet.platforms.interface import KV, Device
-from quintet.types import KVLayout, Memory
+from quintet.platforms.interface import Device, State
+from quintet.types import Layout, Memory
 from torch import Tensor
 
 from acme.chip import CHIP
@@ -23,18 +23,18 @@ class AcmeDevice(Device):
         self.rank = rank
         self.queue, self.pool = Queue(f"acme:{rank}"), Pool(CHIP.memory, f"acme:{rank}")
         self.shapes = Shapes()
-        self.layouts: tuple[KVLayout, ...] = ()  # of the cache that was allocated last: steps are captured for it
+        self.layouts: tuple[Layout, ...] = ()  # of the cache that was allocated last: steps are captured for it
 
     def memory(self) -> Memory:
         self.queue.drain()  # what was let go may still be in use there
         return self.pool.facts()
 
-    def allocate_kv(self, layouts: Sequence[KVLayout], pages: int) -> KV:
+    def allocate(self, layouts: Sequence[Layout], units: int) -> State:
         self.queue.drain()
         self.layouts = tuple(layouts)
-        need = pages * sum(layout.page_bytes for layout in layouts)
-        self.pool.take(need, "kv", f"KV cache of {pages} pages")  # all or nothing: given back at once
-        return tuple(self._zeros((pages, *layout.page_shape), layout.dtype) for layout in layouts)
+        need = units * sum(layout.nbytes for layout in layouts)
+        self.pool.take(need, "kv", f"KV cache of {units} pages")  # all or nothing: given back at once
+        return tuple(self._zeros((units, *layout.shape), layout.dtype) for layout in layouts)
 
     def to_device(self, arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[Tensor, ...]:
         made = [self.empty(_described(array)) for array in arrays]

@@ -6,10 +6,9 @@ from quintet.layers.attention import Heads, SelfAttention
 from quintet.layers.build import Build
 from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
 from quintet.layers.linear import LMHead
+from quintet.layers.mixing import Cache
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.rope import Rotary
-from quintet.platforms.interface import KV
-from quintet.types import Batch
 from torch import Tensor
 
 
@@ -18,32 +17,31 @@ class LastBlock(PreNormBlock):
 
     def __init__(self, config: Any, build: Build, attention: SelfAttention, mlp: GatedMLP) -> None:
         super().__init__(config, build, attention, mlp)
-        self._ops = build.ops.take("embedding")
+        self._ops = build.ops.take("take_rows")
 
-    def forward(self, x: Tensor, residual: Tensor | None, kv: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor, residual: Tensor | None, cache: Cache) -> tuple[Tensor, Tensor]:
         x, residual = self.input_layernorm(x, residual)
-        x, kv = self.self_attn(x, kv, batch)
-        x, residual = (self._ops.embedding(batch.logit_rows, each, 0, False) for each in (x, residual))
+        x, rows = self.self_attn(x, cache), cache.batch.rows
+        x, residual = (self._ops.take_rows(each, rows) for each in (x, residual))
         x, residual = self.post_attention_layernorm(x, residual)
-        return self.mlp(x), residual, kv
+        return self.mlp(x), residual
 
 
 class Trunk(Decoder):
     """Its last block hands on the wanted rows alone."""
 
-    def forward(self, kv: KV, batch: Batch) -> tuple[Tensor, KV]:
-        x, residual, cache = self.embed_tokens(batch.token_ids), None, []
-        for layer, pages in zip(self.layers, kv, strict=True):
-            x, residual, pages = layer(x, residual, pages, batch)
-            cache.append(pages)
-        return self.norm(x, residual)[0], tuple(cache)
+    def forward(self, cache: Cache) -> tuple[Tensor, list[Tensor]]:
+        x, residual = self.embed_tokens.of(cache.batch), None
+        for layer in self.layers:
+            x, residual = layer(x, residual, cache)
+        return self.norm(x, residual)[0], []
 
 
 class Model(CausalLM):
     """As quintet.models.llama, but for the last block."""
 
     def __init__(self, config: Any, build: Build) -> None:
-        super().__init__()
+        super().__init__(build)
         rotary, last = Rotary.of(build, config), config.num_hidden_layers - 1
 
         def block(config: Any, build: Build, index: int) -> PreNormBlock:

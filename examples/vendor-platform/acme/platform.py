@@ -1,23 +1,24 @@
 """The platform: what quintet asks of Acme devices, by its own words (quintet/platforms/interface.py)."""
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from quintet.config import EngineConfig
+from quintet.ops.attention import PlainAttention
 from quintet.ops.quantize import quantize
 from quintet.platforms.interface import (
     Alone,
-    Attention,
     Capabilities,
     Communicator,
     Device,
+    Mixer,
     Platform,
     Step,
     Unavailable,
 )
-from quintet.types import AttentionSpec, Bucket, Weight
+from quintet.types import AttentionSpec, Estimate, Extent, Place, Variant, Weight
 from torch import Tensor, nn
 
 from acme.attention import AcmeAttention
@@ -35,7 +36,7 @@ class Acme(Platform):
     """One instance serves one engine; its ranks are threads of this process, each with a device."""
 
     name = "acme"
-    contract = 1
+    contract = 2
     op_priority = PRIORITY
     layers = {"GatedMLP": "acme.layers:FusedMLP"}
     models = {"llama": "acme.llama"}
@@ -85,18 +86,18 @@ class Acme(Platform):
                 self._devices[rank] = AcmeDevice(rank)
             return self._devices[rank]
 
-    def connect(self, rank: int, size: int, endpoint: str) -> Communicator:
-        if size == 1:
+    def connect(self, place: Place) -> Communicator:
+        if place.size == 1:
             return Alone()
         with self._lock:
-            room = self._rooms.setdefault(endpoint, Room(size))
-        if room.size != size or rank >= size:
-            raise ValueError(f"rank {rank} of {size} at {endpoint!r}, where {room.size} ranks meet")
+            room = self._rooms.setdefault(place.endpoint, Room(place.size))
+        if room.size != place.size or place.rank >= place.size:
+            raise ValueError(f"{place}, where {room.size} ranks meet")
         room.meet()
-        return AcmeCommunicator(room, rank)
+        return AcmeCommunicator(room, place.rank)
 
-    def attention(self, spec: AttentionSpec, ops: Any, rank: int) -> Attention:
-        return AcmeAttention(spec)
+    def mixer(self, spec: AttentionSpec, ops: Any, rank: int) -> Mixer:
+        return PlainAttention(spec, ops) if spec.source == "none" else AcmeAttention(spec)
 
     def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         device, local = self._devices[weight.rank], weight.local(tensors)
@@ -108,12 +109,15 @@ class Acme(Platform):
             packed = {weight.name: local.to(weight.dtype)}
         return {name: device.upload(each, "weights") for name, each in packed.items()}
 
-    def placed_bytes(self, weight: Weight) -> int:
+    def estimate(self, model: nn.Module, weights: Sequence[Weight], extent: Extent) -> Estimate:
+        return Estimate(sum(map(self._placed_bytes, weights)), extent.workspace)
+
+    def _placed_bytes(self, weight: Weight) -> int:
         if weight.scheme is None:
-            return super().placed_bytes(weight)
+            return weight.nbytes
         outputs, inputs = weight.shape
         groups = inputs // (weight.scheme.group or inputs)
         return outputs * inputs * weight.scheme.bits // 8 + 4 * outputs * groups
 
-    def compile(self, model: nn.Module, buckets: Iterable[Bucket]) -> Step:
-        return compiled(model, buckets)
+    def compile(self, model: nn.Module, variants: Iterable[Variant]) -> Step:
+        return compiled(model, variants)

@@ -1,12 +1,12 @@
-"""A captured step: the kernels that the model started, written down once per bucket and run again without its code."""
+"""A captured step: the kernels that the model started, written down once per variant and run again without its code."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from quintet.platforms.interface import KV
-from quintet.types import Batch
+from quintet.platforms.interface import State
+from quintet.types import Batch, Outputs
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -113,50 +113,49 @@ class OnHost(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class Program:
-    """A step of one bucket: (cache, batch) -> logits."""
+    """A step of one variant: (state, batch) -> outputs."""
 
     device: AcmeDevice
     calls: Sequence[Call]
     num_inputs: int
     num_slots: int
-    out: Slot
-    logits: Tensor  # their shape
+    out: tuple[Slot, ...]  # the leaves of its outputs
+    outputs: Outputs  # their shapes
     workspace: int  # bytes that it needs beside what it is given
 
-    def launch(self, kv: KV, batch: Batch) -> AcmeTensor:
-        """Queues one run -> the logits, which live in the workspace."""
-        inputs = [*kv, *leaves(batch)]
+    def launch(self, state: State, batch: Batch) -> Outputs:
+        """Queues one run -> its outputs, which live in the workspace."""
+        inputs = [*state, *leaves(batch)]
         if len(inputs) != self.num_inputs:
-            raise RuntimeError(f"the step was captured for another cache than this one of {len(kv)} layers")
-        made = AcmeTensor(Buffer(self.device), self.logits)
-        enqueue(self.device, self.run, (inputs,), [made.buffer])
+            raise RuntimeError(f"the step was captured for another cache than this one of {len(state)} tensors")
+        made: Outputs = mapped(self.outputs, lambda x: AcmeTensor(Buffer(self.device), x))
+        enqueue(self.device, self.run, (inputs,), [each.buffer for each in tensors(made)])
         return made
 
-    def run(self, inputs: list[Tensor]) -> Tensor:
+    def run(self, inputs: list[Tensor]) -> list[Tensor]:
         """The kernel of a whole step."""
         values: list[Any] = [*inputs, *[None] * (self.num_slots - len(inputs))]
         for call in self.calls:
             call.run(values)
-        logits: Tensor = values[self.out]
-        return logits
+        return [values[slot] for slot in self.out]
 
 
-def capture(model: nn.Module, device: AcmeDevice, kv: KV, batch: Batch) -> Program:
+def capture(model: nn.Module, device: AcmeDevice, state: State, batch: Batch) -> Program:
     """The step for inputs of these shapes, which may be meta tensors."""
     recording = Recording(device)
-    given = mapped((kv, batch), lambda x: recording.slot(x))
+    given = mapped((state, batch), lambda x: recording.slot(x))
     CAPTURING.recording = recording
     try:
         with torch.no_grad(), OnHost(), recording:
-            logits, cache = model(*given)
+            outputs, after = model(*given)
     finally:
         CAPTURING.recording = None
-    if [each.buffer.slot for each in cache] != list(range(len(kv))):
+    if [each.buffer.slot for each in after] != list(range(len(state))):
         raise RuntimeError("the model returned another cache than it was given; attention here writes in place")
-    num_inputs, out = len(tensors(given)), logits.buffer.slot
-    _mark_last(recording.calls, kept={out, *range(num_inputs)})
+    num_inputs, out = len(tensors(given)), tuple(each.buffer.slot for each in tensors(outputs))
+    _mark_last(recording.calls, kept={*out, *range(num_inputs)})
     sizes = num_inputs, len(recording.sizes)
-    return Program(device, recording.calls, *sizes, out, meta(logits), _workspace(recording))
+    return Program(device, recording.calls, *sizes, out, mapped(outputs, meta), _workspace(recording))
 
 
 def _mark_last(calls: Sequence[Call], kept: set[int]) -> None:

@@ -83,7 +83,7 @@ def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
         return [mapped(each, change) for each in tree]
     if isinstance(tree, Mapping):
         return {key: mapped(each, change) for key, each in tree.items()}
-    return change(tree)
+    return None if tree is None else change(tree)
 
 
 def leaves(tree: Any) -> Iterator[Any]:
@@ -93,7 +93,7 @@ def leaves(tree: Any) -> Iterator[Any]:
             yield from leaves(each)
     elif isinstance(tree, Mapping):
         yield from leaves(list(tree.values()))
-    else:
+    elif tree is not None:
         yield tree
 
 

@@ -137,13 +137,13 @@ def test_a_llama_is_built_of_its_own_parts() -> None:
 
 def _programs(model: torch.nn.Module) -> list:
     """Captured anew for a small step."""
-    from quintet.types import Bucket
+    from quintet.types import Variant
 
     from acme.compile import Programs
     from acme.tensor import tensors
 
     programs = Programs(model, tensors(list(model.parameters()))[0].buffer.device)
-    programs.add(Bucket(16, 4, 16, 8))
+    programs.add(Variant(16, 4, 16, (8,)))
     return list(programs._programs.values())
 
 
@@ -160,7 +160,7 @@ def test_its_fp8_ends_at_240(acme: Acme) -> None:
     assert decoded(encoded(torch.tensor([240.0, 248.0, 1e9, -1e9]), FP8)).tolist() == [240, 240, 240, -240]
     spec = AttentionSpec(4, 2, 16, 0.25, torch.float32, 16, kv_dtype=torch.float8_e4m3fn, alibi=(0.5,) * 4)
     with pytest.raises(ValueError, match="float8_e4m3fn is not read by its kernels.*adds no slopes"):
-        acme.attention(spec, None, 0)
+        acme.mixer(spec, None, 0)
 
 
 def test_the_chip_is_described_by_a_file(tmp_path: object) -> None:

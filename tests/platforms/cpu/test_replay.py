@@ -65,7 +65,7 @@ def test_a_replayed_step_gives_the_bits_of_an_eager_one(family: str, watched: ty
         logits.append([rows for step in found for rows in step.values()])
     assert not watched.last.refused
     assert watched.last.recorded == 2  # three requests, then two
-    assert watched.last.replayed == 18 + 17  # of 20 steps each one was recorded, and one proved it
+    assert watched.last.replayed == 18 + 18  # of 20 steps each, one was recorded and one proved it
     assert all(torch.equal(a, b) for a, b in zip(*logits, strict=True))
 
 
@@ -124,7 +124,7 @@ def test_a_step_whose_replay_gives_something_else_stays_eager_and_the_others_do_
                 outputs, _ = step((), _batch(tokens, turn))
                 assert outputs.logits is not None
                 assert outputs.logits[:, 0].tolist() == [2.0 * (i + turn) * (tokens == 3) for i in range(tokens)]
-    assert calls.count(3) == 5 and calls.count(2) == 2  # recorded, proven wrong, then run; recorded, proven, replayed
+    assert calls.count(3) == 4 and calls.count(2) == 2  # recorded, proven wrong, then run; recorded, proven, replayed
     assert list(step.refused.values()) == ["output 0 of 1 came out otherwise when the step was replayed"]
     assert len(caplog.records) == 1 and "steps of 3 tokens stay eager" in caplog.text
 
@@ -148,20 +148,6 @@ def test_all_sizes_give_their_outputs_in_the_same_memory(watched: type[Watched])
     assert watched.last.recorded == 8 and not watched.last.refused
     places = {graph.outputs.logits.data_ptr() for graph in watched.last._graphs.values()}  # type: ignore[union-attr]
     assert len(places) < 8 and watched.last._arena.nbytes == SEGMENT
-
-
-def test_what_is_float32_already_may_be_asked_for_in_float32() -> None:
-    """Providers ask so of a router's bias and of sinks, and nothing is copied."""
-    bias = torch.ones(4)
-
-    def model(state: Any, batch: Batch) -> tuple[Outputs, Any]:
-        assert bias.float().contiguous() is bias
-        return Outputs(empty((len(batch.token_ids), 4), torch.float32)), state
-
-    step = Replay(model, _cpu)
-    for turn in range(3):
-        step((), _batch(3, turn))
-    assert not step.refused
 
 
 def test_a_step_that_fails_is_not_kept() -> None:
@@ -189,7 +175,9 @@ def test_graphs_that_were_not_used_for_longest_go_first(monkeypatch: pytest.Monk
 
     def model(state: Any, batch: Batch) -> tuple[Outputs, Any]:
         recorded.append(len(batch.token_ids))
-        return Outputs(empty((1, 1), torch.float32)), state
+        out = empty((1, 1), torch.float32)
+        out.numpy()[:] = 7
+        return Outputs(out), state
 
     step = Replay(model, _cpu)
     for turn, tokens in enumerate((1, 2, 1, 3, 1, 2)):

@@ -51,10 +51,11 @@ def _swapped(write: Any) -> Any:
 def _leaking(attend: Any) -> Any:
     """Tokens whose slot is on page 0 write to the first request's first slot."""
 
-    def faulty(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: Any, sinks: Any, spec: AttentionSpec) -> Tensor:
-        real = batch.page_table[0, 0] * spec.page_size
-        slots = torch.where(batch.slots < spec.page_size, real, batch.slots)
-        return attend(q, k, v, kv, batch._replace(slots=slots), sinks, spec)
+    def faulty(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, books: Any, sinks: Any, spec: AttentionSpec) -> Tensor:
+        group = books.group
+        real = group.table[0, 0] * spec.page_size
+        slots = torch.where(group.slots < spec.page_size, real, group.slots)
+        return attend(q, k, v, kv, books._replace(group=group._replace(slots=slots)), sinks, spec)
 
     return faulty
 

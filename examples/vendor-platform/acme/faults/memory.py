@@ -18,7 +18,7 @@ def _dirty(zeroed: Any) -> Any:
 
 
 def _one_page_less(allocate: Any) -> Any:
-    return lambda self, layouts, pages: allocate(self, layouts, pages - 1)
+    return lambda self, layouts, units: allocate(self, layouts, units - 1)
 
 
 def _crash(take: Any) -> Any:
@@ -52,7 +52,7 @@ fault(
     "lost-page",
     "A cache has one page less than asked for.",
     "memory.cache",
-    ("device:AcmeDevice.allocate_kv", _one_page_less),
+    ("device:AcmeDevice.allocate", _one_page_less),
 )
 fault(
     "oom-crash",

@@ -3,7 +3,8 @@
 import weakref
 from typing import Any
 
-from acme.compile import sizes
+from quintet.types import Variant
+
 from acme.faults import fault
 
 OFTEN = 5  # every so many steps
@@ -13,13 +14,20 @@ def _stale_table(launch: Any) -> Any:
     """A run takes the page table of the run before."""
     before: dict[int, Any] = {}
 
-    def faulty(self: Any, kv: Any, batch: Any) -> Any:
-        table = before.get(id(self), batch.page_table)
-        before[id(self)] = batch.page_table
+    def faulty(self: Any, state: Any, batch: Any) -> Any:
+        tables = before.get(id(self), [group.table for group in batch.groups])
+        before[id(self)] = [group.table for group in batch.groups]
         weakref.finalize(self, before.pop, id(self), None)
-        return launch(self, kv, batch._replace(page_table=table))
+        groups = [group._replace(table=table) for group, table in zip(batch.groups, tables, strict=True)]
+        return launch(self, state, batch._replace(groups=tuple(groups)))
 
     return faulty
+
+
+def _variant(batch: Any) -> Variant:
+    """The size of a step."""
+    tokens, requests, rows = batch.token_ids.shape[0], batch.starts.shape[0] - 1, batch.rows.shape[0]
+    return Variant(tokens, requests, rows, tuple(group.table.shape[1] for group in batch.groups))
 
 
 def _captures_again(find: Any) -> Any:
@@ -29,7 +37,7 @@ def _captures_again(find: Any) -> Any:
         asked.append(None)
         program = find(self, batch)
         if len(asked) % OFTEN == 0:
-            self.add(sizes(batch))
+            self.add(_variant(batch))
         return program
 
     return faulty
@@ -40,7 +48,7 @@ def _captures_late(find: Any) -> Any:
         try:
             return find(self, batch)
         except RuntimeError:
-            self.add(sizes(batch))
+            self.add(_variant(batch))
             return find(self, batch)
 
     return faulty
@@ -49,11 +57,11 @@ def _captures_late(find: Any) -> Any:
 def _never_again(step: Any) -> Any:
     dead: list[Any] = []
 
-    def faulty(self: Any, kv: Any, batch: Any) -> Any:
+    def faulty(self: Any, state: Any, batch: Any) -> Any:
         if any(each() is self for each in dead):
             raise RuntimeError("acme: the queue was closed by an earlier error")
         try:
-            return step(self, kv, batch)
+            return step(self, state, batch)
         except Exception:
             dead.append(weakref.ref(self))
             raise
