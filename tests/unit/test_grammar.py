@@ -23,6 +23,7 @@ from quintet.engine.tokenizer import Tokenizer, load_tokenizer
 from quintet.outputs import RequestOutput, TokenDelta
 from quintet.sampling_params import ParameterError
 from tests.helpers import tokenizers
+from tests.helpers.behind import Work, behind
 from tests.helpers.null_engine import CtrlC, drain
 from tests.helpers.shaped import SIZE, client, config, folder, params
 
@@ -282,8 +283,8 @@ def engine(grammars: Grammars) -> Engine:
     return launch(prepare(config()), progress=False, grammars=grammars)
 
 
-def request(name: str, asked: dict[str, Any] | None) -> Request:
-    wanted = SamplingParams(structured_outputs=asked, temperature=0, max_tokens=9)
+def request(name: str, asked: dict[str, Any] | None, temperature: float = 0) -> Request:
+    wanted = SamplingParams(structured_outputs=asked, temperature=temperature, max_tokens=9)
     return Request(name, [5, 6, 7], wanted, 3, (1, 2), 9, frozenset([1]))
 
 
@@ -302,6 +303,25 @@ def run(engine: Engine) -> dict[str, list[TokenDelta]]:
             said.setdefault(delta.request_id, []).append(delta)
         engine.check_integrity()
     return said
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_on_a_device_behind_the_host_tokens_are_the_same(static: bool) -> None:
+    """Where the next step is started while one runs, a mask is of the tokens that the host knows by then."""
+    said = []
+    for overlap in (False, True):
+        work = Work()
+        facts: dict[str, Any] = {"overlap": overlap, "static_shapes": static}
+        prepared = prepare(config(num_pages=30, page_size=4, max_model_len=64, max_num_seqs=5), behind(work, **facts))
+        work.take(prepared.ranks.workers[0].ops)
+        served = launch(prepared, progress=False, grammars=Grammars(reader(), SIZE, [1]))
+        work.begin()
+        for index, shape in enumerate([{"regex": "[a-f]{3,12}"}, None, {"json": {"enum": ["a", "bc"]}}, None] * 3):
+            served.add(request(f"{index}", shape, temperature=1.5))
+        found = run(served)
+        said.append({name: [i for delta in deltas for i in delta.token_ids] for name, deltas in found.items()})
+        assert all(deltas[-1].error is None for deltas in found.values())
+    assert said[0] == said[1]
 
 
 def test_who_waits_for_a_grammar_holds_up_nobody() -> None:
