@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, ClassVar, TypeVar
 
-from quintet.lacking import LACKING
 from quintet.names import refuse_unknown
+from quintet.settings.lacking import LACKING
 from quintet.values import Parse, json_object, one_of
 
 
