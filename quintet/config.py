@@ -2,9 +2,9 @@
 
 from quintet.settings.engine import EngineConfig
 from quintet.settings.environment import Environment, all_variables, read_environment, unchanged_environment
-from quintet.settings.lacking import LACKING
+from quintet.settings.lacking import LACKING, lacking
 from quintet.settings.model import BUNDLED, GENERATION_DEFAULTS, SCHEMES
-from quintet.settings.option import dotted, gathered, option, settle
+from quintet.settings.option import dotted, gathered, option, settings, settle
 from quintet.settings.speculation import SpeculativeConfig
 from quintet.settings.structured import StructuredOutputsConfig
 
@@ -20,8 +20,10 @@ __all__ = [
     "all_variables",
     "dotted",
     "gathered",
+    "lacking",
     "option",
     "read_environment",
+    "settings",
     "settle",
     "unchanged_environment",
 ]

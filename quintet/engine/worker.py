@@ -34,6 +34,7 @@ class Shape:
     max_model_len: int
     scheme: Scheme | None = None
     kv_dtype: torch.dtype | None = None  # of the cache; None: dtype
+    attention: str = "auto"  # the provider of paged attention that was asked for
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Worker:
     def __init__(self, platform: Platform, hf_config: Any, shape: Shape, place: Place = Place()) -> None:
         self.platform, self.place = platform, place
         self.device = platform.open(place.rank)
-        self.ops = bind(platform.op_priority)
+        self.ops = bind(platform.op_priority, {} if shape.attention == "auto" else {"paged_attention": shape.attention})
         self._comm = platform.connect(place.rank, place.size, place.endpoint)
         self.build(hf_config, shape)
         self._kv: KV = ()

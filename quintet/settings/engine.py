@@ -7,11 +7,11 @@ from typing import Any
 
 from quintet.names import refuse_unknown
 from quintet.settings.device import DeviceOptions
-from quintet.settings.lacking import LACKING
+from quintet.settings.lacking import lacking
 from quintet.settings.memory import MemoryOptions
 from quintet.settings.model import ModelOptions
 from quintet.settings.observability import ObservabilityOptions
-from quintet.settings.option import dotted, gathered, nested, settle
+from quintet.settings.option import adopt, dotted, gathered, nested, settings, settle
 from quintet.settings.sampling import SamplingOptions
 from quintet.settings.scheduling import SchedulingOptions
 from quintet.settings.speculation import SpeculativeConfig
@@ -36,15 +36,17 @@ class EngineConfig(
 
     speculative_config: SpeculativeConfig | None = nested(
         SpeculativeConfig, None, "guess tokens ahead and let one step of the model check them, such as "
-        '{"method": "ngram", "num_speculative_tokens": 4}', group="scheduling",
+        '{"method": "ngram", "num_speculative_tokens": 4}', group="scheduling", flags=("-sc",),
     )  # fmt: skip
     structured_outputs_config: StructuredOutputsConfig = nested(
         StructuredOutputsConfig, StructuredOutputsConfig(), "how answers are held to a schema or a grammar",
         group="sampling",
     )  # fmt: skip
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, compilation_config: Any, attention_config: Any, optimization_level: Any) -> None:
         settle(self)
+        adopt(self, {"compilation_config": compilation_config, "attention_config": attention_config})
+        adopt(self, {"optimization_level": optimization_level})
         for concern in (ModelOptions, DeviceOptions, MemoryOptions):
             concern._check(self)
 
@@ -63,11 +65,11 @@ class EngineConfig(
 
 def _by_field(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Aliases to field names; refuses names that are unknown, or given twice under two names."""
-    aliases = {alias: each.name for each in dataclasses.fields(EngineConfig) for alias in each.metadata["aliases"]}
-    known = {each.name for each in dataclasses.fields(EngineConfig)} | set(aliases)
+    aliases = {alias: each.name for each in settings(EngineConfig) for alias in each.metadata["aliases"]}
+    known = {each.name for each in settings(EngineConfig)} | set(aliases)
     for name in kwargs:
-        if name in LACKING:
-            raise ValueError(f"{name} is not there: {LACKING[name]}")
+        if reason := lacking(name):
+            raise ValueError(f"{name} is not there: {reason}")
     refuse_unknown("engine argument", kwargs, known)
     named: dict[str, Any] = {}
     for name, value in kwargs.items():

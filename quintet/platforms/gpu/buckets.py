@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from quintet.config import EngineConfig
 from quintet.types import Array, HostBatch
 
 MOST = 512  # requests of a step that is padded: beyond, the host's share of a step is small
@@ -20,6 +21,15 @@ def decode_sizes(most: int) -> tuple[int, ...]:
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32), *range(256, MOST + 1, 64)]
     most = min(most, MOST)
     return (*(size for size in sizes if size < most), most)
+
+
+def capture_sizes(config: EngineConfig) -> tuple[int, ...]:
+    """Of the decode steps to capture, in order: those that were asked for and can come, or our own."""
+    if config.enforce_eager:
+        return ()
+    if config.capture_sizes:
+        return tuple(size for size in config.capture_sizes if size <= config.max_num_seqs)
+    return decode_sizes(min(config.max_num_seqs, config.max_capture_size or MOST))
 
 
 def table_width(pages: int) -> int:

@@ -14,7 +14,7 @@ from quintet.config import SCHEMES, EngineConfig
 from quintet.ops.attention import PagedAttention
 from quintet.platforms.gpu import packing, providers, small_sum
 from quintet.platforms.gpu.attention import GraphAttention, Planning
-from quintet.platforms.gpu.buckets import decode_sizes, table_widths
+from quintet.platforms.gpu.buckets import capture_sizes, table_widths
 from quintet.platforms.gpu.comm import GroupCommunicator, Meeting, nccl
 from quintet.platforms.gpu.device import GPUDevice
 from quintet.platforms.gpu.facts import Facts
@@ -51,8 +51,7 @@ class GPU(Platform):
         self._runtime = self._make_runtime()
         self._devices: dict[int, GPUDevice] = {}
         self._meeting, self._lock = Meeting(), threading.Lock()
-        config = self._config
-        self._sizes = () if config.enforce_eager else decode_sizes(config.max_num_seqs)  # of steps to capture
+        self._sizes = capture_sizes(self._config)
         self._planning: dict[int, Planning] = {}  # by rank
         # (rank, its slice) of checkpoint tensors that two layers want -> where it was put
         self._shared: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
@@ -93,7 +92,9 @@ class GPU(Platform):
                 f"tensor_parallel_size {config.tensor_parallel_size} needs as many devices, {len(found.names)} here; "
                 "lower it"
             )
-        return config, [UNVERIFIED]
+        late = [size for size in config.capture_sizes if size > config.max_num_seqs]
+        said = [f"capture_sizes {late} are left out: max_num_seqs is {config.max_num_seqs}"] if late else []
+        return config, [UNVERIFIED, *said]
 
     def open(self, rank: int) -> Device:
         device = GPUDevice(self._runtime, rank)
@@ -128,7 +129,7 @@ class GPU(Platform):
         return None
 
     def attention(self, spec: AttentionSpec, ops: Any, rank: int) -> Attention:
-        made = self._other_attention(spec, ops, rank)
+        made = self._other_attention(spec, ops, rank) if self._config.attention_backend == "auto" else ""
         if isinstance(made, str):
             if made and made not in self._refused:
                 self._refused.add(made)

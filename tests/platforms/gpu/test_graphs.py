@@ -9,15 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from quintet.config import EngineConfig
 from quintet.conformance.direct import random_prompts
 from quintet.conformance.tiny import FAMILIES, variant
 from quintet.platforms.gpu import graphs
-from quintet.platforms.gpu.buckets import decode_sizes, padded, table_width, table_widths
+from quintet.platforms.gpu.buckets import capture_sizes, decode_sizes, padded, table_width, table_widths
 from quintet.platforms.gpu.device import GPUDevice
 from quintet.platforms.gpu.graphs import Graphs
 from quintet.types import Batch, Bucket, HostBatch
 from tests.helpers.run_model import Runner
-from tests.platforms.gpu.fake_torch import FakeRuntime, fake_platform, runtime
+from tests.platforms.gpu.fake_torch import FakeGPU, FakeRuntime, fake_platform, runtime
 
 SIZES = (1, 2, 4, 8)
 
@@ -89,6 +90,18 @@ def test_sizes_grow_with_what_they_waste() -> None:
     assert decode_sizes(5) == (1, 2, 4, 5) and decode_sizes(1) == (1,) and decode_sizes(10_000)[-1] == 512
     assert [table_width(pages) for pages in (1, 64, 65, 256, 257)] == [64, 64, 256, 256, 1024]
     assert [table_widths(pages) for pages in (1, 64, 65, 1024)] == [(64,), (64,), (64, 256), (64, 256, 1024)]
+
+
+def test_sizes_are_those_that_were_asked_for_and_can_come() -> None:
+    def sizes(**settings: Any) -> tuple[int, ...]:
+        return capture_sizes(EngineConfig(max_num_seqs=12, **settings))
+
+    assert sizes() == decode_sizes(12) and sizes(enforce_eager=True) == ()
+    assert sizes(capture_sizes=(3, 12, 64)) == (3, 12) and sizes(max_capture_size=5) == (1, 2, 4, 5)
+    config, reasons = FakeGPU.configure(EngineConfig(max_num_seqs=12, capture_sizes=(3, 64)))
+    assert config.capture_sizes == (3, 64) and reasons[1:] == ["capture_sizes [64] are left out: max_num_seqs is 12"]
+    platform = fake_platform(max_num_seqs=12, capture_sizes=(3, 12, 64))
+    assert [bucket.tokens for bucket in platform.captures(1)] == [12, 3]
 
 
 def test_padding_is_requests_like_any_others_on_nobodys_page() -> None:

@@ -412,6 +412,22 @@ def test_what_flashinfer_refuses_is_served_by_ops_and_said_once(caplog: pytest.L
     ]
 
 
+def test_an_attention_that_was_asked_for_is_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = spec(4, 2, 64, dtype=torch.bfloat16)
+    for backend, want in [("auto", "FlashInferAttention"), ("gathered", "PagedAttention")]:
+        platform = with_flashinfer(fake_flashinfer(), attention_backend=backend)
+        platform.open(0)
+        made = platform.attention(of, bind({}), 0)
+        assert type(made._inner).__name__ == want
+    asked = EngineConfig(attention_backend="flashinfer")
+    monkeypatch.setattr(flashinfer, "load", lambda: "FlashInfer is not installed")
+    with pytest.raises(ValueError, match="attention_backend='flashinfer' does not serve: FlashInfer is not installed"):
+        type(with_flashinfer("")).configure(asked)
+    monkeypatch.setattr(flashinfer, "load", fake_flashinfer)
+    config, reasons = type(with_flashinfer("")).configure(asked)
+    assert config.attention_backend == "auto" and "where it comes first" in reasons[-1]
+
+
 def trial(module: Any) -> str | None:
     def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return torch.empty(tuple(shape), dtype=dtype)
