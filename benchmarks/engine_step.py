@@ -15,7 +15,7 @@ from quintet.config import EngineConfig
 from quintet.engine.client import Client
 from quintet.engine.grammar import Grammars
 from quintet.engine.prompts import Prompt
-from quintet.engine.request import Request
+from quintet.engine.request import Admitted, Request
 from quintet.engine.tokenizer import load_tokenizer
 
 BATCHES = (1, 16, 64, 256)
@@ -78,7 +78,7 @@ def measure_masks(batch: int = 64) -> StepCost:
         tokenizer = load_tokenizer(with_tokenizer(small(Path(folder), LARGE)))
     grammars = Grammars(lambda: tokenizer, LARGE, [2])
     params = SamplingParams(structured_outputs=SHAPE)
-    requests = [Request(str(row), [0], params, 1, (0, row), STEPS) for row in range(batch)]
+    requests = [Request(Admitted(str(row), [0], params, (0, row), STEPS)) for row in range(batch)]
     matchers = [grammars.matcher(StructuredOutputsParams(**SHAPE)) for _ in requests]
     bits = np.zeros((batch, -(-LARGE // 32)), np.int32)
     times = []
@@ -93,7 +93,7 @@ def measure_masks(batch: int = 64) -> StepCost:
         times.append((time.perf_counter() - start) * 1e6)
         for request, words in zip(requests, bits, strict=True):
             kept = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
-            request.token_ids.append(int(rng.choice(kept)))
+            request.take(int(rng.choice(kept)))
     grammars.close()
     times = times[WARM_UP:]
     median = statistics.median(times)

@@ -127,7 +127,7 @@ class Matcher:
         if self._state is None:
             self._state = self.compiled.result().deep_copy()
         start = request.num_prompt
-        known = len(request.token_ids) - request.num_unknown - start
+        known = request.num_known - start
         if known < self._taken:
             self._state.rollback(self._taken - known)
         elif known > self._taken:

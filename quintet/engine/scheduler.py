@@ -183,7 +183,7 @@ class Scheduler:
         if not self.pool.caching or request.wants_scores:
             return []
         size = self.limits.page_size
-        extend_chain(request.page_hashes, request.token_ids, size, request.salt)
+        extend_chain(request.page_hashes, request.token_ids, size, request.admitted.salt)
         return self.pool.find(request.page_hashes[: (len(request.token_ids) - 1) // size])
 
     def _enter(self, request: Request, plan: Plan, count: int) -> None:
@@ -192,7 +192,7 @@ class Scheduler:
         full = (request.num_computed + count) // self.limits.page_size
         if not self.pool.caching or full <= request.num_committed:
             return
-        if full * self.limits.page_size > len(request.token_ids) - request.num_unknown:
+        if full * self.limits.page_size > request.num_known:
             plan.late.append(request)  # a hash of tokens needs the tokens
         else:
             self._commit(request, plan, full)
@@ -201,7 +201,7 @@ class Scheduler:
         """Its first `full` pages can be found."""
         size = self.limits.page_size
         known = request.token_ids[: full * size] if request.num_unknown else request.token_ids
-        extend_chain(request.page_hashes, known, size, request.salt)
+        extend_chain(request.page_hashes, known, size, request.admitted.salt)
         for index in range(request.num_committed, full):
             if self.pool.commit(request.page_ids[index], request.page_hashes[index]):
                 plan.committed.setdefault(request, []).append(request.page_ids[index])
@@ -218,7 +218,7 @@ class Scheduler:
             if start < request.num_prompt:
                 plan.num_prompt_tokens += min(count, request.num_prompt - start)
             request.num_computed = end
-            if ahead and end == len(request.token_ids) and request.num_output + 1 < request.max_tokens:
+            if ahead and end == len(request.token_ids) and request.tokens_left > 1:
                 request.expect()
 
     def commit_late(self, plan: Plan) -> None:
@@ -258,7 +258,7 @@ class Scheduler:
         for request in self.running:
             assert 0 <= request.num_computed <= len(request.token_ids), request
             assert len(request.page_ids) >= self._pages_for(request.num_computed), request
-            tail = request.token_ids[len(request.token_ids) - request.num_unknown :]
+            tail = request.token_ids[request.num_known :]
             assert tail == [UNKNOWN] * request.num_unknown and request.token_ids.count(UNKNOWN) == len(tail), request
         assert not any(request.page_ids for request in self.waiting), "a waiting request holds pages"
         assert not any(request.num_unknown for request in self.waiting), "a waiting request has tokens in a step"
@@ -271,4 +271,4 @@ def _by_order(request: Request) -> Key:
 
 
 def _by_priority(request: Request) -> Key:
-    return request.priority, request.order
+    return request.admitted.priority, request.order

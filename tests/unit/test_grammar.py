@@ -17,7 +17,7 @@ from quintet.engine.engine import Engine
 from quintet.engine.grammar import Grammars
 from quintet.engine.logits_processors import RequestLogitsProcessor, RowFunction
 from quintet.engine.prompts import Prompt
-from quintet.engine.request import Request
+from quintet.engine.request import Admitted, Request
 from quintet.engine.start import launch, prepare
 from quintet.engine.tokenizer import Tokenizer, load_tokenizer
 from quintet.outputs import RequestOutput, TokenDelta
@@ -283,9 +283,9 @@ def engine(grammars: Grammars) -> Engine:
     return launch(prepare(config()), progress=False, grammars=grammars)
 
 
-def request(name: str, asked: dict[str, Any] | None, temperature: float = 0) -> Request:
+def request(name: str, asked: dict[str, Any] | None, temperature: float = 0) -> Admitted:
     wanted = SamplingParams(structured_outputs=asked, temperature=temperature, max_tokens=9)
-    return Request(name, [5, 6, 7], wanted, 3, (1, 2), 9, frozenset([1]))
+    return Admitted(name, [5, 6, 7], wanted, (1, 2), 9, frozenset([1]))
 
 
 def reader(wait: threading.Event | None = None) -> Any:
@@ -394,7 +394,7 @@ def test_bits_after_drafts_are_those_after_the_same_tokens() -> None:
     tokenizer = load_tokenizer(folder())
     a, b = tokenizer.token_id("a"), tokenizer.token_id("b")
     assert a is not None and b is not None
-    grammars, asked = Grammars(reader(), SIZE, [1]), request("x", {"regex": "ab[0-9]c"})
+    grammars, asked = Grammars(reader(), SIZE, [1]), Request(request("x", {"regex": "ab[0-9]c"}))
     matcher = grammars.matcher(StructuredOutputsParams(regex="ab[0-9]c"))
     assert matcher.wait() == "" and matcher.follow(asked) == ""
     start, drafted, after, wrong = np.zeros((4, -(-SIZE // 32)), np.int32)
@@ -402,12 +402,12 @@ def test_bits_after_drafts_are_those_after_the_same_tokens() -> None:
     matcher.fill(drafted, [a, b])
     matcher.fill(wrong, [a, a])
     assert (wrong == -1).all()
-    asked.token_ids += [a, b]
+    asked.take(a), asked.take(b)
     assert matcher.follow(asked) == ""
     matcher.fill(after)
     assert (drafted == after).all() and not (start == after).all()
     assert {tokenizer.token_text(i) for i in _ids(after)} == set("0123456789")
-    del asked.token_ids[-2:]  # a draft that was not drawn
+    asked.num_known -= 2  # they are taken back
     assert matcher.follow(asked) == ""
     matcher.fill(after)
     assert (start == after).all() and {tokenizer.token_text(i) for i in _ids(start)} >= {"a"}
