@@ -87,7 +87,12 @@ def test_registering_takes_no_name_from_another_platform() -> None:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")  # NumPy's, of masked lanes
 @pytest.mark.parametrize(
     ("family", "own"),
-    [("llama", ("gated",)), ("mixtral", ("route", "experts")), ("qwen3_moe", ("norm_rotary", "route", "experts"))],
+    [
+        ("llama", ("gated",)),
+        ("mixtral", ("route", "experts")),
+        ("qwen2_moe", ("route", "route_grouped", "experts")),
+        ("qwen3_moe", ("norm_rotary", "route", "experts")),
+    ],
 )
 def test_a_model_by_our_kernels_alone_gives_the_cpus_tokens(family: str, own: tuple[str, ...]) -> None:
     """Padded, captured and replayed, in Triton's interpreter or on the device."""
