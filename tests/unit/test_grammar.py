@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -356,6 +357,17 @@ def test_a_grammar_that_takes_too_long_ends_its_request_alone() -> None:
     gate.set()
     assert "not compiled in time" in (said["slow"][-1].error or "")
     assert said["plain"][-1].finish_reason == "length"
+
+
+def test_no_exit_waits_for_a_grammar_that_never_compiles() -> None:
+    code = (
+        "import threading; from quintet import StructuredOutputsParams; from quintet.engine.grammar import Grammars\n"
+        "grammars = Grammars(threading.Event().wait, 9, [1], seconds=0.01)\n"
+        "try: grammars.check(StructuredOutputsParams(regex='a'))\n"
+        "except ValueError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert "not compiled in time" in done.stdout
 
 
 def test_an_aborted_request_may_leave_before_its_grammar_comes() -> None:
