@@ -5,16 +5,33 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from benchmarks.checkpoints import small
-from quintet import SamplingParams
+import numpy as np
+
+from benchmarks.checkpoints import small, with_tokenizer
+from quintet import SamplingParams, StructuredOutputsParams
 from quintet.config import EngineConfig
 from quintet.engine.client import Client
+from quintet.engine.grammar import Grammars
 from quintet.engine.prompts import Prompt
+from quintet.engine.request import Admitted, Request
+from quintet.engine.tokenizer import load_tokenizer
 
 BATCHES = (1, 16, 64, 256)
+LARGE = 151_936  # a vocabulary of today's models: a mask costs by it
+ROWS = {  # it never ends, and its strings are short, so that the state changes from token to token
+    "type": "array",
+    "minItems": 1000,
+    "items": {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 12}, "size": {"type": "integer", "maximum": 999}},
+        "required": ["name", "size"],
+    },
+}
 STEPS = 400
 WARM_UP = 20
+SHAPE: dict[str, Any] = {"json": ROWS, "disable_any_whitespace": True}
 
 
 @dataclass(frozen=True)
@@ -28,16 +45,65 @@ class StepCost:
     sampling: str
 
 
-def measure(params: dict[str, float], label: str) -> list[StepCost]:
+def measure(params: dict[str, Any], label: str) -> list[StepCost]:
     """The cost at each batch size, with these sampling parameters."""
     with tempfile.TemporaryDirectory() as folder:
         model = small(Path(folder))
-        return [_measure(str(model), batch, params, label) for batch in BATCHES]
+        return [_measure(str(model), batch, params, label, skip_tokenizer_init=True) for batch in BATCHES]
 
 
-def _measure(model: str, batch: int, params: dict[str, float], label: str) -> StepCost:
+def measure_constrained() -> list[StepCost]:
+    """A batch whose outputs follow a schema, beside one without, and one whose logits a fixed list masks.
+
+    The null platform masks with the specification: the third less the second is what the host does for grammars.
+    """
+    kinds: dict[str, dict[str, Any]] = {
+        "unconstrained": {},
+        "allowed_token_ids": {"allowed_token_ids": list(range(1024))},
+        "structured_outputs": {"structured_outputs": SHAPE},
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        model = str(with_tokenizer(small(Path(folder))))
+        return [
+            _measure(model, batch, {"temperature": 0.0, **params}, label)
+            for batch in BATCHES[:3]
+            for label, params in kinds.items()
+        ]
+
+
+def measure_masks(batch: int = 64) -> StepCost:
+    """The host's part alone at a large vocabulary: each row is told its token, and its bits are filled."""
+    rng = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer = load_tokenizer(with_tokenizer(small(Path(folder), LARGE)))
+    grammars = Grammars(lambda: tokenizer, LARGE, [2])
+    params = SamplingParams(structured_outputs=SHAPE)
+    requests = [Request(Admitted(str(row), [0], params, (0, row), STEPS)) for row in range(batch)]
+    matchers = [grammars.matcher(StructuredOutputsParams(**SHAPE)) for _ in requests]
+    bits = np.zeros((batch, -(-LARGE // 32)), np.int32)
+    times = []
+    for _ in range(STEPS // 4):
+        start = time.perf_counter()
+        for request, matcher, words in zip(requests, matchers, bits, strict=True):
+            if not matcher.ready:
+                matcher.wait()
+            if why := matcher.follow(request):
+                raise RuntimeError(why)
+            matcher.fill(words)
+        times.append((time.perf_counter() - start) * 1e6)
+        for request, words in zip(requests, bits, strict=True):
+            kept = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+            request.take(int(rng.choice(kept)))
+    grammars.close()
+    times = times[WARM_UP:]
+    median = statistics.median(times)
+    label = f"masks alone, vocabulary {LARGE}"
+    return StepCost(batch, round(median, 1), round(min(times), 1), round(median / batch, 2), label)
+
+
+def _measure(model: str, batch: int, params: dict[str, Any], label: str, **settings: Any) -> StepCost:
     config = EngineConfig(
-        model=model, device="null", load_format="dummy", skip_tokenizer_init=True, max_num_seqs=256, max_model_len=1024
+        model=model, device="null", load_format="dummy", max_num_seqs=256, max_model_len=1024, **settings
     )
     client = Client(config, progress=False)
     for index in range(batch):
@@ -61,6 +127,8 @@ def main() -> None:
     for params, label in (({"temperature": 0.0}, "greedy"), ({"temperature": 0.8, "top_k": 50, "seed": 1}, "top_k 50")):
         for cost in measure(params, label):
             print(cost)
+    for cost in (*measure_constrained(), measure_masks()):
+        print(cost)
 
 
 if __name__ == "__main__":

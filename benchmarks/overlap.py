@@ -25,7 +25,7 @@ from benchmarks.checkpoints import small
 from quintet import SamplingParams
 from quintet.config import EngineConfig
 from quintet.engine.engine import Engine
-from quintet.engine.request import Request
+from quintet.engine.request import Admitted
 from quintet.engine.runner import Runner
 from quintet.engine.start import launch, prepare
 from quintet.platforms import Chosen
@@ -149,7 +149,7 @@ def _serve(model: str, batch: int, overlap: bool, waiting: bool) -> tuple[Engine
     for index in range(batch):
         prompt = [(index * 31 + place) % 1000 for place in range(32)]
         wanted = SamplingParams(temperature=0, max_tokens=most, ignore_eos=True, detokenize=False)
-        engine.add(Request(str(index), prompt, wanted, 32, (0, 0), most))
+        engine.add(Admitted(str(index), prompt, wanted, (0, 0), most))
     while engine.stats().num_waiting:
         engine.step()
     return engine, clock

@@ -2,23 +2,26 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from quintet.conformance.calls import Call, results, send
-from quintet.conformance.cases import long_sums, randn, untied
+from quintet.conformance.cases import CASES, long_sums, randn, untied
 from quintet.conformance.check import require
 from quintet.conformance.close import require_close
 from quintet.conformance.subject import Subject
-from quintet.layers.build import Build, replacements, whole
+from quintet.layers.build import Build, Layer, replacements, whole
 from quintet.layers.linear import Linear, Stored, columns, rows
+from quintet.layers.moe import DOWN, GATE, UP, Experts
 from quintet.layers.schemes import fitting
 from quintet.ops import Op
 from quintet.ops.quantize import quantize
 from quintet.platforms.interface import Alone
 from quintet.types import AttentionSpec, Scheme
+
+L = TypeVar("L", bound=Layer)
 
 # a product may turn activations that a scheme leaves as they are into whole numbers of 16 bits, group by group
 SIXTEEN_BITS = 2**-13
@@ -120,6 +123,30 @@ def tied(subject: Subject, dtype: torch.dtype) -> None:
         require_close(f"{call.what} in a table that both share", got, want)
 
 
+def mixed(subject: Subject, dtype: torch.dtype, most: int) -> None:
+    """Experts as layers make them of a checkpoint, each of whose tensors is one expert's."""
+    there = subject.fresh() if subject.facts.opaque else subject
+    build, calls, wants = _build(there, None, dtype), [], []
+    for what, (x, gate_up, down, *chosen, kind) in list(CASES["experts"](dtype))[::4][:most]:
+        names = [f"experts.{expert}" for expert in range(len(down))]
+        layer = _loaded(there, Experts(build, down.shape[1:], kind, names), _one_by_one(names, gate_up, down))
+        calls.append(Call(what, layer, tuple(send(there, each) for each in (x, *chosen))))
+        raised = [each.float() for each in (x, gate_up, down)]
+        wants.append(Op.registry["experts"].reference(*raised, *chosen, kind))
+    for call, (got,), want in zip(calls, results(there, calls), wants, strict=True):
+        require(got.dtype == dtype, f"{call.what}: the result is {got.dtype}, {dtype} is wanted")
+        require_close(call.what, got, want)
+
+
+def _one_by_one(names: Sequence[str], gate_up: Tensor, down: Tensor) -> dict[str, Tensor]:
+    """The stacks as a checkpoint keeps them."""
+    found: dict[str, Tensor] = {}
+    for name, first, second in zip(names, gate_up, down, strict=True):
+        pieces = (*first.chunk(2), second)
+        found |= {f"{name}.{each}.weight": piece.clone() for each, piece in zip((GATE, UP, DOWN), pieces, strict=True)}
+    return found
+
+
 def _build(subject: Subject, scheme: Scheme | None, dtype: torch.dtype) -> Build:
     layers = replacements(subject.platform.layers)
     return Build(subject.ops, _no_attention, Alone(), dtype, 16, 128, scheme, layers=layers)
@@ -133,7 +160,7 @@ def _no_attention(spec: AttentionSpec) -> Any:
     raise AssertionError("a product attends to nothing")
 
 
-def _loaded(subject: Subject, layer: Linear, tensors: dict[str, Tensor]) -> Linear:
+def _loaded(subject: Subject, layer: L, tensors: dict[str, Tensor]) -> L:
     for weight in layer.weights("layer"):
         layer.assign(subject.platform.place(weight, {part.source: tensors[part.source] for part in weight.parts}))
     return layer

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quintet.conformance.subject import Subject
-from quintet.engine.request import Request
+from quintet.engine.request import Admitted, Request
 from quintet.engine.sampler import Host, LogprobTensors, Sampled, Sampler, logprob_sizes
 from quintet.ops import Op, bind
 from quintet.ops.sampling import NEVER, Draw, filter_logits
@@ -76,9 +76,10 @@ def request(number: int, prompt: Sequence[int] = (1,), output: Sequence[int] = (
     """Each number has its own random numbers."""
     more = {key: params.pop(key) for key in ("stop_ids", "bad_words_ids") if key in params}
     key = (number * 7919 - 3, -number - 1)
-    return Request(
-        str(number), [*prompt, *output], SamplingParams(detokenize=False, **params), len(prompt), key, 100, **more
-    )
+    made = Request(Admitted(str(number), prompt, SamplingParams(detokenize=False, **params), key, 100, **more))
+    for token_id in output:
+        made.take(token_id)
+    return made
 
 
 def logits_of(requests: Sequence[Request], vocab: int = VOCAB, spread: float = 3.0) -> Tensor:

@@ -36,6 +36,8 @@ WINDOW = 17  # tokens; longer than a page of 16, shorter than the prompts of the
 GEMMA = {**PLAIN, "head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scalar": 24, "tie_word_embeddings": True}
 MIXED = {"num_local_experts": 5, "num_experts_per_tok": 2}
 QWEN_MIXED = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 61, "head_dim": 16}
+SHARED = {**QWEN_MIXED, "shared_expert_intermediate_size": 71}
+OLMOE = {"num_experts": 8, "num_experts_per_tok": 3}
 LONG = {
     "rope_type": "longrope",
     "short_factor": [1.0, 1.5, 2.0],
@@ -140,6 +142,22 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
         "some layers": {**PLAIN, **QWEN_MIXED, "decoder_sparse_step": 2, "attention_bias": True},
         "but one layer": {**PLAIN, **QWEN_MIXED, "mlp_only_layers": [1], "tie_word_embeddings": True},
     },
+    "qwen2_moe": {
+        "plain": {**PLAIN, **SHARED, "norm_topk_prob": True},
+        "some layers, windows": {
+            **PLAIN,
+            **SHARED,
+            "decoder_sparse_step": 2,
+            "qkv_bias": False,
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "max_window_layers": 2,
+        },
+    },
+    "olmoe": {
+        "plain": {**PLAIN, **OLMOE},
+        "biased": {**PLAIN, **OLMOE, "norm_topk_prob": True, "attention_bias": True, "num_key_value_heads": 2},
+    },
     "olmo2": {"plain": PLAIN, "biased": {**PLAIN, "attention_bias": True, "num_key_value_heads": 2}},
     "smollm3": {
         "plain": {**PLAIN, "no_rope_layers": [1, 0, 1], "tie_word_embeddings": True},
@@ -182,6 +200,13 @@ def make(family: str, settings: Mapping[str, Any], seed: int = 0) -> Tiny:
 
 def variant(family: str, name: str) -> Tiny:
     return make(family, FAMILIES[family][name])
+
+
+def smooth(family: str) -> Tiny:
+    """The first variant; of a mixture, with every expert for each token: a choice of some jumps where two are near."""
+    settings = next(iter(FAMILIES[family].values()))
+    experts = settings.get("num_experts", settings.get("num_local_experts"))
+    return make(family, {**settings, "num_experts_per_tok": experts} if experts else settings)
 
 
 @functools.lru_cache(maxsize=64)

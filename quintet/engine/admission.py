@@ -8,7 +8,7 @@ from typing import Any
 from quintet.engine.grammar import Grammars
 from quintet.engine.logits_processors import LogitsProcessor
 from quintet.engine.prompts import Prompt
-from quintet.engine.request import Request, random_key
+from quintet.engine.request import Admitted, random_key
 from quintet.engine.tokenizer import Tokenizer
 from quintet.outputs import child_ids
 from quintet.sampling_params import ParameterError, SamplingParams, StructuredOutputsParams
@@ -41,8 +41,8 @@ class Admission:
         """SamplingParams with the model's own defaults; changing what it returns changes nobody else's."""
         return SamplingParams(**self.defaults)
 
-    def admit(self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int = 0) -> list[Request]:
-        """One engine request per completion. ValueError says what is wrong with the prompt or a parameter."""
+    def admit(self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int = 0) -> list[Admitted]:
+        """One per completion. ValueError says what is wrong with the prompt or a parameter."""
         params.check(self.bounds.vocab_size, self.bounds.max_model_len, self.bounds.max_logprobs)
         for processor in self.processors:
             processor.validate(params)
@@ -64,11 +64,10 @@ class Admission:
         bad_words = self._bad_words(params)
         arrival = time.monotonic()
         return [
-            Request(
+            Admitted(
                 request_id=engine_id,
-                token_ids=list(ids),
+                prompt_ids=ids,
                 params=params,
-                num_prompt=len(ids),
                 key=random_key(seed, index),
                 max_tokens=max_tokens,
                 stop_ids=stop_ids,
@@ -76,7 +75,7 @@ class Admission:
                 salt=(prompt.cache_salt or "").encode(),
                 priority=priority,
                 arrival=arrival,
-                num_scored=0 if index == 0 else len(ids),  # prompt log-probabilities are read from the first alone
+                scored=index == 0,
             )
             for index, engine_id in enumerate(child_ids(request_id, params.n))
         ]

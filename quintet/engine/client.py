@@ -70,8 +70,7 @@ class Client:
         """Admits and queues a request; ValueError says what is wrong, and then nothing was queued."""
         self.engine.check_awake()
         requests = self.admission.admit(request_id, prompt, params, priority)
-        kept = requests[0].token_ids
-        self.processor.add(request_id, params, kept, prompt.text)
+        self.processor.add(request_id, params, requests[0].prompt_ids, prompt.text)
         for request in requests:
             self.engine.add(request)
 

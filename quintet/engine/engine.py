@@ -7,14 +7,13 @@ Around it stand admission.py (prompts to requests) and output.py (deltas to text
 """
 
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from functools import partial
-from typing import NoReturn
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
+from quintet.engine.flights import Flights
 from quintet.engine.grammar import Grammars, wait_for_any
 from quintet.engine.interrupts import Uninterrupted
-from quintet.engine.request import FinishReason, Request
+from quintet.engine.request import Admitted, FinishReason, Request
 from quintet.engine.runner import Runner, StepResult
 from quintet.engine.scheduler import Plan, Scheduler
 from quintet.outputs import TokenDelta, TokenLogprobs
@@ -45,14 +44,6 @@ class Stats:
     asleep: int = 0  # the level; 0: awake
 
 
-@dataclass
-class Flight:
-    """A step that was started: waiting for it gives its result, or raises what went wrong."""
-
-    plan: Plan
-    wait: Callable[[], StepResult] = lambda: StepResult([], [], None, {})
-
-
 class Engine:
     """Owns the requests between add() and their last delta."""
 
@@ -62,7 +53,7 @@ class Engine:
         self.scheduler, self._runner, self._overlap, self._grammars = scheduler, runner, overlap, grammars
         self._requests: dict[str, Request] = {}
         self._unready: list[Request] = []  # whose grammars are perhaps not compiled yet
-        self._flights: list[Flight] = []  # the steps that run, in order
+        self._flights = Flights(runner)
         self._deltas: list[TokenDelta] = []  # that no call of step() has returned yet
         self.asleep = 0  # the level; 0: awake
         self._num_added = self._num_steps = self._num_computed = self._num_generated = self._step_tokens = 0
@@ -76,20 +67,19 @@ class Engine:
         """Whether step() has anything to do."""
         return bool(self._requests or self._deltas or self._flights)
 
-    def add(self, request: Request) -> None:
-        """Queues a request that admission has checked."""
+    def add(self, admitted: Admitted) -> None:
+        """Queues a request; ValueError says why it cannot be, and then nothing has changed."""
         self.check_awake()
-        if request.request_id in self._requests:
-            raise ValueError(f"request id {request.request_id!r} is in use; give each running request its own")
-        if request.params.structured_outputs is not None:
+        if admitted.request_id in self._requests:
+            raise ValueError(f"request id {admitted.request_id!r} is in use; give each running request its own")
+        request = Request(admitted, self._num_added)
+        if admitted.params.structured_outputs is not None:
             if self._grammars is None:
                 raise ValueError("this engine serves no structured_outputs; leave them out")
-            request.grammar = self._grammars.matcher(request.params.structured_outputs)
-        request.order = self._num_added
-        self._num_added += 1
-        self._requests[request.request_id] = request
-        if request.grammar is not None:
+            request.grammar = self._grammars.matcher(admitted.params.structured_outputs)
             self._unready.append(request)
+        self._num_added += 1
+        self._requests[admitted.request_id] = request
         self.scheduler.add(request)
 
     def abort(self, request_ids: Iterable[str]) -> None:
@@ -126,7 +116,6 @@ class Engine:
             self._land(keep=1 if self._overlap and started else 0)
         except BaseException:  # Ctrl-C, at whatever line: nobody knows what was written
             with Uninterrupted():
-                self._flights.clear()
                 self._start_over()
             raise
 
@@ -137,8 +126,8 @@ class Engine:
         with Uninterrupted():
             waiting, self._unready = self._unready, []
             for request in waiting:
-                if request.finish_reason is not None or request.grammar is None:
-                    continue
+                if self._requests.get(request.request_id) is not request or request.grammar is None:
+                    continue  # it has ended
                 if why := request.grammar.refused():
                     self._deltas.append(self._end_failed(request, f"structured_outputs cannot be served: {why}"))
                 elif not request.ready:
@@ -156,36 +145,26 @@ class Engine:
     def _launch(self) -> bool:
         """Plans a step and starts it; whether one was started."""
         plan = self.scheduler.schedule()
-        if not plan:
-            return False
-        flight = Flight(plan)
-        self._flights.append(flight)
-        try:
-            flight.wait = self._runner.launch(plan)
-        except Exception as error:  # it is heard when the steps before this one have landed
-            flight.wait = partial(_raise, error)
+        if not plan or not self._flights.launch(plan):
             return False
         self.scheduler.advance(plan, self._overlap)
         return True
 
     def _land(self, keep: int = 0) -> None:
-        """Waits for the steps that run, but for the last `keep`. An error of a step, not of one request, ends it for
+        """Takes in what the steps gave, but for the last `keep`. An error of a step, not of one request, ends it for
         all who were in it, and for them alone."""
-        while len(self._flights) > keep:
-            plan = self._flights[0].plan
-            try:
-                result = self._flights[0].wait()
-            except CacheLost as error:
-                logger.warning("everything is computed again: %s", error)
-                self._begin_again()
-            except Exception as error:
-                self._fail(plan, error)
+        for plan, result in self._flights.land(keep):
+            if isinstance(result, CacheLost):
+                logger.warning("everything is computed again: %s", result)
+                self._start_over()
+                self._runner.renew_cache()
+            elif isinstance(result, Exception):
+                self._fail(plan, result)
             else:
                 with Uninterrupted():
                     self._deltas += self.finish(plan, result)
-                    del self._flights[0]
-                    for flight in self._flights:
-                        self.scheduler.commit_late(flight.plan)
+                    for running in self._flights.plans:
+                        self.scheduler.commit_late(running)
 
     def finish(self, plan: Plan, result: StepResult) -> list[TokenDelta]:
         """Counts what was computed, appends the sampled tokens, ends who is done."""
@@ -219,68 +198,42 @@ class Engine:
         return deltas
 
     def _append(self, request: Request, token_id: int) -> TokenDelta:
-        place = len(request.token_ids) - request.num_unknown
-        if request.num_unknown:
-            request.token_ids[place] = token_id
-            request.num_unknown -= 1
-        else:
-            request.token_ids.append(token_id)
-        output = place + 1 - request.num_prompt
-        grammar = request.grammar
-        if grammar is not None and (why := grammar.follow(request)):
-            return self._end_failed(request, f"structured_outputs ended: {why}")
-        if token_id in request.stop_ids and output >= request.params.min_tokens:
-            asked = token_id in (request.params.stop_token_ids or ())
-            return self._end(request, FinishReason.STOP, [token_id], token_id if asked else None)
-        if output >= request.max_tokens and not (grammar is not None and grammar.complete):
-            return self._end(request, FinishReason.LENGTH, [token_id])
-        return TokenDelta(
-            request.request_id,
-            [token_id],
-            num_cached=request.num_cached,
-            num_preemptions=request.num_preemptions,
-        )
+        reason, grammar = request.take(token_id), request.grammar
+        if grammar is not None:
+            if why := grammar.follow(request):
+                return self._end_failed(request, f"structured_outputs ended: {why}")
+            if reason is FinishReason.LENGTH and grammar.complete:
+                reason = None  # it has said all: finish() ends it
+        if reason is None:
+            return _delta(request, [token_id])
+        asked = reason is FinishReason.STOP and token_id in (request.params.stop_token_ids or ())
+        return self._end(request, reason, [token_id], stop=token_id if asked else None)
 
     def _end(
-        self, request: Request, reason: FinishReason, token_ids: list[int] | None = None, stop: int | None = None
+        self, request: Request, reason: FinishReason, token_ids: Sequence[int] = (), stop: int | None = None
     ) -> TokenDelta:
         self.scheduler.remove(request)
-        for flight in self._flights:
-            flight.plan.tokens.pop(request, None)  # it may run on, and nobody looks at what comes out
+        self._flights.forget(request)
         request.forget_unknown()
         del self._requests[request.request_id]
-        request.finish_reason, request.stop_reason = reason, stop
-        return TokenDelta(
-            request.request_id,
-            token_ids or [],
-            finish_reason=reason.value,
-            stop_reason=stop,
-            num_cached=request.num_cached,
-            num_preemptions=request.num_preemptions,
-        )
+        return replace(_delta(request, list(token_ids)), finish_reason=reason.value, stop_reason=stop)
 
     def _end_failed(self, request: Request, why: str) -> TokenDelta:
         """Ends one request because of a failure inside it."""
-        delta = self._end(request, FinishReason.ERROR)
-        delta.error = why
-        return delta
+        return replace(self._end(request, FinishReason.ERROR), error=why)
 
     def _fail(self, plan: Plan, error: Exception) -> None:
-        """The requests in the step end. The cache may have gone with it: all others are computed again."""
+        """The requests in the step end. What it wrote is not known, so all others are computed again, in the same
+        cache: a page is written before it is read, and where memory is full there is no room for another."""
         logger.error("a step of %d requests failed", len(plan.tokens), exc_info=error)
         with Uninterrupted():
-            self._flights.clear()
             why = f"{type(error).__name__}: {error}"
             self._deltas += [self._end_failed(request, why) for request in plan.tokens]
-        self._begin_again()
-
-    def _begin_again(self) -> None:
-        """What still runs reads a cache that nobody trusts: nobody waits for it."""
-        self._flights.clear()
         self._start_over()
-        self._runner.renew_cache()
 
     def _start_over(self) -> None:
+        """Every request begins again; the steps that run are not waited for."""
+        self._flights.clear()
         self.scheduler.start_over(self._requests.values())
         self._runner.begin_again()
 
@@ -343,12 +296,13 @@ class Engine:
         queued = {r.request_id for r in (*self.scheduler.waiting, *self.scheduler.running)}
         assert queued == set(self._requests), "the scheduler has other requests than the engine"
         for request in self._requests.values():
-            running = sum(request in flight.plan.tokens for flight in self._flights)
+            running = sum(request in plan.tokens for plan in self._flights.plans)
             assert request.num_unknown <= running, f"{request} expects tokens of steps that do not run"
 
 
-def _raise(error: Exception) -> NoReturn:
-    raise error
+def _delta(request: Request, token_ids: list[int]) -> TokenDelta:
+    cached, preemptions = request.num_cached, request.num_preemptions
+    return TokenDelta(request.request_id, token_ids, num_cached=cached, num_preemptions=preemptions)
 
 
 def _trim(logprobs: TokenLogprobs, wanted: int) -> TokenLogprobs:

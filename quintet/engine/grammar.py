@@ -1,11 +1,13 @@
 """What outputs must look like: grammars, compiled beside the engine's loop, and where each request stands in one."""
 
 import json
+import queue
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from quintet.config import StructuredOutputsConfig
@@ -39,7 +41,7 @@ class Grammars:
         """`vocab_size` is the model's, the tokenizer may have fewer. A request waits `seconds` for its grammar."""
         self._tokenizer, self._vocab_size, self._eos_ids = tokenizer, vocab_size, sorted(eos_ids)
         self._config, self._seconds = config, seconds
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="grammar")
+        self._pool = _Pool()
         self._lock = threading.Lock()  # of what follows
         self._compiled: OrderedDict[str, Future[Any]] = OrderedDict()  # the last used at the end
         self._reading = threading.Lock()
@@ -56,14 +58,14 @@ class Grammars:
         with self._lock:
             found = self._compiled.pop(text, None)
             if found is None:
-                found = self._pool.submit(self._compile, text)
+                found = self._pool.submit(partial(self._compile, text))
             self._compiled[text] = found
             if len(self._compiled) > REMEMBERED:
                 self._compiled.popitem(last=False)
         return Matcher(found, time.monotonic() + self._seconds)
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.close()
 
     def _compile(self, text: str) -> Any:
         """In a thread of the pool. ValueError says what of it is wrong."""
@@ -78,7 +80,7 @@ class Grammars:
         return made
 
     def _read(self, guidance: Any) -> Any:
-        """The tokenizer in the library's form: 1.2 s for 150k tokens."""
+        """The tokenizer in the library's form: 1.6 s for 150k tokens, in which the library holds Python's lock."""
         tokenizer = self._tokenizer()
         if tokenizer is None:
             raise ValueError("they need a tokenizer, and the engine was started without one")
@@ -89,6 +91,34 @@ class Grammars:
             return guidance.LLTokenizer(text, n_vocab=size, eos_token=self._eos_ids)
         except ValueError as error:  # of a kind that it does not read, or with more tokens than the model
             raise ValueError(f"llguidance cannot read this model's tokenizer: {_plain(str(error))}") from None
+
+
+class _Pool:
+    """At most THREADS threads that no exit waits for: a schema may compile for minutes, and nothing stops it."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    def submit(self, call: Callable[[], Any]) -> "Future[Any]":
+        future: Future[Any] = Future()
+        self._jobs.put((future, call))
+        if len(self._threads) < THREADS:
+            self._threads.append(threading.Thread(target=self._work, name="quintet-grammar", daemon=True))
+            self._threads[-1].start()
+        return future
+
+    def close(self) -> None:
+        for _ in self._threads:
+            self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            future, call = job
+            try:
+                future.set_result(call())
+            except BaseException as error:  # who waits shall hear of it; a panic of the library's is no Exception
+                future.set_exception(error)
 
 
 class Matcher:
@@ -127,7 +157,7 @@ class Matcher:
         if self._state is None:
             self._state = self.compiled.result().deep_copy()
         start = request.num_prompt
-        known = len(request.token_ids) - request.num_unknown - start
+        known = request.num_known - start
         if known < self._taken:
             self._state.rollback(self._taken - known)
         elif known > self._taken:

@@ -85,11 +85,11 @@ class BadWords(LogitEdit):
     """bad_words: the last token of a word is banned where the output ends with the tokens before it."""
 
     def enter(self, requests: Sequence[Request], rows: int) -> bool:
-        self._rows = [(row, r) for row, r in enumerate(requests) if any(r.bad_words_ids)]
+        self._rows = [(row, r) for row, r in enumerate(requests) if any(r.admitted.bad_words_ids)]
         return bool(self._rows)
 
     def __call__(self, logits: Tensor) -> Tensor:
-        lists = [(row, [word[-1] for word in r.bad_words_ids if _completes(r, word)]) for row, r in self._rows]
+        lists = [(row, [word[-1] for word in r.admitted.bad_words_ids if _completes(r, word)]) for row, r in self._rows]
         if not any(ids for _, ids in lists):
             return logits
         for places in self.upload(*_places(lists)):
@@ -101,7 +101,9 @@ class MinTokens(LogitEdit):
     """min_tokens: no token that would end the request before it has that many."""
 
     def enter(self, requests: Sequence[Request], rows: int) -> bool:
-        self._rows = [(row, r) for row, r in enumerate(requests) if r.stop_ids and r.num_output < r.params.min_tokens]
+        self._rows = [
+            (row, r) for row, r in enumerate(requests) if r.admitted.stop_ids and r.num_output < r.params.min_tokens
+        ]
         self._upload()
         return bool(self._rows)
 
@@ -116,7 +118,7 @@ class MinTokens(LogitEdit):
 
     def _upload(self) -> None:
         if self._rows:
-            self._places = self.upload(*_places((row, sorted(r.stop_ids)) for row, r in self._rows))
+            self._places = self.upload(*_places((row, sorted(r.admitted.stop_ids)) for row, r in self._rows))
 
 
 class LogitBias(LogitEdit):

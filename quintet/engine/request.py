@@ -1,8 +1,9 @@
-"""One request as the engine core sees it: token ids in, token ids out. Text is somebody else's."""
+"""One request as the engine core sees it: token ids in, token ids out. Its text is output.py's."""
 
 import enum
 import hashlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -26,31 +27,45 @@ class FinishReason(str, enum.Enum):
     ERROR = "error"  # a failure inside this request
 
 
-@dataclass(eq=False, slots=True)
-class Request:
-    """State of one completion. The scheduler moves num_computed and the pages; finish() appends the tokens.
-
-    0 <= num_cached <= num_computed <= len(token_ids). A request whose num_computed is len(token_ids) - 1 decodes.
-
-    Where steps are planned while others run, the last tokens may be UNKNOWN: that they are there is all that a plan
-    needs. finish() writes them in when the step that samples them has landed.
-    """
+@dataclass(frozen=True)
+class Admitted:
+    """One completion as admission made it: the facts of a request, which never change. Encodes with msgspec."""
 
     request_id: str
-    token_ids: list[int]  # the prompt, then the output; at its end, num_unknown times UNKNOWN
+    prompt_ids: Sequence[int]
     params: SamplingParams
-    num_prompt: int
     key: tuple[int, int]  # of its random numbers, two int32
     max_tokens: int  # resolved: never beyond the model's length
     stop_ids: frozenset[int] = frozenset()  # every token that ends it, end-of-text included unless ignored
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     salt: bytes = b""  # keeps tenants' prefix caches apart
     priority: int = 0  # lower runs first
-    arrival: float = field(default_factory=time.monotonic)
-    order: int = 0  # of admission: settles ties
+    arrival: float = field(default_factory=time.monotonic)  # all processes of a machine share this clock
+    scored: bool = True  # whether prompt log-probabilities are read from it, if any are asked for
 
-    grammar: "Matcher | None" = None  # where its output stands in what it must look like
-    num_unknown: int = 0  # tokens that running steps sample
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """The books of one completion.
+
+    Its tokens lie in stretches, and each border is moved from one place:
+
+        token_ids  |  prompt  |  output that has landed  |  UNKNOWN: running steps draw these  |
+        0      num_prompt                num_known                               len(token_ids)
+                                         take()          expect() appends, take() writes over it
+        0 <= num_cached <= num_computed <= len(token_ids)
+             Scheduler: found in the prefix cache when it first ran
+                           Scheduler.advance(): a step was started that computes them
+
+    While no step runs, at least the last known token is left to compute; with one left, a request decodes.
+    """
+
+    admitted: Admitted
+    order: int = 0  # of admission: settles ties
+    params: SamplingParams = field(init=False)  # admitted.params: every step looks there
+    num_prompt: int = field(init=False)
+    token_ids: list[int] = field(init=False)
+    num_known: int = field(init=False)
     num_computed: int = 0  # tokens whose K and V are in the cache, or will be when the running steps have landed
     num_cached: int = 0  # of the prompt, found in the prefix cache when it was first scheduled
     pages: list[list[int]] = field(default_factory=list)  # by group of layers; empty while it waits
@@ -61,20 +76,38 @@ class Request:
     generation: int = 0  # of the prefix cache that they are for
     num_committed: int = 0  # pages that stand in the prefix cache under their hash
     num_preemptions: int = 0
-    num_scored: int = 0  # positions of the prompt whose log-probabilities were given out, or are not wanted
-    finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None  # the token id or the string that ended it
+    num_scored: int = 0  # positions of the prompt whose log-probabilities were given out
+    grammar: "Matcher | None" = None  # where its output stands in what it must look like
+
+    def __post_init__(self) -> None:
+        self.params, self.token_ids = self.admitted.params, list(self.admitted.prompt_ids)
+        self.num_prompt = self.num_known = len(self.token_ids)
+
+    @property
+    def request_id(self) -> str:
+        return self.admitted.request_id
 
     @property
     def num_output(self) -> int:
         return len(self.token_ids) - self.num_prompt
 
     @property
+    def num_unknown(self) -> int:
+        """Tokens that running steps draw."""
+        return len(self.token_ids) - self.num_known
+
+    @property
+    def tokens_left(self) -> int:
+        """How many more tokens may be drawn; those that running steps draw count as drawn."""
+        return self.num_prompt + self.admitted.max_tokens - len(self.token_ids)
+
+    @property
     def looks_back(self) -> bool:
         """Whether its next token is drawn by what the tokens before it are, and not by their number alone."""
         p = self.params
         penalized = p.repetition_penalty != 1 or p.frequency_penalty != 0 or p.presence_penalty != 0
-        return penalized or any(len(word) > 1 for word in self.bad_words_ids) or p.structured_outputs is not None
+        shaped = p.structured_outputs is not None
+        return penalized or shaped or any(len(word) > 1 for word in self.admitted.bad_words_ids)
 
     @property
     def ready(self) -> bool:
@@ -82,20 +115,29 @@ class Request:
         return self.grammar is None or self.grammar.ready
 
     def expect(self) -> None:
-        """A step was started that samples its next token."""
+        """A step was started that draws its next token."""
         self.token_ids.append(UNKNOWN)
-        self.num_unknown += 1
+
+    def take(self, token_id: int) -> FinishReason | None:
+        """The first token that was not known has landed -> why the request ends with it; None: it goes on."""
+        if self.num_known < len(self.token_ids):
+            self.token_ids[self.num_known] = token_id
+        else:
+            self.token_ids.append(token_id)
+        self.num_known += 1
+        if token_id in self.admitted.stop_ids and self.num_known - self.num_prompt >= self.params.min_tokens:
+            return FinishReason.STOP
+        return None if self.tokens_left else FinishReason.LENGTH
 
     def forget_unknown(self) -> None:
-        """The running steps will not land: what they would have sampled is sampled again."""
-        while self.num_unknown or self.token_ids[-1] == UNKNOWN:  # Ctrl-C may have come between the two
-            self.token_ids.pop()
-            self.num_unknown = max(0, self.num_unknown - 1)
+        """The running steps will not land: what they would have drawn is drawn again."""
+        del self.token_ids[self.num_known :]
 
     @property
     def wants_scores(self) -> bool:
         """Whether prompt log-probabilities are still to be given out; the last position of a prompt has none."""
-        return self.params.prompt_logprobs is not None and self.num_scored < self.num_prompt - 1
+        asked = self.params.prompt_logprobs is not None and self.admitted.scored
+        return asked and self.num_scored < self.num_prompt - 1
 
     def scored(self, start: int, count: int) -> range:
         """Positions, among `count` tokens from `start` on, whose log-probabilities are to be given out.
@@ -109,10 +151,6 @@ class Request:
     def num_rows(self, start: int, count: int) -> int:
         """Rows of logits that `count` tokens from `start` on need: one if it samples, one for each score."""
         return len(self.scored(start, count)) + (start + count == len(self.token_ids))
-
-    @property
-    def output_ids(self) -> list[int]:
-        return self.token_ids[self.num_prompt :]
 
 
 def random_key(seed: int | str, index: int) -> tuple[int, int]:

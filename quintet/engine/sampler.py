@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quintet.engine.logit_edits import AllowedTokens, BadWords, Grammar, LogitBias, LogitEdit, MinTokens, Penalties
 from quintet.engine.logits_processors import LogitsProcessor, compare
-from quintet.engine.request import Request
+from quintet.engine.request import Admitted, Request
 from quintet.ops.registry import Ops
 from quintet.ops.sampling import Draw
 from quintet.platforms.interface import Device, State
@@ -228,7 +228,7 @@ class Sampler:
         temperature, top_k, top_p, min_p = zip(*cuts, strict=True) if cuts else ((), (), (), ())
         arrays = [np.array(temperature, np.float32), np.array(top_k, np.int32)]
         arrays += [np.array(top_p, np.float32), np.array(min_p, np.float32)]
-        keys = np.array([*(r.key for r in requests), *[(0, 0)] * padding], np.int32).reshape(-1, 2)
+        keys = np.array([*(r.admitted.key for r in requests), *[(0, 0)] * padding], np.int32).reshape(-1, 2)
         self._draw = Draw(*self.device.to_device([*arrays, keys, np.zeros(self._rows, np.int32)]))
 
 
@@ -243,4 +243,4 @@ def _examples(sizes: Sequence[int]) -> list[Request]:
         {"logprobs": 0, "min_tokens": 1, **edits},
     ]
     ends: dict[str, Any] = {"stop_ids": frozenset([0]), "bad_words_ids": ((0,),)}
-    return [Request("warm-up", [0], SamplingParams(**kind), 1, (0, 0), 1, **ends) for kind in kinds]
+    return [Request(Admitted("warm-up", [0], SamplingParams(**kind), (0, 0), 1, **ends)) for kind in kinds]

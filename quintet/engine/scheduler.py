@@ -181,7 +181,7 @@ class Scheduler:
         full = (request.num_computed + count) // self.tables.page_size
         if not self.pool.caching or full <= request.num_committed:
             return
-        if full * self.tables.page_size > len(request.token_ids) - request.num_unknown:
+        if full * self.tables.page_size > request.num_known:
             plan.late.append(request)  # a hash of tokens needs the tokens
         else:
             self._commit(request, plan, full)
@@ -203,7 +203,7 @@ class Scheduler:
             if start < request.num_prompt:
                 plan.num_prompt_tokens += min(count, request.num_prompt - start)
             request.num_computed = end
-            if ahead and end == len(request.token_ids) and request.num_output + 1 < request.max_tokens:
+            if ahead and end == len(request.token_ids) and request.tokens_left > 1:
                 request.expect()
 
     def commit_late(self, plan: Plan) -> None:
@@ -231,7 +231,7 @@ class Scheduler:
         self.tables.check_integrity(self.running)
         for request in self.running:
             assert 0 <= request.num_computed <= len(request.token_ids), request
-            tail = request.token_ids[len(request.token_ids) - request.num_unknown :]
+            tail = request.token_ids[request.num_known :]
             assert tail == [UNKNOWN] * request.num_unknown and request.token_ids.count(UNKNOWN) == len(tail), request
         assert not any(request.pages for request in self.waiting), "a waiting request holds pages"
         assert not any(request.num_unknown for request in self.waiting), "a waiting request has tokens in a step"
@@ -244,4 +244,4 @@ def _by_order(request: Request) -> Key:
 
 
 def _by_priority(request: Request) -> Key:
-    return request.priority, request.order
+    return request.admitted.priority, request.order

@@ -85,6 +85,7 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
     scheme = _scheme(config, platform, facts)
     dtype, kv_dtype = _dtype(config, hf_config, facts, reasons), _kv_dtype(config, facts)
     sizes = ModelSizes(dtype, config.page_size, _length(config, hf_config), scheme, kv_dtype)
+    sizes = replace(sizes, attention=config.attention_backend)
     endpoint = f"inproc://quintet-{uuid.uuid4().hex}"
     size = config.tensor_parallel_size
     workers = 1 if facts.spmd else size
@@ -96,8 +97,9 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
     if not config.enable_chunked_prefill and config.max_num_batched_tokens < plan.max_model_len:
         reasons.append(f"max_num_batched_tokens={plan.max_model_len}: a whole prompt must fit without chunked prefill")
         config = config.replace(max_num_batched_tokens=plan.max_model_len)
-    if config.capture_ahead and not plan.variants:
-        reasons.append(f"capture_ahead changes nothing: platform {platform.name} captures no steps")
+    captures = [each for each in ("capture_ahead", "capture_sizes", "max_capture_size") if getattr(config, each)]
+    if captures and not plan.variants:
+        reasons.append(f"{', '.join(captures)}: nothing changes, for platform {platform.name} captures no steps")
     if config.logits_processors and facts.opaque:
         reasons.append("sampling on the host: logits processors cannot read what the device holds")
     if scheme is not None:

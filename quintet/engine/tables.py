@@ -94,12 +94,11 @@ class Tables:
         """The hashes of the full pages among its first `tokens`. The generation is part of the root."""
         if request.generation != self.generation and not request.pages:
             request.page_hashes, request.generation = [], self.generation
-        known = len(request.token_ids) - request.num_unknown
+        known = request.num_known
         if len(request.page_hashes) < known // self.page_size:
             ids = request.token_ids[:known] if request.num_unknown else request.token_ids
-            extend_chain(
-                request.page_hashes, ids, self.page_size, request.generation.to_bytes(8, "little") + request.salt
-            )
+            root = request.generation.to_bytes(8, "little") + request.admitted.salt
+            extend_chain(request.page_hashes, ids, self.page_size, root)
         return request.page_hashes[: tokens // self.page_size]
 
     def fits(self, found: Found, upto: int, whole: int) -> bool:

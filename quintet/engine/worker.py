@@ -51,6 +51,7 @@ class ModelSizes:
     scheme: Scheme | None = None
     kv_dtype: torch.dtype | None = None  # of the cache; None: dtype
     wanted: Wanted = Wanted()
+    attention: str = "auto"  # the provider of paged attention that was asked for
 
 
 class Carried(NamedTuple):
@@ -66,7 +67,7 @@ class Worker:
     def __init__(self, platform: Platform, hf_config: Any, sizes: ModelSizes, place: Place = FIRST) -> None:
         self.platform, self.place = platform, place
         self.device = platform.open(place.rank)
-        self.ops = bind(platform.op_priority)
+        self.ops = bind(platform.op_priority, {} if sizes.attention == "auto" else {"paged_attention": sizes.attention})
         self._comm = platform.connect(place)
         self.build(hf_config, sizes)
         self._state: State = ()

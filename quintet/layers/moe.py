@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from quintet.layers.build import Build, Layer, Split, padded, whole
@@ -42,12 +43,12 @@ class Experts(Layer):
         self.down: Tensor
 
     def weights(self, path: str) -> list[Weight]:
-        parent = path.rpartition(".")[0]
+        parent = path[: path.rfind(".") + 1]
         inner, build = _shares(self._width, self._build.size), self._build
 
         def stacked(name: str, projections: Sequence[str], shape: tuple[int, int], axis: int) -> Weight:
             parts = tuple(
-                Part(f"{parent}.{expert}.{projection}.weight", shape, inner.ranges)
+                Part(f"{parent}{expert}.{projection}.weight", shape, inner.ranges)
                 for expert in self._names
                 for projection in projections
             )
@@ -82,6 +83,28 @@ class MoE(Layer):
         weights, ids = self.ops.route(self.gate(x), self._mixture.chosen, self._mixture.renormalize)
         share: Tensor = self.experts(x, weights, ids)
         return share
+
+
+class SharedMoE(MoE):
+    """With one more expert, of another width, that serves every token by the sigmoid of a logit of its own.
+
+    A mixture of one: route_grouped() weighs by the sigmoid, and the rounding is that of all experts.
+    """
+
+    def __init__(self, build: Build, mixture: Mixture, width: int) -> None:
+        super().__init__(build, mixture)
+        self._own = build.ops.take("route_grouped", "add")
+        self.shared_gate = router(build, mixture.hidden, "shared_expert_gate", 1)
+        self.shared = Experts(build, (mixture.hidden, width), mixture.kind, ["shared_expert"])
+        self.unbiased: Tensor
+
+    def constants(self) -> Mapping[str, Tensor]:
+        return {"unbiased": torch.zeros(1)}
+
+    def share(self, x: Tensor) -> Tensor:
+        weights, ids = self._own.route_grouped(self.shared_gate(x), self.unbiased, 1, 1, 1, False)
+        both: Tensor = self._own.add(super().share(x), self.shared(x, weights, ids))
+        return both
 
 
 def router(build: Build, hidden: int, name: str, outputs: int) -> nn.Module:

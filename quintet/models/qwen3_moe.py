@@ -33,17 +33,22 @@ class Model(CausalLM):
             attention = SelfAttention(build, shape, rotary)
             attention.q_norm = RMSNorm(build, head_dim(config), config.rms_norm_eps)
             attention.k_norm = RMSNorm(build, head_dim(config), config.rms_norm_eps)
-            return PreNormBlock(config, build, attention, feed_forward(config, build, index))
+            mlp: nn.Module
+            if mixes(config, index):
+                mlp = MoE(build, mixture(config))
+            else:
+                mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
+            return PreNormBlock(config, build, attention, mlp)
 
         self.model = Decoder(config, build, block)
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
 
 
-def feed_forward(config: Any, build: Build, index: int) -> nn.Module:
-    """The layer's experts, or one feed-forward in the layers that have none."""
-    if index in config.mlp_only_layers or (index + 1) % config.decoder_sparse_step or not config.num_experts:
-        return GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
-    return MoE(build, mixture(config))
+def mixes(config: Any, index: int) -> bool:
+    """Whether the layer has experts; else it has one feed-forward."""
+    return (
+        index not in config.mlp_only_layers and not (index + 1) % config.decoder_sparse_step and config.num_experts > 0
+    )
 
 
 def mixture(config: Any) -> Mixture:

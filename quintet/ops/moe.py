@@ -29,7 +29,8 @@ def route_grouped(
     A group is E / groups neighbours, and ranks by the sum of its two largest. DeepSeek-V3 (2024), section 2.1.2;
     its scaling factor is left to the caller.
     """
-    weights = logits.float().sigmoid()
+    # torch's own sigmoid rounds the last few elements of a tensor otherwise: a token's weight would depend on its place
+    weights = 1 / (1 + logits.float().neg().exp())
     ranks = weights + bias.float()
     if kept < groups:
         each = ranks.reshape(-1, groups, ranks.shape[1] // groups)

@@ -61,8 +61,8 @@ class Ops:
     so when they are built, by take(), so that no step waits for it.
     """
 
-    def __init__(self, priority: Mapping[str, Sequence[str]]) -> None:
-        self._priority = priority
+    def __init__(self, priority: Mapping[str, Sequence[str]], asked: Mapping[str, str]) -> None:
+        self._priority, self._asked = priority, asked
         self._chosen: dict[str, Choice] = {}
 
     def __getattr__(self, name: str) -> Function:  # reached once for each op
@@ -83,7 +83,8 @@ class Ops:
     def choice(self, name: str) -> Choice:
         """Who serves the op, and why."""
         if name not in self._chosen:
-            self._chosen[name] = _choose(Op.registry[name], self._priority.get(name, ()))
+            op, order = Op.registry[name], self._priority.get(name, ())
+            self._chosen[name] = _obey(op, order, self._asked[name]) if name in self._asked else _choose(op, order)
         return self._chosen[name]
 
     @property
@@ -97,12 +98,18 @@ class Ops:
         return tuple(self.choice(name) for name in sorted(Op.registry))
 
 
-def bind(priority: Mapping[str, Sequence[str]]) -> Ops:
-    """For each op the first provider in the platform's order that is registered and probes well; the reference last."""
+def bind(priority: Mapping[str, Sequence[str]], asked: Mapping[str, str] | None = None) -> Ops:
+    """For each op the first provider in the platform's order that is registered and probes well; the reference last.
+
+    `asked` names the provider of an op and no other: ValueError says which there are, and why each does not serve.
+    """
     unknown = sorted(set(priority) - set(Op.registry))
     if unknown:
         raise ValueError(f"op_priority names ops that do not exist: {', '.join(unknown)}")
-    return Ops(priority)
+    ops = Ops(priority, asked or {})
+    for name in asked or {}:
+        ops.choice(name)
+    return ops
 
 
 def _choose(op: Op, wanted: Sequence[str]) -> Choice:
@@ -116,6 +123,16 @@ def _choose(op: Op, wanted: Sequence[str]) -> Choice:
         rejected.append((provider, reason))
     why = "no other provider serves here" if order else "the platform names no other provider"
     return Choice(op.name, "reference", why, tuple(rejected))
+
+
+def _obey(op: Op, order: Sequence[str], asked: str) -> Choice:
+    if not order:
+        raise ValueError(f"{asked!r} was asked for, and this platform has one way to serve {op.name}; leave it out")
+    reasons = {provider: _why_not(op, provider) for provider in (*order, "reference")}
+    if asked in reasons and reasons[asked] is None:
+        return Choice(op.name, asked, "asked for")
+    there = ", ".join(f"{provider} ({reason or 'serves'})" for provider, reason in reasons.items())
+    raise ValueError(f"{asked!r} was asked for, and does not serve {op.name} on this platform; there are {there}")
 
 
 def _why_not(op: Op, provider: str) -> str | None:

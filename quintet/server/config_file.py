@@ -1,10 +1,9 @@
 """`--config FILE`: flags in a YAML file, with or without dashes in their names."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
-from quintet.config import LACKING, EngineConfig, dotted
+from quintet.config import EngineConfig, dotted, lacking, settings
 from quintet.names import refuse_unknown
 from quintet.server.settings import ServerConfig
 
@@ -34,14 +33,14 @@ def _by_field(found: dict[str, Any], path: str) -> dict[str, Any]:
     names = {
         alias: each.name
         for cls in (ServerConfig, EngineConfig)
-        for each in dataclasses.fields(cls)
+        for each in settings(cls)
         for alias in (each.name, *each.metadata.get("aliases", ()))
     }
     given: dict[str, Any] = {}
     for key, value in found.items():
         plain = key.lstrip("-").replace("-", "_")
-        if plain in LACKING and plain not in names:
-            raise ValueError(f"{path}: there is no {key}: {LACKING[plain]}")
+        if plain not in names and (reason := lacking(plain)):
+            raise ValueError(f"{path}: there is no {key}: {reason}")
         field, dot, entry = plain.partition(".")
         refuse_unknown(f"setting in {path}", [field], names)
         name = f"{names[field]}{dot}{entry}"

@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass
 from typing import Any, NoReturn, TypeVar
 
-from quintet.config import LACKING, dotted, gathered
+from quintet.config import dotted, gathered, lacking, settings
 from quintet.names import nearest
-from quintet.values import integer, json_object
+from quintet.values import integer
 
 T = TypeVar("T")
 Read = Callable[[str], Any]
@@ -79,19 +79,33 @@ class _Help(argparse.HelpFormatter):
         return super()._format_action_invocation(action)
 
 
+# vLLM's short ways to the entries of a configuration
+_STEMS = {
+    "-O.": "--compilation-config.",
+    "-cc.": "--compilation-config.",
+    "-ac.": "--attention-config.",
+    "-sc.": "--speculative-config.",
+}
+
+
 def _with_dashes(argv: Sequence[str]) -> list[str]:
-    """Underscores in a flag's name become dashes; what follows "=" or "--" stays as it is."""
+    """Underscores in a flag's name become dashes, short stems long; what follows "=" or "--" stays as it is."""
     end = list(argv).index("--") if "--" in argv else len(argv)
-    return [_dashes(word) if at < end and word.startswith("--") else word for at, word in enumerate(argv)]
+    return [_dashes(word) if at < end else word for at, word in enumerate(argv)]
 
 
 def _dashes(word: str) -> str:
+    stem = next((stem for stem in _STEMS if word.startswith(stem)), None)
+    if stem:
+        word = _STEMS[stem] + word[len(stem) :]
+    if not word.startswith("--"):
+        return word
     name, equals, value = word.partition("=")
     return name.replace("_", "-") + equals + value
 
 
 def _refusal(flag: str, known: Collection[str]) -> str:
-    advice = LACKING.get(flag.lstrip("-").replace("-", "_"))
+    advice = lacking(flag.lstrip("-").rstrip("+").replace("-", "_"))
     if advice:
         return f"there is no {flag}: {advice}"
     match = nearest(flag, known)
@@ -136,7 +150,7 @@ def add_arguments(
 
 
 def _fields(cls: type) -> list[Field[Any]]:
-    return [each for each in dataclasses.fields(cls) if each.init and each.metadata.get("cli", True)]
+    return [each for each in settings(cls) if each.init and each.metadata.get("cli", True)]
 
 
 def flags_of(each: Field[Any]) -> list[str]:
@@ -161,18 +175,20 @@ def _add(target: Any, cls: type, each: Field[Any], how: tuple[_Shape, Any]) -> N
         return
     choices = each.metadata.get("choices")
     metavar = each.metadata.get("metavar") or ("{" + ",".join(map(str, choices)) + "}" if choices else shape.metavar)
-    if shape.many:
+    if nargs := each.metadata.get("nargs"):
+        options |= {"action": "extend", "nargs": nargs}
+    elif shape.many:
         options["action"] = "append"
     target.add_argument(*flags_of(each), type=_checked(each, shape), metavar=metavar, **options)
 
 
 def _add_nested(target: Any, cls: type, each: Field[Any]) -> None:
     """`--x-config JSON`, and a flag for each entry, `--x-config.entry`: one line of help names them all."""
-    names, dest = flags_of(each), _dest(cls, each.name)
-    entries = dataclasses.fields(each.metadata["nested"])
-    said = f"{each.metadata['help']}; or one by one, {names[-1]}.{', .'.join(entry.name for entry in entries)}"
+    names, dest, holds = flags_of(each), _dest(cls, each.name), each.metadata["nested"]
+    entries = dataclasses.fields(holds)
+    said = f"{each.metadata['help']}; each entry has a flag: .{', .'.join(entry.name for entry in entries)}"
     unset: dict[str, Any] = {"default": argparse.SUPPRESS}
-    target.add_argument(*names, type=_read(json_object), metavar="JSON", dest=dest, help=said, **unset)
+    target.add_argument(*names, type=_read(holds.entries), metavar="JSON", dest=dest, help=said, **unset)
     for entry in entries:
         # a switch may stand alone, or bring its word
         alone = {"nargs": "?", "const": True} if isinstance(entry.default, bool) else {}
@@ -186,7 +202,9 @@ def _dest(cls: type, name: str) -> str:
 
 
 def _help(each: Field[Any], shape: _Shape, default: Any) -> str:
-    text = str(each.metadata.get("help", "")) + ("; may be repeated" if shape.many else "")
+    text = str(each.metadata.get("help", "")) + (
+        "; may be repeated" if shape.many and not each.metadata.get("nargs") else ""
+    )
     if isinstance(default, bool):
         text += " (default: yes)" if default else ""
     elif default not in (None, MISSING, (), [], ""):
@@ -236,6 +254,7 @@ def _shape(hint: Any) -> _Shape:
 
 
 def _members(hint: Any) -> tuple[Any, ...]:
+    hint = hint.type if isinstance(hint, dataclasses.InitVar) else hint
     union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     return typing.get_args(hint) if union else (hint,)
 

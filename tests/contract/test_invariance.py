@@ -68,6 +68,28 @@ def test_activations(kind: str, dtype: torch.dtype, threads: None) -> None:
             assert torch.equal(provider(name)(x[first:last].clone(), kind), whole[first:last]), (name, first, last)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_experts(dtype: torch.dtype, threads: None) -> None:
+    """Beside whoever else an expert serves, and equal to the specification."""
+    shapes = ((67, 48), (6, 2 * 40, 48), (6, 48, 40), (67, 6))
+    generator = torch.Generator().manual_seed(0)
+    x, gate_up, down, logits = (torch.randn(*shape, generator=generator).mul(0.3).to(dtype) for shape in shapes)
+    chosen = Op.registry["route"].reference(logits, 3, True)
+    whole = provider("experts")(x, gate_up, down, *chosen, "silu")
+    want = Op.registry["experts"].reference(x.float(), gate_up.float(), down.float(), *chosen, "silu")
+    torch.testing.assert_close(whole.float(), want, rtol=0, atol=20 * torch.finfo(dtype).eps * float(want.abs().max()))
+    for first, last in STRETCHES:
+        some = (each[first:last] for each in chosen)
+        assert torch.equal(provider("experts")(x[first:last], gate_up, down, *some, "silu"), whole[first:last])
+
+
+def test_a_router_of_one_expert_weighs_a_token_alike_wherever_it_stands() -> None:
+    logits, route = torch.randn(67, 1), Op.registry["route_grouped"].reference
+    weights, _ = route(logits, torch.zeros(1), 1, 1, 1, False)
+    for first, last in STRETCHES:
+        assert torch.equal(route(logits[first:last], torch.zeros(1), 1, 1, 1, False)[0], weights[first:last])
+
+
 SPECS = {
     "plain": spec(6, 3, 16),
     "one head": spec(1, 1, 8, page_size=8),

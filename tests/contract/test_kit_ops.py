@@ -119,9 +119,20 @@ class UntiedHead(CPU):
         return {name: x * 1.01 for name, x in placed.items()} if weight.shared else placed
 
 
+class OneExpert(CPU):
+    """All experts of a stack are the first."""
+
+    def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        placed = super().place(weight, tensors)
+        if weight.use != "experts":
+            return placed
+        return {name: stack[:1].expand_as(stack).contiguous() for name, stack in placed.items()}
+
+
 @pytest.mark.parametrize(
     ("platform", "said"),
     [
+        (OneExpert, "experts in float32: "),
         (SwappedParts, "products in float32: 1x256 by 64+32+32"),
         (OneScale, "products by int4 in float32: "),
         (UntiedHead, "a tied head in float32: look-up"),

@@ -106,6 +106,21 @@ def test_explain_names_platform_memory_and_providers(capsys: pytest.CaptureFixtu
         assert word in page
 
 
+def test_an_attention_backend_is_obeyed_or_refused_with_those_that_there_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["explain", "bundled", "--device", "cpu", "--attention-backend", "TORCH_SDPA"]) == 0
+    assert re.search(r"paged_attention +torch +asked for", capsys.readouterr().out)
+    assert cli.main(["explain", "bundled", "--device", "cpu", "--attention-backend", "FLASH_ATTN"]) == 1
+    said = capsys.readouterr().err
+    assert "'flash_attn' was asked for, and does not serve paged_attention" in said and "torch (serves)" in said
+
+
+def test_what_a_platform_cannot_capture_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", "bundled", "--device", "cpu", "--cudagraph-capture-sizes", "1", "2"]) == 0
+    assert "capture_sizes: nothing changes, for platform cpu captures no steps" in capsys.readouterr().out
+
+
 def test_collect_env_prints_versions_and_no_secrets(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,6 +44,7 @@ DIVISIBLE: dict[str, Any] = {
     "num_key_value_heads": 8,
     "intermediate_size": 96,
     "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 32,
     "vocab_size": VOCAB + 3,
     "num_hidden_layers": 2,
 }
@@ -54,7 +55,7 @@ def test_on_eight_devices_what_does_not_divide_is_kept_whole(family: str) -> Non
     assert_same_tokens(variant(family, next(iter(FAMILIES[family]))), 8)
 
 
-@pytest.mark.parametrize("family", ["llama", "mixtral", "olmo2", "phi3", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["llama", "mixtral", "olmo2", "olmoe", "phi3", "qwen3", "qwen2_moe", "qwen3_moe"])
 def test_on_eight_devices_heads_and_features_are_cut(family: str) -> None:
     settings = {**FAMILIES[family]["plain"], **DIVISIBLE}
     settings.pop("head_dim", None)

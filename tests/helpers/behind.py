@@ -41,7 +41,7 @@ class Work:
         self.fails: list[tuple[str, int, BaseException]] = []  # launch, run or wait; the first step; the error
         self.calls: set[tuple[Any, ...]] = set()  # ops and the shapes that they were called with
         self._queue: deque[Job] = deque()
-        self._broken: Exception | None = None
+        self.allocations = 0  # of a cache
 
     @property
     def step(self) -> int:
@@ -73,20 +73,24 @@ class Work:
 
     @torch.inference_mode()
     def until(self, job: Job) -> None:
-        """Works up to there. After an error nothing is computed any more, until there is another cache."""
+        """Works up to there. After an error nothing that was queued is computed; the host hears of it once."""
         while not job.done:
             first = self._queue.popleft()
-            if self._broken is None or first.sure:
-                try:
-                    first.run()
-                except Exception as error:
-                    self._broken = error
-            first.done = True
-        if self._broken is not None:
-            raise self._broken
+            try:
+                first.run()
+            except Exception as error:
+                self._give_up()
+                raise error
+            finally:
+                first.done = True
 
-    def start_over(self) -> None:
-        self._broken = None
+    def _give_up(self) -> None:
+        """What is queued is computed no more, but for copies to the device."""
+        for job in self._queue:
+            if job.sure:
+                job.run()
+            job.done = True
+        self._queue.clear()
 
     def later(self, name: str) -> Callable[..., Any]:
         """An op that is run when its turn comes."""
@@ -141,7 +145,7 @@ class BehindDevice(NullDevice):
         self._work = work
 
     def allocate(self, layouts: Sequence[Layout], units: int) -> State:
-        self._work.start_over()
+        self._work.allocations += 1
         page_size = layouts[0].shape[2]
         return (torch.zeros(units, page_size, dtype=torch.int64), *[torch.empty(0)] * (len(layouts) - 1))
 

@@ -128,6 +128,17 @@ def _qwen3_moe(layers: int) -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
+def _qwen2_moe(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    shared = {"shared_expert_intermediate_size": st.integers(1, 40), "qkv_bias": st.booleans()}
+    own = st.fixed_dictionaries({**shared, "use_sliding_window": st.booleans(), "sliding_window": st.integers(1, 12)})
+    return st.builds(lambda a, b: {**a, **b}, _qwen3_moe(layers), own)
+
+
+def _olmoe(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    sizes = {"num_experts": st.integers(3, 9), "num_experts_per_tok": st.integers(1, 3)}
+    return st.fixed_dictionaries({**sizes, "norm_topk_prob": st.booleans(), "attention_bias": st.booleans()})
+
+
 def _smollm3(layers: int) -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries(
         {
@@ -149,9 +160,11 @@ _OWN = {
     "mistral": _mistral,
     "mixtral": _mixtral,
     "olmo2": _olmo2,
+    "olmoe": _olmoe,
     "opt": _opt,
     "phi3": _phi3,
     "qwen2": _qwen,
+    "qwen2_moe": _qwen2_moe,
     "qwen3": _qwen,
     "qwen3_moe": _qwen3_moe,
     "smollm3": _smollm3,

@@ -26,6 +26,7 @@ BAD = {
         "sample.engine.pages": "import sample.conformance",
         "sample.platforms.interface": "import sample.ops",
         "sample.config.deeper": "import sample.platforms.interface",
+        "sample.settings.model": "import sample.engine",
     },
     "platforms never look up": {
         "sample.platforms.cpu.platform": "import sample.layers.linear",
@@ -70,7 +71,8 @@ GOOD = {
     "sample.platforms.null": "import sample.platforms.interface",
     "sample.platforms.rocm": "import sample.platforms.gpu",
     "sample.platforms.tpu": "import sample.platforms.interface, sample.platforms.host",
-    "sample.config": "import sample.types",
+    "sample.config": "import sample.settings.engine",
+    "sample.settings.engine": "import sample.types",
     "sample.types": "",
 }
 

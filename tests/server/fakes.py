@@ -9,7 +9,7 @@ from pathlib import Path
 from quintet.engine.admission import Admission, Bounds
 from quintet.engine.output import OutputProcessor
 from quintet.engine.prompts import Prompt
-from quintet.engine.request import Request
+from quintet.engine.request import Admitted
 from quintet.engine.tokenizer import Tokenizer, load_tokenizer
 from quintet.outputs import TokenDelta, TokenLogprobs
 from quintet.sampling_params import SamplingParams
@@ -85,11 +85,11 @@ class FakeBackend:
         if self.dead is not None:
             raise EngineDead(self.dead)
         requests = self._admission.admit(request_id, prompt, params, priority)
-        self._processor.add(request_id, params, requests[0].token_ids, prompt.text)
+        self._processor.add(request_id, params, requests[0].prompt_ids, prompt.text)
         self.submitted.append(Submitted(request_id, prompt, params, priority))
         self.running[request_id] = asyncio.get_running_loop().create_task(self._run(request_id, requests, deliver))
 
-    async def _run(self, request_id: str, requests: list[Request], deliver: Deliver) -> None:
+    async def _run(self, request_id: str, requests: list[Admitted], deliver: Deliver) -> None:
         left = {each.request_id: each for each in requests}
         place = 0
         while left:
@@ -109,9 +109,9 @@ class FakeBackend:
             for output in processed.outputs:
                 deliver(output)
 
-    def _delta(self, request: Request, place: int) -> TokenDelta:
+    def _delta(self, request: Admitted, place: int) -> TokenDelta:
         """The tokens from `place` on, at most `burst`, with the log-probabilities that were asked for."""
-        delta = TokenDelta(request.request_id, [], num_cached=min(self.cached, request.num_prompt - 1))
+        delta = TokenDelta(request.request_id, [], num_cached=min(self.cached, len(request.prompt_ids) - 1))
         if self.fail_at is not None and place >= self.fail_at:
             delta.finish_reason, delta.error = "error", "the fake failed"
             return delta
@@ -130,13 +130,13 @@ class FakeBackend:
             delta.logprobs = [self._scores(each, num) for each in delta.token_ids]
         if place == 0 and request.params.prompt_logprobs is not None:
             num = request.params.prompt_logprobs
-            delta.prompt_logprobs = [self._scores(each, num) for each in request.token_ids[1 : request.num_prompt]]
+            delta.prompt_logprobs = [self._scores(each, num) for each in request.prompt_ids[1:]]
         return delta
 
-    def _token(self, request: Request, place: int) -> int:
+    def _token(self, request: Admitted, place: int) -> int:
         if self.reply is not None:
             return self.reply[place] if place < len(self.reply) else self.eos
-        return request.token_ids[place % request.num_prompt]
+        return request.prompt_ids[place % len(request.prompt_ids)]
 
     def _scores(self, token: int, num: int) -> TokenLogprobs:
         """The token itself is the likeliest; then come the ids after it."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quintet.config import LACKING, EngineConfig, Environment, read_environment, unchanged_environment
+from quintet.config import LACKING, EngineConfig, Environment, read_environment, settings, unchanged_environment
 from quintet.server import flags
 
 GOOD = [
@@ -37,6 +37,10 @@ GOOD = [
     ("logits_processors", ["a.b:C"], ("a.b:C",)),
     ("generation_config", "vllm", "quintet"),
     ("max_logprobs", -1, -1),
+    ("capture_sizes", [8, 1, 8], (1, 8)),
+    ("capture_sizes", "[1, 2, 4]", (1, 2, 4)),
+    ("attention_backend", "TRITON_ATTN", "triton"),
+    ("attention_backend", "Pallas", "pallas"),
 ]
 
 BAD = [
@@ -72,6 +76,9 @@ BAD = [
     ("device", "", "not empty"),
     ("seed", "x", "whole number"),
     ("tensor_parallel_size", 0, "at least 1"),
+    ("capture_sizes", [0], "at least 1"),
+    ("max_capture_size", 0, "at least 1"),
+    ("attention_backend", "", "not empty"),
 ]
 
 
@@ -96,6 +103,8 @@ def test_a_bad_value_is_refused_by_name(name: str, value: object, says: str) -> 
         ({"blocksize": 3}, "did you mean 'block_size'"),
         ({"page_size": 8, "block_size": 8}, "block_size and page_size are the same setting"),
         ({"num_pages": 8, "kv_cache_memory_bytes": "1G"}, "give one of them"),
+        ({"enforce_eager": True, "capture_ahead": True}, "captures nothing"),
+        ({"capture_sizes": [1, 8], "max_capture_size": 4}, "ends at 8"),
         ({"skip_tokenizer_init": True, "tokenizer": "x"}, "must not be given"),
         ({"swap_space": 4}, "computed again"),
         ({"n_ctx": 4}, "use max_model_len"),
@@ -130,8 +139,8 @@ def test_the_token_is_not_shown() -> None:
 
 
 def test_no_name_is_both_there_and_lacking() -> None:
-    names = {each.name for each in dataclasses.fields(EngineConfig)}
-    aliases = {alias for each in dataclasses.fields(EngineConfig) for alias in each.metadata["aliases"]}
+    names = {each.name for each in settings(EngineConfig)}
+    aliases = {alias for each in settings(EngineConfig) for alias in each.metadata["aliases"]}
     assert not (names | aliases) & set(LACKING)
     assert not names & aliases
 
@@ -142,8 +151,9 @@ SAMPLES = {"max_model_len": "4K", "dtype": "half", "gpu_memory_utilization": "0.
 SAMPLES |= {"override_generation_config": '{"top_p": 0.5}', "load_format": "dummy", "scheduling_policy": "priority"}
 SAMPLES |= {"logprobs_mode": "raw_logits", "quantization": "int4", "quantization_group_size": "64"}
 SAMPLES["kv_cache_dtype"] = "fp8_e4m3"
-NESTED = {each.name: each.metadata["nested"] for each in dataclasses.fields(EngineConfig) if "nested" in each.metadata}
-ALONE = [each for each in dataclasses.fields(EngineConfig) if each.name not in NESTED]
+SAMPLES |= {"optimization_level": "2", "attention_backend": "triton"}
+NESTED = {each.name: each.metadata["nested"] for each in settings(EngineConfig) if "nested" in each.metadata}
+ALONE = [each for each in settings(EngineConfig) if each.name not in (*NESTED, "capture_sizes")]
 
 
 def _parser() -> flags.Parser:
@@ -165,13 +175,17 @@ def test_every_field_has_its_flags_and_they_set_it_alone(field: dataclasses.Fiel
         assert flags.given(_parser().parse([off]), EngineConfig) == {field.name: False}
 
 
+def test_several_numbers_follow_one_flag() -> None:
+    for flag in ("--capture-sizes", "--cudagraph-capture-sizes"):
+        given = flags.from_arguments(_parser().parse([flag, "8", "1", "2", "--seed", "3"]), EngineConfig)
+        assert (given.capture_sizes, given.seed) == ((1, 2, 8), 3)
+
+
 def test_every_flag_is_a_fields() -> None:
     parser = _parser()
     dests = {action.dest for action in parser._actions} - {"help"}
     entries = {f"{name}.{each.name}" for name, cls in NESTED.items() for each in dataclasses.fields(cls)}
-    assert dests == {
-        f"EngineConfig.{name}" for name in {each.name for each in dataclasses.fields(EngineConfig)} | entries
-    }
+    assert dests == {f"EngineConfig.{name}" for name in {each.name for each in settings(EngineConfig)} | entries}
 
 
 def test_no_flags_are_the_defaults() -> None:

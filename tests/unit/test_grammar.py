@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -17,12 +18,13 @@ from quintet.engine.engine import Engine
 from quintet.engine.grammar import Grammars
 from quintet.engine.logits_processors import RequestLogitsProcessor, RowFunction
 from quintet.engine.prompts import Prompt
-from quintet.engine.request import Request
+from quintet.engine.request import Admitted, Request
 from quintet.engine.start import launch, prepare
 from quintet.engine.tokenizer import Tokenizer, load_tokenizer
 from quintet.outputs import RequestOutput, TokenDelta
 from quintet.sampling_params import ParameterError
 from tests.helpers import tokenizers
+from tests.helpers.behind import Work, behind
 from tests.helpers.null_engine import CtrlC, drain
 from tests.helpers.shaped import SIZE, client, config, folder, params
 
@@ -282,9 +284,9 @@ def engine(grammars: Grammars) -> Engine:
     return launch(prepare(config()), progress=False, grammars=grammars)
 
 
-def request(name: str, asked: dict[str, Any] | None) -> Request:
-    wanted = SamplingParams(structured_outputs=asked, temperature=0, max_tokens=9)
-    return Request(name, [5, 6, 7], wanted, 3, (1, 2), 9, frozenset([1]))
+def request(name: str, asked: dict[str, Any] | None, temperature: float = 0) -> Admitted:
+    wanted = SamplingParams(structured_outputs=asked, temperature=temperature, max_tokens=9)
+    return Admitted(name, [5, 6, 7], wanted, (1, 2), 9, frozenset([1]))
 
 
 def reader(wait: threading.Event | None = None) -> Any:
@@ -302,6 +304,25 @@ def run(engine: Engine) -> dict[str, list[TokenDelta]]:
             said.setdefault(delta.request_id, []).append(delta)
         engine.check_integrity()
     return said
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_on_a_device_behind_the_host_tokens_are_the_same(static: bool) -> None:
+    """Where the next step is started while one runs, a mask is of the tokens that the host knows by then."""
+    said = []
+    for overlap in (False, True):
+        work = Work()
+        facts: dict[str, Any] = {"overlap": overlap, "static_shapes": static}
+        prepared = prepare(config(num_pages=30, page_size=4, max_model_len=64, max_num_seqs=5), behind(work, **facts))
+        work.take(prepared.ranks.workers[0].ops)
+        served = launch(prepared, progress=False, grammars=Grammars(reader(), SIZE, [1]))
+        work.begin()
+        for index, shape in enumerate([{"regex": "[a-f]{3,12}"}, None, {"json": {"enum": ["a", "bc"]}}, None] * 3):
+            served.add(request(f"{index}", shape, temperature=1.5))
+        found = run(served)
+        said.append({name: [i for delta in deltas for i in delta.token_ids] for name, deltas in found.items()})
+        assert all(deltas[-1].error is None for deltas in found.values())
+    assert said[0] == said[1]
 
 
 def test_who_waits_for_a_grammar_holds_up_nobody() -> None:
@@ -336,6 +357,17 @@ def test_a_grammar_that_takes_too_long_ends_its_request_alone() -> None:
     gate.set()
     assert "not compiled in time" in (said["slow"][-1].error or "")
     assert said["plain"][-1].finish_reason == "length"
+
+
+def test_no_exit_waits_for_a_grammar_that_never_compiles() -> None:
+    code = (
+        "import threading; from quintet import StructuredOutputsParams; from quintet.engine.grammar import Grammars\n"
+        "grammars = Grammars(threading.Event().wait, 9, [1], seconds=0.01)\n"
+        "try: grammars.check(StructuredOutputsParams(regex='a'))\n"
+        "except ValueError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert "not compiled in time" in done.stdout
 
 
 def test_an_aborted_request_may_leave_before_its_grammar_comes() -> None:
@@ -374,7 +406,7 @@ def test_bits_after_drafts_are_those_after_the_same_tokens() -> None:
     tokenizer = load_tokenizer(folder())
     a, b = tokenizer.token_id("a"), tokenizer.token_id("b")
     assert a is not None and b is not None
-    grammars, asked = Grammars(reader(), SIZE, [1]), request("x", {"regex": "ab[0-9]c"})
+    grammars, asked = Grammars(reader(), SIZE, [1]), Request(request("x", {"regex": "ab[0-9]c"}))
     matcher = grammars.matcher(StructuredOutputsParams(regex="ab[0-9]c"))
     assert matcher.wait() == "" and matcher.follow(asked) == ""
     start, drafted, after, wrong = np.zeros((4, -(-SIZE // 32)), np.int32)
@@ -382,12 +414,12 @@ def test_bits_after_drafts_are_those_after_the_same_tokens() -> None:
     matcher.fill(drafted, [a, b])
     matcher.fill(wrong, [a, a])
     assert (wrong == -1).all()
-    asked.token_ids += [a, b]
+    asked.take(a), asked.take(b)
     assert matcher.follow(asked) == ""
     matcher.fill(after)
     assert (drafted == after).all() and not (start == after).all()
     assert {tokenizer.token_text(i) for i in _ids(after)} == set("0123456789")
-    del asked.token_ids[-2:]  # a draft that was not drawn
+    asked.num_known -= 2  # they are taken back
     assert matcher.follow(asked) == ""
     matcher.fill(after)
     assert (start == after).all() and {tokenizer.token_text(i) for i in _ids(start)} >= {"a"}

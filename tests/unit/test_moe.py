@@ -20,7 +20,7 @@ from quintet.platforms.cpu import PLATFORM
 from quintet.types import Part, Weight
 from tests.helpers.run_model import Runner
 
-MIXED = ["mixtral", "qwen3_moe"]
+MIXED = ["mixtral", "olmoe", "qwen2_moe", "qwen3_moe"]
 
 
 def weight(rank: int, axis: int, per_matrix: int, stack: int = 3) -> Weight:

@@ -39,6 +39,7 @@ def test_every_form_makes_the_same(kwargs: dict[str, Any]) -> None:
         ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}'],
         ["--speculative_config.method", "ngram", "--speculative-config.num_speculative_tokens=3"],
         ["--speculative-config.method=ngram", "--speculative-config.num-speculative-tokens", "3"],
+        ["-sc", '{"method": "ngram"}', "-sc.num_speculative_tokens=3"],
         ["--speculative-config", '{"method": "ngram"}', "--speculative-config.num_speculative_tokens", "3"],
     ],
 )
@@ -71,6 +72,7 @@ def test_what_is_looked_up_defaults_as_vllms_does(given: dict[str, int], most: i
     [
         ("{", "speculative_config must be a JSON object"),
         (3, "speculative_config must be a mapping"),
+        ({}, "speculative_config.method must be given"),
         ({"num_speculative_tokens": 3}, "speculative_config.method must be given"),
         ({"method": "ngram"}, "speculative_config.num_speculative_tokens must be given"),
         ({"method": "ngrm", "num_speculative_tokens": 3}, "did you mean 'ngram'"),
@@ -84,9 +86,10 @@ def test_what_is_looked_up_defaults_as_vllms_does(given: dict[str, int], most: i
     ],
 )
 def test_a_wrong_speculation_is_refused_by_its_way(given: Any, says: str) -> None:
-    with pytest.raises(ValueError, match="^(unknown entry of )?speculative_config") as error:
-        EngineConfig(speculative_config=given)
-    assert says in str(error.value)
+    for make in (EngineConfig, EngineConfig.from_kwargs):
+        with pytest.raises(ValueError, match="^(unknown entry of )?speculative_config") as error:
+            make(speculative_config=given)
+        assert says in str(error.value)
 
 
 def test_structured_outputs_have_defaults_and_refuse_what_is_not_there() -> None:

@@ -13,7 +13,7 @@ import torch
 from quintet.config import EngineConfig
 from quintet.conformance.tiny import variant
 from quintet.engine.engine import Engine
-from quintet.engine.request import Request, random_key
+from quintet.engine.request import Admitted, random_key
 from quintet.engine.start import launch, prepare
 from quintet.ops.tokens import place_tokens
 from quintet.outputs import TokenDelta, TokenLogprobs
@@ -48,11 +48,11 @@ class Ask:
     arrival: int = 0  # the step before which it comes
     leaves: int | None = None  # the step before which it is taken back
 
-    def request(self) -> Request:
+    def admitted(self) -> Admitted:
         key, room = random_key(self.params.seed or self.name, 0), SETTINGS["max_model_len"] - len(self.prompt)
         most = min(self.params.max_tokens or room, room)
         ends: dict[str, Any] = {"stop_ids": self.stops, "bad_words_ids": self.bad_words, "priority": self.priority}
-        return Request(self.name, list(self.prompt), self.params, len(self.prompt), key, most, **ends)
+        return Admitted(self.name, self.prompt, self.params, key, most, **ends)
 
 
 @dataclass
@@ -99,7 +99,7 @@ class Served:
         while waiting or self.engine.busy:
             while waiting and waiting[0].arrival <= step:
                 said[waiting[0].name] = Said()
-                self.engine.add(waiting.pop(0).request())
+                self.engine.add(waiting.pop(0).admitted())
             self.engine.abort([ask.name for ask in asks if ask.leaves == step])
             for delta in self._step():
                 said[delta.request_id].hear(delta)
@@ -225,6 +225,7 @@ def test_what_fails_ends_those_in_it_and_nobody_else_hears_anything_wrong(
                 assert said == wanted[name], f"traffic {seed}, {name}"
         assert not ours.work.fails, "both happened"
         assert (ended > 0) == (type(error) is RuntimeError)
+        assert ours.work.allocations == (3 if isinstance(error, CacheLost) else 1), "there is no room for two caches"
         assert ours.interruptions == (2 if isinstance(error, KeyboardInterrupt) else 0)
 
 
@@ -248,7 +249,7 @@ def test_a_step_that_cannot_be_launched_is_heard_of_after_the_tokens_before_it()
     """In the same call: nothing is planned on top of it."""
     served = Served()
     served.work.fails = [("launch", 2, RuntimeError("on fire"))]
-    served.engine.add(Ask("a", [1, 2, 3]).request())
+    served.engine.add(Ask("a", [1, 2, 3]).admitted())
     calls = [served.engine.step() for _ in range(3)]
     assert [[len(delta.token_ids) for delta in deltas] for deltas in calls] == [[], [1], [1, 0]]
     assert [delta.finish_reason for delta in calls[2]] == [None, "error"] and not served.engine.busy
@@ -270,7 +271,7 @@ def test_without_overlap_each_step_is_waited_for() -> None:
 
 def test_a_call_returns_what_the_step_before_gave() -> None:
     served = Served()
-    served.engine.add(Ask("a", [1, 2, 3], plain(3)).request())
+    served.engine.add(Ask("a", [1, 2, 3], plain(3)).admitted())
     counts = []
     while served.engine.busy:
         counts.append(sum(len(delta.token_ids) for delta in served.engine.step()))
@@ -370,7 +371,7 @@ def test_every_rank_takes_what_the_first_one_sampled() -> None:
         engine = launch(prepared, progress=False)
         tokens: dict[str, list[int]] = {}
         for name, prompt in {"a": [3, 1, 4], "b": [1, 5], "c": [9, 2, 6, 5, 3, 5, 8, 9, 7, 9]}.items():
-            engine.add(Ask(name, prompt).request())
+            engine.add(Ask(name, prompt).admitted())
             tokens[name] = []
         while engine.busy:
             for delta in engine.step():

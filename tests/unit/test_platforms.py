@@ -173,6 +173,20 @@ def test_bind_falls_back_to_the_specification_and_refuses_unknown_ops(op: Op) ->
         ops.thrice  # noqa: B018
 
 
+def test_a_provider_that_was_asked_for_serves_or_every_reason_is_given(op: Op) -> None:
+    op.provide("fast", probe=lambda: "needs a newer chip")(lambda x: x + x)
+    op.provide("good")(lambda x: x + x)
+    order = {"twice": ("fast", "good")}
+    for name in ("good", "reference"):
+        assert bind(order, {"twice": name}).choice("twice").provider == name
+    there = r"there are fast \(needs a newer chip\), good \(serves\), reference \(serves\)"
+    for name in ("fast", "flash_attn"):
+        with pytest.raises(ValueError, match=f"'{name}' was asked for, and does not serve twice .*; {there}"):
+            bind(order, {"twice": name})
+    with pytest.raises(ValueError, match="has one way to serve twice; leave it out"):
+        bind({}, {"twice": "reference"})
+
+
 def test_two_bindings_do_not_disturb_each_other(op: Op) -> None:
     op.provide("good")(lambda x: x + x)
     first, second = bind({"twice": ("good",)}), bind({})

@@ -1,12 +1,13 @@
 """The scheduler as plain data: no device, no model; a test plays the runner."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from quintet.engine.groups import Keeping
 from quintet.engine.pages import PagePool
-from quintet.engine.request import UNKNOWN, Request
+from quintet.engine.request import UNKNOWN, Admitted, Request
 from quintet.engine.scheduler import Limits, Plan, Scheduler
 from quintet.engine.tables import Tables
 from quintet.sampling_params import SamplingParams
@@ -25,8 +26,9 @@ def scheduler(
     return Scheduler(made, Tables(PagePool(pages, caching), SIZE, groups, made.max_num_batched_tokens))
 
 
-def add(s: Scheduler, name: str, tokens: Sequence[int], order: int, priority: int = 0) -> Request:
-    request = Request(name, list(tokens), SamplingParams(), len(tokens), (0, 0), 16, priority=priority, order=order)
+def add(s: Scheduler, name: str, tokens: Sequence[int], order: int, priority: int = 0, **facts: Any) -> Request:
+    given = {"params": SamplingParams(), "key": (0, 0), "max_tokens": 16, "priority": priority, **facts}
+    request = Request(Admitted(name, tokens, **given), order)
     s.add(request)
     return request
 
@@ -37,7 +39,7 @@ def run(s: Scheduler, token: int = 1) -> dict[str, int]:
     s.advance(plan)
     for request in plan.tokens:
         if request.num_computed == len(request.token_ids):
-            request.token_ids.append(token)
+            request.take(token)
     s.check_integrity()
     return {request.request_id: count for request, count in plan.tokens.items()}
 
@@ -155,8 +157,7 @@ def test_requests_of_one_step_share_their_beginning() -> None:
 
 def test_tenants_do_not_share() -> None:
     s = scheduler()
-    run_of = [add(s, "a", range(12), 0), add(s, "b", range(12), 1)]
-    run_of[1].salt = b"tenant"
+    add(s, "a", range(12), 0), add(s, "b", range(12), 1, salt=b"tenant")
     assert run(s) == {"a": 12, "b": 12}
 
 
@@ -165,8 +166,7 @@ def test_prompt_logprobs_compute_everything() -> None:
     a = add(s, "a", range(9), 0)
     run(s)
     s.remove(a)
-    b = add(s, "b", range(9), 1)
-    b.params = SamplingParams(prompt_logprobs=0)
+    add(s, "b", range(9), 1, params=SamplingParams(prompt_logprobs=0))
     assert run(s) == {"b": 9}
 
 
@@ -227,8 +227,7 @@ def start(s: Scheduler) -> Plan:
 
 def tell(request: Request, token: int = 1) -> None:
     """The oldest step that runs has landed."""
-    request.token_ids[len(request.token_ids) - request.num_unknown] = token
-    request.num_unknown -= 1
+    request.take(token)
 
 
 def test_a_step_is_planned_on_tokens_that_nobody_knows_yet() -> None:
@@ -243,8 +242,7 @@ def test_a_step_is_planned_on_tokens_that_nobody_knows_yet() -> None:
 
 def test_nobody_is_planned_beyond_the_last_token_that_was_asked_for() -> None:
     s = scheduler()
-    a = add(s, "a", range(3), 0)
-    a.max_tokens = 2
+    a = add(s, "a", range(3), 0, max_tokens=2)
     assert [bool(start(s)) for _ in range(3)] == [True, True, False]
     assert (a.num_unknown, a.num_computed) == (1, 4)
 

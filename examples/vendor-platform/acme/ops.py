@@ -7,6 +7,7 @@ from typing import Any
 from quintet.ops import Op
 from quintet.ops.activation import gated
 from quintet.ops.linear import linear
+from quintet.ops.moe import experts
 from quintet.ops.quantized import linear_int8
 from torch import Tensor
 from torch.nn import functional
@@ -43,6 +44,12 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, outputs: tuple[int, 
 @linear_int8.provide("acme")
 def _linear_int8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
     result: Tensor = launch(kernels.product_int8, kernels.product_int8_shape, x, weight, scales, bias)
+    return result
+
+
+@experts.provide("acme")
+def _experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, kind: str) -> Tensor:
+    result: Tensor = launch(kernels.experts, kernels.experts_shape, x, gate_up, down, weights, ids, kind)
     return result
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from quintet.conformance.check import Broken, Trial, check, require
 from quintet.conformance.direct import Runner, random_prompts
 from quintet.conformance.subject import Subject
-from quintet.conformance.tiny import FAMILIES, PLAIN, VOCAB, Tiny, make, variant
+from quintet.conformance.tiny import FAMILIES, PLAIN, VOCAB, Tiny, make, smooth, variant
 from quintet.conformance.traffic import closeness, named, plain_dtype
 from quintet.layers.schemes import SCHEMES, fitting, of_head
 from quintet.ops.quantize import quantize
@@ -72,7 +72,7 @@ def _family(subject: Subject, family: str, name: str) -> None:
 
 def _dtype(subject: Subject, family: str, dtype: torch.dtype) -> None:
     """No further from float32 than transformers is in the same type, give or take."""
-    tiny = variant(family, next(iter(FAMILIES[family])))
+    tiny = smooth(family)
     half = copy.deepcopy(tiny.reference).to(dtype)
     ours = theirs = floor = 0.0
     for ids, logits in zip(_ids(), through(subject.runner(tiny, dtype)), strict=True):

@@ -47,11 +47,13 @@ def equals_the_specification(subject: Subject) -> Iterator[Trial]:
 
 @check("ops.placed")
 def products_with_placed_weights(subject: Subject) -> Iterator[Trial]:
-    """As layers make them: parts of a checkpoint side by side, transposed, quantized; a head that is tied."""
+    """As layers make them: parts of a checkpoint side by side, transposed, stacked, quantized; a head that is tied."""
     most = FEW if _is_compiled(subject) else len(products.PRODUCTS)
     for dtype in subject.facts.dtypes:
         yield Trial(f"products in {short(dtype)}", partial(products.tried, subject, None, dtype, most), ("op/linear",))
         yield Trial(f"a tied head in {short(dtype)}", partial(products.tied, subject, dtype), ("op/linear",))
+        call = partial(products.mixed, subject, dtype, FEWER["experts"] if _is_compiled(subject) else FEW)
+        yield Trial(f"experts in {short(dtype)}", call, ("op/experts",))
         for scheme in _schemes(subject):
             call = partial(products.tried, subject, scheme, dtype, most)
             features = (f"scheme/{scheme.name}", f"op/linear_{scheme.name}")

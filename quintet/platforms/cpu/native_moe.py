@@ -1,7 +1,7 @@
 """The mixture of experts by quintet._cpu: a token's result is its own, whoever else its experts serve.
 
 Weights of experts are packed as a product's are, one expert after another. What pads the outputs to whole blocks counts
-as outputs: they are 0. Weights that were not packed have three dimensions, and go to the reference.
+as outputs: they are 0. Weights that were not packed have three dimensions, and go to torch.
 """
 
 import functools
@@ -133,7 +133,7 @@ def _grouped_linear(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
 @experts.provide("native", probe)
 def _experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, kind: str) -> Tensor:
     if gate_up.dim() == down.dim() == 3:
-        plain: Tensor = experts.reference(x, gate_up, down, weights, ids, kind)
+        plain: Tensor = experts.providers["torch"](x, gate_up, down, weights, ids, kind)
         return plain
     (tokens, hidden), k, dtype = x.shape, ids.shape[1], x.dtype
     inner = _inner(x, gate_up, down)

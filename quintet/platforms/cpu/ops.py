@@ -12,6 +12,7 @@ from torch import Tensor
 
 from quintet.ops.activation import KINDS, activate, gated
 from quintet.ops.linear import linear
+from quintet.ops.moe import experts
 
 
 def _try_linear() -> str | None:
@@ -77,3 +78,15 @@ def _activate(x: Tensor, kind: str) -> Tensor:
 def _gated(x: Tensor, kind: str) -> Tensor:
     gate, up = x.chunk(2, dim=-1)
     return _activate(gate, kind) * up
+
+
+@experts.provide("torch")
+def _experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, kind: str) -> Tensor:
+    """Expert by expert, each on the tokens that it serves."""
+    each = x.new_zeros(*ids.shape, x.shape[1])  # [T, k, D]
+    for expert, (first, second) in enumerate(zip(gate_up, down, strict=True)):
+        served = (ids == expert).nonzero(as_tuple=True)  # tokens, and the places that the expert has among theirs
+        if len(served[0]):
+            inner = _gated(_linear(x[served[0]], first, None, (len(first),)), kind)
+            each[served] = _linear(inner, second, None, (len(second),))
+    return (each.float() * weights[..., None]).sum(1).to(x.dtype)

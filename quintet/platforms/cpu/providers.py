@@ -17,13 +17,13 @@ from quintet.platforms.cpu import (  # noqa: F401
 )
 
 PRIORITY: Mapping[str, Sequence[str]] = {
-    **dict.fromkeys(("linear", "paged_attention", "activate", "gated"), ("native", "torch")),
+    **dict.fromkeys(("linear", "paged_attention", "activate", "gated", "experts"), ("native", "torch")),
     # but gumbel, which is the specification's to the last bit
     **dict.fromkeys(("greedy", "sample", "top_logprobs", "filter_logits", "widen", "scale_logits"), ("native",)),
     **dict.fromkeys(("penalize", "bias_tokens", "ban_tokens", "keep_tokens"), ("native",)),
     **dict.fromkeys(("rms_norm", "add_rms_norm", "layer_norm", "rotary", "norm_rotary"), ("native",)),
     **dict.fromkeys(("embedding", "take_rows"), ("native",)),
     **dict.fromkeys(("add", "scale", "softcap", "write_kv"), ("native",)),
-    **dict.fromkeys(("route", "route_grouped", "grouped_linear", "experts"), ("native",)),
+    **dict.fromkeys(("route", "route_grouped", "grouped_linear"), ("native",)),
     **dict.fromkeys(("linear_int8", "linear_int4", "linear_w8a8", "linear_w4a8"), ("native",)),
 }

@@ -29,6 +29,17 @@ class CUDA(GPU):
     def _make_runtime(cls) -> Runtime:
         return TorchRuntime(torch.cuda, "cuda")
 
+    @classmethod
+    def configure(cls, config: EngineConfig) -> tuple[EngineConfig, list[str]]:
+        """FlashInfer is no provider of an op: what asks for it gets the order that has it first, if it is there."""
+        config, reasons = super().configure(config)
+        if config.attention_backend != "flashinfer":
+            return config, reasons
+        if isinstance(found := flashinfer.load(), str):
+            raise ValueError(f"attention_backend='flashinfer' does not serve: {found}; or leave it out")
+        said = "attention_backend=flashinfer: as auto, where it comes first; layers that it does not serve are logged"
+        return config.replace(attention_backend="auto"), [*reasons, said]
+
     def __init__(self, config: EngineConfig | None = None) -> None:
         super().__init__(config)
         self._planners: dict[tuple[int, AttentionSpec], flashinfer.Planner | str] = {}

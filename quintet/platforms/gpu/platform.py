@@ -19,7 +19,7 @@ from quintet.platforms.gpu.device import GPUDevice
 from quintet.platforms.gpu.facts import Facts
 from quintet.platforms.gpu.graphs import KEPT, Graphs
 from quintet.platforms.gpu.runtime import Runtime
-from quintet.platforms.gpu.variants import decode_sizes, decode_variants
+from quintet.platforms.gpu.variants import capture_sizes, decode_variants
 from quintet.platforms.interface import (
     Alone,
     Capabilities,
@@ -51,8 +51,7 @@ class GPU(Platform):
         self._runtime = self._make_runtime()
         self._devices: dict[int, GPUDevice] = {}
         self._meeting, self._lock = Meeting(), threading.Lock()
-        eager, requests = self._config.enforce_eager, self._config.max_num_seqs
-        self._sizes = () if eager else decode_sizes(requests)  # of steps that may be captured
+        self._sizes = capture_sizes(self._config)
         self._planning: dict[int, Planning] = {}  # by rank
         # (rank, its slice) of checkpoint tensors that two layers want -> where it was put
         self._shared: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
@@ -93,7 +92,9 @@ class GPU(Platform):
                 f"tensor_parallel_size {config.tensor_parallel_size} needs as many devices, {len(found.names)} here; "
                 "lower it"
             )
-        return config, [UNVERIFIED]
+        late = [size for size in config.capture_sizes if size > config.max_num_seqs]
+        said = [f"capture_sizes {late} are left out: max_num_seqs is {config.max_num_seqs}"] if late else []
+        return config, [UNVERIFIED, *said]
 
     def open(self, rank: int) -> Device:
         device = GPUDevice(self._runtime, rank)
@@ -138,7 +139,8 @@ class GPU(Platform):
             return attention.mixer(spec, ops)
         with self._lock:
             planning = self._planning.setdefault(rank, Planning())
-        made = self._other_mixer(spec, ops, rank, planning)
+        asked = self._config.attention_backend != "auto"
+        made = "" if asked else self._other_mixer(spec, ops, rank, planning)
         if isinstance(made, str):
             if made and made not in self._refused:
                 self._refused.add(made)
@@ -188,7 +190,7 @@ class GPU(Platform):
             return self._packs[scheme]
 
     def estimate(self, model: nn.Module, weights: Sequence[Weight], extent: Extent) -> Estimate:
-        variants = decode_variants(extent.most) if self._sizes else ()
+        variants = decode_variants(extent.most, self._sizes)
         placed = sum(map(self._placed_bytes, weights))
         return Estimate(placed, extent.workspace, self._captured_bytes(model, variants, extent), variants)
 

@@ -1,5 +1,8 @@
 """The decode steps that are captured, so that few graphs serve all: the engine pads to them."""
 
+from collections.abc import Sequence
+
+from quintet.config import EngineConfig
 from quintet.types import Variant
 
 MOST = 512  # requests of a step that is padded: beyond, the host's share of a step is small
@@ -11,6 +14,15 @@ def decode_sizes(most: int) -> tuple[int, ...]:
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32), *range(256, MOST + 1, 64)]
     most = min(most, MOST)
     return (*(size for size in sizes if size < most), most)
+
+
+def capture_sizes(config: EngineConfig) -> tuple[int, ...]:
+    """Of the decode steps to capture, in order: those that were asked for and can come, or our own."""
+    if config.enforce_eager:
+        return ()
+    if config.capture_sizes:
+        return tuple(size for size in config.capture_sizes if size <= config.max_num_seqs)
+    return decode_sizes(min(config.max_num_seqs, config.max_capture_size or MOST))
 
 
 def table_width(pages: int) -> int:
@@ -29,14 +41,14 @@ def table_widths(pages: int) -> tuple[int, ...]:
     return tuple(widths)
 
 
-def decode_variants(most: Variant) -> tuple[Variant, ...]:
-    """Steps of one token per request within the largest step, the largest first: it shapes the pool that all share.
+def decode_variants(most: Variant, sizes: Sequence[int]) -> tuple[Variant, ...]:
+    """Steps of one token per request, of these sizes and within the largest step, the largest first: it shapes the pool that all share.
 
     The tables of all groups grow with the same requests. A model that keeps nothing does not decode.
     """
     widths = table_widths(max(most.pages, default=0))
     return tuple(
         Variant(size, size, size, tuple(min(width, table_width(pages)) for pages in most.pages), decode=True)
-        for size in (reversed(decode_sizes(most.requests)) if most.pages else ())
+        for size in (reversed(sizes) if most.pages else ())
         for width in widths
     )

@@ -145,14 +145,15 @@ class Core:
         return wire.Answer(order.number)
 
     def _submit(self, message: wire.Submit) -> None:
-        if self._engine.asleep:  # it was sent before its process had heard of it
-            for each in message.requests:
-                delta = TokenDelta(each.request_id, [], finish_reason="error", error="the engine is asleep")
-                self._outboxes[message.worker].send(wire.encode(wire.Deltas([delta])))
-            return
+        """What the engine refuses ends that request alone, and only its sender hears of it."""
         for admitted in message.requests:
-            self._engine.add(admitted.request())
-            self._owners[admitted.request_id] = message.worker
+            try:
+                self._engine.add(admitted)
+            except ValueError as error:
+                refused = TokenDelta(admitted.request_id, [], finish_reason="error", error=str(error))
+                self._outboxes[message.worker].send(wire.encode(wire.Deltas([refused])))
+            else:
+                self._owners[admitted.request_id] = message.worker
 
     def _leave(self, worker: int) -> None:
         self._end([each for each, owner in self._owners.items() if owner == worker])

@@ -107,9 +107,9 @@ class Remote:
         self, request_id: str, prompt: Prompt, params: SamplingParams, deliver: Deliver, priority: int = 0
     ) -> None:
         requests = self._ready().admit(request_id, prompt, params, priority)
-        self._processor.add(request_id, params, requests[0].token_ids, prompt.text, requests[0].arrival)
+        self._processor.add(request_id, params, requests[0].prompt_ids, prompt.text, requests[0].arrival)
         self._deliver[request_id] = deliver
-        self._send(wire.Submit(self._worker, [wire.Admitted.of(request) for request in requests]))
+        self._send(wire.Submit(self._worker, requests))
 
     def abort(self, request_id: str) -> None:
         self._deliver.pop(request_id, None)

@@ -9,61 +9,12 @@ from typing import Any
 
 import msgspec
 
-from quintet.engine.request import Request
+from quintet.engine.request import Admitted
 from quintet.outputs import TokenDelta
-from quintet.sampling_params import SamplingParams
 from quintet.server.backend import Served
 from quintet.server.metrics.series import Row
 
 BEAT = 0.5  # seconds between two signs of life of the engine
-
-
-class Admitted(msgspec.Struct, array_like=True):
-    """An engine request as admission made it; see quintet.engine.request.Request."""
-
-    request_id: str
-    token_ids: list[int]
-    params: SamplingParams
-    key: tuple[int, int]
-    max_tokens: int
-    stop_ids: list[int]
-    bad_words_ids: list[list[int]]
-    salt: bytes
-    priority: int
-    arrival: float  # time.monotonic(), which all processes of a machine share
-    num_scored: int
-
-    @classmethod
-    def of(cls, request: Request) -> "Admitted":
-        return cls(
-            request.request_id,
-            request.token_ids,
-            request.params,
-            request.key,
-            request.max_tokens,
-            list(request.stop_ids),
-            [list(ids) for ids in request.bad_words_ids],
-            request.salt,
-            request.priority,
-            request.arrival,
-            request.num_scored,
-        )
-
-    def request(self) -> Request:
-        return Request(
-            request_id=self.request_id,
-            token_ids=self.token_ids,
-            params=self.params,
-            num_prompt=len(self.token_ids),
-            key=self.key,
-            max_tokens=self.max_tokens,
-            stop_ids=frozenset(self.stop_ids),
-            bad_words_ids=tuple(map(tuple, self.bad_words_ids)),
-            salt=self.salt,
-            priority=self.priority,
-            arrival=self.arrival,
-            num_scored=self.num_scored,
-        )
 
 
 # To the engine; each says which API process sends it.

@@ -7,20 +7,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from quintet.config import EngineConfig
 from quintet.conformance.direct import random_prompts
 from quintet.conformance.tiny import FAMILIES, variant
 from quintet.engine.batch import pad_decode
 from quintet.platforms.gpu import graphs
 from quintet.platforms.gpu.device import GPUDevice
 from quintet.platforms.gpu.graphs import Graphs
-from quintet.platforms.gpu.variants import decode_sizes, decode_variants, table_width, table_widths
-from quintet.types import Batch, HostBatch, HostGroup, HostInputs, Outputs, Variant
+from quintet.platforms.gpu.variants import capture_sizes, decode_sizes, decode_variants, table_width, table_widths
+from quintet.types import Batch, Extent, HostBatch, HostGroup, HostInputs, Outputs, Variant
 from tests.helpers.run_model import Runner
-from tests.platforms.gpu.fake_torch import FakeRuntime, fake_platform, runtime
+from tests.platforms.gpu.fake_torch import FakeGPU, FakeRuntime, fake_platform, runtime
 
 SIZES = (1, 2, 4, 8)
-VARIANTS = sorted(decode_variants(Variant(64, 8, 64, (64,))))
+VARIANTS = sorted(decode_variants(Variant(64, 8, 64, (64,)), decode_sizes(8)))
 
 
 def host(requests: int, pages: int = 3, tokens: int = 1, first: int = 1, groups: int = 2) -> HostBatch:
@@ -99,10 +101,23 @@ def test_sizes_grow_with_what_they_waste() -> None:
 
 
 def test_all_sizes_are_captured_with_every_width_the_largest_first() -> None:
-    found = decode_variants(Variant(2048, 2, 64, (300, 20)))
+    found = decode_variants(Variant(2048, 2, 64, (300, 20)), (1, 2))
     assert [(each.tokens, each.pages) for each in found[:3]] == [(2, (64, 64)), (2, (256, 64)), (2, (1024, 64))]
     assert all(each.decode and each.tokens == each.requests == each.rows for each in found) and len(found) == 2 * 3
-    assert decode_variants(Variant(2048, 2, 64, ())) == (), "a model that keeps nothing"
+    assert decode_variants(Variant(2048, 2, 64, ()), (1, 2)) == (), "a model that keeps nothing"
+
+
+def test_sizes_are_those_that_were_asked_for_and_can_come() -> None:
+    def sizes(**settings: Any) -> tuple[int, ...]:
+        return capture_sizes(EngineConfig(max_num_seqs=12, **settings))
+
+    assert sizes() == decode_sizes(12) and sizes(enforce_eager=True) == ()
+    assert sizes(capture_sizes=(3, 12, 64)) == (3, 12) and sizes(max_capture_size=5) == (1, 2, 4, 5)
+    config, reasons = FakeGPU.configure(EngineConfig(max_num_seqs=12, capture_sizes=(3, 64)))
+    assert config.capture_sizes == (3, 64) and reasons[1:] == ["capture_sizes [64] are left out: max_num_seqs is 12"]
+    platform = fake_platform(max_num_seqs=12, capture_sizes=(3, 12, 64))
+    extent = Extent(Variant(64, 12, 64, (1,)), 16, 97)
+    assert [each.tokens for each in platform.estimate(nn.Module(), [], extent).variants] == [12, 3]
 
 
 # ------------------------------------------------------------------------------------------------------ replay

@@ -87,7 +87,12 @@ def test_registering_takes_no_name_from_another_platform() -> None:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")  # NumPy's, of masked lanes
 @pytest.mark.parametrize(
     ("family", "own"),
-    [("llama", ("gated",)), ("mixtral", ("route", "experts")), ("qwen3_moe", ("norm_rotary", "route", "experts"))],
+    [
+        ("llama", ("gated",)),
+        ("mixtral", ("route", "experts")),
+        ("qwen2_moe", ("route", "route_grouped", "experts")),
+        ("qwen3_moe", ("norm_rotary", "route", "experts")),
+    ],
 )
 def test_a_model_by_our_kernels_alone_gives_the_cpus_tokens(family: str, own: tuple[str, ...]) -> None:
     """Padded, captured and replayed, in Triton's interpreter or on the device."""
@@ -414,6 +419,22 @@ def test_what_flashinfer_refuses_is_served_by_ops_and_said_once(caplog: pytest.L
 
 def means(mark: Any = lambda: lambda: None) -> flashinfer.Means:
     return flashinfer.Means(lambda shape, dtype: torch.empty(tuple(shape), dtype=dtype), torch.zeros(1), mark)
+
+
+def test_an_attention_that_was_asked_for_is_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = spec(4, 2, 64, dtype=torch.bfloat16)
+    for backend, want in [("auto", "FlashInferAttention"), ("gathered", "PagedAttention")]:
+        platform = with_flashinfer(fake_flashinfer(), attention_backend=backend)
+        platform.open(0)
+        made = platform.mixer(of, bind({}), 0)
+        assert type(made._inner).__name__ == want
+    asked = EngineConfig(attention_backend="flashinfer")
+    monkeypatch.setattr(flashinfer, "load", lambda: "FlashInfer is not installed")
+    with pytest.raises(ValueError, match="attention_backend='flashinfer' does not serve: FlashInfer is not installed"):
+        type(with_flashinfer("")).configure(asked)
+    monkeypatch.setattr(flashinfer, "load", fake_flashinfer)
+    config, reasons = type(with_flashinfer("")).configure(asked)
+    assert config.attention_backend == "auto" and "where it comes first" in reasons[-1]
 
 
 def trial(module: Any) -> str | None:

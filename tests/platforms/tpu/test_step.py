@@ -38,6 +38,7 @@ EVEN: dict[str, Any] = {
     "num_key_value_heads": 4,
     "intermediate_size": 96,
     "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 32,
     "vocab_size": VOCAB + 3,
     "num_hidden_layers": 3,
 }
@@ -60,7 +61,7 @@ def collectives(family: str, devices: int, dtype: str = "float32") -> list[str]:
     ("family", "dtype"),
     [
         ("llama", "float32"),
-        *((family, "bfloat16") for family in ("llama", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe")),
+        *((family, "bfloat16") for family in ("llama", "mixtral", "phi3", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe")),
     ],
 )
 def test_devices_talk_once_after_attention_and_once_after_the_feed_forward(family: str, dtype: str) -> None:

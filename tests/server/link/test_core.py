@@ -15,13 +15,14 @@ from tests.helpers.null_engine import greedy, null_client
 
 
 class Wired:
-    """A Core with one API process, whose messages are told() here."""
+    """A Core with two API processes, whose messages are told() here."""
 
     def __init__(self, folder: Path) -> None:
         self.client, self.context = null_client(), zmq.Context()
-        self._inbox = self.context.socket(zmq.PULL)
-        self._inbox.bind(wire.worker_address(folder, 0))
-        engine, pulse = self.client.engine, Pulse(self.context, folder, range(1))
+        self._inboxes = [self.context.socket(zmq.PULL) for _ in range(2)]
+        for worker, inbox in enumerate(self._inboxes):
+            inbox.bind(wire.worker_address(folder, worker))
+        engine, pulse = self.client.engine, Pulse(self.context, folder, range(2))
         pulse.engine = engine
         self.core = Core(self.context, folder, engine, served(self.client.prepared), pulse)
 
@@ -29,13 +30,12 @@ class Wired:
         for each in messages:
             self.core._obey(each)
 
-    def told(self) -> Any:
-        assert self._inbox.poll(60_000)
-        return wire.decode_to_worker(self._inbox.recv())
+    def told(self, worker: int = 0) -> Any:
+        assert self._inboxes[worker].poll(60_000)
+        return wire.decode_to_worker(self._inboxes[worker].recv())
 
     def submit(self, name: str) -> wire.Submit:
-        admitted = self.client.admission.admit(name, Prompt([1, 2]), greedy(), 0)
-        return wire.Submit(0, [wire.Admitted.of(each) for each in admitted])
+        return wire.Submit(0, self.client.admission.admit(name, Prompt([1, 2]), greedy(), 0))
 
 
 @pytest.fixture
@@ -52,11 +52,34 @@ def test_everybody_hears_of_sleep_first_and_what_cannot_be_is_refused_in_words(e
     assert engine.told() == wire.Answer(6, "the engine sleeps at level 1; wake it up before it sleeps at level 2")
     engine.obey(engine.submit("late"))
     (delta,) = engine.told().deltas
-    assert (delta.request_id, delta.finish_reason, delta.error) == ("late", "error", "the engine is asleep")
+    assert (delta.request_id, delta.finish_reason) == ("late", "error") and "the engine is asleep" in delta.error
     engine.obey(wire.WakeUp(0, 7))
     assert engine.told().stats["asleep"] == 0 and engine.told() == wire.Answer(7)
     engine.obey(engine.submit("late"), wire.Sleep(0, 8, 1))
     assert "the engine has 1 requests" in engine.told().refused
+
+
+def test_what_the_engine_refuses_ends_that_request_alone(engine: Wired) -> None:
+    """An id that another process's request has: that one goes on, and so does the engine."""
+    engine.obey(engine.submit("same"))
+    both = [*engine.submit("same").requests, *engine.submit("other").requests]
+    engine.obey(wire.Submit(1, both))
+    (delta,) = engine.told(1).deltas
+    assert (delta.request_id, delta.finish_reason) == ("same", "error") and "is in use" in delta.error
+    heard: dict[int, dict[str, int]] = {0: {}, 1: {}}
+    while engine.client.engine.busy:
+        engine.core._step()
+        for worker, counts in heard.items():
+            for delta in engine.told(worker).deltas:
+                assert delta.error is None
+                counts[delta.request_id] = counts.get(delta.request_id, 0) + len(delta.token_ids)
+    assert heard == {0: {"same": 8}, 1: {"other": 8}}
+
+
+def test_an_admitted_request_comes_off_the_wire_as_it_was_sent(engine: Wired) -> None:
+    sent = engine.submit("a")
+    (got,) = wire.decode_to_engine(wire.encode(sent)).requests  # type: ignore[union-attr]
+    assert got == sent.requests[0] and got.prompt_ids == [1, 2] and isinstance(got.stop_ids, frozenset)
 
 
 def test_what_came_after_its_process_was_given_up_ends_when_another_joins(engine: Wired) -> None:

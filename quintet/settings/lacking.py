@@ -4,6 +4,10 @@ from collections.abc import Mapping
 
 _ONE_DEVICE_GROUP = "only tensor parallelism exists (tensor_parallel_size); leave it out"
 _NOT_YET = "it does not exist yet; leave it out"
+_TEXT_ALONE = "models take text alone; leave it out"
+_NO_ADAPTERS = "adapters do not exist yet; leave it out"
+_NO_TORCH_COMPILE = "no platform uses torch.compile; leave it out"
+_ATTENTION = "an attention backend has no settings of its own; leave it out, and choose among them by backend"
 _NO_DRAFTER = "no second model guesses yet; leave it out, and use method='ngram'"
 _NO_SUFFIXES = "suffix decoding does not exist yet; leave it out, and use method='ngram'"
 LACKING: Mapping[str, str] = {
@@ -18,8 +22,8 @@ LACKING: Mapping[str, str] = {
     "enable_lora": _NOT_YET,
     "max_loras": _NOT_YET,
     "max_lora_rank": _NOT_YET,
-    "limit_mm_per_prompt": "models take text alone; leave it out",
-    "mm_processor_kwargs": "models take text alone; leave it out",
+    "limit_mm_per_prompt": _TEXT_ALONE,
+    "mm_processor_kwargs": _TEXT_ALONE,
     "calculate_kv_scales": "with kv_cache_dtype='int8' each row measures its own scale, and fp8 has none; leave it out",
     "tokenizer_mode": "the tokenizer's own fast form is always used; leave it out",
     "config_format": "config.json is always read; leave it out",
@@ -31,8 +35,6 @@ LACKING: Mapping[str, str] = {
     "rope_scaling": "use hf_overrides={'rope_scaling': {...}}",
     "rope_theta": "use hf_overrides={'rope_theta': ...}",
     "max_seq_len_to_capture": "the platform chooses what it captures; enforce_eager=True turns it off",
-    "cudagraph_capture_sizes": "the platform chooses what it captures; capture_ahead=True does it before serving",
-    "compilation_config": "the platform chooses what it compiles; enforce_eager=True turns it off",
     "num_scheduler_steps": "one step is scheduled at a time; leave it out",
     "preemption_mode": "a preempted request is always computed again; leave it out",
     "guided_decoding_backend": "use structured_outputs_config={'backend': ...}",
@@ -61,4 +63,47 @@ LACKING: Mapping[str, str] = {
     "structured_outputs_config.reasoning_parser": _NOT_YET,
     "structured_outputs_config.reasoning_parser_plugin": _NOT_YET,
     "structured_outputs_config.enable_in_reasoning": _NOT_YET,
+    "attention_config.flash_attn_version": _ATTENTION,
+    "attention_config.use_prefill_decode_attention": _ATTENTION,
+    "attention_config.flash_attn_max_num_splits_for_cuda_graph": _ATTENTION,
+    "attention_config.use_cudnn_prefill": _ATTENTION,
+    "attention_config.use_trtllm_ragged_deepseek_prefill": _ATTENTION,
+    "attention_config.use_trtllm_attention": _ATTENTION,
+    "attention_config.disable_flashinfer_prefill": _ATTENTION,
+    "attention_config.disable_flashinfer_q_quantization": _ATTENTION,
+    "compilation_config.backend": _NO_TORCH_COMPILE,
+    "compilation_config.use_inductor": _NO_TORCH_COMPILE,
+    "compilation_config.use_inductor_graph_partition": _NO_TORCH_COMPILE,
+    "compilation_config.inductor_compile_config": _NO_TORCH_COMPILE,
+    "compilation_config.inductor_passes": _NO_TORCH_COMPILE,
+    "compilation_config.inductor_specialize_for_cudagraph_no_more_than": _NO_TORCH_COMPILE,
+    "compilation_config.compile_sizes": _NO_TORCH_COMPILE,
+    "compilation_config.compile_ranges_split_points": _NO_TORCH_COMPILE,
+    "compilation_config.compile_ranges_endpoints": _NO_TORCH_COMPILE,
+    "compilation_config.compile_cache_save_format": _NO_TORCH_COMPILE,
+    "compilation_config.dynamic_shapes_config": _NO_TORCH_COMPILE,
+    "compilation_config.ir_enable_torch_wrap": _NO_TORCH_COMPILE,
+    "compilation_config.fast_moe_cold_start": _NO_TORCH_COMPILE,
+    "compilation_config.splitting_ops": "decode steps are captured whole, nothing is split; leave it out",
+    "compilation_config.full_cuda_graph": "decode steps are always captured whole; leave it out",
+    "compilation_config.use_cudagraph": "use cudagraph_mode: NONE captures nothing",
+    "compilation_config.custom_ops": "each op has the platform's first provider that serves; leave it out",
+    "compilation_config.pass_config": "what is fused is the platform's own ops, without passes; leave it out",
+    "compilation_config.debug_dump_path": "where XLA compiles, XLA_FLAGS=--xla_dump_to=FOLDER; nowhere else",
+    "compilation_config.cudagraph_num_of_warmups": "each captured step has run once before; leave it out",
+    "compilation_config.cudagraph_copy_inputs": "inputs are always copied to where a captured step reads; leave it out",
+    "compilation_config.cudagraph_specialize_lora": _NO_ADAPTERS,
+    "compilation_config.compile_mm_encoder": _TEXT_ALONE,
+    "compilation_config.cudagraph_mm_encoder": _TEXT_ALONE,
+    "compilation_config.encoder_cudagraph_token_budgets": _TEXT_ALONE,
+    "compilation_config.encoder_cudagraph_max_images_per_batch": _TEXT_ALONE,
+    "compilation_config.encoder_cudagraph_max_vision_items_per_batch": _TEXT_ALONE,
+    "compilation_config.encoder_cudagraph_max_frames_per_batch": _TEXT_ALONE,
 }
+
+
+def lacking(name: str) -> str | None:
+    """Why a setting, or the one that it is an entry of, is not there; None if this says nothing of it."""
+    while name and name not in LACKING:
+        name = name.rpartition(".")[0]
+    return LACKING.get(name)

@@ -1,10 +1,10 @@
-"""The configurations that are one field of the engine's: speculation and structured outputs."""
+"""How tokens are guessed ahead of the model."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from quintet.option import Nested, option
-from quintet.values import Parse, count, one_of, optional, truth
+from quintet.settings.option import Nested, option
+from quintet.values import Parse, count, one_of, optional
 
 _DRAFTERS = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "ngram_gpu", "suffix")
 
@@ -54,25 +54,3 @@ class SpeculativeConfig(Nested):
             raise ValueError(
                 f"{self.name}.prompt_lookup_min={self.prompt_lookup_min} is over prompt_lookup_max={most}; lower it"
             )
-
-
-def _backend(value: Any) -> str:
-    if value in ("xgrammar", "outlines", "lm-format-enforcer"):
-        raise ValueError(f"{value!r} is not there yet; use 'guidance', or leave it out")
-    return str(one_of("auto", "guidance")(value))
-
-
-@dataclass(frozen=True)
-class StructuredOutputsConfig(Nested):
-    """How answers are held to a schema or a grammar; vLLM's names."""
-
-    name: ClassVar[str] = "structured_outputs_config"
-
-    backend: str = option(
-        "auto", _backend, "who compiles schemas and grammars; auto: guidance", group="sampling",
-        choices=("auto", "guidance"),
-    )  # fmt: skip
-    disable_any_whitespace: bool = option(False, truth, "no whitespace between the parts of JSON", group="sampling")
-    disable_additional_properties: bool = option(
-        False, truth, "objects have the properties that their schema names, and no more", group="sampling"
-    )

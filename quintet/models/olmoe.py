@@ -1,0 +1,41 @@
+"""OLMoE (Muennighoff et al. 2024): a mixture of experts in every layer, q and k normalised over all heads together."""
+
+from typing import Any
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.build import Build, split_heads
+from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source, refuse
+from quintet.layers.linear import LMHead
+from quintet.layers.moe import Mixture, MoE, unstacked
+from quintet.layers.norm import ShardedRMSNorm
+from quintet.layers.rope import Rotary, head_dim
+
+
+class Model(CausalLM):
+    """Pre-norm blocks, QK-norm over the whole projection, rotary positions, experts."""
+
+    unstacked = staticmethod(unstacked)
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__()
+        refuse(config, "clip_qkv")
+        rotary = Rotary.of(build, config)
+        queries, keys = split_heads(config.num_attention_heads, config.num_key_value_heads, build.size)
+        mixture = Mixture(
+            hidden=config.hidden_size,
+            width=config.intermediate_size,
+            experts=config.num_experts,
+            chosen=config.num_experts_per_tok,
+            kind=config.hidden_act,
+            renormalize=config.norm_topk_prob,
+        )
+
+        def block(config: Any, build: Build, index: int) -> PreNormBlock:
+            shape = Heads.of(config, bias=config.attention_bias, output_bias=config.attention_bias)
+            attention = SelfAttention(build, shape, rotary)
+            attention.q_norm = ShardedRMSNorm(build, queries.times(head_dim(config)), config.rms_norm_eps)
+            attention.k_norm = ShardedRMSNorm(build, keys.times(head_dim(config)), config.rms_norm_eps)
+            return PreNormBlock(config, build, attention, MoE(build, mixture))
+
+        self.model = Decoder(config, build, block)
+        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))

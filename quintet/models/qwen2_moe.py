@@ -1,0 +1,36 @@
+"""Qwen2-MoE and Qwen1.5-MoE (Yang et al. 2024): Qwen2 with experts, one of which serves every token."""
+
+from typing import Any
+
+from torch import nn
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source, layer_window
+from quintet.layers.linear import LMHead
+from quintet.layers.mlp import GatedMLP
+from quintet.layers.moe import SharedMoE, unstacked
+from quintet.layers.rope import Rotary
+from quintet.models.qwen3_moe import mixes, mixture
+
+
+class Model(CausalLM):
+    """Pre-norm blocks, rotary positions, experts where the checkpoint has them."""
+
+    unstacked = staticmethod(unstacked)
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__()
+        rotary = Rotary.of(build, config)
+
+        def block(config: Any, build: Build, index: int) -> PreNormBlock:
+            shape = Heads.of(config, window=layer_window(config, index), bias=config.qkv_bias)
+            mlp: nn.Module
+            if mixes(config, index):
+                mlp = SharedMoE(build, mixture(config), config.shared_expert_intermediate_size)
+            else:
+                mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
+            return PreNormBlock(config, build, SelfAttention(build, shape, rotary), mlp)
+
+        self.model = Decoder(config, build, block)
+        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))

@@ -1,0 +1,1 @@
+"""The settings of an engine by concern, and the environment; `quintet.config` is their door."""

@@ -1,0 +1,70 @@
+"""On what a model runs, and what the device does with its steps before they run."""
+
+from dataclasses import InitVar, dataclass
+from typing import Any
+
+from quintet.settings.compilation import (
+    AttentionConfig,
+    CompilationConfig,
+    attention_backend,
+    level_ours,
+    optimization_level,
+    sizes,
+)
+from quintet.settings.option import nested, option
+from quintet.values import count, optional, text, truth
+
+
+@dataclass(frozen=True)
+class DeviceOptions:
+    """Where steps run, and how."""
+
+    device: str = option("auto", text, "platform to run on, or auto: `quintet platforms` lists them", group="device")
+    tensor_parallel_size: int = option(1, count(), "devices that share each layer", group="device", flags=("-tp",))
+    enforce_eager: bool = option(False, truth, "run the model without capturing or compiling it", group="device")
+    capture_ahead: bool = option(
+        False, truth, "capture every decode step before serving, on platforms that do; else each when it first comes",
+        group="device",
+    )  # fmt: skip
+    capture_sizes: tuple[int, ...] = option(
+        (), sizes, "numbers of requests to capture decode steps for, such as 1 2 4 8, on platforms that capture; the "
+        "platform's own if not given", group="device", metavar="N", aliases=("cudagraph_capture_sizes",), nargs="+",
+    )  # fmt: skip
+    max_capture_size: int | None = option(
+        None, optional(count()), "most requests in a decode step that is captured", group="device",
+        metavar="REQUESTS", aliases=("max_cudagraph_capture_size",),
+    )  # fmt: skip
+    compilation_cache_dir: str = option(
+        "auto", text, "where a platform that compiles keeps what it compiled, for the next start: a folder, auto "
+        "(~/.cache/quintet) or none", group="device", metavar="FOLDER",
+    )  # fmt: skip
+    attention_backend: str = option(
+        "auto", attention_backend, "provider of paged attention; auto: the platform's first that serves (`quintet "
+        "explain` shows them)", group="device", metavar="NAME",
+    )  # fmt: skip
+
+    # vLLM's ways to say the same: taken in, and gone when the configuration is made
+    compilation_config: InitVar[Any] = nested(
+        CompilationConfig, None, "vLLM's form of the settings above", group="device", flags=("-cc",),
+        ours=CompilationConfig.ours,
+    )  # fmt: skip
+    attention_config: InitVar[Any] = nested(
+        AttentionConfig, None, "vLLM's form of attention_backend", group="device", flags=("-ac",),
+        ours=AttentionConfig.ours,
+    )  # fmt: skip
+    optimization_level: InitVar[int | str | None] = option(
+        None, optional(optimization_level), "0: as enforce_eager; 1 to 3: the platform's own way", group="device",
+        flags=("-O",), metavar="0-3", ours=level_ours,
+    )  # fmt: skip
+
+    def _check(self) -> None:
+        for name in ("capture_ahead", "capture_sizes", "max_capture_size"):
+            if self.enforce_eager and (value := getattr(self, name)):
+                raise ValueError(
+                    f"enforce_eager=True captures nothing, so {name}={value} means nothing; give one of them"
+                )
+        if self.capture_sizes and self.max_capture_size not in (None, self.capture_sizes[-1]):
+            raise ValueError(
+                f"capture_sizes ends at {self.capture_sizes[-1]} and max_capture_size is {self.max_capture_size}; give "
+                "one of them"
+            )

@@ -1,0 +1,81 @@
+"""The engine's configuration: the settings of every concern in one flat object, made from names that people know."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quintet.names import refuse_unknown
+from quintet.settings.device import DeviceOptions
+from quintet.settings.lacking import lacking
+from quintet.settings.memory import MemoryOptions
+from quintet.settings.model import ModelOptions
+from quintet.settings.observability import ObservabilityOptions
+from quintet.settings.option import adopt, dotted, gathered, nested, settings, settle
+from quintet.settings.sampling import SamplingOptions
+from quintet.settings.scheduling import SchedulingOptions
+from quintet.settings.speculation import SpeculativeConfig
+from quintet.settings.structured import StructuredOutputsConfig
+
+
+# The fields of the last base come first: the model's. Bases hold fields and their checks, and nothing else.
+@dataclass(frozen=True)
+class EngineConfig(
+    ObservabilityOptions,
+    SamplingOptions,
+    SchedulingOptions,
+    MemoryOptions,
+    DeviceOptions,
+    ModelOptions,
+):
+    """Everything that fixes an engine: which model, on what, with how much memory, and how requests share it.
+
+    Values are checked and brought to one form when it is made; a change is a new object (`replace`). vLLM's names
+    hold wherever the meaning is the same. A new concern is a module beside this one.
+    """
+
+    speculative_config: SpeculativeConfig | None = nested(
+        SpeculativeConfig, None, "guess tokens ahead and let one step of the model check them, such as "
+        '{"method": "ngram", "num_speculative_tokens": 4}', group="scheduling", flags=("-sc",),
+    )  # fmt: skip
+    structured_outputs_config: StructuredOutputsConfig = nested(
+        StructuredOutputsConfig, StructuredOutputsConfig(), "how answers are held to a schema or a grammar",
+        group="sampling",
+    )  # fmt: skip
+
+    def __post_init__(self, compilation_config: Any, attention_config: Any, optimization_level: Any) -> None:
+        settle(self)
+        adopt(self, {"compilation_config": compilation_config, "attention_config": attention_config})
+        adopt(self, {"optimization_level": optimization_level})
+        for concern in (ModelOptions, DeviceOptions, MemoryOptions):
+            concern._check(self)
+
+    def replace(self, **changes: Any) -> "EngineConfig":
+        """A new one with these fields changed, checked again."""
+        return EngineConfig(**{**self._fields(), **_by_field(gathered(dotted(EngineConfig, changes)))})
+
+    def _fields(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+
+    @classmethod
+    def from_kwargs(cls, **kwargs: Any) -> "EngineConfig":
+        """From names that people know, vLLM's among them; ValueError names the nearest, or what to use instead."""
+        return cls(**_by_field(gathered(dotted(cls, kwargs))))
+
+
+def _by_field(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Aliases to field names; refuses names that are unknown, or given twice under two names."""
+    aliases = {alias: each.name for each in settings(EngineConfig) for alias in each.metadata["aliases"]}
+    known = {each.name for each in settings(EngineConfig)} | set(aliases)
+    for name in kwargs:
+        if reason := lacking(name):
+            raise ValueError(f"{name} is not there: {reason}")
+    refuse_unknown("engine argument", kwargs, known)
+    named: dict[str, Any] = {}
+    for name, value in kwargs.items():
+        target = aliases.get(name, name)
+        if target in named:
+            other = next(alias for alias in (target, *aliases) if alias in kwargs and alias != name)
+            raise ValueError(f"{name} and {other} are the same setting; give one of them")
+        named[target] = value
+    return named

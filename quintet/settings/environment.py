@@ -1,0 +1,98 @@
+"""The environment, of which this is the only reader: what quintet looks at, and as what."""
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from quintet.names import refuse_unknown
+from quintet.settings.engine import EngineConfig
+from quintet.values import Parse, one_of, text, truth
+
+_PREFIX = "QUINTET_"
+
+
+def _variable(name: str, default: Any, parse: Parse, help: str, secret: bool = False) -> Any:
+    metadata = {"variable": name, "parse": parse, "help": help, "secret": secret}
+    return field(default=default, metadata=metadata, repr=not secret)
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Every environment variable that quintet looks at. Flags and arguments come before them."""
+
+    device: str | None = _variable("QUINTET_DEVICE", None, text, "platform to run on where no device is given")
+    log_level: str | None = _variable(
+        "QUINTET_LOG_LEVEL", None,
+        lambda value: one_of("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")(value.upper()),
+        "what the command line logs; DEBUG also shows where an error came from",
+    )  # fmt: skip
+    hf_home: str | None = _variable("HF_HOME", None, text, "where the Hugging Face libraries keep downloads")
+    hf_hub_offline: bool = _variable("HF_HUB_OFFLINE", False, truth, "use downloaded models alone, ask no network")
+    cpu_isa: str | None = _variable(
+        "QUINTET_CPU_ISA", None, text, "instruction set of CPU kernels, if not the processor's best: avx512, avx2 or "
+        "baseline",
+    )  # fmt: skip
+    cpu_bind: bool = _variable(
+        "QUINTET_CPU_BIND", True, truth, "keep each CPU worker on a core of its own where all the cores of a machine, "
+        "or of a NUMA node, are used; 0: the system moves them",
+    )  # fmt: skip
+    cache_home: str | None = _variable("XDG_CACHE_HOME", None, text, "where caches are kept, instead of ~/.cache")
+    jax_platforms: str | None = _variable("JAX_PLATFORMS", None, text, "devices that JAX may open (the tpu platform)")
+    xla_flags: str | None = _variable("XLA_FLAGS", None, text, "XLA's own settings (the tpu platform)")
+    api_key: str | None = _variable(
+        "QUINTET_API_KEY", None, text, "a key that requests to `quintet serve` must bring", secret=True
+    )
+    openai_api_key: str | None = _variable(
+        "OPENAI_API_KEY", None, text, "the key that the commands with --url show to a server", secret=True
+    )
+
+    @classmethod
+    def documented(cls) -> dict[str, str]:
+        """Variable -> what it is for."""
+        return {each.metadata["variable"]: each.metadata["help"] for each in dataclasses.fields(cls)}
+
+    def variables(self) -> dict[str, Any]:
+        """Variable -> its value here, without secrets. Tokens of the hub are left to the library that uses them."""
+        shown = [each for each in dataclasses.fields(self) if not each.metadata["secret"]]
+        return {each.metadata["variable"]: getattr(self, each.name) for each in shown}
+
+    def apply(self, config: EngineConfig) -> EngineConfig:
+        """The configuration with what the environment settles and the user did not."""
+        if self.device is not None and config.device == "auto":
+            return config.replace(device=self.device)
+        return config
+
+
+@contextlib.contextmanager
+def unchanged_environment() -> Iterator[None]:
+    """What runs inside, a library's import as a rule, leaves no variable behind."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in set(os.environ) - set(before):
+            del os.environ[name]
+        os.environ.update(before)
+
+
+def all_variables() -> dict[str, str]:
+    """The environment as it is now, for a process that is to have just this one."""
+    return dict(os.environ)
+
+
+def read_environment(environ: Mapping[str, str] = os.environ) -> Environment:
+    """Reads the variables above; an unknown QUINTET_* is refused with the nearest. An empty one counts as not set."""
+    fields = {each.metadata["variable"]: each for each in dataclasses.fields(Environment)}
+    ours = [name for name in environ if name.startswith(_PREFIX)]
+    refuse_unknown("environment variable", ours, [name for name in fields if name.startswith(_PREFIX)])
+    values: dict[str, Any] = {}
+    for name, each in fields.items():
+        if environ.get(name, "").strip():
+            try:
+                values[each.name] = each.metadata["parse"](environ[name].strip())
+            except ValueError as error:
+                raise ValueError(f"environment variable {name} {error}") from None
+    return Environment(**values)

@@ -1,0 +1,48 @@
+"""How long requests may get, and the memory of the KV cache."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from quintet.settings.option import choice, option
+from quintet.values import count, optional, share, truth
+
+
+def _length(value: Any) -> int | str:
+    return "auto" if value in ("auto", -1, "-1") else int(count()(value))
+
+
+@dataclass(frozen=True)
+class MemoryOptions:
+    """What a device's memory is used for."""
+
+    max_model_len: int | str | None = option(
+        None, optional(_length), "tokens of prompt and output together (4k, 4K), or auto: as many as fit; "
+        "the model's own length if not given", group="memory", metavar="TOKENS",
+    )  # fmt: skip
+    gpu_memory_utilization: float = option(
+        0.9,
+        share,
+        "share of the device's memory (a CPU's: the host's) that may be used",
+        group="memory",
+        metavar="SHARE",
+    )
+    kv_cache_memory_bytes: int | None = option(
+        None, optional(count()), "memory of the KV cache (2G), instead of a share of the device's", group="memory",
+        metavar="BYTES",
+    )  # fmt: skip
+    num_pages: int | None = option(
+        None, optional(count(2)), "pages of the KV cache, instead of what fits; page 0 holds nothing", group="memory",
+        aliases=("num_gpu_blocks_override",),
+    )  # fmt: skip
+    page_size: int = option(16, count(), "tokens in one page of the KV cache", group="memory", aliases=("block_size",))
+    kv_cache_dtype: str = choice(
+        "auto", "auto", "int8", "fp8", fp8_e4m3="fp8", help="of the KV cache; auto: the weights'; int8: half of 16 "
+        "bits and a scale for each head of each token; fp8 (e4m3): half, without a scale", group="memory",
+    )  # fmt: skip
+    enable_prefix_caching: bool = option(
+        True, truth, "keep pages of finished requests for prompts that begin alike", group="memory"
+    )
+
+    def _check(self) -> None:
+        if self.num_pages is not None and self.kv_cache_memory_bytes is not None:
+            raise ValueError("num_pages and kv_cache_memory_bytes both fix the KV cache's size; give one of them")

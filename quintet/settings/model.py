@@ -1,0 +1,104 @@
+"""Which model, how it is read, and in what its weights are."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from quintet.names import refuse_unknown
+from quintet.settings.option import choice, option
+from quintet.values import json_object, one_of, optional, text, truth
+
+SCHEMES = ("int8", "int4", "w8a8", "w4a8")
+BUNDLED = "bundled"  # the model inside the package: the first run needs no download
+
+# The sampling defaults that a generation_config.json may set, under the names of SamplingParams.
+GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
+
+
+def _token(value: Any) -> str | bool:
+    return value if isinstance(value, bool) else text(value)
+
+
+def _dtype(value: Any) -> str:
+    """A name; a torch.dtype is turned into one, without importing torch."""
+    names = {"half": "float16", "fp16": "float16", "float": "float32", "fp32": "float32", "bf16": "bfloat16"}
+    return str(one_of("auto", "float32", "bfloat16", "float16", **names)(str(value).removeprefix("torch.")))
+
+
+def _group_size(value: Any) -> int:
+    return int(one_of("32", "64", "128")(str(value)))
+
+
+def _generation_config(value: Any) -> str:
+    return "quintet" if value == "vllm" else text(value)  # the same opt-out under the name people know
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """What is loaded."""
+
+    model: str = option(BUNDLED, text, "folder, Hugging Face hub id, or 'bundled'", group="model", flags=("-m",))
+    tokenizer: str | None = option(None, optional(text), "folder or hub id, if not the model's own", group="model")
+    skip_tokenizer_init: bool = option(
+        False, truth, "load no tokenizer: prompts and outputs are token ids alone", group="model"
+    )
+    revision: str | None = option(None, optional(text), "branch, tag or commit of the model on the hub", group="model")
+    tokenizer_revision: str | None = option(
+        None, optional(text), "branch, tag or commit of the tokenizer on the hub", group="model"
+    )
+    download_dir: str | None = option(
+        None, optional(text), "where downloads are kept; the hub's own cache if not given", group="model"
+    )
+    hf_token: str | bool | None = option(
+        None,
+        optional(_token),
+        "the hub's access token; the stored one or HF_TOKEN if not given",
+        group="model",
+        repr=False,
+    )
+    hf_overrides: dict[str, Any] | None = option(
+        None, optional(json_object), "entries that replace those of the model's config.json", group="model"
+    )
+    load_format: str = choice(
+        "auto", "auto", "safetensors", "dummy", help="dummy: random weights, none are read", group="model"
+    )
+    dtype: str = option(
+        "auto", _dtype, "of weights and activations; auto: what the model was saved in, if the device can",
+        group="model", choices=("auto", "float32", "bfloat16", "float16"),
+    )  # fmt: skip
+    quantization: str | None = option(
+        None, optional(one_of(*SCHEMES)), "quantize the weights of a bfloat16, float16 or float32 checkpoint while it "
+        "is loaded: int8, int4, or w8a8, w4a8 with activations in int8 too", group="model", choices=SCHEMES,
+    )  # fmt: skip
+    quantization_group_size: int | None = option(
+        None, optional(_group_size), "weights in a row that share a scale: 32, 64 or 128; the scheme's own "
+        "if not given", group="model", metavar="WEIGHTS",
+    )  # fmt: skip
+    trust_remote_code: bool = option(False, truth, "refused: a model's repository never runs code here", group="model")
+    generation_config: str = option(
+        "auto", _generation_config, "where sampling defaults come from: auto (the model's generation_config.json), "
+        "quintet (none), or a folder", group="model",
+    )  # fmt: skip
+    override_generation_config: dict[str, Any] | None = option(
+        None, optional(json_object), "sampling defaults that replace those of the generation config", group="model"
+    )
+
+    enable_prompt_embeds: bool = option(
+        False, truth, "let a request bring embeddings in the place of prompt tokens", group="model"
+    )
+
+    def _check(self) -> None:
+        if self.trust_remote_code:
+            raise ValueError(
+                "trust_remote_code=True: quintet never runs code that comes with a model, since whoever can write to "
+                "its repository could run anything here; leave it out, the supported families are built in"
+            )
+        if self.quantization_group_size is not None and self.quantization in (None, "w8a8"):
+            raise ValueError(
+                f"quantization_group_size means nothing with quantization={self.quantization!r}, where no weights "
+                "share a scale in groups; leave it out, or set quantization to int8, int4 or w4a8"
+            )
+        if self.skip_tokenizer_init and self.tokenizer is not None:
+            raise ValueError("skip_tokenizer_init=True loads no tokenizer, so tokenizer must not be given")
+        if self.override_generation_config:
+            names = ("max_new_tokens", *GENERATION_DEFAULTS)
+            refuse_unknown("entry of override_generation_config", self.override_generation_config, names)
