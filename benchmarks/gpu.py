@@ -109,7 +109,7 @@ def prepared(shape: str, device: str) -> Prepared:
         model=folder, device=device, dtype="bfloat16", load_format="dummy", skip_tokenizer_init=True, **limits
     )
     made = prepare(config)
-    made.ranks.workers[0].load(None, made.plan.num_pages, made.buckets, True)
+    made.ranks.workers[0].load(None, made.plan.num_pages, made.variants, True)
     return made
 
 
@@ -136,7 +136,7 @@ def stepped(worker: Worker, host: HostBatch, wait: Callable[[], object]) -> tupl
 
 
 def fits(made: Prepared, host: HostBatch) -> bool:
-    return int(host.page_table.max()) < made.plan.num_pages
+    return int(host.groups[0].table.max()) < made.plan.num_pages
 
 
 def read_bytes(worker: Worker) -> int:
@@ -150,7 +150,7 @@ def head_bytes(worker: Worker) -> int:
 
 def attention(made: Prepared, wait: Callable[[], object], ceiling: dict[str, float]) -> list[Row]:
     """Paged decode attention alone, in the layout of the model."""
-    from quintet.types import AttentionSpec, Batch
+    from quintet.types import AttentionSpec, Books
 
     worker, config = made.ranks.workers[0], made.hf_config
     host, requests, context = batch(64, 1, 4095), 64, 4096
@@ -159,14 +159,13 @@ def attention(made: Prepared, wait: Callable[[], object], ceiling: dict[str, flo
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     spec = AttentionSpec(heads, kv_heads, dim, dim**-0.5, torch.bfloat16, made.config.page_size)
-    made_for = worker.platform.attention(spec, worker.ops, 0)
-    planned = made_for.plan(host)
-    tensors = worker.device.to_device([*planned[:-1], *planned.extra])  # type: ignore[list-item]
-    count = len(planned) - 1
-    there = Batch(*tensors[:count], extra=tensors[count:])  # type: ignore[arg-type, misc]
-    kv = worker._kv[0]
-    q = torch.randn(len(planned.token_ids), heads, dim, device=kv.device, dtype=torch.bfloat16)
-    took = timed(lambda: worker.ops.paged_attention(q, kv, there, spec, None), wait)
+    (group,) = host.groups
+    plan = worker.platform.mixer(spec, worker.ops, 0).plan(host, group)
+    planned = host._replace(groups=(group._replace(plan=plan),))
+    there = planned.on(worker.device.to_device(planned.leaves()))
+    books, kv = Books(there, there.groups[0]), worker._state[0]
+    q = torch.randn(len(host.token_ids), heads, dim, device=kv.device, dtype=torch.bfloat16)
+    took = timed(lambda: worker.ops.paged_attention(q, kv, books, spec, None), wait)
     read = requests * context * 2 * kv_heads * dim * 2
     return [row("attention 64 x 4096", took, read, ceiling["copy_gbs"], "GB/s")]
 

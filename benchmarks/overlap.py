@@ -31,9 +31,9 @@ from quintet.engine.start import launch, prepare
 from quintet.platforms import Chosen
 from quintet.platforms.cpu.features import describe
 from quintet.platforms.host import threads
-from quintet.platforms.interface import KV, Capabilities, Device, Step
+from quintet.platforms.interface import Capabilities, Device, State, Step
 from quintet.platforms.null.platform import Null, NullDevice
-from quintet.types import Batch, Bucket
+from quintet.types import Batch, Outputs, Variant
 
 RESULTS = Path(__file__).parent / "results"
 STEP = 2e-3  # seconds: about what a model of a billion parameters takes on a large GPU
@@ -86,12 +86,12 @@ def fake(clock: Clock, overlap: bool) -> Chosen:
         def open(self, rank: int) -> Device:
             return TimedDevice()
 
-        def compile(self, model: nn.Module, buckets: Iterable[Bucket]) -> Step:
-            inner = super().compile(model, buckets)
+        def compile(self, model: nn.Module, variants: Iterable[Variant]) -> Step:
+            inner = super().compile(model, variants)
 
-            def step(kv: KV, batch: Batch) -> tuple[Tensor, KV]:
+            def step(state: State, batch: Batch) -> tuple[Outputs, State]:
                 clock.launch()
-                return inner(kv, batch)
+                return inner(state, batch)
 
             return step
 

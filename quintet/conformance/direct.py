@@ -10,10 +10,10 @@ from torch import Tensor
 from quintet.conformance.check import Lacking
 from quintet.conformance.laid import Stretch, laid
 from quintet.conformance.tiny import SERVED, Tiny
-from quintet.engine.batch import pad
+from quintet.engine.batch import pad, pad_decode
 from quintet.engine.worker import ModelSizes, Worker
 from quintet.platforms.interface import Capabilities, Platform
-from quintet.types import HostBatch, Place, Variant
+from quintet.types import Extent, HostBatch, Place, Variant
 
 PAGED_TOKENS = 2048  # what the cache holds
 SIZES = (16, 128)
@@ -40,12 +40,17 @@ class Runner:
             raise Lacking(str(reasons)) from None
         self._windows = [kept.window for kept in self.worker.arrangement.groups]
         pages = 2 + PAGED_TOKENS // own.page_size * len(self._windows)
+        tables = (-(-own.max_model_len // own.page_size),) * len(self._windows)
         self._fixed: list[Variant] = []
+        self._decodes: list[Variant] = []
         facts = platform.probe()
         if isinstance(facts, Capabilities) and facts.static_shapes:
-            tables = (-(-own.max_model_len // own.page_size),) * len(self._windows)
             self._fixed = [Variant(size, min(size, REQUESTS), size, tables) for size in sizes]
-        self.worker.load(tiny.folder, pages, self._fixed, progress=False)
+        else:
+            most = Variant(PAGED_TOKENS, REQUESTS, PAGED_TOKENS, tables)
+            took = self.worker.estimate(Extent(most, tiny.config.hidden_size, tiny.config.vocab_size))
+            self._decodes = sorted({each.tokens: each for each in took.variants}.values())
+        self.worker.load(tiny.folder, pages, self._fixed or self._decodes, progress=False)
         torch.set_num_threads(1)  # see tiny.make
         self._page_size = own.page_size
         self._free = list(range(1, pages))
@@ -59,7 +64,11 @@ class Runner:
         for key, tokens in chunks.items():
             self._grow(key, firsts[key] + len(tokens))
         host, sizes = self._batch(chunks, firsts), [len(tokens) for tokens in chunks.values()]
-        logits = self.worker.run(pad(host, self._fixed) if self._fixed else host).logits
+        if self._fixed:
+            host = pad(host, self._fixed)
+        elif self._decodes:
+            host = pad_decode(host, self._decodes)
+        logits = self.worker.run(host).logits
         assert logits is not None
         on_host = self.worker.device.to_host(logits)()[: sum(sizes)].to(torch.float32, copy=True)
         return dict(zip(chunks, on_host.split(sizes), strict=True))

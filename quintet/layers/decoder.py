@@ -36,10 +36,12 @@ class Decoder(nn.Module):
         taps: list[Tensor] = []
         for index, layer in enumerate(self.layers):
             if index in self._taps:
-                taps.append(self._sum(x, residual))
+                x, residual = self._sum(x, residual), None  # add() may have overwritten what it was given
+                taps.append(x)
             x, residual = layer(x, residual, cache)
         if len(self.layers) in self._taps:
-            taps.append(self._sum(x, residual))
+            x, residual = self._sum(x, residual), None
+            taps.append(x)
         rows = cache.batch.rows
         x = self._ops.take_rows(x, rows)
         if residual is None:

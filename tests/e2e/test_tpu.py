@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from quintet import SamplingParams
 from quintet.conformance.direct import random_prompts
 from quintet.conformance.tiny import FAMILIES, PLAIN, VARIANTS, VOCAB, Tiny, make, variant
+from quintet.engine.prompts import Prompt
 from tests.e2e.test_oracle import ENGINES, MODELS, client, mix, run
 from tests.helpers import tpu
+from tests.helpers.null_engine import drain
 from tests.helpers.run_model import Runner
 
 pytestmark = tpu.needs_jax
@@ -65,6 +68,26 @@ def test_on_eight_devices_heads_and_features_are_cut(family: str) -> None:
 @pytest.mark.parametrize("page_size", [8, 32])
 def test_page_sizes(page_size: int) -> None:
     assert_same_tokens(make("llama", PLAIN), 1, page_size=page_size)
+
+
+def test_layers_with_windows_give_pages_back_and_say_what_transformers_says() -> None:
+    """Gemma 3: three groups share one tensor. In so few pages a request that kept all of them would find no room."""
+    settings = {"max_model_len": 144, "page_size": 8, "max_num_seqs": 3, "max_num_batched_tokens": 32, "num_pages": 44}
+    engine = client(
+        ("gemma3_text", "plain", "float32", {}), "tpu", **settings, compilation_cache_dir=tpu.programs().name
+    )
+    worker = engine.prepared.ranks.workers[0]
+    assert [kept.window for kept in worker.arrangement.groups] == [17, 17, None] and len(worker.layouts) == 1
+    prompts = dict(enumerate(random_prompts(5, (5, 119, 33, 1, 70), VOCAB)))
+    for key, prompt in prompts.items():
+        params = SamplingParams(temperature=0, max_tokens=24, detokenize=False, ignore_eos=True)
+        engine.add(str(key), Prompt(prompt), params)
+    said = drain(engine)
+    for key, prompt in prompts.items():
+        ids = list(prompt)
+        for _ in range(24):
+            ids.append(int(variant("gemma3_text", "plain").logits(ids)[-1].argmax()))
+        assert list(said[str(key)].outputs[0].token_ids) == ids[len(prompt) :]
 
 
 def test_the_bundled_model_says_the_same_on_both() -> None:

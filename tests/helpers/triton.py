@@ -34,7 +34,9 @@ def triton_op(name: str, device: torch.device) -> Callable[..., Any]:
     def upload(x: Any) -> Any:
         if isinstance(x, Tensor):
             return x.to(device, copy=True) if x.is_contiguous() else x.to(device)
-        return type(x)(*map(upload, x)) if hasattr(x, "_fields") else x
+        if not isinstance(x, tuple):
+            return x
+        return type(x)(*map(upload, x)) if hasattr(x, "_fields") else tuple(map(upload, x))
 
     def run(*args: Any) -> Any:
         got = provider(*map(upload, args))

@@ -1,9 +1,11 @@
 """The GPU platform on the fake device: the contract, whole engines, placing, and FlashInfer's place in it."""
 
+import math
 import random
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +14,8 @@ from torch import Tensor
 
 from quintet import SamplingParams
 from quintet.config import EngineConfig
-from quintet.conformance.batches import spec
-from quintet.conformance.cases import DTYPES, MIXES, attention, randn
+from quintet.conformance.batches import Cache, Request, spec
+from quintet.conformance.cases import DTYPES, MIXES, attended, randn
 from quintet.conformance.direct import random_prompts
 from quintet.conformance.tiny import FAMILIES, PLAIN, Tiny, make, variant
 from quintet.engine.client import Client
@@ -23,10 +25,10 @@ from quintet.ops import Op, bind
 from quintet.platforms import Chosen, UnavailableError, choose
 from quintet.platforms.cuda import PLATFORM, flashinfer
 from quintet.platforms.gpu import gathered_attention, providers
-from quintet.platforms.gpu.attention import Planning
+from quintet.platforms.gpu.attention import GraphAttention, Planning
 from quintet.platforms.gpu.platform import UNVERIFIED
 from quintet.platforms.interface import Capabilities
-from quintet.types import Layout, Part, Weight
+from quintet.types import Books, Extent, HostBatch, HostGroup, Layout, Part, Variant, Weight
 from tests.e2e.test_oracle import ENGINES, WIDE, mix, run
 from tests.e2e.test_oracle import client as cpu_client
 from tests.helpers.run_model import Runner
@@ -266,6 +268,18 @@ def test_without_their_provider_weights_lie_as_the_specification_has_them() -> N
             op.providers["triton"] = before
 
 
+def test_what_a_model_takes_is_told_with_the_steps_that_are_captured() -> None:
+    model, extent = torch.nn.Linear(3, 3), Extent(Variant(2048, 4, 64, (10, 10)), 16, 1000)
+    took = fake_platform(max_num_seqs=4).estimate(model, [weight()], extent)
+    assert [each.tokens for each in took.variants] == [4, 2, 1] and all(each.decode for each in took.variants)
+    assert took.weights == 64 * 128 * 2 and took.workspace == extent.workspace
+    assert took.captured > 4 * 4 * (1000 + 16), "what steps give is counted"
+    eager = fake_platform(max_num_seqs=4, enforce_eager=True).estimate(model, [weight()], extent)
+    assert (eager.captured, eager.variants) == (0, ())
+    nothing_kept = extent._replace(most=extent.most._replace(pages=()))
+    assert fake_platform().estimate(model, [weight()], nothing_kept).variants == (), "it does not decode"
+
+
 # ---------------------------------------------------------------------------------------------------- attention
 
 
@@ -284,7 +298,7 @@ def test_the_last_resort_equals_the_specification(kind: str, dtype: torch.dtype)
         of = spec(heads, kv_heads, dim, dtype=dtype, **KINDS[kind])
         for what, requests in MIXES.items():
             sinks = randn(heads, dtype=torch.float32) if of.sinks else None
-            q, kv, books, *_ = attention(of, requests, sinks)
+            q, kv, books, *_ = attended(of, requests, sinks)
             want = op.reference(q.float(), kv if of.kv_dtype else kv.float(), books, of, sinks)
             got = op.providers["gathered"](q, kv, books, of, sinks)
             limit = (20 if dtype == torch.float32 else 6) * torch.finfo(dtype).eps * max(1.0, float(want.abs().max()))
@@ -378,24 +392,57 @@ def with_flashinfer(module: Any, **settings: Any) -> Any:
     return type("CUDAWithFlashInfer", (PLATFORM,), members)(EngineConfig(**settings))
 
 
-WINDOWED = {**FAMILIES["gemma2"]["plain"], "hidden_size": 48, "num_hidden_layers": 2, "head_dim": 64}
+KINDS_OF_LAYERS = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
+WINDOWED = {
+    **FAMILIES["gemma2"]["plain"], "hidden_size": 48, "num_hidden_layers": 4, "head_dim": 64,
+    "layer_types": KINDS_OF_LAYERS, "sliding_window": 7,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kv_dtype", [None, torch.float8_e4m3fn], ids=str)
 def test_flashinfer_serves_prompts_and_captured_decoding(kv_dtype: torch.dtype | None) -> None:
-    """A model with windowed and other layers: each kind has its plan, and every step is planned for both."""
+    """A model with windowed and other layers: each group of layers has its plan, on pages of its own, and what page 0
+    holds reaches nobody."""
     module, tiny = fake_flashinfer(), make("gemma2", WINDOWED)
     logits = []
     for platform in (with_flashinfer(module, max_num_seqs=8), fake_platform(enforce_eager=True)):
         run, rng = Runner(tiny, torch.bfloat16, platform=platform, kv_dtype=kv_dtype), random.Random(1)
+        assert len(run.worker.arrangement.groups) == 4
         steps = [run.step(dict(enumerate(random_prompts(2, [5, 17, 40], 101))))]
-        steps += [run.step({name: [rng.randrange(101)] for name in range(3 - turn // 3)}) for turn in range(9)]
+        for turn in range(9):
+            for kept in run.worker._state:
+                kept[0] = torch.tensor(math.nan).to(kept.dtype)
+            steps.append(run.step({name: [rng.randrange(101)] for name in range(3 - turn // 3)}))
         logits.append([rows for step in steps for rows in step.values()])
     for got, want in zip(*logits, strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=0.06 * float(want.std()))
     decode, prefill = module.BatchDecodeWithPagedKVCacheWrapper, module.BatchPrefillWithPagedKVCacheWrapper
-    assert prefill.planned - 2 == 2 and decode.planned - 2 == 2 * 9, "two kinds of layers, after a trial of each"
-    assert len(decode.made) - 2 == 2 * 3, "one for each size of each kind"
+    assert prefill.planned - 2 == 4 and decode.planned - 2 == 4 * 9, "four groups, after a trial of each kind of layer"
+    assert len(decode.made) - 2 == 4 * 3, "one for each size of each group"
+
+
+def test_kinds_of_layers_in_one_group_plan_together() -> None:
+    """One is FlashInfer's, one is not: either plans for both, and finds its own."""
+    module = fake_flashinfer()
+    platform = with_flashinfer(module)
+    platform.open(0)
+    plain = spec(8, 2, 64, dtype=torch.bfloat16, window=20)
+    specs = plain, replace(plain, softcap=3.0), replace(plain, sinks=True)
+    layers = [platform.mixer(of, bind({}), 0) for of in specs]
+    assert {type(layer) for layer in layers} == {GraphAttention}
+    cache = Cache(plain, [41, 30])
+    q, (batch, group) = cache.batch({0: Request(40, 1), 1: Request(10, 20)})
+    k, v = torch.randn(2, len(q), 2, 64).to(torch.bfloat16)
+    own = HostGroup(*(x.numpy() for x in group[:3]))
+    host = HostBatch(*(x.numpy() for x in batch[:5]), (own,))
+    for planner in layers:
+        planned = group._replace(plan=tuple(map(torch.from_numpy, planner.plan(host, own))))
+        for of, layer in zip(specs, layers, strict=True):
+            sinks = torch.zeros(8) if of.sinks else None
+            out, (kv,) = layer(q, k, v, (cache.kv,), Books(batch, planned), sinks)
+            want = Op.registry["paged_attention"].reference(q, kv, Books(batch, group), of, sinks)
+            torch.testing.assert_close(out, want, rtol=0, atol=0.02)
+    assert module.BatchPrefillWithPagedKVCacheWrapper.planned == 2 * (1 + 3), "two kinds: a trial, and in each plan"
 
 
 def test_flashinfer_refuses_with_all_reasons() -> None:

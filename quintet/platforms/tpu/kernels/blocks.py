@@ -1,7 +1,7 @@
 """The work list of a step's attention: which tokens are attended together, and which pages they are written to.
 
 Planned on the host, in NumPy, for the cost of a few small array operations. Its sizes follow from the batch's numbers
-of tokens T and requests R alone, so that a bucket is compiled once.
+of tokens T and requests R alone, so that a variant is compiled once.
 
 Tokens lie in blocks of block_tokens(T, R), cut wherever the count says, so a block may hold tokens of several requests.
 A *piece* is what one request has in one block: attention runs once per piece, over that request's context. A *run* is a

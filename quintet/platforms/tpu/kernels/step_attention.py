@@ -38,13 +38,13 @@ def attention(q: Array, k: Array, v: Array, batch: Any, spec: AttentionSpec, sin
             scores, seen = _masked(scores, apart, seen, spec)
             finite = jnp.isfinite(values[s])
             there = jnp.where(finite, values[s], 0).astype(jnp.float32)  # what one request may not see, another may
-            spoilt |= (seen & ~finite.all((0, 2))).any(-1)
+            spoilt |= (seen & ~finite.all(-1)[:, None, None]).any(-1, keepdims=True)  # a head's own: none asks another
             return fold(state, scores, lambda weights: _product("hgts,hsd->hgtd", weights, there)), spoilt
 
         begin, end = firsts[b, 0] // BLOCK, (ends[b, -1] + BLOCK - 1) // BLOCK
-        empty = _empty(rows.shape, sinks), jnp.zeros(BLOCK, bool)
+        empty = _empty(rows.shape, sinks), jnp.zeros((spec.kv_heads, 1, BLOCK, 1), bool)
         (_, total, acc), spoilt = lax.fori_loop(begin, end, over, empty)
-        return jnp.where(spoilt[:, None], jnp.nan, mean(acc, total)).astype(q.dtype)
+        return jnp.where(spoilt, jnp.nan, mean(acc, total)).astype(q.dtype)
 
     out = lax.map(block, jnp.arange(queries.shape[0])).transpose(0, 3, 1, 2, 4)
     return out.reshape(-1, heads, dim)[:tokens]

@@ -1,0 +1,133 @@
+"""What one step of the TPU platform may be: its variants, its outputs, and the state that it is given and leaves."""
+
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from quintet.conformance.direct import random_prompts
+from quintet.conformance.laid import Stretch, laid
+from quintet.conformance.tiny import SERVED, VOCAB, variant
+from quintet.engine.batch import pad
+from quintet.engine.worker import ModelSizes, Worker
+from quintet.layers.build import Wanted
+from quintet.platforms.cpu import PLATFORM as CPU
+from quintet.platforms.interface import CacheLost, Platform
+from quintet.types import HostBatch, HostInputs, Variant
+from tests.helpers import tpu
+
+pytestmark = tpu.needs_jax
+
+PAGES = SERVED // 16
+PLAIN = Variant(32, 4, 16, (PAGES,))
+
+
+def worker(platform: Platform, *variants: Variant, **sizing: Any) -> Worker:
+    tiny = variant("llama", "plain")
+    made = Worker(platform, tiny.config, ModelSizes(torch.float32, 16, SERVED, **sizing))
+    made.load(tiny.folder, 1 + 4 * PAGES, variants, progress=False)
+    return made
+
+
+def step(*lengths: int) -> HostBatch:
+    """Whole prompts, with the last token of each as a row of outputs."""
+    prompts = random_prompts(3, lengths, VOCAB)
+    pages = iter(range(1, 99))
+    stretches = [Stretch(ids, 0, [[next(pages) for _ in range(-(-len(ids) // 16))]]) for ids in prompts]
+    batch = laid(stretches, 16, [None])
+    return batch._replace(rows=batch.starts[1:] - 1)
+
+
+def down(there: Worker, x: Any) -> torch.Tensor:
+    return there.device.to_host(x)()
+
+
+def test_a_step_brings_embeddings_in_the_place_of_ids() -> None:
+    """A variant of its own beside the plain one of the same tokens; the same logits to the last bit."""
+    tiny = variant("llama", "plain")
+    with_embeds = PLAIN._replace(inputs=("embeds",), width=tiny.config.hidden_size)
+    there = worker(tpu.platform(), PLAIN, with_embeds)
+    host = pad(step(20, 7), (PLAIN,))
+    want = down(there, there.run(host).logits)
+    table = tiny.reference.get_input_embeddings().weight.detach().numpy()
+    embeds, places = np.zeros((PLAIN.tokens, tiny.config.hidden_size), np.float32), np.full(PLAIN.tokens, -1, np.int32)
+    given = np.array([3, 4, 5, 22], np.int32)
+    embeds[: len(given)], places[given] = table[host.token_ids[given]], np.arange(len(given), dtype=np.int32)
+    ids = host.token_ids.copy()
+    ids[given] = 0
+    got = there.run(host._replace(token_ids=ids, inputs=HostInputs(embeds=embeds, places=places)))
+    assert torch.equal(down(there, got.logits)[:2], want[:2])
+    assert not torch.equal(down(there, there.run(host._replace(token_ids=ids)).logits)[:2], want[:2])
+
+
+def test_variants_of_the_same_tokens_are_told_apart() -> None:
+    more = PLAIN._replace(rows=32, requests=8)
+    there = worker(tpu.platform(), PLAIN, more, PLAIN)
+    host = step(20, 7)
+    logits = [down(there, there.run(pad(host, (each,))).logits) for each in (PLAIN, more)]
+    assert [len(each) for each in logits] == [16, 32]
+    torch.testing.assert_close(logits[0][:2], logits[1][:2])
+    with pytest.raises(RuntimeError, match=r"a step of 32 tokens was never compiled, its arrays are"):
+        there.run(pad(host, (PLAIN._replace(requests=6),)))
+    with pytest.raises(RuntimeError, match=r"a step of 64 tokens was never compiled, only steps of 32, 32: steps must"):
+        there.run(pad(host, (PLAIN._replace(tokens=64),)))
+
+
+def test_a_step_gives_what_its_model_was_built_for() -> None:
+    wanted = Wanted(logits=False, hidden=True, taps=(0, 2, 3))
+    host = step(20, 7)
+    there, here = worker(tpu.platform(), PLAIN, wanted=wanted), worker(CPU(), wanted=wanted)
+    got, want = there.run(pad(host, (PLAIN,))), here.run(host)
+    assert got.logits is None and len(got.taps) == 3
+    torch.testing.assert_close(down(there, got.hidden)[:2], want.hidden, rtol=1e-4, atol=1e-4)
+    for ours, theirs in zip(got.taps, want.taps, strict=True):
+        torch.testing.assert_close(down(there, ours)[:27], theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_a_cache_goes_before_the_next_is_made() -> None:
+    """Two do not fit, and the compiled step knows the one that it left."""
+    there = worker(tpu.platform(), PLAIN)
+    down(there, there.run(pad(step(5), (PLAIN,))).logits)
+    kept = [weakref.ref(each) for each in there._state]
+    there.renew_cache()
+    assert [each() for each in kept] == [None] * len(kept)
+    down(there, there.run(pad(step(5), (PLAIN,))).logits)
+
+
+def broken() -> Any:
+    """What a program gives that fails while it runs: the host has gone on by then, since its input was not ready."""
+    import jax
+    import jax.numpy as jnp
+
+    def fail(x: Any) -> Any:
+        raise ValueError("no room")
+
+    shape = jax.ShapeDtypeStruct((3,), jnp.float32)
+    slow = jax.jit(lambda x: jax.lax.fori_loop(0, 500, lambda _, y: jnp.tanh(y @ y), x)[0, :3])
+    failing = jax.jit(lambda x: jax.pure_callback(fail, shape, x)).lower(shape).compile()
+    while True:
+        try:
+            return failing(slow(jnp.eye(400)))
+        except jax.errors.JaxRuntimeError:  # the input was there at once
+            continue
+
+
+def test_a_step_that_fails_on_the_device_has_lost_the_cache() -> None:
+    """What it took over is gone, and what it left is not there: the host hears it when it waits."""
+    import jax
+    from jax._src.dispatch import runtime_tokens
+
+    from quintet.platforms.tpu.bridge import torch_view
+
+    there = worker(tpu.platform(), PLAIN)
+    outputs = down(there, there.run(pad(step(5), (PLAIN,))).logits)
+    sampled = broken()
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no room"):  # an op of sampling failed: the cache is there
+        down(there, torch_view(sampled))
+    assert torch.equal(down(there, there.run(pad(step(5), (PLAIN,))).logits), outputs)
+    there.device.held = (sampled,)
+    with pytest.raises(CacheLost, match=r"took the cache with it.*(\n.*)*no room"):
+        down(there, torch_view(sampled))
+    runtime_tokens.clear()  # or what failed would be waited for again when the process ends, and be said then
