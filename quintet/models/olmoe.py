@@ -17,7 +17,7 @@ class Model(CausalLM):
     unstacked = staticmethod(unstacked)
 
     def __init__(self, config: Any, build: Build) -> None:
-        super().__init__()
+        super().__init__(build)
         refuse(config, "clip_qkv")
         rotary = Rotary.of(build, config)
         queries, keys = split_heads(config.num_attention_heads, config.num_key_value_heads, build.size)

@@ -20,7 +20,7 @@ class Model(CausalLM):
     unstacked = staticmethod(unstacked)
 
     def __init__(self, config: Any, build: Build) -> None:
-        super().__init__()
+        super().__init__(build)
         rotary = Rotary.of(build, config)
 
         def block(config: Any, build: Build, index: int) -> PreNormBlock:

@@ -42,7 +42,7 @@ def table_widths(pages: int) -> tuple[int, ...]:
 
 
 def decode_variants(most: Variant, sizes: Sequence[int]) -> tuple[Variant, ...]:
-    """Steps of one token per request, of these sizes and within the largest step, the largest first: it shapes the pool that all share.
+    """Steps of one token per request, of these sizes, the largest first: it shapes the pool that all share.
 
     The tables of all groups grow with the same requests. A model that keeps nothing does not decode.
     """
