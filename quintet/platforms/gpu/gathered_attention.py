@@ -1,5 +1,4 @@
-"""Attention by torch alone, one request after the other: over gathered pages, the last resort, and over a step's own K
-and V where nothing is kept.
+"""Attention by torch alone, one request after the other: the last resort over pages, and a step's own K and V.
 
 It asks the host how long requests are, so steps with it are not captured.
 """
