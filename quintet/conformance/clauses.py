@@ -50,6 +50,7 @@ CLAUSES = {
     "models.families": "Small models of every family give the logits of transformers in float32.",
     "models.dtypes": "Every dtype that a platform declares agrees with float32 as far as it goes.",
     "models.schemes": "Every scheme that a platform declares gives a model whose logits stay near the unquantized.",
+    "models.replaced": "Weights that are written over a running model's give what a model that is built of them gives.",
     # oracle
     "oracle.equal": "Alone, batched, chunked, cached, preempted: a request's tokens are the same.",
     "oracle.invariant": "A platform that declares batch invariance gives the same bits, whatever else is in the batch.",

@@ -37,6 +37,7 @@ GROUPS = {  # what stands before the "/" of a feature, or is one -> its heading,
     "graphs": "Whole engine",
     "overlap": "Whole engine",
     "sleep": "Whole engine",
+    "reload": "Whole engine",
     "batch-invariance": "Whole engine",
     "op": "Ops",
 }

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from quintet.engine.loader import load, num_bytes
-from quintet.layers.build import Build, replacements
+from quintet.engine.loader import load, num_bytes, reload
+from quintet.layers.build import Build, replacements, settle
 from quintet.layers.decoder import CausalLM
+from quintet.layers.forms import Forms
 from quintet.models import model_class
 from quintet.ops import bind
 from quintet.platforms.interface import DROPPED, KV, Attention, Platform
-from quintet.types import Array, AttentionSpec, Batch, Bucket, HostBatch, KVLayout, Memory, Scheme
+from quintet.types import Array, AttentionSpec, Batch, Bucket, HostBatch, KVLayout, Memory
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ class Shape:
     dtype: torch.dtype
     page_size: int
     max_model_len: int
-    scheme: Scheme | None = None
+    forms: Forms = Forms()  # of the weights of products
     kv_dtype: torch.dtype | None = None  # of the cache; None: dtype
     attention: str = "auto"  # the provider of paged attention that was asked for
 
@@ -75,8 +76,9 @@ class Worker:
 
         sizes = shape.dtype, shape.page_size, shape.max_model_len
         layers = replacements(self.platform.layers)
-        build = Build(self.ops, attention, self._comm, *sizes, shape.scheme, shape.kv_dtype, layers)
+        build = Build(self.ops, attention, self._comm, *sizes, shape.forms, shape.kv_dtype, layers)
         self.model: CausalLM = model_class(hf_config, self.platform.models)(hf_config, build).eval()
+        settle(self.model)
         # one attention of each kind plans a step: the plan is shared by the layers that are alike
         self._planners = list({type(attention): attention for attention in self._attentions}.values())
 
@@ -148,6 +150,11 @@ class Worker:
         if self._empty:
             self._read(progress=False)
         self._begin(progress=False)
+
+    def reload(self, folder: Path | None) -> None:
+        """Other weights of the same model, written over those that are there: no step is compiled anew."""
+        reload(self.model, self.platform, folder)
+        self._folder = folder
 
     def _drop_weights(self) -> int:
         """-> the bytes that they still took."""

@@ -41,7 +41,8 @@ class Capabilities:
     devices: int
     dtypes: tuple[torch.dtype, ...]  # what the kernels compute in, best first
     fp8: torch.dtype | None = None  # e4m3fn, e4m3fnuz and e5m2 differ per chip: data, never a constant
-    quant: frozenset[str] = frozenset()  # schemes that place() can pack
+    # kinds of forms (types.Form) that place() keeps; a checkpoint in others comes to it dequantized
+    quant: frozenset[str] = frozenset()
     static_shapes: bool = False  # the engine pads each step to a declared bucket
     # what the device holds can be computed with by ops alone, not by torch's own functions; nothing falls back to
     # a reference between the steps there: such a platform serves the ops of sampling itself
@@ -220,11 +221,19 @@ class Platform(ABC):
         """The attention for such a layer, on the rank's ops; or ValueError with *all* the reasons why there is none."""
 
     @abstractmethod
-    def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Slices by rank (or shards by mesh), repacks and uploads: checkpoint tensors -> the layer's attributes."""
+    def place(
+        self, weight: Weight, parts: Mapping[str, Tensor], into: Mapping[str, Tensor] | None = None
+    ) -> Mapping[str, Tensor]:
+        """Slices by rank (or shards by mesh), repacks and uploads: checkpoint tensors -> the layer's attributes.
+
+        `into`: what it returned for this weight before, and the layer's others. The numbers are written into these,
+        which are returned: no address and no shape changes, so that a compiled step reads the new ones. No step runs.
+        """
 
     def placed_bytes(self, weight: Weight) -> int:
         """What place() will make of it on one device: the memory plan is made before anything is read."""
+        if not weight.form.plain:
+            return weight.form.num_bytes(weight.shape)
         return math.prod(weight.shape) * weight.dtype.itemsize
 
     @abstractmethod
@@ -240,6 +249,16 @@ class Platform(ABC):
     def captured_bytes(self, model: nn.Module, pages: int) -> int:
         """What those captures take on one device, beside the workspace of the largest: the memory plan counts it."""
         return 0
+
+
+def written(placed: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """For a place() whose tensors torch can write to: copies what it made into what is there."""
+    for name, tensor in placed.items():
+        there = into[name]
+        assert there.shape == tensor.shape and there.dtype == tensor.dtype, f"{name} was placed in another shape"
+        if there.data_ptr() != tensor.data_ptr():
+            there.data.copy_(tensor)
+    return {name: into[name] for name in placed}
 
 
 def _check_member(cls: type, attribute: str, value: Any) -> None:

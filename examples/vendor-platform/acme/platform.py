@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from quintet.config import EngineConfig
-from quintet.ops.quantize import quantize
+from quintet.ops.quantize import attributes, canonical
 from quintet.platforms.interface import (
     Alone,
     Attention,
@@ -98,22 +98,21 @@ class Acme(Platform):
     def attention(self, spec: AttentionSpec, ops: Any, rank: int) -> Attention:
         return AcmeAttention(spec)
 
-    def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        device, local = self._devices[weight.rank], weight.local(tensors)
-        if weight.scheme is not None:
-            packed = dict(zip((weight.name, "scales"), quantize(local, weight.scheme), strict=True))
+    def place(
+        self, weight: Weight, parts: Mapping[str, Tensor], into: Mapping[str, Tensor] | None = None
+    ) -> Mapping[str, Tensor]:
+        if not weight.form.plain:
+            packed = attributes(canonical(weight, parts))
         elif weight.use == "linear":
-            packed = {weight.name: local.to(weight.dtype).t()}  # [K, N], as kernels.product wants it
+            packed = {weight.name: weight.local(parts).to(weight.dtype).t()}  # [K, N], as kernels.product wants it
         else:
-            packed = {weight.name: local.to(weight.dtype)}
-        return {name: device.upload(each, "weights") for name, each in packed.items()}
-
-    def placed_bytes(self, weight: Weight) -> int:
-        if weight.scheme is None:
-            return super().placed_bytes(weight)
-        outputs, inputs = weight.shape
-        groups = inputs // (weight.scheme.group or inputs)
-        return outputs * inputs * weight.scheme.bits // 8 + 4 * outputs * groups
+            packed = {weight.name: weight.local(parts).to(weight.dtype)}
+        device = self._devices[weight.rank]
+        if into is None:
+            return {name: device.upload(each, "weights") for name, each in packed.items()}
+        for name, each in packed.items():
+            device.overwrite(into[name], each)
+        return {name: into[name] for name in packed}
 
     def compile(self, model: nn.Module, buckets: Iterable[Bucket]) -> Step:
         return compiled(model, buckets)

@@ -16,6 +16,7 @@ from quintet.conformance.direct import Runner, random_prompts
 from quintet.conformance.subject import Subject
 from quintet.conformance.tiny import FAMILIES, SERVED, VOCAB, variant
 from quintet.conformance.traffic import Ask, Said, Served, crowd, follows, mix, named, page_size, plain_dtype
+from quintet.types import Matrix
 
 ROOM = {"num_pages": 150}
 # what an engine is given, beside the traffic, so that it serves in this way
@@ -192,7 +193,7 @@ def _products(subject: Subject, inputs: int, outputs: int, dtype: torch.dtype) -
     placed, added = subject.place(weight, "linear")["x"], subject.up(bias)
 
     def product(first: int, last: int) -> Tensor:
-        return subject.down(subject.ops.linear(subject.up(x[first:last]), placed, added, (outputs,)))
+        return subject.down(subject.ops.linear(subject.up(x[first:last]), Matrix(placed), added, (outputs,)))
 
     whole = product(0, len(x))
     for first, last in STRETCHES:

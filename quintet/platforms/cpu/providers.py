@@ -24,5 +24,4 @@ PRIORITY: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("rms_norm", "add_rms_norm", "layer_norm", "rotary", "norm_rotary", "embedding"), ("native",)),
     **dict.fromkeys(("add", "scale", "softcap", "write_kv"), ("native",)),
     **dict.fromkeys(("route", "route_grouped", "grouped_linear"), ("native",)),
-    **dict.fromkeys(("linear_int8", "linear_int4", "linear_w8a8", "linear_w4a8"), ("native",)),
 }

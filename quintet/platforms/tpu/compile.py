@@ -3,7 +3,7 @@
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -61,7 +61,20 @@ class Program:
         return jax.tree.map(shape, Batch(*host))  # type: ignore[arg-type]  # shapes in the place of tensors
 
 
-def compile_step(program: Program, weights: dict[str, jax.Array], buckets: Iterable[Bucket]) -> Step:
+class Weights:
+    """A model's weights as its programs take them. Arrays never change: other numbers are other arrays."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors, self.replaced = tensors, True
+
+    def now(self) -> dict[str, jax.Array]:
+        if self.replaced:
+            self._arrays = {name: jax_view(tensor) for name, tensor in self._tensors.items()}
+            self.replaced = False
+        return self._arrays
+
+
+def compile_step(program: Program, weights: Weights, buckets: Iterable[Bucket]) -> Step:
     """Compiles every bucket. The step that comes back knows these and no others."""
     pool = ThreadPoolExecutor(threads(), thread_name_prefix="compile")  # XLA compiles one program on one core
     try:
@@ -83,7 +96,7 @@ def compile_step(program: Program, weights: dict[str, jax.Array], buckets: Itera
             kv = held[0]
             if _donated(kv):
                 raise CacheLost("the last step took the cache over and was interrupted before it gave one back")
-        logits, held[0] = executable(weights, kv, jax_view(batch))
+        logits, held[0] = executable(weights.now(), kv, jax_view(batch))
         return torch_view(logits), held[0]
 
     step.compilations = compilations()  # type: ignore[attr-defined]  # see Step

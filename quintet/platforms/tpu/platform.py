@@ -39,7 +39,6 @@ class TPU(Platform):
     op_priority = dict.fromkeys(ATTENTION, ("pallas", "jax")) | dict.fromkeys(
         (
             *("linear", "embedding", "rotary", "rms_norm", "add_rms_norm", "layer_norm", "activate", "gated"),
-            *("linear_int8", "linear_int4", "linear_fp8", "linear_fp8_dynamic", "linear_w8a8"),
             *("route", "route_grouped", "grouped_linear", "experts"),
             *("greedy", "sample", "gumbel", "scale_logits", "filter_logits", "top_logprobs", "widen"),
             *("penalize", "bias_tokens", "ban_tokens", "keep_tokens", "place_tokens"),
@@ -55,6 +54,7 @@ class TPU(Platform):
         return Capabilities(
             devices=found.devices,
             dtypes=(torch.bfloat16, torch.float32),
+            quant=frozenset({"int8", "int4", "w8a8", "fp8", "fp8a8"}),
             static_shapes=True,
             opaque=True,
             spmd=True,
@@ -97,6 +97,7 @@ class TPU(Platform):
             jax.config.update("jax_platforms", kind)  # or it would look for, and take, what else is there
 
         from quintet.platforms.tpu import providers  # noqa: F401  registers them
+        from quintet.platforms.tpu.compile import Weights
         from quintet.platforms.tpu.device import TPUDevice
         from quintet.platforms.tpu.sharding import Placer
 
@@ -105,6 +106,7 @@ class TPU(Platform):
         self._device = TPUDevice(devices)
         self._placer = Placer(self._device.mesh)
         self._attentions: list[Attention] = []
+        self._weights = Weights({})  # of the model that was compiled last
         return self._device
 
     def connect(self, rank: int, size: int, endpoint: str) -> Communicator:
@@ -117,26 +119,34 @@ class TPU(Platform):
         self._attentions.append(made)
         return made
 
-    def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        from quintet.platforms.tpu.bridge import torch_view
+    def place(
+        self, weight: Weight, parts: Mapping[str, Tensor], into: Mapping[str, Tensor] | None = None
+    ) -> Mapping[str, Tensor]:
+        from quintet.platforms.tpu.bridge import put, torch_view
 
-        return {weight.name: torch_view(self._placer(weight, tensors))}
+        placed = self._placer(weight, parts)
+        if into is None:
+            made: dict[str, Tensor] = torch_view(placed)
+            return made
+        for name, array in placed.items():
+            put(into[name], array)
+        self._weights.replaced = True
+        return {name: into[name] for name in placed}
 
     def placed_bytes(self, weight: Weight) -> int:
         from quintet.platforms.tpu.device import shard_bytes
-        from quintet.platforms.tpu.sharding import placement
+        from quintet.platforms.tpu.sharding import placements
 
-        return shard_bytes(placement(weight, self._device.mesh).shape)
+        return sum(shard_bytes(each.shape) for each in placements(weight, self._device.mesh).values())
 
     def compile(self, model: nn.Module, buckets: Iterable[Bucket]) -> Step:
-        from quintet.platforms.tpu.bridge import jax_view
-        from quintet.platforms.tpu.compile import Program, abstract, compile_step
+        from quintet.platforms.tpu.compile import Program, Weights, abstract, compile_step
 
-        weights = {name: jax_view(tensor) for name, tensor in model.named_parameters()}
-        shapes = {name: abstract(array) for name, array in weights.items()}
+        self._weights = Weights(dict(model.named_parameters()))
+        shapes = {name: abstract(array) for name, array in self._weights.now().items()}
         planners = list({type(each): each for each in self._attentions}.values())
         program = Program(model, shapes, self._device.kv, planners, self._device.everywhere)
-        return compile_step(program, weights, buckets)
+        return compile_step(program, self._weights, buckets)
 
 
 def _cache_folder() -> tuple[str, str]:
