@@ -2,7 +2,7 @@
 
 python benchmarks/overlap.py [--out benchmarks/results/overlap.json]
 
-The ceiling is the device's own: one step after the other without a gap. Three ways of serving run in turn, in one
+The ceiling is the device's own: one step after the other without a gap. Four ways of serving run in turn, in one
 process, so that a busy machine slows all of them; each figure is the median of its rounds. What the host does for a
 step is all of the engine, and making up the logits that a real device would compute; text is not made.
 """
@@ -26,7 +26,7 @@ from quintet import SamplingParams
 from quintet.config import EngineConfig
 from quintet.engine.engine import Engine
 from quintet.engine.request import Admitted
-from quintet.engine.runner import Runner
+from quintet.engine.runner import Forward, Runner
 from quintet.engine.start import launch, prepare
 from quintet.platforms import Chosen
 from quintet.platforms.cpu.features import describe
@@ -101,14 +101,25 @@ def fake(clock: Clock, overlap: bool) -> Chosen:
 
 
 class Waiting(Runner):
-    """Has every step wait for the tokens of the one before, as those steps do whose requests draw by what they said."""
+    """Plans a step only when the one before has landed, as all did whose requests draw by what they said before."""
 
-    looks_back = True
+    carries = False
 
 
-# overlap, and whether a step waits for tokens: it is then planned when the one before has landed, and runs while the
-# caller has its deltas
-WAYS = {"without overlap": (False, False), "waiting for tokens": (True, True), "ahead": (True, False)}
+class LookingBack(Runner):
+    """Starts a step's model while the one before runs, and draws when that has landed: penalties and their like."""
+
+    def looks_back(self, forward: Forward) -> bool:
+        return True
+
+
+# overlap, and the runner
+WAYS: dict[str, tuple[bool, type[Runner]]] = {
+    "without overlap": (False, Runner),
+    "waiting for tokens": (True, Waiting),
+    "looking back": (True, LookingBack),
+    "ahead": (True, Runner),
+}
 
 
 @dataclass(frozen=True)
@@ -123,7 +134,7 @@ class Share:
 
 
 def measure(batch: int) -> list[Share]:
-    """The three ways in turn."""
+    """The ways in turn."""
     rounds: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory() as folder:
         served = {way: _serve(str(small(Path(folder))), batch, *how) for way, how in WAYS.items()}
@@ -137,15 +148,14 @@ def measure(batch: int) -> list[Share]:
     return shares
 
 
-def _serve(model: str, batch: int, overlap: bool, waiting: bool) -> tuple[Engine, Clock]:
+def _serve(model: str, batch: int, overlap: bool, runner: type[Runner]) -> tuple[Engine, Clock]:
     """An engine in which so many requests decode, for longer than anybody measures."""
     clock, most = Clock(), ROUNDS * (STEPS + WARM_UP) + 50
     config = EngineConfig(
         model=model, device="null", load_format="dummy", skip_tokenizer_init=True, max_num_seqs=256, max_model_len=2048
     )
     engine = launch(prepare(config, fake(clock, overlap)), progress=False)
-    if waiting:
-        engine._runner.__class__ = Waiting
+    engine._runner.__class__ = runner
     for index in range(batch):
         prompt = [(index * 31 + place) % 1000 for place in range(32)]
         wanted = SamplingParams(temperature=0, max_tokens=most, ignore_eos=True, detokenize=False)

@@ -134,20 +134,25 @@ class Engine:
                     self._unready.append(request)
 
     def _goes_ahead(self) -> bool:
-        """Whether the next step is planned and started before the host knows what the running one samples.
+        """Whether the next step is planned and started before the host knows what the running one draws.
 
-        Not where what is drawn next depends on it (penalties, user code that edits logits): such a step waits, and the
-        next may go ahead again. Nor where pages are so few that somebody might be preempted: the running step may end
-        somebody, and nobody is.
+        Not where pages are so few that somebody might be preempted: the running step may end another, and nobody is.
         """
-        return self._overlap and not self._runner.looks_back and self.scheduler.has_room()
+        return self._overlap and self._runner.carries and self.scheduler.has_room()
 
     def _launch(self) -> bool:
-        """Plans a step and starts it; whether one was started."""
+        """Plans a step, starts its model, and draws: at once, or where the draw looks back on tokens of the running
+        step (penalties, grammars, user code that edits logits), when that has landed. Whether all of it went well."""
         plan = self.scheduler.schedule()
-        if not plan or not self._flights.launch(plan):
+        if not plan or not self._flights.start(plan):
             return False
-        self.scheduler.advance(plan, self._overlap)
+        self.scheduler.advance(plan)
+        if self._flights.looks_back:
+            self._land(keep=1)
+        if not self._flights.draw():
+            return False
+        if self._overlap:
+            self.scheduler.expect(plan)
         return True
 
     def _land(self, keep: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""The steps that run: started one after the other, and landed in the same order."""
+"""The steps that run: started one after the other, drawn and landed in the same order."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from functools import partial
 from typing import NoReturn
 
 from quintet.engine.request import Request
-from quintet.engine.runner import Runner, StepResult
+from quintet.engine.runner import Forward, Runner, StepResult
 from quintet.engine.scheduler import Plan
 
 
@@ -16,10 +16,11 @@ def _raise(error: Exception) -> NoReturn:
 
 @dataclass
 class Flight:
-    """A step that was started: waiting for it gives its result, or raises what went wrong."""
+    """A step that was started; once it is drawn, waiting for it gives its result, or raises what went wrong."""
 
     plan: Plan
-    wait: Callable[[], StepResult] = partial(_raise, RuntimeError("the step was not started"))
+    forward: Forward | None = None
+    wait: Callable[[], StepResult] | None = None
 
 
 class Flights:
@@ -37,12 +38,29 @@ class Flights:
         """Of the steps that run, in order."""
         return [flight.plan for flight in self._running]
 
-    def launch(self, plan: Plan) -> bool:
-        """Whether the step could be started; if not, its error lands after the steps before it."""
+    def start(self, plan: Plan) -> bool:
+        """Whether the step's model could be started; if not, its error lands after the steps before it."""
         flight = Flight(plan)
         self._running.append(flight)
         try:
-            flight.wait = self._runner.launch(plan)
+            flight.forward = self._runner.forward(plan)
+        except Exception as error:
+            flight.wait = partial(_raise, error)
+        return flight.forward is not None
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether the last step can be drawn only when those before it have landed."""
+        forward = self._running[-1].forward
+        return len(self) > 1 and forward is not None and self._runner.looks_back(forward)
+
+    def draw(self) -> bool:
+        """Whether the last step could be drawn; it cannot if a step before it has failed."""
+        flight = self._running[-1] if self._running else None
+        if flight is None or flight.forward is None:
+            return False
+        try:
+            flight.wait = self._runner.draw(flight.forward)
         except Exception as error:
             flight.wait = partial(_raise, error)
             return False
@@ -52,6 +70,7 @@ class Flights:
         """Waits for the steps that run, but for the last `keep`, and gives each with its result or what went wrong."""
         while len(self._running) > keep:
             flight = self._running[0]
+            assert flight.wait is not None, "a step lands before it is drawn"
             try:
                 result: StepResult | Exception = flight.wait()
             except Exception as error:

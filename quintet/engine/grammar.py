@@ -169,8 +169,11 @@ class Matcher:
         """words [W] int32, W at least ceil(V / 32): a bit for each token that may come next, of V the tokenizer's.
 
         With `ahead`, next after those drafts. Where the grammar refuses one of them every bit is set: it is not drawn,
-        and what would follow is not looked at.
+        and what would follow is not looked at. So it is where the output has ended, and its row still runs.
         """
+        if self._state.is_stopped() or self._state.is_error():
+            words[:] = -1
+            return
         taken = self._state.try_consume_tokens(list(ahead)) if ahead else 0
         if taken < len(ahead):
             words[:] = -1

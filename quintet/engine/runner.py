@@ -37,6 +37,14 @@ class StepResult:
     failed: dict[Request, str] = field(default_factory=dict)  # requests that cannot go on, and why
 
 
+@dataclass(frozen=True)
+class Forward:
+    """A step whose model was started, and which of its rows are drawn or scored."""
+
+    rows: Rows
+    logits: Tensor
+
+
 class Ranks:
     """The workers of one model. More than one run side by side in threads, and meet in their collectives."""
 
@@ -106,7 +114,8 @@ class Kept:
 class Runner:
     """Between the scheduler's plan and its result. Sampling is done on the sampler's device: it may be the host.
 
-    With `overlap`, what a step samples stays on the device for the next one, which may be launched before the wait.
+    A step has two halves: forward() starts the model, draw() samples. With `overlap`, what a step draws stays on the
+    device for the next one, whose model may be started before the wait; only a draw that looks back needs it here.
     """
 
     def __init__(
@@ -119,9 +128,13 @@ class Runner:
             self._kept = Kept(ranks.workers[0], max((bucket.rows for bucket in buckets), default=0))
 
     @property
-    def looks_back(self) -> bool:
-        """Whether what follows the last step waits for its tokens: its requests draw by them, or they are not kept."""
-        return self._kept is None or self._sampler.looks_back
+    def carries(self) -> bool:
+        """Whether a step may be started before the host knows what the one before it draws."""
+        return self._kept is not None
+
+    def looks_back(self, forward: Forward) -> bool:
+        """Whether the host must know all tokens before the step's rows before it draws them."""
+        return self._sampler.looks_back(forward.rows.sampling)
 
     @torch.inference_mode()
     def warm_up(self, progress: bool) -> None:
@@ -141,10 +154,18 @@ class Runner:
             self._device.to_host(logits)()  # waits for the step
 
     @torch.inference_mode()
-    def launch(self, plan: Plan) -> Callable[[], StepResult]:
-        """Starts the step and the copies of what comes out of it; calling the result waits for them."""
+    def forward(self, plan: Plan) -> Forward:
+        """Starts the model. Tokens that the step before draws are taken on the device: it must have been drawn."""
         host, rows = self._batches.build(plan)
-        logits = self._logits(host, None if self._kept is None else self._kept.carried(host, plan))
+        return Forward(rows, self._logits(host, None if self._kept is None else self._kept.carried(host, plan)))
+
+    @torch.inference_mode()
+    def draw(self, forward: Forward) -> Callable[[], StepResult]:
+        """Samples, and starts the copies of what comes out; calling the result waits for them.
+
+        Steps are drawn in the order in which they were started, each before the model of the next one is.
+        """
+        rows, logits = forward.rows, forward.logits
         prompts = self._prompt_logprobs(logits, rows) if rows.prompts else dict
         requests: list[Request] = list(rows.sampling)
         failed: dict[Request, str] = {}

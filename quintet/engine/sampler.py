@@ -98,21 +98,22 @@ class Sampler:
         self._after: list[LogitEdit] = [MinTokens(*setting), LogitBias(*setting), Penalties(*setting)]
         self._requests: list[Request] = []
         self._settled = False  # whether what follows was made for them
-        self._looks_back: bool | None = None  # None: nobody has asked since the rows changed
+        self._asked: list[Request] = []  # for whom looks_back() was last found out
+        self._looks_back = False
         self._rows = 0  # of the logits that are looked at
         self._edits: list[Callable[[Tensor], Tensor]] = []
         self._num_logprobs: int | None = None
         self._random = False  # whether any row is not greedy
         self._plain = True  # whether the step is one argmax
 
-    @property
-    def looks_back(self) -> bool:
-        """Whether the requests of the last step draw by what their tokens are, which the host must know then.
+    def looks_back(self, requests: Sequence[Request]) -> bool:
+        """Whether what these draw depends on what their tokens are, which the host must know then.
 
-        Penalties, bad words and grammars do. Processors may: it is not for us to know what they look at.
+        Penalties, bad words and grammars do. Processors may: what they look at is their own.
         """
-        if self._looks_back is None:
-            self._looks_back = bool(self._processors) or any(r.looks_back for r in self._requests)
+        if requests != self._asked:
+            self._asked = list(requests)
+            self._looks_back = bool(self._processors and requests) or any(r.looks_back for r in requests)
         return self._looks_back
 
     def __call__(self, logits: Tensor, requests: Sequence[Request]) -> Sampled:
@@ -191,7 +192,7 @@ class Sampler:
             processor.update(update)
         if self._settled and not changed and rows == self._rows:
             return
-        self._requests, self._rows, self._looks_back, self._settled = requests, rows, None, False
+        self._requests, self._rows, self._settled = requests, rows, False
         before = [edit for edit in self._before if edit.enter(requests, rows)]
         after = [edit for edit in self._after if edit.enter(requests, rows)]
         self._edits = [*before, *(p.apply for p in self._early), *after]

@@ -3,7 +3,7 @@
 Prefill, chunked prefill and decode are the same thing, a stretch num_computed : num_computed + n of a request's
 tokens. A request is waiting or running; a running one holds the pages of its computed tokens.
 
-A step may be planned while the one before it runs: advance() then leaves places for the tokens that are not known yet.
+A step may be planned while the one before it runs: expect() then leaves places for the tokens that are not known yet.
 A device runs steps in the order in which they were started, so a page that goes from one request to another is written
 by a later step after every earlier one; nobody has to wait for it.
 """
@@ -207,18 +207,19 @@ class Scheduler:
                 plan.committed.setdefault(request, []).append(request.page_ids[index])
         request.num_committed = full
 
-    def advance(self, plan: Plan, ahead: bool = False) -> None:
-        """The step was started: its tokens count as computed.
-
-        `ahead`: the next step may be planned before this one has landed. Who samples is one token longer by then, but
-        for those whose last token it is: on that one nothing is computed.
-        """
+    def advance(self, plan: Plan) -> None:
+        """The step was started: its tokens count as computed."""
         for request, count in plan.tokens.items():
-            start, end = request.num_computed, request.num_computed + count
+            start = request.num_computed
             if start < request.num_prompt:
                 plan.num_prompt_tokens += min(count, request.num_prompt - start)
-            request.num_computed = end
-            if ahead and end == len(request.token_ids) and request.tokens_left > 1:
+            request.num_computed = start + count
+
+    def expect(self, plan: Plan) -> None:
+        """The step was drawn, and the next may be planned before it has landed: who samples is one token longer by
+        then, but for those whose last token it is. On that one nothing is computed."""
+        for request in plan.tokens:
+            if request.num_computed == len(request.token_ids) and request.tokens_left > 1:
                 request.expect()
 
     def commit_late(self, plan: Plan) -> None:

@@ -242,7 +242,7 @@ def _shape(hint: Any) -> _Shape:
         if kind in kinds:
             element = typing.get_args(kinds[kind])[0]
             return _Shape(integer, "N", many=True) if element is int else _Shape(str, many=True)
-    if dict in kinds:
+    if dict in kinds or any(map(dataclasses.is_dataclass, kinds)):
         return _Shape(_json, "JSON")
     if str in kinds:  # whatever else it may be, the field's own check reads the word
         return _Shape(str)

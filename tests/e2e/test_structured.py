@@ -3,6 +3,8 @@
 import functools
 import json
 import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -80,6 +82,14 @@ def test_an_answer_that_would_fit_is_left_as_it_is() -> None:
     shaped = SamplingParams(temperature=0, max_tokens=30, structured_outputs={"regex": "(.|\n)*"})
     bound = llm("bundled").generate(PROMPTS[0], shaped, use_tqdm=False)[0]
     assert bound.outputs[0].token_ids == free.outputs[0].token_ids
+
+
+def test_the_command_takes_a_shape_as_json() -> None:
+    command = [sys.executable, "-m", "quintet", "generate", "--device", "cpu", "--structured-outputs"]
+    done = subprocess.run([*command, '{"regex": "[0-9]{3}"}', "A number:"], capture_output=True, text=True, check=True)
+    assert re.fullmatch("[0-9]{3}", done.stdout.strip())
+    wrong = subprocess.run([*command, '{"regx": "a"}', "A number:"], capture_output=True, text=True)
+    assert wrong.returncode == 2 and "did you mean 'regex'?" in wrong.stderr
 
 
 @tpu.needs_jax

@@ -142,10 +142,10 @@ class BehindDevice(NullDevice):
 
     def __init__(self, work: Work) -> None:
         super().__init__()
-        self._work = work
+        self.work = work
 
     def allocate_kv(self, layouts: Sequence[KVLayout], pages: int) -> KV:
-        self._work.allocations += 1
+        self.work.allocations += 1
         return (torch.zeros(pages, layouts[0].page_size, dtype=torch.int64), *[torch.empty(0)] * (len(layouts) - 1))
 
     def to_device(self, arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[Tensor, ...]:
@@ -155,19 +155,19 @@ class BehindDevice(NullDevice):
             for to, array in zip(there, arrays, strict=True):
                 to.copy_(torch.from_numpy(array))
 
-        self._work.add(run, sure=True)
+        self.work.add(run, sure=True)
         return there
 
     def to_host(self, x: Tensor) -> Callable[[], Tensor]:
-        here, step = torch.zeros_like(x), self._work.step
+        here, step = torch.zeros_like(x), self.work.step
         _spoil(here)
-        job = self._work.add(lambda: here.copy_(x))
+        job = self.work.add(lambda: here.copy_(x))
 
         def wait() -> Tensor:
-            if ("wait", step) not in self._work.log:
-                self._work.log.append(("wait", step))
-            self._work.fail("wait", step)
-            self._work.until(job)
+            if ("wait", step) not in self.work.log:
+                self.work.log.append(("wait", step))
+            self.work.fail("wait", step)
+            self.work.until(job)
             return here
 
         return wait

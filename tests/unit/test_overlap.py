@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -13,14 +13,15 @@ import torch
 from quintet.config import EngineConfig
 from quintet.conformance.tiny import variant
 from quintet.engine.engine import Engine
-from quintet.engine.request import Admitted, random_key
+from quintet.engine.logits_processors import RequestLogitsProcessor, RowFunction
+from quintet.engine.request import UNKNOWN, Admitted, random_key
 from quintet.engine.start import launch, prepare
 from quintet.ops.tokens import place_tokens
 from quintet.outputs import TokenDelta, TokenLogprobs
 from quintet.platforms import Chosen
 from quintet.platforms.interface import CacheLost, Capabilities
 from quintet.sampling_params import SamplingParams
-from tests.helpers.behind import Work, behind
+from tests.helpers.behind import BehindDevice, Work, behind
 from tests.helpers.loopback import LoopbackPlatform
 from tests.helpers.null_engine import VOCAB, CtrlC, folder
 
@@ -279,13 +280,56 @@ def test_a_call_returns_what_the_step_before_gave() -> None:
 
 
 @pytest.mark.parametrize(
-    "looking", [{"params": plain(4, frequency_penalty=0.5)}, {"params": plain(4), "bad_words": ((5, 6),)}], ids=str
+    "looking", [{"params": plain(9, frequency_penalty=0.5)}, {"params": plain(9), "bad_words": ((5, 6),)}], ids=str
 )
-def test_steps_wait_only_while_somebody_draws_by_what_it_said(looking: dict[str, Any]) -> None:
+def test_who_draws_by_what_it_said_stops_nobody_from_going_ahead(looking: dict[str, Any]) -> None:
+    """The model of the next step is started; only its draw waits for the tokens of the one before."""
     served = Served()
     served.run(Ask("a", [1, 2, 3], plain(9)), Ask("b", [4], **looking))
-    counts = ahead(served.work)
-    assert counts[:4] == [0, 0, 0, 0] and set(counts[4:-1]) == {1}
+    assert set(ahead(served.work)[:-1]) == {1} and len(served.work.requests) == 9
+
+
+def test_a_draw_that_fails_ends_those_in_its_step_after_the_tokens_before_it() -> None:
+    served = Served()
+    served.engine.add(Ask("a", [1, 2, 3], plain(9, frequency_penalty=0.5)).admitted())
+    penalize, left = served.engine._runner._ranks.workers[0].ops.penalize, [2]
+
+    def broken(*args: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise RuntimeError("on fire")
+        return penalize(*args)
+
+    served.engine._runner._ranks.workers[0].ops.__dict__["penalize"] = broken
+    calls = [served.engine.step() for _ in range(3)]
+    assert [[len(delta.token_ids) for delta in deltas] for deltas in calls] == [[], [1], [1, 0]]
+    assert [delta.finish_reason for delta in calls[2]] == [None, "error"] and not served.engine.busy
+
+
+class Echo(RequestLogitsProcessor):
+    """Makes the last token the likeliest: what it sees must be the request's own tokens, all of them known."""
+
+    def for_request(self, params: SamplingParams) -> RowFunction:
+        assert isinstance(self.device, BehindDevice)
+        work = self.device.work
+
+        def function(prompt: Sequence[int], output: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+            assert UNKNOWN not in output
+            token = ([*prompt, *output][-1] + len(output)) % VOCAB
+            work.add(lambda: logits[token].fill_(99))  # in its turn: the model's own logits come first
+            return logits
+
+        return function
+
+
+def test_logits_processors_see_tokens_that_are_known_and_the_next_model_runs_meanwhile() -> None:
+    said = []
+    for overlap in (False, True):
+        served = Served(overlap, logits_processors=[Echo])
+        said.append(served.run(Ask("a", [1, 2, 3], plain(9)), Ask("b", [4], plain(6), frozenset([7]))))
+        assert not overlap or set(ahead(served.work)[:-1]) == {1}
+    assert said[0] == said[1] and said[0]["a"].tokens == [3, 4, 6, 9, 13, 18, 24, 31, 39]
+    assert said[0]["b"].tokens == [4, 5, 7] and said[0]["b"].reason == "stop"
 
 
 def test_min_tokens_and_words_of_one_token_need_nobody_to_wait() -> None:

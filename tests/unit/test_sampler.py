@@ -169,11 +169,9 @@ def test_it_looks_back_where_a_row_is_drawn_by_what_it_said():
     kinds += [{"bad_words_ids": ((5,), (6, 7))}]
     sample, found = sampler(), []
     for kind in kinds:
-        step(sample, [request("1", [1]), request("2", [1], **kind)])
-        found.append(sample.looks_back)
+        found.append(sample.looks_back([request("1", [1]), request("2", [1], **kind)]))
     assert found == [False, False, True, True, True, True]
-    step(sample, [request("1", [1])])
-    assert not sample.looks_back, "they have left"
+    assert not sample.looks_back([request("1", [1])]), "they have left"
 
 
 def penalized(logits: np.ndarray, prompt, output, repetition=1.0, frequency=0.0, presence=0.0) -> np.ndarray:

@@ -213,7 +213,8 @@ def test_integrity_notices_a_request_without_its_pages() -> None:
 def start(s: Scheduler) -> Plan:
     """A step that is left running."""
     plan = s.schedule()
-    s.advance(plan, ahead=True)
+    s.advance(plan)
+    s.expect(plan)
     return plan
 
 

@@ -27,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--system", metavar="TEXT", help="the system message")
     group.add_argument("--quiet", "-q", action="store_true", help="print no figures after an answer")
     target.add_arguments(parser)
-    engine.add_sampling_arguments(parser, exclude=("n", "logprobs", "prompt_logprobs"), max_tokens=None)
+    engine.add_sampling_arguments(
+        parser, exclude=("n", "logprobs", "prompt_logprobs", "structured_outputs"), max_tokens=None
+    )
     engine.add_arguments(parser, exclude=("seed",))
 
 

@@ -18,7 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--quiet", "-q", action="store_true", help="print no figures to standard error")
     target.add_arguments(parser)
     unsettled = {each.name: None for each in dataclasses.fields(SamplingParams)}  # the server has its own defaults
-    engine.add_sampling_arguments(parser, exclude=("n", "logprobs", "prompt_logprobs"), **unsettled)
+    engine.add_sampling_arguments(
+        parser, exclude=("n", "logprobs", "prompt_logprobs", "structured_outputs"), **unsettled
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
