@@ -264,7 +264,7 @@ def grouped_linear(dtype: torch.dtype) -> Iterator[Case]:
     for counts, spare in (((3,), 0), ((0, 4, 0, 1), 3), ((5, 5, 5), 0), ((0, 0), 2), ((1, 0, 30, 2, 0, 7), 1)):
         for inputs, outputs in ((48, 77), (256, 40)):
             x = randn(sum(counts) + spare, inputs, dtype=dtype)
-            x[sum(counts) :] = torch.nan  # nobody's rows
+            x[sum(counts) :] = torch.nan  # no token's rows
             weight = randn(len(counts), outputs, inputs, dtype=dtype, scale=inputs**-0.5)
             yield f"{counts} of {len(x)}, {inputs} by {outputs}", (x, weight, torch.tensor(counts, dtype=torch.int32))
 

@@ -40,7 +40,7 @@ CLAUSES = {
     # graphs
     "graphs.buckets": "With fixed shapes, every declared size runs, and no other.",
     "graphs.settled": "Nothing is compiled once an engine has warmed up.",
-    "graphs.padding": "Padding never leaks into results, and the page that nobody owns is nobody's.",
+    "graphs.padding": "Padding never leaks into results, nor does what stands on page 0, which takes its writes.",
     "graphs.replay": "A step that was recorded gives what it gave when it was run the first time, with new inputs.",
     # sampling
     "sampling.draws": "A seed draws the tokens that the specification draws, whatever else is in the batch.",
@@ -55,8 +55,8 @@ CLAUSES = {
     "oracle.equal": "Alone, batched, chunked, cached, preempted: a request's tokens are the same.",
     "oracle.invariant": "A platform that declares batch invariance gives the same bits, whatever else is in the batch.",
     # faults
-    "faults.cancel": "A request that is cancelled frees its pages at once, and nobody else notices.",
-    "faults.step": "A step that fails ends its requests with the reason; the engine and everybody else go on.",
+    "faults.cancel": "A request that is cancelled frees its pages at once, and no other request notices.",
+    "faults.step": "A step that fails ends its requests with the reason; the engine and all other requests go on.",
     "faults.request": "What is wrong with one request ends that one alone, or refuses it before it starts.",
     "faults.cache": "A cache that was lost is made again, and no token is lost or doubled.",
 }

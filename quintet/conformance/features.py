@@ -14,7 +14,7 @@ PREFACE = """\
 <!-- Written by scripts/support.py from the reports in conformance/reports/: do not edit. -->
 # What is supported, as measured
 
-Every line follows from a report of `quintet conformance` in `conformance/reports/`; nobody writes one by hand.
+Every line follows from a report of `quintet conformance` in `conformance/reports/`; none is written by hand.
 
 - *Supported*: every trial of it passed.
 - *Unsupported*: the platform says that it has no such thing, or a trial failed; the reasons stand below each table.

@@ -714,7 +714,7 @@ def stale(what: str) -> type[Platform]:
         (Uncounted, "graphs.settled", "counted none while the engine started"),
         (Padding, "graphs.padding", "12 tokens in a step of 64"),
         (Scribbled, "graphs.padding", "whose padding is not zeros"),
-        (ReadsPageZero, "graphs.padding", "after somebody wrote to page 0"),
+        (ReadsPageZero, "graphs.padding", "after page 0 was written to"),
         (stale("token_ids"), "graphs.replay", "held against enforce_eager"),
         (stale("page_table"), "graphs.replay", "held against enforce_eager"),
         (stale("lengths"), "graphs.replay", "held against enforce_eager"),

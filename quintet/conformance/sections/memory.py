@@ -1,6 +1,6 @@
 """Bytes of a device: counted, refused when they run out, given back when they are let go, and planned beforehand.
 
-Where a platform's memory is the host's, everybody takes from it: there this process's own size is looked at.
+Where a platform's memory is the host's, every process takes from it: there this process's own size is looked at.
 """
 
 import ctypes
@@ -49,7 +49,7 @@ def _own(subject: Subject) -> Memory:
     """The device's memory, where it counts its own."""
     memory, host = subject.device.memory(), host_memory().total
     if memory.total in {host // share for share in range(1, subject.facts.devices + 1)}:
-        raise Lacking("its memory is the host's, of which everybody takes: what one allocation takes does not show")
+        raise Lacking("its memory is the host's, of which every process takes: what one allocation takes does not show")
     return memory
 
 

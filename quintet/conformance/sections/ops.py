@@ -124,7 +124,7 @@ def _tried(there: Subject, name: str, cases: list[Case]) -> list[tuple[Tensor, .
 
 
 def _now(there: Subject, call: Call) -> tuple[Tensor, ...]:
-    """Outside of a step, where batches that nobody planned can be read."""
+    """Outside of a step, where batches without a plan can be read."""
     return (there.down(call.function(*call.args)),)
 
 

@@ -67,7 +67,7 @@ class Oracle:
 
     def _serve(self, way: str) -> Served:
         settings = {"dtype": named(self._dtype), **WAYS[way]}
-        if "num_pages" not in settings:  # so few that the longest request just fits, beside nobody
+        if "num_pages" not in settings:  # so few that the longest request just fits, alone
             settings["num_pages"] = 1 + -(-SERVED // self._page_size)
         return Served(self._subject, self.tiny, **settings)
 
@@ -104,8 +104,8 @@ class Oracle:
     def _preempted(self) -> Answers:
         engine = self._serve("preempted")
         answers = self._run(engine)
-        possible = self._page_size < SERVED  # else a page holds any request, and nobody has to make room
-        require(engine.stats.num_preemptions > 0 or not possible, "nobody was preempted, so this showed nothing")
+        possible = self._page_size < SERVED  # else a page holds any request, and no request has to make room
+        require(engine.stats.num_preemptions > 0 or not possible, "no request was preempted, so this showed nothing")
         return answers
 
 

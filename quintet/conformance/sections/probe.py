@@ -19,7 +19,7 @@ from quintet.conformance.subject import Subject
 from quintet.ops.linear import KINDS
 from quintet.platforms.interface import Capabilities, Platform
 
-PATIENCE = 5.0  # seconds that somebody who typed a command waits without wondering
+PATIENCE = 5.0  # seconds that the user of a command waits without wondering
 LONG = 120.0  # seconds after which a process that probes is ended
 
 # What the process writes is its last line. Its baseline has what quintet itself needs: torch, and the contract.
