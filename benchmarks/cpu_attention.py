@@ -21,7 +21,7 @@ from quintet import _cpu
 from quintet.ops import Op
 from quintet.ops.attention import page_shape, stored
 from quintet.platforms.cpu import attention, native_attention
-from quintet.types import AttentionSpec, Batch
+from quintet.types import AttentionSpec, Batch, Books, Group
 
 HEADS, KV_HEADS, DIM, PAGE = 16, 8, 128, 16
 CACHED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
@@ -46,7 +46,7 @@ class Case:
         return self.requests * (self.cached + self.new) * 2 * KV_HEADS * row
 
 
-def step(case: Case) -> tuple[Tensor, Batch]:
+def step(case: Case) -> tuple[Tensor, Books]:
     length, count = case.cached + case.new, case.requests
     width = -(-length // PAGE)
     table = torch.randperm(count * width, dtype=torch.int32).reshape(count, width) + 1
@@ -54,16 +54,16 @@ def step(case: Case) -> tuple[Tensor, Batch]:
     places = positions.long()
     slots = table[:, places // PAGE] * PAGE + positions % PAGE
     q = torch.randn(count * case.new, HEADS, DIM).to(case.dtype)
-    return q, Batch(
+    group = Group(slots.flatten().int(), table, torch.full((count,), length, dtype=torch.int32))
+    batch = Batch(
         token_ids=torch.zeros(len(q), dtype=torch.int32),
         positions=positions.repeat(count),
-        slots=slots.flatten().int(),
         owners=torch.arange(count, dtype=torch.int32).repeat_interleave(case.new),
         starts=torch.arange(count + 1, dtype=torch.int32) * case.new,
-        lengths=torch.full((count,), length, dtype=torch.int32),
-        page_table=table,
-        logit_rows=torch.zeros(0, dtype=torch.int32),
+        rows=torch.zeros(0, dtype=torch.int32),
+        groups=(group,),
     )
+    return q, Books(batch, group)
 
 
 def caches(case: Case, beyond: int) -> list[Tensor]:
@@ -77,13 +77,13 @@ def caches(case: Case, beyond: int) -> list[Tensor]:
 def calls(case: Case, beyond: int) -> Iterator[tuple[str, Callable[[int], object], int, int]]:
     """What it is, a call on the i-th layer, how many layers there are, bytes that it reads."""
     attend = Op.registry["paged_attention"].providers
-    q, batch = step(case)
+    q, books = step(case)
     for what, cached in {"": None, **CACHED}.items():
         each = replace(case, kv_dtype=cached)
         kvs, of = caches(each, beyond), each.spec
 
         def call(i: int, name: str, kvs: list[Tensor] = kvs, of: AttentionSpec = of) -> object:
-            return attend[name](q, kvs[i], batch, of, None)
+            return attend[name](q, kvs[i], books, of, None)
 
         for name in ("native", "torch") if cached is None else ("native",):
             yield f"{name} {what}", functools.partial(call, name=name), len(kvs), each.bytes()

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from quintet.ops import Op
 from quintet.platforms.cpu import linear
+from quintet.types import Matrix
 
 SHAPES = ((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (151936, 1024))  # Qwen3-0.6B: outputs, inputs
 ROWS = (1, 4, 16, 64, 512)
@@ -84,7 +85,7 @@ def alternate(x: Tensor, plain: list[Tensor], packed: list[Tensor], seconds: flo
     most = max(1, 400 // len(x))  # weights in a round: those of many rows need no more to leave the caches
     plain, packed = plain[:most], packed[:most]
     calls: tuple[Callable[[], object], ...] = (
-        lambda: [native(x, weight, None, outputs) for weight in packed],
+        lambda: [native(x, Matrix(weight), None, outputs) for weight in packed],
         lambda: [torch.nn.functional.linear(x, weight) for weight in plain],
     )
     while rounds < 3 or time.perf_counter() - start < seconds:

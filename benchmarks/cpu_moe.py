@@ -18,6 +18,7 @@ from torch.nn import functional
 from quintet.ops import Op
 from quintet.platforms.cpu import native_moe
 from quintet.platforms.cpu.native_moe import pack_experts
+from quintet.types import Matrix
 
 HIDDEN, INNER, K = 2048, 768, 8
 NUM = 16  # of the model's 128: more than any cache holds
@@ -93,8 +94,8 @@ class Layer:
     def plain(self, x: Tensor, draw: Draw) -> None:
         product, (gate_up, down) = Op.registry["linear"].providers["native"], self._packed
         for expert, tokens in draw.rows:
-            wide = product(x[: len(tokens)], gate_up[expert], None, (2 * INNER,))
-            product(wide[:, :INNER], down[expert], None, (HIDDEN,))
+            wide = product(x[: len(tokens)], Matrix(gate_up[expert]), None, (2 * INNER,))
+            product(wide[:, :INNER], Matrix(down[expert]), None, (HIDDEN,))
 
     def torch(self, x: Tensor, draw: Draw) -> None:
         gate_up, down = self._plain

@@ -17,15 +17,16 @@ from torch import Tensor
 
 from benchmarks.cpu_linear import CACHES, FEW, GIGA, ROWS
 from quintet.ops import Op
+from quintet.ops.registry import of_kind
 from quintet.platforms.cpu import linear, quantized
-from quintet.types import Scheme
+from quintet.types import Form, Matrix
 
 SHAPES = ((1024, 3072), (6144, 1024), (3072, 6144), (151936, 1024))  # outputs, inputs
 SCHEMES = {
-    "int8": Scheme("int8", 8, 16, 128),
-    "int4": Scheme("int4", 4, 16, 32),
-    "w8a8": Scheme("w8a8", 8, 8, 0),
-    "w4a8": Scheme("w4a8", 4, 8, 32),
+    "int8": Form("int8", 8, 16, 128),
+    "int4": Form("int4", 4, 16, 32),
+    "w8a8": Form("w8a8", 8, 8, 0),
+    "w4a8": Form("w4a8", 4, 8, 32),
 }
 
 
@@ -99,14 +100,14 @@ def alternate(
     x: Tensor, packed: list[list[Tensor]], plain: list[list[Tensor]], name: str, outputs: int, seconds: float
 ) -> tuple[float, float]:
     """The shortest time per product of each, over so many seconds and at least three rounds."""
-    native, dense = (Op.registry[op].providers["native"] for op in (f"linear_{name}", "linear"))
-    rest = (None, None, (outputs,)) if name == "int4" else (None, (outputs,))
+    form, dense = SCHEMES[name], Op.registry["linear"].providers["native"]
+    native = Op.registry[of_kind("linear", form.kind)].providers["native"]
     best, start, rounds = [float("inf")] * 2, time.perf_counter(), 0
     most = max(1, 400 // len(x))  # weights in a round: those of many rows need no more to leave the caches
     packed, plain = packed[:most], plain[:most]
     calls: tuple[tuple[int, Callable[[], object]], ...] = (
-        (len(packed), lambda: [native(x, *weight, *rest) for weight in packed]),
-        (len(plain), lambda: [dense(x, *weight, None, (outputs,)) for weight in plain]),
+        (len(packed), lambda: [native(x, Matrix(*weight, form=form), None, (outputs,)) for weight in packed]),
+        (len(plain), lambda: [dense(x, Matrix(*weight), None, (outputs,)) for weight in plain]),
     )
     while rounds < 3 or time.perf_counter() - start < seconds:
         for i, (count, call) in enumerate(calls):

@@ -14,14 +14,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from quintet import LLM, SamplingParams
 from quintet.config import BUNDLED, SCHEMES, EngineConfig
 from quintet.engine.start import prepare
-from quintet.types import HostBatch
 
 CASES = Path(__file__).parent.parent / "tests" / "e2e" / "bundled_cases.json"
 LONGEST = 512  # tokens of one sequence
@@ -60,22 +58,13 @@ def logits(config: EngineConfig, rows: list[list[int]]) -> Iterator[Tensor]:
     """[T, V] float32 for each sequence, straight from the step."""
     prepared = prepare(config)
     worker, size = prepared.ranks.workers[0], config.page_size
-    pages = -(-LONGEST // size)
-    worker.load(prepared.folder, pages + 1, (), progress=False)
-    table = np.arange(1, pages + 1, dtype=np.int32)[None]
+    pages, groups = -(-LONGEST // size), worker.arrangement.groups
+    worker.load(prepared.folder, pages * len(groups) + 1, (), progress=False)
+    own = [range(1 + pages * index, 1 + pages * (index + 1)) for index in range(len(groups))]
     for ids in rows:
-        places = np.arange(len(ids), dtype=np.int32)
-        batch = HostBatch(
-            token_ids=np.array(ids, np.int32),
-            positions=places,
-            slots=table[0, places // size] * size + places % size,
-            owners=np.zeros(len(ids), np.int32),
-            starts=np.array([0, len(ids)], np.int32),
-            lengths=np.array([len(ids)], np.int32),
-            page_table=table,
-            logit_rows=places,
-        )
-        yield worker.device.to_host(worker.run(batch))().float().clone()
+        logits = worker.run(laid([Stretch(ids, 0, own)], size, [kept.window for kept in groups])).logits
+        assert logits is not None
+        yield worker.device.to_host(logits)().float().clone()
 
 
 def divergence(config: EngineConfig, rows: list[list[int]]) -> Divergence:

@@ -25,7 +25,7 @@ from quintet.engine.groups import arrange
 from quintet.engine.hub import load_model_config, resolve_model
 from quintet.engine.loader import declared
 from quintet.engine.variants import plan_variants
-from quintet.layers.build import Build, Layer
+from quintet.layers.build import Build, Layer, settle
 from quintet.layers.mixing import Mixing
 from quintet.models import model_class
 from quintet.ops import bind
@@ -34,7 +34,7 @@ from quintet.platforms.tpu import PLATFORM, attention, providers  # noqa: F401  
 from quintet.platforms.tpu.bridge import dtype_of
 from quintet.platforms.tpu.compile import Program
 from quintet.platforms.tpu.device import TPUDevice
-from quintet.platforms.tpu.sharding import placement
+from quintet.platforms.tpu.sharding import placements
 from quintet.types import AttentionSpec, Variant
 
 GIB = 2**30
@@ -63,10 +63,12 @@ def program(hf_config: Any, devices: Sequence[Any], sizes: Sizes) -> tuple[Progr
     ops = bind(PLATFORM.op_priority)
     build = Build(ops, mixing, Alone(), sizes.dtype, sizes.page_size, sizes.max_model_len)
     model = model_class(hf_config)(hf_config, build).eval()
+    settle(model)
     arrangement = arrange(mixings)
     weights = {}
     for each in declared(model):
-        weights[f"{each.path}.{each.weight.name}"] = placement(each.weight, device.mesh).shape
+        for name, place in placements(each.weight, device.mesh).items():
+            weights[f"{each.path}.{name}"] = place.shape
     for path, layer in model.named_modules():
         for name, tensor in layer.constants().items() if isinstance(layer, Layer) else ():
             weights[f"{path}.{name}"] = jax.ShapeDtypeStruct(

@@ -21,8 +21,10 @@ def snapshot() -> str:
         lines += [f"# quintet/{module}", *_members(_tree(PACKAGE / module).body, ""), ""]
     lines.append("# quintet/ops")
     for path in sorted((PACKAGE / "ops").glob("*.py")):
-        specifications = [n for n in _tree(path).body if isinstance(n, Function) and _decorators(n) == ["Op"]]
-        lines += [_signature(each) for each in specifications]
+        for node in _tree(path).body:
+            marks = _decorators(node) if isinstance(node, Function) else []
+            if isinstance(node, Function) and marks and marks[0].startswith("Op"):
+                lines.append("".join(f"@{each} " for each in marks if each != "Op") + _signature(node))
     return "\n".join(lines) + "\n"
 
 

@@ -10,6 +10,7 @@ from benchmarks.peers.protocol import MAX_LEN, MAX_TOKENS, SEQUENCES, Emit, Job
 from quintet import LLM, SamplingParams
 from quintet.engine.loader import declared
 from quintet.engine.worker import Worker
+from quintet.types import Extent, Variant
 
 
 class Quintet:
@@ -49,7 +50,7 @@ class Quintet:
 def _read_bytes(worker: Worker) -> int:
     """Of all weights but the embedding, of which a token reads one row; a head that is tied to it is read whole."""
     weights = [each.weight for each in declared(worker.model) if each.weight.use != "embedding"]
-    return sum(worker.platform.placed_bytes(weight) for weight in weights)
+    return worker.platform.estimate(worker.model, weights, Extent(Variant(1, 1, 1, ()), 0, 0)).weights
 
 
 def convert(job: Job) -> None:

@@ -25,10 +25,10 @@ class Call:
 
 
 def send(subject: Subject, x: Any, use: str = "vector") -> Any:
-    """Host tensors on the device, in tuples of any kind too; the rest as it is. Nobody else holds what was sent."""
+    """Host tensors on the device, in tuples of any kind too; the rest as it is. Nothing else holds what was sent."""
     if isinstance(x, Tensor):
         return subject.up(x.clone()) if use == "vector" else subject.place(x.clone(), use)["x"]
-    return _mapped(lambda each: send(subject, each), x)
+    return _mapped(lambda each: send(subject, each, use), x)
 
 
 def results(subject: Subject, calls: Sequence[Call]) -> list[tuple[Tensor, ...]]:

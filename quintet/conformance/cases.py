@@ -8,8 +8,10 @@ from torch import Tensor
 
 from quintet.conformance.batches import Cache, Request, spec
 from quintet.ops.activation import KINDS
+from quintet.ops.linear import KINDS as FORMS
+from quintet.ops.registry import of_kind
 from quintet.ops.rotary import HeadNorms
-from quintet.types import AttentionSpec
+from quintet.types import AttentionSpec, Form, Matrix
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # ops that turn logits into tokens: the section `sampling` proves them, the section `ops` all others
@@ -22,7 +24,7 @@ ATTENTION = (
     "attention",
 )  # not called by a platform whose attention is made of something else
 # of these a platform that packs the scheme takes what its place() made, and nothing else
-PACKED = {"linear_int8": "int8", "linear_int4": "int4", "linear_w8a8": "w8a8", "linear_w4a8": "w4a8"}
+PACKED = {of_kind("linear", kind): kind for kind in FORMS}
 USES = {"linear": {1: "linear"}, "embedding": {1: "embedding"}}  # arguments that place() may repack, and for what
 TYPES: dict[str, tuple[torch.dtype, ...]] = {  # of results; elsewhere the arguments'
     **dict.fromkeys(("route", "route_grouped"), (torch.float32, torch.int32)),
@@ -42,7 +44,7 @@ def linear(dtype: torch.dtype) -> Iterator[Case]:
             for biased in (False, True):
                 x, w = randn(rows, inputs, dtype=dtype), randn(outputs, inputs, dtype=dtype, scale=inputs**-0.5)
                 bias = randn(outputs, dtype=dtype) if biased else None
-                yield f"{rows}x{inputs} by {outputs}, bias {biased}", (x, w, bias, (outputs,))
+                yield f"{rows}x{inputs} by {outputs}, bias {biased}", (x, Matrix(w), bias, (outputs,))
 
 
 def activations(dtype: torch.dtype) -> Iterator[Case]:
@@ -199,10 +201,9 @@ def _products(dtype: torch.dtype, *sizes: tuple[int, int, int]) -> Iterator[Prod
 def linear_int8(dtype: torch.dtype) -> Iterator[Case]:
     for what, x, bias, inputs, outputs in _products(dtype, (1, 48, 77), (33, 48, 77), (16, 384, 40)):
         for groups in (1, 3, inputs // 16):
-            yield (
-                f"{what}, {groups} groups",
-                (x, _int8(outputs, inputs), _scales(outputs, groups) / 16, bias, (outputs,)),
-            )
+            form = Form("int8", 8, 16, inputs // groups)
+            weight = Matrix(_int8(outputs, inputs), _scales(outputs, groups) / 16, form=form)
+            yield f"{what}, {groups} groups", (x, weight, bias, (outputs,))
 
 
 def linear_int4(dtype: torch.dtype) -> Iterator[Case]:
@@ -211,28 +212,27 @@ def linear_int4(dtype: torch.dtype) -> Iterator[Case]:
             given = None if zeros is None else (_int8(outputs, groups).view(torch.uint8) >> 4).to(zeros)
             if given is not None and zeros is torch.float32:
                 given += 0.25
-            weight = _int8(outputs, inputs // 2).view(torch.uint8)
-            yield (
-                f"{what}, {groups} groups, zeros {zeros}",
-                (x, weight, _scales(outputs, groups), given, bias, (outputs,)),
-            )
+            values, form = _int8(outputs, inputs // 2), Form("int4", 4, 16, inputs // groups, zeros is not None)
+            weight = Matrix(values.view(torch.uint8), _scales(outputs, groups), given, form=form)
+            yield f"{what}, {groups} groups, zeros {zeros}", (x, weight, bias, (outputs,))
 
 
-def linear_fp8(dtype: torch.dtype) -> Iterator[Case]:
-    kinds = torch.float8_e4m3fn, torch.float8_e5m2
+def linear_fp8(dtype: torch.dtype, kind: str = "fp8", activations: int = 16) -> Iterator[Case]:
+    types = torch.float8_e4m3fn, torch.float8_e5m2
     sizes = (1, 48, 77), (3, 256, 140), (33, 300, 129)
     for what, x, bias, inputs, outputs in _products(dtype, *sizes):
-        for kind, block in ((kinds[0], 0), (kinds[0], 16), (kinds[1], 128), (kinds[1], 0)):
-            weight = randn(outputs, inputs, dtype=torch.float32).to(kind)
-            cut = (-(-outputs // block), -(-inputs // block)) if block else (outputs, 1)
-            yield f"{what}, {kind}, blocks {block}", (x, weight, _scales(*cut), bias, block, (outputs,))
-        weight = randn(outputs, inputs, dtype=torch.float32).to(kinds[0])
-        yield f"{what}, one scale", (x, weight, _scales(1, 1), bias, 0, (outputs,))
+        for of, group in ((types[0], 0), (types[0], 16), (types[1], 128), (types[1], 0)):
+            values, form = (
+                randn(outputs, inputs, dtype=torch.float32).to(of),
+                Form(kind, 8, activations, group, dtype=of),
+            )
+            weight = Matrix(values, _scales(outputs, form.groups(inputs)), form=form)
+            yield f"{what}, {of}, groups of {group}", (x, weight, bias, (outputs,))
 
 
-def linear_fp8_dynamic(dtype: torch.dtype) -> Iterator[Case]:
-    for what, (x, weight, scales, bias, block, outputs) in linear_fp8(dtype):
-        yield what, (_untied_fp8(x, block, weight.dtype), weight, scales, bias, block, outputs)
+def linear_fp8a8(dtype: torch.dtype) -> Iterator[Case]:
+    for what, (x, weight, bias, outputs) in linear_fp8(dtype, "fp8a8", 8):
+        yield what, (_untied_fp8(x, weight.form.group, weight.values.dtype), weight, bias, outputs)
 
 
 def _untied_fp8(x: Tensor, block: int, kind: torch.dtype) -> Tensor:
@@ -240,12 +240,14 @@ def _untied_fp8(x: Tensor, block: int, kind: torch.dtype) -> Tensor:
 
 
 def linear_w8a8(dtype: torch.dtype) -> Iterator[Case]:
+    form = Form("w8a8", 8, 8)
     for what, x, bias, inputs, outputs in _products(dtype, (1, 1, 1), (1, 48, 77), (33, 48, 77), (16, 1100, 40)):
         x[len(x) // 2] *= 0.0 if len(x) == 33 else 30.0  # a token of zeros; one of large numbers
         x = untied(x, 0, 127.0, torch.round)
-        yield what, (x, _int8(outputs, inputs), _scales(outputs, 1) / 16, bias, (outputs,))
-    x, weight = long_sums(dtype)
-    yield "sums beyond 2**24", (x, weight.to(torch.int8), torch.ones(1, 1), None, (1,))
+        weight = Matrix(_int8(outputs, inputs), _scales(outputs, 1) / 16, form=form)
+        yield what, (x, weight, bias, (outputs,))
+    x, long = long_sums(dtype)
+    yield "sums beyond 2**24", (x, Matrix(long.to(torch.int8), torch.ones(1, 1), form=form), None, (1,))
 
 
 def long_sums(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -260,9 +262,10 @@ def long_sums(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def linear_w4a8(dtype: torch.dtype) -> Iterator[Case]:
     for what, x, bias, inputs, outputs in _products(dtype, (1, 48, 77), (33, 48, 77), (16, 384, 40)):
         for groups in (1, 3, inputs // 16):
-            weight = _int8(outputs, inputs // 2).view(torch.uint8)
+            values, form = _int8(outputs, inputs // 2).view(torch.uint8), Form("w4a8", 4, 8, inputs // groups)
             even = untied(x, inputs // groups, 127.0, torch.round)
-            yield f"{what}, {groups} groups", (even, weight, _scales(outputs, groups), bias, (outputs,))
+            weight = Matrix(values, _scales(outputs, groups), form=form)
+            yield f"{what}, {groups} groups", (even, weight, bias, (outputs,))
 
 
 def untied(x: Tensor, block: int, largest: float, rounded: Callable[[Tensor], Tensor]) -> Tensor:
@@ -294,7 +297,7 @@ def grouped_linear(dtype: torch.dtype) -> Iterator[Case]:
     for counts, spare in (((3,), 0), ((0, 4, 0, 1), 3), ((5, 5, 5), 0), ((0, 0), 2), ((1, 0, 30, 2, 0, 7), 1)):
         for inputs, outputs in ((48, 77), (256, 40)):
             x = randn(sum(counts) + spare, inputs, dtype=dtype)
-            x[sum(counts) :] = torch.nan  # nobody's rows
+            x[sum(counts) :] = torch.nan  # no token's rows
             weight = randn(len(counts), outputs, inputs, dtype=dtype, scale=inputs**-0.5)
             yield f"{counts} of {len(x)}, {inputs} by {outputs}", (x, weight, torch.tensor(counts, dtype=torch.int32))
 
@@ -338,12 +341,12 @@ CASES: dict[str, Callable[[torch.dtype], Iterator[Case]]] = {
     "grouped_linear": grouped_linear,
     "layer_norm": layer_norm,
     "linear": linear,
-    "linear_fp8": linear_fp8,
-    "linear_fp8_dynamic": linear_fp8_dynamic,
-    "linear_int4": linear_int4,
-    "linear_int8": linear_int8,
-    "linear_w4a8": linear_w4a8,
-    "linear_w8a8": linear_w8a8,
+    "linear:fp8": linear_fp8,
+    "linear:fp8a8": linear_fp8a8,
+    "linear:int4": linear_int4,
+    "linear:int8": linear_int8,
+    "linear:w4a8": linear_w4a8,
+    "linear:w8a8": linear_w8a8,
     "norm_rotary": norm_rotary,
     "paged_attention": paged_attention,
     "place_rows": place_rows,

@@ -40,7 +40,7 @@ CLAUSES = {
     # graphs
     "graphs.buckets": "With fixed shapes, every declared size runs, and no other.",
     "graphs.settled": "Nothing is compiled once an engine has warmed up.",
-    "graphs.padding": "Padding never leaks into results, and the page that nobody owns is nobody's.",
+    "graphs.padding": "Padding never leaks into results, nor does what stands on page 0, which takes its writes.",
     "graphs.replay": "A step that was recorded gives what it gave when it was run the first time, with new inputs.",
     # sampling
     "sampling.draws": "A seed draws the tokens that the specification draws, whatever else is in the batch.",
@@ -50,12 +50,13 @@ CLAUSES = {
     "models.families": "Small models of every family give the logits of transformers in float32.",
     "models.dtypes": "Every dtype that a platform declares agrees with float32 as far as it goes.",
     "models.schemes": "Every scheme that a platform declares gives a model whose logits stay near the unquantized.",
+    "models.replaced": "Weights that are written over a running model's give what a model that is built of them gives.",
     # oracle
     "oracle.equal": "Alone, batched, chunked, cached, preempted: a request's tokens are the same.",
     "oracle.invariant": "A platform that declares batch invariance gives the same bits, whatever else is in the batch.",
     # faults
-    "faults.cancel": "A request that is cancelled frees its pages at once, and nobody else notices.",
-    "faults.step": "A step that fails ends its requests with the reason; the engine and everybody else go on.",
+    "faults.cancel": "A request that is cancelled frees its pages at once, and no other request notices.",
+    "faults.step": "A step that fails ends its requests with the reason; the engine and all other requests go on.",
     "faults.request": "What is wrong with one request ends that one alone, or refuses it before it starts.",
     "faults.cache": "A cache that was lost is made again, and no token is lost or doubled.",
 }

@@ -14,7 +14,7 @@ PREFACE = """\
 <!-- Written by scripts/support.py from the reports in conformance/reports/: do not edit. -->
 # What is supported, as measured
 
-Every line follows from a report of `quintet conformance` in `conformance/reports/`; nobody writes one by hand.
+Every line follows from a report of `quintet conformance` in `conformance/reports/`; none is written by hand.
 
 - *Supported*: every trial of it passed.
 - *Unsupported*: the platform says that it has no such thing, or a trial failed; the reasons stand below each table.
@@ -37,6 +37,7 @@ GROUPS = {  # what stands before the "/" of a feature, or is one -> its heading,
     "graphs": "Whole engine",
     "overlap": "Whole engine",
     "sleep": "Whole engine",
+    "reload": "Whole engine",
     "batch-invariance": "Whole engine",
     "op": "Ops",
 }

@@ -1,6 +1,6 @@
 """Products as layers make them: checkpoint tensors through place(), by every scheme, against the specification."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -13,13 +13,16 @@ from quintet.conformance.check import require
 from quintet.conformance.close import require_close
 from quintet.conformance.subject import Subject
 from quintet.layers.build import Build, Layer, replacements, whole
+from quintet.layers.forms import Forms, fitting
+from quintet.layers.forms.checkpoint import Quantized
+from quintet.layers.forms.groups import fitted
 from quintet.layers.linear import Linear, Stored, columns, rows
 from quintet.layers.moe import DOWN, GATE, UP, Experts
-from quintet.layers.schemes import fitting
 from quintet.ops import Op
 from quintet.ops.quantize import quantize
+from quintet.ops.quantized import dequantized
 from quintet.platforms.interface import Alone
-from quintet.types import AttentionSpec, Scheme
+from quintet.types import FLOATS, AttentionSpec, Cut, Form, Matrix, OnFile, Part
 
 L = TypeVar("L", bound=Layer)
 
@@ -51,14 +54,27 @@ class Product:
 
     def checkpoint(self, weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
         """The same numbers by the names, and in the order, that the layer asks for."""
+        found = {}
+        for name, piece in self._cut(weight):
+            found[f"{name[1:]}.weight"] = piece.t().contiguous() if self.stored.transposed else piece.clone()
+        return found | self._biases(bias)
+
+    def held(self, matrix: Matrix, bias: Tensor | None) -> dict[str, Tensor]:
+        """The same of a canonical matrix, see Canonical."""
+        found: dict[str, Tensor] = {}
+        for suffix, each in (("", matrix.values), (".scales", matrix.scales), (".zeros", matrix.zeros)):
+            if each is not None:
+                found |= {f"{name[1:]}.weight{suffix}": piece for name, piece in self._cut(each)}
+        return found | self._biases(bias)
+
+    def _biases(self, bias: Tensor | None) -> dict[str, Tensor]:
+        return {} if bias is None else {f"{name[1:]}.bias": piece for name, piece in self._cut(bias)}
+
+    def _cut(self, x: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """What has an entry for every output, by the names that the layer asks for."""
         names = [self.stored.fused] if self.stored.fused else [f"/part{i}" for i in range(len(self.widths))]
         cuts = [sum(self.widths)] if self.stored.fused else list(self.widths)
-        found = {}
-        for name, piece in zip(names, weight.split(cuts), strict=True):
-            found[f"{name[1:]}.weight"] = piece.t().contiguous() if self.stored.transposed else piece.clone()
-        if bias is not None:
-            found |= {f"{name[1:]}.bias": piece for name, piece in zip(names, bias.split(cuts), strict=True)}
-        return found
+        return zip(names, x.split(cuts), strict=True)
 
 
 FUSED = Stored(fused="/all")
@@ -74,17 +90,17 @@ PRODUCTS = (
 )
 
 
-def tried(subject: Subject, scheme: Scheme | None, dtype: torch.dtype, most: int) -> None:
+def tried(subject: Subject, scheme: Form | None, dtype: torch.dtype, most: int) -> None:
     """Each of the products on the platform, in one type; `most` of them."""
     there = subject.fresh() if subject.facts.opaque else subject
-    build = _build(there, scheme, dtype)
+    build = _build(there, Forms(scheme), dtype)
     calls, wants = [], []
     for product in PRODUCTS[:most]:
         x, weight, bias = _numbers(product, scheme, dtype)
         layer = _loaded(there, product.layer(build), product.checkpoint(weight, bias))
         calls.append(Call(str(product), layer, (send(there, x),)))
         wants.append(_specified(x, weight, bias, scheme))
-    if scheme is not None and scheme.name == "w8a8":
+    if scheme is not None and scheme.kind == "w8a8":
         x, weight = long_sums(dtype)
         product = Product(1, weight.shape[1], (1,))
         layer = _loaded(there, product.layer(build), product.checkpoint(weight, None))
@@ -95,11 +111,11 @@ def tried(subject: Subject, scheme: Scheme | None, dtype: torch.dtype, most: int
         require_close(call.what, got, want, _least(scheme))
 
 
-def poisoned(subject: Subject, scheme: Scheme, dtype: torch.dtype, values: Sequence[float]) -> None:
+def poisoned(subject: Subject, scheme: Form, dtype: torch.dtype, values: Sequence[float]) -> None:
     """One row of x holds such a value: the others' products are what they are without it."""
     there, product, row = subject.fresh() if subject.facts.opaque else subject, PRODUCTS[2], 1
     x, weight, bias = _numbers(product, scheme, dtype)
-    layer = _loaded(there, product.layer(_build(there, scheme, dtype)), product.checkpoint(weight, bias))
+    layer = _loaded(there, product.layer(_build(there, Forms(scheme), dtype)), product.checkpoint(weight, bias))
     calls, kept, want = [], torch.arange(len(x)) != row, _specified(x, weight, bias, scheme)
     for value in values:
         x[row, ::11] = value
@@ -116,7 +132,7 @@ def tied(subject: Subject, dtype: torch.dtype) -> None:
     kept = there.place_shared(table, ("embedding", "linear"))
     calls = [
         Call("look-up", there.ops.embedding, (send(there, ids), kept[0], 0, False)),
-        Call("product", there.ops.linear, (send(there, x), kept[1], None, (40,))),
+        Call("product", there.ops.linear, (send(there, x), Matrix(kept[1]), None, (40,))),
     ]
     wants = [table.float()[ids.long()], x.float() @ table.float().t()]
     for call, (got,), want in zip(calls, results(there, calls), wants, strict=True):
@@ -126,7 +142,7 @@ def tied(subject: Subject, dtype: torch.dtype) -> None:
 def mixed(subject: Subject, dtype: torch.dtype, most: int) -> None:
     """Experts as layers make them of a checkpoint, each of whose tensors is one expert's."""
     there = subject.fresh() if subject.facts.opaque else subject
-    build, calls, wants = _build(there, None, dtype), [], []
+    build, calls, wants = _build(there, Forms(), dtype), [], []
     for what, (x, gate_up, down, *chosen, kind) in list(CASES["experts"](dtype))[::4][:most]:
         names = [f"experts.{expert}" for expert in range(len(down))]
         layer = _loaded(there, Experts(build, down.shape[1:], kind, names), _one_by_one(names, gate_up, down))
@@ -147,12 +163,12 @@ def _one_by_one(names: Sequence[str], gate_up: Tensor, down: Tensor) -> dict[str
     return found
 
 
-def _build(subject: Subject, scheme: Scheme | None, dtype: torch.dtype) -> Build:
+def _build(subject: Subject, forms: Forms, dtype: torch.dtype) -> Build:
     layers = replacements(subject.platform.layers)
-    return Build(subject.ops, _no_attention, Alone(), dtype, 16, 128, scheme, layers=layers)
+    return Build(subject.ops, _no_attention, Alone(), dtype, 16, 128, forms, layers=layers)
 
 
-def _least(scheme: Scheme | None) -> float:
+def _least(scheme: Form | None) -> float:
     return SIXTEEN_BITS if scheme is not None and scheme.activations == 16 else 0.0
 
 
@@ -161,25 +177,26 @@ def _no_attention(spec: AttentionSpec) -> Any:
 
 
 def _loaded(subject: Subject, layer: L, tensors: dict[str, Tensor]) -> L:
+    layer.settle("layer")
     for weight in layer.weights("layer"):
-        layer.assign(subject.platform.place(weight, {part.source: tensors[part.source] for part in weight.parts}))
+        layer.assign(subject.platform.place(weight, {name: tensors[name] for name in weight.stored}))
     return layer
 
 
-def _numbers(product: Product, scheme: Scheme | None, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | None]:
+def _numbers(product: Product, scheme: Form | None, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | None]:
     """x, a weight that the scheme holds exactly, and a bias."""
     inputs, outputs = product.inputs, sum(product.widths)
     x = randn(product.rows, inputs, dtype=dtype)
     bias = randn(outputs, dtype=dtype) if product.bias else None
     fits = fitting(scheme, inputs)
-    if fits is None:
+    if fits.plain:
         return x, randn(outputs, inputs, dtype=dtype, scale=inputs**-0.5), bias
     if fits.activations == 8:
         x = untied(x, fits.group, 127.0, torch.round)
     return x, _on_grid(outputs, inputs, fits).to(dtype), bias
 
 
-def _on_grid(outputs: int, inputs: int, scheme: Scheme) -> Tensor:
+def _on_grid(outputs: int, inputs: int, scheme: Form) -> Tensor:
     """Whole multiples of a power of two in each group, the largest of which is where the scheme's numbers end."""
     generator = torch.Generator().manual_seed(outputs + inputs)
     group = scheme.group or inputs
@@ -192,12 +209,91 @@ def _on_grid(outputs: int, inputs: int, scheme: Scheme) -> Tensor:
     return (whole * 2.0**-powers).reshape(outputs, inputs)
 
 
-def _specified(x: Tensor, weight: Tensor, bias: Tensor | None, scheme: Scheme | None) -> Tensor:
+def _specified(x: Tensor, weight: Tensor, bias: Tensor | None, scheme: Form | None) -> Tensor:
     """In float32; by the scheme that the layer has settled on."""
     x, weight, bias = x.float(), weight.float(), None if bias is None else bias.float()
-    fits, outputs = fitting(scheme, x.shape[1]), (len(weight),)
-    given: Iterator[Any] = iter((weight,) if fits is None else quantize(weight, fits))
-    name = "linear" if fits is None else f"linear_{fits.name}"
-    zeros = (None,) if name == "linear_int4" else ()
-    want: Tensor = Op.registry[name].reference(x, *given, *zeros, bias, outputs)
+    fits = fitting(scheme, x.shape[1])
+    matrix = Matrix(weight) if fits.plain else quantize(weight, fits)
+    want: Tensor = Op.registry["linear"].reference(x, matrix, bias, (len(weight),))
     return want
+
+
+# ------------------------------------------------------------------------------------------- of quantized checkpoints
+
+
+E4M3 = torch.float8_e4m3fn
+HELD = (
+    *(Form("int8", 8, 16, 128), Form("int8", 8, 16), Form("w8a8", 8, 8), Form("w4a8", 4, 8, 32)),
+    *(Form("int4", 4, 16, 128, zeros=True), Form("int4", 4, 16, 32, zeros=True), Form("int4", 4, 16, 64)),
+    *(Form("fp8", 8, 16, 128, dtype=E4M3), Form("fp8", 8, 16, dtype=E4M3), Form("fp8a8", 8, 8, 128, dtype=E4M3)),
+)
+
+
+@dataclass(frozen=True)
+class Canonical:
+    """Reads a checkpoint whose matrices are canonical already."""
+
+    of: Form
+
+    def stored(self, part: Part) -> dict[str, OnFile]:
+        assert not part.transposed, "a quantized matrix lies by its outputs"
+        (outputs, inputs), form = part.stored_shape, self._fitted(part.shape[1])
+        found = {part.source: OnFile((outputs, inputs * form.bits // 8), (form.dtype or torch.int8, torch.uint8))}
+        found[f"{part.source}.scales"] = OnFile((outputs, form.groups(inputs)), FLOATS)
+        if form.zeros:
+            found[f"{part.source}.zeros"] = OnFile((outputs, form.groups(inputs)), (torch.uint8,))
+        return found
+
+    def form(self, cut: Cut) -> Form:
+        return fitted(self.of, cut)
+
+    def matrix(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Matrix:
+        found = [tensors[name][slice(*cut.outputs)] for name in self.stored(part)]
+        return Matrix(*found[:3], form=self.form(cut))  # type: ignore[arg-type, misc]  # with zeros or without
+
+    def floats(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
+        return dequantized(self.matrix(part, cut, tensors))
+
+    def _fitted(self, inputs: int) -> Form:
+        return self.form(Cut((0, 1), (0, inputs)))
+
+    def made(self, outputs: int, inputs: int) -> Matrix:
+        """Any such matrix."""
+        form, generator = self._fitted(inputs), torch.Generator().manual_seed(outputs + inputs)
+        scales = torch.rand((outputs, form.groups(inputs)), generator=generator) * 0.01 + 0.005
+        zeros = torch.randint(16, scales.shape, generator=generator, dtype=torch.uint8) if form.zeros else None
+        if form.dtype is not None:
+            values = torch.randn((outputs, inputs), generator=generator).to(form.dtype)
+        elif form.bits == 8:
+            values = torch.randint(-127, 128, (outputs, inputs), generator=generator, dtype=torch.int8)
+            scales = scales / 16
+        else:
+            values = torch.randint(256, (outputs, inputs // 2), generator=generator, dtype=torch.uint8)
+        return Matrix(values, scales.half().float(), zeros, form=form)  # such scales as any platform can keep
+
+
+def held(kinds: Collection[str]) -> list[Form]:
+    """What a platform that keeps these kinds must place."""
+    return [form for form in HELD if form.kind in kinds]
+
+
+def read(subject: Subject, form: Form, dtype: torch.dtype, most: int) -> None:
+    """Each of the products, `most` of them, from a checkpoint that holds the form."""
+    there, reader = subject.fresh() if subject.facts.opaque else subject, Canonical(form)
+    build = _build(there, Forms(checkpoint=Quantized("the kit's", reader)), dtype)
+    calls, wants = [], []
+    for product in [each for each in PRODUCTS if not each.stored.transposed][:most]:
+        matrix, bias = reader.made(sum(product.widths), product.inputs), None
+        x = randn(product.rows, product.inputs, dtype=dtype)
+        if form.activations == 8:
+            largest = 127.0 if form.dtype is None else torch.finfo(form.dtype).max
+            rounded = torch.round if form.dtype is None else lambda v: v.to(E4M3).float()
+            x = untied(x, matrix.form.group, largest, rounded)
+        if product.bias:
+            bias = randn(sum(product.widths), dtype=dtype)
+        layer = _loaded(there, product.layer(build), product.held(matrix, bias))
+        calls.append(Call(str(product), layer, (send(there, x),)))
+        wants.append(Op.registry["linear"].reference(x.float(), matrix, None if bias is None else bias.float(), (0,)))
+    for call, (got,), want in zip(calls, results(there, calls), wants, strict=True):
+        require(got.dtype == dtype, f"{call.what}: the result is {got.dtype}, {dtype} is wanted")
+        require_close(call.what, got, want, _least(form))

@@ -57,7 +57,7 @@ class Both:
         return self._down(ours, len(logits)), theirs
 
     def _filled(self, logits: Tensor) -> Tensor:
-        """Rows of nobody are not numbers."""
+        """Rows that are no request's are not numbers."""
         if not self._fixed:
             return logits.clone()
         filled = torch.full((ROWS, self.vocab), torch.nan, dtype=logits.dtype)

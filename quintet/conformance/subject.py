@@ -23,7 +23,7 @@ class Subject:
     """Subject("cpu"). Everything that costs something is made when it is first asked for."""
 
     def __init__(self, name: str, devices: int = 1, config: EngineConfig | None = None) -> None:
-        self.variables = all_variables()  # before anybody has probed
+        self.variables = all_variables()  # before the first probe
         self.chosen: Chosen = choose(name)
         self.name, self.devices = self.chosen.platform.name, devices
         self._config = replace(config or EngineConfig(), device=name, tensor_parallel_size=devices)
@@ -60,7 +60,7 @@ class Subject:
         return other
 
     def provider(self, op: str) -> str:
-        """Who serves the op here."""
+        """The provider that serves the op here."""
         return self.ops.choice(op).provider
 
     def up(self, x: Tensor) -> Tensor:

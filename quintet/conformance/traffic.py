@@ -123,7 +123,7 @@ class Served:
 
 @contextlib.contextmanager
 def _hushed() -> Iterator[None]:
-    """What fails here is meant to: nobody needs to read of it."""
+    """What fails here is meant to: it is kept out of the log."""
     logger = logging.getLogger("quintet")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)

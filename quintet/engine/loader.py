@@ -18,8 +18,19 @@ from quintet.engine.mapped import MappedFiles
 from quintet.layers.build import Layer
 from quintet.layers.decoder import CausalLM
 from quintet.platforms.interface import Platform
-from quintet.types import Extent, Part, Scheme, Variant, Weight
+from quintet.types import FLOATS, Extent, Form, OnFile, Part, Variant, Weight
 
+DTYPES = {  # safetensors' names
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I32": torch.int32,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
 NAMED = 8  # tensors that an error lists before it only counts
 
 
@@ -31,9 +42,9 @@ class Declared:
     layer: Layer
     weight: Weight
 
-    def told_of_sharing(self, wanted: Mapping[tuple[str, Scheme | None], int]) -> "Declared":
-        """With Weight.shared set, where a tensor is wanted more than once in the same scheme."""
-        shared = any(wanted[part.source, self.weight.scheme] > 1 for part in self.weight.parts)
+    def told_of_sharing(self, wanted: Mapping[tuple[str, Form], int]) -> "Declared":
+        """With Weight.shared set, where a tensor is wanted more than once in the same form."""
+        shared = any(wanted[part.source, self.weight.form] > 1 for part in self.weight.parts)
         return replace(self, weight=replace(self.weight, shared=shared)) if shared else self
 
 
@@ -43,7 +54,7 @@ def declared(model: nn.Module) -> list[Declared]:
     for path, module in model.named_modules():
         if isinstance(module, Layer):
             found += [Declared(path, module, weight) for weight in module.weights(path)]
-    wanted = Counter((part.source, each.weight.scheme) for each in found for part in each.weight.parts)
+    wanted = Counter((part.source, each.weight.form) for each in found for part in each.weight.parts)
     return [each.told_of_sharing(wanted) for each in found]
 
 
@@ -51,7 +62,7 @@ def distinct(model: nn.Module) -> list[Weight]:
     """The model's parameters; what two layers share (a tied head) once."""
     found: dict[Any, Weight] = {}
     for each in declared(model):
-        key = each.weight.scheme, tuple((part.source, part.offset) for part in each.weight.parts)
+        key = each.weight.form, tuple((part.source, part.offset) for part in each.weight.parts)
         found.setdefault(key, each.weight)
     return list(found.values())
 
@@ -63,6 +74,21 @@ def num_bytes(model: nn.Module, platform: Platform) -> int:
 
 def load(model: CausalLM, platform: Platform, folder: Path | None, progress: bool = True, rank: int = 0) -> None:
     """Fills a rank's model from the folder's safetensors, or from random numbers where there is no folder."""
+    for each, tensors in _read(model, folder, progress):
+        each.layer.assign(platform.place(each.weight, tensors))
+    for layer in (module for module in model.modules() if isinstance(module, Layer)):
+        for name, tensor in layer.constants().items():
+            layer.assign(platform.place(_constant(name, tensor, rank), {name: tensor}))
+
+
+def reload(model: CausalLM, platform: Platform, folder: Path | None, progress: bool = False) -> None:
+    """Writes the folder's weights into those that are there. ValueError if they do not fit, before one is changed."""
+    for each, tensors in _read(model, folder, progress):
+        platform.place(each.weight, tensors, into=each.layer.placed)
+
+
+def _read(model: CausalLM, folder: Path | None, progress: bool) -> Iterator[tuple[Declared, dict[str, Tensor]]]:
+    """Each weight with the tensors that it is made of; all are known to be there when the first comes."""
     wanted = declared(model)
     source: Checkpoint | Dummy = Dummy() if folder is None else Checkpoint(folder, model)
     source.check(wanted)
@@ -70,11 +96,8 @@ def load(model: CausalLM, platform: Platform, folder: Path | None, progress: boo
     wanted.sort(key=_nbytes, reverse=True)  # while one is placed its source is there too: large ones go first
     for each in tqdm(wanted, desc="Loading weights", unit="tensor", disable=not progress, leave=False, mininterval=0.5):
         tensors = shelf.read(each.weight)
-        each.layer.assign(platform.place(each.weight, tensors))
+        yield each, tensors
         source.forget(tensors.values())  # its place holds a copy, or reads the file again
-    for layer in (module for module in model.modules() if isinstance(module, Layer)):
-        for name, tensor in layer.constants().items():
-            layer.assign(platform.place(_constant(name, tensor, rank), {name: tensor}))
 
 
 def _nbytes(each: Declared) -> int:
@@ -95,19 +118,19 @@ class Shelf:
 
     def __init__(self, source: "Checkpoint | Dummy", wanted: list[Declared]) -> None:
         self._source = source
-        self._uses = Counter(name for each in wanted for name in {part.source for part in each.weight.parts})
+        self._uses = Counter(name for each in wanted for name in each.weight.stored)
         self._kept: dict[tuple[str, torch.dtype], Tensor] = {}
 
     def read(self, weight: Weight) -> dict[str, Tensor]:
         """The checkpoint's tensors that the weight is made of."""
-        return {part.source: self._read(part, weight) for part in {part.source: part for part in weight.parts}.values()}
+        return {name: self._read(name, each, weight) for name, each in weight.stored.items()}
 
-    def _read(self, part: Part, weight: Weight) -> Tensor:
-        if self._uses[part.source] == 1 or weight.scheme is not None:
-            return self._source.read(part)
-        key = part.source, weight.dtype
+    def _read(self, name: str, entry: OnFile, weight: Weight) -> Tensor:
+        if self._uses[name] == 1 or not weight.form.plain or weight.reader is not None:
+            return self._source.read(name, entry)
+        key = name, weight.dtype
         if key not in self._kept:
-            self._kept[key] = self._source.read(part).to(weight.dtype)
+            self._kept[key] = self._source.read(name, entry).to(weight.dtype)
         return self._kept[key]
 
 
@@ -120,9 +143,13 @@ class Dummy:
     def forget(self, tensors: Iterable[Tensor]) -> None:
         """Nothing is mapped."""
 
-    def read(self, part: Part) -> Tensor:
-        generator = torch.Generator().manual_seed(sum(part.source.encode()))
-        return torch.randn(_stored_shape(part), generator=generator) * 0.02
+    def read(self, name: str, entry: OnFile) -> Tensor:
+        generator, dtype = torch.Generator().manual_seed(sum(name.encode())), entry.dtypes[0]
+        if dtype.is_floating_point:
+            numbers = torch.randn(entry.shape, generator=generator) * 0.02
+            return numbers if entry.dtypes == FLOATS else numbers.to(dtype)
+        ends = torch.iinfo(dtype)
+        return torch.randint(ends.min, ends.max, entry.shape, dtype=dtype, generator=generator)
 
 
 class Entry(NamedTuple):
@@ -135,6 +162,12 @@ class Entry(NamedTuple):
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.tensor().shape) if self.at else tuple(self.file.get_slice(self.name).get_shape())
+
+    @property
+    def dtype(self) -> torch.dtype | str:
+        """torch's, or the file's own name for what torch does not have."""
+        name: str = self.file.get_slice(self.name).get_dtype()
+        return DTYPES.get(name, name)
 
     def tensor(self) -> Tensor:
         tensor: Tensor = self.file.get_tensor(self.name)
@@ -155,14 +188,14 @@ class Checkpoint:
 
     def check(self, wanted: list[Declared]) -> None:
         """Missing, misshapen and unexpected tensors are errors that name them."""
-        needed = {part.source: part for each in wanted for part in each.weight.parts}
+        needed = {name: want for each in wanted for name, want in each.weight.stored.items()}
         missing = sorted(set(needed) - set(self._where))
         if missing:
             raise ValueError(
                 f"{self._folder} lacks {_list(missing)}, which the model's config.json asks for; "
                 "the files may be incomplete, or the config another model's"
             )
-        wrong = [message for part in needed.values() if (message := self._misshapen(part))]
+        wrong = [message for name, want in needed.items() if (message := self._misshapen(name, want))]
         if wrong:
             raise ValueError(f"{self._folder} does not fit its config.json: {_list(wrong)}")
         extra = sorted(n for n in set(self._where) - set(needed) if not any(p.fullmatch(n) for p in self._ignored))
@@ -172,23 +205,22 @@ class Checkpoint:
                 "quintet would compute something else than the checkpoint means"
             )
 
-    def read(self, part: Part) -> Tensor:
-        return self._where[part.source].tensor()
+    def read(self, name: str, entry: OnFile) -> Tensor:
+        return self._where[name].tensor()
 
     def forget(self, tensors: Iterable[Tensor]) -> None:
         """Lets go of the pages that these were read through."""
         for tensor in tensors:
             self._mapped.forget(tensor)
 
-    def _misshapen(self, part: Part) -> str | None:
-        shape, want = self._where[part.source].shape, _stored_shape(part)
-        return None if shape == want else f"{part.source} is {list(shape)}, not {list(want)}"
-
-
-def _stored_shape(part: Part) -> tuple[int, ...]:
-    """The whole checkpoint tensor's shape as it stands in the file."""
-    shape = part.shape if part.total is None else (part.total, *part.shape[1:])
-    return shape[::-1] if part.transposed else shape
+    def _misshapen(self, name: str, want: OnFile) -> str | None:
+        there = self._where[name]
+        if there.shape != want.shape:
+            return f"{name} is {list(there.shape)}, not {list(want.shape)}"
+        if there.dtype in want.dtypes:
+            return None
+        wanted = "floats" if want.dtypes == FLOATS else " or ".join(str(each) for each in want.dtypes)
+        return f"{name} is of {there.dtype}, not of {wanted}"
 
 
 def _index(folder: Path, model: CausalLM) -> Iterator[tuple[str, Entry]]:

@@ -5,13 +5,14 @@
 
 import logging
 import uuid
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from quintet.config import EngineConfig, read_environment
+from quintet.config import SCHEMES, EngineConfig, read_environment
 from quintet.engine.batch import BatchBuilder
 from quintet.engine.engine import Engine
 from quintet.engine.grammar import Grammars
@@ -27,12 +28,13 @@ from quintet.engine.support import evidence
 from quintet.engine.tables import Tables
 from quintet.engine.variants import describe, plan_variants
 from quintet.engine.worker import ModelSizes, Worker
-from quintet.layers import schemes
-from quintet.layers.decoder import CausalLM
+from quintet.layers.forms import Forms, fitting, online
+from quintet.layers.forms.checkpoint import quantized
 from quintet.ops import bind
+from quintet.ops.registry import of_kind
 from quintet.platforms import Chosen, choose
 from quintet.platforms.interface import Capabilities, Platform
-from quintet.types import Extent, Place, Scheme, Variant
+from quintet.types import Extent, Place, Variant
 
 logger = logging.getLogger(__name__)
 
@@ -81,10 +83,11 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
     platform = chosen.platform(config)
     reasons = [f"platform {platform.name}: {chosen.reason}", *settled]
     folder = resolve_model(config)
-    hf_config = load_model_config(folder, config.hf_overrides).get_text_config()  # of a multimodal wrapper, its text
-    scheme = _scheme(config, platform, facts)
+    whole = load_model_config(folder, config.hf_overrides)
+    forms = _forms(config, whole, platform, facts)
+    hf_config = whole.get_text_config()  # of a multimodal wrapper, its text
     dtype, kv_dtype = _dtype(config, hf_config, facts, reasons), _kv_dtype(config, facts)
-    sizes = ModelSizes(dtype, config.page_size, _length(config, hf_config), scheme, kv_dtype)
+    sizes = ModelSizes(dtype, config.page_size, _length(config, hf_config), forms, kv_dtype)
     sizes = replace(sizes, attention=config.attention_backend)
     endpoint = f"inproc://quintet-{uuid.uuid4().hex}"
     size = config.tensor_parallel_size
@@ -102,8 +105,7 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
         reasons.append(f"{', '.join(captures)}: nothing changes, for platform {platform.name} captures no steps")
     if config.logits_processors and facts.opaque:
         reasons.append("sampling on the host: logits processors cannot read what the device holds")
-    if scheme is not None:
-        reasons.append(_quantized(scheme, ranks.workers[0].model))
+    reasons += _quantized(forms, ranks.workers[0])
     generation = load_generation_config(folder, config.generation_config, config.override_generation_config)
     doubts = evidence(chosen).doubts(platform.name, _features(config, hf_config, sizes))
     return Prepared(config, platform, facts, tuple(reasons), folder, hf_config, generation, sizes, ranks, plan, doubts)
@@ -160,7 +162,7 @@ def _features(config: EngineConfig, hf_config: Any, sizes: ModelSizes) -> list[s
     asked = {
         "family": hf_config.model_type,
         "dtype": _name(sizes.dtype),
-        "scheme": sizes.scheme.name if sizes.scheme else None,
+        "scheme": sizes.forms.wanted.kind if sizes.forms.wanted else None,
         "kv": _name(sizes.kv_dtype) if sizes.kv_dtype else None,
         "parallel": config.tensor_parallel_size if config.tensor_parallel_size > 1 else None,
     }
@@ -190,28 +192,44 @@ def _kv_dtype(config: EngineConfig, facts: Capabilities) -> torch.dtype | None:
     return {"auto": None, "int8": torch.int8, "fp8": facts.fp8 or torch.float8_e4m3fn}[config.kv_cache_dtype]
 
 
-def _scheme(config: EngineConfig, platform: Platform, facts: Capabilities) -> Scheme | None:
-    """What was asked for; ValueError if the platform cannot pack it."""
-    wanted = schemes.scheme(config.quantization, config.quantization_group_size)
-    if wanted is not None and wanted.name not in facts.quant:
-        there = ", ".join(sorted(facts.quant))
+def _forms(config: EngineConfig, hf_config: Any, platform: Platform, facts: Capabilities) -> Forms:
+    """What was asked for, and what the checkpoint says; ValueError if that cannot be read or made here."""
+    wanted = online(config.quantization, config.quantization_group_size)
+    said = getattr(hf_config, "quantization_config", None) or getattr(hf_config, "compression_config", None)
+    found = quantized(said)
+    if wanted is not None and found is not None:
         raise ValueError(
-            f"quantization={wanted.name!r} is not there on platform {platform.name}, which packs "
+            f"quantization={wanted.kind!r} is for checkpoints in floats, and this one is quantized by {found.method}; "
+            "leave it out"
+        )
+    if wanted is not None and wanted.kind not in facts.quant:
+        there = ", ".join(sorted(facts.quant & set(SCHEMES)))
+        raise ValueError(
+            f"quantization={wanted.kind!r} is not there on platform {platform.name}, which packs "
             + (f"{there}; use one of them, or leave it out" if there else "no scheme; leave it out")
         )
-    return wanted
+    return Forms(wanted, found, facts.quant)
 
 
-def _quantized(scheme: Scheme, model: CausalLM) -> str:
-    """Which products the scheme serves, and which stay as they are."""
-    weights = [each.weight for each in declared(model)]
+def _quantized(forms: Forms, worker: Worker) -> list[str]:
+    """Which products have which form, and what multiplies them where nothing is made for it."""
+    weights = [each.weight for each in declared(worker.model)]
     products = [weight for weight in weights if weight.use == "linear"]
-    plain = sum(weight.scheme is None and schemes.fitting(scheme, weight.shape[1]) is None for weight in products)
-    left = f", {plain} stay as they are: no group of 32 or more divides their inputs" if plain else ""
-    if any(weight.use == "experts" for weight in weights):
-        left += "; experts and their routers stay as they are"
-    quantized = sum(weight.scheme is not None for weight in products)
-    return f"quantization {scheme.name}: {quantized} products{left}; the head in 8 bits"
+    held = Counter(weight.form.kind for weight in products if not weight.form.plain)
+    slow = [kind for kind in held if worker.ops.choice(of_kind("linear", kind)).provider == "reference"]
+    said = [f"products as {kind} have no provider here: each step dequantizes their weights" for kind in slow]
+    mixed = any(weight.use == "experts" for weight in weights)
+    if forms.wanted is not None:
+        plain = sum(each.form.plain and fitting(forms.wanted, each.shape[1]).plain for each in products)
+        left = f", {plain} stay as they are: no group of 32 or more divides their inputs" if plain else ""
+        left += "; experts and their routers stay as they are" * mixed
+        said.insert(0, f"quantization {forms.wanted.kind}: {held.total()} products{left}; the head in 8 bits")
+    if forms.checkpoint is not None:
+        undone = sum(weight.form.plain and weight.reader is not None for weight in weights)
+        found = [f"{count} products as {kind}" for kind, count in held.items()]
+        found += [f"{undone} weights dequantized while they are loaded"] if undone else []
+        said.insert(0, f"checkpoint quantized by {forms.checkpoint.method}: {', '.join(found) or 'nothing of it here'}")
+    return said
 
 
 def _length(config: EngineConfig, hf_config: Any) -> int:

@@ -13,9 +13,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from quintet.engine.groups import Arrangement, arrange
-from quintet.engine.loader import distinct, load, num_bytes
-from quintet.layers.build import Build, Wanted, replacements
+from quintet.engine.loader import distinct, load, num_bytes, reload
+from quintet.layers.build import Build, Wanted, replacements, settle
 from quintet.layers.decoder import CausalLM
+from quintet.layers.forms import Forms
 from quintet.layers.mixing import Mixing
 from quintet.models import model_class
 from quintet.ops import bind
@@ -31,7 +32,6 @@ from quintet.types import (
     Memory,
     Outputs,
     Place,
-    Scheme,
     Variant,
     leaves,
 )
@@ -48,7 +48,7 @@ class ModelSizes:
     dtype: torch.dtype
     page_size: int
     max_model_len: int
-    scheme: Scheme | None = None
+    forms: Forms = Forms()  # of the weights of products
     kv_dtype: torch.dtype | None = None  # of the cache; None: dtype
     wanted: Wanted = Wanted()
     attention: str = "auto"  # the provider of paged attention that was asked for
@@ -82,10 +82,11 @@ class Worker:
 
         build = Build(
             ops=self.ops, mixing=mixing, comm=self._comm, dtype=sizes.dtype, page_size=sizes.page_size,
-            max_model_len=sizes.max_model_len, scheme=sizes.scheme, kv_dtype=sizes.kv_dtype, wanted=sizes.wanted,
+            max_model_len=sizes.max_model_len, forms=sizes.forms, kv_dtype=sizes.kv_dtype, wanted=sizes.wanted,
             layers=replacements(self.platform.layers),
         )  # fmt: skip
         self.model: CausalLM = model_class(hf_config, self.platform.models)(hf_config, build).eval()
+        settle(self.model)
         self.arrangement: Arrangement = arrange(mixings)
         self._planners = [_planner([m for m in mixings if m.group == index]) for index in self.arrangement.indices]
 
@@ -164,6 +165,11 @@ class Worker:
         if self._empty:
             self._read(progress=False)
         self._begin(progress=False)
+
+    def reload(self, folder: Path | None) -> None:
+        """Other weights of the same model, written over those that are there: no step is compiled anew."""
+        reload(self.model, self.platform, folder)
+        self._folder = folder
 
     def _drop_weights(self) -> int:
         """-> the bytes that they still took."""

@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from quintet.layers.forms import Forms
 from quintet.layers.mixing import Mixing
 from quintet.ops import Ops
 from quintet.platforms.interface import Communicator
-from quintet.types import AttentionSpec, Scheme, Weight
+from quintet.types import AttentionSpec, Weight
 
 T = TypeVar("T")
 
@@ -35,7 +36,7 @@ class Build:
     dtype: torch.dtype
     page_size: int
     max_model_len: int  # tokens; rotary tables reach as far
-    scheme: Scheme | None = None  # of the products' weights; layers whose sizes do not fit it stay as they are
+    forms: Forms = Forms()  # of the products' weights
     kv_dtype: torch.dtype | None = None  # of the cache; None: dtype
     wanted: Wanted = Wanted()
 
@@ -79,6 +80,9 @@ class Layer(nn.Module):
         super().__init__()
         self.ops = build.ops.take(*ops)
 
+    def settle(self, path: str) -> None:
+        """Called once, when the model is whole, with the module's path in it: what depends on that is decided here."""
+
     def weights(self, path: str) -> list[Weight]:
         """Its parameters, given the module's own dotted path in the model."""
         return []
@@ -90,6 +94,18 @@ class Layer(nn.Module):
     def assign(self, tensors: Mapping[str, Tensor]) -> None:
         for name, tensor in tensors.items():
             setattr(self, name, nn.Parameter(tensor, requires_grad=False))
+
+    @property
+    def placed(self) -> dict[str, Tensor]:
+        """What was assigned, by its name: other numbers may be written into it."""
+        return dict(self.named_parameters(recurse=False))
+
+
+def settle(model: nn.Module) -> None:
+    """Tells every layer of a whole model where it stands."""
+    for path, module in model.named_modules():
+        if isinstance(module, Layer):
+            module.settle(path)
 
 
 @dataclass(frozen=True)

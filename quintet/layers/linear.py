@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
 from quintet.layers.build import Build, Layer, Split, padded, whole
-from quintet.layers.schemes import fitting, of_head
-from quintet.types import Part, Weight
+from quintet.ops.registry import of_kind
+from quintet.types import PLAIN, Form, Matrix, Part, Reader, Weight
 
 
 @dataclass(frozen=True)
@@ -34,30 +35,36 @@ class Linear(Layer):
         bias: bool = False,
         stored: Stored | None = None,
     ) -> None:
-        scheme = fitting(build.scheme, inputs.local(build.rank))
-        op = "linear" if scheme is None else f"linear_{scheme.name}"
-        super().__init__(build, op)
-        self._scheme, self._multiply = scheme, getattr(self.ops, op)
+        super().__init__(build)
+        self.form: Form = PLAIN  # of the weight, once settled
+        self._reader: Reader | None = None
         self._build, self._inputs, self._outputs = build, inputs, dict(outputs)
         self._has_bias, self._stored = bias, stored or Stored()
         self._reduce = self.by_inputs and build.size > 1 and inputs.ranges != whole(inputs.total, build.size).ranges
         self._widths = tuple(split.local(build.rank) for split in self._outputs.values())
-        self.weight: Tensor
-        self.scales: Tensor  # of a quantized weight
+        self.weight: Tensor  # as place() packed it, with scales, zeros and order where its form has them
         self.bias: Tensor | None = None
 
+    def settle(self, path: str) -> None:
+        """The form, and the provider for it: steps ask for neither."""
+        weight = self._weight(path)
+        modules = [part.source.removesuffix(".weight") for part in weight.parts]
+        self.form, self._reader = self._build.forms.of(modules, [weight.cut(part) for part in weight.parts])
+        op = of_kind("linear", self.form.kind)
+        self._multiply = getattr(self.ops.take(op), op)
+
     def weights(self, path: str) -> list[Weight]:
-        parent = path.rpartition(".")[0]
-        build, parts = self._build, self._parts(parent)
-        found = [Weight("weight", parts, int(self.by_inputs), build.rank, build.dtype, "linear", self._scheme)]
+        build, weight = self._build, self._weight(path)
+        found = [replace(weight, form=self.form, reader=self._reader)]
         if self._has_bias:
-            biases = tuple(self._bias(part, split) for part, split in zip(parts, self._outputs.values(), strict=True))
+            splits = zip(weight.parts, self._outputs.values(), strict=True)
+            biases = tuple(self._bias(part, split) for part, split in splits)
             found.append(Weight("bias", biases, 0, build.rank, build.dtype, "vector"))
         return found
 
-    def _parts(self, parent: str) -> tuple[Part, ...]:
-        """Of the weight, one per output."""
-        parts, offset = [], 0
+    def _weight(self, path: str) -> Weight:
+        """In floats; its parts, one per output."""
+        parent, parts, offset = path.rpartition(".")[0], [], 0
         fused, total = self._stored.fused, sum(split.total for split in self._outputs.values())
         for source, split in self._outputs.items():
             part = Part(
@@ -70,7 +77,8 @@ class Linear(Layer):
             )
             parts.append(part)
             offset += split.total
-        return tuple(parts)
+        build = self._build
+        return Weight("weight", tuple(parts), int(self.by_inputs), build.rank, build.dtype, "linear")
 
     def _bias(self, weight: Part, split: Split) -> Part:
         """Beside a part of the weight. A sum over ranks adds it once: all but one keep what is past its end, zeros."""
@@ -86,11 +94,10 @@ class Linear(Layer):
         return self._build.comm.all_reduce(y) if self._reduce else y
 
     def _product(self, x: Tensor) -> Tensor:
-        if self._scheme is None:
-            return self._multiply(x, self.weight, self.bias, self._widths)
-        if self._scheme.name == "int4":  # the one with zero points, where a checkpoint has them
-            return self._multiply(x, self.weight, self.scales, None, self.bias, self._widths)
-        return self._multiply(x, self.weight, self.scales, self.bias, self._widths)
+        held: Mapping[str, Any] = self._parameters  # where nn.Module would look them up, one after the other
+        weight = Matrix(held["weight"], held.get("scales"), held.get("zeros"), held.get("order"), self.form)
+        y: Tensor = self._multiply(x, weight, held.get("bias"), self._widths)
+        return y
 
 
 class RowLinear(Linear):
@@ -120,7 +127,7 @@ class LMHead(Layer):
     def __init__(self, build: Build, hidden: int, vocab: int, source: str = "/lm_head", bias: bool = False) -> None:
         super().__init__(build)
         self._comm, self.vocab = build.comm, vocab
-        exact = replace(build, scheme=of_head(build.scheme))
+        exact = replace(build, forms=build.forms.of_head())
         self.linear = columns(exact, hidden, {source: padded(vocab, build.size)}, bias)
 
     def forward(self, x: Tensor) -> Tensor:  # [L, hidden] -> [L, vocab]

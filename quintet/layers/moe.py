@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from quintet.layers.build import Build, Layer, Split, padded, whole
+from quintet.layers.forms import Forms
 from quintet.layers.linear import columns
 from quintet.layers.mlp import known
-from quintet.types import Part, Weight
+from quintet.types import Part, Reader, Weight
 
 GATE, UP, DOWN = "gate_proj", "up_proj", "down_proj"  # of each expert, as most checkpoints call them
 
@@ -31,7 +32,7 @@ class Experts(Layer):
     """Gated feed-forwards, one per name: [E, 2 I, D] gate over up, and [E, D, I]. Names are relative to the parent.
 
     Every rank keeps some features of every expert; what it gives is its share of a sum over the ranks. The weights stay
-    in floats, whatever the products' scheme.
+    in floats, whatever the products' form; those of a quantized checkpoint are dequantized.
     """
 
     def __init__(self, build: Build, sizes: tuple[int, int], kind: str, names: Sequence[str]) -> None:
@@ -39,8 +40,13 @@ class Experts(Layer):
         super().__init__(build, "experts")
         self._build, self._names = build, tuple(names)
         (self._hidden, self._width), self.kind = sizes, known(kind)
+        self._reader: Reader | None = None
         self.gate_up: Tensor
         self.down: Tensor
+
+    def settle(self, path: str) -> None:
+        modules = [part.source.removesuffix(".weight") for each in self.weights(path) for part in each.parts]
+        self._reader = self._build.forms.reader(modules)
 
     def weights(self, path: str) -> list[Weight]:
         parent = path[: path.rfind(".") + 1]
@@ -52,7 +58,8 @@ class Experts(Layer):
                 for expert in self._names
                 for projection in projections
             )
-            return Weight(name, parts, axis, build.rank, build.dtype, "experts", stack=len(self._names))
+            reader, stack = self._reader, len(self._names)
+            return Weight(name, parts, axis, build.rank, build.dtype, "experts", reader=reader, stack=stack)
 
         return [
             stacked("gate_up", (GATE, UP), (self._width, self._hidden), 0),
@@ -109,7 +116,7 @@ class SharedMoE(MoE):
 
 def router(build: Build, hidden: int, name: str, outputs: int) -> nn.Module:
     """x [T, hidden] -> logits [T, outputs] on every rank; in floats: a logit that is off sends a token elsewhere."""
-    return columns(replace(build, scheme=None), hidden, {name: whole(outputs, build.size)})
+    return columns(replace(build, forms=Forms()), hidden, {name: whole(outputs, build.size)})
 
 
 def _shares(width: int, size: int) -> Split:

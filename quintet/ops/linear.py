@@ -1,16 +1,29 @@
-"""Specification of the matrix products with weights."""
+"""Specification of the matrix products with weights, in every form that these are held in."""
 
 from torch import Tensor
 from torch.nn import functional
 
+from quintet.ops.quantized import by_float8, by_integers, dequantized
 from quintet.ops.registry import Op
+from quintet.types import Matrix
+
+KINDS = ("int8", "int4", "fp8", "w8a8", "w4a8", "fp8a8")  # of types.Form, beside plain
 
 
-@Op
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
+@Op.of_forms(*KINDS)
+def linear(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
     """x @ weight.T + bias; x [T, K], weight [N, K] as place() returned it, bias [N] -> [T, N].
 
     `outputs` says which products stand side by side in it (q, k and v), by their widths: N together. Platforms whose
     place() brings a weight into another order for its devices bring the products into this one.
+
+    Of a form that is not plain: the product of what the numbers stand for, in float32, the bias added, rounded once.
     """
-    return functional.linear(x, weight, bias)
+    form = weight.form
+    if form.plain:
+        return functional.linear(x, weight.values, bias)
+    if form.activations == 16:
+        y = functional.linear(x.float(), dequantized(weight))
+    else:
+        y = by_integers(x, weight) if form.dtype is None else by_float8(x, weight)
+    return (y if bias is None else y + bias.float()).to(x.dtype)

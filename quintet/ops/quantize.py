@@ -1,27 +1,67 @@
-"""Weights in floating point to the formats of quantized.py; a platform that packs them itself need not come here."""
+"""Weights to canonical matrices: those of floats by quantizing, those of a quantized checkpoint as it has them.
+
+A platform that packs floats itself need not come here.
+"""
+
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from quintet.ops.quantized import MIDDLE
-from quintet.types import Scheme
+from quintet.types import Form, Matrix, Weight
 
 
-def quantize(weight: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
-    """[N, K] -> (what linear_<scheme> multiplies with, its scales [N, G]); symmetric: the largest of a group, by its
-    magnitude, is met exactly. K is a multiple of the scheme's group.
+def canonical(weight: Weight, parts: Mapping[str, Tensor]) -> Matrix:
+    """This rank's matrix, in the weight's form."""
+    return joined(canonicals(weight, parts))
+
+
+def canonicals(weight: Weight, parts: Mapping[str, Tensor]) -> list[Matrix]:
+    """The same, each part by itself."""
+    if weight.reader is not None:
+        return weight.matrices(parts)
+    return [quantize(piece, weight.form) for piece in weight.pieces(parts)]
+
+
+def joined(matrices: Sequence[Matrix]) -> Matrix:
+    """One after the other by their outputs; all have one form."""
+    if len(matrices) == 1:
+        return matrices[0]
+    first = matrices[0]
+    assert all(each.form == first.form and each.order is None for each in matrices), "one product has one form"
+    values, scales, zeros = (
+        None if getattr(first, name) is None else torch.cat([getattr(each, name) for each in matrices])
+        for name in ("values", "scales", "zeros")
+    )
+    assert values is not None
+    return Matrix(values, scales, zeros, form=first.form)
+
+
+def attributes(matrix: Matrix) -> dict[str, Tensor]:
+    """What place() returns for a matrix, by the names that a layer has for it."""
+    named = {"weight": matrix.values, "scales": matrix.scales, "zeros": matrix.zeros, "order": matrix.order}
+    return {name: each for name, each in named.items() if each is not None}
+
+
+def quantize(weight: Tensor, form: Form) -> Matrix:
+    """[N, K] -> canonical; symmetric: the largest of a group, by its magnitude, is met exactly. K is a multiple of the
+    form's group.
 
     Four bits reach from -8 to 7: the largest becomes -8, so that all 16 values serve; a scale may be negative.
     """
+    if form.dtype is not None or form.zeros or form.ordered:
+        raise ValueError(f"{form.kind} with such numbers, zero points or order is read from checkpoints, and not made")
     outputs, inputs = weight.shape
-    groups = weight.float().reshape(outputs, -1, scheme.group or inputs)
-    if scheme.bits == 8:
+    groups = weight.float().reshape(outputs, -1, form.group or inputs)
+    if form.bits == 8:
         scales = groups.abs().amax(-1, keepdim=True) / 127
-        return _divided(groups, scales).clamp(-127, 127).to(torch.int8).reshape(outputs, inputs), scales[..., 0]
+        values = _divided(groups, scales).clamp(-127, 127).to(torch.int8).reshape(outputs, inputs)
+        return Matrix(values, scales[..., 0], form=form)
     largest = torch.take_along_dim(groups, groups.abs().argmax(-1, keepdim=True), -1)
     scales = largest / -MIDDLE
     values = (_divided(groups, scales).clamp(-MIDDLE, MIDDLE - 1) + MIDDLE).to(torch.uint8).reshape(outputs, inputs)
-    return values[:, ::2] | values[:, 1::2] << 4, scales[..., 0]
+    return Matrix(values[:, ::2] | values[:, 1::2] << 4, scales[..., 0], form=form)
 
 
 def _divided(groups: Tensor, scales: Tensor) -> Tensor:

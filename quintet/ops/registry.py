@@ -1,4 +1,8 @@
-"""Ops and their providers: the plain torch function is the specification; bind() picks one provider for each, once."""
+"""Ops and their providers: the plain torch function is the specification; bind() picks one provider for each, once.
+
+An op that multiplies by weights has providers for each kind of form that a weight may have: "linear" is the plain one,
+"linear:int4" the one for int4.
+"""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -23,17 +27,41 @@ class Op:
 
     registry: dict[str, "Op"] = {}
 
-    def __init__(self, reference: Function) -> None:
-        self.name: str = reference.__name__
+    def __init__(self, reference: Function, kind: str = "plain") -> None:
+        self.name: str = of_kind(reference.__name__, kind)
         self.reference = reference
         self.providers: dict[str, Function] = {"reference": reference}
         self.probes: dict[str, Callable[[], str | None]] = {}
+        self.kinds: dict[str, Op] = {}  # of forms, beside the plain one
         if self.name in Op.registry:
             raise ValueError(f"op {self.name} is defined twice: {reference.__module__} and elsewhere")
         Op.registry[self.name] = self
 
-    def provide(self, provider: str, probe: Callable[[], str | None] | None = None) -> Callable[[Function], Function]:
-        """Registers a provider. `probe` calls it on something small; it returns why it cannot serve, or None."""
+    @classmethod
+    def of_forms(cls, *kinds: str) -> Callable[[Function], "Op"]:
+        """An op whose weights may have forms of these kinds, and be plain."""
+
+        def made(reference: Function) -> Op:
+            op = cls(reference)
+            op.kinds = {kind: cls(reference, kind) for kind in kinds}
+            return op
+
+        return made
+
+    def provide(
+        self, provider: str, probe: Callable[[], str | None] | None = None, forms: Sequence[str] = ()
+    ) -> Callable[[Function], Function]:
+        """Registers a provider. `probe` calls it on something small; it returns why it cannot serve, or None.
+
+        `forms`: kinds of weights that it is for, instead of plain ones.
+        """
+        if unknown := [kind for kind in forms if kind not in self.kinds]:
+            raise ValueError(f"{self.name} has no forms {unknown}; it has {', '.join(self.kinds) or 'none'}")
+
+        def register_each(function: Function) -> Function:
+            for kind in forms:
+                self.kinds[kind].provide(provider, probe)(function)
+            return function
 
         def register(function: Function) -> Function:
             want, got = (list(inspect.signature(f).parameters) for f in (self.reference, function))
@@ -47,7 +75,7 @@ class Op:
                 self.probes[provider] = probe
             return function
 
-        return register
+        return register_each if forms else register
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The specification itself; a model calls the bound provider instead."""
@@ -83,7 +111,8 @@ class Ops:
     def choice(self, name: str) -> Choice:
         """Who serves the op, and why."""
         if name not in self._chosen:
-            op, order = Op.registry[name], self._priority.get(name, ())
+            op, whole = Op.registry[name], name.partition(":")[0]  # forms without an order have their op's
+            order = self._priority.get(name, self._priority.get(whole, ()))
             self._chosen[name] = _obey(op, order, self._asked[name]) if name in self._asked else _choose(op, order)
         return self._chosen[name]
 
@@ -96,6 +125,11 @@ class Ops:
     def choices(self) -> tuple[Choice, ...]:
         """Every op's."""
         return tuple(self.choice(name) for name in sorted(Op.registry))
+
+
+def of_kind(op: str, kind: str) -> str:
+    """The name under which the op is bound for weights of such a form."""
+    return op if kind == "plain" else f"{op}:{kind}"
 
 
 def bind(priority: Mapping[str, Sequence[str]], asked: Mapping[str, str] | None = None) -> Ops:

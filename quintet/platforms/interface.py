@@ -55,7 +55,8 @@ class Capabilities:
     devices: int
     dtypes: tuple[torch.dtype, ...]  # what the kernels compute in, best first
     fp8: torch.dtype | None = None  # e4m3fn, e4m3fnuz and e5m2 differ per chip: data, never a constant
-    quant: frozenset[str] = frozenset()  # schemes that place() can pack
+    # kinds of forms (types.Form) that place() keeps; a checkpoint in others comes to it dequantized
+    quant: frozenset[str] = frozenset()
     static_shapes: bool = False  # the engine pads each step to a declared bucket
     # what the device holds can be computed with by ops alone, not by torch's own functions; nothing falls back to
     # a reference between the steps there: such a platform serves the ops of sampling itself
@@ -244,8 +245,14 @@ class Platform(ABC):
         """The mixer for such a layer, on the rank's ops; or ValueError with *all* the reasons why there is none."""
 
     @abstractmethod
-    def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Slices by rank (or shards by mesh), repacks and uploads: checkpoint tensors -> the layer's attributes."""
+    def place(
+        self, weight: Weight, parts: Mapping[str, Tensor], into: Mapping[str, Tensor] | None = None
+    ) -> Mapping[str, Tensor]:
+        """Slices by rank (or shards by mesh), repacks and uploads: checkpoint tensors -> the layer's attributes.
+
+        `into`: what it returned for this weight before, and the layer's others. The numbers are written into these,
+        which are returned: no address and no shape changes, so that a compiled step reads the new ones. No step runs.
+        """
 
     def estimate(self, model: nn.Module, weights: Sequence[Weight], extent: Extent) -> Estimate:
         """What the model will take on one device, and the steps that are captured or padded to where shapes are free:
@@ -256,6 +263,16 @@ class Platform(ABC):
     def compile(self, model: nn.Module, variants: Iterable[Variant]) -> Step:
         """The step: compiled per variant, captured, or eager. With fixed shapes `variants` are all the steps that come,
         else those of estimate(); going through them shows the progress to the user."""
+
+
+def written(placed: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """For a place() whose tensors torch can write to: copies what it made into what is there."""
+    for name, tensor in placed.items():
+        there = into[name]
+        assert there.shape == tensor.shape and there.dtype == tensor.dtype, f"{name} was placed in another shape"
+        if there.data_ptr() != tensor.data_ptr():
+            there.data.copy_(tensor)
+    return {name: into[name] for name in placed}
 
 
 def _check_member(cls: type, attribute: str, value: Any) -> None:

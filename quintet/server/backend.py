@@ -62,7 +62,7 @@ class Backend(Protocol):
 
         The last output is `finished`. A failure inside the request, or of the engine, is a last output whose
         completions have finish_reason "error". Raises ValueError (ParameterError for a parameter) if the request
-        cannot be served, EngineDead if none can; then nothing was queued. The id must be nobody else's.
+        cannot be served, EngineDead if none can; then nothing was queued. No other request has the id.
         """
         ...
 

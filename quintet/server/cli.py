@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _usage(words) if name is None else _run(name, words[len(name.split()) :])
     except KeyboardInterrupt:
         return EXIT_INTERRUPT
-    except BrokenPipeError:  # whoever read our output has gone
+    except BrokenPipeError:  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_USER
 

@@ -27,7 +27,7 @@ class Parser(argparse.ArgumentParser):
         self._own_usage = options.get("usage") is None
 
     def format_help(self) -> str:
-        """Fifty flags in a usage line help nobody: positionals alone."""
+        """Positionals alone: fifty flags in a usage line are no help."""
         if self._own_usage:
             names = [
                 f"[{each.metavar or each.dest}{' ...' * (each.nargs == '*')}]"

@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 client for many streamed answers at once: nothing stands between the socket and whoever counts."""
+"""A small HTTP/1.1 client for many streamed answers at once: nothing stands between the socket and the clock."""
 
 import asyncio
 import ssl
@@ -17,7 +17,7 @@ MAX_EVENT = 16 * 2**20  # bytes of one line of an event stream
 
 
 class NotHttp(ValueError):
-    """What came is no HTTP, or more of it than anybody sends."""
+    """What came is no HTTP, or more of it than a server sends."""
 
 
 class Broken(ConnectionError):
@@ -86,8 +86,8 @@ class Events:
         self.feed(b"\n\n")
 
 
-class Client:
-    """Connections to one server, each used again when its answer is whole."""
+class Connections:
+    """Those to one server, each used again when its answer is whole."""
 
     def __init__(self, address: Address, headers: Mapping[str, str] | None = None, idle_seconds: float = 600.0) -> None:
         """`idle_seconds` without a byte end a request with TimeoutError."""
@@ -113,7 +113,7 @@ class Client:
             except ConnectionError:
                 if connection.heard:
                     raise
-                self.close()  # the server ended connections that nobody used: all the others are as old
+                self.close()  # the server ended connections that were not used: all the others are as old
         return await self._exchange(await self._connect(), message, sink)
 
     def close(self) -> None:
@@ -142,7 +142,7 @@ class Client:
     async def _exchange(self, connection: "_Connection", message: bytes, sink: Sink | None) -> Answer:
         try:
             answer = await connection.exchange(message, sink, self._idle_seconds)
-        except BaseException:  # also cancelled: the server shall see that nobody listens
+        except BaseException:  # also cancelled: the server shall see that the client is gone
             connection.abort()
             raise
         if connection.reusable:

@@ -69,7 +69,7 @@ def _unix(path: str) -> socket.socket:
         if os.path.lexists(path):
             _remove_stale(path)
         made.bind(path)
-        os.chmod(path, 0o600)  # whoever may open the file may use the model
+        os.chmod(path, 0o600)  # the right to open the file is the right to use the model
     except (OSError, ValueError) as error:
         made.close()
         raise type(error)(f"cannot listen on {path}: {error}") from None

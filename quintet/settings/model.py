@@ -7,7 +7,8 @@ from quintet.names import refuse_unknown
 from quintet.settings.option import choice, option
 from quintet.values import json_object, one_of, optional, text, truth
 
-SCHEMES = ("int8", "int4", "w8a8", "w4a8")
+# What floats may become while they are loaded: bits of a weight, bits of an activation, inputs that share a scale
+SCHEMES = {"int8": (8, 16, 128), "int4": (4, 16, 32), "w8a8": (8, 8, 0), "w4a8": (4, 8, 32)}
 BUNDLED = "bundled"  # the model inside the package: the first run needs no download
 
 # The sampling defaults that a generation_config.json may set, under the names of SamplingParams.
@@ -67,7 +68,7 @@ class ModelOptions:
     )  # fmt: skip
     quantization: str | None = option(
         None, optional(one_of(*SCHEMES)), "quantize the weights of a bfloat16, float16 or float32 checkpoint while it "
-        "is loaded: int8, int4, or w8a8, w4a8 with activations in int8 too", group="model", choices=SCHEMES,
+        "is loaded: int8, int4, or w8a8, w4a8 with activations in int8 too", group="model", choices=tuple(SCHEMES),
     )  # fmt: skip
     quantization_group_size: int | None = option(
         None, optional(_group_size), "weights in a row that share a scale: 32, 64 or 128; the scheme's own "

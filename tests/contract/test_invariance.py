@@ -16,6 +16,7 @@ from quintet.ops.activation import KINDS
 from quintet.ops.attention import stored
 from quintet.platforms.cpu import PLATFORM
 from quintet.platforms.interface import Capabilities
+from quintet.types import Matrix
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -49,9 +50,9 @@ def test_linear(inputs: int, outputs: int, dtype: torch.dtype, threads: None) ->
         torch.randn(*shape, generator=generator).to(dtype) for shape in ((67, inputs), (outputs, inputs), (outputs,))
     )
     for b in (None, bias):
-        whole = provider("linear")(x, weight, b, (outputs,))
+        whole = provider("linear")(x, Matrix(weight), b, (outputs,))
         for first, last in STRETCHES:
-            assert torch.equal(provider("linear")(x[first:last], weight, b, (outputs,)), whole[first:last]), (
+            assert torch.equal(provider("linear")(x[first:last], Matrix(weight), b, (outputs,)), whole[first:last]), (
                 first,
                 last,
             )

@@ -97,7 +97,7 @@ def test_a_probe_that_needs_what_may_be_missing(planted: Any) -> None:
         ({"dtypes": (torch.float32, torch.float32)}, "names one twice"),
         ({"dtypes": (torch.float8_e5m2,)}, "8-bit types are formats"),
         ({"fp8": torch.float16}, "fp8 is to be None or one of"),
-        ({"quant": frozenset(["int3"])}, "schemes that quintet does not have: ['int3']"),
+        ({"quant": frozenset(["int3"])}, "forms that quintet does not have: ['int3']"),
         ({"overlap": "no"}, "overlap of Capabilities must be True or False"),
         ({"detail": "another"}, "a second probe() says"),
     ],
@@ -420,8 +420,10 @@ class Sleepless(CPU):
         self._opened = SleeplessDevice()
         return self._opened
 
-    def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        placed = super().place(weight, {name: tensor.clone() for name, tensor in tensors.items()})
+    def place(
+        self, weight: Weight, parts: Mapping[str, Tensor], into: Mapping[str, Tensor] | None = None
+    ) -> Mapping[str, Tensor]:
+        placed = super().place(weight, {name: tensor.clone() for name, tensor in parts.items()}, into)
         self._opened.weights += placed.values()
         return placed
 
@@ -575,9 +577,11 @@ def test_one_rank_that_is_not_itself() -> None:
 class Unequal(LoopbackPlatform):
     """Rank 1 has another share of the first product than its own."""
 
-    def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        spoilt = {name: x.flip(0) if weight.rank and x.dim() == 2 else x for name, x in tensors.items()}
-        return super().place(weight, spoilt)
+    def place(
+        self, weight: Weight, parts: Mapping[str, Tensor], into: Mapping[str, Tensor] | None = None
+    ) -> Mapping[str, Tensor]:
+        spoilt = {name: x.flip(0) if weight.rank and x.dim() == 2 else x for name, x in parts.items()}
+        return super().place(weight, spoilt, into)
 
 
 def test_ranks_that_hold_other_weights() -> None:
@@ -726,7 +730,7 @@ def stale(what: str) -> type[Platform]:
         (Uncounted, "graphs.settled", "counted none while the engine started"),
         (Padding, "graphs.padding", "12 tokens in a step of 64"),
         (Scribbled, "graphs.padding", "whose padding is not zeros"),
-        (ReadsPageZero, "graphs.padding", "after somebody wrote to page 0"),
+        (ReadsPageZero, "graphs.padding", "after page 0 was written to"),
         (stale("token_ids"), "graphs.replay", "held against enforce_eager"),
         (stale("table"), "graphs.replay", "held against enforce_eager"),
         (stale("lengths"), "graphs.replay", "held against enforce_eager"),

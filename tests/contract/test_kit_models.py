@@ -99,29 +99,44 @@ class Spilling(Stepping):
 class Rounding(CPU):
     """Weights in half precision, whatever was asked for."""
 
-    def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        return super().place(weight, {name: tensor.bfloat16() for name, tensor in tensors.items()})
+    def place(
+        self, weight: Weight, parts: Mapping[str, Tensor], into: Mapping[str, Tensor] | None = None
+    ) -> Mapping[str, Tensor]:
+        return super().place(weight, {name: tensor.bfloat16() for name, tensor in parts.items()}, into)
 
 
 class Coarse(CPU):
     """Half precision is kept in 6 bits."""
 
-    def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def place(
+        self, weight: Weight, parts: Mapping[str, Tensor], into: Mapping[str, Tensor] | None = None
+    ) -> Mapping[str, Tensor]:
         if weight.dtype == torch.float32:
-            return super().place(weight, tensors)
-        return super().place(weight, {name: (tensor * 16).round() / 16 for name, tensor in tensors.items()})
+            return super().place(weight, parts, into)
+        return super().place(weight, {name: (tensor * 16).round() / 16 for name, tensor in parts.items()}, into)
 
 
 class WrongScale(CPU):
     """The first group of each row has a scale that is twice too large."""
 
-    def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        if weight.scheme is None:
-            return super().place(weight, tensors)
-        spoilt = {name: tensor.clone() for name, tensor in tensors.items()}
+    def place(
+        self, weight: Weight, parts: Mapping[str, Tensor], into: Mapping[str, Tensor] | None = None
+    ) -> Mapping[str, Tensor]:
+        if weight.form.plain:
+            return super().place(weight, parts, into)
+        spoilt = {name: tensor.clone() for name, tensor in parts.items()}
         for tensor in spoilt.values():
             tensor[:, :32] *= 2
-        return super().place(weight, spoilt)
+        return super().place(weight, spoilt, into)
+
+
+class Unmoved(CPU):
+    """What is there stays there."""
+
+    def place(
+        self, weight: Weight, parts: Mapping[str, Tensor], into: Mapping[str, Tensor] | None = None
+    ) -> Mapping[str, Tensor]:
+        return super().place(weight, parts) if into is None or weight.use != "linear" else into
 
 
 class Hoarder(CPU):
@@ -155,6 +170,7 @@ class HoardersDevice(CPUDevice):
         (Rounding, "models.families", "off is allowed"),
         (Coarse, "models.dtypes", "squared errors against float32"),
         (WrongScale, "models.schemes", "of the size of the unquantized logits"),
+        (Unmoved, "models.replaced", "of the size of the new model's logits"),
         (Swayed, "oracle.invariant", "alone TokenLogprobs"),
         (Spilling, "faults.request", "request sound"),
     ],

@@ -10,7 +10,7 @@ from torch import Tensor
 from quintet.conformance.cases import CASES, SAMPLING
 from quintet.ops import Op
 from quintet.platforms.cpu.platform import CPU
-from quintet.types import Weight
+from quintet.types import Matrix, Weight
 from tests.helpers.planted import Planted, Provider, first_failure
 
 
@@ -58,7 +58,7 @@ def test_a_wrong_provider_is_named_with_its_case(op: str, provider: Provider, sa
 
 
 def test_a_product_that_rounds_on_the_way_is_found() -> None:
-    def rounded(x: Tensor, weight: Tensor, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
+    def rounded(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
         y: Tensor = Op.registry["linear"].providers["native"](x.bfloat16().float(), weight, bias, outputs)
         return y
 
@@ -75,13 +75,13 @@ def test_a_row_that_reaches_its_neighbours_is_found() -> None:
 def test_a_quantized_row_that_reaches_its_neighbours_is_found() -> None:
     """One scale for all rows of a step."""
 
-    def spreading(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
-        product = Op.registry["linear_w8a8"].providers["native"]
+    def spreading(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
+        product = Op.registry["linear:w8a8"].providers["native"]
         peak = x.abs().max()
-        y: Tensor = product(x / peak, weight, scales, None, outputs) * peak
+        y: Tensor = product(x / peak, weight, None, outputs) * peak
         return y if bias is None else y + bias
 
-    found = first_failure("ops.finite", Planted(providers={"linear_w8a8": spreading}))
+    found = first_failure("ops.finite", Planted(providers={"linear:w8a8": spreading}))
     assert found.startswith("products by w8a8 in float32: 33x32 by 40, bias True, nan in row 1: element [0, 0] is nan")
 
 
@@ -97,15 +97,19 @@ def test_a_look_up_by_products_is_found() -> None:
 class SwappedParts(CPU):
     """Of several products side by side, the last stands first."""
 
-    def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        return super().place(replace(weight, parts=weight.parts[::-1]), tensors)
+    def place(
+        self, weight: Weight, parts: Mapping[str, Tensor], into: Mapping[str, Tensor] | None = None
+    ) -> Mapping[str, Tensor]:
+        return super().place(replace(weight, parts=weight.parts[::-1]), parts, into)
 
 
 class OneScale(CPU):
     """Every group of an output has the scale of its first."""
 
-    def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        placed = dict(super().place(weight, tensors))
+    def place(
+        self, weight: Weight, parts: Mapping[str, Tensor], into: Mapping[str, Tensor] | None = None
+    ) -> Mapping[str, Tensor]:
+        placed = dict(super().place(weight, parts, into))
         if "scales" in placed:
             placed["scales"] = placed["scales"][:, :1].expand_as(placed["scales"]).contiguous()
         return placed
@@ -114,16 +118,20 @@ class OneScale(CPU):
 class UntiedHead(CPU):
     """A table that is shared is placed for products, even where rows are looked up."""
 
-    def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        placed = super().place(weight, tensors)
+    def place(
+        self, weight: Weight, parts: Mapping[str, Tensor], into: Mapping[str, Tensor] | None = None
+    ) -> Mapping[str, Tensor]:
+        placed = super().place(weight, parts, into)
         return {name: x * 1.01 for name, x in placed.items()} if weight.shared else placed
 
 
 class OneExpert(CPU):
     """All experts of a stack are the first."""
 
-    def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        placed = super().place(weight, tensors)
+    def place(
+        self, weight: Weight, parts: Mapping[str, Tensor], into: Mapping[str, Tensor] | None = None
+    ) -> Mapping[str, Tensor]:
+        placed = super().place(weight, parts, into)
         if weight.use != "experts":
             return placed
         return {name: stack[:1].expand_as(stack).contiguous() for name, stack in placed.items()}

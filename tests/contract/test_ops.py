@@ -16,7 +16,9 @@ from quintet.conformance.batches import Request, spec
 from quintet.conformance.cases import CASES, DTYPES, SPECS, TYPES, attended, randn, write_kv
 from quintet.conformance.close import require_close
 from quintet.ops import Op
+from quintet.ops.linear import linear
 from quintet.platforms import cpu
+from quintet.types import Matrix
 
 REGISTERED = cpu  # importing it registers providers
 # bound where nothing is compiled. In float32 the reference is the specification itself
@@ -54,6 +56,8 @@ def _tensors(result: Any) -> tuple[Tensor, ...]:
 
 def _raised(x: Any) -> Any:
     """Activations and weights in float32; fp8 is a format, and stays."""
+    if isinstance(x, Matrix):
+        return x._replace(values=_raised(x.values))
     return x.float() if isinstance(x, Tensor) and x.dtype in DTYPES else x
 
 
@@ -110,7 +114,7 @@ def _products(x: Tensor, weight: Weight, bias: Tensor | None, outputs: int) -> T
 def _small(name: str, most: int = 4000) -> Iterator[tuple[Any, ...]]:
     """The cases in float32 whose first tensors have few elements: loops are slow."""
     for _, args in CASES[name](torch.float32):
-        if args[0].shape[0] <= 3 and args[1].numel() <= most:
+        if args[0].shape[0] <= 3 and args[1].values.numel() <= most:
             yield args
 
 
@@ -129,11 +133,7 @@ FLOAT8 = {
 
 def _fp8_weight(weight: Tensor, scales: Tensor, block: int) -> Weight:
     values, bits = FLOAT8[weight.dtype], weight.view(torch.uint8).tolist()
-    rows, columns = scales.shape
-    if block:
-        return lambda n, k: values[bits[n][k]] * float(scales[n // block, k // block])
-    assert columns == 1 and rows in (1, weight.shape[0])
-    return lambda n, k: values[bits[n][k]] * float(scales[n if rows > 1 else 0, 0])
+    return lambda n, k: values[bits[n][k]] * float(scales[n, k // block if block else 0])
 
 
 def _int8_weight(weight: Tensor, scales: Tensor) -> Weight:
@@ -152,65 +152,75 @@ def _int4_weight(weight: Tensor, scales: Tensor, zeros: Tensor | None) -> Weight
     return value
 
 
+def _product(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
+    got: Tensor = linear.reference(x, weight, bias, outputs)
+    return got
+
+
 def test_specification_of_int8_is_its_definition() -> None:
-    for x, weight, scales, bias, outputs in _small("linear_int8"):
-        want = _products(x, _int8_weight(weight, scales), bias, len(weight))
-        torch.testing.assert_close(Op.registry["linear_int8"].reference(x, weight, scales, bias, outputs), want)
+    for x, weight, bias, outputs in _small("linear:int8"):
+        want = _products(x, _int8_weight(weight.values, weight.scales), bias, len(weight.values))
+        torch.testing.assert_close(_product(x, weight, bias, outputs), want)
 
 
 def test_specification_of_int4_is_its_definition() -> None:
-    for x, weight, scales, zeros, bias, outputs in _small("linear_int4"):
-        want = _products(x, _int4_weight(weight, scales, zeros), bias, len(weight))
-        torch.testing.assert_close(Op.registry["linear_int4"].reference(x, weight, scales, zeros, bias, outputs), want)
+    for x, weight, bias, outputs in _small("linear:int4"):
+        want = _products(x, _int4_weight(*weight[:3]), bias, len(weight.values))
+        torch.testing.assert_close(_product(x, weight, bias, outputs), want)
+
+
+def test_an_order_says_which_input_a_column_is_for() -> None:
+    x, weight, bias, outputs = next(iter(_small("linear:int4")))
+    order = torch.randperm(x.shape[1], generator=torch.Generator().manual_seed(1)).to(torch.int32)
+    got = _product(x, weight._replace(order=order), bias, outputs)
+    torch.testing.assert_close(got, _product(x[:, order], weight, bias, outputs))
 
 
 def test_specification_of_fp8_is_its_definition() -> None:
-    for x, weight, scales, bias, block, outputs in _small("linear_fp8"):
-        want = _products(x, _fp8_weight(weight, scales, block), bias, len(weight))
-        torch.testing.assert_close(Op.registry["linear_fp8"].reference(x, weight, scales, bias, block, outputs), want)
+    for x, weight, bias, outputs in _small("linear:fp8"):
+        want = _products(x, _fp8_weight(weight.values, weight.scales, weight.form.group), bias, len(weight.values))
+        torch.testing.assert_close(_product(x, weight, bias, outputs), want)
 
 
 def test_specification_of_w8a8_is_its_definition() -> None:
-    for x, weight, scales, bias, outputs in _small("linear_w8a8"):
-        got = Op.registry["linear_w8a8"].reference(x, weight, scales, bias, outputs)
+    for x, weight, bias, outputs in _small("linear:w8a8"):
+        got = _product(x, weight, bias, outputs)
         for row, out in zip(x.double().tolist(), got, strict=True):
             step = max(map(abs, row)) / 127
             whole = [round(v / step) for v in row]  # half to even
-            for n, each in enumerate(weight.tolist()):
-                total = sum(a * b for a, b in zip(whole, each, strict=True)) * step * float(scales[n])
+            for n, each in enumerate(weight.values.tolist()):
+                total = sum(a * b for a, b in zip(whole, each, strict=True)) * step * float(weight.scales[n])
                 assert float(out[n]) == pytest.approx(
                     total + (0 if bias is None else float(bias[n])), rel=1e-4, abs=1e-5
                 )
 
 
 def test_specification_of_w4a8_is_its_definition() -> None:
-    for x, weight, scales, bias, outputs in _small("linear_w4a8"):
+    for x, weight, bias, outputs in _small("linear:w4a8"):
         known = x.double()
-        for piece in known.split(x.shape[1] // scales.shape[1], dim=1):
+        for piece in known.split(weight.form.group, dim=1):
             step = piece.abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
             piece[:] = (piece / step).round() * step
-        want = _products(known, _int4_weight(weight, scales, None), bias, len(weight))
-        got = Op.registry["linear_w4a8"].reference(x, weight, scales, bias, outputs)
-        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+        want = _products(known, _int4_weight(weight.values, weight.scales, None), bias, len(weight.values))
+        torch.testing.assert_close(_product(x, weight, bias, outputs), want, rtol=1e-4, atol=1e-4)
 
 
-def test_specification_of_dynamic_fp8_is_its_definition() -> None:
-    for x, weight, scales, bias, block, outputs in _small("linear_fp8_dynamic"):
-        largest = torch.finfo(weight.dtype).max
-        there = torch.tensor([v for v in FLOAT8[weight.dtype] if abs(v) <= largest], dtype=torch.float64)
+def test_specification_of_fp8a8_is_its_definition() -> None:
+    for x, weight, bias, outputs in _small("linear:fp8a8"):
+        largest = torch.finfo(weight.values.dtype).max
+        there = torch.tensor([v for v in FLOAT8[weight.values.dtype] if abs(v) <= largest], dtype=torch.float64)
         known = x.double()
-        for piece in known.split(block or x.shape[1], dim=1):
+        for piece in known.split(weight.form.group or x.shape[1], dim=1):
             step = piece.abs().amax(1, keepdim=True) / largest
             nearest = (piece[..., None] / step[..., None] - there).abs().argmin(-1)
             piece[:] = there[nearest] * step
-        want = _products(known, _fp8_weight(weight, scales, block), bias, len(weight))
-        got = Op.registry["linear_fp8_dynamic"].reference(x, weight, scales, bias, block, outputs)
-        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+        want = _products(known, _fp8_weight(weight.values, weight.scales, weight.form.group), bias, len(weight.values))
+        torch.testing.assert_close(_product(x, weight, bias, outputs), want, rtol=1e-4, atol=1e-4)
 
 
 def test_int8_products_are_added_up_without_rounding() -> None:
-    args = dict(CASES["linear_w8a8"](torch.float32))["sums beyond 2**24"]
-    assert Op.registry["linear_w8a8"].reference(*args).item() == 1
+    args = dict(CASES["linear:w8a8"](torch.float32))["sums beyond 2**24"]
+    assert _product(*args).item() == 1
 
 
 @pytest.mark.parametrize("name", ["route", "route_grouped"])

@@ -192,3 +192,42 @@ def test_two_bindings_do_not_disturb_each_other(op: Op) -> None:
     first, second = bind({"twice": ("good",)}), bind({})
     assert first.twice is not second.twice
     assert torch.equal(first.twice(torch.ones(2)), second.twice(torch.ones(2)))
+
+
+# ------------------------------------------------------------------------------------------- ops by a weight's form
+
+
+@pytest.fixture
+def formed() -> Any:
+    def doubled(x: Tensor) -> Tensor:
+        return x * 2
+
+    made = Op.of_forms("int8", "int4")(doubled)
+    yield made
+    for name in ("doubled", "doubled:int8", "doubled:int4"):
+        del Op.registry[name]
+
+
+def test_a_form_has_providers_of_its_own(formed: Op) -> None:
+    formed.provide("fast")(lambda x: x + x)
+    quick = formed.provide("quick", forms=("int8",))(lambda x: x + x)
+    ops = bind({"doubled": ("quick", "fast")})
+    assert ops.doubled is formed.providers["fast"]
+    assert getattr(ops.take("doubled:int8"), "doubled:int8") is quick
+    assert getattr(ops, "doubled:int4") is formed.reference
+    said = {each.op: (each.provider, each.rejected) for each in ops.bound}
+    assert said["doubled:int8"] == ("quick", ())
+    assert said["doubled:int4"] == ("reference", (("quick", "not registered"), ("fast", "not registered")))
+
+
+def test_a_form_may_have_an_order_of_its_own(formed: Op) -> None:
+    for name in ("one", "other"):
+        formed.provide(name, forms=("int8", "int4"))(formed.reference)
+    ops = bind({"doubled": ("one",), "doubled:int4": ("other", "one")})
+    assert ops.choice("doubled:int8").provider == "one" and ops.choice("doubled:int4").provider == "other"
+
+
+def test_a_provider_for_a_form_that_is_not_there_is_refused(formed: Op) -> None:
+    with pytest.raises(ValueError, match=r"doubled has no forms \['int3'\]; it has int8, int4"):
+        formed.provide("fast", forms=("int8", "int3"))
+    assert "fast" not in formed.kinds["int8"].providers

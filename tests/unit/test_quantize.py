@@ -4,25 +4,19 @@ import pytest
 import torch
 
 from quintet.config import EngineConfig
-from quintet.layers.schemes import SCHEMES, fitting, of_head, scheme
-from quintet.ops import Op
-from quintet.ops.quantize import quantize
-from quintet.types import Scheme
-
-
-def product(scheme: Scheme, x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    op, outputs = Op.registry[f"linear_{scheme.name}"], (len(packed),)
-    zeros = (None,) if scheme.name == "int4" else ()
-    return op.reference(x, packed, scales, *zeros, None, outputs)  # type: ignore[no-any-return]
+from quintet.layers.forms import ONLINE, Forms, fitting, online
+from quintet.ops.linear import linear
+from quintet.ops.quantize import attributes, quantize
+from quintet.types import PLAIN, Form
 
 
 @pytest.mark.parametrize("group", [32, 64, 128])
 @pytest.mark.parametrize("name", ["int8", "int4"])
 def test_a_weight_is_off_by_half_a_step_at_most(name: str, group: int) -> None:
-    of = Scheme(name, 8 if name == "int8" else 4, 16, group)
+    of = Form(name, 8 if name == "int8" else 4, 16, group)
     weight = torch.randn(48, 256, generator=torch.Generator().manual_seed(group))
-    packed, scales = quantize(weight, of)
-    known = product(of, torch.eye(256), packed, scales).t()
+    matrix = quantize(weight, of)
+    known, scales = linear.reference(torch.eye(256), matrix, None, (48,)).t(), attributes(matrix)["scales"]
     steps = scales.abs().repeat_interleave(group, 1)
     off = (known - weight).abs() / steps
     clipped = (
@@ -35,40 +29,39 @@ def test_a_weight_is_off_by_half_a_step_at_most(name: str, group: int) -> None:
     torch.testing.assert_close(*met)
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", ONLINE)
 def test_zeros_stay_zeros(name: str) -> None:
     weight = torch.zeros(3, 128)
     weight[1] = 1.0
-    known = product(SCHEMES[name], torch.ones(1, 128), *quantize(weight, SCHEMES[name]))
+    known = linear.reference(torch.ones(1, 128), quantize(weight, ONLINE[name]), None, (3,))
     torch.testing.assert_close(known, torch.tensor([[0.0, 128.0, 0.0]]))
 
 
 def test_a_half_is_quantized_as_the_float_that_it_is() -> None:
     weight = torch.randn(16, 64).to(torch.bfloat16)
-    for half, full in zip(*(quantize(w, SCHEMES["int4"]) for w in (weight, weight.float())), strict=True):
-        assert torch.equal(half, full)
+    half, full = (attributes(quantize(each, ONLINE["int4"])) for each in (weight, weight.float()))
+    assert all(torch.equal(half[name], full[name]) for name in ("weight", "scales"))
 
 
 def test_a_smaller_group_serves_inputs_that_the_larger_does_not_divide() -> None:
-    wanted = SCHEMES["int8"]
+    wanted = ONLINE["int8"]
     for inputs, group in ((1024, 128), (192, 64), (96, 32), (4000, 32)):
-        fit = fitting(wanted, inputs)
-        assert fit is not None and fit.group == group
-    assert fitting(wanted, 100) is None
-    assert fitting(SCHEMES["int4"], 1024) == SCHEMES["int4"]  # not a larger one than asked for
-    assert fitting(SCHEMES["w8a8"], 100) == SCHEMES["w8a8"]
-    assert fitting(None, 64) is None
+        assert fitting(wanted, inputs).group == group
+    assert fitting(wanted, 100) == PLAIN
+    assert fitting(ONLINE["int4"], 1024) == ONLINE["int4"]  # not a larger one than asked for
+    assert fitting(ONLINE["w8a8"], 100) == ONLINE["w8a8"]
+    assert fitting(None, 64) == PLAIN
 
 
 def test_the_head_keeps_eight_bits() -> None:
-    assert of_head(None) is None
-    for each in SCHEMES.values():
-        head = of_head(each)
+    assert Forms().of_head().wanted is None
+    for each in ONLINE.values():
+        head = Forms(each).of_head().wanted
         assert head is not None and (head.bits, head.activations) == (8, each.activations)
 
 
 def test_a_group_size_is_taken_where_it_means_something() -> None:
-    assert scheme("int4", 128) == Scheme("int4", 4, 16, 128)
+    assert online("int4", 128) == Form("int4", 4, 16, 128)
     assert EngineConfig(quantization="int4", quantization_group_size="64").quantization_group_size == 64
     for settings in ({"quantization": "w8a8"}, {}):
         with pytest.raises(ValueError, match="quantization_group_size means nothing"):

@@ -12,11 +12,11 @@ class FusedMLP(GatedMLP):
 
     def __init__(self, build: Build, *args: Any, **settings: Any) -> None:
         super().__init__(build, *args, **settings)
-        self._fused = build.size == 1 and build.scheme is None
+        self._fused = build.size == 1
         if self._fused:
             self.ops.take("acme_gated_mlp")
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self._fused or self.gate_up.bias is not None:
+        if not self._fused or self.gate_up.bias is not None or not self.gate_up.form.plain:
             return super().forward(x)
         return self.ops.acme_gated_mlp(x, self.gate_up.weight, self.down.weight, self.kind)

@@ -6,9 +6,9 @@ from typing import Any
 
 from quintet.ops import Op
 from quintet.ops.activation import gated
-from quintet.ops.linear import linear
+from quintet.ops.linear import KINDS, linear
 from quintet.ops.moe import experts
-from quintet.ops.quantized import linear_int8
+from quintet.types import Matrix
 from torch import Tensor
 from torch.nn import functional
 
@@ -17,8 +17,7 @@ from acme.launch import launch
 
 # What it has no kernels for. Its attention has a cache of its own; of the others, a step runs the torch calls that the
 # specification is made of. All other ops have kernels that do what the specifications do.
-LACKING = {"write_kv", "paged_attention", "norm_rotary", "linear_int4", "linear_w8a8", "linear_w4a8", "linear_fp8"}
-LACKING |= {"linear_fp8_dynamic"}
+LACKING = {"write_kv", "paged_attention", "norm_rotary"} | {f"linear:{kind}" for kind in KINDS if kind != "int8"}
 
 
 @Op
@@ -36,14 +35,14 @@ def _gated_mlp(x: Tensor, gate_up: Tensor, down: Tensor, kind: str) -> Tensor:
 
 
 @linear.provide("acme")
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
-    result: Tensor = launch(kernels.product, kernels.product_shape, x, weight, bias)
+def _linear(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
+    result: Tensor = launch(kernels.product, kernels.product_shape, x, weight.values, bias)
     return result
 
 
-@linear_int8.provide("acme")
-def _linear_int8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
-    result: Tensor = launch(kernels.product_int8, kernels.product_int8_shape, x, weight, scales, bias)
+@linear.provide("acme", forms=("int8",))
+def _linear_int8(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
+    result: Tensor = launch(kernels.product_int8, kernels.product_int8_shape, x, weight.values, weight.scales, bias)
     return result
 
 

@@ -1,13 +1,13 @@
 """The platform: what quintet asks of Acme devices, by its own words (quintet/platforms/interface.py)."""
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from quintet.config import EngineConfig
 from quintet.ops.attention import PlainAttention
-from quintet.ops.quantize import quantize
+from quintet.ops.quantize import attributes, canonical
 from quintet.platforms.interface import (
     Alone,
     Capabilities,
@@ -18,7 +18,7 @@ from quintet.platforms.interface import (
     Step,
     Unavailable,
 )
-from quintet.types import AttentionSpec, Estimate, Extent, Place, Variant, Weight
+from quintet.types import AttentionSpec, Place, Variant, Weight
 from torch import Tensor, nn
 
 from acme.attention import AcmeAttention
@@ -99,25 +99,21 @@ class Acme(Platform):
     def mixer(self, spec: AttentionSpec, ops: Any, rank: int) -> Mixer:
         return PlainAttention(spec, ops) if spec.source == "none" else AcmeAttention(spec)
 
-    def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        device, local = self._devices[weight.rank], weight.local(tensors)
-        if weight.scheme is not None:
-            packed = dict(zip((weight.name, "scales"), quantize(local, weight.scheme), strict=True))
+    def place(
+        self, weight: Weight, parts: Mapping[str, Tensor], into: Mapping[str, Tensor] | None = None
+    ) -> Mapping[str, Tensor]:
+        if not weight.form.plain:
+            packed = attributes(canonical(weight, parts))
         elif weight.use == "linear":
-            packed = {weight.name: local.to(weight.dtype).t()}  # [K, N], as kernels.product wants it
+            packed = {weight.name: weight.local(parts).to(weight.dtype).t()}  # [K, N], as kernels.product wants it
         else:
-            packed = {weight.name: local.to(weight.dtype)}
-        return {name: device.upload(each, "weights") for name, each in packed.items()}
-
-    def estimate(self, model: nn.Module, weights: Sequence[Weight], extent: Extent) -> Estimate:
-        return Estimate(sum(map(self._placed_bytes, weights)), extent.workspace)
-
-    def _placed_bytes(self, weight: Weight) -> int:
-        if weight.scheme is None:
-            return weight.nbytes
-        outputs, inputs = weight.shape
-        groups = inputs // (weight.scheme.group or inputs)
-        return outputs * inputs * weight.scheme.bits // 8 + 4 * outputs * groups
+            packed = {weight.name: weight.local(parts).to(weight.dtype)}
+        device = self._devices[weight.rank]
+        if into is None:
+            return {name: device.upload(each, "weights") for name, each in packed.items()}
+        for name, each in packed.items():
+            device.overwrite(into[name], each)
+        return {name: into[name] for name in packed}
 
     def compile(self, model: nn.Module, variants: Iterable[Variant]) -> Step:
         return compiled(model, variants)

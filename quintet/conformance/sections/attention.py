@@ -81,7 +81,7 @@ def long_context(subject: Subject) -> Iterator[Trial]:
 
 @check("attention.stale")
 def stale_pages(subject: Subject) -> Iterator[Trial]:
-    """Numbers that are none, in pages that are somebody else's now, and in a neighbour's."""
+    """Numbers that are none, in pages that are another request's now, and in a neighbour's."""
     dtypes = subject.facts.dtypes
     if _is_compiled(subject):
         yield Trial(f"plain in {short(dtypes[0])}", partial(_stale, subject, {}, dtypes[0]))

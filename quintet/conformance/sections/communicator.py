@@ -251,7 +251,7 @@ def _exchanged(team: Team, dtype: torch.dtype) -> None:
 
 
 def _many_sums(team: Team) -> None:
-    """Nobody waits in between: a result must not be overwritten by the next, nor read before all have come."""
+    """Nothing waits in between: a result must not be overwritten by the next, nor read before all have come."""
     shape, dtype = (3, 211), torch.float32
 
     def work(rank: Rank) -> list[Tensor]:

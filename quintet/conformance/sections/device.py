@@ -134,7 +134,7 @@ def what_was_handed_over(subject: Subject) -> Iterator[Trial]:
 
 
 def _uploads(subject: Subject, shape: tuple[int, ...]) -> None:
-    """Nobody waits between them, so memory that is pinned for one must not serve the next too soon."""
+    """Nothing waits between them, so memory that is pinned for one must not serve the next too soon."""
     device = subject.device
     there = [device.to_device([np.full(shape, i, np.int32), np.full(shape, -i, np.float32)]) for i in range(FLIGHTS)]
     gc.collect()

@@ -1,4 +1,4 @@
-"""Cancellation and failures: whoever is hit ends, with the reason; the engine and everybody else go on."""
+"""Cancellation and failures: a request that is hit ends, with the reason; the engine and all others go on."""
 
 import random
 import shutil
@@ -48,7 +48,7 @@ class Wary:
         return answers
 
     def goes_on(self) -> None:
-        """The same engine, with what is left in its cache, still gives everybody the right tokens."""
+        """The same engine, with what is left in its cache, still gives every request the right tokens."""
         for ask, said in _pairs(self.asks, self.served.run(self.asks)):
             _whole(ask, said)
             follows(self.tiny, ask, said, self.dtype)
@@ -63,7 +63,7 @@ def _wary(subject: Subject) -> Wary:
 def cancel(subject: Subject) -> Iterator[Trial]:
     for seed in range(3):
         yield Trial(f"at random points, {seed}", partial(_cancel, subject, seed))
-    yield Trial("everybody at once", partial(_cancel_all, subject))
+    yield Trial("all requests at once", partial(_cancel_all, subject))
 
 
 @check("faults.step")
@@ -90,7 +90,7 @@ def request(subject: Subject) -> Iterator[Trial]:
 
 
 def _cancel(subject: Subject, seed: int) -> None:
-    """Whoever is taken back hears nothing more; a prefix of the right tokens is all that they got."""
+    """A request that is taken back hears nothing more; a prefix of the right tokens is all that it got."""
     wary, rng = _wary(subject), random.Random(seed)
     served, left = wary.served, [ask.name for ask in wary.asks if ask.arrival == 0]
     gone: set[str] = set()
@@ -110,7 +110,7 @@ def _cancel(subject: Subject, seed: int) -> None:
         if said.reason is not None or ask.name not in gone:
             _whole(ask, said)
         follows(wary.tiny, ask, said, wary.dtype)
-    require(bool(gone), "nobody was taken back, so this showed nothing")
+    require(bool(gone), "no request was taken back, so this showed nothing")
     wary.goes_on()
 
 
@@ -122,7 +122,7 @@ def _cancel_all(subject: Subject) -> None:
             for ask in wary.asks:
                 wary.served.abort(ask.name)
             used = wary.served.stats.kv_usage
-            require(used == 0, f"nobody is left, and {used:.0%} of the pages are held")
+            require(used == 0, f"no request is left, and {used:.0%} of the pages are held")
 
     wary.served.run(wary.asks, between)
     wary.goes_on()
@@ -132,8 +132,8 @@ def _failing(subject: Subject, where: Where, passes: int) -> None:
     wary = _wary(subject)
     answers = wary.fail(RuntimeError(FAILURE), where, passes)
     failed = [name for name, said in answers.items() if said.reason == "error"]
-    require(bool(failed), "a step failed, and nobody was told")
-    require(len(failed) < len(answers), "one step failed, and everybody ended, those who were not in it too")
+    require(bool(failed), "a step failed, and no request was told")
+    require(len(failed) < len(answers), "one step failed, and every request ended, those that were not in it too")
     for ask, said in _pairs(wary.asks, answers):
         if said.reason == "error":
             require(FAILURE in str(said.error), f"request {ask.name} ended by {said.error!r}, not by {FAILURE!r}")
@@ -144,7 +144,7 @@ def _failing(subject: Subject, where: Where, passes: int) -> None:
 
 
 def _interrupted(subject: Subject, where: Where) -> None:
-    """It comes out of the step; whoever goes on stepping loses nobody and nothing."""
+    """It comes out of the step; going on with steps loses no request and no token."""
     wary = _wary(subject)
     before = wary.served.interruptions
     answers = wary.fail(Interruption(), where, 3)
@@ -163,7 +163,7 @@ def _lost(subject: Subject, where: Where, passes: int) -> None:
 
 
 def _poisoned(subject: Subject) -> None:
-    """Its request ends alone, those beside it in the batch do not, and its pages harm nobody who gets them."""
+    """Its request ends alone, those beside it in the batch do not, and its pages do the next one no harm."""
     whole, dtype = variant("llama", "plain"), plain_dtype(subject.facts)
     with tempfile.TemporaryDirectory(prefix="quintet-poisoned-") as folder:
         served = Served(subject, _poison(whole, Path(folder)), **SETTINGS)

@@ -19,7 +19,7 @@ from quintet.platforms.interface import Platform, Step
 from quintet.types import HostBatch, Variant
 
 SMALL, LARGE = 16, 64  # tokens of the declared sizes
-STRANGE = 24  # a size between them, which nobody declared
+STRANGE = 24  # a size between them, which is not declared
 ROUNDS = 5  # steps of one size
 PAGE = 16  # tokens
 
@@ -28,7 +28,7 @@ Logits = Mapping[Any, Tensor]
 
 
 class Sized(Runner):
-    """A Runner that pads to the size that it is told, and lays its hands on the page that nobody owns."""
+    """A Runner that pads to the size that it is told, and lays its hands on the page that takes padding's writes."""
 
     size: int | None = None  # None: to the smallest that holds a step
     scribbles = False  # padded tokens are other than zeros
@@ -39,9 +39,9 @@ class Sized(Runner):
 
     def spoil(self) -> None:
         """Leaves K and V on page 0, as padding does."""
-        self._pages["nobody"] = [[0] for _ in self._windows]
-        self.step({"nobody": random_prompts(99, (PAGE,), VOCAB)[0]})
-        del self._pages["nobody"], self._lengths["nobody"]
+        self._pages["padding"] = [[0] for _ in self._windows]
+        self.step({"padding": random_prompts(99, (PAGE,), VOCAB)[0]})
+        del self._pages["padding"], self._lengths["padding"]
 
     def _batch(self, chunks: Chunks, firsts: dict[Any, int]) -> HostBatch:
         host = super()._batch(chunks, firsts)
@@ -52,7 +52,7 @@ class Sized(Runner):
 
 
 def _scribbled(host: HostBatch, count: int) -> HostBatch:
-    """What stands in the fields of padded tokens is nobody's; they write to page 0."""
+    """What stands in the fields of padded tokens does not count; they write to page 0."""
     token_ids, rows, groups = host.token_ids.copy(), host.rows.copy(), []
     token_ids[count:] = np.arange(len(token_ids) - count) % VOCAB
     rows[count:] = np.arange(len(rows) - count) % max(count, 1)
@@ -198,7 +198,7 @@ def padding(subject: Subject) -> Iterator[Trial]:
     yield Trial("the same tokens in each size", partial(_padded, loaded, False))
     yield Trial("padded tokens that are not zeros", partial(_padded, loaded, True))
     yield Trial("beside longer requests", partial(_beside, loaded))
-    yield Trial("with somebody's keys and values on page 0", partial(_spoiled, loaded))
+    yield Trial("with keys and values on page 0", partial(_spoiled, loaded))
 
 
 def _padded(loaded: Loaded, scribbles: bool) -> None:
@@ -220,9 +220,9 @@ def _spoiled(loaded: Loaded) -> None:
     runner, chunks = loaded.runner, _asked(10, (20, 3, 17, 1))
     want, wanted = _forgotten(runner, chunks), _decoded(runner, 11)
     runner.spoil()
-    loaded.same("prompts, after somebody wrote to page 0", _forgotten(runner, chunks), want)
+    loaded.same("prompts, after page 0 was written to", _forgotten(runner, chunks), want)
     for turn, (got, before) in enumerate(zip(_decoded(runner, 11), wanted, strict=True)):
-        loaded.same(f"step {turn} of decoding, after somebody wrote to page 0", got, before)
+        loaded.same(f"step {turn} of decoding, after page 0 was written to", got, before)
 
 
 def _decoded(runner: Sized, seed: int, lengths: Sequence[int] = (12, 1, 15, 7)) -> list[Logits]:

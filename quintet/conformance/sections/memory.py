@@ -1,6 +1,6 @@
 """Bytes of a device: counted, refused when they run out, given back when they are let go, and planned beforehand.
 
-Where a platform's memory is the host's, everybody takes from it: there this process's own size is looked at.
+Where a platform's memory is the host's, every process takes from it: there this process's own size is looked at.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ from quintet.conformance.check import Broken, Lacking, Trial, check, require
 from quintet.conformance.direct import Runner, random_prompts
 from quintet.conformance.subject import Subject
 from quintet.conformance.tiny import VOCAB, variant
-from quintet.layers.schemes import SCHEMES, fitting
+from quintet.layers.forms import ONLINE, fitting
 from quintet.platforms.host import host_memory
 from quintet.platforms.interface import ASIDE, DROPPED, Device
 from quintet.types import AttentionSpec, Extent, Layout, Memory, Part, Variant, Weight
@@ -49,7 +49,7 @@ def _own(subject: Subject) -> Memory:
     """The device's memory, where it counts its own."""
     memory, host = subject.device.memory(), host_memory().total
     if memory.total in {host // share for share in range(1, subject.facts.devices + 1)}:
-        raise Lacking("its memory is the host's, of which everybody takes: what one allocation takes does not show")
+        raise Lacking("its memory is the host's, of which every process takes: what one allocation takes does not show")
     return memory
 
 
@@ -239,7 +239,7 @@ def planned(subject: Subject) -> Iterator[Trial]:
         for dtype in subject.facts.dtypes:
             what = f"a weight for {use} in {str(dtype).removeprefix('torch.')}"
             yield Trial(what, partial(_planned, subject, use, dtype, None))
-    for name in sorted(subject.facts.quant):
+    for name in sorted(subject.facts.quant & set(ONLINE)):
         for dtype in subject.facts.dtypes[:1]:
             what, features = f"a product's weight in {name}", (f"scheme/{name}",)
             yield Trial(what, partial(_planned, subject, "linear", dtype, name), features)
@@ -249,7 +249,7 @@ def _planned(subject: Subject, use: str, dtype: torch.dtype, scheme: str | None)
     _ = subject.device  # a platform places on devices that are open
     x = torch.randn(SHAPES[use], generator=torch.Generator().manual_seed(0))
     part = Part("x", tuple(x.shape), ((0, x.shape[0]),))
-    packed = fitting(SCHEMES[scheme] if scheme else None, x.shape[-1])
+    packed = fitting(ONLINE[scheme] if scheme else None, x.shape[-1])
     weight = Weight("x", (part,), 0, 0, dtype, use, packed)
     planned = subject.platform.estimate(nn.Module(), [weight], Extent(Variant(1, 1, 1, ()), 0, 0)).weights
     placed = subject.platform.place(weight, {"x": x.to(dtype)})

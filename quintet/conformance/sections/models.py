@@ -13,10 +13,10 @@ from quintet.conformance.direct import Runner, random_prompts
 from quintet.conformance.subject import Subject
 from quintet.conformance.tiny import FAMILIES, PLAIN, VOCAB, Tiny, make, smooth, variant
 from quintet.conformance.traffic import closeness, named, plain_dtype
-from quintet.layers.schemes import SCHEMES, fitting, of_head
+from quintet.layers.forms import ONLINE, Forms, fitting
 from quintet.ops.quantize import quantize
-from quintet.ops.quantized import MIDDLE
-from quintet.types import Scheme
+from quintet.ops.quantized import dequantized
+from quintet.types import Form
 
 LENGTHS = (30, 1, 37, 9)  # of the requests whose tokens go through a model
 # the tokens of each request in each step: prompts in one piece and in chunks, decodes beside them, all within 64
@@ -49,9 +49,16 @@ def dtypes(subject: Subject) -> Iterator[Trial]:
 
 @check("models.schemes")
 def schemes(subject: Subject) -> Iterator[Trial]:
-    for name in sorted(subject.facts.quant):
+    for name in sorted(subject.facts.quant & set(ONLINE)):
         for what, settings in (("all groups divide", WIDE), ("one layer stays", NARROW)):
             yield Trial(f"{name}: {what}", partial(_scheme, subject, name, settings), (f"scheme/{name}",))
+
+
+@check("models.replaced")
+def replaced(subject: Subject) -> Iterator[Trial]:
+    schemes = [None, *sorted(subject.facts.quant & set(ONLINE))]
+    for name in schemes[:2] if subject.facts.static_shapes else schemes:
+        yield Trial(f"a tied head, {name or 'as it is'}", partial(_replaced, subject, name), ("reload",))
 
 
 def _variants(subject: Subject) -> Iterator[tuple[str, str]]:
@@ -92,10 +99,8 @@ def _dtype(subject: Subject, family: str, dtype: torch.dtype) -> None:
 
 def _scheme(subject: Subject, name: str, settings: dict[str, Any]) -> None:
     """As near the unquantized model as the specification's quantize() comes; a platform may choose better values."""
-    if name not in SCHEMES:
-        raise Broken(f"{name!r} is not a scheme; there are {', '.join(SCHEMES)}")
-    tiny, dtype, scheme = make("llama", settings), plain_dtype(subject.facts), SCHEMES[name]
-    got = torch.cat(through(subject.runner(tiny, dtype, scheme=scheme)))
+    tiny, dtype, scheme = make("llama", settings), plain_dtype(subject.facts), ONLINE[name]
+    got = torch.cat(through(subject.runner(tiny, dtype, forms=Forms(scheme))))
     exact = torch.cat([tiny.logits(ids) for ids in _ids()])
     specified = torch.cat([_quantized(tiny, scheme).logits(ids) for ids in _ids()])
     limit = WORSE * _relative(specified, exact) + (EIGHT_BITS if scheme.activations == 8 else 0) + closeness(dtype)
@@ -103,27 +108,37 @@ def _scheme(subject: Subject, name: str, settings: dict[str, Any]) -> None:
     require(off <= limit, f"off by {off:.3f} of the size of the unquantized logits; {limit:.3f} is allowed")
 
 
+def _replaced(subject: Subject, name: str | None) -> None:
+    """Steps that were compiled or recorded before read the new numbers; nothing of the old ones is left."""
+    old, new = (make("llama", {**WIDE, "tie_word_embeddings": True}, seed) for seed in (0, 1))
+    forms, dtype = Forms(ONLINE[name] if name else None), plain_dtype(subject.facts)
+    runner = subject.runner(old, dtype, forms=forms)
+    before = torch.cat([*through(runner), *through(runner)])  # the second time, as they were recorded
+    held = {name: (tensor, tensor.shape) for name, tensor in runner.worker.model.named_parameters()}
+    runner.worker.reload(new.folder)
+    for name, tensor in runner.worker.model.named_parameters():
+        require(held[name][0] is tensor and held[name][1] == tensor.shape, f"{name} is another tensor than before")
+    got, want = torch.cat(through(runner)), torch.cat(through(subject.runner(new, dtype, forms=forms)))
+    require(_relative(before[: len(want)], want) > 0.3, "the two models' logits are too alike to tell anything")
+    off = _relative(got, want)
+    require(off <= closeness(dtype), f"off by {off:.3g} of the size of the new model's logits")
+
+
 def _relative(got: Tensor, want: Tensor) -> float:
     return float((got - want).norm() / want.norm())
 
 
 @torch.no_grad()
-def _quantized(tiny: Tiny, scheme: Scheme) -> Tiny:
+def _quantized(tiny: Tiny, scheme: Form) -> Tiny:
     """The reference with each weight as the scheme keeps it; activations stay as they are."""
     model = copy.deepcopy(tiny.reference)
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear):
-            wanted = of_head(scheme) if name == "lm_head" else scheme
-            if (kept := fitting(wanted, module.in_features)) is not None:
-                module.weight.copy_(_dequantized(module.weight, kept))
+            forms = Forms(scheme).of_head() if name == "lm_head" else Forms(scheme)
+            kept = fitting(forms.wanted, module.in_features)
+            if not kept.plain:
+                module.weight.copy_(dequantized(quantize(module.weight, kept)))
     return Tiny(tiny.folder, tiny.config, model)
-
-
-def _dequantized(weight: Tensor, scheme: Scheme) -> Tensor:
-    values, scales = quantize(weight, scheme)
-    if scheme.bits == 4:
-        values = torch.stack([values & 15, values >> 4], -1).flatten(1).to(torch.int16) - MIDDLE
-    return values.float() * scales.repeat_interleave(weight.shape[1] // scales.shape[1], 1)
 
 
 def _ids() -> list[list[int]]:

@@ -14,16 +14,17 @@ from quintet.conformance.cases import ATTENTION, CASES, DTYPES, PACKED, SAMPLING
 from quintet.conformance.check import Lacking, Trial, check, require
 from quintet.conformance.close import require_close, short
 from quintet.conformance.subject import Subject
-from quintet.layers.schemes import SCHEMES
+from quintet.layers.forms import ONLINE
 from quintet.ops import Op
-from quintet.types import Scheme
+from quintet.ops.registry import of_kind
+from quintet.types import Form
 
 FEW = 6  # cases of an op where each shape is compiled; of these fewer, since they take seconds each
 FEWER = {"experts": 3, "grouped_linear": 3, "paged_attention": 2, "write_kv": 2}
 
 # ops whose results are made row by row of their first argument, or of their first two
-ROWS = ("activate", "add", "add_rms_norm", "experts", "gated", "layer_norm", "linear", "linear_fp8") + (
-    "linear_fp8_dynamic", *PACKED, "rms_norm", "route", "route_grouped", "scale", "softcap"
+ROWS = ("activate", "add", "add_rms_norm", "experts", "gated", "layer_norm", "linear") + (
+    *PACKED, "rms_norm", "route", "route_grouped", "scale", "softcap"
 )  # fmt: skip
 PAIRS = ("norm_rotary", "rotary")
 POISONED = 1  # the row
@@ -56,8 +57,14 @@ def products_with_placed_weights(subject: Subject) -> Iterator[Trial]:
         yield Trial(f"experts in {short(dtype)}", call, ("op/experts",))
         for scheme in _schemes(subject):
             call = partial(products.tried, subject, scheme, dtype, most)
-            features = (f"scheme/{scheme.name}", f"op/linear_{scheme.name}")
-            yield Trial(f"products by {scheme.name} in {short(dtype)}", call, features)
+            features = (f"scheme/{scheme.kind}", f"op/{of_kind('linear', scheme.kind)}")
+            yield Trial(f"products by {scheme.kind} in {short(dtype)}", call, features)
+        for form in products.held(subject.facts.quant):
+            call = partial(products.read, subject, form, dtype, most)
+            what = (
+                f"a checkpoint's {form.kind} in groups of {form.group}{', zero points' * form.zeros} in {short(dtype)}"
+            )
+            yield Trial(what, call, (f"op/{of_kind('linear', form.kind)}",))
 
 
 @check("ops.finite")
@@ -69,12 +76,12 @@ def rows_do_not_spread(subject: Subject) -> Iterator[Trial]:
             yield Trial(f"{name} in {short(dtype)}", partial(_stays, subject, name, dtype), (f"op/{name}",))
     for scheme, dtype in itertools.product(_schemes(subject), kinds):
         call = partial(products.poisoned, subject, scheme, dtype, POISONS)
-        yield Trial(f"products by {scheme.name} in {short(dtype)}", call, (f"scheme/{scheme.name}",))
+        yield Trial(f"products by {scheme.kind} in {short(dtype)}", call, (f"scheme/{scheme.kind}",))
 
 
-def _schemes(subject: Subject) -> list[Scheme]:
-    """That place() packs."""
-    return [SCHEMES[name] for name in sorted(subject.facts.quant) if name in SCHEMES]
+def _schemes(subject: Subject) -> list[Form]:
+    """That place() makes of floats."""
+    return [ONLINE[name] for name in sorted(subject.facts.quant) if name in ONLINE]
 
 
 def _packs(subject: Subject, op: str) -> bool:
@@ -117,7 +124,7 @@ def _tried(there: Subject, name: str, cases: list[Case]) -> list[tuple[Tensor, .
 
 
 def _now(there: Subject, call: Call) -> tuple[Tensor, ...]:
-    """Outside of a step, where batches that nobody planned can be read."""
+    """Outside of a step, where batches without a plan can be read."""
     return (there.down(call.function(*call.args)),)
 
 

@@ -16,6 +16,7 @@ from quintet.conformance.direct import Runner, random_prompts
 from quintet.conformance.subject import Subject
 from quintet.conformance.tiny import FAMILIES, SERVED, VOCAB, variant
 from quintet.conformance.traffic import Ask, Said, Served, crowd, follows, mix, named, page_size, plain_dtype
+from quintet.types import Matrix
 
 ROOM = {"num_pages": 150}
 # what an engine is given, beside the traffic, so that it serves in this way
@@ -66,7 +67,7 @@ class Oracle:
 
     def _serve(self, way: str) -> Served:
         settings = {"dtype": named(self._dtype), **WAYS[way]}
-        if "num_pages" not in settings:  # so few that the longest request just fits, beside nobody
+        if "num_pages" not in settings:  # so few that the longest request just fits, alone
             settings["num_pages"] = 1 + -(-SERVED // self._page_size)
         return Served(self._subject, self.tiny, **settings)
 
@@ -103,8 +104,8 @@ class Oracle:
     def _preempted(self) -> Answers:
         engine = self._serve("preempted")
         answers = self._run(engine)
-        possible = self._page_size < SERVED  # else a page holds any request, and nobody has to make room
-        require(engine.stats.num_preemptions > 0 or not possible, "nobody was preempted, so this showed nothing")
+        possible = self._page_size < SERVED  # else a page holds any request, and no request has to make room
+        require(engine.stats.num_preemptions > 0 or not possible, "no request was preempted, so this showed nothing")
         return answers
 
 
@@ -192,7 +193,7 @@ def _products(subject: Subject, inputs: int, outputs: int, dtype: torch.dtype) -
     placed, added = subject.place(weight, "linear")["x"], subject.up(bias)
 
     def product(first: int, last: int) -> Tensor:
-        return subject.down(subject.ops.linear(subject.up(x[first:last]), placed, added, (outputs,)))
+        return subject.down(subject.ops.linear(subject.up(x[first:last]), Matrix(placed), added, (outputs,)))
 
     whole = product(0, len(x))
     for first, last in STRETCHES:

@@ -16,10 +16,10 @@ import torch
 from quintet.config import EngineConfig
 from quintet.conformance.check import Broken, Trial, check, require
 from quintet.conformance.subject import Subject
-from quintet.layers.schemes import SCHEMES
+from quintet.ops.linear import KINDS
 from quintet.platforms.interface import Capabilities, Platform
 
-PATIENCE = 5.0  # seconds that somebody who typed a command waits without wondering
+PATIENCE = 5.0  # seconds that the user of a command waits without wondering
 LONG = 120.0  # seconds after which a process that probes is ended
 
 # What the process writes is its last line. Its baseline has what quintet itself needs: torch, and the contract.
@@ -170,8 +170,8 @@ def facts(subject: Subject) -> Iterator[Trial]:
         require(said.fp8 is None or said.fp8 in known, f"fp8 is to be None or one of {known}, not {said.fp8!r}")
 
     def quant() -> None:
-        strange = sorted(said.quant - set(SCHEMES))
-        require(not strange, f"quant names schemes that quintet does not have: {strange}; it has {sorted(SCHEMES)}")
+        strange = sorted(said.quant - set(KINDS))
+        require(not strange, f"quant names forms that quintet does not have: {strange}; it has {sorted(KINDS)}")
 
     def truths() -> None:
         wrong = [f.name for f in dataclasses.fields(Capabilities) if f.type is bool]

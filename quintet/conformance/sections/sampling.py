@@ -111,7 +111,7 @@ def _mixed(rng: random.Random, number: int, vocab: int = VOCAB) -> Request:
 
 
 def _moving(subject: Subject) -> None:
-    """A request's draw is its own, whoever is beside it and wherever it stands."""
+    """A request's draw is its own, whatever stands beside it and wherever it stands."""
     rng, both = random.Random(1), Both(subject)
     requests = [_mixed(rng, number) for number in range(ROWS)]
     for _ in range(3 * STEPS):

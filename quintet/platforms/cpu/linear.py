@@ -6,6 +6,7 @@ from torch import Tensor
 from quintet.ops.linear import linear
 from quintet.platforms.cpu.arena import empty, lasting
 from quintet.platforms.cpu.native import KINDS, extension, fitting
+from quintet.types import Matrix
 
 PAIRS = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 1}  # neighbouring inputs that stand side by side
 
@@ -59,39 +60,40 @@ def probe() -> str | None:
             torch.tensor([[1.0, 2.0, 4.0]], dtype=dtype),
             torch.tensor([[1.0, 1.0, 1.0], [3.0, 2.0, 1.0]], dtype=dtype),
         )
-        got = _linear(x, pack(weight), torch.ones(2, dtype=dtype), (2,)).tolist()
+        got = _linear(x, Matrix(pack(weight)), torch.ones(2, dtype=dtype), (2,)).tolist()
         if got != [[8.0, 12.0]]:
             return f"a product in {dtype} gave {got}, not [[8.0, 12.0]]"
     return None
 
 
 @linear.provide("native", probe)
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
+def _linear(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
     """A weight of two dimensions was not packed, and goes to torch."""
-    if weight.dim() == 2:
+    packed = weight.values
+    if packed.dim() == 2:
         plain: Tensor = linear.providers["torch"](x, weight, bias, outputs)
         return plain
     count = sum(outputs)
     tokens, inputs = x.shape
     dtype = x.dtype
     pair = PAIRS.get(dtype, 1)
-    blocks, depth, lanes = weight.shape
+    blocks, depth, lanes = packed.shape
     columns = extension().LINEAR_COLUMNS
     if (
-        weight.dtype != dtype
+        packed.dtype != dtype
         or depth != (inputs + pair - 1) // pair
         or lanes != columns * pair
         or not (blocks - 1) * columns < count <= blocks * columns
-        or not weight.is_contiguous()
+        or not packed.is_contiguous()
     ):
         raise ValueError(
             f"x {tuple(x.shape)} {dtype} and {count} outputs do not fit a packed weight "
-            f"{tuple(weight.shape)} {weight.dtype}"
+            f"{tuple(packed.shape)} {packed.dtype}"
         )
     x, bias = fitting(x, bias, count)
     at_bias = 0 if bias is None else bias.data_ptr()
     out = empty((tokens, count), dtype)
     extension().linear(
-        KINDS[dtype], out.data_ptr(), x.data_ptr(), x.stride(0), weight.data_ptr(), at_bias, tokens, inputs, count
+        KINDS[dtype], out.data_ptr(), x.data_ptr(), x.stride(0), packed.data_ptr(), at_bias, tokens, inputs, count
     )
     return out

@@ -13,18 +13,19 @@ from torch import Tensor
 from quintet.ops.activation import KINDS, activate, gated
 from quintet.ops.linear import linear
 from quintet.ops.moe import experts
+from quintet.types import Matrix
 
 
 def _try_linear() -> str | None:
     try:
-        _linear(torch.ones(1, 8), torch.ones(8, 8), None, (8,))
+        _linear(torch.ones(1, 8), Matrix(torch.ones(8, 8)), None, (8,))
     except RuntimeError as error:
         return f"oneDNN refuses a float32 product: {str(error).splitlines()[0]}"
     return None
 
 
 @linear.provide("torch", _try_linear)
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
+def _linear(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
     """oneDNN's inner product.
 
     In float32 it adds in another order for one row alone, so one row goes twice; in bfloat16, on AVX-512 without
@@ -32,14 +33,14 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, outputs: tuple[int, 
     """
     if x.dtype == torch.bfloat16 and torch.cpu._is_avx512_supported() and not torch.cpu._is_avx512_bf16_supported():
         filled = torch.nn.functional.pad(x, (0, 0, 0, -x.shape[0] % 8))
-        return torch.nn.functional.linear(filled, weight, bias)[: x.shape[0]]
+        return torch.nn.functional.linear(filled, weight.values, bias)[: x.shape[0]]
     if x.dtype != torch.float32:
-        return torch.nn.functional.linear(x, weight, bias)
+        return torch.nn.functional.linear(x, weight.values, bias)
     product = torch.ops.mkldnn._linear_pointwise
     if x.shape[0] == 1:
-        alone: Tensor = product(x.expand(2, -1).contiguous(), weight, bias, "none", [], "")
+        alone: Tensor = product(x.expand(2, -1).contiguous(), weight.values, bias, "none", [], "")
         return alone[:1]
-    result: Tensor = product(x, weight, bias, "none", [], "")
+    result: Tensor = product(x, weight.values, bias, "none", [], "")
     return result
 
 
@@ -87,6 +88,6 @@ def _experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Ten
     for expert, (first, second) in enumerate(zip(gate_up, down, strict=True)):
         served = (ids == expert).nonzero(as_tuple=True)  # tokens, and the places that the expert has among theirs
         if len(served[0]):
-            inner = _gated(_linear(x[served[0]], first, None, (len(first),)), kind)
-            each[served] = _linear(inner, second, None, (len(second),))
+            inner = _gated(_linear(x[served[0]], Matrix(first), None, (len(first),)), kind)
+            each[served] = _linear(inner, Matrix(second), None, (len(second),))
     return (each.float() * weights[..., None]).sum(1).to(x.dtype)

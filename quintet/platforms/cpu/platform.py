@@ -13,7 +13,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from quintet.config import SCHEMES, EngineConfig, read_environment
 from quintet.ops.attention import mixer
-from quintet.ops.quantize import quantize
+from quintet.ops.quantize import attributes, canonical
 from quintet.platforms.cpu import linear as native_linear
 from quintet.platforms.cpu import native_moe, providers, quantized
 from quintet.platforms.cpu.attention import SPLIT
@@ -30,6 +30,7 @@ from quintet.platforms.interface import (
     State,
     Step,
     Unavailable,
+    written,
 )
 from quintet.types import (
     AttentionSpec,
@@ -40,7 +41,6 @@ from quintet.types import (
     Memory,
     Outputs,
     Place,
-    Scheme,
     Variant,
     Weight,
 )
@@ -131,30 +131,35 @@ class CPU(Platform):
     def mixer(self, spec: AttentionSpec, ops: Any, rank: int) -> Mixer:
         return mixer(spec, ops)
 
-    def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        if weight.scheme is not None:
-            return self._quantized(weight, weight.scheme, weight.local(tensors))
+    def place(
+        self, weight: Weight, parts: Mapping[str, Tensor], into: Mapping[str, Tensor] | None = None
+    ) -> Mapping[str, Tensor]:
+        placed = self._plain(weight, parts) if weight.form.plain else self._quantized(weight, parts)
+        return placed if into is None else written(placed, into)
+
+    def _plain(self, weight: Weight, parts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         if weight.use == "experts" and native_moe.packs(weight):
-            return {weight.name: native_moe.pack(weight, tensors)}
+            return {weight.name: native_moe.pack(weight, parts)}
         if not _packs() or (weight.use != "linear" and not _looks_up_packed(weight)):
             # an embedding stays a view of the checkpoint's memory map where types agree
-            return {weight.name: weight.local(tensors).to(weight.dtype)}
-        pieces = [weight.local(tensors)] if weight.axis else weight.pieces(tensors)
+            return {weight.name: weight.local(parts).to(weight.dtype)}
+        pieces = [weight.local(parts)] if weight.axis else weight.pieces(parts)
         if not _looks_up_packed(weight):
             return {weight.name: native_linear.pack(*(piece.to(weight.dtype) for piece in pieces))}
-        source = tensors[weight.parts[0].source]
+        source = parts[weight.parts[0].source]
         if source not in self._shared:
             self._shared[source] = native_linear.pack(pieces[0].to(weight.dtype))
         return {weight.name: self._shared[source]}
 
-    def _quantized(self, weight: Weight, scheme: Scheme, local: Tensor) -> Mapping[str, Tensor]:
+    def _quantized(self, weight: Weight, parts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         if not _packs():
-            values, scales = quantize(local, scheme)
-            return {weight.name: values, "scales": scales}
+            return attributes(canonical(weight, parts))
         try:
-            return quantized.pack(local, scheme)
+            if weight.reader is not None:
+                return quantized.laid(canonical(weight, parts))
+            return quantized.pack(weight.local(parts), weight.form)
         except ValueError as error:
-            raise ValueError(f"{weight.parts[0].source} cannot be quantized: {error}") from None
+            raise ValueError(f"{weight.parts[0].source} cannot be packed: {error}") from None
 
     def estimate(self, model: nn.Module, weights: Sequence[Weight], extent: Extent) -> Estimate:
         rows = 0 if self._config.enforce_eager else min(extent.most.rows, MOST_TOKENS)
@@ -162,11 +167,8 @@ class CPU(Platform):
         return Estimate(sum(map(self._placed_bytes, weights)), extent.workspace, captured)
 
     def _placed_bytes(self, weight: Weight) -> int:
-        if weight.scheme is not None and _packs():
-            return quantized.packed_bytes(weight.shape, weight.scheme)
-        if weight.scheme is not None:
-            outputs, inputs = weight.shape
-            return outputs * inputs * weight.scheme.bits // 8 + 4 * outputs * inputs // (weight.scheme.group or inputs)
+        if not weight.form.plain:
+            return quantized.packed_bytes(weight.shape, weight.form) if _packs() else weight.nbytes
         if weight.use == "experts" and native_moe.packs(weight):
             return native_moe.packed_bytes(weight)
         if _packs() and (weight.use == "linear" or _looks_up_packed(weight)):

@@ -25,5 +25,4 @@ PRIORITY: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("embedding", "take_rows"), ("native",)),
     **dict.fromkeys(("add", "scale", "softcap", "write_kv"), ("native",)),
     **dict.fromkeys(("route", "route_grouped", "grouped_linear"), ("native",)),
-    **dict.fromkeys(("linear_int8", "linear_int4", "linear_w8a8", "linear_w4a8"), ("native",)),
 }

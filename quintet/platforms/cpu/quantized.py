@@ -5,36 +5,39 @@ Activations that a scheme leaves as they are become 16-bit integers, each group 
 """
 
 import math
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from quintet.ops.quantized import linear_int4, linear_int8, linear_w4a8, linear_w8a8
+from quintet.ops.linear import linear
+from quintet.ops.quantized import unpacked
 from quintet.platforms.cpu.arena import empty, lasting
 from quintet.platforms.cpu.native import KINDS, extension, fitting
-from quintet.types import Scheme
+from quintet.types import Form, Matrix
 
 INT8, INT4, W8A8, W4A8 = range(4)  # as csrc/cpu/kernels/quantized.h numbers them
 NUMBERS = {"int8": INT8, "int4": INT4, "w8a8": W8A8, "w4a8": W4A8}
 SCALES = {W8A8: torch.float32}  # the others': float16
-GROUPS = (128, 64, 32)  # inputs that may share a scale
+GROUPS = (128, 64, 32, 16)  # inputs that may share a scale
+MOST_GROUP = GROUPS[0]
 COLUMNS, QUAD = 64, 4  # outputs in a block; inputs that stand side by side
 MOST_INPUTS = 131072  # of W8A8, whose sums are of 32 bits
 
 
-def pack(weight: Tensor, scheme: Scheme) -> dict[str, Tensor]:
+def pack(weight: Tensor, form: Form) -> dict[str, Tensor]:
     """[N, K] in floats -> "weight" uint8 [blocks, ceil(K / 4), 256 or 128] and "scales" [blocks, G, 64].
 
-    The weight may be a memory map. Where the scheme's group does not divide K, a smaller one is taken: ValueError where
-    there is none, and for numbers that are not finite.
+    The weight may be a memory map. ValueError where the form's group does not divide K, and for numbers that are not
+    finite.
     """
     if weight.dim() != 2 or 0 in weight.shape or weight.dtype not in KINDS:
         raise ValueError(f"a weight is [outputs, inputs] in floats of 16 or 32 bits, not {_described(weight)}")
     if weight.stride(1) != 1 or weight.stride(0) < weight.shape[1]:
         weight = weight.contiguous()
-    (outputs, inputs), number = weight.shape, NUMBERS[scheme.name]
-    packed_shape, scales_shape = _shapes(outputs, inputs, scheme)
+    (outputs, inputs), number = weight.shape, NUMBERS[form.kind]
+    packed_shape, scales_shape = _shapes(outputs, inputs, form)
     packed = lasting(packed_shape, torch.uint8)
     scales = torch.empty(scales_shape, dtype=SCALES.get(number, torch.float16))
     sizes = outputs, inputs, scales_shape[1], weight.stride(0)
@@ -44,11 +47,50 @@ def pack(weight: Tensor, scheme: Scheme) -> dict[str, Tensor]:
     return {"weight": packed, "scales": scales}
 
 
-def packed_bytes(shape: tuple[int, ...], scheme: Scheme) -> int:
-    """Of pack()'s results for a weight [N, K] of this shape; ValueError as there."""
+def laid(matrix: Matrix) -> dict[str, Tensor]:
+    """A canonical matrix as pack() lays it; ValueError where that would round its scales.
+
+    4 bits with zero points become 8: value - zero is -15..15, and nothing is rounded.
+    """
+    form, scales = held(matrix.form, matrix.values.shape[1] * 8 // matrix.form.bits), matrix.scales
+    assert scales is not None and matrix.order is None, "products here take scales, and inputs as they come"
+    values = unpacked(matrix).to(torch.int16)
+    outputs, inputs = values.shape
+    if matrix.zeros is not None and matrix.zeros.is_floating_point():
+        raise ValueError("its zero points are no whole numbers")
+    if matrix.zeros is not None:
+        values -= matrix.zeros.to(torch.int16).repeat_interleave(inputs // scales.shape[1], 1)
+    packed_shape, scales_shape = _shapes(outputs, inputs, form)
+    (blocks, quads, _), kind = packed_shape, SCALES.get(NUMBERS[form.kind], torch.float16)
+    scales = scales.repeat_interleave(scales_shape[1] // scales.shape[1], 1)
+    if bool(((scales.to(kind).float() - scales).abs() > scales.abs() * 2**-10).any()):
+        raise ValueError("its scales are too large or too small for float16")
+    offset = 8 if form.bits == 4 else 128
+    whole = functional.pad(values + offset, (0, quads * QUAD - inputs, 0, blocks * COLUMNS - outputs), value=offset)
+    columns = whole.to(torch.uint8).reshape(blocks, COLUMNS, quads, QUAD).transpose(1, 2)
+    if form.bits == 4:
+        low, high = columns.reshape(blocks, quads, 2, 2, 16, QUAD).unbind(3)
+        columns = low | high << 4
+    wide = functional.pad(scales, (0, 0, 0, blocks * COLUMNS - outputs)).to(kind).reshape(blocks, COLUMNS, -1)
+    packed = lasting(packed_shape, torch.uint8).copy_(columns.reshape(packed_shape))
+    return {"weight": packed, "scales": wide.transpose(1, 2).contiguous()}
+
+
+def held(form: Form, inputs: int) -> Form:
+    """What laid() makes of a canonical matrix of the form: groups that its products can add up."""
+    if form.zeros:
+        form = Form("int8", 8, 16, form.group)
+    if form.kind == "w8a8" or 0 < form.group <= MOST_GROUP:
+        return form
+    return replace(form, group=next((size for size in GROUPS if inputs % size == 0), inputs))
+
+
+def packed_bytes(shape: tuple[int, ...], form: Form) -> int:
+    """Of pack()'s results for a weight [N, K] of this shape, or of laid()'s where there are zero points."""
     outputs, inputs = shape
-    packed, scales = _shapes(outputs, inputs, scheme)
-    return math.prod(packed) + math.prod(scales) * SCALES.get(NUMBERS[scheme.name], torch.float16).itemsize
+    form = held(form, inputs)
+    packed, scales = _shapes(outputs, inputs, form)
+    return math.prod(packed) + math.prod(scales) * SCALES.get(NUMBERS[form.kind], torch.float16).itemsize
 
 
 def unpack(packed: Tensor, scales: Tensor, outputs: int, inputs: int) -> Tensor:
@@ -97,7 +139,7 @@ def rows(weight: Tensor, scales: Tensor | None, ids: Tensor, outputs: int, input
 
 
 def probe() -> str | None:
-    """32 inputs, two outputs, by every scheme."""
+    """32 inputs, two outputs, by every form."""
     try:
         from quintet import _cpu
     except ImportError as error:
@@ -107,49 +149,22 @@ def probe() -> str | None:
     x, weight = torch.zeros(1, 32), torch.zeros(2, 32)
     x[0, 5], x[0, 7], weight[0, 5], weight[1, 7] = 1.0, -1.0, 3.0, 2.0
     for name, number in NUMBERS.items():
-        packed = pack(weight, Scheme(name, 4 if "4" in name else 8, 16, 32))
+        packed = pack(weight, Form(name, 4 if "4" in name else 8, 16, 0 if name == "w8a8" else 32))
         got = _product(number, x, packed["weight"], packed["scales"], None, (2,))
         if not torch.allclose(got, torch.tensor([[3.0, -2.0]]), rtol=0.02):
             return f"a product by {name} gave {got.tolist()}, not [[3.0, -2.0]]"
     return None
 
 
-@linear_int8.provide("native", probe)
-def _int8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
-    """A weight of two dimensions was not packed, here and below, and goes to the reference."""
-    if weight.dim() == 2:
-        return _plain(linear_int8.reference(x, weight, scales, bias, outputs))
-    return _product(INT8, x, weight, scales, bias, outputs)
-
-
-@linear_int4.provide("native", probe)
-def _int4(
-    x: Tensor, weight: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None, outputs: tuple[int, ...]
-) -> Tensor:
-    if weight.dim() == 2:
-        return _plain(linear_int4.reference(x, weight, scales, zeros, bias, outputs))
-    if zeros is not None:
-        raise ValueError("a packed weight of 4 bits has no zero points")
-    return _product(INT4, x, weight, scales, bias, outputs)
-
-
-@linear_w8a8.provide("native", probe)
-def _w8a8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
-    if weight.dim() == 2:
-        return _plain(linear_w8a8.reference(x, weight, scales, bias, outputs))
-    return _product(W8A8, x, weight, scales, bias, outputs)
-
-
-@linear_w4a8.provide("native", probe)
-def _w4a8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
-    if weight.dim() == 2:
-        return _plain(linear_w4a8.reference(x, weight, scales, bias, outputs))
-    return _product(W4A8, x, weight, scales, bias, outputs)
-
-
-def _plain(result: Any) -> Tensor:
-    tensor: Tensor = result
-    return tensor
+@linear.provide("native", probe, forms=tuple(NUMBERS))
+def _linear(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
+    """A weight of two dimensions was not packed, and goes to the reference."""
+    packed, scales, form = weight.values, weight.scales, weight.form
+    if packed.dim() == 2 or scales is None:
+        plain: Tensor = linear.reference(x, weight, bias, outputs)
+        return plain
+    number = INT8 if form.zeros else NUMBERS[form.kind]  # see laid()
+    return _product(number, x, packed, scales, bias, outputs)
 
 
 def _product(
@@ -179,18 +194,17 @@ def _product(
     return out
 
 
-def _shapes(outputs: int, inputs: int, scheme: Scheme) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _shapes(outputs: int, inputs: int, form: Form) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Of pack()'s weight and scales."""
-    blocks, width = -(-outputs // COLUMNS), COLUMNS * QUAD * scheme.bits // 8
-    if NUMBERS[scheme.name] == W8A8:
+    blocks, width = -(-outputs // COLUMNS), COLUMNS * QUAD * form.bits // 8
+    if NUMBERS[form.kind] == W8A8:
         if inputs > MOST_INPUTS:
             raise ValueError(f"{inputs} inputs of 8 bits are too many for sums of 32; {MOST_INPUTS} at most")
         groups = 1
     else:
-        wanted = scheme.group or GROUPS[0]
-        group = next((size for size in GROUPS if size <= wanted and inputs % size == 0), None)
-        if group is None:
-            raise ValueError(f"{inputs} inputs do not divide into groups of {wanted} or of fewer, down to {GROUPS[-1]}")
+        group = form.group or inputs
+        if inputs % group or group > MOST_GROUP:
+            raise ValueError(f"{inputs} inputs do not divide into groups of {group}, {MOST_GROUP} at most")
         groups = inputs // group
     return (blocks, -(-inputs // QUAD), width), (blocks, groups, COLUMNS)
 

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from quintet.config import SCHEMES, EngineConfig
+from quintet.config import EngineConfig
 from quintet.ops import attention
+from quintet.ops.linear import KINDS
+from quintet.ops.quantize import attributes, canonical, quantize
 from quintet.platforms.gpu import packing, providers, small_sum
 from quintet.platforms.gpu.attention import GraphAttention, Planning
 from quintet.platforms.gpu.comm import GroupCommunicator, Meeting, nccl
@@ -29,8 +31,9 @@ from quintet.platforms.interface import (
     Platform,
     Step,
     Unavailable,
+    written,
 )
-from quintet.types import AttentionSpec, Estimate, Extent, Place, Scheme, Variant, Weight
+from quintet.types import AttentionSpec, Estimate, Extent, Form, Place, Variant, Weight
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +58,7 @@ class GPU(Platform):
         self._planning: dict[int, Planning] = {}  # by rank
         # (rank, its slice) of checkpoint tensors that two layers want -> where it was put
         self._shared: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-        self._packs: dict[Scheme, bool] = {}
+        self._packs: dict[str, bool] = {}  # by the kind of a form
         self._refused: set[str] = set()
 
     @classmethod
@@ -77,7 +80,7 @@ class GPU(Platform):
             devices=len(found.names),
             dtypes=found.dtypes,
             fp8=found.fp8,
-            quant=frozenset(SCHEMES),
+            quant=frozenset(KINDS),
             overlap=True,
             sleep=True,
             detail=f"{found.detail}; {UNVERIFIED.partition(';')[0]}",
@@ -152,15 +155,18 @@ class GPU(Platform):
         """One that is made of more than ops, or why there is none; "" if none was looked for."""
         return ""
 
-    def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def place(
+        self, weight: Weight, parts: Mapping[str, Tensor], into: Mapping[str, Tensor] | None = None
+    ) -> Mapping[str, Tensor]:
         device = self._devices[weight.rank]
-        if weight.scheme is not None:
-            local = weight.local(tensors)
-            placed = self._quantized(weight, weight.scheme, device.upload(local, local.dtype))
+        if not weight.form.plain:
+            placed = self._quantized(device, weight, parts)
         elif weight.shared and len(weight.parts) == 1:
-            placed = {weight.name: self._once(device, weight, tensors)}
+            placed = {weight.name: self._once(device, weight, parts)}
         else:
-            placed = {weight.name: device.upload(weight.local(tensors), weight.dtype)}
+            placed = {weight.name: device.upload(weight.local(parts), weight.dtype)}
+        if into is not None:
+            return written(placed, into)
         device.tagged.keep("weights", placed.values())
         return placed
 
@@ -177,17 +183,25 @@ class GPU(Platform):
         found: Tensor = put[key]
         return found
 
-    def _quantized(self, weight: Weight, scheme: Scheme, there: Tensor) -> Mapping[str, Tensor]:
+    def _quantized(self, device: GPUDevice, weight: Weight, parts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """For the provider, or for the specification."""
+        packed = self._is_packed(weight.form)
+        if weight.reader is not None:
+            matrix = canonical(weight, parts)
+            there = {name: device.upload(each, each.dtype) for name, each in attributes(matrix).items()}
+            return packing.laid(there, matrix.form) if packed else there
+        local = weight.local(parts)
         try:
-            return providers.pack(there, scheme, self._is_packed(scheme))
+            up = device.upload(local, local.dtype)
+            return packing.pack(up, weight.form) if packed else attributes(quantize(up, weight.form))
         except ValueError as error:
             raise ValueError(f"{weight.parts[0].source} cannot be quantized: {error}") from None
 
-    def _is_packed(self, scheme: Scheme) -> bool:
+    def _is_packed(self, form: Form) -> bool:
         with self._lock:
-            if scheme not in self._packs:
-                self._packs[scheme] = providers.packs(scheme, self.op_priority)
-            return self._packs[scheme]
+            if form.kind not in self._packs:
+                self._packs[form.kind] = providers.packs(form.kind, self.op_priority)
+            return self._packs[form.kind]
 
     def estimate(self, model: nn.Module, weights: Sequence[Weight], extent: Extent) -> Estimate:
         variants = decode_variants(extent.most, self._sizes)
@@ -195,12 +209,9 @@ class GPU(Platform):
         return Estimate(placed, extent.workspace, self._captured_bytes(model, variants, extent), variants)
 
     def _placed_bytes(self, weight: Weight) -> int:
-        if weight.scheme is None:
+        if weight.form.plain or weight.reader is not None or not self._is_packed(weight.form):
             return weight.nbytes
-        if self._is_packed(weight.scheme):
-            return packing.packed_bytes(weight.shape, weight.scheme)
-        outputs, inputs = weight.shape
-        return outputs * inputs * weight.scheme.bits // 8 + 4 * outputs * inputs // (weight.scheme.group or inputs)
+        return packing.packed_bytes(weight.shape, weight.form)
 
     def _captured_bytes(self, model: nn.Module, variants: Sequence[Variant], extent: Extent) -> int:
         if not variants:

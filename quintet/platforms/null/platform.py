@@ -86,8 +86,10 @@ class Null(Platform):
     def mixer(self, spec: AttentionSpec, ops: Any, rank: int) -> Mixer:
         return mixer(spec, ops)
 
-    def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        return {weight.name: torch.empty(0)}
+    def place(
+        self, weight: Weight, parts: Mapping[str, Tensor], into: Mapping[str, Tensor] | None = None
+    ) -> Mapping[str, Tensor]:
+        return {weight.name: torch.empty(0)} if into is None else into
 
     def compile(self, model: nn.Module, variants: Iterable[Variant]) -> Step:
         vocab: int = model.vocab_size  # type: ignore[assignment]  # every model has it; nn.Module hides the type

@@ -17,6 +17,7 @@ from torch._ops import OpOverloadPacket
 
 from quintet.config import unchanged_environment
 from quintet.ops.registry import Op
+from quintet.types import Form
 
 Function = Callable[..., Any]
 
@@ -83,6 +84,13 @@ def torch_view(tree: Any) -> Any:
     return jax.tree.map(_torch_view, tree)
 
 
+def put(x: torch.Tensor, array: jax.Array) -> None:
+    """Makes a tensor of the bridge show another array, of the same shape and type."""
+    held: Any = x
+    assert held._elem.shape == array.shape and held._elem.dtype == array.dtype, "the tensor was placed in another shape"
+    held._elem = array
+
+
 def jax_view(tree: Any) -> Any:
     """Tensors of the bridge anywhere in tuples, lists and dicts -> JAX arrays; host tensors become NumPy arrays."""
     return jax.tree.map(_jax_view, tree)
@@ -129,12 +137,26 @@ def dtype_of(dtype: torch.dtype) -> Any:
     return jnp.dtype(_DTYPES[dtype])
 
 
+def torch_dtype(dtype: Any) -> torch.dtype:
+    """torch's name for one of JAX's."""
+    return next(own for own, other in _DTYPES.items() if jnp.dtype(other) == dtype)
+
+
+jax.tree_util.register_static(Form)  # a matrix in a trace: its form is compiled in, its tensors are leaves
+
+
 def serve(
-    op: Op, provider: str = "jax", *, static: tuple[str, ...] = (), probe: Callable[[], str | None] | None = None
+    op: Op,
+    provider: str = "jax",
+    *,
+    static: tuple[str, ...] = (),
+    probe: Callable[[], str | None] | None = None,
+    forms: tuple[str, ...] = (),
 ) -> Callable[[Function], Function]:
     """Registers a function of JAX arrays as a provider of the op; called by the model's trace, or by the engine itself.
 
-    It is compiled once for each shape. `static` names the parameters that are Python values: they are compiled in.
+    It is compiled once for each shape. `static` names the parameters that are Python values: they are compiled in, as
+    the form of a matrix is.
     """
 
     def register(function: Function) -> Function:
@@ -146,7 +168,7 @@ def serve(
         def bridged(*args: Any) -> Any:
             return torch_view(compiled(*jax_view(args)))
 
-        op.provide(provider, probe)(bridged)
+        op.provide(provider, probe, forms)(bridged)
         return function
 
     return register

@@ -3,14 +3,14 @@
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax.sharding import NamedSharding
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from quintet.platforms.host import threads
@@ -62,9 +62,20 @@ class Program:
         )
 
 
-def compile_step(
-    program: Program, weights: dict[str, jax.Array], variants: Iterable[Variant], device: TPUDevice
-) -> Step:
+class Weights:
+    """A model's weights as its programs take them. Arrays never change: other numbers are other arrays."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors, self.replaced = tensors, True
+
+    def now(self) -> dict[str, jax.Array]:
+        if self.replaced:
+            self._arrays = {name: jax_view(tensor) for name, tensor in self._tensors.items()}
+            self.replaced = False
+        return self._arrays
+
+
+def compile_step(program: Program, weights: Weights, variants: Iterable[Variant], device: TPUDevice) -> Step:
     """Compiles every variant. The step that comes back knows these and no others."""
     pool = ThreadPoolExecutor(threads(), thread_name_prefix="compile")  # XLA compiles one program on one core
     compiling: dict[Sizes, Any] = {}
@@ -86,7 +97,7 @@ def compile_step(
             state = device.held
             if _donated(state) or not state:
                 raise CacheLost("the last step took the cache over and was interrupted before it gave one back")
-        outputs, device.held = executable(weights, state, arrays)
+        outputs, device.held = executable(weights.now(), state, arrays)
         return torch_view(outputs), device.held
 
     step.compilations = compilations()  # type: ignore[attr-defined]  # see Step

@@ -40,7 +40,6 @@ class TPU(Platform):
         (
             *("attention", "take_rows", "place_rows"),
             *("linear", "embedding", "rotary", "rms_norm", "add_rms_norm", "layer_norm", "activate", "gated"),
-            *("linear_int8", "linear_int4", "linear_fp8", "linear_fp8_dynamic", "linear_w8a8"),
             *("route", "route_grouped", "grouped_linear", "experts"),
             *("greedy", "sample", "gumbel", "scale_logits", "filter_logits", "top_logprobs", "widen"),
             *("penalize", "bias_tokens", "ban_tokens", "keep_tokens", "place_tokens"),
@@ -56,6 +55,7 @@ class TPU(Platform):
         return Capabilities(
             devices=found.devices,
             dtypes=(torch.bfloat16, torch.float32),
+            quant=frozenset({"int8", "int4", "w8a8", "fp8", "fp8a8"}),
             static_shapes=True,
             opaque=True,
             spmd=True,
@@ -98,6 +98,7 @@ class TPU(Platform):
             jax.config.update("jax_platforms", kind)  # or it would look for, and take, what else is there
 
         from quintet.platforms.tpu import providers  # noqa: F401  registers them
+        from quintet.platforms.tpu.compile import Weights
         from quintet.platforms.tpu.device import TPUDevice
         from quintet.platforms.tpu.sharding import Placer
 
@@ -106,6 +107,7 @@ class TPU(Platform):
         self._device = TPUDevice(devices)
         self._placer = Placer(self._device.mesh)
         self._planner: Mixer | None = None  # the last that keeps anything: its plan depends on the page size alone
+        self._weights = Weights({})  # of the model that was compiled last
         return self._device
 
     def connect(self, place: Place) -> Communicator:
@@ -118,26 +120,34 @@ class TPU(Platform):
         self._planner = made if made.layouts else self._planner
         return made
 
-    def place(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        from quintet.platforms.tpu.bridge import torch_view
+    def place(
+        self, weight: Weight, parts: Mapping[str, Tensor], into: Mapping[str, Tensor] | None = None
+    ) -> Mapping[str, Tensor]:
+        from quintet.platforms.tpu.bridge import put, torch_view
 
-        return {weight.name: torch_view(self._placer(weight, tensors))}
+        placed = self._placer(weight, parts)
+        if into is None:
+            made: dict[str, Tensor] = torch_view(placed)
+            return made
+        for name, array in placed.items():
+            put(into[name], array)
+        self._weights.replaced = True
+        return {name: into[name] for name in placed}
 
     def estimate(self, model: nn.Module, weights: Sequence[Weight], extent: Extent) -> Estimate:
         from quintet.platforms.tpu.device import shard_bytes
-        from quintet.platforms.tpu.sharding import placement
+        from quintet.platforms.tpu.sharding import placements
 
-        placed = sum(shard_bytes(placement(weight, self._device.mesh).shape) for weight in weights)
-        return Estimate(placed, extent.workspace)
+        placed = (shard_bytes(p.shape) for w in weights for p in placements(w, self._device.mesh).values())
+        return Estimate(sum(placed), extent.workspace)
 
     def compile(self, model: nn.Module, variants: Iterable[Variant]) -> Step:
-        from quintet.platforms.tpu.bridge import jax_view
-        from quintet.platforms.tpu.compile import Program, abstract, compile_step
+        from quintet.platforms.tpu.compile import Program, Weights, abstract, compile_step
 
-        weights = {name: jax_view(tensor) for name, tensor in model.named_parameters()}
-        shapes = {name: abstract(array) for name, array in weights.items()}
+        self._weights = Weights(dict(model.named_parameters()))
+        shapes = {name: abstract(array) for name, array in self._weights.now().items()}
         program = Program(model, shapes, self._device.state, self._planner, self._device.everywhere)
-        return compile_step(program, weights, variants, self._device)
+        return compile_step(program, self._weights, variants, self._device)
 
 
 def _cache_folder() -> tuple[str, str]:

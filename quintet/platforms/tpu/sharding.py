@@ -1,6 +1,6 @@
 """Weights on a mesh: straight from the checkpoint's memory map to each device's shard."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -10,9 +10,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from quintet.platforms.tpu.bridge import dtype_of, host_array
+from quintet.ops.quantize import attributes, canonicals
+from quintet.platforms.tpu.bridge import dtype_of, host_array, torch_dtype
 from quintet.platforms.tpu.device import AXIS
-from quintet.types import Weight
+from quintet.types import Form, Weight
 
 Index = tuple[slice, ...]
 
@@ -30,14 +31,39 @@ class Placement(NamedTuple):
     packed: bool
 
 
-def placement(weight: Weight, mesh: Mesh) -> Placement:
+class Piece(NamedTuple):
+    """A tensor of a weight: its last axis' size, and its type."""
+
+    width: int
+    dtype: Any
+
+
+def placements(weight: Weight, mesh: Mesh) -> dict[str, Placement]:
+    """Of each tensor that the weight becomes, by its attribute's name."""
+    if weight.form.plain:
+        return {weight.name: _placement(weight, mesh, weight.shape, dtype_of(weight.dtype))}
+    return {
+        name: _placement(weight, mesh, (weight.shape[0], piece.width), piece.dtype)
+        for name, piece in _pieces(weight.form, weight.shape[1]).items()
+    }
+
+
+def _pieces(form: Form, inputs: int) -> dict[str, Piece]:
+    """What a canonical matrix of so many inputs consists of."""
+    assert not form.ordered, "products here take inputs as they come"
+    values = torch.int8 if form.bits == 8 else torch.uint8
+    pieces = {"weight": Piece(inputs * form.bits // 8, dtype_of(form.dtype or values))}
+    pieces["scales"] = Piece(form.groups(inputs), dtype_of(torch.float32))
+    return pieces | ({"zeros": Piece(form.groups(inputs), dtype_of(torch.uint8))} if form.zeros else {})
+
+
+def _placement(weight: Weight, mesh: Mesh, shape: tuple[int, ...], dtype: Any) -> Placement:
     """Cut along the weight's axis, or whole on each device: single vectors, and what the mesh does not divide."""
     sizes = [stop - start for start, stop in (part.ranges[weight.rank] for part in weight.parts)]
     divides = mesh.size > 1 and all(size % mesh.size == 0 for size in sizes)
-    shape = weight.shape
     stacked = bool(weight.stack)
     packed = divides and (stacked or (weight.axis == 0 and len(sizes) > 1))  # the products' biases go with them
-    cut = divides and weight.use != "vector"
+    cut = divides and weight.use != "vector" and shape[weight.axis] % mesh.size == 0
     if packed and stacked:
         share = [size // mesh.size if axis == weight.axis else size for axis, size in enumerate(shape[1:])]
         shape, spec = (shape[0], mesh.size, *share), PartitionSpec(None, AXIS)
@@ -46,7 +72,7 @@ def placement(weight: Weight, mesh: Mesh) -> Placement:
     else:
         spec = PartitionSpec(*(AXIS if cut and axis == weight.axis else None for axis in range(len(shape))))
     sharding = NamedSharding(mesh, spec)
-    return Placement(jax.ShapeDtypeStruct(shape, dtype_of(weight.dtype), sharding=sharding), packed)
+    return Placement(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding), packed)
 
 
 class Placer:
@@ -57,31 +83,44 @@ class Placer:
         # a tied head asks for the same tensor a second time: it gets the same array
         self._placed: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
-    def __call__(self, weight: Weight, tensors: Mapping[str, Tensor]) -> jax.Array:
-        """The weight in its dtype, as placement() says. Each device's shard is the only copy that is made for it."""
-        place = placement(weight, self._mesh)
-        pieces = weight.pieces(tensors)
-        if place.packed and weight.stack:
-            return self._put(place, lambda index: _stacked(weight, pieces, self._mesh.size, index), weight.dtype)
-        if place.packed:
-            return self._put(place, lambda index: _packed(pieces, self._mesh.size, index), weight.dtype)
-        if weight.stack or len(pieces) > 1:
-            whole = weight.local(tensors)
-            return self._put(place, lambda index: whole[index], weight.dtype)
+    def __call__(self, weight: Weight, tensors: Mapping[str, Tensor]) -> dict[str, jax.Array]:
+        """As placements() says. Each device's shard is the only copy that is made for it."""
+        places = placements(weight, self._mesh)
+        if not weight.form.plain:
+            pieces = [attributes(each) for each in canonicals(weight, tensors)]
+            return {name: self._joined(place, [each[name] for each in pieces], 0) for name, place in places.items()}
+        (place,) = places.values()
+        if weight.stack:
+            return {weight.name: self._stack(place, weight, tensors)}
+        if len(weight.parts) > 1 or weight.reader is not None:
+            return {weight.name: self._joined(place, weight.pieces(tensors), weight.axis)}
         known: dict[Any, jax.Array] = self._placed.setdefault(tensors[weight.parts[0].source], {})
         key = weight.parts[0], weight.dtype, place.shape.sharding
         if key not in known:
-            known[key] = self._put(place, lambda index: pieces[0][index], weight.dtype)
-        return known[key]
+            known[key] = self._joined(place, weight.pieces(tensors), weight.axis)
+        return {weight.name: known[key]}
 
-    def _put(self, place: Placement, shard: Any, dtype: torch.dtype) -> jax.Array:
+    def _joined(self, place: Placement, pieces: list[Tensor], axis: int) -> jax.Array:
+        if place.packed:
+            return self._put(place, lambda index: _shares(pieces, self._mesh.size, index))
+        whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces, axis)
+        return self._put(place, lambda index: whole[index])
+
+    def _stack(self, place: Placement, weight: Weight, tensors: Mapping[str, Tensor]) -> jax.Array:
+        if place.packed:
+            pieces = weight.pieces(tensors)
+            return self._put(place, lambda index: _stacked(weight, pieces, self._mesh.size, index))
+        whole = weight.local(tensors)
+        return self._put(place, lambda index: whole[index])
+
+    def _put(self, place: Placement, shard: Callable[[Any], Tensor]) -> jax.Array:
         shape = place.shape
         return jax.make_array_from_callback(
-            shape.shape, shape.sharding, lambda index: _array(shard(index), dtype), dtype=shape.dtype
+            shape.shape, shape.sharding, lambda index: _array(shard(index), shape.dtype), dtype=shape.dtype
         )
 
 
-def _packed(pieces: list[Tensor], ranks: int, index: Index) -> Tensor:
+def _shares(pieces: list[Tensor], ranks: int, index: Index) -> Tensor:
     """One rank's share of each product."""
     rank = index[0].start or 0
     return torch.cat([piece.chunk(ranks)[rank] for piece in pieces])[None]
@@ -95,7 +134,7 @@ def _stacked(weight: Weight, pieces: list[Tensor], ranks: int, index: Index) -> 
     return torch.stack(matrices)[:, None]
 
 
-def _array(tensor: Tensor, dtype: torch.dtype) -> "np.ndarray[Any, Any]":
+def _array(tensor: Tensor, dtype: Any) -> "np.ndarray[Any, Any]":
     """A view of the tensor's memory where nothing has to be converted or brought into order."""
-    array: np.ndarray[Any, Any] = host_array(tensor.to(dtype).contiguous())
+    array: np.ndarray[Any, Any] = host_array(tensor.to(torch_dtype(dtype)).contiguous())
     return array

@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from quintet.names import refuse_unknown, unknown
 from quintet.server.clients import errors
-from quintet.server.http_stream import Answer, Broken, Client, NotHttp
+from quintet.server.http_stream import Answer, Broken, Connections, NotHttp
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 _AGAIN = (429, 503)  # too much at once, or not quite there: the server asks to come again
@@ -117,9 +117,9 @@ class Tally:
 class Batch:
     """Sends the lines of a file to a server, a bounded number at once."""
 
-    def __init__(self, client: Client, where: str, manner: Manner) -> None:
+    def __init__(self, connections: Connections, where: str, manner: Manner) -> None:
         self.tally = Tally()
-        self._client = client
+        self._connections = connections
         self._where = where
         self._manner = manner
         self._gate = asyncio.Semaphore(manner.concurrency)
@@ -134,7 +134,7 @@ class Batch:
                     task = asyncio.create_task(self._one(each))
                     try:
                         await waiting.put(task)
-                    except asyncio.CancelledError:  # while there was no room: nobody else knows of it
+                    except asyncio.CancelledError:  # while there was no room: the queue does not hold it
                         task.cancel()
                         raise
             except OSError:
@@ -205,7 +205,7 @@ class Batch:
 
     async def _post(self, request: Request) -> Answer:
         try:
-            return await self._client.request("POST", request.url, request.body)
+            return await self._connections.request("POST", request.url, request.body)
         except (Broken, NotHttp, TimeoutError) as error:
             raise errors.broken(self._where, error) from None
         except OSError as error:

@@ -14,7 +14,7 @@ from typing import Any
 from quintet.names import refuse_unknown
 from quintet.server.clients import errors
 from quintet.server.clients.measure import Outcome, Stream
-from quintet.server.http_stream import Broken, Client, NotHttp
+from quintet.server.http_stream import Broken, Connections, NotHttp
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
@@ -138,7 +138,7 @@ def arrivals(num_calls: int, rate: float, seed: int) -> Iterator[float]:
 class Sender:
     """Sends calls to one endpoint of one server, and keeps what comes of them."""
 
-    client: Client
+    connections: Connections
     where: str
     endpoint: str
 
@@ -147,7 +147,7 @@ class Sender:
         path, stream = PATHS[self.endpoint], Stream(self.where)
         started = time.perf_counter()
         try:
-            answer = await self.client.request("POST", path, call.body, stream.feed)
+            answer = await self.connections.request("POST", path, call.body, stream.feed)
             if answer.status != 200:
                 raise errors.of_status(self.where, path, answer.status, answer.body)
             if "text/event-stream" not in answer.headers.get("content-type", ""):

@@ -1,4 +1,4 @@
-"""Somebody else's engine behind the calls of our own: stream and stream_chat, over HTTP."""
+"""An engine that is not ours behind the calls of our own: stream and stream_chat, over HTTP."""
 
 import contextlib
 import http.client

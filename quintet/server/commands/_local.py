@@ -29,7 +29,7 @@ _LAST_WORDS = 40  # lines of the log that are shown when it fails
 
 @contextlib.contextmanager
 def local_server(arguments: argparse.Namespace) -> Iterator[Target]:
-    """`quintet serve` with the engine flags of this command, on a socket that nobody else can open.
+    """`quintet serve` with the engine flags of this command, on a socket that no other user can open.
 
     ValueError with the server's last words where it does not become ready.
     """

@@ -168,11 +168,11 @@ async def _measure(
 
     from quintet.server.clients.load import Sender, arrivals
     from quintet.server.clients.measure import Seen
-    from quintet.server.http_stream import Client
+    from quintet.server.http_stream import Connections
 
     warmup, timed = calls
-    client = Client(server.address, server.headers(), load.timeout)
-    sender = Sender(client, server.where, endpoint)
+    connections = Connections(server.address, server.headers(), load.timeout)
+    sender = Sender(connections, server.where, endpoint)
     try:
         await _warm(sender, warmup, load.max_concurrency)
         times = arrivals(len(timed), load.request_rate, load.seed)
@@ -181,7 +181,7 @@ async def _measure(
             outcomes = await sender.drive(timed, times, load.max_concurrency, bar.update)
             return Seen(outcomes, _last(outcomes) - started, time.process_time() - busy)
     finally:
-        client.close()
+        connections.close()
 
 
 async def _warm(sender: "Sender", calls: "Sequence[Call]", most: int | None) -> None:
@@ -231,7 +231,7 @@ def _print(figures: Mapping[str, Any]) -> None:
     rows = [(name, _number(figures[key])) for key, name in _LINES.items() if figures.get(key) is not None]
     counts = " and ".join(f"{by} in {num} answers" for by, num in figures["token_counts"].items())
     print(f"{figures['model']} at {figures['server']}, /v1 {figures['endpoint']}")
-    print(table(("figure", ""), [*rows, ("tokens counted by", counts or "nobody")]))
+    print(table(("figure", ""), [*rows, ("tokens counted by", counts or "neither side")]))
     columns = ("mean", "median", "p90", "p95", "p99")
     rows_of_times = [
         (title, *(_number(figures[f"{column}_{metric}_ms"]) for column in columns))

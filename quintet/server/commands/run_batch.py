@@ -92,14 +92,14 @@ async def _answer(
     requests: "Iterator[Request | BadLine]", sink: IO[bytes], server: target.Target, pace: Pace
 ) -> "Tally":
     from quintet.server.clients.batch import Batch, Manner
-    from quintet.server.http_stream import Client
+    from quintet.server.http_stream import Connections
 
-    client = Client(server.address, server.headers(), pace.timeout)
+    connections = Connections(server.address, server.headers(), pace.timeout)
     try:
         manner = Manner(pace.concurrency, pace.max_retries)
-        return await Batch(client, server.where, manner).write(requests, sink)
+        return await Batch(connections, server.where, manner).write(requests, sink)
     finally:
-        client.close()
+        connections.close()
 
 
 def _summary(tally: "Tally", seconds: float, file: str) -> str:

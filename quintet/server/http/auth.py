@@ -25,7 +25,7 @@ def is_public(scope: Scope) -> bool:
 
 
 class ApiKeys(Http):
-    """Lets those pass who bring a key, as a bearer token or as x-api-key; everybody where there are no keys."""
+    """Lets those pass who bring a key, as a bearer token or as x-api-key; every caller where there are no keys."""
 
     def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
         super().__init__(app)
@@ -59,7 +59,7 @@ class Neighbours(Http):
     """Keeps other sites' pages from calling this server through a visitor's browser.
 
     A server that only this machine reaches answers to this machine's names alone: another name that leads here was
-    pointed here by somebody (DNS rebinding). A request that changes something, sent by a page of another origin, needs
+    pointed here from outside (DNS rebinding). A request that changes something, sent by a page of another origin, needs
     that origin in allowed_origins; browsers send such requests without asking first.
     """
 

@@ -127,7 +127,7 @@ class Call:
         return event
 
     def _submit(self, number: int, ask: Ask) -> None:
-        # whoever takes this process's place gives others, while the engine may still have these
+        # the process that takes this one's place gives others, while the engine may still have these
         request_id = f"{self._service.name}-{os.getpid()}-{next(_numbers)}"
 
         def deliver(output: RequestOutput) -> None:
@@ -149,6 +149,6 @@ class Call:
         """The body was read: the next message that comes is that the client has gone."""
         while (await http.receive())["type"] != "http.disconnect":
             pass
-        while not self._events.empty():  # nobody reads it: the loop has better to do than to write it out
+        while not self._events.empty():  # the reader has gone: the loop has better to do than to write it out
             self._events.get_nowait()
         self.stop(ClientGone())

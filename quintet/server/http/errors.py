@@ -40,7 +40,7 @@ class ApiError(Exception):
 
 
 class ClientGone(Exception):
-    """Whoever asked has hung up: nobody reads an answer."""
+    """The caller has hung up: an answer would not be read."""
 
 
 def as_api_error(error: Exception) -> ApiError:

@@ -1,4 +1,4 @@
-"""Names of requests: a client's own where it is harmless in headers and logs, else one that nobody can guess."""
+"""Names of requests: a client's own where it is harmless in headers and logs, else one that cannot be guessed."""
 
 import re
 import secrets

@@ -22,7 +22,7 @@ access = logging.getLogger("quintet.access")
 
 _PAGE_POLICY = "default-src 'self'; frame-ancestors 'none'"
 _LONGEST = 2000  # characters of a message: what was wrong may be quoted in it
-_CLIENT_GONE = 499  # nginx's number for it; nobody reads it but the log
+_CLIENT_GONE = 499  # nginx's number for it; the log alone reads it
 
 
 class Observed(Http):
@@ -117,7 +117,8 @@ def failure(scope: Scope, error: ApiError) -> Response:
 class BodyLimit(Http):
     """Ends requests whose body is too large: by what they announce, or while it comes in.
 
-    The connection stays open, and uvicorn reads the rest of the body to forget it: who still sends gets the answer.
+    The connection stays open, and uvicorn reads the rest of the body to forget it: a client that still sends gets
+    the answer.
     """
 
     def __init__(self, app: ASGIApp, most: int) -> None:

@@ -72,7 +72,7 @@ class Service:
             )  # fmt: skip
 
     def call(self, http: HttpRequest | None, asks: Sequence[Ask]) -> Call:
-        """To be entered. Without an HTTP request it goes on whoever hangs up."""
+        """To be entered. Without an HTTP request it goes on when its client hangs up."""
         return Call(self, http, asks, self._timeout(http))
 
     def record(self, http: HttpRequest | None, asks: Sequence[Ask]) -> Record:

@@ -140,7 +140,7 @@ class _Bounded(HttpToolsProtocol):
         elif self._in_head:
             self._refuse(ApiError(408, f"the request's head was not complete in {self.patience.head:g} s"))
         else:
-            self.transport.close()  # the route waits for the body, and learns that nobody sends it
+            self.transport.close()  # the route waits for the body, and learns that it does not come
 
     def _refuse(self, error: ApiError) -> None:
         """Answers, where no other answer is under way, and hangs up."""

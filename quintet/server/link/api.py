@@ -56,7 +56,7 @@ class ApiServer:
         if self._draining is not None:
             self._server.force_exit = self._server.should_exit = True
             return
-        self.service.draining = True  # from now on nobody takes a dead process's place
+        self.service.draining = True  # from now on a dead process is not replaced
         self._draining = asyncio.get_running_loop().create_task(self._drain())
         self._stopping()
 

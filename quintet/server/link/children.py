@@ -15,7 +15,7 @@ from quintet.server.link.child import ENDING, PARENT_GONE
 from quintet.server.link.wire import Orders
 
 ENGINE, API = "quintet.server.link.core", "quintet.server.link.api"
-_REASON = 1000  # characters that fit into a pipe which nobody reads
+_REASON = 1000  # characters that fit into a pipe that is not read
 _GRACE = 5.0  # seconds that a process gets to notice that we are gone
 
 
@@ -35,7 +35,7 @@ class Exit(NamedTuple):
 
 
 class Child:
-    """A process that ends with this one. Its standard input is the sign that we live: nobody else holds its end."""
+    """A process that ends with this one. Its standard input is the sign that we live: we alone hold its end."""
 
     def __init__(self, module: str, orders: Orders) -> None:
         inherit = () if orders.listen < 0 else (orders.listen,)
@@ -59,7 +59,7 @@ class Child:
         ).start()
 
     def ask_to_end(self, why: str = "") -> None:
-        """Lets an API process finish what it has; with a reason, it ends that, and tells whoever waits."""
+        """Lets an API process finish what it has; with a reason, it ends that, and tells the callers that wait."""
         self._tell(why.replace("\n", " ")[:_REASON].encode(errors="replace") + b"\n")
 
     def let_go(self) -> None:

@@ -59,7 +59,7 @@ def served(prepared: Prepared) -> Served:
         max_logprobs=config.max_logprobs,
         eos_ids=sorted(generation.pop("eos_token_id", ())),
         seed=config.seed,
-        num_pages=prepared.plan.num_pages - 1,  # page 0 is nobody's
+        num_pages=prepared.plan.num_pages - 1,  # page 0 takes the writes of padding
         page_size=config.page_size,
         processors=list(config.logits_processors),
         defaults=generation,
@@ -127,7 +127,7 @@ class Core:
             self._outboxes[message.worker].send(wire.encode(self._do(message)))
 
     def _do(self, order: wire.Order) -> wire.Answer:
-        """What the user can mend is an answer. Everybody hears of sleep before who ordered it hears that it is done."""
+        """What the user can mend is an answer. All hear of sleep before the one that ordered it is answered."""
         try:
             if isinstance(order, wire.Sleep):
                 self._engine.sleep(order.level)

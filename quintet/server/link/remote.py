@@ -56,7 +56,7 @@ class Remote:
         self._counter: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begins to listen, and tells the engine that somebody does."""
+        """Begins to listen, and tells the engine that this process does."""
         self._send(wire.Join(self._worker))
         loop = asyncio.get_running_loop()
         self._reader, self._counter = loop.create_task(self._read()), loop.create_task(self._count())

@@ -46,7 +46,7 @@ class Supervisor:
             raise
         self._others: dict[int, Child] = {}  # API processes besides this one
         self._failed: str | None = None  # why the server ends
-        self._told = False  # to end, before somebody listened
+        self._told = False  # to end, before anything listened to it
         self._ending = self._forced = False
 
     def run(self) -> int:
@@ -139,7 +139,7 @@ class Supervisor:
 
     def _start(self, worker: int) -> None:
         if self._ending or self._failed is not None or self._api.service.draining:
-            return  # a process that nobody tells to end would keep the server
+            return  # a process that is not told to end would keep the server
         listener = inheritable(self._listener.fileno())
         try:
             child = Child(API, _for_worker(self._orders, worker, listener))
@@ -188,5 +188,5 @@ class Supervisor:
 
 
 def _for_worker(orders: Orders, worker: int, listener: int) -> Orders:
-    """The same, for one API process. Keys in them go through a pipe, where nobody else can read."""
+    """The same, for one API process. Keys in them go through a pipe, which no other process can read."""
     return Orders(orders.folder, worker, orders.num_workers, orders.log_level, orders.engine, orders.server, listener)

@@ -104,14 +104,14 @@ FromEngine = Hello | Deltas | Pulse | Answer
 class AskRows(msgspec.Struct, tag=True, array_like=True):
     """What have you counted?"""
 
-    worker: int  # who asks
+    worker: int  # that asks
     number: int  # of the question
 
 
 class TellRows(msgspec.Struct, tag=True, array_like=True):
     """The answer: every series of that process."""
 
-    worker: int  # who answers
+    worker: int  # that answers
     number: int
     rows: list[Row]
 

@@ -7,7 +7,7 @@ from quintet.server.http.service import Service
 from quintet.server.tracing import RequestSpan
 
 _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
-_BROKEN = 500  # nobody answered: the app is to blame
+_BROKEN = 500  # no answer was begun: the app is to blame
 
 
 class Counted(Http):

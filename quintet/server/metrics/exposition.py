@@ -31,7 +31,7 @@ async def scrape(service: "Service") -> bytes:
 
 
 def _model_name(service: "Service") -> str | None:
-    """None while nobody knows."""
+    """None while the engine has not said it."""
     try:
         return service.model_names[0]
     except EngineDead:

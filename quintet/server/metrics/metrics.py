@@ -23,7 +23,7 @@ _REFUSALS = {
 _PROBES = {"/health", "/ready", "/ping", "/metrics"}
 
 
-async def _nobody() -> tuple[list[Row], int]:
+async def _no_others() -> tuple[list[Row], int]:
     return [], 0
 
 
@@ -35,7 +35,7 @@ class Metrics:
         self._series: dict[tuple[str, tuple[str, ...]], Counter | Histogram] = {}
         self.connections: Callable[[], int] = int  # how many are open
         self.others: Callable[[], Awaitable[tuple[list[Row], int]]] = (
-            _nobody  # the rows of the other API processes, and how many of those are silent
+            _no_others  # the rows of the other API processes, and how many of those are silent
         )
         self.first_token = self._histogram("vllm:time_to_first_token_seconds")
         self.between_tokens = self._histogram("vllm:inter_token_latency_seconds")

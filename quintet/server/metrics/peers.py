@@ -50,7 +50,7 @@ class Peers:
             if question.missing:
                 await asyncio.wait_for(question.done.wait(), patience)
         except asyncio.TimeoutError:
-            pass  # whoever is silent is counted
+            pass  # the silent ones are counted
         finally:
             del self._questions[number]
         return question.rows, len(question.missing)

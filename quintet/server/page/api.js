@@ -64,7 +64,7 @@ async function* events(stream) {
       if (done) return;
     }
   } finally {
-    // Whoever stops reading lets go of the connection; a stream that failed has nothing to cancel.
+    // A reader that stops lets go of the connection; a stream that failed has nothing to cancel.
     reader.cancel().catch(() => undefined);
   }
 }

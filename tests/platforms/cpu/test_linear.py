@@ -14,6 +14,7 @@ if reason := linear.probe():
     pytest.skip(reason, allow_module_level=True)
 
 from quintet import _cpu
+from quintet.types import Matrix
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROWS = (*range(1, 10), 15, 16, 17, 31, 64, 65, 200)
@@ -30,7 +31,7 @@ def threads() -> Iterator[None]:
 
 
 def native(x: Tensor, weight: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
-    product: Tensor = Op.registry["linear"].providers["native"](x, weight, bias, (outputs,))
+    product: Tensor = Op.registry["linear"].providers["native"](x, Matrix(weight), bias, (outputs,))
     return product
 
 
@@ -124,7 +125,7 @@ def test_no_rows_give_no_rows() -> None:
 
 def test_a_plain_weight_goes_to_torch() -> None:
     x, weight, bias = drawn(3, 70, 31, torch.float32)
-    assert torch.equal(native(x, weight, bias, 70), ops._linear(x, weight, bias, (70,)))
+    assert torch.equal(native(x, weight, bias, 70), ops._linear(x, Matrix(weight), bias, (70,)))
 
 
 def test_a_weight_that_does_not_fit_is_refused() -> None:

@@ -24,6 +24,7 @@ if reason := missing("experts"):
     pytest.skip(reason, allow_module_level=True)
 
 from quintet import _cpu
+from quintet.types import Matrix
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 COLUMNS = _cpu.LINEAR_COLUMNS
@@ -207,7 +208,7 @@ def test_a_row_has_the_bits_of_a_plain_product(isa: str, dtype: torch.dtype) -> 
         got = native("grouped_linear")(x, packed, counts)
         first = 0
         for expert, count in enumerate(counts.tolist()):
-            want = product(x, packed[expert], None, (192,))[first : first + count]
+            want = product(x, Matrix(packed[expert]), None, (192,))[first : first + count]
             assert torch.equal(got[first : first + count], want), f"expert {expert}, {threads} threads"
             first += count
         assert not got[first:].any()

@@ -1,16 +1,20 @@
 """Products with quantized weights: the bits of their definition in numpy, on each instruction set; packing."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from quintet.ops import Op
+from quintet.conformance.products import Canonical
+from quintet.layers.forms import fitting
+from quintet.ops.linear import linear as product
 from quintet.ops.quantize import quantize
+from quintet.ops.quantized import dequantized
 from quintet.platforms.cpu import linear, quantized
-from quintet.types import Scheme
+from quintet.types import Form, Matrix
 
 if reason := quantized.probe():
     pytest.skip(reason, allow_module_level=True)
@@ -20,11 +24,11 @@ from quintet import _cpu
 Floats = np.ndarray
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 SCHEMES = {
-    "int8": Scheme("int8", 8, 16, 128),
-    "int4": Scheme("int4", 4, 16, 32),
-    "int4 of 128": Scheme("int4", 4, 16, 128),
-    "w8a8": Scheme("w8a8", 8, 8, 0),
-    "w4a8": Scheme("w4a8", 4, 8, 64),
+    "int8": Form("int8", 8, 16, 128),
+    "int4": Form("int4", 4, 16, 32),
+    "int4 of 128": Form("int4", 4, 16, 128),
+    "w8a8": Form("w8a8", 8, 8, 0),
+    "w4a8": Form("w4a8", 4, 8, 64),
 }
 ROWS = (*range(1, 15), 19, 65)  # each number of rows in registers, few and many; the last: two panels
 # outputs, inputs: less than a block, parts of several; more than one stretch of a block, and groups that do not fill it
@@ -53,11 +57,20 @@ def drawn(tokens: int, outputs: int, inputs: int, dtype: torch.dtype) -> tuple[T
     return (x * sizes).to(dtype), weight.to(dtype), bias.to(dtype)
 
 
+def of(name: str, inputs: int) -> Form:
+    """With a group that divides the inputs, as layers have it."""
+    form = fitting(SCHEMES[name], inputs)
+    return SCHEMES[name] if form.plain else form
+
+
 def native(x: Tensor, packed: dict[str, Tensor], bias: Tensor | None, outputs: int, name: str) -> Tensor:
-    of = SCHEMES[name].name
-    own = (packed["weight"], packed["scales"], *((None,) if of == "int4" else ()), bias, (outputs,))
-    product: Tensor = Op.registry[f"linear_{of}"].providers["native"](x, *own)
-    return product
+    form = of(name, x.shape[1])
+    got: Tensor = served(form.kind)(x, Matrix(packed["weight"], packed["scales"], form=form), bias, (outputs,))
+    return got
+
+
+def served(kind: str) -> Any:
+    return product.kinds[kind].providers["native"]
 
 
 def defined(x: Tensor, packed: dict[str, Tensor], bias: Tensor | None, outputs: int, name: str) -> Tensor:
@@ -104,7 +117,7 @@ def test_every_instruction_set_equals_the_definition(isa: str, name: str, dtype:
     """Bit for bit, and a row alone as in every batch."""
     for outputs, inputs in (*SHAPES, *(ODD if name == "w8a8" else ())):
         x, weight, bias = drawn(max(ROWS), outputs, inputs, dtype)
-        packed = quantized.pack(weight, SCHEMES[name])
+        packed = quantized.pack(weight, of(name, weight.shape[1]))
         for own in (None, bias):
             want = defined(x, packed, own, outputs, name)
             for count in ROWS:
@@ -120,8 +133,8 @@ def test_every_instruction_set_equals_the_definition(isa: str, name: str, dtype:
 def test_products_are_those_of_the_specification(name: str, dtype: torch.dtype) -> None:
     """On the same quantized weights. The contract allows 6 roundings of the type at the result's size: half types take
     less than one. In float32 activations of 16 bits show: half a step of the largest each, as such errors add up."""
-    scheme = SCHEMES[name]
     for outputs, inputs in SHAPES:
+        scheme = of(name, inputs)
         x, weight, bias = drawn(40, outputs, inputs, dtype)
         packed = quantized.pack(weight, scheme)
         if scheme.activations == 8:
@@ -130,8 +143,8 @@ def test_products_are_those_of_the_specification(name: str, dtype: torch.dtype) 
         if scheme.bits == 4:
             bits = (plain + 8).to(torch.uint8)
             plain = bits[:, ::2] | bits[:, 1::2] << 4
-        args = (plain, quantized.columns(packed["scales"], outputs), *((None,) if scheme.name == "int4" else ()))
-        want = Op.registry[f"linear_{scheme.name}"].reference(x.float(), *args, bias.float(), (outputs,))
+        matrix = Matrix(plain, quantized.columns(packed["scales"], outputs), form=scheme)
+        want = product.reference(x.float(), matrix, bias.float(), (outputs,))
         off = (native(x, packed, bias, outputs, name).float() - want).abs()
         length = quantized.unpack(packed["weight"], packed["scales"], outputs, inputs).norm(dim=1)
         step = x.float().abs().amax(1, keepdim=True) * (1 / 32639 if scheme.activations == 16 else 2**-22)
@@ -146,7 +159,7 @@ def test_threads_change_no_bit(name: str) -> None:
     results = []
     for count in (1, 2, 3):
         _cpu.set_threads(count)
-        packed = quantized.pack(weight, SCHEMES[name])
+        packed = quantized.pack(weight, of(name, weight.shape[1]))
         results.append((*packed.values(), *(native(x[:rows], packed, bias, 1030, name) for rows in (1, 5, 64, 270))))
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
@@ -172,9 +185,7 @@ def test_packing_keeps_what_bits_can_hold(isa: str, name: str, dtype: torch.dtyp
             off = (back - weight.float()).reshape(len(weight), groups, -1).abs()
             assert (off <= largest / 127 * 0.51).all()
         elif weight.any():
-            bits, scales = quantize(weight, Scheme(scheme.name, 4, scheme.activations, weight.shape[1] // groups))
-            values = torch.stack([bits & 15, bits >> 4], -1).reshape(weight.shape).float() - 8
-            plain = values * scales.repeat_interleave(weight.shape[1] // groups, 1)
+            plain = dequantized(quantize(weight, scheme))
             assert (back - weight.float()).square().sum() < 0.95 * (plain - weight.float()).square().sum()
         else:
             assert not back.any()
@@ -183,16 +194,16 @@ def test_packing_keeps_what_bits_can_hold(isa: str, name: str, dtype: torch.dtyp
 @each_scheme
 def test_packing_takes_rows_as_they_lie(name: str) -> None:
     _, weight, _ = drawn(1, 70, 128, torch.bfloat16)
-    want = quantized.pack(weight, SCHEMES[name])
+    want = quantized.pack(weight, of(name, weight.shape[1]))
     for other in (torch.cat([weight, weight], dim=1)[:, 128:], weight.T.contiguous().T):
-        got = quantized.pack(other, SCHEMES[name])
+        got = quantized.pack(other, of(name, 128))
         assert torch.equal(got["weight"], want["weight"]) and torch.equal(got["scales"], want["scales"])
 
 
 @each_scheme
 def test_strided_rows_are_as_good_as_contiguous_ones(name: str) -> None:
     x, weight, bias = drawn(9, 70, 128, torch.bfloat16)
-    packed = quantized.pack(weight, SCHEMES[name])
+    packed = quantized.pack(weight, of(name, weight.shape[1]))
     want = native(x, packed, bias, 70, name)
     assert torch.equal(native(torch.cat([x, x], dim=1)[:, 128:], packed, bias, 70, name), want)
     assert torch.equal(native(x.T.contiguous().T, packed, bias, 70, name), want)
@@ -203,7 +214,7 @@ def test_strided_rows_are_as_good_as_contiguous_ones(name: str) -> None:
 def test_what_is_not_finite_stays_in_its_row(isa: str, name: str) -> None:
     for dtype in TYPES:
         x, weight, _ = drawn(8, 70, 128, dtype)
-        packed = quantized.pack(weight, SCHEMES[name])
+        packed = quantized.pack(weight, of(name, weight.shape[1]))
         clean = native(x, packed, None, 70, name)
         x[2, 30], x[5, 0] = float("inf"), float("nan")
         got = native(x, packed, None, 70, name)
@@ -218,7 +229,7 @@ def test_rows_are_those_of_the_packed_weight(name: str, dtype: torch.dtype) -> N
     outputs, inputs = 200, 384
     _, weight, _ = drawn(1, outputs, inputs, dtype)
     ids = torch.tensor([0, 199, 64, 63, 7, 64], dtype=torch.int32)
-    packed = quantized.pack(weight, SCHEMES[name])
+    packed = quantized.pack(weight, of(name, weight.shape[1]))
     got = quantized.rows(packed["weight"], packed["scales"], ids, outputs, inputs, dtype)
     want = quantized.unpack(packed["weight"], packed["scales"], outputs, inputs).to(dtype)
     assert torch.equal(got, want[ids])
@@ -234,25 +245,53 @@ def test_rows_of_a_plain_packed_weight_are_the_weights(dtype: torch.dtype) -> No
         assert torch.equal(quantized.rows(linear.pack(weight), None, ids, 200, inputs, dtype), weight[ids])
 
 
-def test_groups_shrink_to_what_divides_the_inputs() -> None:
-    for inputs, group in ((256, 128), (192, 64), (96, 32)):
-        packed = quantized.pack(torch.ones(5, inputs), SCHEMES["int4 of 128"])
-        assert packed["scales"].shape[1] == inputs // group
-    with pytest.raises(ValueError, match="do not divide into groups"):
-        quantized.pack(torch.ones(5, 48), SCHEMES["int8"])
+def test_a_group_divides_the_inputs() -> None:
+    for inputs in (192, 48):
+        with pytest.raises(ValueError, match="do not divide into groups"):
+            quantized.pack(torch.ones(5, inputs), SCHEMES["int8"])
 
 
-def test_a_plain_weight_goes_to_the_reference() -> None:
-    x, scales = torch.randn(3, 64), torch.rand(5, 2)
-    whole, bits = torch.randint(-9, 9, (5, 64), dtype=torch.int8), torch.randint(0, 255, (5, 32), dtype=torch.uint8)
-    for name, args in (
-        ("int8", (whole, scales)),
-        ("int4", (bits, scales, scales)),
-        ("w8a8", (whole, scales[:, :1])),
-        ("w4a8", (bits, scales)),
-    ):
-        op = Op.registry[f"linear_{name}"]
-        assert torch.equal(op.providers["native"](x, *args, None, (5,)), op.reference(x, *args, None, (5,)))
+HELD = {
+    "int8": Form("int8", 8, 16, 64), "int8 of all": Form("int8", 8, 16), "w8a8": Form("w8a8", 8, 8),
+    "int4": Form("int4", 4, 16, 128), "w4a8": Form("w4a8", 4, 8, 32), "zeros": Form("int4", 4, 16, 128, zeros=True),
+    "zeros of 32": Form("int4", 4, 16, 32, zeros=True), "zeros of all": Form("int4", 4, 16, zeros=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_a_canonical_matrix_is_packed_without_rounding(name: str) -> None:
+    """In the shapes that were promised; products are the specification's, as those of pack() are."""
+    form = HELD[name]
+    for outputs, inputs in ((70, 384), (64, 128), (129, 1152)):
+        matrix = Canonical(form).made(outputs, inputs)
+        packed = quantized.laid(matrix)
+        assert quantized.packed_bytes((outputs, inputs), form) == sum(each.nbytes for each in packed.values())
+        known = quantized.unpack(packed["weight"], packed["scales"], outputs, inputs)
+        assert torch.equal(known, dequantized(matrix))
+        x = untied(drawn(9, outputs, inputs, torch.bfloat16)[0], form.groups(inputs)).bfloat16()
+        got = served(form.kind)(x, Matrix(packed["weight"], packed["scales"], form=form), None, (outputs,))
+        want = linear_of(x.float(), matrix, outputs)
+        assert (got.float() - want).abs().max() <= torch.finfo(torch.bfloat16).eps * want.abs().max()
+
+
+def test_what_cannot_be_packed_exactly_is_refused() -> None:
+    matrix = Canonical(HELD["zeros"]).made(70, 128)
+    with pytest.raises(ValueError, match="float16"):
+        quantized.laid(matrix._replace(scales=torch.full((70, 1), 1e-9)))
+    with pytest.raises(ValueError, match="no whole numbers"):
+        quantized.laid(matrix._replace(zeros=torch.full((70, 1), 7.5)))
+
+
+def test_a_matrix_that_is_not_packed_goes_to_the_reference() -> None:
+    x = torch.randn(3, 64)
+    for form in HELD.values():
+        matrix = Canonical(form).made(5, 64)
+        assert torch.equal(served(form.kind)(x, matrix, None, (5,)), linear_of(x, matrix, 5))
+
+
+def linear_of(x: Tensor, matrix: Matrix, outputs: int) -> Tensor:
+    want: Tensor = product.reference(x, matrix, None, (outputs,))
+    return want
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -264,8 +303,6 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="bias"):
         native(x, packed, bias[:5], 70, "int8")
     four = quantized.pack(weight, SCHEMES["int4"])
-    with pytest.raises(ValueError, match="zero points"):
-        Op.registry["linear_int4"].providers["native"](x, four["weight"], four["scales"], four["scales"], None, (70,))
     with pytest.raises(ValueError, match="8 bits"):
         quantized.rows(four["weight"], four["scales"], torch.zeros(1, dtype=torch.int32), 70, 128, torch.float32)
     with pytest.raises(ValueError, match="float64"):

@@ -20,7 +20,7 @@ from quintet.conformance.direct import random_prompts
 from quintet.conformance.tiny import FAMILIES, PLAIN, Tiny, make, variant
 from quintet.engine.client import Client
 from quintet.engine.prompts import Prompt
-from quintet.layers.schemes import SCHEMES
+from quintet.layers.forms import ONLINE
 from quintet.ops import Op, bind
 from quintet.platforms import Chosen, UnavailableError, choose
 from quintet.platforms.cuda import PLATFORM, flashinfer
@@ -153,7 +153,7 @@ def test_any_way_gives_the_cpus_tokens(how: str, client: Make) -> None:
     assert made._fake.replays > 10
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", ONLINE)
 def test_quantized_while_loaded_it_gives_the_cpus_tokens(scheme: str, client: Make) -> None:
     model: Any = ("llama", "wide", "float32", {"quantization": scheme})
     made, settings = type(fake_platform()), ENGINES["batched"]
@@ -239,30 +239,30 @@ def test_a_tied_head_is_held_once() -> None:
     assert platform._devices[0].tagged.nbytes("weights") == 2 * first.nbytes
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", ONLINE)
 @pytest.mark.parametrize("packed", [True, False])
 def test_what_is_quantized_takes_what_was_planned(name: str, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(providers, "packs", lambda scheme, priority: packed)
+    monkeypatch.setattr(providers, "packs", lambda kind, priority: packed)
     platform, _ = opened()
-    of = weight(scheme=SCHEMES[name])
+    of = weight(form=ONLINE[name])
     placed = platform.place(of, {"w": torch.randn(64, 128)})
     assert set(placed) == {"weight", "scales"}
     assert sum(each.nbytes for each in placed.values()) == platform._placed_bytes(of)
 
 
 def test_a_weight_that_cannot_be_quantized_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(providers, "packs", lambda scheme, priority: True)
+    monkeypatch.setattr(providers, "packs", lambda kind, priority: True)
     platform, _ = opened()
     with pytest.raises(ValueError, match="w cannot be quantized: the weight holds numbers that are not finite"):
-        platform.place(weight(scheme=SCHEMES["int8"]), {"w": torch.full((64, 128), float("nan"))})
+        platform.place(weight(form=ONLINE["int8"]), {"w": torch.full((64, 128), float("nan"))})
 
 
 def test_without_their_provider_weights_lie_as_the_specification_has_them() -> None:
-    assert not providers.packs(SCHEMES["int4"], {}), "nobody but them reads that"
-    op = Op.registry["linear_int4"]
+    assert not providers.packs("int4", {}), "nobody but them reads that"
+    op = Op.registry["linear:int4"]
     before = op.providers.pop("triton", None)
     try:
-        assert not providers.packs(SCHEMES["int4"], providers.PRIORITY)
+        assert not providers.packs("int4", providers.PRIORITY)
     finally:
         if before is not None:
             op.providers["triton"] = before

@@ -9,23 +9,25 @@ from torch import Tensor
 
 import quintet.platforms.gpu.triton_quantized  # noqa: F401  registers its providers
 from quintet.conformance.cases import CASES
-from quintet.ops.quantize import quantize
-from quintet.ops.registry import Op
+from quintet.layers.forms import fitting
+from quintet.ops.linear import KINDS, linear
+from quintet.ops.quantize import attributes, quantize
+from quintet.ops.registry import Op, of_kind
 from quintet.platforms.gpu.packing import in_halves, in_pairs, pack, packed_bytes
-from quintet.types import Scheme
+from quintet.types import Form, Matrix
 from tests.helpers.triton import DTYPES, needs_triton, randn, triton_op
 
 DEVICE = needs_triton()
-OPS = ("linear_int8", "linear_int4", "linear_w8a8", "linear_w4a8", "linear_fp8", "linear_fp8_dynamic")
+OPS = tuple(of_kind("linear", kind) for kind in KINDS)
 SCHEMES = {
-    "int8": Scheme("int8", 8, 16, 128),
-    "int8 of 32": Scheme("int8", 8, 16, 32),
-    "int4": Scheme("int4", 4, 16, 32),
-    "int4 of 64": Scheme("int4", 4, 16, 64),
-    "int4 of 128": Scheme("int4", 4, 16, 128),
-    "w8a8": Scheme("w8a8", 8, 8, 0),
-    "w4a8": Scheme("w4a8", 4, 8, 32),
-    "w4a8 of 128": Scheme("w4a8", 4, 8, 128),
+    "int8": Form("int8", 8, 16, 128),
+    "int8 of 32": Form("int8", 8, 16, 32),
+    "int4": Form("int4", 4, 16, 32),
+    "int4 of 64": Form("int4", 4, 16, 64),
+    "int4 of 128": Form("int4", 4, 16, 128),
+    "w8a8": Form("w8a8", 8, 8, 0),
+    "w4a8": Form("w4a8", 4, 8, 32),
+    "w4a8 of 128": Form("w4a8", 4, 8, 128),
 }
 # outputs, inputs: part of a tile; more than one, with a last block that is half there where groups allow it
 SHAPES = ((3, 128), (70, 320))
@@ -37,6 +39,8 @@ each_type = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 def raised(x: Any) -> Any:
     """Activations and weights in float32, so that the specification does not round either."""
+    if isinstance(x, Matrix):
+        return x._replace(values=raised(x.values))
     return x.float() if isinstance(x, Tensor) and x.dtype in DTYPES else x
 
 
@@ -56,9 +60,15 @@ def untied(x: Tensor, group: int) -> Tensor:
     return torch.where(middle.reshape(x.shape), 0.0, x)
 
 
+def of(name: str, inputs: int) -> Form:
+    """With a group that divides the inputs, as layers have it."""
+    form = fitting(SCHEMES[name], inputs)
+    return SCHEMES[name] if form.plain else form
+
+
 def packed_case(name: str, outputs: int, inputs: int, tokens: int, dtype: torch.dtype) -> tuple[Any, ...]:
     """x, pack()'s weight and scales, the specification's weight and scales, bias."""
-    scheme = SCHEMES[name]
+    scheme = of(name, inputs)
     x, weight, bias = randn(tokens, inputs), randn(outputs, inputs, scale=0.1), randn(outputs, dtype=dtype)
     packed = pack(weight.to(DEVICE), scheme)
     plain, scales = packed["weight"].cpu(), packed["scales"].cpu().float()
@@ -70,9 +80,8 @@ def packed_case(name: str, outputs: int, inputs: int, tokens: int, dtype: torch.
 
 
 def multiply(name: str, x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, by: Any) -> Tensor:
-    of, outputs = SCHEMES[name].name, (len(scales),)
-    zeros = (None,) if of == "int4" else ()
-    result: Tensor = by(f"linear_{of}")(x, weight, scales, *zeros, bias, outputs)
+    form = of(name, x.shape[1])
+    result: Tensor = by(of_kind("linear", form.kind))(x, Matrix(weight, scales, form=form), bias, (len(scales),))
     return result
 
 
@@ -92,7 +101,7 @@ def test_probes_pass(name: str) -> None:
 @each_type
 @pytest.mark.parametrize("name", OPS)
 def test_weights_as_the_specification_has_them(name: str, dtype: torch.dtype) -> None:
-    step = 5 if "dynamic" in name else 3  # slow where they are interpreted
+    step = 5 if "fp8a8" in name else 3  # slow where they are interpreted
     for what, args in itertools.islice(CASES[name](dtype), DTYPES.index(dtype) % step, None, step):
         want = Op.registry[name].reference(*map(raised, args))
         assert_close(triton_op(name, DEVICE)(*args), want, dtype, what)
@@ -108,7 +117,7 @@ def test_weights_as_they_are_packed(name: str, dtype: torch.dtype) -> None:
         want = multiply(name, x.float(), plain, scales, bias.float(), reference)
         got = multiply(name, x.to(DEVICE), packed["weight"], packed["scales"], bias, served)
         assert_close(got, want, dtype, f"{outputs}x{inputs}, {tokens} tokens")
-        assert packed_bytes((outputs, inputs), SCHEMES[name]) == sum(each.nbytes for each in packed.values())
+        assert packed_bytes((outputs, inputs), of(name, inputs)) == sum(each.nbytes for each in packed.values())
 
 
 @pytest.mark.parametrize("zeros", [torch.uint8, torch.float32], ids=str)
@@ -118,9 +127,10 @@ def test_zero_points_in_halves_and_in_pairs(groups: int, zeros: torch.dtype) -> 
     weight = torch.randint(0, 256, (40, inputs // 2), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     scales = randn(40, groups).abs() * 0.02 + 0.003
     points = torch.arange(40 * groups).reshape(groups, 40).t().remainder(16).to(zeros)
-    want = reference("linear_int4")(x.float(), weight, scales, points, None, (40,))
+    form = Form("int4", 4, 16, inputs // groups, zeros=True)
+    want = linear.reference(x.float(), Matrix(weight, scales, points, form=form), None, (40,))
     for placed in (weight, in_halves(weight, 64)):
-        got = served("linear_int4")(x, placed, scales, points, None, (40,))
+        got = served("linear:int4")(x, Matrix(placed, scales, points, form=form), None, (40,))
         assert_close(got, want, torch.float16, f"{groups} groups, {placed.shape}")
 
 
@@ -198,15 +208,13 @@ def test_bits_of_half_precision_are_what_whole_numbers_stand_for() -> None:
 def test_bytes_in_halves_are_those_in_pairs() -> None:
     scheme = SCHEMES["int4"]
     for inputs, half in ((64, 32), (192, 64), (96, 64)):
-        plain, _ = quantize(randn(5, inputs), scheme)
+        plain = attributes(quantize(randn(5, inputs), scheme))["weight"]
         placed = in_halves(plain, half)
         assert placed.shape == (5, -(-inputs // (2 * half)), half)
         assert torch.equal(in_pairs(placed, inputs), plain)
 
 
-def test_a_smaller_group_is_taken_where_it_divides() -> None:
-    packed = pack(randn(4, 96), SCHEMES["int4 of 128"])
-    assert packed["scales"].shape == (4, 3)
+def test_what_cannot_be_quantized_is_refused() -> None:
     with pytest.raises(ValueError, match="48 inputs do not divide into groups of 128"):
         pack(randn(4, 48), SCHEMES["int8"])
     with pytest.raises(ValueError, match="not finite"):
@@ -221,7 +229,8 @@ def test_what_does_not_fit_is_refused() -> None:
         multiply("int4", randn(1, 64, dtype=torch.float16), packed["weight"], packed["scales"], randn(3), served)
     weight = torch.zeros(4, 64, dtype=torch.float8_e4m3fn)
     with pytest.raises(ValueError, match="do not fit a weight"):
-        served("linear_fp8")(randn(1, 32), weight, torch.ones(4, 1), None, 0, (4,))
+        form = Form("fp8", 8, 16, dtype=torch.float8_e4m3fn)
+        served("linear:fp8")(randn(1, 32), Matrix(weight, torch.ones(4, 1), form=form), None, (4,))
 
 
 def test_no_tokens_give_no_rows() -> None:

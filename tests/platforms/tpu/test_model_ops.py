@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ pytestmark = needs_jax
 MODULES = ("activation", "embedding", "linear", "moe", "norm", "quantized", "rotary", "rows", "step_attention")
 NAMES = (
     *("activate", "gated", "embedding", "linear", "rms_norm", "add_rms_norm", "layer_norm", "rotary"),
-    *("linear_int8", "linear_int4", "linear_fp8", "linear_fp8_dynamic", "linear_w8a8"),
+    *("linear:int8", "linear:int4", "linear:fp8", "linear:fp8a8", "linear:w8a8"),
     *("route", "route_grouped", "grouped_linear", "experts"),
 )
 
@@ -40,7 +40,7 @@ class Call:
     def arrays(self) -> list[Any]:
         from quintet.platforms.tpu.bridge import jax_view
 
-        views: list[Any] = jax_view([x for x in self.args if isinstance(x, Tensor)])
+        views: list[Any] = jax_view(list(tensors(self.args)))
         return views
 
     def __call__(self, *arrays: Any) -> Any:
@@ -49,7 +49,26 @@ class Call:
 
         given = iter(torch_view(arrays))
         with tracing():
-            return jax_view(self.provider(*(next(given) if isinstance(x, Tensor) else x for x in self.args)))
+            return jax_view(self.provider(*filled(self.args, given)))
+
+
+def tensors(x: Any) -> Iterator[Tensor]:
+    """Of a call's arguments, those of a matrix too."""
+    if isinstance(x, Tensor):
+        yield x
+    elif isinstance(x, tuple):
+        for each in x:
+            yield from tensors(each)
+
+
+def filled(x: Any, given: Iterator[Any]) -> Any:
+    """The arguments with what is given in their tensors' places."""
+    if isinstance(x, Tensor):
+        return next(given)
+    if not isinstance(x, tuple):
+        return x
+    made = [filled(each, given) for each in x]
+    return type(x)(*made) if hasattr(x, "_fields") else tuple(made)
 
 
 @functools.cache
@@ -73,7 +92,7 @@ def test_products_of_float32_are_not_left_to_bfloat16() -> None:
     """A TPU's default precision rounds the factors to bfloat16."""
     import jax
 
-    for name in ("linear", "linear_int8", "linear_int4", "linear_fp8", "grouped_linear", "experts"):
+    for name in ("linear", "linear:int8", "linear:int4", "linear:fp8", "grouped_linear", "experts"):
         for call in calls(name, torch.float32):
             text = jax.jit(call).trace(*call.arrays).lower(lowering_platforms=("tpu",)).as_text()
             products = [line for line in text.splitlines() if "dot_general" in line or "ragged_dot" in line]
@@ -83,13 +102,13 @@ def test_products_of_float32_are_not_left_to_bfloat16() -> None:
 def test_integers_are_multiplied_as_integers() -> None:
     import jax
 
-    for call in calls("linear_w8a8", torch.bfloat16):
+    for call in calls("linear:w8a8", torch.bfloat16):
         text = jax.jit(call).trace(*call.arrays).lower(lowering_platforms=("tpu",)).as_text()
         (product,) = (line for line in text.splitlines() if "dot_general" in line)
         assert product.count("xi8>") == 2 and "xi32>" in product
 
 
-@pytest.mark.parametrize("name", ["linear_int8", "linear_int4", "linear_fp8"])
+@pytest.mark.parametrize("name", ["linear:int8", "linear:int4", "linear:fp8"])
 def test_a_weight_may_lie_with_its_outputs_side_by_side(name: str) -> None:
     """As kernels/quantized.py recommends: an array in another layout is taken as it is."""
     import jax
@@ -101,6 +120,6 @@ def test_a_weight_may_lie_with_its_outputs_side_by_side(name: str) -> None:
     for call in calls(name, torch.bfloat16):
         x, weight, *others = call.args
         turned = Format(Layout((1, 0)), jax.sharding.SingleDeviceSharding(jax.devices()[0]))
-        placed = torch_view(jax.device_put(jax_view(weight), turned))
+        placed = weight._replace(values=torch_view(jax.device_put(jax_view(weight.values), turned)))
         want, got = (np.asarray(jax_view(call.provider(x, w, *others))) for w in (weight, placed))
         np.testing.assert_allclose(got.astype("float32"), want.astype("float32"), rtol=0.02, atol=0.02)

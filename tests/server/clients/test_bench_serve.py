@@ -14,7 +14,7 @@ from quintet.server import cli, http_stream
 from quintet.server.clients.errors import ServerError
 from quintet.server.clients.load import Drawn, Sender, Source, arrivals, dataset_calls, read_dataset
 from quintet.server.clients.measure import Outcome, Seen, Stream
-from quintet.server.http_stream import Address, Client
+from quintet.server.http_stream import Address, Connections
 from tests.server.clients.conftest import KEY, Fake
 
 
@@ -196,7 +196,7 @@ def test_arrivals_are_a_poisson_process() -> None:
 
 def test_requests_set_out_at_their_times(fake: Fake) -> None:
     async def work() -> list[Outcome]:
-        client = Client(Address("127.0.0.1", fake.port))
+        client = Connections(Address("127.0.0.1", fake.port))
         sender = Sender(client, fake.url, "completions")
         call = Drawn(3, 2, 10, False, 0).calls(Source("echo", "completions"), 3)
         found = await sender.drive(call, iter([0.0, 0.05, 0.1]), None, lambda: None)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from quintet.server import http_stream
-from quintet.server.http_stream import Address, Answer, Broken, Client, Events, NotHttp
+from quintet.server.http_stream import Address, Answer, Broken, Connections, Events, NotHttp
 from tests.server.clients.conftest import Fake
 
 
@@ -17,7 +17,7 @@ def ask(fake: Fake, model: str, idle: float = 60.0, times: int = 1, **fields: An
     pieces: list[bytes] = []
 
     async def work() -> Answer:
-        client = Client(Address("127.0.0.1", fake.port), {"x-test": "1"}, idle)
+        client = Connections(Address("127.0.0.1", fake.port), {"x-test": "1"}, idle)
         try:
             answer = Answer()
             for _ in range(times):
@@ -74,7 +74,7 @@ def test_an_answer_may_end_with_its_connection(fake: Fake) -> None:
 
 def test_a_connection_that_the_server_closed_is_replaced(fake: Fake) -> None:
     async def work() -> int:
-        client = Client(Address("127.0.0.1", fake.port))
+        client = Connections(Address("127.0.0.1", fake.port))
         await asyncio.gather(*(client.request("GET", "/v1/models") for _ in range(3)))
         for connection in client._free:
             connection.closed = False  # as where the server's FIN is still on its way
@@ -89,7 +89,7 @@ def test_a_sink_that_fails_ends_the_request_alone(fake: Fake) -> None:
         raise ValueError("no more")
 
     async def work() -> int:
-        client = Client(Address("127.0.0.1", fake.port))
+        client = Connections(Address("127.0.0.1", fake.port))
         with pytest.raises(ValueError, match="no more"):
             await client.request("POST", "/v1/completions", b'{"model": "echo", "stream": true}', sink)
         return (await client.request("GET", "/v1/models")).status
@@ -100,7 +100,7 @@ def test_a_sink_that_fails_ends_the_request_alone(fake: Fake) -> None:
 def test_leaving_early_shows_at_the_server(fake: Fake) -> None:
     async def work() -> None:
         heard = asyncio.Event()
-        client = Client(Address("127.0.0.1", fake.port))
+        client = Connections(Address("127.0.0.1", fake.port))
         request = client.request("POST", "/v1/completions", b'{"model": "held"}', lambda piece, now: heard.set())
         task = asyncio.create_task(request)
         await asyncio.wait_for(heard.wait(), 60)
@@ -113,7 +113,7 @@ def test_leaving_early_shows_at_the_server(fake: Fake) -> None:
 
 def test_a_unix_socket_will_do(fake: Fake) -> None:
     async def work() -> Answer:
-        return await Client(Address("localhost", 80, uds=fake.uds)).request("GET", "/v1/models")
+        return await Connections(Address("localhost", 80, uds=fake.uds)).request("GET", "/v1/models")
 
     assert json.loads(http_stream.run(work()).body)["data"][0]["id"] == "echo"
     assert fake.asked[0].headers["host"] == "localhost"
@@ -135,7 +135,7 @@ def answer_of(*pieces: bytes) -> Answer:
     async def work() -> Answer:
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
             address = Address("127.0.0.1", server.sockets[0].getsockname()[1])
-            return await Client(address, idle_seconds=60).request("GET", "/")
+            return await Connections(address, idle_seconds=60).request("GET", "/")
 
     return asyncio.run(work())
 
@@ -173,9 +173,9 @@ def test_half_an_answer_is_none(pieces: list[bytes], error: type[Exception]) -> 
 
 def test_no_server_is_an_error_of_the_system() -> None:
     with pytest.raises(OSError):
-        http_stream.run(Client(Address("127.0.0.1", 1)).request("GET", "/"))
+        http_stream.run(Connections(Address("127.0.0.1", 1)).request("GET", "/"))
     with pytest.raises(FileNotFoundError):
-        http_stream.run(Client(Address("x", 80, uds="/nowhere/socket")).request("GET", "/"))
+        http_stream.run(Connections(Address("x", 80, uds="/nowhere/socket")).request("GET", "/"))
 
 
 def test_the_loop_is_the_fastest_that_there_is() -> None:
@@ -188,7 +188,7 @@ def test_the_loop_is_the_fastest_that_there_is() -> None:
 @pytest.mark.parametrize("runner", [asyncio.run, http_stream.run])
 def test_both_loops_do_the_same(fake: Fake, runner: Callable[[Coroutine[Any, Any, int]], int]) -> None:
     async def work() -> int:
-        client, size = Client(Address("127.0.0.1", fake.port)), 0
+        client, size = Connections(Address("127.0.0.1", fake.port)), 0
 
         def sink(piece: bytes, now: float) -> None:
             nonlocal size

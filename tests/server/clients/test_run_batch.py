@@ -20,7 +20,7 @@ from quintet.server import cli, flags, http_stream
 from quintet.server.clients import batch
 from quintet.server.clients.batch import BadLine, Batch, Manner, Request
 from quintet.server.commands import _local, run_batch
-from quintet.server.http_stream import Address, Answer, Client
+from quintet.server.http_stream import Address, Answer, Connections
 from tests.helpers.serving import until, words_of
 from tests.server.clients.conftest import KEY, Fake
 
@@ -139,7 +139,7 @@ def test_a_server_may_not_ask_for_an_age_of_patience(fake: Fake) -> None:
     fake.busy, fake.retry_after = 1, "999999"
 
     async def work() -> list[Any]:
-        sender = Batch(Client(Address("127.0.0.1", fake.port)), fake.url, Manner(max_wait=0.01))
+        sender = Batch(Connections(Address("127.0.0.1", fake.port)), fake.url, Manner(max_wait=0.01))
         return [each async for each in sender.answers(iter([Request("a", "/v1/completions", b'{"model": "busy"}')]))]
 
     assert http_stream.run(work())[0]["response"]["status_code"] == 200
@@ -212,7 +212,7 @@ def test_lines_are_written_as_they_come_and_reading_stays_near(fake: Fake, tmp_p
 
     async def work() -> list[str]:
         found = []
-        lines = Batch(Client(Address("127.0.0.1", fake.port)), fake.url, Manner(concurrency=2)).answers(endless())
+        lines = Batch(Connections(Address("127.0.0.1", fake.port)), fake.url, Manner(concurrency=2)).answers(endless())
         async for each in lines:
             found.append(each["custom_id"])
             if len(found) == 20:
@@ -230,7 +230,9 @@ def test_a_file_that_cannot_be_read_on_is_an_error(fake: Fake) -> None:
         raise OSError("the disk is gone")
 
     async def work() -> Any:
-        return await Batch(Client(Address("127.0.0.1", fake.port)), fake.url, Manner()).write(failing(), io.BytesIO())
+        return await Batch(Connections(Address("127.0.0.1", fake.port)), fake.url, Manner()).write(
+            failing(), io.BytesIO()
+        )
 
     with pytest.raises(OSError, match="the disk is gone"):
         http_stream.run(work())
@@ -341,7 +343,7 @@ def test_a_server_that_dies_under_way_is_quoted(serve: tuple[str, ...], capsys: 
 
         async def work() -> None:
             with pytest.raises(http_stream.Broken):
-                await Client(server.address, server.headers()).request("POST", "/x", b"{}")
+                await Connections(server.address, server.headers()).request("POST", "/x", b"{}")
 
         http_stream.run(work())
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # it has closed its socket; soon it has ended, too
@@ -354,7 +356,7 @@ def test_a_server_that_will_not_end_is_killed(serve: tuple[str, ...], monkeypatc
     with _local.local_server(engine_flags("--model", "stubborn")) as server:
 
         async def work() -> Any:
-            return json.loads((await Client(server.address, server.headers()).request("POST", "/x", b"{}")).body)
+            return json.loads((await Connections(server.address, server.headers()).request("POST", "/x", b"{}")).body)
 
         pid = http_stream.run(work())["pid"]
         assert is_running(pid)

@@ -6,13 +6,13 @@ import httpx
 import pytest
 
 from quintet.server.http.errors import ApiError
-from quintet.server.http.responses.store import Record, Store
+from quintet.server.http.responses.store import Store, Stored
 from tests.server.http.serving import client
 from tests.server.responses.asking import PATH, backend, create, fail
 
 
 def fill(store: Store, num: int, size: int = 10) -> list[str]:
-    records = [Record(store.new_id(), b"x" * size) for _ in range(num)]
+    records = [Stored(store.new_id(), b"x" * size) for _ in range(num)]
     for record in records:
         store.put(record)
     return [record.id for record in records]

@@ -43,8 +43,12 @@ def _all_free(facts: Any) -> Any:
     return faulty
 
 
-def _half(placed_bytes: Any) -> Any:
-    return lambda self, weight: placed_bytes(self, weight) // 2
+def _half(estimate: Any) -> Any:
+    def faulty(self: Any, model: Any, weights: Any, extent: Any) -> Any:
+        made = estimate(self, model, weights, extent)
+        return made._replace(weights=made.weights // 2)
+
+    return faulty
 
 
 fault("dirty-cache", "A new cache holds numbers.", "memory.cache", ("device:zeroed", _dirty))
@@ -64,6 +68,4 @@ fault("memory-leak", "Caches that were let go stay counted.", "memory.cycles", (
 fault(
     "all-free", "All memory is always free, and none was ever used.", "memory.facts", ("memory:Pool.facts", _all_free)
 )
-fault(
-    "wrong-plan", "placed_bytes() is half of what place() takes.", "memory.plan", ("platform:Acme.placed_bytes", _half)
-)
+fault("wrong-plan", "estimate() is half of what place() takes.", "memory.plan", ("platform:Acme.estimate", _half))

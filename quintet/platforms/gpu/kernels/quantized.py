@@ -144,13 +144,13 @@ def _fours(
 @triton.jit(do_not_specialize=["tokens", "steps", "share"])  # or some numbers of tokens would compile anew
 def product(
     out, x, own, weight, scales, zeros, bias, tokens, outputs, inputs, steps, share, x_row, weight_row, scale_row,
-    scale_column, own_row, BITS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, PART: tl.constexpr,
+    scale_column, own_row, BITS: tl.constexpr, GROUP: tl.constexpr, PART: tl.constexpr,
     PAIRS: tl.constexpr, MANTISSA: tl.constexpr, BIAS: tl.constexpr, FLOAT8_X: tl.constexpr, COMPUTE: tl.constexpr,
     UNIT: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
     """x [tokens, K] by weight [N, K] -> out [tokens, N], or the sums [S, tokens, N] of S stretches of `share` steps.
 
-    GROUP inputs share a scale (0: all), and ROWS outputs. EVEN: no row ends within a step.
+    GROUP inputs share a scale (0: all). EVEN: no row ends within a step.
     """
     wide, tall = tile_of(tl.program_id(0), tl.cdiv(outputs, BN), tl.cdiv(tokens, BM))
     split = tl.program_id(1)
@@ -160,11 +160,11 @@ def product(
     first, last = split * share, tl.minimum(split * share + share, steps)
     weight += n[:, None] * weight_row
     x += m[None, :] * x_row
-    at_scales, at_own, at_zeros = scales + n // ROWS * scale_row, own, zeros
+    at_scales, at_own, at_zeros = scales + n * scale_row, own, zeros
     if own is not None:
         at_own = own + m * own_row
     if zeros is not None:
-        at_zeros = zeros + n // ROWS * scale_row
+        at_zeros = zeros + n * scale_row
     sums = tl.zeros((BN, BM), tl.int32 if COMPUTE == tl.int8 and GROUP == 0 else tl.float32)
     if BITS == 4:
         sums = _fours(sums, x, at_own, weight, at_scales, at_zeros, inputs, weight_row, first, last, scale_column,
@@ -188,14 +188,13 @@ def product(
 
 @dataclass(frozen=True)
 class Packed:
-    """A quantized weight: [N, bytes] or, with 4 bits in halves, [N, steps, PART]; scales and zeros [N / ROWS, G]."""
+    """A quantized weight: [N, bytes] or, with 4 bits in halves, [N, steps, PART]; scales and zeros [N, G]."""
 
     weight: Tensor
     scales: Tensor
     outputs: int
     bits: int = 8
     group: int = 0  # inputs that share a scale; 0: all
-    rows: int = 1  # outputs that do
     zeros: Tensor | None = None
     kind: torch.dtype = torch.int8  # with 8 bits, int8 or a float8
 
@@ -240,7 +239,7 @@ def multiplied(
     product[wide * tall, count](
         sums, x, own, weight, scales, zeros, bias, tokens, outputs, inputs, steps, share, x.stride(0), weight.stride(0),
         scales.stride(0) if len(scales) > 1 else 0, scales.stride(1), 0 if own is None else own.stride(0),
-        BITS=bits, GROUP=packed.group, ROWS=packed.rows, PART=part, PAIRS=bits == 4 and weight.dim() == 2,
+        BITS=bits, GROUP=packed.group, PART=part, PAIRS=bits == 4 and weight.dim() == 2,
         MANTISSA=mantissa, BIAS=exponent, FLOAT8_X=own is not None and mantissa > 0, COMPUTE=compute,
         UNIT=unit_of(compute, mantissa), EVEN=inputs % (part * 8 // bits) == 0, SPLIT=count > 1,
         BN=tile.outputs, BM=tile.tokens, num_warps=tile.warps,
@@ -270,14 +269,14 @@ def variants() -> list[Variant]:
     found = []
     for dtype in ("bf16", "fp16"):
         compute = tl.bfloat16 if dtype == "bf16" else tl.float16
-        kinds = {  # BITS, GROUP, ROWS, PART, MANTISSA, BIAS, COMPUTE, the weight, the scales, x
-            "int8": (8, 128, 1, 128, 0, 0, compute, "*i8", "*fp32", f"*{dtype}"),
-            "int4": (4, 128, 1, 64, 0, 0, compute, "*u8", "*fp16", f"*{dtype}"),
-            "int4 of 32": (4, 32, 1, 32, 0, 0, compute, "*u8", "*fp16", f"*{dtype}"),
-            "w8a8": (8, 0, 1, 128, 0, 0, tl.int8, "*i8", "*fp32", "*i8"),
-            "w4a8": (4, 32, 1, 32, 0, 0, tl.int8, "*u8", "*fp16", "*i8"),
-            "fp8": (8, 128, 128, 128, 3, 7, compute, "*u8", "*fp32", f"*{dtype}"),
-            "fp8 dynamic": (8, 128, 128, 128, 3, 7, tl.float16, "*u8", "*fp32", "*u8"),
+        kinds = {  # BITS, GROUP, PART, MANTISSA, BIAS, COMPUTE, the weight, the scales, x
+            "int8": (8, 128, 128, 0, 0, compute, "*i8", "*fp32", f"*{dtype}"),
+            "int4": (4, 128, 64, 0, 0, compute, "*u8", "*fp16", f"*{dtype}"),
+            "int4 of 32": (4, 32, 32, 0, 0, compute, "*u8", "*fp16", f"*{dtype}"),
+            "w8a8": (8, 0, 128, 0, 0, tl.int8, "*i8", "*fp32", "*i8"),
+            "w4a8": (4, 32, 32, 0, 0, tl.int8, "*u8", "*fp16", "*i8"),
+            "fp8": (8, 128, 128, 3, 7, compute, "*u8", "*fp32", f"*{dtype}"),
+            "fp8 dynamic": (8, 128, 128, 3, 7, tl.float16, "*u8", "*fp32", "*u8"),
         }
         for what, kind in kinds.items():
             heavy = kind[-1] in ("*i8", "*u8") and kind[1] > 0
@@ -286,17 +285,17 @@ def variants() -> list[Variant]:
 
 
 def _variant(what: str, dtype: str, kind: tuple[Any, ...], tile: Tile) -> Variant:
-    names = "BITS", "GROUP", "ROWS", "PART", "MANTISSA", "BIAS", "COMPUTE"
-    fixed = dict(zip(names, kind[:7], strict=True))
-    if kind[4] and tile.tokens > 16:
+    names = "BITS", "GROUP", "PART", "MANTISSA", "BIAS", "COMPUTE"
+    fixed = dict(zip(names, kind[:6], strict=True))
+    if kind[3] and tile.tokens > 16:
         fixed["PART"] = 64
-    weight, scales, x = kind[7:]
+    weight, scales, x = kind[6:]
     split = tile.tokens <= SPLIT_UP_TO
-    whole = kind[6] == tl.int8 and kind[1] == 0
+    whole = kind[5] == tl.int8 and kind[1] == 0
     out = f"*{dtype}" if not split else "*i32" if whole else "*fp32"
     dynamic = x in ("*i8", "*u8")
     fixed |= {"PAIRS": False, "FLOAT8_X": x == "*u8", "EVEN": True, "SPLIT": split, "bias": None, "zeros": None}
-    fixed |= {"UNIT": unit_of(kind[6], kind[4]), "BN": tile.outputs, "BM": tile.tokens} | (
+    fixed |= {"UNIT": unit_of(kind[5], kind[3]), "BN": tile.outputs, "BM": tile.tokens} | (
         {} if dynamic else {"own": None}
     )
     signature = {"out": out, "x": x, "weight": weight, "scales": scales} | ({"own": "*fp32"} if dynamic else {})

@@ -1,10 +1,13 @@
 """Matrix products with weights in JAX."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 from quintet.ops import linear as spec
 from quintet.platforms.tpu.bridge import serve
+from quintet.types import Matrix
 
 
 def product(x: jax.Array, weight: jax.Array) -> jax.Array:
@@ -22,14 +25,15 @@ def finish(y: jax.Array, bias: jax.Array | None, dtype: jnp.dtype) -> jax.Array:
 
 
 @serve(spec.linear, static=("outputs",))
-def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None, outputs: tuple[int, ...]) -> jax.Array:
+def linear(x: jax.Array, weight: Matrix, bias: jax.Array | None, outputs: tuple[int, ...]) -> jax.Array:
     """x [T, K], weight [N, K] or [ranks, N / ranks, K] (see sharding.Placement), bias shaped like the
     weight's rows -> [T, N] like x."""
-    y = finish(product(x, weight), bias, x.dtype)
-    return y if weight.ndim == 2 else _in_order(y, outputs)
+    values: Any = weight.values  # arrays of JAX, typed as tensors
+    y = finish(product(x, values), bias, x.dtype)
+    return y if values.ndim == 2 else in_order(y, outputs)
 
 
-def _in_order(y: jax.Array, outputs: tuple[int, ...]) -> jax.Array:
+def in_order(y: jax.Array, outputs: tuple[int, ...]) -> jax.Array:
     """[T, ranks, N / ranks], each rank's shares of the outputs -> [T, N], one output after the other.
 
     Whoever slices the outputs apart again, at their borders, gets each as its ranks computed it: XLA sees through it.

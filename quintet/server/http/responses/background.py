@@ -1,4 +1,4 @@
-"""A response that goes on when its client has hung up, and can be read from any place by whoever comes."""
+"""A response that goes on when its client has hung up, and can be read from any place by any caller."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 class Cancelled(Exception):
-    """Somebody asked for the end."""
+    """A caller asked for the end."""
 
 
 class Run:
@@ -55,7 +55,7 @@ class Run:
             self._add(events.end())
         except Cancelled:
             self._add([events.cancel()])
-        except Exception as error:  # nobody awaits this task: the response tells of the failure
+        except Exception as error:  # this task is not awaited: the response tells of the failure
             if not isinstance(error, ApiError):
                 logger.exception("a response in the background failed")
             self._add([events.fail(as_api_error(error))])

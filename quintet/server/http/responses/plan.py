@@ -58,15 +58,15 @@ def _earlier(store: Store, response_id: str | None) -> list[Item]:
     if response_id is None:
         return []
     try:
-        record = store.get(response_id)
+        stored = store.get(response_id)
     except ApiError as error:
         raise ApiError(400, error.message, param="previous_response_id", code="previous_response_not_found") from None
-    if record.running:
+    if stored.running:
         raise ParameterError("previous_response_id", "names a response that is still in progress; wait for its end")
-    response = msgspec.json.decode(record.response)
+    response = msgspec.json.decode(stored.response)
     if response["status"] not in ("completed", "incomplete"):
         raise ParameterError("previous_response_id", f"names a response that is {response['status']}: it has no answer")
-    items: list[Item] = msgspec.json.decode(record.items)
+    items: list[Item] = msgspec.json.decode(stored.items)
     return items + [_without_logprobs(item) for item in response["output"]]
 
 

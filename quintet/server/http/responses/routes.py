@@ -23,7 +23,7 @@ from quintet.server.http.responses.plan import Plan, make_plan
 from quintet.server.http.responses.reply import Events, Reply, Score
 from quintet.server.http.responses.request import CreateResponse, begin, check
 from quintet.server.http.responses.shapes import Item, ItemList, ResponseDeleted, ResponseObject
-from quintet.server.http.responses.store import Record, Store
+from quintet.server.http.responses.store import Store, Stored
 from quintet.server.http.service import Service
 from quintet.server.http.sse import encode
 from quintet.server.http.tally import Tally, tally_of
@@ -77,16 +77,16 @@ class _Making:
         model = body.model or service.model_names[0]
         self.reply = Reply(begin(body, params, model, store.new_id()), _score(service, params))
         self._events = Events(self.reply)
-        self._record: Record | None = None
+        self._stored: Stored | None = None
         tally.ask([plan.ask])
 
     def keep(self) -> None:
         """Stores what there is, if that is wanted."""
         if self._body.store is False:
             return
-        record = self._record or Record(self.reply.id, encode(self._plan.items))
-        record.response = encode(self.reply.object())
-        self._store.put(record)
+        stored = self._stored or Stored(self.reply.id, encode(self._plan.items))
+        stored.response = encode(self.reply.object())
+        self._store.put(stored)
 
     async def events(self, call: Call) -> AsyncIterator[bytes]:
         """Of a stream that ends with its connection."""
@@ -110,19 +110,19 @@ class _Making:
         return last
 
     async def in_background(self) -> Response:
-        """Queues it; from here on it needs nobody who waits."""
+        """Queues it; from here on it needs no client that waits."""
         call = self._service.call(None, [self._plan.ask])
         await call.__aenter__()
-        record = Record(self.reply.id, encode(self._plan.items))
-        record.run = run = Run(call, self._events, self._run_ended)
-        self._record = record
-        self._store.put(record)
+        stored = Stored(self.reply.id, encode(self._plan.items))
+        stored.run = run = Run(call, self._events, self._run_ended)
+        self._stored = stored
+        self._store.put(stored)
         if self._body.stream:
             return _followed(run)
         return json_response(self.reply.object())
 
     def _run_ended(self) -> None:
-        if self._record is not None and self._store.holds(self._record):  # it may have been deleted
+        if self._stored is not None and self._store.holds(self._stored):  # it may have been deleted
             self.keep()
 
 
@@ -148,16 +148,16 @@ async def retrieve_response(
 ) -> Response:
     """A stored response as it is now."""
     refuse_fields(http.query_params, ("stream", "starting_after", *_UNUSED), "query")
-    record = store_of(http).get(response_id)
+    stored = store_of(http).get(response_id)
     if not stream:
         if starting_after is not None:
             raise ParameterError("starting_after", "belongs to a stream; set stream to true")
-        return _shown(record)
-    if record.run is None:
+        return _shown(stored)
+    if stored.run is None:
         raise ParameterError(
             "stream", "is for responses made in the background (background=true): no others' events are kept"
         )
-    return _followed(record.run, -1 if starting_after is None else starting_after)
+    return _followed(stored.run, -1 if starting_after is None else starting_after)
 
 
 @router.get("/v1/responses/{response_id}/input_items")
@@ -188,9 +188,9 @@ async def list_input_items(
 @documented(answer=ResponseDeleted)
 async def delete_response(http: HttpRequest, response_id: str) -> Response:
     """Forgets a response; one that still runs ends."""
-    record = store_of(http).delete(response_id)
-    if record.run is not None:
-        await record.run.cancel()
+    stored = store_of(http).delete(response_id)
+    if stored.run is not None:
+        await stored.run.cancel()
     return json_response(ResponseDeleted(id=response_id))
 
 
@@ -198,20 +198,20 @@ async def delete_response(http: HttpRequest, response_id: str) -> Response:
 @documented(answer=ResponseObject)
 async def cancel_response(http: HttpRequest, response_id: str) -> Response:
     """Ends a response that runs in the background, and gives what it is then."""
-    record = store_of(http).get(response_id)
-    if record.run is None:
+    stored = store_of(http).get(response_id)
+    if stored.run is None:
         raise ParameterError(
             "response_id", "names a response that was not made in the background (background=true); only those can be "
             "cancelled, others end when their client hangs up",
         )  # fmt: skip
-    await record.run.cancel()
-    return _shown(record)
+    await stored.run.cancel()
+    return _shown(stored)
 
 
-def _shown(record: Record) -> Response:
-    if record.run is not None and record.running:
-        return json_response(record.run.reply.object())
-    return Response(record.response, media_type="application/json")
+def _shown(stored: Stored) -> Response:
+    if stored.run is not None and stored.running:
+        return json_response(stored.run.reply.object())
+    return Response(stored.response, media_type="application/json")
 
 
 def _followed(run: Run, after: int = -1) -> Response:

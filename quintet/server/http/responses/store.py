@@ -10,12 +10,12 @@ from quintet.server.http.responses.background import Run
 
 MAX_RESPONSES = 10_000  # what is no text (keys, objects) is then some MB
 MAX_BYTES = 128 * 2**20  # about what an API process takes for itself; a long conversation of 100 KB fits 1000 times
-MAX_AGE = 24 * 3600.0  # seconds; who comes back the next morning can go on
+MAX_AGE = 24 * 3600.0  # seconds; a conversation can go on the next morning
 _PREFIX = "resp"
 
 
 @dataclass(eq=False)
-class Record:
+class Stored:
     """One response, as JSON, and what was said before it: a conversation goes on from both."""
 
     id: str
@@ -47,8 +47,8 @@ class Store:
         self._process = process
         self._max_responses, self._max_bytes, self._max_age = max_responses, max_bytes, max_age
         self._clock = clock
-        self._running: dict[str, Record] = {}
-        self._ended: dict[str, Record] = {}  # oldest first
+        self._running: dict[str, Stored] = {}
+        self._ended: dict[str, Stored] = {}  # oldest first
         self._ended_size = 0
 
     def __len__(self) -> int:
@@ -57,40 +57,40 @@ class Store:
     @property
     def size(self) -> int:
         """Bytes that are kept."""
-        return self._ended_size + sum(record.size for record in self._running.values())
+        return self._ended_size + sum(stored.size for stored in self._running.values())
 
     def new_id(self) -> str:
-        """Nobody finds another's response by guessing."""
+        """One that cannot be guessed: it alone lets a caller read the response."""
         return f"{_PREFIX}_{self._process}_{new_id()}"
 
-    def put(self, record: Record) -> None:
+    def put(self, stored: Stored) -> None:
         """Keeps it, at the cost of the oldest. One that ran comes once more when it has ended."""
-        if record.running:
-            self._running[record.id] = record
+        if stored.running:
+            self._running[stored.id] = stored
         else:
-            self._running.pop(record.id, None)
-            assert record.id not in self._ended
-            record.since = self._clock()
-            self._ended[record.id] = record
-            self._ended_size += record.size
+            self._running.pop(stored.id, None)
+            assert stored.id not in self._ended
+            stored.since = self._clock()
+            self._ended[stored.id] = stored
+            self._ended_size += stored.size
         self._trim()
 
-    def get(self, response_id: str) -> Record:
+    def get(self, response_id: str) -> Stored:
         """Raises ApiError 404 that says why it is not here."""
         self._trim()
-        record = self._running.get(response_id) or self._ended.get(response_id)
-        if record is None:
+        stored = self._running.get(response_id) or self._ended.get(response_id)
+        if stored is None:
             raise ApiError(404, self._why_not(response_id), param="response_id", code="response_not_found")
-        return record
+        return stored
 
-    def delete(self, response_id: str) -> Record:
-        record = self.get(response_id)
+    def delete(self, response_id: str) -> Stored:
+        stored = self.get(response_id)
         if self._running.pop(response_id, None) is None:
-            self._drop(record)
-        return record
+            self._drop(stored)
+        return stored
 
-    def holds(self, record: Record) -> bool:
-        return record.id in self._running or record.id in self._ended
+    def holds(self, stored: Stored) -> bool:
+        return stored.id in self._running or stored.id in self._ended
 
     def _trim(self) -> None:
         """What still runs stays: the gate bounds it."""
@@ -101,9 +101,9 @@ class Store:
                 break
             self._drop(oldest)
 
-    def _drop(self, record: Record) -> None:
-        del self._ended[record.id]
-        self._ended_size -= record.size
+    def _drop(self, stored: Stored) -> None:
+        del self._ended[stored.id]
+        self._ended_size -= stored.size
 
     def _why_not(self, response_id: str) -> str:
         shown = repr(response_id[:100])

@@ -164,7 +164,7 @@ class _Answer:
 
 
 def _drop(each: CompletionOutput) -> None:
-    """The token that the engine had to draw and nobody asked for."""
+    """The token that the engine had to draw and the caller did not ask for."""
     each.text, each.token_ids, each.stop_reason = "", [], None
     each.logprobs = None if each.logprobs is None else []
     each.finish_reason = None if each.finish_reason is None else "length"

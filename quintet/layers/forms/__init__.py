@@ -1,0 +1,58 @@
+"""Which form each product of a model has: of the user's wish, of the checkpoint, and of what the platform keeps."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from quintet.config import SCHEMES
+from quintet.layers.forms.checkpoint import Quantized
+from quintet.types import PLAIN, Cut, Form, Reader
+
+GROUPS = (128, 64, 32)  # inputs that may share a scale, of floats that are quantized
+ONLINE = {name: Form(name, *numbers) for name, numbers in SCHEMES.items()}
+
+
+@dataclass(frozen=True)
+class Forms:
+    """Decides, once it is known which module of the model a product is."""
+
+    wanted: Form | None = None  # what floats become while they are loaded
+    checkpoint: Quantized | None = None
+    kept: frozenset[str] | None = None  # kinds that the platform keeps, others are dequantized; None: all
+
+    def reader(self, modules: Sequence[str]) -> Reader | None:
+        """Of what is made of these modules of the checkpoint; None if they hold floats."""
+        return self.checkpoint.reader(modules) if self.checkpoint else None
+
+    def of(self, modules: Sequence[str], cuts: Sequence[Cut]) -> tuple[Form, Reader | None]:
+        """For a product that is made of these modules, and of these shares of them."""
+        reader = self.reader(modules)
+        if reader is None:
+            return fitting(self.wanted, cuts[0].inputs[1] - cuts[0].inputs[0]), None
+        found = {reader.form(cut) for cut in cuts}
+        assert len(found) == 1, f"{modules} are held in {found}, and are one product"
+        form = found.pop()
+        return form if self.kept is None or form.kind in self.kept else PLAIN, reader
+
+    def of_head(self) -> "Forms":
+        """For the logits, which show every error: weights in 8 bits, whatever the others have, and activations as
+        theirs. Checkpoints keep a head's floats."""
+        if self.wanted is None:
+            return replace(self, checkpoint=None)
+        return Forms(ONLINE["int8" if self.wanted.activations == 16 else "w8a8"])
+
+
+def online(name: str | None, group: int | None) -> Form | None:
+    """What the user asked for; a group of None is the scheme's own."""
+    if name is None:
+        return None
+    return ONLINE[name] if group is None else replace(ONLINE[name], group=group)
+
+
+def fitting(wanted: Form | None, inputs: int) -> Form:
+    """For a product of so many inputs: with a smaller group where that divides them, plain where none does."""
+    if wanted is None:
+        return PLAIN
+    if wanted.group == 0:
+        return wanted
+    group = next((each for each in GROUPS if each <= wanted.group and inputs % each == 0), None)
+    return PLAIN if group is None else replace(wanted, group=group)

@@ -1,0 +1,81 @@
+"""AWQ (Lin et al. 2023) as AutoAWQ's "gemm" layout has it: 4 bits, with zero points.
+
+qweight int32 [K, N / 8] holds eight outputs of an input in each number, qzeros int32 [G, N / 8] their zero points
+likewise, scales [G, N] floats. The i-th 4 bits of a number, from the lowest, are of its output ORDER[i].
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quintet.layers.forms.groups import fitted, spread
+from quintet.ops.quantized import dequantized
+from quintet.types import FLOATS, Cut, Form, Matrix, OnFile, Part
+
+PACKED = 8  # outputs in an int32
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+@dataclass(frozen=True)
+class Awq:
+    """Reads one checkpoint's; `group` inputs share a scale and a zero point, 0: all of an output's."""
+
+    group: int
+
+    def stored(self, part: Part) -> dict[str, OnFile]:
+        outputs, inputs = part.shape if part.total is None else (part.total, part.shape[1])
+        name, groups = part.source.removesuffix("weight"), inputs // (self.group or inputs)
+        if part.transposed or outputs % PACKED or inputs % (self.group or inputs):
+            raise ValueError(
+                f"{name[:-1]} [{outputs}, {inputs}] does not divide into AWQ's {PACKED} outputs and {self.group} inputs"
+            )
+        return {
+            f"{name}qweight": OnFile((inputs, outputs // PACKED), (torch.int32,)),
+            f"{name}qzeros": OnFile((groups, outputs // PACKED), (torch.int32,)),
+            f"{name}scales": OnFile((groups, outputs), FLOATS),
+        }
+
+    def form(self, cut: Cut) -> Form:
+        return fitted(Form("int4", 4, 16, self.group, zeros=True), cut)
+
+    def matrix(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Matrix:
+        name, form = part.source.removesuffix("weight"), self.form(cut)
+        first, last = cut.inputs
+        values = _outputs(tensors[f"{name}qweight"][first:last], cut).t().contiguous()
+        zeros, scales = (
+            _outputs(tensors[f"{name}qzeros"], cut).t(),
+            tensors[f"{name}scales"][:, slice(*cut.outputs)].t(),
+        )
+        scales, zeros = (spread(each, self.group, form.group, cut.inputs) for each in (scales.float(), zeros))
+        return Matrix(values[:, ::2] | values[:, 1::2] << 4, scales, zeros, form=form)
+
+    def floats(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
+        return dequantized(self.matrix(part, cut, tensors))
+
+
+def _outputs(packed: Tensor, cut: Cut) -> Tensor:
+    """int32 [M, N / 8] -> uint8 [M, outputs of the cut]; only the numbers that hold them are looked at."""
+    start, stop = cut.outputs
+    words = packed[:, start // PACKED : -(-stop // PACKED)]
+    shifts = 4 * torch.tensor(ORDER).argsort().to(torch.int32)
+    apart = (words[:, :, None] >> shifts & 15).to(torch.uint8).reshape(len(words), -1)
+    return apart[:, start % PACKED : start % PACKED + stop - start]
+
+
+def read(config: Mapping[str, Any]) -> Awq:
+    """Of a quantization_config. ValueError says what in it is of another kind."""
+    bits, group = (
+        config.get(name, config.get(other)) for name, other in (("bits", "w_bit"), ("group_size", "q_group_size"))
+    )
+    layout = str(config.get("version", config.get("format", "gemm"))).lower()
+    if bits != 4 or layout != "gemm" or config.get("zero_point", True) is not True:
+        raise ValueError(
+            f"the checkpoint is of AWQ with {bits} bits, layout {layout} and zero_point "
+            f"{config.get('zero_point', True)}; quintet reads 4 bits, gemm, with zero points"
+        )
+    if not isinstance(group, int) or (group != -1 and (group < 16 or group % 16)):
+        raise ValueError(f"AWQ's group_size {group!r} is not -1 or a multiple of 16")
+    return Awq(max(group, 0))

@@ -1,0 +1,139 @@
+"""Which form each product of a model has, by its path; what a checkpoint's quantization is taken for, or refused."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quintet.layers.build import Build, settle, whole
+from quintet.layers.forms import ONLINE, Forms
+from quintet.layers.forms.checkpoint import quantized
+from quintet.layers.forms.groups import fitted
+from quintet.layers.linear import LMHead, columns, rows
+from quintet.ops import bind
+from quintet.ops.quantize import attributes, canonical, joined, quantize
+from quintet.platforms.interface import Alone
+from quintet.types import PLAIN, Cut, Form, Matrix, Part, Weight
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+
+
+class Model(nn.Module):
+    """Two blocks of two products, and a head."""
+
+    def __init__(self, build: Build) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.ModuleDict(self._block(build)) for _ in range(2))
+        self.lm_head = LMHead(build, 256, 32)
+
+    def _block(self, build: Build) -> dict[str, nn.Module]:
+        halves = {name: whole(128, 1) for name in ("gate_proj", "up_proj")}
+        return {"gate_up": columns(build, 256, halves), "down": rows(build, whole(256, 1), ("down_proj", 256))}
+
+
+def settled(**asked: Any) -> dict[str, Form]:
+    """path -> form, of every product."""
+
+    def attention(spec: Any) -> Any:
+        raise AssertionError("nothing attends")
+
+    model = Model(Build(bind({}), attention, Alone(), torch.float32, 16, 64, Forms(**asked)))
+    settle(model)
+    return {path: module.form for path, module in model.named_modules() if hasattr(module, "form")}
+
+
+def test_floats_stay_floats_if_nothing_is_asked_for() -> None:
+    assert set(settled().values()) == {PLAIN}
+
+
+def test_the_head_has_eight_bits_and_others_what_was_asked_for() -> None:
+    forms = settled(wanted=ONLINE["int4"])
+    assert forms.pop("lm_head.linear").kind == "int8" and {form.kind for form in forms.values()} == {"int4"}
+
+
+@pytest.mark.parametrize(
+    ("ignored", "plain"),
+    [
+        (["blocks.1"], {"blocks.1.gate_up", "blocks.1.down"}),
+        (["down_proj"], {"blocks.0.down", "blocks.1.down"}),
+        (["blocks.0.down_proj"], {"blocks.0.down"}),
+        (["re:.*blocks.1.*_proj$"], {"blocks.1.gate_up", "blocks.1.down"}),
+        (["own_proj", "block", "blocks.1.down"], set()),  # whole names, or nothing
+        (["lm_head"], set()),
+    ],
+)
+@pytest.mark.parametrize("said", [AWQ, FP8], ids=["awq", "fp8"])
+def test_modules_that_a_checkpoint_left_out_stay_floats(
+    said: dict[str, Any], ignored: list[str], plain: set[str]
+) -> None:
+    key = "modules_to_not_convert" if said is AWQ else "ignored_layers"
+    forms = settled(checkpoint=quantized({**said, key: ignored}))
+    assert {path for path, form in forms.items() if form.plain} == plain | {"lm_head.linear"}
+
+
+def test_one_product_of_which_a_part_was_left_out_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"blocks\.0\.gate_proj stayed in floats .*up_proj did not"):
+        settled(checkpoint=quantized({**AWQ, "modules_to_not_convert": ["gate_proj"]}))
+
+
+def test_a_form_that_a_platform_does_not_keep_is_read_as_floats() -> None:
+    forms = settled(checkpoint=quantized(FP8), kept=frozenset({"int8"}))
+    assert set(forms.values()) == {PLAIN}
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, "quantized by gptq, which quintet does not read; it reads awq, fp8"),
+        ({"bits": 4}, "quantized by without a name"),
+        ({**AWQ, "bits": 3}, "AWQ with 3 bits"),
+        ({**AWQ, "version": "gemv"}, "layout gemv"),
+        ({**AWQ, "zero_point": False}, "zero_point False"),
+        ({**AWQ, "group_size": 20}, "group_size 20 is not"),
+        ({**FP8, "weight_block_size": None}, "weight_block_size None; quintet reads blocks"),
+        ({**FP8, "weight_block_size": [128, 20]}, "its second a multiple of 16"),
+        ({**FP8, "activation_scheme": "static"}, "activation_scheme static"),
+        ({**FP8, "fmt": "e5m2"}, "fmt e5m2"),
+        ({**AWQ, "modules_to_not_convert": ["(a+)+b"]}, r"leaves out '\(a\+\)\+b', which is no module's name"),
+        ({**AWQ, "modules_to_not_convert": [7]}, "leaves out 7"),
+    ],
+)
+def test_what_is_not_read_is_refused_by_name(said: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        quantized(said)
+
+
+def test_a_share_that_cuts_a_group_has_smaller_ones() -> None:
+    form = Form("int4", 4, 16, 128)
+    assert fitted(form, Cut((0, 8), (128, 384))) == form
+    assert fitted(form, Cut((0, 8), (64, 192))).group == 64
+    assert fitted(Form("fp8", 8, 16, 128, dtype=torch.float8_e4m3fn), Cut((0, 8), (128, 300))).group == 128
+    assert fitted(Form("int4", 4, 16, 0), Cut((0, 8), (8, 17))).group == 0
+    with pytest.raises(ValueError, match="cut groups of 128 into pieces of 8"):
+        fitted(form, Cut((0, 8), (8, 136)))
+
+
+def test_parts_are_quantized_as_their_whole_is() -> None:
+    x = {"a": torch.randn(16, 64), "b": torch.randn(8, 64)}
+    parts = tuple(Part(name, tuple(each.shape), ((0, len(each)),)) for name, each in x.items())
+    for form in ONLINE.values():
+        got = canonical(Weight("weight", parts, 0, 0, torch.float32, "linear", fit(form)), x)
+        want = quantize(torch.cat([*x.values()]), fit(form))
+        assert got.form == want.form and set(attributes(got)) == {"weight", "scales"}
+        assert all(torch.equal(each, attributes(want)[name]) for name, each in attributes(got).items())
+
+
+def fit(form: Form) -> Form:
+    return Form(form.kind, form.bits, form.activations, min(form.group, 64))
+
+
+def test_matrices_of_one_form_are_joined() -> None:
+    def made(outputs: int) -> Matrix:
+        zeros: Tensor = torch.ones(outputs, 1, dtype=torch.uint8)
+        form = Form("int4", 4, 16, 32, zeros=True)
+        return Matrix(torch.zeros(outputs, 16, dtype=torch.uint8), torch.ones(outputs, 1), zeros, form=form)
+
+    whole_matrix = joined([made(3), made(5)])
+    assert [len(each) for each in attributes(whole_matrix).values()] == [8, 8, 8]
