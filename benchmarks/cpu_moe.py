@@ -18,7 +18,7 @@ from torch.nn import functional
 from quintet.ops import Op
 from quintet.platforms.cpu import native_moe
 from quintet.platforms.cpu.native_moe import pack_experts
-from quintet.types import Matrix
+from quintet.weights import Matrix
 
 HIDDEN, INNER, K = 2048, 768, 8
 NUM = 16  # of the model's 128: more than any cache holds

@@ -19,7 +19,7 @@ from benchmarks.cpu_linear import CACHES, FEW, GIGA, ROWS
 from quintet.ops import Op
 from quintet.ops.registry import of_kind
 from quintet.platforms.cpu import linear, quantized
-from quintet.types import Form, Matrix
+from quintet.weights import Form, Matrix
 
 SHAPES = ((1024, 3072), (6144, 1024), (3072, 6144), (151936, 1024))  # outputs, inputs
 SCHEMES = {

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from quintet import LLM, SamplingParams
 from quintet.config import BUNDLED, SCHEMES, EngineConfig
+from quintet.conformance.laid import Stretch, laid
 from quintet.engine.start import prepare
 
 CASES = Path(__file__).parent.parent / "tests" / "e2e" / "bundled_cases.json"

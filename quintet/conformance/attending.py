@@ -19,7 +19,8 @@ from quintet.layers.build import Build, Layer, replacements, whole
 from quintet.layers.embedding import Embedding
 from quintet.layers.mixing import Cache, Mixing
 from quintet.platforms.interface import Alone, Mixer, Platform, State
-from quintet.types import AttentionSpec, Batch, Outputs, Part, Variant, Weight
+from quintet.types import AttentionSpec, Batch, Outputs, Variant
+from quintet.weights import Part, Weight
 
 PADDED = 64  # tokens of a step where shapes are fixed
 REQUESTS = 8  # of such a step

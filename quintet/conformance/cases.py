@@ -11,7 +11,8 @@ from quintet.ops.activation import KINDS
 from quintet.ops.linear import KINDS as FORMS
 from quintet.ops.registry import of_kind
 from quintet.ops.rotary import HeadNorms
-from quintet.types import AttentionSpec, Form, Matrix
+from quintet.types import AttentionSpec
+from quintet.weights import Form, Matrix
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # ops that turn logits into tokens: the section `sampling` proves them, the section `ops` all others

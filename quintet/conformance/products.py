@@ -22,7 +22,8 @@ from quintet.ops import Op
 from quintet.ops.quantize import quantize
 from quintet.ops.quantized import dequantized
 from quintet.platforms.interface import Alone
-from quintet.types import FLOATS, AttentionSpec, Cut, Form, Matrix, OnFile, Part
+from quintet.types import AttentionSpec
+from quintet.weights import FLOATS, Cut, Form, Matrix, OnFile, Part
 
 L = TypeVar("L", bound=Layer)
 

@@ -16,7 +16,7 @@ from quintet.conformance.tiny import Tiny
 from quintet.ops import Ops, bind
 from quintet.platforms import Chosen, choose
 from quintet.platforms.interface import Device, Platform
-from quintet.types import Part, Weight
+from quintet.weights import Part, Weight
 
 
 class Subject:

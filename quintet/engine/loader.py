@@ -18,7 +18,8 @@ from quintet.engine.mapped import MappedFiles
 from quintet.layers.build import Layer
 from quintet.layers.decoder import CausalLM
 from quintet.platforms.interface import Platform
-from quintet.types import FLOATS, Extent, Form, OnFile, Part, Variant, Weight
+from quintet.types import Extent, Variant
+from quintet.weights import FLOATS, Form, OnFile, Part, Weight
 
 DTYPES = {  # safetensors' names
     "F64": torch.float64,

@@ -12,7 +12,8 @@ from quintet.layers.forms import Forms
 from quintet.layers.mixing import Mixing
 from quintet.ops import Ops
 from quintet.platforms.interface import Communicator
-from quintet.types import AttentionSpec, Weight
+from quintet.types import AttentionSpec
+from quintet.weights import Weight
 
 T = TypeVar("T")
 

@@ -3,7 +3,8 @@
 from torch import Tensor
 
 from quintet.layers.build import Build, Layer, padded, whole
-from quintet.types import Batch, Part, Weight
+from quintet.types import Batch
+from quintet.weights import Part, Weight
 
 
 class Embedding(Layer):

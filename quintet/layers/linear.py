@@ -8,7 +8,7 @@ from torch import Tensor
 
 from quintet.layers.build import Build, Layer, Split, padded, whole
 from quintet.ops.registry import of_kind
-from quintet.types import PLAIN, Form, Matrix, Part, Reader, Weight
+from quintet.weights import PLAIN, Form, Matrix, Part, Reader, Weight
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from quintet.layers.build import Build, Layer, Split, padded, whole
 from quintet.layers.forms import Forms
 from quintet.layers.linear import columns
 from quintet.layers.mlp import known
-from quintet.types import Part, Reader, Weight
+from quintet.weights import Part, Reader, Weight
 
 GATE, UP, DOWN = "gate_proj", "up_proj", "down_proj"  # of each expert, as most checkpoints call them
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from quintet.layers.build import Build, Layer, Split, whole
-from quintet.types import Part, Weight
+from quintet.weights import Part, Weight
 
 
 class RMSNorm(Layer):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quintet.ops.quantized import MIDDLE
-from quintet.types import Form, Matrix, Weight
+from quintet.weights import Form, Matrix, Weight
 
 
 def canonical(weight: Weight, parts: Mapping[str, Tensor]) -> Matrix:

@@ -25,8 +25,8 @@ from quintet.types import (
     Outputs,
     Place,
     Variant,
-    Weight,
 )
+from quintet.weights import Weight
 
 CONTRACT_VERSION = 2  # raised when a platform that was written for the one before could break; docs/contract-changes.md
 State = tuple[Tensor, ...]  # all that is kept between steps, flat: each tensor [units, *layout.shape]

@@ -16,7 +16,7 @@ from quintet.ops.activation import KINDS
 from quintet.ops.attention import stored
 from quintet.platforms.cpu import PLATFORM
 from quintet.platforms.interface import Capabilities
-from quintet.types import Matrix
+from quintet.weights import Matrix
 
 DTYPES = (torch.float32, torch.bfloat16)
 

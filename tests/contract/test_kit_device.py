@@ -21,7 +21,8 @@ from quintet.ops import bind
 from quintet.ops.sampling import Draw
 from quintet.platforms.cpu.platform import CPU, CPUDevice
 from quintet.platforms.interface import Alone, Capabilities, Communicator, Device, Platform, State, Step, Unavailable
-from quintet.types import Batch, Estimate, Extent, Layout, Memory, Outputs, Place, Variant, Weight, leaves
+from quintet.types import Batch, Estimate, Extent, Layout, Memory, Outputs, Place, Variant, leaves
+from quintet.weights import Weight
 from tests.helpers.loopback import LoopbackPlatform
 from tests.helpers.planted import first_failure
 

@@ -13,7 +13,8 @@ from quintet.engine.request import Request
 from quintet.engine.scheduler import Scheduler
 from quintet.platforms.cpu.platform import CPU, CPUDevice
 from quintet.platforms.interface import Capabilities, Device, State, Step
-from quintet.types import Batch, Layout, Outputs, Variant, Weight
+from quintet.types import Batch, Layout, Outputs, Variant
+from quintet.weights import Weight
 from tests.helpers import planted
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from quintet.conformance.cases import CASES, SAMPLING
 from quintet.ops import Op
 from quintet.platforms.cpu.platform import CPU
-from quintet.types import Matrix, Weight
+from quintet.weights import Matrix, Weight
 from tests.helpers.planted import Planted, Provider, first_failure
 
 

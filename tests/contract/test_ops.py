@@ -18,7 +18,7 @@ from quintet.conformance.close import require_close
 from quintet.ops import Op
 from quintet.ops.linear import linear
 from quintet.platforms import cpu
-from quintet.types import Matrix
+from quintet.weights import Matrix
 
 REGISTERED = cpu  # importing it registers providers
 # bound where nothing is compiled. In float32 the reference is the specification itself

@@ -14,7 +14,7 @@ from quintet.layers.linear import LMHead, columns, rows
 from quintet.ops import bind
 from quintet.ops.quantize import attributes, canonical, joined, quantize
 from quintet.platforms.interface import Alone
-from quintet.types import PLAIN, Cut, Form, Matrix, Part, Weight
+from quintet.weights import PLAIN, Cut, Form, Matrix, Part, Weight
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}

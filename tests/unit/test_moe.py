@@ -17,7 +17,7 @@ from quintet.engine.worker import ModelSizes, Worker
 from quintet.layers.build import padded
 from quintet.layers.moe import unstacked
 from quintet.platforms.cpu import PLATFORM
-from quintet.types import Part, Weight
+from quintet.weights import Part, Weight
 from tests.helpers.run_model import Runner
 
 MIXED = ["mixtral", "olmoe", "qwen2_moe", "qwen3_moe"]

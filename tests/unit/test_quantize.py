@@ -7,7 +7,7 @@ from quintet.config import EngineConfig
 from quintet.layers.forms import ONLINE, Forms, fitting, online
 from quintet.ops.linear import linear
 from quintet.ops.quantize import attributes, quantize
-from quintet.types import PLAIN, Form
+from quintet.weights import PLAIN, Form
 
 
 @pytest.mark.parametrize("group", [32, 64, 128])

@@ -8,7 +8,7 @@ from quintet.ops import Op
 from quintet.ops.activation import gated
 from quintet.ops.linear import KINDS, linear
 from quintet.ops.moe import experts
-from quintet.types import Matrix
+from quintet.weights import Matrix
 from torch import Tensor
 from torch.nn import functional
 

@@ -18,7 +18,8 @@ from quintet.platforms.interface import (
     Step,
     Unavailable,
 )
-from quintet.types import AttentionSpec, Place, Variant, Weight
+from quintet.types import AttentionSpec, Place, Variant
+from quintet.weights import Weight
 from torch import Tensor, nn
 
 from acme.attention import AcmeAttention

@@ -11,7 +11,8 @@ from quintet.conformance.direct import random_prompts
 from quintet.conformance.subject import Subject
 from quintet.conformance.tiny import variant
 from quintet.ops import bind
-from quintet.types import AttentionSpec, Part, Weight
+from quintet.types import AttentionSpec
+from quintet.weights import Part, Weight
 from torch import Tensor
 
 from acme import Acme, kernels, ops

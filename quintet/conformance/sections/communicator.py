@@ -17,7 +17,8 @@ from quintet.conformance.subject import Subject
 from quintet.conformance.tiny import VOCAB, Tiny, variant
 from quintet.ops import bind
 from quintet.platforms.interface import Communicator, Device, Platform
-from quintet.types import Part, Place, Weight
+from quintet.types import Place
+from quintet.weights import Part, Weight
 
 T = TypeVar("T")
 

@@ -23,7 +23,8 @@ from quintet.conformance.tiny import VOCAB, variant
 from quintet.layers.forms import ONLINE, fitting
 from quintet.platforms.host import host_memory
 from quintet.platforms.interface import ASIDE, DROPPED, Device
-from quintet.types import AttentionSpec, Extent, Layout, Memory, Part, Variant, Weight
+from quintet.types import AttentionSpec, Extent, Layout, Memory, Variant
+from quintet.weights import Part, Weight
 
 MIB = 2**20
 CACHE = 8 * MIB  # of the caches that come and go

@@ -16,7 +16,7 @@ from quintet.conformance.traffic import closeness, named, plain_dtype
 from quintet.layers.forms import ONLINE, Forms, fitting
 from quintet.ops.quantize import quantize
 from quintet.ops.quantized import dequantized
-from quintet.types import Form
+from quintet.weights import Form
 
 LENGTHS = (30, 1, 37, 9)  # of the requests whose tokens go through a model
 # the tokens of each request in each step: prompts in one piece and in chunks, decodes beside them, all within 64

@@ -17,7 +17,7 @@ from quintet.conformance.subject import Subject
 from quintet.layers.forms import ONLINE
 from quintet.ops import Op
 from quintet.ops.registry import of_kind
-from quintet.types import Form
+from quintet.weights import Form
 
 FEW = 6  # cases of an op where each shape is compiled; of these fewer, since they take seconds each
 FEWER = {"experts": 3, "grouped_linear": 3, "paged_attention": 2, "write_kv": 2}

@@ -16,7 +16,7 @@ from quintet.conformance.direct import Runner, random_prompts
 from quintet.conformance.subject import Subject
 from quintet.conformance.tiny import FAMILIES, SERVED, VOCAB, variant
 from quintet.conformance.traffic import Ask, Said, Served, crowd, follows, mix, named, page_size, plain_dtype
-from quintet.types import Matrix
+from quintet.weights import Matrix
 
 ROOM = {"num_pages": 150}
 # what an engine is given, beside the traffic, so that it serves in this way

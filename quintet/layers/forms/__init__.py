@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from quintet.config import SCHEMES
 from quintet.layers.forms.checkpoint import Quantized
-from quintet.types import PLAIN, Cut, Form, Reader
+from quintet.weights import PLAIN, Cut, Form, Reader
 
 GROUPS = (128, 64, 32)  # inputs that may share a scale, of floats that are quantized
 ONLINE = {name: Form(name, *numbers) for name, numbers in SCHEMES.items()}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quintet.layers.forms.groups import fitted, spread
 from quintet.ops.quantized import dequantized
-from quintet.types import FLOATS, Cut, Form, Matrix, OnFile, Part
+from quintet.weights import FLOATS, Cut, Form, Matrix, OnFile, Part
 
 PACKED = 8  # outputs in an int32
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)

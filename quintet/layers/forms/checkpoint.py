@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quintet.layers.forms import awq, fp8
-from quintet.types import Reader
+from quintet.weights import Reader
 
 # quant_method -> what reads it. One that is not here is refused before a file is opened.
 METHODS: Mapping[str, Callable[[Mapping[str, Any]], Reader]] = {"awq": awq.read, "fp8": fp8.read}

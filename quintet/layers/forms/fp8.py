@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quintet.layers.forms.groups import fitted, spread
 from quintet.ops.quantized import dequantized
-from quintet.types import FLOATS, Cut, Form, Matrix, OnFile, Part
+from quintet.weights import FLOATS, Cut, Form, Matrix, OnFile, Part
 
 
 @dataclass(frozen=True)

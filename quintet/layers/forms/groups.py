@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from quintet.types import Cut, Form
+from quintet.weights import Cut, Form
 
 LEAST = 16  # inputs that a group is cut down to
 

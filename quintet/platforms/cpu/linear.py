@@ -6,7 +6,7 @@ from torch import Tensor
 from quintet.ops.linear import linear
 from quintet.platforms.cpu.arena import empty, lasting
 from quintet.platforms.cpu.native import KINDS, extension, fitting
-from quintet.types import Matrix
+from quintet.weights import Matrix
 
 PAIRS = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 1}  # neighbouring inputs that stand side by side
 

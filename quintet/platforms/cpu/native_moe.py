@@ -15,7 +15,7 @@ from quintet.platforms.cpu import linear
 from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.native import KINDS, extension, indices, kind_of, missing
 from quintet.platforms.cpu.native_elementwise import NATIVE
-from quintet.types import Weight
+from quintet.weights import Weight
 
 
 def packs(weight: Weight) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 from quintet.ops.activation import KINDS, activate, gated
 from quintet.ops.linear import linear
 from quintet.ops.moe import experts
-from quintet.types import Matrix
+from quintet.weights import Matrix
 
 
 def _try_linear() -> str | None:

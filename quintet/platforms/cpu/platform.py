@@ -32,18 +32,8 @@ from quintet.platforms.interface import (
     Unavailable,
     written,
 )
-from quintet.types import (
-    AttentionSpec,
-    Batch,
-    Estimate,
-    Extent,
-    Layout,
-    Memory,
-    Outputs,
-    Place,
-    Variant,
-    Weight,
-)
+from quintet.types import AttentionSpec, Batch, Estimate, Extent, Layout, Memory, Outputs, Place, Variant
+from quintet.weights import Weight
 
 GIB = 2**30
 KV_SHARE = 0.5  # of the memory that may be used, at most: host memory is everybody's

@@ -15,7 +15,7 @@ from quintet.ops.linear import linear
 from quintet.ops.quantized import unpacked
 from quintet.platforms.cpu.arena import empty, lasting
 from quintet.platforms.cpu.native import KINDS, extension, fitting
-from quintet.types import Form, Matrix
+from quintet.weights import Form, Matrix
 
 INT8, INT4, W8A8, W4A8 = range(4)  # as csrc/cpu/kernels/quantized.h numbers them
 NUMBERS = {"int8": INT8, "int4": INT4, "w8a8": W8A8, "w4a8": W4A8}

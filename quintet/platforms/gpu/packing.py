@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from quintet.ops.quantize import attributes, quantize
-from quintet.types import Form
+from quintet.weights import Form
 
 SCALES = {4: torch.float16, 8: torch.float32}  # by a weight's bits: half of one of 4's would be its scales otherwise
 HALF = 64  # bytes of a block; half of a group of 128

@@ -33,7 +33,8 @@ from quintet.platforms.interface import (
     Unavailable,
     written,
 )
-from quintet.types import AttentionSpec, Estimate, Extent, Form, Place, Variant, Weight
+from quintet.types import AttentionSpec, Estimate, Extent, Place, Variant
+from quintet.weights import Form, Weight
 
 logger = logging.getLogger(__name__)
 

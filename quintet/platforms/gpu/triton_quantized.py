@@ -13,7 +13,7 @@ from torch import Tensor
 from quintet.ops.linear import linear
 from quintet.platforms.gpu.packing import pack
 from quintet.platforms.gpu.triton_probe import probing
-from quintet.types import Form, Matrix
+from quintet.weights import Form, Matrix
 
 if TYPE_CHECKING:
     from quintet.platforms.gpu.kernels.quantized import Packed

@@ -21,7 +21,8 @@ from quintet.platforms.interface import (
     Step,
     Unavailable,
 )
-from quintet.types import AttentionSpec, Batch, Layout, Memory, Outputs, Place, Variant, Weight
+from quintet.types import AttentionSpec, Batch, Layout, Memory, Outputs, Place, Variant
+from quintet.weights import Weight
 
 TOTAL = 64 * 2**30  # bytes that it claims to have
 

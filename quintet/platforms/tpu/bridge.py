@@ -17,7 +17,7 @@ from torch._ops import OpOverloadPacket
 
 from quintet.config import unchanged_environment
 from quintet.ops.registry import Op
-from quintet.types import Form
+from quintet.weights import Form
 
 Function = Callable[..., Any]
 

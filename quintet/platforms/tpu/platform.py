@@ -22,7 +22,8 @@ from quintet.platforms.interface import (
     Unavailable,
 )
 from quintet.platforms.tpu.facts import Facts, facts
-from quintet.types import AttentionSpec, Estimate, Extent, Place, Variant, Weight
+from quintet.types import AttentionSpec, Estimate, Extent, Place, Variant
+from quintet.weights import Weight
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from quintet.ops.quantize import attributes, canonicals
 from quintet.platforms.tpu.bridge import dtype_of, host_array, torch_dtype
 from quintet.platforms.tpu.device import AXIS
-from quintet.types import Form, Weight
+from quintet.weights import Form, Weight
 
 Index = tuple[slice, ...]
 

@@ -14,7 +14,7 @@ if reason := linear.probe():
     pytest.skip(reason, allow_module_level=True)
 
 from quintet import _cpu
-from quintet.types import Matrix
+from quintet.weights import Matrix
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROWS = (*range(1, 10), 15, 16, 17, 31, 64, 65, 200)

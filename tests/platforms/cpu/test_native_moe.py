@@ -16,7 +16,7 @@ from quintet.platforms.cpu import linear, native_moe
 from quintet.platforms.cpu.arena import Arena, lending
 from quintet.platforms.cpu.native import missing
 from quintet.platforms.cpu.native_moe import pack_experts, unpack_experts
-from quintet.types import Part, Weight
+from quintet.weights import Part, Weight
 from tests.helpers.native import native
 from tests.helpers.run_model import Runner
 
@@ -24,7 +24,7 @@ if reason := missing("experts"):
     pytest.skip(reason, allow_module_level=True)
 
 from quintet import _cpu
-from quintet.types import Matrix
+from quintet.weights import Matrix
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 COLUMNS = _cpu.LINEAR_COLUMNS

@@ -14,7 +14,7 @@ from quintet.ops.linear import linear as product
 from quintet.ops.quantize import quantize
 from quintet.ops.quantized import dequantized
 from quintet.platforms.cpu import linear, quantized
-from quintet.types import Form, Matrix
+from quintet.weights import Form, Matrix
 
 if reason := quantized.probe():
     pytest.skip(reason, allow_module_level=True)

@@ -28,7 +28,8 @@ from quintet.platforms.gpu import gathered_attention, providers
 from quintet.platforms.gpu.attention import GraphAttention, Planning
 from quintet.platforms.gpu.platform import UNVERIFIED
 from quintet.platforms.interface import Capabilities
-from quintet.types import Books, Extent, HostBatch, HostGroup, Layout, Part, Variant, Weight
+from quintet.types import Books, Extent, HostBatch, HostGroup, Layout, Variant
+from quintet.weights import Part, Weight
 from tests.e2e.test_oracle import ENGINES, WIDE, mix, run
 from tests.e2e.test_oracle import client as cpu_client
 from tests.helpers.run_model import Runner

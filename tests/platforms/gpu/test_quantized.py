@@ -14,7 +14,7 @@ from quintet.ops.linear import KINDS, linear
 from quintet.ops.quantize import attributes, quantize
 from quintet.ops.registry import Op, of_kind
 from quintet.platforms.gpu.packing import in_halves, in_pairs, pack, packed_bytes
-from quintet.types import Form, Matrix
+from quintet.weights import Form, Matrix
 from tests.helpers.triton import DTYPES, needs_triton, randn, triton_op
 
 DEVICE = needs_triton()

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from quintet.ops import linear as spec
 from quintet.platforms.tpu.bridge import serve
-from quintet.types import Matrix
+from quintet.weights import Matrix
 
 
 def product(x: jax.Array, weight: jax.Array) -> jax.Array:

@@ -1,0 +1,195 @@
+"""Plain data about weights: their forms, and which stretch of which checkpoint tensor each rank keeps."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a matrix is held, and how a product takes its inputs; plain floats if nothing is said. Known when a model is
+    built: what is compiled is compiled for it.
+
+    What is held stands for (value - zero) * scale. Providers of products are registered for kinds: plain, int8, int4
+    and fp8, and w8a8, w4a8 and fp8a8 whose activations have 8 bits too.
+    """
+
+    kind: str = "plain"
+    bits: int = 16  # of a value
+    activations: int = 16  # bits: 16 for as they are, 8 for values of the weight's sort
+    group: int = 0  # inputs in a row that share a scale; 0: all of an output's
+    zeros: bool = False  # there are zero points; without them 4 bits stand for -8..7
+    ordered: bool = False  # groups are of inputs in another order than they come in
+    dtype: torch.dtype | None = None  # of values that are floats; None: whole numbers
+
+    @property
+    def plain(self) -> bool:
+        return self.kind == "plain"
+
+    def groups(self, inputs: int) -> int:
+        """Scales of an output. What is left at the end is a group too."""
+        return -(-inputs // (self.group or inputs))
+
+    def num_bytes(self, shape: tuple[int, ...]) -> int:
+        """Of a canonical matrix [N, K]; not of a plain one, whose type is the weight's."""
+        outputs, inputs = shape
+        scales = outputs * self.groups(inputs) * (5 if self.zeros else 4)
+        return outputs * inputs * self.bits // 8 + scales + 4 * inputs * self.ordered
+
+
+PLAIN = Form()
+
+
+class Matrix(NamedTuple):
+    """A weight [N, K] as products take it: canonical, as said here, or as place() packed it for their provider.
+
+    8 bits: int8, float8_e4m3fn or float8_e5m2 [N, K]. 4 bits: uint8 [N, K / 2], byte i holds the inputs 2 i (low bits)
+    and 2 i + 1 (high bits), each 0..15.
+    """
+
+    values: Tensor
+    scales: Tensor | None = None  # float32 [N, G], one for each group of inputs
+    zeros: Tensor | None = None  # [N, G] uint8 or floats; for whole numbers of 4 bits
+    order: Tensor | None = None  # int32 [K]: column i of the values is of input order[i]
+    form: Form = PLAIN
+
+
+@dataclass(frozen=True)
+class Part:
+    """A slice of one checkpoint tensor, and which stretch of it each rank keeps.
+
+    `ranges[rank]` counts from `offset` along the weight's shard axis. A range may run past the end of the
+    tensor: the rest is zeros (a padded vocabulary).
+    """
+
+    source: str  # the tensor's name in the checkpoint
+    shape: tuple[int, ...]  # of this part, whole, as the layer sees it (after a transposition)
+    ranges: tuple[tuple[int, int], ...]
+    offset: int = 0
+    transposed: bool = False  # stored [in, out]
+    total: int | None = None  # the checkpoint tensor's size along the shard axis; None: the part is all of it
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Of the whole checkpoint tensor as it stands in the file, where that holds floats."""
+        shape = self.shape if self.total is None else (self.total, *self.shape[1:])
+        return shape[::-1] if self.transposed else shape
+
+
+class OnFile(NamedTuple):
+    """A tensor as it stands in a checkpoint."""
+
+    shape: tuple[int, ...]
+    dtypes: tuple[torch.dtype, ...]  # that it may have
+
+
+FLOATS = (torch.bfloat16, torch.float32, torch.float16, torch.float64)
+
+
+class Cut(NamedTuple):
+    """A rank's share of a part, as first and last + 1."""
+
+    outputs: tuple[int, int]
+    inputs: tuple[int, int]
+
+
+class Reader(Protocol):
+    """How a quantized checkpoint keeps a matrix: its tensors' names, shapes and bits. Hashable; knows no device."""
+
+    def stored(self, part: Part) -> dict[str, OnFile]:
+        """The tensors that the part is in, by name."""
+
+    def form(self, cut: Cut) -> Form:
+        """What matrix() finds; ValueError where a share cuts what cannot be cut."""
+
+    def matrix(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Matrix:
+        """The share of it, canonical; nothing else is unpacked."""
+
+    def floats(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The share of it, dequantized: float32 [N, K]."""
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One parameter of a layer: parts of checkpoint tensors, sliced by rank and joined along the shard axis.
+
+    With `stack`, of so many matrices of equal shape, [stack, ...]: each has as many of the parts, in order.
+    """
+
+    name: str  # the attribute of the layer that it becomes
+    parts: tuple[Part, ...]
+    axis: int  # the shard axis, of each matrix of a stack; an SPMD platform shards along it and ignores the ranges
+    rank: int
+    dtype: torch.dtype
+    use: str  # "linear", "experts", "embedding" or "vector": what place() may repack it for
+    form: Form = PLAIN  # what place() makes of it
+    reader: Reader | None = None  # of a quantized checkpoint; None: it holds floats
+    shared: bool = False  # another layer wants the same tensors in this form: a tied head. Set by the loader
+    stack: int = 0  # matrices, one per expert; 0: it is no stack
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of what this rank keeps."""
+        shape, each = list(self.parts[0].shape), self.parts[: len(self.parts) // (self.stack or 1)]
+        shape[self.axis] = sum(stop - start for start, stop in (part.ranges[self.rank] for part in each))
+        return (self.stack, *shape) if self.stack else tuple(shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Of what this rank keeps, in its form."""
+        return math.prod(self.shape) * self.dtype.itemsize if self.form.plain else self.form.num_bytes(self.shape)
+
+    @property
+    def stored(self) -> dict[str, OnFile]:
+        """The checkpoint tensors that it is made of, by name."""
+        if self.reader is None:
+            return {part.source: OnFile(part.stored_shape, FLOATS) for part in self.parts}
+        return {name: each for part in self.parts for name, each in self.reader.stored(part).items()}
+
+    def local(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """This rank's floats, in the checkpoint's type where it holds floats; a view where that is possible."""
+        slices = self.pieces(tensors)
+        if not self.stack:
+            return slices[0] if len(slices) == 1 else torch.cat(slices, self.axis)
+        stacked, count = slices[0].new_empty(self.shape), len(slices) // self.stack
+        for index, matrix in enumerate(stacked):
+            torch.cat(slices[index * count : (index + 1) * count], self.axis, out=matrix)
+        return stacked
+
+    def pieces(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+        """This rank's slice of each part, in order, in floats."""
+        if self.reader is not None:
+            return [self.reader.floats(part, cut, tensors).to(self.dtype) for part, cut in self._whole()]
+        return [self._slice(part, tensors[part.source]) for part in self.parts]
+
+    def matrices(self, tensors: Mapping[str, Tensor]) -> list[Matrix]:
+        """This rank's slice of each part of a quantized checkpoint, canonical, in order."""
+        assert self.reader is not None, "floats are quantized by ops.quantize.canonical()"
+        return [self.reader.matrix(part, cut, tensors) for part, cut in self._whole()]
+
+    def cut(self, part: Part) -> Cut:
+        """This rank's share of the part, within the tensor that it is stored in."""
+        start, stop = (part.offset + each for each in part.ranges[self.rank])
+        outputs, inputs = part.shape
+        return Cut((0, outputs), (start, stop)) if self.axis else Cut((start, stop), (0, inputs))
+
+    def _whole(self) -> list[tuple[Part, Cut]]:
+        """Each part with its cut, which ends within it."""
+        assert all(part.ranges[self.rank][1] <= part.shape[self.axis] for part in self.parts), "it has no padding"
+        return [(part, self.cut(part)) for part in self.parts]
+
+    def _slice(self, part: Part, tensor: Tensor) -> Tensor:
+        if part.transposed:
+            tensor = tensor.t()
+        start, stop = part.ranges[self.rank]
+        end = part.shape[self.axis]
+        kept = tensor.narrow(self.axis, part.offset + min(start, end), max(0, min(stop, end) - start))
+        if stop <= end:
+            return kept
+        shape = list(kept.shape)
+        shape[self.axis] = stop - max(start, min(start, end)) - kept.shape[self.axis]
+        return torch.cat([kept, kept.new_zeros(shape)], self.axis)
