@@ -307,8 +307,8 @@ def run(engine: Engine) -> dict[str, list[TokenDelta]]:
 
 
 @pytest.mark.parametrize("static", [False, True])
-def test_on_a_device_behind_the_host_tokens_are_the_same(static: bool) -> None:
-    """Where the next step is started while one runs, a mask is of the tokens that the host knows by then."""
+def test_on_a_device_behind_the_host_the_next_model_runs_while_masks_are_filled(static: bool) -> None:
+    """Tokens are the same: a mask is of the tokens that the host knows by then."""
     said = []
     for overlap in (False, True):
         work = Work()
@@ -322,6 +322,8 @@ def test_on_a_device_behind_the_host_tokens_are_the_same(static: bool) -> None:
         found = run(served)
         said.append({name: [i for delta in deltas for i in delta.token_ids] for name, deltas in found.items()})
         assert all(deltas[-1].error is None for deltas in found.values())
+        first = {what: work.log.index((what, step)) for what, step in [("launch", 2), ("wait", 1)]}
+        assert (first["launch"] < first["wait"]) == overlap
     assert said[0] == said[1]
 
 
