@@ -1,5 +1,6 @@
 """The ranks of one model, as threads of this process, as an engine runs them: every collective by its definition."""
 
+import itertools
 import queue
 import threading
 import uuid
@@ -316,12 +317,13 @@ def shared_out(subject: Subject) -> Iterator[Trial]:
         yield Trial("2 devices", partial(_no_ranks, subject))
         return
     call, sizes = (_on_a_mesh, [2]) if subject.facts.spmd else (_on_ranks, _sizes(subject))
-    for size in sizes:
-        yield Trial(f"{size} devices", partial(call, subject, size), (f"parallel/{size}",))
+    for family, size in itertools.product(SHARED, sizes):
+        yield Trial(f"{family} on {size} devices", partial(call, subject, family, size), (f"parallel/{size}",))
 
 
 PROMPTS = random_prompts(3, (19, 1, 33), VOCAB)
 BUCKETS = (64,)  # holds the prompts
+SHARED = ("llama", "qwen3_moe")  # 101 tokens, 77 features, 6 heads and 3 KV heads: nothing divides evenly
 Said = tuple[list[Tensor], list[list[int]]]
 
 
@@ -329,18 +331,17 @@ def _said(runner: Runner) -> Said:
     return runner.prompts(PROMPTS), runner.greedy(PROMPTS, 3)
 
 
-def _tiny() -> Tiny:
-    """101 tokens, 77 features, 6 heads and 3 KV heads: nothing divides evenly."""
-    return variant("llama", "plain")
+def _tiny(family: str) -> Tiny:
+    return variant(family, "plain")
 
 
-def _on_ranks(subject: Subject, size: int) -> None:
-    wanted, team = _said(subject.runner(_tiny(), sizes=BUCKETS)), Team(subject, size)
+def _on_ranks(subject: Subject, family: str, size: int) -> None:
+    wanted, team = _said(subject.runner(_tiny(family), sizes=BUCKETS)), Team(subject, size)
     meeting = f"{team.endpoint}-model"
 
     def work(rank: Rank) -> Said:
         place = Place(rank.rank, size, meeting)
-        return _said(Runner(_tiny(), team.platform, place=place, sizes=BUCKETS))
+        return _said(Runner(_tiny(family), team.platform, place=place, sizes=BUCKETS))
 
     said = team.each(work)
     team.close()
@@ -350,9 +351,13 @@ def _on_ranks(subject: Subject, size: int) -> None:
             _equal(got, first, f"the logits of rank {rank}, held against rank 0's")
 
 
-def _on_a_mesh(subject: Subject, size: int) -> None:
-    wanted = _said(subject.runner(_tiny(), sizes=BUCKETS))
-    _agree(_said(subject.fresh(tensor_parallel_size=size).runner(_tiny(), sizes=BUCKETS)), wanted, f"a mesh of {size}")
+def _on_a_mesh(subject: Subject, family: str, size: int) -> None:
+    wanted = _said(subject.runner(_tiny(family), sizes=BUCKETS))
+    _agree(
+        _said(subject.fresh(tensor_parallel_size=size).runner(_tiny(family), sizes=BUCKETS)),
+        wanted,
+        f"a mesh of {size}",
+    )
 
 
 def _agree(said: Said, wanted: Said, where: str) -> None:
