@@ -68,7 +68,7 @@ void check_request(const AttentionCall& call, const AttentionBatch& batch, long 
         }
     }
     for (long i = 0; i * call.page_size < length; ++i) {
-        check("batch.page_table", r, batch.page_table[r * batch.width + i], batch.pages - 1);
+        check("batch.table", r, batch.table[r * batch.width + i], batch.pages - 1);
     }
 }
 
@@ -118,7 +118,7 @@ AttentionItem item(const AttentionCall& call, const AttentionBatch& batch, const
     }
     const long token = batch.starts[low] + (group - groups.before[static_cast<size_t>(low)]) * groups.size;
     const long left = batch.starts[low + 1] - token;
-    return {batch.page_table + low * batch.width, token, left < groups.size ? left : groups.size,
+    return {batch.table + low * batch.width, token, left < groups.size ? left : groups.size, batch.lengths[low],
             index % call.kv_heads};
 }
 
@@ -161,7 +161,7 @@ void by_stretch(const Work& work, long items) {
     for (long i = 0; i < items; ++i) {
         const AttentionItem each = item(work.call, work.batch, work.groups, i);
         const long begin = work.call.positions[each.token] + 1L - work.call.window;
-        const long end = work.call.positions[each.token + each.tokens - 1] + 1L;
+        const long end = work.call.causal ? work.call.positions[each.token + each.tokens - 1] + 1L : each.length;
         const long first = work.call.window > 0 && begin > 0 ? begin / kAttentionStretch : 0;
         spans.push_back({each, first, count});
         count += (end + kAttentionStretch - 1) / kAttentionStretch - first;
@@ -189,7 +189,9 @@ long longest(const AttentionCall& call, const AttentionBatch& batch) {
     long most = 0;
     for (long r = 0; r < batch.requests; ++r) {
         const long last = batch.starts[r + 1];
-        if (last > batch.starts[r] && call.positions[last - 1] >= most) most = call.positions[last - 1] + 1L;
+        if (last == batch.starts[r]) continue;
+        const long end = call.causal ? call.positions[last - 1] + 1L : batch.lengths[r];
+        most = end > most ? end : most;
     }
     return most;
 }
@@ -208,7 +210,7 @@ void paged_attention(const AttentionCall& call, const AttentionBatch& batch, Att
     check("batch.starts", 0, batch.starts[0], 0);
     for (long r = 0; r < batch.requests; ++r) check_request(call, batch, r);
     const long served = batch.starts[batch.requests];
-    const long row = call.heads * call.head_dim * bytes_of(type);
+    const long row = call.heads * call.value_dim * bytes_of(type);
     std::memset(static_cast<char*>(call.out) + served * row, 0, static_cast<size_t>((batch.tokens - served) * row));
     const Groups groups = shared_out(call, batch);
     const long items = groups.count() * call.kv_heads;
@@ -225,8 +227,8 @@ void paged_attention(const AttentionCall& call, const AttentionBatch& batch, Att
 void write_kv(const KVWrite& w) {
     for (long t = 0; t < w.tokens; ++t) check("batch.slots", t, w.slots[t], w.pages * w.page_size - 1);
     const long from = w.head_dim * bytes_of(w.type), row = row_bytes(w.head_dim, w.type, w.kind);
-    const long head = w.page_size * row, side = w.heads * head;
-    const long each = 2 * w.tokens * from;  // bytes for one head
+    const long head = w.page_size * row, side = w.heads * head, sides = w.v ? 2 : 1;
+    const long each = sides * w.tokens * from;  // bytes for one head
     const auto quantize = kernels().quantize[w.type][w.kind];
     const auto write = [&](char* to, const char* x) {
         if (quantize) {
@@ -239,12 +241,28 @@ void write_kv(const KVWrite& w) {
         for (long t = 0; t < w.tokens; ++t) {
             const long page = w.slots[t] / w.page_size, offset = w.slots[t] % w.page_size;
             for (long h = first; h < last; ++h) {
-                char* const at = w.kv + 2 * page * side + h * head + offset * row;
+                char* const at = w.kv + sides * page * side + h * head + offset * row;
                 write(at, w.k + t * w.k_stride + h * from);
-                write(at + side, w.v + t * w.v_stride + h * from);
+                if (w.v) write(at + side, w.v + t * w.v_stride + h * from);
             }
         }
     });
+}
+
+void lay_pages(const Laying& l) {
+    check("batch.starts", 0, l.starts[0], 0);
+    for (long r = 0; r < l.requests; ++r) {
+        const long start = l.starts[r], end = l.starts[r + 1];
+        check("batch.starts", r, start, end);
+        check("batch.starts", r + 1, end, l.tokens);
+        const long first = 1 + start / l.page_size + r;
+        l.lengths[r] = static_cast<int32_t>(end - start);
+        for (long i = 0; i < l.width; ++i) {
+            l.table[r * l.width + i] = static_cast<int32_t>(i * l.page_size < end - start ? first + i : 0);
+        }
+        for (long t = start; t < end; ++t) l.slots[t] = static_cast<int32_t>(first * l.page_size + t - start);
+    }
+    for (long t = l.starts[l.requests]; t < l.tokens; ++t) l.slots[t] = 0;
 }
 
 }  // namespace quintet::cpu

@@ -5,11 +5,11 @@
 
 namespace quintet::cpu {
 
-// What one step brings: T tokens of R requests. As quintet.types.Batch; all int32.
+// What one step brings: T tokens of R requests. As quintet.types.Batch and its Group; all int32.
 struct AttentionBatch {
     const int32_t* starts;      // [R + 1]
     const int32_t* lengths;     // [R]
-    const int32_t* page_table;  // [R, width]
+    const int32_t* table;       // [R, width], pages
     long tokens, requests, width;
     long pages;                 // of the cache
 };
@@ -20,8 +20,8 @@ struct AttentionBatch {
 void paged_attention(const AttentionCall& call, const AttentionBatch& batch, AttentionType type, KVKind kind);
 
 struct KVWrite {
-    char* kv;              // [P, 2, heads, page_size] rows
-    const char *k, *v;     // [T, heads, head_dim], from token to token so many bytes:
+    char* kv;              // [P, 2, heads, page_size] rows; [P, 1, ...] without v
+    const char *k, *v;     // [T, heads, head_dim], v or null, from token to token so many bytes:
     long k_stride, v_stride;
     const int32_t* slots;  // [T]
     long tokens, pages, heads, page_size, head_dim;
@@ -31,5 +31,15 @@ struct KVWrite {
 
 // Writes each token's K and V to its slot; where two share one, the later wins. Throws as above.
 void write_kv(const KVWrite& write);
+
+// Pages for a step whose requests are whole in it and keep nothing: request r's begin at 1 + starts[r] / page_size + r.
+struct Laying {
+    int32_t *slots, *table, *lengths;  // [T], [R, width] and [R], which it fills
+    const int32_t* starts;             // [R + 1]
+    long tokens, requests, width, page_size;
+};
+
+// There are 1 + R + ceil(T / page_size) pages at most. Throws as above.
+void lay_pages(const Laying& laying);
 
 }  // namespace quintet::cpu

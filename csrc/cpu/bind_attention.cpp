@@ -46,15 +46,18 @@ void attend(const Attend& a) { paged_attention(a.call, a.batch, a.type, a.kind);
 
 // One attention layer; made once, called at every step.
 struct PagedAttention {
-    long heads, kv_heads, head_dim, page_size, window;
+    long heads, kv_heads, head_dim, value_dim, page_size, window;
+    bool causal;
     float scale, softcap;
     AttentionType type;
     KVKind kind;
 
-    PagedAttention(long heads_, long kv_heads_, long head_dim_, long page_size_, long window_, float scale_,
-                   float softcap_, int bits, bool brain, const char* kv)
-        : heads(heads_), kv_heads(kv_heads_), head_dim(head_dim_), page_size(page_size_), window(window_),
-          scale(scale_), softcap(softcap_), type(type_of(bits, brain)), kind(kind_of(kv)) {
+    PagedAttention(long heads_, long kv_heads_, long head_dim_, long shared, long page_size_, long window_, bool causal_,
+                   float scale_, float softcap_, int bits, bool brain, const char* kv)
+        : heads(heads_), kv_heads(kv_heads_), head_dim(head_dim_), value_dim(shared ? shared : head_dim_),
+          page_size(page_size_), window(window_), causal(causal_), scale(scale_), softcap(softcap_),
+          type(type_of(bits, brain)), kind(kind_of(kv)), shared_(shared != 0) {
+        if (shared < 0 || shared > head_dim) throw std::invalid_argument("V is the first 1 to head_dim numbers of K");
         positive("kv_heads", kv_heads);
         positive("heads", heads);
         positive("head_dim", head_dim);
@@ -65,7 +68,7 @@ struct PagedAttention {
     }
 
     void call(uintptr_t out, uintptr_t q, long q_stride, uintptr_t kv, long pages, uintptr_t positions,
-              uintptr_t starts, uintptr_t lengths, uintptr_t page_table, long tokens, long requests, long width,
+              uintptr_t starts, uintptr_t lengths, uintptr_t table, long tokens, long requests, long width,
               uintptr_t sinks, uintptr_t slopes) const {
         if (tokens < 0 || requests < 0 || width < 0 || pages < 0) {
             throw std::invalid_argument("sizes must be 0 or more");
@@ -73,12 +76,15 @@ struct PagedAttention {
         if (tokens > 1 && q_stride < heads * head_dim) throw std::invalid_argument("q's tokens overlap");
         const nb::gil_scoped_release released;
         submit(attend, {{at<void>(out), at<const void>(q), at<const void>(kv), at<const int32_t>(positions),
-                         at<const float>(sinks), at<const float>(slopes), q_stride, heads, kv_heads, head_dim, page_size, window, scale,
-                         softcap},
-                        {at<const int32_t>(starts), at<const int32_t>(lengths), at<const int32_t>(page_table), tokens,
+                         at<const float>(sinks), at<const float>(slopes), q_stride, heads, kv_heads, head_dim, page_size,
+                         value_dim, window, shared_, causal, scale, softcap},
+                        {at<const int32_t>(starts), at<const int32_t>(lengths), at<const int32_t>(table), tokens,
                          requests, width, pages},
                         type, kind});
     }
+
+private:
+    bool shared_;  // V is the beginning of K
 };
 
 void store(uintptr_t kv, uintptr_t k, uintptr_t v, long k_stride, long v_stride, uintptr_t slots, long tokens,
@@ -93,24 +99,37 @@ void store(uintptr_t kv, uintptr_t k, uintptr_t v, long k_stride, long v_stride,
     submit(write_kv, call);
 }
 
+void lay(uintptr_t slots, uintptr_t table, uintptr_t lengths, uintptr_t starts, long tokens, long requests, long width,
+         long page_size) {
+    if (tokens < 0 || requests < 0 || width < 0) throw std::invalid_argument("sizes must be 0 or more");
+    positive("page_size", page_size);
+    submit(lay_pages, Laying{at<int32_t>(slots), at<int32_t>(table), at<int32_t>(lengths), at<const int32_t>(starts),
+                             tokens, requests, width, page_size});
+}
+
 }  // namespace
 
 void bind_attention(nb::module_& m) {
     nb::class_<PagedAttention>(m, "PagedAttention",
                                "One layer's attention on floats of 32 or 16 bits; `brain`: bfloat16; `kv`: the cache's "
-                               "numbers, same, int8 or fp8.")
-        .def(nb::init<long, long, long, long, long, float, float, int, bool, const char*>(), nb::arg("heads"),
-             nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("page_size"), nb::arg("window"), nb::arg("scale"),
-             nb::arg("softcap"), nb::arg("bits"), nb::arg("brain"), nb::arg("kv"))
+                               "numbers, same, int8 or fp8; `shared`: so many of K are V, 0 for a V of its own.")
+        .def(nb::init<long, long, long, long, long, long, bool, float, float, int, bool, const char*>(),
+             nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("shared"), nb::arg("page_size"),
+             nb::arg("window"), nb::arg("causal"), nb::arg("scale"), nb::arg("softcap"), nb::arg("bits"),
+             nb::arg("brain"), nb::arg("kv"))
         .def("__call__", &PagedAttention::call, nb::arg("out"), nb::arg("q"), nb::arg("q_stride"), nb::arg("kv"),
-             nb::arg("pages"), nb::arg("positions"), nb::arg("starts"), nb::arg("lengths"), nb::arg("page_table"),
+             nb::arg("pages"), nb::arg("positions"), nb::arg("starts"), nb::arg("lengths"), nb::arg("table"),
              nb::arg("tokens"), nb::arg("requests"), nb::arg("width"), nb::arg("sinks"), nb::arg("slopes"),
              "Addresses of out, q, kv, of the batch's int32 arrays and of float32 sinks and slopes or 0; sizes in "
              "elements. ValueError for a batch that points outside its arrays.");
+    m.def("lay_pages", &lay, nb::arg("slots"), nb::arg("table"), nb::arg("lengths"), nb::arg("starts"),
+          nb::arg("tokens"), nb::arg("requests"), nb::arg("width"), nb::arg("page_size"),
+          "Fills the int32 arrays slots, table and lengths for a step whose requests keep nothing.");
     m.def("store_kv", &store, nb::arg("kv"), nb::arg("k"), nb::arg("v"), nb::arg("k_stride"), nb::arg("v_stride"),
           nb::arg("slots"), nb::arg("tokens"), nb::arg("pages"), nb::arg("heads"), nb::arg("page_size"),
           nb::arg("head_dim"), nb::arg("bits"), nb::arg("brain"), nb::arg("kind"),
-          "Writes K and V [T, heads, head_dim] to their slots of a cache whose numbers are `kind`; strides in bytes.");
+          "Writes K and V (an address, or 0) [T, heads, head_dim] to their slots of a cache whose numbers are `kind`; strides "
+          "in bytes.");
 }
 
 }  // namespace quintet::cpu

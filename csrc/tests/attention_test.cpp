@@ -160,7 +160,8 @@ struct Step {
     void run() {
         cpu::paged_attention({out.data(), q.data(), kv.data(), positions.data(), shape.sinks ? sinks.data() : nullptr,
                               shape.slopes ? slopes.data() : nullptr, shape.heads * shape.dim, shape.heads,
-                              shape.kv_heads, shape.dim, shape.page_size, shape.window, 0.25F, shape.softcap},
+                              shape.kv_heads, shape.dim, shape.page_size, shape.dim, shape.window, false, true, 0.25F,
+                              shape.softcap},
                              {starts.data(), lengths.data(), table.data(), static_cast<long>(tokens()),
                               static_cast<long>(requests.size()), width, pages},
                              type, kind);

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from quintet.engine.mapped import MappedFiles
 from quintet.layers.build import Layer
-from quintet.layers.decoder import CausalLM
+from quintet.layers.decoder import Family
 from quintet.platforms.interface import Platform
 from quintet.types import Extent, Variant
 from quintet.weights import FLOATS, Form, OnFile, Part, Weight
@@ -73,7 +73,7 @@ def num_bytes(model: nn.Module, platform: Platform) -> int:
     return platform.estimate(model, distinct(model), Extent(Variant(1, 1, 1, ()), 0, 0)).weights
 
 
-def load(model: CausalLM, platform: Platform, folder: Path | None, progress: bool = True, rank: int = 0) -> None:
+def load(model: Family, platform: Platform, folder: Path | None, progress: bool = True, rank: int = 0) -> None:
     """Fills a rank's model from the folder's safetensors, or from random numbers where there is no folder."""
     for each, tensors in _read(model, folder, progress):
         each.layer.assign(platform.place(each.weight, tensors))
@@ -82,13 +82,13 @@ def load(model: CausalLM, platform: Platform, folder: Path | None, progress: boo
             layer.assign(platform.place(_constant(name, tensor, rank), {name: tensor}))
 
 
-def reload(model: CausalLM, platform: Platform, folder: Path | None, progress: bool = False) -> None:
+def reload(model: Family, platform: Platform, folder: Path | None, progress: bool = False) -> None:
     """Writes the folder's weights into those that are there. ValueError if they do not fit, before one is changed."""
     for each, tensors in _read(model, folder, progress):
         platform.place(each.weight, tensors, into=each.layer.placed)
 
 
-def _read(model: CausalLM, folder: Path | None, progress: bool) -> Iterator[tuple[Declared, dict[str, Tensor]]]:
+def _read(model: Family, folder: Path | None, progress: bool) -> Iterator[tuple[Declared, dict[str, Tensor]]]:
     """Each weight with the tensors that it is made of; all are known to be there when the first comes."""
     wanted = declared(model)
     source: Checkpoint | Dummy = Dummy() if folder is None else Checkpoint(folder, model)
@@ -178,7 +178,7 @@ class Entry(NamedTuple):
 class Checkpoint:
     """A folder of safetensors files, opened once and read tensor by tensor without copies."""
 
-    def __init__(self, folder: Path, model: CausalLM) -> None:
+    def __init__(self, folder: Path, model: Family) -> None:
         self._folder, self._ignored = folder, [re.compile(pattern) for pattern in model.ignored]
         self._where: dict[str, Entry] = {}
         for name, place in _index(folder, model):
@@ -224,7 +224,7 @@ class Checkpoint:
         return f"{name} is of {there.dtype}, not of {wanted}"
 
 
-def _index(folder: Path, model: CausalLM) -> Iterator[tuple[str, Entry]]:
+def _index(folder: Path, model: Family) -> Iterator[tuple[str, Entry]]:
     """Every tensor, by the name that the modules use for it."""
     for file in _files(folder):
         try:

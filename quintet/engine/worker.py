@@ -15,7 +15,7 @@ from tqdm import tqdm
 from quintet.engine.groups import Arrangement, arrange
 from quintet.engine.loader import distinct, load, num_bytes, reload
 from quintet.layers.build import Build, Wanted, replacements, settle
-from quintet.layers.decoder import CausalLM
+from quintet.layers.decoder import Family
 from quintet.layers.forms import Forms
 from quintet.layers.mixing import Mixing
 from quintet.models import model_class
@@ -85,7 +85,7 @@ class Worker:
             max_model_len=sizes.max_model_len, forms=sizes.forms, kv_dtype=sizes.kv_dtype, wanted=sizes.wanted,
             layers=replacements(self.platform.layers),
         )  # fmt: skip
-        self.model: CausalLM = model_class(hf_config, self.platform.models)(hf_config, build).eval()
+        self.model: Family = model_class(hf_config, self.platform.models)(hf_config, build).eval()
         settle(self.model)
         self.arrangement: Arrangement = arrange(mixings)
         self._planners = [_planner([m for m in mixings if m.group == index]) for index in self.arrangement.indices]

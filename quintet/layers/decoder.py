@@ -99,17 +99,11 @@ class SandwichBlock(nn.Module):
         return self.post_feedforward_layernorm(self.mlp(x)), residual
 
 
-class CausalLM(nn.Module):
-    """What every family's Model is: a trunk, a head, and what its checkpoints hold besides or call otherwise."""
+class Family(nn.Module):
+    """What the loader asks of a family's Model: what its checkpoints hold besides, or call otherwise."""
 
-    # patterns of tensors that a checkpoint may hold and no layer asks for; a head that is tied may be stored again
-    ignored: ClassVar[tuple[str, ...]] = (r".*rotary_emb\.inv_freq", r"lm_head\.weight")
-    model: nn.Module  # the trunk: a Cache -> hidden states of the step's rows, and taps
-    lm_head: LMHead
-
-    def __init__(self, build: Build) -> None:
-        super().__init__()
-        self._wanted = build.wanted
+    ignored: ClassVar[tuple[str, ...]] = ()  # patterns of tensors that a checkpoint may hold and no layer asks for
+    vocab_size: int
 
     @staticmethod
     def canonical(name: str) -> str:
@@ -121,8 +115,20 @@ class CausalLM(nn.Module):
         """Of a checkpoint's tensor that is a stack of several: the modules' names for them, and where each lies."""
         return {}
 
+
+class CausalLM(Family):
+    """A trunk and a head: what the Model is of every family that generates."""
+
+    ignored = (r".*rotary_emb\.inv_freq", r"lm_head\.weight")  # a head that is tied may be stored again
+    model: nn.Module  # the trunk: a Cache -> hidden states of the step's rows, and taps
+    lm_head: LMHead
+
+    def __init__(self, build: Build) -> None:
+        super().__init__()
+        self._wanted = build.wanted
+
     @property
-    def vocab_size(self) -> int:
+    def vocab_size(self) -> int:  # type: ignore[override]  # as long as the head
         return self.lm_head.vocab
 
     def forward(self, state: State, batch: Batch) -> tuple[Outputs, State]:

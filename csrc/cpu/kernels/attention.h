@@ -25,15 +25,18 @@ enum KVKind { kKVSame, kKVInt8, kKVFloat8, kKVKinds };
 constexpr long kScaleBytes = 4;
 
 struct AttentionCall {
-    void* out;                 // [T, heads, head_dim]
+    void* out;                 // [T, heads, value_dim]
     const void* q;             // [T, heads, head_dim], q_stride elements from token to token
-    const void* kv;            // [P, 2, kv_heads, page_size] rows
+    const void* kv;            // [P, 2, kv_heads, page_size] rows; [P, 1, ...] where V is the beginning of K
     const int32_t* positions;  // [T]
     const float* sinks;        // [heads], or null
     const float* slopes;       // [heads], times the distance to a key they are added to its score; or null
     long q_stride;
     long heads, kv_heads, head_dim, page_size;
+    long value_dim;            // numbers of V, and of a result: head_dim, or fewer where V is the beginning of K
     long window;               // positions that a token sees, its own included; 0: all before it
+    bool shared;               // V is the beginning of K
+    bool causal;               // a token sees what is before it; false: all of its request, or a window to both sides
     float scale;
     float softcap;             // 0: none
 };
@@ -41,6 +44,7 @@ struct AttentionCall {
 struct AttentionItem {
     const int32_t* pages;  // of the request, in order
     long token, tokens;    // consecutive tokens of one request, in the order of their positions
+    long length;           // positions of the request
     long kv_head;
 };
 

@@ -28,9 +28,10 @@ struct Sight {
     long first, last;  // positions that a token sees
 };
 
-inline Sight sight(const AttentionCall& call, long token) {
-    const long last = call.positions[token] + 1L;
-    return {call.window > 0 && last > call.window ? last - call.window : 0, last};
+inline Sight sight(const AttentionCall& call, const AttentionItem& item, long token) {
+    const long own = call.positions[token], first = call.window > 0 && own >= call.window ? own + 1 - call.window : 0;
+    if (call.causal) return {first, own + 1};
+    return {first, call.window > 0 && own + call.window < item.length ? own + call.window : item.length};
 }
 
 template <typename E>
@@ -45,16 +46,17 @@ template <typename E>
 inline void find(const AttentionCall& call, const AttentionItem& item, long start, long end, const E* zeros,
                  Block<E>& block) {
     const long size = call.page_size, row = call.head_dim + kTail<E>, side = call.kv_heads * size * row;
+    const long to_v = call.shared ? 0 : side;
     const long count = end - start < kAttentionBlock ? end - start : kAttentionBlock;
     for (long i = 0; i < kAttentionBlock; ++i) block.k[i] = block.v[i] = zeros;
     for (long i = 0; i < count;) {
         const long page = (start + i) / size, offset = start + i - page * size;
-        const E* at = static_cast<const E*>(call.kv) + 2 * side * item.pages[page];
+        const E* at = static_cast<const E*>(call.kv) + (side + to_v) * item.pages[page];
         at += (item.kv_head * size + offset) * row;
         const long run = size - offset < count - i ? size - offset : count - i;
         for (const long last = i + run; i < last; ++i, at += row) {
             block.k[i] = at;
-            block.v[i] = at + side;
+            block.v[i] = at + to_v;
         }
     }
 }
@@ -139,9 +141,9 @@ inline void finish(const AttentionCall& call, const AttentionItem& item, long wi
     const long group = call.heads / call.kv_heads, rows = item.tokens * group;
     for (long r = 0; r < rows; ++r) {
         const long head = item.kv_head * group + r % group;
-        E* out = static_cast<E*>(call.out) + ((item.token + r / group) * call.heads + head) * call.head_dim;
+        E* out = static_cast<E*>(call.out) + ((item.token + r / group) * call.heads + head) * call.value_dim;
         const float total = s.all.total[r];
-        for (long i = 0; i < call.head_dim; ++i) narrow(s.all.acc[r * width + i] / total + 0.0F, out + i);  // no -0
+        for (long i = 0; i < call.value_dim; ++i) narrow(s.all.acc[r * width + i] / total + 0.0F, out + i);  // no -0
     }
 }
 
@@ -150,7 +152,7 @@ inline Range look(const AttentionCall& call, const AttentionItem& item, long sta
     const long group = call.heads / call.kv_heads;
     Range span = {kAttentionBlock, 0};
     for (long t = 0; t < item.tokens; ++t) {
-        const Sight all = sight(call, item.token + t);
+        const Sight all = sight(call, item, item.token + t);
         Range seen = {all.first - start, all.last - start};
         seen.first = seen.first < 0 ? 0 : seen.first;
         seen.last = seen.last > kAttentionBlock ? kAttentionBlock : seen.last;
@@ -180,7 +182,7 @@ inline void weigh_rows(const AttentionCall& call, long rows, Scratch& s) {
 
 // Where the item's context begins and ends.
 inline Sight whole(const AttentionCall& call, const AttentionItem& item) {
-    return {sight(call, item.token).first, sight(call, item.token + item.tokens - 1).last};
+    return {sight(call, item, item.token).first, sight(call, item, item.token + item.tokens - 1).last};
 }
 
 // Goes through a block in float32. `ahead`: K of the next, or null.

@@ -2,12 +2,13 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from quintet.ops.attention import page_shape, paged_attention, row_width, write_kv
+from quintet.ops.attention import attention, page_shape, paged_attention, row_width, write_kv
 from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.native import extension
 from quintet.types import AttentionSpec, Batch, Books, Group
@@ -22,7 +23,7 @@ def probe() -> str | None:
         from quintet import _cpu
     except ImportError as error:
         return f"the compiled extension is not there: {error}"
-    if not hasattr(_cpu, "store_kv"):
+    if not hasattr(_cpu, "lay_pages"):
         return "the compiled extension is older than this provider; build it again with `make`"
     spec = AttentionSpec(1, 1, 8, 1.0, torch.float32, 16)
     k, v, kv = torch.ones(1, 1, 8), torch.arange(8.0).reshape(1, 1, 8), torch.zeros(2, 2, 1, 16, 8)
@@ -36,21 +37,20 @@ def probe() -> str | None:
 @write_kv.provide("native", probe)
 def _write_kv(kv: Tensor, k: Tensor, v: Tensor | None, books: Books) -> Tensor:
     """In place."""
-    assert v is not None
-    pages, _, heads, size, width = kv.shape
+    pages, sides, heads, size, width = kv.shape
     if not kv.is_contiguous():
         raise ValueError("the cache is not contiguous")
-    if kv.dtype not in QUANTIZED:
-        k, v = _rows(k, kv.dtype), _rows(v, kv.dtype)
-    k, v = _rows(k, k.dtype), _rows(v, k.dtype)
+    k = _rows(k, k.dtype if kv.dtype in QUANTIZED else kv.dtype)
+    v = None if v is None else _rows(v, k.dtype)
     slots, bytes_ = books.group.slots, k.element_size()
-    if k.shape != v.shape or slots.shape[0] != k.shape[0] or k.shape[1] != heads or _width(k, kv) != width:
-        raise ValueError(
-            f"k {tuple(k.shape)}, v {tuple(v.shape)} and {len(slots)} slots do not fit a cache of {kv.shape}"
-        )
+    if v is not None and k.shape != v.shape or sides != 1 + (v is not None) or _width(k, kv) != width:
+        raise ValueError(f"k {tuple(k.shape)}, v {v is None or tuple(v.shape)} do not fit a cache of {tuple(kv.shape)}")
+    if slots.shape[0] != k.shape[0] or k.shape[1] != heads:
+        raise ValueError(f"k {tuple(k.shape)} and {len(slots)} slots do not fit a cache of {tuple(kv.shape)}")
     extension().store_kv(
-        kv.data_ptr(), k.data_ptr(), v.data_ptr(), k.stride(0) * bytes_, v.stride(0) * bytes_,
-        _address(slots), k.shape[0], pages, heads, size, k.shape[2], *_numbers(k.dtype, kv.dtype),
+        kv.data_ptr(), k.data_ptr(), 0 if v is None else v.data_ptr(), k.stride(0) * bytes_,
+        0 if v is None else v.stride(0) * bytes_, _address(slots), k.shape[0], pages, heads, size, k.shape[2],
+        *_numbers(k.dtype, kv.dtype),
     )  # fmt: skip
     return kv
 
@@ -62,7 +62,7 @@ def _paged_attention(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, s
     if q.shape[1:] != (spec.heads, spec.head_dim) or kv.shape[1:] != page_shape(spec):
         raise ValueError(f"q {tuple(q.shape)} and a cache of {tuple(kv.shape)} do not fit {spec}")
     q = _rows(q, q.dtype)
-    out = empty(q.shape, q.dtype)
+    out = empty((*q.shape[:2], spec.value_dim), q.dtype)
     batch, group = books
     table, starts = group.table, batch.starts
     if sinks is not None:
@@ -72,6 +72,25 @@ def _paged_attention(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, s
         _address(starts), _address(group.lengths), _address(table), q.shape[0], table.shape[0], table.shape[1],
         0 if sinks is None else sinks.data_ptr(), 0 if spec.alibi is None else _slopes(spec.alibi).data_ptr(),
     )  # fmt: skip
+    return out
+
+
+@attention.provide("native", probe)
+def _attention(q: Tensor, k: Tensor, v: Tensor, batch: Batch, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+    """By the same kernels: the step's own K and V are laid on pages, which are gone when it has run."""
+    size, tokens, requests = spec.page_size, q.shape[0], batch.starts.shape[0] - 1
+    # a request's tokens fill pages of their own, counted by its first token and its number
+    width = -(-tokens // size) if tokens else 0
+    of = replace(spec, source="self", kv_dtype=None)
+    kv = empty((width + requests + 1, *page_shape(of)), q.dtype)
+    slots, lengths = empty((tokens,), torch.int32), empty((requests,), torch.int32)
+    table = empty((requests, max(width, 1)), torch.int32)
+    extension().lay_pages(
+        slots.data_ptr(), table.data_ptr(), lengths.data_ptr(), _address(batch.starts), tokens, requests,
+        table.shape[1], size,
+    )  # fmt: skip
+    books = Books(batch, Group(slots, table, lengths))
+    out: Tensor = _paged_attention(q, _write_kv(kv, k, v, books), books, of, sinks)
     return out
 
 
@@ -104,8 +123,8 @@ def _address(x: Tensor) -> int:
 @functools.lru_cache(maxsize=256)
 def _layer(spec: AttentionSpec, dtype: torch.dtype) -> Callable[..., None]:
     layer: Callable[..., None] = extension().PagedAttention(
-        spec.heads, spec.kv_heads, spec.head_dim, spec.page_size, spec.window or 0, spec.scale, spec.softcap or 0.0,
-        *_numbers(dtype, spec.cached),
+        spec.heads, spec.kv_heads, spec.head_dim, spec.shared, spec.page_size, spec.window or 0, spec.causal,
+        spec.scale, spec.softcap or 0.0, *_numbers(dtype, spec.cached),
     )  # fmt: skip
     return layer
 

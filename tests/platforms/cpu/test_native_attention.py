@@ -33,6 +33,10 @@ SPECS: dict[str, dict[str, Any]] = {
     "sinks, window": {"sinks": True, "window": 70},
     "alibi": {"alibi": True},
     "alibi, soft-cap, window": {"alibi": True, "softcap": 9.0, "window": 100},
+    "both ways": {"causal": False},
+    "both ways, window": {"causal": False, "window": 50},
+    "V in K": {"shared": 8},
+    "V is K, window": {"shared": -1, "window": 70},
 }
 # of queries and results, and of the cache where that is another
 TYPES = [(dtype, cached) for dtype in ROUNDINGS for cached in (None, torch.int8, torch.float8_e4m3fn)]
@@ -84,6 +88,7 @@ def cases(
     made = []
     for n, ((what, settings), shape) in enumerate(itertools.product(SPECS.items(), SHAPES)):
         heads, kv_heads, dim, page_size = shape
+        settings = {**settings, "shared": dim} if settings.get("shared") == -1 else settings
         of = spec(heads, kv_heads, dim, dtype=dtype, kv_dtype=cached, page_size=page_size, **settings)
         for mix in list(MIXES)[n % 2 :: 2]:
             args = batched(of, MIXES[mix])
@@ -125,10 +130,63 @@ def test_what_a_page_holds_past_the_end_does_not_leak(isa: str, types: Types, le
 
 
 @pytest.mark.parametrize("types", TYPES, ids=str)
+@pytest.mark.parametrize("left", [float("nan"), float("inf")])
+def test_pages_that_were_given_back_do_not_leak(isa: str, types: Types, left: float) -> None:
+    """Behind a window the table holds page 0, and page 0 holds no numbers; step by step over a page's border."""
+    for heads, kv_heads, dim, page_size in SHAPES:
+        of = spec(heads, kv_heads, dim, dtype=types[0], kv_dtype=types[1], page_size=page_size, window=50)
+        for length in (130, 63, 64, 65, 66):
+            q, kv, books = batched(of, [Request(length - 3, 3), Request(20, 1)])
+            want = native(q, kv, books, of)
+            table = books.group.table.clone()
+            table[0, : (length - 3 - 50 + 1) // page_size] = 0
+            kv[0] = broken(of, left)
+            got = native(q, kv, books._replace(group=books.group._replace(table=table)), of)
+            assert torch.equal(got, want), length
+
+
+@pytest.mark.parametrize("types", TYPES, ids=str)
+def test_keys_alone_are_written_where_values_are_part_of_them(isa: str, types: Types) -> None:
+    op, (dtype, cached) = Op.registry["write_kv"], types
+    of = spec(4, 2, 24, dtype=dtype, kv_dtype=cached, shared=16)
+    _, kv, books = batched(of, [Request(37, 20), Request(8, 1)])
+    k = torch.randn(21, 2, 24).to(dtype)
+    want = op.reference(kv.clone(), k, None, books)
+    assert kv.shape[1] == 1 and torch.equal(bits(op.providers["native"](kv, k, None, books)), bits(want))
+    with pytest.raises(ValueError, match="do not fit a cache"):
+        op.providers["native"](kv, k, k, books)
+
+
+@pytest.mark.parametrize("dtype", ROUNDINGS, ids=str)
+@pytest.mark.parametrize("settings", [{"causal": False}, {}, {"causal": False, "window": 9, "softcap": 5.0}], ids=str)
+def test_attention_that_keeps_nothing_is_the_specifications(isa: str, dtype: torch.dtype, settings: Any) -> None:
+    """Each request has the bits that it has alone."""
+    op = Op.registry["attention"]
+    for heads, kv_heads, dim, page_size in SHAPES:
+        of = spec(heads, kv_heads, dim, dtype=dtype, page_size=page_size, source="none", **settings)
+        lengths = (33, 1, 64, 17, 150)
+        q, k, v = (torch.randn(sum(lengths), count, dim).to(dtype) for count in (heads, kv_heads, kv_heads))
+        _, _, books = batched(replace(of, source="self"), [Request(0, length) for length in lengths])
+        got = op.providers["native"](q, k, v, books.batch, of, None)
+        want = op.reference(q.float(), k.float(), v.float(), books.batch, of, None)
+        limit = ROUNDINGS[dtype] * torch.finfo(dtype).eps * max(1.0, float(want.abs().max()))
+        assert float((got.float() - want).abs().max()) <= limit
+        first = 0
+        for length in lengths:
+            own = slice(first, first + length)
+            _, _, alone = batched(replace(of, source="self"), [Request(0, length)])
+            assert torch.equal(op.providers["native"](q[own], k[own], v[own], alone.batch, of, None), got[own])
+            first += length
+
+
+@pytest.mark.parametrize("types", TYPES, ids=str)
 @pytest.mark.parametrize("settings", SPECS.values(), ids=SPECS)
 def test_a_tokens_bits_depend_on_its_request_alone(isa: str, types: Types, settings: dict[str, Any]) -> None:
     """A prompt of 300 whole, in chunks, and a token at a time; alone and beside others."""
+    if not settings.get("causal", True):
+        pytest.skip("a token that sees what follows depends on how much of it is there")
     for heads, kv_heads, dim, page_size in ((4, 2, 64, 16), (3, 1, 24, 8), (7, 1, 16, 32)):
+        settings = {**settings, "shared": dim} if settings.get("shared") == -1 else settings
         of = spec(heads, kv_heads, dim, dtype=types[0], kv_dtype=types[1], page_size=page_size, **settings)
         cache = Cache(of, [300, 90, 211])
 
