@@ -121,16 +121,16 @@ def test_counters_tell_prompt_from_output() -> None:
 
 def test_a_failing_step_ends_those_in_it_and_the_engine_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     client = null_client()
-    good = client.engine._runner.launch
+    good = client.engine._runner.forward
     client.add("a", Prompt(list(range(40))), greedy())
 
     def fail(plan: Any) -> Any:
         raise RuntimeError("the device is on fire")
 
-    monkeypatch.setattr(client.engine._runner, "launch", fail)
+    monkeypatch.setattr(client.engine._runner, "forward", fail)
     (output,) = client.step()
     assert output.outputs[0].finish_reason == "error" and "on fire" in (output.outputs[0].error or "")
-    monkeypatch.setattr(client.engine._runner, "launch", good)
+    monkeypatch.setattr(client.engine._runner, "forward", good)
     client.engine.check_integrity()
     again = complete(client, list(range(40)), greedy())
     assert list(again.outputs[0].token_ids) == expected(list(range(40)), 8)
@@ -177,16 +177,16 @@ def test_a_request_taken_back_while_its_step_runs_is_forgotten(behind: None) -> 
 
 def test_a_step_that_fails_behind_the_host_ends_those_in_it(behind: None, monkeypatch: pytest.MonkeyPatch) -> None:
     client = null_client()
-    good = client.engine._runner.launch
+    good = client.engine._runner.draw
 
     def fail() -> Any:
         raise RuntimeError("the device is on fire")
 
-    monkeypatch.setattr(client.engine._runner, "launch", lambda plan: fail)
+    monkeypatch.setattr(client.engine._runner, "draw", lambda forward: fail)
     client.add("a", Prompt(list(range(40))), greedy())
     assert client.step() == []
     client.add("b", Prompt(list(range(40))), greedy())
-    monkeypatch.setattr(client.engine._runner, "launch", good)
+    monkeypatch.setattr(client.engine._runner, "draw", good)
     outputs = drain(client)
     assert outputs["a"].outputs[0].finish_reason == "error"
     assert list(outputs["b"].outputs[0].token_ids) == expected(list(range(40)), 8)
@@ -196,13 +196,13 @@ def test_a_step_that_fails_behind_the_host_ends_those_in_it(behind: None, monkey
 def test_a_delta_that_nobody_saw_goes_with_its_request(behind: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C between a step's end and the next one's start; then the id is used again."""
     client = null_client()
-    good = client.engine._runner.launch
+    good = client.engine._runner.forward
     client.add("a", Prompt([5, 6, 7]), greedy(max_tokens=9))
     client.step()
-    monkeypatch.setattr(client.engine._runner, "launch", interrupt)
+    monkeypatch.setattr(client.engine._runner, "forward", interrupt)
     with pytest.raises(KeyboardInterrupt):
         client.step()
-    monkeypatch.setattr(client.engine._runner, "launch", good)
+    monkeypatch.setattr(client.engine._runner, "forward", good)
     assert client.busy
     client.abort(["a"])
     assert not client.busy
@@ -235,7 +235,7 @@ def test_an_interrupted_step_leaves_nothing_in_the_cache(monkeypatch: pytest.Mon
     got = list(next(other).outputs[0].token_ids)
     engine.reset_prefix_cache()
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(engine._client.engine._runner, "launch", interrupt)
+        patch.setattr(engine._client.engine._runner, "forward", interrupt)
         engine.generate([prompt], greedy(), use_tqdm=False)
     engine._client.engine.check_integrity()
     assert engine._client.engine.scheduler.pool.num_cached == 0
@@ -366,7 +366,7 @@ def test_a_beam_search_that_cannot_be_says_why(
 
 def test_a_failed_step_is_not_a_beam_searchs_result(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = llm()
-    monkeypatch.setattr(engine._client.engine._runner, "launch", lambda plan: 1 / 0)
+    monkeypatch.setattr(engine._client.engine._runner, "forward", lambda plan: 1 / 0)
     with pytest.raises(RuntimeError, match="beam search failed: ZeroDivisionError"):
         engine.beam_search([[1]], BeamSearchParams())
     assert not engine._client.busy
