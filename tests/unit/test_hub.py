@@ -154,7 +154,7 @@ def _same_rope(got: dict[str, Any], want: dict[str, Any]) -> None:
         ({"rope_scaling": {"facotr": 2.0}}, "did you mean 'factor'"),
         ({"hidden_size": "big"}, "no valid llama config"),
         ({"model_type": "lama"}, "the nearest is 'llama'"),
-        ({"model_type": "bert"}, "model type 'bert' is not supported; supported: "),
+        ({"model_type": "albert"}, "model type 'albert' is not supported; supported: "),
     ],
 )
 def test_overrides_that_cannot_be(folder: Path, overrides: dict[str, Any], says: str) -> None:
@@ -181,7 +181,7 @@ def test_a_broken_config_is_named(folder: Path, content: str | bytes, says: str)
 
 
 def test_unsupported_models_are_told_what_is_supported(folder: Path) -> None:
-    _write(folder, "config.json", {"model_type": "bert"})
+    _write(folder, "config.json", {"model_type": "albert"})
     with pytest.raises(ValueError, match=", ".join(families())):
         load_model_config(folder)
 
