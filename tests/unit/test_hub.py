@@ -154,7 +154,7 @@ def _same_rope(got: dict[str, Any], want: dict[str, Any]) -> None:
         ({"rope_scaling": {"facotr": 2.0}}, "did you mean 'factor'"),
         ({"hidden_size": "big"}, "no valid llama config"),
         ({"model_type": "lama"}, "the nearest is 'llama'"),
-        ({"model_type": "albert"}, "model type 'albert' is not supported; supported: "),
+        ({"model_type": "xyz"}, "model type 'xyz' is not supported; supported: "),
     ],
 )
 def test_overrides_that_cannot_be(folder: Path, overrides: dict[str, Any], says: str) -> None:
