@@ -21,7 +21,7 @@ GIB = 2**30
 class Tagged:
     """The memory of tensors by tag: weights, cache. It keeps none of it alive.
 
-    Asleep, a tensor is there and has no memory; awake again its memory may lie elsewhere, so that whoever keeps
+    Asleep, a tensor is there and has no memory; awake again its memory may lie elsewhere, so that what keeps
     addresses (captured graphs) must ask for `generation`.
     """
 
@@ -72,7 +72,7 @@ class Tagged:
         return freed + sum(each.nbytes for each in self._asleep)
 
     def wake(self) -> None:
-        """Memory again: weights that were put aside as they were, everything else zeros; nobody's is passed over.
+        """Memory again: weights that were put aside as they were, else zeros. What was let go of is passed over.
 
         MemoryError says what is missing, and all sleeps as before.
         """

@@ -29,16 +29,16 @@ class Runtime(Protocol):
         """Makes the device the thread's current one: a rank's calls may come from any thread."""
 
     def memory(self, index: int) -> tuple[int, int]:
-        """Bytes (free, total) of the device, whoever holds the rest."""
+        """Bytes (free, total) of the device, which other processes may hold parts of."""
 
     def idle(self, index: int) -> int:
-        """Bytes that the allocator keeps and nobody uses."""
+        """Bytes that the allocator keeps and no tensor uses."""
 
     def peak(self, index: int) -> int:
         """The most bytes that tensors of this process took."""
 
     def release(self) -> None:
-        """Gives what the allocator keeps and nobody uses back to the device."""
+        """Gives what the allocator keeps and no tensor uses back to the device."""
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, index: int) -> Tensor: ...
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 LIBRARY = "quintet._cuda_comm"  # no module: found as one, loaded as what it is
 MOST_RANKS = 8  # as csrc/cuda/all_reduce.h has it
-# Everybody reads everybody's: beyond this NCCL's two passes move less. A guess until it is measured.
+# Each rank reads every rank's: beyond this NCCL's two passes move less. A guess until it is measured.
 MOST_BYTES = 256 * 1024
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 

@@ -1,7 +1,8 @@
 """Paged attention of requests with several tokens in a step: prompts, whole or in chunks. Unverified on a GPU.
 
-A program takes a tile of one request's tokens with all query heads of one KV head, and goes through its context in one
-order. Which request a tile is of follows from `starts`, so that the grid depends on shapes alone.
+A program takes a tile of one request's tokens with the query heads of one KV head, or an equal part of them, and goes
+through its context in one order. Which request a tile is of follows from `starts`, so that the grid depends on shapes
+alone.
 """
 
 import triton
@@ -34,7 +35,7 @@ def tile_blocks(layer: Layer, limits: Limits) -> Blocks:
 
 @triton.jit
 def _request_of(starts, requests, tile, TOKENS: tl.constexpr, CHUNK: tl.constexpr):
-    """Request r has its tiles from starts[r] // TOKENS + r on: at least as many as it needs, and nobody else's."""
+    """Request r has its tiles from starts[r] // TOKENS + r on: at least as many as it needs, and its alone."""
     count = 0
     for chunk in range(0, requests, CHUNK):
         rows = chunk + tl.arange(0, CHUNK)

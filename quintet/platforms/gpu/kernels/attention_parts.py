@@ -20,7 +20,7 @@ def key_rows(
 ):  # fmt: skip
     """Of these slots of one request, the rows of their keys in a cache seen as rows; past `end` those of page 0."""
     pages = tl.load(table + slots // PAGE_SIZE, mask=slots < end, other=0).to(tl.int64)
-    return (pages * KV_HEADS + head // PIECES) * PAGE_SIZE + pages * V_ROWS + slots % PAGE_SIZE
+    return (pages * (KV_HEADS + V_ROWS // PAGE_SIZE) + head // PIECES) * PAGE_SIZE + slots % PAGE_SIZE
 
 
 @triton.jit

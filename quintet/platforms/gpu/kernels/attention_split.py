@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quintet.platforms.gpu.kernels.attention_layer import CHUNK, E4M3, INT8, Blocks, Call, Layer, Limits, fitting
+from quintet.platforms.gpu.kernels.attention_layer import CHUNK, E4M3, INT8, PLAIN, Blocks, Call, Layer, Limits, fitting
 from quintet.platforms.gpu.kernels.attention_parts import LOG2E, divided, fold, key_rows, query_rows
 from quintet.platforms.gpu.kernels.variant import Variant
 
@@ -31,10 +31,16 @@ def least_blocks(blocks: Blocks) -> int:
 def split_blocks(layer: Layer, limits: Limits) -> Blocks:
     """Rows are one token's heads: 16 is the least of a tensor core. Wide heads take fewer slots at a time."""
     rows = max(16, triton.next_power_of_2(layer.group))
-    slots = 64 if layer.block_dim * layer.bytes <= 256 else 32
+    plain = layer.stored == PLAIN and not layer.e4m3  # what is widened is held twice
+    slots = 64 if plain and layer.block_dim * layer.bytes <= 256 else 32
     if layer.dtype == "fp32" and not layer.wide:  # multiplied without tensor cores, from registers
         slots = 32 if layer.block_dim <= 128 else 16
-    return Blocks(rows, slots, 4, fitting(layer, limits.shared // PER_PROCESSOR, rows, slots))
+    warps = 8 if layer.block_dim > 256 else 4  # the results of 16 rows are held in registers
+    return Blocks(rows, slots, warps, fitting(layer, limits.shared // PER_PROCESSOR, rows, slots))
+
+
+def merge_warps(layer: Layer) -> int:
+    return 8 if layer.block_dim > 256 else 2
 
 
 @triton.jit
@@ -53,7 +59,7 @@ def _share(length, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr, LEAST: tl.conste
 
 @triton.jit
 def _zero_padding(out, starts, tokens, requests, WIDTH: tl.constexpr):
-    """Tokens after the last request's are nobody's; they go through the rest of the model all the same."""
+    """Tokens after the last request's are padding, which goes through the rest of the model all the same."""
     BLOCK: tl.constexpr = 1024
     zeros = tl.zeros([BLOCK], out.dtype.element_ty)
     end = tl.load(starts + requests)
@@ -105,11 +111,13 @@ def attend_splits(
             begin += split * size
             end = tl.minimum(begin + size, length)
             heads = head * GROUP + tl.minimum(g, GROUP - 1)
-            begins = token * q_stride + heads * DIM
-            x = query_rows(q, begins, g < GROUP, columns, 0, VALUE, COMPUTE)
+            x = query_rows(q + token * q_stride, heads * DIM, g < GROUP, columns, 0, VALUE, COMPUTE)
             x_rest = x
             if BLOCK_R:
-                x_rest = query_rows(q, begins, g < GROUP, tl.arange(0, BLOCK_R), VALUE, DIM - VALUE, COMPUTE)
+                of_rest = tl.arange(0, BLOCK_R)
+                x_rest = query_rows(
+                    q + token * q_stride, heads * DIM, g < GROUP, of_rest, VALUE, DIM - VALUE, COMPUTE
+                )  # fmt: skip
             slope = 0.0
             if SLOPED:
                 slope = tl.load(slopes + heads) * LOG2E
@@ -193,7 +201,7 @@ def launch(call: Call, parts: Tensor, stats: Tensor) -> None:
     merge_splits[(requests, of.heads)](
         call.out, parts, stats, batch.starts, group.lengths, call.sinks, requests,
         HEADS=of.heads, VALUE=of.value, BLOCK_D=of.block_dim, HAS_SINKS=of.sinks, STEP=min(STEP, most), **common,
-        num_warps=2, num_stages=2,
+        num_warps=merge_warps(of), num_stages=2,
     )  # fmt: skip
 
 
@@ -220,7 +228,9 @@ def variants() -> list[Variant]:
         signature, constants = of.signature(("out", "parts", "stats"), ("tokens", "requests", "pages"))
         constants |= {"BLOCK_M": blocks.rows, "BLOCK_N": blocks.slots, "CHUNK": CHUNK}
         constants |= {"LEAST": least_blocks(blocks), "MOST": most_splits(of), "WINDOW": of.window}
-        made.append(Variant(f"attend_splits {of}", attend_splits, signature, constants, blocks.warps, blocks.stages))
+        spills = 2 if of.shared else 0  # on 9.0: ptxas keeps to 128 of a thread's 255 registers
+        how = signature, constants, blocks.warps, blocks.stages, spills
+        made.append(Variant(f"attend_splits {of}", attend_splits, *how))
     return [*made, *(_merge_variant(of, limits) for of in (layers[0], layers[5]))]
 
 
@@ -230,4 +240,6 @@ def _merge_variant(of: Layer, limits: Limits) -> Variant:
     signature |= {"requests": "i32"}
     constants = {"sinks": None, "HEADS": of.heads, "VALUE": of.value, "BLOCK_D": of.block_dim, "WINDOW": of.window}
     constants |= {"HAS_SINKS": False, "BLOCK_N": blocks.slots, "LEAST": least_blocks(blocks), "MOST": most}
-    return Variant(f"merge_splits {of}", merge_splits, signature, constants | {"STEP": min(STEP, most)}, 2, 2)
+    return Variant(
+        f"merge_splits {of}", merge_splits, signature, constants | {"STEP": min(STEP, most)}, merge_warps(of), 2
+    )
