@@ -52,9 +52,8 @@ def main() -> None:
     found = {name: {str(tokens): held(config, tokens) for tokens in (8192, 32768)} for name, config in MODELS.items()}
     for name, lengths in found.items():
         for tokens, row in lengths.items():
-            print(
-                f"{name:16} {tokens:>6} tokens: {row['held_mib']:8.1f} of {row['whole_mib']:8.1f} MiB, {row['ratio']:.0%}"
-            )
+            share = f"{row['held_mib']:8.1f} of {row['whole_mib']:8.1f} MiB, {row['ratio']:.0%}"
+            print(f"{name:16} {tokens:>6} tokens: {share}")
     if args.json:
         args.json.write_text(json.dumps({"page_size": PAGE, "step_tokens": STEP, "models": found}, indent=2) + "\n")
 

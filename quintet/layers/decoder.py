@@ -119,7 +119,8 @@ class Family(nn.Module):
 class CausalLM(Family):
     """A trunk and a head: what the Model is of every family that generates."""
 
-    ignored: ClassVar[tuple[str, ...]] = (r".*rotary_emb\.inv_freq", r"lm_head\.weight")  # a head that is tied may be stored again
+    # a head that is tied may be stored again
+    ignored: ClassVar[tuple[str, ...]] = (r".*rotary_emb\.inv_freq", r"lm_head\.weight")
     model: nn.Module  # the trunk: a Cache -> hidden states of the step's rows, and taps
     lm_head: LMHead
 
