@@ -21,6 +21,7 @@ NAMES = (
     *("activate", "gated", "embedding", "linear", "rms_norm", "add_rms_norm", "layer_norm", "rotary"),
     *("linear:int8", "linear:int4", "linear:fp8", "linear:fp8a8", "linear:w8a8"),
     *("route", "route_grouped", "grouped_linear", "experts"),
+    *("attention", "take_rows", "place_rows"),
 )
 
 
