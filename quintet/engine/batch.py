@@ -2,21 +2,13 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from quintet.engine.request import Request
+from quintet.engine.rows import Rows, rows_of
 from quintet.engine.scheduler import Plan
 from quintet.types import Array, HostBatch, HostGroup, Variant
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Whose logits a step computes: first one row per request that samples, then the prompt rows that are asked for."""
-
-    sampling: list[Request]
-    prompts: list[tuple[Request, int, int]]  # (request, first position, number of positions)
 
 
 class BatchBuilder:
@@ -58,7 +50,7 @@ class BatchBuilder:
             rows=rows,
             groups=tuple(groups),
         )
-        return batch, Rows(requests, [])
+        return batch, Rows(requests)
 
     def _mixed(self, requests: list[Request], plan: Plan) -> tuple[HostBatch, Rows]:
         """Any stretch of each request."""
@@ -73,7 +65,7 @@ class BatchBuilder:
         for index in self._groups:
             table = _table(requests, index)
             groups.append(HostGroup(table[owners, places] * self._page_size + offsets, table, lengths))
-        wanted, rows = _logit_rows(requests, plan, starts)
+        wanted, rows = rows_of(requests, list(plan.tokens.values()), starts)
         batch = HostBatch(
             token_ids=_token_ids(plan),
             positions=positions,
@@ -111,25 +103,6 @@ def _table(requests: Sequence[Request], group: int) -> Array:
     for index, row in enumerate(rows):
         table[index, : len(row)] = row
     return table
-
-
-def _logit_rows(requests: Sequence[Request], plan: Plan, starts: Array) -> tuple[Array, Rows]:
-    """The last token of each request that has no more to compute; for prompt logprobs, every token but the last."""
-    sampling: list[Request] = []
-    rows: list[int] = []
-    prompts: list[tuple[Request, int, int]] = []
-    prompt_rows: list[int] = []
-    ends = starts[1:].tolist()
-    for request, count, end in zip(requests, plan.tokens.values(), ends, strict=True):
-        first = request.num_computed
-        if first + count == len(request.token_ids):
-            sampling.append(request)
-            rows.append(end - 1)
-        scored = request.scored(first, count)
-        if scored:
-            prompts.append((request, scored.start, len(scored)))
-            prompt_rows += range(end - count + scored.start - first, end - count + scored.stop - first)
-    return np.array(rows + prompt_rows, np.int32), Rows(sampling, prompts)
 
 
 def pad(batch: HostBatch, variants: Sequence[Variant]) -> HostBatch:

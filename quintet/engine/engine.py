@@ -41,6 +41,9 @@ class Stats:
     num_preemptions: int
     prefix_queries: int  # prompt tokens looked up in the prefix cache
     prefix_hits: int  # prompt tokens found there
+    num_drafts: int = 0  # times that tokens of a request were guessed
+    num_draft_tokens: int = 0  # that were guessed
+    num_accepted_tokens: int = 0  # of them, those that were drawn
     asleep: int = 0  # the level; 0: awake
 
 
@@ -57,6 +60,7 @@ class Engine:
         self._deltas: list[TokenDelta] = []  # that no call of step() has returned yet
         self.asleep = 0  # the level; 0: awake
         self._num_added = self._num_steps = self._num_computed = self._num_generated = self._step_tokens = 0
+        self._num_drafts = self._num_drafted = self._num_accepted = 0
 
     def __len__(self) -> int:
         """Requests that have not ended."""
@@ -137,8 +141,11 @@ class Engine:
         """Whether the next step is planned and started before the host knows what the running one draws.
 
         Not where pages are so few that somebody might be preempted: the running step may end another, and nobody is.
+        Nor where tokens were guessed, for it depends on them how many there are, or can be, after what is drawn.
         """
-        return self._overlap and self._runner.carries and self.scheduler.has_room()
+        if not (self._overlap and self._runner.carries and self.scheduler.has_room()):
+            return False
+        return not any(plan.num_drafts for plan in self._flights.plans) and not self.scheduler.has_drafts()
 
     def _launch(self) -> bool:
         """Plans a step, starts its model, and draws: at once, or where the draw looks back on tokens of the running
@@ -151,7 +158,7 @@ class Engine:
             self._land(keep=1)
         if not self._flights.draw():
             return False
-        if self._overlap:
+        if self._overlap and not plan.num_drafts:
             self.scheduler.expect(plan)
         return True
 
@@ -168,8 +175,8 @@ class Engine:
             else:
                 with Uninterrupted():
                     self._deltas += self.finish(plan, result)
-                    for running in self._flights.plans:
-                        self.scheduler.commit_late(running)
+                    for known in (plan, *self._flights.plans):
+                        self.scheduler.commit_late(known)
 
     def finish(self, plan: Plan, result: StepResult) -> list[TokenDelta]:
         """Counts what was computed, appends the sampled tokens, ends who is done."""
@@ -179,36 +186,47 @@ class Engine:
         deltas = [self._end_failed(request, why) for request, why in result.failed.items() if request in plan.tokens]
         for request, found in result.prompt_logprobs.items():
             request.num_scored += len(found)
-        sampled = set(result.failed)
-        for row, (request, token_id) in enumerate(zip(result.sampling, result.token_ids, strict=True)):
-            sampled.add(request)
-            if request not in plan.tokens:  # it was taken back while the step ran, or had ended before
-                continue
-            self._num_generated += 1
-            if token_id < 0:
-                deltas.append(self._end_failed(request, NOT_FINITE if request.grammar is None else NOTHING_LEFT))
-                continue
-            logprobs = None
-            if result.logprobs is not None and request.params.logprobs is not None:
-                logprobs = [_trim(result.logprobs[row], request.params.logprobs)]
-            delta = self._append(request, token_id)
-            delta.logprobs = logprobs
-            delta.prompt_logprobs = result.prompt_logprobs.get(request)
-            deltas.append(delta)
-            if delta.finish_reason is None and request.grammar is not None and request.grammar.complete:
-                deltas.append(self._end(request, FinishReason.STOP))
+        after = result.rows.after_drafts()
+        for row, request in enumerate(result.rows.sample):
+            if request in plan.tokens:  # else it was taken back while the step ran, or had ended before
+                deltas += self._take(request, (row, *after.get(request, ())), result)
+        drawn = {*result.failed, *result.rows.sample}
         for request, found in result.prompt_logprobs.items():
-            if request not in sampled and request in plan.tokens:  # a chunk of a prompt: nothing was drawn yet
+            if request not in drawn and request in plan.tokens:  # a chunk of a prompt: nothing was drawn yet
                 deltas.append(TokenDelta(request.request_id, [], prompt_logprobs=found))
         return deltas
 
+    def _take(self, request: Request, rows: Sequence[int], result: StepResult) -> list[TokenDelta]:
+        """What one request's rows drew: a delta for each token, up to the first that is not the draft in its place."""
+        drafts, deltas = request.land(), []
+        for row, draft in zip(rows, [*drafts, None], strict=False):
+            delta = self._append(request, result.token_ids[row])
+            if result.logprobs is not None and request.params.logprobs is not None:
+                delta.logprobs = [_trim(result.logprobs[row], request.params.logprobs)]
+            deltas.append(delta)
+            if delta.finish_reason is None and request.grammar is not None and request.grammar.complete:
+                deltas.append(self._end(request, FinishReason.STOP))
+            accepted = delta.token_ids == [draft]
+            self._num_accepted += accepted
+            if deltas[-1].finish_reason is not None or not accepted:
+                break
+        deltas[0].prompt_logprobs = result.prompt_logprobs.get(request)
+        if drafts:
+            self._num_drafts, self._num_drafted = self._num_drafts + 1, self._num_drafted + len(drafts)
+            if deltas[-1].finish_reason is None:
+                request.settle()
+        return deltas
+
     def _append(self, request: Request, token_id: int) -> TokenDelta:
+        self._num_generated += 1
+        if token_id < 0:
+            return self._end_failed(request, NOT_FINITE if request.grammar is None else NOTHING_LEFT)
         reason, grammar = request.take(token_id), request.grammar
         if grammar is not None:
             if why := grammar.follow(request):
                 return self._end_failed(request, f"structured_outputs ended: {why}")
             if reason is FinishReason.LENGTH and grammar.complete:
-                reason = None  # it has said all: finish() ends it
+                reason = None  # it has said all: _take() ends it
         if reason is None:
             return _delta(request, [token_id])
         asked = reason is FinishReason.STOP and token_id in (request.params.stop_token_ids or ())
@@ -292,6 +310,9 @@ class Engine:
             num_preemptions=scheduler.num_preemptions,
             prefix_queries=scheduler.num_queries,
             prefix_hits=scheduler.num_hits,
+            num_drafts=self._num_drafts,
+            num_draft_tokens=self._num_drafted,
+            num_accepted_tokens=self._num_accepted,
             asleep=self.asleep,
         )
 
@@ -302,7 +323,8 @@ class Engine:
         assert queued == set(self._requests), "the scheduler has other requests than the engine"
         for request in self._requests.values():
             running = sum(request in plan.tokens for plan in self._flights.plans)
-            assert request.num_unknown <= running, f"{request} expects tokens of steps that do not run"
+            expected = request.num_unknown - request.num_drafts
+            assert expected <= running, f"{request} expects tokens of steps that do not run"
 
 
 def _delta(request: Request, token_ids: list[int]) -> TokenDelta:

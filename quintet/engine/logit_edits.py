@@ -31,8 +31,9 @@ class LogitEdit(ABC):
         """The first of the `rows` of logits are now these requests'; whether any of them asks for this."""
 
     @abstractmethod
-    def __call__(self, logits: Tensor) -> Tensor:
-        """logits [R, V] float32, which it may overwrite -> the edited ones."""
+    def __call__(self, logits: Tensor, positions: Sequence[int]) -> Tensor:
+        """logits [R, V] float32, which it may overwrite -> the edited ones. Each request's row draws the token at its
+        position [R]; one that guesses has several rows, and what stands before a position are drafts, too."""
 
     def upload(self, *columns: np.ndarray[Any, Any]) -> list[Places]:
         """A list of M places, given as columns [M], on the device: whole, or in pieces of one fixed size."""
@@ -50,16 +51,16 @@ class Grammar(LogitEdit):
         self._size = rows, -(-self.vocab_size // 32)
         return bool(self._matchers)
 
-    def fill(self) -> Array:
+    def fill(self, positions: Sequence[int]) -> Array:
         """The bits that keep_tokens takes: of the next token of each row. Host work, while the device computes."""
         bits = np.full(self._size, -1, np.int32)
         for row, request, grammar in self._matchers:
             grammar.follow(request)
-            grammar.fill(bits[row])
+            grammar.fill(bits[row], request.token_ids[request.num_known : positions[row]])
         return bits
 
-    def __call__(self, logits: Tensor) -> Tensor:
-        return self.ops.keep_tokens(logits, self.device.to_device([self.fill()])[0])
+    def __call__(self, logits: Tensor, positions: Sequence[int]) -> Tensor:
+        return self.ops.keep_tokens(logits, self.device.to_device([self.fill(positions)])[0])
 
 
 class AllowedTokens(LogitEdit):
@@ -77,7 +78,7 @@ class AllowedTokens(LogitEdit):
             (self._bits,) = self.device.to_device([bits])
         return bool(lists)
 
-    def __call__(self, logits: Tensor) -> Tensor:
+    def __call__(self, logits: Tensor, positions: Sequence[int]) -> Tensor:
         return self.ops.keep_tokens(logits, self._bits)
 
 
@@ -88,8 +89,11 @@ class BadWords(LogitEdit):
         self._rows = [(row, r) for row, r in enumerate(requests) if any(r.admitted.bad_words_ids)]
         return bool(self._rows)
 
-    def __call__(self, logits: Tensor) -> Tensor:
-        lists = [(row, [word[-1] for word in r.admitted.bad_words_ids if _completes(r, word)]) for row, r in self._rows]
+    def __call__(self, logits: Tensor, positions: Sequence[int]) -> Tensor:
+        lists = [
+            (row, [word[-1] for word in r.admitted.bad_words_ids if _completes(r, word, positions[row])])
+            for row, r in self._rows
+        ]
         if not any(ids for _, ids in lists):
             return logits
         for places in self.upload(*_places(lists)):
@@ -101,24 +105,19 @@ class MinTokens(LogitEdit):
     """min_tokens: no token that would end the request before it has that many."""
 
     def enter(self, requests: Sequence[Request], rows: int) -> bool:
-        self._rows = [
-            (row, r) for row, r in enumerate(requests) if r.admitted.stop_ids and r.num_output < r.params.min_tokens
-        ]
-        self._upload()
+        asked = [(row, r) for row, r in enumerate(requests) if r.params.min_tokens and r.admitted.stop_ids]
+        self._rows = [(row, r) for row, r in asked if r.num_known - r.num_prompt < r.params.min_tokens]
+        self._short: list[int] | None = None  # the rows that are short of it, of which a list is on the device
         return bool(self._rows)
 
-    def __call__(self, logits: Tensor) -> Tensor:
-        short = [(row, r) for row, r in self._rows if r.num_output < r.params.min_tokens]
-        if len(short) != len(self._rows):
-            self._rows = short
-            self._upload()
-        for places in self._places if short else ():
+    def __call__(self, logits: Tensor, positions: Sequence[int]) -> Tensor:
+        short = [row for row, r in self._rows if positions[row] - r.num_prompt < r.params.min_tokens]
+        if short != self._short:
+            self._short, stops = short, {row: sorted(r.admitted.stop_ids) for row, r in self._rows}
+            self._places = self.upload(*_places((row, stops[row]) for row in short)) if short else []
+        for places in self._places:
             logits = self.ops.ban_tokens(logits, *places)
         return logits
-
-    def _upload(self) -> None:
-        if self._rows:
-            self._places = self.upload(*_places((row, sorted(r.admitted.stop_ids)) for row, r in self._rows))
 
 
 class LogitBias(LogitEdit):
@@ -131,7 +130,7 @@ class LogitBias(LogitEdit):
             self._places = self.upload(*_places((row, list(bias)) for row, bias in biases), values)
         return bool(biases)
 
-    def __call__(self, logits: Tensor) -> Tensor:
+    def __call__(self, logits: Tensor, positions: Sequence[int]) -> Tensor:
         for places in self._places:
             logits = self.ops.bias_tokens(logits, *places)
         return logits
@@ -155,11 +154,10 @@ class Penalties(LogitEdit):
             self._penalties = self.device.to_device([penalties])[0]
         return bool(self._rows)
 
-    def __call__(self, logits: Tensor) -> Tensor:
-        seen = [self._seen[r].grow() for _, r in self._rows]
-        ids = np.concatenate([s.ids[: s.size] for s in seen])
-        counts = np.concatenate([s.counts[: s.size] for s in seen])
-        rows = np.repeat(np.array([row for row, _ in self._rows], np.int32), [s.size for s in seen])
+    def __call__(self, logits: Tensor, positions: Sequence[int]) -> Tensor:
+        said = [self._seen[r].upto(positions[row]) for row, r in self._rows]
+        ids, counts = (np.concatenate(columns) for columns in zip(*said, strict=True))
+        rows = np.repeat(np.array([row for row, _ in self._rows], np.int32), [len(ids) for ids, _ in said])
         for places in self.upload(rows, ids, counts):
             logits = self.ops.penalize(logits, *places, self._penalties)
         return logits
@@ -177,14 +175,24 @@ class _Seen:
         self.read = request.num_prompt  # of request.token_ids
         self.places = dict(zip(self.ids.tolist(), range(self.size), strict=True))
 
-    def grow(self) -> "_Seen":
-        """Counts the tokens that came since the last call."""
-        token_ids = self.request.token_ids
-        for i in range(self.read, len(token_ids)):
+    def upto(self, position: int) -> tuple[Array, Array]:
+        """Tokens and counts of what stands before the position. What is known is counted once and for all; drafts are
+        counted anew each time, for they may go."""
+        token_ids, known = self.request.token_ids, self.request.num_known
+        for i in range(self.read, known):
             place = self._place(token_ids[i])  # first: it may replace counts by a larger one
             self.counts[place] += 1
-        self.read = len(token_ids)
-        return self
+        self.read = known
+        ids, counts = self.ids[: self.size], self.counts[: self.size]
+        return (ids, counts) if position <= known else self._with(token_ids[known:position], ids, counts)
+
+    def _with(self, drafts: Sequence[int], ids: Array, counts: Array) -> tuple[Array, Array]:
+        new = [token_id for token_id in dict.fromkeys(drafts) if token_id not in self.places]
+        places = {token_id: self.size + i for i, token_id in enumerate(new)}
+        ids, counts = np.append(ids, np.array(new, np.int32)), np.append(counts, np.zeros(len(new), np.int32))
+        for token_id in drafts:
+            counts[places[token_id] if token_id in places else self.places[token_id]] += 1
+        return ids, counts
 
     def _place(self, token_id: int) -> int:
         place = self.places.setdefault(token_id, self.size)
@@ -202,12 +210,12 @@ def _penalized(request: Request) -> bool:
     return p.repetition_penalty != 1 or p.frequency_penalty != 0 or p.presence_penalty != 0
 
 
-def _completes(request: Request, word: tuple[int, ...]) -> bool:
-    """Whether the output (not the prompt) ends with all but the last of these tokens."""
-    size = len(word) - 1
-    if size <= 0:
-        return size == 0
-    return size <= request.num_output and tuple(request.token_ids[-size:]) == word[:-1]
+def _completes(request: Request, word: tuple[int, ...], position: int) -> bool:
+    """Whether the output (not the prompt) before the position ends with all but the last of these tokens."""
+    start = position - (len(word) - 1)
+    if start >= position:
+        return start == position
+    return start >= request.num_prompt and tuple(request.token_ids[start:position]) == word[:-1]
 
 
 def _places(lists: Iterable[tuple[int, Sequence[int]]]) -> tuple[Array, Array]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from quintet.sampling_params import SamplingParams
 
 if TYPE_CHECKING:  # a process that only admits requests needs no torch
+    from quintet.engine.drafts import History
     from quintet.engine.grammar import Matcher
     from quintet.engine.tables import Found
     from quintet.types import Array
@@ -50,12 +51,12 @@ class Request:
 
     Its tokens lie in stretches, and each border is moved from one place:
 
-        token_ids  |  prompt  |  output that has landed  |  UNKNOWN: running steps draw these  |
-        0      num_prompt                num_known                               len(token_ids)
-                                         take()          expect() appends, take() writes over it
+        token_ids  |  prompt  |  output that has landed  |  UNKNOWN: running steps draw these, or num_drafts guesses  |
+        0      num_prompt                num_known                                                     len(token_ids)
+                                         take()          expect() or guess() append; take() and forget_unknown() remove
         0 <= num_cached <= num_computed <= len(token_ids)
-             Scheduler: found in the prefix cache when it first ran
-                           Scheduler.advance(): a step was started that computes them
+             Tables: found in the prefix cache when it first ran
+                           Scheduler.advance(): a step was started that computes them; Request.land() takes back drafts
 
     While no step runs, at least the last known token is left to compute; with one left, a request decodes.
     """
@@ -66,6 +67,7 @@ class Request:
     num_prompt: int = field(init=False)
     token_ids: list[int] = field(init=False)
     num_known: int = field(init=False)
+    num_drafts: int = 0  # tokens at the end that were guessed, and are drawn by the step that computes them
     num_computed: int = 0  # tokens whose K and V are in the cache, or will be when the running steps have landed
     num_cached: int = 0  # of the prompt, found in the prefix cache when it was first scheduled
     pages: list[list[int]] = field(default_factory=list)  # by group of layers; empty while it waits
@@ -77,6 +79,7 @@ class Request:
     num_committed: int = 0  # pages that stand in the prefix cache under their hash
     num_preemptions: int = 0
     num_scored: int = 0  # positions of the prompt whose log-probabilities were given out
+    history: "History | None" = None  # of the drafts
     grammar: "Matcher | None" = None  # where its output stands in what it must look like
 
     def __post_init__(self) -> None:
@@ -93,7 +96,7 @@ class Request:
 
     @property
     def num_unknown(self) -> int:
-        """Tokens that running steps draw."""
+        """Tokens that running steps draw, or that were guessed."""
         return len(self.token_ids) - self.num_known
 
     @property
@@ -118,6 +121,23 @@ class Request:
         """A step was started that draws its next token."""
         self.token_ids.append(UNKNOWN)
 
+    def guess(self, token_ids: Sequence[int]) -> None:
+        """What may follow all known tokens: the next step computes it, too, and draws after each."""
+        self.token_ids += token_ids
+        self.num_drafts = len(token_ids)
+
+    def land(self) -> list[int]:
+        """The step that drew after its drafts has landed -> what they were. They are no longer there; take() what was
+        drawn, and then settle()."""
+        drafts = self.token_ids[self.num_known :] if self.num_drafts else []
+        if drafts:
+            self.forget_unknown()
+        return drafts
+
+    def settle(self) -> None:
+        """What was computed of drafts that were not drawn counts no more: the last token is left to compute."""
+        self.num_computed = self.num_known - 1
+
     def take(self, token_id: int) -> FinishReason | None:
         """The first token that was not known has landed -> why the request ends with it; None: it goes on."""
         if self.num_known < len(self.token_ids):
@@ -130,8 +150,9 @@ class Request:
         return None if self.tokens_left else FinishReason.LENGTH
 
     def forget_unknown(self) -> None:
-        """The running steps will not land: what they would have drawn is drawn again."""
+        """The running steps will not land: what they would have drawn is drawn again. Nor are drafts kept."""
         del self.token_ids[self.num_known :]
+        self.num_drafts = 0
 
     @property
     def wants_scores(self) -> bool:
@@ -149,8 +170,10 @@ class Request:
         return range(max(start, self.num_scored), min(start + count, self.num_prompt - 1))
 
     def num_rows(self, start: int, count: int) -> int:
-        """Rows of logits that `count` tokens from `start` on need: one if it samples, one for each score."""
-        return len(self.scored(start, count)) + (start + count == len(self.token_ids))
+        """Rows of logits that `count` tokens from `start` on need: for each score; if it samples, for the next token
+        and each draft, too."""
+        samples = start + count == len(self.token_ids)
+        return len(self.scored(start, count)) + (1 + self.num_drafts if samples else 0)
 
 
 def random_key(seed: int | str, index: int) -> tuple[int, int]:

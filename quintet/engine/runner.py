@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from quintet.engine.batch import BatchBuilder, Rows
+from quintet.engine.batch import BatchBuilder
 from quintet.engine.logits_processors import ProcessorFailed
 from quintet.engine.request import UNKNOWN, Request
+from quintet.engine.rows import Rows
 from quintet.engine.sampler import LogprobTensors, Sampled, Sampler
 from quintet.engine.scheduler import Plan
 from quintet.engine.worker import Carried, Worker
@@ -28,11 +29,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step gave: one token per sampling request, and log-probabilities where they were asked for."""
+    """What a step gave: a token for each row that draws, and log-probabilities where they were asked for."""
 
-    sampling: list[Request]
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs] | None
+    rows: Rows  # those that draw
+    token_ids: list[int]  # by row
+    logprobs: list[TokenLogprobs] | None  # by row
     prompt_logprobs: dict[Request, list[TokenLogprobs]]
     failed: dict[Request, str] = field(default_factory=dict)  # requests that cannot go on, and why
 
@@ -140,7 +141,7 @@ class Runner:
 
     def looks_back(self, forward: Forward) -> bool:
         """Whether the host must know all tokens before the step's rows before it draws them."""
-        return self._sampler.looks_back(forward.rows.sampling)
+        return self._sampler.looks_back(forward.rows.sample)
 
     @torch.inference_mode()
     def warm_up(self, progress: bool) -> None:
@@ -172,12 +173,12 @@ class Runner:
         Steps are drawn in the order in which they were started, each before the model of the next one is.
         """
         rows, logits = forward.rows, forward.logits
-        prompts = self._prompt_logprobs(logits, rows) if rows.prompts else dict
-        requests: list[Request] = list(rows.sampling)
+        prompts = self._prompt_logprobs(logits, rows) if rows.score else dict
         failed: dict[Request, str] = {}
-        sampled = self._sample(logits, requests, failed) if requests else None
+        sampled, rows = self._sample(logits, rows, failed)
         if sampled is None:  # the caller waits for the step all the same, or it would run ahead of the device
-            return self._settled(logits, lambda: StepResult([], [], None, prompts(), failed))
+            return self._settled(logits, lambda: StepResult(Rows([]), [], None, prompts(), failed))
+        requests = rows.drawn
         if self._kept is not None:
             self._kept.keep(sampled.token_ids, requests)
         token_ids, count = self._device.to_host(sampled.token_ids), len(requests)
@@ -187,7 +188,7 @@ class Runner:
             listed = None
             if logprobs is not None:
                 listed = _listed(logprobs(), slice(count), _most(r.params.logprobs for r in requests))
-            return StepResult(requests, token_ids().tolist()[:count], listed, prompts(), failed)
+            return StepResult(rows, token_ids().tolist()[:count], listed, prompts(), failed)
 
         return wait
 
@@ -234,22 +235,26 @@ class Runner:
         assert logits is not None, "a model that gives no logits does not sample"
         return logits if device is self._device else device.to_host(logits)()
 
-    def _sample(self, logits: Tensor, requests: list[Request], failed: dict[Request, str]) -> Sampled | None:
-        """Moves requests whose own logits processor fails from `requests` to `failed`; None if nobody is left."""
-        while requests:
+    def _sample(self, logits: Tensor, rows: Rows, failed: dict[Request, str]) -> tuple[Sampled | None, Rows]:
+        """None if there is nobody to draw for. A request whose own logits processor fails moves from the rows to
+        `failed`; where it fails after a draft, only the rows from there on go: perhaps that draft is not drawn."""
+        while rows.sample:
             try:
-                return self._sampler(logits, requests)
+                return self._sampler(logits, rows.drawn, rows.positions), rows
             except ProcessorFailed as error:
-                logger.error("request %s: %s", requests[error.row].request_id, error, exc_info=error)
-                failed[requests.pop(error.row)] = str(error)
-                logits = torch.cat([logits[: error.row], logits[error.row + 1 :]])
-        return None
+                if error.row < len(rows.sample):
+                    whose = rows.sample[error.row]
+                    logger.error("request %s: %s", whose.request_id, error, exc_info=error)
+                    failed[whose] = str(error)
+                rows, kept = rows.without(error.row)
+                logits = torch.cat([logits[row : row + 1] for row in kept]) if kept else logits[:0]
+        return None, rows
 
     def _prompt_logprobs(self, logits: Tensor, rows: Rows) -> Callable[[], dict[Request, list[TokenLogprobs]]]:
         """The rows after those that sample belong to prompts."""
         own, wanted = np.zeros((2, logits.shape[0]), np.int32)
-        start, places = len(rows.sampling), {}
-        for request, first, count in rows.prompts:
+        start, places = len(rows.sample) + len(rows.verify), {}
+        for request, first, count in rows.score:
             places[request] = slice(start, start + count)
             own[places[request]] = request.token_ids[first + 1 : first + 1 + count]
             wanted[places[request]] = 1

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quintet.engine.logit_edits import AllowedTokens, BadWords, Grammar, LogitBias, LogitEdit, MinTokens, Penalties
-from quintet.engine.logits_processors import LogitsProcessor, compare
+from quintet.engine.logits_processors import LogitsProcessor, ProcessorFailed, compare
 from quintet.engine.request import Admitted, Request
 from quintet.ops.registry import Ops
 from quintet.ops.sampling import Draw
@@ -93,15 +93,12 @@ class Sampler:
         self._sizes = () if processors else tuple(sizes)
         self._processed = logprobs_mode.startswith("processed")
         self._normalize = logprobs_mode.endswith("logprobs")
-        setting = ops, device, vocab_size, bool(self._sizes)
-        self._before: list[LogitEdit] = [Grammar(*setting), AllowedTokens(*setting), BadWords(*setting)]
-        self._after: list[LogitEdit] = [MinTokens(*setting), LogitBias(*setting), Penalties(*setting)]
-        self._requests: list[Request] = []
-        self._settled = False  # whether what follows was made for them
+        self._requests: list[Request] = []  # of each row that draws
+        self.begin_again()
         self._asked: list[Request] = []  # for whom looks_back() was last found out
         self._looks_back = False
         self._rows = 0  # of the logits that are looked at
-        self._edits: list[Callable[[Tensor], Tensor]] = []
+        self._edits: list[Callable[[Tensor, Sequence[int]], Tensor]] = []
         self._num_logprobs: int | None = None
         self._random = False  # whether any row is not greedy
         self._plain = True  # whether the step is one argmax
@@ -116,23 +113,57 @@ class Sampler:
             self._looks_back = bool(self._processors and requests) or any(r.looks_back for r in requests)
         return self._looks_back
 
-    def __call__(self, logits: Tensor, requests: Sequence[Request]) -> Sampled:
-        """logits [L, V] of any float type, row r of requests[r], each of which has one row. May overwrite them.
+    def __call__(self, logits: Tensor, requests: Sequence[Request], positions: Sequence[int] | None = None) -> Sampled:
+        """logits [L, V] of any float type, row r of requests[r]. May overwrite them.
+
+        positions [R] are the places of the tokens that the rows draw, where requests have rows after drafts, too; rows
+        after as many drafts follow one another. None: each has one row, and draws what follows its last token.
 
         Raises ProcessorFailed with the row whose own logits processor failed, and leaves the logits as they were; call
-        again without that request and its row.
+        again without that request and its rows.
         """
+        if positions is not None and self._processors:
+            return self._in_turn(logits, requests, positions)
         self._follow(list(requests), logits.shape[0] if self._sizes else len(requests))
         if self._plain:
             whole = self._rows == logits.shape[0]
             return Sampled(self._ops.greedy(logits if whole else self._ops.widen(logits, self._rows, False)), None)
+        if positions is None:
+            positions = [len(request.token_ids) for request in requests]
         logits = self._ops.widen(logits, self._rows, False)
         raw = None if self._num_logprobs is None or self._processed else logits
         if self._edited and (raw is not None or self._processors):
             logits = self._ops.widen(logits, self._rows, True)
         for edit in self._edits:
-            logits = edit(logits)
-        return self._sample(logits, raw)
+            logits = edit(logits, positions)
+        return self._sample(logits, raw, positions)
+
+    def _in_turn(self, logits: Tensor, requests: Sequence[Request], positions: Sequence[int]) -> Sampled:
+        """Rows after no draft, then those after one, and so on: processors see one row of a request at a time, and the
+        tokens up to it. Whom drafts were taken back from is new to them in the next step."""
+        tails = {request: request.token_ids[request.num_known :] for request in requests}
+        drawn: list[Sampled] = []
+        start = 0
+        try:
+            while start < len(requests):
+                after = positions[start] - requests[start].num_known
+                stop = next(
+                    (row for row in range(start, len(requests)) if positions[row] - requests[row].num_known != after),
+                    len(requests),
+                )
+                for request in requests[start:stop]:
+                    request.token_ids[request.num_known :] = tails[request][:after]
+                try:
+                    drawn.append(self(logits[start:stop], requests[start:stop]))
+                except ProcessorFailed as error:
+                    error.row += start
+                    raise
+                start = stop
+        finally:
+            for request, tail in tails.items():
+                request.token_ids[request.num_known :] = tail
+            self._follow([], 0)
+        return _joined(drawn)
 
     def prompt_logprobs(self, logits: Tensor, token_ids: Array, wanted: Array, num: int) -> LogprobTensors:
         """Of rows of logits [L, V] where wanted [L] is not 0; token_ids [L] are the tokens that follow. num -1 is all.
@@ -159,13 +190,13 @@ class Sampler:
             self.device.to_host(self(logits, [example]).token_ids)()
         self._follow([], 0)
 
-    def _sample(self, logits: Tensor, raw: Tensor | None) -> Sampled:
+    def _sample(self, logits: Tensor, raw: Tensor | None, positions: Sequence[int]) -> Sampled:
         """What follows the edits: temperature, the late processors, cuts, draw."""
         draw = self._draw
         if self._random:
-            positions = np.zeros(self._rows, np.int32)
-            positions[: len(self._requests)] = [len(r.token_ids) for r in self._requests]
-            draw = draw._replace(positions=self.device.to_device([positions])[0])
+            places = np.zeros(self._rows, np.int32)
+            places[: len(positions)] = positions
+            draw = draw._replace(positions=self.device.to_device([places])[0])
         if self._late and (self._random or self._num_logprobs is not None):
             logits = self._ops.scale_logits(logits, draw.temperature)
             for processor in self._late:
@@ -181,8 +212,11 @@ class Sampler:
         return Sampled(token_ids, LogprobTensors(*found))
 
     def begin_again(self) -> None:
-        """Requests may have lost tokens: what was settled by their number is settled anew."""
-        self._settled = False
+        """Requests may have lost tokens, and a step may have broken off: what was settled or counted is so anew."""
+        setting = self._ops, self.device, self._vocab_size, bool(self._sizes)
+        self._before: list[LogitEdit] = [Grammar(*setting), AllowedTokens(*setting), BadWords(*setting)]
+        self._after: list[LogitEdit] = [MinTokens(*setting), LogitBias(*setting), Penalties(*setting)]
+        self._settled = False  # whether what _follow() makes was made for the requests
 
     def _follow(self, requests: list[Request], rows: int) -> None:
         """Tells the processors who has which row; if that changed, settles what the next steps need."""
@@ -195,7 +229,7 @@ class Sampler:
         self._requests, self._rows, self._settled = requests, rows, False
         before = [edit for edit in self._before if edit.enter(requests, rows)]
         after = [edit for edit in self._after if edit.enter(requests, rows)]
-        self._edits = [*before, *(p.apply for p in self._early), *after]
+        self._edits = [*before, *(_applied(p) for p in self._early), *after]
         self._edited = bool(self._edits or self._late)  # whether the logits may be overwritten
         self._enter_logprobs(requests)
         self._enter_draw(requests)
@@ -231,6 +265,35 @@ class Sampler:
         arrays += [np.array(top_p, np.float32), np.array(min_p, np.float32)]
         keys = np.array([*(r.admitted.key for r in requests), *[(0, 0)] * padding], np.int32).reshape(-1, 2)
         self._draw = Draw(*self.device.to_device([*arrays, keys, np.zeros(self._rows, np.int32)]))
+
+
+def _applied(processor: LogitsProcessor) -> Callable[[Tensor, Sequence[int]], Tensor]:
+    return lambda logits, positions: processor.apply(logits)
+
+
+def _joined(drawn: Sequence[Sampled]) -> Sampled:
+    """As of one batch: where some rows ask for fewer log-probabilities, zeros fill their columns."""
+    token_ids = torch.cat([each.token_ids for each in drawn])
+    found = [each.logprobs for each in drawn]
+    if all(each is None for each in found):
+        return Sampled(token_ids, None)
+    width = max(each.token_ids.shape[1] for each in found if each is not None)
+    parts = [
+        _wide(each, width) if each is not None else _nothing(len(rows.token_ids), width)
+        for rows, each in zip(drawn, found, strict=True)
+    ]
+    return Sampled(token_ids, LogprobTensors(*(torch.cat(columns) for columns in zip(*parts, strict=True))))
+
+
+def _wide(found: LogprobTensors, width: int) -> LogprobTensors:
+    more = 0, width - found.token_ids.shape[1]
+    pad = torch.nn.functional.pad
+    return LogprobTensors(pad(found.token_ids, more), pad(found.logprobs, more), found.ranks)
+
+
+def _nothing(rows: int, width: int) -> LogprobTensors:
+    ids = torch.zeros((rows, width), dtype=torch.int32)
+    return LogprobTensors(ids, torch.zeros((rows, width)), ids[:, 0])
 
 
 def _examples(sizes: Sequence[int]) -> list[Request]:

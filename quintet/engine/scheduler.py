@@ -9,9 +9,10 @@ by a later step after every earlier one; nobody has to wait for it.
 """
 
 import bisect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from quintet.engine.drafts import Lookup
 from quintet.engine.request import UNKNOWN, Request
 from quintet.engine.tables import Found, Tables
 
@@ -39,7 +40,8 @@ class Plan:
     preempted: list[Request] = field(default_factory=list)
     num_tokens: int = 0
     num_prompt_tokens: int = 0  # of them; counted when the step was started
-    num_rows: int = 0  # of logits: of requests that sample, and of prompt tokens that are scored
+    num_rows: int = 0  # of logits: of requests that sample, of their drafts, and of prompt tokens that are scored
+    num_drafts: int = 0  # tokens that were guessed
 
     def __bool__(self) -> bool:
         return bool(self.tokens)
@@ -48,19 +50,21 @@ class Plan:
         self.tokens[request] = count
         self.num_tokens += count
         self.num_rows += request.num_rows(request.num_computed, count)
+        self.num_drafts += request.num_drafts
 
     def preempt(self, request: Request) -> None:
         count = self.tokens.pop(request, 0)
         self.num_tokens -= count
         self.num_rows -= request.num_rows(request.num_computed, count) if count else 0
+        self.num_drafts -= request.num_drafts if count else 0
         self.preempted.append(request)
 
 
 class Scheduler:
     """Two ordered lists, and what requests hold."""
 
-    def __init__(self, limits: Limits, tables: Tables) -> None:
-        self.limits, self.tables, self.pool = limits, tables, tables.pool
+    def __init__(self, limits: Limits, tables: Tables, drafts: Lookup | None = None) -> None:
+        self.limits, self.tables, self.pool, self._drafts = limits, tables, tables.pool, drafts
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.num_queries = 0  # tokens looked up in the prefix cache, and found there
@@ -86,6 +90,8 @@ class Scheduler:
             self.tables.trim(request)
         decodes = [r for r in self.running if len(r.token_ids) - r.num_computed == 1]
         prefills = [r for r in self.running if len(r.token_ids) - r.num_computed != 1]
+        if self._drafts is not None and self._drafts.serves(len(decodes)):
+            self._guess(decodes, self._drafts)
         for request in (*decodes, *prefills):
             if plan.preempted and request not in self.running:
                 continue
@@ -95,6 +101,26 @@ class Scheduler:
         if not plan.preempted:
             self._admit(plan)
         return plan
+
+    def _guess(self, decodes: Sequence[Request], drafts: Lookup) -> None:
+        """Drafts for those who decode, as far as tokens and rows of logits are left when all have theirs, and pages: no
+        draft takes a page from a request."""
+        left = min(self.limits.max_num_batched_tokens, self.limits.max_logit_rows) - len(decodes)
+        for request in decodes:
+            most = min(left, request.tokens_left - 1)
+            if request.num_unknown == 0 and most > 0:
+                request.guess(drafts.propose(request)[:most])
+                left -= request.num_drafts
+        if not self.has_room():
+            for request in decodes:
+                if request.num_drafts:
+                    request.forget_unknown()
+
+    def has_drafts(self) -> bool:
+        """Whether somebody's next tokens can be guessed, if the running step is waited for."""
+        if self._drafts is None or not self._drafts.serves(len(self.running)):
+            return False
+        return any(r.num_computed >= r.num_known and self._drafts.propose(r) for r in self.running)
 
     def has_room(self) -> bool:
         """Whether the running requests find pages for their next tokens without taking them from one another."""
@@ -134,6 +160,7 @@ class Scheduler:
         for page in plan.committed.pop(request, ()):  # it was in this step already: they will not be written
             self.pool.forget(page)
         plan.preempt(request)
+        request.forget_unknown()
         self.tables.release(request)
         request.num_preemptions += 1
         self.num_preemptions += 1
@@ -181,10 +208,11 @@ class Scheduler:
         full = (request.num_computed + count) // self.tables.page_size
         if not self.pool.caching or full <= request.num_committed:
             return
-        if full * self.tables.page_size > request.num_known:
+        known = min(full, request.num_known // self.tables.page_size)
+        if known < full:
             plan.late.append(request)  # a hash of tokens needs the tokens
-        else:
-            self._commit(request, plan, full)
+        if known > request.num_committed:
+            self._commit(request, plan, known)
 
     def _commit(self, request: Request, plan: Plan, full: int) -> None:
         """Its first `full` pages can be found."""
@@ -208,11 +236,12 @@ class Scheduler:
                 request.expect()
 
     def commit_late(self, plan: Plan) -> None:
-        """The step before this one has landed: pages that this one fills with what it sampled can be found, too."""
+        """Tokens of this step have landed: pages that it fills with them can be found, too."""
         for request in plan.late:
-            if request in plan.tokens:  # it has not ended
-                self._commit(request, plan, request.num_computed // self.tables.page_size)
-        plan.late.clear()
+            if request in plan.tokens and request.pages:  # it has not ended
+                full = min(request.num_computed, request.num_known) // self.tables.page_size
+                self._commit(request, plan, full)
+        plan.late = [request for request in plan.late if request.num_drafts]  # this very step draws theirs
 
     def start_over(self, requests: Iterable[Request]) -> None:
         """Nothing in the cache can be relied on, and after Ctrl-C not even these books: they are written anew. All
@@ -233,7 +262,10 @@ class Scheduler:
         for request in self.running:
             assert 0 <= request.num_computed <= len(request.token_ids), request
             tail = request.token_ids[request.num_known :]
-            assert tail == [UNKNOWN] * request.num_unknown and request.token_ids.count(UNKNOWN) == len(tail), request
+            assert (UNKNOWN not in tail) if request.num_drafts else (tail == [UNKNOWN] * len(tail)), request
+            assert request.num_drafts in (0, len(tail)) and UNKNOWN not in request.token_ids[: request.num_known], (
+                request
+            )
         assert not any(request.pages for request in self.waiting), "a waiting request holds pages"
         assert not any(request.num_unknown for request in self.waiting), "a waiting request has tokens in a step"
         for queue in (self.waiting, self.running):

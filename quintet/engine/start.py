@@ -14,6 +14,7 @@ import torch
 
 from quintet.config import SCHEMES, EngineConfig, read_environment
 from quintet.engine.batch import BatchBuilder
+from quintet.engine.drafts import Lookup
 from quintet.engine.engine import Engine
 from quintet.engine.grammar import Grammars
 from quintet.engine.hub import load_generation_config, load_model_config, resolve_model
@@ -140,7 +141,8 @@ def launch(prepared: Prepared, progress: bool = True, grammars: Grammars | None 
     )
     pool = PagePool(plan.num_pages, config.enable_prefix_caching)
     tables = Tables(pool, config.page_size, groups, config.max_num_batched_tokens)
-    return Engine(Scheduler(limits, tables), runner, overlap, grammars)
+    drafts = None if config.speculative_config is None else Lookup(config.speculative_config)
+    return Engine(Scheduler(limits, tables, drafts), runner, overlap, grammars)
 
 
 def _sampler(prepared: Prepared) -> Sampler:

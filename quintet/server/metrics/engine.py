@@ -14,6 +14,9 @@ _FIELDS = {
     "vllm:prefix_cache_hits_total": "prefix_hits",
     "vllm:num_preemptions_total": "num_preemptions",
     "vllm:generation_tokens_total": "num_generation_tokens",
+    "vllm:spec_decode_num_drafts_total": "num_drafts",
+    "vllm:spec_decode_num_draft_tokens_total": "num_draft_tokens",
+    "vllm:spec_decode_num_accepted_tokens_total": "num_accepted_tokens",
     "quintet:steps_total": "num_steps",
 }
 
