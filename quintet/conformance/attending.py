@@ -72,10 +72,11 @@ class AttentionModel(nn.Module):
 
     def __init__(self, build: Build, spec: AttentionSpec, count: int) -> None:
         super().__init__()
-        self._spec, self._ops, self.vocab_size = spec, build.ops.take("take_rows"), spec.heads * spec.head_dim
+        self._spec, self._ops, self.vocab_size = spec, build.ops.take("take_rows"), spec.heads * spec.value_dim
         keys = spec.kv_heads * spec.head_dim
-        self.q = Embedding(build, count, self.vocab_size, replicated=True)
-        self.k, self.v = (Embedding(build, count, keys, replicated=True) for _ in range(2))
+        self.q = Embedding(build, count, spec.heads * spec.head_dim, replicated=True)
+        self.k = Embedding(build, count, keys, replicated=True)
+        self.v = None if spec.shared else Embedding(build, count, keys, replicated=True)
         self.sinks = _Sinks(build, spec.heads) if spec.sinks else None
         self.mixing = build.mixing(spec)
         arrange([self.mixing])
@@ -90,20 +91,23 @@ class AttentionModel(nn.Module):
                 layer.assign(platform.place(weight, {weight.parts[0].source: tensor.clone()}))
 
     def forward(self, state: State, batch: Batch) -> tuple[Outputs, State]:
-        dim = self._spec.head_dim
-        q, k, v = (
-            table(batch.token_ids).reshape(batch.token_ids.shape[0], -1, dim) for table in (self.q, self.k, self.v)
-        )
+        q, k, v = (self._looked_up(table, batch.token_ids) for table in (self.q, self.k, self.v))
+        assert q is not None and k is not None
         sinks = None if self.sinks is None else self.sinks.weight
         cache = Cache(state, batch)
         rows = self.mixing(q, k, v, cache, sinks).reshape(batch.token_ids.shape[0], self.vocab_size)
         return Outputs(self._ops.take_rows(rows, batch.rows)), cache.state
 
+    def _looked_up(self, table: Embedding | None, token_ids: Tensor) -> Tensor | None:
+        """[T, heads, D]"""
+        return None if table is None else table(token_ids).reshape(token_ids.shape[0], -1, self._spec.head_dim)
+
 
 class Session:
     """A compiled layer, its cache, and requests that are so many tokens long in the end.
 
-    Pages are handed out in a shuffled order; those of a request that has finished are the next ones.
+    Pages are handed out in a shuffled order; those of a request that has finished are the next ones, and those that
+    trim() gave back. A layer that keeps nothing has none: its requests run whole.
     """
 
     def __init__(
@@ -124,7 +128,9 @@ class Session:
         model.load(there.platform, self.numbers)
         pages = 1 + sum(-(-length // spec.page_size) for length in lengths)
         self.state = there.device.allocate(self.mixer.layouts, pages)
-        self.fixed = [Variant(PADDED, REQUESTS, PADDED, (widest,))] if there.facts.static_shapes else []
+        self._windows = [spec.window] if self.mixer.layouts else []
+        tables = (widest,) * len(self._windows)
+        self.fixed = [Variant(PADDED, REQUESTS, PADDED, tables)] if there.facts.static_shapes else []
         self._step = there.platform.compile(model, self.fixed)
         self._free = list(range(1, pages))
         random.Random(len(lengths)).shuffle(self._free)
@@ -149,20 +155,37 @@ class Session:
             Stretch(range(self.firsts[row] + first, self.firsts[row] + first + chunks[row]), first, [self._pages[row]])
             for row, first in firsts.items()
         ]
-        host = laid(stretches, self.spec.page_size, [self.spec.window])
-        host = pad(host, self.fixed) if self.fixed else host
-        (group,) = host.groups
-        host = host._replace(groups=(group._replace(plan=self.mixer.plan(host, group)),))
-        out, self.state = self._step(self.state, host.on(self._there.device.to_device(host.leaves())))
-        assert out.logits is not None
-        rows = self._there.down(out.logits)[: sum(chunks.values())]
-        shaped = rows.reshape(len(rows), self.spec.heads, self.spec.head_dim)
+        rows = self._ran(stretches)[: sum(chunks.values())]
+        shaped = rows.reshape(len(rows), self.spec.heads, self.spec.value_dim)
         return dict(zip(chunks, shaped.split(list(chunks.values())), strict=True))
+
+    def spoil(self) -> None:
+        """Leaves what is no number in every place of page 0."""
+        count = min(self.spec.page_size, self.most[0])
+        for first in range(0, self.spec.page_size, count):
+            self._ran([Stretch([0] * count, first, [[0]])])
+
+    def trim(self, row: int) -> None:
+        """Gives back the pages that no later token of the request can see, as an engine does behind a window."""
+        pages, window = self._pages[row], self.spec.window
+        gone = 0 if window is None else max(0, self.cached(row) - window + 1) // self.spec.page_size
+        self._free += [page for page in pages[:gone] if page]
+        pages[:gone] = [0] * gone
 
     def forget(self, row: int) -> None:
         """The request has finished; its pages stay as they are, and the next request gets them."""
-        self._free += self._pages.pop(row)
+        self._free += [page for page in self._pages.pop(row) if page]
         del self._there_already[row]
+
+    def _ran(self, stretches: Sequence[Stretch]) -> Tensor:
+        """One step -> its rows on the host, padding's too."""
+        host = laid(stretches, self.spec.page_size, self._windows)
+        host = pad(host, self.fixed) if self.fixed else host
+        groups = [group._replace(plan=self.mixer.plan(host, group)) for group in host.groups]
+        host = host._replace(groups=tuple(groups))
+        out, self.state = self._step(self.state, host.on(self._there.device.to_device(host.leaves())))
+        assert out.logits is not None
+        return self._there.down(out.logits)
 
     def _grow(self, row: int, length: int) -> None:
         pages = self._pages.setdefault(row, [])
@@ -201,12 +224,14 @@ def first_served(subject: Subject, specs: Iterable[AttentionSpec]) -> AttentionS
 
 
 def expected(session: Session, row: int, wanted: range | None = None) -> Tensor:
-    """Softmax written out: a request's results [n, H, D] in float64, at all of its positions or the wanted ones."""
+    """Softmax written out: a request's results [n, H, value_dim] in float64, at all of its positions or the wanted
+    ones. Where a layer is not causal the request is whole in its step."""
     spec, sinks = session.spec, session.numbers.sinks
     own = slice(session.firsts[row], session.firsts[row] + session.lengths[row])
     group = spec.heads // spec.kv_heads
     q = session.numbers.q[own].double() * spec.scale
     k, v = (kept(x[own], spec.cached).repeat_interleave(group, 1) for x in (session.numbers.k, session.numbers.v))
+    v = k[..., : spec.shared] if spec.shared else v
     places = torch.arange(len(q))
     found = []
     for rows in (places if wanted is None else places[wanted.start : wanted.stop]).split(
@@ -218,7 +243,7 @@ def expected(session: Session, row: int, wanted: range | None = None) -> Tensor:
             scores = spec.softcap * (scores / spec.softcap).tanh()
         if spec.alibi is not None:
             scores = scores - torch.tensor(spec.alibi, dtype=torch.float64)[:, None, None] * back
-        seen = (back >= 0) & (back < (spec.window or len(q)))
+        seen = ((back >= 0) | (not spec.causal)) & (back.abs() < (spec.window or len(q)))
         scores = scores.masked_fill(~seen, -torch.inf)
         if sinks is not None:
             column = sinks.double()[:, None, None].expand(-1, len(rows), 1)

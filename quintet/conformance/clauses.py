@@ -19,7 +19,7 @@ CLAUSES = {
     "memory.cache": "A cache is zeroed, of the shapes that were asked for, and counted.",
     "memory.limit": "What does not fit is a MemoryError with the numbers and a remedy; everything goes on after it.",
     "memory.cycles": "Caches made and let go again and again leave nothing behind.",
-    "memory.plan": "estimate() is what place() takes: the memory plan is made from it.",
+    "memory.plan": "estimate() is what place() takes, and names steps that run: the memory plan is made from it.",
     "memory.sleep": "A device that can sleep gives its memory back, and has its weights again when it wakes.",
     # ops
     "ops.specification": "Every bound provider computes what the op's specification says, to a few roundings.",
@@ -29,10 +29,14 @@ CLAUSES = {
     "attention.specification": "Attention over the platform's own cache equals the specification's, whatever the mix.",
     "attention.refusal": "A layer that a platform cannot serve is refused with all reasons, when it is built.",
     "attention.stale": "What another request left in a page does not matter.",
+    "attention.window": "Pages behind a window are 0 in the table, and page 0 may hold anything.",
+    "attention.plain": "Attention that keeps nothing sees its own request's tokens in the step, and no others.",
+    "attention.shared": "Where V is part of K it is read from there, and keys alone are kept.",
     # cache
     "cache.layout": "The pages that a layout describes are the pages that the device allocates.",
     "cache.format": "Every code of an 8-bit format means what the format says, and what is stored is the nearest one.",
     "cache.tagged": "A cache of one format is never read as another.",
+    "cache.groups": "Groups of layers share one pool: a page is one group's, then another's, as their tables say.",
     # communicator
     "communicator.collectives": "Every collective gives every rank what its definition says, in rank order.",
     "communicator.alone": "On one rank, every collective returns what it was given.",
@@ -50,6 +54,7 @@ CLAUSES = {
     "models.families": "Small models of every family give the logits of transformers in float32.",
     "models.dtypes": "Every dtype that a platform declares agrees with float32 as far as it goes.",
     "models.schemes": "Every scheme that a platform declares gives a model whose logits stay near the unquantized.",
+    "models.outputs": "A step gives what its model was built for: logits, hidden states of rows, taps of all tokens.",
     "models.replaced": "Weights that are written over a running model's give what a model that is built of them gives.",
     # oracle
     "oracle.equal": "Alone, batched, chunked, cached, preempted: a request's tokens are the same.",

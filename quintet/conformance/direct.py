@@ -1,7 +1,7 @@
 """Runs a Worker without an engine: prompts, chunks and decoding over a paged cache, as a check lays them out."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from quintet.conformance.tiny import SERVED, Tiny
 from quintet.engine.batch import pad, pad_decode
 from quintet.engine.worker import ModelSizes, Worker
 from quintet.platforms.interface import Capabilities, Platform
-from quintet.types import Extent, HostBatch, Place, Variant
+from quintet.types import Extent, HostBatch, Outputs, Place, Variant
 
 PAGED_TOKENS = 2048  # what the cache holds
 SIZES = (16, 128)
@@ -58,23 +58,39 @@ class Runner:
         self._pages: dict[Any, list[list[int]]] = {}  # by group
         self._lengths: dict[Any, int] = {}
 
-    def step(self, chunks: dict[Any, Sequence[int]]) -> dict[Any, Tensor]:
+    def step(self, chunks: Mapping[Any, Sequence[int]]) -> dict[Any, Tensor]:
         """Runs each request's next tokens in one batch -> logits [T, vocab] of all of them, per request."""
+        logits = self.outputs(chunks).logits
+        assert logits is not None
+        return self.shared_out(chunks, logits)
+
+    def outputs(self, chunks: Mapping[Any, Sequence[int]]) -> Outputs:
+        """The same -> all that the step gives, on the device."""
         firsts = {key: self._lengths.get(key, 0) for key in chunks}
         for key, tokens in chunks.items():
             self._grow(key, firsts[key] + len(tokens))
-        host, sizes = self._batch(chunks, firsts), [len(tokens) for tokens in chunks.values()]
+        host = self._batch(chunks, firsts)
         if self._fixed:
             host = pad(host, self._fixed)
         elif self._decodes:
             host = pad_decode(host, self._decodes)
-        logits = self.worker.run(host).logits
-        assert logits is not None
-        on_host = self.worker.device.to_host(logits)()[: sum(sizes)].to(torch.float32, copy=True)
+        return self.worker.run(host)
+
+    def shared_out(self, chunks: Mapping[Any, Sequence[int]], rows: Tensor) -> dict[Any, Tensor]:
+        """One of the outputs of such a step, a row for each token: on the host in float32, per request."""
+        sizes = [len(tokens) for tokens in chunks.values()]
+        on_host = self.worker.device.to_host(rows)()[: sum(sizes)].to(torch.float32, copy=True)
         return dict(zip(chunks, on_host.split(sizes), strict=True))
 
+    def trim(self, key: Any) -> None:
+        """Gives back the pages that no later token of the request can see: they are the next ones, in any group."""
+        for kept, pages in zip(self.worker.arrangement.groups, self._pages[key], strict=True):
+            gone = kept.first(self._lengths[key]) // self._page_size
+            self._free += [page for page in pages[:gone] if page]
+            pages[:gone] = [0] * gone
+
     def finish(self, key: Any) -> None:
-        self._free += [page for pages in self._pages.pop(key) for page in pages]
+        self._free += [page for pages in self._pages.pop(key) for page in pages if page]
         del self._lengths[key]
 
     def prompts(self, prompts: Sequence[Sequence[int]]) -> list[Tensor]:
@@ -103,7 +119,7 @@ class Runner:
                 pages.append(self._free.pop())
         self._lengths[key] = length
 
-    def _batch(self, chunks: dict[Any, Sequence[int]], firsts: dict[Any, int]) -> HostBatch:
+    def _batch(self, chunks: Mapping[Any, Sequence[int]], firsts: dict[Any, int]) -> HostBatch:
         stretches = [Stretch(tokens, firsts[key], self._pages[key]) for key, tokens in chunks.items()]
         return laid(stretches, self._page_size, self._windows)
 

@@ -187,6 +187,17 @@ class Tiny:
             out: Tensor = self.reference(torch.tensor([list(ids)]), use_cache=False).logits[0]
         return out.float()
 
+    def states(self, ids: Sequence[int]) -> list[Tensor]:
+        """[T, H] each: normalised hidden states, then what goes into the first layer and comes out of each."""
+        trunk, last = self.reference.get_decoder(), []
+        blocks = trunk.layers if hasattr(trunk, "layers") else trunk.h
+        hook = blocks[-1].register_forward_hook(lambda block, given, out: last.append(out))
+        with torch.no_grad():
+            found = trunk(torch.tensor([list(ids)]), use_cache=False, output_hidden_states=True).hidden_states
+        hook.remove()
+        behind = last[0][0] if isinstance(last[0], tuple) else last[0]
+        return [each.float().reshape(len(ids), -1) for each in (found[-1], *found[:-1], behind)]
+
 
 @functools.cache
 def _folder() -> tempfile.TemporaryDirectory[str]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from quintet.conformance import kit
 from quintet.conformance.formats import FLOATS, kept
 from quintet.conformance.stored import require_same
 from quintet.ops import Op
@@ -112,6 +113,54 @@ def test_what_a_page_held_before_is_found() -> None:
     assert "in pages that held NaN" in first_failure("attention.stale", Planted(providers={"paged_attention": leaking}))
 
 
+def test_what_stands_behind_a_window_is_found() -> None:
+    """Weights of 0 times what is no number, on page 0."""
+
+    def leaking(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+        out: Tensor = Op.registry["paged_attention"].reference(q, kv, books, spec, sinks)
+        behind = (books.group.table == 0).any(1)[books.batch.owners.long()]
+        return out + torch.where(behind, 0 * kv[0].float().sum(), 0)[:, None, None]
+
+    said = first_failure("attention.window", Planted(providers={"paged_attention": leaking}))
+    assert "page 0 holds NaN, from token " in said
+
+
+def test_a_window_that_is_kept_too_short_is_found() -> None:
+    short = takes(window=lambda spec: spec.window and max(1, spec.window - 1))
+    assert "page 0 holds NaN, from token " in first_failure("attention.window", Planted(short))
+
+
+def test_neighbours_in_a_step_are_found() -> None:
+    def together(q: Tensor, k: Tensor, v: Tensor, batch: Any, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+        alone = batch._replace(owners=torch.zeros_like(batch.owners))
+        out: Tensor = Op.registry["attention"].reference(q, k, v, alone, spec, sinks)
+        return out
+
+    assert "request 1 of [1, 30] tokens" in first_failure("attention.plain", Planted(providers={"attention": together}))
+
+
+def test_a_direction_that_is_forgotten_is_found() -> None:
+    forgets = takes(causal=lambda spec: True)
+    assert "both ways, over pages: " in first_failure("attention.plain", Planted(forgets), "both ways, over")
+
+
+def test_values_from_elsewhere_in_keys_are_found() -> None:
+    def turned(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+        both = torch.cat([kv, kv.flip(-1)], 1)
+        own = replace(spec, shared=0)
+        out: Tensor = Op.registry["paged_attention"].reference(q, both, books, own, sinks)
+        return out[..., : spec.value_dim]
+
+    assert "V in K, in float32: " in first_failure("attention.shared", Planted(providers={"paged_attention": turned}))
+
+
+@pytest.mark.parametrize("clause", ["attention.window", "attention.plain", "attention.shared", "attention.stale"])
+def test_attention_in_torch_alone_keeps_the_clauses(clause: str) -> None:
+    """What serves where the compiled extension is not."""
+    order = {**CPU.op_priority, "paged_attention": ("torch",), "write_kv": ()}
+    assert kit.first_failure(Planted(type("Torch", (CPU,), {"op_priority": order})), clause) is None
+
+
 def _refuses(spec: AttentionSpec, ops: Any, reasons: Sequence[str], joined: Callable[[Sequence[str]], str]) -> Mixer:
     if reasons:
         raise ValueError(joined(reasons))
@@ -145,6 +194,12 @@ def test_a_crash_is_no_refusal() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ cache
+
+
+def test_layers_that_look_into_another_groups_table_are_found() -> None:
+    """Every layer takes the books of the first group."""
+    first = around(lambda args: [*args[:4], args[4]._replace(group=args[4].batch.groups[0]), args[5]])
+    assert "request 0 from token " in first_failure("cache.groups", Planted(first))
 
 
 class OnePageLess(CPUDevice):

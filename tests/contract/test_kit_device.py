@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from quintet.config import EngineConfig
+from quintet.conformance import kit
 from quintet.conformance.sections import communicator, probe
 from quintet.conformance.subject import Subject
 from quintet.ops import bind
@@ -411,6 +412,34 @@ class Unplanned(CPU):
 
 def test_a_plan_that_is_too_small() -> None:
     assert "estimate() says" in first_failure("memory.plan", stand_in(Unplanned))
+
+
+def ahead(variant: Callable[[Variant], Variant], workspace: int = 1) -> type[CPU]:
+    """One that names a step to run ahead, made of the largest, and a workspace."""
+
+    def estimate(self: CPU, model: nn.Module, weights: Sequence[Weight], extent: Extent) -> Estimate:
+        return CPU.estimate(self, model, weights, extent)._replace(
+            workspace=workspace, variants=(variant(extent.most),)
+        )
+
+    return type("Ahead", (CPU,), {"estimate": estimate})
+
+
+@pytest.mark.parametrize(
+    ("platform", "among", "says"),
+    [
+        (ahead(lambda most: most, workspace=0), "what a small model", "a step of 16 tokens: Estimate("),
+        (ahead(lambda most: most._replace(tokens=2 * most.tokens)), "the steps", "no step is larger than"),
+        (ahead(lambda most: most._replace(pages=())), "the steps", "no step is larger than"),
+        (ahead(lambda most: most._replace(decode=True)), "the steps", "a request brings one token"),
+    ],
+)
+def test_a_plan_of_steps_that_cannot_come(platform: type[CPU], among: str, says: str) -> None:
+    assert says in first_failure("memory.plan", stand_in(platform), among)
+
+
+def test_a_plan_of_steps_that_run() -> None:
+    assert kit.first_failure(stand_in(ahead(lambda most: most)), "memory.plan", "the steps") is None
 
 
 class Sleepless(CPU):

@@ -97,6 +97,22 @@ class Spilling(Stepping):
         return Outputs(outputs.logits + 0 * outputs.logits.sum()), state
 
 
+class TapsBackwards(Stepping):
+    """Taps come in another order."""
+
+    def _around(self, step: Step, state: State, batch: Batch) -> tuple[Outputs, State]:
+        outputs, state = step(state, batch)
+        return outputs._replace(taps=outputs.taps[::-1]), state
+
+
+class LogitsAlone(Stepping):
+    """Nothing but logits arrives."""
+
+    def _around(self, step: Step, state: State, batch: Batch) -> tuple[Outputs, State]:
+        outputs, state = step(state, batch)
+        return Outputs(outputs.logits), state
+
+
 class Rounding(CPU):
     """Weights in half precision, whatever was asked for."""
 
@@ -171,6 +187,8 @@ class HoardersDevice(CPUDevice):
         (Rounding, "models.families", "off is allowed"),
         (Coarse, "models.dtypes", "squared errors against float32"),
         (WrongScale, "models.schemes", "of the size of the unquantized logits"),
+        (TapsBackwards, "models.outputs", "tap 0 of request 0 are off by"),
+        (LogitsAlone, "models.outputs", "hidden states were wanted, and did not come"),
         (Unmoved, "models.replaced", "of the size of the new model's logits"),
         (Swayed, "oracle.invariant", "alone TokenLogprobs"),
         (Spilling, "faults.request", "request sound"),

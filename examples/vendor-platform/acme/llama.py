@@ -43,12 +43,13 @@ class Model(CausalLM):
     def __init__(self, config: Any, build: Build) -> None:
         super().__init__(build)
         rotary, last = Rotary.of(build, config), config.num_hidden_layers - 1
+        whole = bool(build.wanted.taps)  # of every token, in every layer
 
         def block(config: Any, build: Build, index: int) -> PreNormBlock:
             shape = Heads.of(config, bias=config.attention_bias, output_bias=config.attention_bias)
             mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act, config.mlp_bias)
-            kind = LastBlock if index == last else PreNormBlock
+            kind = LastBlock if index == last and not whole else PreNormBlock
             return kind(config, build, SelfAttention(build, shape, rotary), mlp)
 
-        self.model = Trunk(config, build, block)
+        self.model = (Decoder if whole else Trunk)(config, build, block)
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))

@@ -3,6 +3,7 @@
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -30,6 +31,21 @@ FEW_KINDS = ("plain", "window", "soft-cap, window", "sinks, window", "alibi, sof
 CACHED = (torch.int8, *FLOATS)
 PAGE_SIZES = (8, 16, 32, 64, 128)
 HEAD_DIMS = (16, 64, 80, 96, 128, 256)
+BEHIND: dict[str, Settings] = {  # windows that reach over some pages, within one, and over none
+    "window": {"window": 20},
+    "window of one": {"window": 1},
+    "soft-cap, window": {"softcap": 20.0, "window": 33},
+    "sinks, window": {"sinks": True, "window": 5},
+    "alibi, window": {"alibi": True, "window": 40},
+}
+UNKEPT: dict[str, Settings] = {
+    "both ways": {"causal": False},
+    "both ways, window": {"causal": False, "window": 7},
+    "causal": {},
+    "soft-cap": {"softcap": 3.0},
+}
+WHOLE = (9, 1, 30, 16)  # tokens of requests that are whole in a step
+LATENT = ((4, 1, 96, 64), (4, 1, 128, 64), (8, 1, 576, 512))  # heads, KV heads, head_dim, what V is of K (MLA)
 LONG, CHECKED = 3000, 300  # tokens of a long request; how many of its first and last ones are looked at
 
 
@@ -89,6 +105,36 @@ def stale_pages(subject: Subject) -> Iterator[Trial]:
     caches = {f"a cache of {short(cached)}": {"kv_dtype": cached} for cached in CACHED}
     for (kind, settings), dtype in itertools.product({**KINDS, **caches}.items(), dtypes):
         yield Trial(f"{kind} in {short(dtype)}", partial(_stale, subject, settings, dtype))
+
+
+@check("attention.window")
+def behind_windows(subject: Subject) -> Iterator[Trial]:
+    """Step by step over the borders of pages, while another request takes what is given back."""
+    dtypes, few = subject.facts.dtypes, _is_compiled(subject)
+    for kind, dtype in itertools.product(list(BEHIND)[: 1 if few else None], dtypes[:1] if few else dtypes):
+        yield Trial(
+            f"{kind} in {short(dtype)}", partial(_behind, subject, BEHIND[kind], dtype), (_feature(BEHIND[kind]),)
+        )
+    for cached in CACHED:
+        settings = {**BEHIND["window"], "kv_dtype": cached}
+        yield Trial(f"window, a cache of {short(cached)}", partial(_behind, subject, settings, dtypes[0]))
+
+
+@check("attention.plain")
+def nothing_kept(subject: Subject) -> Iterator[Trial]:
+    """Of requests that are whole in the step: an encoder's layer, or a prompt's."""
+    dtypes, few = subject.facts.dtypes, _is_compiled(subject)
+    for kind, dtype in itertools.product(list(UNKEPT)[: 2 if few else None], dtypes[:1] if few else dtypes):
+        settings = {**UNKEPT[kind], "source": "none"}
+        call = partial(_wholly, subject, settings, dtype)
+        yield Trial(f"{kind} in {short(dtype)}", call, ("attention/keeps-nothing",))
+    yield Trial("both ways, over pages", partial(_wholly, subject, UNKEPT["both ways"], dtypes[0]))
+
+
+@check("attention.shared")
+def values_in_keys(subject: Subject) -> Iterator[Trial]:
+    for dtype in subject.facts.dtypes[: 1 if _is_compiled(subject) else None]:
+        yield Trial(f"V in K, in {short(dtype)}", partial(_latent, subject, dtype), ("attention/shared-values",))
 
 
 @check("attention.refusal")
@@ -172,6 +218,56 @@ def _stale(subject: Subject, settings: Settings, dtype: torch.dtype) -> None:
         got = session.run(chunks)[1]
         what = f"{described(of)}, in pages that held NaN, beside infinities, from token {first} on"
         require_close(what, got, wants[first : first + len(got)].float())
+
+
+def _behind(subject: Subject, settings: Settings, dtype: torch.dtype) -> None:
+    """Request 0 is looked at. No number of request 1 is one, and it gets the pages that request 0 gives back; page 0
+    holds none either."""
+    of = plain(subject, dtype, SHAPES[0])
+    size = of.page_size
+    of = spec(of.heads, of.kv_heads, of.head_dim, dtype=dtype, page_size=size, **settings)
+    lengths = [3 * size + (of.window or 0) + 3, 2 * size]
+    numbers = Numbers.random(of, sum(lengths))
+    for each in (numbers.q, numbers.k, numbers.v):
+        each[1 + lengths[0] :] = torch.nan
+    session = Session(subject, of, lengths, numbers)
+    session.spoil()
+    wants, most = expected(session, 0), session.most[0] - 1
+    while (first := session.cached(0)) < lengths[0]:
+        chunk = 1 if first > size // 2 else size // 2  # chunks that end within a page, then token by token
+        beside = min(1, lengths[1] - session.cached(1))
+        got = session.run({0: min(chunk, most, lengths[0] - first), **({1: 1} if beside else {})})[0]
+        what = f"{described(of)}, a window of {of.window}, page 0 holds NaN, from token {first} on"
+        require_close(what, got, wants[first : first + len(got)].float())
+        session.trim(0)
+
+
+def _wholly(subject: Subject, settings: Settings, dtype: torch.dtype) -> None:
+    """Requests alone and beside others. What stands in padding is no number."""
+    of = spec(6, 3, plain(subject, dtype, SHAPES[0]).head_dim, dtype=dtype, **settings)
+    of = first_served(subject, (replace(of, page_size=size) for size in SIZES))
+    session = Session(subject, of, WHOLE)
+    require(
+        of.source != "none" or not session.mixer.layouts, f"a layer that keeps nothing keeps {session.mixer.layouts}"
+    )
+    for rows in ((0,), (1, 2), (0, 3, 1)):
+        for row, got in session.run({row: WHOLE[row] for row in rows}).items():
+            what = f"{described(of)}, request {row} of {[WHOLE[each] for each in rows]} tokens"
+            require_close(what, got, expected(session, row).float())
+            session.forget(row)
+
+
+def _latent(subject: Subject, dtype: torch.dtype) -> None:
+    """The mix of attention.specification, over pages that hold keys alone."""
+    of = first_served(
+        subject,
+        (
+            spec(heads, kv_heads, dim, dtype=dtype, page_size=size, shared=shared)
+            for (heads, kv_heads, dim, shared), size in itertools.product(LATENT, SIZES)
+        ),
+    )
+    mix = MIXES["ragged mix"]
+    attend(Session(subject, of, [r.cached + r.new for r in mix]), dict(enumerate(mix)), "ragged mix")
 
 
 def _refused_well(subject: Subject, dim: int, dtype: torch.dtype) -> None:

@@ -23,7 +23,7 @@ STRANGE = 24  # a size between them, which is not declared
 ROUNDS = 5  # steps of one size
 PAGE = 16  # tokens
 
-Chunks = dict[Any, Sequence[int]]
+Chunks = Mapping[Any, Sequence[int]]
 Logits = Mapping[Any, Tensor]
 
 

@@ -246,6 +246,43 @@ def planned(subject: Subject) -> Iterator[Trial]:
             yield Trial(what, partial(_planned, subject, "linear", dtype, name), features)
 
 
+@check("memory.plan")
+def steps_ahead(subject: Subject) -> Iterator[Trial]:
+    yield Trial("what a small model takes", partial(_estimated, subject))
+    yield Trial("the steps that are run ahead", partial(_ahead, subject))
+
+
+MOST = Variant(16, 8, 16, (8,))
+
+
+def _estimated(subject: Subject) -> None:
+    """Larger steps never take less; the weights are as large whatever the steps are."""
+    runner = subject.runner(variant("llama", "plain"), sizes=(16,))
+    small, large = (runner.worker.estimate(Extent(MOST._replace(tokens=t, rows=t), 48, VOCAB)) for t in (16, 64))
+    for each in (small, large):
+        counts = (each.weights, each.workspace, each.captured)
+        require(all(type(count) is int and count >= 0 for count in counts), f"bytes are whole numbers, not {counts}")
+    require(
+        small.weights == large.weights > 0, f"weights take {small.weights}, and {large.weights} beside larger steps"
+    )
+    require(0 < small.workspace <= large.workspace, f"a step of 16 tokens: {small}; of 64 tokens: {large}")
+
+
+def _ahead(subject: Subject) -> None:
+    runner = subject.runner(variant("llama", "plain"), sizes=(16,))
+    most = MOST._replace(pages=tuple(8 for _ in runner.worker.arrangement.groups))
+    variants = runner.worker.estimate(Extent(most, 48, VOCAB)).variants
+    if not variants:
+        raise Lacking("estimate() names no steps: none is captured, or padded to where shapes are free")
+    for each in variants:
+        within = each.tokens <= most.tokens and each.requests <= most.requests and each.rows <= most.rows
+        within = within and len(each.pages) == len(most.pages) and all(count <= most.pages[0] for count in each.pages)
+        require(within, f"estimate() names {each}, and no step is larger than {most}")
+        require(not each.decode or each.tokens == each.requests == each.rows, f"{each}: a request brings one token")
+        logits = runner.worker.run(each.batch).logits
+        require(logits is not None and logits.shape[0] == each.rows, f"{each}: rows of logits are {logits}")
+
+
 def _planned(subject: Subject, use: str, dtype: torch.dtype, scheme: str | None) -> None:
     _ = subject.device  # a platform places on devices that are open
     x = torch.randn(SHAPES[use], generator=torch.Generator().manual_seed(0))

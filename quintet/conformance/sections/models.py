@@ -13,6 +13,7 @@ from quintet.conformance.direct import Runner, random_prompts
 from quintet.conformance.subject import Subject
 from quintet.conformance.tiny import FAMILIES, PLAIN, VOCAB, Tiny, make, smooth, variant
 from quintet.conformance.traffic import closeness, named, plain_dtype
+from quintet.layers.build import Wanted
 from quintet.layers.forms import ONLINE, Forms, fitting
 from quintet.ops.quantize import quantize
 from quintet.ops.quantized import dequantized
@@ -26,6 +27,7 @@ WIDE = {  # groups of 128, 64 and 32 divide its inputs, none divides those of on
     "head_dim": 16, "num_hidden_layers": 2,
 }  # fmt: skip
 NARROW = {**WIDE, "intermediate_size": 200}  # the products down have 200 inputs: they stay as they are
+OUTPUTS = ("llama", "gemma3_text", "gpt2")
 FEW = ("llama", "gemma2")  # families in every dtype, where each model is compiled
 HALF = 1.5  # times the error of transformers in the same type, squared: rounded elsewhere, not more often
 WORSE = 1.3  # times the error of the specification's weights: a scale that is off shows beside it
@@ -59,6 +61,13 @@ def replaced(subject: Subject) -> Iterator[Trial]:
     schemes = [None, *sorted(subject.facts.quant & set(ONLINE))]
     for name in schemes[:2] if subject.facts.static_shapes else schemes:
         yield Trial(f"a tied head, {name or 'as it is'}", partial(_replaced, subject, name), ("reload",))
+
+
+@check("models.outputs")
+def outputs(subject: Subject) -> Iterator[Trial]:
+    for family in OUTPUTS[: 1 if subject.facts.static_shapes else None]:
+        yield Trial(f"{family}: logits, hidden states and taps", partial(_outputs, subject, family))
+    yield Trial("llama: hidden states alone", partial(_hidden_alone, subject))
 
 
 def _variants(subject: Subject) -> Iterator[tuple[str, str]]:
@@ -122,6 +131,43 @@ def _replaced(subject: Subject, name: str | None) -> None:
     require(_relative(before[: len(want)], want) > 0.3, "the two models' logits are too alike to tell anything")
     off = _relative(got, want)
     require(off <= closeness(dtype), f"off by {off:.3g} of the size of the new model's logits")
+
+
+def _outputs(subject: Subject, family: str) -> None:
+    """Taps before the first layer and behind each: of all tokens, as transformers' layers take and give them."""
+    tiny, dtype, ids = (
+        smooth(family),
+        plain_dtype(subject.facts),
+        dict(enumerate(random_prompts(4, (23, 1, 20), VOCAB))),
+    )
+    taps = tuple(range(tiny.config.num_hidden_layers + 1))
+    runner = subject.runner(tiny, dtype, wanted=Wanted(hidden=True, taps=taps))
+    out, wants = runner.outputs(ids), {key: tiny.states(each) for key, each in ids.items()}
+    require(out.logits is not None, "logits were wanted, and did not come")
+    require(out.hidden is not None, "hidden states were wanted, and did not come")
+    require(len(out.taps) == len(taps), f"{len(taps)} taps were wanted, and {len(out.taps)} came")
+    for index, rows in enumerate((out.logits, out.hidden, *out.taps)):
+        what = ("logits", "hidden states")[index] if index < 2 else f"tap {taps[index - 2]}"
+        assert rows is not None
+        for key, got in runner.shared_out(ids, rows).items():
+            want = tiny.logits(ids[key]) if index == 0 else wants[key][index - 1]
+            _near(f"{what} of request {key}", got, want, 2 * closeness(dtype))
+
+
+def _hidden_alone(subject: Subject) -> None:
+    tiny, dtype, ids = smooth("llama"), plain_dtype(subject.facts), dict(enumerate(random_prompts(5, (9, 30), VOCAB)))
+    runner = subject.runner(tiny, dtype, wanted=Wanted(logits=False, hidden=True))
+    out = runner.outputs(ids)
+    require(out.logits is None and not out.taps, "logits or taps came, and none were wanted")
+    assert out.hidden is not None
+    for key, got in runner.shared_out(ids, out.hidden).items():
+        _near(f"hidden states of request {key}", got, tiny.states(ids[key])[0], 2 * closeness(dtype))
+
+
+def _near(what: str, got: Tensor, want: Tensor, share: float) -> None:
+    require(got.shape == want.shape, f"{what}: {tuple(got.shape)} came, {tuple(want.shape)} is wanted")
+    off, limit = float((got - want).abs().max().nan_to_num(torch.inf)), share * float(want.std())
+    require(off <= limit, f"{what} are off by {off:.3g}; {limit:.3g} is allowed")
 
 
 def _relative(got: Tensor, want: Tensor) -> float:

@@ -34,7 +34,7 @@ def _paged_attention(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, s
     batch, group = books
     starts = batch.starts.tolist()
     counts = [last - first for first, last in zip(starts[:-1], starts[1:], strict=True)]
-    out = torch.empty_like(q)
+    out = q.new_empty((*q.shape[:2], spec.value_dim))
     single = [r for r, count in enumerate(counts) if count == 1]
     if single:
         rows = [starts[r] for r in single]
@@ -56,17 +56,17 @@ def _queries(q: Tensor, positions: Tensor, table: Tensor, lengths: Tensor) -> Qu
 
 def _attend(queries: Queries, kv: Tensor, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
     """-> [R, Q, H, D] in the type of q."""
-    requests, count, heads, dim = queries.q.shape
+    requests, count, heads, _ = queries.q.shape
     group = heads // spec.kv_heads
     rows = _grouped(queries.q.float() * spec.scale, spec.kv_heads)  # [R * Hkv, Q * G padded, D]
     positions = queries.positions.repeat_interleave(group, dim=1)  # [R, Q * G]
     positions = _padded(positions[:, :, None])[:, :, 0].repeat_interleave(spec.kv_heads, dim=0)
     slopes = None if spec.alibi is None else _per_head(torch.tensor(spec.alibi), spec, requests, count)
     best, total = _start(rows, spec, sinks, requests, count)
-    acc = torch.zeros_like(rows)
+    acc = rows.new_zeros((*rows.shape[:2], spec.value_dim))
     for first in range(_first_block(queries, spec), queries.span[1], SPLIT):
         k, v = _block(kv, queries, first, spec)
-        seen = _seen(positions, first, spec)
+        seen = _seen(positions, queries.lengths, first, spec)
         scores = rows @ k
         if spec.softcap is not None:
             scores = spec.softcap * torch.tanh(scores / spec.softcap)
@@ -77,8 +77,8 @@ def _attend(queries: Queries, kv: Tensor, spec: AttentionSpec, sinks: Tensor | N
         weights, shrink = torch.exp(scores - higher), torch.exp(best - higher)
         total = total * shrink + weights.sum(-1, keepdim=True)
         acc, best = acc * shrink + weights @ v, higher
-    out = (acc / total)[:, : count * group].reshape(requests, spec.kv_heads, count, group, dim)
-    return out.permute(0, 2, 1, 3, 4).reshape(requests, count, heads, dim).to(queries.q.dtype)
+    out = (acc / total)[:, : count * group].reshape(requests, spec.kv_heads, count, group, -1)
+    return out.permute(0, 2, 1, 3, 4).reshape(requests, count, heads, -1).to(queries.q.dtype)
 
 
 def _grouped(q: Tensor, kv_heads: int) -> Tensor:
@@ -115,27 +115,34 @@ def _first_block(queries: Queries, spec: AttentionSpec) -> int:
 
 
 def _block(kv: Tensor, queries: Queries, first: int, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
-    """K [R * Hkv, D, SPLIT] and V [R * Hkv, SPLIT, D] of the context from `first` on, in float32.
+    """K [R * Hkv, D, SPLIT] and V [R * Hkv, SPLIT, value_dim] of the context from `first` on, in float32.
 
-    What lies past a request's end is another's old data, and a weight of 0 would not keep its infinities out: V is 0.
+    What lies past a request's end is another's old data, and page 0, which stands behind its window, holds what padding
+    wrote; a weight of 0 would not keep infinities out: there V is 0.
     """
     pages = queries.table[:, first // spec.page_size : (first + SPLIT) // spec.page_size]
     missing = SPLIT // spec.page_size - pages.shape[1]
     if missing:
         pages = torch.nn.functional.pad(pages, (0, missing))
     cache = widened(kv[pages], spec.head_dim).permute(2, 0, 3, 1, 4, 5)
-    cache = cache.reshape(2, -1, spec.kv_heads, SPLIT, spec.head_dim)
-    if first + SPLIT > queries.span[0]:
-        past = torch.arange(first, first + SPLIT) >= queries.lengths[:, None]
-        cache = cache.masked_fill(past[:, None, :, None], 0)
-    k, v = cache.reshape(2, -1, SPLIT, spec.head_dim)
-    return k.transpose(1, 2), v
+    cache = cache.reshape(kv.shape[1], -1, spec.kv_heads, SPLIT, spec.head_dim)
+    if first + SPLIT > queries.span[0] or spec.window is not None:
+        slots = torch.arange(first, first + SPLIT)
+        foreign = slots >= queries.lengths[:, None]
+        if spec.window is not None:
+            foreign = foreign | (slots <= queries.positions.amin(1, keepdim=True) - spec.window)
+        cache = cache.masked_fill(foreign[:, None, :, None], 0)
+    kept = cache.reshape(kv.shape[1], -1, SPLIT, spec.head_dim)
+    return kept[0].transpose(1, 2), kept[-1][..., : spec.value_dim]
 
 
-def _seen(positions: Tensor, first: int, spec: AttentionSpec) -> Tensor:
+def _seen(positions: Tensor, lengths: Tensor, first: int, spec: AttentionSpec) -> Tensor:
     """[R * Hkv, rows, SPLIT]: whether a row may look at a slot."""
-    slots = torch.arange(first, first + SPLIT, device=positions.device)
-    seen = slots <= positions[:, :, None]
+    slots, places = torch.arange(first, first + SPLIT, device=positions.device), positions[:, :, None]
+    if spec.causal:
+        seen = slots <= places
+    else:
+        seen = (slots < lengths.repeat_interleave(spec.kv_heads)[:, None, None]).expand(*positions.shape, SPLIT)
     if spec.window is not None:
-        seen = seen & (slots > positions[:, :, None] - spec.window)
+        seen = seen & (slots > places - spec.window) & (slots < places + spec.window)
     return seen

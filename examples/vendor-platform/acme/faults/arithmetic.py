@@ -11,7 +11,7 @@ from acme.faults import fault
 from acme.kernels import TILE
 
 
-def _op(name: str, change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def of_op(name: str, change: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """A change of kernels.of for one op alone. A kernel is made once: shapes are remembered by it."""
 
     def of_changed(of: Any) -> Any:
@@ -87,7 +87,7 @@ def _backwards(joined: Any) -> Any:
 
 fault(
     "wrong-dtype", "Activations give float32 whatever they are given.", "ops.specification",
-    ("kernels:of", _op("activate", _with_float32)),
+    ("kernels:of", of_op("activate", _with_float32)),
 )  # fmt: skip
 fault("lost-row", "A product's last row is not computed.", "ops.placed", ("kernels:product", _without_last_row))
 fault("nan-spreads", "A NaN in one row of a product is in all rows.", "ops.finite", ("kernels:product", _spreading))
@@ -103,14 +103,17 @@ fault(
 )
 fault(
     "draw-ignores-position", "A draw is the same at every position of a request.", "sampling.draws",
-    ("kernels:of", _op("sample", _at_position_0)),
+    ("kernels:of", of_op("sample", _at_position_0)),
 )  # fmt: skip
 fault(
     "rank-off-by-one", "Ranks of tokens count from 0.", "sampling.logprobs",
-    ("kernels:of", _op("top_logprobs", _ranks_from_0)),
+    ("kernels:of", of_op("top_logprobs", _ranks_from_0)),
 )  # fmt: skip
 fault(
-    "ban-ignored", "Banned tokens keep their logits.", "sampling.edits", ("kernels:of", _op("ban_tokens", _not_banned))
+    "ban-ignored",
+    "Banned tokens keep their logits.",
+    "sampling.edits",
+    ("kernels:of", of_op("ban_tokens", _not_banned)),
 )
 fault(
     "reduce-drops-rank", "all_reduce leaves out the last rank.", "communicator.collectives",

@@ -10,6 +10,7 @@ from torch import Tensor
 from acme.attention import ROWS
 from acme.chip import FP8
 from acme.faults import fault
+from acme.faults.arithmetic import of_op
 
 E4M3FN = torch.float8_e4m3fn
 
@@ -67,6 +68,24 @@ def _endless(context: Any) -> Any:
     return faulty
 
 
+def _unmasked(context: Any) -> Any:
+    return lambda kv, work, slots, spec: context(kv, work, slots, replace(spec, window=None))
+
+
+def _first_groups(attend: Any) -> Any:
+    def faulty(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, books: Any, sinks: Any, spec: AttentionSpec) -> Tensor:
+        return attend(q, k, v, kv, books._replace(group=books.batch.groups[0]), sinks, spec)
+
+    return faulty
+
+
+def _all_together(attention: Any) -> Any:
+    def faulty(q: Tensor, k: Tensor, v: Tensor, batch: Any, spec: AttentionSpec, sinks: Any) -> Tensor:
+        return attention(q, k, v, batch._replace(owners=torch.zeros_like(batch.owners)), spec, sinks)
+
+    return faulty
+
+
 def _as_e4m3fn(decoded: Any) -> Any:
     return lambda rows: decoded(rows.view(E4M3FN) if rows.dtype == FP8 else rows)
 
@@ -104,6 +123,22 @@ fault(
 fault(
     "stale-values", "What another request left in a page gets in.", "attention.stale", ("attention:context", _endless)
 )
+fault(
+    "behind-window",
+    "What stands on page 0 gets in where a window has left pages behind.",
+    "attention.window",
+    ("attention:context", _unmasked),
+)
+fault(
+    "first-group",
+    "Every layer writes and reads where the first group's table says.",
+    "cache.groups",
+    ("attention:attend", _first_groups),
+)
+fault(
+    "sees-neighbours", "Attention that keeps nothing sees other requests' tokens.", "attention.plain",
+    ("kernels:of", of_op("attention", _all_together)),
+)  # fmt: skip
 fault(
     "fp8-other-limits", "fp8 is read with another format's limits.", "cache.format", ("attention:decoded", _as_e4m3fn)
 )

@@ -51,6 +51,10 @@ def _half(estimate: Any) -> Any:
     return faulty
 
 
+def _no_workspace(estimate: Any) -> Any:
+    return lambda self, model, weights, extent: estimate(self, model, weights, extent)._replace(workspace=0)
+
+
 fault("dirty-cache", "A new cache holds numbers.", "memory.cache", ("device:zeroed", _dirty))
 fault(
     "lost-page",
@@ -69,3 +73,4 @@ fault(
     "all-free", "All memory is always free, and none was ever used.", "memory.facts", ("memory:Pool.facts", _all_free)
 )
 fault("wrong-plan", "estimate() is half of what place() takes.", "memory.plan", ("platform:Acme.estimate", _half))
+fault("no-workspace", "estimate() counts weights alone.", "memory.plan", ("platform:Acme.estimate", _no_workspace))

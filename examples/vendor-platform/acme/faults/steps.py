@@ -24,6 +24,14 @@ def _stale_table(launch: Any) -> Any:
     return faulty
 
 
+def _backwards(launch: Any) -> Any:
+    def faulty(self: Any, state: Any, batch: Any) -> Any:
+        outputs = launch(self, state, batch)
+        return outputs._replace(taps=outputs.taps[::-1])
+
+    return faulty
+
+
 def _variant(batch: Any) -> Variant:
     """The size of a step."""
     tokens, requests, rows = batch.token_ids.shape[0], batch.starts.shape[0] - 1, batch.rows.shape[0]
@@ -93,3 +101,4 @@ fault(
     "graphs.buckets",
     ("compile:Programs.__call__", _never_again),
 )
+fault("taps-backwards", "Taps come in another order.", "models.outputs", ("program:Program.launch", _backwards))
