@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from quintet.config import EngineConfig
 from quintet.engine.chat import render_chats
 from quintet.engine.client import Client
-from quintet.engine.prompts import Prompt, parse_prompts
+from quintet.engine.prompts import Prompt
 from quintet.outputs import RequestOutput
 from quintet.sampling_params import SamplingParams
 
@@ -72,7 +72,7 @@ class AsyncLLM:
         priority: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Completes one prompt; yields as sampling_params.output_kind says. Leaving the loop ends the request."""
-        parsed = parse_prompts(prompt, self._client.tokenizer, self._client.vocab_size)
+        parsed = self._client.parse(prompt)
         if len(parsed) != 1:
             raise ValueError(f"generate() takes one prompt, not {len(parsed)}; call it once for each")
         async with aclosing(self._follow(parsed[0], sampling_params, request_id, priority)) as outputs:

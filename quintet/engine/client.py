@@ -5,6 +5,7 @@ import logging
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from quintet.config import EngineConfig
 from quintet.engine.admission import Admission, Bounds
@@ -14,7 +15,7 @@ from quintet.engine.hub import resolve_tokenizer
 from quintet.engine.interrupts import Uninterrupted
 from quintet.engine.logits_processors import load_processors
 from quintet.engine.output import OutputProcessor
-from quintet.engine.prompts import Prompt
+from quintet.engine.prompts import Prompt, parse_prompts
 from quintet.engine.sleep import check_tags
 from quintet.engine.start import Prepared, launch, prepare
 from quintet.engine.tokenizer import Tokenizer, load_tokenizer
@@ -59,6 +60,11 @@ class Client:
         """A request id that this client has not given before."""
         return str(next(self._ids))
 
+    def parse(self, prompts: Any) -> list[Prompt]:
+        """One prompt or a list of them, in any form; ValueError says which is wrong, and why."""
+        bounds = self.admission.bounds
+        return parse_prompts(prompts, self.tokenizer, bounds.vocab_size, bounds.embeds_width)
+
     def compile_grammar(self, params: SamplingParams) -> None:
         """Ahead of add(), which would have its thread wait for it. ValueError as there."""
         if params.structured_outputs is not None:
@@ -70,7 +76,8 @@ class Client:
         """Admits and queues a request; ValueError says what is wrong, and then nothing was queued."""
         self.engine.check_awake()
         requests = self.admission.admit(request_id, prompt, params, priority)
-        self.processor.add(request_id, params, requests[0].prompt_ids, prompt.text)
+        ids, placeholders = requests[0].prompt_ids, bool(prompt.embeds)
+        self.processor.add(request_id, params, ids, prompt.text, placeholders=placeholders)
         for request in requests:
             self.engine.add(request)
 
@@ -125,7 +132,7 @@ def _eos_ids(prepared: Prepared, tokenizer: Tokenizer | None) -> frozenset[int]:
 def _admission(prepared: Prepared, tokenizer: Tokenizer | None, grammars: Grammars) -> Admission:
     config, generation = prepared.config, dict(prepared.generation)
     generation.pop("eos_token_id", None)
-    bounds = Bounds(prepared.vocab_size, prepared.plan.max_model_len, config.max_logprobs)
+    bounds = Bounds(prepared.vocab_size, prepared.plan.max_model_len, config.max_logprobs, prepared.embeds_width)
     if tokenizer is None:
         generation["detokenize"] = False
     processors = load_processors(config.logits_processors)
