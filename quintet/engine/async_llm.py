@@ -117,6 +117,10 @@ class AsyncLLM:
     async def reset_prefix_cache(self) -> None:
         await self._call(self._client.engine.reset_prefix_cache)
 
+    async def reload_weights(self, path: str | None = None) -> None:
+        """Takes over other weights of the same model while requests run, as LLM.reload_weights."""
+        await self._call(lambda: self._client.reload_weights(path))
+
     async def sleep(self, level: int = 1) -> None:
         """Gives the device's memory back until wake_up(), as LLM.sleep; ValueError while requests run."""
         await self._call(partial(self._sleep, level))

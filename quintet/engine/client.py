@@ -11,7 +11,7 @@ from quintet.config import EngineConfig
 from quintet.engine.admission import Admission, Bounds
 from quintet.engine.engine import Engine
 from quintet.engine.grammar import Grammars
-from quintet.engine.hub import resolve_tokenizer
+from quintet.engine.hub import load_model_config, resolve_model, resolve_tokenizer
 from quintet.engine.interrupts import Uninterrupted
 from quintet.engine.logits_processors import load_processors
 from quintet.engine.output import OutputProcessor
@@ -23,6 +23,10 @@ from quintet.outputs import RequestOutput
 from quintet.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
+
+
+# entries of a config.json that say how it was saved, not what is computed
+_OF_A_FILE = ("_name_or_path", "architectures", "dtype", "transformers_version", "use_cache")
 
 
 class Client:
@@ -113,6 +117,26 @@ class Client:
     def metrics(self) -> dict[str, float]:
         """Engine.Stats as plain numbers."""
         return asdict(self.engine.stats())
+
+    def reload_weights(self, path: str | None = None) -> None:
+        """See LLM.reload_weights."""
+        folder = self.prepared.folder if path is None else self._folder_of(path)
+        self.engine.reload_weights(None if self.config.load_format == "dummy" else folder)
+
+    def _folder_of(self, model: str) -> Path:
+        """ValueError if it is another model than the one that runs, by its config.json."""
+        folder = resolve_model(self.config.replace(model=model))
+        ours, other = (
+            {name: value for name, value in each.get_text_config().to_dict().items() if name not in _OF_A_FILE}
+            for each in (self.prepared.hf_config, load_model_config(folder, self.config.hf_overrides))
+        )
+        differs = sorted(name for name in {*ours, *other} if ours.get(name) != other.get(name))
+        if differs:
+            raise ValueError(
+                f"{folder} is another model than the one that runs: its config.json differs in {', '.join(differs)}; "
+                "start an engine on it"
+            )
+        return folder
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """All of the engine. `tags` may name what sleeps, as vLLM's do; a part of it is refused."""

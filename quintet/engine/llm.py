@@ -96,6 +96,14 @@ class LLM:
         """Forgets cached beginnings, as after a change of weights."""
         self._client.engine.reset_prefix_cache()
 
+    def reload_weights(self, path: str | None = None) -> None:
+        """Takes over the weights of a folder or hub id, or of the engine's own folder as it is now, while it runs.
+
+        They are of the same model, in the same form. Nothing is compiled or recorded anew; cached beginnings are
+        forgotten, and running requests go on with the tokens that they have. ValueError: nothing has changed.
+        """
+        self._client.reload_weights(path)
+
     def sleep(self, level: int = 1) -> None:
         """Gives the device's memory back until wake_up(). Level 1 puts weights aside on the host, level 2 drops them.
 
