@@ -104,7 +104,7 @@ class Reader(Protocol):
         """The tensors that the part is in, by name."""
 
     def form(self, cut: Cut) -> Form:
-        """What matrix() finds; ValueError where a share cuts what cannot be cut."""
+        """What matrix() finds; plain where the share cuts what cannot be cut, and floats() alone serves."""
 
     def matrix(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Matrix:
         """The share of it, canonical; nothing else is unpacked."""

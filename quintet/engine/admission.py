@@ -21,6 +21,7 @@ class Bounds:
     vocab_size: int
     max_model_len: int
     max_logprobs: int
+    embeds_width: int = 0  # numbers of an embedding that stands for a token of a prompt; 0: none may
 
 
 @dataclass
@@ -48,6 +49,8 @@ class Admission:
             processor.validate(params)
         if params.structured_outputs is not None:
             self._check_grammar(params.structured_outputs)
+        if prompt.embeds and params.prompt_logprobs is not None:
+            raise ParameterError("prompt_logprobs", "are of tokens, and this prompt is embeddings; leave it out")
         ids = _truncate(prompt.token_ids, params, self.bounds.max_model_len)
         room = self.bounds.max_model_len - len(ids)
         if room < 1:
@@ -62,6 +65,8 @@ class Admission:
             self._num_unseeded += 1
         stop_ids = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self.eos_ids)
         bad_words = self._bad_words(params)
+        row = len(prompt.embeds) // len(prompt.token_ids)  # bytes
+        embeds = prompt.embeds[len(prompt.embeds) - row * len(ids) :]
         arrival = time.monotonic()
         return [
             Admitted(
@@ -76,6 +81,7 @@ class Admission:
                 priority=priority,
                 arrival=arrival,
                 scored=index == 0,
+                embeds=embeds,
             )
             for index, engine_id in enumerate(child_ids(request_id, params.n))
         ]

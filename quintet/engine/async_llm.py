@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from quintet.config import EngineConfig
 from quintet.engine.chat import render_chats
 from quintet.engine.client import Client
-from quintet.engine.prompts import Prompt, parse_prompts
+from quintet.engine.prompts import Prompt
 from quintet.outputs import RequestOutput
 from quintet.sampling_params import SamplingParams
 
@@ -72,7 +72,7 @@ class AsyncLLM:
         priority: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Completes one prompt; yields as sampling_params.output_kind says. Leaving the loop ends the request."""
-        parsed = parse_prompts(prompt, self._client.tokenizer, self._client.vocab_size)
+        parsed = self._client.parse(prompt)
         if len(parsed) != 1:
             raise ValueError(f"generate() takes one prompt, not {len(parsed)}; call it once for each")
         async with aclosing(self._follow(parsed[0], sampling_params, request_id, priority)) as outputs:
@@ -116,6 +116,10 @@ class AsyncLLM:
 
     async def reset_prefix_cache(self) -> None:
         await self._call(self._client.engine.reset_prefix_cache)
+
+    async def reload_weights(self, path: str | None = None) -> None:
+        """Takes over other weights of the same model while requests run, as LLM.reload_weights."""
+        await self._call(lambda: self._client.reload_weights(path))
 
     async def sleep(self, level: int = 1) -> None:
         """Gives the device's memory back until wake_up(), as LLM.sleep; ValueError while requests run."""

@@ -8,7 +8,7 @@ import numpy as np
 from quintet.engine.request import Request
 from quintet.engine.rows import Rows, rows_of
 from quintet.engine.scheduler import Plan
-from quintet.types import Array, HostBatch, HostGroup, Variant
+from quintet.types import Array, HostBatch, HostGroup, HostInputs, Variant
 
 
 class BatchBuilder:
@@ -24,7 +24,7 @@ class BatchBuilder:
         """The step's arrays, and whose logits come out of it."""
         requests = list(plan.tokens)
         decoding = plan.num_tokens == len(requests) and not any(r.params.prompt_logprobs is not None for r in requests)
-        if decoding and all(r.num_computed + 1 == len(r.token_ids) for r in requests):
+        if decoding and all(r.num_computed + 1 == len(r.token_ids) and not _embedded(r) for r in requests):
             batch, rows = self._decode(requests)
         else:
             batch, rows = self._mixed(requests, plan)
@@ -73,6 +73,7 @@ class BatchBuilder:
             starts=starts,
             rows=wanted,
             groups=tuple(groups),
+            inputs=_inputs(plan) if any(_embedded(request) for request in requests) else HostInputs(),
         )
         return batch, rows
 
@@ -88,6 +89,26 @@ def _token_ids(plan: Plan) -> Array:
     for request, count in plan.tokens.items():
         ids += request.token_ids[request.num_computed : request.num_computed + count]
     return np.array(ids, np.int32)
+
+
+def _embedded(request: Request) -> bool:
+    """Whether embeddings stand in the places of the tokens that it computes next."""
+    return request.num_computed < request.num_prompt and bool(request.admitted.embeds)
+
+
+def _inputs(plan: Plan) -> HostInputs:
+    """The embeddings of a step's prompts, and where they stand among its tokens."""
+    rows, places = [], np.full(plan.num_tokens, -1, np.int32)
+    at = found = 0
+    for request, count in plan.tokens.items():
+        if _embedded(request):
+            start, stop = request.num_computed, min(request.num_computed + count, request.num_prompt)
+            given = stop - start
+            rows.append(np.frombuffer(request.embeds(start, stop), np.float32).reshape(given, -1))
+            places[at : at + given] = np.arange(found, found + given)
+            found += given
+        at += count
+    return HostInputs(embeds=np.concatenate(rows), places=places)
 
 
 def _table(requests: Sequence[Request], group: int) -> Array:
@@ -107,7 +128,9 @@ def _table(requests: Sequence[Request], group: int) -> Array:
 
 def pad(batch: HostBatch, variants: Sequence[Variant]) -> HostBatch:
     """Padded tokens write to page 0 and belong to the last row; padded requests have length 0."""
-    variant = next(each for each in variants if each.tokens >= len(batch.token_ids))  # the smallest: they are in order
+    count, inputs = len(batch.token_ids), ("embeds",) if batch.inputs.embeds is not None else ()
+    # the smallest: they are in order
+    variant = next(each for each in variants if each.tokens >= count and each.inputs == inputs)
     starts = np.full(variant.requests + 1, batch.starts[-1], np.int32)
     starts[: len(batch.starts)] = batch.starts
     groups = []
@@ -122,14 +145,25 @@ def pad(batch: HostBatch, variants: Sequence[Variant]) -> HostBatch:
         starts=starts,
         rows=_fill(batch.rows, variant.rows),
         groups=tuple(groups),
+        inputs=_pad_inputs(batch.inputs, variant),
     )
+
+
+def _pad_inputs(inputs: HostInputs, variant: Variant) -> HostInputs:
+    if inputs.embeds is None or inputs.places is None:
+        return inputs
+    embeds = np.zeros((variant.tokens, variant.width), np.float32)
+    embeds[: len(inputs.embeds)] = inputs.embeds
+    return inputs._replace(embeds=embeds, places=_fill(inputs.places, variant.tokens, -1))
 
 
 def pad_decode(batch: HostBatch, variants: Sequence[Variant]) -> HostBatch:
     """A step in which each request brings one token, with requests of one token on page 0 up to the next size that is
-    captured; any other step as it is. Rows stay, and tables are as wide as they were."""
+    captured; any other step, and one with embeddings, as it is. Rows stay, and tables are as wide as they were."""
     count = len(batch.token_ids)
     if count != len(batch.starts) - 1 or len(batch.rows) > count or count > variants[-1].tokens:
+        return batch
+    if batch.inputs.embeds is not None:
         return batch
     size = variants[bisect_left(variants, count, key=lambda each: each.tokens)].tokens
     if size == count:

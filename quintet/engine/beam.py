@@ -34,6 +34,8 @@ def search(client: Client, prompt: Prompt, params: BeamSearchParams) -> BeamSear
     ValueError says what is wrong with the prompt or a parameter; RuntimeError, that a step failed.
     """
     _check(client, params)
+    if prompt.embeds:
+        raise ValueError("beam_search goes on from token ids; give text or ids in the place of 'prompt_embeds'")
     start = len(prompt.token_ids)
     eos = frozenset() if params.ignore_eos else client.admission.eos_ids
     beams, ended = [BeamSearchSequence(list(prompt.token_ids))], []

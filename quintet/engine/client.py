@@ -5,16 +5,17 @@ import logging
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from quintet.config import EngineConfig
 from quintet.engine.admission import Admission, Bounds
 from quintet.engine.engine import Engine
 from quintet.engine.grammar import Grammars
-from quintet.engine.hub import resolve_tokenizer
+from quintet.engine.hub import load_model_config, resolve_model, resolve_tokenizer
 from quintet.engine.interrupts import Uninterrupted
 from quintet.engine.logits_processors import load_processors
 from quintet.engine.output import OutputProcessor
-from quintet.engine.prompts import Prompt
+from quintet.engine.prompts import Prompt, parse_prompts
 from quintet.engine.sleep import check_tags
 from quintet.engine.start import Prepared, launch, prepare
 from quintet.engine.tokenizer import Tokenizer, load_tokenizer
@@ -22,6 +23,10 @@ from quintet.outputs import RequestOutput
 from quintet.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
+
+
+# entries of a config.json that say how it was saved, not what is computed
+_OF_A_FILE = ("_name_or_path", "architectures", "dtype", "transformers_version", "use_cache")
 
 
 class Client:
@@ -59,6 +64,11 @@ class Client:
         """A request id that this client has not given before."""
         return str(next(self._ids))
 
+    def parse(self, prompts: Any) -> list[Prompt]:
+        """One prompt or a list of them, in any form; ValueError says which is wrong, and why."""
+        bounds = self.admission.bounds
+        return parse_prompts(prompts, self.tokenizer, bounds.vocab_size, bounds.embeds_width)
+
     def compile_grammar(self, params: SamplingParams) -> None:
         """Ahead of add(), which would have its thread wait for it. ValueError as there."""
         if params.structured_outputs is not None:
@@ -70,7 +80,8 @@ class Client:
         """Admits and queues a request; ValueError says what is wrong, and then nothing was queued."""
         self.engine.check_awake()
         requests = self.admission.admit(request_id, prompt, params, priority)
-        self.processor.add(request_id, params, requests[0].prompt_ids, prompt.text)
+        ids, placeholders = requests[0].prompt_ids, bool(prompt.embeds)
+        self.processor.add(request_id, params, ids, prompt.text, placeholders=placeholders)
         for request in requests:
             self.engine.add(request)
 
@@ -107,6 +118,26 @@ class Client:
         """Engine.Stats as plain numbers."""
         return asdict(self.engine.stats())
 
+    def reload_weights(self, path: str | None = None) -> None:
+        """See LLM.reload_weights."""
+        folder = self.prepared.folder if path is None else self._folder_of(path)
+        self.engine.reload_weights(None if self.config.load_format == "dummy" else folder)
+
+    def _folder_of(self, model: str) -> Path:
+        """ValueError if it is another model than the one that runs, by its config.json."""
+        folder = resolve_model(self.config.replace(model=model))
+        ours, other = (
+            {name: value for name, value in each.get_text_config().to_dict().items() if name not in _OF_A_FILE}
+            for each in (self.prepared.hf_config, load_model_config(folder, self.config.hf_overrides))
+        )
+        differs = sorted(name for name in {*ours, *other} if ours.get(name) != other.get(name))
+        if differs:
+            raise ValueError(
+                f"{folder} is another model than the one that runs: its config.json differs in {', '.join(differs)}; "
+                "start an engine on it"
+            )
+        return folder
+
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """All of the engine. `tags` may name what sleeps, as vLLM's do; a part of it is refused."""
         check_tags(tags)
@@ -125,7 +156,7 @@ def _eos_ids(prepared: Prepared, tokenizer: Tokenizer | None) -> frozenset[int]:
 def _admission(prepared: Prepared, tokenizer: Tokenizer | None, grammars: Grammars) -> Admission:
     config, generation = prepared.config, dict(prepared.generation)
     generation.pop("eos_token_id", None)
-    bounds = Bounds(prepared.vocab_size, prepared.plan.max_model_len, config.max_logprobs)
+    bounds = Bounds(prepared.vocab_size, prepared.plan.max_model_len, config.max_logprobs, prepared.embeds_width)
     if tokenizer is None:
         generation["detokenize"] = False
     processors = load_processors(config.logits_processors)

@@ -9,6 +9,7 @@ Around it stand admission.py (prompts to requests) and output.py (deltas to text
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from quintet.engine.flights import Flights
 from quintet.engine.grammar import Grammars, wait_for_any
@@ -291,6 +292,20 @@ class Engine:
             self._runner.wake()
             self.asleep = 0
             logger.info("awake")
+
+    def reload_weights(self, folder: Path | None) -> None:
+        """Other weights of the same model, written over those that are there; nothing is compiled or recorded anew.
+
+        Steps that run are waited for. Requests go on with the tokens that they have: what these left in the cache is
+        computed again. ValueError if the folder's weights do not fit, and then nothing has changed.
+        """
+        self.check_awake()
+        self._land()
+        with Uninterrupted():
+            self._runner.reload(folder)
+            self.reset_prefix_cache()
+            self._start_over()
+        logger.info("weights are those of %s", folder or "load_format='dummy'")
 
     def check_awake(self) -> None:
         """ValueError while it sleeps."""

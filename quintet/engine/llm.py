@@ -10,7 +10,7 @@ from quintet.config import EngineConfig
 from quintet.engine import beam
 from quintet.engine.chat import render_chats
 from quintet.engine.client import Client
-from quintet.engine.prompts import Prompt, parse_prompts
+from quintet.engine.prompts import Prompt
 from quintet.outputs import RequestOutput
 from quintet.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
@@ -44,12 +44,13 @@ class LLM:
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Completes text, lists of token ids, {"prompt": ...} or {"prompt_token_ids": ...}: one, or a list of them.
+        """Completes text, lists of token ids, {"prompt": ...}, {"prompt_token_ids": ...} or, with enable_prompt_embeds,
+        {"prompt_embeds": tensor [tokens, hidden]}: one, or a list of them.
 
         The results are in the order of the prompts. One SamplingParams serves all, or one is given for each. If any
         prompt or parameter is wrong, ValueError says which, and nothing is run.
         """
-        parsed = parse_prompts(prompts, self._client.tokenizer, self._client.vocab_size)
+        parsed = self._client.parse(prompts)
         return self._run(parsed, sampling_params, use_tqdm, priority)
 
     def chat(
@@ -67,7 +68,7 @@ class LLM:
 
         They start when the first output is asked for. Several streams, and other calls between, take turns.
         """
-        parsed = parse_prompts(prompts, self._client.tokenizer, self._client.vocab_size)
+        parsed = self._client.parse(prompts)
         return self._stream(parsed, sampling_params)
 
     def stream_chat(self, messages: Any, sampling_params: Params = None, **template: Any) -> Iterator[RequestOutput]:
@@ -76,7 +77,7 @@ class LLM:
 
     def beam_search(self, prompts: Any, params: BeamSearchParams) -> list[beam.BeamSearchOutput]:
         """The likeliest outputs of each prompt, best first."""
-        parsed = parse_prompts(prompts, self._client.tokenizer, self._client.vocab_size)
+        parsed = self._client.parse(prompts)
         return [beam.search(self._client, prompt, params) for prompt in parsed]
 
     def get_tokenizer(self) -> Any:
@@ -94,6 +95,14 @@ class LLM:
     def reset_prefix_cache(self) -> None:
         """Forgets cached beginnings, as after a change of weights."""
         self._client.engine.reset_prefix_cache()
+
+    def reload_weights(self, path: str | None = None) -> None:
+        """Takes over the weights of a folder or hub id, or of the engine's own folder as it is now, while it runs.
+
+        They are of the same model, in the same form. Nothing is compiled or recorded anew; cached beginnings are
+        forgotten, and running requests go on with the tokens that they have. ValueError: nothing has changed.
+        """
+        self._client.reload_weights(path)
 
     def sleep(self, level: int = 1) -> None:
         """Gives the device's memory back until wake_up(). Level 1 puts weights aside on the host, level 2 drops them.

@@ -75,30 +75,36 @@ def num_bytes(model: nn.Module, platform: Platform) -> int:
 
 def load(model: Family, platform: Platform, folder: Path | None, progress: bool = True, rank: int = 0) -> None:
     """Fills a rank's model from the folder's safetensors, or from random numbers where there is no folder."""
-    for each, tensors in _read(model, folder, progress):
+    for each, tensors in Reading(model, folder).weights(progress):
         each.layer.assign(platform.place(each.weight, tensors))
     for layer in (module for module in model.modules() if isinstance(module, Layer)):
         for name, tensor in layer.constants().items():
             layer.assign(platform.place(_constant(name, tensor, rank), {name: tensor}))
 
 
-def reload(model: Family, platform: Platform, folder: Path | None, progress: bool = False) -> None:
-    """Writes the folder's weights into those that are there. ValueError if they do not fit, before one is changed."""
-    for each, tensors in _read(model, folder, progress):
-        platform.place(each.weight, tensors, into=each.layer.placed)
+class Reading:
+    """A folder's weights for a model: once it is made, all are known to be there and to fit."""
 
+    def __init__(self, model: Family, folder: Path | None) -> None:
+        self._wanted = declared(model)
+        self._source: Checkpoint | Dummy = Dummy() if folder is None else Checkpoint(folder, model)
+        self._source.check(self._wanted)
 
-def _read(model: Family, folder: Path | None, progress: bool) -> Iterator[tuple[Declared, dict[str, Tensor]]]:
-    """Each weight with the tensors that it is made of; all are known to be there when the first comes."""
-    wanted = declared(model)
-    source: Checkpoint | Dummy = Dummy() if folder is None else Checkpoint(folder, model)
-    source.check(wanted)
-    shelf = Shelf(source, wanted)
-    wanted.sort(key=_nbytes, reverse=True)  # while one is placed its source is there too: large ones go first
-    for each in tqdm(wanted, desc="Loading weights", unit="tensor", disable=not progress, leave=False, mininterval=0.5):
-        tensors = shelf.read(each.weight)
-        yield each, tensors
-        source.forget(tensors.values())  # its place holds a copy, or reads the file again
+    def weights(self, progress: bool = False) -> Iterator[tuple[Declared, dict[str, Tensor]]]:
+        """Each with the tensors that it is made of."""
+        shelf = Shelf(self._source, self._wanted)
+        large = sorted(self._wanted, key=_nbytes, reverse=True)  # while one is placed its source is there too
+        for each in tqdm(
+            large, desc="Loading weights", unit="tensor", disable=not progress, leave=False, mininterval=0.5
+        ):
+            tensors = shelf.read(each.weight)
+            yield each, tensors
+            self._source.forget(tensors.values())  # its place holds a copy, or reads the file again
+
+    def overwrite(self, platform: Platform) -> None:
+        """Writes them into those that the model has."""
+        for each, tensors in self.weights():
+            platform.place(each.weight, tensors, into=each.layer.placed)
 
 
 def _nbytes(each: Declared) -> int:

@@ -168,7 +168,8 @@ class _Seen:
 
     def __init__(self, request: Request) -> None:
         self.request = request
-        prompt = request.token_ids[: request.num_prompt] if request.params.repetition_penalty != 1 else []
+        counted = request.params.repetition_penalty != 1 and not request.admitted.embeds
+        prompt = request.token_ids[: request.num_prompt] if counted else []
         self.ids = np.unique(np.array(prompt, np.int32))  # room is doubled as needed
         self.counts = np.zeros(len(self.ids), np.int32)
         self.size = len(self.ids)

@@ -83,10 +83,11 @@ class OutputProcessor:
         prompt_ids: Sequence[int],
         prompt: str | None = None,
         arrival: float | None = None,
+        placeholders: bool = False,
     ) -> list[str]:
         """Registers a request, before its first delta. Returns the ids of its n engine requests.
 
-        `arrival` is a time.monotonic(); None is now.
+        `arrival` is a time.monotonic(); None is now. `placeholders`: the ids only hold the places of embeddings.
         """
         engine_ids = child_ids(request_id, params.n)
         taken = [each for each in (request_id, *engine_ids) if each in self._requests or each in self._owners]
@@ -95,12 +96,13 @@ class OutputProcessor:
         if self.tokenizer is None and params.detokenize:
             raise ValueError("the engine has no tokenizer, so it can give no text; set detokenize=False")
         arrival = time.monotonic() if arrival is None else arrival
+        before = () if placeholders else prompt_ids
         request = _Request(
             request_id,
             prompt,
             list(prompt_ids),
             params,
-            completions=[self._start(each, i, params, prompt_ids) for i, each in enumerate(engine_ids)],
+            completions=[self._start(each, i, params, before) for i, each in enumerate(engine_ids)],
             prompt_logprobs=None if params.prompt_logprobs is None else [None],
             metrics=RequestMetrics(arrival, num_prompt_tokens=len(prompt_ids)),
         )

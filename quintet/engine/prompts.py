@@ -5,56 +5,82 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
+from quintet.engine.embeds import embeds_bytes
 from quintet.engine.tokenizer import Tokenizer, refuse_surrogates
 from quintet.names import refuse_unknown
 
-_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
-_FORMS = "a prompt is text, a list of token ids, or a dict with 'prompt' or 'prompt_token_ids'"
+_KEYS = ("prompt", "prompt_token_ids", "prompt_embeds", "cache_salt")
+_FORMS = "a prompt is text, a list of token ids, or a dict with 'prompt', 'prompt_token_ids' or 'prompt_embeds'"
 
 
 @dataclass(frozen=True)
 class Prompt:
     """One prompt, ready for the engine."""
 
-    token_ids: list[int]  # never empty, each in 0 .. vocab_size - 1
+    token_ids: list[int]  # never empty, each in 0 .. vocab_size - 1; of a prompt of embeddings, 0s that hold places
     text: str | None = None  # None if it was given as token ids
     cache_salt: str | None = None  # requests share cached pages only with the same salt
+    embeds: bytes = b""  # what stands in the place of the ids: float32, a row for each
 
 
-def parse_prompts(prompts: Any, tokenizer: Tokenizer | None, vocab_size: int) -> list[Prompt]:
-    """One prompt or a list of them. `vocab_size` is the model's. Raises ValueError that says which prompt and why."""
+def parse_prompts(prompts: Any, tokenizer: Tokenizer | None, vocab_size: int, width: int = 0) -> list[Prompt]:
+    """One prompt or a list of them. `vocab_size` is the model's; so is `width`, of embeddings that prompts may be, or 0
+    where they may not. Raises ValueError that says which prompt and why."""
     if isinstance(prompts, (list, tuple)) and not (prompts and _is_number(prompts[0])):
-        return [parse_prompt(prompt, tokenizer, vocab_size, f"prompt {i}") for i, prompt in enumerate(prompts)]
-    return [parse_prompt(prompts, tokenizer, vocab_size)]
+        return [parse_prompt(prompt, tokenizer, vocab_size, f"prompt {i}", width) for i, prompt in enumerate(prompts)]
+    return [parse_prompt(prompts, tokenizer, vocab_size, width=width)]
 
 
-def parse_prompt(prompt: Any, tokenizer: Tokenizer | None, vocab_size: int, name: str = "the prompt") -> Prompt:
+def parse_prompt(
+    prompt: Any, tokenizer: Tokenizer | None, vocab_size: int, name: str = "the prompt", width: int = 0
+) -> Prompt:
     """One prompt; `name` is what a message calls it."""
     if isinstance(prompt, str):
         return Prompt(_encode(prompt, tokenizer, vocab_size, name), prompt)
     if isinstance(prompt, (list, tuple)):
         return Prompt(_check_ids(prompt, vocab_size, name))
     if isinstance(prompt, Mapping):
-        return _parse_dict(prompt, tokenizer, vocab_size, name)
+        return _parse_dict(prompt, tokenizer, vocab_size, name, width)
     raise ValueError(f"{name} is of type {type(prompt).__name__}; {_FORMS}")
 
 
-def _parse_dict(prompt: Mapping[Any, Any], tokenizer: Tokenizer | None, vocab_size: int, name: str) -> Prompt:
+def _parse_dict(
+    prompt: Mapping[Any, Any], tokenizer: Tokenizer | None, vocab_size: int, name: str, width: int
+) -> Prompt:
     refuse_unknown("prompt key", map(str, prompt), _KEYS)
-    text, ids, salt = (prompt.get(key) for key in _KEYS)
+    text, ids, embeds, salt = (prompt.get(key) for key in _KEYS)
     if text is not None and not isinstance(text, str):
         raise ValueError(f"{name}: 'prompt' must be text, not {type(text).__name__}")
     if salt is not None and not (isinstance(salt, str) and salt):
         raise ValueError(f"{name}: 'cache_salt' must be text that is not empty, not {salt!r}")
     if salt is not None:
         refuse_surrogates(salt, f"{name}: 'cache_salt'")
+    if embeds is not None:
+        if ids is not None or text is not None:
+            raise ValueError(f"{name}: 'prompt_embeds' are the whole prompt; leave out 'prompt' and 'prompt_token_ids'")
+        return embedded(embeds, width, name, salt)
     if ids is None and text is None:
-        raise ValueError(f"{name} has neither 'prompt' nor 'prompt_token_ids'")
+        raise ValueError(f"{name} has neither 'prompt' nor 'prompt_token_ids' nor 'prompt_embeds'")
     if ids is None:
         return Prompt(_encode(str(text), tokenizer, vocab_size, name), text, salt)
     if not isinstance(ids, (list, tuple)):
         raise ValueError(f"{name}: 'prompt_token_ids' must be a list of ints, not {type(ids).__name__}")
     return Prompt(_check_ids(ids, vocab_size, name), text, salt)  # given both, the ids are run and the text is shown
+
+
+def embedded(embeds: Any, width: int, name: str, salt: str | None = None) -> Prompt:
+    """The prompt that is these embeddings."""
+    check_enabled(width, name)
+    given = embeds_bytes(embeds, width, name)
+    return Prompt([0] * (len(given) // (4 * width)), None, salt, given)
+
+
+def check_enabled(width: int, name: str) -> None:
+    """ValueError where prompts may not be embeddings."""
+    if not width:
+        raise ValueError(
+            f"{name}: 'prompt_embeds' are not taken here; start with enable_prompt_embeds=True (--enable-prompt-embeds)"
+        )
 
 
 def _encode(text: str, tokenizer: Tokenizer | None, vocab_size: int, name: str) -> list[int]:

@@ -43,6 +43,7 @@ class Admitted:
     priority: int = 0  # lower runs first
     arrival: float = field(default_factory=time.monotonic)  # all processes of a machine share this clock
     scored: bool = True  # whether prompt log-probabilities are read from it, if any are asked for
+    embeds: bytes = b""  # float32, a row for each of prompt_ids, which then only hold their places
 
 
 @dataclass(eq=False, slots=True)
@@ -98,6 +99,11 @@ class Request:
     def num_unknown(self) -> int:
         """Tokens that running steps draw, or that were guessed."""
         return len(self.token_ids) - self.num_known
+
+    def embeds(self, start: int, stop: int) -> memoryview:
+        """Of the embeddings, those in the places of tokens start .. stop - 1."""
+        row = len(self.admitted.embeds) // self.num_prompt  # bytes
+        return memoryview(self.admitted.embeds)[row * start : row * stop]
 
     @property
     def tokens_left(self) -> int:

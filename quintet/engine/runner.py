@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -228,6 +229,10 @@ class Runner:
     def wake(self) -> None:
         """Memory and weights as before; what failed may be tried again."""
         self._ranks.each(lambda worker: worker.wake())
+
+    def reload(self, folder: Path | None) -> None:
+        """Other weights on every rank, in the place of those that are there."""
+        self._ranks.each(lambda worker: worker.reload(folder))
 
     def _logits(self, host: HostBatch, carried: Carried | None) -> Tensor:
         """One step -> its logits, where they are sampled."""

@@ -67,7 +67,15 @@ class Prepared:
         """The sizes of all steps, where the device wants fixed shapes."""
         if not self.capabilities.static_shapes:
             return ()
-        return plan_variants(_most(self.config, self.ranks.workers[0], self.plan.max_model_len))
+        sizes = plan_variants(_most(self.config, self.ranks.workers[0], self.plan.max_model_len))
+        if not self.embeds_width:
+            return sizes
+        return *sizes, *(each._replace(inputs=("embeds",), width=self.embeds_width) for each in sizes)
+
+    @property
+    def embeds_width(self) -> int:
+        """Numbers of an embedding that a prompt may have in the place of a token; 0: none may be there."""
+        return self.ranks.workers[0].model.width if self.config.enable_prompt_embeds else 0
 
     @property
     def variants(self) -> tuple[Variant, ...]:

@@ -5,7 +5,7 @@ A request holds one list of pages per group. What no later token of a group can 
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from quintet.engine.groups import Keeping
@@ -98,7 +98,7 @@ class Tables:
         if len(request.page_hashes) < known // self.page_size:
             ids = request.token_ids[:known] if request.num_unknown else request.token_ids
             root = request.generation.to_bytes(8, "little") + request.admitted.salt
-            extend_chain(request.page_hashes, ids, self.page_size, root)
+            extend_chain(request.page_hashes, ids, self.page_size, root, request.embeds)
         return request.page_hashes[: tokens // self.page_size]
 
     def fits(self, found: Found, upto: int, whole: int) -> bool:
@@ -178,12 +178,22 @@ def _own(digest: bytes, index: int) -> bytes:
     return digest + index.to_bytes(2, "little") if index else digest
 
 
-def extend_chain(hashes: list[bytes], token_ids: Sequence[int], page_size: int, salt: bytes) -> None:
+def extend_chain(
+    hashes: list[bytes],
+    token_ids: Sequence[int],
+    page_size: int,
+    salt: bytes,
+    beside: Callable[[int, int], bytes | memoryview] = lambda start, stop: b"",
+) -> None:
     """Appends the hashes of the full pages that the chain lacks: each covers its tokens and, by its parent, all before.
 
     128 bits of BLAKE2b: two different beginnings never meet by chance or by design. The salt is the chain's root.
+    `beside(start, stop)` is what else tells those tokens from others, such as embeddings in their places: a page with
+    any hashes more bytes than a page with none.
     """
     for index in range(len(hashes), len(token_ids) // page_size):
         parent = hashes[index - 1] if index else hashlib.blake2b(salt, digest_size=16, person=b"quintet-root").digest()
         tokens = array("i", token_ids[index * page_size : (index + 1) * page_size])
-        hashes.append(hashlib.blake2b(parent + tokens.tobytes(), digest_size=16).digest())
+        digest = hashlib.blake2b(parent + tokens.tobytes(), digest_size=16)
+        digest.update(beside(index * page_size, (index + 1) * page_size))
+        hashes.append(digest.digest())

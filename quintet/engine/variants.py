@@ -45,9 +45,9 @@ def waste(variants: Sequence[Variant]) -> tuple[float, float]:
 
 def describe(variants: Sequence[Variant]) -> str:
     """What is compiled, and what it costs in padding."""
-    average, worst = waste(variants)
-    sizes = ", ".join(str(variant.tokens) for variant in variants)
-    last = variants[-1]
+    plain = [variant for variant in variants if not variant.inputs]  # the others have their sizes
+    average, worst = waste(plain)
+    sizes, last = ", ".join(str(variant.tokens) for variant in plain), plain[-1]
     pages = " + ".join(map(str, last.pages)) or "no"
     return (
         f"{len(variants)} compilations, for steps of {sizes} tokens (at most {last.requests} requests, {last.rows} "

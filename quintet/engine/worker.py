@@ -13,7 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from quintet.engine.groups import Arrangement, arrange
-from quintet.engine.loader import distinct, load, num_bytes, reload
+from quintet.engine.loader import Reading, distinct, load, num_bytes
 from quintet.layers.build import Build, Wanted, replacements, settle
 from quintet.layers.decoder import Family
 from quintet.layers.forms import Forms
@@ -134,7 +134,7 @@ class Worker:
         """Makes the cache, compiles the step, and captures."""
         self.renew_cache()
         shown, hidden = self._variants, not (progress and self._variants)
-        self._step = self.platform.compile(
+        self._step = self._whole = self.platform.compile(
             self.model, tqdm(shown, desc="Compiling", unit="size", disable=hidden, leave=False)
         )
         if self._ahead:
@@ -154,7 +154,7 @@ class Worker:
         """Gives memory back -> bytes; until wake() nothing may be asked of this worker."""
         freed = self.device.sleep(level)  # refuses before anything is let go
         freed += sum(_storages(self._state).values())
-        self._step, self._state = _asleep, ()  # a recorded step holds addresses
+        self._step, self._whole, self._state = _asleep, _asleep, ()  # a recorded step holds addresses
         if level == DROPPED:
             freed += self._drop_weights()
         return freed
@@ -167,9 +167,14 @@ class Worker:
         self._begin(progress=False)
 
     def reload(self, folder: Path | None) -> None:
-        """Other weights of the same model, written over those that are there: no step is compiled anew."""
-        reload(self.model, self.platform, folder)
-        self._folder = folder
+        """Other weights of the same model, written over those that are there: no step is compiled anew.
+
+        ValueError if they do not fit, and then nothing has changed. What fails later may be tried again.
+        """
+        reading, step = Reading(self.model, folder), self._whole
+        self._step = _torn
+        reading.overwrite(self.platform)
+        self._step, self._folder = step, folder
 
     def _drop_weights(self) -> int:
         """-> the bytes that they still took."""
@@ -236,6 +241,11 @@ def _planner(mixings: Sequence[Mixing]) -> Mixer:
             f"layers that keep alike are mixed by several classes here: {names}; one class plans for a group"
         )
     return mixings[0].mixer
+
+
+def _torn(state: State, batch: Batch) -> tuple[Outputs, State]:
+    """The step of a worker whose weights are partly others."""
+    raise RuntimeError("the weights were replaced in part, and that failed; call reload_weights() again")
 
 
 def _asleep(state: State, batch: Batch) -> tuple[Outputs, State]:

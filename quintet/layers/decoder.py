@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from quintet.layers.build import Build
-from quintet.layers.embedding import Embedding
+from quintet.layers.embedding import Embedding, PositionEmbedding
 from quintet.layers.linear import LMHead
 from quintet.layers.mixing import Cache
 from quintet.layers.norm import RMSNorm
@@ -18,19 +18,31 @@ Block = Callable[[Any, Build, int], nn.Module]  # (config, build, index) -> a mo
 
 
 class Decoder(nn.Module):
-    """A step -> normalised hidden states of its rows [L, H], and the taps that are wanted, [T, H] each."""
+    """A step -> normalised hidden states of its rows [L, H], and the taps that are wanted, [T, H] each.
 
-    def __init__(self, config: Any, build: Build, block: Block, scale: float = 1.0, norm_offset: float = 0.0) -> None:
+    `scale` is of the embeddings that are looked up; with `scales_given`, of those that a request brings as well.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        build: Build,
+        block: Block,
+        scale: float = 1.0,
+        norm_offset: float = 0.0,
+        scales_given: bool = False,
+    ) -> None:
         super().__init__()
         self.embed_tokens = Embedding(build, config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(block(config, build, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(build, config.hidden_size, config.rms_norm_eps, norm_offset)
         self._ops, self._scale = build.ops.take("take_rows", "scale", "add"), scale
+        self._scales_given = scales_given
         self._taps = frozenset(build.wanted.taps)
 
     def forward(self, cache: Cache) -> tuple[Tensor, list[Tensor]]:
-        x = self.embed_tokens.of(cache.batch)
-        if self._scale != 1.0:
+        x = self.embed_tokens.of(cache.batch, 1.0 if self._scales_given else self._scale)
+        if self._scales_given and self._scale != 1.0:
             x = self._ops.scale(x, self._scale)
         residual: Tensor | None = None
         taps: list[Tensor] = []
@@ -114,6 +126,12 @@ class Family(nn.Module):
     def unstacked(name: str, shape: Sequence[int]) -> Mapping[str, tuple[Any, ...]]:
         """Of a checkpoint's tensor that is a stack of several: the modules' names for them, and where each lies."""
         return {}
+
+    @property
+    def width(self) -> int:
+        """Numbers of an embedding that may stand in the place of a token."""
+        tables = (each for each in self.modules() if isinstance(each, Embedding))
+        return next(each.width for each in tables if not isinstance(each, PositionEmbedding))
 
 
 class CausalLM(Family):

@@ -11,7 +11,7 @@ class Embedding(Layer):
     """Rows by id; shared out over the ranks by rows unless `replicated`."""
 
     def __init__(self, build: Build, count: int, width: int, replicated: bool = False) -> None:
-        super().__init__(build, "embedding", "place_rows")
+        super().__init__(build, "embedding", "place_rows", "scale")
         self._build, self._shape = build, (count, width)
         self._split = whole(count, build.size) if replicated else padded(count, build.size)
         self._partial = build.size > 1 and not replicated
@@ -26,9 +26,16 @@ class Embedding(Layer):
         rows = self.ops.embedding(ids, self.weight, self._first, self._partial)
         return self._build.comm.all_reduce(rows) if self._partial else rows
 
-    def of(self, batch: Batch) -> Tensor:
-        """A step's tokens -> [T, width]; some may come as they are, in the place of their ids."""
+    @property
+    def width(self) -> int:
+        """Numbers of a row."""
+        return self._shape[1]
+
+    def of(self, batch: Batch, scale: float = 1.0) -> Tensor:
+        """A step's tokens -> [T, width], scaled; some may come as they are, in the place of their ids."""
         rows, given = self(batch.token_ids), batch.inputs
+        if scale != 1.0:
+            rows = self.ops.scale(rows, scale)
         if given.embeds is not None:
             rows = self.ops.place_rows(rows, given.embeds, given.places)
         out: Tensor = rows

@@ -44,7 +44,7 @@ class Model(CausalLM):
             mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act, config.mlp_bias)
             return Block(config, build, SelfAttention(build, shape, rotary), mlp)
 
-        self.model = Decoder(config, build, block, scale=config.embedding_multiplier)
+        self.model = Decoder(config, build, block, scale=config.embedding_multiplier, scales_given=True)
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
         self._ops, self._factor = build.ops.take("scale"), 1 / config.logits_scaling
 

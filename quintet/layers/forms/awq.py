@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quintet.layers.forms.groups import fitted, spread
-from quintet.ops.quantized import dequantized
+from quintet.layers.forms.groups import fitted, floats, spread
 from quintet.weights import FLOATS, Cut, Form, Matrix, OnFile, Part
 
 PACKED = 8  # outputs in an int32
@@ -53,7 +52,7 @@ class Awq:
         return Matrix(values[:, ::2] | values[:, 1::2] << 4, scales, zeros, form=form)
 
     def floats(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
-        return dequantized(self.matrix(part, cut, tensors))
+        return floats(self, self.group, part, cut, tensors)
 
 
 def _outputs(packed: Tensor, cut: Cut) -> Tensor:

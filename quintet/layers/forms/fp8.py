@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quintet.layers.forms.groups import fitted, spread
-from quintet.ops.quantized import dequantized
+from quintet.layers.forms.groups import fitted, floats, spread
 from quintet.weights import FLOATS, Cut, Form, Matrix, OnFile, Part
 
 
@@ -44,7 +43,7 @@ class BlockFp8:
         return Matrix(values, spread(scales, self.columns, form.group, cut.inputs), form=form)
 
     def floats(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
-        return dequantized(self.matrix(part, cut, tensors))
+        return floats(self, self.columns, part, cut, tensors)
 
 
 def read(config: Mapping[str, Any]) -> BlockFp8:

@@ -81,7 +81,8 @@ class Replay:
     def _worth(self, size: Size, batch: Batch) -> bool:
         """A step in which all decode comes again at once; others may be the only ones of their size."""
         tokens = batch.token_ids.shape[0]
-        if tokens > MOST_TOKENS:
+        beside = leaves(batch.inputs)  # torch places those: no call of ours, that a recording could hold
+        if tokens > MOST_TOKENS or beside:
             return False
         again = tokens == batch.starts.shape[0] - 1 or size in self._seen
         if len(self._seen) > 16 * KEPT:
