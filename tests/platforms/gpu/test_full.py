@@ -16,10 +16,10 @@ def test_a_step_that_runs_out_of_memory_ends_those_in_it_alone(client: Make, mon
     engine, fake = client(**{**SETTINGS, "max_num_seqs": 2})
     wanted = tokens(engine, 2)
     (worker,) = engine.prepared.ranks.workers
-    cache = sum(each.nbytes for each in worker._kv)
+    cache = sum(each.nbytes for each in worker._state)
     monkeypatch.setattr(fake, "limit", fake.used() + cache // 2)  # room for a step, and none for a second cache
     calls: list[Any] = []
-    before = [each.data_ptr() for each in worker._kv]
+    before = [each.data_ptr() for each in worker._state]
 
     def full(module: Any, inputs: Any, output: torch.Tensor) -> None:
         calls.append(fake.empty((cache,), torch.float32, 0) if not calls else None)
@@ -35,4 +35,4 @@ def test_a_step_that_runs_out_of_memory_ends_those_in_it_alone(client: Make, mon
         hook.remove()
     assert [said[str(name)].finish_reason for name in range(3)] == ["error", "error", "length"]
     assert "out of memory" in str(said["0"].error) and list(said["2"].token_ids) == wanted[0]
-    assert [each.data_ptr() for each in worker._kv] == before
+    assert [each.data_ptr() for each in worker._state] == before
