@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quintet import platforms
+from quintet import contract, platforms, types, weights
 from quintet.platforms import choose, discover, interface
 from quintet.platforms.interface import CONTRACT_VERSION, Platform, WrongContract
 from quintet.platforms.null import PLATFORM as NULL
@@ -51,6 +51,28 @@ def test_the_snapshot_sees_what_a_platform_leans_on() -> None:
     assert "slots: Tensor" in lines and "window: int | None = None" in lines
     assert "rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor" in lines
     assert not [line for line in lines if line.startswith("_") and not line.startswith("__")]
+
+
+@pytest.mark.parametrize("module", [interface, types, weights], ids=lambda module: module.__name__)
+def test_one_door_has_every_class_of_the_contract(module: Any) -> None:
+    made = {n: v for n, v in vars(module).items() if isinstance(v, type) and v.__module__ == module.__name__}
+    assert {n: getattr(contract, n, None) for n in made if n[0] != "_"} == {
+        n: v for n, v in made.items() if n[0] != "_"
+    }
+    assert sorted(set(contract.__all__)) == sorted(contract.__all__)
+    assert set(contract.__all__) == {n for n in vars(contract) if n[0] != "_"}, "nothing is defined there"
+
+
+@pytest.mark.parametrize("folder", ["examples/vendor-platform/acme", "quintet/conformance/template"])
+def test_packages_come_in_by_the_door(folder: str) -> None:
+    sources = [*(ROOT / folder).rglob("*.py"), *(ROOT / folder).glob("*.py.txt")]
+    beside = [
+        f"{path.name}: {line}"
+        for path in sources
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if re.match(r"from quintet\.(platforms|types|weights|config|ops) import|from quintet\.platforms\.", line)
+    ]
+    assert sources and not beside
 
 
 # ------------------------------------------------------------------------------------------------ packages

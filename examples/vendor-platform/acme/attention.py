@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from quintet.platforms.interface import Mixer, State
-from quintet.types import Array, AttentionSpec, Books, HostBatch, HostGroup, Layout
+from quintet.contract import Array, AttentionSpec, Books, HostBatch, HostGroup, Layout, Mixer, State
 from torch import Tensor
 
 from acme.chip import FP8

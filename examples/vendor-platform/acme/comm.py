@@ -3,7 +3,7 @@
 import threading
 
 import torch
-from quintet.platforms.interface import Communicator
+from quintet.contract import Communicator
 from torch import Tensor
 
 from acme.launch import launch

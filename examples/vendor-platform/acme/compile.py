@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 
 import torch
-from quintet.platforms.interface import State, Step
-from quintet.types import Batch, HostBatch, Layout, Outputs, Variant
+from quintet.contract import Batch, HostBatch, Layout, Outputs, State, Step, Variant
 from torch import Tensor, nn
 
 from acme.attention import pieces_of

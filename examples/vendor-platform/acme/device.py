@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from quintet.platforms.interface import Device, State
-from quintet.types import Layout, Memory
+from quintet.contract import Device, Layout, Memory, State
 from torch import Tensor
 
 from acme.chip import CHIP

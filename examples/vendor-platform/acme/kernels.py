@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from quintet.ops import Op
+from quintet.contract import Op
 from quintet.ops.activation import gated
 from torch import Tensor
 from torch.nn import functional

@@ -3,7 +3,7 @@
 import threading
 from collections import Counter
 
-from quintet.types import Memory
+from quintet.contract import Memory
 
 GIB = 2**30
 

@@ -4,11 +4,10 @@ import functools
 import inspect
 from typing import Any
 
-from quintet.ops import Op
+from quintet.contract import Matrix, Op
 from quintet.ops.activation import gated
 from quintet.ops.linear import KINDS, linear
 from quintet.ops.moe import experts
-from quintet.weights import Matrix
 from torch import Tensor
 from torch.nn import functional
 

@@ -5,21 +5,24 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from quintet.config import EngineConfig
-from quintet.ops.attention import PlainAttention
-from quintet.ops.quantize import attributes, canonical
-from quintet.platforms.interface import (
+from quintet.contract import (
     Alone,
+    AttentionSpec,
     Capabilities,
     Communicator,
     Device,
+    EngineConfig,
     Mixer,
+    Place,
+    PlainAttention,
     Platform,
     Step,
     Unavailable,
+    Variant,
+    Weight,
+    attributes,
+    canonical,
 )
-from quintet.types import AttentionSpec, Place, Variant
-from quintet.weights import Weight
 from torch import Tensor, nn
 
 from acme.attention import AcmeAttention

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from quintet.platforms.interface import State
-from quintet.types import Batch, Outputs
+from quintet.contract import Batch, Outputs, State
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes

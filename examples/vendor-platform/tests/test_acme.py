@@ -10,9 +10,7 @@ import torch
 from quintet.conformance.direct import random_prompts
 from quintet.conformance.subject import Subject
 from quintet.conformance.tiny import variant
-from quintet.ops import bind
-from quintet.types import AttentionSpec
-from quintet.weights import Part, Weight
+from quintet.contract import AttentionSpec, Part, Weight, bind
 from torch import Tensor
 
 from acme import Acme, kernels, ops

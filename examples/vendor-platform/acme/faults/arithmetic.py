@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from quintet.ops import Op
+from quintet.contract import Op
 from torch import Tensor
 
 from acme.faults import fault

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from quintet.types import AttentionSpec
+from quintet.contract import AttentionSpec
 from torch import Tensor
 
 from acme.attention import ROWS

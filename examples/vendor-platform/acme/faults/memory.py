@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from quintet.types import Memory
+from quintet.contract import Memory
 from torch import Tensor
 
 from acme.faults import fault

@@ -3,7 +3,7 @@
 import weakref
 from typing import Any
 
-from quintet.types import Variant
+from quintet.contract import Variant
 
 from acme.faults import fault
 
