@@ -28,6 +28,7 @@ class Served:
     processors: list[str] = field(default_factory=list)  # logits processors, by dotted name
     defaults: dict[str, Any] = field(default_factory=dict)  # sampling parameters of the generation config
     created: int = 0  # Unix time in seconds
+    embeds_width: int = 0  # numbers of an embedding that a prompt may have in the place of a token; 0: none may
 
 
 class EngineDead(RuntimeError):

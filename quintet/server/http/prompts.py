@@ -8,6 +8,7 @@ from quintet.engine.chat import render_chats
 from quintet.engine.prompts import Prompt, parse_prompt
 from quintet.engine.tokenizer import Tokenizer
 from quintet.sampling_params import SamplingParams
+from quintet.server.http.embeds import read_embeds
 from quintet.server.http.errors import ApiError
 from quintet.server.http.protocol.chat import TemplateFields
 from quintet.server.http.protocol.completions import CompletionRequest
@@ -21,11 +22,17 @@ Result = TypeVar("Result")
 
 
 async def completion_prompts(service: Service, body: CompletionRequest, params: SamplingParams) -> list[Prompt]:
-    """Raises ApiError 400 that names the prompt which cannot be served."""
-    given = _listed(body.prompt)
+    """Raises ApiError 400 that names the prompt which cannot be served. Embeddings come first, as vLLM has them."""
+    embeds = [] if body.prompt_embeds is None else _listed(body.prompt_embeds)
+    if not embeds and body.prompt is None:
+        raise refuse("prompt", "is missing: give text, token ids, or prompt_embeds")
+    given = _listed(body.prompt) if body.prompt or not embeds else []
     most = service.settings.max_prompts
-    if len(given) > most:
-        raise refuse("prompt", f"holds {len(given)} prompts, and the server takes {most}; send several requests")
+    if len(given) + len(embeds) > most:
+        count = len(given) + len(embeds)
+        raise refuse("prompt", f"holds {count} prompts, and the server takes {most}; send several requests")
+    if embeds and body.echo:
+        raise refuse("echo", "shows the prompt's text, and embeddings have none; leave it out")
     reader = _Reader(service, params, body.cache_salt, body.add_special_tokens is not False)
 
     def read() -> list[Prompt]:
@@ -33,8 +40,30 @@ async def completion_prompts(service: Service, body: CompletionRequest, params: 
         return [reader.read(each, f"prompt {place}" if named else "the prompt") for place, each in enumerate(given)]
 
     prompts = await beside(sum(len(each) for each in given if isinstance(each, (str, list))), read, "prompt")
+    if embeds:
+        prompts = [*await _embedded(service, body, embeds, params), *prompts]
     params.truncate_prompt_tokens = None  # done
     return prompts
+
+
+async def _embedded(
+    service: Service, body: CompletionRequest, embeds: list[Any], params: SamplingParams
+) -> list[Prompt]:
+    """Decoded beside the event loop; what does not fit the model is refused as of ids."""
+    served, salt = service.backend.served, body.cache_salt
+
+    def read() -> list[Prompt]:
+        named = [(each, f"prompt_embeds {at}") for at, each in enumerate(embeds)]
+        return [read_embeds(each, served, name, salt) for each, name in named]
+
+    prompts = await beside(_INLINE, read, "prompt_embeds")
+    return [_cut(each, params, served.max_model_len) for each in prompts]
+
+
+def _cut(prompt: Prompt, params: SamplingParams, limit: int) -> Prompt:
+    ids = _fit(prompt.token_ids, params, limit, "prompt_embeds", "the prompt")
+    row = len(prompt.embeds) // len(prompt.token_ids)  # bytes
+    return Prompt(ids, None, prompt.cache_salt, prompt.embeds[len(prompt.embeds) - row * len(ids) :])
 
 
 async def chat_prompt(

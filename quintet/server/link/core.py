@@ -64,6 +64,7 @@ def served(prepared: Prepared) -> Served:
         processors=list(config.logits_processors),
         defaults=generation,
         created=int(time.time()),
+        embeds_width=prepared.embeds_width,
     )
 
 

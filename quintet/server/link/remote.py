@@ -107,7 +107,8 @@ class Remote:
         self, request_id: str, prompt: Prompt, params: SamplingParams, deliver: Deliver, priority: int = 0
     ) -> None:
         requests = self._ready().admit(request_id, prompt, params, priority)
-        self._processor.add(request_id, params, requests[0].prompt_ids, prompt.text, requests[0].arrival)
+        first = requests[0]
+        self._processor.add(request_id, params, first.prompt_ids, prompt.text, first.arrival, bool(prompt.embeds))
         self._deliver[request_id] = deliver
         self._send(wire.Submit(self._worker, requests))
 

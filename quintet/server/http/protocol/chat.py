@@ -63,6 +63,7 @@ _CALLS = "tool calls are not served yet; leave it out"
 
 CHAT_LACKING: dict[str, Lacking] = {
     **LACKING,
+    "prompt_embeds": Lacking("a chat is text; /v1/completions takes them"),
     "audio": Lacking("models here give text alone"),
     "modalities": Lacking("models here give text alone", (["text"],)),
     "documents": Lacking("put them into the messages, or into chat_template_kwargs if the template reads them", ([],)),

@@ -18,8 +18,13 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's
 class CompletionRequest(SamplingBody):
     """OpenAI's, with vLLM's additions."""
 
-    prompt: Annotated[str | list[str] | list[TokenId] | list[list[TokenId]], SkipValidation] = Field(
-        description="text, token ids, or a list of either"
+    prompt: Annotated[str | list[str] | list[TokenId] | list[list[TokenId]] | None, SkipValidation] = Field(
+        None, description="text, token ids, or a list of either"
+    )
+    prompt_embeds: Annotated[str | list[str] | None, SkipValidation] = Field(
+        None,
+        description="embeddings [tokens, hidden], or a list of such: each a prompt, before those of `prompt`; base64 "
+        "of safetensors with one tensor, or of what torch.save writes of one; needs --enable-prompt-embeds",
     )
     max_tokens: int | None = Field(None, description=f"most tokens of output; {DEFAULT_MAX_TOKENS} if not given; "
                                                      "0 with echo gives the prompt alone")  # fmt: skip

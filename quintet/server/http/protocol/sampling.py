@@ -86,5 +86,4 @@ LACKING: dict[str, Lacking] = {
     "request_id": Lacking("give it in the header X-Request-Id"),
     "kv_transfer_params": Lacking("there is no transfer of KV pages between servers"),
     "mm_processor_kwargs": Lacking(_TEXT),
-    "prompt_embeds": Lacking("prompts are text or token ids"),
 }
