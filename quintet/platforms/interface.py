@@ -57,7 +57,7 @@ class Capabilities:
     fp8: torch.dtype | None = None  # e4m3fn, e4m3fnuz and e5m2 differ per chip: data, never a constant
     # kinds of forms (types.Form) that place() keeps; a checkpoint in others comes to it dequantized
     quant: frozenset[str] = frozenset()
-    static_shapes: bool = False  # the engine pads each step to a declared bucket
+    static_shapes: bool = False  # the engine pads each step to a declared variant
     # what the device holds can be computed with by ops alone, not by torch's own functions; nothing falls back to
     # a reference between the steps there: such a platform serves the ops of sampling itself
     opaque: bool = False

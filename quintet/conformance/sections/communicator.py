@@ -322,7 +322,7 @@ def shared_out(subject: Subject) -> Iterator[Trial]:
 
 
 PROMPTS = random_prompts(3, (19, 1, 33), VOCAB)
-BUCKETS = (64,)  # holds the prompts
+SIZES = (64,)  # holds the prompts
 SHARED = ("llama", "qwen3_moe")  # 101 tokens, 77 features, 6 heads and 3 KV heads: nothing divides evenly
 Said = tuple[list[Tensor], list[list[int]]]
 
@@ -336,12 +336,12 @@ def _tiny(family: str) -> Tiny:
 
 
 def _on_ranks(subject: Subject, family: str, size: int) -> None:
-    wanted, team = _said(subject.runner(_tiny(family), sizes=BUCKETS)), Team(subject, size)
+    wanted, team = _said(subject.runner(_tiny(family), sizes=SIZES)), Team(subject, size)
     meeting = f"{team.endpoint}-model"
 
     def work(rank: Rank) -> Said:
         place = Place(rank.rank, size, meeting)
-        return _said(Runner(_tiny(family), team.platform, place=place, sizes=BUCKETS))
+        return _said(Runner(_tiny(family), team.platform, place=place, sizes=SIZES))
 
     said = team.each(work)
     team.close()
@@ -352,9 +352,9 @@ def _on_ranks(subject: Subject, family: str, size: int) -> None:
 
 
 def _on_a_mesh(subject: Subject, family: str, size: int) -> None:
-    wanted = _said(subject.runner(_tiny(family), sizes=BUCKETS))
+    wanted = _said(subject.runner(_tiny(family), sizes=SIZES))
     _agree(
-        _said(subject.fresh(tensor_parallel_size=size).runner(_tiny(family), sizes=BUCKETS)),
+        _said(subject.fresh(tensor_parallel_size=size).runner(_tiny(family), sizes=SIZES)),
         wanted,
         f"a mesh of {size}",
     )
