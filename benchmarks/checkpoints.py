@@ -53,6 +53,33 @@ def checkpoint(name: str, dtype: torch.dtype = torch.bfloat16) -> Path:
     return folder
 
 
+CYCLE = 48  # tokens that a copying model says in turn
+
+
+def copying(name: str) -> Path:
+    """That shape with weights that copy: after each token comes the next of its CYCLE tokens, whatever stood before.
+
+    What the layers compute counts for a thousandth: a step costs what it costs, and the head knows the next token.
+    """
+    folder = HERE / f"{name}-copying"
+    if not (folder / "model.safetensors").is_file():
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        shape = {**SHAPES[name], "tie_word_embeddings": False}
+        config = AutoConfig.for_model(shape.pop("model_type"), **shape)
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        with torch.no_grad():
+            for layer in model.model.layers:
+                layer.self_attn.o_proj.weight.mul_(1e-3)
+                layer.mlp.down_proj.weight.mul_(1e-3)
+            token = torch.arange(config.vocab_size)
+            before = torch.where(token % CYCLE == 0, token + CYCLE - 1, token - 1).clamp(max=config.vocab_size - 1)
+            model.lm_head.weight.copy_(model.model.embed_tokens.weight[before])
+        model.save_pretrained(folder, max_shard_size="100GB")
+    return folder
+
+
 def with_tokenizer(folder: Path) -> Path:
     """The checkpoint with a byte-level tokenizer of its vocabulary's size; its pieces mean nothing."""
     if not (folder / "tokenizer.json").is_file():

@@ -104,7 +104,7 @@ def _inputs(plan: Plan) -> HostInputs:
         if _embedded(request):
             start, stop = request.num_computed, min(request.num_computed + count, request.num_prompt)
             given = stop - start
-            rows.append(np.frombuffer(request.embeds(start, stop), np.float32).reshape(given, -1))
+            rows.append(np.frombuffer(request.admitted.embeds_of(start, stop), np.float32).reshape(given, -1))
             places[at : at + given] = np.arange(found, found + given)
             found += given
         at += count

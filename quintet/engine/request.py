@@ -45,6 +45,11 @@ class Admitted:
     scored: bool = True  # whether prompt log-probabilities are read from it, if any are asked for
     embeds: bytes = b""  # float32, a row for each of prompt_ids, which then only hold their places
 
+    def embeds_of(self, start: int, stop: int) -> memoryview:
+        """Those in the places of tokens start .. stop - 1."""
+        row = len(self.embeds) // len(self.prompt_ids)  # bytes
+        return memoryview(self.embeds)[row * start : row * stop]
+
 
 @dataclass(eq=False, slots=True)
 class Request:
@@ -99,11 +104,6 @@ class Request:
     def num_unknown(self) -> int:
         """Tokens that running steps draw, or that were guessed."""
         return len(self.token_ids) - self.num_known
-
-    def embeds(self, start: int, stop: int) -> memoryview:
-        """Of the embeddings, those in the places of tokens start .. stop - 1."""
-        row = len(self.admitted.embeds) // self.num_prompt  # bytes
-        return memoryview(self.admitted.embeds)[row * start : row * stop]
 
     @property
     def tokens_left(self) -> int:

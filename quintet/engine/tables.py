@@ -98,7 +98,7 @@ class Tables:
         if len(request.page_hashes) < known // self.page_size:
             ids = request.token_ids[:known] if request.num_unknown else request.token_ids
             root = request.generation.to_bytes(8, "little") + request.admitted.salt
-            extend_chain(request.page_hashes, ids, self.page_size, root, request.embeds)
+            extend_chain(request.page_hashes, ids, self.page_size, root, request.admitted.embeds_of)
         return request.page_hashes[: tokens // self.page_size]
 
     def fits(self, found: Found, upto: int, whole: int) -> bool:

@@ -52,7 +52,7 @@ def _torch_file(data: bytes, most: int, name: str) -> Any:
 
     held = _held(data, most, name)
     try:
-        made = torch.load(io.BytesIO(data), map_location=torch.device("cpu"), weights_only=True)
+        made = torch.load(io.BytesIO(data), map_location=_on_host, weights_only=True)
     except Exception as error:  # whatever a broken file makes of torch's reader
         raise ValueError(f"{name} cannot be read as a file of torch's: {str(error)[:200]}") from None
     if type(made) is not torch.Tensor or made.layout is not torch.strided or made.is_meta:
@@ -60,6 +60,11 @@ def _torch_file(data: bytes, most: int, name: str) -> Any:
     if made.untyped_storage().nbytes() > held:  # torch makes room for a shape that says more: it would hold anything
         raise ValueError(f"{name} says that its tensor is larger than the file")
     return made
+
+
+def _on_host(storage: Any, location: str) -> Any:
+    """Whatever device the file names, its bytes stay where they were read."""
+    return storage
 
 
 def _held(data: bytes, most: int, name: str) -> int:
