@@ -12,6 +12,7 @@ from quintet.conformance.laid import Stretch, laid
 from quintet.conformance.tiny import SERVED, Tiny
 from quintet.engine.batch import pad, pad_decode
 from quintet.engine.worker import ModelSizes, Worker
+from quintet.platforms import choose
 from quintet.platforms.interface import Capabilities, Platform
 from quintet.types import Extent, HostBatch, Outputs, Place, Variant
 
@@ -48,7 +49,7 @@ class Runner:
             self._fixed = [Variant(size, min(size, REQUESTS), size, tables) for size in sizes]
         else:
             most = Variant(PAGED_TOKENS, REQUESTS, PAGED_TOKENS, tables)
-            took = self.worker.estimate(Extent(most, tiny.config.hidden_size, tiny.config.vocab_size))
+            took = self.worker.estimate(Extent(most, tiny.text.hidden_size, tiny.text.vocab_size))
             self._decodes = sorted({each.tokens: each for each in took.variants}.values())
         self.worker.load(tiny.folder, pages, self._fixed or self._decodes, progress=False)
         torch.set_num_threads(1)  # see tiny.make
@@ -122,6 +123,12 @@ class Runner:
     def _batch(self, chunks: Mapping[Any, Sequence[int]], firsts: dict[Any, int]) -> HostBatch:
         stretches = [Stretch(tokens, firsts[key], self._pages[key]) for key, tokens in chunks.items()]
         return laid(stretches, self._page_size, self._windows)
+
+
+def num_groups(tiny: Tiny) -> int:
+    """Of layers that keep alike: as many pages as one of them needs, a request needs of each."""
+    sizes = ModelSizes(torch.float32, page_size=16, max_model_len=SERVED)
+    return len(Worker(choose("null").platform(), tiny.config, sizes).arrangement.groups)
 
 
 def random_prompts(seed: int, lengths: Sequence[int], vocab: int) -> list[list[int]]:

@@ -181,6 +181,11 @@ class Tiny:
     config: Any
     reference: Any
 
+    @property
+    def text(self) -> Any:
+        """The configuration of what is served: of a wrapper, the language model's."""
+        return self.config.get_text_config()
+
     def logits(self, ids: Sequence[int]) -> Tensor:
         """[T, vocab], one request alone, without a cache."""
         with torch.no_grad():

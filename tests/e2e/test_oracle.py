@@ -13,6 +13,7 @@ import pytest
 
 from quintet import SamplingParams
 from quintet.config import EngineConfig
+from quintet.conformance.direct import num_groups
 from quintet.conformance.tiny import FAMILIES, VOCAB, make, variant
 from quintet.engine.client import Client
 from quintet.engine.prompts import Prompt
@@ -60,6 +61,7 @@ def client(model: Model, device: str = "cpu", **settings: Any) -> Client:
     family, name, dtype, more = model
     tiny = make(family, {**FAMILIES[family]["plain"], **WIDE}) if name == "wide" else variant(family, name)
     settings = {"model": str(tiny.folder), "dtype": dtype, **more, **settings}
+    settings["num_pages"] = 1 + (settings["num_pages"] - 1) * num_groups(tiny)
     config = EngineConfig.from_kwargs(device=device, skip_tokenizer_init=True, **settings)
     return Client(config, progress=False)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from quintet.conformance.attending import Session
 from quintet.conformance.batches import spec
 from quintet.conformance.check import Broken, Lacking, Trial, check, require
-from quintet.conformance.direct import Runner, random_prompts
+from quintet.conformance.direct import Runner, num_groups, random_prompts
 from quintet.conformance.subject import Subject
 from quintet.conformance.tiny import FAMILIES, SERVED, VOCAB, variant
 from quintet.conformance.traffic import Ask, Said, Served, crowd, follows, mix, named, page_size, plain_dtype
@@ -68,7 +68,7 @@ class Oracle:
     def _serve(self, way: str) -> Served:
         settings = {"dtype": named(self._dtype), **WAYS[way]}
         if "num_pages" not in settings:  # so few that the longest request just fits, alone
-            settings["num_pages"] = 1 + -(-SERVED // self._page_size)
+            settings["num_pages"] = 1 + -(-SERVED // self._page_size) * num_groups(self.tiny)
         return Served(self._subject, self.tiny, **settings)
 
     def _roomy_engine(self) -> Served:

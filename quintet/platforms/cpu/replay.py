@@ -104,14 +104,18 @@ class Replay:
 
     def _prove(self, size: Size, graph: Graph, state: State, batch: Batch) -> Outputs:
         """Replays the step, and runs it: both write the same to the state, and give the same to the bit."""
-        new = not _same(graph.inputs, batch)
+        new, slots = not _same(graph.inputs, batch), _slots(batch)
         _fill(graph.inputs, batch)
+        for each in state:  # what a replay does not write is told from what was there
+            _bytes(each)[_places(each, slots)] = 0xFF
         graph.calls.run()
-        got = [leaf.clone() for leaf in leaves(graph.outputs)]
+        got = [leaf.clone() for leaf in leaves(graph.outputs)] + [_bytes(each)[_places(each, slots)] for each in state]
         outputs, _ = self._model(state, batch)
-        wrong = [i for i, (a, b) in enumerate(zip(got, leaves(outputs), strict=True)) if not _equal_bits(a, b)]
+        want = leaves(outputs) + [_bytes(each)[_places(each, slots)] for each in state]
+        wrong = [i for i, (a, b) in enumerate(zip(got, want, strict=True)) if not _equal_bits(a, b)]
         if wrong:
-            self._refuse(size, batch, f"output {wrong[0]} of {len(got)} came out otherwise when the step was replayed")
+            what = f"result {wrong[0] + 1} of {len(got)}"
+            self._refuse(size, batch, f"{what} came out otherwise when the step was replayed")
         else:
             graph.proven = new  # the numbers that it was recorded with prove nothing
         return outputs
@@ -152,6 +156,22 @@ def _same(arrays: tuple[np.ndarray[Any, Any], ...], batch: Batch) -> bool:
     """Whether the arrays hold this batch already."""
     given = zip(arrays, leaves(batch), strict=True)
     return all(np.array_equal(array[..., : x.shape[-1]], x.numpy()) for array, x in given)
+
+
+def _slots(batch: Batch) -> Tensor:
+    """Where the step writes, in any group: page * page_size + offset. Page 0 takes what is not looked at again."""
+    slots = torch.cat([group.slots for group in batch.groups]) if batch.groups else batch.positions[:0]
+    return slots.unique().long()
+
+
+def _places(pages: Tensor, slots: Tensor) -> tuple[Any, ...]:
+    """Of these slots in a tensor [P, sides, heads, page_size, row] of the state."""
+    size = pages.shape[3]
+    return slots // size, slice(None), slice(None), slots % size
+
+
+def _bytes(x: Tensor) -> Tensor:
+    return x.view(torch.uint8)
 
 
 def _equal_bits(x: Tensor, y: Tensor) -> bool:

@@ -125,8 +125,27 @@ def test_a_step_whose_replay_gives_something_else_stays_eager_and_the_others_do_
                 assert outputs.logits is not None
                 assert outputs.logits[:, 0].tolist() == [2.0 * (i + turn) * (tokens == 3) for i in range(tokens)]
     assert calls.count(3) == 4 and calls.count(2) == 2  # recorded, proven wrong, then run; recorded, proven, replayed
-    assert list(step.refused.values()) == ["output 0 of 1 came out otherwise when the step was replayed"]
+    assert list(step.refused.values()) == ["result 1 of 1 came out otherwise when the step was replayed"]
     assert len(caplog.records) == 1 and "steps of 3 tokens stay eager" in caplog.text
+
+
+def test_what_a_replay_does_not_write_to_the_state_is_seen_without_any_output() -> None:
+    """A chunk of a prompt gives nothing but the K and V that it writes."""
+    calls = []
+
+    def model(state: Any, batch: Batch) -> tuple[Outputs, Any]:
+        calls.append(None)
+        (group,) = batch.groups
+        state[0][group.slots.long() // 16, 0, 0, group.slots.long() % 16, 0] = batch.token_ids.float()
+        return Outputs(None), state
+
+    step, state = Replay(model, _cpu), (torch.zeros(4, 1, 1, 16, 1),)
+    for turn in range(4):
+        step(state, _batch(3, turn))
+        assert state[0].flatten()[turn : turn + 3].tolist() == [turn, turn + 1, turn + 2]
+    assert len(calls) == 4 and list(step.refused.values()) == [
+        "result 1 of 1 came out otherwise when the step was replayed"
+    ]
 
 
 def test_the_numbers_of_the_recording_prove_nothing() -> None:
