@@ -125,10 +125,10 @@ class Runner:
         return laid(stretches, self._page_size, self._windows)
 
 
-def num_groups(tiny: Tiny) -> int:
-    """Of layers that keep alike: as many pages as one of them needs, a request needs of each."""
-    sizes = ModelSizes(torch.float32, page_size=16, max_model_len=SERVED)
-    return len(Worker(choose("null").platform(), tiny.config, sizes).arrangement.groups)
+def most_pages(tiny: Tiny, tokens: int, page_size: int, step: int) -> int:
+    """That a request of so many tokens holds, over all groups of the model's layers, with `step` tokens in a step."""
+    sizes = ModelSizes(torch.float32, page_size, tokens)
+    return Worker(choose("null").platform(), tiny.config, sizes).arrangement.pages(tokens, page_size, step)
 
 
 def random_prompts(seed: int, lengths: Sequence[int], vocab: int) -> list[list[int]]:

@@ -12,10 +12,10 @@ from torch import Tensor
 from quintet.conformance.attending import Session
 from quintet.conformance.batches import spec
 from quintet.conformance.check import Broken, Lacking, Trial, check, require
-from quintet.conformance.direct import Runner, num_groups, random_prompts
+from quintet.conformance.direct import Runner, most_pages, random_prompts
 from quintet.conformance.subject import Subject
 from quintet.conformance.tiny import FAMILIES, SERVED, VOCAB, variant
-from quintet.conformance.traffic import Ask, Said, Served, crowd, follows, mix, named, page_size, plain_dtype
+from quintet.conformance.traffic import FREE, Ask, Said, Served, crowd, follows, mix, named, page_size, plain_dtype
 from quintet.weights import Matrix
 
 ROOM = {"num_pages": 150}
@@ -68,7 +68,8 @@ class Oracle:
     def _serve(self, way: str) -> Served:
         settings = {"dtype": named(self._dtype), **WAYS[way]}
         if "num_pages" not in settings:  # so few that the longest request just fits, alone
-            settings["num_pages"] = 1 + -(-SERVED // self._page_size) * num_groups(self.tiny)
+            step = settings.get("max_num_batched_tokens", FREE)
+            settings["num_pages"] = 1 + most_pages(self.tiny, SERVED, self._page_size, step)
         return Served(self._subject, self.tiny, **settings)
 
     def _roomy_engine(self) -> Served:
