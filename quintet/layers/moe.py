@@ -46,7 +46,12 @@ class Experts(Layer):
 
     def settle(self, path: str) -> None:
         modules = [part.source.removesuffix(".weight") for each in self.weights(path) for part in each.parts]
-        self._reader = self._build.forms.reader(modules)
+        self._reader, size = self._build.forms.reader(modules), self._build.size
+        if self._reader is not None and _shares(self._width, size).ranges[-1][1] > self._width:
+            raise ValueError(
+                f"{size} ranks do not divide the {self._width} features of these quantized experts evenly; "
+                "choose another tensor_parallel_size"
+            )
 
     def weights(self, path: str) -> list[Weight]:
         parent = path[: path.rfind(".") + 1]

@@ -55,6 +55,8 @@ class Model(Family):
         super().__init__()
         if build.wanted.logits:
             raise ValueError("bert gives hidden states and no logits, so it generates nothing; choose a decoder model")
+        if build.wanted.taps:
+            raise ValueError("bert gives its last hidden states, and no taps of its layers")
         self.vocab_size, width = config.vocab_size, config.hidden_size
         self.words = Embedding(build, config.vocab_size, width)
         self.places = PositionEmbedding(build, config.max_position_embeddings, width)

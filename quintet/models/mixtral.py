@@ -44,4 +44,4 @@ class Model(CausalLM):
     def canonical(name: str) -> str:
         """Checkpoints call the layer block_sparse_moe, and an expert's projections w1 (gate), w3 (up) and w2 (down)."""
         name = name.replace(".block_sparse_moe.", ".mlp.")
-        return re.sub(r"(?<=\.)w[123](?=\.weight$)", lambda found: PROJECTIONS[found[0]], name)
+        return re.sub(r"(?<=\.)w[123](?=\.[^.]+$)", lambda found: PROJECTIONS[found[0]], name)

@@ -98,9 +98,13 @@ class Nested:
         if cls.plain and (number or (isinstance(value, str) and value.strip().isdigit())):
             return {cls.plain: value}
         try:
-            return {name.replace("-", "_"): each for name, each in json_object(value).items()}
+            found = json_object(value)
         except ValueError as error:
             raise NestedError(f"{cls.name} {error}") from None
+        named = {name.replace("-", "_"): each for name, each in found.items()}
+        if len(named) < len(found):
+            raise NestedError(f"{cls.name} gives an entry twice, with '-' and with '_'; give it once")
+        return named
 
     @classmethod
     def of(cls, value: Any) -> "Nested":

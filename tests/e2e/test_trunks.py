@@ -85,6 +85,11 @@ def test_a_berts_hidden_states_without_segments_are_those_of_segment_0(bert: tup
     torch.testing.assert_close(got, reference(model, ids, [0] * len(ids)), atol=2e-5, rtol=0)
 
 
+def test_a_bert_has_no_taps_and_says_so(bert: tuple[Path, Any]) -> None:
+    with pytest.raises(ValueError, match="no taps of its layers"):
+        Worker(PLATFORM(), bert[1].config, ModelSizes(torch.float32, 16, 64, wanted=Wanted(logits=False, taps=(1,))))
+
+
 def test_a_bert_generates_nothing_and_says_so(bert: tuple[Path, Any]) -> None:
     with pytest.raises(ValueError, match="bert gives hidden states and no logits"):
         prepare(EngineConfig(model=str(bert[0]), device="cpu", skip_tokenizer_init=True))

@@ -140,3 +140,9 @@ def test_a_typo_in_a_dotted_flag_names_the_nearest(capsys: pytest.CaptureFixture
         with pytest.raises(SystemExit):
             _from_words([flag, "x"])
         assert says in capsys.readouterr().err
+
+
+def test_an_entry_given_twice_is_refused() -> None:
+    twice = {"method": "ngram", "num_speculative_tokens": 2, "prompt-lookup-max": 3, "prompt_lookup_max": 9}
+    with pytest.raises(ValueError, match="gives an entry twice"):
+        EngineConfig(speculative_config=twice)

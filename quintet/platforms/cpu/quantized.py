@@ -82,7 +82,7 @@ def held(form: Form, inputs: int) -> Form:
         form = Form("int8", 8, 16, form.group)
     if form.kind == "w8a8" or 0 < form.group <= MOST_GROUP:
         return form
-    return replace(form, group=next((size for size in GROUPS if inputs % size == 0), inputs))
+    return replace(form, group=next((size for size in GROUPS if (form.group or inputs) % size == 0), inputs))
 
 
 def packed_bytes(shape: tuple[int, ...], form: Form) -> int:

@@ -29,6 +29,8 @@ MOST_TOKENS = 1024  # of a step that is recorded: above, Python's share is lost,
 LEAST_PAGES = 32  # columns of a recorded page table; more are powers of two, so that a growing request seldom asks anew
 
 
+PAGED = 5  # axes of pages: what else is kept cannot be compared by slots, and so not be proven
+
 Size = tuple[tuple[int, ...], ...]  # of the batch's leaves; a table's width is what it is rounded up to
 
 
@@ -81,6 +83,8 @@ class Replay:
     def _worth(self, size: Size, batch: Batch) -> bool:
         """A step in which all decode comes again at once; others may be the only ones of their size."""
         tokens = batch.token_ids.shape[0]
+        if any(each.dim() != PAGED for each in self._state):
+            return False
         beside = leaves(batch.inputs)  # torch places those: no call of ours, that a recording could hold
         if tokens > MOST_TOKENS or beside:
             return False

@@ -101,6 +101,10 @@ REFUSED: dict[str, tuple[str, str]] = {
     "not base64": ("###", "is not base64"),
     "neither form": (text(b"hello there"), "must be base64 of safetensors"),
     "two tensors": (text(save({"a": X, "b": X + 1})), "this one has 2 tensors"),
+    "one number over and over": (
+        text(torch_file(torch.zeros(1, 1).expand(10**8, WIDTH))),
+        "says that its tensor is larger than the file",
+    ),
     "another width": (text(torch_file(X[:, :4])), r"must be \[tokens, 6\]"),
     "not finite": (text(torch_file(X / 0)), "must be finite"),
     "sparse": (text(torch_file(X.to_sparse())), "must be one dense tensor"),
