@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -120,26 +121,33 @@ class HostBatch(NamedTuple):
     inputs: HostInputs = HostInputs()
 
     def leaves(self) -> list[Any]:
-        """Its arrays, flat, in the order of the fields; what is None is left out."""
-        return leaves(self)
+        """Its arrays, flat, in the order of the fields; what is None is left out. As the function, and faster."""
+        found: list[Any] = [self.token_ids, self.positions, self.owners, self.starts, self.rows]
+        for slots, table, lengths, plan in self.groups:
+            found += (slots, table, lengths, *plan)
+        return found + [each for each in self.inputs if each is not None]
 
     def on(self, tensors: Iterable[Tensor]) -> Batch:
         """The Batch of these tensors, which stand for leaves()."""
         left = iter(tensors)
-        token_ids, positions, owners, starts, rows = (next(left) for _ in range(5))
+        token_ids, positions, owners, starts, rows = islice(left, 5)
         groups = []
         for group in self.groups:
-            slots, table, lengths = next(left), next(left), next(left)
-            groups.append(Group(slots, table, lengths, tuple(next(left) for _ in group.plan)))
-        inputs = Inputs(*(None if each is None else next(left) for each in self.inputs))
+            slots, table, lengths = islice(left, 3)
+            groups.append(Group(slots, table, lengths, tuple(islice(left, len(group.plan)))))
+        inputs = Inputs(*[None if each is None else next(left) for each in self.inputs])
         return Batch(token_ids, positions, owners, starts, rows, tuple(groups), inputs)
 
 
 def leaves(batch: Any) -> list[Any]:
     """The arrays or tensors of a HostBatch, a Batch or a part of one, flat, in the order of the fields."""
-    if batch is None:
-        return []
-    return [leaf for each in batch for leaf in leaves(each)] if isinstance(batch, tuple) else [batch]
+    found = []
+    for each in batch if isinstance(batch, tuple) else (batch,):
+        if isinstance(each, tuple):
+            found += leaves(each)
+        elif each is not None:
+            found.append(each)
+    return found
 
 
 def mapped(batch: Any, call: Callable[[Any], Any]) -> Any:

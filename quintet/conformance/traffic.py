@@ -15,10 +15,10 @@ from quintet.conformance.subject import Subject
 from quintet.conformance.tiny import SERVED, VOCAB, Tiny
 from quintet.conformance.trap import Interruption, Trap
 from quintet.engine.admission import Admission, Bounds
-from quintet.engine.engine import Stats
 from quintet.engine.prompts import Prompt
 from quintet.engine.request import random_key
 from quintet.engine.start import launch, prepare
+from quintet.engine.stats import Stats
 from quintet.ops.sampling import Draw, sample
 from quintet.outputs import TokenDelta, TokenLogprobs
 from quintet.platforms.interface import Capabilities

@@ -151,9 +151,10 @@ class Request:
         else:
             self.token_ids.append(token_id)
         self.num_known += 1
-        if token_id in self.admitted.stop_ids and self.num_known - self.num_prompt >= self.params.min_tokens:
+        facts = self.admitted
+        if token_id in facts.stop_ids and self.num_known - self.num_prompt >= self.params.min_tokens:
             return FinishReason.STOP
-        return None if self.tokens_left else FinishReason.LENGTH
+        return FinishReason.LENGTH if len(self.token_ids) == self.num_prompt + facts.max_tokens else None
 
     def forget_unknown(self) -> None:
         """The running steps will not land: what they would have drawn is drawn again. Nor are drafts kept."""
@@ -178,8 +179,8 @@ class Request:
     def num_rows(self, start: int, count: int) -> int:
         """Rows of logits that `count` tokens from `start` on need: for each score; if it samples, for the next token
         and each draft, too."""
-        samples = start + count == len(self.token_ids)
-        return len(self.scored(start, count)) + (1 + self.num_drafts if samples else 0)
+        drawn = 1 + self.num_drafts if start + count == len(self.token_ids) else 0
+        return drawn if self.params.prompt_logprobs is None else drawn + len(self.scored(start, count))
 
 
 def random_key(seed: int | str, index: int) -> tuple[int, int]:

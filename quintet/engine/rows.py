@@ -1,7 +1,7 @@
 """Whose outputs a step gives: every row is a request's at one position, and rows of a kind follow one another."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -9,13 +9,12 @@ from quintet.engine.request import Request
 from quintet.types import Array
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(NamedTuple):
     """In the order of the batch's rows: sample, verify, score."""
 
     sample: list[Request]  # one row each: its next token is drawn
-    verify: list[tuple[Request, int]] = field(default_factory=list)  # one row each: drawn after so many of its drafts
-    score: list[tuple[Request, int, int]] = field(default_factory=list)  # (request, first position, number of rows)
+    verify: Sequence[tuple[Request, int]] = ()  # one row each: drawn after so many of its drafts
+    score: Sequence[tuple[Request, int, int]] = ()  # (request, first position, number of rows)
 
     @property
     def drawn(self) -> list[Request]:

@@ -3,10 +3,9 @@
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -28,19 +27,17 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class StepResult:
+class StepResult(NamedTuple):
     """What a step gave: a token for each row that draws, and log-probabilities where they were asked for."""
 
     rows: Rows  # those that draw
     token_ids: list[int]  # by row
     logprobs: list[TokenLogprobs] | None  # by row
     prompt_logprobs: dict[Request, list[TokenLogprobs]]
-    failed: dict[Request, str] = field(default_factory=dict)  # requests that cannot go on, and why
+    failed: dict[Request, str]  # requests that cannot go on, and why
 
 
-@dataclass(frozen=True)
-class Forward:
+class Forward(NamedTuple):
     """A step whose model was started, and which of its rows are drawn or scored."""
 
     rows: Rows

@@ -86,7 +86,7 @@ class Scheduler:
     def schedule(self) -> Plan:
         """Decodes first, then prefills that have begun, then those that wait, as far as budget and pages go."""
         plan = Plan()
-        for request in self.running:
+        for request in self.running if self.tables.windows else ():
             self.tables.trim(request)
         decodes = [r for r in self.running if len(r.token_ids) - r.num_computed == 1]
         prefills = [r for r in self.running if len(r.token_ids) - r.num_computed != 1]
@@ -138,7 +138,7 @@ class Scheduler:
         """
         count = min(self.limits.max_num_batched_tokens - plan.num_tokens, len(request.token_ids) - start)
         left = self.limits.max_logit_rows - plan.num_rows
-        if count <= 0 or request.num_rows(start, count) <= left:
+        if count <= left or request.num_rows(start, count) <= left:  # no token has more than one row
             return count
         scored = request.scored(start, count)
         return max(0, min(count - 1, scored.start + left - start)) if scored else count - 1  # it samples a step later
@@ -146,12 +146,13 @@ class Scheduler:
     def _grow(self, request: Request, plan: Plan, count: int) -> None:
         """Gives a running request pages for its next tokens, taking them from the last in line if there are none."""
         end = request.num_computed + count
-        while self.tables.missing(request, end) > self.pool.num_free:
-            victim = self.running[-1]
-            self._preempt(victim, plan)
-            if victim is request:
-                return
-        self.tables.reserve(request, end)
+        if self.tables.missing(request, end):
+            while self.tables.missing(request, end) > self.pool.num_free:
+                victim = self.running[-1]
+                self._preempt(victim, plan)
+                if victim is request:
+                    return
+            self.tables.reserve(request, end)
         self._enter(request, plan, count)
 
     def _preempt(self, request: Request, plan: Plan) -> None:

@@ -32,14 +32,17 @@ class Tables:
     groups: tuple[Keeping, ...] = (Keeping(),)
     step: int = 1  # tokens of one request in a step, at most
     generation: int = field(default=0, init=False)  # of what is cached; no page is found in a later one
-    _windows: tuple[int, ...] = field(default=(), init=False)  # groups that forget
+    windows: tuple[int, ...] = field(default=(), init=False)  # groups that forget
 
     def __post_init__(self) -> None:
-        self._windows = tuple(index for index, kept in enumerate(self.groups) if kept.window is not None)
+        self.windows = tuple(index for index, kept in enumerate(self.groups) if kept.window is not None)
 
     def missing(self, request: Request, upto: int) -> int:
         """Pages that it lacks for its first `upto` tokens."""
-        return sum(max(0, self.count(upto) - len(pages)) for pages in request.pages)
+        count, need = self.count(upto), 0
+        for pages in request.pages:
+            need += max(0, count - len(pages))
+        return need
 
     def count(self, tokens: int) -> int:
         """Pages that hold so many tokens, in one group."""
@@ -133,7 +136,7 @@ class Tables:
 
     def trim(self, request: Request) -> None:
         """Gives back the pages that no later token of their group can see."""
-        for index in self._windows:
+        for index in self.windows:
             pages, trimmed = request.pages[index], request.trimmed[index]
             first = min(self.groups[index].first(request.num_computed) // self.page_size, len(pages))
             if first > trimmed:

@@ -192,7 +192,7 @@ class Worker:
 
     def run(self, host: HostBatch, carried: Carried | None = None) -> Outputs:
         """One step -> what it gives, on the device."""
-        if self.layouts and not self._state:  # an interruption came between the old cache and the new one
+        if not self._state and self.layouts:  # an interruption came between the old cache and the new one
             self.renew_cache()
         host = self._planned(host)
         arrays = host.leaves()

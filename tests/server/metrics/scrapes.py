@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from quintet.engine.engine import Stats
+from quintet.engine.stats import Stats
 from tests.server.fakes import FakeBackend
 
 STATS = Stats(

@@ -1,0 +1,121 @@
+"""What requests are told: tokens of steps that have landed become deltas, and who is done ends."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from quintet.engine.flights import Flights
+from quintet.engine.request import FinishReason, Request
+from quintet.engine.runner import StepResult
+from quintet.engine.scheduler import Plan, Scheduler
+from quintet.outputs import TokenDelta, TokenLogprobs
+
+NOT_FINITE = "the model gave no finite logits for this request; its weights or dtype may be at fault"
+NOTHING_LEFT = (
+    "no token is left to draw: structured_outputs allow none that bad_words, allowed_token_ids or the like leave"
+)
+
+
+class Answers:
+    """The requests that have not ended, and what was counted since the engine's start."""
+
+    def __init__(self, scheduler: Scheduler, flights: Flights) -> None:
+        self._scheduler, self._flights = scheduler, flights
+        self.requests: dict[str, Request] = {}
+        self.num_steps = self.step_tokens = 0  # the latter of the last step
+        self.num_computed = self.num_generated = 0  # tokens of prompts, and of outputs
+        self.num_drafts = self.num_drafted = self.num_accepted = 0  # guesses at once, tokens in them, and right ones
+
+    def finish(self, plan: Plan, result: StepResult) -> list[TokenDelta]:
+        """Counts what was computed, appends the sampled tokens, ends who is done."""
+        self.num_computed += plan.num_prompt_tokens
+        self.num_steps += 1
+        self.step_tokens = plan.num_tokens
+        deltas = [self.fail(request, why) for request, why in result.failed.items() if request in plan.tokens]
+        for request, found in result.prompt_logprobs.items():
+            request.num_scored += len(found)
+        after = result.rows.after_drafts() if plan.num_drafts else {}
+        for row, request in enumerate(result.rows.sample):
+            if request not in plan.tokens:  # it was taken back while the step ran, or had ended before
+                continue
+            if request.num_drafts:
+                deltas += self._verify(request, (row, *after.get(request, ())), result)
+            else:
+                deltas.append(self._append(request, row, result))
+                if request.grammar is not None and self._has_said_all(request):
+                    deltas.append(self.end(request, FinishReason.STOP))
+        if result.prompt_logprobs:
+            drawn = {*result.failed, *result.rows.sample}
+            for request, found in result.prompt_logprobs.items():
+                if request not in drawn and request in plan.tokens:  # a chunk of a prompt: nothing was drawn yet
+                    deltas.append(TokenDelta(request.request_id, [], prompt_logprobs=found))
+        return deltas
+
+    def _verify(self, request: Request, rows: Sequence[int], result: StepResult) -> list[TokenDelta]:
+        """What the rows of a request with drafts drew: a delta for each token, up to the first that is not the draft in
+        its place."""
+        drafts, deltas = request.land(), []
+        for row, draft in zip(rows, [*drafts, None], strict=False):
+            deltas.append(self._append(request, row, result))
+            accepted = deltas[-1].token_ids == [draft]
+            self.num_accepted += accepted
+            if self._has_said_all(request):
+                deltas.append(self.end(request, FinishReason.STOP))
+            if deltas[-1].finish_reason is not None or not accepted:
+                break
+        self.num_drafts, self.num_drafted = self.num_drafts + 1, self.num_drafted + len(drafts)
+        if deltas[-1].finish_reason is None:
+            request.settle()
+        return deltas
+
+    def _has_said_all(self, request: Request) -> bool:
+        """Whether its grammar lets nothing more follow, and it has not ended by itself."""
+        grammar = request.grammar
+        return grammar is not None and grammar.complete and self.requests.get(request.request_id) is request
+
+    def _append(self, request: Request, row: int, result: StepResult) -> TokenDelta:
+        """The token that a row drew, and what was asked for beside it."""
+        self.num_generated += 1
+        token_id = result.token_ids[row]
+        if token_id < 0:
+            return self.fail(request, NOT_FINITE if request.grammar is None else NOTHING_LEFT)
+        reason, grammar = request.take(token_id), request.grammar
+        if grammar is not None:
+            if why := grammar.follow(request):
+                return self.fail(request, f"structured_outputs ended: {why}")
+            if reason is FinishReason.LENGTH and grammar.complete:
+                reason = None  # it ends by what it has said
+        if reason is None:
+            delta = _delta(request, [token_id])
+        else:
+            asked = reason is FinishReason.STOP and token_id in (request.params.stop_token_ids or ())
+            delta = self.end(request, reason, [token_id], stop=token_id if asked else None)
+        if result.logprobs is not None and request.params.logprobs is not None:
+            delta.logprobs = [_trim(result.logprobs[row], request.params.logprobs)]
+        if result.prompt_logprobs:
+            delta.prompt_logprobs = result.prompt_logprobs.get(request)
+        return delta
+
+    def end(
+        self, request: Request, reason: FinishReason, token_ids: Sequence[int] = (), stop: int | None = None
+    ) -> TokenDelta:
+        self._scheduler.remove(request)
+        self._flights.forget(request)
+        request.forget_unknown()
+        del self.requests[request.request_id]
+        return replace(_delta(request, list(token_ids)), finish_reason=reason.value, stop_reason=stop)
+
+    def fail(self, request: Request, why: str) -> TokenDelta:
+        """Ends one request because of a failure inside it."""
+        return replace(self.end(request, FinishReason.ERROR), error=why)
+
+
+def _delta(request: Request, token_ids: list[int]) -> TokenDelta:
+    cached, preemptions = request.num_cached, request.num_preemptions
+    return TokenDelta(request.admitted.request_id, token_ids, num_cached=cached, num_preemptions=preemptions)
+
+
+def _trim(logprobs: TokenLogprobs, wanted: int) -> TokenLogprobs:
+    """The batch computes as many as its greediest request asks for; each gets its own number."""
+    if wanted == -1:
+        return logprobs
+    return TokenLogprobs(logprobs.ids[: wanted + 1], logprobs.values[: wanted + 1], logprobs.rank)
