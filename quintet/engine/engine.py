@@ -38,6 +38,7 @@ class Engine:
         self._deltas: list[TokenDelta] = []  # that no call of step() has returned yet
         self.asleep = 0  # the level; 0: awake
         self._num_added = 0
+        self._losses = 0  # of the cache, since a step landed
 
     def __len__(self) -> int:
         """Requests that have not ended."""
@@ -143,14 +144,11 @@ class Engine:
         """Takes in what the steps gave, but for the last `keep`. An error of a step, not of one request, ends it for
         all who were in it, and for them alone."""
         for plan, result in self._flights.land(keep):
-            if isinstance(result, CacheLost):
-                logger.warning("everything is computed again: %s", result)
-                self._start_over()
-                self._runner.renew_cache()
-            elif isinstance(result, Exception):
+            if isinstance(result, Exception):
                 self._fail(plan, result)
             else:
                 with Uninterrupted():
+                    self._losses = 0
                     self._deltas += self._answers.finish(plan, result)
                     for each in (plan, *self._flights.plans):
                         if each.late:
@@ -158,12 +156,20 @@ class Engine:
 
     def _fail(self, plan: Plan, error: Exception) -> None:
         """The requests in the step end. What it wrote is not known, so all others are computed again, in the same
-        cache: a page is written before it is read, and where memory is full there is no room for another."""
-        logger.error("a step of %d requests failed", len(plan.tokens), exc_info=error)
-        with Uninterrupted():
-            why = f"{type(error).__name__}: {error}"
-            self._deltas += [self._answers.fail(request, why) for request in plan.tokens]
+        cache: a page is written before it is read, and where memory is full there is no room for another. Where the
+        cache is lost, nobody ends, unless it is lost twice without a step between: then the step may be why."""
+        lost = isinstance(error, CacheLost)
+        self._losses = self._losses + 1 if lost else 0
+        if self._losses == 1:
+            logger.warning("everything is computed again: %s", error)
+        else:
+            logger.error("a step of %d requests failed", len(plan.tokens), exc_info=error)
+            with Uninterrupted():
+                why = f"{type(error).__name__}: {error}"
+                self._deltas += [self._answers.fail(request, why) for request in plan.tokens]
         self._start_over()
+        if lost:
+            self._runner.renew_cache()
 
     def _start_over(self) -> None:
         """Every request begins again; the steps that run are not waited for."""

@@ -231,6 +231,17 @@ def test_what_fails_ends_those_in_it_and_nobody_else_hears_anything_wrong(
 
 
 @pytest.mark.parametrize("overlap", [False, True])
+def test_a_step_that_always_takes_the_cache_with_it_ends_those_in_it(overlap: bool) -> None:
+    """Once it is computed again; twice, the engine would go round in circles."""
+    served = Served(overlap)
+    wanted = served.run(Ask("b", [4, 5]))
+    served.work.fails = [("run", served.work.step + 1, CacheLost("gone")) for _ in range(2)]
+    said = served.run(Ask("a", [1, 2, 3]), Ask("b", [4, 5], arrival=12))
+    assert said["a"].reason == "error" and "CacheLost: gone" in (said["a"].error or "")
+    assert said["b"] == wanted["b"] and not served.work.fails and served.work.allocations == 3
+
+
+@pytest.mark.parametrize("overlap", [False, True])
 def test_after_ctrl_c_at_any_line_nothing_is_found_that_was_not_written(overlap: bool) -> None:
     """Also in the middle of planning: pages can be found as soon as a step is planned that fills them."""
     served, ask = Served(overlap), Ask("a", list(range(13)), plain(4))
