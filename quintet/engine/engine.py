@@ -137,7 +137,7 @@ class Engine:
         if not self._flights.draw():
             return False
         if self._overlap and not plan.num_drafts:
-            self.scheduler.expect(plan)
+            self.scheduler.expect(plan, self._flights.failed)
         return True
 
     def _land(self, keep: int = 0) -> None:

@@ -1,6 +1,6 @@
 """The steps that run: started one after the other, drawn and landed in the same order."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
@@ -53,6 +53,12 @@ class Flights:
         """Whether the last step can be drawn only when those before it have landed."""
         forward = self._running[-1].forward
         return len(self) > 1 and forward is not None and self._runner.looks_back(forward)
+
+    @property
+    def failed(self) -> Collection[Request]:
+        """For whom the last step could draw nothing."""
+        forward = self._running[-1].forward
+        return forward.failed if forward is not None else ()
 
     def draw(self) -> bool:
         """Whether the last step could be drawn; it cannot if a step before it has failed."""

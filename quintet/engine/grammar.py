@@ -152,6 +152,10 @@ class Matcher:
         """Whether nothing but end-of-text may follow."""
         return self._state is not None and bool(self._state.is_stopped())
 
+    def begin_again(self) -> None:
+        """A step may have broken off while it was told something: it is told all of the output anew."""
+        self._state, self._taken = None, 0
+
     def follow(self, request: "Request") -> str:
         """Is told what the request has said since the last call, or taken back -> why it cannot go on, if it cannot."""
         if self._state is None:

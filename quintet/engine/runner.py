@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -37,11 +38,13 @@ class StepResult(NamedTuple):
     failed: dict[Request, str]  # requests that cannot go on, and why
 
 
-class Forward(NamedTuple):
+@dataclass
+class Forward:
     """A step whose model was started, and which of its rows are drawn or scored."""
 
     rows: Rows
     logits: Tensor
+    failed: dict[Request, str] = field(default_factory=dict)  # for whom nothing could be drawn, and why
 
 
 class Ranks:
@@ -170,9 +173,8 @@ class Runner:
 
         Steps are drawn in the order in which they were started, each before the model of the next one is.
         """
-        rows, logits = forward.rows, forward.logits
+        rows, logits, failed = forward.rows, forward.logits, forward.failed
         prompts = self._prompt_logprobs(logits, rows) if rows.score else dict
-        failed: dict[Request, str] = {}
         sampled, rows = self._sample(logits, rows, failed)
         if sampled is None:  # the caller waits for the step all the same, or it would run ahead of the device
             return self._settled(logits, lambda: StepResult(Rows([]), [], None, prompts(), failed))

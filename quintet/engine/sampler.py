@@ -94,9 +94,8 @@ class Sampler:
         self._processed = logprobs_mode.startswith("processed")
         self._normalize = logprobs_mode.endswith("logprobs")
         self._requests: list[Request] = []  # of each row that draws
-        self.begin_again()
         self._asked: list[Request] = []  # for whom looks_back() was last found out
-        self._looks_back = False
+        self.begin_again()
         self._rows = 0  # of the logits that are looked at
         self._edits: list[Callable[[Tensor, Sequence[int]], Tensor]] = []
         self._num_logprobs: int | None = None
@@ -217,6 +216,7 @@ class Sampler:
         self._before: list[LogitEdit] = [Grammar(*setting), AllowedTokens(*setting), BadWords(*setting)]
         self._after: list[LogitEdit] = [MinTokens(*setting), LogitBias(*setting), Penalties(*setting)]
         self._settled = False  # whether what _follow() makes was made for the requests
+        self._asked, self._looks_back = [], False
 
     def _follow(self, requests: list[Request], rows: int) -> None:
         """Tells the processors who has which row; if that changed, settles what the next steps need."""
@@ -279,7 +279,7 @@ def _joined(drawn: Sequence[Sampled]) -> Sampled:
         return Sampled(token_ids, None)
     width = max(each.token_ids.shape[1] for each in found if each is not None)
     parts = [
-        _wide(each, width) if each is not None else _nothing(len(rows.token_ids), width)
+        _wide(each, width) if each is not None else _nothing(rows.token_ids, width)
         for rows, each in zip(drawn, found, strict=True)
     ]
     return Sampled(token_ids, LogprobTensors(*(torch.cat(columns) for columns in zip(*parts, strict=True))))
@@ -291,9 +291,10 @@ def _wide(found: LogprobTensors, width: int) -> LogprobTensors:
     return LogprobTensors(pad(found.token_ids, more), pad(found.logprobs, more), found.ranks)
 
 
-def _nothing(rows: int, width: int) -> LogprobTensors:
-    ids = torch.zeros((rows, width), dtype=torch.int32)
-    return LogprobTensors(ids, torch.zeros((rows, width)), ids[:, 0])
+def _nothing(drawn: Tensor, width: int) -> LogprobTensors:
+    """For rows whose log-probabilities nobody wants, beside the tokens drawn there."""
+    ids = torch.zeros((len(drawn), width), dtype=torch.int32, device=drawn.device)
+    return LogprobTensors(ids, torch.zeros((len(drawn), width), device=drawn.device), ids[:, 0])
 
 
 def _examples(sizes: Sequence[int]) -> list[Request]:

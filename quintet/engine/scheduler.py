@@ -9,7 +9,7 @@ by a later step after every earlier one; nobody has to wait for it.
 """
 
 import bisect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from quintet.engine.drafts import Lookup
@@ -104,8 +104,10 @@ class Scheduler:
 
     def _guess(self, decodes: Sequence[Request], drafts: Lookup) -> None:
         """Drafts for those who decode, as far as tokens and rows of logits are left when all have theirs, and pages: no
-        draft takes a page from a request."""
+        draft takes a page from a request, nor more than half of what is left from prompts."""
         left = min(self.limits.max_num_batched_tokens, self.limits.max_logit_rows) - len(decodes)
+        if self.waiting or len(self.running) > len(decodes):
+            left //= 2  # for prompts
         for request in decodes:
             most = min(left, request.tokens_left - 1)
             if request.num_unknown == 0 and most > 0:
@@ -120,7 +122,9 @@ class Scheduler:
         """Whether somebody's next tokens can be guessed, if the running step is waited for."""
         if self._drafts is None or not self._drafts.serves(len(self.running)):
             return False
-        return any(r.num_computed >= r.num_known and self._drafts.propose(r) for r in self.running)
+        return any(
+            r.num_computed >= r.num_known and r.tokens_left > 1 and self._drafts.propose(r) for r in self.running
+        )
 
     def has_room(self) -> bool:
         """Whether the running requests find pages for their next tokens without taking them from one another."""
@@ -229,11 +233,13 @@ class Scheduler:
                 plan.num_prompt_tokens += min(count, request.num_prompt - start)
             request.num_computed = start + count
 
-    def expect(self, plan: Plan) -> None:
+    def expect(self, plan: Plan, failed: Collection[Request] = ()) -> None:
         """The step was drawn, and the next may be planned before it has landed: who samples is one token longer by
-        then, but for those whose last token it is. On that one nothing is computed."""
+        then, but for those whose last token it is, on which nothing is computed, and those who end for they `failed`.
+        """
         for request in plan.tokens:
-            if request.num_computed == len(request.token_ids) and request.tokens_left > 1:
+            more = request.tokens_left > 1 and request not in failed
+            if more and request.num_computed == len(request.token_ids):
                 request.expect()
 
     def commit_late(self, plan: Plan) -> None:
@@ -255,6 +261,8 @@ class Scheduler:
             request.num_preemptions += begun
             self.num_preemptions += begun
             request.forget_unknown()
+            if request.grammar is not None:
+                request.grammar.begin_again()
             self.tables.forget(request)
 
     def check_integrity(self) -> None:

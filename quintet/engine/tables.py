@@ -61,7 +61,7 @@ class Tables:
 
         A request that waits asks in every step, and is told what it was told as long as that holds.
         """
-        if not self.pool.caching or request.wants_scores:
+        if not self.pool.caching or not self.groups or request.wants_scores:
             return Found(pages=tuple([] for _ in self.groups))
         known = request.found
         if known is not None and known.losses == self.pool.losses and not self.pool.has(known.following):
@@ -115,7 +115,9 @@ class Tables:
         return need <= self.pool.num_free - held
 
     def hold(self, request: Request, found: Found) -> None:
-        """The request begins with what was found."""
+        """The request begins with what was found. What it adds can be found as long as this generation lasts."""
+        if request.generation != self.generation:
+            request.page_hashes, request.generation = [], self.generation
         for pages in found.pages:
             self.pool.hold(page for page in pages if page != DUMP)
         request.pages = [list(pages) for pages in found.pages]

@@ -411,7 +411,7 @@ def test_bits_after_drafts_are_those_after_the_same_tokens() -> None:
     grammars, asked = Grammars(reader(), SIZE, [1]), Request(request("x", {"regex": "ab[0-9]c"}))
     matcher = grammars.matcher(StructuredOutputsParams(regex="ab[0-9]c"))
     assert matcher.wait() == "" and matcher.follow(asked) == ""
-    start, drafted, after, wrong = np.zeros((4, -(-SIZE // 32)), np.int32)
+    start, drafted, after, wrong, again = np.zeros((5, -(-SIZE // 32)), np.int32)
     matcher.fill(start)
     matcher.fill(drafted, [a, b])
     matcher.fill(wrong, [a, a])
@@ -424,6 +424,11 @@ def test_bits_after_drafts_are_those_after_the_same_tokens() -> None:
     asked.num_known -= 2  # they are taken back
     assert matcher.follow(asked) == ""
     matcher.fill(after)
+    asked.num_known += 2  # and come again, when nobody knows what it was told
+    matcher.begin_again()
+    assert matcher.follow(asked) == ""
+    matcher.fill(again)
+    assert (drafted == again).all()
     assert (start == after).all() and {tokenizer.token_text(i) for i in _ids(start)} >= {"a"}
 
 

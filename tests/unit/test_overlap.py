@@ -343,6 +343,38 @@ def test_logits_processors_see_tokens_that_are_known_and_the_next_model_runs_mea
     assert said[0]["b"].tokens == [4, 5, 7] and said[0]["b"].reason == "stop"
 
 
+class Failing(RequestLogitsProcessor):
+    """Fails for whoever asks for it, at the token that they name."""
+
+    def for_request(self, params: SamplingParams) -> RowFunction | None:
+        fails = (params.extra_args or {}).get("fails")
+        if fails is None:
+            return None
+
+        def function(prompt: Sequence[int], output: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+            if len(output) == fails:
+                raise ValueError("no more of this")
+            return logits
+
+        return function
+
+
+@pytest.mark.parametrize("fails", [0, 1, 3])
+def test_a_processor_that_fails_ends_its_request_alone_while_the_next_step_is_planned(fails: int) -> None:
+    said = []
+    for overlap in (False, True):
+        served = Served(overlap, logits_processors=[Failing])
+        bad = plain(9, extra_args={"fails": fails}, logprobs=1)
+        said.append(served.run(Ask("a", [1, 2, 3], plain(9, logprobs=2)), Ask("b", [4, 5], bad), Ask("c", [6])))
+    assert said[0] == said[1]
+    assert [(len(each.tokens), each.reason) for each in said[1].values()] == [
+        (9, "length"),
+        (fails, "error"),
+        (8, "length"),
+    ]
+    assert "no more of this" in (said[1]["b"].error or "")
+
+
 def test_min_tokens_and_words_of_one_token_need_nobody_to_wait() -> None:
     served = Served()
     served.run(Ask("a", [1, 2, 3], plain(6, min_tokens=4), frozenset([7]), ((9,),)))
