@@ -444,3 +444,16 @@ class Meddler(RequestLogitsProcessor):
         if token is None:
             return None
         return lambda prompt, output, logits: torch.where(torch.arange(len(logits)) == token, 0.0, -torch.inf)
+
+
+def test_guessed_tokens_are_held_to_the_grammar_that_they_stand_in() -> None:
+    """Rows after drafts have masks of their own; where a draft is refused, nothing after it is looked at."""
+    shapes = [{"regex": "(ab){4,9}c"}, {"json": PERSON}, {"regex": "[a-c]{20}"}]
+    said, guess = [], {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 2}
+    for given in (None, guess):
+        served = client(speculative_config=given)
+        outputs = ask(served, *(params(seed=seed, **shape) for shape in shapes for seed in range(3)))
+        said.append([(list(o.outputs[0].token_ids), o.outputs[0].finish_reason, o.outputs[0].text) for o in outputs])
+    assert said[0] == said[1]
+    stats = served.engine.stats()
+    assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
