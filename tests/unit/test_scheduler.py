@@ -369,6 +369,14 @@ def test_no_page_of_today_is_found_after_a_reset() -> None:
     c = add(s, "c", range(16), 2)
     run(s)
     assert c.num_cached == 12, "what was computed since is found"
+    s.tables.reset()
+    s.remove(c)
+    add(s, "d", range(16), 3, params=SamplingParams(prompt_logprobs=0))  # it looks for nothing itself
+    for _ in range(3):
+        run(s)
+    e = add(s, "e", range(16), 4)
+    run(s)
+    assert e.num_cached == 12
 
 
 def test_a_request_that_waits_is_not_looked_up_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
