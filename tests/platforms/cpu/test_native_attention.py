@@ -186,8 +186,8 @@ def test_a_tokens_bits_depend_on_its_request_alone(isa: str, types: Types, setti
     if not settings.get("causal", True):
         pytest.skip("a token that sees what follows depends on how much of it is there")
     for heads, kv_heads, dim, page_size in ((4, 2, 64, 16), (3, 1, 24, 8), (7, 1, 16, 32)):
-        settings = {**settings, "shared": dim} if settings.get("shared") == -1 else settings
-        of = spec(heads, kv_heads, dim, dtype=types[0], kv_dtype=types[1], page_size=page_size, **settings)
+        more = {**settings, "shared": dim} if settings.get("shared") == -1 else settings
+        of = spec(heads, kv_heads, dim, dtype=types[0], kv_dtype=types[1], page_size=page_size, **more)
         cache = Cache(of, [300, 90, 211])
 
         def run(requests: dict[int, Request], cache: Cache = cache, of: AttentionSpec = of) -> Tensor:
