@@ -149,7 +149,8 @@ class CPU(Platform):
                 return quantized.laid(canonical(weight, parts))
             return quantized.pack(weight.local(parts), weight.form)
         except ValueError as error:
-            raise ValueError(f"{weight.parts[0].source} cannot be packed: {error}") from None
+            done = "quantized" if weight.reader is None else "packed"
+            raise ValueError(f"{weight.parts[0].source} cannot be {done}: {error}") from None
 
     def estimate(self, model: nn.Module, weights: Sequence[Weight], extent: Extent) -> Estimate:
         rows = 0 if self._config.enforce_eager else min(extent.most.rows, MOST_TOKENS)
