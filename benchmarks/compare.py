@@ -3,6 +3,11 @@
 python benchmarks/compare.py --work FOLDER --peer llama.cpp=/a/bin/python --peer openvino=/b/bin/python \\
     --peer vllm=/c/bin/python
 
+What a change costs: the same with an older quintet, built by make setup in a checkout of its own, as the only peer:
+
+    git worktree add ../before COMMIT && make -C ../before setup
+    python benchmarks/compare.py --work FOLDER --peer before=../before/.venv/bin/python --only decode-32 batch-16
+
 Every engine with every format of the weights is a process that loads the model once and then waits; a round measures
 the read bandwidth, then each of them once while the others sleep, and the next round goes in the opposite order.
 Start-up is of fresh processes. Ratios are taken within rounds; the table shows their median.
@@ -28,7 +33,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +45,7 @@ import psutil  # noqa: E402  the path is set first, so that the script runs by i
 from benchmarks.checkpoints import SHAPES, checkpoint  # noqa: E402
 from benchmarks.peers.client import Worker, WorkerError  # noqa: E402
 from benchmarks.peers.figures import (  # noqa: E402
+    BEFORE,
     GIGA,
     OURS,
     RUNS,
@@ -60,20 +66,28 @@ from benchmarks.peers.protocol import Job  # noqa: E402
 SETTINGS = {
     "bf16": {
         "quintet": ["bf16"],
+        "before": ["bf16"],
         "transformers": ["bf16"],
         "llama.cpp": ["BF16", "F16"],
         "openvino": ["bf16"],
         "vllm": ["bf16"],
     },
-    "int8": {"quintet": ["int8", "w8a8"], "llama.cpp": ["Q8_0"], "openvino": ["int8"], "vllm": ["w8a8"]},
+    "int8": {
+        "quintet": ["int8", "w8a8"],
+        "before": ["int8", "w8a8"],
+        "llama.cpp": ["Q8_0"],
+        "openvino": ["int8"],
+        "vllm": ["w8a8"],
+    },
     "int4": {
         "quintet": ["int4", "w4a8", "w4a8-g128"],
+        "before": ["int4", "w4a8", "w4a8-g128"],
         "llama.cpp": ["Q4_0", "Q4_K_M"],
         "openvino": ["int4"],
         "vllm": ["w4a16"],
     },
 }
-PEERS = ("transformers", "llama.cpp", "openvino", "vllm")
+PEERS = (BEFORE, "transformers", "llama.cpp", "openvino", "vllm")
 READ_BYTES = 256 << 20  # far above the caches
 READ_SECONDS = 0.3
 REST = 0.1  # seconds after a run in which its threads stop waiting actively and go to sleep
@@ -111,7 +125,11 @@ class Bench:
         return Job(engine, bits, variant, str(self.folder), str(self.work), self.threads)
 
     def start(self, job: Job, convert: bool = False) -> Worker:
-        return Worker(job, self.interpreters[job.engine], self.work / f"{job.engine}.log", convert)
+        interpreter, log = self.interpreters[job.engine], self.work / f"{job.engine}.log"
+        if job.engine != BEFORE:
+            return Worker(job, interpreter, log, convert)
+        checkout = Path(interpreter).absolute().parents[2]  # it is measured by its own side of the protocol
+        return Worker(replace(job, engine=OURS), str(Path(interpreter).absolute()), log, convert, checkout)
 
     def read_gbs(self) -> float:
         from quintet import _cpu
@@ -140,6 +158,8 @@ def load(bench: Bench, bits: str) -> dict[str, tuple[Job, Worker]]:
     """Every setting that can be had, loaded; the reasons of the others go to `missing`."""
     loaded = {}
     for engine, variants in SETTINGS[bits].items():
+        if engine == BEFORE and engine not in bench.interpreters:
+            continue
         for job in (bench.job(bits, engine, variant) for variant in variants):
             if engine not in bench.interpreters:
                 bench.missing[label(job)] = f"not named: give --peer {engine}=PYTHON"
@@ -295,7 +315,9 @@ def main() -> None:
     args = parser.parse_args()
     folder = checkpoint(args.model) if args.model in SHAPES else Path(args.model).resolve()
     args.work.mkdir(parents=True, exist_ok=True)
-    interpreters = {OURS: sys.executable, "transformers": sys.executable, **dict(args.peers)}
+    peers = dict(args.peers)
+    own = [OURS] if list(peers) == [BEFORE] else [OURS, "transformers"]
+    interpreters = {**dict.fromkeys(own, sys.executable), **peers}
     bench = Bench(folder, args.work.resolve(), args.threads, args.pairs, interpreters)
     host = machine()  # its load is that of before
     try:

@@ -22,15 +22,15 @@ class WorkerError(Exception):
 
 
 class Worker:
-    """A process of `interpreter` that holds one job's model. What it prints is appended to `log`."""
+    """A process of `interpreter`, started in `root`, that holds one job's model. What it prints ends up in `log`."""
 
-    def __init__(self, job: Job, interpreter: str, log: Path, convert: bool = False) -> None:
+    def __init__(self, job: Job, interpreter: str, log: Path, convert: bool = False, root: Path = ROOT) -> None:
         command = [interpreter, "-m", "benchmarks.peers.worker", json.dumps(asdict(job))]
         environment = {**os.environ, "OMP_NUM_THREADS": str(job.threads)}
         pipe = subprocess.PIPE
         with log.open("a") as errors:
             self._process = subprocess.Popen(
-                command + ["--convert"] * convert, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe, stderr=errors
+                command + ["--convert"] * convert, cwd=root, env=environment, stdin=pipe, stdout=pipe, stderr=errors
             )
         self.facts: dict[str, Any] = {}
 

@@ -7,6 +7,7 @@ from typing import Any
 
 GIGA = 1e9
 OURS = "quintet"
+BEFORE = "before"  # an older quintet
 
 Result = Mapping[str, Any]  # what a worker answered
 
@@ -175,7 +176,8 @@ def summary(row: Row, traffic: Mapping[str, Traffic]) -> dict[str, Any]:
 
 
 def table(rounds: Sequence[Round], bits: str, traffic: Mapping[str, Traffic]) -> str:
-    """Markdown: a column for each setting, then for each of ours its ratio to the best peer (above 1: ours is better).
+    """Markdown: a column for each setting, then for each of ours its ratio to the best peer (above 1: ours is better),
+    or to itself before a change where that was measured.
 
     A share in parentheses is of the roofline: the setting's own bytes of weights and context at the bandwidth measured
     in the same round. The range behind a ratio is that of its pairs.
@@ -198,7 +200,8 @@ def _cell(row: Row, label: str, traffic: Mapping[str, Traffic]) -> str:
 
 
 def _ratio(row: Row, label: str) -> str:
-    peer = row.best_peer()
+    before = label.replace(OURS, BEFORE, 1)
+    peer = before if before in row.labels() else row.best_peer()
     found = row.ratios(label, peer) if peer else []
     if not found:
         return "-"

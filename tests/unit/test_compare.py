@@ -156,6 +156,12 @@ def test_table_shows_medians_shares_and_the_ratio_with_its_range() -> None:
     assert len({len(each) for each in (head, rule, line)}) == 1
 
 
+def test_what_was_measured_before_a_change_is_the_peer_of_the_same_setting() -> None:
+    rounds = decode_rounds({"quintet int8": 30, "before int8": 20, "before w8a8": 60})
+    text = table(rounds, "bf16", dict.fromkeys(["quintet int8", "before int8", "before w8a8"], Traffic(10**9, 0)))
+    assert text.splitlines()[-1].split("|")[-2].strip() == "1.50 (1.50-1.50) of before int8"
+
+
 def test_table_has_a_place_for_whoever_dropped_out() -> None:
     rounds = decode_rounds({"quintet bf16": 30, "a x": 20})
     rounds.append(Round("bf16", "startup", 40.0, {"quintet bf16": {"startup_s": 2.0, "peak_rss_bytes": 2e9}}))
@@ -190,7 +196,7 @@ def test_a_peer_is_a_known_name_and_an_interpreter() -> None:
     assert compare.peer("llama.cpp=/a/bin/python") == ("llama.cpp", "/a/bin/python")
     for wrong in ("tinygrad=python", "openvino", "openvino="):
         with pytest.raises(
-            argparse.ArgumentTypeError, match=r"is not NAME=PYTHON with a NAME of transformers, llama\.cpp"
+            argparse.ArgumentTypeError, match=r"is not NAME=PYTHON with a NAME of before, transformers, llama\.cpp"
         ):
             compare.peer(wrong)
 
