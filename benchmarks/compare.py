@@ -47,10 +47,10 @@ from benchmarks.checkpoints import SHAPES, checkpoint  # noqa: E402
 from benchmarks.peers.client import Worker, WorkerError  # noqa: E402
 from benchmarks.peers.figures import (  # noqa: E402
     BEFORE,
+    BRIEF,
     GIGA,
     OURS,
     RUNS,
-    SHORT,
     STARTUP,
     Round,
     Run,
@@ -226,7 +226,7 @@ def start_up(bench: Bench, jobs: Sequence[Job]) -> None:
 
 def compare(bench: Bench, bits: str, only: Sequence[str]) -> None:
     loaded = load(bench, bits)
-    for run in (run for run in (*RUNS, *SHORT) if run.name in only):
+    for run in (run for run in (*RUNS, *BRIEF) if run.name in only):
         measure(bench, loaded, bits, run)
     for _, worker in loaded.values():
         worker.close()
@@ -259,7 +259,7 @@ def report(bench: Bench, bits: Sequence[str], host: dict[str, Any]) -> dict[str,
         "awake_while_waiting": {name: wait.share for name, wait in bench.waits.items()},
         "same_first_tokens": {each: same_tokens(bench, each) for each in bits},
         "summary": {each: [summary(row, traffic) for row in rows(bench.rounds, each)] for each in bits},
-        "runs": [asdict(run) for run in (*RUNS, *SHORT, STARTUP)],
+        "runs": [asdict(run) for run in (*RUNS, *BRIEF, STARTUP)],
         "rounds": [asdict(each) for each in bench.rounds],
     }
 
@@ -303,7 +303,7 @@ def peer(text: str) -> tuple[str, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    every = [run.name for run in (*RUNS, *SHORT, STARTUP)]
+    every = [run.name for run in (*RUNS, *BRIEF, STARTUP)]
     usual = [run.name for run in (*RUNS, STARTUP) if run.name != "context-2048"]  # it takes a third of the time of all
     parser.add_argument("--model", default="qwen3-0.6b", help=f"{', '.join(SHAPES)}, or a bfloat16 checkpoint's folder")
     parser.add_argument(

@@ -34,7 +34,7 @@ RUNS = (
     Run("batch-16", 16, 128, 64),
 )
 # Of a second or so: a neighbour comes and goes within longer ones, and many pairs fit into a minute.
-SHORT = (Run("short-decode", 1, 32, 17), Run("short-prefill", 1, 256, 1), Run("short-batch", 16, 16, 9))
+BRIEF = (Run("short-decode", 1, 32, 17), Run("short-prefill", 1, 256, 1), Run("short-batch", 16, 16, 9))
 STARTUP = Run("startup", 1, 32, 1)  # in a fresh process
 
 
@@ -163,7 +163,7 @@ def rows(rounds: Sequence[Round], bits: str) -> Iterator[Row]:
     for figure in FIGURES:
         own = [each for each in rounds if each.bits == bits and each.run == figure.run and each.results]
         if own:
-            yield Row(figure, next(run for run in (*RUNS, *SHORT, STARTUP) if run.name == figure.run), own)
+            yield Row(figure, next(run for run in (*RUNS, *BRIEF, STARTUP) if run.name == figure.run), own)
 
 
 def summary(row: Row, traffic: Mapping[str, Traffic]) -> dict[str, Any]:

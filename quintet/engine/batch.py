@@ -24,7 +24,7 @@ class BatchBuilder:
         """The step's arrays, and whose logits come out of it."""
         requests = list(plan.tokens)
         decoding = plan.num_tokens == len(requests) == plan.num_rows  # a row for each, and none is scored
-        if decoding and all([r.num_computed + 1 == len(r.token_ids) and not _embedded(r) for r in requests]):
+        if decoding and all(r.num_computed + 1 == len(r.token_ids) and not _embedded(r) for r in requests):
             batch, rows = self._decode(requests)
         else:
             batch, rows = self._mixed(requests, plan)
