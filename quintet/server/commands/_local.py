@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from quintet.interpreter import running
 from quintet.server.clients.errors import ServerError
 from quintet.server.clients.remote import connect
 from quintet.server.clients.target import Target
 from quintet.server.commands import engine
+from quintet.server.private_folder import PrivateFolder
 
-SERVE = (sys.executable, "-m", "quintet.server.cli", "serve")
+SERVE = (*running("quintet.server.cli"), "serve")
 START_SECONDS = 3600.0  # a large model may have to be downloaded first
 _STOP_SECONDS = 10.0
 _LOOK_SECONDS = 0.05  # between two looks at /ready

@@ -4,13 +4,13 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import msgspec
 
+from quintet.interpreter import running
 from quintet.server.link.child import ENDING, PARENT_GONE
 from quintet.server.link.wire import Orders
 
@@ -40,7 +40,7 @@ class Child:
     def __init__(self, module: str, orders: Orders) -> None:
         inherit = () if orders.listen < 0 else (orders.listen,)
         with _blocked():
-            self._process = subprocess.Popen([sys.executable, "-m", module], stdin=subprocess.PIPE, pass_fds=inherit)
+            self._process = subprocess.Popen(running(module), stdin=subprocess.PIPE, pass_fds=inherit)
         assert self._process.stdin is not None
         self._tell(msgspec.json.encode(orders) + b"\n")
 
