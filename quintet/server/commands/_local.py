@@ -9,7 +9,6 @@ import secrets
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,10 +34,10 @@ def local_server(arguments: argparse.Namespace) -> Iterator[Target]:
 
     ValueError with the server's last words where it does not become ready.
     """
-    with tempfile.TemporaryDirectory(prefix="quintet-") as folder:  # others may not look into it
+    with PrivateFolder() as folder:
         server = Target(uds=f"{folder}/socket", api_key=secrets.token_urlsafe())
         command = [*SERVE, "--uds", f"{folder}/socket", "--api-key", str(server.api_key), *_words(arguments)]
-        log = Path(folder, "log")
+        log = folder / "log"
         # A session of its own: Ctrl-C is for this command, which then ends the server.
         with (
             log.open("wb") as output,
