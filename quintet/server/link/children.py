@@ -59,11 +59,14 @@ class Child:
         ).start()
 
     def ask_to_end(self, why: str = "") -> None:
-        """Lets an API process finish what it has; with a reason, it ends that, and tells the callers that wait."""
+        """Lets an API process finish what it has, or end it when it was asked before; with a reason, it ends that, and
+        tells the callers that wait."""
+        self._wake()
         self._tell(why.replace("\n", " ")[:_REASON].encode(errors="replace") + b"\n")
 
     def let_go(self) -> None:
         """It sees us gone, and ends at once."""
+        self._wake()
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -85,6 +88,10 @@ class Child:
             self.kill()
             self._process.wait()
         self.let_go()
+
+    def _wake(self) -> None:
+        """One that was stopped hears no word."""
+        self._process.send_signal(signal.SIGCONT)
 
     def _tell(self, word: bytes) -> None:
         assert self._process.stdin is not None
