@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from quintet.names import refuse_unknown
+from quintet.settings.describe import documented
+from quintet.settings.lacking import PARAMETERS
 
 logger = logging.getLogger(__name__)
 
@@ -241,7 +243,7 @@ class _Checked:
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         known = cls.__dataclass_fields__  # type: ignore[attr-defined]
         if not kwargs.keys() <= known.keys():
-            refuse_unknown(cls._called, kwargs, known)
+            refuse_unknown(cls._called, kwargs, known, PARAMETERS)
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
@@ -255,6 +257,7 @@ class _Checked:
 CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
+@documented
 @dataclass(slots=True)
 class StructuredOutputsParams(_Checked):
     """What the output must look like: one of CONSTRAINTS, and how JSON is written; vLLM's names."""
@@ -281,6 +284,7 @@ class StructuredOutputsParams(_Checked):
             raise ValueError(f"exactly one of {', '.join(CONSTRAINTS)} is wanted, and {what}")
 
 
+@documented
 @dataclass(slots=True)
 class SamplingParams(_Checked):
     """How to draw one request's tokens and when to stop; vLLM's names, defaults and meanings.
@@ -369,6 +373,7 @@ class SamplingParams(_Checked):
                 raise ParameterError(name, f"must be at most max_model_len ({max_model_len}), not {num}")
 
 
+@documented
 @dataclass(slots=True)
 class BeamSearchParams(_Checked):
     """A search for the likeliest output, `beam_width` candidates at a time."""
