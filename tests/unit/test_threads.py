@@ -187,7 +187,7 @@ def test_requests_that_the_engine_has_lost_are_not_waited_for() -> None:
 def test_ctrl_c_at_any_line_leaves_other_threads_theirs() -> None:
     engine = llm()
     with Threads() as start:
-        for at in range(0, 100_000, 31):
+        for at in range(0, 100_000, 7):
             other = start(tokens, engine, [[3], [4]], 6)
             with CtrlC(at) as ctrl_c:
                 tokens(engine, [[1]], 4)
