@@ -164,14 +164,16 @@ def test_a_generator_that_is_collected_in_a_step_ends_its_requests(monkeypatch: 
     engine = llm()
     stream = engine.stream([[1]], greedy(max_tokens=400))
     next(stream)
-    compute = engine._client.engine.compute
+    compute, running = engine._client.engine.compute, list[float]()
 
     def collects() -> None:
         stream.close()  # type: ignore[attr-defined]
         compute()
+        running.append(engine.get_metrics()["num_running"])
 
     monkeypatch.setattr(engine._client.engine, "compute", collects)
     assert tokens(engine, [[2]], 8) == [expected([2], 8)]
+    assert running == [2, *[1] * 6, 0], "it ends with the step in which it was left"
     assert not engine._client.busy
 
 
