@@ -1,6 +1,6 @@
 """Plain data that crosses the layers of the engine: a step's batch, a cache's layout, a weight's place."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -108,9 +108,6 @@ class HostInputs(NamedTuple):
     types: Array | None = None
 
 
-NO_INPUTS = HostInputs()
-
-
 class HostBatch(NamedTuple):
     """The same step on the host, built by the engine."""
 
@@ -120,7 +117,7 @@ class HostBatch(NamedTuple):
     starts: Array
     rows: Array
     groups: tuple[HostGroup, ...] = ()
-    inputs: HostInputs = NO_INPUTS
+    inputs: HostInputs = HostInputs()
 
     def leaves(self) -> list[Any]:
         """Its arrays, flat, in the order of the fields; what is None is left out. As the function, and faster."""
@@ -128,21 +125,25 @@ class HostBatch(NamedTuple):
         found: list[Any] = [token_ids, positions, owners, starts, rows]
         for slots, table, lengths, plan in groups:
             found += (slots, table, lengths, *plan)
-        return found if inputs is NO_INPUTS else found + [each for each in inputs if each is not None]
+        return found if inputs is _NO_INPUTS else found + [each for each in inputs if each is not None]
 
-    def on(self, tensors: Sequence[Tensor]) -> Batch:
+    def on(self, tensors: Iterable[Tensor]) -> Batch:
         """The Batch of these tensors, which stand for leaves()."""
+        tensors = tuple(tensors)
         token_ids, positions, owners, starts, rows = tensors[:5]
         groups, at = [], 5
         for group in self.groups:
             slots, table, lengths = tensors[at : at + 3]
             at += 3 + len(group.plan)
-            groups.append(Group(slots, table, lengths, tuple(tensors[at - len(group.plan) : at])))
-        if self.inputs is NO_INPUTS:
+            groups.append(Group(slots, table, lengths, tensors[at - len(group.plan) : at]))
+        if self.inputs is _NO_INPUTS:
             return Batch(token_ids, positions, owners, starts, rows, tuple(groups))
         left = iter(tensors[at:])
         inputs = Inputs(*[None if each is None else next(left) for each in self.inputs])
         return Batch(token_ids, positions, owners, starts, rows, tuple(groups), inputs)
+
+
+_NO_INPUTS = HostBatch._field_defaults["inputs"]  # the same object wherever none were given
 
 
 def leaves(batch: Any) -> list[Any]:

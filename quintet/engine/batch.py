@@ -8,7 +8,7 @@ import numpy as np
 from quintet.engine.request import Request
 from quintet.engine.rows import Rows, rows_of
 from quintet.engine.scheduler import Plan
-from quintet.types import NO_INPUTS, Array, HostBatch, HostGroup, HostInputs, Variant
+from quintet.types import Array, HostBatch, HostGroup, HostInputs, Variant
 
 
 class BatchBuilder:
@@ -73,8 +73,9 @@ class BatchBuilder:
             starts=starts,
             rows=wanted,
             groups=tuple(groups),
-            inputs=_inputs(plan) if any(_embedded(request) for request in requests) else NO_INPUTS,
         )
+        if any(_embedded(request) for request in requests):
+            batch = batch._replace(inputs=_inputs(plan))
         return batch, rows
 
     def _first(self, count: int) -> Array:
