@@ -135,7 +135,7 @@ def unstacked(name: str, shape: Sequence[int]) -> Mapping[str, tuple[Any, ...]]:
     [E, 2 I, D] experts.gate_up_proj (gate over up), [E, D, I] experts.down_proj; nothing for other tensors.
     """
     parent, _, last = name.rpartition(".")
-    if not parent.endswith(".experts") or len(shape) != 3 or last not in ("gate_up_proj", DOWN):
+    if not parent.endswith(".experts") or len(shape) != 3 or 0 in shape or last not in ("gate_up_proj", DOWN):
         return {}
     inner = shape[1] // 2
     found: dict[str, tuple[Any, ...]] = {}
