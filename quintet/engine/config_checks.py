@@ -91,6 +91,11 @@ def check_shape(config: Any, source: str) -> None:
             f"{source}: hidden_size is {hidden}, no multiple of num_attention_heads, {heads}, and no head_dim is "
             f"given; {REMEDY}"
         )
+    layers = getattr(config, "num_hidden_layers", None) or 0
+    for name in ("layer_types", "no_rope_layers"):
+        said = getattr(config, name, None)
+        if said is not None and len(said) < layers:
+            raise ValueError(f"{source}: {name} names {len(said)} of {layers} layers (num_hidden_layers); {REMEDY}")
     experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
     if experts and chosen is not None and not 1 <= chosen <= experts:
         raise ValueError(

@@ -27,6 +27,12 @@ class Mixture:
     kind: str  # activation
     renormalize: bool  # a token's weights add up to 1 over the experts that it has
 
+    def __post_init__(self) -> None:
+        if self.experts < 1 or self.width < 1:
+            raise ValueError(
+                f"a mixture of {self.experts} experts with {self.width} features has nothing in it; correct config.json"
+            )
+
 
 class Experts(Layer):
     """Gated feed-forwards, one per name: [E, 2 I, D] gate over up, and [E, D, I]. Names are relative to the parent.

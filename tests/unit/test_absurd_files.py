@@ -149,6 +149,20 @@ def test_every_familys_own_numbers(family: str, name: str, value: Any, tmp_path:
         start(folder)
 
 
+def test_a_mixture_of_none(tmp_path: Path) -> None:
+    folder = copied(variant("mixtral", "plain"), tmp_path)
+    edit(folder / "config.json", num_local_experts=0)
+    with refused("a mixture of 0 experts"):
+        start(folder)
+
+
+def test_a_list_that_leaves_layers_out(tmp_path: Path) -> None:
+    folder = copied(variant("smollm3", "plain"), tmp_path)
+    edit(folder / "config.json", no_rope_layers=[1])
+    with refused("config.json: no_rope_layers names 1 of 3 layers (num_hidden_layers)"):
+        start(folder)
+
+
 def test_overrides_are_held_to_the_same(folder: Path) -> None:
     with refused("hf_overrides: num_hidden_layers is 1000000000, not a whole number"):
         start(folder, hf_overrides={LAYERS: 10**9})
