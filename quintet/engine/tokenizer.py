@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import importlib.util
 import logging
 import os
 import re
@@ -172,6 +173,11 @@ def load_tokenizer(path: str | Path, revision: str | None = None) -> Tokenizer:
     load = functools.partial(_by_transformers, path, revision)
     if not folder.is_dir():
         return Tokenizer.of(load())
+    if (
+        not any((folder / each).is_file() for each in ("tokenizer.json", "vocab.json", "vocab.txt"))
+        and not _converters()
+    ):
+        raise ValueError(_without_json(folder, "neither sentencepiece nor tiktoken is installed"))
     name = readings.digest("tokenizer", contents(folder))
     if (kept := readings.find(name, lambda reading: _thaw(reading, folder, load))) is not None:
         return kept
@@ -264,12 +270,21 @@ def _why_not(folder: Path, error: Exception) -> str:
     if "trust_remote_code" in str(error):
         return f"the tokenizer in {folder} is code of its own, and quintet runs none: it needs a tokenizer.json"
     if not (folder / "tokenizer.json").exists():
-        return (
-            f"{folder} has no tokenizer.json, and what is there could not be converted ({_line(error)}); copy the file "
-            "from the model's source, or have transformers write it: pip install sentencepiece tiktoken, then "
-            f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
-        )
+        return _without_json(folder, _line(error))
     return f"cannot load the tokenizer in {folder}: {_line(error)}; fetch its files again from the model's source"
+
+
+def _converters() -> list[str]:
+    """What there is to make a tokenizer.json of an older file."""
+    return [name for name in ("sentencepiece", "tiktoken") if importlib.util.find_spec(name) is not None]
+
+
+def _without_json(folder: Path, why: str) -> str:
+    return (
+        f"{folder} has no tokenizer.json, and what is there could not be converted ({why}); copy the file from the "
+        "model's source, or have transformers write it: pip install sentencepiece tiktoken, then "
+        f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
+    )
 
 
 def refuse_surrogates(text: str, what: str = "the text") -> None:

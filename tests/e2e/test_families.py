@@ -77,6 +77,14 @@ def test_families_that_turn_whole_heads_ignore_a_partial_factor(family: str) -> 
     assert_agrees(tiny)
 
 
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [("gpt2", {"n_embd": 45, "n_head": 5}), ("opt", {"hidden_size": 45, "num_attention_heads": 5})],
+)
+def test_heads_may_be_odd_where_nothing_is_turned(family: str, sizes: dict[str, int]) -> None:
+    assert_agrees(make(family, {**next(iter(FAMILIES[family].values())), **sizes}))
+
+
 @pytest.mark.parametrize("factor", [0.5, 0.625])
 def test_a_partial_factor_turns_a_part_where_the_family_knows_it(factor: float) -> None:
     """Of 8 features 4, or 5, which is rounded up."""

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from quintet.config import EngineConfig
 from quintet.conformance.tiny import FAMILIES, PLAIN, Tiny, make, variant
+from quintet.engine.admission import Admission, Bounds
 from quintet.engine.explain import explain
 from quintet.engine.start import launch, prepare
 
@@ -248,6 +249,12 @@ def test_an_override_mends_a_default(folder: Path) -> None:
     edit(folder / "generation_config.json", temperature="x")
     start(folder, override_generation_config={"temperature": 0.5})
     start(folder, generation_config="quintet")
+
+
+def test_no_text_ends_by_a_token_that_the_model_does_not_have(caplog: pytest.LogCaptureFixture) -> None:
+    """min_tokens would look its logit up."""
+    assert Admission(Bounds(101, 64, 0), None, frozenset({2, 101, 5000}), 0).eos_ids == {2}
+    assert "no text ends by the tokens [101, 5000]: the model has 101" in caplog.text
 
 
 # ------------------------------------------------------------------------------------------------ the index of weights

@@ -204,7 +204,9 @@ def test_transformers_is_imported_when_its_object_is_asked_for() -> None:
 def test_a_panic_of_the_backend_is_the_callers_own(tmp_path: Path) -> None:
     """It is no Exception of Python's."""
     tokenizer = builders.giving_up(tmp_path)
-    with pytest.raises(ValueError, match=r"^the tokenizer cannot encode this text \(.*\); give another, or mend [^\n]*$"):
+    with pytest.raises(
+        ValueError, match=r"^the tokenizer cannot encode this text \(.*\); give another, or mend [^\n]*$"
+    ):
         tokenizer.encode(builders.GIVES_UP)
     assert tokenizer.decode(tokenizer.encode("hello")) == "hello"
 
