@@ -1,5 +1,6 @@
 """What stands between a user's prompt and the engine: checks it, gives it defaults, and makes its requests."""
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from quintet.engine.request import Admitted, random_key
 from quintet.engine.tokenizer import Tokenizer
 from quintet.outputs import child_ids
 from quintet.sampling_params import ParameterError, SamplingParams, StructuredOutputsParams
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,11 @@ class Admission:
     name: str = ""  # tells the unseeded requests of several admissions to one engine apart
     grammars: Grammars | None = None  # None: what the output must look like is not served here
     _num_unseeded: int = 0
+
+    def __post_init__(self) -> None:
+        if past := sorted(each for each in self.eos_ids if each >= self.bounds.vocab_size):
+            logger.warning("no text ends by the tokens %s: the model has %d", past, self.bounds.vocab_size)
+            self.eos_ids -= frozenset(past)
 
     def default_params(self) -> SamplingParams:
         """SamplingParams with the model's own defaults; changing what it returns changes nobody else's."""

@@ -1,15 +1,18 @@
 """Finds a model's folder, locally or on the Hugging Face hub, and reads what its JSON files say."""
 
-import json
 import logging
 import re
+import reprlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from quintet.config import BUNDLED, GENERATION_DEFAULTS, EngineConfig, Environment, read_environment
+from quintet.engine.config_checks import MOST, check_architectures, check_entries, check_shape
+from quintet.engine.json_object import read_object
 from quintet.engine.model_config import ModelConfig, read_config
 from quintet.names import nearest, refuse_unknown
+from quintet.sampling_params import MAX_STOP_IDS, ParameterError, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -131,6 +134,8 @@ def _without_config(folder: Path, name: str) -> str:
 
 def _without_weights(folder: Path, name: str) -> str:
     pickled = sorted(path.name for pattern in _PICKLED for path in folder.glob(pattern))
+    if not pickled and any(folder.glob("*.gguf")):
+        return f"{name!r} has GGUF files alone; quintet reads safetensors: use the model's original"
     what = f", only pickled ones ({', '.join(pickled[:3])})" if pickled else ""
     return (
         f"{name!r} has no *.safetensors weights{what}. A pickle runs code when it is read, so quintet reads none. "
@@ -147,24 +152,26 @@ def load_model_config(path: Path, overrides: Mapping[str, Any] | None = None) ->
     """The model's configuration with the user's entries merged in. Never runs code from the folder."""
     from quintet.models import families
 
-    file = path / "config.json"
-    raw = _read_json(file)
-    kind = (overrides or {}).get("model_type", raw.get("model_type"))
+    file, overrides = path / "config.json", overrides or {}
+    raw = read_object(file)
+    kind = overrides.get("model_type", raw.get("model_type"))
     if not isinstance(kind, str):
         raise ValueError(f"{file} names no model_type; supported: {', '.join(families())}")
     supported = families()
     if kind not in supported:
-        raise ValueError(f"{_unsupported(kind, supported)}; supported: {', '.join(supported)}")
+        match = nearest(kind, supported) if "model_type" in overrides else None  # in a file nobody misspelt it
+        hint = f" (the nearest is {match!r})" if match else ""
+        raise ValueError(f"model type {reprlib.repr(kind)} is not supported{hint}; supported: {', '.join(supported)}")
+    check_entries(raw, str(file))
+    check_entries(overrides, "hf_overrides")
+    if "model_type" not in overrides:
+        check_architectures(kind, {**raw, **overrides}.get("architectures"), str(file))
     config = read_config(kind, raw, file)
-    if not overrides:
-        return config
-    refuse_unknown("entry of hf_overrides", overrides, {*raw, *_known(config)})
-    return read_config(kind, _merge(raw, overrides, config.to_dict()), file)
-
-
-def _unsupported(kind: str, supported: Iterable[str]) -> str:
-    match = nearest(kind, supported)
-    return f"model type {kind!r} is not supported" + (f" (the nearest is {match!r})" if match else "")
+    if overrides:
+        refuse_unknown("entry of hf_overrides", overrides, {*raw, *_known(config)})
+        config = read_config(kind, _merge(raw, overrides, config.to_dict()), file)
+    check_shape(config.get_text_config(), str(file))
+    return config
 
 
 def _known(config: ModelConfig) -> set[str]:
@@ -223,21 +230,44 @@ def load_generation_config(
     """Sampling defaults under SamplingParams' names, and "eos_token_id": the list of every id that ends a text.
 
     `mode` is EngineConfig.generation_config. "quintet" takes no defaults; what ends a text is the model's matter
-    and stays.
+    and stays. ValueError names what no request could be served with.
     """
-    own = path / "generation_config.json"
-    model = _read_json(own) if own.is_file() else {}
-    chosen = model if mode == "auto" else {} if mode == "quintet" else _read_json(_generation_file(mode))
-    defaults = {name: value for name, value in _renamed(chosen).items() if name in GENERATION_DEFAULTS}
-    defaults.update(_renamed(overrides or {}))
-    eos = next((each["eos_token_id"] for each in (chosen, model) if each.get("eos_token_id") is not None), None)
-    if eos is None and (path / "config.json").is_file():
-        eos = _read_json(path / "config.json").get("eos_token_id")
-    defaults["eos_token_id"] = [] if eos is None else list(eos) if isinstance(eos, list) else [eos]
-    if set(defaults) - {"eos_token_id"}:
-        shown = ", ".join(f"{name}={value}" for name, value in defaults.items() if name != "eos_token_id")
+    own, elsewhere = path / "generation_config.json", None if mode in ("auto", "quintet") else _generation_file(mode)
+    model = read_object(own) if own.is_file() else {}
+    chosen = read_object(elsewhere) if elsewhere else model if mode == "auto" else {}
+    replaced = _renamed(overrides or {})
+    defaults = {name: value for name, value in _renamed(chosen).items() if name in GENERATION_DEFAULTS} | replaced
+    _check_defaults(defaults, replaced, elsewhere or own)
+    if defaults:
+        shown = ", ".join(f"{name}={value}" for name, value in defaults.items())
         logger.info("sampling defaults from the generation config: %s (generation_config='quintet' opts out)", shown)
-    return defaults
+    sources = [(elsewhere or own, chosen), (own, model), (path / "config.json", {})]
+    file, said = next((each for each in sources if each[1].get("eos_token_id") is not None), sources[-1])
+    if not said and file.is_file():
+        said = read_object(file)
+    return {**defaults, "eos_token_id": _ends(said.get("eos_token_id"), file)}
+
+
+def _check_defaults(defaults: Mapping[str, Any], replaced: Mapping[str, Any], file: Path) -> None:
+    try:
+        SamplingParams(**defaults)
+    except ParameterError as error:
+        if error.parameter in replaced:
+            raise ValueError(f"override_generation_config: {error}; correct it") from None
+        raise ValueError(
+            f"{file}: {error}; correct it, or take no sampling defaults from it with generation_config='quintet'"
+        ) from None
+
+
+def _ends(said: Any, file: Path) -> list[int]:
+    """The ids of an eos_token_id: one, a list of them, or none."""
+    ids = [] if said is None else said if isinstance(said, list) else [said]
+    if len(ids) > MAX_STOP_IDS or not all(type(each) is int and 0 <= each <= MOST for each in ids):
+        raise ValueError(
+            f"{file}: eos_token_id is {reprlib.repr(said)}, not a token id from 0 to {MOST} or a list of such; correct "
+            "it, or leave it out where the tokenizer names the token"
+        )
+    return list(ids)
 
 
 def _renamed(entries: Mapping[str, Any]) -> dict[str, Any]:
@@ -254,13 +284,3 @@ def _generation_file(mode: str) -> Path:
     if not file.is_file():
         raise FileNotFoundError(f"generation_config={mode!r} is not auto, quintet, or a folder with that file")
     return file
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} is not JSON: {error}; was the download cut short?") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{file} must hold a JSON object, not {type(content).__name__}")
-    return content

@@ -1,12 +1,12 @@
 """Reads a checkpoint's tensors by memory map straight to where the platform places them."""
 
-import json
 import math
 import re
+import reprlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from quintet.engine.json_object import read_object
 from quintet.engine.mapped import MappedFiles
 from quintet.layers.build import Layer
 from quintet.layers.decoder import Family
@@ -32,6 +33,12 @@ DTYPES = {  # safetensors' names
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
 }
+COUNTED = {  # in the modules' names of tensors -> what the config calls the number of them
+    re.compile(r"(?:^|\.)(?:layers|h)\.(\d{1,9})\."): ("num_hidden_layers",),
+    re.compile(r"\.experts\.(\d{1,9})\."): ("num_local_experts", "num_experts"),
+}
+# Ends of the names of tensors that quantized checkpoints alone hold.
+QUANTIZED = (".qweight", ".qzeros", ".g_idx", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".SCB", ".absmax")
 NAMED = 8  # tensors that an error lists before it only counts
 
 
@@ -196,7 +203,8 @@ class Checkpoint:
     def check(self, wanted: list[Declared]) -> None:
         """Missing, misshapen and unexpected tensors are errors that name them."""
         needed = {name: want for each in wanted for name, want in each.weight.stored.items()}
-        missing = sorted(set(needed) - set(self._where))
+        missing, surplus = sorted(set(needed) - set(self._where)), sorted(set(self._where) - set(needed))
+        self._check_quantized(missing, surplus)
         if missing:
             raise ValueError(
                 f"{self._folder} lacks {_list(missing)}, which the model's config.json asks for; "
@@ -204,13 +212,32 @@ class Checkpoint:
             )
         wrong = [message for name, want in needed.items() if (message := self._misshapen(name, want))]
         if wrong:
-            raise ValueError(f"{self._folder} does not fit its config.json: {_list(wrong)}")
-        extra = sorted(n for n in set(self._where) - set(needed) if not any(p.fullmatch(n) for p in self._ignored))
+            raise ValueError(
+                f"{self._folder} does not fit its config.json: {_list(wrong)}; fetch the model anew, or its "
+                "original if it was quantized"
+            )
+        extra = [name for name in surplus if not any(pattern.fullmatch(name) for pattern in self._ignored)]
         if extra:
             raise ValueError(
                 f"{self._folder} holds {_list(extra)}, which this model has no place for; "
                 "quintet would compute something else than the checkpoint means"
             )
+
+    def _check_quantized(self, missing: list[str], surplus: list[str]) -> None:
+        """ValueError where config.json says that weights are quantized and they are not, or the other way round."""
+        quantized = [name for name in surplus if name.endswith(QUANTIZED)]
+        if quantized:
+            raise ValueError(
+                f"{self._folder} holds {_list(quantized)}, as quantized checkpoints do, and the quantization_config of "
+                "its config.json does not say so of them; fetch config.json again, or use the model's original"
+            )
+        for name in missing:
+            plain = f"{name.rpartition('.')[0]}.weight"
+            if name.endswith(QUANTIZED) and plain in self._where and self._where[plain].dtype in FLOATS:
+                raise ValueError(
+                    f"{self._folder} holds {plain} in floats, and the quantization_config of its config.json says "
+                    "otherwise; fetch the model anew, or set that to null with hf_overrides"
+                )
 
     def read(self, name: str, entry: OnFile) -> Tensor:
         return self._where[name].tensor()
@@ -230,7 +257,21 @@ class Checkpoint:
         return f"{name} is of {there.dtype}, not of {wanted}"
 
 
-def _index(folder: Path, model: Family) -> Iterator[tuple[str, Entry]]:
+def check_counts(folder: Path, family: type[Family], config: Any) -> None:
+    """ValueError where config.json has more layers or experts than the files: told before a model of them is built."""
+    ignored = [re.compile(pattern) for pattern in family.ignored]
+    names = [name for name, _ in _index(folder, family) if not any(each.fullmatch(name) for each in ignored)]
+    for pattern, keys in COUNTED.items():
+        there = max((int(found[1]) + 1 for name in names if (found := pattern.search(name))), default=0)
+        key = next((each for each in keys if getattr(config, each, None)), None)
+        if key is not None and 0 < there < getattr(config, key):
+            raise ValueError(
+                f"{folder / 'config.json'}: {key} is {getattr(config, key)}, and the weights there are of {there}; "
+                "fetch the rest of the model, or correct it"
+            )
+
+
+def _index(folder: Path, model: Family | type[Family]) -> Iterator[tuple[str, Entry]]:
     """Every tensor, by the name that the modules use for it."""
     for file in _files(folder):
         try:
@@ -253,9 +294,9 @@ def _files(folder: Path) -> list[Path]:
     """
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        return _indexed(index)
+        return _regular(_indexed(index))
     if (folder / "model.safetensors").exists():
-        return [folder / "model.safetensors"]
+        return _regular([folder / "model.safetensors"])
     found = sorted(folder.glob("*.safetensors"))
     if not found:
         pickles = sorted(file.name for file in folder.glob("*.bin"))
@@ -264,18 +305,41 @@ def _files(folder: Path) -> list[Path]:
             + (f", only {_list(pickles)}, and a pickle runs code when it is read" if pickles else "")
             + "; convert the checkpoint with transformers' save_pretrained(), or use load_format='dummy'"
         )
-    return found
+    return _regular(found)
+
+
+def _regular(files: list[Path]) -> list[Path]:
+    """ValueError for what would block when it is opened (a named pipe), or is a folder."""
+    wrong = next((file for file in files if not file.is_file()), None)
+    if wrong is not None:
+        raise ValueError(f"{wrong} is no regular file; fetch it again")
+    return files
 
 
 def _indexed(index: Path) -> list[Path]:
-    try:
-        files = sorted({index.parent / name for name in json.loads(index.read_text())["weight_map"].values()})
-    except (ValueError, KeyError, AttributeError) as error:
-        raise ValueError(f"{index} is not an index of safetensors files ({error!r}); fetch it again") from None
+    """The files that it names. A link may lead out of the folder, as in the hub's cache; a name may not."""
+    where = read_object(index).get("weight_map")
+    if not isinstance(where, dict) or not where:
+        raise ValueError(f"{index} is not an index of safetensors files: it has no weight_map; fetch it again")
+    for tensor, name in where.items():
+        if not _is_inside(name):
+            raise ValueError(
+                f"{index}: weight_map says that {tensor[:80]} is in {reprlib.repr(name)}, which is no file of its "
+                "folder; fetch it again"
+            )
+    files = [index.parent / name for name in sorted(set(where.values()))]
     absent = [file.name for file in files if not file.exists()]
     if absent:
         raise ValueError(f"{index.parent} lacks {_list(absent)}, which {index.name} names; fetch the rest of the model")
     return files
+
+
+def _is_inside(name: Any) -> bool:
+    """Whether it is the path of a file within a folder."""
+    if not isinstance(name, str) or not name.endswith(".safetensors") or not name.isprintable() or len(name) > 255:
+        return False
+    path = PurePath(name)
+    return not path.is_absolute() and ".." not in path.parts
 
 
 def _list(names: list[str]) -> str:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 Entries = dict[str, Any]
+LONGEST = 400  # characters of transformers' reason, which may repeat what the file says
 
 
 class ModelConfig(SimpleNamespace):
@@ -62,8 +63,8 @@ def _by_transformers(kind: str, raw: Mapping[str, Any], file: Path) -> "Pretrain
         config: PretrainedConfig = CONFIG_MAPPING[kind](**json.loads(json.dumps({**raw, "model_type": kind})))
         if config.dtype is not None and not isinstance(config.dtype, torch.dtype):
             raise ValueError(f"{config.dtype} is no dtype of torch")
-    except (StrictDataclassError, TypeError, KeyError, AttributeError, ValueError) as error:
-        reason = " ".join(str(error).split())
+    except (StrictDataclassError, TypeError, LookupError, ArithmeticError, AttributeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:LONGEST]
         raise ValueError(f"{file} (with hf_overrides) is no valid {kind} config: {reason}") from error
     return config
 

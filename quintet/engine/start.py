@@ -14,11 +14,12 @@ import torch
 
 from quintet.config import SCHEMES, EngineConfig, read_environment
 from quintet.engine.batch import BatchBuilder
+from quintet.engine.config_checks import MOST
 from quintet.engine.drafts import Lookup
 from quintet.engine.engine import Engine
 from quintet.engine.grammar import Grammars
 from quintet.engine.hub import load_generation_config, load_model_config, resolve_model
-from quintet.engine.loader import declared
+from quintet.engine.loader import check_counts, declared
 from quintet.engine.logits_processors import load_processors
 from quintet.engine.memory import Footprint, MemoryPlan, plan_memory
 from quintet.engine.pages import PagePool
@@ -31,6 +32,7 @@ from quintet.engine.variants import describe, plan_variants
 from quintet.engine.worker import ModelSizes, Worker
 from quintet.layers.forms import Forms, fitting, online
 from quintet.layers.forms.checkpoint import quantized
+from quintet.models import model_class
 from quintet.ops import bind
 from quintet.ops.registry import of_kind
 from quintet.platforms import Chosen, choose
@@ -39,6 +41,7 @@ from quintet.types import Extent, Place, Variant
 
 logger = logging.getLogger(__name__)
 
+QUANTIZATION = ("quantization_config", "compression_config")  # where a config.json says how its weights are kept
 LONG = 0.04  # of max_model_len: a prompt with more tokens is long, where nobody says when it is
 LEAST_LOGIT_ROWS = 256  # of a step, if it has as many tokens: the scores of a prompt come so many at a time
 
@@ -94,8 +97,11 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
     reasons = [f"platform {platform.name}: {chosen.reason}", *settled]
     folder = resolve_model(config)
     whole = load_model_config(folder, config.hf_overrides)
+    generation = load_generation_config(folder, config.generation_config, config.override_generation_config)
     forms = _forms(config, whole, platform, facts)
     hf_config = whole.get_text_config()  # of a multimodal wrapper, its text
+    if config.load_format != "dummy":
+        check_counts(folder, model_class(hf_config, platform.models), hf_config)
     dtype, kv_dtype = _dtype(config, hf_config, facts, reasons), _kv_dtype(config, facts)
     sizes = ModelSizes(dtype, config.page_size, _length(config, hf_config), forms, kv_dtype)
     sizes = replace(sizes, attention=config.attention_backend)
@@ -121,7 +127,6 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
     if config.logits_processors and facts.opaque:
         reasons.append("sampling on the host: logits processors cannot read what the device holds")
     reasons += _quantized(forms, ranks.workers[0])
-    generation = load_generation_config(folder, config.generation_config, config.override_generation_config)
     doubts = evidence(chosen).doubts(platform.name, _features(config, hf_config, sizes))
     return Prepared(config, platform, facts, tuple(reasons), folder, hf_config, generation, sizes, ranks, plan, doubts)
 
@@ -221,8 +226,8 @@ def _kv_dtype(config: EngineConfig, facts: Capabilities) -> torch.dtype | None:
 def _forms(config: EngineConfig, hf_config: Any, platform: Platform, facts: Capabilities) -> Forms:
     """What was asked for, and what the checkpoint says; ValueError if that cannot be read or made here."""
     wanted = online(config.quantization, config.quantization_group_size)
-    said = getattr(hf_config, "quantization_config", None) or getattr(hf_config, "compression_config", None)
-    found = quantized(said)
+    places = [(each, name) for each in (hf_config, hf_config.get_text_config()) for name in QUANTIZATION]
+    found = quantized(next((said for each, name in places if (said := getattr(each, name, None))), None))
     if wanted is not None and found is not None:
         raise ValueError(
             f"quantization={wanted.kind!r} is for checkpoints in floats, and this one is quantized by {found.method}; "
@@ -273,13 +278,14 @@ def _length(config: EngineConfig, hf_config: Any) -> int:
 
 
 def model_length(hf_config: Any) -> int:
-    """Positions that the model was made for, stretched where its rotary scaling stretches them."""
+    """Positions that the model was made for, stretched where its rotary scaling stretches them; they are int32."""
     trained = int(hf_config.max_position_embeddings)
     rope = getattr(hf_config, "rope_parameters", None) or {}
-    if rope.get("rope_type") in ("linear", "dynamic"):
-        return int(trained * rope["factor"])
-    if rope.get("rope_type") == "yarn":
-        return max(trained, int(rope["original_max_position_embeddings"] * (rope.get("factor") or 1)))
+    kind, factor = rope.get("rope_type"), rope.get("factor") or 1
+    if kind in ("linear", "dynamic"):
+        return min(int(trained * factor), MOST)
+    if kind == "yarn":
+        return min(max(trained, int(rope.get("original_max_position_embeddings", 0) * factor)), MOST)
     return trained
 
 

@@ -1,15 +1,18 @@
 """Text to token ids and back, exactly as transformers does it, and what the engine asks about a vocabulary."""
 
+import contextlib
 import functools
-import json
+import importlib.util
 import logging
 import os
 import re
+import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from quintet.engine import readings
+from quintet.engine.json_object import read_object
 from quintet.engine.pieces import Pieces
 
 logger = logging.getLogger(__name__)
@@ -42,7 +45,7 @@ class Tokenizer:
         self.eos_ids: tuple[int, ...] = () if eos_id is None else (eos_id,)
         added = self.backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        self.chat_template = chat_template
+        self.chat_template = _template(chat_template)
         self._load = load
 
     @classmethod
@@ -84,14 +87,16 @@ class Tokenizer:
         if self.bos_token and text.startswith(self.bos_token):
             add_special_tokens = False
         try:
-            ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+            with _no_panic("encode this text"):
+                ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         except (UnicodeEncodeError, TypeError):
             refuse_surrogates(text)
             raise
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        return str(self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        with _no_panic("decode these tokens"):
+            return str(self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     def token_bytes(self, token_id: int) -> bytes:
         """What the token adds within a text; of a part of a character, its bytes."""
@@ -121,6 +126,35 @@ class Tokenizer:
         return tuple(sequences)
 
 
+@contextlib.contextmanager
+def _no_panic(what: str) -> Iterator[None]:
+    """A panic in tokenizers, which is no Exception and would end more than the request, is a ValueError: a regular
+    expression of tokenizer.json that gives up on a text, say."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__module__ != "pyo3_runtime":
+            raise
+        raise ValueError(
+            f"the tokenizer cannot {what} ({_line(error)}); give another, or mend the model's tokenizer.json"
+        ) from None
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def _template(said: Any) -> str | dict[str, str] | None:
+    """A chat template, or several by name."""
+    each = said.values() if isinstance(said, dict) else [said]
+    if said is not None and not all(isinstance(template, str) for template in each):
+        raise ValueError(
+            f"the tokenizer's chat_template is {reprlib.repr(said)}, neither text nor texts by name; correct "
+            "tokenizer_config.json"
+        )
+    return said
+
+
 def _whole(backend: Any) -> Any:
     """Either may be switched on in tokenizer.json, and would cut texts or fill them up."""
     backend.no_truncation()
@@ -139,6 +173,11 @@ def load_tokenizer(path: str | Path, revision: str | None = None) -> Tokenizer:
     load = functools.partial(_by_transformers, path, revision)
     if not folder.is_dir():
         return Tokenizer.of(load())
+    if (
+        not any((folder / each).is_file() for each in ("tokenizer.json", "vocab.json", "vocab.txt"))
+        and not _converters()
+    ):
+        raise ValueError(_without_json(folder, "neither sentencepiece nor tiktoken is installed"))
     name = readings.digest("tokenizer", contents(folder))
     if (kept := readings.find(name, lambda reading: _thaw(reading, folder, load))) is not None:
         return kept
@@ -195,7 +234,8 @@ def _backend(described: str) -> Any:
     from tokenizers import Tokenizer as Backend
 
     try:
-        return Backend.from_str(described)
+        with _no_panic("be made of its description"):
+            return Backend.from_str(described)
     except Exception as error:  # what tokenizers raises for a damaged description
         raise ValueError(str(error)) from error
 
@@ -204,7 +244,8 @@ def _by_transformers(path: str | Path, revision: str | None) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        hf = AutoTokenizer.from_pretrained(str(path), revision=revision, trust_remote_code=False)
+        with _no_panic("be loaded"):
+            hf = AutoTokenizer.from_pretrained(str(path), revision=revision, trust_remote_code=False)
     except Exception as error:  # tokenizers raises plain Exception for a damaged file
         raise ValueError(_why_not(Path(path), error)) from error
     if not getattr(hf, "is_fast", False):
@@ -217,17 +258,33 @@ def _by_transformers(path: str | Path, revision: str | None) -> Any:
 
 def _why_not(folder: Path, error: Exception) -> str:
     if not folder.is_dir():
-        return f"cannot load the tokenizer of {str(folder)!r}, which is no folder here: {error}"
+        return f"cannot load the tokenizer of {str(folder)!r}, which is no folder here: {_line(error)}"
     for name in ("tokenizer.json", "tokenizer_config.json"):
         try:
-            json.loads((folder / name).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError) as damage:
+            if (folder / name).exists():
+                read_object(folder / name)
+        except OSError as damage:
             return f"{folder / name} cannot be read: {damage}; fetch it again from the model's source"
+        except ValueError as damage:
+            return str(damage)
     if "trust_remote_code" in str(error):
         return f"the tokenizer in {folder} is code of its own, and quintet runs none: it needs a tokenizer.json"
-    return f"cannot load the tokenizer in {folder}: {error}"
+    if not (folder / "tokenizer.json").exists():
+        return _without_json(folder, _line(error))
+    return f"cannot load the tokenizer in {folder}: {_line(error)}; fetch its files again from the model's source"
+
+
+def _converters() -> list[str]:
+    """What there is to make a tokenizer.json of an older file."""
+    return [name for name in ("sentencepiece", "tiktoken") if importlib.util.find_spec(name) is not None]
+
+
+def _without_json(folder: Path, why: str) -> str:
+    return (
+        f"{folder} has no tokenizer.json, and what is there could not be converted ({why}); copy the file from the "
+        "model's source, or have transformers write it: pip install sentencepiece tiktoken, then "
+        f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
+    )
 
 
 def refuse_surrogates(text: str, what: str = "the text") -> None:

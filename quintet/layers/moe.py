@@ -27,6 +27,12 @@ class Mixture:
     kind: str  # activation
     renormalize: bool  # a token's weights add up to 1 over the experts that it has
 
+    def __post_init__(self) -> None:
+        if self.experts < 1 or self.width < 1:
+            raise ValueError(
+                f"a mixture of {self.experts} experts with {self.width} features has nothing in it; correct config.json"
+            )
+
 
 class Experts(Layer):
     """Gated feed-forwards, one per name: [E, 2 I, D] gate over up, and [E, D, I]. Names are relative to the parent.
@@ -135,7 +141,7 @@ def unstacked(name: str, shape: Sequence[int]) -> Mapping[str, tuple[Any, ...]]:
     [E, 2 I, D] experts.gate_up_proj (gate over up), [E, D, I] experts.down_proj; nothing for other tensors.
     """
     parent, _, last = name.rpartition(".")
-    if not parent.endswith(".experts") or len(shape) != 3 or last not in ("gate_up_proj", DOWN):
+    if not parent.endswith(".experts") or len(shape) != 3 or 0 in shape or last not in ("gate_up_proj", DOWN):
         return {}
     inner = shape[1] // 2
     found: dict[str, tuple[Any, ...]] = {}

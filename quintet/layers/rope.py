@@ -5,6 +5,7 @@ ones. `dynamic` and `longrope`, which peers switch by current length, are theref
 """
 
 import math
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,19 +29,25 @@ class Extent:
 
 
 class Rotary(Layer):
-    """One table of cosines and sines, shared by the layers that turn alike."""
+    """One table of cosines and sines, shared by the layers that turn alike.
 
-    def __init__(self, build: Build, head_dim: int, parameters: Parameters, trained: int) -> None:
+    With `partial`, of the families whose layers turn the first part of a head where the checkpoint says so.
+    """
+
+    def __init__(
+        self, build: Build, head_dim: int, parameters: Parameters, trained: int, partial: bool = False
+    ) -> None:
         super().__init__(build, "rotary", "norm_rotary")
-        self._dim = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
+        self._dim = turned(head_dim, parameters, partial)
         self._scaling = dict(parameters)  # not _parameters: that is nn.Module's own
         self._extent = Extent(trained, build.max_model_len)
+        frequencies(self._dim, self._scaling, self._extent)  # refuses what it cannot compute, before a weight is read
         self.table: Tensor
 
     @classmethod
-    def of(cls, build: Build, config: Any) -> "Rotary":
+    def of(cls, build: Build, config: Any, partial: bool = False) -> "Rotary":
         """For a model whose layers all turn alike."""
-        return cls(build, head_dim(config), config.rope_parameters, config.max_position_embeddings)
+        return cls(build, head_dim(config), config.rope_parameters, config.max_position_embeddings, partial)
 
     def constants(self) -> dict[str, Tensor]:
         return {"table": rotary_table(self._dim, self._scaling, self._extent)}
@@ -64,14 +71,54 @@ def head_dim(config: Any) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
+def turned(head_dim: int, parameters: Parameters, partial: bool) -> int:
+    """Features of a head that are turned; ValueError where they cannot be.
+
+    Families whose layers turn whole heads ignore a partial_rotary_factor, as transformers does. With a scaling it
+    fails there, so what such a checkpoint means is not known.
+    """
+    factor, kind = parameters.get("partial_rotary_factor") or 1.0, _kind(parameters)
+    dim = int(head_dim * factor)
+    if not partial:
+        if dim != head_dim and kind != "default":
+            raise ValueError(
+                f"partial_rotary_factor is {factor} beside rope_type {kind!r}, in a family that turns whole heads; "
+                "correct config.json, or leave the factor out with hf_overrides"
+            )
+        dim = head_dim
+    if dim < 1 or (dim % 2 and dim == head_dim):  # of a part that is odd, one more is turned, as in transformers
+        raise ValueError(
+            f"{dim} features of each head are turned (head_dim {head_dim}, partial_rotary_factor {factor}), and rotary "
+            "positions turn pairs; correct head_dim, or hidden_size and num_attention_heads, in config.json"
+        )
+    return dim
+
+
 def rotary_table(dim: int, parameters: Parameters, extent: Extent) -> Tensor:
-    """[extent.served, dim] float32: dim/2 cosines, then dim/2 sines."""
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    """[extent.served, dim] float32: dim/2 cosines, then dim/2 sines; an odd dim is rounded up."""
+    waves, scale = frequencies(dim, parameters, extent)
+    angles = torch.arange(extent.served, dtype=torch.float32)[:, None] * waves[None, :]
+    return torch.cat([angles.cos() * scale, angles.sin() * scale], dim=-1)
+
+
+def frequencies(dim: int, parameters: Parameters, extent: Extent) -> tuple[Tensor, float]:
+    """dim/2 angles per position, and what cosines and sines are multiplied by; ValueError if these make no numbers."""
+    kind = _kind(parameters)
     if kind not in SCALINGS:
         raise ValueError(f"rope_type {kind!r} is not known; quintet has {', '.join(sorted(SCALINGS))}")
-    frequencies, scale = SCALINGS[kind](dim, parameters, extent)
-    angles = torch.arange(extent.served, dtype=torch.float32)[:, None] * frequencies[None, :]
-    return torch.cat([angles.cos() * scale, angles.sin() * scale], dim=-1)
+    wrong = f"rope_type {kind!r} cannot be computed of {reprlib.repr(dict(parameters))}"
+    try:
+        waves, scale = SCALINGS[kind](dim, parameters, extent)
+    except (ArithmeticError, KeyError, RuntimeError, TypeError, ValueError) as error:  # RuntimeError is torch's
+        reason = " ".join(repr(error).split())[:200]
+        raise ValueError(f"{wrong} ({reason}); correct rope_parameters in config.json") from error
+    if waves.shape != (-(-dim // 2),) or not waves.isfinite().all() or not math.isfinite(scale):
+        raise ValueError(f"{wrong}: not {-(-dim // 2)} finite frequencies; correct rope_parameters in config.json")
+    return waves, scale
+
+
+def _kind(parameters: Parameters) -> str:
+    return parameters.get("rope_type") or parameters.get("type") or "default"
 
 
 def _plain(dim: int, base: float) -> Tensor:

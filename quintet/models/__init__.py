@@ -20,6 +20,11 @@ def families() -> list[str]:
     return sorted({*files, *_ALIASES, *_REGISTERED})
 
 
+def built_in(kind: str) -> str | None:
+    """The file here that a model type is built from; None for what a package has added."""
+    return None if kind in _REGISTERED else _ALIASES.get(kind, kind)
+
+
 def model_class(config: Any, overrides: Mapping[str, str] | None = None) -> type:
     """The class of a transformers config's family, a platform's own first; ValueError with what there is, if none."""
     kind, overrides = config.model_type, overrides or {}

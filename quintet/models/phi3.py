@@ -15,7 +15,7 @@ class Model(CausalLM):
 
     def __init__(self, config: Any, build: Build) -> None:
         super().__init__(build)
-        rotary = Rotary.of(build, config)
+        rotary = Rotary.of(build, config, partial=True)
 
         def block(config: Any, build: Build, index: int) -> PreNormBlock:
             shape = Heads.of(

@@ -64,6 +64,43 @@ def test_longrope_turns_long_requests_by_the_long_factors() -> None:
         assert_close(logits, tiny.logits(prompt))
 
 
+HALF = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+WHOLE_HEADS = sorted({*FAMILIES} - {"gpt2", "opt", "phi3"})  # the others turn nothing, or a part
+
+
+@pytest.mark.parametrize("family", WHOLE_HEADS)
+def test_families_that_turn_whole_heads_ignore_a_partial_factor(family: str) -> None:
+    kinds = {"full_attention": HALF, "sliding_attention": {**HALF, "rope_theta": 100.0}}
+    rope = kinds if family == "gemma3_text" else HALF
+    tiny = make(family, {**next(iter(FAMILIES[family].values())), "rope_parameters": rope})
+    assert "partial_rotary_factor" in json.dumps(tiny.config.rope_parameters)
+    assert_agrees(tiny)
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [("gpt2", {"n_embd": 45, "n_head": 5}), ("opt", {"hidden_size": 45, "num_attention_heads": 5})],
+)
+def test_heads_may_be_odd_where_nothing_is_turned(family: str, sizes: dict[str, int]) -> None:
+    assert_agrees(make(family, {**next(iter(FAMILIES[family].values())), **sizes}))
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.625])
+def test_a_partial_factor_turns_a_part_where_the_family_knows_it(factor: float) -> None:
+    """Of 8 features 4, or 5, which is rounded up."""
+    rope = {**HALF, "partial_rotary_factor": factor}
+    assert_agrees(make("phi3", {**FAMILIES["phi3"]["plain"], "rope_parameters": rope}))
+
+
+def test_a_partial_factor_beside_a_scaling_is_refused_where_whole_heads_are_turned() -> None:
+    """transformers then turns fewer features than its layers want turned, and fails."""
+    tiny = make("llama", {**PLAIN, "rope_parameters": {**HALF, "rope_type": "linear", "factor": 2.0}})
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        tiny.logits([1, 2, 3])
+    with pytest.raises(ValueError, match=r"partial_rotary_factor is 0.5 beside rope_type 'linear', in a family that"):
+        Worker(PLATFORM(), tiny.config, ModelSizes(torch.float32, 16, SERVED))
+
+
 OLD_STYLE = {
     "linear": {"type": "linear", "factor": 2.0},
     "dynamic": {"type": "dynamic", "factor": 2.0},

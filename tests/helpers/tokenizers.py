@@ -4,6 +4,7 @@ The trainers break some ties by chance: of characters that are equally rare if a
 are put together of pieces, of pieces that are equally good.
 """
 
+import json
 import re
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from quintet.engine.tokenizer import Tokenizer, load_tokenizer
 
 CORPUS = ["The quick brown fox jumps over the lazy dog.", "Hello world, hello there! 1 2 3", "été naïve 你好 👋🏽"] * 20
+GIVES_UP = "a" * 5000 + "b"
 SPECIAL = ["<s>", "</s>", "<|user|>", "<|assistant|>", "<|end|>"]
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ '<|' + message.role + '|>' + message.content + '<|end|>' }}"
@@ -34,6 +36,16 @@ def byte_level(folder: Path, add_bos: bool = True, template: str | None = TEMPLA
     )
     backend.train_from_iterator(CORPUS, trainer)
     return _save(backend, folder, add_bos, template)
+
+
+def giving_up(folder: Path) -> Tokenizer:
+    """With a regular expression that tries for ever on some texts, such as GIVES_UP: tokenizers then panics."""
+    byte_level(folder)
+    described = json.loads((folder / "tokenizer.json").read_text())
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    described["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, described["pre_tokenizer"]]}
+    (folder / "tokenizer.json").write_text(json.dumps(described))
+    return load_tokenizer(folder)
 
 
 def byte_fallback(folder: Path, add_bos: bool = True, template: str | None = TEMPLATE) -> Tokenizer:
@@ -79,8 +91,6 @@ def word_piece(folder: Path) -> Tokenizer:
 
 def _without_special_bytes(backend: Backend) -> Backend:
     """The trainer wants byte tokens among the special ones; a real tokenizer has them in the vocabulary alone."""
-    import json
-
     state = json.loads(backend.to_str())
     state["added_tokens"] = [token for token in state["added_tokens"] if not token["content"].startswith("<0x")]
     return Backend.from_str(json.dumps(state))

@@ -152,7 +152,7 @@ def _same_rope(got: dict[str, Any], want: dict[str, Any]) -> None:
     [
         ({"hiden_size": 4}, "did you mean 'hidden_size'"),
         ({"rope_scaling": {"facotr": 2.0}}, "did you mean 'factor'"),
-        ({"hidden_size": "big"}, "no valid llama config"),
+        ({"hidden_size": "big"}, "hf_overrides: hidden_size is 'big', not a whole number"),
         ({"model_type": "lama"}, "the nearest is 'llama'"),
         ({"model_type": "xyz"}, "model type 'xyz' is not supported; supported: "),
     ],

@@ -119,7 +119,7 @@ def test_shards_are_those_of_the_index(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"lacks model-00002-of-00003\.safetensors, which model\.safetensors\.index"):
         loaded(tiny, tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text("{")
-    with pytest.raises(ValueError, match="is not an index of safetensors files"):
+    with pytest.raises(ValueError, match="index.json is not JSON"):
         loaded(tiny, tmp_path)
 
 

@@ -126,7 +126,7 @@ def test_a_wrapper_gives_its_text_by_any_name() -> None:
 @pytest.mark.parametrize(
     ("family", "entries"),
     [
-        ("llama", {"hidden_size": "big"}),
+        ("llama", {"tie_word_embeddings": "big"}),
         ("llama", {"hidden_size": 4095}),
         ("llama", {"dtype": "tensor"}),
         ("llama", {"dtype": "float99"}),

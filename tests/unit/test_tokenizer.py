@@ -119,7 +119,7 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path):
 def test_a_damaged_file_is_named(tmp_path):
     builders.byte_level(tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0", "trunc')
-    with pytest.raises(ValueError, match=r"tokenizer\.json cannot be read"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json is not JSON"):
         load_tokenizer(tmp_path)
 
 

@@ -196,3 +196,73 @@ def test_transformers_is_imported_when_its_object_is_asked_for() -> None:
         "assert tokenizer.hf is tokenizer.hf and tokenizer.hf.backend_tokenizer.truncation is None\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# ------------------------------------------------------------------------------------------------------ absurd files
+
+
+def test_a_panic_of_the_backend_is_the_callers_own(tmp_path: Path) -> None:
+    """It is no Exception of Python's."""
+    tokenizer = builders.giving_up(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"^the tokenizer cannot encode this text \(.*\); give another, or mend [^\n]*$"
+    ):
+        tokenizer.encode(builders.GIVES_UP)
+    assert tokenizer.decode(tokenizer.encode("hello")) == "hello"
+
+
+def _one_line(folder: Path, *words: str) -> None:
+    with pytest.raises(ValueError, match=".") as error:
+        load_tokenizer(folder)
+    said = str(error.value)
+    assert len(said.splitlines()) == 1 and len(said) < 1000, said
+    assert all(word in said for word in words), said
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[" * 200_000 + "]" * 200_000, "nests lists or objects more than 64 deep"),
+        ('{"a": ' + "[" * 500 + "]" * 500 + "}", "nests lists or objects more than 64 deep"),
+        ("7", "must hold a JSON object"),
+        ("{", "is not JSON"),
+    ],
+    ids=["deep", "less deep", "a number", "cut"],
+)
+def test_what_is_no_tokenizers_file(name: str, text: str, says: str, tmp_path: Path) -> None:
+    builders.byte_level(tmp_path)
+    (tmp_path / name).write_text(text)
+    _one_line(tmp_path, str(tmp_path / name), says)
+
+
+@pytest.mark.parametrize(
+    ("name", "entries"),
+    [
+        ("tokenizer.json", {"model": {"type": "BPE", "vocab": {"a": 2**70}, "merges": []}}),
+        ("tokenizer.json", {"model": {"type": "BPE", "vocab": {"a": -1}, "merges": []}}),
+        ("tokenizer.json", {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["b", "c"]]}}),
+        ("tokenizer.json", {"model": 5}),
+        ("tokenizer.json", {"added_tokens": [{"id": "x", "content": 5}]}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"x": {"content": "y"}}}),
+        ("tokenizer_config.json", {"added_tokens_decoder": 5}),
+        ("tokenizer_config.json", {"bos_token": 5}),
+        ("tokenizer_config.json", {"eos_token": ["</s>"]}),
+        ("tokenizer_config.json", {"chat_template": 5}),
+        ("tokenizer_config.json", {"tokenizer_class": 5}),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_entries_that_no_tokenizer_has(name: str, entries: dict[str, Any], tmp_path: Path) -> None:
+    builders.byte_level(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    _edit(tmp_path / name, **entries)
+    _one_line(tmp_path, "tokenizer")
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "spiece.model", "tokenizer_config.json"])
+def test_a_folder_without_a_tokenizer_json(name: str, tmp_path: Path) -> None:
+    """It is converted where that is possible, and said with the remedy where it is not."""
+    (tmp_path / name).write_text("{}")
+    _write(tmp_path / "config.json", {"model_type": "llama"})
+    _one_line(tmp_path, "no tokenizer.json", "copy the file from the model's source", "save_pretrained(")

@@ -1,6 +1,7 @@
 """What a checkpoint says of its quantization (quantization_config in config.json), and what reads its products."""
 
 import re
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,17 +40,26 @@ def quantized(config: Mapping[str, Any] | None) -> Quantized | None:
     """Of a quantization_config; None where there is none. ValueError says what in it is not understood."""
     if not config:
         return None
-    method = str(config.get("quant_method", "without a name")).lower()
+    if not isinstance(config, Mapping):
+        raise ValueError(f"quantization_config is {reprlib.repr(config)}, not an object; correct config.json")
+    method = _method(config)
     if method not in METHODS:
         raise ValueError(
             f"the checkpoint is quantized by {method}, which quintet does not read; it reads {_known()}, and floats, "
             "which quantization= makes smaller while they are loaded: use the model's original, or one of these"
         )
-    ignored = [name for key in IGNORED for name in config.get(key) or ()]
+    lists = [config.get(key) or [] for key in IGNORED]
+    ignored = [name for each in lists for name in (each if isinstance(each, list | tuple) else [each])]
     for name in ignored:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise ValueError(f"quantization_config leaves out {name!r}, which is no module's name")
+            raise ValueError(f"quantization_config leaves out {reprlib.repr(name)}, which is no module's name")
     return Quantized(method, METHODS[method](config), tuple(ignored))
+
+
+def _method(config: Mapping[str, Any]) -> str:
+    """The first checkpoints of bitsandbytes do not name it."""
+    unnamed = "bitsandbytes" if config.get("load_in_8bit") or config.get("load_in_4bit") else "without a name"
+    return " ".join(str(config.get("quant_method") or unnamed).lower().split())[:80]
 
 
 def _known() -> str:

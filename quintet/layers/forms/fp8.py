@@ -14,6 +14,8 @@ from torch import Tensor
 from quintet.layers.forms.groups import fitted, floats, spread
 from quintet.weights import FLOATS, Cut, Form, Matrix, OnFile, Part
 
+LARGEST = 2**20  # outputs or inputs of a block
+
 
 @dataclass(frozen=True)
 class BlockFp8:
@@ -58,6 +60,8 @@ def read(config: Mapping[str, Any]) -> BlockFp8:
             f"the checkpoint is of fp8 with fmt {kind} and activation_scheme {config.get('activation_scheme')}; "
             "quintet reads e4m3 and dynamic"
         )
-    if min(block) < 16 or block[1] % 16:
-        raise ValueError(f"fp8's weight_block_size {list(block)} is not of 16 or more, its second a multiple of 16")
+    if min(block) < 16 or max(block) > LARGEST or block[1] % 16:
+        raise ValueError(
+            f"fp8's weight_block_size {list(block)} is not of 16 to {LARGEST}, its second a multiple of 16"
+        )
     return BlockFp8(*block)

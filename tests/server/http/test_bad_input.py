@@ -1,10 +1,12 @@
 """Whatever comes in, the answer is a 400 that says what is wrong, and never a 500."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.helpers import tokenizers
 from tests.server.fakes import FakeBackend
 from tests.server.http.serving import chat, client
 
@@ -104,3 +106,21 @@ async def test_headers_of_any_kind_are_no_failure(header: str, value: bytes) -> 
         given = {b"x-api-key": b"k", b"content-type": b"application/json", header.encode(): value}
         response = await http.post("/v1/completions", content=b'{"prompt": "x"}', headers=list(given.items()))
     assert response.status_code < 500, response.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": tokenizers.GIVES_UP}),
+        ("/v1/chat/completions", chat(tokenizers.GIVES_UP)),
+        ("/tokenize", {"prompt": tokenizers.GIVES_UP}),
+        ("/v1/messages", {**chat(tokenizers.GIVES_UP), "model": "fake/model", "max_tokens": 1}),
+    ],
+)
+async def test_a_panic_of_the_tokenizer_keeps_the_errors_shape(path: str, body: Any, tmp_path: Path) -> None:
+    backend = FakeBackend(tokenizer=tokenizers.giving_up(tmp_path), max_model_len=2**14)
+    async with client(backend) as http:
+        response = await http.post(path, json=body, headers={"X-Request-Id": "mine"})
+        assert (response.status_code, response.headers["x-request-id"]) == (400, "mine"), response.text
+        assert "the tokenizer cannot encode this text" in response.json()["error"]["message"]
+        assert (await http.post("/v1/completions", json={"prompt": "hello", "max_tokens": 1})).status_code == 200

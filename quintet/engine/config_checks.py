@@ -1,0 +1,133 @@
+"""What a config.json may say, checked before a class or a model is made of it: no number of it may cost anything."""
+
+import reprlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from quintet.models import built_in
+
+MOST = 2**31 - 1  # tokens and positions are int32
+LAYERS, PARTS, FEATURES = 4096, 2**16, 2**24  # far beyond any model
+
+# Names of whole numbers in the families' files -> the least and the most.
+WHOLE: Mapping[str, tuple[int, int]] = {
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "sliding_window_pattern", "no_rope_layer_interval"), (1, LAYERS)),
+    "decoder_sparse_step": (1, LAYERS),
+    "max_window_layers": (0, MOST),
+    **dict.fromkeys(("num_attention_heads", "n_head", "num_key_value_heads"), (1, PARTS)),
+    **dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok"), (0, PARTS)),
+    **dict.fromkeys(("hidden_size", "n_embd", "head_dim", "word_embed_proj_dim"), (1, FEATURES)),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner"), (1, FEATURES)),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), (0, FEATURES)),
+    **dict.fromkeys(("vocab_size", "type_vocab_size", "max_position_embeddings", "n_positions"), (1, MOST)),
+    **dict.fromkeys(("original_max_position_embeddings", "sliding_window"), (1, MOST)),
+}
+# Of numbers that need not be whole, likewise.
+REAL: Mapping[str, tuple[float, float]] = {
+    **dict.fromkeys(("rope_theta", "rope_local_base_freq"), (1e-3, 1e18)),
+    "factor": (1e-6, 1e6),
+    "partial_rotary_factor": (1e-3, 1.0),
+    **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"), (0.0, 1.0)),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"), (1e-6, 1e9)),
+    "logits_scaling": (1e-6, 1e9),
+    **dict.fromkeys(("attention_multiplier", "embedding_multiplier", "residual_multiplier"), (-1e9, 1e9)),
+}
+LISTS: Mapping[str, type] = {"architectures": str, "layer_types": str, "mlp_only_layers": int, "no_rope_layers": int}
+TEXTS = ("rope_type", "hidden_act", "hidden_activation", "activation_function")
+OBJECTS = ("rope_parameters", "rope_scaling", "text_config", "quantization_config", "compression_config")
+GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")  # how classes with a head are called
+REMEDY = "correct it, or fetch the model anew"
+
+
+def check_entries(raw: Mapping[str, Any], source: str) -> None:
+    """ValueError names the first entry that no model has. null passes: what it stands for is the class's to say."""
+    for where, entries in _objects(raw, ""):
+        for name, value in entries.items():
+            wanted = None if value is None else _wanted(name, value)
+            if wanted is not None and (name, entries.get("use_sliding_window")) != ("sliding_window", False):
+                raise ValueError(f"{source}: {where}{name} is {reprlib.repr(value)}, not {wanted}; {REMEDY}")
+
+
+def _objects(entries: Mapping[str, Any], where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The entries, those of a wrapper's parts, and the rotary ones, which may be kept by kind of layer."""
+    yield where, entries
+    for name, value in entries.items():
+        inside = name.endswith("_config") or name.startswith("rope_") or "rope_" in where
+        if inside and name != "quantization_config" and isinstance(value, Mapping):
+            yield from _objects(value, f"{where}{name}.")
+
+
+def _wanted(name: str, value: Any) -> str | None:
+    """What the entry should be; None if it is."""
+    if name in WHOLE:
+        low, high = WHOLE[name]
+        return None if type(value) is int and low <= value <= high else f"a whole number from {low} to {high}"
+    if name in REAL:
+        least, most = REAL[name]
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return None if number and least <= value <= most else f"a number from {least:g} to {most:g}"
+    if name in LISTS:
+        kind = LISTS[name]
+        fits = isinstance(value, list) and len(value) <= LAYERS and all(isinstance(each, kind) for each in value)
+        return None if fits else f"a list of {'names' if kind is str else 'whole numbers'}"
+    if name in OBJECTS:
+        return None if isinstance(value, Mapping) else "an object"
+    return "text" if name in TEXTS and not isinstance(value, str) else None
+
+
+def check_shape(config: Any, source: str) -> None:
+    """Of a model's text: ValueError says which of its numbers do not go together."""
+    heads, kv_heads, hidden, chosen = (
+        getattr(config, name, None)
+        for name in ("num_attention_heads", "num_key_value_heads", "hidden_size", "num_experts_per_tok")
+    )
+    if heads and kv_heads and heads % kv_heads:
+        raise ValueError(
+            f"{source}: num_attention_heads is {heads}, no multiple of num_key_value_heads, {kv_heads}, which they "
+            f"share evenly; {REMEDY}"
+        )
+    if heads and hidden and hidden % heads and not getattr(config, "head_dim", None):
+        raise ValueError(
+            f"{source}: hidden_size is {hidden}, no multiple of num_attention_heads, {heads}, and no head_dim is "
+            f"given; {REMEDY}"
+        )
+    layers = getattr(config, "num_hidden_layers", None) or 0
+    for name in ("layer_types", "no_rope_layers"):
+        said = getattr(config, name, None)
+        if said is not None and len(said) < layers:
+            raise ValueError(f"{source}: {name} names {len(said)} of {layers} layers (num_hidden_layers); {REMEDY}")
+    experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
+    if experts and chosen is not None and not 1 <= chosen <= experts:
+        raise ValueError(
+            f"{source}: num_experts_per_tok is {chosen}, not from 1 to the {experts} experts that there are; {REMEDY}"
+        )
+
+
+def check_architectures(kind: str, architectures: list[str] | None, source: str) -> None:
+    """ValueError where the file names classes, and none of them is the family's that generates text."""
+    family = built_in(kind)
+    if not architectures or family is None:  # a package's family has names of its own
+        return
+    names = ", ".join(map(repr, architectures[:3]))
+    heads = [name for name in architectures if name.endswith(GENERATES)]
+    if not heads:
+        why = "which is no class that generates text: its head, or the lack of one, is not computed here"
+    elif all(_family_of(name) not in (_plain(kind), _plain(family)) for name in heads):
+        why = f"which is another model than its model_type, {kind!r}"
+    else:
+        return
+    raise ValueError(
+        f"{source}: architectures is {names}, {why}; choose a model for text generation, or set architectures to null "
+        "with hf_overrides if you know better"
+    )
+
+
+def _family_of(name: str) -> str:
+    """LlamaForCausalLM -> llama."""
+    for end in GENERATES:
+        name = name.removesuffix(end)
+    return _plain(name)
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "")
