@@ -115,7 +115,7 @@ def test_a_slot_that_is_lost_where_a_request_decodes_alone_is_found() -> None:
     said = first_failure(
         "attention.specification", Planted(providers={"paged_attention": losing}), "one token at a time"
     )
-    assert "a window of 15, one request alone, from token 30 on" in said
+    assert "a window of 16, one request alone, from token 31 on" in said
 
 
 def test_scores_that_overflow_are_found() -> None:

@@ -21,7 +21,7 @@ from quintet.types import AttentionSpec
 
 Settings = dict[str, Any]
 
-SHAPES: tuple[Shape, ...] = ((6, 3, 16, 16), (5, 1, 64, 8), (3, 3, 128, 32))
+SHAPES: tuple[Shape, ...] = ((6, 3, 16, 16), (5, 1, 64, 8), (2, 2, 128, 32))
 KINDS: dict[str, Settings] = {
     **SPECS,
     "alibi": {"alibi": True},
@@ -38,7 +38,7 @@ BEHIND: dict[str, Settings] = {  # windows that reach over some pages, within on
     "sinks, window": {"sinks": True, "window": 5},
     "alibi, window": {"alibi": True, "window": 40},
 }
-ALONE = (None, 1, 15, 16, 17, 64, 130)  # windows of a request that decodes by itself: within a page, over blocks
+ALONE = (None, 1, 16, 17, 64)  # windows of a request that decodes by itself: within a page, over blocks
 FEW_ALONE = (None, 16, 64)
 BLOCK = 64  # tokens: what a kernel may take at once; the first and last slots pass its border, and those of its pages
 UNKEPT: dict[str, Settings] = {
