@@ -60,8 +60,8 @@ def rms_norm(dtype: torch.dtype) -> Iterator[Case]:
         for offset in (0.0, 1.0):
             x = randn(*shape, dtype=dtype)
             if len(x) > 1:
-                x[-1] = 0
-            yield f"{shape} + {offset}, the last of zeros", (x, randn(shape[-1], dtype=dtype), 1e-5, offset)
+                x[-1] = 0  # whose size is 0, too
+            yield f"{shape} + {offset}", (x, randn(shape[-1], dtype=dtype), 1e-5, offset)
 
 
 def add_rms_norm(dtype: torch.dtype) -> Iterator[Case]:
