@@ -1,6 +1,6 @@
 """Plain data that crosses the layers of the engine: a step's batch, a cache's layout, a weight's place."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -130,8 +130,9 @@ class HostBatch(NamedTuple):
             found += (slots, table, lengths, *plan)
         return found if inputs is NO_INPUTS else found + [each for each in inputs if each is not None]
 
-    def on(self, tensors: Sequence[Tensor]) -> Batch:
+    def on(self, tensors: Iterable[Tensor]) -> Batch:
         """The Batch of these tensors, which stand for leaves()."""
+        tensors = tensors if isinstance(tensors, (tuple, list)) else tuple(tensors)
         token_ids, positions, owners, starts, rows = tensors[:5]
         groups, at = [], 5
         for group in self.groups:
