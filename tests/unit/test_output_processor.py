@@ -248,6 +248,14 @@ def test_metrics_count_and_time(processor, ids):
     assert metrics.time_to_first_token <= metrics.latency
 
 
+def test_preemptions_add_up_over_deltas_and_completions(processor, ids):
+    first, second = processor.add("a", SamplingParams(n=2), ids)
+    said = [(first, 1), (first, 3), (second, 1), (first, 3), (second, 2)]
+    deltas = [TokenDelta(engine_id, ids[:1], num_preemptions=total) for engine_id, total in said]
+    outputs = [processor.process([delta]).outputs[0] for delta in deltas]
+    assert outputs[-1].metrics.num_preemptions == 3 + 2
+
+
 def test_deltas_travel_as_messages(processor, ids):
     delta = TokenDelta("a", ids, FinishReason.STOP, 7, [TokenLogprobs([1], [float("-inf")], 1)], None, 2, 1, None)
     (back,) = msgspec.msgpack.decode(msgspec.msgpack.encode([delta]), type=list[TokenDelta])

@@ -70,6 +70,15 @@ def test_without_chunks_a_prompt_waits_until_it_fits_whole() -> None:
     assert run(s) == {"a": 1, "b": 5}
 
 
+@pytest.mark.parametrize(("rows", "first"), [(7, 6), (6, 6), (5, 5), (3, 3)])
+def test_a_scored_prompt_takes_the_rows_that_are_left_to_the_last(rows: int, first: int) -> None:
+    """Five positions of six are scored, and the last token samples: six rows."""
+    s = scheduler(max_logit_rows=rows)
+    add(s, "a", range(6), 0, params=SamplingParams(prompt_logprobs=0), scored=True)
+    plan = s.schedule()
+    assert list(plan.tokens.values()) == [first] and plan.num_rows == min(rows, 6)
+
+
 def test_first_come_first_served_within_max_num_seqs() -> None:
     s = scheduler(max_num_seqs=2)
     for order in range(3):

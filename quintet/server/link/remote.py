@@ -156,12 +156,13 @@ class Remote:
         return self._admission
 
     def _send(self, message: wire.ToEngine) -> None:
-        self._outbox.send(wire.encode(message), zmq.NOBLOCK)
+        if not self._outbox.closed:  # this process ends: what is left of its calls has nobody to tell
+            self._outbox.send(wire.encode(message), zmq.NOBLOCK)
 
     async def _read(self) -> None:
         while True:
             message = wire.decode_to_worker(await self._inbox.recv())
-            if isinstance(message, wire.AskRows | wire.TellRows):  # no sign of life of the engine
+            if isinstance(message, wire.FromPeer):  # no sign of life of the engine
                 self.peers.take(message)
                 continue
             self._quiet = 0.0
@@ -178,6 +179,7 @@ class Remote:
     async def _count(self) -> None:
         while True:
             await asyncio.sleep(_TURN)
+            self.peers.turn(_TURN)
             if self._quiet is not None:
                 self._quiet += _TURN
 
