@@ -136,6 +136,7 @@ class Session:
         tables = (widest,) * len(self._windows)
         self.fixed = [Variant(PADDED, requests, PADDED, tables)] if there.facts.static_shapes else []
         self._step = there.platform.compile(model, self.fixed)
+        torch.set_num_threads(1)  # see tiny.make
         self._free = list(range(1, pages))
         random.Random(len(lengths)).shuffle(self._free)
         self._pages: dict[int, list[int]] = {}
