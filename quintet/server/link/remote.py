@@ -203,10 +203,10 @@ class Remote:
         if served.tokenizer is not None:
             self._tokenizer = await asyncio.to_thread(load_tokenizer, served.tokenizer)
         eos = frozenset(served.eos_ids) | frozenset(self._tokenizer.eos_ids if self._tokenizer else ())
-        bounds = Bounds(served.vocab_size, served.max_model_len, served.max_logprobs)
+        bounds = Bounds(served.vocab_size, served.max_model_len, served.max_logprobs, by_priority=served.by_priority)
         defaults = dict(served.defaults) if self._tokenizer else {**served.defaults, "detokenize": False}
         name = f"{self._worker}/" if self._worker else ""
-        self._processor = OutputProcessor(self._tokenizer)
+        self._processor = OutputProcessor(self._tokenizer, served.stream_interval)
         processors = load_processors(served.processors)
         self._admission = Admission(bounds, self._tokenizer, eos, served.seed, processors, defaults, name)
 
