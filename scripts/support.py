@@ -29,6 +29,8 @@ def _read(path: Path) -> report.Report:
         raise ValueError(f"{path} is of {found.platform} by {found.distribution}; name it after its platform")
     if found.contract != CONTRACT_VERSION:
         raise ValueError(f"{path} is of contract {found.contract}, not {CONTRACT_VERSION}; run the kit anew")
+    if found.quick:
+        raise ValueError(f"{path} is of some trials of each check; run the kit without --quick")
     if missing := features.missing(found):
         raise ValueError(f"{path} lacks the sections {', '.join(missing)}; run the kit without --section")
     return found

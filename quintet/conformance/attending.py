@@ -111,9 +111,13 @@ class Session:
     """
 
     def __init__(
-        self, subject: Subject, spec: AttentionSpec, lengths: Sequence[int], numbers: Numbers | None = None
-    ) -> None:
-        """The tokens of request 0 are 1, 2, ...; those of the next follow. Lacking says what the platform refuses."""
+        self, subject: Subject, spec: AttentionSpec, lengths: Sequence[int], numbers: Numbers | None = None,
+        requests: int = REQUESTS,
+    ) -> None:  # fmt: skip
+        """The tokens of request 0 are 1, 2, ...; those of the next follow. Lacking says what the platform refuses.
+
+        `requests`: of a step, where shapes are fixed.
+        """
         self.spec, self.lengths = spec, list(lengths)
         self.firsts = [1 + sum(lengths[:row]) for row in range(len(lengths))]
         self.numbers = numbers or Numbers.random(spec, sum(lengths))
@@ -130,8 +134,9 @@ class Session:
         self.state = there.device.allocate(self.mixer.layouts, pages)
         self._windows = [spec.window] if self.mixer.layouts else []
         tables = (widest,) * len(self._windows)
-        self.fixed = [Variant(PADDED, REQUESTS, PADDED, tables)] if there.facts.static_shapes else []
+        self.fixed = [Variant(PADDED, requests, PADDED, tables)] if there.facts.static_shapes else []
         self._step = there.platform.compile(model, self.fixed)
+        torch.set_num_threads(1)  # see tiny.make
         self._free = list(range(1, pages))
         random.Random(len(lengths)).shuffle(self._free)
         self._pages: dict[int, list[int]] = {}
@@ -140,7 +145,7 @@ class Session:
     @property
     def most(self) -> tuple[int, int]:
         """Tokens and requests that a step may have."""
-        return (PADDED, REQUESTS) if self.fixed else (512, 64)
+        return (self.fixed[0].tokens, self.fixed[0].requests) if self.fixed else (512, 64)
 
     def cached(self, row: int) -> int:
         """How many of the request's tokens are in the cache."""

@@ -52,12 +52,16 @@ def activations(dtype: torch.dtype) -> Iterator[Case]:
     for kind in KINDS:
         for rows, width in ((1, 2), (3, 74), (65, 130)):
             yield f"{kind} {rows}x{width}", (randn(rows, width, dtype=dtype, scale=4.0), kind)
+        yield f"{kind} of numbers whose exponentials overflow", (randn(2, 74, dtype=dtype, scale=50.0), kind)
 
 
 def rms_norm(dtype: torch.dtype) -> Iterator[Case]:
     for shape in ((1, 48), (5, 77), (3, 6, 16)):
         for offset in (0.0, 1.0):
-            yield f"{shape} + {offset}", (randn(*shape, dtype=dtype), randn(shape[-1], dtype=dtype), 1e-5, offset)
+            x = randn(*shape, dtype=dtype)
+            if len(x) > 1:
+                x[-1] = 0  # whose size is 0, too
+            yield f"{shape} + {offset}", (x, randn(shape[-1], dtype=dtype), 1e-5, offset)
 
 
 def add_rms_norm(dtype: torch.dtype) -> Iterator[Case]:
@@ -68,6 +72,7 @@ def add_rms_norm(dtype: torch.dtype) -> Iterator[Case]:
 def layer_norm(dtype: torch.dtype) -> Iterator[Case]:
     for rows, width in ((1, 48), (5, 77)):
         x, weight, bias = (randn(*s, dtype=dtype) for s in ((rows, width), (width,), (width,)))
+        x[rows - 1 :] *= rows == 1  # the last of five is zeros
         yield f"{rows}x{width}", (x, weight, bias, 1e-5)
         yield f"{rows}x{width}, no bias", (x, weight, None, 1e-5)
 
@@ -75,9 +80,9 @@ def layer_norm(dtype: torch.dtype) -> Iterator[Case]:
 def rotary(dtype: torch.dtype) -> Iterator[Case]:
     for heads, kv_heads, dim, turned in ((6, 3, 16, 16), (5, 1, 24, 12)):
         q, k = randn(9, heads, dim, dtype=dtype), randn(9, kv_heads, dim, dtype=dtype)
-        angles = torch.arange(40)[:, None] * torch.linspace(0.1, 1, turned // 2)
+        angles = torch.arange(4000)[:, None] * torch.linspace(0.1, 1, turned // 2)
         table = torch.cat([angles.cos(), angles.sin()], -1)
-        positions = torch.tensor([0, 1, 2, 39, 5, 5, 7, 30, 11], dtype=torch.int32)
+        positions = torch.tensor([0, 1, 2, 3999, 5, 5, 257, 30, 2049], dtype=torch.int32)
         yield f"{turned} of {dim}", (q, k, table, positions)
 
 

@@ -1,13 +1,15 @@
 """What the kit is made of: a check proves one clause of the contract, in one trial or many."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from quintet.conformance.clauses import CLAUSES
 
 if TYPE_CHECKING:
     from quintet.conformance.subject import Subject
+
+T = TypeVar("T")
 
 
 class Lacking(Exception):
@@ -56,3 +58,10 @@ def check(clause: str) -> Callable[[Callable[["Subject"], Iterator[Trial]]], Cal
         return trials
 
     return register
+
+
+def spread(items: Sequence[T], most: int) -> list[T]:
+    """So many of them, from the first to the last."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(i * (len(items) - 1) / max(1, most - 1))] for i in range(most)]

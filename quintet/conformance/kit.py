@@ -2,12 +2,13 @@
 
 import importlib
 import itertools
+import math
 import pkgutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 
 from quintet.conformance import sections
-from quintet.conformance.check import CHECKS, Broken, Check, Lacking, Trial
+from quintet.conformance.check import CHECKS, Broken, Check, Lacking, Trial, spread
 from quintet.conformance.report import Outcome, Report, Result, shortened
 from quintet.conformance.subject import Subject
 from quintet.names import refuse_unknown
@@ -37,18 +38,23 @@ def run(
     wanted: Sequence[str] = (),
     show: Callable[[Result], None] = lambda result: None,
     begin: Callable[[str], None] = lambda section: None,
+    start: Callable[[Check, Trial], None] = lambda check, trial: None,
+    quick: bool = False,
 ) -> Report:
-    """Every trial of every check; one that fails stops none of the others. `begin` hears of each section before it."""
+    """Every trial of every check; one that fails stops none of the others. `begin` hears of each section before it,
+    `start` of each trial before it, `show` of what it gave. `quick`: of each check as many trials as the square root of
+    all, from the first to the last."""
     results: list[Result] = []
     sections = []
     for section, group in itertools.groupby(checks(wanted), lambda each: each.section):
         sections.append(section)
         begin(section)
         for each in group:
-            for trial in _trials(each, subject):
+            for trial in _few(_trials(each, subject)) if quick else _trials(each, subject):
+                start(each, trial)
                 results.append(_try(each, trial))
                 show(results[-1])
-    return Report.of(subject, sections, results)
+    return Report.of(subject, sections, results, quick)
 
 
 def first_failure(subject: Subject, clause: str, among: str = "") -> str | None:
@@ -60,6 +66,11 @@ def first_failure(subject: Subject, clause: str, among: str = "") -> str | None:
                 if result.outcome is Outcome.FAILED:
                     return f"{result.what}: {result.detail}"
     return None
+
+
+def _few(trials: Iterator[Trial]) -> list[Trial]:
+    known = list(trials)
+    return spread(known, math.ceil(math.sqrt(len(known))))
 
 
 def _trials(of: Check, subject: Subject) -> Iterator[Trial]:

@@ -179,8 +179,12 @@ def _no_attention(spec: AttentionSpec) -> Any:
 
 def _loaded(subject: Subject, layer: L, tensors: dict[str, Tensor]) -> L:
     layer.settle("layer")
+    before = {name: each.clone() for name, each in tensors.items()}
     for weight in layer.weights("layer"):
         layer.assign(subject.platform.place(weight, {name: tensors[name] for name in weight.stored}))
+    for name, each in tensors.items():
+        same = torch.equal(each.view(torch.uint8), before[name].view(torch.uint8))
+        require(same, f"place() wrote into the checkpoint's tensor {name}, which is a view of its file")
     return layer
 
 

@@ -98,10 +98,13 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     machine: dict[Name, Text]
     date: Name  # when it ended, UTC
     sections: tuple[Name, ...]  # that were run, whether they tried anything or not
+    quick: bool = False  # some trials of each check: it vouches for nothing
     results: Annotated[tuple[Result, ...], Meta(max_length=1_000_000)]
 
     @classmethod
-    def of(cls, subject: "Subject", sections: Sequence[str], results: Sequence[Result]) -> "Report":
+    def of(
+        cls, subject: "Subject", sections: Sequence[str], results: Sequence[Result], quick: bool = False
+    ) -> "Report":
         ours = subject.chosen.source == OURS
         return cls(
             platform=subject.name,
@@ -115,6 +118,7 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
             machine=_machine(),
             date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             sections=tuple(sections),
+            quick=quick,
             results=tuple(results),
         )
 
@@ -145,7 +149,7 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
             package += f", quintet {self.quintet}"
         machine = ", ".join(f"{name} {value}" for name, value in self.machine.items())
         lines = [
-            f"{self.platform}{' (emulated)' * self.emulated}: {package}",
+            f"{self.platform}{' (emulated)' * self.emulated}{', some trials of each check' * self.quick}: {package}",
             f"{self.detail or 'no detail'}; {machine}; {self.date}",
             "",
             *(f"{section:{width}}  {tally}" for section, tally in tallies.items()),
@@ -165,8 +169,9 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         path.write_text(f'{head[:-2]},\n "results": [\n  {rows}\n ]\n}}\n', encoding="utf-8")
 
 
-def read(path: Path) -> Report:
+def read(path: str | Path) -> Report:
     """A report that was written before. ValueError says what is wrong with it."""
+    path = Path(path)
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ValueError(f"it is longer than {MOST_BYTES >> 20} MiB")

@@ -1,5 +1,7 @@
 """Specifications of the mixture of experts: who serves a token, and what comes out of it."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -71,13 +73,22 @@ def experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tens
     x [T, D], gate_up [E, 2 I, D] (gate before up), down [E, D, I], weights [T, k] float32, ids [T, k] int32. An id
     outside of 0..E-1 adds nothing: an expert of another rank, or padding. The sum is float32, in the order of j.
     """
-    num, k = gate_up.shape[0], ids.shape[1]
+
+    def serve(rows: Tensor, counts: Tensor) -> Tensor:
+        inner = gated.reference(grouped_linear.reference(rows, gate_up, counts), kind)
+        found: Tensor = grouped_linear.reference(inner, down, counts)
+        return found
+
+    return mixed(x, weights, ids, gate_up.shape[0], serve)
+
+
+def mixed(x: Tensor, weights: Tensor, ids: Tensor, num: int, serve: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """experts() around `serve`: rows [T k, D], sorted by expert, and counts [num] -> what comes out of each row."""
+    k = ids.shape[1]
     flat = torch.where((ids >= 0) & (ids < num), ids, num).reshape(-1)  # [T k]; the last are nobody's
     order = torch.sort(flat, stable=True).indices
     counts = (flat[:, None] == torch.arange(num, device=x.device)).sum(0, dtype=torch.int32)
     rows = torch.index_select(x, 0, torch.div(order, k, rounding_mode="floor"))
-    inner = gated.reference(grouped_linear.reference(rows, gate_up, counts), kind)
-    outer = grouped_linear.reference(inner, down, counts)
     back = torch.sort(order).indices  # where each (token, j) went
-    each = torch.index_select(outer, 0, back).reshape(*ids.shape, -1)
+    each = torch.index_select(serve(rows, counts), 0, back).reshape(*ids.shape, -1)
     return (each.float() * weights[..., None]).sum(1).to(x.dtype)

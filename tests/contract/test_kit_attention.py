@@ -89,7 +89,7 @@ def _swapped(args: list[Any]) -> list[Any]:
         (takes(window=lambda spec: spec.window and spec.window + 1), "window in float32: 6/3 heads of 16"),
         (takes(softcap=lambda spec: None), "soft-cap in float32: "),
         (takes(alibi=lambda spec: spec.alibi and spec.alibi[::-1]), "alibi in float32: "),
-        (takes(window=lambda spec: spec.window or 2048), "a request of 3000 tokens: "),
+        (takes(window=lambda spec: spec.window or 2048), "a request of 2200 tokens: "),
         (around(_forgets_sinks), "sinks in float32: "),
         (around(_stale_table), "plain in float32: 6/3 heads of 16 in float32, pages of 16, chunks, "),
         (around(_swapped), "plain in float32: 6/3 heads of 16 in float32, pages of 16, a long prompt, request 0 "),
@@ -100,6 +100,39 @@ def _swapped(args: list[Any]) -> list[Any]:
 def test_attention_to_something_else_is_found(platform: type[CPU], said: str) -> None:
     found = first_failure("attention.specification", Planted(platform), said.partition(":")[0])
     assert found.startswith(said)
+
+
+def test_a_slot_that_is_lost_where_a_request_decodes_alone_is_found() -> None:
+    """The first one of its window, where that begins with a page; beside others nothing is lost."""
+
+    def losing(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+        first = int(books.batch.positions[0]) - (spec.window or 0) + 1
+        if len(q) == 1 and (spec.window or 0) > 1 and first > 0 and first % spec.page_size == 0:
+            spec = replace(spec, window=(spec.window or 0) - 1)
+        out: Tensor = Op.registry["paged_attention"].reference(q, kv, books, spec, sinks)
+        return out
+
+    said = first_failure(
+        "attention.specification", Planted(providers={"paged_attention": losing}), "one token at a time"
+    )
+    assert "a window of 16, one request alone, from token 31 on" in said
+
+
+def test_scores_that_overflow_are_found() -> None:
+    """Where a kernel bounds them, for want of taking off the largest before exp()."""
+    big = takes(softcap=lambda spec: 60.0)
+    assert first_failure("attention.specification", Planted(big), "large scores").startswith(
+        "large scores in float32: "
+    )
+
+
+def test_requests_beyond_what_a_kernel_takes_at_once_are_found() -> None:
+    def few(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+        out: Tensor = Op.registry["paged_attention"].reference(q, kv, books, spec, sinks)
+        return torch.where(books.batch.owners[:, None, None] < 32, out, 0)
+
+    found = first_failure("attention.specification", Planted(providers={"paged_attention": few}), "40 requests")
+    assert "a crowd, first chunks, request 32 from token 0 on" in found
 
 
 def test_what_a_page_held_before_is_found() -> None:

@@ -20,6 +20,7 @@ from quintet.conformance.sections import communicator, probe
 from quintet.conformance.subject import Subject
 from quintet.ops import bind
 from quintet.ops.sampling import Draw
+from quintet.platforms.cpu.native import missing
 from quintet.platforms.cpu.platform import CPU, CPUDevice
 from quintet.platforms.interface import Alone, Capabilities, Communicator, Device, Platform, State, Step, Unavailable
 from quintet.types import Batch, Estimate, Extent, Layout, Memory, Outputs, Place, Variant, leaves
@@ -226,6 +227,20 @@ class Once(CPUDevice):
         return lambda: came.pop() if len(came) > 1 else came[0]
 
 
+class Alias(CPUDevice):
+    """What came home is the device's own memory."""
+
+    def to_host(self, x: Tensor) -> Callable[[], Tensor]:
+        return lambda: x
+
+
+class Lazy(CPUDevice):
+    """A copy is made when somebody waits for it."""
+
+    def to_host(self, x: Tensor) -> Callable[[], Tensor]:
+        return lambda: x.clone()
+
+
 class Reused(CPUDevice):
     """All uploads of a shape go through one piece of pinned memory, which the next overwrites."""
 
@@ -248,10 +263,18 @@ class Reused(CPUDevice):
         (Once, "device.wait", "the second time, after later work"),
         (Reused, "device.kept", "upload 0 of 64, first array"),
         (Staged, "device.kept", "result 0 of 64, looked at again later"),
+        (Alias, "device.kept", "weights that came home before others were written over them"),
     ],
 )
 def test_a_device_that_loses_something(device: type[CPUDevice], clause: str, says: str) -> None:
     assert says in first_failure(clause, stand_in(opening(device)))
+
+
+@pytest.mark.skipif(missing("Graph") is not None, reason="steps are not recorded without the compiled extension")
+@pytest.mark.parametrize("device", [Alias, Lazy])
+def test_results_of_recorded_steps_that_are_no_copies(device: type[CPUDevice]) -> None:
+    """Such steps write to the same memory: a view of it, or a copy that comes too late, shows the next one's."""
+    assert "the result of step" in first_failure("device.kept", stand_in(opening(device)), "the results of 6 steps")
 
 
 # ----------------------------------------------------------------------------------------------------------- memory

@@ -71,6 +71,12 @@ def test_a_report_of_some_sections_is_refused(folder: Path, script: Any) -> None
         script.files(folder)
 
 
+def test_a_quick_report_is_refused(folder: Path, script: Any) -> None:
+    edit(folder, quick=True)
+    with pytest.raises(ValueError, match="some trials of each check"):
+        script.files(folder)
+
+
 def test_a_report_of_another_contract_is_refused(folder: Path, script: Any) -> None:
     edit(folder, contract=0)
     with pytest.raises(ValueError, match="is of contract 0, not"):

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +18,7 @@ from quintet.conformance import features, kit, report
 from quintet.conformance.check import Check, Lacking, Trial, require
 from quintet.conformance.features import State
 from quintet.conformance.report import Outcome, Report, Result
+from quintet.conformance.subject import Subject
 from quintet.engine import support
 from quintet.engine.start import prepare
 from quintet.engine.support import Evidence, Support
@@ -23,6 +26,7 @@ from quintet.platforms import Chosen
 from quintet.platforms.interface import CONTRACT_VERSION, Capabilities
 from quintet.platforms.null import PLATFORM as NULL
 from quintet.server import cli
+from quintet.server.commands.witness import Witness
 
 PASSED = Result("ops", "ops.specification", "linear", "4x8", Outcome.PASSED, "", 0.25, ("op/linear", "dtype/float32"))
 LACKING = Result("ops", "ops.specification", "linear", "half", Outcome.UNSUPPORTED, "no half", 0.0, ("dtype/float16",))
@@ -43,7 +47,7 @@ def made(*results: Result, **changes: Any) -> Report:
 def test_a_report_is_read_as_it_was_written(tmp_path: Path) -> None:
     written = made(PASSED, LACKING, FAILED)
     written.write(tmp_path / "deep" / "null.json")
-    assert report.read(tmp_path / "deep" / "null.json") == written
+    assert report.read(tmp_path / "deep" / "null.json") == report.read(str(tmp_path / "deep" / "null.json")) == written
     lines = (tmp_path / "deep" / "null.json").read_text().splitlines()
     assert sum(line.startswith('  {"section"') for line in lines) == 3, "one result to a line"
 
@@ -222,7 +226,8 @@ def test_a_part_of_the_kit_is_not_kept(checks: Callable[..., None], home: Path) 
         (["--device", "cuba"], "did you mean 'cuda'"),
         (["--device", "rocm"], "does not have it yet"),
         (["--device", "null", "--section", "prob"], "did you mean 'probe'"),
-        (["--device", "null", "--section", "probe", "--support", "x.json"], "--support needs every section"),
+        (["--device", "null", "--section", "probe", "--support", "x.json"], "--support needs every trial"),
+        (["--device", "null", "--quick", "--support", "x.json"], "drop --quick"),
         (["--device", "null", "--json", "."], "cannot be written"),
     ],
 )
@@ -231,6 +236,71 @@ def test_what_cannot_run_is_two_with_the_reason(
 ) -> None:
     assert cli.main(["conformance", *words]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_a_quick_run_takes_some_of_each_check_and_vouches_for_nothing(
+    checks: Callable[..., None], home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checks(*[nothing] * 10)
+    assert conformance("--quick", "--json", str(tmp_path / "r.json")) == 0
+    assert "null (emulated), some trials of each check: " in capsys.readouterr().out
+    found = report.read(tmp_path / "r.json")
+    assert found.quick and [result.what for result in found.results] == ["call 0", "call 3", "call 6", "call 9"]
+    assert not home.exists()
+
+
+def test_a_quick_run_leaves_out_no_check() -> None:
+    """And so no clause that the kit proves."""
+    subject = Subject("cpu")
+    assert all(kit._few(each.trials(subject)) for each in kit.checks())
+
+
+def test_on_a_terminal_the_trial_of_the_moment_is_shown(
+    checks: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checks(nothing, breaks)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert conformance() == 1
+    shown = capsys.readouterr().err
+    assert "\rprobe         0 trials, now dummy: call 0\x1b[K" in shown
+    assert "\rprobe         1 trials, now dummy: call 1\x1b[K" in shown
+    assert shown.index("came   wanted 1, got 2") < shown.rindex("probe         1 passed, 1 failed")
+
+
+DIES = """
+import os, signal
+from quintet.server.commands.witness import Witness
+with Witness() as witness:
+    witness.tell("it died in the first\\ntrial")
+    witness.tell("it died in the second trial")
+    {end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "it died in the second trial\n"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "it died in the second trial\n"),
+        ("os._exit(3)", "it died in the second trial\n"),
+        ("pass", ""),
+    ],
+)
+def test_a_process_that_dies_is_survived_by_the_name_of_its_trial(end: str, said: str) -> None:
+    """Standard error ends when the last who holds it has: the witness has spoken by then."""
+    done = subprocess.run([sys.executable, "-c", DIES.format(end=end)], capture_output=True, text=True)
+    assert done.stderr == said and bool(done.returncode) == bool(said)
+
+
+def test_the_command_names_the_trial_that_it_died_in(
+    checks: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(Witness, "tell", lambda self, line: told.append(line))
+    checks(nothing, nothing)
+    assert conformance() == 0
+    names = [f"quintet conformance: the process died in section probe, trial dummy: call {i}" for i in range(2)]
+    assert told == [*names, ""], "and of a run that ended nothing is said"
 
 
 def test_the_list_names_every_clause(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from email.message import Message
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,15 @@ def test_every_file_is_filled_in_and_in_the_house_style(tmp_path: Path) -> None:
     checked = [sys.executable, "-m", "ruff", "check", "--isolated", "--line-length=120", "--select=E,F,I,W,B,UP,C4"]
     style = subprocess.run([*checked, tmp_path], capture_output=True, text=True)
     assert style.returncode == 0, style.stdout
+
+
+def test_it_names_the_guide_at_the_documentations_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "docs/vendors.md, in quintet's source, says" in " ".join(new_platform.package("x")["README.md"].split())
+    named = Message()
+    named["Project-URL"] = "Source, https://example.org/quintet"
+    named["Project-URL"] = "Documentation, https://example.org/docs/"
+    monkeypatch.setattr(new_platform, "metadata", lambda name: named)
+    assert "https://example.org/docs/vendors.md says" in " ".join(new_platform.package("x")["README.md"].split())
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,6 +11,13 @@ from quintet.engine.prompts import Prompt
 from quintet.engine.variants import LEAST, describe, plan_variants, waste
 from quintet.types import HostBatch, HostGroup, Variant
 from tests.helpers.null_engine import drain, greedy, null_client
+
+
+def test_a_step_is_made_of_any_iterable_of_its_leaves() -> None:
+    """Platforms map them one by one."""
+    host = Variant(4, 2, 3, (5,)).batch
+    batch = host.on(torch.from_numpy(x) for x in host.leaves())
+    assert (batch.token_ids.shape, batch.rows.shape, batch.groups[0].table.shape) == ((4,), (3,), (2, 5))
 
 
 @settings(derandomize=True, deadline=None)  # a busy machine is no fault of the plan

@@ -61,7 +61,7 @@ class AcmeDevice(Device):
         """Puts other numbers where `there` is, once what is queued has read those before."""
         assert isinstance(there, AcmeTensor) and there.shape == x.shape and there.dtype == x.dtype
         self.queue.drain()
-        there.buffer.value = x.clone(memory_format=torch.contiguous_format)
+        there.buffer.read().copy_(x)
 
     def empty(self, like: Tensor, tag: str = "activations") -> AcmeTensor:
         """Memory that work is to fill."""

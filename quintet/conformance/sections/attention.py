@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from quintet.conformance.attending import Numbers, Session, built, expected, first_served
-from quintet.conformance.batches import spec
+from quintet.conformance.batches import Request, spec
 from quintet.conformance.cases import MIXES, SPECS
 from quintet.conformance.check import Lacking, Trial, check, require
 from quintet.conformance.close import require_close, short
@@ -21,7 +21,7 @@ from quintet.types import AttentionSpec
 
 Settings = dict[str, Any]
 
-SHAPES: tuple[Shape, ...] = ((6, 3, 16, 16), (5, 1, 64, 8), (3, 3, 128, 32))
+SHAPES: tuple[Shape, ...] = ((6, 3, 16, 16), (5, 1, 64, 8), (2, 2, 128, 32))
 KINDS: dict[str, Settings] = {
     **SPECS,
     "alibi": {"alibi": True},
@@ -38,6 +38,9 @@ BEHIND: dict[str, Settings] = {  # windows that reach over some pages, within on
     "sinks, window": {"sinks": True, "window": 5},
     "alibi, window": {"alibi": True, "window": 40},
 }
+ALONE = (None, 1, 16, 17, 64)  # windows of a request that decodes by itself: within a page, over blocks
+FEW_ALONE = (None, 16, 64)
+BLOCK = 64  # tokens: what a kernel may take at once; the first and last slots pass its border, and those of its pages
 UNKEPT: dict[str, Settings] = {
     "both ways": {"causal": False},
     "both ways, window": {"causal": False, "window": 7},
@@ -46,33 +49,44 @@ UNKEPT: dict[str, Settings] = {
 }
 WHOLE = (9, 1, 30, 16)  # tokens of requests that are whole in a step
 LATENT = ((4, 1, 96, 64), (4, 1, 128, 64), (8, 1, 576, 512))  # heads, KV heads, head_dim, what V is of K (MLA)
-LONG, CHECKED = 3000, 300  # tokens of a long request; how many of its first and last ones are looked at
+CROWD = 40  # requests of a step
+LONG, CHECKED = 2200, 300  # tokens of a long request; how many of its first and last ones are looked at
 
 
 @check("attention.specification")
 def mixes(subject: Subject) -> Iterator[Trial]:
-    """Every kind of layer, in every type."""
+    """Every kind of layer in every type, and in every shape, but not all three of all."""
     few = _is_compiled(subject)
     for i, dtype in enumerate(subject.facts.dtypes):
         for j, kind in enumerate(FEW_KINDS if few else KINDS):
             if few and i and kind != "plain":
                 continue
-            shapes = SHAPES[(i + j) % 3 :][:1] if few else SHAPES
+            shapes = SHAPES[(i + j) % 3 :][:1] if few else _shapes(j, i, len(subject.facts.dtypes))
             feature = f"dtype/{short(dtype)}" if kind == "plain" else _feature(KINDS[kind])
             yield Trial(f"{kind} in {short(dtype)}", partial(_mixes, subject, KINDS[kind], dtype, shapes), (feature,))
+
+
+@check("attention.specification")
+def beyond_a_tile(subject: Subject) -> Iterator[Trial]:
+    """Scores whose exponentials overflow; more requests in a step than a kernel may take at once."""
+    for dtype in subject.facts.dtypes[: 1 if _is_compiled(subject) else None]:
+        yield Trial(f"large scores in {short(dtype)}", partial(_mixes, subject, {"scale": 4.0}, dtype, SHAPES[:1]))
+    yield Trial(f"{CROWD} requests in a step", partial(_crowd, subject))
 
 
 @check("attention.specification")
 def small_caches(subject: Subject) -> Iterator[Trial]:
     """A cache in each 8-bit type that is not refused."""
     few = _is_compiled(subject)
-    for cached, dtype in itertools.product(CACHED, subject.facts.dtypes[:1] if few else subject.facts.dtypes):
-        what, plain_layer = f"a cache of {short(cached)}", {"kv_dtype": cached}
-        call = partial(_mixes, subject, plain_layer, dtype, SHAPES[: 1 if few else 2])
-        yield Trial(f"{what} in {short(dtype)}", call, (f"kv/{short(cached)}",))
-        for name in () if few else ("sinks", "alibi"):
-            call = partial(_mixes, subject, {**plain_layer, name: True}, dtype, SHAPES[:1])
-            yield Trial(f"{what}, {name} in {short(dtype)}", call)
+    dtypes = subject.facts.dtypes[: 1 if few else None]
+    for i, cached in enumerate(CACHED):
+        for j, dtype in enumerate(dtypes):
+            call = partial(_mixes, subject, {"kv_dtype": cached}, dtype, SHAPES[(i + j) % 2 :][:1])
+            yield Trial(f"a cache of {short(cached)} in {short(dtype)}", call, (f"kv/{short(cached)}",))
+        for j, name in enumerate(() if few else ("sinks", "alibi")):
+            dtype = dtypes[(i + j) % len(dtypes)]
+            call = partial(_mixes, subject, {"kv_dtype": cached, name: True}, dtype, SHAPES[:1])
+            yield Trial(f"a cache of {short(cached)}, {name} in {short(dtype)}", call)
 
 
 @check("attention.specification")
@@ -95,6 +109,16 @@ def long_context(subject: Subject) -> Iterator[Trial]:
     yield Trial(f"a request of {LONG} tokens", partial(_long, subject), ("attention/long-context",))
 
 
+@check("attention.specification")
+def decoding_alone(subject: Subject) -> Iterator[Trial]:
+    """One request token by token: its end, and the beginning of its window, pass every place of a page and a block."""
+    dtypes = subject.facts.dtypes
+    for i, window in enumerate(FEW_ALONE if _is_compiled(subject) else ALONE):
+        dtype = dtypes[i % len(dtypes)]
+        what = "all positions" if window is None else f"a window of {window}"
+        yield Trial(f"one token at a time, {what} in {short(dtype)}", partial(_alone, subject, window, dtype))
+
+
 @check("attention.stale")
 def stale_pages(subject: Subject) -> Iterator[Trial]:
     """Numbers that are none, in pages that are another request's now, and in a neighbour's."""
@@ -103,7 +127,7 @@ def stale_pages(subject: Subject) -> Iterator[Trial]:
         yield Trial(f"plain in {short(dtypes[0])}", partial(_stale, subject, {}, dtypes[0]))
         return
     caches = {f"a cache of {short(cached)}": {"kv_dtype": cached} for cached in CACHED}
-    for (kind, settings), dtype in itertools.product({**KINDS, **caches}.items(), dtypes):
+    for kind, settings, dtype in _in_turn({**KINDS, **caches}, dtypes):
         yield Trial(f"{kind} in {short(dtype)}", partial(_stale, subject, settings, dtype))
 
 
@@ -111,10 +135,8 @@ def stale_pages(subject: Subject) -> Iterator[Trial]:
 def behind_windows(subject: Subject) -> Iterator[Trial]:
     """Step by step over the borders of pages, while another request takes what is given back."""
     dtypes, few = subject.facts.dtypes, _is_compiled(subject)
-    for kind, dtype in itertools.product(list(BEHIND)[: 1 if few else None], dtypes[:1] if few else dtypes):
-        yield Trial(
-            f"{kind} in {short(dtype)}", partial(_behind, subject, BEHIND[kind], dtype), (_feature(BEHIND[kind]),)
-        )
+    for kind, settings, dtype in list(_in_turn(BEHIND, dtypes))[: 1 if few else None]:
+        yield Trial(f"{kind} in {short(dtype)}", partial(_behind, subject, settings, dtype), (_feature(settings),))
     for cached in CACHED:
         settings = {**BEHIND["window"], "kv_dtype": cached}
         yield Trial(f"window, a cache of {short(cached)}", partial(_behind, subject, settings, dtypes[0]))
@@ -150,6 +172,21 @@ def _is_compiled(subject: Subject) -> bool:
     return subject.facts.opaque or subject.facts.static_shapes
 
 
+def _shapes(kind: int, dtype: int, dtypes: int) -> list[Shape]:
+    """For one of so many kinds in one of so many types: over all types, a kind meets every shape."""
+    turns = range(dtype, max(dtypes, len(SHAPES)), dtypes)
+    return [SHAPES[place] for place in sorted({(kind + turn) % len(SHAPES) for turn in turns})]
+
+
+def _in_turn(
+    kinds: Mapping[str, Settings], dtypes: Sequence[torch.dtype]
+) -> Iterator[tuple[str, Settings, torch.dtype]]:
+    """Every kind in one type, and every type with the first kind: what masks, and what rounds, do so apart."""
+    for i, (kind, settings) in enumerate(kinds.items()):
+        for dtype in dtypes if i == 0 else (dtypes[i % len(dtypes)],):
+            yield kind, settings, dtype
+
+
 def _feature(settings: Settings) -> str:
     """The rarest thing that a layer has: for want of it the layer is refused."""
     return next(f"attention/{name}" for name in ("alibi", "sinks", "softcap", "window") if settings.get(name))
@@ -168,6 +205,13 @@ def _mixes(subject: Subject, settings: Settings, dtype: torch.dtype, shapes: Seq
             first += len(mix)
 
 
+def _crowd(subject: Subject) -> None:
+    """Of some tokens each, in two steps or more, and then one each."""
+    of = plain(subject, subject.facts.dtypes[0], SHAPES[0])
+    requests = {row: Request(3 + row % 9, 1) for row in range(CROWD)}
+    attend(Session(subject, of, [r.cached + 1 for r in requests.values()], requests=CROWD), requests, "a crowd")
+
+
 def _one(subject: Subject, shapes: Sequence[Shape]) -> None:
     """The ragged mix, by the first shape that is served."""
     dtype, mix = subject.facts.dtypes[0], MIXES["ragged mix"]
@@ -177,7 +221,7 @@ def _one(subject: Subject, shapes: Sequence[Shape]) -> None:
 
 def _long(subject: Subject) -> None:
     """A long request beside a short one: the first of its tokens, and the last."""
-    of = plain(subject, subject.facts.dtypes[0], (4, 2, 64, 16))
+    of = plain(subject, subject.facts.dtypes[0], (2, 1, 64, 16))
     session = Session(subject, of, [LONG, 20])
     looked = {0: range(CHECKED), LONG - CHECKED: range(LONG - CHECKED, LONG)}
     wants = {first: expected(session, 0, each) for first, each in looked.items()}
@@ -195,6 +239,20 @@ def _long_chunks(most: int) -> Iterator[dict[int, int]]:
         yield {0: count, 1: 1} if short_left else {0: count}
         left, short_left = left - count, max(0, short_left - 1)
     yield {0: 1}
+
+
+def _alone(subject: Subject, window: int | None, dtype: torch.dtype) -> None:
+    """Until the first slot that is seen, or the last one, has passed a block and a page of the next."""
+    of = plain(subject, dtype, SHAPES[0])
+    of = spec(of.heads, of.kv_heads, of.head_dim, dtype=dtype, page_size=of.page_size, window=window)
+    beginning = 1 if window is None else max(1, window - 2)  # as many tokens come at once
+    session = Session(subject, of, [beginning + 2 + BLOCK + of.page_size])
+    wants, most = expected(session, 0), session.most[0]
+    while (first := session.cached(0)) < session.lengths[0]:
+        got = session.run({0: min(most, beginning - first) if first < beginning else 1})[0]
+        what = f"{described(of)}, a window of {window}, one request alone, from token {first} on"
+        require_close(what, got, wants[first : first + len(got)].float())
+        session.trim(0)
 
 
 def _stale(subject: Subject, settings: Settings, dtype: torch.dtype) -> None:

@@ -26,6 +26,7 @@ LAYERED = {
     "two windows and one full layer": ("sliding", "sliding", "full"),
     "two of each": ("sliding", "full", "full", "sliding"),
 }
+WINDOW = 40  # tokens that a layer keeps, where it does not keep all
 LAYERS = tuple(itertools.product((1, 4), (64, 128), (8, 16, 32)))  # KV heads, head_dim, tokens of a page
 
 
@@ -85,15 +86,17 @@ def _tagged(subject: Subject, cached: torch.dtype, dtype: torch.dtype) -> None:
 
 
 def _allocated(subject: Subject, cached: torch.dtype | None) -> None:
-    """For several sizes of layers; what is refused for its size alone is left out."""
+    """For several sizes of layers, with a window and without; what is refused for its size alone is left out."""
     reasons = []
-    for kv_heads, dim, size in LAYERS:
-        of = spec(4, kv_heads, dim, dtype=subject.facts.dtypes[0], page_size=size, kv_dtype=cached)
+    layers = list(itertools.product(LAYERS, (None, WINDOW)))
+    for (kv_heads, dim, size), window in layers:
+        dtype = subject.facts.dtypes[0]
+        of = spec(4, kv_heads, dim, dtype=dtype, page_size=size, kv_dtype=cached, window=window)
         try:
             _as_described(subject, of)
         except Lacking as reason:
             reasons.append(str(reason))
-    if len(reasons) == len(LAYERS):
+    if len(reasons) == len(layers):
         raise Lacking("; ".join(dict.fromkeys(reasons)))
 
 

@@ -10,15 +10,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from quintet.conformance.check import Trial, check, require
 from quintet.conformance.subject import Subject
+from quintet.ops import Ops
+from quintet.platforms.interface import State
+from quintet.types import Batch, Outputs, Variant
+from quintet.weights import Part, Weight
 
 Array = np.ndarray[Any, Any]
 FLIGHTS = 64  # uploads, and copies home, that are under way at once
 BIG = 1_000_003  # elements: more than one piece of any staging memory, and no multiple of a page
 WIDE = (48, 1021)  # of the arrays that are many in flight
+TURNS = 6  # steps of one size: who records them plays them again by the third
+STEP = Variant(16, 16, 16, (), decode=True)
 
 ARRAYS: dict[str, Callable[[], list[Array]]] = {
     "int32": lambda: [np.arange(-6, 6, dtype=np.int32).reshape(3, 4)],
@@ -174,3 +180,56 @@ def _read_often(subject: Subject) -> None:
     for times, wait in enumerate(waiting):
         _same(wait(), array * 2**times, f"product {times} of 16 with the same upload")
     _same(device.to_host(x)(), array, "the upload itself, after 16 products")
+
+
+@check("device.kept")
+def what_came_home(subject: Subject) -> Iterator[Trial]:
+    """It is no view of what is overwritten later: of weights that are replaced, of the outputs of one step after the
+    other."""
+    yield Trial("weights, and then others are written over them", partial(_written_over, subject))
+    yield Trial(f"the results of {TURNS} steps, looked at after the last", partial(_of_steps, subject, True))
+    yield Trial(f"the results of {TURNS} steps, waited for after the last", partial(_of_steps, subject, False))
+
+
+def _written_over(subject: Subject) -> None:
+    device, (rows, width) = subject.device, WIDE
+    weight = Weight("x", (Part("x", WIDE, ((0, rows),)),), 0, 0, torch.float32, "vector")
+    there = subject.platform.place(weight, {"x": torch.full(WIDE, 1.0)})
+    came = device.to_host(there["x"])()
+    subject.platform.place(weight, {"x": torch.full((rows, width), 2.0)}, there)
+    _same(came, np.full(WIDE, 1, np.float32), "weights that came home before others were written over them")
+    _same(device.to_host(there["x"])(), np.full(WIDE, 2, np.float32), "the weights that were written over them")
+
+
+class _LookUp(nn.Module):
+    """A step that gives the table's row of each token."""
+
+    def __init__(self, ops: Ops, table: Tensor) -> None:
+        super().__init__()
+        self.vocab_size = WIDE[1]
+        self._ops = ops.take("embedding", "take_rows")
+        self.table = nn.Parameter(table, requires_grad=False)
+
+    def forward(self, state: State, batch: Batch) -> tuple[Outputs, State]:
+        rows = self._ops.embedding(batch.token_ids, self.table, 0, False)
+        return Outputs(self._ops.take_rows(rows, batch.rows)), state
+
+
+def _of_steps(subject: Subject, waits: bool) -> None:
+    """What a step returned may be overwritten by the next one, not the copy that was started before it."""
+    there, host = subject.fresh(), STEP.batch
+    table = np.arange(WIDE[0] * WIDE[1], dtype=np.float32).reshape(WIDE)
+    model = _LookUp(there.ops, there.place(torch.from_numpy(table.copy()), "embedding")["x"]).eval()
+    state = there.device.allocate((), 1)
+    step = there.platform.compile(model, [STEP])
+    ids = [(np.arange(STEP.tokens, dtype=np.int32) * 5 + 7 * turn) % WIDE[0] for turn in range(TURNS)]
+    waiting = []
+    for each in ids:
+        given = host._replace(token_ids=each)
+        out, state = step(state, given.on(there.device.to_device(given.leaves())))
+        assert out.logits is not None
+        waiting.append(there.device.to_host(out.logits))
+        if waits:
+            waiting[-1]()
+    for turn, (wait, each) in enumerate(zip(waiting, ids, strict=True)):
+        _same(wait(), table[each], f"the result of step {turn + 1} of {TURNS}, after the last")

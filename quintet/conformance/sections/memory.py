@@ -68,6 +68,7 @@ def _counted(subject: Subject) -> None:
     taken = before.free - during.free
     require(abs(taken - need) <= slack, f"a cache of {need} bytes took {taken} of what memory() says is free")
     require(during.peak >= need, f"a cache of {need} bytes is there, and memory() says the peak is {during.peak}")
+    require(after.peak >= need, f"a cache of {need} bytes was there, and memory() says the peak was {after.peak}")
     gone = before.free - after.free
     require(gone <= slack, f"{gone} bytes are missing after a cache of {need} was let go: {before} became {after}")
 

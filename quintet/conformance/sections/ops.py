@@ -11,7 +11,7 @@ from torch import Tensor
 from quintet.conformance import products
 from quintet.conformance.calls import Call, results, send
 from quintet.conformance.cases import ATTENTION, CASES, DTYPES, PACKED, SAMPLING, TYPES, USES, Case
-from quintet.conformance.check import Lacking, Trial, check, require
+from quintet.conformance.check import Lacking, Trial, check, require, spread
 from quintet.conformance.close import require_close, short
 from quintet.conformance.subject import Subject
 from quintet.layers.forms import ONLINE
@@ -105,7 +105,7 @@ def _specified(subject: Subject, name: str, dtype: torch.dtype) -> None:
     if name in ATTENTION:
         cases = cases[::3]  # each setting with each size and each mix once; the reference is slow
     if _is_compiled(subject):
-        cases = _spread(cases, FEWER.get(name, FEW))
+        cases = spread(cases, FEWER.get(name, FEW))
     gots = _tried(there, name, cases)
     for (what, args), got in zip(cases, gots, strict=True):
         _compare(there, name, what, dtype, got, _wanted(name, args))
@@ -177,10 +177,3 @@ def _poisoned(name: str, args: tuple[Any, ...], value: float) -> tuple[Any, ...]
             each[POISONED].view(-1)[:: max(1, each[POISONED].numel() // 3)] = value
         changed.append(each)
     return tuple(changed)
-
-
-def _spread(cases: list[Case], most: int) -> list[Case]:
-    """So many of them, from the first to the last."""
-    if len(cases) <= most:
-        return cases
-    return [cases[round(i * (len(cases) - 1) / (most - 1))] for i in range(most)]

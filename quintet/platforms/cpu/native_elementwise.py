@@ -1,6 +1,10 @@
-"""Activations, and what else is computed number by number, by quintet._cpu: a number's result is its own alone."""
+"""Activations, and what else is computed number by number, by quintet._cpu: a number's result is its own alone.
+
+An activation that the extension lacks is computed as the specification says; the others stay native.
+"""
 
 import functools
+import logging
 
 import torch
 from torch import Tensor
@@ -10,6 +14,8 @@ from quintet.ops.elementwise import add, scale, softcap
 from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.native import extension, kind_of, missing
 
+logger = logging.getLogger(__name__)
+
 NATIVE = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}  # where the extension's name is another
 
 
@@ -17,20 +23,37 @@ def probe() -> str | None:
     """Every activation of 0 is 0."""
     if reason := missing("elementwise"):
         return reason
-    if lost := [kind for kind in KINDS if NATIVE.get(kind, kind) not in extension().ELEMENTWISE]:
-        return f"it has no {', '.join(lost)}"
-    got = torch.stack([_activate(torch.zeros(1), kind) for kind in KINDS])
+    names: tuple[str, ...] = extension().ELEMENTWISE
+    got = torch.stack([_activate(torch.zeros(1), kind) for kind in KINDS if NATIVE.get(kind, kind) in names])
     return None if not got.any() else f"activations of 0 gave {got.tolist()}"
+
+
+@functools.cache
+def lacking(kind: str) -> bool:
+    """Whether the extension has no such activation, which is said once."""
+    if NATIVE.get(kind, kind) in extension().ELEMENTWISE:
+        return False
+    logger.warning(
+        "activation %s: quintet._cpu has no kernel for it, so torch computes it, and steps with it are not recorded",
+        kind,
+    )
+    return True
 
 
 @activate.provide("native", probe)
 def _activate(x: Tensor, kind: str) -> Tensor:
     """Computed in float32, rounded once."""
+    if lacking(kind):
+        plain: Tensor = activate.reference(x, kind)
+        return plain
     return _flat(_number(kind), x, x, False, 0.0)
 
 
 @gated.provide("native", probe)
 def _gated(x: Tensor, kind: str) -> Tensor:
+    if lacking(kind):
+        plain: Tensor = gated.reference(x, kind)
+        return plain
     tokens, both = x.shape
     width, size = both // 2, x.element_size()
     if both % 2:

@@ -10,11 +10,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from quintet.ops.moe import experts, grouped_linear, route, route_grouped
+from quintet.ops.activation import gated
+from quintet.ops.moe import experts, grouped_linear, mixed, route, route_grouped
 from quintet.platforms.cpu import linear
 from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.native import KINDS, extension, indices, kind_of, missing
-from quintet.platforms.cpu.native_elementwise import NATIVE
+from quintet.platforms.cpu.native_elementwise import NATIVE, lacking
 from quintet.weights import Weight
 
 
@@ -139,6 +140,13 @@ def _experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Ten
     inner = _inner(x, gate_up, down)
     if ids.shape != weights.shape or len(ids) != tokens or weights.dtype != torch.float32:
         raise ValueError(f"weights {tuple(weights.shape)} {weights.dtype} and ids {tuple(ids.shape)}: {tokens} tokens")
+    if lacking(kind):
+
+        def serve(rows: Tensor, counts: Tensor) -> Tensor:
+            both = _grouped_linear(rows, gate_up, counts)[:, : 2 * inner]
+            return _grouped_linear(gated.reference(both, kind), down, counts)[:, :hidden]
+
+        return mixed(x, weights, ids, len(down), serve)
     x, weights, ids = _rows(x), weights.contiguous(), ids.contiguous()
     out = empty((tokens, hidden), dtype)
     first, second = (empty((tokens * k, max(hidden, width)), dtype) for width in (inner, 2 * inner))

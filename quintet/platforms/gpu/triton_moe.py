@@ -60,8 +60,12 @@ def _grouped_linear(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
 
 @experts.provide("triton", probing(_check_experts))
 def _experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, kind: str) -> Tensor:
+    from quintet.platforms.gpu.kernels.activation import KINDS
     from quintet.platforms.gpu.kernels.moe import mixed
 
+    if kind not in KINDS:  # torch computes the layer, as the specification says
+        plain: Tensor = experts.reference(x, gate_up, down, weights, ids, kind)
+        return plain
     num, hidden, inner = down.shape
     if gate_up.shape != (num, 2 * inner, hidden) or x.shape[1] != hidden:
         raise ValueError(f"weights {tuple(gate_up.shape)} and {tuple(down.shape)} do not fit x {tuple(x.shape)}")

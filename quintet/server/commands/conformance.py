@@ -7,6 +7,7 @@ import argparse
 import faulthandler
 import logging
 import os
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +16,11 @@ from typing import TYPE_CHECKING
 from quintet.config import EngineConfig, option, read_environment
 from quintet.server import flags
 from quintet.server.commands.engine import say
-from quintet.values import optional, several, text
+from quintet.server.commands.witness import Witness
+from quintet.values import optional, several, text, truth
 
 if TYPE_CHECKING:
+    from quintet.conformance.check import Check, Trial
     from quintet.conformance.report import Report, Result
 
 PASSED, FAILED, COULD_NOT_RUN = 0, 1, 2
@@ -32,6 +35,9 @@ class Request:
     section: tuple[str, ...] = option(
         (), several(text), "run this section alone; --list names them", group="kit", metavar="SECTION"
     )
+    quick: bool = option(
+        False, truth, "some trials of each check, within a minute: for while you work, and no proof", group="kit"
+    )
     json: str | None = option(
         None, optional(text), "write every result to this file, as JSON", group="kit", metavar="FILE"
     )
@@ -42,10 +48,11 @@ class Request:
 
     def refuse_what_would_be_lost(self) -> None:
         """Minutes later, when the kit is through."""
-        if self.section and self.support:
-            raise ValueError(
-                "--support needs every section: a table of some would leave out the others; drop --section"
-            )
+        for what, given in (("section", self.section), ("quick", self.quick)):
+            if given and self.support:
+                raise ValueError(
+                    f"--support needs every trial: a table of some would leave out the others; drop --{what}"
+                )
         for path in map(Path, filter(None, (self.json, self.support))):
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
@@ -66,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         return PASSED
     request = flags.from_arguments(arguments, Request)
     if not faulthandler.is_enabled():
-        faulthandler.enable()  # where a device's library takes the process down, the last lines say in which trial
+        faulthandler.enable()  # where a device's library takes the process down: the lines of Python that were running
     try:
         request.refuse_what_would_be_lost()
         report = _report(request, read_environment().apply(flags.from_arguments(arguments, EngineConfig)))
@@ -84,11 +91,12 @@ def _report(request: Request, config: EngineConfig) -> "Report":
 
     logging.getLogger("transformers").setLevel(logging.ERROR)  # the reference's remarks on its own settings
     kit.checks(request.section)  # refuses what is no section before a device is opened
-    progress = Progress()
     subject = Subject(config.device, config.tensor_parallel_size)
     subject.make()  # settings that the platform refuses are no trial's fault
-    report = kit.run(subject, request.section, progress.show, progress.begin)
-    progress.end()
+    with Witness() as witness:
+        progress = Progress(witness)
+        report = kit.run(subject, request.section, progress.show, progress.begin, progress.start, request.quick)
+        progress.end()
     return report
 
 
@@ -99,7 +107,7 @@ def _keep(report: "Report", request: Request) -> None:
 
     if request.json:
         report.write(Path(request.json))
-    if request.section:
+    if request.section or request.quick:
         return
     table = features.support(report)
     if request.support:
@@ -112,9 +120,11 @@ def _keep(report: "Report", request: Request) -> None:
 
 
 class Progress:
-    """One line for each section as it runs, and every failure in full as soon as it is there."""
+    """One line for each section as it runs, on a terminal with the trial of the moment, and every failure in full as
+    soon as it is there."""
 
-    def __init__(self) -> None:
+    def __init__(self, witness: Witness) -> None:
+        self._witness, self._live = witness, sys.stderr.isatty()
         self._section = ""
         self._results: list[Result] = []
         self._failed: Result | None = None  # the last of the section: its name stands far above then
@@ -124,12 +134,20 @@ class Progress:
         self._section = section
         print(f"{section:{WIDTH}}", end="", file=sys.stderr, flush=True)
 
+    def start(self, check: "Check", trial: "Trial") -> None:
+        running = f"{check.name}: {trial.what}"
+        self._witness.tell(f"quintet conformance: the process died in section {check.section}, trial {running}")
+        if self._live:
+            self._rewrite(f"{self._section:{WIDTH}}{len(self._results)} trials, now {running}")
+
     def show(self, result: "Result") -> None:
         from quintet.conformance.report import Outcome
 
         self._results.append(result)
         if result.outcome is not Outcome.FAILED:
             return
+        if self._live:
+            self._rewrite("" if self._failed else f"{self._section:{WIDTH}}")
         last = self._failed
         if last and (last.check, last.detail) == (result.check, result.detail):
             say(f"  so did {result.check}: {result.what}")
@@ -141,10 +159,18 @@ class Progress:
         """The numbers of the section that ran, on its own line if nothing failed."""
         from quintet.conformance.report import Tally
 
-        if self._section:
+        if self._section and self._live:
+            self._rewrite(f"{self._section:{WIDTH}}{Tally.of(self._results)}")
+            say("")
+        elif self._section:
             again = f"{self._section:{WIDTH}}" if self._failed else ""
             say(again + str(Tally.of(self._results)))
         self._section, self._results, self._failed = "", [], None
+
+    def _rewrite(self, line: str) -> None:
+        """Puts this in the place of the line that the cursor is on."""
+        room = shutil.get_terminal_size().columns - 1
+        print(f"\r{line[:room]}\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def _listing() -> str:

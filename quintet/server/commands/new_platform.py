@@ -3,6 +3,7 @@
 import argparse
 import keyword
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 
 from quintet import __version__, conformance
@@ -48,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         f"  pip install -e {folder}\n"
         f"  quintet conformance --device {name} --section probe\n"
         f'  quintet generate --device {name} --max-tokens 20 "Once upon a time"\n'
-        "docs/vendors.md goes on from there."
+        f"{guide()} goes on from there."
     )
     return 0
 
@@ -69,6 +70,16 @@ def refuse(name: str) -> None:
         raise ValueError(f"{name!r} is taken: it is {taken[name]}; choose another name")
 
 
+def guide() -> str:
+    """Where docs/vendors.md is: at the address that quintet's package names as its documentation, or in its source."""
+    try:
+        addresses = metadata("quintet").get_all("Project-URL") or []
+    except PackageNotFoundError:  # run from a checkout
+        addresses = []
+    found = [url for label, _, url in (each.partition(", ") for each in addresses) if label == "Documentation"]
+    return f"{found[0].rstrip('/')}/vendors.md" if found else "docs/vendors.md, in quintet's source,"
+
+
 def package(name: str) -> dict[str, str]:
     """Path -> content of every file."""
     from quintet.platforms.interface import CONTRACT_VERSION
@@ -80,6 +91,7 @@ def package(name: str) -> dict[str, str]:
         "Title": title,
         "quintet": __version__,
         "contract": str(CONTRACT_VERSION),
+        "guide": guide(),
     }
     home = Path(conformance.__file__).with_name("template")
     texts = {path: (home / f"{each}.txt").read_text(encoding="utf-8") for each, path in _FILES.items()}

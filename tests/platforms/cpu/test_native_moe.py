@@ -107,6 +107,19 @@ def test_experts_are_their_parts_bit_for_bit(isa: str, dtype: torch.dtype) -> No
         assert torch.equal(native("experts")(x, *packed, weights, ids, kind), want.to(dtype)), kind
 
 
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_experts_with_an_activation_that_the_extension_lacks(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their products stay native; who is nobody's expert adds nothing."""
+    monkeypatch.setitem(KINDS, "relu2", lambda x: x.relu().square())
+    x, gate_up, down, weights, ids = layer(dtype)
+    ids[3, 1], ids[4, 0] = -1, len(down)
+    want = Op.registry["experts"].reference(*(a.float() for a in (x, gate_up, down)), weights, ids, "relu2")
+    got = native("experts")(x, pack_experts(gate_up), pack_experts(down), weights, ids, "relu2")
+    assert_close(got, want, dtype, "relu2")
+
+
 def test_each_product_is_rounded_to_the_type() -> None:
     """1 + 3/256 is no bfloat16: gate and up become 1 + 1/64 before they meet."""
     x = torch.tensor([[1.0, 3 / 256]], dtype=torch.bfloat16)

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from quintet.conformance.cases import randn
-from quintet.ops import Op
+from quintet.ops import Op, bind
 from quintet.ops.activation import KINDS
 from quintet.ops.rotary import HeadNorms
 from quintet.platforms.cpu import native_elementwise, native_embedding, native_norm, native_rotary
 from quintet.platforms.cpu.arena import Arena, lending
 from quintet.platforms.cpu.native import missing
+from quintet.platforms.cpu.providers import PRIORITY
 from tests.helpers.native import native
 
 if reason := missing("rms_norm"):
@@ -48,6 +49,26 @@ def turned_by(dim: int, turned: int, dtype: torch.dtype, tokens: int = TOKENS) -
 
 def test_every_instruction_set_passes_its_probe(isa: str) -> None:
     assert [each.probe() for each in (native_elementwise, native_embedding, native_norm, native_rotary)] == [None] * 4
+
+
+@pytest.fixture
+def relu2(monkeypatch: pytest.MonkeyPatch) -> str:
+    """An activation that quintet has and the extension lacks."""
+    monkeypatch.setitem(KINDS, "relu2", lambda x: x.relu().square())
+    native_elementwise.lacking.cache_clear()
+    return "relu2"
+
+
+def test_an_activation_without_a_kernel_takes_no_other_along(relu2: str, caplog: pytest.LogCaptureFixture) -> None:
+    ops = bind(PRIORITY)
+    served = {name: ops.choice(name).provider for name in ("activate", "gated", "experts", "add", "scale", "softcap")}
+    assert set(served.values()) == {"native"}, served
+    x = randn(5, 74, dtype=torch.float32)
+    for _ in range(2):
+        assert torch.equal(ops.activate(x, relu2), x.relu().square())
+        assert torch.equal(ops.gated(x, relu2), x[:, :37].relu().square() * x[:, 37:])
+    (said,) = [each.message for each in caplog.records]
+    assert said.startswith("activation relu2: quintet._cpu has no kernel for it"), "once"
 
 
 # ----------------------------------------------------------------------------------------------------------- exactness

@@ -22,6 +22,13 @@ def test_every_activation_has_a_kernel() -> None:
     assert set(activation.KINDS) == set(KINDS)
 
 
+def test_an_activation_without_a_kernel_takes_no_other_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KINDS, "relu2", lambda x: x.relu().square())
+    assert gated.probes["triton"]() is None
+    x = randn(3, 74, dtype=torch.float32)
+    assert torch.equal(triton_op("gated", DEVICE)(x, "relu2"), gated(x, "relu2"))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_gates_equal_the_specification(kind: str, dtype: torch.dtype) -> None:

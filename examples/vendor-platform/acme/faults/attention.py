@@ -106,6 +106,49 @@ def _first_reason(refusals: Any) -> Any:
     return lambda spec: refusals(spec)[:1]
 
 
+def _alone(work: Any) -> bool:
+    """Whether the step is one token of one request."""
+    return work.own.shape[0] == 1 and int(work.own.sum()) == 1
+
+
+def _loses_first_slot(attended: Any) -> Any:
+    """A kernel of its own for one request: the page where a window begins is entered one slot too late."""
+
+    def faulty(rows: Tensor, work: Any, kv: Tensor, sinks: Any, spec: AttentionSpec) -> Tensor:
+        first = int(work.positions.min()) - (spec.window or 0) + 1
+        if _alone(work) and spec.window and spec.window > 1 and first > 0 and first % spec.page_size == 0:
+            spec = replace(spec, window=spec.window - 1)
+        found: Tensor = attended(rows, work, kv, sinks, spec)
+        return found
+
+    return faulty
+
+
+def _at_most_2048(seen: Any) -> Any:
+    return lambda slots, positions, window: seen(slots, positions, window) & (slots < 2048)
+
+
+def _clamped(capped: Any) -> Any:
+    return lambda scores, softcap: capped(scores, softcap).clamp(max=60.0)
+
+
+def _first_pieces(attended: Any) -> Any:
+    def faulty(rows: Tensor, work: Any, kv: Tensor, sinks: Any, spec: AttentionSpec) -> Tensor:
+        found: Tensor = attended(rows, work, kv, sinks, spec)
+        found[32:] = 0
+        return found
+
+    return faulty
+
+
+def _keeps_all(init: Any) -> Any:
+    def faulty(self: Any, spec: AttentionSpec) -> None:
+        init(self, spec)
+        self.layouts = tuple(replace(layout, keeps=None) for layout in self.layouts)
+
+    return faulty
+
+
 fault("window-off-by-one", "A window reaches one token too far.", "attention.specification", ("attention:seen", _wider))
 fault("softcap-ignored", "Scores are not capped.", "attention.specification", ("attention:capped", _not_capped))
 fault("sinks-ignored", "Sinks do not join the softmax.", "attention.specification", ("attention:started", _no_sinks))
@@ -158,3 +201,18 @@ fault(
     "attention.refusal",
     ("attention:refusals", _first_reason),
 )
+fault(
+    "window-first-slot", "A window that begins with a page loses its first slot, where a request decodes alone.",
+    "attention.specification", ("attention:attended", _loses_first_slot),
+)  # fmt: skip
+fault(
+    "context-cut", "Nothing beyond 2048 tokens is seen.", "attention.specification", ("attention:seen", _at_most_2048)
+)
+fault("scores-clamped", "Scores end at 60.", "attention.specification", ("attention:capped", _clamped))
+fault(
+    "crowd-cut", "Of a step, 32 pieces are computed.", "attention.specification", ("attention:attended", _first_pieces)
+)
+fault(
+    "keeps-forgotten", "A layer with a window says that it keeps everything.", "cache.layout",
+    ("attention:AcmeAttention.__init__", _keeps_all),
+)  # fmt: skip

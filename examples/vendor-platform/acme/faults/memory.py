@@ -55,6 +55,38 @@ def _no_workspace(estimate: Any) -> Any:
     return lambda self, model, weights, extent: estimate(self, model, weights, extent)._replace(workspace=0)
 
 
+def _kept_when_refused(take: Any) -> Any:
+    def faulty(self: Any, size: int, tag: str, what: str = "") -> Any:
+        try:
+            return take(self, size, tag, what)
+        except MemoryError:
+            self.used[tag] += size
+            raise
+
+    return faulty
+
+
+def _peak_of_now(facts: Any) -> Any:
+    def faulty(self: Any) -> Memory:
+        made = facts(self)
+        return Memory(made.free, made.total, made.total - made.free)
+
+    return faulty
+
+
+def _in_place(place: Any) -> Any:
+    """The checkpoint's tensors are prepared where they lie."""
+
+    def faulty(self: Any, weight: Any, parts: Any, into: Any = None) -> Any:
+        made = place(self, weight, parts, into)
+        for each in parts.values():
+            if each.is_floating_point():
+                each.mul_(0.5)
+        return made
+
+    return faulty
+
+
 fault("dirty-cache", "A new cache holds numbers.", "memory.cache", ("device:zeroed", _dirty))
 fault(
     "lost-page",
@@ -74,3 +106,22 @@ fault(
 )
 fault("wrong-plan", "estimate() is half of what place() takes.", "memory.plan", ("platform:Acme.estimate", _half))
 fault("no-workspace", "estimate() counts weights alone.", "memory.plan", ("platform:Acme.estimate", _no_workspace))
+fault(
+    "refused-and-kept",
+    "What was refused for want of memory stays counted.",
+    "memory.limit",
+    ("memory:Pool.take", _kept_when_refused),
+)
+fault("no-peak", "The most that was used is what is used now.", "memory.facts", ("memory:Pool.facts", _peak_of_now))
+fault(
+    "writes-checkpoint",
+    "place() scales the checkpoint's own tensors.",
+    "ops.placed",
+    ("platform:Acme.place", _in_place),
+)
+fault(
+    "replace-ignored",
+    "Weights that are to be replaced stay.",
+    "models.replaced",
+    ("device:AcmeDevice.overwrite", lambda overwrite: lambda self, there, x: None),
+)

@@ -50,6 +50,23 @@ def _edits(configure: Any) -> Any:
     return faulty
 
 
+def _silent(configure: Any) -> Any:
+    def faulty(cls: Any, config: Any) -> Any:
+        return configure(cls, config)[0], []
+
+    return faulty
+
+
+def _moody(probe: Any) -> Any:
+    asked: list[None] = []
+
+    def faulty(cls: Any) -> Any:
+        asked.append(None)
+        return replace(probe(cls), detail=f"asked {len(asked)} times")
+
+    return faulty
+
+
 fault("probe-writes", "Probing sets an environment variable.", "probe.pure", ("platform:Acme.probe", _writes_variable))
 fault("probe-opens", "Probing opens a device.", "probe.pure", ("platform:Acme.probe", _opens_device))
 fault("probe-slow", "Probing takes more than five seconds.", "probe.quick", ("platform:Acme.probe", _slow))
@@ -57,3 +74,5 @@ fault("dtype-twice", "A dtype is declared twice.", "probe.facts", ("platform:Acm
 fault(
     "configure-edits", "configure() changes what it is given.", "probe.configure", ("platform:Acme.configure", _edits)
 )
+fault("configure-silent", "configure() gives no reasons.", "probe.configure", ("platform:Acme.configure", _silent))
+fault("probe-moody", "Probing says something else each time.", "probe.facts", ("platform:Acme.probe", _moody))
