@@ -137,10 +137,18 @@ def _biases(value: Any) -> dict[int, float]:
 
 
 def _allowed(value: Any) -> list[int]:
-    ids: list[int] = sorted(set(_several(_token_id, MAX_ALLOWED_IDS)(value)))
-    if not ids:
+    if not _are_token_ids(value):  # entry by entry only for the message: a whole vocabulary takes its time
+        value = _several(_token_id, MAX_ALLOWED_IDS)(value)
+    if not value:
         raise ValueError("must allow at least one token; leave it out (None) to allow all")
-    return ids
+    return sorted(set(value))
+
+
+def _are_token_ids(value: Any) -> bool:
+    """Of a list that is not empty nor too long."""
+    if not isinstance(value, list) or not 0 < len(value) <= MAX_ALLOWED_IDS or set(map(type, value)) != {int}:
+        return False
+    return 0 <= min(value) and max(value) <= INT32
 
 
 def _constraint(value: Any) -> "StructuredOutputsParams":
