@@ -7,11 +7,14 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import zmq
 
+from quintet.engine.prompts import Prompt
 from quintet.engine.tokenizer import Tokenizer, load_tokenizer
-from quintet.server.backend import Served
+from quintet.sampling_params import SamplingParams
+from quintet.server.backend import Served, Wanted
 from quintet.server.link import remote as remotes
 from quintet.server.link import wire
 from quintet.server.link.core import served
@@ -122,3 +125,64 @@ async def test_a_tokenizer_that_cannot_be_loaded_is_a_reason(engine: Engine, tmp
     why = f"the model's tokenizer or a logits processor cannot be loaded: {tmp_path} holds no tokenizer: "
     assert engine.remote.dead is not None and engine.remote.dead.startswith(why)
     assert engine.remote.trouble() == engine.remote.dead
+
+
+async def ready(engine: Engine, folder: Path) -> Remote:
+    """Once it knows the model."""
+    byte_level(folder)
+    engine.say(wire.Hello(model(folder), pulse(1.0)))
+    await until(lambda: engine.remote._meeting is not None)
+    assert engine.remote._meeting is not None
+    await engine.remote._meeting
+    return engine.remote
+
+
+def wanted(*names: str) -> list[Wanted]:
+    return [Wanted(name, Prompt([1, 2]), lambda output: None) for name in names]
+
+
+def forgotten(remote: Remote) -> bool:
+    return not (remote._deliver or len(remote._processor) or remote._processor._owners)
+
+
+async def test_what_cannot_be_sent_is_not_remembered(engine: Engine, tmp_path: Path) -> None:
+    remote = await ready(engine, tmp_path)
+    with pytest.raises(OverflowError):
+        remote.submit(wanted("a", "b"), SamplingParams(n=2, extra_args={"a": 2**64}))
+    assert forgotten(remote)
+    with pytest.raises(ValueError, match="max_model_len"):
+        remote.submit([*wanted("a"), Wanted("b", Prompt([1] * 500), lambda output: None)], SamplingParams())
+    assert forgotten(remote)
+    with pytest.raises(ValueError, match="'a' is in use"):
+        remote.submit(wanted("c", "a", "a"), SamplingParams(n=2))
+    assert forgotten(remote)
+    remote.submit(wanted("a", "b"), SamplingParams(n=2))
+    with pytest.raises(ValueError, match="'b' is in use"):
+        remote.submit(wanted("c", "b"), SamplingParams())
+    assert set(remote._deliver) == {"a", "b"} and len(remote._processor) == 2  # those that run go on
+    for name in ("a", "b"):
+        remote.abort(name)
+    assert forgotten(remote)
+
+
+async def test_what_a_closed_wire_does_not_take_is_not_remembered(engine: Engine, tmp_path: Path) -> None:
+    remote = await ready(engine, tmp_path)
+    remote._outbox.close(0)
+    with pytest.raises(zmq.ZMQError):
+        remote.submit(wanted("a", "b"), SamplingParams(n=2))
+    assert forgotten(remote)
+    with pytest.raises(zmq.ZMQError):
+        await remote.sleep(1)
+    assert not remote._answers
+
+
+async def test_a_calls_requests_go_out_as_one_message(engine: Engine, tmp_path: Path) -> None:
+    remote = await ready(engine, tmp_path)
+    sent: list[bytes] = []
+    remote._outbox = type("Outbox", (), {"send": lambda self, frame, flags: sent.append(frame), "close": print})()
+    remote.submit(wanted("a", "b"), SamplingParams(n=2, extra_args={"a": "x" * 1000}))
+    (frame,) = sent
+    message = wire.decode_to_engine(frame)
+    assert isinstance(message, wire.Submit) and len(frame) < 3000
+    assert [each.request_id for each in message.requests()] == ["a#0", "a#1", "b#0", "b#1"]
+    assert msgspec.msgpack.decode(frame)[0] == "Submit"
