@@ -137,18 +137,12 @@ def _biases(value: Any) -> dict[int, float]:
 
 
 def _allowed(value: Any) -> list[int]:
-    if not _are_token_ids(value):  # entry by entry only for the message: a whole vocabulary takes its time
+    plain = isinstance(value, list) and 0 < len(value) <= MAX_ALLOWED_IDS and set(map(type, value)) == {int}
+    if not (plain and 0 <= min(value) and max(value) <= INT32):  # entry by entry for the message alone: it takes time
         value = _several(_token_id, MAX_ALLOWED_IDS)(value)
     if not value:
         raise ValueError("must allow at least one token; leave it out (None) to allow all")
     return sorted(set(value))
-
-
-def _are_token_ids(value: Any) -> bool:
-    """Of a list that is not empty nor too long."""
-    if not isinstance(value, list) or not 0 < len(value) <= MAX_ALLOWED_IDS or set(map(type, value)) != {int}:
-        return False
-    return 0 <= min(value) and max(value) <= INT32
 
 
 def _constraint(value: Any) -> "StructuredOutputsParams":
