@@ -22,6 +22,7 @@ class Bounds:
     max_model_len: int
     max_logprobs: int
     embeds_width: int = 0  # numbers of an embedding that stands for a token of a prompt; 0: none may
+    by_priority: bool = True  # whether a request's priority counts
 
 
 class _Shared(NamedTuple):
@@ -64,6 +65,10 @@ class Admission:
             processor.validate(params)
         if params.structured_outputs is not None:
             self._check_grammar(params.structured_outputs)
+        if priority and not self.bounds.by_priority:
+            raise ParameterError(
+                "priority", "changes nothing here; start the engine with scheduling_policy='priority', or leave it out"
+            )
         stop_ids = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self.eos_ids)
         bad_words = self._bad_words(params)
         _check_drawable(params, stop_ids, bad_words, self.bounds.vocab_size)

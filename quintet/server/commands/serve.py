@@ -9,7 +9,7 @@ from quintet.config import EngineConfig, read_environment
 from quintet.server import flags
 from quintet.server.commands import engine
 from quintet.server.config_file import read_config_file
-from quintet.server.listen import check_certificate, is_loopback, listen
+from quintet.server.listen import check_certificate, check_open_files, is_loopback, listen
 from quintet.server.settings import ServerConfig
 
 logger = logging.getLogger(__name__)
@@ -33,6 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     from quintet.server.link.supervisor import Supervisor  # before there is anything to clear up
 
     check_certificate(served)
+    check_open_files(served)
     listener = listen(served)
     return Supervisor(loaded, served, listener).run()
 

@@ -4,7 +4,7 @@ import asyncio
 from http import HTTPStatus
 from typing import Any, ClassVar, NamedTuple
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from quintet.server.http.errors import ApiError, openai_shape
 from quintet.server.http.sse import encode
@@ -46,6 +46,7 @@ class _Bounded(HttpToolsProtocol):
         self._refused = self._crowded = False
         self._timer: asyncio.TimerHandle | None = None
         self._reader: asyncio.TimerHandle | None = None  # that is waited for
+        self._answered: RequestResponseCycle | None = None  # the request that is answered, or was last
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
@@ -55,7 +56,19 @@ class _Bounded(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         self._stop_reader()
+        self._leave()
         super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _leave(self) -> None:
+        """uvicorn tells the request that came last that its client has gone. Where requests are pipelined an earlier
+        one is answered: it would go on, and write to a closed handle, which uvloop takes for an error of ours."""
+        if self._answered is not None and not self._answered.response_complete:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         if self._refused:

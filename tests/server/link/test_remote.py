@@ -13,7 +13,8 @@ import zmq
 
 from quintet.engine.prompts import Prompt
 from quintet.engine.tokenizer import Tokenizer, load_tokenizer
-from quintet.sampling_params import SamplingParams
+from quintet.outputs import RequestOutput, TokenDelta
+from quintet.sampling_params import RequestOutputKind, SamplingParams
 from quintet.server.backend import Served, Wanted
 from quintet.server.link import remote as remotes
 from quintet.server.link import wire
@@ -32,7 +33,7 @@ class Engine:
         self._socket.connect(wire.worker_address(folder, 0))
         self.remote.start()
 
-    def say(self, *messages: wire.Hello | wire.Pulse) -> None:
+    def say(self, *messages: wire.Hello | wire.Pulse | wire.Deltas) -> None:
         for each in messages:
             self._socket.send(wire.encode(each))
 
@@ -186,3 +187,23 @@ async def test_a_calls_requests_go_out_as_one_message(engine: Engine, tmp_path: 
     assert isinstance(message, wire.Submit) and len(frame) < 3000
     assert [each.request_id for each in message.requests()] == ["a#0", "a#1", "b#0", "b#1"]
     assert msgspec.msgpack.decode(frame)[0] == "Submit"
+
+
+async def test_the_engines_settings_hold_for_requests_of_every_api_process(engine: Engine, tmp_path: Path) -> None:
+    """Priorities count where the engine runs by them alone; streams come in the interval that was asked for."""
+    byte_level(tmp_path)
+    engine.say(wire.Hello(dataclasses.replace(model(tmp_path), stream_interval=3), pulse(1.0)))
+    await until(lambda: engine.remote._meeting)
+    assert engine.remote._meeting is not None
+    await engine.remote._meeting
+    outputs: list[RequestOutput] = []
+    params = SamplingParams(output_kind=RequestOutputKind.DELTA, detokenize=False)
+    with pytest.raises(ValueError, match="priority changes nothing here"):
+        engine.remote.submit([Wanted("a", Prompt([1]), outputs.append)], params, priority=1)
+    engine.remote.submit([Wanted("a", Prompt([1]), outputs.append)], params)
+    for token in range(5):
+        engine.say(wire.Deltas([TokenDelta("a", [token])]))
+    await engine.heard()
+    assert [list(each.outputs[0].token_ids) for each in outputs] == [[0], [1, 2, 3]]
+    assert served(null_client(scheduling_policy="priority", stream_interval=5).prepared).by_priority
+    assert served(null_client(stream_interval=5).prepared).stream_interval == 5
