@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
 
 class TokenLogprobs(NamedTuple):
     """Log-probabilities at one position: the token that stands there, then the most likely ones, best first.
@@ -50,9 +52,9 @@ def child_ids(request_id: str, n: int) -> list[str]:
     return [request_id] if n == 1 else [f"{request_id}#{index}" for index in range(n)]
 
 
-@dataclass(slots=True)
-class Logprob:
-    """One token's log-probability at one position."""
+class Logprob(msgspec.Struct, gc=False):
+    """One token's log-probability at one position. Answers hold millions of them, which the garbage collector passes
+    over: it would stop everything else for as long as it walks them."""
 
     logprob: float
     rank: int | None = None  # 1 is the most likely

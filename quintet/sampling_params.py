@@ -138,10 +138,12 @@ def _biases(value: Any) -> dict[int, float]:
 
 
 def _allowed(value: Any) -> list[int]:
-    ids: list[int] = sorted(set(_several(_token_id, MAX_ALLOWED_IDS)(value)))
-    if not ids:
+    plain = isinstance(value, list) and 0 < len(value) <= MAX_ALLOWED_IDS and set(map(type, value)) == {int}
+    if not (plain and 0 <= min(value) and max(value) <= INT32):  # entry by entry for the message alone: it takes time
+        value = _several(_token_id, MAX_ALLOWED_IDS)(value)
+    if not value:
         raise ValueError("must allow at least one token; leave it out (None) to allow all")
-    return ids
+    return sorted(set(value))
 
 
 def _constraint(value: Any) -> "StructuredOutputsParams":
@@ -358,12 +360,8 @@ class SamplingParams(_Checked):
         max_logprobs -1 is no limit. Raises ParameterError.
         """
         self.__post_init__()
-        ids = {
-            "stop_token_ids": self.stop_token_ids,
-            "logit_bias": list(self.logit_bias or ()),
-            "allowed_token_ids": self.allowed_token_ids or [],
-        }
-        for name, given in ids.items():
+        for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
+            given = getattr(self, name)  # of logit_bias, the keys
             if given and max(given) >= vocab_size:
                 wanted = f"the vocabulary has {vocab_size} tokens: use ids from 0 to {vocab_size - 1}"
                 raise ParameterError(name, f"names token {max(given)}, but {wanted}")

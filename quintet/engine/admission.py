@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from quintet.engine.grammar import Grammars
 from quintet.engine.logits_processors import LogitsProcessor
@@ -26,6 +26,15 @@ class Bounds:
     max_logprobs: int
     embeds_width: int = 0  # numbers of an embedding that stands for a token of a prompt; 0: none may
     by_priority: bool = True  # whether a request's priority counts
+
+
+class _Shared(NamedTuple):
+    """What all prompts of a call have in common."""
+
+    params: SamplingParams
+    stop_ids: frozenset[int]
+    bad_words_ids: tuple[tuple[int, ...], ...]
+    priority: int
 
 
 @dataclass
@@ -53,17 +62,31 @@ class Admission:
 
     def admit(self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int = 0) -> list[Admitted]:
         """One per completion. ValueError says what is wrong with the prompt or a parameter."""
+        return self.admit_all([(request_id, prompt)], params, priority)[0]
+
+    def admit_all(
+        self, prompts: Sequence[tuple[str, Prompt]], params: SamplingParams, priority: int = 0
+    ) -> list[list[Admitted]]:
+        """The same for several prompts (request id, prompt) with the same parameters, which are looked at once."""
         params.check(self.bounds.vocab_size, self.bounds.max_model_len, self.bounds.max_logprobs)
         for processor in self.processors:
             processor.validate(params)
         if params.structured_outputs is not None:
             self._check_grammar(params.structured_outputs)
-        if prompt.embeds and params.prompt_logprobs is not None:
-            raise ParameterError("prompt_logprobs", "are of tokens, and this prompt is embeddings; leave it out")
         if priority and not self.bounds.by_priority:
             raise ParameterError(
                 "priority", "changes nothing here; start the engine with scheduling_policy='priority', or leave it out"
             )
+        stop_ids = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self.eos_ids)
+        bad_words = self._bad_words(params)
+        _check_drawable(params, stop_ids, bad_words, self.bounds.vocab_size)
+        shared = _Shared(params, stop_ids, bad_words, priority)
+        return [self._admit(request_id, prompt, shared) for request_id, prompt in prompts]
+
+    def _admit(self, request_id: str, prompt: Prompt, shared: "_Shared") -> list[Admitted]:
+        params = shared.params
+        if prompt.embeds and params.prompt_logprobs is not None:
+            raise ParameterError("prompt_logprobs", "are of tokens, and this prompt is embeddings; leave it out")
         ids = _truncate(prompt.token_ids, params, self.bounds.max_model_len)
         room = self.bounds.max_model_len - len(ids)
         if room < 1:
@@ -76,8 +99,6 @@ class Admission:
         if seed is None:
             seed = f"{self.seed}/{self.name}{self._num_unseeded}"
             self._num_unseeded += 1
-        stop_ids = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self.eos_ids)
-        bad_words = self._bad_words(params)
         row = len(prompt.embeds) // len(prompt.token_ids)  # bytes
         embeds = prompt.embeds[len(prompt.embeds) - row * len(ids) :]
         arrival = time.monotonic()
@@ -88,10 +109,10 @@ class Admission:
                 params=params,
                 key=random_key(seed, index),
                 max_tokens=max_tokens,
-                stop_ids=stop_ids,
-                bad_words_ids=bad_words,
+                stop_ids=shared.stop_ids,
+                bad_words_ids=shared.bad_words_ids,
                 salt=(prompt.cache_salt or "").encode(),
-                priority=priority,
+                priority=shared.priority,
                 arrival=arrival,
                 scored=index == 0,
                 embeds=embeds,
@@ -111,6 +132,19 @@ class Admission:
         if self.tokenizer is None:
             raise ParameterError("bad_words", "needs a tokenizer, and the engine was started without one; leave it out")
         return self.tokenizer.bad_word_ids(params.bad_words)
+
+
+def _check_drawable(
+    params: SamplingParams, stop_ids: frozenset[int], bad_words: Sequence[tuple[int, ...]], vocab_size: int
+) -> None:
+    """Refuses parameters that leave no token for the first draw."""
+    banned = {word[0] for word in bad_words if len(word) == 1} | (stop_ids if params.min_tokens else set())
+    allowed = params.allowed_token_ids or (range(vocab_size) if len(banned) >= vocab_size else None)
+    if allowed is not None and banned.issuperset(allowed):
+        blamed = "allowed_token_ids" if params.allowed_token_ids else "bad_words" if params.bad_words else "min_tokens"
+        raise ParameterError(
+            blamed, "leave no token to draw: bad_words ban it, or it ends the text before min_tokens; allow another one"
+        )
 
 
 def _truncate(ids: Sequence[int], params: SamplingParams, max_model_len: int) -> Sequence[int]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from quintet.engine.flights import Flights
+from quintet.engine.logit_edits import banned
 from quintet.engine.request import FinishReason, Request
 from quintet.engine.runner import StepResult
 from quintet.engine.scheduler import Plan, Scheduler
@@ -12,6 +13,10 @@ from quintet.outputs import TokenDelta, TokenLogprobs
 NOT_FINITE = "the model gave no finite logits for this request; its weights or dtype may be at fault"
 NOTHING_LEFT = (
     "no token is left to draw: structured_outputs allow none that bad_words, allowed_token_ids or the like leave"
+)
+ALL_BANNED = (
+    "no token is left to draw: bad_words ban all of allowed_token_ids after what was said so far, or those left would "
+    "end the text before min_tokens; allow another token"
 )
 
 
@@ -77,7 +82,7 @@ class Answers:
         self.num_generated += 1
         token_id = result.token_ids[row]
         if token_id < 0:
-            return self.fail(request, NOT_FINITE if request.grammar is None else NOTHING_LEFT)
+            return self.fail(request, _why_none(request))
         reason, grammar = request.take(token_id), request.grammar
         if grammar is not None:
             if why := grammar.follow(request):
@@ -107,6 +112,14 @@ class Answers:
     def fail(self, request: Request, why: str) -> TokenDelta:
         """Ends one request because of a failure inside it."""
         return replace(self.end(request, FinishReason.ERROR), error=why)
+
+
+def _why_none(request: Request) -> str:
+    """Why no token could be drawn."""
+    if request.grammar is not None:
+        return NOTHING_LEFT
+    allowed = request.params.allowed_token_ids
+    return ALL_BANNED if allowed and banned(request).issuperset(allowed) else NOT_FINITE
 
 
 def _delta(request: Request, token_ids: list[int]) -> TokenDelta:

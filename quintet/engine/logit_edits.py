@@ -219,6 +219,14 @@ def _completes(request: Request, word: tuple[int, ...], position: int) -> bool:
     return start >= request.num_prompt and tuple(request.token_ids[start:position]) == word[:-1]
 
 
+def banned(request: Request) -> set[int]:
+    """Tokens that bad_words and min_tokens forbid for the next one, after all that are known."""
+    position = request.num_known
+    ids = {word[-1] for word in request.admitted.bad_words_ids if _completes(request, word, position)}
+    short = position - request.num_prompt < request.params.min_tokens
+    return ids | request.admitted.stop_ids if short else ids
+
+
 def _places(lists: Iterable[tuple[int, Sequence[int]]]) -> tuple[Array, Array]:
     """(row, token ids) of several rows -> rows [M] and ids [M], int32."""
     lists = list(lists)

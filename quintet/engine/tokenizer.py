@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tokenizer_config.json")
 _OTHERS = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".md")  # weights, and what is written of them
+_LONG = 2000  # characters or token ids; below, handing them to another thread costs more than they do
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -86,17 +87,28 @@ class Tokenizer:
         """One BOS, never two: text that begins with the BOS brings its special tokens itself (a rendered chat)."""
         if self.bos_token and text.startswith(self.bos_token):
             add_special_tokens = False
+        return self._encode_all([text], add_special_tokens)[0]
+
+    def _encode_all(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
+        """Long ones as a batch, whatever their number: that alone lets go of the interpreter's lock, and keeps no
+        offsets, which cost most of the time."""
         try:
             with _no_panic("encode this text"):
-                ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+                if sum(map(len, texts)) < _LONG:
+                    return [self.backend.encode(text, add_special_tokens=add_special_tokens).ids for text in texts]
+                encoded = self.backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+                return [each.ids for each in encoded]
         except (UnicodeEncodeError, TypeError):
-            refuse_surrogates(text)
+            for text in texts:
+                refuse_surrogates(text)
             raise
-        return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         with _no_panic("decode these tokens"):
-            return str(self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
+            if len(ids) < _LONG:
+                return str(self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
+            [text] = self.backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)  # as above
+            return str(text)
 
     def token_bytes(self, token_id: int) -> bytes:
         """What the token adds within a text; of a part of a character, its bytes."""
@@ -115,13 +127,13 @@ class Tokenizer:
 
     def bad_word_ids(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
         """Token sequences that write the words, at the start of a text and after a space."""
-        sequences: dict[tuple[int, ...], None] = {}
+        variants: list[str] = []
         for word in words:
             bare = word.lstrip()
             if not bare:
                 raise ValueError(f"bad_words: {word!r} has no visible character; leave it out")
-            for variant in (bare, " " + bare):
-                sequences[tuple(self.encode(variant, add_special_tokens=False))] = None
+            variants += bare, " " + bare
+        sequences = dict.fromkeys(map(tuple, self._encode_all(variants, add_special_tokens=False)))
         sequences.pop((), None)
         return tuple(sequences)
 

@@ -1,8 +1,8 @@
 """What the HTTP side knows of an engine: whom it serves, whether it can, and the outputs of one request."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from quintet.engine.prompts import Prompt
 from quintet.engine.tokenizer import Tokenizer
@@ -10,6 +10,14 @@ from quintet.outputs import RequestOutput
 from quintet.sampling_params import SamplingParams
 
 Deliver = Callable[[RequestOutput], None]
+
+
+class Wanted(NamedTuple):
+    """One prompt of a call, and who takes what comes of it."""
+
+    request_id: str
+    prompt: Prompt
+    deliver: Deliver
 
 
 @dataclass(frozen=True)
@@ -58,14 +66,14 @@ class Backend(Protocol):
         """With the model's own defaults; the caller may change it."""
         ...
 
-    def submit(
-        self, request_id: str, prompt: Prompt, params: SamplingParams, deliver: Deliver, priority: int = 0
-    ) -> None:
-        """Queues a request; `deliver` is then called in this loop with its outputs, as params.output_kind says.
+    def submit(self, wanted: Sequence[Wanted], params: SamplingParams, priority: int = 0) -> None:
+        """Queues the requests of one call; each `deliver` is then called in this loop with its request's outputs, as
+        params.output_kind says.
 
         The last output is `finished`. A failure inside the request, or of the engine, is a last output whose
-        completions have finish_reason "error". Raises ValueError (ParameterError for a parameter) if the request
-        cannot be served, EngineDead if none can; then nothing was queued. No other request has the id.
+        completions have finish_reason "error". Raises ValueError (ParameterError for a parameter) if one of them
+        cannot be served, EngineDead if none can; whatever it raises, nothing was queued, and nothing of them is
+        remembered. No other request has any of the ids.
         """
         ...
 

@@ -73,6 +73,17 @@ class ServerConfig:
     max_queued_tokens: int = option(
         4 * 2**20, count(), "tokens of prompts that may run or wait", group="limits", metavar="TOKENS"
     )
+    max_queued_logprobs: int = option(
+        4 * 2**20, count(), "log-probabilities of answers that are not streamed, until those are sent",
+        group="limits", metavar="NUMBER",
+    )  # fmt: skip
+    max_queued_characters: int = option(
+        16 * 2**20, count(), "characters that may wait to be tokenized", group="limits", metavar="CHARACTERS"
+    )
+    max_queued_bytes: int = option(
+        64 * 2**20, count(), "bytes of the bodies of all requests that are read, run or wait", group="limits",
+        metavar="BYTES",
+    )  # fmt: skip
     max_body_bytes: int = option(4 * 2**20, count(), "largest request body (4M)", group="limits", metavar="BYTES")
     max_header_bytes: int = option(
         64 * 2**10, count(1024), "largest request line and headers together", group="limits", metavar="BYTES"

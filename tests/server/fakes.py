@@ -13,7 +13,7 @@ from quintet.engine.request import Admitted
 from quintet.engine.tokenizer import Tokenizer, load_tokenizer
 from quintet.outputs import TokenDelta, TokenLogprobs
 from quintet.sampling_params import SamplingParams
-from quintet.server.backend import Deliver, EngineDead, Refused, Served
+from quintet.server.backend import Deliver, EngineDead, Refused, Served, Wanted
 
 BUNDLED = Path(__file__).parents[2] / "quintet" / "bundled"
 MODEL = "fake/model"
@@ -79,15 +79,14 @@ class FakeBackend:
             params.detokenize = False
         return params
 
-    def submit(
-        self, request_id: str, prompt: Prompt, params: SamplingParams, deliver: Deliver, priority: int = 0
-    ) -> None:
+    def submit(self, wanted: Sequence[Wanted], params: SamplingParams, priority: int = 0) -> None:
         if self.dead is not None:
             raise EngineDead(self.dead)
-        requests = self._admission.admit(request_id, prompt, params, priority)
-        self._processor.add(request_id, params, requests[0].prompt_ids, prompt.text)
-        self.submitted.append(Submitted(request_id, prompt, params, priority))
-        self.running[request_id] = asyncio.get_running_loop().create_task(self._run(request_id, requests, deliver))
+        admitted = self._admission.admit_all([(each.request_id, each.prompt) for each in wanted], params, priority)
+        for (request_id, prompt, deliver), requests in zip(wanted, admitted, strict=True):
+            self._processor.add(request_id, params, requests[0].prompt_ids, prompt.text)
+            self.submitted.append(Submitted(request_id, prompt, params, priority))
+            self.running[request_id] = asyncio.get_running_loop().create_task(self._run(request_id, requests, deliver))
 
     async def _run(self, request_id: str, requests: list[Admitted], deliver: Deliver) -> None:
         left = {each.request_id: each for each in requests}

@@ -29,10 +29,11 @@ def idle(server: Server) -> bool:
     return found["quintet:open_connections"] == 1 and not any(found[name] for name in names)
 
 
-def head(content: bytes) -> bytes:
-    return (
-        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        b"Content-Length: %d\r\n\r\n" % len(content)
+def head(content: bytes, path: str = "/v1/completions", method: str = "POST") -> bytes:
+    return b"%s %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (
+        method.encode(),
+        path.encode(),
+        len(content),
     )
 
 
@@ -123,11 +124,13 @@ async def flood(server: Server, count: int) -> tuple[Counter[int], set[str | Non
     return statuses, waits
 
 
-async def post(url: str, content: bytes) -> tuple[int, dict[str, str], bytes]:
+async def post(
+    url: str, content: bytes, path: str = "/v1/completions", method: str = "POST"
+) -> tuple[int, dict[str, str], bytes]:
     """Status, headers and body of the answer."""
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(head(content) + content)
+    writer.write(head(content, path, method) + content)
     first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
     headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
     answer = await reader.readexactly(int(headers["content-length"]))

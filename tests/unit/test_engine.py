@@ -1,5 +1,6 @@
 """The engine on the null platform: who gets which tokens, when a request ends, and what a failure costs."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from quintet import LLM, BeamSearchParams, RequestOutputKind, SamplingParams
 from quintet.engine.prompts import Prompt
 from quintet.engine.shared import Shared
+from quintet.sampling_params import ParameterError
 from tests.helpers.null_engine import VOCAB, CtrlC, complete, drain, expected, folder, greedy, null_client
 
 
@@ -450,6 +452,33 @@ def test_ctrl_c_after_a_stop_string_ends_the_engines_request_too() -> None:
         if not ctrl_c.came:
             break
     assert at > 100
+
+
+def test_a_request_whose_tokens_are_all_banned_is_told_so() -> None:
+    """Not that the weights may be at fault: whether any is left may depend on what was said."""
+    client = null_client()
+    [admitted] = client.admission.admit("a", Prompt([1]), greedy(temperature=1.0, seed=1, allowed_token_ids=[5]))
+    client.engine.add(dataclasses.replace(admitted, bad_words_ids=((5, 5),)))
+    deltas = []
+    while client.engine.busy:
+        deltas += client.engine.step()
+    assert [each.token_ids for each in deltas] == [[5], []]
+    assert deltas[-1].finish_reason == "error" and "no token is left to draw" in (deltas[-1].error or "")
+
+
+@pytest.mark.parametrize(
+    ("given", "blamed"),
+    [
+        ({"allowed_token_ids": [2], "ignore_eos": False, "min_tokens": 1}, "allowed_token_ids"),
+        ({"allowed_token_ids": [5, 6], "stop_token_ids": [5, 6, 7], "min_tokens": 1}, "allowed_token_ids"),
+        ({"stop_token_ids": list(range(97)), "min_tokens": 1}, "min_tokens"),
+    ],
+)
+def test_parameters_that_leave_nothing_to_draw_are_refused(given: dict[str, Any], blamed: str) -> None:
+    client = null_client()
+    with pytest.raises(ParameterError, match=f"{blamed} leave no token to draw"):
+        client.add("a", Prompt([1]), greedy(**given))
+    client.add("b", Prompt([1]), greedy(**{**given, "min_tokens": 0}))
 
 
 @pytest.mark.parametrize(

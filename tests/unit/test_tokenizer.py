@@ -1,6 +1,11 @@
 """Ids as transformers gives them, one BOS, prompts in every form."""
 
+import itertools
 import json
+import random
+import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +15,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 import quintet
+from quintet.engine import tokenizer as tokenizers
 from quintet.engine.prompts import Prompt, parse_prompts
 from quintet.engine.tokenizer import load_tokenizer
 from tests.helpers import tokenizers as builders
@@ -51,6 +57,70 @@ def test_ids_equal_transformers(tokenizer, folder):
             assert len(text) <= tokenizer.max_chars_per_token * len(ids)
 
     check()
+
+
+def test_a_long_text_is_read_as_a_short_one(tokenizer, monkeypatch):
+    """Long texts and many ids go another way through tokenizers: the ids and the text are the same."""
+
+    def same(text, special):
+        monkeypatch.setattr(tokenizers, "_LONG", sys.maxsize)
+        ids = tokenizer.encode(text, add_special_tokens=special)
+        texts = [tokenizer.decode(ids, skip_special_tokens=skip) for skip in (False, True)]
+        monkeypatch.setattr(tokenizers, "_LONG", 0)
+        assert tokenizer.encode(text, add_special_tokens=special) == ids
+        assert [tokenizer.decode(ids, skip_special_tokens=skip) for skip in (False, True)] == texts
+
+    @settings(derandomize=True, max_examples=50, deadline=None)
+    @given(st.one_of(st.sampled_from(HOSTILE), st.text(max_size=60)), st.booleans())
+    def check(text, special):
+        same(text, special)
+
+    check()
+    words = [*HOSTILE, *builders.CORPUS, *builders.SPECIAL, "<tool>", "a" * 3000, " " * 300]
+    for seed in range(5):
+        same("".join(random.Random(seed).choices(words, k=60)), special=True)
+
+
+def test_word_pieces_of_a_long_text(tmp_path, monkeypatch):
+    tokenizer = builders.word_piece(tmp_path)
+    text = " ".join(builders.CORPUS * 2)
+    ids = tokenizer.encode(text)
+    monkeypatch.setattr(tokenizers, "_LONG", sys.maxsize)
+    assert ids == tokenizer.encode(text) and len(text) > 2000
+
+
+def test_a_lone_surrogate_is_named_in_a_long_text(folders):
+    tokenizer = load_tokenizer(folders["byte_level"])
+    with pytest.raises(ValueError, match="U\\+D800, at character 5000"):
+        tokenizer.encode("a" * 5000 + "\ud800")
+    with pytest.raises(ValueError, match="U\\+D800"):
+        tokenizer.bad_word_ids(["a" * 1000, "b" * 1000, "\ud800"])
+
+
+@pytest.mark.parametrize("reads", ["encode", "decode"])
+def test_other_threads_run_while_a_long_text_is_read(folders, reads):
+    """An event loop among them: no thread is made to give up the interpreter's lock here, each must let go of it."""
+    tokenizer = load_tokenizer(folders["bundled"])
+    given = {"encode": "Once upon a time " * 60_000, "decode": list(range(300, 500)) * 2000}[reads]
+    turns, done = itertools.count(), threading.Event()
+
+    def other():
+        while not done.is_set():
+            next(turns)
+            time.sleep(0)  # lets go of the lock
+
+    before, thread = sys.getswitchinterval(), threading.Thread(target=other)
+    sys.setswitchinterval(1000)
+    try:
+        thread.start()
+        first = next(turns)
+        getattr(tokenizer, reads)(given)
+        last = next(turns)
+    finally:
+        done.set()
+        sys.setswitchinterval(before)
+        thread.join()
+    assert last - first > 100
 
 
 def test_text_survives_a_round_trip(folders):

@@ -2,19 +2,23 @@
 
 import hashlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from quintet import __version__
+from quintet.outputs import RequestOutput
 from quintet.server.backend import Served
 from quintet.server.http.calls import Ask, Call
 from quintet.server.http.errors import ApiError
 from quintet.server.http.service import Service
 from quintet.server.http.sse import EventStream, encode, openai_failure
+
+_PIECE = 2**18  # bytes of an answer that are handed on at once; the next when they are on their way
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,43 @@ def json_response(value: Any, status: int = 200) -> Response:
 def service_of(http: HttpRequest) -> Service:
     service: Service = http.app.state.service
     return service
+
+
+class Whole(Response):
+    """An answer that is sent as fast as it is read. Its call keeps its place until then: what waits for slow readers is
+    counted, too."""
+
+    media_type = "application/json"
+
+    def __init__(self, call: Call, content: bytes) -> None:
+        super().__init__(content)
+        self._call = call
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            for start in range(0, len(self.body), _PIECE):
+                piece = bytes(self.body[start : start + _PIECE])
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            self._call.close()
+
+
+async def whole_response(
+    service: Service,
+    http: HttpRequest,
+    asks: Sequence[Ask],
+    answer: Callable[[list[RequestOutput]], Awaitable[Any]],
+) -> Whole:
+    """Waits for the last output of each ask; what `answer` makes of them becomes JSON."""
+    call = service.call(http, asks)
+    await call.__aenter__()
+    try:
+        return Whole(call, encode(await answer(await call.outputs())))
+    except BaseException:
+        call.close()
+        raise
 
 
 async def stream_response(

@@ -48,7 +48,7 @@ def _add_routes(app: FastAPI, settings: ServerConfig) -> None:
 def _add_middleware(app: FastAPI, settings: ServerConfig) -> None:
     """The last one that is added is the first one that a request meets."""
     app.add_middleware(HeadAsGet)
-    app.add_middleware(BodyLimit, most=settings.max_body_bytes)
+    app.add_middleware(BodyLimit, most=settings.max_body_bytes, gate=app.state.service.gate)
     app.add_middleware(ApiKeys, keys=settings.api_key)
     app.add_middleware(Neighbours, settings=settings)
     app.add_middleware(Failures)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, TypeVar, get_args
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError, model_validator
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
@@ -25,11 +25,30 @@ class Lacking(NamedTuple):
 
 
 class Body(BaseModel):
-    """A request's body. `lacking` names fields that are refused with a reason of their own."""
+    """A request's body. `lacking` names fields that are refused with a reason of their own.
+
+    Lists are fail_fast: pydantic would note every error in them, and the first alone is told.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
     lacking: ClassVar[Mapping[str, Lacking]] = {}
+    _size: int = PrivateAttr(0)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the JSON that it was read from; 0: it was made here."""
+        return self._size
+
+    @model_validator(mode="before")
+    @classmethod
+    def _first_unknown(cls, value: Any) -> Any:
+        """Without what is unknown beside the first such field: one of them is told."""
+        if not isinstance(value, dict) or len(value) <= len(cls.model_fields):
+            return value
+        known = _names(cls)
+        unknown = [name for name in value if name not in known]
+        return {name: each for name, each in value.items() if name in known or name == unknown[0]}
 
 
 Model = TypeVar("Model", bound=Body)
@@ -37,22 +56,28 @@ Model = TypeVar("Model", bound=Body)
 
 async def read_body(http: HttpRequest, model: type[Model]) -> Model:
     """Raises ApiError 400 that names the field, 415 for a body that says it is no JSON."""
-    return parse_body(await read_json(http), model)
+    raw = await _read(http)
+    return await asyncio.to_thread(_parse, raw, model) if len(raw) > _LARGE else _parse(raw, model)
 
 
-async def read_json(http: HttpRequest) -> dict[str, Any]:
-    """A JSON object. NaN, broken UTF-8, lone surrogates and numbers out of any range are no JSON."""
+async def _read(http: HttpRequest) -> bytes:
     kind = http.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise ApiError(415, f"the body is {kind[:_SHOWN]!r}; send JSON, with the header Content-Type: application/json")
     try:
-        raw = await http.body()
+        return await http.body()
     except ClientDisconnect:
         raise ClientGone from None
-    return await asyncio.to_thread(_decode, raw) if len(raw) > _LARGE else _decode(raw)
+
+
+def _parse(raw: bytes, model: type[Model]) -> Model:
+    body = parse_body(_decode(raw), model)
+    body._size = len(raw)
+    return body
 
 
 def _decode(raw: bytes) -> dict[str, Any]:
+    """A JSON object. NaN, broken UTF-8, lone surrogates and numbers out of any range are no JSON."""
     try:
         value = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -66,7 +91,7 @@ def _decode(raw: bytes) -> dict[str, Any]:
 
 
 def parse_body(value: dict[str, Any], model: type[Model]) -> Model:
-    known = {each.alias or name for name, each in model.model_fields.items()}
+    known = _names(model)
     fields = {name: each for name, each in value.items() if name in known or not _dropped(name, each, model)}
     for name in fields:
         if name not in known:
@@ -75,6 +100,10 @@ def parse_body(value: dict[str, Any], model: type[Model]) -> Model:
         return model.model_validate(fields)
     except ValidationError as error:
         raise _wrong_type(error, model) from None
+
+
+def _names(model: type[BaseModel]) -> set[str]:
+    return {each.alias or name for name, each in model.model_fields.items()}
 
 
 def _dropped(name: str, value: Any, model: type[Body]) -> bool:

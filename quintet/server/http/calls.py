@@ -12,7 +12,8 @@ from starlette.requests import Request as HttpRequest
 
 from quintet.engine.prompts import Prompt
 from quintet.outputs import RequestOutput
-from quintet.sampling_params import SamplingParams
+from quintet.sampling_params import RequestOutputKind, SamplingParams
+from quintet.server.backend import Served, Wanted
 from quintet.server.http.errors import ApiError, ClientGone
 from quintet.server.http.gate import Size
 from quintet.server.metrics.record import Record
@@ -26,7 +27,7 @@ _numbers = itertools.count()
 
 
 class Ask(NamedTuple):
-    """One prompt of a call, checked."""
+    """One prompt of a call, checked. All asks of a call have the same parameters and priority."""
 
     prompt: Prompt
     params: SamplingParams
@@ -49,7 +50,7 @@ class Call:
         self._events: asyncio.Queue[tuple[int, RequestOutput] | Exception] = asyncio.Queue()
         self._running: dict[int, str] = {}  # ask -> its request in the engine
         self._peeked: tuple[int, RequestOutput] | None = None
-        self._size = Size(sum(ask.params.n for ask in asks), sum(len(ask.prompt.token_ids) for ask in asks))
+        self._size = _size(asks, service.backend.served, streamed=http is not None)
         self._watcher: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._record: Record  # while it is open
@@ -58,11 +59,14 @@ class Call:
     async def __aenter__(self) -> "Call":
         """Queues all asks, or none of them."""
         self._service.enter(self, self._size)
-        self._open = True
-        self._record = self._service.record(self._http, self.asks)
         try:
-            for number, ask in enumerate(self.asks):
-                self._submit(number, ask)
+            self._record = self._service.record(self._http, self.asks)
+        except BaseException:
+            self._service.leave(self, self._size)
+            raise
+        self._open = True
+        try:
+            self._submit()
         except BaseException:
             self.close()
             raise
@@ -126,18 +130,20 @@ class Call:
             raise ApiError(500, f"the request failed: {failed}", code="request_failed")
         return event
 
-    def _submit(self, number: int, ask: Ask) -> None:
-        # the process that takes this one's place gives others, while the engine may still have these
-        request_id = f"{self._service.name}-{os.getpid()}-{next(_numbers)}"
+    def _submit(self) -> None:
+        wanted = [self._wanted(number, ask.prompt) for number, ask in enumerate(self.asks)]
+        self._service.backend.submit(wanted, self.asks[0].params, self.asks[0].priority)
+        self._running = {number: each.request_id for number, each in enumerate(wanted)}
 
+    def _wanted(self, number: int, prompt: Prompt) -> Wanted:
         def deliver(output: RequestOutput) -> None:
             if output.finished:
                 self._running.pop(number, None)
             self._record.take(number, output)
             self._events.put_nowait((number, output))
 
-        self._service.backend.submit(request_id, ask.prompt, ask.params, deliver, ask.priority)
-        self._running[number] = request_id
+        # the process that takes this one's place gives other ids, while the engine may still have these
+        return Wanted(f"{self._service.name}-{os.getpid()}-{next(_numbers)}", prompt, deliver)
 
     def _abort(self) -> None:
         self._record.abort(len(self._running))
@@ -152,3 +158,22 @@ class Call:
         while not self._events.empty():  # the reader has gone: the loop has better to do than to write it out
             self._events.get_nowait()
         self.stop(ClientGone())
+
+
+def _size(asks: Sequence[Ask], served: Served, streamed: bool) -> Size:
+    """What a call takes. Outputs that are streamed to somebody go out as they come; others are held to the end."""
+    completions = tokens = logprobs = 0
+    for prompt, params, _ in asks:
+        length = len(prompt.token_ids)
+        room = served.max_model_len - length
+        most = room if params.max_tokens is None else min(params.max_tokens, room)
+        passing = streamed and params.output_kind is RequestOutputKind.DELTA
+        of_output = _likeliest(params.logprobs, served) * (1 if passing else most)
+        completions, tokens = completions + params.n, tokens + length
+        logprobs += params.n * (of_output + _likeliest(params.prompt_logprobs, served) * length)
+    return Size(completions, tokens, logprobs)
+
+
+def _likeliest(num: int | None, served: Served) -> int:
+    """Log-probabilities of one position, that of its own token among them."""
+    return 0 if num is None else 1 + (served.vocab_size if num == -1 else num)

@@ -1,6 +1,9 @@
-"""How much the server takes on: completions and prompt tokens that run or wait. What comes on top is sent away."""
+"""How much the server takes on, counted in what costs it time or memory. What comes on top is sent away."""
 
+import contextlib
+import operator
 from collections import deque
+from collections.abc import Iterator
 from time import monotonic
 from typing import NamedTuple
 
@@ -11,29 +14,33 @@ _REMEMBERED = 64  # ends of requests, from which the wait is estimated
 
 
 class Size(NamedTuple):
-    """Of an API call."""
+    """What something takes of the server, or how much of it there is."""
 
-    completions: int
-    tokens: int  # of its prompts, once for each completion's prompt
+    completions: int = 0
+    tokens: int = 0  # of prompts, once for each completion's prompt
+    logprobs: int = 0  # held until an answer is whole: positions x (likeliest + 1)
+    characters: int = 0  # to tokenize; of a detokenization, token ids
+    body_bytes: int = 0
+
+
+_NAMES = ("completions", "prompt tokens", "log-probabilities", "characters to tokenize", "bytes of requests")
+_SPLIT = "split it"
+_REMEDIES = (_SPLIT, _SPLIT, "ask for fewer, set max_tokens, or stream the answer", _SPLIT, _SPLIT)
 
 
 class Gate:
     """Counts what is inside. One for each process of the API; its share of the limits is the caller's matter."""
 
-    def __init__(self, max_completions: int, max_tokens: int) -> None:
-        self.limits = Size(max_completions, max_tokens)
-        self.completions = self.tokens = 0
+    def __init__(self, limits: Size) -> None:
+        self.limits, self.held = limits, Size()
         self._ends: deque[float] = deque(maxlen=_REMEMBERED)
 
     def enter(self, size: Size) -> None:
         """Raises ApiError 429 if there is no room now, 400 if there never would be."""
-        for name, asked, limit, held in (
-            ("completions", size.completions, self.limits.completions, self.completions),
-            ("prompt tokens", size.tokens, self.limits.tokens, self.tokens),
-        ):
+        for name, remedy, asked, limit, held in zip(_NAMES, _REMEDIES, size, self.limits, self.held, strict=True):
             if asked > limit:
-                raise ApiError(400, f"the request has {asked} {name}, and the server takes {limit} at most; split it")
-            if held + asked > limit:
+                raise ApiError(400, f"the request has {asked} {name}, and the server takes {limit} at most; {remedy}")
+            if asked and held + asked > limit:
                 wait = self._wait()
                 raise ApiError(
                     429,
@@ -41,13 +48,21 @@ class Gate:
                     code="server_overloaded",
                     headers={"Retry-After": str(wait)},
                 )
-        self.completions += size.completions
-        self.tokens += size.tokens
+        self.held = Size(*map(operator.add, self.held, size))
 
     def leave(self, size: Size) -> None:
-        self.completions -= size.completions
-        self.tokens -= size.tokens
-        self._ends.append(monotonic())
+        self.held = Size(*map(operator.sub, self.held, size))
+        if size.completions:
+            self._ends.append(monotonic())
+
+    @contextlib.contextmanager
+    def place(self, size: Size) -> Iterator[None]:
+        """Inside for as long as the block runs."""
+        self.enter(size)
+        try:
+            yield
+        finally:
+            self.leave(size)
 
     def _wait(self) -> int:
         """Seconds until a place should be free: the mean time between the latest ends, doubled."""

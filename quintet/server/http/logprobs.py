@@ -1,42 +1,97 @@
-"""Log-probabilities in the shapes of OpenAI's two APIs. Values below -9999 (and minus infinity) are given as that."""
+"""Log-probabilities in the shapes of OpenAI's two APIs. Values below -9999 (and minus infinity) are given as that.
+
+They are most of an answer that has them: they are written as JSON a stretch at a time.
+"""
 
 import codecs
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
 
 from quintet.engine.tokenizer import Tokenizer
 from quintet.outputs import Logprob, LogprobsAt
-from quintet.server.http.protocol.chat import ChatLogprobs, TokenLogprob, TopLogprob
+from quintet.sampling_params import RequestOutputKind, SamplingParams
+from quintet.server.http.protocol.chat import TokenLogprob, TopLogprob
 from quintet.server.http.protocol.completions import CompletionLogprobs
+from quintet.server.http.sse import encode
+from quintet.server.http.turns import Turns
 
 _LOWEST = -9999.0  # JSON has no minus infinity
+_STRETCH = 512  # log-probabilities that are written at once: about a millisecond
+
+Positions = Sequence[LogprobsAt | None]
+Written = TypeVar("Written")
+
+
+def listed(parts: Iterable[bytes]) -> Any:
+    """A list in JSON, of parts that are its entries already; stands in an answer for the list of what it says."""
+    return msgspec.Raw(b"[" + b",".join(part for part in parts if part) + b"]")
+
+
+class Scored(NamedTuple):
+    """Tokens in a row, and what their log-probabilities were."""
+
+    ids: Sequence[int]
+    logprobs: Positions
+    offsets: "Offsets"
 
 
 class Writer:
     """Writes tokens out for one request. `by_id`: as "token_id:123", not as text."""
 
-    def __init__(self, tokenizer: Tokenizer | None, most: int | None, by_id: bool, skip_special: bool) -> None:
-        self._tokenizer, self._by_id = tokenizer, by_id or tokenizer is None
-        self._most = -1 if most is None else most  # of the likeliest tokens; -1 is all
-        self._hidden = tokenizer.special_ids if tokenizer is not None and skip_special else frozenset()
+    def __init__(self, tokenizer: Tokenizer | None, turns: Turns, params: SamplingParams, by_id: bool = False) -> None:
+        self._tokenizer, self._turns, self._by_id = tokenizer, turns, by_id or tokenizer is None
+        self._streamed = params.output_kind is RequestOutputKind.DELTA
+        self._most = -1 if params.logprobs is None else params.logprobs  # of the likeliest tokens; -1 is all
+        skip = tokenizer is not None and params.skip_special_tokens
+        self._hidden = tokenizer.special_ids if tokenizer is not None and skip else frozenset()
 
-    def chat(self, ids: Sequence[int], logprobs: Sequence[LogprobsAt]) -> ChatLogprobs:
-        return ChatLogprobs([self._chat_token(*each) for each in zip(ids, logprobs, strict=True)])
+    async def chat(self, ids: Sequence[int], logprobs: Sequence[LogprobsAt]) -> list[bytes]:
+        """To be listed(): a TokenLogprob for each token."""
+        return await self._in_turns(self._chat, (ids, logprobs))
+
+    def _chat(self, ids: Sequence[int], logprobs: Sequence[LogprobsAt]) -> bytes:
+        return _entries([self._chat_token(*each) for each in zip(ids, logprobs, strict=True)])
 
     def _chat_token(self, token_id: int, at: LogprobsAt) -> TokenLogprob:
         top = [TopLogprob(self.text(each), _bounded(at[each]), list(self._raw(each))) for each in self._likeliest(at)]
         return TokenLogprob(self.text(token_id), _bounded(at[token_id]), list(self._raw(token_id)), top)
 
-    def completion(
-        self, ids: Sequence[int], logprobs: Sequence[LogprobsAt | None], offsets: "Offsets"
-    ) -> CompletionLogprobs:
-        """`offsets` go on from one call to the next."""
+    async def completion(self, *parts: Scored) -> CompletionLogprobs:
+        """Of several rows of tokens, one after the other."""
+        written: list[tuple[bytes, ...]] = []
+        for ids, logprobs, offsets in parts:
+            written += await self._in_turns(functools.partial(self._completion, offsets), (ids, logprobs))
+        return CompletionLogprobs(*(listed(column) for column in zip(*written, strict=True)))
+
+    def _completion(self, offsets: "Offsets", ids: Sequence[int], logprobs: Positions) -> tuple[bytes, ...]:
         given = CompletionLogprobs([], [], [], [])
         for token_id, at in zip(ids, logprobs, strict=True):
             given.text_offset.append(offsets.place(b"" if token_id in self._hidden else self._raw(token_id)))
             given.tokens.append(self.text(token_id))
             given.token_logprobs.append(None if at is None else _bounded(at[token_id]))
             given.top_logprobs.append(None if at is None else self._top(token_id, at))
-        return given
+        return (
+            _entries(given.text_offset), _entries(given.token_logprobs), _entries(given.tokens),
+            _entries(given.top_logprobs),
+        )  # fmt: skip
+
+    async def plain(self, logprobs: Positions) -> Any:
+        """vLLM's prompt_logprobs: a list of objects, token id -> its log-probability, rank and text."""
+        return listed(await self._in_turns(lambda each: _entries(_plain(each)), (logprobs,)))
+
+    async def _in_turns(self, write: Callable[..., Written], columns: tuple[Sequence[Any], ...]) -> list[Written]:
+        """Stretch by stretch; a stream's few new tokens at once, they wait for nobody."""
+        last = columns[-1]
+        step = max(1, _STRETCH // (1 + len(last[-1] or ()))) if last else 1
+        if self._streamed and len(last) <= step:
+            return [write(*columns)]
+        starts = range(0, len(last), step) or (0,)
+        return await self._turns.through(
+            functools.partial(write, *(column[start : start + step] for column in columns)) for start in starts
+        )
 
     def _top(self, token_id: int, at: LogprobsAt) -> dict[str, float]:
         """The likeliest, and the token itself."""
@@ -76,8 +131,12 @@ class Offsets:
         return at
 
 
-def plain(prompt_logprobs: Sequence[LogprobsAt | None]) -> list[dict[int, Logprob] | None]:
-    """vLLM's prompt_logprobs: token id -> its log-probability, rank and text."""
+def _entries(values: Sequence[Any]) -> bytes:
+    """The JSON of a list, without its brackets."""
+    return encode(values)[1:-1]
+
+
+def _plain(prompt_logprobs: Positions) -> list[dict[int, Logprob] | None]:
     return [
         None if at is None else {token_id: _finite(each) for token_id, each in at.items()} for at in prompt_logprobs
     ]

@@ -2,8 +2,6 @@
 
 import logging
 import time
-from collections.abc import Callable
-from typing import Any
 from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -14,6 +12,7 @@ from quintet.server.http.answers import json_response
 from quintet.server.http.asgi import Http, route_path
 from quintet.server.http.auth import is_public
 from quintet.server.http.errors import ApiError, ClientGone, anthropic_shape, as_api_error, openai_shape
+from quintet.server.http.gate import Gate, Size
 from quintet.server.http.ids import HEADER, request_id
 from quintet.server.http.tally import Tally
 
@@ -115,34 +114,37 @@ def failure(scope: Scope, error: ApiError) -> Response:
 
 
 class BodyLimit(Http):
-    """Ends requests whose body is too large: by what they announce, or while it comes in.
+    """Ends requests whose body is too large: by what they announce, or while it comes in. What has come counts in the
+    gate until the request is over: bodies of many callers at once have a bound, too.
 
     The connection stays open, and uvicorn reads the rest of the body to forget it: a client that still sends gets
     the answer.
     """
 
-    def __init__(self, app: ASGIApp, most: int) -> None:
+    def __init__(self, app: ASGIApp, most: int, gate: Gate) -> None:
         super().__init__(app)
-        self._most = most
+        self._most, self._gate = most, gate
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         announced = Headers(scope=scope).get("content-length", "")
         if announced.isascii() and announced.isdigit() and (len(announced) > 18 or int(announced) > self._most):
             raise self._too_large()
-        await self._app(scope, self._counted(receive), send)
-
-    def _counted(self, receive: Receive) -> Callable[[], Any]:
         size = 0
 
         async def counted() -> Message:
             nonlocal size
             message = await receive()
-            size += len(message.get("body", b""))
-            if size > self._most:
+            came = len(message.get("body", b""))
+            if size + came > self._most:
                 raise self._too_large()
+            self._gate.enter(Size(body_bytes=came))
+            size += came
             return message
 
-        return counted
+        try:
+            await self._app(scope, counted, send)
+        finally:
+            self._gate.leave(Size(body_bytes=size))
 
     def _too_large(self) -> ApiError:
         return ApiError(

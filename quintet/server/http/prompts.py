@@ -7,16 +7,16 @@ from typing import Any, TypeVar
 from quintet.engine.chat import render_chats
 from quintet.engine.prompts import Prompt, parse_prompt
 from quintet.engine.tokenizer import Tokenizer
-from quintet.sampling_params import SamplingParams
+from quintet.sampling_params import ParameterError, SamplingParams
 from quintet.server.http.embeds import read_embeds
 from quintet.server.http.errors import ApiError
+from quintet.server.http.gate import Size
 from quintet.server.http.protocol.chat import TemplateFields
 from quintet.server.http.protocol.completions import CompletionRequest
 from quintet.server.http.sampling import refuse
 from quintet.server.http.service import Service
 
-_INLINE = 2000  # characters or token ids: below, a thread costs more than the work
-_INLINE_MESSAGES = 20
+_INLINE = 2000  # characters, token ids or bytes of JSON: below, a thread costs more than the work
 
 Result = TypeVar("Result")
 
@@ -39,7 +39,8 @@ async def completion_prompts(service: Service, body: CompletionRequest, params: 
         named = len(given) > 1
         return [reader.read(each, f"prompt {place}" if named else "the prompt") for place, each in enumerate(given)]
 
-    prompts = await beside(sum(len(each) for each in given if isinstance(each, (str, list))), read, "prompt")
+    size = sum(len(each) for each in given if isinstance(each, (str, list)))
+    prompts = await beside(service, size, read, "prompt")
     if embeds:
         prompts = [*await _embedded(service, body, embeds, params), *prompts]
     params.truncate_prompt_tokens = None  # done
@@ -56,7 +57,7 @@ async def _embedded(
         named = [(each, f"prompt_embeds {at}") for at, each in enumerate(embeds)]
         return [read_embeds(each, served, name, salt) for each, name in named]
 
-    prompts = await beside(_INLINE, read, "prompt_embeds")
+    prompts = await beside(service, _INLINE, read, "prompt_embeds")
     return [_cut(each, params, served.max_model_len) for each in prompts]
 
 
@@ -67,19 +68,24 @@ def _cut(prompt: Prompt, params: SamplingParams, limit: int) -> Prompt:
 
 
 async def chat_prompt(
-    service: Service, body: TemplateFields, messages: Any, params: SamplingParams | None = None, **settings: Any
+    service: Service,
+    body: TemplateFields,
+    messages: Any,
+    size: int,
+    params: SamplingParams | None = None,
+    **settings: Any,
 ) -> Prompt:
-    """The prompt that a conversation comes to. `settings`: cache_salt, add_special_tokens."""
+    """The prompt that a conversation comes to. `size`: bytes of the JSON that it came in, which bound its characters.
+    `settings`: cache_salt, add_special_tokens."""
     tokenizer, options = need_tokenizer(service), template_options(service, body)
     salt, special = settings.get("cache_salt"), bool(settings.get("add_special_tokens"))
     limit = service.backend.served.max_model_len
-    cut = params is not None and params.truncate_prompt_tokens is not None
-    _check_text(tokenizer, _text_size(messages), limit, cut or params is None, "messages")
-
     if not isinstance(messages, list) or not messages or not isinstance(messages[0], Mapping):
         raise refuse("messages", 'must be a list such as [{"role": "user", "content": "Hello"}]')
 
     def render() -> Prompt:
+        if params is not None and params.truncate_prompt_tokens is None:
+            _check_text(tokenizer, _text_size(messages), limit, False, "messages")
         prompt = render_chats(tokenizer, messages, read_files=False, **options)[0]
         ids = tokenizer.encode(prompt.text or "", add_special_tokens=True) if special else prompt.token_ids
         if params is None:
@@ -87,8 +93,8 @@ async def chat_prompt(
         ids = _fit(ids, params, limit, "messages", "the conversation")
         return parse_prompt(_keyed(ids, prompt.text, salt), tokenizer, service.backend.served.vocab_size)
 
-    own = body.chat_template is not None or body.tools or len(messages) > _INLINE_MESSAGES
-    prompt = await beside(_INLINE if own else _text_size(messages), render, "messages")
+    own = body.chat_template is not None or body.tools
+    prompt = await beside(service, max(size, _INLINE) if own else size, render, "messages")
     if params is not None:
         params.truncate_prompt_tokens = None
     return prompt
@@ -115,10 +121,18 @@ def template_options(service: Service, body: TemplateFields) -> dict[str, Any]:
     }
 
 
-async def beside(size: int, work: Callable[[], Result], param: str) -> Result:
-    """Does work on a text of this size beside the event loop if it is long. A ValueError blames `param`."""
+async def beside(service: Service, size: int, work: Callable[[], Result], param: str) -> Result:
+    """Does work on a text of this size beside the event loop if it is long, and if the gate has room for it.
+
+    A ValueError that names no parameter blames `param`.
+    """
     try:
-        return work() if size < _INLINE else await asyncio.to_thread(work)
+        if size < _INLINE:
+            return work()
+        with service.gate.place(Size(characters=size)):
+            return await asyncio.to_thread(work)
+    except ParameterError:
+        raise
     except ValueError as error:
         raise ApiError(400, str(error), param=param, code="invalid_value") from None
 

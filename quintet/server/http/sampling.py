@@ -3,10 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from quintet.sampling_params import ParameterError, RequestOutputKind, SamplingParams
 from quintet.server.http.errors import ApiError
 from quintet.server.http.protocol.sampling import SAMPLING_FIELDS, SamplingBody
 from quintet.server.http.service import Service
+
+MAX_EXTRA_BYTES = 2**16  # of extra_args as the engine gets them: every request that waits there holds its own
 
 
 def sampling_params(
@@ -30,11 +34,24 @@ def checked_params(service: Service, fields: Mapping[str, Any], names: Mapping[s
         for name, value in fields.items():
             setattr(params, name, value)
         params.check(served.vocab_size, served.max_model_len, served.max_logprobs)
+        _check_extra(params.extra_args)
         if params.n > service.settings.max_n:
             raise ParameterError("n", f"must be at most {service.settings.max_n} on this server, not {params.n}")
     except ParameterError as error:
         raise _blame(error, names) from None
     return params
+
+
+def _check_extra(given: dict[str, Any] | None) -> None:
+    """Whether they can go to the engine, and are not too large for it."""
+    try:
+        size = len(msgspec.msgpack.encode(given))
+    except OverflowError:
+        raise ParameterError(
+            "extra_args", "must not hold whole numbers of more than 64 bits; give such a number as text"
+        ) from None
+    if size > MAX_EXTRA_BYTES:
+        raise ParameterError("extra_args", f"may take {MAX_EXTRA_BYTES} bytes, not {size}; send less")
 
 
 def _blame(error: ParameterError, names: Mapping[str, str]) -> ApiError:

@@ -11,6 +11,7 @@ from quintet.server.backend import Backend, EngineDead
 from quintet.server.http.calls import Ask, Call
 from quintet.server.http.errors import ApiError, as_api_error
 from quintet.server.http.gate import Gate, Size
+from quintet.server.http.turns import Turns
 from quintet.server.metrics.metrics import Metrics
 from quintet.server.metrics.record import Record
 from quintet.server.settings import ServerConfig
@@ -27,8 +28,8 @@ class Service:
         self.name = f"w{worker}"  # of this process, in the ids of its requests
         template = settings.chat_template
         self.chat_template = None if template is None else load_chat_template(template)  # Jinja text
-        share = settings.api_workers
-        self.gate = Gate(-(-settings.max_queued_requests // share), -(-settings.max_queued_tokens // share))
+        self.gate = Gate(_share(settings))
+        self.turns = Turns()
         self.metrics = Metrics()
         self.tracer = make_tracer(settings.otlp_traces_endpoint, lambda: self.model_names[0])
         self.calls: set[Call] = set()
@@ -132,3 +133,17 @@ class Service:
                 400, f"{TIMEOUT_HEADER} must be seconds, a number over 0, not {asked[:40]!r}", param=TIMEOUT_HEADER
             )
         return min(seconds, most)
+
+
+def _share(settings: ServerConfig) -> Size:
+    """One API process's part of the limits. The largest body fits in any case."""
+    whole = Size(
+        settings.max_queued_requests,
+        settings.max_queued_tokens,
+        settings.max_queued_logprobs,
+        settings.max_queued_characters,
+        settings.max_queued_bytes,
+    )
+    share = Size(*(-(-each // settings.api_workers) for each in whole))
+    least = settings.max_body_bytes
+    return share._replace(characters=max(share.characters, least), body_bytes=max(share.body_bytes, least))

@@ -149,7 +149,7 @@ class Core:
 
     def _submit(self, message: wire.Submit) -> None:
         """What the engine refuses ends that request alone, and only its sender hears of it."""
-        for admitted in message.requests:
+        for admitted in message.requests():
             try:
                 self._engine.add(admitted)
             except ValueError as error:

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import zmq
@@ -13,10 +13,9 @@ import zmq.asyncio
 from quintet.engine.admission import Admission, Bounds
 from quintet.engine.logits_processors import load_processors
 from quintet.engine.output import OutputProcessor, Processed
-from quintet.engine.prompts import Prompt
 from quintet.engine.tokenizer import Tokenizer, load_tokenizer
 from quintet.sampling_params import SamplingParams
-from quintet.server.backend import Deliver, EngineDead, Refused, Served
+from quintet.server.backend import Deliver, EngineDead, Refused, Served, Wanted
 from quintet.server.link import wire
 from quintet.server.metrics.peers import Peers
 
@@ -103,14 +102,23 @@ class Remote:
     def stats(self) -> Mapping[str, float]:
         return self._last_pulse.stats
 
-    def submit(
-        self, request_id: str, prompt: Prompt, params: SamplingParams, deliver: Deliver, priority: int = 0
-    ) -> None:
-        requests = self._ready().admit(request_id, prompt, params, priority)
-        first = requests[0]
-        self._processor.add(request_id, params, first.prompt_ids, prompt.text, first.arrival, bool(prompt.embeds))
-        self._deliver[request_id] = deliver
-        self._send(wire.Submit(self._worker, requests))
+    def submit(self, wanted: Sequence[Wanted], params: SamplingParams, priority: int = 0) -> None:
+        prompts = [(each.request_id, each.prompt) for each in wanted]
+        admitted = self._ready().admit_all(prompts, params, priority)
+        frame = wire.encode(wire.Submit.of(self._worker, admitted))
+        added: list[str] = []
+        try:
+            for (request_id, prompt, deliver), (first, *_) in zip(wanted, admitted, strict=True):
+                ids, embeds = first.prompt_ids, bool(prompt.embeds)
+                self._processor.add(request_id, params, ids, prompt.text, first.arrival, embeds)
+                added.append(request_id)
+                self._deliver[request_id] = deliver
+            self._outbox.send(frame, zmq.NOBLOCK)
+        except BaseException:
+            self._processor.abort(added)
+            for request_id in added:
+                self._deliver.pop(request_id, None)
+            raise
 
     def abort(self, request_id: str) -> None:
         self._deliver.pop(request_id, None)
@@ -128,10 +136,10 @@ class Remote:
     async def _order(self, order: wire.Order) -> None:
         """Returns when it is done; Refused says why it is not."""
         self._ready()
-        self._answers[order.number] = asyncio.get_running_loop().create_future()
-        self._send(order)
+        answer = self._answers[order.number] = asyncio.get_running_loop().create_future()
         try:
-            refused = await self._answers[order.number]
+            self._send(order)
+            refused = await answer
         finally:
             del self._answers[order.number]
         if refused:

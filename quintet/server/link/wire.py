@@ -4,6 +4,7 @@ The sockets lie in a folder that only this user can enter. The engine pulls from
 and pushes to one of each API process; so do API processes that ask each other.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import msgspec
 
 from quintet.engine.request import Admitted
 from quintet.outputs import TokenDelta
+from quintet.sampling_params import SamplingParams
 from quintet.server.backend import Served
 from quintet.server.metrics.series import Row
 
@@ -26,9 +28,50 @@ class Join(msgspec.Struct, tag=True, array_like=True):
     worker: int
 
 
+class Asked(msgspec.Struct, array_like=True):
+    """One prompt, and the completions that are made of it: they differ in their ids and random numbers alone."""
+
+    prompt_ids: Sequence[int]
+    embeds: bytes
+    max_tokens: int
+    salt: bytes
+    arrival: float
+    completions: list[tuple[str, tuple[int, int]]]  # Admitted.request_id and .key
+
+
 class Submit(msgspec.Struct, tag=True, array_like=True):
+    """The requests of one call. What they share is sent, and held by the engine, once, however many they are."""
+
     worker: int
-    requests: list[Admitted]
+    params: SamplingParams
+    stop_ids: frozenset[int]
+    bad_words_ids: tuple[tuple[int, ...], ...]
+    priority: int
+    asked: list[Asked]
+
+    @classmethod
+    def of(cls, worker: int, admitted: Sequence[Sequence[Admitted]]) -> "Submit":
+        """`admitted` as Admission.admit_all gives it."""
+        shared = admitted[0][0]
+        asked = [
+            Asked(
+                each[0].prompt_ids, each[0].embeds, each[0].max_tokens, each[0].salt, each[0].arrival,
+                [(one.request_id, one.key) for one in each],
+            )
+            for each in admitted
+        ]  # fmt: skip
+        return cls(worker, shared.params, shared.stop_ids, shared.bad_words_ids, shared.priority, asked)
+
+    def requests(self) -> list[Admitted]:
+        """As they were admitted."""
+        return [
+            Admitted(
+                request_id, each.prompt_ids, self.params, key, each.max_tokens, self.stop_ids, self.bad_words_ids,
+                each.salt, self.priority, each.arrival, index == 0, each.embeds,
+            )
+            for each in self.asked
+            for index, (request_id, key) in enumerate(each.completions)
+        ]  # fmt: skip
 
 
 class Abort(msgspec.Struct, tag=True, array_like=True):

@@ -5,7 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from quintet.server.http.anthropic.request import CountTokens, CreateMessage
+from quintet.server.http.bodies import Body
+from quintet.server.http.protocol.chat import ChatRequest
+from quintet.server.http.protocol.completions import CompletionRequest
+from quintet.server.http.protocol.tokens import DetokenizeRequest, TokenizeRequest
+from quintet.server.http.responses.request import CreateResponse
 from tests.helpers import tokenizers
 from tests.server.fakes import FakeBackend
 from tests.server.http.serving import chat, client
@@ -124,3 +131,94 @@ async def test_a_panic_of_the_tokenizer_keeps_the_errors_shape(path: str, body: 
         assert (response.status_code, response.headers["x-request-id"]) == (400, "mine"), response.text
         assert "the tokenizer cannot encode this text" in response.json()["error"]["message"]
         assert (await http.post("/v1/completions", json={"prompt": "hello", "max_tokens": 1})).status_code == 200
+
+
+MANY = 20_000
+BODY_MODELS = [
+    ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest, CreateResponse, CreateMessage, CountTokens,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("model", BODY_MODELS, ids=lambda model: model.__name__)
+def test_of_very_many_wrong_values_few_are_noted(model: type[Body]) -> None:
+    """pydantic makes an object for each: two million of them took seconds, and gigabytes."""
+    for value in (1, "", None, 1.5, True, {}, []):
+        for many in ([value] * MANY, {str(each): value for each in range(MANY)}):
+            for field in model.model_fields:
+                try:
+                    model.model_validate({field: many})
+                except ValidationError as error:
+                    assert error.error_count() <= 20, (field, value)
+
+
+@pytest.mark.parametrize("field", ["stream_options", "metadata"])
+async def test_of_very_many_unknown_fields_the_first_is_named(field: str) -> None:
+    path, body = {
+        "stream_options": ("/v1/completions", {"prompt": "x", "stream": True}),
+        "metadata": ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}),
+    }[field]
+    async with client() as http:
+        inner = {f"unknown{each}": 1 for each in range(MANY)}
+        response = await http.post(path, json={**body, field: inner})
+        message = response.json()["error"]["message"]
+        assert response.status_code == 400 and f"{field}.unknown0 is not permitted" in message, message
+
+
+def asking(path: str, **fields: Any) -> dict[str, Any]:
+    base = {"/v1/completions": {"prompt": "x"}, "/v1/chat/completions": chat(), "/v1/responses": {"input": "x"}}[path]
+    return {**base, **fields}
+
+
+@pytest.mark.parametrize("path", [*GENERATE, "/v1/responses"])
+async def test_numbers_that_the_wire_cannot_carry_are_refused_by_their_field(path: str) -> None:
+    backend = FakeBackend()
+    async with client(backend) as http:
+        for wrong in (2**64, -(2**63) - 1, 10**30):
+            for extra in ({"a": wrong}, {"a": [{"b": [1, wrong]}]}):
+                response = await http.post(path, json=asking(path, extra_args=extra))
+                error = response.json()["error"]
+                assert (response.status_code, error["param"]) == (400, "extra_args"), error
+                assert "64 bits" in error["message"]
+        right = {"a": 2**64 - 1, "b": -(2**63)}
+        assert (await http.post(path, json=asking(path, extra_args=right, temperature=0))).status_code == 200
+    assert [each.params.extra_args for each in backend.submitted] == [right]
+
+
+async def test_extra_args_are_bounded_in_bytes() -> None:
+    async with client() as http:
+        response = await http.post("/v1/completions", json=asking("/v1/completions", extra_args={"a": "x" * 70_000}))
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, "extra_args") and "65536 bytes" in error["message"]
+        response = await http.post("/v1/completions", json=asking("/v1/completions", extra_args={"a": "x" * 60_000}))
+        assert response.status_code == 200
+
+
+async def test_numbers_that_an_answer_repeats_have_bounds() -> None:
+    async with client() as http:
+        for wrong in (2**64, -1):
+            response = await http.post("/v1/responses", json={"input": "x", "max_tool_calls": wrong})
+            assert (response.status_code, response.json()["error"]["param"]) == (400, "max_tool_calls")
+
+
+@pytest.mark.parametrize(
+    ("banning", "blamed"),
+    [
+        ({"allowed_token_ids": [853], "bad_words": ["{}"]}, "allowed_token_ids"),
+        ({"allowed_token_ids": [853, 854], "stop_token_ids": [853, 854], "min_tokens": 2}, "allowed_token_ids"),
+    ],
+)
+async def test_parameters_that_leave_no_token_are_refused(banning: dict[str, Any], blamed: str) -> None:
+    backend = FakeBackend()
+    tokenizer = backend.tokenizer
+    assert tokenizer is not None
+    word = tokenizer.token_text(853).strip()
+    (single,) = {each[0] for each in tokenizer.bad_word_ids([word]) if len(each) == 1}
+    given = json.loads(json.dumps(banning).replace("{}", word).replace("853", str(single)))
+    async with client(backend) as http:
+        response = await http.post("/v1/completions", json={"prompt": "x", **given})
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, blamed), error
+        assert "leave no token to draw" in error["message"]
+        free = {**given, "allowed_token_ids": [*given["allowed_token_ids"], 5]}
+        assert (await http.post("/v1/completions", json={"prompt": "x", **free})).status_code == 200
+    assert len(backend.submitted) == 1

@@ -16,6 +16,7 @@ from quintet.engine.prompts import Prompt
 from quintet.sampling_params import RequestOutputKind, SamplingParams
 from quintet.server.http.calls import Ask
 from quintet.server.http.errors import ClientGone
+from quintet.server.http.gate import Size
 from quintet.server.http.service import Service
 from quintet.server.http.wire_limits import Patience
 from quintet.server.link.api import run_loop
@@ -212,7 +213,7 @@ def test_connections_have_a_limit() -> None:
 def settled(live: Live) -> None:
     """Nothing runs, nothing is held."""
     assert not live.backend.running and not live.service.calls
-    assert (live.service.gate.completions, live.service.gate.tokens) == (0, 0)
+    assert live.service.gate.held == Size()
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -11,7 +11,7 @@ import zmq
 from quintet.engine.prompts import Prompt
 from quintet.server.link import wire
 from quintet.server.link.core import Core, Pulse, served
-from tests.helpers.null_engine import greedy, null_client
+from tests.helpers.null_engine import VOCAB, greedy, null_client
 
 
 class Wired:
@@ -35,7 +35,7 @@ class Wired:
         return wire.decode_to_worker(self._inboxes[worker].recv())
 
     def submit(self, name: str) -> wire.Submit:
-        return wire.Submit(0, self.client.admission.admit(name, Prompt([1, 2]), greedy(), 0))
+        return wire.Submit.of(0, [self.client.admission.admit(name, Prompt([1, 2]), greedy(), 0)])
 
 
 @pytest.fixture
@@ -62,8 +62,7 @@ def test_everybody_hears_of_sleep_first_and_what_cannot_be_is_refused_in_words(e
 def test_what_the_engine_refuses_ends_that_request_alone(engine: Wired) -> None:
     """An id that another process's request has: that one goes on, and so does the engine."""
     engine.obey(engine.submit("same"))
-    both = [*engine.submit("same").requests, *engine.submit("other").requests]
-    engine.obey(wire.Submit(1, both))
+    engine.obey(wire.Submit.of(1, [engine.submit(name).requests() for name in ("same", "other")]))
     (delta,) = engine.told(1).deltas
     assert (delta.request_id, delta.finish_reason) == ("same", "error") and "is in use" in delta.error
     heard: dict[int, dict[str, int]] = {0: {}, 1: {}}
@@ -76,10 +75,23 @@ def test_what_the_engine_refuses_ends_that_request_alone(engine: Wired) -> None:
     assert heard == {0: {"same": 8}, 1: {"other": 8}}
 
 
-def test_an_admitted_request_comes_off_the_wire_as_it_was_sent(engine: Wired) -> None:
-    sent = engine.submit("a")
-    (got,) = wire.decode_to_engine(wire.encode(sent)).requests  # type: ignore[union-attr]
-    assert got == sent.requests[0] and got.prompt_ids == [1, 2] and isinstance(got.stop_ids, frozenset)
+def test_admitted_requests_come_off_the_wire_as_they_were_sent(engine: Wired) -> None:
+    prompts = [("a", Prompt([1, 2], cache_salt="s")), ("b", Prompt([3]))]
+    admitted = engine.client.admission.admit_all(prompts, greedy(n=3, stop_token_ids=[5]), 4)
+    sent = wire.decode_to_engine(wire.encode(wire.Submit.of(0, admitted)))
+    assert isinstance(sent, wire.Submit) and sent.requests() == [*admitted[0], *admitted[1]]
+    assert isinstance(sent.requests()[0].stop_ids, frozenset)
+
+
+def test_what_the_requests_of_a_call_share_is_sent_and_held_once(engine: Wired) -> None:
+    """A thousand completions of one call with all of a vocabulary allowed were a thousand lists in the engine."""
+    prompts = [(f"{each}", Prompt([1, 2])) for each in range(64)]
+    params = greedy(n=16, extra_args={"a": "x" * 10_000}, allowed_token_ids=list(range(VOCAB)))
+    frame = wire.encode(wire.Submit.of(0, engine.client.admission.admit_all(prompts, params)))
+    assert len(frame) < 100_000
+    sent = wire.decode_to_engine(frame)
+    assert isinstance(sent, wire.Submit) and len({id(each.params) for each in sent.requests()}) == 1
+    assert len({id(each.prompt_ids) for each in sent.requests()}) == 64
 
 
 def test_what_came_after_its_process_was_given_up_ends_when_another_joins(engine: Wired) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import zmq
 
@@ -14,7 +15,7 @@ from quintet.engine.prompts import Prompt
 from quintet.engine.tokenizer import Tokenizer, load_tokenizer
 from quintet.outputs import RequestOutput, TokenDelta
 from quintet.sampling_params import RequestOutputKind, SamplingParams
-from quintet.server.backend import Served
+from quintet.server.backend import Served, Wanted
 from quintet.server.link import remote as remotes
 from quintet.server.link import wire
 from quintet.server.link.core import served
@@ -127,6 +128,67 @@ async def test_a_tokenizer_that_cannot_be_loaded_is_a_reason(engine: Engine, tmp
     assert engine.remote.trouble() == engine.remote.dead
 
 
+async def ready(engine: Engine, folder: Path) -> Remote:
+    """Once it knows the model."""
+    byte_level(folder)
+    engine.say(wire.Hello(model(folder), pulse(1.0)))
+    await until(lambda: engine.remote._meeting is not None)
+    assert engine.remote._meeting is not None
+    await engine.remote._meeting
+    return engine.remote
+
+
+def wanted(*names: str) -> list[Wanted]:
+    return [Wanted(name, Prompt([1, 2]), lambda output: None) for name in names]
+
+
+def forgotten(remote: Remote) -> bool:
+    return not (remote._deliver or len(remote._processor) or remote._processor._owners)
+
+
+async def test_what_cannot_be_sent_is_not_remembered(engine: Engine, tmp_path: Path) -> None:
+    remote = await ready(engine, tmp_path)
+    with pytest.raises(OverflowError):
+        remote.submit(wanted("a", "b"), SamplingParams(n=2, extra_args={"a": 2**64}))
+    assert forgotten(remote)
+    with pytest.raises(ValueError, match="max_model_len"):
+        remote.submit([*wanted("a"), Wanted("b", Prompt([1] * 500), lambda output: None)], SamplingParams())
+    assert forgotten(remote)
+    with pytest.raises(ValueError, match="'a' is in use"):
+        remote.submit(wanted("c", "a", "a"), SamplingParams(n=2))
+    assert forgotten(remote)
+    remote.submit(wanted("a", "b"), SamplingParams(n=2))
+    with pytest.raises(ValueError, match="'b' is in use"):
+        remote.submit(wanted("c", "b"), SamplingParams())
+    assert set(remote._deliver) == {"a", "b"} and len(remote._processor) == 2  # those that run go on
+    for name in ("a", "b"):
+        remote.abort(name)
+    assert forgotten(remote)
+
+
+async def test_what_a_closed_wire_does_not_take_is_not_remembered(engine: Engine, tmp_path: Path) -> None:
+    remote = await ready(engine, tmp_path)
+    remote._outbox.close(0)
+    with pytest.raises(zmq.ZMQError):
+        remote.submit(wanted("a", "b"), SamplingParams(n=2))
+    assert forgotten(remote)
+    with pytest.raises(zmq.ZMQError):
+        await remote.sleep(1)
+    assert not remote._answers
+
+
+async def test_a_calls_requests_go_out_as_one_message(engine: Engine, tmp_path: Path) -> None:
+    remote = await ready(engine, tmp_path)
+    sent: list[bytes] = []
+    remote._outbox = type("Outbox", (), {"send": lambda self, frame, flags: sent.append(frame), "close": print})()
+    remote.submit(wanted("a", "b"), SamplingParams(n=2, extra_args={"a": "x" * 1000}))
+    (frame,) = sent
+    message = wire.decode_to_engine(frame)
+    assert isinstance(message, wire.Submit) and len(frame) < 3000
+    assert [each.request_id for each in message.requests()] == ["a#0", "a#1", "b#0", "b#1"]
+    assert msgspec.msgpack.decode(frame)[0] == "Submit"
+
+
 async def test_the_engines_settings_hold_for_requests_of_every_api_process(engine: Engine, tmp_path: Path) -> None:
     """Priorities count where the engine runs by them alone; streams come in the interval that was asked for."""
     byte_level(tmp_path)
@@ -137,8 +199,8 @@ async def test_the_engines_settings_hold_for_requests_of_every_api_process(engin
     outputs: list[RequestOutput] = []
     params = SamplingParams(output_kind=RequestOutputKind.DELTA, detokenize=False)
     with pytest.raises(ValueError, match="priority changes nothing here"):
-        engine.remote.submit("a", Prompt([1]), params, outputs.append, priority=1)
-    engine.remote.submit("a", Prompt([1]), params, outputs.append)
+        engine.remote.submit([Wanted("a", Prompt([1]), outputs.append)], params, priority=1)
+    engine.remote.submit([Wanted("a", Prompt([1]), outputs.append)], params)
     for token in range(5):
         engine.say(wire.Deltas([TokenDelta("a", [token])]))
     await engine.heard()

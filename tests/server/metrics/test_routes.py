@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from quintet.server.http.app import make_app
+from quintet.server.http.gate import Size
 from quintet.server.http.service import Service
 from quintet.server.settings import ServerConfig
 from tests.server.metrics.scrapes import TellingBackend, samples
@@ -63,7 +64,7 @@ async def test_refusals_are_counted_by_their_reason(client: httpx.AsyncClient, s
     assert await refused(json={**BODY, "prompt": "a" * 2000}) == 413
     assert await refused(json={**BODY, "max_tokens": -1}) == 400
     assert await refused(json={**BODY, "model": "other"}) == 404
-    service.gate.completions = 2
+    service.gate.held = Size(completions=2)
     assert await refused(json=BODY) == 429
     service.draining = True
     assert await refused(json=BODY) == 503

@@ -144,7 +144,7 @@ async def test_a_call_that_nobody_waits_for_has_a_span_of_its_own(service: Servi
     async with service.call(None, [Ask(Prompt([5, 6]), SamplingParams(max_tokens=3))]) as call:
         await call.outputs()
     with pytest.raises(ApiError):
-        service.gate.completions = service.gate.limits.completions
+        service.gate.held = service.gate.limits
         await service.call(None, [Ask(Prompt([5]), SamplingParams())]).__aenter__()  # not let in: no span
     service.close()
     (span,) = collector.wait(1)

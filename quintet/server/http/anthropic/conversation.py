@@ -6,7 +6,7 @@ from quintet.engine.prompts import Prompt
 from quintet.sampling_params import ParameterError, SamplingParams
 from quintet.server.http.anthropic.request import MessageBody, check_cache_control
 from quintet.server.http.errors import ApiError
-from quintet.server.http.prompts import chat_prompt
+from quintet.server.http.prompts import beside, chat_prompt
 from quintet.server.http.protocol.chat import TemplateFields
 from quintet.server.http.responses.checks import kind_of, list_of, object_of, one_of, refuse_fields, text_of
 from quintet.server.http.service import Service
@@ -39,10 +39,10 @@ async def render(
     service: Service, body: MessageBody, params: SamplingParams | None = None, cache_salt: str | None = None
 ) -> Prompt:
     """The prompt; without params, of any length."""
-    messages, prefilled = read_messages(body)
+    messages, prefilled = await beside(service, body.size, lambda: read_messages(body), "messages")
     fields = TemplateFields.model_validate({"continue_final_message": prefilled})
     try:
-        return await chat_prompt(service, fields, messages, params, cache_salt=cache_salt)
+        return await chat_prompt(service, fields, messages, body.size, params, cache_salt=cache_salt)
     except ApiError as error:
         if error.code == "context_length_exceeded":
             error.message = error.message.rpartition(";")[0] + "; shorten it"

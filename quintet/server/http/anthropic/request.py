@@ -76,7 +76,9 @@ class CreateMessage(MessageBody):
     temperature: float | None = Field(None, ge=0, le=1, description="0 is greedy; the model's own if not given")
     top_p: float | None = Field(None, description="draw from the fewest tokens whose probabilities add up to this")
     top_k: int | None = Field(None, ge=0, description="draw from this many most likely tokens; 0: all")
-    stop_sequences: list[str] | None = Field(None, max_length=1024, description="text that ends the output")
+    stop_sequences: list[str] | None = Field(
+        None, max_length=1024, fail_fast=True, description="text that ends the output"
+    )
     stream: bool | None = Field(None, description="answer in server-sent events, while it is made")
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = Field(None, description="accepted, not used: there is one")

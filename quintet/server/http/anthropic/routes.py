@@ -1,6 +1,6 @@
 """POST /v1/messages and /v1/messages/count_tokens, with answers and errors as Anthropic's clients expect them."""
 
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 from fastapi import APIRouter
@@ -8,9 +8,10 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from quintet.outputs import RequestOutput
 from quintet.sampling_params import RequestOutputKind, SamplingParams
 from quintet.server.backend import EngineDead
-from quintet.server.http.answers import json_response, service_of, stream_response
+from quintet.server.http.answers import json_response, service_of, stream_response, whole_response
 from quintet.server.http.anthropic.conversation import render
 from quintet.server.http.anthropic.reply import Reply, broken_off
 from quintet.server.http.anthropic.request import CountTokens, CreateMessage, check
@@ -71,10 +72,12 @@ async def create_message(http: HttpRequest) -> Response:
             yield reply.end()
 
         return await stream_response(service, http, asks, events, broken_off)
-    async with service.call(http, asks) as call:
-        [output] = await call.outputs()
-    tally.take(0, output)
-    return json_response(reply.whole(output))
+
+    async def whole(outputs: Sequence[RequestOutput]) -> MessageAnswer:
+        tally.take(0, outputs[0])
+        return reply.whole(outputs[0])
+
+    return await whole_response(service, http, asks, whole)
 
 
 @router.post("/v1/messages/count_tokens")

@@ -12,6 +12,8 @@ from quintet.server.http.bodies import Body, Lacking
 from quintet.server.http.protocol.sampling import LACKING, SamplingBody
 from quintet.server.http.tally import Usage
 
+MAX_TOOLS = 1024  # OpenAI takes 128
+
 _TEXT = {"type": "string"}
 _PART = {
     "type": "object",
@@ -50,7 +52,9 @@ Messages = Annotated[Any, WithJsonSchema({"type": "array", "items": _MESSAGE, "m
 class TemplateFields(Body):
     """How a conversation becomes a prompt."""
 
-    tools: list[dict[str, Any]] | None = Field(None, description="for the template; calls are not taken apart yet")
+    tools: list[dict[str, Any]] | None = Field(
+        None, max_length=MAX_TOOLS, fail_fast=True, description="for the template; calls are not taken apart yet"
+    )
     chat_template: str | None = Field(
         None, description="Jinja text instead of the model's own; where the server allows it"
     )

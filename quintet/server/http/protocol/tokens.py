@@ -34,7 +34,7 @@ class DetokenizeRequest(Body):
     """Token ids to be read."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: list[int] = Field(fail_fast=True)
 
 
 class Detokenized(msgspec.Struct):

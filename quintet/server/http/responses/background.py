@@ -51,7 +51,7 @@ class Run:
             async for _, output in call:
                 if events.reply.status == "queued":
                     self._add(events.start())
-                self._add(events.take(output))
+                self._add(await events.take(output))
             self._add(events.end())
         except Cancelled:
             self._add([events.cancel()])

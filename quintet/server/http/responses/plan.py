@@ -9,12 +9,12 @@ from quintet.engine.prompts import Prompt
 from quintet.sampling_params import ParameterError, RequestOutputKind, SamplingParams
 from quintet.server.http.calls import Ask
 from quintet.server.http.errors import ApiError
-from quintet.server.http.prompts import chat_prompt
+from quintet.server.http.prompts import beside, chat_prompt
 from quintet.server.http.protocol.chat import TemplateFields
 from quintet.server.http.responses.items import as_messages, read_input
 from quintet.server.http.responses.request import SAMPLING, CreateResponse, wants_logprobs
 from quintet.server.http.responses.shapes import Item
-from quintet.server.http.responses.store import Store
+from quintet.server.http.responses.store import Store, Stored
 from quintet.server.http.sampling import checked_params
 from quintet.server.http.service import Service
 
@@ -34,12 +34,19 @@ class Plan(NamedTuple):
 async def make_plan(service: Service, store: Store, body: CreateResponse) -> Plan:
     """Raises ApiError or ParameterError that blames a field."""
     params = _params(service, body)
-    items = [*_earlier(store, body.previous_response_id), *read_input(body.input)]
-    if body.previous_response_id is not None:
-        _check_size(items, service.settings.max_body_bytes)
-    messages = as_messages(items)
+    stored = _stored(store, body.previous_response_id)
+    most = service.settings.max_body_bytes  # of a conversation; the rest of what is stored are log-probabilities
+    size = body.size + (0 if stored is None else min(len(stored.items) + len(stored.response), most))
+
+    def read() -> list[Item]:
+        items = [*_earlier(stored), *read_input(body.input)]
+        if stored is not None:
+            _check_size(items, most)
+        return items
+
+    items = await beside(service, size, read, "input")
     head = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
-    prompt = await _Conversation(service, body, params).prompt(head, messages)
+    prompt = await _Conversation(service, body, params, size).prompt(head, as_messages(items))
     return Plan(items, Ask(prompt, params, body.priority or 0))
 
 
@@ -53,16 +60,23 @@ def _params(service: Service, body: CreateResponse) -> SamplingParams:
     return checked_params(service, fields, {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs"})
 
 
-def _earlier(store: Store, response_id: str | None) -> list[Item]:
-    """What was said up to the response that this one continues."""
+def _stored(store: Store, response_id: str | None) -> Stored | None:
+    """The response that this one continues."""
     if response_id is None:
-        return []
+        return None
     try:
         stored = store.get(response_id)
     except ApiError as error:
         raise ApiError(400, error.message, param="previous_response_id", code="previous_response_not_found") from None
     if stored.running:
         raise ParameterError("previous_response_id", "names a response that is still in progress; wait for its end")
+    return stored
+
+
+def _earlier(stored: Stored | None) -> list[Item]:
+    """What was said up to its end."""
+    if stored is None:
+        return []
     response = msgspec.json.decode(stored.response)
     if response["status"] not in ("completed", "incomplete"):
         raise ParameterError("previous_response_id", f"names a response that is {response['status']}: it has no answer")
@@ -86,8 +100,8 @@ def _check_size(items: Sequence[Item], most: int) -> None:
 class _Conversation:
     """Renders a conversation; one that is too long loses its oldest messages, if the request allows that."""
 
-    def __init__(self, service: Service, body: CreateResponse, params: SamplingParams) -> None:
-        self._service, self._body, self._params = service, body, params
+    def __init__(self, service: Service, body: CreateResponse, params: SamplingParams, size: int) -> None:
+        self._service, self._body, self._params, self._size = service, body, params, size
         limit = service.backend.served.max_model_len
         tokenizer = service.backend.tokenizer
         self._chars = None if tokenizer is None else tokenizer.max_chars_per_token
@@ -138,6 +152,7 @@ class _Conversation:
                 self._service,
                 TemplateFields.model_validate({}),
                 list(messages),
+                self._size,
                 params,
                 cache_salt=self._body.cache_salt,
             )

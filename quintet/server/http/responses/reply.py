@@ -1,7 +1,7 @@
 """One response while it grows: the object that clients read, and the numbered events that tell of it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -9,7 +9,7 @@ import msgspec
 from quintet.outputs import CompletionOutput, RequestOutput
 from quintet.server.http.errors import ApiError
 from quintet.server.http.ids import new_id
-from quintet.server.http.protocol.chat import TokenLogprob
+from quintet.server.http.logprobs import listed
 from quintet.server.http.responses.shapes import (
     Incomplete,
     InputDetails,
@@ -22,7 +22,7 @@ from quintet.server.http.responses.shapes import (
 )
 from quintet.server.http.sse import event
 
-Score = Callable[[CompletionOutput], list[TokenLogprob]]  # the log-probabilities of an output
+Score = Callable[[CompletionOutput], Awaitable[list[bytes]]]  # the log-probabilities of an output, to be listed()
 
 _WHOLE = ("completed", "incomplete")
 
@@ -34,7 +34,7 @@ class Reply:
         self.id, self.status, self.item_id = begun.id, begun.status, f"msg_{new_id()}"
         self._begun, self._score = begun, score
         self._text: list[str] = []
-        self._logprobs: list[TokenLogprob] = []
+        self._logprobs: list[bytes] = []  # as JSON
         self._failure: ResponseFailure | None = None
         self._finish_reason: str | None = None
         self._ended: int | None = None  # Unix time
@@ -44,10 +44,10 @@ class Reply:
     def over(self) -> bool:
         return self.status not in ("queued", "in_progress")
 
-    def take(self, output: RequestOutput) -> tuple[str, list[TokenLogprob]]:
+    async def take(self, output: RequestOutput) -> tuple[str, list[bytes]]:
         """What the output adds: text and log-probabilities."""
         completion = output.outputs[0]
-        scores = [] if self._score is None else self._score(completion)
+        scores = [] if self._score is None else await self._score(completion)
         self._text.append(completion.text)
         self._logprobs += scores
         self._tokens += len(completion.token_ids)
@@ -88,7 +88,7 @@ class Reply:
 
     def part(self) -> OutputText:
         """The one part of its content."""
-        return OutputText(text="".join(self._text), logprobs=self._logprobs)
+        return OutputText(text="".join(self._text), logprobs=listed(self._logprobs))
 
     def _usage(self) -> ResponseUsage:
         return ResponseUsage(
@@ -107,7 +107,7 @@ class Events:
         self.reply = reply
         self._number = 0
         self._place = {"item_id": reply.item_id, "output_index": 0, "content_index": 0}
-        self._held: list[TokenLogprob] = []  # log-probabilities of tokens whose text has not come out yet
+        self._held: list[bytes] = []  # log-probabilities of tokens whose text has not come out yet
 
     def begin(self) -> list[bytes]:
         """Before the first output; a response that waits in the background says so."""
@@ -126,15 +126,15 @@ class Events:
             self._event("response.content_part.added", **self._place, part=OutputText(text="")),
         ]
 
-    def take(self, output: RequestOutput) -> list[bytes]:
+    async def take(self, output: RequestOutput) -> list[bytes]:
         """The event of an output, if it adds text."""
-        text, scores = self.reply.take(output)
+        text, scores = await self.reply.take(output)
         if scores:
             self._held += scores
         if not text:
             return []
         held, self._held = self._held, []
-        return [self._event("response.output_text.delta", **self._place, delta=text, logprobs=held)]
+        return [self._event("response.output_text.delta", **self._place, delta=text, logprobs=listed(held))]
 
     def end(self) -> list[bytes]:
         reply = self.reply

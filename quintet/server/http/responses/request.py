@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, WithJsonSchema, create_model
+from pydantic import BeforeValidator, Field, WithJsonSchema, create_model
 
 from quintet.sampling_params import ParameterError, SamplingParams
 from quintet.server.http.bodies import Body, Lacking
@@ -46,11 +46,19 @@ _INPUT = {
     ]
 }
 _OBJECT = {"anyOf": [{"type": "object"}, {"type": "null"}]}
+_METADATA = 16  # entries, as OpenAI has it
 _NO_TOOLS = "no tools are called by this server"
 
 _SHARED = (*SAMPLING, "model", "stream", "user", "priority", "cache_salt")  # with other completions
 _fields: Any = {name: (SamplingBody.model_fields[name].annotation, SamplingBody.model_fields[name]) for name in _SHARED}
 _Shared: Any = create_model("_Shared", __base__=Body, **_fields)
+
+
+def _few(given: Any) -> Any:
+    """pydantic looks at the entries before it counts them."""
+    if isinstance(given, dict) and len(given) > _METADATA:
+        raise ValueError(f"may have {_METADATA} entries, not {len(given)}")
+    return given
 
 
 class StreamOptions(Body):
@@ -65,7 +73,7 @@ class CreateResponse(_Shared):
     input: Annotated[Any, WithJsonSchema(_INPUT)] = Field(description="text, or a list of messages")
     instructions: str | None = Field(None, description="a system message before all others, for this response alone")
     max_output_tokens: int | None = Field(None, description="most tokens of output")
-    include: list[str] | None = Field(None, max_length=16, description=f"{LOGPROBS} is served")
+    include: list[str] | None = Field(None, max_length=16, fail_fast=True, description=f"{LOGPROBS} is served")
     top_logprobs: int | None = Field(None, description="likeliest tokens to report at each position; needs include")
     stream_options: StreamOptions | None = None
     store: bool | None = Field(None, description="keep the response, so that it can be fetched and continued (true)")
@@ -74,14 +82,16 @@ class CreateResponse(_Shared):
     truncation: Literal["auto", "disabled"] | None = Field(None, description="auto drops the oldest messages")
     metadata: (
         Annotated[
-            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+            Field(max_length=_METADATA),
+            BeforeValidator(_few),
         ]
         | None
     ) = Field(None, description="kept with the response")
     text: Annotated[Any, WithJsonSchema(_OBJECT)] = Field(None, description='{"format": {"type": "text"}} is served')
     reasoning: Annotated[Any, WithJsonSchema(_OBJECT)] = Field(None, description="accepted where it asks for nothing")
     parallel_tool_calls: bool | None = Field(None, description="accepted, not used")
-    max_tool_calls: int | None = Field(None, description="accepted, not used")
+    max_tool_calls: int | None = Field(None, ge=0, le=2**31 - 1, description="accepted, not used")
     prompt_cache_key: str | None = Field(None, description="accepted, not used; cache_salt keeps caches apart")
     prompt_cache_retention: Literal["in_memory", "24h"] | None = Field(None, description="accepted, not used")
     safety_identifier: str | None = Field(None, description="accepted, not used")

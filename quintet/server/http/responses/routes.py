@@ -1,6 +1,6 @@
 """POST /v1/responses, and what can be done with a response that was stored."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -8,15 +8,14 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 
-from quintet.outputs import CompletionOutput
+from quintet.outputs import RequestOutput
 from quintet.sampling_params import ParameterError, SamplingParams
-from quintet.server.http.answers import json_response, service_of, stream_response
+from quintet.server.http.answers import json_response, service_of, stream_response, whole_response
 from quintet.server.http.bodies import read_body
 from quintet.server.http.calls import Call
 from quintet.server.http.errors import ApiError
 from quintet.server.http.logprobs import Writer
 from quintet.server.http.openapi import documented
-from quintet.server.http.protocol.chat import TokenLogprob
 from quintet.server.http.responses.background import Run
 from quintet.server.http.responses.checks import refuse_fields
 from quintet.server.http.responses.plan import Plan, make_plan
@@ -58,13 +57,7 @@ async def create_response(http: HttpRequest) -> Response:
         return await making.in_background()
     if body.stream:
         return await stream_response(service, http, [plan.ask], making.events, making.failed)
-    async with service.call(http, [plan.ask]) as call:
-        [output] = await call.outputs()
-    making.tally.take(0, output)
-    making.reply.take(output)
-    making.reply.end()
-    making.keep()
-    return json_response(making.reply.object())
+    return await whole_response(service, http, [plan.ask], making.whole)
 
 
 class _Making:
@@ -88,13 +81,20 @@ class _Making:
         stored.response = encode(self.reply.object())
         self._store.put(stored)
 
+    async def whole(self, outputs: Sequence[RequestOutput]) -> ResponseObject:
+        self.tally.take(0, outputs[0])
+        await self.reply.take(outputs[0])
+        self.reply.end()
+        self.keep()
+        return self.reply.object()
+
     async def events(self, call: Call) -> AsyncIterator[bytes]:
         """Of a stream that ends with its connection."""
         for each in self._events.begin():
             yield each
         async for _, output in call:
             self.tally.take(0, output)
-            for each in self._events.take(output):
+            for each in await self._events.take(output):
                 yield each
         last = self._events.end()
         self.keep()
@@ -130,12 +130,8 @@ def _score(service: Service, params: SamplingParams) -> Score | None:
     """Log-probabilities of an output, if they are wanted."""
     if params.logprobs is None:
         return None
-    writer = Writer(service.backend.tokenizer, params.logprobs, False, params.skip_special_tokens)
-
-    def score(output: CompletionOutput) -> list[TokenLogprob]:
-        return writer.chat(output.token_ids, output.logprobs or []).content
-
-    return score
+    writer = Writer(service.backend.tokenizer, service.turns, params)
+    return lambda output: writer.chat(output.token_ids, output.logprobs or [])
 
 
 @router.get("/v1/responses/{response_id}")

@@ -1,6 +1,6 @@
 """POST /v1/chat/completions: a conversation gets its next message."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from fastapi import APIRouter
@@ -10,10 +10,10 @@ from starlette.responses import Response
 
 from quintet.outputs import CompletionOutput, RequestOutput
 from quintet.sampling_params import SamplingParams
-from quintet.server.http.answers import Head, json_response, service_of, stream_response
+from quintet.server.http.answers import Head, service_of, stream_response, whole_response
 from quintet.server.http.bodies import read_body
 from quintet.server.http.calls import Ask, Call
-from quintet.server.http.logprobs import Writer, plain
+from quintet.server.http.logprobs import Writer, listed
 from quintet.server.http.openapi import documented
 from quintet.server.http.prompts import chat_prompt
 from quintet.server.http.protocol.chat import (
@@ -22,6 +22,7 @@ from quintet.server.http.protocol.chat import (
     ChatChunk,
     ChatChunkChoice,
     ChatCompletion,
+    ChatLogprobs,
     ChatRequest,
     Delta,
 )
@@ -43,17 +44,16 @@ async def create_chat_completion(http: HttpRequest) -> Response:
     service.check_ready()
     params = _params(service, body)
     prompt = await chat_prompt(
-        service, body, body.messages, params, cache_salt=body.cache_salt, add_special_tokens=body.add_special_tokens
-    )
+        service, body, body.messages, body.size, params,
+        cache_salt=body.cache_salt, add_special_tokens=body.add_special_tokens,
+    )  # fmt: skip
     asks = [Ask(prompt, params, body.priority or 0)]
     tally = tally_of(http)
     tally.ask(asks)
     answer = _Answer(service, body, params, tally)
     if body.stream:
         return await stream_response(service, http, asks, answer.events)
-    async with service.call(http, asks) as call:
-        [output] = await call.outputs()
-    return json_response(answer.whole(output))
+    return await whole_response(service, http, asks, answer.whole)
 
 
 def _params(service: Service, body: ChatRequest) -> SamplingParams:
@@ -77,23 +77,21 @@ class _Answer:
     def __init__(self, service: Service, body: ChatRequest, params: SamplingParams, tally: Tally) -> None:
         self._body, self._n, self._tally = body, params.n, tally
         self._head = Head.of(service, f"chatcmpl-{tally.request_id}", body.model).fields()
-        self._writer = Writer(
-            service.backend.tokenizer, params.logprobs, bool(body.return_tokens_as_token_ids),
-            params.skip_special_tokens,
-        )  # fmt: skip
+        by_id = bool(body.return_tokens_as_token_ids)
+        self._writer = Writer(service.backend.tokenizer, service.turns, params, by_id)
 
-    def whole(self, output: RequestOutput) -> ChatCompletion:
+    async def whole(self, outputs: Sequence[RequestOutput]) -> ChatCompletion:
+        [output] = outputs
         self._tally.take(0, output)
-        answer = ChatCompletion(
-            choices=[self._choice(each) for each in output.outputs], usage=self._tally.usage(), **self._head
-        )
+        choices = [await self._choice(each) for each in output.outputs]
+        answer = ChatCompletion(choices=choices, usage=self._tally.usage(), **self._head)
         if self._body.return_token_ids:
             answer.prompt_token_ids = output.prompt_token_ids
         if self._body.prompt_logprobs is not None:
-            answer.prompt_logprobs = plain(output.prompt_logprobs or [])
+            answer.prompt_logprobs = await self._writer.plain(output.prompt_logprobs or [])
         return answer
 
-    def _choice(self, each: CompletionOutput) -> ChatChoice:
+    async def _choice(self, each: CompletionOutput) -> ChatChoice:
         choice = ChatChoice(
             index=each.index,
             message=AnswerMessage(each.text),
@@ -101,7 +99,7 @@ class _Answer:
             stop_reason=each.stop_reason,
         )
         if each.logprobs is not None:
-            choice.logprobs = self._writer.chat(each.token_ids, each.logprobs)
+            choice.logprobs = ChatLogprobs(listed(await self._writer.chat(each.token_ids, each.logprobs)))
         if self._body.return_token_ids:
             choice.token_ids = list(each.token_ids)
         return choice
@@ -124,18 +122,18 @@ class _Answer:
             if steady:
                 chunk.usage = self._tally.usage()
             for each in output.outputs:  # of every step, also where the text of its tokens is held back
-                chunk.choices = [self._part(each)]
+                chunk.choices = [await self._part(each)]
                 yield event(chunk)
         if usage:
             yield event(ChatChunk(choices=[], usage=self._tally.usage(), **self._head))
         yield DONE
 
-    def _part(self, each: CompletionOutput) -> ChatChunkChoice:
+    async def _part(self, each: CompletionOutput) -> ChatChunkChoice:
         choice = ChatChunkChoice(index=each.index, delta=Delta(content=each.text), finish_reason=each.finish_reason)
         if each.finish_reason is not None:
             choice.stop_reason = each.stop_reason
         if each.logprobs is not None:
-            choice.logprobs = self._writer.chat(each.token_ids, each.logprobs)
+            choice.logprobs = ChatLogprobs(listed(await self._writer.chat(each.token_ids, each.logprobs)))
         if self._body.return_token_ids:
             choice.token_ids = list(each.token_ids)
         return choice

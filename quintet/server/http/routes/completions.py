@@ -11,17 +11,16 @@ from starlette.responses import Response
 
 from quintet.outputs import CompletionOutput, LogprobsAt, RequestOutput
 from quintet.sampling_params import SamplingParams
-from quintet.server.http.answers import Head, json_response, service_of, stream_response
+from quintet.server.http.answers import Head, service_of, stream_response, whole_response
 from quintet.server.http.bodies import read_body
 from quintet.server.http.calls import Ask, Call
-from quintet.server.http.logprobs import Offsets, Writer, plain
+from quintet.server.http.logprobs import Offsets, Scored, Writer
 from quintet.server.http.openapi import documented
 from quintet.server.http.prompts import completion_prompts
 from quintet.server.http.protocol.completions import (
     DEFAULT_MAX_TOKENS,
     Completion,
     CompletionChoice,
-    CompletionLogprobs,
     CompletionRequest,
 )
 from quintet.server.http.sampling import check_stream, refuse, sampling_params
@@ -48,8 +47,7 @@ async def create_completion(http: HttpRequest) -> Response:
     answer = _Answer(service, body, asks, tally)
     if body.stream:
         return await stream_response(service, http, asks, answer.events)
-    async with service.call(http, asks) as call:
-        return json_response(answer.whole(await call.outputs()))
+    return await whole_response(service, http, asks, answer.whole)
 
 
 def _params(service: Service, body: CompletionRequest) -> SamplingParams:
@@ -85,20 +83,19 @@ class _Answer:
         self._asks, self._body, self._n, self._tally = asks, body, params.n, tally
         self._head = Head.of(service, f"cmpl-{tally.request_id}", body.model).fields()
         self._tokenizer, self._skip = service.backend.tokenizer, params.skip_special_tokens
-        self._writer = Writer(
-            self._tokenizer, params.logprobs, bool(body.return_tokens_as_token_ids), params.skip_special_tokens
-        )
+        self._writer = Writer(self._tokenizer, service.turns, params, bool(body.return_tokens_as_token_ids))
         self._silent = bool(body.echo) and body.max_tokens == 0  # the prompt alone is wanted
 
-    def whole(self, outputs: Sequence[RequestOutput]) -> Completion:
+    async def whole(self, outputs: Sequence[RequestOutput]) -> Completion:
         choices = []
         for number, output in enumerate(outputs):
             self._take(number, output)
+            wanted = self._body.prompt_logprobs is not None
+            scores = await self._writer.plain(output.prompt_logprobs or []) if wanted else UNSET
             for each in output.outputs:
                 line = _Line(number * self._n + each.index)
-                choices.append(self._choice(line, number, output, each))
-                if self._body.prompt_logprobs is not None:
-                    choices[-1].prompt_logprobs = plain(output.prompt_logprobs or [])
+                choices.append(await self._choice(line, number, output, each))
+                choices[-1].prompt_logprobs = scores
         return Completion(choices=choices, usage=self._tally.usage(), **self._head)
 
     async def events(self, call: Call) -> AsyncIterator[bytes]:
@@ -112,7 +109,7 @@ class _Answer:
             if steady:
                 chunk.usage = self._tally.usage()
             for each in output.outputs:
-                choice = self._choice(lines[number * self._n + each.index], number, output, each)
+                choice = await self._choice(lines[number * self._n + each.index], number, output, each)
                 if choice.text or choice.finish_reason or each.token_ids:  # held back as its text may be
                     chunk.choices = [choice]
                     yield event(chunk)
@@ -126,32 +123,37 @@ class _Answer:
                 _drop(each)
         self._tally.take(number, output)
 
-    def _choice(self, line: _Line, number: int, output: RequestOutput, each: CompletionOutput) -> CompletionChoice:
+    async def _choice(
+        self, line: _Line, number: int, output: RequestOutput, each: CompletionOutput
+    ) -> CompletionChoice:
         choice = CompletionChoice(
             index=line.index, text=each.text, finish_reason=each.finish_reason, stop_reason=each.stop_reason
         )
+        scored: list[Scored] = []
         if not line.begun:
             line.begun = True
-            self._begin(choice, line, number, output)
+            scored += self._begin(choice, line, number, output)
         if each.logprobs is not None and self._body.logprobs is not None:
-            new = self._writer.completion(each.token_ids, each.logprobs, line.offsets)
-            choice.logprobs = new if choice.logprobs is None else _joined(choice.logprobs, new)
+            scored.append(Scored(each.token_ids, each.logprobs, line.offsets))
+        if scored:
+            choice.logprobs = await self._writer.completion(*scored)
         if self._body.return_token_ids:
             choice.token_ids = list(each.token_ids)
         return choice
 
-    def _begin(self, choice: CompletionChoice, line: _Line, number: int, output: RequestOutput) -> None:
-        """What the first part of a choice has besides: the prompt, where it is wanted."""
+    def _begin(self, choice: CompletionChoice, line: _Line, number: int, output: RequestOutput) -> list[Scored]:
+        """What the first part of a choice has besides: the prompt, where it is wanted. Returns how its tokens score."""
         if self._body.return_token_ids:
             choice.prompt_token_ids = output.prompt_token_ids
         if not self._body.echo:
-            return
+            return []
         text = self._prompt_text(number, output)
         choice.text = text + choice.text
-        if self._body.logprobs is not None:
-            scores: list[LogprobsAt | None] = output.prompt_logprobs or [None] * len(output.prompt_token_ids)
-            choice.logprobs = self._writer.completion(output.prompt_token_ids, scores, line.offsets)
-            line.offsets = Offsets(len(text))
+        if self._body.logprobs is None:
+            return []
+        scores: list[LogprobsAt | None] = output.prompt_logprobs or [None] * len(output.prompt_token_ids)
+        line.offsets = Offsets(len(text))
+        return [Scored(output.prompt_token_ids, scores, Offsets())]
 
     def _prompt_text(self, number: int, output: RequestOutput) -> str:
         text = self._asks[number].prompt.text
@@ -165,12 +167,3 @@ def _drop(each: CompletionOutput) -> None:
     each.text, each.token_ids, each.stop_reason = "", [], None
     each.logprobs = None if each.logprobs is None else []
     each.finish_reason = None if each.finish_reason is None else "length"
-
-
-def _joined(first: CompletionLogprobs, then: CompletionLogprobs) -> CompletionLogprobs:
-    return CompletionLogprobs(
-        first.text_offset + then.text_offset,
-        first.token_logprobs + then.token_logprobs,
-        first.tokens + then.tokens,
-        first.top_logprobs + then.top_logprobs,
-    )

@@ -26,10 +26,13 @@ async def tokenize(http: HttpRequest) -> Response:
     body = await read_body(http, TokenizeRequest)
     service.check_model(body.model)
     tokenizer = need_tokenizer(service)
-    ids = await _ids(service, tokenizer, body)
-    strings = [tokenizer.backend.id_to_token(each) or "" for each in ids] if body.return_token_strs else None
-    limit = service.backend.served.max_model_len
-    return json_response(Tokenized(count=len(ids), max_model_len=limit, tokens=ids, token_strs=strings))
+    ids, limit = await _ids(service, tokenizer, body), service.backend.served.max_model_len
+
+    def answer() -> Response:
+        strings = [tokenizer.backend.id_to_token(each) or "" for each in ids] if body.return_token_strs else None
+        return json_response(Tokenized(count=len(ids), max_model_len=limit, tokens=ids, token_strs=strings))
+
+    return await beside(service, len(ids), answer, "prompt")
 
 
 async def _ids(service: Service, tokenizer: Tokenizer, body: TokenizeRequest) -> list[int]:
@@ -37,9 +40,9 @@ async def _ids(service: Service, tokenizer: Tokenizer, body: TokenizeRequest) ->
         raise refuse("prompt", "and messages exclude each other; give one of them")
     if body.messages is not None:
         special = bool(body.add_special_tokens)
-        return (await chat_prompt(service, body, body.messages, add_special_tokens=special)).token_ids
+        return (await chat_prompt(service, body, body.messages, body.size, add_special_tokens=special)).token_ids
     text, special = str(body.prompt), body.add_special_tokens is not False
-    return await beside(len(text), lambda: tokenizer.encode(text, add_special_tokens=special), "prompt")
+    return await beside(service, len(text), lambda: tokenizer.encode(text, add_special_tokens=special), "prompt")
 
 
 @router.post("/detokenize")
@@ -57,4 +60,4 @@ async def detokenize(http: HttpRequest) -> Response:
             raise ValueError(f"tokens: {str(wrong)[:40]} is not in 0 .. {vocab_size - 1}")
         return tokenizer.decode(body.tokens, skip_special_tokens=False)
 
-    return json_response(Detokenized(await beside(len(body.tokens), decode, "tokens")))
+    return json_response(Detokenized(await beside(service, len(body.tokens), decode, "tokens")))
