@@ -51,4 +51,6 @@ def _settings(arguments: argparse.Namespace) -> tuple[ServerConfig, EngineConfig
     environment = read_environment()
     if environment.api_key is not None:
         server["api_key"] = (*server.get("api_key", ()), environment.api_key)
+    if environment.admin_api_key is not None:
+        server.setdefault("admin_api_key", environment.admin_api_key)
     return ServerConfig(**server), engine.config(loaded)

@@ -49,7 +49,7 @@ def _add_middleware(app: FastAPI, settings: ServerConfig) -> None:
     """The last one that is added is the first one that a request meets."""
     app.add_middleware(HeadAsGet)
     app.add_middleware(BodyLimit, most=settings.max_body_bytes)
-    app.add_middleware(ApiKeys, keys=settings.api_key)
+    app.add_middleware(ApiKeys, settings=settings)
     app.add_middleware(Neighbours, settings=settings)
     app.add_middleware(Failures)
     if settings.allowed_origins:

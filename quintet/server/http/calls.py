@@ -5,6 +5,7 @@ import itertools
 import logging
 import os
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -43,8 +44,11 @@ class Call:
     requests ApiError 500. However the block is left, what still runs is aborted at once.
     """
 
-    def __init__(self, service: "Service", http: HttpRequest | None, asks: Sequence[Ask], timeout: float) -> None:
-        self.asks = asks
+    def __init__(
+        self, service: "Service", http: HttpRequest | None, asks: Sequence[Ask], timeout: float, owner: str = ""
+    ) -> None:
+        self.owner = owner  # "": all callers are one
+        self.asks = [_kept_apart(ask, owner) for ask in asks] if owner else asks
         self._service, self._http, self._timeout = service, http, timeout
         self._events: asyncio.Queue[tuple[int, RequestOutput] | Exception] = asyncio.Queue()
         self._running: dict[int, str] = {}  # ask -> its request in the engine
@@ -152,3 +156,8 @@ class Call:
         while not self._events.empty():  # the reader has gone: the loop has better to do than to write it out
             self._events.get_nowait()
         self.stop(ClientGone())
+
+
+def _kept_apart(ask: Ask, owner: str) -> Ask:
+    """With a salt that no other owner's request can have: the names of owners have one length."""
+    return ask._replace(prompt=replace(ask.prompt, cache_salt=owner + (ask.prompt.cache_salt or "")))

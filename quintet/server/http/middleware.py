@@ -1,6 +1,7 @@
 """What every request passes through before its route: pure ASGI, so that streams and disconnects stay as they are."""
 
 import logging
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,7 @@ logger = logging.getLogger(__name__)
 access = logging.getLogger("quintet.access")
 
 _PAGE_POLICY = "default-src 'self'; frame-ancestors 'none'"
+_RESPONSE = re.compile(r"(resp_[^_/]*_)[^/]+")  # an id; the process that made it may be told
 _LONGEST = 2000  # characters of a message: what was wrong may be quoted in it
 _CLIENT_GONE = 499  # nginx's number for it; the log alone reads it
 
@@ -65,12 +67,13 @@ class _Watch:
 
 
 def _line(scope: Scope, tally: Tally, watch: _Watch, begun: float) -> str:
-    """No query: people put secrets there. No text of prompts."""
+    """No query: people put secrets there. No text of prompts, and no id that opens a stored response."""
     client = scope.get("client")
     name = f"{client[0]}:{client[1]}" if client else "-"
+    path = _RESPONSE.sub(r"\1*", quote(scope["path"]))[:200]
     first = f"{1000 * (watch.first - begun):.1f}" if watch.first else "-"
     return (
-        f"{name} {scope['method']} {quote(scope['path'])[:200]} {watch.status} "
+        f"{name} {scope['method']} {path} {watch.status} "
         f"{1000 * (time.perf_counter() - begun):.1f} ms, first byte {first} ms, {tally.prompt_tokens} prompt, "
         f"{tally.cached_tokens} cached, {tally.completion_tokens} completion tokens, request {tally.request_id}"
     )

@@ -31,10 +31,10 @@ class Plan(NamedTuple):
     ask: Ask
 
 
-async def make_plan(service: Service, store: Store, body: CreateResponse) -> Plan:
-    """Raises ApiError or ParameterError that blames a field."""
+async def make_plan(service: Service, store: Store, body: CreateResponse, owner: str) -> Plan:
+    """Goes on with responses of that owner alone. Raises ApiError or ParameterError that blames a field."""
     params = _params(service, body)
-    items = [*_earlier(store, body.previous_response_id), *read_input(body.input)]
+    items = [*_earlier(store, body.previous_response_id, owner), *read_input(body.input)]
     if body.previous_response_id is not None:
         _check_size(items, service.settings.max_body_bytes)
     messages = as_messages(items)
@@ -53,12 +53,12 @@ def _params(service: Service, body: CreateResponse) -> SamplingParams:
     return checked_params(service, fields, {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs"})
 
 
-def _earlier(store: Store, response_id: str | None) -> list[Item]:
+def _earlier(store: Store, response_id: str | None, owner: str) -> list[Item]:
     """What was said up to the response that this one continues."""
     if response_id is None:
         return []
     try:
-        stored = store.get(response_id)
+        stored = store.get(response_id, owner)
     except ApiError as error:
         raise ApiError(400, error.message, param="previous_response_id", code="previous_response_not_found") from None
     if stored.running:
