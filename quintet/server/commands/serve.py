@@ -9,6 +9,7 @@ from quintet.config import EngineConfig, read_environment
 from quintet.server import flags
 from quintet.server.commands import engine
 from quintet.server.config_file import read_config_file
+from quintet.server.files import fit_files
 from quintet.server.listen import check_certificate, is_loopback, listen
 from quintet.server.settings import ServerConfig
 
@@ -30,6 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     logging.getLogger("quintet").setLevel(served.log_level.upper())
     if not (served.uds or served.api_key or is_loopback(served.host)):
         logger.warning("other machines can use this server without a key; give --api-key, or keep --host 127.0.0.1")
+    served = fit_files(served)
     from quintet.server.link.supervisor import Supervisor  # before there is anything to clear up
 
     check_certificate(served)

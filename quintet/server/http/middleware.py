@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quintet.server.http.answers import json_response
-from quintet.server.http.asgi import Http, route_path
+from quintet.server.http.asgi import Http, route_path, wire_of
 from quintet.server.http.auth import is_public
 from quintet.server.http.errors import ApiError, ClientGone, anthropic_shape, as_api_error, openai_shape
 from quintet.server.http.ids import HEADER, request_id
@@ -115,6 +115,23 @@ def failure(scope: Scope, error: ApiError) -> Response:
     for name, value in error.headers.items():
         response.headers[name] = value
     return response
+
+
+class Places(Http):
+    """A caller that was let in gets a place for its connection, if there is one; a probe needs none."""
+
+    def __init__(self, app: ASGIApp, most: int) -> None:
+        super().__init__(app)
+        self._most = most
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        wire = wire_of(scope)
+        if wire is not None and not is_public(scope) and not wire.welcome():
+            raise ApiError(
+                503, f"the server has {self._most} connections and takes no more; try again",
+                code="too_many_connections", headers={"Retry-After": "5", "Connection": "close"},
+            )  # fmt: skip
+        await self._app(scope, receive, send)
 
 
 class BodyLimit(Http):
