@@ -10,7 +10,7 @@ from quintet.server.settings import ServerConfig
 
 logger = logging.getLogger(__name__)
 
-_OWN = 128  # files of an API process besides its connections: its modules, pipes to others, what it reads
+_OWN = 64  # files of an API process besides its connections; it has some 30, and what it reads
 _FEWEST = 16  # connections with which a server is worth its start
 
 

@@ -71,9 +71,10 @@ class Live:
     def go_on(self) -> None:
         self.loop.call_soon_threadsafe(self.backend.go_on.set)
 
-    def connect(self) -> socket.socket:
-        """Buffers are small, so that who does not read is soon noticed."""
+    def connect(self, source: str = "127.0.0.1") -> socket.socket:
+        """From that address. Buffers are small, so that who does not read is soon noticed."""
         wire = socket.socket()
+        wire.bind((source, 0))
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
         wire.settimeout(WAIT)
         wire.connect(("127.0.0.1", self.port))

@@ -241,10 +241,10 @@ def test_callers_have_a_limit_and_health_answers_all_the_same() -> None:
         assert [ask(each) for each in callers] == [200] * 3
         raw = live.exchange(b"GET /version HTTP/1.1\r\nHost: localhost\r\nx-api-key: key\r\n\r\n")
         assert status(raw) == 503 and error(raw)["code"] == "too_many_connections"
-        for _ in range(40):
-            stack.enter_context(live.connect())  # says nothing
+        idle = [stack.enter_context(live.connect(f"127.0.0.{2 + each % 4}")) for each in range(40)]
         with live.connect() as probe:
             assert ask(probe, "/health") == 200
+        assert read_all(idle[0]) == b"" and ask(idle[-1], "/health") == 200  # the oldest made room
         assert [ask(each) for each in callers] == [200] * 3
         callers[0].close()
         live.run(_fewer_connections(live, 3 + SPARE))
