@@ -6,7 +6,8 @@ python benchmarks/compare.py --work FOLDER --peer llama.cpp=/a/bin/python --peer
 What a change costs: the same with an older quintet, built by make setup in a checkout of its own, as the only peer:
 
     git worktree add ../before COMMIT && make -C ../before setup
-    python benchmarks/compare.py --work FOLDER --peer before=../before/.venv/bin/python --only decode-32 batch-16
+    python benchmarks/compare.py --work FOLDER --peer before=../before/.venv/bin/python --pairs 15 \\
+        --only short-decode short-prefill short-batch
 
 Every engine with every format of the weights is a process that loads the model once and then waits; a round measures
 the read bandwidth, then each of them once while the others sleep, and the next round goes in the opposite order.
@@ -46,6 +47,7 @@ from benchmarks.checkpoints import SHAPES, checkpoint  # noqa: E402
 from benchmarks.peers.client import Worker, WorkerError  # noqa: E402
 from benchmarks.peers.figures import (  # noqa: E402
     BEFORE,
+    BRIEF,
     GIGA,
     OURS,
     RUNS,
@@ -179,7 +181,8 @@ def load(bench: Bench, bits: str) -> dict[str, tuple[Job, Worker]]:
 def measure(bench: Bench, loaded: dict[str, tuple[Job, Worker]], bits: str, run: Run) -> None:
     """`pairs` rounds after one that is thrown away; every other round goes backwards."""
     for index in range(bench.pairs + 1):
-        names = list(loaded) if index % 2 else list(reversed(loaded))
+        names = sorted(loaded, key=lambda name: loaded[name][0].variant)  # what has a before follows it at once
+        names = names if index % 2 else names[::-1]
         read_gbs, results = bench.read_gbs(), {}
         for name in names:
             time.sleep(REST)
@@ -223,7 +226,7 @@ def start_up(bench: Bench, jobs: Sequence[Job]) -> None:
 
 def compare(bench: Bench, bits: str, only: Sequence[str]) -> None:
     loaded = load(bench, bits)
-    for run in (run for run in RUNS if run.name in only):
+    for run in (run for run in (*RUNS, *BRIEF) if run.name in only):
         measure(bench, loaded, bits, run)
     for _, worker in loaded.values():
         worker.close()
@@ -256,7 +259,7 @@ def report(bench: Bench, bits: Sequence[str], host: dict[str, Any]) -> dict[str,
         "awake_while_waiting": {name: wait.share for name, wait in bench.waits.items()},
         "same_first_tokens": {each: same_tokens(bench, each) for each in bits},
         "summary": {each: [summary(row, traffic) for row in rows(bench.rounds, each)] for each in bits},
-        "runs": [asdict(run) for run in (*RUNS, STARTUP)],
+        "runs": [asdict(run) for run in (*RUNS, *BRIEF, STARTUP)],
         "rounds": [asdict(each) for each in bench.rounds],
     }
 
@@ -300,8 +303,8 @@ def peer(text: str) -> tuple[str, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    every = [run.name for run in (*RUNS, STARTUP)]
-    usual = [name for name in every if name != "context-2048"]  # it takes a third of the time of all
+    every = [run.name for run in (*RUNS, *BRIEF, STARTUP)]
+    usual = [run.name for run in (*RUNS, STARTUP) if run.name != "context-2048"]  # it takes a third of the time of all
     parser.add_argument("--model", default="qwen3-0.6b", help=f"{', '.join(SHAPES)}, or a bfloat16 checkpoint's folder")
     parser.add_argument(
         "--work", type=Path, required=True, help="folder for converted checkpoints and logs; it is kept"

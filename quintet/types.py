@@ -1,8 +1,7 @@
 """Plain data that crosses the layers of the engine: a step's batch, a cache's layout, a weight's place."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -109,6 +108,9 @@ class HostInputs(NamedTuple):
     types: Array | None = None
 
 
+NO_INPUTS = HostInputs()
+
+
 class HostBatch(NamedTuple):
     """The same step on the host, built by the engine."""
 
@@ -118,23 +120,27 @@ class HostBatch(NamedTuple):
     starts: Array
     rows: Array
     groups: tuple[HostGroup, ...] = ()
-    inputs: HostInputs = HostInputs()
+    inputs: HostInputs = NO_INPUTS
 
     def leaves(self) -> list[Any]:
         """Its arrays, flat, in the order of the fields; what is None is left out. As the function, and faster."""
-        found: list[Any] = [self.token_ids, self.positions, self.owners, self.starts, self.rows]
-        for slots, table, lengths, plan in self.groups:
+        token_ids, positions, owners, starts, rows, groups, inputs = self
+        found: list[Any] = [token_ids, positions, owners, starts, rows]
+        for slots, table, lengths, plan in groups:
             found += (slots, table, lengths, *plan)
-        return found + [each for each in self.inputs if each is not None]
+        return found if inputs is NO_INPUTS else found + [each for each in inputs if each is not None]
 
-    def on(self, tensors: Iterable[Tensor]) -> Batch:
+    def on(self, tensors: Sequence[Tensor]) -> Batch:
         """The Batch of these tensors, which stand for leaves()."""
-        left = iter(tensors)
-        token_ids, positions, owners, starts, rows = islice(left, 5)
-        groups = []
+        token_ids, positions, owners, starts, rows = tensors[:5]
+        groups, at = [], 5
         for group in self.groups:
-            slots, table, lengths = islice(left, 3)
-            groups.append(Group(slots, table, lengths, tuple(islice(left, len(group.plan)))))
+            slots, table, lengths = tensors[at : at + 3]
+            at += 3 + len(group.plan)
+            groups.append(Group(slots, table, lengths, tuple(tensors[at - len(group.plan) : at])))
+        if self.inputs is NO_INPUTS:
+            return Batch(token_ids, positions, owners, starts, rows, tuple(groups))
+        left = iter(tensors[at:])
         inputs = Inputs(*[None if each is None else next(left) for each in self.inputs])
         return Batch(token_ids, positions, owners, starts, rows, tuple(groups), inputs)
 

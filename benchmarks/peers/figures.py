@@ -33,6 +33,8 @@ RUNS = (
     Run("context-2048", 1, 2048, 33),
     Run("batch-16", 16, 128, 64),
 )
+# Of a second or so: a neighbour comes and goes within longer ones, and many pairs fit into a minute.
+BRIEF = (Run("short-decode", 1, 32, 17), Run("short-prefill", 1, 256, 1), Run("short-batch", 16, 16, 9))
 STARTUP = Run("startup", 1, 32, 1)  # in a fresh process
 
 
@@ -72,6 +74,9 @@ FIGURES = (
     Figure("prefill, 512 tokens, tokens/s", "context-512", "prefill"),
     Figure("prefill, 2,048 tokens, tokens/s", "context-2048", "prefill"),
     Figure("decode, 16 x (128 -> 64), tokens/s in all", "batch-16", "decode"),
+    Figure("decode of 16 tokens, 32 tokens of context, tokens/s", "short-decode", "decode"),
+    Figure("prefill, 256 tokens, tokens/s", "short-prefill", "prefill"),
+    Figure("decode, 16 x (16 -> 9), tokens/s in all", "short-batch", "decode"),
     Figure("start-up to the first token, s", "startup", "startup"),
     Figure("peak memory up to the first token, GB", "startup", "memory"),
     Figure("peak memory of 16 x (128 -> 64), GB", "batch-16", "memory"),
@@ -158,7 +163,7 @@ def rows(rounds: Sequence[Round], bits: str) -> Iterator[Row]:
     for figure in FIGURES:
         own = [each for each in rounds if each.bits == bits and each.run == figure.run and each.results]
         if own:
-            yield Row(figure, next(run for run in (*RUNS, STARTUP) if run.name == figure.run), own)
+            yield Row(figure, next(run for run in (*RUNS, *BRIEF, STARTUP) if run.name == figure.run), own)
 
 
 def summary(row: Row, traffic: Mapping[str, Traffic]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import numpy as np
 from quintet.engine.request import Request
 from quintet.engine.rows import Rows, rows_of
 from quintet.engine.scheduler import Plan
-from quintet.types import Array, HostBatch, HostGroup, HostInputs, Variant
+from quintet.types import NO_INPUTS, Array, HostBatch, HostGroup, HostInputs, Variant
 
 
 class BatchBuilder:
@@ -23,7 +23,7 @@ class BatchBuilder:
     def build(self, plan: Plan) -> tuple[HostBatch, Rows]:
         """The step's arrays, and whose logits come out of it."""
         requests = list(plan.tokens)
-        decoding = plan.num_tokens == len(requests) and not any(r.params.prompt_logprobs is not None for r in requests)
+        decoding = plan.num_tokens == len(requests) == plan.num_rows  # a row for each, and none is scored
         if decoding and all(r.num_computed + 1 == len(r.token_ids) and not _embedded(r) for r in requests):
             batch, rows = self._decode(requests)
         else:
@@ -73,7 +73,7 @@ class BatchBuilder:
             starts=starts,
             rows=wanted,
             groups=tuple(groups),
-            inputs=_inputs(plan) if any(_embedded(request) for request in requests) else HostInputs(),
+            inputs=_inputs(plan) if any(_embedded(request) for request in requests) else NO_INPUTS,
         )
         return batch, rows
 

@@ -116,8 +116,9 @@ class Kept:
 class Runner:
     """Between the scheduler's plan and its result. Sampling is done on the sampler's device: it may be the host.
 
-    A step has two halves: forward() starts the model, draw() samples. With `overlap`, what a step draws stays on the
-    device for the next one, whose model may be started before the wait; only a draw that looks back needs it here.
+    A step has two halves, both called in torch's inference mode: forward() starts the model, draw() samples. With
+    `overlap`, what a step draws stays on the device for the next one, whose model may be started before the wait; only
+    a draw that looks back needs it here.
     """
 
     def __init__(
@@ -161,13 +162,11 @@ class Runner:
                     self._kept.keep(self._sampler.settle(logits), [])
             self._device.to_host(logits)()  # waits for the step
 
-    @torch.inference_mode()
     def forward(self, plan: Plan) -> Forward:
         """Starts the model. Tokens that the step before draws are taken on the device: it must have been drawn."""
         host, rows = self._batches.build(plan)
         return Forward(rows, self._logits(host, None if self._kept is None else self._kept.carried(host, plan)))
 
-    @torch.inference_mode()
     def draw(self, forward: Forward) -> Callable[[], StepResult]:
         """Samples, and starts the copies of what comes out; calling the result waits for them.
 

@@ -39,10 +39,8 @@ class Tables:
 
     def missing(self, request: Request, upto: int) -> int:
         """Pages that it lacks for its first `upto` tokens."""
-        count, need = self.count(upto), 0
-        for pages in request.pages:
-            need += max(0, count - len(pages))
-        return need
+        pages = request.pages  # all groups have as many
+        return max(0, -(-upto // self.page_size) - len(pages[0])) * len(pages) if pages else 0
 
     def count(self, tokens: int) -> int:
         """Pages that hold so many tokens, in one group."""

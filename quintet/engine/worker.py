@@ -89,6 +89,7 @@ class Worker:
         settle(self.model)
         self.arrangement: Arrangement = arrange(mixings)
         self._planners = [_planner([m for m in mixings if m.group == index]) for index in self.arrangement.indices]
+        self._plans = any(type(mixer).plan is not Mixer.plan for mixer in self._planners)
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
@@ -194,7 +195,8 @@ class Worker:
         """One step -> what it gives, on the device."""
         if not self._state and self.layouts:  # an interruption came between the old cache and the new one
             self.renew_cache()
-        host = self._planned(host)
+        if self._plans:
+            host = self._planned(host)
         arrays = host.leaves()
         if carried is not None:
             rows = np.full(len(host.token_ids), -1, np.int32)  # the step may have been padded
@@ -210,11 +212,9 @@ class Worker:
 
     def _planned(self, host: HostBatch) -> HostBatch:
         """With what the mixers of each group want to know beforehand."""
-        plans = [mixer.plan(host, group) for mixer, group in zip(self._planners, host.groups, strict=True)]
-        if not any(plans):
-            return host
-        groups = [group._replace(plan=plan) for group, plan in zip(host.groups, plans, strict=True)]
-        return host._replace(groups=tuple(groups))
+        planned = zip(self._planners, host.groups, strict=True)
+        groups = tuple([group._replace(plan=mixer.plan(host, group)) for mixer, group in planned])
+        return host._replace(groups=groups)
 
     def _from_first(self, x: Tensor) -> Tensor:
         """The first rank's x [S], on every rank; what the other ranks bring follows it."""

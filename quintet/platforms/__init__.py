@@ -61,13 +61,17 @@ def discover() -> list[Found]:
 
 def choose(name: str) -> Chosen:
     """The platform of that name, or for "auto" the best that is available here."""
-    found = discover()
-    if name == "auto":
-        return _best(found)
-    match = next((f for f in found if f.name == name), None)
-    if match is None:
-        raise UnavailableError(unknown("device", name, ["auto", *(f.name for f in found)]))
-    return _require(match, "asked for by name")
+    return _best(discover()) if name == "auto" else _require(_named(name), "asked for by name")
+
+
+def _named(name: str) -> Found:
+    """The others are not even imported."""
+    points = {point.name: point for point in entry_points(group=GROUP)}
+    if name in points:
+        return _plugin(points[name])
+    if name not in BUILT_IN:
+        raise UnavailableError(unknown("device", name, ["auto", *points, *(n for n in BUILT_IN if n not in points)]))
+    return _built_in(name)
 
 
 def _best(found: Sequence[Found]) -> Chosen:

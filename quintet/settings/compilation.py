@@ -66,13 +66,14 @@ class CompilationConfig(Nested):
 
     def ours(self) -> dict[str, Any]:
         """Our settings that it stands for."""
+        captures = self.cudagraph_mode == "FULL_DECODE_ONLY"
         found = {
-            "compilation_cache_dir": self.cache_dir,
-            "capture_sizes": self.cudagraph_capture_sizes,
-            "max_capture_size": self.max_cudagraph_capture_size,
-            "enforce_eager": self._eager() or None,
+            "compilation_cache_dir": self.cache_dir or None,
+            "capture_sizes": self.cudagraph_capture_sizes or None,
+            "max_capture_size": self.max_cudagraph_capture_size or None,
+            "enforce_eager": self._eager() or (False if captures else None),
         }
-        return {name: value for name, value in found.items() if value}
+        return {name: value for name, value in found.items() if value is not None}
 
     def _eager(self) -> bool:
         """Without torch.compile (mode 0) vLLM still captures whole steps, if it is told to."""

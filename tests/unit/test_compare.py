@@ -9,6 +9,7 @@ import pytest
 from benchmarks import compare
 from benchmarks.peers.client import Worker, WorkerError
 from benchmarks.peers.figures import (
+    BRIEF,
     FIGURES,
     RUNS,
     STARTUP,
@@ -69,7 +70,7 @@ def test_prefill_counts_the_tokens_of_every_prompt() -> None:
 
 
 def test_every_figure_names_a_run() -> None:
-    assert {figure.run for figure in FIGURES} == {run.name for run in (*RUNS, STARTUP)}
+    assert {figure.run for figure in FIGURES} == {run.name for run in (*RUNS, *BRIEF, STARTUP)}
 
 
 # ------------------------------------------------------------------------------------------ the roofline

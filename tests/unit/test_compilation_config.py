@@ -121,6 +121,8 @@ def test_what_is_asked_twice_must_agree() -> None:
         EngineConfig(attention_backend="torch", attention_config={"backend": "triton"})
     with pytest.raises(ValueError, match="captures nothing, so capture_ahead=True means nothing"):
         EngineConfig(optimization_level=0, capture_ahead=True)
+    with pytest.raises(ValueError, match="asks for enforce_eager=False, and enforce_eager=True is given; give one"):
+        EngineConfig(enforce_eager=True, compilation_config={"cudagraph_mode": "FULL_DECODE_ONLY"})
 
 
 def test_what_was_taken_in_is_gone_and_a_change_does_not_bring_it_back() -> None:

@@ -60,6 +60,20 @@ def test_an_unknown_device_names_the_nearest() -> None:
         choose("cuba")
 
 
+def test_one_that_is_asked_for_by_name_is_the_only_one_that_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    plug(monkeypatch, "acme", "quintet.not_there:Acme")  # to import it would fail
+    probed: list[str] = []
+    probe = platforms._probe
+
+    def noted(found: platforms.Found) -> platforms.Found:
+        probed.append(found.name)
+        return probe(found)
+
+    monkeypatch.setattr(platforms, "_probe", noted)
+    assert choose("null").platform.name == "null"
+    assert probed == ["null"]
+
+
 def test_a_stand_in_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     plug(monkeypatch, "acme", f"{__name__}:Acme")
     monkeypatch.setattr(Acme, "probe", classmethod(lambda cls: Capabilities(1, (torch.float32,), automatic=False)))

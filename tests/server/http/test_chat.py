@@ -53,6 +53,13 @@ async def test_the_context_is_the_default_of_max_tokens() -> None:
     assert (await ask(max_tokens=2, max_completion_tokens=3))["usage"]["completion_tokens"] == 3
 
 
+async def test_each_step_that_gave_tokens_is_a_chunk_though_their_text_is_held_back() -> None:
+    whole = (await ask(max_tokens=3))["choices"][0]["message"]["content"]
+    chunks = await ask(max_tokens=3, stop=f"{whole} and more", stream=True)
+    texts = [choice["delta"]["content"] for chunk in chunks for choice in chunk["choices"]]
+    assert texts == ["", "", "", whole]  # the role, then a chunk for each token
+
+
 @pytest.mark.parametrize("fields", [{}, {"n": 2}, {"max_completion_tokens": 4}, {"stop": "you"}])
 async def test_a_stream_is_the_answer_in_pieces(fields: dict[str, Any]) -> None:
     body = {"logprobs": True, "top_logprobs": 2, "return_token_ids": True, **fields}

@@ -96,6 +96,14 @@ async def test_multibyte_characters_come_whole() -> None:
     assert len(backend.reply) > len([text for text in texts if text])  # some character was cut by tokens
 
 
+async def test_each_step_that_gave_tokens_is_a_chunk_though_their_text_is_held_back() -> None:
+    held = {"prompt": TEXT, "max_tokens": 4, "stop": f"{TEXT} and more"}
+    chunks = await complete(**held, stream=True)
+    texts = [choice["text"] for chunk in chunks for choice in chunk["choices"]]
+    assert len(texts) == 4 and texts[:3] == [""] * 3  # who times tokens by chunks sees all four
+    assert texts[3] == (await complete(**held))["choices"][0]["text"] != ""
+
+
 async def test_streams_with_n_interleave() -> None:
     chunks = await complete(prompt=TEXT, max_tokens=4, n=2, stream=True)
     assert [choice["index"] for chunk in chunks for choice in chunk["choices"]][:4] == [0, 1, 0, 1]

@@ -123,16 +123,12 @@ class _Answer:
             self._tally.take(number, output)
             if steady:
                 chunk.usage = self._tally.usage()
-            for each in output.outputs:
-                if each.text or each.finish_reason or steady or self._tells_tokens(each):
-                    chunk.choices = [self._part(each)]
-                    yield event(chunk)
+            for each in output.outputs:  # of every step, also where the text of its tokens is held back
+                chunk.choices = [self._part(each)]
+                yield event(chunk)
         if usage:
             yield event(ChatChunk(choices=[], usage=self._tally.usage(), **self._head))
         yield DONE
-
-    def _tells_tokens(self, each: CompletionOutput) -> bool:
-        return bool(each.token_ids) and (each.logprobs is not None or bool(self._body.return_token_ids))
 
     def _part(self, each: CompletionOutput) -> ChatChunkChoice:
         choice = ChatChunkChoice(index=each.index, delta=Delta(content=each.text), finish_reason=each.finish_reason)

@@ -113,7 +113,7 @@ class _Answer:
                 chunk.usage = self._tally.usage()
             for each in output.outputs:
                 choice = self._choice(lines[number * self._n + each.index], number, output, each)
-                if choice.text or choice.finish_reason or steady or self._tells_tokens(choice):
+                if choice.text or choice.finish_reason or each.token_ids:  # held back as its text may be
                     chunk.choices = [choice]
                     yield event(chunk)
         if usage:
@@ -125,9 +125,6 @@ class _Answer:
             for each in output.outputs:
                 _drop(each)
         self._tally.take(number, output)
-
-    def _tells_tokens(self, choice: CompletionChoice) -> bool:
-        return choice.logprobs is not None or bool(choice.token_ids)
 
     def _choice(self, line: _Line, number: int, output: RequestOutput, each: CompletionOutput) -> CompletionChoice:
         choice = CompletionChoice(
