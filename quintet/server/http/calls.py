@@ -157,11 +157,15 @@ class Call:
         size = _weight(output) if self._wire is not None and self._wire.stuck else 0
         self._events.put_nowait((number, output, size))
         self._unread += size
-        if self._wire is not None and self._running and self._unread > MAX_UNREAD * self._size.completions:
-            asked = ", ".join(self._running.values())[:100]
-            logger.warning("%s ended: %d bytes wait for a reader that does not read", asked, self._unread)
-            self._wire.cut()
-            self._leave()
+        if self._running and self._unread > MAX_UNREAD * self._size.completions:
+            self._cut_off()
+
+    def _cut_off(self) -> None:
+        assert self._http is not None and self._wire is not None
+        name = self._http.scope["state"]["tally"].request_id
+        logger.warning("request %s ended: %d bytes wait for a reader that does not read", name, self._unread)
+        self._wire.cut()
+        self._leave()
 
     def _abort(self) -> None:
         self._record.abort(len(self._running))
