@@ -15,6 +15,7 @@ import psutil
 MIB = 1 << 20
 GIGA = 1e9
 MIN_BUFFER = 256 * MIB
+SQUARE = 1024
 CACHE_MULTIPLE = 8  # a buffer this many times the last-level caches keeps what they still hold under an eighth
 
 
@@ -24,6 +25,8 @@ class Ceilings:
 
     read_gbs: float  # GB/s (1e9 bytes), streaming reads of a buffer far larger than the caches
     fma_gflops: float  # GFLOP/s of float32; a multiply-add is two
+    bfloat16_gflops: float  # the same, in the instruction that our products of bfloat16 use
+    int8_gops: float  # and in that of our quantized products
     threads: int
     isa: str
     arch: str
@@ -31,7 +34,7 @@ class Ceilings:
     logical_cores: int
     last_level_cache_bytes: int  # 0 when it is not known
     buffer_bytes: int
-    seconds: float  # spent on each of the two
+    seconds: float  # spent on each
     source: str  # "extension" or "torch"
     note: str = ""
 
@@ -40,7 +43,7 @@ class Ceilings:
 
 
 def measure(threads: int | None = None, seconds: float = 1.0) -> Ceilings:
-    """Both ceilings for `threads` threads (as many as there are physical cores by default).
+    """All ceilings for `threads` threads (as many as there are physical cores by default).
 
     Without the compiled module the figures come from torch, are lower than the truth, and say so in `note`.
     """
@@ -53,6 +56,8 @@ def measure(threads: int | None = None, seconds: float = 1.0) -> Ceilings:
     return Ceilings(
         read_gbs=_cpu.read_bandwidth(buffer_bytes, threads, seconds),
         fma_gflops=_cpu.fma_peak(threads, seconds),
+        bfloat16_gflops=_cpu.fma_peak(threads, seconds, "bfloat16"),
+        int8_gops=_cpu.fma_peak(threads, seconds, "int8"),
         threads=threads,
         source="extension",
         seconds=seconds,
@@ -108,14 +113,15 @@ def _measure_torch(threads: int | None, seconds: float, reason: str) -> Ceilings
         buffer = torch.ones(buffer_bytes // 4)
         read = _best(buffer.sum, seconds)
         del buffer
-        size = 1024
-        square = torch.rand(size, size)
-        product = _best(lambda: square @ square, seconds)
+        square = torch.rand(SQUARE, SQUARE)
+        product, half = (_best(lambda x=x: x @ x, seconds) for x in (square, square.bfloat16()))
     finally:
         torch.set_num_threads(before)
     return Ceilings(
         read_gbs=buffer_bytes / read / GIGA,
-        fma_gflops=2 * size**3 / product / GIGA,
+        fma_gflops=2 * SQUARE**3 / product / GIGA,
+        bfloat16_gflops=2 * SQUARE**3 / half / GIGA,
+        int8_gops=0.0,  # torch has no such product
         threads=threads,
         isa=torch.backends.cpu.get_cpu_capability().lower(),
         arch=python_platform.machine(),

@@ -37,7 +37,7 @@ class Row:
     torch: float
     gbs: float  # GB/s (1e9 bytes) of weights, ours
     gflops: float  # ours
-    share: float  # for few tokens of what was read just before, otherwise of fma_gflops
+    share: float  # for few tokens of what was read just before, otherwise of the type's peak
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Result:
     isa: str
     threads: int
     read_gbs: float  # the best of all
-    fma_gflops: float  # float32; on processors whose bfloat16 product is faster a share may exceed 1
+    peaks: dict[str, float]  # GFLOP/s of each type, in the instruction that its products use
     rows: list[Row]
 
 
@@ -54,7 +54,7 @@ def measure(threads: int, seconds: float, dtypes: Sequence[torch.dtype], tokens:
 
     _cpu.set_threads(threads)
     torch.set_num_threads(threads)
-    best, fma = 0.0, _cpu.fma_peak(threads, 1.0)
+    best, peaks = 0.0, {str(dtype): _cpu.fma_peak(threads, 1.0, _multiplied(dtype)) for dtype in dtypes}
     cache, rows = _cpu.last_level_cache_bytes() or 1 << 25, []
     for dtype in dtypes:
         for outputs, inputs in SHAPES:
@@ -67,7 +67,7 @@ def measure(threads: int, seconds: float, dtypes: Sequence[torch.dtype], tokens:
                 best = max(best, read)
                 ours, theirs = alternate(x, plain, packed, seconds)
                 gbs, gflops = size / ours / GIGA, 2 * count * outputs * inputs / ours / GIGA
-                share = gbs / read if count <= FEW else gflops / fma
+                share = gbs / read if count <= FEW else gflops / peaks[str(dtype)]
                 rows.append(Row(str(dtype), outputs, inputs, count, ours, theirs, gbs, gflops, share))
                 print(
                     f"{dtype!s:15} N {outputs:6} K {inputs:4} M {count:3}  {ours * 1e6:9.1f} us, "
@@ -75,7 +75,12 @@ def measure(threads: int, seconds: float, dtypes: Sequence[torch.dtype], tokens:
                     f"{gbs:6.1f} GB/s {gflops:7.1f} GFLOP/s  {share:4.0%}",
                     flush=True,
                 )
-    return Result(_cpu.isa(), threads, best, fma, rows)
+    return Result(_cpu.isa(), threads, best, peaks, rows)
+
+
+def _multiplied(dtype: torch.dtype) -> str:
+    """float16 is widened."""
+    return "bfloat16" if dtype == torch.bfloat16 else "float32"
 
 
 def alternate(x: Tensor, plain: list[Tensor], packed: list[Tensor], seconds: float) -> tuple[float, float]:
@@ -108,7 +113,8 @@ def main() -> None:
     args = parser.parse_args()
     with torch.inference_mode():
         result = measure(args.threads, args.seconds, [getattr(torch, name) for name in args.dtypes], args.tokens)
-    print(f"{result.isa}, {result.threads} threads: {result.read_gbs:.1f} GB/s, {result.fma_gflops:.0f} GFLOP/s")
+    peaks = ", ".join(f"{dtype} {peak:.0f}" for dtype, peak in result.peaks.items())
+    print(f"{result.isa}, {result.threads} threads: {result.read_gbs:.1f} GB/s; GFLOP/s: {peaks}")
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
             json.dump(asdict(result), file, indent=2)

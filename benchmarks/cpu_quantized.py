@@ -2,8 +2,8 @@
 
 Weights are cycled through, so that each is read from memory and not from a cache, as in a model's step; bytes are those
 of the packed weight and its scales. The best round counts: what else runs on the machine slows all of them. The most
-that is multiplied is taken from float32: four products of bytes in the place of one, half of that with activations in
-16 bits, which are two bytes (where the instruction set multiplies bytes, and as often as floats: Zen 4, Ice Lake).
+that is multiplied is measured with the instruction that the products use; where it multiplies bytes, activations in 16
+bits take two.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from quintet.platforms.cpu import linear, quantized
 from quintet.weights import Form, Matrix
 
 SHAPES = ((1024, 3072), (6144, 1024), (3072, 6144), (151936, 1024))  # outputs, inputs
+BYTES = ("avx512_bf16", "amx")  # the others multiply words of 16 bits
 SCHEMES = {
     "int8": Form("int8", 8, 16, 128),
     "int4": Form("int4", 4, 16, 32),
@@ -50,7 +51,7 @@ class Result:
     isa: str
     threads: int
     read_gbs: float  # the best of all
-    fma_gflops: float  # float32
+    int8_gops: float  # a multiply-add is two
     packing: dict[str, float]  # weights in bfloat16, in 1e9 a second
     rows: list[Row]
 
@@ -60,7 +61,7 @@ def measure(threads: int, seconds: float, schemes: Sequence[str], tokens: Sequen
 
     _cpu.set_threads(threads)
     torch.set_num_threads(threads)
-    fma = max(_cpu.fma_peak(threads, 0.3) for _ in range(3))
+    peak = max(_cpu.fma_peak(threads, 0.3, "int8") for _ in range(3))
     best, packing, rows = 0.0, dict.fromkeys(schemes, 0.0), []
     for outputs, inputs in SHAPES:
         weight = torch.randn(outputs, inputs).to(torch.bfloat16)
@@ -76,7 +77,7 @@ def measure(threads: int, seconds: float, schemes: Sequence[str], tokens: Sequen
                 best = max(best, read)
                 ours, theirs = alternate(x, packed, plain, name, outputs, seconds)
                 gbs, gmacs = size / ours / GIGA, count * outputs * inputs / ours / GIGA
-                most = fma / 2 * 4 / (2 if SCHEMES[name].activations == 16 else 1)
+                most = peak / 2 / (2 if SCHEMES[name].activations == 16 and _cpu.isa() in BYTES else 1)
                 share = gbs / read if count <= FEW else gmacs / most
                 rows.append(Row(name, outputs, inputs, count, ours, theirs, gbs, gmacs, share))
                 print(
@@ -85,7 +86,7 @@ def measure(threads: int, seconds: float, schemes: Sequence[str], tokens: Sequen
                     f"{gbs:6.1f} GB/s {gmacs:7.1f} GMAC/s  {share:4.0%}",
                     flush=True,
                 )
-    return Result(_cpu.isa(), threads, best, fma, packing, rows)
+    return Result(_cpu.isa(), threads, best, peak, packing, rows)
 
 
 def _copies(tensors: list[Tensor]) -> list[list[Tensor]]:
@@ -129,7 +130,7 @@ def main() -> None:
     with torch.inference_mode():
         result = measure(args.threads, args.seconds, args.schemes, args.tokens)
     packing = ", ".join(f"{name} {rate:.2f}" for name, rate in result.packing.items())
-    print(f"{result.isa}, {result.threads} threads: {result.read_gbs:.1f} GB/s, {result.fma_gflops:.0f} GFLOP/s")
+    print(f"{result.isa}, {result.threads} threads: {result.read_gbs:.1f} GB/s, {result.int8_gops / 2:.0f} GMAC/s")
     print(f"packed, 1e9 weights a second: {packing}")
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:

@@ -30,16 +30,17 @@ def generation(name: str, dtype: str) -> dict[str, Any]:
     after = ceilings.measure()
     figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     read = (before.read_gbs + after.read_gbs) / 2
-    flops = (before.fma_gflops + after.fma_gflops) / 2
+    first, last = ((each.bfloat16_gflops if dtype == "bfloat16" else each.fma_gflops) for each in (before, after))
+    flops = (first + last) / 2
     figures["model"] = name
     figures["ceilings"] = {
         "read_gbs": [before.read_gbs, after.read_gbs],
-        "fma_gflops": [before.fma_gflops, after.fma_gflops],
+        "gflops": [first, last],
     }
     decode, prefill = figures["decode_batch1_tokens_per_s"], figures["prefill_512_tokens_per_s"]
     figures["shares"] = {
         "decode_batch1_of_read_bandwidth": decode * figures["weight_bytes"] / GIGA / read,
-        "prefill_512_of_fma_peak": prefill * 2 * figures["layer_parameters"] / GIGA / flops,
+        "prefill_512_of_peak": prefill * 2 * figures["layer_parameters"] / GIGA / flops,
         "peak_rss_over_weights": figures["peak_rss_bytes"] / figures["weight_bytes"],
     }
     return figures

@@ -13,7 +13,6 @@
 #include "common/check.h"
 #include "common/team.h"
 #include "cpu/features.h"
-#include "cpu/kernels/ceiling.h"
 
 namespace quintet::cpu {
 
@@ -28,8 +27,8 @@ constexpr double kGiga = 1e9;
 const CeilingKernels& kernels() {
 #if defined(__x86_64__)
     switch (isa()) {
-        case Isa::amx:
-        case Isa::avx512_bf16:
+        case Isa::amx: return kCeilingAmx;
+        case Isa::avx512_bf16: return kCeilingAvx512Bf16;
         case Isa::avx512: return kCeilingAvx512;
         case Isa::avx2: return kCeilingAvx2;
         default: break;
@@ -92,23 +91,23 @@ double read_bandwidth(int64_t bytes, int64_t threads, double seconds) {
     return static_cast<double>(lines * kLine) / best / kGiga;
 }
 
-double fma_peak(int64_t threads, double seconds) {
+double fma_peak(int64_t threads, double seconds, Numbers numbers) {
     check_threads(threads);
     check_seconds(seconds);
-    const CeilingKernels& kernel = kernels();
+    const MultiplyLoop& loop = kernels().multiply[numbers];
     std::atomic<float> sink{0.0F};  // keeps the arithmetic
 
     using Clock = std::chrono::steady_clock;
     size_t rounds = 1024;
     for (double took = 0.0; took < kRound; rounds *= 2) {  // ends: each turn takes twice as long as the one before
         const Clock::time_point start = Clock::now();
-        sink.store(kernel.fma(rounds), std::memory_order_relaxed);
+        sink.store(loop.run(rounds), std::memory_order_relaxed);
         took = std::chrono::duration<double>(Clock::now() - start).count();
     }
     const double best = shortest_round(
         static_cast<int>(threads), seconds, [](int) {},
-        [&](int) { sink.store(kernel.fma(rounds), std::memory_order_relaxed); });
-    return static_cast<double>(rounds * kernel.flops_per_round) * static_cast<double>(threads) / best / kGiga;
+        [&](int) { sink.store(loop.run(rounds), std::memory_order_relaxed); });
+    return 2.0 * static_cast<double>(rounds * loop.adds) * static_cast<double>(threads) / best / kGiga;
 }
 
 }  // namespace quintet::cpu

@@ -3,6 +3,12 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
+#include <iterator>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
 #include "common/pool.h"
 #include "cpu/bind.h"
 #include "cpu/ceilings.h"
@@ -51,8 +57,17 @@ NB_MODULE(_cpu, m) {
     m.def("read_bandwidth", &cpu::read_bandwidth, nb::arg("bytes"), nb::arg("threads"), nb::arg("seconds"),
           nb::call_guard<nb::gil_scoped_release>(),
           "Best rate in GB/s at which `threads` threads read a buffer of `bytes` (1 MiB to 64 GiB), over `seconds`.");
-    m.def("fma_peak", &cpu::fma_peak, nb::arg("threads"), nb::arg("seconds"), nb::call_guard<nb::gil_scoped_release>(),
-          "Best rate in GFLOP/s of float32 multiply-adds in registers on `threads` threads, over `seconds`.");
+    m.def(
+        "fma_peak",
+        [](int64_t threads, double seconds, const std::string& numbers) {
+            constexpr std::string_view names[cpu::kNumbers] = {"float32", "bfloat16", "int8"};
+            const auto* const found = std::find(std::begin(names), std::end(names), numbers);
+            if (found == std::end(names)) throw std::invalid_argument("numbers must be float32, bfloat16 or int8");
+            return cpu::fma_peak(threads, seconds, static_cast<cpu::Numbers>(found - names));
+        },
+        nb::arg("threads"), nb::arg("seconds"), nb::arg("numbers") = "float32", nb::call_guard<nb::gil_scoped_release>(),
+        "Best rate in 1e9 operations a second (a multiply-add is two) of multiply-adds in registers on `threads` threads, "
+        "over `seconds`, in the instruction that products of these numbers (float32, bfloat16, int8) use with isa().");
     cpu::bind_graph(m);
     cpu::bind_layers(m);
     cpu::bind_linear(m);

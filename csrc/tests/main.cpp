@@ -65,8 +65,12 @@ void read_covers_every_line(const cpu::CeilingKernels& kernel) {
 
 void kernels_compute(const cpu::CeilingKernels& kernel) {
     read_covers_every_line(kernel);
-    expect(kernel.flops_per_round >= 2, "a round computes");
-    const float fixed_point = kernel.fma(20000);  // x = 0.999 x + 0.001 goes to 1; the digest is a sum of such x
+    for (const cpu::MultiplyLoop& loop : kernel.multiply) {
+        expect(loop.adds >= 1, "a round computes");
+        const float digest = loop.run(200);
+        expect(std::isfinite(digest) && digest >= 1.0F, "multiply-adds stay numbers");
+    }
+    const float fixed_point = kernel.multiply[cpu::kFloat32].run(20000);  // a sum of x that went to 1
     expect(std::isfinite(fixed_point) && fixed_point > 1.0F, "multiply-adds converge");
 }
 
@@ -246,6 +250,8 @@ int main() {
 #if defined(__x86_64__)
     if (isa >= cpu::Isa::avx2) kernels_compute(cpu::kCeilingAvx2);
     if (isa >= cpu::Isa::avx512) kernels_compute(cpu::kCeilingAvx512);
+    if (isa >= cpu::Isa::avx512_bf16) kernels_compute(cpu::kCeilingAvx512Bf16);
+    if (isa >= cpu::Isa::avx512_bf16) kernels_compute(cpu::kCeilingAmx);  // its tiles are of plain C++ here
 #endif
     team_keeps_step();
     pool_shares_out();

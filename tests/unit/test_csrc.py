@@ -70,6 +70,8 @@ def test_ceilings_are_positive_and_bounded() -> None:
     assert 0.1 < read < 2000  # GB/s: one core reads neither slower than a disk nor faster than any cache
     fma = _cpu.fma_peak(1, 0.05)
     assert 0.1 < fma < 1000  # GFLOP/s: 2 x 2 units x 16 lanes x 6 GHz is 384
+    for numbers, times in (("bfloat16", 32), ("int8", 16)):  # a tile of bfloat16 is 32 multiply-adds of a vector
+        assert 0.1 < _cpu.fma_peak(1, 0.05, numbers) < 1000 * times
 
 
 def test_more_threads_than_cores_are_no_faster_than_the_cores() -> None:
@@ -110,6 +112,7 @@ def test_others_run_while_it_measures() -> None:
         (lambda: _cpu.fma_peak(1, math.nan), "seconds must be"),
         (lambda: _cpu.fma_peak(1, math.inf), "seconds must be"),
         (lambda: _cpu.fma_peak(1, -1.0), "seconds must be"),
+        (lambda: _cpu.fma_peak(1, 0.1, "int7"), "numbers must be float32, bfloat16 or int8"),
     ],
 )
 def test_bad_argument_is_refused_with_its_range(call, words: str) -> None:
@@ -140,7 +143,8 @@ def test_benchmark_reports_the_ceilings() -> None:
 
     ceilings = measure(threads=1, seconds=0.01)
     assert ceilings.source == "extension" and ceilings.isa == _cpu.isa() and ceilings.threads == 1
-    assert ceilings.read_gbs > 0 and ceilings.fma_gflops > 0 and ceilings.note == ""
+    assert min(ceilings.read_gbs, ceilings.fma_gflops, ceilings.bfloat16_gflops, ceilings.int8_gops) > 0
+    assert ceilings.note == ""
 
 
 def test_benchmark_does_without_the_module_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,42 +1,21 @@
-// Ceilings with AVX512; compiled with -mavx512f, run only where features() has them.
-#include "cpu/kernels/ceiling.h"
-
-#include <immintrin.h>
+// Ceilings with AVX512; compiled with -mavx512f and its kin, run only where features() has them.
+#include "cpu/kernels/ceiling_avx512_vectors.h"
 
 namespace quintet::cpu {
 namespace {
 
-using Floats = __m512;
-using Ints = __m512i;
-
-constexpr size_t kChains = 24;  // thirty-two registers hold them and the two constants
-
-Floats broadcast(float x) { return _mm512_set1_ps(x); }
-Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
-Ints load(const char* at) { return _mm512_load_si512(reinterpret_cast<const Ints*>(at)); }
-
-float add_lanes(Floats x) {
-    float lanes[16];
-    _mm512_storeu_ps(lanes, x);
-    float total = 0.0F;
-    for (const float lane : lanes) total += lane;
-    return total;
-}
-
-uint64_t fold(Ints x) {
-    uint64_t lanes[8], digest = 0;
-    _mm512_storeu_si512(reinterpret_cast<Ints*>(lanes), x);
-    for (const uint64_t lane : lanes) digest ^= lane;
-    return digest;
-}
+// Products of quantized numbers, widened to 16 bits.
+struct InWords {
+    using Sum = int32_t __attribute__((vector_size(64)));
+    static constexpr size_t kAdds = 32;
+    Ints words = _mm512_set1_epi32(0x00030005);
+    static Sum start(size_t i) { return (Sum)_mm512_set1_epi32(static_cast<int>(i)); }
+    Sum step(Sum sum) const { return (Sum)_mm512_madd_epi16((Ints)sum, words) + (Sum)words; }
+    static float total(Sum sum) { return static_cast<float>(fold((Ints)sum) & 0xffff) + 1.0F; }
+};
 
 }  // namespace
-}  // namespace quintet::cpu
 
-#include "cpu/kernels/ceiling_body.h"
-
-namespace quintet::cpu {
-
-const CeilingKernels kCeilingAvx512 = {read_loop, fma_loop, kFlopsPerRound};
+const CeilingKernels kCeilingAvx512 = {read_loop, {kLoop<InFloats>, kLoop<InFloats>, kLoop<InWords>}};
 
 }  // namespace quintet::cpu
