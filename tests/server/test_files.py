@@ -17,7 +17,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (64, 1000))
 print(fit_files(ServerConfig(max_connections=300)).max_connections, 300 < limits()[0] < 1000)
 print(fit_files(ServerConfig(max_connections=100)).max_connections, 300 < limits()[0] < 1000)
 few = fit_files(ServerConfig(max_connections=4096)).max_connections
-print(500 < few < 1000 - 100, limits()[0])
+print(800 < few < 1000 - 50, limits()[0])
 print(fit_files(ServerConfig(max_connections=4096, api_workers=8)).max_connections < few)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 try:
