@@ -18,7 +18,7 @@ CHECK := import sys; sys.exit("make needs Python 3.11 or newer, and %s is %d.%d:
 SOURCES := pyproject.toml constraints-dev.txt CMakeLists.txt $(shell find csrc -type f)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench gpu clean
+.PHONY: help setup demo test lint format mutants bench gpu clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -50,6 +50,9 @@ lint: $(STAMP) ## style, types and import rules
 format: $(STAMP) ## rewrite the Python files in the house style
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
+
+mutants: $(STAMP) ## put small faults into a file, and see which its tests miss: ARGS="FILE TESTS"
+	$(BIN)/python scripts/mutants.py $(ARGS)
 
 bench: $(STAMP) ## measure this machine and the engine on it
 	$(BIN)/python benchmarks/run.py $(ARGS)

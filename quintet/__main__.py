@@ -2,6 +2,14 @@
 
 import sys
 
-from quintet.server.cli import main
+from quintet.interpreter import leave_working_directory
 
-sys.exit(main())
+
+def _main() -> int:
+    leave_working_directory()  # before more is imported
+    from quintet.server.cli import main
+
+    return main()
+
+
+sys.exit(_main())

@@ -2,7 +2,7 @@
 
 import difflib
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 _SHOWN = 3  # names in one refusal, and
 _LONGEST = 64  # characters of each: who sends more is not helped by it, and comparing takes time
@@ -27,9 +27,13 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     return f"unknown {kind} {name!r}; known: {', '.join(sorted(known)) or 'none'}"
 
 
-def refuse_unknown(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Raises ValueError that lists the first names that are not known, each with its nearest."""
-    known = list(known)
+def refuse_unknown(kind: str, names: Iterable[str], known: Iterable[str], lacks: Mapping[str, str] = {}) -> None:
+    """Raises ValueError that lists the first names that are not known, each with its nearest; or the first that other
+    engines have, with what `lacks` says of it."""
+    names, known = list(names), list(known)
+    for name in names:
+        if name in lacks and name not in known:
+            raise ValueError(f"{kind} {name!r} is not there: {lacks[name]}")
     wrong = (unknown(kind, name, known) for name in names if name not in known)
     if shown := list(itertools.islice(wrong, _SHOWN)):
         raise ValueError("\n".join(shown))

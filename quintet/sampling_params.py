@@ -9,9 +9,11 @@ import operator
 import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quintet.names import refuse_unknown
+from quintet.settings.describe import documented
+from quintet.settings.lacking import PARAMETERS
 
 logger = logging.getLogger(__name__)
 
@@ -115,11 +117,10 @@ def _strings(value: Any) -> list[str]:
 
 
 def _string(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"must be text, not {_show(value)}")
-    if not 1 <= len(value) <= MAX_STRING:
-        raise ValueError(f"must have from 1 to {MAX_STRING} characters, not {len(value)}")
-    return value
+    text = _text(value)
+    if not 1 <= len(text) <= MAX_STRING:
+        raise ValueError(f"must have from 1 to {MAX_STRING} characters, not {len(text)}")
+    return text
 
 
 def _biases(value: Any) -> dict[int, float]:
@@ -238,11 +239,13 @@ class _Checked:
     __slots__ = ()
     _called = "sampling parameter"
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        known = cls.__dataclass_fields__  # type: ignore[attr-defined]
-        if not kwargs.keys() <= known.keys():
-            refuse_unknown(cls._called, kwargs, known)
-        return object.__new__(cls)
+    if not TYPE_CHECKING:  # editors shall see the fields
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            known = cls.__dataclass_fields__
+            if not kwargs.keys() <= known.keys():
+                refuse_unknown(cls._called, kwargs, known, PARAMETERS)
+            return object.__new__(cls)
 
     def __post_init__(self) -> None:
         for f in fields(self):  # type: ignore[arg-type]
@@ -255,6 +258,7 @@ class _Checked:
 CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
+@documented
 @dataclass(slots=True)
 class StructuredOutputsParams(_Checked):
     """What the output must look like: one of CONSTRAINTS, and how JSON is written; vLLM's names."""
@@ -281,6 +285,7 @@ class StructuredOutputsParams(_Checked):
             raise ValueError(f"exactly one of {', '.join(CONSTRAINTS)} is wanted, and {what}")
 
 
+@documented
 @dataclass(slots=True)
 class SamplingParams(_Checked):
     """How to draw one request's tokens and when to stop; vLLM's names, defaults and meanings.
@@ -363,12 +368,14 @@ class SamplingParams(_Checked):
                 wanted = f"the vocabulary has {vocab_size} tokens: use ids from 0 to {vocab_size - 1}"
                 raise ParameterError(name, f"names token {max(given)}, but {wanted}")
         for name, num in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
-            _check_logprobs(name, num, vocab_size, max_logprobs)
+            if num is not None:
+                _check_logprobs(name, num, vocab_size, max_logprobs)
         for name, num in (("min_tokens", self.min_tokens), ("truncate_prompt_tokens", self.truncate_prompt_tokens)):
             if num is not None and num > max_model_len:
                 raise ParameterError(name, f"must be at most max_model_len ({max_model_len}), not {num}")
 
 
+@documented
 @dataclass(slots=True)
 class BeamSearchParams(_Checked):
     """A search for the likeliest output, `beam_width` candidates at a time."""
@@ -381,9 +388,7 @@ class BeamSearchParams(_Checked):
     include_stop_str_in_output: bool = param(False, _flag, "keep the end-of-text token's text")
 
 
-def _check_logprobs(name: str, num: int | None, vocab_size: int, max_logprobs: int) -> None:
-    if num is None:
-        return
+def _check_logprobs(name: str, num: int, vocab_size: int, max_logprobs: int) -> None:
     wanted, limit = (vocab_size if num == -1 else num), (vocab_size if max_logprobs == -1 else max_logprobs)
     if wanted > limit:
         remedy = "" if wanted > vocab_size else f"; the engine's max_logprobs={wanted} would allow it"

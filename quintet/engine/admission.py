@@ -22,6 +22,7 @@ class Bounds:
     max_model_len: int
     max_logprobs: int
     embeds_width: int = 0  # numbers of an embedding that stands for a token of a prompt; 0: none may
+    by_priority: bool = True  # whether a request's priority counts
 
 
 @dataclass
@@ -51,6 +52,10 @@ class Admission:
             self._check_grammar(params.structured_outputs)
         if prompt.embeds and params.prompt_logprobs is not None:
             raise ParameterError("prompt_logprobs", "are of tokens, and this prompt is embeddings; leave it out")
+        if priority and not self.bounds.by_priority:
+            raise ParameterError(
+                "priority", "changes nothing here; start the engine with scheduling_policy='priority', or leave it out"
+            )
         ids = _truncate(prompt.token_ids, params, self.bounds.max_model_len)
         room = self.bounds.max_model_len - len(ids)
         if room < 1:

@@ -8,14 +8,16 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quintet.config import EngineConfig
 from quintet.engine.chat import render_chats
 from quintet.engine.client import Client
-from quintet.engine.prompts import Prompt
+from quintet.engine.prompts import Prompt, PromptType
 from quintet.outputs import RequestOutput
 from quintet.sampling_params import SamplingParams
+from quintet.settings.describe import takes
+from quintet.settings.lacking import no_attribute, without_lacking
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +49,9 @@ class AsyncLLM:
         print(output.outputs[0].text, end="")
     """
 
+    @takes(EngineConfig)
     def __init__(self, model: str | None = None, *, use_tqdm: bool = False, **kwargs: Any) -> None:
+        """Raises ValueError or OSError that says what is wrong with an argument, the model or the device."""
         if model is not None:
             kwargs["model"] = model
         self._client = Client(EngineConfig.from_kwargs(**kwargs), use_tqdm)
@@ -63,15 +67,19 @@ class AsyncLLM:
         """As the platform settled it."""
         return self._client.config
 
+    @without_lacking
     async def generate(
         self,
-        prompt: Any,
+        prompt: PromptType,
         sampling_params: SamplingParams | None = None,
-        *,
         request_id: str | None = None,
+        *,
         priority: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Completes one prompt; yields as sampling_params.output_kind says. Leaving the loop ends the request."""
+        """Completes one prompt; yields as sampling_params.output_kind says. Leaving the loop ends the request.
+
+        What fails later than ValueError ends this request alone: finish_reason is "error", and `error` says why.
+        """
         parsed = self._client.parse(prompt)
         if len(parsed) != 1:
             raise ValueError(f"generate() takes one prompt, not {len(parsed)}; call it once for each")
@@ -79,6 +87,7 @@ class AsyncLLM:
             async for output in outputs:
                 yield output
 
+    @without_lacking
     async def chat(
         self,
         messages: Any,
@@ -140,6 +149,11 @@ class AsyncLLM:
             self._calls.put((lambda: None, Future()))  # wakes the thread
         self._thread.join()
         self._client.close()
+
+    if not TYPE_CHECKING:  # a checker shall see what is there
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_attribute("AsyncLLM", name, vars(AsyncLLM))
 
     async def _follow(
         self, prompt: Prompt, params: SamplingParams | None, request_id: str | None, priority: int

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from quintet.engine.client import Client
 from quintet.engine.prompts import Prompt
+from quintet.engine.shared import Shared
 from quintet.outputs import LogprobsAt, RequestOutput
 from quintet.sampling_params import BeamSearchParams, ParameterError, SamplingParams
 
@@ -28,11 +29,12 @@ class BeamSearchOutput:
     sequences: list[BeamSearchSequence]
 
 
-def search(client: Client, prompt: Prompt, params: BeamSearchParams) -> BeamSearchOutput:
+def search(shared: Shared, prompt: Prompt, params: BeamSearchParams) -> BeamSearchOutput:
     """Keeps beam_width candidates; one that ends by end-of-text is set aside and competes with its final score.
 
     ValueError says what is wrong with the prompt or a parameter; RuntimeError, that a step failed.
     """
+    client = shared.client
     _check(client, params)
     if prompt.embeds:
         raise ValueError("beam_search goes on from token ids; give text or ids in the place of 'prompt_embeds'")
@@ -42,7 +44,7 @@ def search(client: Client, prompt: Prompt, params: BeamSearchParams) -> BeamSear
     room = max(1, client.admission.bounds.max_model_len - start)  # admission says what is wrong with less
     for _ in range(min(params.max_tokens, room)):
         grown = []
-        for beam, step in zip(beams, _expand(client, beams, prompt, params), strict=True):
+        for beam, step in zip(beams, _expand(shared, beams, prompt, params), strict=True):
             for token_id, logprob in step.items():
                 candidate = BeamSearchSequence(
                     [*beam.tokens, token_id], beam.cum_logprob + logprob.logprob, [*beam.logprobs, step]
@@ -93,20 +95,25 @@ def score(beam: BeamSearchSequence, num_prompt: int, length_penalty: float) -> f
 
 
 def _expand(
-    client: Client, beams: list[BeamSearchSequence], prompt: Prompt, params: BeamSearchParams
+    shared: Shared, beams: list[BeamSearchSequence], prompt: Prompt, params: BeamSearchParams
 ) -> list[LogprobsAt]:
     """The 2 * beam_width likeliest next tokens of each candidate."""
+    client = shared.client
     number = _number(client, params)
     one = SamplingParams(max_tokens=1, temperature=params.temperature, logprobs=number, detokenize=False)
     ids = [client.next_id() for _ in beams]
     outputs: dict[str, RequestOutput] = {}
-    try:
+
+    def add() -> None:
         for request_id, beam in zip(ids, beams, strict=True):
             client.add(request_id, Prompt(beam.tokens, None, prompt.cache_salt), one)
+
+    try:
+        shared.call(add)
         while len(outputs) < len(ids):
-            outputs.update((output.request_id, output) for output in client.receive(ids) if output.finished)
+            outputs.update((output.request_id, output) for output in shared.receive(set(ids)) if output.finished)
     finally:
-        client.abort(ids)  # of those that have ended, nothing is left
+        shared.abort(ids)  # of those that have ended, nothing is left
     found = []
     for request_id in ids:
         (completion,) = outputs[request_id].outputs

@@ -2,7 +2,7 @@
 
 import itertools
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -47,9 +47,8 @@ class Client:
         )
         self.engine: Engine = launch(prepared, progress, self.grammars)
         self.admission = _admission(prepared, self.tokenizer, self.grammars)
-        self.processor = OutputProcessor(self.tokenizer)
+        self.processor = OutputProcessor(self.tokenizer, prepared.config.stream_interval)
         self._ids = itertools.count()
-        self._kept: list[RequestOutput] = []  # that came while another caller stepped
 
     @property
     def vocab_size(self) -> int:
@@ -89,28 +88,17 @@ class Client:
         """One engine step -> the outputs that it moved; a found stop string ends its request here."""
         self.engine.compute()
         with Uninterrupted():
-            return self._process()
+            return self.collect()
 
-    def _process(self) -> list[RequestOutput]:
+    def collect(self) -> list[RequestOutput]:
+        """The outputs that the engine's last compute() moved. Not to be interrupted."""
         processed = self.processor.process(self.engine.take())
         self.engine.abort(processed.aborts)
         return processed.outputs
 
-    def receive(self, request_ids: Collection[str]) -> list[RequestOutput]:
-        """Outputs of these requests: those that others' steps left for them, or one step's. Others' are kept."""
-        waiting = any(output.request_id in request_ids for output in self._kept)
-        if not waiting:
-            self.engine.compute()
-        with Uninterrupted():
-            outputs = self._kept if waiting else [*self._kept, *self._process()]
-            self._kept = [output for output in outputs if output.request_id not in request_ids]
-        return [output for output in outputs if output.request_id in request_ids]
-
     def abort(self, request_ids: Iterable[str]) -> list[RequestOutput]:
         """Ends requests; their last outputs say "abort". Unknown ids are passed over."""
-        ids = dict.fromkeys(request_ids)
-        self._kept = [output for output in self._kept if output.request_id not in ids]
-        processed = self.processor.abort(ids)
+        processed = self.processor.abort(dict.fromkeys(request_ids))
         self.engine.abort(processed.aborts)
         return processed.outputs
 
@@ -144,7 +132,8 @@ class Client:
         self.engine.wake_up()
 
     def close(self) -> None:
-        """Lets go of threads; the memory goes with the object."""
+        """Ends what runs, and lets go of threads; the memory goes with the object."""
+        self.engine.abort(self.processor.fail("the engine was closed").aborts)
         self.grammars.close()
         self.prepared.ranks.close()
 
@@ -156,7 +145,13 @@ def _eos_ids(prepared: Prepared, tokenizer: Tokenizer | None) -> frozenset[int]:
 def _admission(prepared: Prepared, tokenizer: Tokenizer | None, grammars: Grammars) -> Admission:
     config, generation = prepared.config, dict(prepared.generation)
     generation.pop("eos_token_id", None)
-    bounds = Bounds(prepared.vocab_size, prepared.plan.max_model_len, config.max_logprobs, prepared.embeds_width)
+    bounds = Bounds(
+        prepared.vocab_size,
+        prepared.plan.max_model_len,
+        config.max_logprobs,
+        prepared.embeds_width,
+        config.scheduling_policy == "priority",
+    )
     if tokenizer is None:
         generation["detokenize"] = False
     processors = load_processors(config.logits_processors)

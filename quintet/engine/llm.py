@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
@@ -10,35 +10,41 @@ from quintet.config import EngineConfig
 from quintet.engine import beam
 from quintet.engine.chat import render_chats
 from quintet.engine.client import Client
-from quintet.engine.prompts import Prompt
+from quintet.engine.prompts import Prompt, PromptType
+from quintet.engine.shared import Shared
 from quintet.outputs import RequestOutput
 from quintet.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+from quintet.settings.describe import takes
+from quintet.settings.lacking import no_attribute, without_lacking
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 
 class LLM:
-    """A model, ready to generate. Keyword arguments are EngineConfig's fields.
+    """A model, ready to generate. Keyword arguments are EngineConfig's fields. Any thread may call it at any time.
 
     llm = LLM("bundled")
     outputs = llm.generate(["Once upon a time"], SamplingParams(max_tokens=64))
     print(outputs[0].outputs[0].text)
     """
 
+    @takes(EngineConfig)
     def __init__(self, model: str | None = None, *, use_tqdm: bool = True, **kwargs: Any) -> None:
         """Raises ValueError or OSError that says what is wrong with an argument, the model or the device."""
         if model is not None:
             kwargs["model"] = model
         self._client = Client(EngineConfig.from_kwargs(**kwargs), use_tqdm)
+        self._shared = Shared(self._client)
 
     @property
     def config(self) -> EngineConfig:
         """As the platform settled it."""
         return self._client.config
 
+    @without_lacking
     def generate(
         self,
-        prompts: Any,
+        prompts: PromptType | Sequence[PromptType],
         sampling_params: Params = None,
         *,
         use_tqdm: bool = True,
@@ -48,11 +54,13 @@ class LLM:
         {"prompt_embeds": tensor [tokens, hidden]}: one, or a list of them.
 
         The results are in the order of the prompts. One SamplingParams serves all, or one is given for each. If any
-        prompt or parameter is wrong, ValueError says which, and nothing is run.
+        prompt or parameter is wrong, ValueError says which, and nothing is run. What fails later ends its own request
+        and raises nothing: that completion has finish_reason "error" and says why in `error`.
         """
         parsed = self._client.parse(prompts)
         return self._run(parsed, sampling_params, use_tqdm, priority)
 
+    @without_lacking
     def chat(
         self, messages: Any, sampling_params: Params = None, *, use_tqdm: bool = True, **template: Any
     ) -> list[RequestOutput]:
@@ -63,7 +71,10 @@ class LLM:
         """
         return self._run(render_chats(self._tokenizer(), messages, **template), sampling_params, use_tqdm, None)
 
-    def stream(self, prompts: Any, sampling_params: Params = None) -> Iterator[RequestOutput]:
+    @without_lacking
+    def stream(
+        self, prompts: PromptType | Sequence[PromptType], sampling_params: Params = None
+    ) -> Iterator[RequestOutput]:
         """generate() as it comes: each output holds what is new. Leaving the loop early ends the requests.
 
         They start when the first output is asked for. Several streams, and other calls between, take turns.
@@ -71,14 +82,18 @@ class LLM:
         parsed = self._client.parse(prompts)
         return self._stream(parsed, sampling_params)
 
+    @without_lacking
     def stream_chat(self, messages: Any, sampling_params: Params = None, **template: Any) -> Iterator[RequestOutput]:
         """chat() as it comes."""
         return self._stream(render_chats(self._tokenizer(), messages, **template), sampling_params)
 
-    def beam_search(self, prompts: Any, params: BeamSearchParams) -> list[beam.BeamSearchOutput]:
+    @without_lacking
+    def beam_search(
+        self, prompts: PromptType | Sequence[PromptType], params: BeamSearchParams
+    ) -> list[beam.BeamSearchOutput]:
         """The likeliest outputs of each prompt, best first."""
         parsed = self._client.parse(prompts)
-        return [beam.search(self._client, prompt, params) for prompt in parsed]
+        return [beam.search(self._shared, prompt, params) for prompt in parsed]
 
     def get_tokenizer(self) -> Any:
         """transformers' tokenizer object."""
@@ -94,7 +109,7 @@ class LLM:
 
     def reset_prefix_cache(self) -> None:
         """Forgets cached beginnings, as after a change of weights."""
-        self._client.engine.reset_prefix_cache()
+        self._shared.call(self._client.engine.reset_prefix_cache)
 
     def reload_weights(self, path: str | None = None) -> None:
         """Takes over the weights of a folder or hub id, or of the engine's own folder as it is now, while it runs.
@@ -102,14 +117,14 @@ class LLM:
         They are of the same model, in the same form. Nothing is compiled or recorded anew; cached beginnings are
         forgotten, and running requests go on with the tokens that they have. ValueError: nothing has changed.
         """
-        self._client.reload_weights(path)
+        self._shared.call(lambda: self._client.reload_weights(path))
 
     def sleep(self, level: int = 1) -> None:
         """Gives the device's memory back until wake_up(). Level 1 puts weights aside on the host, level 2 drops them.
 
         Cached beginnings are forgotten. ValueError while requests run; NotImplementedError if the platform cannot.
         """
-        self._client.engine.sleep(level)
+        self._shared.call(lambda: self._client.engine.sleep(level))
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Ends the sleep; after level 2 the weights are read again, from the folder as it is now.
@@ -117,21 +132,26 @@ class LLM:
         If there is no room any more, MemoryError says what is missing, and the call may be repeated. `tags` may name
         what sleeps, weights and kv_cache: both, or none.
         """
-        self._client.wake_up(tags)
+        self._shared.call(lambda: self._client.wake_up(tags))
 
     def is_sleeping(self) -> bool:
         """Whether it was put to sleep, and takes no requests."""
         return bool(self._client.engine.asleep)
 
     def close(self) -> None:
-        """Ends what the engine keeps running besides memory."""
-        self._client.close()
+        """Ends the engine. Calls of other threads that wait for it, and all later ones, raise RuntimeError."""
+        self._shared.close()
 
     def __enter__(self) -> "LLM":
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    if not TYPE_CHECKING:  # a checker shall see what is there
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_attribute("LLM", name, vars(LLM))
 
     def _tokenizer(self) -> Any:
         if self._client.tokenizer is None:
@@ -141,45 +161,50 @@ class LLM:
     def _run(
         self, prompts: list[Prompt], params: Params, use_tqdm: bool, priority: Sequence[int] | None
     ) -> list[RequestOutput]:
-        ids = self._add(prompts, _with_kind(self._params(params, len(prompts)), RequestOutputKind.FINAL_ONLY), priority)
+        final = _with_kind(self._params(params, len(prompts)), RequestOutputKind.FINAL_ONLY)
+        ids = [self._client.next_id() for _ in prompts]
         open_ids, finished = set(ids), dict[str, RequestOutput]()
         try:
+            self._add(ids, prompts, final, priority)
             with _Bar(len(ids), use_tqdm) as bar:
                 while open_ids:
-                    for output in self._client.receive(open_ids):  # FINAL_ONLY: each is a request's last
+                    for output in self._shared.receive(open_ids):  # FINAL_ONLY: each is a request's last
                         open_ids.remove(output.request_id)
                         finished[output.request_id] = output
                         bar.finish(output)
         finally:
-            self._client.abort(open_ids)  # interrupted: nobody waits for them any more
+            self._shared.abort(open_ids)  # refused or interrupted: nobody waits for them any more
         return [finished[request_id] for request_id in ids]
 
     def _stream(self, prompts: list[Prompt], params: Params) -> Iterator[RequestOutput]:
         deltas = _with_kind(self._params(params, len(prompts)), RequestOutputKind.DELTA)
-        open_ids = set(self._add(prompts, deltas, None))
+        ids = [self._client.next_id() for _ in prompts]
+        open_ids = set(ids)
         try:
+            self._add(ids, prompts, deltas, None)
             while open_ids:
-                for output in self._client.receive(open_ids):
+                for output in self._shared.receive(open_ids):
                     if output.finished:
                         open_ids.remove(output.request_id)
                     yield output
         finally:
-            self._client.abort(open_ids)
+            self._shared.abort(open_ids)
 
-    def _add(self, prompts: list[Prompt], params: list[SamplingParams], priority: Sequence[int] | None) -> list[str]:
-        """All or none: a wrong one takes back those before it."""
+    def _add(
+        self, ids: list[str], prompts: list[Prompt], params: list[SamplingParams], priority: Sequence[int] | None
+    ) -> None:
+        """All of them before the next step. If one is wrong, the caller takes back those before it."""
         ranks = [0] * len(prompts) if priority is None else list(priority)
         if len(ranks) != len(prompts):
             raise ValueError(f"priority has {len(ranks)} entries for {len(prompts)} prompts; give one for each")
-        added: list[str] = []
-        try:
-            for prompt, each, rank in zip(prompts, params, ranks, strict=True):
-                added.append(self._client.next_id())  # before it is there: Ctrl-C may come in between
-                self._client.add(added[-1], prompt, each, rank)
-        except BaseException:  # Ctrl-C too
-            self._client.abort(added)
-            raise
-        return added
+        for each in {id(each): each for each in params}.values():
+            self._client.compile_grammar(each)  # other threads step on
+
+        def add() -> None:
+            for request in zip(ids, prompts, params, ranks, strict=True):
+                self._client.add(*request)
+
+        self._shared.call(add)
 
     def _params(self, params: Params, count: int) -> list[SamplingParams]:
         if params is None:

@@ -13,6 +13,7 @@ from quintet.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from quintet.config import EngineConfig
     from quintet.engine.request import Request
     from quintet.platforms.interface import Device
 
@@ -61,6 +62,11 @@ class LogitsProcessor(ABC):
     @classmethod  # noqa: B027  most have nothing to check
     def validate(cls, params: SamplingParams) -> None:
         """At admission: raises ParameterError (or ValueError) on params that it cannot serve."""
+
+    @classmethod
+    def make(cls, vocab_size: int, device: "Device", config: "EngineConfig") -> "LogitsProcessor":
+        """The engine's instance."""
+        return cls(vocab_size, device)
 
     @abstractmethod
     def is_argmax_invariant(self) -> bool:
@@ -144,7 +150,8 @@ def compare(before: Sequence["Request"], after: Sequence["Request"]) -> BatchUpd
 
 
 def load_processors(specs: Iterable[str | type[LogitsProcessor]]) -> list[type[LogitsProcessor]]:
-    """Classes from classes, dotted names "package.module:Class", or names of entry points in GROUP."""
+    """Classes from classes, dotted names "package.module:Class", or names of entry points in GROUP. Those that have
+    vLLM's methods are adapted."""
     return [_checked(_load(spec), spec) for spec in specs]
 
 
@@ -167,12 +174,22 @@ def _load(spec: str | type[LogitsProcessor]) -> object:
 
 
 def _checked(found: object, spec: object) -> type[LogitsProcessor]:
-    if not (isinstance(found, type) and issubclass(found, LogitsProcessor)):
-        raise ValueError(f"logits processor {spec!r} is not a subclass of {__name__}.LogitsProcessor")
-    missing = sorted(getattr(found, "__abstractmethods__", ()))
+    theirs = isinstance(found, type) and hasattr(found, "update_state")
+    if not isinstance(found, type) or not (theirs or issubclass(found, LogitsProcessor)):
+        raise ValueError(
+            f"logits processor {spec!r} is neither a subclass of quintet.LogitsProcessor nor has vLLM's methods"
+        )
+    missing = set(getattr(found, "__abstractmethods__", ()))
+    missing |= {name for name in ("apply", "is_argmax_invariant") if not hasattr(found, name)}
     if missing:
-        raise ValueError(f"logits processor {spec!r} does not define {', '.join(missing)}")
-    return found
+        raise ValueError(f"logits processor {spec!r} does not define {', '.join(sorted(missing))}")
+    return _adapted(found) if theirs else found
+
+
+def _adapted(theirs: type) -> type[LogitsProcessor]:
+    from quintet.engine.vllm_processors import adapted
+
+    return adapted(theirs)
 
 
 def _raising(error: Exception) -> RowFunction:

@@ -44,6 +44,7 @@ class _Completion:
     error: str | None = None
     num_preemptions: int = 0
     touched: bool = False  # since it was last given out
+    num_given: int = 0  # tokens that were given out; counted where outputs are held back
 
 
 @dataclass(slots=True)
@@ -67,8 +68,9 @@ class OutputProcessor:
     With n > 1 each output holds: of CUMULATIVE and FINAL_ONLY all n completions, of DELTA those with news.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer | None, interval: int = 1) -> None:
+        """`interval`: tokens from one output of a stream to the next."""
+        self.tokenizer, self._interval = tokenizer, interval
         self._requests: dict[str, _Request] = {}
         self._owners: dict[str, tuple[_Request, _Completion]] = {}  # engine request -> whose it is
 
@@ -212,6 +214,8 @@ class OutputProcessor:
         elif kind is RequestOutputKind.FINAL_ONLY or not any(each.touched for each in request.completions):
             return None
         delta = kind is RequestOutputKind.DELTA
+        if self._interval > 1 and not self._due(request, delta):
+            return None
         output = RequestOutput(
             request.request_id,
             request.prompt,
@@ -227,6 +231,18 @@ class OutputProcessor:
         for completion in request.completions:
             completion.touched = False
         return output
+
+    def _due(self, request: _Request, delta: bool) -> bool:
+        """Whether a completion has ended, has its first tokens, or as many new ones as one waits for."""
+        new = [len(each.token_ids) - (0 if delta else each.num_given) for each in request.completions]
+        due = request.finished or any(
+            each.touched and (each.finish_reason is not None or each.num_given == 0 or count >= self._interval)
+            for each, count in zip(request.completions, new, strict=True)
+        )
+        if due:
+            for each, count in zip(request.completions, new, strict=True):
+                each.num_given += count
+        return due
 
 
 def _show(completion: _Completion, delta: bool) -> CompletionOutput:

@@ -3,14 +3,35 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any
+from typing import Any, TypedDict
 
 from quintet.engine.embeds import embeds_bytes
 from quintet.engine.tokenizer import Tokenizer, refuse_surrogates
 from quintet.names import refuse_unknown
+from quintet.settings.lacking import PROMPT_KEYS
 
 _KEYS = ("prompt", "prompt_token_ids", "prompt_embeds", "cache_salt")
 _FORMS = "a prompt is text, a list of token ids, or a dict with 'prompt', 'prompt_token_ids' or 'prompt_embeds'"
+
+
+class _Salted(TypedDict, total=False):
+    cache_salt: str  # requests share cached pages only with the same salt
+
+
+class TextPrompt(_Salted):
+    """A prompt as text, in a dict."""
+
+    prompt: str
+
+
+class TokensPrompt(_Salted):
+    """A prompt as token ids, in a dict."""
+
+    prompt_token_ids: list[int]
+
+
+PromptType = str | Sequence[int] | TextPrompt | TokensPrompt | Mapping[str, Any]
+"""What a caller may give as one prompt: text, token ids, or a dict with either or {"prompt_embeds": tensor}."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +68,7 @@ def parse_prompt(
 def _parse_dict(
     prompt: Mapping[Any, Any], tokenizer: Tokenizer | None, vocab_size: int, name: str, width: int
 ) -> Prompt:
-    refuse_unknown("prompt key", map(str, prompt), _KEYS)
+    refuse_unknown("prompt key", map(str, prompt), _KEYS, PROMPT_KEYS)
     text, ids, embeds, salt = (prompt.get(key) for key in _KEYS)
     if text is not None and not isinstance(text, str):
         raise ValueError(f"{name}: 'prompt' must be text, not {type(text).__name__}")

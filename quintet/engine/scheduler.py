@@ -9,6 +9,7 @@ by a later step after every earlier one; nobody has to wait for it.
 """
 
 import bisect
+import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -28,6 +29,12 @@ class Limits:
     max_logit_rows: int  # tokens whose logits are computed
     chunked: bool = True
     by_priority: bool = False
+    long_prefill: int = 0  # a prompt with more tokens is long, and a step computes so many of it at most; 0: none is
+    max_partial: int | None = None  # prompts that are partly computed after a step
+    max_long: int | None = None  # of which are long
+
+    def is_long(self, request: Request) -> bool:
+        return 0 < self.long_prefill < request.num_prompt
 
 
 @dataclass
@@ -70,6 +77,8 @@ class Scheduler:
         self.num_queries = 0  # tokens looked up in the prefix cache, and found there
         self.num_hits = 0
         self.num_preemptions = 0
+        self._longest = limits.long_prefill or sys.maxsize  # chunk of a prompt
+        self._counts_partial = limits.max_partial is not None or limits.max_long is not None
         self._key: Callable[[Request], Key] = _by_priority if limits.by_priority else _by_order
 
     def add(self, request: Request) -> None:
@@ -92,12 +101,13 @@ class Scheduler:
         prefills = [r for r in self.running if len(r.token_ids) - r.num_computed != 1]
         if self._drafts is not None and self._drafts.serves(len(decodes)):
             self._guess(decodes, self._drafts)
-        for request in (*decodes, *prefills):
-            if plan.preempted and request not in self.running:
-                continue
-            count = self._share(request, plan, request.num_computed)
-            if count > 0:
-                self._grow(request, plan, count)
+        for requests, share in ((decodes, self._share), (prefills, self._chunk)):
+            for request in requests:
+                if plan.preempted and request not in self.running:
+                    continue
+                count = share(request, plan, request.num_computed)
+                if count > 0:
+                    self._grow(request, plan, count)
         if not plan.preempted:
             self._admit(plan)
         return plan
@@ -147,6 +157,10 @@ class Scheduler:
         scored = request.scored(start, count)
         return max(0, min(count - 1, scored.start + left - start)) if scored else count - 1  # it samples a step later
 
+    def _chunk(self, request: Request, plan: Plan, start: int) -> int:
+        """The same for a prompt, of which a step may have to compute less."""
+        return min(self._share(request, plan, start), self._longest)
+
     def _grow(self, request: Request, plan: Plan, count: int) -> None:
         """Gives a running request pages for its next tokens, taking them from the last in line if there are none."""
         end = request.num_computed + count
@@ -180,12 +194,19 @@ class Scheduler:
                 continue
             found = self.tables.find(request)
             start = found.tokens
-            count = self._share(request, plan, start)
+            count = self._chunk(request, plan, start)
             if count <= 0 and request.wants_scores and plan.num_tokens < self.limits.max_num_batched_tokens:
                 next_one += 1  # rows of logits are out: those behind it need fewer
                 continue
             if count <= 0 or (count < len(request.token_ids) - start and not self._may_cut(request)):
                 break
+            if (
+                self._counts_partial
+                and len(request.token_ids) - start - count > 1
+                and not self._may_begin(request, plan)
+            ):
+                next_one += 1  # shorter ones go before it
+                continue
             # with none behind it to take pages from, all of it must fit: it would stop half way and start again
             last = not self.running or self._key(request) > self._key(self.running[-1])
             if not self.tables.fits(found, start + count, len(request.token_ids) if last else start + count):
@@ -200,6 +221,16 @@ class Scheduler:
     def _may_cut(self, request: Request) -> bool:
         """Whether its prompt may take several steps. One that is scored always may: its rows might never fit one."""
         return self.limits.chunked or request.wants_scores
+
+    def _may_begin(self, request: Request, plan: Plan) -> bool:
+        """Whether one more may be partly computed after this step. With one token left, a request decodes."""
+        begun = [r for r in self.running if len(r.token_ids) - r.num_computed - plan.tokens.get(r, 0) > 1]
+        most, most_long = self.limits.max_partial, self.limits.max_long
+        if most is not None and len(begun) >= most:
+            return False
+        if most_long is None or not self.limits.is_long(request):
+            return True
+        return sum(self.limits.is_long(r) for r in begun) < most_long
 
     def _begin(self, request: Request, found: Found) -> None:
         if request.num_preemptions == 0:

@@ -39,6 +39,7 @@ from quintet.types import Extent, Place, Variant
 
 logger = logging.getLogger(__name__)
 
+LONG = 0.04  # of max_model_len: a prompt with more tokens is long, where nobody says when it is
 LEAST_LOGIT_ROWS = 256  # of a step, if it has as many tokens: the scores of a prompt come so many at a time
 
 
@@ -106,6 +107,11 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
     if plan.max_model_len != sizes.max_model_len:
         sizes = replace(sizes, max_model_len=plan.max_model_len)
         ranks.each(lambda worker: worker.build(hf_config, sizes))
+    if config.long_prefill_token_threshold > plan.max_model_len:
+        raise ValueError(
+            f"long_prefill_token_threshold={config.long_prefill_token_threshold} is beyond max_model_len="
+            f"{plan.max_model_len}, so that no prompt is long; lower it, or leave it out"
+        )
     if not config.enable_chunked_prefill and config.max_num_batched_tokens < plan.max_model_len:
         reasons.append(f"max_num_batched_tokens={plan.max_model_len}: a whole prompt must fit without chunked prefill")
         config = config.replace(max_num_batched_tokens=plan.max_model_len)
@@ -140,17 +146,26 @@ def launch(prepared: Prepared, progress: bool = True, grammars: Grammars | None 
     batches = BatchBuilder(config.page_size, variants, len(groups))
     runner = Runner(prepared.ranks, _sampler(prepared), batches, fixed, overlap)
     runner.warm_up(progress)
-    limits = Limits(
+    pool = PagePool(plan.num_pages, config.enable_prefix_caching)
+    tables = Tables(pool, config.page_size, groups, config.max_num_batched_tokens)
+    drafts = None if config.speculative_config is None else Lookup(config.speculative_config)
+    return Engine(Scheduler(_limits(config, plan.max_model_len), tables, drafts), runner, overlap, grammars)
+
+
+def _limits(config: EngineConfig, length: int) -> Limits:
+    """What a step may hold, with requests of up to so many tokens. How many prompts are long, as in vLLM."""
+    several = (config.max_num_partial_prefills or 1) > 1
+    long = config.long_prefill_token_threshold or (max(1, int(length * LONG)) if several else 0)
+    return Limits(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_logit_rows=_logit_rows(config),
         chunked=config.enable_chunked_prefill,
         by_priority=config.scheduling_policy == "priority",
+        long_prefill=long,
+        max_partial=config.max_num_partial_prefills,
+        max_long=config.max_long_partial_prefills or (1 if several else None),
     )
-    pool = PagePool(plan.num_pages, config.enable_prefix_caching)
-    tables = Tables(pool, config.page_size, groups, config.max_num_batched_tokens)
-    drafts = None if config.speculative_config is None else Lookup(config.speculative_config)
-    return Engine(Scheduler(limits, tables, drafts), runner, overlap, grammars)
 
 
 def _sampler(prepared: Prepared) -> Sampler:
@@ -162,7 +177,8 @@ def _sampler(prepared: Prepared) -> Sampler:
         names = ", ".join(each.__name__ for each in classes)
         logger.warning("sampling on the host: %s computes with torch, which cannot on what this device holds", names)
         ops, device = bind({}), Host()
-    made = [each(prepared.vocab_size, device) for each in classes]
+    settled = config.replace(max_model_len=prepared.plan.max_model_len)
+    made = [each.make(prepared.vocab_size, device, settled) for each in classes]
     sizes = logprob_sizes(prepared.vocab_size, config.max_logprobs) if facts.static_shapes else ()
     return Sampler(ops, device, prepared.vocab_size, made, config.logprobs_mode, sizes)
 

@@ -29,6 +29,8 @@ class Served:
     defaults: dict[str, Any] = field(default_factory=dict)  # sampling parameters of the generation config
     created: int = 0  # Unix time in seconds
     embeds_width: int = 0  # numbers of an embedding that a prompt may have in the place of a token; 0: none may
+    by_priority: bool = False  # whether a request's priority counts
+    stream_interval: int = 1  # tokens from one output of a stream to the next
 
 
 class EngineDead(RuntimeError):

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quintet.interpreter import leave_working_directory
+
 EXIT_USER, EXIT_USAGE, EXIT_INTERRUPT = 1, 2, 130
 
 
@@ -138,4 +140,5 @@ def _message(error: BaseException) -> str:
 
 
 if __name__ == "__main__":
+    leave_working_directory()
     sys.exit(main())

@@ -10,7 +10,8 @@ from quintet.server.settings import ServerConfig
 
 logger = logging.getLogger(__name__)
 
-_OWN = 64  # files of an API process besides its connections; it has some 30, and what it reads
+# Besides connections: an idle server of one API process has 27, while it loads some more; each further one takes 4.
+_FILES, _FILES_OF_WORKER = 48, 4
 _FEWEST = 16  # connections with which a server is worth its start
 
 
@@ -19,12 +20,15 @@ def fit_files(settings: ServerConfig) -> ServerConfig:
 
     Where the system does not let it, max_connections becomes what fits, and the log says so. ValueError: nothing does.
     """
-    own = _OWN + 8 * settings.api_workers + SPARE
+    own = _FILES + _FILES_OF_WORKER * settings.api_workers + SPARE
     allowed = _raise_limit(own + settings.max_connections)
     if allowed >= own + settings.max_connections:
         return settings
     if allowed < own + _FEWEST:
-        raise ValueError(f"a server opens at least {own + _FEWEST} files, and may open {allowed}; raise `ulimit -n`")
+        raise ValueError(  # ZeroMQ would abort the process
+            f"a process may have {allowed} files open here, and this server wants {own + _FEWEST} at least; raise the "
+            "limit, as by `ulimit -n 4096`"
+        )
     fitting = allowed - own
     logger.warning(
         "max_connections is %d, not %d: a process may open %d files (ulimit -n)",

@@ -92,7 +92,7 @@ class ServerConfig:
         30.0, _seconds(), "seconds that running requests get at SIGTERM", group="limits", metavar="SECONDS"
     )
     engine_timeout: float = option(
-        30.0, _seconds(1.0), "seconds without a sign of life from the engine after which the server ends",
+        30.0, _seconds(1.0), "seconds without a sign of life, from the engine (the server ends) or an API process",
         group="limits", metavar="SECONDS",
     )  # fmt: skip
     step_timeout: float = option(

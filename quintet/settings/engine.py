@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quintet.names import refuse_unknown
+from quintet.settings.describe import documented
 from quintet.settings.device import DeviceOptions
 from quintet.settings.lacking import lacking
 from quintet.settings.memory import MemoryOptions
@@ -19,6 +20,7 @@ from quintet.settings.structured import StructuredOutputsConfig
 
 
 # The fields of the last base come first: the model's. Bases hold fields and their checks, and nothing else.
+@documented
 @dataclass(frozen=True)
 class EngineConfig(
     ObservabilityOptions,
@@ -47,7 +49,7 @@ class EngineConfig(
         settle(self)
         adopt(self, {"compilation_config": compilation_config, "attention_config": attention_config})
         adopt(self, {"optimization_level": optimization_level})
-        for concern in (ModelOptions, DeviceOptions, MemoryOptions):
+        for concern in (ModelOptions, DeviceOptions, MemoryOptions, SchedulingOptions):
             concern._check(self)
 
     def replace(self, **changes: Any) -> "EngineConfig":

@@ -1,6 +1,14 @@
 """What people bring from other engines and will not find here, and what to do about it."""
 
-from collections.abc import Mapping
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+from quintet.names import nearest
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _ONE_DEVICE_GROUP = "only tensor parallelism exists (tensor_parallel_size); leave it out"
 _NOT_YET = "it does not exist yet; leave it out"
@@ -107,3 +115,114 @@ def lacking(name: str) -> str | None:
     while name and name not in LACKING:
         name = name.rpartition(".")[0]
     return LACKING.get(name)
+
+
+_ONLY_GENERATES = "models here generate text; there is no pooling"
+
+# of LLM and AsyncLLM
+METHODS: Mapping[str, str] = {
+    "embed": _ONLY_GENERATES,
+    "encode": f"{_ONLY_GENERATES}; for token ids, use get_tokenizer().encode(text)",
+    "classify": f"{_ONLY_GENERATES}; to choose among answers, use structured_outputs={{'choice': [...]}}",
+    "score": f"{_ONLY_GENERATES}; for a text's log-probabilities, use prompt_logprobs",
+    "reward": _ONLY_GENERATES,
+    "add_lora": "adapters do not exist yet",
+    "remove_lora": "adapters do not exist yet",
+    "list_loras": "adapters do not exist yet",
+    "pin_lora": "adapters do not exist yet",
+    "collective_rpc": "workers run no code of the caller's; for other weights, use reload_weights(path)",
+    "apply_model": "workers run no code of the caller's; for other weights, use reload_weights(path)",
+    "llm_engine": "LLM is the engine's only door; its settings are in config, its numbers in get_metrics()",
+    "set_tokenizer": "use the engine argument tokenizer",
+    "reset_mm_cache": "models take text alone",
+    "from_engine_args": "give the engine arguments to the class itself",
+    "from_vllm_config": "give the engine arguments to the class itself",
+    "do_log_stats": "use get_metrics()",
+    "check_health": "every call says so where the engine has ended",
+    "get_vllm_config": "use config",
+    "get_model_config": "use config",
+}
+
+# of the module quintet
+NAMES: Mapping[str, str] = {
+    "LoRARequest": "adapters do not exist yet",
+    "PoolingParams": _ONLY_GENERATES,
+    "PoolingOutput": _ONLY_GENERATES,
+    "EmbeddingRequestOutput": _ONLY_GENERATES,
+    "ClassificationRequestOutput": _ONLY_GENERATES,
+    "ScoringRequestOutput": _ONLY_GENERATES,
+    "EngineArgs": "use EngineConfig, or give its fields to LLM",
+    "AsyncEngineArgs": "use EngineConfig, or give its fields to AsyncLLM",
+    "AsyncLLMEngine": "use AsyncLLM",
+    "LLMEngine": "use LLM, whose stream() gives outputs step by step, or AsyncLLM",
+    "ModelRegistry": "use quintet.models.register",
+    "GuidedDecodingParams": "use StructuredOutputsParams",
+}
+
+# of calls that run prompts
+ARGUMENTS: Mapping[str, str] = {
+    "lora_request": _NO_ADAPTERS,
+    "prompt_adapter_request": _NO_ADAPTERS,
+    "prompt_token_ids": "give the ids themselves as the prompt, or {'prompt_token_ids': ids}",
+    "multi_modal_data": _TEXT_ALONE,
+    "mm_processor_kwargs": _TEXT_ALONE,
+    "guided_options_request": "use SamplingParams(structured_outputs=...)",
+    "tokenization_kwargs": "use SamplingParams(truncate_prompt_tokens=...), or tokenize first and give token ids",
+    "chat_template_content_format": "parts and text are both taken, as the template wants them; leave it out",
+    "concurrency_limit": "requests share steps as max_num_seqs says; leave it out",
+    "trace_headers": "only `quintet serve` traces; leave it out",
+    "data_parallel_rank": _ONE_DEVICE_GROUP,
+    "prompt_text": "give {'prompt': text, 'prompt_token_ids': ids} as the prompt",
+}
+
+# of a prompt that is a dict
+PROMPT_KEYS: Mapping[str, str] = {
+    "multi_modal_data": _TEXT_ALONE,
+    "multi_modal_uuids": _TEXT_ALONE,
+    "mm_processor_kwargs": _TEXT_ALONE,
+    "encoder_prompt": "there are no models with an encoder yet; give 'prompt'",
+    "decoder_prompt": "there are no models with an encoder yet; give 'prompt'",
+    "token_type_ids": f"{_ONLY_GENERATES}; leave it out",
+}
+
+# of SamplingParams
+PARAMETERS: Mapping[str, str] = {
+    "guided_decoding": "use structured_outputs",
+    "best_of": "use n, and choose by cumulative_logprob (logprobs=0)",
+    "use_beam_search": "use LLM.beam_search",
+    "length_penalty": "use LLM.beam_search, whose BeamSearchParams have it",
+    "early_stopping": "use LLM.beam_search; it goes on as long as a better output may come",
+    "logits_processors": "they are the engine's: LLM(logits_processors=[...]); extra_args is what a request tells them",
+    "spaces_between_special_tokens": "the tokenizer's own way is always used; leave it out",
+    "flat_logprobs": "log-probabilities always come as a dict for each token; leave it out",
+    "response_format": "use structured_outputs",
+    "max_new_tokens": "use max_tokens",
+    "max_length": "use max_tokens, which does not count the prompt",
+    "do_sample": "use temperature; 0 is greedy",
+    "num_return_sequences": "use n",
+    "stop_words": "use stop",
+    "eos_token_id": "use stop_token_ids",
+}
+
+
+def no_attribute(owner: str, name: str, there: Mapping[str, Any]) -> AttributeError:
+    """What to raise for an attribute that is not there."""
+    if name in METHODS:
+        return AttributeError(f"{owner}.{name} is not there: {METHODS[name]}")
+    match = None if name.startswith("_") else nearest(name, [each for each in there if not each.startswith("_")])
+    return AttributeError(f"{owner} has no attribute {name!r}" + (f"; did you mean {match!r}?" if match else ""))
+
+
+def without_lacking(call: Callable[P, T]) -> Callable[P, T]:
+    """The call, which refuses arguments of ARGUMENTS, unless they ask for nothing."""
+    own = inspect.signature(call).parameters
+
+    @functools.wraps(call)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        for name in [name for name in kwargs if name in ARGUMENTS and name not in own]:
+            asks = kwargs.pop(name)
+            if not (asks is None or asks == {} or asks == "auto"):
+                raise ValueError(f"{call.__qualname__}({name}=...) is not there: {ARGUMENTS[name]}")
+        return call(*args, **kwargs)
+
+    return checked

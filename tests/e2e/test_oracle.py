@@ -111,10 +111,11 @@ def run(engine: Client, asks: list[Ask]) -> Result:
     """Adds each request before the step it arrives at; checks the books after every step."""
     outputs: dict[str, RequestOutput] = {}
     waiting, step = sorted(asks, key=lambda ask: ask.arrival), 0
+    by_priority = engine.config.scheduling_policy == "priority"
     while waiting or engine.busy:
         while waiting and waiting[0].arrival <= step:
             ask = waiting.pop(0)
-            engine.add(ask.name, Prompt(ask.prompt), ask.params, ask.priority)
+            engine.add(ask.name, Prompt(ask.prompt), ask.params, ask.priority * by_priority)
         outputs.update((output.request_id, output) for output in engine.step())
         engine.engine.check_integrity()
         step += 1
@@ -177,7 +178,7 @@ def test_pages_come_back_after_random_aborts(seed: int) -> None:
     rng = random.Random(seed)
     engine = client(MODELS[0], **ENGINES["preempted, cached, chunked"])
     for ask in mix(seed):
-        engine.add(ask.name, Prompt(ask.prompt), ask.params, ask.priority)
+        engine.add(ask.name, Prompt(ask.prompt), ask.params)
     names = [ask.name for ask in mix(seed)]
     while engine.busy:
         engine.step()

@@ -43,6 +43,15 @@ def test_a_config_file_gives_flags_and_flags_come_before_it(tmp_path: Path) -> N
         assert sleeping.json() == {"is_sleeping": False}
 
 
+def test_a_limit_on_open_files_that_is_too_low_is_said() -> None:
+    """ZeroMQ would abort the process."""
+    words = " ".join([sys.executable, "-m", "quintet.server.cli", "serve", *NULL, "--port", "0"])
+    done = subprocess.run(["sh", "-c", f"ulimit -n 24; exec {words}"], capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("quintet serve: error: a process may have 24 files open here") and "ulimit -n" in line
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -3,6 +3,7 @@
 import itertools
 import random
 import time
+from typing import Any
 
 import pytest
 import tokenizers
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from quintet.engine.detokenizer import Detokenizer
+from quintet.engine.detokenizer import Detokenizer, WindowDecoder
 from quintet.engine.stops import StopStrings
 from quintet.engine.tokenizer import Tokenizer
 from quintet.sampling_params import SamplingParams
@@ -57,6 +58,21 @@ def stream(tokenizer, ids, params=None, prompt=(), chunks=None):
     deltas.append(detokenizer.finish())
     assert "".join(deltas) == detokenizer.text
     return deltas
+
+
+class Words:
+    """A tokenizer of whole words, of whose pieces nothing is known; 2 and 3 are the halves of a letter."""
+
+    def decode(self, ids: list[int], skip_special: bool) -> str:
+        said = "".join({0: "once", 1: " upon", 2: "<", 3: ">", 4: ""}[each] for each in ids)
+        return said.replace("<>", "é").replace("<", "\ufffd").replace(">", "\ufffd")
+
+
+def test_a_word_of_an_unknown_decoder_comes_out_with_its_token() -> None:
+    words: Any = Words()
+    decoder = WindowDecoder(words, False, [0])
+    assert [decoder.step(each) for each in (1, 2, 3, 4, 0, 1)] == [" upon", "", "é", "", "once", " upon"]
+    assert decoder.finish() == ""
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -7,6 +7,7 @@ import pytest
 
 from quintet import LLM, BeamSearchParams, RequestOutputKind, SamplingParams
 from quintet.engine.prompts import Prompt
+from quintet.engine.shared import Shared
 from tests.helpers.null_engine import VOCAB, CtrlC, complete, drain, expected, folder, greedy, null_client
 
 
@@ -345,7 +346,7 @@ def test_a_stream_that_nobody_reads_runs_nothing_and_one_that_is_left_keeps_noth
     next(left := engine.stream([5], greedy(max_tokens=50)))
     engine.generate([[1]], greedy(), use_tqdm=False)
     left.close()
-    assert not engine._client._kept and not engine._client.busy
+    assert not engine._shared._kept and not engine._client.busy
 
 
 @pytest.mark.parametrize(
@@ -415,17 +416,18 @@ def test_ctrl_c_in_one_stream_takes_nothing_from_another(overlap: bool, request:
     if overlap:
         request.getfixturevalue("behind")
     client, params = null_client(page_size=4), greedy(max_tokens=4, output_kind=RequestOutputKind.DELTA)
+    shared = Shared(client)
     wanted = expected([3, 4, 5], 4)
     for at in range(0, 100_000, 29):
         client.add("theirs", Prompt([3, 4, 5]), params)
         client.add("mine", Prompt([7]), params)
         with CtrlC(at) as ctrl_c:
-            while not any(output.finished for output in client.receive(["mine"])):
+            while not any(output.finished for output in shared.receive({"mine"})):
                 pass
-        client.abort(["mine"])
+        shared.abort(["mine"])
         got: list[int] = []
         for _ in range(20):
-            outputs = client.receive(["theirs"])
+            outputs = shared.receive({"theirs"})
             got += [token for output in outputs for token in output.outputs[0].token_ids]
             if outputs and outputs[-1].finished:
                 break
@@ -448,3 +450,47 @@ def test_ctrl_c_after_a_stop_string_ends_the_engines_request_too() -> None:
         if not ctrl_c.came:
             break
     assert at > 100
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        ({}, [75]),
+        ({"long_prefill_token_threshold": 40}, [65, 10]),
+        ({"max_num_partial_prefills": 2}, [10, *[5] * 8, 10]),  # 4% of 128: prompts of more than 5 tokens are long
+        ({"max_num_partial_prefills": 2, "max_long_partial_prefills": 2}, [15, 10, 10, 10, 5]),
+    ],
+)
+def test_settings_of_long_prompts_reach_the_steps(settings: dict[str, Any], steps: list[int]) -> None:
+    client = null_client(enable_prefix_caching=False, **settings)
+    for name, length in {"long": 50, "other": 20, "short": 5}.items():
+        client.add(name, Prompt([1] * length), greedy(max_tokens=1))
+    found = []
+    while client.busy:
+        client.step()
+        found.append(client.engine.stats().step_tokens)
+    assert found[: len(steps)] == steps
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"long_prefill_token_threshold": 200}, "beyond max_model_len=128"),
+        (
+            {"long_prefill_token_threshold": 8, "enable_chunked_prefill": False},
+            "enable_chunked_prefill=False cuts none",
+        ),
+        ({"max_num_partial_prefills": 2, "max_long_partial_prefills": 3}, "more than max_num_partial_prefills=2"),
+        ({"max_long_partial_prefills": 1}, "means nothing without long_prefill_token_threshold"),
+        ({"stream_interval": 0}, "stream_interval must be at least 1"),
+    ],
+)
+def test_settings_of_steps_that_mean_nothing_are_refused(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        null_client(**settings)
+
+
+def test_a_stream_comes_in_the_interval_that_was_asked_for() -> None:
+    engine = llm(stream_interval=4)
+    outputs = [list(each.outputs[0].token_ids) for each in engine.stream([1], greedy(max_tokens=10))]
+    assert [len(each) for each in outputs] == [1, 4, 4, 1] and sum(outputs, []) == expected([1], 10)

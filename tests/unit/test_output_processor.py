@@ -65,6 +65,29 @@ def test_deltas_joined_are_the_whole(processor, ids):
     assert completions[-1].cumulative_logprob == -0.5 * len(ids)
 
 
+@pytest.mark.parametrize("kind", [DELTA, CUMULATIVE])
+def test_a_stream_may_come_several_tokens_at_a_time(tokenizer, ids, kind):
+    """The first at once, the rest so many tokens apart, and what is left when it ends."""
+    processor = OutputProcessor(tokenizer, interval=3)
+    ids = (ids * 3)[:9]
+    processor.add("a", SamplingParams(output_kind=kind), [1])
+    outputs, _ = run(processor, "a", ids)
+    lengths = [len(each.outputs[0].token_ids) for each in outputs]
+    assert lengths == ([1, 3, 3, 2] if kind is DELTA else [1, 4, 7, 9])
+    assert (
+        "".join(each.outputs[0].text for each in outputs) if kind is DELTA else outputs[-1].outputs[0].text
+    ) == tokenizer.decode(ids)
+
+
+def test_a_completion_that_ends_is_told_at_once(tokenizer, ids):
+    processor = OutputProcessor(tokenizer, interval=100)
+    first, second = processor.add("a", SamplingParams(output_kind=DELTA, n=2), [1])
+    processor.process([TokenDelta(first, ids[:1]), TokenDelta(second, ids[:1])])
+    assert not processor.process([TokenDelta(first, ids[1:2]), TokenDelta(second, ids[1:2])]).outputs
+    (output,) = processor.process([TokenDelta(first, ids[2:3], FinishReason.LENGTH)]).outputs
+    assert {each.index: each.token_ids for each in output.outputs} == {0: ids[1:3], 1: ids[1:2]}
+
+
 def test_several_deltas_of_one_request_make_one_output(processor, ids):
     processor.add("a", SamplingParams(output_kind=DELTA), [1])
     deltas = [TokenDelta("a", ids[:2]), TokenDelta("a", []), TokenDelta("a", ids[2:], FinishReason.LENGTH)]
@@ -246,6 +269,14 @@ def test_metrics_count_and_time(processor, ids):
     assert (metrics.num_prompt_tokens, metrics.num_generation_tokens) == (len(ids), len(ids))
     assert 5.0 < metrics.first_token_time <= metrics.last_token_time <= metrics.finished_time
     assert metrics.time_to_first_token <= metrics.latency
+
+
+def test_preemptions_add_up_over_deltas_and_completions(processor, ids):
+    first, second = processor.add("a", SamplingParams(n=2), ids)
+    said = [(first, 1), (first, 3), (second, 1), (first, 3), (second, 2)]
+    deltas = [TokenDelta(engine_id, ids[:1], num_preemptions=total) for engine_id, total in said]
+    outputs = [processor.process([delta]).outputs[0] for delta in deltas]
+    assert outputs[-1].metrics.num_preemptions == 3 + 2
 
 
 def test_deltas_travel_as_messages(processor, ids):

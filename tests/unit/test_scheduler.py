@@ -70,6 +70,67 @@ def test_without_chunks_a_prompt_waits_until_it_fits_whole() -> None:
     assert run(s) == {"a": 1, "b": 5}
 
 
+@pytest.mark.parametrize(("rows", "first"), [(7, 6), (6, 6), (5, 5), (3, 3)])
+def test_a_scored_prompt_takes_the_rows_that_are_left_to_the_last(rows: int, first: int) -> None:
+    """Five positions of six are scored, and the last token samples: six rows."""
+    s = scheduler(max_logit_rows=rows)
+    add(s, "a", range(6), 0, params=SamplingParams(prompt_logprobs=0))
+    plan = s.schedule()
+    assert list(plan.tokens.values()) == [first] and plan.num_rows == min(rows, 6)
+
+
+def test_a_long_prompt_leaves_room_for_others() -> None:
+    s = scheduler(long_prefill=8)
+    add(s, "a", range(40), 0)
+    add(s, "b", range(50, 58), 1)
+    assert run(s) == {"a": 8, "b": 8}
+    assert run(s) == {"b": 1, "a": 8}
+
+
+def test_a_prompt_that_is_not_long_is_not_cut() -> None:
+    s = scheduler(long_prefill=8)
+    add(s, "a", range(8), 0)
+    assert run(s) == {"a": 8}
+
+
+def test_drafts_are_no_prompt() -> None:
+    """A request that checks guesses is not cut as a long prompt is."""
+    s = scheduler(long_prefill=2)
+    a = add(s, "a", range(2), 0)
+    assert run(s) == {"a": 2}
+    a.guess([5, 6, 7])
+    assert s._share(a, Plan(), a.num_computed) == 4
+
+
+def test_so_many_prompts_are_partly_computed_at_once() -> None:
+    s = scheduler(long_prefill=8, max_partial=2)
+    for order, name in enumerate("abcd"):
+        add(s, name, [order] * (20 if name != "d" else 6), order)
+    assert run(s) == {"a": 8, "b": 8, "d": 6}, "d is computed whole, and does not count"
+    assert run(s) == {"d": 1, "a": 8, "b": 8}
+    assert run(s) == {"d": 1, "a": 4, "b": 4, "c": 8}, "a and b are through with this step"
+
+
+def test_so_many_of_them_are_long_and_shorter_ones_go_before() -> None:
+    s = scheduler(long_prefill=8, max_num_batched_tokens=20, max_partial=3, max_long=1)
+    for order, (name, length) in enumerate({"a": 30, "b": 30, "c": 7, "d": 8}.items()):
+        add(s, name, [order] * length, order)
+    assert run(s) == {"a": 8, "c": 7, "d": 5}, "b is long, as a is"
+    assert run(s) == {"c": 1, "a": 8, "d": 3}
+    assert run(s) == {"c": 1, "d": 1, "a": 8}
+    assert run(s) == {"c": 1, "d": 1, "a": 6, "b": 8}
+
+
+def test_a_prompt_that_waits_for_its_place_comes_before_later_ones() -> None:
+    s = scheduler(max_num_batched_tokens=8, max_partial=1)
+    for order, name in enumerate("abc"):
+        add(s, name, [order] * 12, order)
+    done: list[str] = []
+    for _ in range(5):
+        done += [name for name, count in run(s).items() if count > 1 and name not in done]
+    assert done == ["a", "b", "c"]
+
+
 def test_first_come_first_served_within_max_num_seqs() -> None:
     s = scheduler(max_num_seqs=2)
     for order in range(3):

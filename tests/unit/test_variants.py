@@ -28,6 +28,14 @@ def test_every_step_within_the_limits_has_a_variant(tokens: int, requests: int, 
     assert all(2 * small >= large for small, large in zip(sizes, sizes[1:], strict=False))
 
 
+def test_rows_of_outputs_come_in_fewer_sizes_than_tokens() -> None:
+    variants = plan_variants(Variant(1024, 400, 300, (1,)))
+    found = {variant.tokens: (variant.requests, variant.rows) for variant in variants}
+    assert found == {
+        16: (16, 16), 32: (32, 64), 64: (64, 64), 128: (128, 256), 256: (256, 256), 512: (400, 300), 1024: (400, 300),
+    }  # fmt: skip
+
+
 def test_the_plan_is_told_with_its_price() -> None:
     said = describe(plan_variants(Variant(128, 32, 64, (8,))))
     assert said.startswith("4 compilations, for steps of 16, 32, 64, 128 tokens (at most 32 requests, 64 rows")

@@ -16,6 +16,7 @@ import torch
 from quintet.config import EngineConfig
 from quintet.conformance.check import Broken, Trial, check, require
 from quintet.conformance.subject import Subject
+from quintet.interpreter import on_our_path
 from quintet.ops.linear import KINDS
 from quintet.platforms.interface import Capabilities, Platform
 
@@ -24,8 +25,8 @@ LONG = 120.0  # seconds after which a process that probes is ended
 
 # What the process writes is its last line. Its baseline has what quintet itself needs: torch, and the contract.
 CHILD = """
-import importlib, importlib.machinery, json, os, sys, time
-sys.path[:], module, name, hidden = (json.loads(each) for each in sys.argv[1:])
+import importlib, importlib.machinery, json, os, time
+module, name, hidden = (json.loads(each) for each in sys.argv[1:])
 
 class Bare(importlib.machinery.PathFinder):
     @classmethod
@@ -70,8 +71,8 @@ print(json.dumps(said))
 def _asked(subject: Subject, hidden: tuple[str, ...] = ()) -> dict[str, Any]:
     """What probing and configuring gave and left behind, in a fresh process that has not the hidden packages."""
     kind = subject.chosen.platform
-    given = [json.dumps(each) for each in (sys.path, kind.__module__, kind.__qualname__, hidden)]
-    command, variables = [sys.executable, "-c", CHILD, *given], subject.variables
+    given = [json.dumps(each) for each in (kind.__module__, kind.__qualname__, hidden)]
+    command, variables = [sys.executable, "-c", on_our_path(CHILD), *given], subject.variables
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=LONG)
     if done.returncode:
         raise Broken(f"the process that probed ended with {done.returncode}: {done.stderr[-500:]}")

@@ -9,18 +9,19 @@ import secrets
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from quintet.interpreter import running
 from quintet.server.clients.errors import ServerError
 from quintet.server.clients.remote import connect
 from quintet.server.clients.target import Target
 from quintet.server.commands import engine
+from quintet.server.private_folder import PrivateFolder
 
-SERVE = (sys.executable, "-m", "quintet.server.cli", "serve")
+SERVE = (*running("quintet.server.cli"), "serve")
 START_SECONDS = 3600.0  # a large model may have to be downloaded first
 _STOP_SECONDS = 10.0
 _LOOK_SECONDS = 0.05  # between two looks at /ready
@@ -33,10 +34,10 @@ def local_server(arguments: argparse.Namespace) -> Iterator[Target]:
 
     ValueError with the server's last words where it does not become ready.
     """
-    with tempfile.TemporaryDirectory(prefix="quintet-") as folder:  # others may not look into it
+    with PrivateFolder() as folder:
         server = Target(uds=f"{folder}/socket", api_key=secrets.token_urlsafe())
         command = [*SERVE, "--uds", f"{folder}/socket", "--api-key", str(server.api_key), *_words(arguments)]
-        log = Path(folder, "log")
+        log = folder / "log"
         # A session of its own: Ctrl-C is for this command, which then ends the server.
         with (
             log.open("wb") as output,

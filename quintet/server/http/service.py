@@ -10,7 +10,7 @@ from quintet.engine.chat import load_chat_template
 from quintet.server.backend import Backend, EngineDead
 from quintet.server.http.auth import owner_of
 from quintet.server.http.calls import Ask, Call
-from quintet.server.http.errors import ApiError
+from quintet.server.http.errors import ApiError, as_api_error
 from quintet.server.http.gate import Gate, Size
 from quintet.server.metrics.metrics import Metrics
 from quintet.server.metrics.record import Record
@@ -34,6 +34,7 @@ class Service:
         self.tracer = make_tracer(settings.otlp_traces_endpoint, lambda: self.model_names[0])
         self.calls: set[Call] = set()
         self.draining = False
+        self._failed: EngineDead | None = None
         self._quiet = asyncio.Event()  # no call is under way
         self._quiet.set()
 
@@ -58,6 +59,8 @@ class Service:
 
     def check_ready(self) -> None:
         """Raises ApiError 503 if the engine cannot serve."""
+        if self._failed is not None:
+            raise as_api_error(self._failed)
         why = self.trouble()
         if why is not None:
             code = "asleep" if self.asleep and not self.draining else "not_ready"
@@ -98,8 +101,12 @@ class Service:
         try:
             await asyncio.wait_for(self._quiet.wait(), self.settings.drain_timeout)
         except asyncio.TimeoutError:
-            for call in list(self.calls):
-                call.stop(ApiError(503, "the server is shutting down", code="shutting_down"))
+            self.end_calls()
+
+    def end_calls(self) -> None:
+        """Whoever still waits is told that the server ends."""
+        for call in list(self.calls):
+            call.stop(ApiError(503, "the server is shutting down", code="shutting_down"))
 
     def close(self) -> None:
         """The last traces go out."""
@@ -107,9 +114,10 @@ class Service:
             self.tracer.close()
 
     def fail(self, why: str) -> None:
-        """The engine is gone: every call ends."""
+        """The engine is gone: every call ends, and none begins."""
+        self._failed = EngineDead(why)
         for call in list(self.calls):
-            call.stop(EngineDead(why))
+            call.stop(as_api_error(self._failed))
 
     def _timeout(self, http: HttpRequest | None) -> float:
         most = self.settings.request_timeout

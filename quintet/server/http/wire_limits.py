@@ -5,7 +5,7 @@ import weakref
 from http import HTTPStatus
 from typing import Any, ClassVar, NamedTuple
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from quintet.server.http.errors import ApiError, openai_shape
 from quintet.server.http.sse import encode
@@ -52,6 +52,7 @@ class _Bounded(HttpToolsProtocol):
         self._refused = False
         self._timer: asyncio.TimerHandle | None = None
         self._reader: asyncio.TimerHandle | None = None  # that is waited for
+        self._answered: RequestResponseCycle | None = None  # the request that is answered, or was last
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
@@ -66,6 +67,7 @@ class _Bounded(HttpToolsProtocol):
         self._stop_timer()
         self._stop_reader()
         self.strangers.remove(self)
+        self._leave()
         super().connection_lost(exc)
 
     def make_room(self) -> None:
@@ -86,6 +88,17 @@ class _Bounded(HttpToolsProtocol):
 
     def cut(self) -> None:
         self.transport.abort()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _leave(self) -> None:
+        """uvicorn tells the request that came last that its client has gone. Where requests are pipelined an earlier
+        one is answered: it would go on, and write to a closed handle, which uvloop takes for an error of ours."""
+        if self._answered is not None and not self._answered.response_complete:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         if self._refused:

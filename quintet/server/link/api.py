@@ -20,10 +20,11 @@ from quintet.server.settings import ServerConfig
 
 _LOOK = 0.02  # seconds between two looks at whether the engine has said hello
 LAST_WORDS = 5  # seconds that connections get after the last call, to take in their answers
+AT_ONCE = 1  # seconds of them, when it is told to end at once
 
 
 class ApiServer:
-    """Serves until it is told to stop: the first time gracefully, the second at once."""
+    """Serves until it is told to stop: the first time running calls may end, the second they are told why they do."""
 
     def __init__(
         self, settings: ServerConfig, folder: Path, worker: int, stopping: Callable[[], None] = lambda: None
@@ -32,7 +33,8 @@ class ApiServer:
         self.service = Service(self.remote, settings, worker)
         self._server = _Server(uvicorn.Config(make_app(self.service), **_options(settings)), self._signalled)
         self._follows = worker > 0  # signals are the parent's to answer
-        self._stopping = stopping  # called when it begins to end
+        self._stopping = stopping  # called each time that it is told to end
+        self.forced = False  # it was told to end at once
         self._draining: asyncio.Task[None] | None = None
         metrics, peers = self.service.metrics, self.remote.peers
         metrics.connections = lambda: len(self._server.server_state.connections)
@@ -52,18 +54,16 @@ class ApiServer:
             self.service.close()
 
     def stop(self) -> None:
-        """Lets running calls end; a second time, ends at once."""
-        if self._draining is not None:
-            self._server.force_exit = self._server.should_exit = True
-            return
-        self.service.draining = True  # from now on a dead process is not replaced
-        self._draining = asyncio.get_running_loop().create_task(self._drain())
+        """Lets running calls end; a second time, ends them."""
+        loop = asyncio.get_running_loop()
+        if self._draining is None:
+            self.service.draining = True  # from now on a dead process is not replaced
+            self._draining = loop.create_task(self._drain())
+        else:
+            self.forced = self._server.should_exit = True
+            self.service.end_calls()
+            loop.call_later(AT_ONCE, self._server.cut)
         self._stopping()
-
-    @property
-    def forced(self) -> bool:
-        """Whether it was told to end at once."""
-        return self._server.force_exit
 
     def _told(self, why: str) -> None:
         self.fail(why) if why else self.stop()
@@ -74,8 +74,8 @@ class ApiServer:
 
     def fail(self, why: str) -> None:
         """The engine is gone: calls end with the reason, and then the server."""
+        self.service.fail(why)  # first: to the engine's client each request fails by itself
         self.remote.fail(why)
-        self.service.fail(why)
         self._server.should_exit = True
 
     async def _until_served(self) -> None:
@@ -104,6 +104,17 @@ class _Server(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         await super().serve(sockets)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Whoever does not take in his answer in time is cut off; uvicorn would cancel, and log a trace for each."""
+        cut = self._loop.call_later(LAST_WORDS, self.cut)
+        await super().shutdown(sockets)
+        cut.cancel()
+
+    def cut(self) -> None:
+        """Ends the connections that there are; what writes to them then ends by itself."""
+        for each in list(self.server_state.connections):
+            each.transport.abort()
+
 
 def _options(settings: ServerConfig) -> dict[str, Any]:
     return {
@@ -116,7 +127,7 @@ def _options(settings: ServerConfig) -> dict[str, Any]:
         "proxy_headers": False,
         "root_path": settings.root_path,
         "limit_concurrency": settings.max_connections,
-        "timeout_graceful_shutdown": LAST_WORDS,
+        "timeout_graceful_shutdown": LAST_WORDS + 1,
         "ssl_certfile": settings.ssl_certfile,
         "ssl_keyfile": settings.ssl_keyfile,
     }

@@ -4,13 +4,13 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import msgspec
 
+from quintet.interpreter import running
 from quintet.server.link.child import ENDING, PARENT_GONE
 from quintet.server.link.wire import Orders
 
@@ -40,7 +40,7 @@ class Child:
     def __init__(self, module: str, orders: Orders) -> None:
         inherit = () if orders.listen < 0 else (orders.listen,)
         with _blocked():
-            self._process = subprocess.Popen([sys.executable, "-m", module], stdin=subprocess.PIPE, pass_fds=inherit)
+            self._process = subprocess.Popen(running(module), stdin=subprocess.PIPE, pass_fds=inherit)
         assert self._process.stdin is not None
         self._tell(msgspec.json.encode(orders) + b"\n")
 
@@ -59,11 +59,14 @@ class Child:
         ).start()
 
     def ask_to_end(self, why: str = "") -> None:
-        """Lets an API process finish what it has; with a reason, it ends that, and tells the callers that wait."""
+        """Lets an API process finish what it has, or end it when it was asked before; with a reason, it ends that, and
+        tells the callers that wait."""
+        self._wake()
         self._tell(why.replace("\n", " ")[:_REASON].encode(errors="replace") + b"\n")
 
     def let_go(self) -> None:
         """It sees us gone, and ends at once."""
+        self._wake()
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -85,6 +88,10 @@ class Child:
             self.kill()
             self._process.wait()
         self.let_go()
+
+    def _wake(self) -> None:
+        """One that was stopped hears no word."""
+        self._process.send_signal(signal.SIGCONT)
 
     def _tell(self, word: bytes) -> None:
         assert self._process.stdin is not None

@@ -65,6 +65,8 @@ def served(prepared: Prepared) -> Served:
         defaults=generation,
         created=int(time.time()),
         embeds_width=prepared.embeds_width,
+        by_priority=config.scheduling_policy == "priority",
+        stream_interval=config.stream_interval,
     )
 
 

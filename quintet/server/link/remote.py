@@ -156,12 +156,13 @@ class Remote:
         return self._admission
 
     def _send(self, message: wire.ToEngine) -> None:
-        self._outbox.send(wire.encode(message), zmq.NOBLOCK)
+        if not self._outbox.closed:  # this process ends: what is left of its calls has nobody to tell
+            self._outbox.send(wire.encode(message), zmq.NOBLOCK)
 
     async def _read(self) -> None:
         while True:
             message = wire.decode_to_worker(await self._inbox.recv())
-            if isinstance(message, wire.AskRows | wire.TellRows):  # no sign of life of the engine
+            if isinstance(message, wire.FromPeer):  # no sign of life of the engine
                 self.peers.take(message)
                 continue
             self._quiet = 0.0
@@ -178,6 +179,7 @@ class Remote:
     async def _count(self) -> None:
         while True:
             await asyncio.sleep(_TURN)
+            self.peers.turn(_TURN)
             if self._quiet is not None:
                 self._quiet += _TURN
 
@@ -201,10 +203,10 @@ class Remote:
         if served.tokenizer is not None:
             self._tokenizer = await asyncio.to_thread(load_tokenizer, served.tokenizer)
         eos = frozenset(served.eos_ids) | frozenset(self._tokenizer.eos_ids if self._tokenizer else ())
-        bounds = Bounds(served.vocab_size, served.max_model_len, served.max_logprobs)
+        bounds = Bounds(served.vocab_size, served.max_model_len, served.max_logprobs, by_priority=served.by_priority)
         defaults = dict(served.defaults) if self._tokenizer else {**served.defaults, "detokenize": False}
         name = f"{self._worker}/" if self._worker else ""
-        self._processor = OutputProcessor(self._tokenizer)
+        self._processor = OutputProcessor(self._tokenizer, served.stream_interval)
         processors = load_processors(served.processors)
         self._admission = Admission(bounds, self._tokenizer, eos, served.seed, processors, defaults, name)
 

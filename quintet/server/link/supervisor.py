@@ -3,10 +3,8 @@
 import asyncio
 import dataclasses
 import logging
-import shutil
 import signal
 import socket
-import tempfile
 from functools import partial
 from pathlib import Path
 
@@ -14,12 +12,14 @@ from quintet.config import EngineConfig
 from quintet.server.link.child import ENDING
 from quintet.server.link.children import API, ENGINE, Child, Exit, inheritable
 from quintet.server.link.wire import Orders
+from quintet.server.private_folder import PrivateFolder
 from quintet.server.settings import ServerConfig
 
 logger = logging.getLogger(__name__)
 
 _LOOK = 0.5  # seconds between two looks at the engine's pulse
 _LAST_WORDS = 10.0  # seconds that API processes have to tell their callers of a failure
+_HASTE = 3.0  # seconds that they have when all end at once: of these, callers get one
 _SOONEST = 1.0  # seconds before an API process that died is started again
 
 
@@ -29,9 +29,9 @@ class Supervisor:
     def __init__(self, engine: EngineConfig, server: ServerConfig, listener: socket.socket) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # until run() can clear up behind what is begun here
         self._settings, self._listener = server, listener
-        self._folder = Path(tempfile.mkdtemp(prefix="quintet-"))  # only this user may enter it
+        self._folder = PrivateFolder()  # of the sockets between the processes
         self._orders = Orders(
-            folder=str(self._folder),
+            folder=str(self._folder.path),
             worker=-1,
             num_workers=server.api_workers,
             log_level=server.log_level,
@@ -46,8 +46,9 @@ class Supervisor:
             raise
         self._others: dict[int, Child] = {}  # API processes besides this one
         self._failed: str | None = None  # why the server ends
-        self._told = False  # to end, before anything listened to it
-        self._ending = self._forced = False
+        self._silent: dict[int, str] = {}  # API processes that were ended, and why, until their end is seen
+        self._told = False  # to end, while nothing else listens to that
+        self._serving = self._ending = False
 
     def run(self) -> int:
         """Serves until it is told to stop: 0; or until the engine is gone: 1."""
@@ -67,33 +68,33 @@ class Supervisor:
     async def _serve(self) -> None:
         from quintet.server.link.api import ApiServer
 
-        self._loop = asyncio.get_running_loop()
-        self._api = ApiServer(self._settings, self._folder, 0, self._stop_others)
+        self._loop, self._serving = asyncio.get_running_loop(), True
+        self._api = ApiServer(self._settings, self._folder.path, 0, self._stop_others)
         self._engine.follow(lambda code: self._later(partial(self._engine_ended, code)))
         for worker in range(1, self._settings.api_workers):
             self._start(worker)
         watch = self._loop.create_task(self._watch())
         await self._api.run(self._listener)
-        self._forced, self._told = self._api.forced, False
         await self._until_alone()
         self._ending = True
         watch.cancel()
 
     async def _until_alone(self) -> None:
         """The others may still have calls: the engine's end, and a signal, are heard meanwhile."""
-        seconds = _LAST_WORDS + (self._settings.drain_timeout if self._failed is None else 0.0)
-        end = self._loop.time() + seconds
-        while any(child.lives for child in self._others.values()):
-            self._forced = self._forced or self._told
-            if self._forced or self._loop.time() > end:
-                break
+        forced, self._told = self._api.forced, False
+        drain = self._settings.drain_timeout if self._failed is None else 0.0
+        end = self._loop.time() + (_HASTE if forced else _LAST_WORDS + drain)
+        while self._loop.time() < end and any(child.lives for child in self._others.values()):
+            if self._told and not forced:
+                forced, end = True, min(end, self._loop.time() + _HASTE)
+                self._stop_others()
             if self._failed is not None:
                 end = min(end, self._loop.time() + _LAST_WORDS)
             await asyncio.sleep(_LOOK / 10)
 
     def _signalled(self, *_: object) -> None:
         """No exception: whatever is imported meanwhile might catch it. A second signal does not wait for that."""
-        if self._told:
+        if self._told and not self._serving:
             raise SystemExit(0)
         self._told = True
 
@@ -105,7 +106,7 @@ class Supervisor:
             logger.debug("a child ended after the loop")
 
     async def _watch(self) -> None:
-        """Says when the server is ready, and ends it when the engine hangs."""
+        """Says when the server is ready, ends it when the engine hangs, and API processes that do."""
         ready = False
         while True:
             await asyncio.sleep(_LOOK if ready else _LOOK / 10)
@@ -121,6 +122,7 @@ class Supervisor:
             if hung is not None:
                 self._fail(f"{hung}; it was ended")
                 return self._engine.kill()
+            self._end_silent()
 
     def _where(self) -> str:
         if self._settings.uds:
@@ -154,14 +156,26 @@ class Supervisor:
 
     def _api_ended(self, worker: int, how: Exit) -> None:
         """Its requests end; another takes its place."""
+        why = self._silent.pop(worker, how)
+        self._api.remote.peers.forget(self._others[worker].pid)
         if self._ending or self._failed is not None or self._api.service.draining:
             return
-        logger.error("API process %d has ended: %s; another is started", worker, how)
+        logger.error("API process %d has ended: %s; another is started", worker, why)
         self._api.remote.forget(worker)
         self._loop.call_later(_SOONEST, self._start, worker)
 
+    def _end_silent(self) -> None:
+        """A process that is stopped, or whose loop hangs: its callers wait in vain, and the engine writes to it."""
+        peers = self._api.remote.peers
+        for worker, child in self._others.items():
+            quiet = peers.quiet(child.pid)
+            if quiet > self._settings.engine_timeout:
+                peers.forget(child.pid)
+                self._silent[worker] = f"it gave no sign of life for {quiet:.0f} s"
+                child.kill()
+
     def _stop_others(self, why: str = "") -> None:
-        """They drain, or fail, while this process does."""
+        """They drain, or fail, while this process does; those that drain already end at once."""
         for child in self._others.values():
             child.ask_to_end(why)
 
@@ -181,7 +195,7 @@ class Supervisor:
         self._clear_up()
 
     def _clear_up(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.remove()
         self._listener.close()
         if self._settings.uds:
             Path(self._settings.uds).unlink(missing_ok=True)

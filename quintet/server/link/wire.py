@@ -116,7 +116,13 @@ class TellRows(msgspec.Struct, tag=True, array_like=True):
     rows: list[Row]
 
 
-FromPeer = AskRows | TellRows
+class Alive(msgspec.Struct, tag=True, array_like=True):
+    """To the first, which watches the others: my loop turns."""
+
+    pid: int
+
+
+FromPeer = AskRows | TellRows | Alive
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

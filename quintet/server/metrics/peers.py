@@ -1,7 +1,8 @@
-"""The other API processes of the same server: asked for their counts, and told ours."""
+"""The other API processes of the same server: asked for their counts, told ours, and known to live."""
 
 import asyncio
 import itertools
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +40,7 @@ class Peers:
         self._outboxes: dict[int, zmq.Socket[bytes]] = {}
         self._questions: dict[int, _Question] = {}
         self._numbers = itertools.count(time.time_ns())  # a process whose place this one took asked for others
+        self._quiet: dict[int, float] = {}  # of each that has told it lives, by its pid: seconds since then
 
     async def gather(self, num_workers: int, patience: float = PATIENCE) -> tuple[list[Row], int]:
         """The rows of all others, and how many of them did not answer in time."""
@@ -55,9 +57,29 @@ class Peers:
             del self._questions[number]
         return question.rows, len(question.missing)
 
+    def turn(self, seconds: float) -> None:
+        """To be called every so many seconds: tells the first that this one lives, or counts how long others do not.
+
+        Turns are counted, not time: while this process stands still, what they tell waits in its inbox.
+        """
+        if self._worker:
+            self._send(0, wire.Alive(os.getpid()))
+        for pid in self._quiet:
+            self._quiet[pid] += seconds
+
+    def quiet(self, pid: int) -> float:
+        """Seconds since the latest sign of life of that process; 0 before the first: importing may take its time."""
+        return self._quiet.get(pid, 0.0)
+
+    def forget(self, pid: int) -> None:
+        """It has ended."""
+        self._quiet.pop(pid, None)
+
     def take(self, message: wire.FromPeer) -> None:
-        """A question, or an answer; one that comes too late is passed over."""
-        if isinstance(message, wire.AskRows):
+        """A question, a sign of life, or an answer; one that comes too late is passed over."""
+        if isinstance(message, wire.Alive):
+            self._quiet[message.pid] = 0.0
+        elif isinstance(message, wire.AskRows):
             self._send(message.worker, wire.TellRows(self._worker, message.number, self.rows()))
         elif message.number in self._questions:
             self._questions[message.number].take(message.worker, message.rows)

@@ -5,7 +5,7 @@ import contextlib
 import json
 import socket
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -86,11 +86,11 @@ class Live:
             wire.sendall(raw)
             return read_all(wire)
 
-    def begin(self, path: str, body: dict[str, Any]) -> socket.socket:
-        """A request that was sent; the caller reads, or hangs up."""
+    def begin(self, path: str, body: dict[str, Any], later: bytes = b"") -> socket.socket:
+        """A request that was sent, with what comes behind it; the caller reads, or hangs up."""
         wire, raw = self.connect(), json.dumps(body).encode()
         head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-        wire.sendall(f"{head}Content-Length: {len(raw)}\r\n\r\n".encode() + raw)
+        wire.sendall(f"{head}Content-Length: {len(raw)}\r\n\r\n".encode() + raw + later)
         return wire
 
 
@@ -106,6 +106,7 @@ def read_all(wire: socket.socket) -> bytes:
 def serving(
     backend: FakeBackend | None = None,
     patience: Patience | None = None,
+    run: Callable[[Coroutine[Any, Any, None]], object] = asyncio.run,
     **settings: Any,
 ) -> Iterator[Live]:
     """uvicorn with our protocol, as `quintet serve` starts it."""
@@ -132,7 +133,7 @@ def serving(
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
         listener.bind(("127.0.0.1", 0))
         listener.listen(128)
-        thread = threading.Thread(target=lambda: asyncio.run(serve(listener)))
+        thread = threading.Thread(target=lambda: run(serve(listener)))
         thread.start()
         assert started.wait(WAIT)
         try:

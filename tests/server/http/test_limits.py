@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import json
+import logging
 import socket
+import struct
 
 import httpx
 import pytest
@@ -17,6 +19,7 @@ from quintet.server.http.errors import ClientGone
 from quintet.server.http.service import Service
 from quintet.server.http.strangers import SPARE, Strangers
 from quintet.server.http.wire_limits import Patience
+from quintet.server.link.api import run_loop
 from quintet.server.settings import ServerConfig
 from tests.server.fakes import FakeBackend
 from tests.server.http.serving import WAIT, Live, chat, client, events, read_all, serving
@@ -327,6 +330,23 @@ def test_a_caller_who_hangs_up_frees_the_request(path: str, stream: bool) -> Non
         settled(live)
 
 
+def test_a_reset_under_pipelined_requests_ends_the_one_that_is_answered(caplog: pytest.LogCaptureFixture) -> None:
+    """uvicorn tells the last of them alone that nobody is there; uvloop raises when the first writes on."""
+    fake = backend(hang=3)
+    with serving(fake, run=run_loop) as live:
+        later = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        wire = live.begin("/v1/completions", {**BODY, "stream": True}, later)
+        until(wire, b"data: ")
+        live.run(_hanging(fake))
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        wire.close()  # by a reset
+        live.go_on()
+        live.wait_for_abort()
+        live.run(_quiet(live))
+        settled(live)
+    assert [each.getMessage() for each in caplog.records if each.levelno > logging.INFO] == []
+
+
 async def _submitted(fake: FakeBackend) -> None:
     while not fake.submitted:
         await asyncio.sleep(0.01)
@@ -414,5 +434,9 @@ async def test_a_dead_engine_ends_every_call() -> None:
         await _hanging(fake, 2)  # the stream has begun
         service.fail("the engine was killed")
         whole, streamed = await asyncio.gather(*calls)
-    assert whole.status_code == 503 and whole.json()["error"]["code"] == "engine_dead"
-    assert "the engine was killed" in events(streamed.text)[-1]["error"]["message"]
+        later = await http.post("/v1/completions", json=BODY)
+    said = events(streamed.text)[-1]
+    assert said["error"]["code"] == "engine_dead" and "the engine was killed" in said["error"]["message"]
+    assert [(each.status_code, each.headers["retry-after"], each.json()) for each in (whole, later)] == [
+        (503, "5", said), (503, "5", said)
+    ]  # fmt: skip

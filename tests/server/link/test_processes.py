@@ -9,7 +9,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -86,31 +88,40 @@ def test_a_stopped_engine_is_not_ready_and_one_that_goes_on_is_again(server: Ser
     assert server.complete().json()["choices"] == before
 
 
-def test_running_requests_end_when_the_engine_dies(server: Server) -> None:
-    """The reader of a stream is told, and not left waiting."""
-    engine = server.find("core")
-    with httpx.stream("POST", server.url + "/v1/completions", json=LONG, timeout=PATIENCE) as response:
-        lines = response.iter_lines()
-        assert next(lines).startswith("data: ")
-        engine.kill()
-        rest = [line for line in lines if line]
-    assert any('"error"' in line for line in rest), rest[-3:]
+class Callers:
+    """Of every API process: one who reads a stream, and one who waits for a whole answer."""
 
-
-def test_readers_of_every_process_are_told_when_the_engine_dies() -> None:
-    with Server(*NULL, *ENDLESS, *PATIENT, "--api-workers", "2") as server, contextlib.ExitStack() as stack:
-        assert until(server.all_there)
-        read = []
+    def __init__(self, server: Server, stack: contextlib.ExitStack) -> None:
+        self._threads, self._read, self.waiting = stack.enter_context(ThreadPoolExecutor()), [], []
         for each in server.api_processes():
             client = stack.enter_context(server.only(each))
-            read.append(stack.enter_context(client.stream("POST", "/v1/completions", json=LONG)).iter_lines())
-        assert all(next(lines).startswith("data: ") for lines in read)
+            self._read.append(stack.enter_context(client.stream("POST", "/v1/completions", json=LONG)).iter_lines())
+            client = stack.enter_context(server.only(each))
+            whole = {**LONG, "stream": False}
+            self.waiting.append(self._threads.submit(client.post, "/v1/completions", json=whole))
+        assert all(next(lines).startswith("data: ") for lines in self._read)
+        assert until(lambda: server.metrics()["vllm:num_requests_running"] == 2 * len(self.waiting))
+
+    def told(self) -> list[tuple[int, Any]]:
+        """Status and body that each got in the end; of a stream 0, and its last event."""
+        answers = [each.result(PATIENCE) for each in self.waiting]
+        lasts = [[line for line in lines if line.startswith("data: {")][-1] for lines in self._read]
+        return [*((0, json.loads(line[6:])) for line in lasts), *((each.status_code, each.json()) for each in answers)]
+
+
+def test_callers_of_every_process_are_told_when_the_engine_dies() -> None:
+    with Server(*NULL, *ENDLESS, *PATIENT, "--api-workers", "2") as server, contextlib.ExitStack() as stack:
+        assert until(server.all_there)
+        callers = Callers(server, stack)
         server.find("core").kill()
-        for lines in read:
-            rest = [line for line in lines if line]
-            assert any("the engine has ended: it was killed by SIGKILL" in line for line in rest), rest[-3:]
+        why = "the engine has ended: it was killed by SIGKILL; the system may have run out of memory"
+        error = {"message": why, "type": "service_unavailable", "param": None, "code": "engine_dead"}
+        told = callers.told()
+        assert told == [(status, {"error": error}) for status in (0, 0, 503, 503)]
+        assert all(each.result().headers["retry-after"] for each in callers.waiting)
         assert server.process.wait(PATIENCE) == 1
         assert server.leftovers() == []
+        assert "Traceback" not in server.output
 
 
 def test_sigterm_lets_running_requests_end(server: Server) -> None:
@@ -167,15 +178,55 @@ def test_a_second_sigterm_ends_the_other_processes_too(short_folder: Path, monke
         assert until(server.all_there)
         engine, (own, worker) = server.find("core"), server.api_processes()
         with server.only(worker) as client, client.stream("POST", "/v1/completions", json=LONG) as response:
-            lines = response.iter_lines()  # held: without it the response would be closed
+            lines = response.iter_lines()
             next(lines)
             engine.suspend()  # so the request never ends
             server.process.send_signal(signal.SIGTERM)
             assert until(lambda: not serves(own))  # it only waits by now
             server.process.send_signal(signal.SIGTERM)
+            assert '"shutting_down"' in [line for line in lines if line][-2]
             assert server.process.wait(PATIENCE) == 0
         assert server.leftovers() == []
         assert list(short_folder.iterdir()) == []
+        assert "Traceback" not in server.output
+
+
+def test_a_second_sigterm_tells_every_caller_why() -> None:
+    with Server(*NULL, *ENDLESS, *PATIENT, "--api-workers", "2") as server, contextlib.ExitStack() as stack:
+        assert until(server.all_there)
+        callers = Callers(server, stack)
+        server.find("core").suspend()
+        server.process.send_signal(signal.SIGTERM)
+        assert until(lambda: "shutting down" in ready(server.url)[1])
+        server.process.send_signal(signal.SIGTERM)
+        told = callers.told()
+        assert [(status, body["error"]["code"]) for status, body in told] == [
+            (status, "shutting_down") for status in (0, 0, 503, 503)
+        ]
+        assert server.process.wait(PATIENCE) == 0
+        assert server.leftovers() == []
+        assert "Traceback" not in server.output
+
+
+def test_a_stopped_api_process_is_replaced_and_is_woken_to_end() -> None:
+    """While the server lives nobody waits for long; when it ends, what was stopped finishes what it has."""
+    with Server(*NULL, "--engine-timeout", "5", "--api-workers", "2") as server:
+        assert until(server.all_there)
+        stopped = server.find("api")
+        stopped.suspend()
+        assert until(lambda: "API process 1 has ended: it gave no sign of life for" in server.output)
+        assert until(lambda: [each for each in server.those("api") if each != stopped] != [])
+        assert until(server.all_there)
+        heir, body = server.find("api"), {**LONG, "max_tokens": 900, "n": 8}
+        with server.only(heir) as client, client.stream("POST", "/v1/completions", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            heir.suspend()
+            server.process.send_signal(signal.SIGTERM)
+            events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+            assert sum(choice["finish_reason"] == "length" for each in events for choice in each["choices"]) == 8
+        assert server.process.wait(PATIENCE) == 0
+        assert server.leftovers() == []
 
 
 def test_sigterm_while_it_starts_leaves_nothing(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 import zmq
 
+from quintet.engine.prompts import Prompt
 from quintet.engine.tokenizer import Tokenizer, load_tokenizer
+from quintet.outputs import RequestOutput, TokenDelta
+from quintet.sampling_params import RequestOutputKind, SamplingParams
 from quintet.server.backend import Served
 from quintet.server.link import remote as remotes
 from quintet.server.link import wire
@@ -29,7 +32,7 @@ class Engine:
         self._socket.connect(wire.worker_address(folder, 0))
         self.remote.start()
 
-    def say(self, *messages: wire.Hello | wire.Pulse) -> None:
+    def say(self, *messages: wire.Hello | wire.Pulse | wire.Deltas) -> None:
         for each in messages:
             self._socket.send(wire.encode(each))
 
@@ -122,3 +125,23 @@ async def test_a_tokenizer_that_cannot_be_loaded_is_a_reason(engine: Engine, tmp
     why = f"the model's tokenizer or a logits processor cannot be loaded: {tmp_path} holds no tokenizer: "
     assert engine.remote.dead is not None and engine.remote.dead.startswith(why)
     assert engine.remote.trouble() == engine.remote.dead
+
+
+async def test_the_engines_settings_hold_for_requests_of_every_api_process(engine: Engine, tmp_path: Path) -> None:
+    """Priorities count where the engine runs by them alone; streams come in the interval that was asked for."""
+    byte_level(tmp_path)
+    engine.say(wire.Hello(dataclasses.replace(model(tmp_path), stream_interval=3), pulse(1.0)))
+    await until(lambda: engine.remote._meeting)
+    assert engine.remote._meeting is not None
+    await engine.remote._meeting
+    outputs: list[RequestOutput] = []
+    params = SamplingParams(output_kind=RequestOutputKind.DELTA, detokenize=False)
+    with pytest.raises(ValueError, match="priority changes nothing here"):
+        engine.remote.submit("a", Prompt([1]), params, outputs.append, priority=1)
+    engine.remote.submit("a", Prompt([1]), params, outputs.append)
+    for token in range(5):
+        engine.say(wire.Deltas([TokenDelta("a", [token])]))
+    await engine.heard()
+    assert [list(each.outputs[0].token_ids) for each in outputs] == [[0], [1, 2, 3]]
+    assert served(null_client(scheduling_policy="priority", stream_interval=5).prepared).by_priority
+    assert served(null_client(stream_interval=5).prepared).stream_interval == 5

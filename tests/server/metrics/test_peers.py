@@ -1,6 +1,7 @@
 """API processes that ask each other for their counts, over real sockets."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from quintet.server.link import wire
 from quintet.server.link.remote import Remote
 from quintet.server.metrics.peers import Peers
 from quintet.server.metrics.series import Row, add_up
+from tests.helpers.null_engine import until
 
 
 class Process:
@@ -27,7 +29,7 @@ class Process:
     async def _read(self) -> None:
         while True:
             message = wire.decode_to_worker(await self.inbox.recv())
-            assert isinstance(message, wire.AskRows | wire.TellRows)
+            assert isinstance(message, wire.FromPeer)
             self.peers.take(message)
 
     def close(self) -> None:
@@ -84,6 +86,22 @@ async def test_one_that_never_reads_does_not_gather_questions(processes: list[Pr
 
 async def test_alone_it_asks_nobody(processes: list[Process]) -> None:
     assert await processes[0].peers.gather(1, patience=60) == ([], 0)
+
+
+async def test_the_first_counts_how_long_another_is_silent(processes: list[Process]) -> None:
+    first, second, pid = processes[0].peers, processes[1].peers, os.getpid()
+    first.turn(5)
+    assert first.quiet(pid) == 0  # before its first sign of life there is no telling
+    second.turn(5)
+    await until(lambda: first._quiet)
+    first.turn(5)
+    first.turn(5)
+    assert first.quiet(pid) == 10
+    second.turn(5)
+    await until(lambda: first.quiet(pid) == 0)
+    first.turn(5)
+    first.forget(pid)
+    assert first.quiet(pid) == 0
 
 
 async def test_a_peer_is_no_sign_of_life_of_the_engine(tmp_path: Path) -> None:
