@@ -2,7 +2,6 @@
 
 import errno
 import os
-import resource
 import socket
 import ssl
 import stat
@@ -11,8 +10,6 @@ from ipaddress import ip_address
 from quintet.server.settings import ServerConfig
 
 _BACKLOG = 2048  # connections that wait to be accepted
-# Open files: an idle server of one API process has 27, while it loads some more; each further one takes 4.
-_FILES, _FILES_OF_WORKER = 48, 4
 
 
 def listen(settings: ServerConfig) -> socket.socket:
@@ -29,17 +26,6 @@ def check_certificate(settings: ServerConfig) -> None:
     except (OSError, ssl.SSLError) as error:
         files = f"{settings.ssl_certfile!r} and {settings.ssl_keyfile!r}"
         raise ValueError(f"the certificate and key in {files} cannot be used: {error}") from None
-
-
-def check_open_files(settings: ServerConfig) -> None:
-    """ValueError if a process may not open what the server opens for itself: ZeroMQ would abort it."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = _FILES + _FILES_OF_WORKER * settings.api_workers
-    if limit != resource.RLIM_INFINITY and limit < needed:
-        raise ValueError(
-            f"a process may have {limit} files open here, and this server wants {needed}, and one for each connection; "
-            "raise the limit, as by `ulimit -n 4096`"
-        )
 
 
 def is_loopback(host: str) -> bool:

@@ -61,6 +61,10 @@ class ServerConfig:
     api_key: tuple[str, ...] = option(
         (), several(text), "key that requests must bring; QUINTET_API_KEY is one more", group="access", repr=False,
     )  # fmt: skip
+    admin_api_key: str | None = option(
+        None, optional(text), "key that alone may reset the prefix cache and put the engine to sleep; or "
+        "QUINTET_ADMIN_API_KEY", group="access", repr=False,
+    )  # fmt: skip
     ssl_certfile: str | None = option(None, optional(text), "TLS certificate (PEM)", group="access", metavar="FILE")
     ssl_keyfile: str | None = option(None, optional(text), "its private key (PEM)", group="access", metavar="FILE")
     allowed_origins: tuple[str, ...] = option(
@@ -119,6 +123,8 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         settle(self)
+        if self.admin_api_key in self.api_key:
+            raise ValueError("admin_api_key is an api_key too; give the administrator a key that nobody else has")
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise ValueError("ssl_certfile and ssl_keyfile belong together; give both or neither")
         if self.uds and self.ssl_certfile:

@@ -45,6 +45,9 @@ class Environment:
     api_key: str | None = _variable(
         "QUINTET_API_KEY", None, text, "a key that requests to `quintet serve` must bring", secret=True
     )
+    admin_api_key: str | None = _variable(
+        "QUINTET_ADMIN_API_KEY", None, text, "the key of `quintet serve`'s administrator", secret=True
+    )
     openai_api_key: str | None = _variable(
         "OPENAI_API_KEY", None, text, "the key that the commands with --url show to a server", secret=True
     )

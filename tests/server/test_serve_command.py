@@ -1,6 +1,7 @@
 """`quintet serve` as it is called: flags, a config file, keys, TLS, limits on what a connection may send."""
 
 import os
+import resource
 import socket
 import ssl
 import subprocess
@@ -8,6 +9,7 @@ import sys
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 import trustme
 
@@ -90,6 +92,30 @@ def test_a_key_is_in_no_list_of_processes(monkeypatch: pytest.MonkeyPatch) -> No
         lines = [" ".join(words_of(each)) for each in server.children()]
         assert lines and not any("from-the-environment" in line for line in lines)
         assert "from-the-environment" not in server.output
+
+
+def test_keys_are_tenants_of_one_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUINTET_ADMIN_API_KEY", "root")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))  # the server raises its own
+    try:
+        server = Server(*NULL, "--api-key", "alice", "--api-key", "bob", "--max-connections", "400")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with server:
+
+        def post(path: str, key: str, body: object = None) -> httpx.Response:
+            return httpx.post(server.url + path, json=body, headers={"x-api-key": key}, timeout=PATIENCE)
+
+        def cached(key: str) -> int:
+            usage = post("/v1/completions", key, {"prompt": "a b c " * 40, "max_tokens": 1}).json()["usage"]
+            return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+        assert [cached("alice"), cached("bob")] == [0, 0]
+        assert cached("alice") == cached("bob") > 0
+        assert [post("/reset_prefix_cache", key).status_code for key in ("alice", "wrong", "root")] == [403, 401, 200]
+        assert cached("alice") == 0
+        assert 0 < hard < 600 or psutil.Process(server.process.pid).rlimit(psutil.RLIMIT_NOFILE)[0] > 400
 
 
 def test_settings_do_not_show_keys() -> None:

@@ -206,7 +206,7 @@ def test_the_environment_is_read_whole() -> None:
     ("name", "value", "says"),
     [
         ("QUINTET_DEVISE", "cpu", "did you mean 'QUINTET_DEVICE'"),
-        ("QUINTET_XYZZY_PLUGH", "", "known: QUINTET_API_KEY, QUINTET_CPU_BIND, QUINTET_CPU_ISA"),
+        ("QUINTET_XYZZY_PLUGH", "", "known: QUINTET_ADMIN_API_KEY, QUINTET_API_KEY, QUINTET_CPU_BIND"),
         ("QUINTET_LOG_LEVEL", "LOUD", "DEBUG, INFO"),
         ("HF_HUB_OFFLINE", "perhaps", "true or false"),
     ],

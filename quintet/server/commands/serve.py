@@ -9,7 +9,8 @@ from quintet.config import EngineConfig, read_environment
 from quintet.server import flags
 from quintet.server.commands import engine
 from quintet.server.config_file import read_config_file
-from quintet.server.listen import check_certificate, check_open_files, is_loopback, listen
+from quintet.server.files import fit_files
+from quintet.server.listen import check_certificate, is_loopback, listen
 from quintet.server.settings import ServerConfig
 
 logger = logging.getLogger(__name__)
@@ -30,10 +31,10 @@ def run(arguments: argparse.Namespace) -> int:
     logging.getLogger("quintet").setLevel(served.log_level.upper())
     if not (served.uds or served.api_key or is_loopback(served.host)):
         logger.warning("other machines can use this server without a key; give --api-key, or keep --host 127.0.0.1")
+    served = fit_files(served)
     from quintet.server.link.supervisor import Supervisor  # before there is anything to clear up
 
     check_certificate(served)
-    check_open_files(served)
     listener = listen(served)
     return Supervisor(loaded, served, listener).run()
 
@@ -52,4 +53,6 @@ def _settings(arguments: argparse.Namespace) -> tuple[ServerConfig, EngineConfig
     environment = read_environment()
     if environment.api_key is not None:
         server["api_key"] = (*server.get("api_key", ()), environment.api_key)
+    if environment.admin_api_key is not None:
+        server.setdefault("admin_api_key", environment.admin_api_key)
     return ServerConfig(**server), engine.config(loaded)

@@ -12,7 +12,7 @@ from quintet.server.http.anthropic.routes import router as anthropic
 from quintet.server.http.auth import ApiKeys, Neighbours
 from quintet.server.http.errors import ApiError
 from quintet.server.http.ids import HEADER
-from quintet.server.http.middleware import BodyLimit, Failures, HeadAsGet, Observed, failure
+from quintet.server.http.middleware import BodyLimit, Failures, HeadAsGet, Observed, Places, failure
 from quintet.server.http.responses.routes import router as responses
 from quintet.server.http.routes import alive, chat, completions, models, page, sleep, tokens
 from quintet.server.http.service import Service
@@ -49,7 +49,8 @@ def _add_middleware(app: FastAPI, settings: ServerConfig) -> None:
     """The last one that is added is the first one that a request meets."""
     app.add_middleware(HeadAsGet)
     app.add_middleware(BodyLimit, most=settings.max_body_bytes, gate=app.state.service.gate)
-    app.add_middleware(ApiKeys, keys=settings.api_key)
+    app.add_middleware(Places, most=settings.max_connections)
+    app.add_middleware(ApiKeys, settings=settings)
     app.add_middleware(Neighbours, settings=settings)
     app.add_middleware(Failures)
     if settings.allowed_origins:

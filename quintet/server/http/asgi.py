@@ -1,6 +1,8 @@
-"""The ground of our middlewares: HTTP alone, and the path as the router sees it."""
+"""The ground of our middlewares: HTTP alone, the path as the router sees it, and the connection below."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Protocol
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -26,3 +28,26 @@ def route_path(scope: Scope) -> str:
     """The path below the prefix that a proxy strips."""
     path, root = str(scope["path"]), str(scope.get("root_path", ""))
     return path[len(root) :] if root and path.startswith(root + "/") else path
+
+
+class Wire(Protocol):
+    """The connection that a request came by."""
+
+    @property
+    def stuck(self) -> bool:
+        """Whether its reader has stopped reading: what is sent waits."""
+        ...
+
+    def cut(self) -> None:
+        """Ends it now; what was not read is lost."""
+        ...
+
+    def welcome(self) -> bool:
+        """Gives it a place among those whose requests are let in; False: they are too many."""
+        ...
+
+
+def wire_of(scope: Scope) -> Wire | None:
+    """None where there is no socket below."""
+    find: Callable[[], Wire | None] | None = scope.get("state", {}).get("wire")
+    return None if find is None else find()

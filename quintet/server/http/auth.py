@@ -1,11 +1,11 @@
-"""Who may call: API keys, the names under which a server on this machine may be reached, and whose pages."""
+"""Who may call, and as whom: API keys, the names under which a server on this machine may be reached, whose pages."""
 
 import hashlib
 import hmac
-from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quintet.server.http.asgi import Http, route_path
@@ -14,6 +14,7 @@ from quintet.server.listen import is_loopback
 from quintet.server.settings import ServerConfig
 
 PUBLIC = ("/health", "/ready")
+ADMINISTRATION = ("/reset_prefix_cache", "/sleep", "/wake_up")  # what changes the engine for everybody
 _READS = ("GET", "HEAD")
 
 
@@ -24,29 +25,57 @@ def is_public(scope: Scope) -> bool:
     return scope["method"] in _READS and (page or path in PUBLIC)
 
 
-class ApiKeys(Http):
-    """Lets those pass who bring a key, as a bearer token or as x-api-key; every caller where there are no keys."""
+def owner_of(http: HttpRequest) -> str:
+    """Whose request it is: a name of one length for every key, or "" where one key, or none, is for all."""
+    owner: str = http.scope.get("state", {}).get("owner", "")
+    return owner
 
-    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
+
+class ApiKeys(Http):
+    """Lets those pass who bring a key, as a bearer token or as x-api-key; every caller where there are no keys.
+
+    Where the administrator has a key, it alone opens administration, and it opens all the rest. Several keys are
+    several owners: what one sends and stores, no other sees.
+    """
+
+    def __init__(self, app: ASGIApp, settings: ServerConfig) -> None:
         super().__init__(app)
-        self._keys = [_digest(key.encode()) for key in keys]
+        admin = settings.admin_api_key
+        self._admin = None if admin is None else _digest(admin.encode())
+        self._closed = bool(settings.api_key)
+        keys = [_digest(key.encode()) for key in settings.api_key] + [self._admin] * (admin is not None)
+        self._keys = [key for key in dict.fromkeys(keys) if key is not None]
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._keys and not is_public(scope) and not self._knows(Headers(scope=scope)):
+        if not is_public(scope):
+            given = self._given(Headers(scope=scope))
+            self._check(route_path(scope), given)
+            if given and len(self._keys) > 1:
+                scope.setdefault("state", {})["owner"] = given[0].hex()[:32]
+        await self._app(scope, receive, send)
+
+    def _check(self, path: str, given: list[bytes]) -> None:
+        administers = self._admin is not None and path in ADMINISTRATION
+        if not given and (self._closed or administers):
             raise ApiError(
                 401, "the API key is missing or wrong; send it as `Authorization: Bearer KEY`, or as `x-api-key: KEY`",
                 code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"},
             )  # fmt: skip
-        await self._app(scope, receive, send)
+        if administers and self._admin not in given:
+            raise ApiError(
+                403, f"{path} changes the engine for everybody, and asks for the administrator's key (--admin-api-key)",
+                code="admin_only",
+            )  # fmt: skip
 
-    def _knows(self, headers: Headers) -> bool:
+    def _given(self, headers: Headers) -> list[bytes]:
+        """The digests of those keys of ours that the request brings."""
         kind, _, token = headers.get("authorization", "").partition(" ")
-        given = [headers.get("x-api-key"), token.strip() if kind.lower() == "bearer" else None]
-        digests = [_digest(each.encode("latin-1")) for each in given if each]
-        found = False
-        for digest in digests:
+        given = [token.strip() if kind.lower() == "bearer" else None, headers.get("x-api-key")]
+        found = []
+        for digest in [_digest(each.encode("latin-1")) for each in given if each]:
             for key in self._keys:  # all of them, always: time tells nothing
-                found |= hmac.compare_digest(digest, key)
+                if hmac.compare_digest(digest, key):
+                    found.append(key)
         return found
 
 

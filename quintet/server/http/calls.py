@@ -5,6 +5,7 @@ import itertools
 import logging
 import os
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,6 +15,7 @@ from quintet.engine.prompts import Prompt
 from quintet.outputs import RequestOutput
 from quintet.sampling_params import RequestOutputKind, SamplingParams
 from quintet.server.backend import Served, Wanted
+from quintet.server.http.asgi import wire_of
 from quintet.server.http.errors import ApiError, ClientGone
 from quintet.server.http.gate import Size
 from quintet.server.metrics.record import Record
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from quintet.server.http.service import Service
 
 logger = logging.getLogger(__name__)
+
+MAX_UNREAD = 2**20  # bytes of outputs that may wait for a reader, for each completion; a few thousand tokens of text
+_OUTPUT, _LOGPROB = 600, 200  # bytes of memory that an output takes besides its text, and one log-probability
 
 _numbers = itertools.count()
 
@@ -41,13 +46,19 @@ class Call:
         async for number, output in call: ...
 
     A caller that hangs up raises ClientGone, one that takes too long ApiError 504, a failure inside one of the
-    requests ApiError 500. However the block is left, what still runs is aborted at once.
+    requests ApiError 500. However the block is left, what still runs is aborted at once. A caller that does not read
+    is cut off when MAX_UNREAD is reached.
     """
 
-    def __init__(self, service: "Service", http: HttpRequest | None, asks: Sequence[Ask], timeout: float) -> None:
-        self.asks = asks
+    def __init__(
+        self, service: "Service", http: HttpRequest | None, asks: Sequence[Ask], timeout: float, owner: str = ""
+    ) -> None:
+        self.owner = owner  # "": all callers are one
+        self.asks = [_kept_apart(ask, owner) for ask in asks] if owner else asks
         self._service, self._http, self._timeout = service, http, timeout
-        self._events: asyncio.Queue[tuple[int, RequestOutput] | Exception] = asyncio.Queue()
+        self._wire = None if http is None else wire_of(http.scope)
+        self._events: asyncio.Queue[tuple[int, RequestOutput, int] | Exception] = asyncio.Queue()
+        self._unread = 0  # bytes in there that came while the reader did not read
         self._running: dict[int, str] = {}  # ask -> its request in the engine
         self._peeked: tuple[int, RequestOutput] | None = None
         self._size = _size(asks, service.backend.served, streamed=http is not None)
@@ -123,12 +134,14 @@ class Call:
         event = await self._events.get()
         if isinstance(event, Exception):
             raise event
-        failed = next((each.error for each in event[1].outputs if each.finish_reason == "error"), None)
+        number, output, size = event
+        self._unread -= size
+        failed = next((each.error for each in output.outputs if each.finish_reason == "error"), None)
         if failed is not None:
             if self._service.asleep:  # it fell asleep before the request came to it
                 self._service.check_ready()
             raise ApiError(500, f"the request failed: {failed}", code="request_failed")
-        return event
+        return number, output
 
     def _submit(self) -> None:
         wanted = [self._wanted(number, ask.prompt) for number, ask in enumerate(self.asks)]
@@ -140,10 +153,25 @@ class Call:
             if output.finished:
                 self._running.pop(number, None)
             self._record.take(number, output)
-            self._events.put_nowait((number, output))
+            self._keep(number, output)
 
         # the process that takes this one's place gives other ids, while the engine may still have these
         return Wanted(f"{self._service.name}-{os.getpid()}-{next(_numbers)}", prompt, deliver)
+
+    def _keep(self, number: int, output: RequestOutput) -> None:
+        """For the reader, unless it has stopped reading and too much waits for it."""
+        size = _weight(output) if self._wire is not None and self._wire.stuck else 0
+        self._events.put_nowait((number, output, size))
+        self._unread += size
+        if self._running and self._unread > MAX_UNREAD * self._size.completions:
+            self._cut_off()
+
+    def _cut_off(self) -> None:
+        assert self._http is not None and self._wire is not None
+        name = self._http.scope["state"]["tally"].request_id
+        logger.warning("request %s ended: %d bytes wait for a reader that does not read", name, self._unread)
+        self._wire.cut()
+        self._leave()
 
     def _abort(self) -> None:
         self._record.abort(len(self._running))
@@ -155,9 +183,23 @@ class Call:
         """The body was read: the next message that comes is that the client has gone."""
         while (await http.receive())["type"] != "http.disconnect":
             pass
-        while not self._events.empty():  # the reader has gone: the loop has better to do than to write it out
+        self._leave()
+
+    def _leave(self) -> None:
+        """The reader has gone: the loop has better to do than to write out what waits for it."""
+        while not self._events.empty():
             self._events.get_nowait()
         self.stop(ClientGone())
+
+
+def _weight(output: RequestOutput) -> int:
+    """About how many bytes it takes while it waits."""
+    return sum(_OUTPUT + len(each.text) + _LOGPROB * sum(map(len, each.logprobs or ())) for each in output.outputs)
+
+
+def _kept_apart(ask: Ask, owner: str) -> Ask:
+    """With a salt that no other owner's request can have: the names of owners have one length."""
+    return ask._replace(prompt=replace(ask.prompt, cache_salt=owner + (ask.prompt.cache_salt or "")))
 
 
 def _size(asks: Sequence[Ask], served: Served, streamed: bool) -> Size:

@@ -8,8 +8,10 @@ from time import monotonic
 from typing import NamedTuple
 
 from quintet.server.http.errors import ApiError
+from quintet.server.http.shares import Shares
 
 _LONGEST_WAIT = 60  # seconds that a client is told to wait, at most
+_RETURN = 2  # times that wait: within it, a client that was told to wait is back
 _REMEMBERED = 64  # ends of requests, from which the wait is estimated
 
 
@@ -33,24 +35,25 @@ class Gate:
 
     def __init__(self, limits: Size) -> None:
         self.limits, self.held = limits, Size()
+        self._shares = Shares(limits)
         self._ends: deque[float] = deque(maxlen=_REMEMBERED)
 
-    def enter(self, size: Size) -> None:
-        """Raises ApiError 429 if there is no room now, 400 if there never would be."""
+    def enter(self, size: Size, owner: str = "") -> None:
+        """Raises ApiError 429 if there is no room now, 400 if there never would be. An owner has a share of it."""
         for name, remedy, asked, limit, held in zip(_NAMES, _REMEDIES, size, self.limits, self.held, strict=True):
             if asked > limit:
                 raise ApiError(400, f"the request has {asked} {name}, and the server takes {limit} at most; {remedy}")
             if asked and held + asked > limit:
-                wait = self._wait()
-                raise ApiError(
-                    429,
-                    f"the server has {held} {name} to work on and takes {limit}; try again in {wait} s",
-                    code="server_overloaded",
-                    headers={"Retry-After": str(wait)},
-                )
+                raise self._busy(owner, f"the server has {held} {name} to work on and takes {limit}")
+        if owner:
+            if not self._shares.allows(owner, size):
+                raise self._busy(owner, "another API key waits for room, and this one has its share")
+            self._shares.enter(owner, size)
         self.held = Size(*map(operator.add, self.held, size))
 
-    def leave(self, size: Size) -> None:
+    def leave(self, size: Size, owner: str = "") -> None:
+        if owner:
+            self._shares.leave(owner, size)
         self.held = Size(*map(operator.sub, self.held, size))
         if size.completions:
             self._ends.append(monotonic())
@@ -63,6 +66,14 @@ class Gate:
             yield
         finally:
             self.leave(size)
+
+    def _busy(self, owner: str, why: str) -> ApiError:
+        wait = self._wait()
+        if owner:
+            self._shares.wait(owner, _RETURN * wait)
+        return ApiError(
+            429, f"{why}; try again in {wait} s", code="server_overloaded", headers={"Retry-After": str(wait)}
+        )
 
     def _wait(self) -> int:
         """Seconds until a place should be free: the mean time between the latest ends, doubled."""

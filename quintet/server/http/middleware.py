@@ -1,6 +1,7 @@
 """What every request passes through before its route: pure ASGI, so that streams and disconnects stay as they are."""
 
 import logging
+import re
 import time
 from urllib.parse import quote
 
@@ -9,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quintet.server.http.answers import json_response
-from quintet.server.http.asgi import Http, route_path
+from quintet.server.http.asgi import Http, route_path, wire_of
 from quintet.server.http.auth import is_public
 from quintet.server.http.errors import ApiError, ClientGone, anthropic_shape, as_api_error, openai_shape
 from quintet.server.http.gate import Gate, Size
@@ -20,6 +21,7 @@ logger = logging.getLogger(__name__)
 access = logging.getLogger("quintet.access")
 
 _PAGE_POLICY = "default-src 'self'; frame-ancestors 'none'"
+_RESPONSE = re.compile(r"(resp_[^_/]*_)[^/]+")  # an id; the process that made it may be told
 _LONGEST = 2000  # characters of a message: what was wrong may be quoted in it
 _CLIENT_GONE = 499  # nginx's number for it; the log alone reads it
 
@@ -64,12 +66,13 @@ class _Watch:
 
 
 def _line(scope: Scope, tally: Tally, watch: _Watch, begun: float) -> str:
-    """No query: people put secrets there. No text of prompts."""
+    """No query: people put secrets there. No text of prompts, and no id that opens a stored response."""
     client = scope.get("client")
     name = f"{client[0]}:{client[1]}" if client else "-"
+    path = _RESPONSE.sub(r"\1*", quote(scope["path"]))[:200]
     first = f"{1000 * (watch.first - begun):.1f}" if watch.first else "-"
     return (
-        f"{name} {scope['method']} {quote(scope['path'])[:200]} {watch.status} "
+        f"{name} {scope['method']} {path} {watch.status} "
         f"{1000 * (time.perf_counter() - begun):.1f} ms, first byte {first} ms, {tally.prompt_tokens} prompt, "
         f"{tally.cached_tokens} cached, {tally.completion_tokens} completion tokens, request {tally.request_id}"
     )
@@ -111,6 +114,23 @@ def failure(scope: Scope, error: ApiError) -> Response:
     for name, value in error.headers.items():
         response.headers[name] = value
     return response
+
+
+class Places(Http):
+    """A caller that was let in gets a place for its connection, if there is one; a probe needs none."""
+
+    def __init__(self, app: ASGIApp, most: int) -> None:
+        super().__init__(app)
+        self._most = most
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        wire = wire_of(scope)
+        if wire is not None and not is_public(scope) and not wire.welcome():
+            raise ApiError(
+                503, f"the server has {self._most} connections and takes no more; try again",
+                code="too_many_connections", headers={"Retry-After": "5", "Connection": "close"},
+            )  # fmt: skip
+        await self._app(scope, receive, send)
 
 
 class BodyLimit(Http):

@@ -18,7 +18,7 @@ _MARK = "__documented__"
 ERRORS: Mapping[int, str] = {
     400: "The request is wrong; `param` names the field",
     401: "The API key is missing or wrong",
-    403: "The page or the host name may not use this server",
+    403: "The page, the host name or the key may not use this",
     404: "There is no such thing",
     408: "The request came in too slowly",
     413: "The body is too large",

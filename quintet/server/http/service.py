@@ -8,6 +8,7 @@ from starlette.requests import Request as HttpRequest
 
 from quintet.engine.chat import load_chat_template
 from quintet.server.backend import Backend, EngineDead
+from quintet.server.http.auth import owner_of
 from quintet.server.http.calls import Ask, Call
 from quintet.server.http.errors import ApiError, as_api_error
 from quintet.server.http.gate import Gate, Size
@@ -75,9 +76,9 @@ class Service:
                 code="model_not_found",
             )  # fmt: skip
 
-    def call(self, http: HttpRequest | None, asks: Sequence[Ask]) -> Call:
-        """To be entered. Without an HTTP request it goes on when its client hangs up."""
-        return Call(self, http, asks, self._timeout(http))
+    def call(self, http: HttpRequest | None, asks: Sequence[Ask], owner: str = "") -> Call:
+        """To be entered. Without an HTTP request it goes on when its client hangs up; `owner` then says whose it is."""
+        return Call(self, http, asks, self._timeout(http), owner if http is None else owner_of(http))
 
     def record(self, http: HttpRequest | None, asks: Sequence[Ask]) -> Record:
         """What a call that was let in adds to metrics and traces."""
@@ -85,12 +86,12 @@ class Service:
 
     def enter(self, call: Call, size: Size) -> None:
         self.check_ready()
-        self.gate.enter(size)
+        self.gate.enter(size, call.owner)
         self.calls.add(call)
         self._quiet.clear()
 
     def leave(self, call: Call, size: Size) -> None:
-        self.gate.leave(size)
+        self.gate.leave(size, call.owner)
         self.calls.discard(call)
         if not self.calls:
             self._quiet.set()

@@ -1,6 +1,7 @@
 """Bounds on what a connection may send before a request is whole: bytes of its head, seconds, connections."""
 
 import asyncio
+import weakref
 from http import HTTPStatus
 from typing import Any, ClassVar, NamedTuple
 
@@ -8,6 +9,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from quintet.server.http.errors import ApiError, openai_shape
 from quintet.server.http.sse import encode
+from quintet.server.http.strangers import SPARE, Strangers
 from quintet.server.settings import ServerConfig
 
 MAX_PIPELINED = 16  # requests of one connection that wait for the answer to the first
@@ -27,7 +29,8 @@ PATIENCE = Patience()
 def protocol(settings: ServerConfig, patience: Patience = PATIENCE) -> type[HttpToolsProtocol]:
     """uvicorn's protocol with these bounds; uvicorn makes one object for each connection."""
     limits = {
-        "max_head": settings.max_header_bytes, "max_connections": settings.max_connections, "patience": patience
+        "max_head": settings.max_header_bytes, "max_body": settings.max_body_bytes, "patience": patience,
+        "max_connections": settings.max_connections, "strangers": Strangers(settings.max_connections),
     }  # fmt: skip
     return type("BoundedProtocol", (_Bounded,), limits)
 
@@ -36,28 +39,55 @@ class _Bounded(HttpToolsProtocol):
     """What comes is one of: a head (or nothing yet), a body, or, after a refusal, of no interest."""
 
     max_head: ClassVar[int]
+    max_body: ClassVar[int]
     max_connections: ClassVar[int]
+    strangers: ClassVar[Strangers["_Bounded"]]
     patience: ClassVar[Patience]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.limit_concurrency = None  # uvicorn's answer would be plain text
         self._in_head, self._head_bytes = True, 0
-        self._refused = self._crowded = False
+        self._unwanted = 0  # bytes of a body that came after the answer
+        self._refused = False
         self._timer: asyncio.TimerHandle | None = None
         self._reader: asyncio.TimerHandle | None = None  # that is waited for
         self._answered: RequestResponseCycle | None = None  # the request that is answered, or was last
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
-        self._crowded = len(self.connections) > self.max_connections
+        surplus = self.strangers.add(self, self.client[0] if self.client else "")
+        if surplus is not None:
+            surplus.make_room()
+        if len(self.connections) > self.max_connections + SPARE:
+            self.strangers.oldest.make_room()
         self._expect(self.patience.head)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         self._stop_reader()
+        self.strangers.remove(self)
         self._leave()
         super().connection_lost(exc)
+
+    def make_room(self) -> None:
+        """Another stranger wants its place."""
+        self.strangers.remove(self)
+        self.connections.discard(self)  # it ends in the loop's next turn
+        self.transport.abort()
+
+    def welcome(self) -> bool:
+        """A caller that was let in keeps its place until it leaves."""
+        if self in self.strangers and len(self.connections) - len(self.strangers) < self.max_connections:
+            self.strangers.remove(self)
+        return self not in self.strangers
+
+    @property
+    def stuck(self) -> bool:
+        return self.flow.write_paused
+
+    def cut(self) -> None:
+        self.transport.abort()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answered = cycle
@@ -76,13 +106,18 @@ class _Bounded(HttpToolsProtocol):
         if self._in_head:
             self._head_bytes += len(data)
             self._expect(self.patience.head)
+        elif self.cycle.response_complete and self in self.strangers:
+            self._unwanted += len(data)
+            if self._unwanted > self.max_body:
+                return self.transport.abort()
         super().data_received(data)
         if self._in_head and self._head_bytes > self.max_head:
             self._refuse(self._too_large())
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head = True
+        self.scope["state"]["wire"] = weakref.ref(self)
+        self._in_head, self._unwanted = True, 0
         self._expect(self.patience.head)
 
     def on_headers_complete(self) -> None:
@@ -93,9 +128,6 @@ class _Bounded(HttpToolsProtocol):
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self.max_head:
             self._refuse(self._too_large())
-        elif self._crowded:
-            many = f"the server has {self.max_connections} connections and takes no more; try again"
-            self._refuse(ApiError(503, many, code="too_many_connections", headers={"Retry-After": "5"}))
         elif len(self.pipeline) >= MAX_PIPELINED:
             self._refuse(ApiError(429, f"more than {MAX_PIPELINED} requests wait on this connection"))
         else:

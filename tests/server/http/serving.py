@@ -51,6 +51,7 @@ class Live:
     port: int
     loop: asyncio.AbstractEventLoop
     wire: Any  # the class of its connections
+    server: "_Server"
 
     @property
     def url(self) -> str:
@@ -70,9 +71,10 @@ class Live:
     def go_on(self) -> None:
         self.loop.call_soon_threadsafe(self.backend.go_on.set)
 
-    def connect(self) -> socket.socket:
-        """Buffers are small, so that who does not read is soon noticed."""
+    def connect(self, source: str = "127.0.0.1") -> socket.socket:
+        """From that address. Buffers are small, so that who does not read is soon noticed."""
         wire = socket.socket()
+        wire.bind((source, 0))
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
         wire.settimeout(WAIT)
         wire.connect(("127.0.0.1", self.port))
@@ -122,7 +124,7 @@ def serving(
                 timeout_keep_alive=WAIT,  # a test that is slow finds its idle connection open
             ), started,
         )  # fmt: skip
-        lives.append((Live(fake, service, listener.getsockname()[1], asyncio.get_running_loop(), wire), server))
+        lives.append(Live(fake, service, listener.getsockname()[1], asyncio.get_running_loop(), wire, server))
         await server.serve([listener])
         for task in list(fake.running.values()):
             task.cancel()
@@ -135,9 +137,9 @@ def serving(
         thread.start()
         assert started.wait(WAIT)
         try:
-            yield lives[0][0]
+            yield lives[0]
         finally:
-            lives[0][1].should_exit = True
+            lives[0].server.should_exit = True
             thread.join(WAIT)
             assert not thread.is_alive()
 

@@ -14,10 +14,11 @@ from starlette.types import Message
 
 from quintet.engine.prompts import Prompt
 from quintet.sampling_params import RequestOutputKind, SamplingParams
-from quintet.server.http.calls import Ask
+from quintet.server.http.calls import MAX_UNREAD, Ask
 from quintet.server.http.errors import ClientGone
 from quintet.server.http.gate import Size
 from quintet.server.http.service import Service
+from quintet.server.http.strangers import SPARE, Strangers
 from quintet.server.http.wire_limits import Patience
 from quintet.server.link.api import run_loop
 from quintet.server.settings import ServerConfig
@@ -92,6 +93,40 @@ def test_a_caller_who_does_not_read_is_not_waited_for() -> None:
             live.run(asyncio.wait_for(_quiet(live), WAIT))
             settled(live)
             assert b"[DONE]" not in read_all(wire)
+
+
+def stalled(**settings: object) -> tuple[FakeBackend, dict[str, object]]:
+    """What says more than a connection holds, and a request for it; a token with its log-probabilities takes 5 KB."""
+    fake = FakeBackend(max_model_len=4096, **settings)  # type: ignore[arg-type]
+    fake.reply = [853] * 3000
+    return fake, {"prompt": "x", "max_tokens": 3000, "ignore_eos": True, "logprobs": 20, "stream": True}
+
+
+def test_a_stream_that_nobody_reads_ends_before_it_fills_the_memory(caplog: pytest.LogCaptureFixture) -> None:
+    fake, body = stalled()
+    with serving(fake) as live, live.begin("/v1/completions", body) as wire:
+        live.wait_for_abort()
+        live.run(_quiet(live))
+        settled(live)
+        assert b"[DONE]" not in read_all(wire)
+        assert httpx.get(f"{live.url}/health", timeout=WAIT).status_code == 200
+    [line] = [each.getMessage() for each in caplog.records if "does not read" in each.getMessage()]
+    unread = int(line.split(": ")[1].split()[0])
+    assert MAX_UNREAD < unread < MAX_UNREAD + 10_000
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]
+
+
+def test_a_reader_that_falls_behind_within_bounds_gets_everything() -> None:
+    fake, body = stalled(hang=250)
+    with serving(fake) as live, live.begin("/v1/completions", {**body, "max_tokens": 260}) as wire:
+        live.run(_hanging(fake))
+        [call] = live.service.calls
+        assert call._unread > 50_000
+        live.go_on()
+        got = until(wire, b"[DONE]")
+        assert got.count(b"data: ") == 261
+        live.run(_quiet(live))
+        assert not fake.aborted and call._unread == 0
 
 
 async def test_what_waits_for_a_caller_who_has_gone_is_let_go() -> None:
@@ -198,16 +233,78 @@ def test_what_is_no_http_is_refused(raw: bytes) -> None:
         assert httpx.get(f"{live.url}/health", timeout=WAIT).status_code == 200
 
 
-def test_connections_have_a_limit() -> None:
-    with serving(max_connections=3) as live:
-        waiting = [live.connect() for _ in range(3)]
-        for each in waiting:
-            each.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            assert status(until(each, b'"alive"}')) == 200
-        raw = live.exchange(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+def ask(wire: socket.socket, path: str = "/version", end: bytes = b'"}') -> int:
+    """The status of an answer whose body ends so."""
+    wire.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nx-api-key: key\r\n\r\n".encode())
+    return status(until(wire, end))
+
+
+def test_callers_have_a_limit_and_health_answers_all_the_same() -> None:
+    with serving(max_connections=3, api_key=("key",)) as live, contextlib.ExitStack() as stack:
+        callers = [stack.enter_context(live.connect()) for _ in range(3)]
+        assert [ask(each) for each in callers] == [200] * 3
+        raw = live.exchange(b"GET /version HTTP/1.1\r\nHost: localhost\r\nx-api-key: key\r\n\r\n")
         assert status(raw) == 503 and error(raw)["code"] == "too_many_connections"
-        for each in waiting:
-            each.close()
+        idle = [stack.enter_context(live.connect(f"127.0.0.{2 + each % 4}")) for each in range(40)]
+        with live.connect() as probe:
+            assert ask(probe, "/health") == 200
+        assert read_all(idle[0]) == b"" and ask(idle[-1], "/health") == 200  # the oldest made room
+        assert [ask(each) for each in callers] == [200] * 3
+        callers[0].close()
+        live.run(_fewer_connections(live, 3 + SPARE))
+        with live.connect() as another:
+            assert ask(another) == 200
+
+
+def test_idle_connections_make_room_for_newer_ones_of_the_same_address() -> None:
+    with serving(max_connections=50) as live, contextlib.ExitStack() as stack:
+        with live.connect() as caller:
+            assert ask(caller) == 200
+            idle = [stack.enter_context(live.connect()) for _ in range(60)]
+            with live.connect() as probe:
+                assert ask(probe, "/health") == 200 and ask(probe) == 200
+            assert read_all(idle[0]) == read_all(idle[44]) == b""  # 16 are its share
+            assert ask(idle[-1]) == 200 and ask(caller) == 200
+
+
+async def _fewer_connections(live: Live, than: int) -> None:
+    while len(live.server.server_state.connections) >= than:
+        await asyncio.sleep(0.01)
+
+
+def test_strangers_are_counted_by_address_and_the_oldest_goes() -> None:
+    strangers = Strangers[int](64)
+    for number in range(16):
+        assert strangers.add(number, "10.0.0.1") is None
+        assert strangers.add(100 + number, f"2001:db8::{number:x}") is None
+    assert strangers.add(16, "::ffff:10.0.0.1") == 0  # the same, to a server that listens on IPv6
+    assert strangers.add(116, "2001:db8::ffff") == 100  # a network of IPv6 is one place
+    assert strangers.add(200, "2001:db8:0:1::1") is None
+    assert strangers.oldest == 0 and len(strangers) == 35
+    for number in (*range(17), 999):
+        strangers.remove(number)
+    assert strangers.add(0, "10.0.0.1") is None and strangers.oldest == 100
+
+
+def test_a_body_without_a_key_is_not_taken_in_for_ever() -> None:
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+    with serving(api_key=("key",), max_body_bytes=10_000) as live:
+        with live.connect() as wire:
+            wire.sendall(head % 5000 + b" " * 5000)
+            assert status(until(wire, b"}}")) == 401
+            assert ask(wire) == 200  # no more than a request may have: the connection goes on
+        chunked = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        many = b" " * 2**16
+        for begin, part in ((head % 2**40, many), (chunked, b"10000\r\n" + many + b"\r\n")):
+            with live.connect() as wire:
+                wire.sendall(begin)
+                assert status(until(wire, b"}}")) == 401
+                sent = 0
+                with pytest.raises(ConnectionError):
+                    while sent < 2**26:
+                        wire.sendall(part)
+                        sent += len(part)
+                assert sent < 2**23, sent
 
 
 def settled(live: Live) -> None:

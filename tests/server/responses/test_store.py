@@ -10,9 +10,11 @@ from quintet.server.http.responses.store import Store, Stored
 from tests.server.http.serving import client
 from tests.server.responses.asking import PATH, backend, create, fail
 
+OWNER = "a"
+
 
 def fill(store: Store, num: int, size: int = 10) -> list[str]:
-    records = [Stored(store.new_id(), b"x" * size) for _ in range(num)]
+    records = [Stored(store.new_id(), OWNER, b"x" * size) for _ in range(num)]
     for record in records:
         store.put(record)
     return [record.id for record in records]
@@ -22,7 +24,7 @@ def kept(store: Store, ids: list[str]) -> list[bool]:
     found = []
     for each in ids:
         try:
-            store.get(each)
+            store.get(each, OWNER)
             found.append(True)
         except ApiError as error:
             assert error.status == 404
@@ -53,17 +55,17 @@ def test_age_ends_it() -> None:
 def test_deleting_gives_the_bytes_back() -> None:
     store = Store("w0")
     first, second = fill(store, 2)
-    store.delete(first)
+    store.delete(first, OWNER)
     assert kept(store, [first, second]) == [False, True] and store.size == 10
     with pytest.raises(ApiError, match="not here"):
-        store.delete(first)
+        store.delete(first, OWNER)
 
 
 def test_an_id_cannot_be_guessed_and_names_its_process() -> None:
     first, second = Store("w3").new_id(), Store("w3").new_id()
     assert first != second and first.startswith("resp_w3_") and len(first) == 40
     with pytest.raises(ApiError, match="was made by the API process w3, and this one is w0") as caught:
-        Store("w0").get(first)
+        Store("w0").get(first, OWNER)
     assert caught.value.status == 404 and "--api-workers 1" in caught.value.message
 
 

@@ -31,10 +31,10 @@ class Plan(NamedTuple):
     ask: Ask
 
 
-async def make_plan(service: Service, store: Store, body: CreateResponse) -> Plan:
-    """Raises ApiError or ParameterError that blames a field."""
+async def make_plan(service: Service, store: Store, body: CreateResponse, owner: str) -> Plan:
+    """Goes on with responses of that owner alone. Raises ApiError or ParameterError that blames a field."""
     params = _params(service, body)
-    stored = _stored(store, body.previous_response_id)
+    stored = _stored(store, body.previous_response_id, owner)
     most = service.settings.max_body_bytes  # of a conversation; the rest of what is stored are log-probabilities
     size = body.size + (0 if stored is None else min(len(stored.items) + len(stored.response), most))
 
@@ -60,12 +60,12 @@ def _params(service: Service, body: CreateResponse) -> SamplingParams:
     return checked_params(service, fields, {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs"})
 
 
-def _stored(store: Store, response_id: str | None) -> Stored | None:
+def _stored(store: Store, response_id: str | None, owner: str) -> Stored | None:
     """The response that this one continues."""
     if response_id is None:
         return None
     try:
-        stored = store.get(response_id)
+        stored = store.get(response_id, owner)
     except ApiError as error:
         raise ApiError(400, error.message, param="previous_response_id", code="previous_response_not_found") from None
     if stored.running:

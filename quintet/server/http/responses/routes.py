@@ -11,6 +11,7 @@ from starlette.responses import Response, StreamingResponse
 from quintet.outputs import RequestOutput
 from quintet.sampling_params import ParameterError, SamplingParams
 from quintet.server.http.answers import json_response, service_of, stream_response, whole_response
+from quintet.server.http.auth import owner_of
 from quintet.server.http.bodies import read_body
 from quintet.server.http.calls import Call
 from quintet.server.http.errors import ApiError
@@ -25,7 +26,7 @@ from quintet.server.http.responses.shapes import Item, ItemList, ResponseDeleted
 from quintet.server.http.responses.store import Store, Stored
 from quintet.server.http.service import Service
 from quintet.server.http.sse import encode
-from quintet.server.http.tally import Tally, tally_of
+from quintet.server.http.tally import tally_of
 
 router = APIRouter()
 
@@ -51,8 +52,8 @@ async def create_response(http: HttpRequest) -> Response:
     check(body)
     service.check_model(body.model)
     service.check_ready()
-    plan = await make_plan(service, store, body)
-    making = _Making(service, store, body, plan, tally_of(http))
+    plan = await make_plan(service, store, body, owner_of(http))
+    making = _Making(http, store, body, plan)
     if body.background:
         return await making.in_background()
     if body.stream:
@@ -63,21 +64,21 @@ async def create_response(http: HttpRequest) -> Response:
 class _Making:
     """One response on its way: whole, streamed, or in the background."""
 
-    def __init__(self, service: Service, store: Store, body: CreateResponse, plan: Plan, tally: Tally) -> None:
-        self.tally = tally
-        self._service, self._store, self._body, self._plan = service, store, body, plan
-        params = plan.ask.params
+    def __init__(self, http: HttpRequest, store: Store, body: CreateResponse, plan: Plan) -> None:
+        self.tally, self._owner = tally_of(http), owner_of(http)
+        self._service, self._store, self._body, self._plan = service_of(http), store, body, plan
+        service, params = self._service, plan.ask.params
         model = body.model or service.model_names[0]
         self.reply = Reply(begin(body, params, model, store.new_id()), _score(service, params))
         self._events = Events(self.reply)
         self._stored: Stored | None = None
-        tally.ask([plan.ask])
+        self.tally.ask([plan.ask])
 
     def keep(self) -> None:
         """Stores what there is, if that is wanted."""
         if self._body.store is False:
             return
-        stored = self._stored or Stored(self.reply.id, encode(self._plan.items))
+        stored = self._stored or Stored(self.reply.id, self._owner, encode(self._plan.items))
         stored.response = encode(self.reply.object())
         self._store.put(stored)
 
@@ -111,9 +112,9 @@ class _Making:
 
     async def in_background(self) -> Response:
         """Queues it; from here on it needs no client that waits."""
-        call = self._service.call(None, [self._plan.ask])
+        call = self._service.call(None, [self._plan.ask], self._owner)
         await call.__aenter__()
-        stored = Stored(self.reply.id, encode(self._plan.items))
+        stored = Stored(self.reply.id, self._owner, encode(self._plan.items))
         stored.run = run = Run(call, self._events, self._run_ended)
         self._stored = stored
         self._store.put(stored)
@@ -144,7 +145,7 @@ async def retrieve_response(
 ) -> Response:
     """A stored response as it is now."""
     refuse_fields(http.query_params, ("stream", "starting_after", *_UNUSED), "query")
-    stored = store_of(http).get(response_id)
+    stored = store_of(http).get(response_id, owner_of(http))
     if not stream:
         if starting_after is not None:
             raise ParameterError("starting_after", "belongs to a stream; set stream to true")
@@ -167,7 +168,7 @@ async def list_input_items(
 ) -> Response:
     """What was said before a response, page by page."""
     refuse_fields(http.query_params, ("limit", "order", "after", *_UNUSED), "query")
-    items: list[Item] = msgspec.json.decode(store_of(http).get(response_id).items)
+    items: list[Item] = msgspec.json.decode(store_of(http).get(response_id, owner_of(http)).items)
     if order == "desc":
         items.reverse()
     start = 0
@@ -184,7 +185,7 @@ async def list_input_items(
 @documented(answer=ResponseDeleted)
 async def delete_response(http: HttpRequest, response_id: str) -> Response:
     """Forgets a response; one that still runs ends."""
-    stored = store_of(http).delete(response_id)
+    stored = store_of(http).delete(response_id, owner_of(http))
     if stored.run is not None:
         await stored.run.cancel()
     return json_response(ResponseDeleted(id=response_id))
@@ -194,7 +195,7 @@ async def delete_response(http: HttpRequest, response_id: str) -> Response:
 @documented(answer=ResponseObject)
 async def cancel_response(http: HttpRequest, response_id: str) -> Response:
     """Ends a response that runs in the background, and gives what it is then."""
-    stored = store_of(http).get(response_id)
+    stored = store_of(http).get(response_id, owner_of(http))
     if stored.run is None:
         raise ParameterError(
             "response_id", "names a response that was not made in the background (background=true); only those can be "

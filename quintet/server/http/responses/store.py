@@ -19,6 +19,7 @@ class Stored:
     """One response, as JSON, and what was said before it: a conversation goes on from both."""
 
     id: str
+    owner: str  # whose key made it; no other finds it
     items: bytes  # JSON
     response: bytes = b""  # JSON; empty while it runs
     run: Run | None = None  # of a background response; its events stay, so that they can be read again
@@ -60,7 +61,7 @@ class Store:
         return self._ended_size + sum(stored.size for stored in self._running.values())
 
     def new_id(self) -> str:
-        """One that cannot be guessed: it alone lets a caller read the response."""
+        """One that cannot be guessed: among callers of one key, it alone lets them read the response."""
         return f"{_PREFIX}_{self._process}_{new_id()}"
 
     def put(self, stored: Stored) -> None:
@@ -75,16 +76,16 @@ class Store:
             self._ended_size += stored.size
         self._trim()
 
-    def get(self, response_id: str) -> Stored:
+    def get(self, response_id: str, owner: str) -> Stored:
         """Raises ApiError 404 that says why it is not here."""
         self._trim()
         stored = self._running.get(response_id) or self._ended.get(response_id)
-        if stored is None:
+        if stored is None or stored.owner != owner:
             raise ApiError(404, self._why_not(response_id), param="response_id", code="response_not_found")
         return stored
 
-    def delete(self, response_id: str) -> Stored:
-        stored = self.get(response_id)
+    def delete(self, response_id: str, owner: str) -> Stored:
+        stored = self.get(response_id, owner)
         if self._running.pop(response_id, None) is None:
             self._drop(stored)
         return stored
@@ -115,5 +116,6 @@ class Store:
             )
         return (
             f"the response {shown} is not here: it was never stored (store=false), was deleted, ended over "
-            f"{self._max_age / 3600:g} hours ago or had to make room for others, or the server has started anew"
+            f"{self._max_age / 3600:g} hours ago, had to make room for others or belongs to another API key, or the "
+            "server has started anew"
         )
