@@ -11,6 +11,7 @@ from quintet.conformance.direct import random_prompts
 from quintet.conformance.tiny import FAMILIES, VOCAB, Tiny, variant
 from quintet.engine.beam import search
 from quintet.engine.client import Client
+from quintet.engine.shared import Shared
 from quintet.outputs import RequestOutput
 from quintet.sampling_params import BeamSearchParams, ParameterError
 from tests.e2e.test_oracle import client
@@ -181,7 +182,7 @@ def test_what_goes_with_tokens_alone_is_refused() -> None:
     with pytest.raises(ValueError, match="leave out 'prompt' and 'prompt_token_ids'"):
         engine.parse({**prompt, "prompt": "text"})
     with pytest.raises(ValueError, match="beam_search goes on from token ids"):
-        search(engine, engine.parse(prompt)[0], BeamSearchParams(beam_width=2, max_tokens=2))
+        search(Shared(engine), engine.parse(prompt)[0], BeamSearchParams(beam_width=2, max_tokens=2))
     with pytest.raises(ValueError, match="start with enable_prompt_embeds=True"):
         client(LLAMA, max_model_len=160, num_pages=20).parse(prompt)
 

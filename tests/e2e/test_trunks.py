@@ -91,8 +91,11 @@ def test_a_bert_has_no_taps_and_says_so(bert: tuple[Path, Any]) -> None:
 
 
 def test_a_bert_generates_nothing_and_says_so(bert: tuple[Path, Any]) -> None:
+    settings = {"model": str(bert[0]), "device": "cpu", "skip_tokenizer_init": True}
+    with pytest.raises(ValueError, match="'BertModel', which is no class that generates text"):
+        prepare(EngineConfig(**settings))
     with pytest.raises(ValueError, match="bert gives hidden states and no logits"):
-        prepare(EngineConfig(model=str(bert[0]), device="cpu", skip_tokenizer_init=True))
+        prepare(EngineConfig(**settings, hf_overrides={"architectures": None}))
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "olmo2", "gpt2", "opt"])

@@ -1,7 +1,7 @@
 """What one call adds: exact counts for streams and whole answers, for several completions, failures and ends."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,13 @@ async def service() -> AsyncIterator[Service]:
 
 
 def ask(kind: RequestOutputKind, prompt: int = 5, **fields: Any) -> Ask:
-    return Ask(Prompt(list(range(40, 40 + prompt))), SamplingParams(output_kind=kind, **fields))
+    return asks(kind, range(40, 40 + prompt), **fields)[0]
+
+
+def asks(kind: RequestOutputKind, *prompts: Iterable[int], **fields: Any) -> list[Ask]:
+    """Of one call: their parameters are the same."""
+    params = SamplingParams(output_kind=kind, **fields)
+    return [Ask(Prompt(list(prompt)), params) for prompt in prompts]
 
 
 async def run(service: Service, *asks: Ask) -> None:
@@ -42,18 +48,19 @@ async def counts(service: Service) -> dict[str, float]:
 async def test_a_call_of_several_requests_and_completions_is_counted_exactly(
     service: Service, kind: RequestOutputKind
 ) -> None:
-    await run(service, ask(kind, prompt=5, n=3, max_tokens=7), ask(kind, prompt=12, max_tokens=1))
+    await run(service, *asks(kind, range(40, 45), range(40, 52), n=3, max_tokens=7))
+    await run(service, ask(kind, prompt=3, max_tokens=1))
     found = await counts(service)
-    assert found["vllm:request_success_total{finished_reason=length}"] == 4
+    assert found["vllm:request_success_total{finished_reason=length}"] == 7
     assert found["vllm:request_success_total{finished_reason=stop}"] == 0
-    assert found["vllm:time_to_first_token_seconds_count"] == 2
-    assert found["vllm:inter_token_latency_seconds_count"] == 3 * 6
-    assert found["vllm:request_time_per_output_token_seconds_count"] == 1  # the other has one token
-    assert found["vllm:e2e_request_latency_seconds_count"] == 2
-    assert (found["vllm:request_prompt_tokens_count"], found["vllm:request_prompt_tokens_sum"]) == (2, 17)
-    assert (found["vllm:request_generation_tokens_count"], found["vllm:request_generation_tokens_sum"]) == (4, 22)
-    assert (found["vllm:request_params_n_count"], found["vllm:request_params_n_sum"]) == (2, 4)
-    assert found["vllm:request_params_max_tokens_sum"] == 8
+    assert found["vllm:time_to_first_token_seconds_count"] == 3
+    assert found["vllm:inter_token_latency_seconds_count"] == 2 * 3 * 6
+    assert found["vllm:request_time_per_output_token_seconds_count"] == 2  # the last has one token
+    assert found["vllm:e2e_request_latency_seconds_count"] == 3
+    assert (found["vllm:request_prompt_tokens_count"], found["vllm:request_prompt_tokens_sum"]) == (3, 20)
+    assert (found["vllm:request_generation_tokens_count"], found["vllm:request_generation_tokens_sum"]) == (7, 43)
+    assert (found["vllm:request_params_n_count"], found["vllm:request_params_n_sum"]) == (3, 7)
+    assert found["vllm:request_params_max_tokens_sum"] == 7 + 7 + 1
     assert found["quintet:requests_aborted_total"] == found["quintet:requests_failed_total"] == 0
 
 
@@ -82,7 +89,8 @@ async def test_a_delta_of_several_tokens_shares_its_gap_out(service: Service) ->
 async def test_a_stop_is_told_from_an_end_of_length(service: Service) -> None:
     assert isinstance(service.backend, TellingBackend)
     service.backend.reply = [50, 51]
-    await run(service, ask(STREAM, max_tokens=9), ask(WHOLE, max_tokens=2))
+    await run(service, ask(STREAM, max_tokens=9))
+    await run(service, ask(WHOLE, max_tokens=2))
     found = await counts(service)
     assert found["vllm:request_success_total{finished_reason=stop}"] == 1
     assert found["vllm:request_success_total{finished_reason=length}"] == 1
@@ -107,7 +115,8 @@ async def test_every_request_of_a_call_that_ends_early_is_aborted_once(
 ) -> None:
     assert isinstance(service.backend, TellingBackend)
     service.backend.hang = 3
-    call = service.call(None, [ask(kind, max_tokens=3), ask(kind, max_tokens=9), ask(kind, max_tokens=9)])
+    prompts = range(40, 45), range(60, 65), range(60, 66)  # the fake says its prompt: the first ends by its third token
+    call = service.call(None, asks(kind, *prompts, max_tokens=9, stop_token_ids=[42]))
     async with call:
         await call.peek()  # the first has ended, or the others wait by now
         while len(service.backend.running) > 2:
@@ -115,7 +124,7 @@ async def test_every_request_of_a_call_that_ends_early_is_aborted_once(
         call.stop(ClientGone())
     found = await counts(service)
     assert found["quintet:requests_aborted_total"] == 2
-    assert found["vllm:request_success_total{finished_reason=length}"] == 1
+    assert found["vllm:request_success_total{finished_reason=stop}"] == 1
     assert found["vllm:e2e_request_latency_seconds_count"] == 1
 
 
