@@ -138,7 +138,7 @@ class Remote:
         self._ready()
         answer = self._answers[order.number] = asyncio.get_running_loop().create_future()
         try:
-            self._send(order)
+            self._outbox.send(wire.encode(order), zmq.NOBLOCK)  # raises where nobody would answer
             refused = await answer
         finally:
             del self._answers[order.number]

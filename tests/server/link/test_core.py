@@ -77,7 +77,7 @@ def test_what_the_engine_refuses_ends_that_request_alone(engine: Wired) -> None:
 
 def test_admitted_requests_come_off_the_wire_as_they_were_sent(engine: Wired) -> None:
     prompts = [("a", Prompt([1, 2], cache_salt="s")), ("b", Prompt([3]))]
-    admitted = engine.client.admission.admit_all(prompts, greedy(n=3, stop_token_ids=[5]), 4)
+    admitted = engine.client.admission.admit_all(prompts, greedy(n=3, stop_token_ids=[5]))
     sent = wire.decode_to_engine(wire.encode(wire.Submit.of(0, admitted)))
     assert isinstance(sent, wire.Submit) and sent.requests() == [*admitted[0], *admitted[1]]
     assert isinstance(sent.requests()[0].stop_ids, frozenset)
