@@ -44,11 +44,13 @@ def test_generate_prints_text_and_speed() -> None:
 
 
 def test_generate_takes_several_prompts_in_order() -> None:
-    done = _run("generate", "--json", "--quiet", "--chat", "--temperature", "0", "--n", "2", FRANCE, SKY)
+    done = _run("generate", "--json", "-q", "--chat", "--temperature", "0", "--logprobs", "1", "--n", "2", FRANCE, SKY)
     assert (done.returncode, done.stderr) == (0, "")
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     assert [[each["text"] for each in answer["outputs"]] for answer in answers] == [[PARIS] * 2, [BLUE] * 2]
-    assert answers[0]["outputs"][0]["finish_reason"] == "stop"
+    first = answers[0]["outputs"][0]
+    assert first["finish_reason"] == "stop" and len(first["logprobs"]) == len(first["token_ids"])
+    assert {"logprob", "rank", "decoded_token"} == set(first["logprobs"][0][str(first["token_ids"][0])])
 
 
 def test_generate_reads_standard_input_whole() -> None:

@@ -1,11 +1,12 @@
 """Continue prompts, given as arguments or, as one prompt, on standard input. The text goes to standard output."""
 
 import argparse
-import dataclasses
 import json
 import sys
 import time
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from quintet.sampling_params import SamplingParams
 from quintet.server import flags
@@ -110,4 +111,4 @@ def _plain(prompt: str, output: "RequestOutput") -> dict[str, Any]:
 def _logprobs(positions: Any) -> list[dict[int, Any] | None] | None:
     if positions is None:
         return None
-    return [at and {token: dataclasses.asdict(each) for token, each in at.items()} for at in positions]
+    return [at and {token: msgspec.structs.asdict(each) for token, each in at.items()} for at in positions]
