@@ -58,6 +58,25 @@ def test_generate_reads_standard_input_whole() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, PARIS + "\n", "")
 
 
+def test_generate_takes_prompts_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text(f"{FRANCE}\n\n{SKY}\n", encoding="utf-8")
+    assert cli.main(["generate", "--chat", "--temperature", "0", "-q", "--prompts-file", str(file)]) == 0
+    assert capsys.readouterr().out == f"> {FRANCE}\n{PARIS}\n\n> {SKY}\n{BLUE}\n\n"
+    for raw, says in ((b"caf\xe9\n", "no UTF-8 text (byte 3 is 0xe9)"), (b"\n \n", "holds no prompts")):
+        file.write_bytes(raw)
+        assert cli.main(["generate", "--prompts-file", str(file)]) == 1
+        assert says in capsys.readouterr().err
+    assert cli.main(["generate", "--prompts-file", str(file), "x"]) == 1
+    assert "give one of them" in capsys.readouterr().err
+
+
+def test_generate_shows_log_probabilities(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["generate", "-q", "--temperature", "0", "--max-tokens", "2", "--logprobs", "2"]
+    assert cli.main([*words, "Once"]) == 0
+    assert re.search(r"\n +-\d\.\d{3}  'upon'  \('.*' -\d+\.\d{3}\)\n", capsys.readouterr().out)
+
+
 @pytest.mark.parametrize(
     ("words", "environ", "says"),
     [
