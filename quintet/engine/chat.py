@@ -14,6 +14,16 @@ from quintet.names import refuse_unknown, unknown
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")  # and those that the template itself names
 KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "function_call", "refusal", "reasoning_content")
+# What clients copy from an answer into the next request, and what repeats or marks the content: left out.
+COPIED = (
+    "annotations",
+    "cache_control",
+    "id",
+    "parsed",
+    "provider_specific_fields",
+    "reasoning_details",
+    "thinking_blocks",
+)
 REASONING = ("reasoning_content", "thinking", "reasoning")  # one thing under three names; templates read either
 MAX_MESSAGES = 10_000
 MAX_PATH = 4096  # characters; a longer chat_template is certainly text
@@ -100,9 +110,7 @@ def _check(message: Any, place: int, template: str) -> Message:
     if not isinstance(role, str) or not (role in ROLES or (role.isidentifier() and _names(template, role))):
         wrong = unknown("role", role, ROLES) if isinstance(role, str) else f"the role {role!r}; it must be text"
         raise ValueError(f"message {place} has {wrong}")
-    known = (*KEYS, *REASONING)
-    wrong_keys = [key for key in message if key not in known and not (isinstance(key, str) and key in template)]
-    refuse_unknown(f"key of message {place}", map(str, wrong_keys), known)
+    message = _without_copied(message, place, template)
     content = message.get("content")
     if content is None and role != "assistant":
         raise ValueError(f"message {place} ({role}) has no content; give text")
@@ -118,6 +126,15 @@ def _check(message: Any, place: int, template: str) -> Message:
         checked["tool_calls"] = _tool_calls(checked["tool_calls"], place)
     reasoning = next((checked[key] for key in REASONING if key in checked), None)
     return checked if reasoning is None else {"thinking": reasoning, **checked, "reasoning_content": reasoning}
+
+
+def _without_copied(message: Mapping[Any, Any], place: int, template: str) -> Message:
+    """The keys that count. Of others, those that hold nothing and those of an answer go; the rest is refused."""
+    known = dict.fromkeys((*KEYS, *REASONING))
+    kept = {key: value for key, value in message.items() if key in known or (isinstance(key, str) and key in template)}
+    wrong = [key for key, value in message.items() if not (key in kept or key in COPIED or value in (None, "", [], {}))]
+    refuse_unknown(f"key of message {place}", map(str, wrong), known)
+    return kept
 
 
 def _names(template: str, word: str) -> bool:

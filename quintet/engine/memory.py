@@ -41,6 +41,7 @@ class MemoryPlan:
     max_model_len: int
     footprint: Footprint
     budget: int  # bytes for weights, workspace and cache together; 0 where the cache was sized by hand
+    each: int = 0  # pages of a request of max_model_len
 
     @property
     def kv_bytes(self) -> int:
@@ -59,6 +60,7 @@ class MemoryPlan:
         return (
             f"weights {_gib(takes.weights)}, workspace {_gib(takes.workspace)}, {captured}"
             f"KV cache {_gib(self.kv_bytes)} in {self.num_pages} pages{shared}, max_model_len {self.max_model_len}"
+            + (f": {(self.num_pages - 1) / self.each:.1f} requests of that length fit at once" if self.each else "")
         )
 
 
@@ -82,7 +84,7 @@ def plan_memory(config: EngineConfig, footprint: Footprint, memory: Memory) -> M
     if config.num_pages is None:
         need = each + 1
         pages = max(need, min(pages, max(useful, 2 * need) if config.enable_prefix_caching else useful))
-    return MemoryPlan(max(2, int(pages)), length, footprint, budget)
+    return MemoryPlan(max(2, int(pages)), length, footprint, budget, each)
 
 
 def _does_not_fit(config: EngineConfig, footprint: Footprint, budget: int, need: int, fit: int) -> str:

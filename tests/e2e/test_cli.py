@@ -44,16 +44,37 @@ def test_generate_prints_text_and_speed() -> None:
 
 
 def test_generate_takes_several_prompts_in_order() -> None:
-    done = _run("generate", "--json", "--quiet", "--chat", "--temperature", "0", "--n", "2", FRANCE, SKY)
+    done = _run("generate", "--json", "-q", "--chat", "--temperature", "0", "--logprobs", "1", "--n", "2", FRANCE, SKY)
     assert (done.returncode, done.stderr) == (0, "")
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     assert [[each["text"] for each in answer["outputs"]] for answer in answers] == [[PARIS] * 2, [BLUE] * 2]
-    assert answers[0]["outputs"][0]["finish_reason"] == "stop"
+    first = answers[0]["outputs"][0]
+    assert first["finish_reason"] == "stop" and len(first["logprobs"]) == len(first["token_ids"])
+    assert {"logprob", "rank", "decoded_token"} == set(first["logprobs"][0][str(first["token_ids"][0])])
 
 
 def test_generate_reads_standard_input_whole() -> None:
     done = _run("generate", "--chat", "--temperature", "0", "-q", stdin=FRANCE + "\n")
     assert (done.returncode, done.stdout, done.stderr) == (0, PARIS + "\n", "")
+
+
+def test_generate_takes_prompts_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text(f"{FRANCE}\n\n{SKY}\n", encoding="utf-8")
+    assert cli.main(["generate", "--chat", "--temperature", "0", "-q", "--prompts-file", str(file)]) == 0
+    assert capsys.readouterr().out == f"> {FRANCE}\n{PARIS}\n\n> {SKY}\n{BLUE}\n\n"
+    for raw, says in ((b"caf\xe9\n", "no UTF-8 text (byte 3 is 0xe9)"), (b"\n \n", "holds no prompts")):
+        file.write_bytes(raw)
+        assert cli.main(["generate", "--prompts-file", str(file)]) == 1
+        assert says in capsys.readouterr().err
+    assert cli.main(["generate", "--prompts-file", str(file), "x"]) == 1
+    assert "give one of them" in capsys.readouterr().err
+
+
+def test_generate_shows_log_probabilities(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["generate", "-q", "--temperature", "0", "--max-tokens", "2", "--logprobs", "2"]
+    assert cli.main([*words, "Once"]) == 0
+    assert re.search(r"\n +-\d\.\d{3}  'upon'  \('.*' -\d+\.\d{3}\)\n", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(

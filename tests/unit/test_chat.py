@@ -156,6 +156,28 @@ def test_a_role_or_key_that_the_template_names_is_known(tokenizer):
     assert prompt.text == "xy"
 
 
+@pytest.mark.parametrize(
+    "copied",
+    [
+        {"annotations": None, "audio": None, "refusal": None, "tool_calls": None},  # openai, model_dump()
+        {"parsed": None}, {"annotations": [{"type": "url_citation"}]}, {"images": []}, {"thinking_blocks": [{}]},
+        {"provider_specific_fields": {"refusal": None}, "reasoning_details": [{}]},  # litellm
+        {"cache_control": {"type": "ephemeral"}}, {"index": None},
+    ],
+)  # fmt: skip
+def test_what_clients_copy_from_answers_changes_nothing(tokenizer, copied):
+    said = [USER, {"role": "assistant", "content": "so"}, USER]
+    (plain,) = render_chats(tokenizer, said)
+    (with_copy,) = render_chats(tokenizer, [USER, {**said[1], **copied}, USER])
+    assert with_copy.token_ids == plain.token_ids
+
+
+@pytest.mark.parametrize("more", [{"images": [{"url": "x"}]}, {"audio": {"id": "a"}}])
+def test_what_would_change_an_answer_is_not_passed_over(tokenizer, more):
+    with pytest.raises(ValueError, match="unknown key of message 0"):
+        render_chats(tokenizer, [{"role": "assistant", "content": "so", **more}, USER])
+
+
 def test_a_template_per_purpose(tmp_path):
     tokenizer = builders.byte_level(tmp_path)
     tokenizer.chat_template = {"default": "plain{{ messages[0].content }}", "tool_use": "tools"}

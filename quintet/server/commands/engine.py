@@ -5,6 +5,7 @@ import dataclasses
 import sys
 import time
 from collections.abc import Collection, Generator, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quintet.config import EngineConfig, read_environment
@@ -101,10 +102,30 @@ def prompt_from_stdin(command: str) -> str:
     """All of standard input as one prompt."""
     if sys.stdin.isatty():
         raise ValueError(f'no prompt: give one (`quintet {command} "Once upon a time"`), or pipe text in')
-    text = sys.stdin.buffer.read().decode(errors="replace").removesuffix("\n")
+    text = as_text(sys.stdin.buffer.read(), "standard input").removesuffix("\n")
     if not text:
         raise ValueError("standard input held no prompt")
     return text
+
+
+def prompts_of(file: str) -> list[str]:
+    """A prompt on each line of a file, or of standard input (-); empty lines are none."""
+    raw = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    prompts = [line for line in as_text(raw, "standard input" if file == "-" else file).splitlines() if line.strip()]
+    if not prompts:
+        raise ValueError(f"{file} holds no prompts; put one on each line")
+    return prompts
+
+
+def as_text(raw: bytes, where: str) -> str:
+    """ValueError if it is no UTF-8: a prompt with wrong letters would be answered all the same."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{where} is no UTF-8 text (byte {error.start} is {raw[error.start]:#04x}); convert it first, as with "
+            "`iconv -f latin1 -t utf-8`"
+        ) from None
 
 
 def say(text: str) -> None:

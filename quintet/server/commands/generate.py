@@ -1,11 +1,12 @@
 """Continue prompts, given as arguments or, as one prompt, on standard input. The text goes to standard output."""
 
 import argparse
-import dataclasses
 import json
 import sys
 import time
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from quintet.sampling_params import SamplingParams
 from quintet.server import flags
@@ -13,6 +14,7 @@ from quintet.server.commands import engine
 
 if TYPE_CHECKING:
     from quintet import LLM, RequestOutput
+    from quintet.outputs import LogprobsAt
 
 _MAX_TOKENS = 256  # a base model may never end by itself
 
@@ -22,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("input and output")
     group.add_argument("--chat", action="store_true", help="send each prompt as a user's message, in the chat template")
     group.add_argument("--system", metavar="TEXT", help="a system message before it; means --chat")
+    group.add_argument("--prompts-file", metavar="FILE", help="a prompt on each line of this file; -: standard input")
     group.add_argument("--json", action="store_true", help="print one JSON object per prompt, with token ids")
     group.add_argument("--quiet", "-q", action="store_true", help="print no figures to standard error")
     engine.add_sampling_arguments(parser, max_tokens=_MAX_TOKENS)
@@ -30,16 +33,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Streams one answer, or prints several in order."""
-    prompts = arguments.PROMPT or [engine.prompt_from_stdin("generate")]
+    prompts = _prompts(arguments)
     wanted = flags.given(arguments, SamplingParams)
     SamplingParams(**{"max_tokens": _MAX_TOKENS, **wanted})  # refuses before the model is loaded
     llm = engine.open_engine(arguments, arguments.quiet)
     try:
         params = engine.sampling(llm, wanted, max_tokens=_MAX_TOKENS)
-        one = len(prompts) == 1 and params.n == 1 and not arguments.json
+        one = len(prompts) == 1 and params.n == 1 and params.logprobs is None and not arguments.json
         return _stream(llm, prompts[0], params, arguments) if one else _all(llm, prompts, params, arguments)
     finally:
         llm.close()
+
+
+def _prompts(arguments: argparse.Namespace) -> list[str]:
+    if arguments.prompts_file is None:
+        return arguments.PROMPT or [engine.prompt_from_stdin("generate")]
+    if arguments.PROMPT:
+        raise ValueError(f"--prompts-file is given and the prompt {arguments.PROMPT[0][:40]!r}, too; give one of them")
+    return engine.prompts_of(arguments.prompts_file)
 
 
 def _messages(prompt: str, arguments: argparse.Namespace) -> list[dict[str, str]]:
@@ -84,8 +95,18 @@ def _finish(figures: str, errors: list[str], arguments: argparse.Namespace) -> i
 
 
 def _text(prompt: str, output: "RequestOutput") -> str:
-    """The prompt after a mark, then each completion."""
-    return "\n".join([f"> {prompt}", *(each.text for each in output.outputs), ""])
+    """The prompt after a mark, then each completion, with a line for each of its tokens where those are wanted."""
+    lines = [f"> {prompt}"]
+    for each in output.outputs:
+        lines += [each.text, *map(_likely, each.token_ids, each.logprobs or ())]
+    return "\n".join([*lines, ""])
+
+
+def _likely(token_id: int, at: "LogprobsAt") -> str:
+    """The token that was drawn, and the likeliest others."""
+    others = [f"{each.decoded_token!r} {each.logprob:.3f}" for other, each in at.items() if other != token_id]
+    own = f"{at[token_id].logprob:10.3f}  {at[token_id].decoded_token!r}"
+    return f"{own}  ({', '.join(others)})" if others else own
 
 
 def _plain(prompt: str, output: "RequestOutput") -> dict[str, Any]:
@@ -110,4 +131,4 @@ def _plain(prompt: str, output: "RequestOutput") -> dict[str, Any]:
 def _logprobs(positions: Any) -> list[dict[int, Any] | None] | None:
     if positions is None:
         return None
-    return [at and {token: dataclasses.asdict(each) for token, each in at.items()} for at in positions]
+    return [at and {token: msgspec.structs.asdict(each) for token, each in at.items()} for at in positions]

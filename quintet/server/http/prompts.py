@@ -193,8 +193,8 @@ def _check_text(tokenizer: Tokenizer, size: int, limit: int, cut: bool, param: s
 
 def _too_long(what: str, limit: int, param: str) -> ApiError:
     return ApiError(
-        400, f"{what}, and the model's context is {limit} tokens with at least one of output; shorten it, or set "
-        "truncate_prompt_tokens", param=param, code="context_length_exceeded",
+        400, f"This model's maximum context length is {limit} tokens with at least one of output, and {what}; shorten "
+        "it, or set truncate_prompt_tokens", param=param, code="context_length_exceeded",
     )  # fmt: skip
 
 

@@ -43,18 +43,32 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            try:
-                async for chunk in self._events:
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            except ClientGone:
+            if scope.get("http_version") == "1.0":  # which has no chunks, so that a length must go before
+                whole = b"".join([chunk async for chunk in self._chunks()])
+                self.headers["content-length"] = str(len(whole))
+                await self._start(send)
+                await send({"type": "http.response.body", "body": whole, "more_body": False})
                 return
-            except Exception as error:
-                if not isinstance(error, ApiError):
-                    logger.exception("a stream failed")
-                await send(
-                    {"type": "http.response.body", "body": self._failure(as_api_error(error)), "more_body": True}
-                )
+            await self._start(send)
+            async for chunk in self._chunks():
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except ClientGone:
+            return
         finally:
             self._call.close()
+
+    async def _start(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+
+    async def _chunks(self) -> AsyncIterator[bytes]:
+        """The events; what goes wrong is the last."""
+        try:
+            async for chunk in self._events:
+                yield chunk
+        except ClientGone:
+            raise
+        except Exception as error:
+            if not isinstance(error, ApiError):
+                logger.exception("a stream failed")
+            yield self._failure(as_api_error(error))

@@ -17,7 +17,7 @@ async def test_an_answer_counts_what_was_cached_beside_the_input() -> None:
     fake = backend(cached=3)
     answer = await create(fake, system="Be kind.")
     prompt = len(fake.submitted[0].prompt.token_ids)
-    assert answer["content"] == [{"type": "text", "text": SAY, "citations": None}]
+    assert answer["content"] == [{"type": "text", "text": SAY}]
     assert (answer["stop_reason"], answer["stop_sequence"]) == ("end_turn", None)
     usage = answer["usage"]
     assert (usage["input_tokens"], usage["cache_read_input_tokens"]) == (prompt - 3, 3)

@@ -200,6 +200,7 @@ async def test_a_prompt_may_be_cut_and_goes_without_special_tokens() -> None:
 async def test_a_prompt_that_is_too_long_says_so(prompt: Any) -> None:
     error = await refused(prompt=prompt)
     assert error["code"] == "context_length_exceeded" and error["param"] == "prompt"
+    assert error["message"].startswith("This model's maximum context length is 512 tokens")  # clients look for it
 
 
 async def test_the_longest_prompt_gets_one_token() -> None:

@@ -115,7 +115,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "hollow": (text(hollow()), "cannot be read|larger than the file"),
     "half a file": (text(torch_file(X)[:300]), "cannot be read as a file of torch's"),
     "too long": ("A" * 400_000, "has 400000 characters, and no more than"),
-    "of no room": (text(torch_file(torch.zeros(512, WIDTH))), "the model's context is 512"),
+    "of no room": (text(torch_file(torch.zeros(512, WIDTH))), "maximum context length is 512"),
 }
 
 

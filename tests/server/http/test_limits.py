@@ -207,6 +207,19 @@ def test_a_slow_body_is_not_waited_for() -> None:
         assert raw == b""
 
 
+@pytest.mark.parametrize("fails", [None, 3])
+def test_a_client_of_http_1_0_gets_a_stream_whole(fails: int | None) -> None:
+    """It knows no chunks: RFC 9112, 6.1."""
+    body = json.dumps({**BODY, "stream": True}).encode()
+    head = b"POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with serving(backend(fail_at=fails)) as live:
+        raw = live.exchange(head + body)
+    answered, _, stream = raw.partition(b"\r\n\r\n")
+    assert status(raw) == 200 and b"transfer-encoding" not in answered.lower()
+    assert b"content-length: %d" % len(stream) in answered.lower()
+    assert stream.endswith(b"data: [DONE]\n\n") and (b"the fake failed" in stream) == (fails is not None)
+
+
 def test_a_long_answer_is_no_slow_head() -> None:
     """Half a request that is sent meanwhile does not end it."""
     fake = backend(hang=5)

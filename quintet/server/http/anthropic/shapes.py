@@ -8,7 +8,6 @@ class TextBlock(msgspec.Struct):
 
     text: str
     type: str = "text"
-    citations: None = None
 
 
 class MessageUsage(msgspec.Struct, kw_only=True):

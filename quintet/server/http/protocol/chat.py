@@ -75,11 +75,11 @@ CHAT_LACKING: dict[str, Lacking] = {
     "function_call": Lacking(_CALLS, ("none",)),
     "prediction": Lacking("there is no predicted output; leave it out"),
     "web_search_options": Lacking("the model searches nothing; leave it out"),
-    "reasoning_effort": Lacking("templates that know it read it from chat_template_kwargs"),
+    "reasoning_effort": Lacking("templates that know it read it from chat_template_kwargs", ("none",)),
     "verbosity": Lacking("say in the messages how long the answer should be"),
     "include_reasoning": Lacking("reasoning is not told from the answer yet; leave it out", (True,)),
     "echo": Lacking("/v1/completions has it", (False,)),
-    "best_of": Lacking("use n"),
+    "best_of": Lacking("use n", (1,)),
     "moderation": Lacking("nothing is moderated here; leave it out"),
 }
 

@@ -62,7 +62,7 @@ def _params(service: Service, body: ChatRequest) -> SamplingParams:
         raise refuse("tools", 'are not called yet; set tool_choice to "none", and the template alone sees them')
     if body.tool_choice not in (None, "none", "auto"):
         raise refuse("tool_choice", 'must be "none": tool calls are not served yet')
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise refuse("top_logprobs", "needs logprobs; set it to true")
     own: dict[str, Any] = {"logprobs": (body.top_logprobs or 0) if body.logprobs else None}
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
