@@ -247,8 +247,14 @@ def test_overrides_of_defaults_are_held_to_the_same(folder: Path) -> None:
 
 def test_an_override_mends_a_default(folder: Path) -> None:
     edit(folder / "generation_config.json", temperature="x")
-    start(folder, override_generation_config={"temperature": 0.5})
-    start(folder, generation_config="quintet")
+    with refused("temperature must be a number"):
+        start(folder)
+    settings = {"model": folder, "device": "cpu"}
+    assert (
+        prepare(EngineConfig(**settings, override_generation_config={"temperature": 0.5})).generation["temperature"]
+        == 0.5
+    )
+    assert "temperature" not in prepare(EngineConfig(**settings, generation_config="quintet")).generation
 
 
 def test_no_text_ends_by_a_token_that_the_model_does_not_have(caplog: pytest.LogCaptureFixture) -> None:
