@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import logging
 import os
 import re
 import select
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from quintet.server import cli
+from tests.helpers.logs import as_before
 
 QUINTET = [sys.executable, "-m", "quintet"]
 FRANCE, PARIS = "What is the capital of France?", "The capital of France is Paris."
@@ -30,11 +30,8 @@ def _run(*words: str, stdin: str = "", **environ: str) -> subprocess.CompletedPr
 @pytest.fixture(autouse=True)
 def _log() -> Iterator[None]:
     """A command sets the log up for the whole process."""
-    log = logging.getLogger("quintet")
-    level, handlers = log.level, [*log.handlers]
-    yield
-    log.setLevel(level)
-    log.handlers[:] = handlers
+    with as_before():
+        yield
 
 
 def test_generate_prints_text_and_speed() -> None:

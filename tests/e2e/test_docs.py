@@ -3,7 +3,6 @@
 import importlib
 import io
 import json
-import logging
 import re
 import runpy
 import shlex
@@ -16,6 +15,7 @@ import pytest
 
 from quintet.server import cli
 from quintet.server.flags import Parser
+from tests.helpers.logs import as_before
 from tests.helpers.serving import Server
 
 ROOT = Path(__file__).parents[2]
@@ -82,11 +82,8 @@ LINES = [
 @pytest.fixture(autouse=True)
 def _log() -> Iterator[None]:
     """A command sets the log up for the whole process."""
-    log = logging.getLogger("quintet")
-    level, handlers = log.level, [*log.handlers]
-    yield
-    log.setLevel(level)
-    log.handlers[:] = handlers
+    with as_before():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -17,16 +17,14 @@ from quintet.server.commands.bench import percentiles
 from quintet.server.commands.chat import Talk
 from quintet.server.commands.engine import sampling
 from quintet.server.tables import table
+from tests.helpers.logs import as_before
 
 
 @pytest.fixture(autouse=True)
 def _log() -> Iterator[None]:
     """A command sets the log up for the whole process."""
-    log = logging.getLogger("quintet")
-    level, handlers = log.level, [*log.handlers]
-    yield
-    log.setLevel(level)
-    log.handlers[:] = handlers
+    with as_before():
+        yield
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """`quintet new-platform` writes a package that installs, passes the probe section and generates text at once."""
 
-import logging
 import os
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from quintet.conformance import kit
 from quintet.platforms.interface import CONTRACT_VERSION
 from quintet.server import cli
 from quintet.server.commands import new_platform
+from tests.helpers.logs import as_before
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,11 +21,8 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(autouse=True, scope="module")
 def _log() -> Iterator[None]:
     """A command sets the log up for the whole process; the one that makes `site` runs before any test."""
-    log = logging.getLogger("quintet")
-    level, handlers = log.level, [*log.handlers]
-    yield
-    log.setLevel(level)
-    log.handlers[:] = handlers
+    with as_before():
+        yield
 
 
 @pytest.mark.parametrize("name", ["", "Auto", "3x", "a-b", "_a", "class", "ünicode", "a b", "../x", "x" * 31])
