@@ -1,6 +1,7 @@
 """What an output must look like, written in llguidance's form from what a user asked for."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from quintet.config import StructuredOutputsConfig
@@ -8,6 +9,8 @@ from quintet.engine.structural_tag import as_lark, structural_lark
 from quintet.sampling_params import ParameterError, StructuredOutputsParams
 
 MAX_SIZE = 2**20  # characters of a grammar
+
+_VALUES = ("const", "enum", "default", "examples")  # hold values, not schemas
 
 
 def grammar_text(wanted: StructuredOutputsParams, config: StructuredOutputsConfig) -> str:
@@ -50,8 +53,13 @@ def _written(make: Any, wanted: StructuredOutputsParams, config: StructuredOutpu
 def _json(make: Any, schema: Any, wanted: StructuredOutputsParams, config: StructuredOutputsConfig) -> str:
     if isinstance(schema, str):
         schema = _parsed(schema)
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
+        raise ValueError("a JSON schema is an object")
+    schema = _everywhere(_bordered, schema)
     if wanted.disable_additional_properties or config.disable_additional_properties:
-        schema = _closed(schema)
+        schema = _everywhere(_closed, schema)
     bare = wanted.disable_any_whitespace or config.disable_any_whitespace
     options: dict[str, Any] = {"whitespace_flexible": not bare}
     if wanted.whitespace_pattern is not None:
@@ -66,13 +74,38 @@ def _parsed(text: str) -> Any:
         raise ValueError(f"the schema is no JSON: {error}") from None
 
 
-def _closed(schema: Any) -> Any:
-    """The schema with additionalProperties false wherever properties are named and it says nothing of others."""
+def _everywhere(change: Callable[[dict[str, Any]], None], schema: Any) -> Any:
+    """A copy in which every object went through the change. What is no schema in it stays as it is: a value."""
     if isinstance(schema, list):
-        return [_closed(each) for each in schema]
+        return [_everywhere(change, each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    closed = {key: _closed(value) for key, value in schema.items()}
-    if "properties" in closed or "patternProperties" in closed:
-        closed.setdefault("additionalProperties", False)
-    return closed
+    copied = {key: value if key in _VALUES else _everywhere(change, value) for key, value in schema.items()}
+    change(copied)
+    return copied
+
+
+def _closed(schema: dict[str, Any]) -> None:
+    """additionalProperties false where properties are named and it says nothing of others."""
+    if isinstance(schema.get("properties"), dict) or isinstance(schema.get("patternProperties"), dict):
+        schema.setdefault("additionalProperties", False)
+
+
+def _bordered(schema: dict[str, Any]) -> None:
+    """A whole number that is excluded, where the other border is less than 1 away: the library would let it be said.
+
+    The border moves by a millionth of the way to the other.
+    """
+    low, high = schema.get("exclusiveMinimum"), schema.get("maximum", schema.get("exclusiveMaximum"))
+    if low is not None and _close(low, high) and low == int(low):
+        schema["minimum"] = low + (high - low) / 2**20
+        del schema["exclusiveMinimum"]
+    low, high = schema.get("minimum", schema.get("exclusiveMinimum")), schema.get("exclusiveMaximum")
+    if high is not None and _close(low, high) and high == int(high):
+        schema["maximum"] = high - (high - low) / 2**20
+        del schema["exclusiveMaximum"]
+
+
+def _close(low: Any, high: Any) -> bool:
+    numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in (low, high))
+    return numbers and 0 < high - low < 1

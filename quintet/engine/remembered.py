@@ -22,7 +22,7 @@ class Remembered:
 
     def __init__(self, make: Callable[[str], Any], seconds: float) -> None:
         """What could not be begun within `seconds` is Late, and forgotten."""
-        self._make, self._seconds = make, seconds
+        self._make, self.seconds = make, seconds
         self._jobs: queue.SimpleQueue[tuple[str, Future[Any], float] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()  # of what follows
@@ -35,7 +35,7 @@ class Remembered:
             if future is None:
                 future = Future()
                 self._characters += len(text)
-                self._jobs.put((text, future, time.monotonic() + self._seconds))
+                self._jobs.put((text, future, time.monotonic() + self.seconds))
                 self._add_thread()
             self._known[text] = future
             while len(self._known) > ENTRIES or (self._characters > CHARACTERS and len(self._known) > 1):

@@ -28,6 +28,7 @@ PET = {
     "additionalProperties": False,
 }
 FOREVER = {"allOf": [{"type": "string", "pattern": f"(.*a){{{count}}}"} for count in range(2, 30)]}
+LONG = ["x" * 99 + str(number) for number in range(20_000)]
 
 
 class Pet(BaseModel):
@@ -115,10 +116,8 @@ def test_vllms_field_is_taken_on_both_routes(server: Server, wanted: dict[str, A
 
 
 def test_a_structural_tag(server: Server) -> None:
-    tag = {
-        "type": "structural_tag",
-        "format": {"type": "tag", "begin": "<pet>", "content": {"type": "json_schema", "json_schema": PET}, "end": "</pet>"},
-    }  # fmt: skip
+    content = {"type": "json_schema", "json_schema": PET}
+    tag = {"type": "structural_tag", "format": {"type": "tag", "begin": "<pet>", "content": content, "end": "</pet>"}}
     found = re.fullmatch("<pet>(.*)</pet>", said(chat(server, response_format=tag)), re.DOTALL)
     assert found is not None
     jsonschema.validate(json.loads(found[1]), PET)
@@ -145,12 +144,13 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
      "response_format.json_schema.schema", "not a number"),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"properties": {"a": {"not": {}}}}}}},
      "response_format", "#/properties/a, keyword 'not'"),
-    ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "response_format", "leave one"),
+    ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
+     "response_format", "leave one"),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "exactly one"),
     ({"structured_outputs": {"regx": "a"}}, "structured_outputs", "regex"),
     ({"structured_outputs": {"regex": "("}}, "structured_outputs", "unclosed group"),
     ({"structured_outputs": {"json": FOREVER}}, "structured_outputs", "too much time or memory"),
-    ({"structured_outputs": {"json": {"enum": ["x" * 99 + str(i) for i in range(20_000)]}}}, "structured_outputs", "characters"),
+    ({"structured_outputs": {"json": {"enum": LONG}}}, "structured_outputs", "characters"),
     ({"guided_json": {}}, "guided_json", "json in structured_outputs"),
 ]  # fmt: skip
 
