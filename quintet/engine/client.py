@@ -73,7 +73,7 @@ class Client:
         if params.structured_outputs is not None:
             bounds = self.admission.bounds
             params.check(bounds.vocab_size, bounds.max_model_len, bounds.max_logprobs)
-            self.grammars.check(params.structured_outputs)
+            self.grammars.admit(params.structured_outputs)
 
     def add(self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int = 0) -> None:
         """Admits and queues a request; ValueError says what is wrong, and then nothing was queued."""

@@ -57,10 +57,10 @@ class Engine:
         if admitted.request_id in self._answers.requests:
             raise ValueError(f"request id {admitted.request_id!r} is in use; give each running request its own")
         request = Request(admitted, self._num_added)
-        if admitted.params.structured_outputs is not None:
+        if admitted.grammar:
             if self._grammars is None:
                 raise ValueError("this engine serves no structured_outputs; leave them out")
-            request.grammar = self._grammars.matcher(admitted.params.structured_outputs)
+            request.grammar = self._grammars.matcher(admitted.grammar)
             self._unready.append(request)
         self._num_added += 1
         self._answers.requests[admitted.request_id] = request

@@ -10,6 +10,7 @@ from pathlib import Path
 import zmq
 import zmq.asyncio
 
+from quintet.config import StructuredOutputsConfig
 from quintet.engine.admission import Admission, Bounds
 from quintet.engine.logits_processors import load_processors
 from quintet.engine.output import OutputProcessor, Processed
@@ -17,6 +18,7 @@ from quintet.engine.tokenizer import Tokenizer, load_tokenizer
 from quintet.sampling_params import SamplingParams
 from quintet.server.backend import Deliver, EngineDead, Refused, Served, Wanted
 from quintet.server.link import wire
+from quintet.server.link.shapes import Shapes
 from quintet.server.metrics.peers import Peers
 
 logger = logging.getLogger(__name__)
@@ -42,6 +44,7 @@ class Remote:
         self._tokenizer: Tokenizer | None = None
         self._admission: Admission | None = None
         self._processor = OutputProcessor(None)
+        self.shapes = Shapes(StructuredOutputsConfig())
         self._deliver: dict[str, Deliver] = {}
         self._answers: dict[int, asyncio.Future[str]] = {}
         self._numbers = itertools.count(time.time_ns())  # a process whose place this one took gave others
@@ -67,6 +70,7 @@ class Remote:
         self._inbox.close(0)
         self._outbox.close(0)
         self.peers.close()
+        self.shapes.close()
 
     @property
     def served(self) -> Served:
@@ -102,9 +106,9 @@ class Remote:
     def stats(self) -> Mapping[str, float]:
         return self._last_pulse.stats
 
-    def submit(self, wanted: Sequence[Wanted], params: SamplingParams, priority: int = 0) -> None:
+    def submit(self, wanted: Sequence[Wanted], params: SamplingParams, priority: int = 0, grammar: str = "") -> None:
         prompts = [(each.request_id, each.prompt) for each in wanted]
-        admitted = self._ready().admit_all(prompts, params, priority)
+        admitted = self._ready().admit_all(prompts, params, priority, grammar)
         frame = wire.encode(wire.Submit.of(self._worker, admitted))
         added: list[str] = []
         try:
@@ -215,6 +219,7 @@ class Remote:
         defaults = dict(served.defaults) if self._tokenizer else {**served.defaults, "detokenize": False}
         name = f"{self._worker}/" if self._worker else ""
         self._processor = OutputProcessor(self._tokenizer, served.stream_interval)
+        self.shapes = Shapes(served.structured_outputs)
         processors = load_processors(served.processors)
         self._admission = Admission(bounds, self._tokenizer, eos, served.seed, processors, defaults, name)
 

@@ -23,6 +23,7 @@ from quintet.server.http.middleware import failure
 from quintet.server.http.openapi import documented
 from quintet.server.http.sampling import checked_params
 from quintet.server.http.service import Service
+from quintet.server.http.shape import of_format, shape
 from quintet.server.http.tally import tally_of
 
 _SAME = ("max_tokens", "temperature", "top_p", "top_k", "seed")  # names that SamplingParams has too
@@ -58,7 +59,8 @@ async def create_message(http: HttpRequest) -> Response:
     service.check_model(body.model)
     service.check_ready()
     params = _params(service, body)
-    asks = [Ask(await render(service, body, params, body.cache_salt), params, body.priority or 0)]
+    grammar = await shape(service, params, *_format(body))
+    asks = [Ask(await render(service, body, params, body.cache_salt), params, body.priority or 0, grammar)]
     tally = tally_of(http)
     tally.ask(asks)
     reply = Reply(f"msg_{tally.request_id}", body.model or service.model_names[0], body.max_tokens)
@@ -90,6 +92,13 @@ async def count_tokens(http: HttpRequest) -> Response:
     service.check_model(body.model)
     prompt = await render(service, body)
     return json_response(TokenCount(len(prompt.token_ids)))
+
+
+def _format(body: CreateMessage) -> tuple[Any, str]:
+    """What the answer must look like, and the field that says it."""
+    if body.output_config is None:
+        return of_format(body.output_format, "output_format"), "output_format"
+    return of_format(body.output_config.get("format"), "output_config.format"), "output_config.format"
 
 
 def _params(service: Service, body: CreateMessage) -> SamplingParams:

@@ -17,6 +17,7 @@ from quintet.server.http.responses.shapes import Item
 from quintet.server.http.responses.store import Store, Stored
 from quintet.server.http.sampling import checked_params
 from quintet.server.http.service import Service
+from quintet.server.http.shape import of_format, shape
 
 _TOO_LONG = "context_length_exceeded"
 _ROOM = 4  # a conversation is cut so that a quarter of the context is left for the answer, if not told how much
@@ -34,6 +35,7 @@ class Plan(NamedTuple):
 async def make_plan(service: Service, store: Store, body: CreateResponse, owner: str) -> Plan:
     """Goes on with responses of that owner alone. Raises ApiError or ParameterError that blames a field."""
     params = _params(service, body)
+    grammar = await shape(service, params, of_format((body.text or {}).get("format"), "text.format"), "text.format")
     stored = _stored(store, body.previous_response_id, owner)
     most = service.settings.max_body_bytes  # of a conversation; the rest of what is stored are log-probabilities
     size = body.size + (0 if stored is None else min(len(stored.items) + len(stored.response), most))
@@ -47,7 +49,7 @@ async def make_plan(service: Service, store: Store, body: CreateResponse, owner:
     items = await beside(service, size, read, "input")
     head = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
     prompt = await _Conversation(service, body, params, size).prompt(head, as_messages(items))
-    return Plan(items, Ask(prompt, params, body.priority or 0))
+    return Plan(items, Ask(prompt, params, body.priority or 0, grammar))
 
 
 def _params(service: Service, body: CreateResponse) -> SamplingParams:

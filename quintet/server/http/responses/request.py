@@ -88,7 +88,9 @@ class CreateResponse(_Shared):
         ]
         | None
     ) = Field(None, description="kept with the response")
-    text: Annotated[Any, WithJsonSchema(_OBJECT)] = Field(None, description='{"format": {"type": "text"}} is served')
+    text: Annotated[Any, WithJsonSchema(_OBJECT)] = Field(
+        None, description='{"format": ...}: text, json_object, or json_schema'
+    )
     reasoning: Annotated[Any, WithJsonSchema(_OBJECT)] = Field(None, description="accepted where it asks for nothing")
     parallel_tool_calls: bool | None = Field(None, description="accepted, not used")
     max_tool_calls: int | None = Field(None, ge=0, le=2**31 - 1, description="accepted, not used")
@@ -135,11 +137,6 @@ def _check_text(text: Any) -> None:
     if text is None:
         return
     object_of(text, "text", ("format", "verbosity"))
-    form = {"type": "text"} if text.get("format") is None else text["format"]
-    object_of(form, "text.format", ("type", "name", "schema", "strict", "description"))
-    kind = one_of(form.get("type"), "text.format.type", ("text", "json_object", "json_schema"))
-    if kind != "text" or len(form) > 1:
-        raise ParameterError("text.format", "is not served: output is not constrained; ask for JSON in the input")
     if text.get("verbosity") not in (None, "medium"):
         raise ParameterError("text.verbosity", "is not served: say in the input how long the answer should be")
 
@@ -171,6 +168,7 @@ def begin(body: CreateResponse, params: SamplingParams, model: str, response_id:
         safety_identifier=body.safety_identifier,
         store=body.store is not False,
         temperature=params.temperature,
+        text={"format": (body.text or {}).get("format") or {"type": "text"}},
         top_logprobs=body.top_logprobs or 0,
         top_p=params.top_p,
         truncation=body.truncation or "disabled",
