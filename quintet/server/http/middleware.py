@@ -20,7 +20,7 @@ from quintet.server.http.tally import Tally
 logger = logging.getLogger(__name__)
 access = logging.getLogger("quintet.access")
 
-_PAGE_POLICY = "default-src 'self'; frame-ancestors 'none'"
+_PAGE_POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 _RESPONSE = re.compile(r"(resp_[^_/]*_)[^/]+")  # an id; the process that made it may be told
 _LONGEST = 2000  # characters of a message: what was wrong may be quoted in it
 _CLIENT_GONE = 499  # nginx's number for it; the log alone reads it

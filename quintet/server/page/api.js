@@ -5,6 +5,8 @@ import { EventParser } from "./stream.js";
 const KEY = "quintet.api-key";
 const SILENT = "The server does not answer. If it has stopped, start it again, then send again.";
 const TORN = "The connection ended before the answer did. If the server has stopped, start it again, then regenerate.";
+const NO_KEY = "The server asks for an API key. Give it above, then send again.";
+const WRONG_KEY = "The server does not know this API key. Give the right one above, then send again.";
 const GATEWAY = [502, 503, 504]; // what a proxy says when the server behind it is gone
 
 /** What went wrong with a request, in words for the reader. */
@@ -29,7 +31,7 @@ export async function request(path, options = {}) {
   if (key) headers.set("Authorization", `Bearer ${key}`);
   const response = await fetch(path, { cache: "no-store", ...options, headers }).catch((error) => silent(error, options));
   if (response.ok) return response;
-  const error = new ApiError(await reason(response), response.status, key !== null);
+  const error = new ApiError(await reason(response, key), response.status, key !== null);
   if (error.status === 401 && key !== sessionStorage.getItem(KEY)) return request(path, options); // one came meanwhile
   throw error;
 }
@@ -90,7 +92,8 @@ function parsed(data) {
   }
 }
 
-async function reason(response) {
+async function reason(response, key) {
+  if (response.status === 401) return key === null ? NO_KEY : WRONG_KEY;
   const text = await response.text();
   const wait = response.headers.get("Retry-After");
   const later = wait ? ` Try again in ${wait} s.` : "";

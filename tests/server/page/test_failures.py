@@ -177,6 +177,7 @@ def test_a_turn_without_a_key_comes_back(page: Page, server: FakeServer) -> None
     say(page, "Hi")
     key = page.get_by_label("This server asks for an API key")
     expect(key).to_be_focused()
+    expect(notice(page)).to_have_text("The server asks for an API key. Give it above, then send again.")
     expect(field(page)).to_have_value("Hi")
     key.fill("right")
     key.press("Enter")

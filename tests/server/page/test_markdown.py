@@ -145,4 +145,4 @@ def test_no_text_takes_long_or_breaks_the_page(page: Page, server: FakeServer, t
         }""",
         text,
     )
-    assert milliseconds < 1000
+    assert milliseconds < 10_000  # a few on an idle machine; what grows with the square of the text takes minutes

@@ -22,7 +22,7 @@ def is_reference(item: Any) -> bool:
 
 def without_logprobs(item: Item) -> Item:
     """An answer as it goes into the next conversation."""
-    if item["role"] != "assistant":
+    if item.get("role") != "assistant":
         return item
     return {**item, "content": [{**part, "logprobs": []} for part in item["content"]]}
 
