@@ -218,7 +218,7 @@ async def test_harmless_fields_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
-        ("suffix", "end", "do not fill in"),
+        ("suffix", "end", "no tokens to fill in"),
         ("store", True, "not kept"),
         ("response_format", {"type": "json_schema"}, "must be a JSON schema"),
         ("guided_json", {}, "it is called json in structured_outputs"),

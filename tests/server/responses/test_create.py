@@ -183,7 +183,6 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"input": [{"role": "user", "content": [{"type": "output_text", "text": "a"}]}]}, "input[0].content[0]", "role"),
     ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text", "null"),
     ({"input": [{"type": "function_call_output"}]}, "input[0]", "no tools"),
-    ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0]", "previous_response_id"),
     ({"input": [{"type": "reasoning"}]}, "input[0]", "reasoning"),
     ({"input": [{"type": 5}]}, "input[0].type", "a number"),
     ({"input": "\ud800"}, "", "JSON"),

@@ -16,6 +16,7 @@ from quintet.server.http.anthropic.conversation import render
 from quintet.server.http.anthropic.reply import Reply, broken_off
 from quintet.server.http.anthropic.request import CountTokens, CreateMessage, check
 from quintet.server.http.anthropic.shapes import MessageAnswer, MessageError, TokenCount
+from quintet.server.http.asgi import speaks_anthropic
 from quintet.server.http.bodies import read_body
 from quintet.server.http.calls import Ask, Call
 from quintet.server.http.errors import ApiError, as_api_error
@@ -30,7 +31,7 @@ _SAME = ("max_tokens", "temperature", "top_p", "top_k", "seed")  # names that Sa
 
 
 class AnthropicRoute(APIRoute):
-    """Gives the request's id in the header that Anthropic's clients read."""
+    """Gives Anthropic's clients the request's id in the header that they read."""
 
     def get_route_handler(self) -> Callable[[HttpRequest], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
@@ -40,7 +41,8 @@ class AnthropicRoute(APIRoute):
                 response = await handler(http)
             except (ApiError, ValueError, EngineDead) as error:
                 response = failure(http.scope, as_api_error(error))
-            response.headers["request-id"] = tally_of(http).request_id
+            if speaks_anthropic(http.scope):
+                response.headers["request-id"] = tally_of(http).request_id
             return response
 
         return answer

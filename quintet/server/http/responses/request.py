@@ -27,21 +27,28 @@ _INCLUDES = (
 _NOT_HERE = ("n", "prompt_logprobs", "truncate_prompt_tokens")  # a response is one answer; `truncation` cuts
 SAMPLING = tuple(name for name in SAMPLING_FIELDS if name not in _NOT_HERE)
 
-_INPUT = {
+_MESSAGE = {
+    "type": "object",
+    "properties": {
+        "type": {"type": "string", "enum": ["message"]},
+        "role": {"type": "string", "enum": ["user", "assistant", "system", "developer"]},
+        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
+    },
+    "required": ["role", "content"],
+}
+_REFERENCE = {
+    "type": "object",
+    "properties": {"type": {"type": "string", "enum": ["item_reference"]}, "id": {"type": "string"}},
+    "required": ["type", "id"],
+    "additionalProperties": False,
+}
+_INPUT: dict[str, Any] = {
     "anyOf": [
         {"type": "string"},
         {
             "type": "array",
             "minItems": 1,
-            "items": {
-                "type": "object",
-                "properties": {
-                    "type": {"type": "string", "enum": ["message"]},
-                    "role": {"type": "string", "enum": ["user", "assistant", "system", "developer"]},
-                    "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
-                },
-                "required": ["role", "content"],
-            },
+            "items": {"anyOf": [_MESSAGE, _REFERENCE]},
         },
     ]
 }
@@ -115,6 +122,34 @@ class CreateResponse(_Shared):
         "messages": Lacking("it is called input in this API"),
         "response_format": Lacking("it is called text.format in this API"),
     }
+
+
+_COUNTED = ("model", "instructions", "previous_response_id", "truncation", "text", "reasoning", "parallel_tool_calls")
+_counted: Any = {
+    name: (CreateResponse.model_fields[name].annotation, CreateResponse.model_fields[name]) for name in _COUNTED
+}
+_Counted: Any = create_model("_Counted", __base__=Body, **_counted)
+
+
+class CountInput(_Counted):
+    """What of a response's request settles its input."""
+
+    input: Annotated[Any, WithJsonSchema({"anyOf": [*_INPUT["anyOf"], {"type": "null"}]})] = Field(
+        None, description="text, or a list of messages; may be left out beside previous_response_id"
+    )
+
+    lacking: ClassVar[Mapping[str, Lacking]] = {
+        **{name: CreateResponse.lacking[name] for name in ("tools", "tool_choice", "conversation")},
+        "personality": Lacking("a model has one; say in instructions how it shall talk"),
+    }
+
+
+def check_count(body: CountInput) -> None:
+    """What the types do not say. Raises ParameterError."""
+    if body.input is None and body.previous_response_id is None:
+        raise ParameterError("input", "is missing; give it, or previous_response_id")
+    _check_text(body.text)
+    _check_reasoning(body.reasoning)
 
 
 def check(body: CreateResponse) -> None:

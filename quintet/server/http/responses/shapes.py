@@ -116,3 +116,10 @@ class ItemList(msgspec.Struct, kw_only=True):
     first_id: str
     last_id: str
     has_more: bool
+
+
+class InputTokens(msgspec.Struct, kw_only=True):
+    """Of what a response would read."""
+
+    object: str = "response.input_tokens"
+    input_tokens: int
