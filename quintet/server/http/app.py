@@ -14,7 +14,7 @@ from quintet.server.http.errors import ApiError
 from quintet.server.http.ids import HEADER
 from quintet.server.http.middleware import BodyLimit, Failures, HeadAsGet, Observed, Places, failure
 from quintet.server.http.responses.routes import router as responses
-from quintet.server.http.routes import alive, chat, completions, models, page, sleep, tokens
+from quintet.server.http.routes import alive, chat, completions, models, page, profile, sleep, tokens
 from quintet.server.http.service import Service
 from quintet.server.metrics import routes as metrics
 from quintet.server.metrics.counted import Counted
@@ -28,17 +28,20 @@ def make_app(service: Service) -> FastAPI:
     app.state.service = service
     app.add_exception_handler(HTTPException, _refuse_path)
     app.add_exception_handler(RequestValidationError, _refuse_parameter)
-    _add_routes(app, settings)
+    _add_routes(app, service)
     _add_middleware(app, settings)
     openapi.install(app, settings.root_path)
     return app
 
 
-def _add_routes(app: FastAPI, settings: ServerConfig) -> None:
+def _add_routes(app: FastAPI, service: Service) -> None:
+    settings = service.settings
     for module in (alive, metrics, models, completions, chat, tokens):
         app.include_router(module.router)
     if settings.enable_sleep_mode:
         app.include_router(sleep.router)
+    if service.profiles:
+        app.include_router(profile.router)
     app.include_router(responses)
     app.include_router(anthropic)
     if settings.playground:

@@ -27,10 +27,15 @@ class ApiServer:
     """Serves until it is told to stop: the first time running calls may end, the second they are told why they do."""
 
     def __init__(
-        self, settings: ServerConfig, folder: Path, worker: int, stopping: Callable[[], None] = lambda: None
+        self,
+        settings: ServerConfig,
+        folder: Path,
+        worker: int,
+        stopping: Callable[[], None] = lambda: None,
+        profiles: bool = False,
     ) -> None:
         self.remote = Remote(folder, worker, settings.step_timeout)
-        self.service = Service(self.remote, settings, worker)
+        self.service = Service(self.remote, settings, worker, profiles)
         self._server = _Server(uvicorn.Config(make_app(self.service), **_options(settings)), self._signalled)
         self._follows = worker > 0  # signals are the parent's to answer
         self._stopping = stopping  # called each time that it is told to end
@@ -147,7 +152,8 @@ def main() -> int:
     """An API process besides the first; the parent watches the engine."""
     orders = read_orders()
     listener = socket.socket(fileno=orders.listen)
-    server = ApiServer(ServerConfig(**orders.server), Path(orders.folder), orders.worker)
+    profiles = orders.engine["profiler_config"]["profiler"] is not None
+    server = ApiServer(ServerConfig(**orders.server), Path(orders.folder), orders.worker, profiles=profiles)
     run_loop(server.run(listener))
     return 0
 
