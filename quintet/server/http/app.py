@@ -7,7 +7,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from quintet.server.http import openapi
+from quintet.server.http import openapi, yours
 from quintet.server.http.anthropic.routes import router as anthropic
 from quintet.server.http.auth import ApiKeys, Neighbours
 from quintet.server.http.errors import ApiError
@@ -22,7 +22,7 @@ from quintet.server.settings import ServerConfig
 
 
 def make_app(service: Service) -> FastAPI:
-    """Serves what `service` holds; it is found at app.state.service."""
+    """Serves what `service` holds; it is found at app.state.service. ValueError if a middleware cannot be used."""
     settings = service.settings
     app = FastAPI(docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.service = service
@@ -31,6 +31,7 @@ def make_app(service: Service) -> FastAPI:
     _add_routes(app, service)
     _add_middleware(app, settings)
     openapi.install(app, settings.root_path)
+    yours.settle(app, settings.middleware)
     return app
 
 
@@ -55,6 +56,7 @@ def _add_middleware(app: FastAPI, settings: ServerConfig) -> None:
     app.add_middleware(Places, most=settings.max_connections)
     app.add_middleware(ApiKeys, settings=settings)
     app.add_middleware(Neighbours, settings=settings)
+    yours.add(app, yours.load(settings.middleware))
     app.add_middleware(Failures)
     if settings.allowed_origins:
         app.add_middleware(
