@@ -51,9 +51,9 @@ class Certificates:
         self.context = self._newest = make_context(settings)
         if settings.enable_ssl_refresh:
             self.context.sni_callback = self._hand_over
-            if settings.ssl_cert_reqs:  # a session that is taken up again would not be asked for its certificate
+            if settings.ssl_cert_reqs:  # a session that is taken up again is not asked for its certificate again
                 self.context.num_tickets = 0
-                self.context.options |= ssl.OP_NO_TICKET
+                self.context.minimum_version = ssl.TLSVersion.TLSv1_3  # 1.2 needs no tickets for that
 
     async def watch(self) -> None:
         """Looks at the files, for ever."""

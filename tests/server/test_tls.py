@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -126,6 +127,32 @@ async def test_clients_show_certificates_of_the_authorities_that_are_there_now(f
         assert certificates.look()
         assert await greets(port, client_of(files.authority, others))
         assert not await greets(port, admitted), "an authority that is gone admits nobody"
+
+
+def _says(port: int, context: ssl.SSLContext, session: ssl.SSLSession | None) -> tuple[bytes, ssl.SSLSession | None]:
+    """What the server says to a client that takes up its session, if it has one; nothing where it is refused."""
+    with socket.create_connection(("127.0.0.1", port)) as raw:
+        try:
+            with context.wrap_socket(raw, server_hostname="localhost", session=session) as made:
+                return made.recv(10), made.session
+        except OSError:
+            return b"", None
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_a_session_from_before_admits_nobody(files: Files, version: ssl.TLSVersion) -> None:
+    ours = trustme.CA()
+    files.admit(ours)
+    certificates = Certificates(ServerConfig(**files.settings(ssl_ca_certs=files.clients, ssl_cert_reqs=2)))
+    context = client_of(files.authority, ours)
+    context.maximum_version = version
+    async with listening(certificates) as port:
+        said, session = await asyncio.to_thread(_says, port, context, None)
+        assert said == (b"hello" if version == ssl.TLSVersion.TLSv1_3 else b"")
+        files.admit(trustme.CA())
+        certificates.look()
+        assert certificates.look()
+        assert (await asyncio.to_thread(_says, port, context, session))[0] == b""
 
 
 @pytest.mark.parametrize(
