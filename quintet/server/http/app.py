@@ -52,11 +52,11 @@ def _add_routes(app: FastAPI, service: Service) -> None:
 def _add_middleware(app: FastAPI, settings: ServerConfig) -> None:
     """The last one that is added is the first one that a request meets."""
     app.add_middleware(HeadAsGet)
+    yours.add(app, yours.load(settings.middleware))  # what they read is bounded, and sent by who may call
     app.add_middleware(BodyLimit, most=settings.max_body_bytes, gate=app.state.service.gate)
     app.add_middleware(Places, most=settings.max_connections)
     app.add_middleware(ApiKeys, settings=settings)
     app.add_middleware(Neighbours, settings=settings)
-    yours.add(app, yours.load(settings.middleware))
     app.add_middleware(Failures)
     if settings.allowed_origins:
         app.add_middleware(

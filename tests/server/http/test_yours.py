@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,25 @@ async def closed(request, call_next):
 async def broken(request, call_next):
     raise RuntimeError("a secret of the operator's")
 
+READ = []
+
+class Reader:
+    def __init__(self, app):
+        self.app = app
+
+    async def __call__(self, scope, receive, send):
+        from starlette.requests import Request
+        body = await Request(scope, receive).body()
+        READ.append(len(body))
+        given = [{"type": "http.request", "body": body}]
+        async def signed(message):
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-read", str(len(body)).encode())]
+            await send(message)
+        async def again():
+            return given.pop() if given else await receive()
+        await self.app(scope, again, signed)
+
 class Picky:
     def __init__(self, app, needs):
         pass
@@ -72,6 +92,21 @@ async def test_requests_pass_through_a_class_and_through_a_function() -> None:
         assert refused.status_code == 418 and "x-signed" not in refused.headers, "the last is met first"
         streamed = await http.post("/v1/completions", json={"prompt": "x", "stream": True})
         assert streamed.text.endswith("data: [DONE]\n\n")
+
+
+async def test_it_sees_what_may_be_asked_alone() -> None:
+    async with client(middleware=("mine.Reader",), api_key=("sesame",), max_body_bytes=1000) as http:
+        assert (await http.post("/tokenize", json={"prompt": "x"})).status_code == 401
+        headers = {"authorization": "Bearer sesame"}
+        fits = await http.post("/tokenize", json={"prompt": "x"}, headers=headers)
+        assert fits.status_code == 200 and fits.headers["x-read"] == "14"
+
+        async def pieces() -> AsyncIterator[bytes]:
+            for _ in range(50):
+                yield b" " * 100
+
+        assert (await http.post("/tokenize", content=pieces(), headers=headers)).status_code == 413
+    assert sys.modules["mine"].READ == [14], "of the others it got nothing whole"
 
 
 async def test_a_middleware_that_fails_is_a_500_which_tells_nothing() -> None:
