@@ -52,6 +52,18 @@ class Refused(RuntimeError):
     """The engine did not do what it was told, and is as it was; the message says why."""
 
 
+class Traces(Protocol):
+    """Those of an engine whose profiler_config allows them."""
+
+    async def start(self) -> None:
+        """As Profiler.start; Refused says why not."""
+        ...
+
+    async def stop(self) -> tuple[str, int, str]:
+        """As Profiler.stop -> the file's name, steps, why it ended; Refused if there is none."""
+        ...
+
+
 class Backend(Protocol):
     """An engine, seen from an event loop. All but trouble() wait for a time when that gives None."""
 
@@ -62,6 +74,9 @@ class Backend(Protocol):
 
     @property
     def tokenizer(self) -> Tokenizer | None: ...
+
+    @property
+    def traces(self) -> Traces: ...
 
     def trouble(self) -> str | None:
         """Why it cannot serve now (it is loading, hung or dead), or None."""

@@ -40,6 +40,24 @@ class Submitted:
 
 
 @dataclass
+class FakeTraces:
+    """One at a time."""
+
+    running: bool = False
+
+    async def start(self) -> None:
+        if self.running:
+            raise Refused("a trace runs already")
+        self.running = True
+
+    async def stop(self) -> tuple[str, int, str]:
+        if not self.running:
+            raise Refused("no trace runs")
+        self.running = False
+        return "a.json.gz", 3, "it was stopped"
+
+
+@dataclass
 class FakeBackend:
     """Answers with `reply`, or the prompt's own tokens again and again; one token for each turn of the loop.
 
@@ -60,6 +78,7 @@ class FakeBackend:
     hanging: int = 0  # requests that wait for go_on; what came before is delivered
     resets: int = 0
     asleep: int = 0
+    traces: FakeTraces = field(default_factory=FakeTraces)
     refuses: str = ""  # why it does not sleep, or wake
     max_model_len: int = 512
 

@@ -154,6 +154,12 @@ class Core:
                 self._engine.sleep(order.level)
             elif isinstance(order, wire.WakeUp):
                 self._engine.wake_up()
+            elif isinstance(order, wire.StartProfile):
+                self._engine.profiler.start()
+                return wire.Answer(order.number)
+            elif isinstance(order, wire.StopProfile):
+                path, steps, ended = self._engine.profiler.stop()
+                return wire.Answer(order.number, trace=(path.name, steps, ended))
             else:
                 self._engine.reset_prefix_cache()
                 return wire.Answer(order.number)

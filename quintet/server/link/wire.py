@@ -107,7 +107,17 @@ class WakeUp(msgspec.Struct, tag=True, array_like=True):
     number: int
 
 
-Order = ResetPrefixCache | Sleep | WakeUp
+class StartProfile(msgspec.Struct, tag=True, array_like=True):
+    worker: int
+    number: int
+
+
+class StopProfile(msgspec.Struct, tag=True, array_like=True):
+    worker: int
+    number: int
+
+
+Order = ResetPrefixCache | Sleep | WakeUp | StartProfile | StopProfile
 ToEngine = Join | Submit | Abort | Leave | Order
 
 
@@ -140,6 +150,7 @@ class Answer(msgspec.Struct, tag=True, array_like=True):
 
     number: int
     refused: str = ""
+    trace: tuple[str, int, str] = ("", 0, "")  # of StopProfile: the file's name, steps, why it ended
 
 
 FromEngine = Hello | Deltas | Pulse | Answer
