@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from quintet.parsers.events import Tool
 from quintet.parsers.grammar import Lark, NoGrammar
-from quintet.parsers.shapes import Part, parts
+from quintet.parsers.shapes import Mark, Part, parts
 
 Signs = tuple[tuple[str, ...], ...]
 """Alternatives; of one of them, every text stands in the chat template."""
@@ -20,6 +20,12 @@ class Block:
 
     sequence: tuple[Part, ...]
     anchored: bool = False
+
+    @property
+    def end(self) -> str:
+        """The last marker; empty if there is none."""
+        last = self.sequence[-1]
+        return last.marks()[0] if isinstance(last, Mark) else ""
 
 
 def block(*described: str | Part, anchored: bool = False) -> Block:

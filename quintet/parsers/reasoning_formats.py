@@ -1,7 +1,7 @@
 """How each family of models marks what it thinks."""
 
 from quintet.parsers.formats import ReasoningParser
-from quintet.parsers.tool_formats import HARMONY_DROPS
+from quintet.parsers.tool_formats import COHERE_DROPS, HARMONY_DROPS
 
 REASONING_FORMATS = {
     "openai_gptoss": ReasoningParser(
@@ -41,7 +41,8 @@ REASONING_FORMATS = {
     "cohere_command3": ReasoningParser(
         ("<|START_THINKING|>",),
         ("<|END_THINKING|>",),
-        drops=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+        drops=COHERE_DROPS,
+        aliases=("cohere_command4",),
         models="Command A Reasoning",
         signs=(("<|START_THINKING|>",),),
     ),
@@ -78,7 +79,7 @@ REASONING_FORMATS = {
         ("</think>",),
         drops=("<answer>", "</answer>"),
         models="Hunyuan-A13B",
-        signs=(("<think>", "<answer>"),),
+        signs=(("<think>", "<answer>"), ("<think>", "<|extra_0|>")),
     ),
     "deepseek_r1": ReasoningParser(
         ("<think>",),
@@ -91,7 +92,7 @@ REASONING_FORMATS = {
     "qwen3": ReasoningParser(
         ("<think>",),
         ("</think>",),
-        aliases=("think", "glm45", "glm47", "deepseek_v3", "deepseek_v31", "holo2", "mimo"),
+        aliases=("think", "glm45", "glm47", "deepseek_v3", "deepseek_v31", "deepseek_v4", "holo2", "mimo"),
         models="Qwen3, GLM-4.5, DeepSeek-V3.1, SmolLM3, any that writes <think> itself",
         signs=(("<think>", "</think>"),),
     ),

@@ -103,21 +103,30 @@ class Splitter:
         """Calls; where they are broken, what is left of them is content."""
         before = self._calls.count
         self._scan.limit = self._scan.held + MAX_HELD
-        broken = False
         try:
             yield from read_all(block.sequence, self._scan, self._calls)
+            broken = self._calls.count == before
         except Broken:
             broken = True
         self._scan.limit = None
         self._calls.leave()
         if self._calls.count > before:
             self._trim = self._fresh = True
-            if broken and self._scan.ended:  # cut off: what is left is part of a marker
-                self._scan.take(len(self._scan.rest()))
-                self._scan.forget()
-        if broken or self._calls.count == before:
-            self._give()
-        self._scan.forget()
+        if not broken:
+            self._scan.forget()
+            return
+        self._give()
+        if self._calls.count > before:
+            yield from self._leave(block)
+
+    def _leave(self, block: Block) -> Steps[None]:
+        """A block whose call broke: its end may still come, after a forgotten brace, or be cut off by the text's."""
+        if (yield from self._scan.skip(block.end)):
+            self._scan.forget()
+            self._trim = self._fresh = True
+        elif self._scan.ended:
+            self._scan.take(len(self._scan.rest()))
+            self._scan.forget()
 
 
 def _markers(

@@ -1,6 +1,6 @@
 """How each family of models writes its tool calls, as its chat template and documentation say."""
 
-from quintet.parsers.formats import ToolParser, block, short_id
+from quintet.parsers.formats import Block, ToolParser, block, short_id
 from quintet.parsers.schema import ANY, TEXT
 from quintet.parsers.shapes import (
     NAME,
@@ -34,6 +34,7 @@ DSML_FIELDS = Fields(
 MISTRAL_ID = Word("id", "/[a-zA-Z0-9]{9}/")
 CHANNEL = Word(pattern='"commentary"')
 HARMONY_BODY = (maybe("<|constrain|>", Word(pattern='"json"')), "<|message|>", ARGUMENTS, maybe("<|call|>"))
+COHERE_DROPS = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
 HARMONY_DROPS = (
     "<|start|>assistant",
     "<|channel|>analysis<|message|>",
@@ -44,6 +45,12 @@ HARMONY_DROPS = (
     "<|return|>",
     "<|call|>",
 )
+
+
+def dsml(name: str) -> Block:
+    """DeepSeek's markup, in an element of that name."""
+    invoke = many('<｜DSML｜invoke name="', NAME, '">\n', DSML_FIELDS, between="\n")
+    return block(f"<｜DSML｜{name}>\n", invoke, f"\n</｜DSML｜{name}>")
 
 
 def kimi_id(name: str, position: int) -> str:
@@ -114,16 +121,16 @@ TOOL_FORMATS = {
         signs=(("<steptml:invoke",), ("<｜tool_calls_begin｜>",)),
     ),
     "deepseek_v32": ToolParser(
-        (
-            block(
-                "<｜DSML｜function_calls>\n",
-                many('<｜DSML｜invoke name="', NAME, '">\n', DSML_FIELDS, between="\n"),
-                "\n</｜DSML｜function_calls>",
-            ),
-        ),
+        (dsml("function_calls"),),
         models="DeepSeek-V3.2",
         shape="XML parameters",
-        signs=(("<｜DSML｜",), ("｜DSML｜function_calls",)),
+        signs=(("｜DSML｜function_calls",),),
+    ),
+    "deepseek_v4": ToolParser(
+        (dsml("tool_calls"),),
+        models="DeepSeek-V4",
+        shape="XML parameters",
+        signs=(("｜DSML｜tool_calls",),),
     ),
     "deepseek_v3": ToolParser(
         (
@@ -300,7 +307,8 @@ TOOL_FORMATS = {
                 "<|END_ACTION|>",
             ),
         ),
-        drops=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+        drops=COHERE_DROPS,
+        aliases=("cohere_command4",),
         models="Command A, Command R7B",
         shape="JSON list",
         signs=(("<|START_ACTION|>",),),

@@ -67,4 +67,4 @@ def test_what_is_unread_is_never_longer_than_a_marker(name: str) -> None:
         splitter.feed(beginning)
         for character in filler * (SIZE // len(filler) + 1):
             splitter.feed(character)
-            assert len(splitter._scan.rest()) < MARKER
+            assert len(splitter._scan._text) < MARKER

@@ -85,6 +85,11 @@ def test_what_is_no_object_is_content(written: str) -> None:
     assert found.calls or found.content == text
 
 
+def test_a_forgotten_brace_costs_nothing_else() -> None:
+    text = '<tool_call>\n{"name": "f", "arguments": {"a": 1}\n</tool_call>\nSo.'
+    assert parse(text, HERMES) == Parsed(content="So.", calls=(ToolCall("f", '{"a": 1}'),))
+
+
 def test_keys_of_a_call_that_say_nothing_are_passed_over() -> None:
     found = parse('<tool_call>{"id": 7, "x": {"y": [1]}, "name": "f"}</tool_call>', HERMES)
     assert found.calls == (ToolCall("f", "{}"),)

@@ -125,6 +125,10 @@ WRITERS: dict[str, Callable[[list[Asked]], str]] = {
         lambda n, a: f'<｜DSML｜invoke name="{n}">\n{DSML(a)}</｜DSML｜invoke>',
         around=("<｜DSML｜function_calls>\n", "\n</｜DSML｜function_calls>"),
     ),
+    "deepseek_v4": each(
+        lambda n, a: f'<｜DSML｜invoke name="{n}">\n{DSML(a)}</｜DSML｜invoke>',
+        around=("<｜DSML｜tool_calls>\n", "\n</｜DSML｜tool_calls>"),
+    ),
     "deepseek_v3": each(
         lambda n, a: (
             f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{n}\n"
