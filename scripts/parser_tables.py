@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from quintet.parsers import Tool, ToolParser, write_grammar
+from quintet.parsers import Tool, ToolParser
 from quintet.parsers.reasoning_formats import REASONING_FORMATS
 from quintet.parsers.tool_formats import TOOL_FORMATS
 
@@ -20,7 +20,7 @@ def code(names: tuple[str, ...]) -> str:
 
 
 def forced(tool: ToolParser) -> str:
-    return "yes" if write_grammar(tool, [Tool("f")]) else "no"
+    return "yes" if tool.grammar([Tool("f")]) else "no"
 
 
 def tables() -> dict[str, str]:

@@ -16,7 +16,7 @@ from quintet.parsers.events import (
     ToolCall,
     gather,
 )
-from quintet.parsers.formats import Block, Choice, ReasoningParser, ToolParser, block, write_grammar
+from quintet.parsers.formats import Block, Choice, ReasoningParser, ToolParser, block
 from quintet.parsers.registry import REASONING_PARSERS, TOOL_PARSERS, load_plugin, register
 from quintet.parsers.splitter import Splitter, parse
 
@@ -43,5 +43,4 @@ __all__ = [
     "load_plugin",
     "parse",
     "register",
-    "write_grammar",
 ]

@@ -43,31 +43,6 @@ def short_id(name: str, position: int) -> str:
 
 
 @dataclass(frozen=True)
-class ToolParser:
-    """How a family of models writes its calls.
-
-    `blocks`: the ways in which it may write them; grammars are made of the first. `again`: what stands between two
-    blocks where each has one call; None where one has them all. `drops`: markers around content. `call_id`: (the
-    function's name, how many calls of the conversation come before it) -> an id as the model's template expects it.
-    """
-
-    blocks: tuple[Block, ...]
-    again: str | None = None
-    drops: tuple[str, ...] = ()
-    aliases: tuple[str, ...] = ()
-    models: str = ""
-    shape: str = ""
-    signs: Signs = ()
-    families: tuple[str, ...] = ()
-    call_id: Callable[[str, int], str] = call_id
-
-    def lark(self, grammar: Lark) -> str:
-        """The text of the calls. Raises NoGrammar."""
-        calls = grammar.sequence(self.blocks[0].sequence)
-        return calls if self.again is None else grammar.repeated(calls, self.again)
-
-
-@dataclass(frozen=True)
 class ReasoningParser:
     """How a family of models marks its thoughts.
 
@@ -106,24 +81,43 @@ class Choice:
     inside: bool = False
 
 
-def write_grammar(
-    tool: ToolParser, tools: Sequence[Tool], choice: Choice | None = None, special: Mapping[str, int] | None = None
-) -> str | None:
-    """The text that calls must have, in llguidance's Lark; None if the parser has no grammar.
+@dataclass(frozen=True)
+class ToolParser:
+    """How a family of models writes its calls.
 
-    `special`: the tokens that llguidance keeps apart from text, and their ids: special ones, and added ones that are
-    written <so> (`LLTokenizer.is_special_token`). ValueError if there is no such tool.
+    `blocks`: the ways in which it may write them; grammars are made of the first. `again`: what stands between two
+    blocks where each has one call; None where one has them all. `drops`: markers around content. `call_id`: (the
+    function's name, how many calls of the conversation come before it) -> an id as the model's template expects it.
     """
-    choice = choice or Choice()
-    chosen = [each for each in tools if choice.named in (None, each.name)]
-    if not chosen:
-        raise ValueError(
-            "calls need at least one tool" if choice.named is None else f"no tool is named {choice.named!r}"
-        )
-    grammar = Lark(chosen, choice.parallel and choice.named is None, special or {})
-    try:
-        calls = tool.lark(grammar)
-    except NoGrammar:
-        return None
-    opens, closes = (choice.reasoning.opens[0], choice.reasoning.closes[0]) if choice.reasoning else ("", "")
-    return grammar.after(opens, closes, choice.inside, calls)
+
+    blocks: tuple[Block, ...]
+    again: str | None = None
+    drops: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    models: str = ""
+    shape: str = ""
+    signs: Signs = ()
+    families: tuple[str, ...] = ()
+    call_id: Callable[[str, int], str] = call_id
+
+    def grammar(
+        self, tools: Sequence[Tool], choice: Choice | None = None, special: Mapping[str, int] | None = None
+    ) -> str | None:
+        """The text that calls must have, in llguidance's Lark; None if it cannot be written.
+
+        `special`: the tokens that llguidance keeps apart from text, and their ids: special ones, and added ones that
+        are written <so> (`LLTokenizer.is_special_token`). ValueError if there is no such tool.
+        """
+        choice = choice or Choice()
+        chosen = [each for each in tools if choice.named in (None, each.name)]
+        if not chosen:
+            raise ValueError(f"no tool is named {choice.named!r}" if choice.named else "calls need at least one tool")
+        lark = Lark(chosen, choice.parallel and choice.named is None, special or {})
+        try:
+            calls = lark.sequence(self.blocks[0].sequence)
+            calls = calls if self.again is None else lark.repeated(calls, self.again)
+        except NoGrammar:
+            return None
+        thoughts = choice.reasoning
+        opens, closes = (thoughts.opens[0], thoughts.closes[0]) if thoughts else ("", "")
+        return lark.after(opens, closes, choice.inside, calls)

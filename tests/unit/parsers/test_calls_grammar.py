@@ -5,9 +5,10 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from quintet.parsers import REASONING_PARSERS, TOOL_PARSERS, Choice, Parsed, Tool, parse, write_grammar
+from quintet.parsers import REASONING_PARSERS, TOOL_PARSERS, Choice, Parsed, Tool, parse
 from quintet.parsers.tool_formats import TOOL_FORMATS
 
 llguidance = pytest.importorskip("llguidance", reason="grammars are an extra: pip install 'quintet[structured]'")
@@ -37,7 +38,7 @@ TOOLS = [
 SCHEMAS = {tool.name: {"type": "object", **tool.parameters} for tool in TOOLS}
 LIMIT = 120  # tokens of a walk; one that has not ended then is left
 WALKS = 40
-JSON_SHAPES = sorted(name for name, tool in TOOL_FORMATS.items() if write_grammar(tool, TOOLS) is not None)
+JSON_SHAPES = sorted(name for name, tool in TOOL_FORMATS.items() if tool.grammar(TOOLS) is not None)
 
 
 class Walker:
@@ -46,6 +47,8 @@ class Walker:
     def __init__(self) -> None:
         self.tokenizer = tokenizers.Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
         self.vocabulary = llguidance.LLTokenizer(self.tokenizer.to_str())
+        said = [self.tokenizer.decode([id], skip_special_tokens=False) for id in range(self.tokenizer.get_vocab_size())]
+        self._closes = np.array([bool(set(text) & set('"}]<')) for text in said])
         added = self.tokenizer.get_added_tokens_decoder()
         self.special = {token.content: id for id, token in added.items() if self.vocabulary.is_special_token(id)}
 
@@ -64,13 +67,14 @@ class Walker:
     def _walk(self, matcher: Any, chance: random.Random) -> list[int] | None:
         """Token ids; None if it came to no end. The end is taken wherever it is allowed, mostly."""
         ids: list[int] = []
+        end = self.vocabulary.eos_token
         while len(ids) < LIMIT:
-            mask = matcher.compute_bitmask()
-            allowed = [id for id in range(self.tokenizer.get_vocab_size()) if mask[id // 8] >> id % 8 & 1]
-            end = self.vocabulary.eos_token
-            token = (
-                end if end in allowed and (len(allowed) == 1 or chance.random() < 0.7) else self._short(allowed, chance)
-            )
+            mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+            allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little")[: len(self._closes)])
+            if end in allowed and (len(allowed) == 1 or chance.random() < 0.7):
+                return ids
+            closing = allowed[self._closes[allowed]]  # more often than by chance: else few walks would end
+            token = int(chance.choice(closing if len(closing) and chance.random() < 0.5 else allowed))
             if token == end:
                 return ids
             assert matcher.consume_token(token)
@@ -78,11 +82,6 @@ class Walker:
             if matcher.is_stopped():
                 return ids
         return None
-
-    def _short(self, allowed: list[int], chance: random.Random) -> int:
-        """What closes something, more often than by chance: else few walks would end."""
-        closing = [id for id in allowed if set(self.tokenizer.decode([id], skip_special_tokens=False)) & set('"}]<')]
-        return chance.choice(closing if closing and chance.random() < 0.5 else allowed)
 
 
 @pytest.fixture(scope="module")
@@ -102,14 +101,14 @@ def test_which_parsers_have_a_grammar() -> None:
     assert {"hermes", "mistral", "llama3_json", "deepseek_v31", "kimi_k2", "openai", "granite", "xlam"} <= set(
         JSON_SHAPES
     )
-    assert write_grammar(TOOL_PARSERS.get("qwen3_coder"), TOOLS) is None
-    assert write_grammar(TOOL_PARSERS.get("pythonic"), TOOLS) is None
+    assert TOOL_PARSERS.get("qwen3_coder").grammar(TOOLS) is None
+    assert TOOL_PARSERS.get("pythonic").grammar(TOOLS) is None
 
 
 @pytest.mark.parametrize("name", JSON_SHAPES)
 def test_what_a_grammar_admits_is_read_back(walker: Walker, name: str) -> None:
     tool = TOOL_PARSERS.get(name)
-    grammar = write_grammar(tool, TOOLS, special=walker.special)
+    grammar = tool.grammar(TOOLS, special=walker.special)
     assert grammar is not None
     texts = walker.walks(grammar, seed=len(name))
     assert len(texts) > 5
@@ -130,7 +129,7 @@ def test_a_named_tool_is_called_once(walker: Walker, name: str) -> None:
         (Choice(named="now"), {("now",)}),
         (Choice(parallel=False), {(each.name,) for each in TOOLS}),
     ):
-        grammar = write_grammar(tool, TOOLS, choice, walker.special)
+        grammar = tool.grammar(TOOLS, choice, walker.special)
         assert grammar is not None
         found = [parse(text, tool, None, TOOLS) for text in walker.walks(grammar, seed=1)]
         assert len(found) > 5
@@ -143,7 +142,7 @@ def test_the_model_may_think_before(walker: Walker, name: str, inside: bool) -> 
     """Between markers that are tokens of their own, or text."""
     tool, reasoning = TOOL_PARSERS.get("granite"), REASONING_PARSERS.get(name)
     assert (reasoning.closes[0] in walker.special) == (name == "qwen3")
-    grammar = write_grammar(tool, TOOLS, Choice("now", reasoning=reasoning, inside=inside), walker.special)
+    grammar = tool.grammar(TOOLS, Choice("now", reasoning=reasoning, inside=inside), walker.special)
     assert grammar is not None
     call = '<|tool_call|>[{"name": "now", "arguments": {}}]'
     said = f"{'' if inside else reasoning.opens[0]}I [think] {{so}}\n{reasoning.closes[0]}\n\n{call}"
@@ -156,11 +155,11 @@ def test_the_model_may_think_before(walker: Walker, name: str, inside: bool) -> 
 
 def test_a_tool_that_there_is_not_is_refused() -> None:
     with pytest.raises(ValueError, match="no tool is named 'x'"):
-        write_grammar(TOOL_PARSERS.get("hermes"), TOOLS, Choice(named="x"))
+        TOOL_PARSERS.get("hermes").grammar(TOOLS, Choice(named="x"))
     with pytest.raises(ValueError, match="calls need at least one tool"):
-        write_grammar(TOOL_PARSERS.get("hermes"), [])
+        TOOL_PARSERS.get("hermes").grammar([])
 
 
 def test_a_name_that_could_not_be_read_back_has_no_grammar() -> None:
-    assert write_grammar(TOOL_PARSERS.get("deepseek_v31"), [Tool("two words")]) is None
-    assert write_grammar(TOOL_PARSERS.get("hermes"), [Tool('two "words"')]) is not None
+    assert TOOL_PARSERS.get("deepseek_v31").grammar([Tool("two words")]) is None
+    assert TOOL_PARSERS.get("hermes").grammar([Tool('two "words"')]) is not None

@@ -20,7 +20,9 @@ from quintet.parsers import (
 )
 from quintet.parsers.calls import MAX_CALLS
 from quintet.parsers.reasoning_formats import REASONING_FORMATS
+from quintet.parsers.splitter import MAX_HELD
 from quintet.parsers.values import MAX_DEPTH, MAX_NAME
+from tests.unit.parsers.cutting import whole
 
 HERMES = TOOL_PARSERS.get("hermes")
 QWEN = REASONING_PARSERS.get("qwen3")
@@ -216,6 +218,18 @@ def test_sizes_are_bounded() -> None:
     assert parse(f"<tool_call>{'f' * MAX_NAME}</tool_call>", glm).calls
     too_long = f"<tool_call>{'f' * (MAX_NAME + 1)}</tool_call>"
     assert parse(too_long, glm) == Parsed(content=too_long)
+
+
+def test_what_is_held_for_a_call_is_bounded() -> None:
+    """Arguments that come before the name are held; past the bound they are content, wherever the text is cut."""
+    head, tail = '<tool_call>{"arguments": {"a": "', '"}, "name": "f"}</tool_call>'
+    room = MAX_HELD - len(head) - len(tail) + len("}</tool_call>")
+    assert parse(head + "x" * room + tail, HERMES).calls[0].complete
+    after = '<tool_call>{"name": "g"}</tool_call>'
+    text = head + "x" * (room + 1) + tail + after
+    expected = Parsed(content=text.removesuffix(after), calls=(ToolCall("g", "{}"),))
+    assert parse(text, HERMES) == expected
+    assert whole(Splitter(HERMES), [text[at : at + 77_777] for at in range(0, len(text), 77_777)]) == expected
 
 
 def test_a_tool_says_how_its_arguments_are_read() -> None:
