@@ -50,7 +50,8 @@ class Lark:
 
     def arguments(self) -> str:
         """The JSON of a call's arguments, by the tool's schema."""
-        return self._rule("%json " + json.dumps({"type": "object", **self.tool.parameters}))
+        schema = json.dumps({"type": "object", **self.tool.parameters})
+        return self._rule("%json " + schema.replace("::=", "\\u003a:="))  # which would say that the grammar is EBNF
 
     def sequence(self, parts: "tuple[Part, ...]") -> str:
         """Parts in their order; once for each tool, where they speak of one."""

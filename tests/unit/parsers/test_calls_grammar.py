@@ -163,3 +163,15 @@ def test_a_tool_that_there_is_not_is_refused() -> None:
 def test_a_name_that_could_not_be_read_back_has_no_grammar() -> None:
     assert TOOL_PARSERS.get("deepseek_v31").grammar([Tool("two words")]) is None
     assert TOOL_PARSERS.get("hermes").grammar([Tool('two "words"')]) is not None
+
+
+def test_no_schema_makes_it_look_like_ebnf(walker: Walker) -> None:
+    """The engine tells grammars of that kind by their sign."""
+    tool = Tool(
+        "f", {"properties": {"rule": {"const": "a ::= b"}}, "required": ["rule"], "additionalProperties": False}
+    )
+    grammar = TOOL_PARSERS.get("hermes").grammar([tool], Choice("f"), walker.special)
+    assert grammar is not None
+    assert "::=" not in grammar
+    found = [parse(text, TOOL_PARSERS.get("hermes")) for text in walker.walks(grammar, seed=2)]
+    assert {json.loads(call.arguments)["rule"] for each in found for call in each.calls} == {"a ::= b"}
