@@ -5,6 +5,7 @@ have a `type` (https://xgrammar.mlc.ai/docs/tutorials/structural_tag.html).
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,7 +23,7 @@ def structural_lark(tag: Any) -> str:
 
 def as_lark(grammar: str) -> str:
     """A grammar in Lark's form, or in the EBNF that llama.cpp and xgrammar take (its rules have "::="), in Lark's."""
-    if "::=" not in grammar:
+    if not re.search(r"^\s*[\w-]+\s*::=", grammar, re.MULTILINE):
         return grammar
     from llguidance.gbnf_to_lark import gbnf_to_lark  # whoever calls this has found the library
 

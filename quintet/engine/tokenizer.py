@@ -46,6 +46,7 @@ class Tokenizer:
         self.eos_ids: tuple[int, ...] = () if eos_id is None else (eos_id,)
         added = self.backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.added: dict[str, int] = {token.content: token_id for token_id, token in added.items()}  # text -> id
         self.chat_template = _template(chat_template)
         self._load = load
 

@@ -54,6 +54,27 @@ class ServerConfig:
     chat_template: str | None = option(
         None, optional(text), "Jinja file, or text, instead of the model's own chat template", group="server"
     )
+    tool_call_parser: str | None = option(
+        None, optional(text), "how the model writes calls (docs/tools.md has the names); found by its chat template if "
+        "not given, none: calls are text", group="server", metavar="NAME",
+    )  # fmt: skip
+    reasoning_parser: str | None = option(
+        None, optional(text), "how the model marks its thoughts; found, or none, in the same way", group="server",
+        metavar="NAME",
+    )  # fmt: skip
+    tool_parser_plugin: str | None = option(
+        None, optional(text), "Python file that registers tool parsers; it is run in every API process", group="server",
+        metavar="FILE",
+    )  # fmt: skip
+    reasoning_parser_plugin: str | None = option(
+        None, optional(text), "the same for reasoning parsers", group="server", metavar="FILE"
+    )
+    enable_auto_tool_choice: bool = option(
+        True, truth, "let the model decide whether it calls a tool, where a request leaves that open", group="server"
+    )
+    exclude_tools_when_tool_choice_none: bool = option(
+        False, truth, 'leave tools out of the prompt where tool_choice is "none"', group="server"
+    )
     trust_request_chat_template: bool = option(
         False, truth, "let a request bring a chat template of its own (it runs sandboxed)", group="server"
     )

@@ -12,6 +12,7 @@ from quintet.server.http.auth import owner_of
 from quintet.server.http.calls import Ask, Call
 from quintet.server.http.errors import ApiError, as_api_error
 from quintet.server.http.gate import Gate, Size
+from quintet.server.http.speech import Parsers, check_parsers
 from quintet.server.http.turns import Turns
 from quintet.server.metrics.metrics import Metrics
 from quintet.server.metrics.record import Record
@@ -30,6 +31,8 @@ class Service:
         self.name = f"w{worker}"  # of this process, in the ids of its requests
         template = settings.chat_template
         self.chat_template = None if template is None else load_chat_template(template)  # Jinja text
+        check_parsers(settings)
+        self._parsers: Parsers | None = None
         self.gate = Gate(_share(settings))
         self.turns = Turns()
         self.metrics = Metrics()
@@ -44,6 +47,13 @@ class Service:
     def model_names(self) -> tuple[str, ...]:
         """Under which a request may ask for the model; the first is the one that answers show."""
         return self.settings.served_model_name or (self.backend.served.model,)
+
+    @property
+    def parsers(self) -> Parsers:
+        """How the model writes thoughts and calls; there when it is."""
+        if self._parsers is None:
+            self._parsers = Parsers.of(self.settings, self.backend.tokenizer, self.chat_template)
+        return self._parsers
 
     def trouble(self) -> str | None:
         """Why no request is taken on now, or None."""

@@ -53,7 +53,7 @@ class TemplateFields(Body):
     """How a conversation becomes a prompt."""
 
     tools: list[dict[str, Any]] | None = Field(
-        None, max_length=MAX_TOOLS, fail_fast=True, description="for the template; calls are not taken apart yet"
+        None, max_length=MAX_TOOLS, fail_fast=True, description="functions that the model may call"
     )
     chat_template: str | None = Field(
         None, description="Jinja text instead of the model's own; where the server allows it"
@@ -63,7 +63,7 @@ class TemplateFields(Body):
     continue_final_message: bool | None = Field(None, description="go on with the last message")
 
 
-_CALLS = "tool calls are not served yet; leave it out"
+_CALLS = "it is called tools and tool_choice today"
 
 CHAT_LACKING: dict[str, Lacking] = {
     **LACKING,
@@ -77,7 +77,6 @@ CHAT_LACKING: dict[str, Lacking] = {
     "web_search_options": Lacking("the model searches nothing; leave it out"),
     "reasoning_effort": Lacking("templates that know it read it from chat_template_kwargs", ("none",)),
     "verbosity": Lacking("say in the messages how long the answer should be"),
-    "include_reasoning": Lacking("reasoning is not told from the answer yet; leave it out", (True,)),
     "echo": Lacking("/v1/completions has it", (False,)),
     "best_of": Lacking("use n", (1,)),
     "moderation": Lacking("nothing is moderated here; leave it out"),
@@ -96,8 +95,12 @@ class ChatRequest(TemplateFields, SamplingBody):
     )
     logprobs: bool | None = Field(None, description="report log-probabilities of the tokens")
     top_logprobs: int | None = Field(None, description="likeliest tokens to report at each position; needs logprobs")
-    tool_choice: Any = Field(None, description='"none" is served')
-    parallel_tool_calls: bool | None = Field(None, description="accepted, not used")
+    tool_choice: Any = Field(
+        None,
+        description='"auto" (where there are tools), "none", "required", or one by name: {"type": "function", ...}',
+    )
+    parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
+    include_reasoning: bool | None = Field(None, description="false: thoughts are left out of the answer")
     prompt_cache_key: str | None = Field(None, description="accepted, not used; cache_salt keeps caches apart")
     safety_identifier: str | None = Field(None, description="accepted, not used")
 
@@ -128,12 +131,31 @@ class ChatLogprobs(msgspec.Struct):
     refusal: None = None
 
 
-class AnswerMessage(msgspec.Struct):
-    """What the model says."""
+class FunctionPart(msgspec.Struct):
+    """The function of a call, or what is new of it."""
 
-    content: str
+    name: str | UnsetType = UNSET
+    arguments: str = ""  # all pieces together: the text of a JSON object
+
+
+class CallPart(msgspec.Struct, kw_only=True):
+    """A call, or in a stream what is new of one."""
+
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: FunctionPart
+
+
+class AnswerMessage(msgspec.Struct):
+    """What the model says; its thoughts under both names that clients read."""
+
+    content: str | None
     role: str = "assistant"
     refusal: None = None
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[CallPart] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
@@ -166,6 +188,9 @@ class Delta(msgspec.Struct, kw_only=True):
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[CallPart] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, kw_only=True):

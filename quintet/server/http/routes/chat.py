@@ -1,6 +1,7 @@
 """POST /v1/chat/completions: a conversation gets its next message."""
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter
@@ -15,7 +16,7 @@ from quintet.server.http.bodies import read_body
 from quintet.server.http.calls import Ask, Call
 from quintet.server.http.logprobs import Writer, listed
 from quintet.server.http.openapi import documented
-from quintet.server.http.prompts import chat_prompt
+from quintet.server.http.prompts import chat_prompt, need_tokenizer
 from quintet.server.http.protocol.chat import (
     AnswerMessage,
     ChatChoice,
@@ -29,8 +30,10 @@ from quintet.server.http.protocol.chat import (
 from quintet.server.http.sampling import check_stream, refuse, sampling_params
 from quintet.server.http.service import Service
 from quintet.server.http.shape import of_body, shape
+from quintet.server.http.speech import Listening, Speech
 from quintet.server.http.sse import DONE, event
 from quintet.server.http.tally import Tally, tally_of
+from quintet.server.http.tools import check_tools, forced_grammar, kept_apart, listen, read_tools
 
 router = APIRouter()
 
@@ -44,15 +47,26 @@ async def create_chat_completion(http: HttpRequest) -> Response:
     service.check_model(body.model)
     service.check_ready()
     params = _params(service, body)
+    wanted = read_tools(body.tools, body.tool_choice)
+    check_tools(service, body, wanted)
+    if wanted.mode == "none" and service.settings.exclude_tools_when_tool_choice_none:
+        body.tools = None
     grammar = await shape(service, params, *of_body(body))
     prompt = await chat_prompt(
         service, body, body.messages, body.size, params,
         cache_salt=body.cache_salt, add_special_tokens=body.add_special_tokens,
     )  # fmt: skip
+    listening = listen(service, body, wanted, prompt, free=not grammar)
+    if wanted.forced:
+        calls, parser = forced_grammar(wanted, listening, kept_apart(need_tokenizer(service)))
+        listening = replace(listening, tool=parser)
+        grammar = await shape(service, params, {"grammar": calls}, "tools")
+    if not listening.plain:
+        params.skip_special_tokens = False  # markers may be among them
     asks = [Ask(prompt, params, body.priority or 0, grammar)]
     tally = tally_of(http)
     tally.ask(asks)
-    answer = _Answer(service, body, params, tally)
+    answer = _Answer(service, body, params, tally, listening)
     if body.stream:
         return await stream_response(service, http, asks, answer.events)
     return await whole_response(service, http, asks, answer.whole)
@@ -60,10 +74,6 @@ async def create_chat_completion(http: HttpRequest) -> Response:
 
 def _params(service: Service, body: ChatRequest) -> SamplingParams:
     check_stream(body)
-    if body.tools and body.tool_choice != "none":
-        raise refuse("tools", 'are not called yet; set tool_choice to "none", and the template alone sees them')
-    if body.tool_choice not in (None, "none", "auto"):
-        raise refuse("tool_choice", 'must be "none": tool calls are not served yet')
     if body.top_logprobs and not body.logprobs:
         raise refuse("top_logprobs", "needs logprobs; set it to true")
     own: dict[str, Any] = {"logprobs": (body.top_logprobs or 0) if body.logprobs else None}
@@ -76,8 +86,12 @@ def _params(service: Service, body: ChatRequest) -> SamplingParams:
 class _Answer:
     """Builds the answer to one request, whole or in chunks."""
 
-    def __init__(self, service: Service, body: ChatRequest, params: SamplingParams, tally: Tally) -> None:
+    def __init__(
+        self, service: Service, body: ChatRequest, params: SamplingParams, tally: Tally, listening: Listening
+    ) -> None:
         self._body, self._n, self._tally = body, params.n, tally
+        self._listening = listening
+        self._speeches = [Speech(listening) for _ in range(params.n)]
         self._head = Head.of(service, f"chatcmpl-{tally.request_id}", body.model).fields()
         by_id = bool(body.return_tokens_as_token_ids)
         self._writer = Writer(service.backend.tokenizer, service.turns, params, by_id)
@@ -94,10 +108,11 @@ class _Answer:
         return answer
 
     async def _choice(self, each: CompletionOutput) -> ChatChoice:
+        speech = self._speeches[each.index]
         choice = ChatChoice(
             index=each.index,
-            message=AnswerMessage(each.text),
-            finish_reason=each.finish_reason,
+            message=AnswerMessage(each.text) if self._listening.plain else speech.message(each.text),
+            finish_reason=speech.reason(each.finish_reason),
             stop_reason=each.stop_reason,
         )
         if each.logprobs is not None:
@@ -131,7 +146,9 @@ class _Answer:
         yield DONE
 
     async def _part(self, each: CompletionOutput) -> ChatChunkChoice:
-        choice = ChatChunkChoice(index=each.index, delta=Delta(content=each.text), finish_reason=each.finish_reason)
+        speech, ended = self._speeches[each.index], each.finish_reason is not None
+        delta = Delta(content=each.text) if self._listening.plain else speech.delta(each.text, ended)
+        choice = ChatChunkChoice(index=each.index, delta=delta, finish_reason=speech.reason(each.finish_reason))
         if each.finish_reason is not None:
             choice.stop_reason = each.stop_reason
         if each.logprobs is not None:

@@ -1,0 +1,159 @@
+"""Calls and thoughts over HTTP: the bundled model, a server as users start it, and OpenAI's client."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.helpers.serving import PATIENCE, Server
+
+jsonschema = pytest.importorskip("jsonschema")
+
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Weather of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 20}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+ADD: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"enum": [1, 2, 30]}},
+            "required": ["a", "b"],
+            "additionalProperties": False,
+        },
+    },
+}
+SCHEMAS = {each["function"]["name"]: each["function"]["parameters"] for each in (WEATHER, ADD)}
+PARIS: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
+SUM: list[Any] = [{"role": "user", "content": "What is 12 + 30?"}]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server("--device", "cpu", "--max-model-len", "512", "--num-pages", "200") as made:
+        yield made
+
+
+@pytest.fixture
+def ai(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as made:
+        yield made
+
+
+def chat(server: Server, messages: list[Any], **fields: Any) -> httpx.Response:
+    body = {"messages": messages, "max_tokens": 100, "temperature": 0, **fields}
+    return httpx.post(server.url + "/v1/chat/completions", json=body, timeout=PATIENCE)
+
+
+def choice(answer: httpx.Response) -> dict[str, Any]:
+    assert answer.status_code == 200, answer.text
+    first: dict[str, Any] = answer.json()["choices"][0]
+    return first
+
+
+def test_a_call_a_result_and_an_answer(ai: openai.OpenAI) -> None:
+    """The whole round, as OpenAI's guide has it."""
+    first = ai.chat.completions.create(model="bundled", messages=PARIS, tools=[WEATHER], temperature=0)
+    message = first.choices[0].message
+    assert first.choices[0].finish_reason == "tool_calls" and message.content is None and message.tool_calls
+    [call] = message.tool_calls
+    assert call.type == "function" and call.function.name == "get_weather" and call.id
+    assert json.loads(call.function.arguments) == {"city": "Paris"}
+    back: list[Any] = [*PARIS, message, {"role": "tool", "tool_call_id": call.id, "content": '{"sky": "rain"}'}]
+    second = ai.chat.completions.create(model="bundled", messages=back, tools=[WEATHER], temperature=0, max_tokens=60)
+    assert second.choices[0].message.content and second.choices[0].finish_reason in ("stop", "length")
+
+
+def test_a_streamed_call_is_the_whole_one(ai: openai.OpenAI) -> None:
+    with ai.chat.completions.stream(model="bundled", messages=PARIS, tools=[WEATHER], temperature=0) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_completion().choices[0]
+    assert "tool_calls.function.arguments.delta" in kinds and final.finish_reason == "tool_calls"
+    assert final.message.tool_calls and not final.message.content
+    assert json.loads(final.message.tool_calls[0].function.arguments) == {"city": "Paris"}
+
+
+def test_what_is_no_call_is_content(server: Server) -> None:
+    plain = choice(chat(server, [{"role": "user", "content": "Hello!"}], tool_choice="none", tools=[WEATHER]))
+    auto = choice(chat(server, [{"role": "user", "content": "Hello!"}], tools=[WEATHER]))
+    assert "tool_calls" not in plain["message"] and plain["finish_reason"] in ("stop", "length")
+    assert "tool_calls" not in auto["message"] and auto["message"]["content"] == plain["message"]["content"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("asked", ["required", "add", "allowed"])
+def test_a_call_that_must_come_comes_and_follows_its_schema(server: Server, asked: str, seed: int) -> None:
+    wanted: Any = {
+        "required": "required",
+        "add": {"type": "function", "function": {"name": "add"}},
+        "allowed": {"type": "allowed_tools", "allowed_tools": {
+            "mode": "required", "tools": [{"type": "function", "function": {"name": "add"}}]}},
+    }[asked]  # fmt: skip
+    answer = choice(
+        chat(server, [{"role": "user", "content": "Hello!"}], tools=[WEATHER, ADD], tool_choice=wanted,
+             temperature=1.0, seed=seed, parallel_tool_calls=False, max_tokens=300)
+    )  # fmt: skip
+    assert answer["finish_reason"] == "tool_calls" and answer["message"]["content"] is None
+    [call] = answer["message"]["tool_calls"]
+    name = call["function"]["name"]
+    assert asked == "required" or name == "add"
+    jsonschema.validate(json.loads(call["function"]["arguments"]), SCHEMAS[name])
+
+
+def test_thoughts_are_told_apart_streamed_or_not(server: Server) -> None:
+    fields: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}}
+    message = choice(chat(server, SUM, **fields))["message"]
+    assert message["reasoning"] == message["reasoning_content"] and "carry" in message["reasoning"]
+    assert message["content"] and "<think>" not in str(message) and "</think>" not in str(message)
+    lines = chat(server, SUM, stream=True, **fields).text.splitlines()
+    deltas = [json.loads(each[6:])["choices"][0]["delta"] for each in lines if each.startswith("data: {")]
+    for key in ("reasoning", "content"):
+        assert "".join(each.get(key, "") for each in deltas) == message[key]
+    silent = choice(chat(server, SUM, include_reasoning=False, **fields))["message"]
+    assert "reasoning" not in silent and silent["content"] == message["content"]
+
+
+def test_a_shape_and_a_thought_are_no_trouble(server: Server) -> None:
+    """Where the answer has a shape, all of it is content."""
+    form = {"type": "json_schema", "json_schema": {"schema": SCHEMAS["add"]}}
+    message = choice(chat(server, SUM, response_format=form, chat_template_kwargs={"enable_thinking": True}))["message"]
+    jsonschema.validate(json.loads(message["content"]), SCHEMAS["add"])
+
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"tools": [{"type": "code"}]}, "tools[0].type", "code"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function", "must be an object"),
+    ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name", "1 to 256"),
+    ({"tools": [WEATHER, WEATHER]}, "tools", "twice"),
+    ({"tools": [WEATHER], "tool_choice": "maybe"}, "tool_choice", "maybe"),
+    ({"tool_choice": "required"}, "tool_choice", "no tools"),
+    ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "add"}}},
+     "tool_choice.function.name", "one of the tools"),
+    ({"tools": [WEATHER], "tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice", "leave one"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"not": {}}}}}}],
+      "tool_choice": "required"}, "tools", "not"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "blamed", "why"), REFUSED)
+def test_what_is_wrong_with_tools_is_refused_by_name(
+    server: Server, fields: dict[str, Any], blamed: str, why: str
+) -> None:
+    answer = chat(server, PARIS, **fields)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == blamed and why in error["message"]
