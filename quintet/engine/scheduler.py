@@ -10,6 +10,7 @@ by a later step after every earlier one; nobody has to wait for it.
 
 import bisect
 import sys
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -234,6 +235,7 @@ class Scheduler:
 
     def _begin(self, request: Request, found: Found) -> None:
         if request.num_preemptions == 0:
+            request.scheduled = request.scheduled or time.monotonic()
             request.num_cached = found.tokens
             self.num_queries += request.num_prompt
             self.num_hits += found.tokens

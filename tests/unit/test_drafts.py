@@ -196,6 +196,9 @@ def test_guesses_that_come_true_save_steps() -> None:
     assert list(output.outputs[0].token_ids) == [5, 5, 6] * 13 + [5]
     stats = client.engine.stats()
     assert stats.num_steps <= 6 + 36 / 3 and stats.num_accepted_tokens == 40 - stats.num_steps
+    assert sum(stats.accepted_at) == stats.num_accepted_tokens
+    assert stats.num_drafts >= stats.accepted_at[0] >= stats.accepted_at[1] >= stats.accepted_at[2] > 0
+    assert len(stats.accepted_at) == GUESS["num_speculative_tokens"]
 
 
 def test_guesses_take_no_page_no_row_and_no_token_from_others() -> None:

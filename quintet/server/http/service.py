@@ -56,7 +56,8 @@ class Service:
     @property
     def asleep(self) -> int:
         """The level at which the engine sleeps; 0: it is awake."""
-        return int(self.backend.stats().get("asleep", 0))
+        stats = self.backend.stats()
+        return 0 if stats is None else stats.asleep
 
     def check_ready(self) -> None:
         """Raises ApiError 503 if the engine cannot serve."""

@@ -92,14 +92,29 @@ class Watch:
         if ERROR in self.reasons:
             metrics.failed.add()
             return
-        metrics.latency.observe(output.metrics.latency or 0.0)
+        self._observe_times(output.metrics)
         metrics.prompt_tokens.observe(output.metrics.num_prompt_tokens)
+        metrics.computed_tokens.observe(output.metrics.num_prompt_tokens - output.metrics.num_cached_tokens)
+        metrics.longest.observe(max(self.counts))
         metrics.params_n.observe(self.params.n)
         if self.params.max_tokens is not None:
             metrics.params_max_tokens.observe(self.params.max_tokens)
         gap = _mean_gap(output.metrics, max(self.counts))
         if gap is not None:
             metrics.token_time.observe(gap)
+
+    def _observe_times(self, times: RequestMetrics) -> None:
+        """How long it took as a whole, and its phases."""
+        metrics = self._metrics
+        metrics.latency.observe(times.latency or 0.0)
+        for histogram, seconds in (
+            (metrics.queue, times.time_in_queue),
+            (metrics.prefill, times.prefill_time),
+            (metrics.decode, times.decode_time),
+            (metrics.inference, times.inference_time),
+        ):
+            if seconds is not None:
+                histogram.observe(seconds)
 
 
 def _mean_gap(times: RequestMetrics, count: int) -> float | None:

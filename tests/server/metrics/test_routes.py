@@ -80,7 +80,7 @@ async def test_the_model_has_the_name_that_it_is_served_under() -> None:
     transport = httpx.ASGITransport(make_app(service))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         text = (await client.get("/metrics")).text
-    assert 'vllm:num_requests_running{model_name="mine"} 3.0' in text.splitlines()
+    assert 'vllm:num_requests_running{engine="0",model_name="mine"} 3.0' in text.splitlines()
 
 
 async def test_metrics_need_a_key_as_every_route(client: httpx.AsyncClient) -> None:
