@@ -22,7 +22,7 @@ ERRORS: Mapping[int, str] = {
     404: "There is no such thing",
     408: "The request came in too slowly",
     413: "The body is too large",
-    415: "The body is no JSON",
+    415: "The body is no JSON, or packed in a way that is not taken here",
     429: "The server has enough to do; Retry-After says when to come again",
     500: "The server failed",
     503: "The server cannot serve now",
