@@ -25,7 +25,8 @@ class Stats:
     asleep: int = 0  # the level; 0: awake
     num_deferred: int = 0  # of those that wait, whose grammar is perhaps not compiled yet
     num_tokens: int = 0  # of all steps, drafts among them
-    step_sizes: tuple[int, ...] = ()  # steps of up to so many tokens as each of STEP_BOUNDS says, without those before
+    # steps of up to so many tokens as each of STEP_BOUNDS says, without those before; the last are larger
+    step_sizes: tuple[int, ...] = (0,) * (len(STEP_BOUNDS) + 1)
     accepted_at: tuple[int, ...] = ()  # num_accepted_tokens by their place in the guess, the first one's first
 
     def numbers(self) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import iter_route_contexts
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
@@ -9,10 +10,12 @@ from starlette.responses import Response
 
 from quintet.server.http import openapi
 from quintet.server.http.anthropic.routes import router as anthropic
+from quintet.server.http.asgi import route_path
 from quintet.server.http.auth import ApiKeys, Neighbours
 from quintet.server.http.errors import ApiError
 from quintet.server.http.ids import HEADER
 from quintet.server.http.middleware import BodyLimit, Failures, HeadAsGet, Observed, Places, failure
+from quintet.server.http.paths import Slashes, where_to_look
 from quintet.server.http.responses.routes import router as responses
 from quintet.server.http.routes import alive, chat, completions, models, page, sleep, tokens
 from quintet.server.http.service import Service
@@ -60,14 +63,18 @@ def _add_middleware(app: FastAPI, settings: ServerConfig) -> None:
         )  # fmt: skip
     app.add_middleware(Counted, service=app.state.service)
     app.add_middleware(Observed, log=settings.access_log)
+    app.add_middleware(Slashes)
 
 
 async def _refuse_path(http: HttpRequest, error: Exception) -> Response:
     """What the router itself says: no such path, or not with this method."""
     assert isinstance(error, HTTPException)
     path, known = http.scope["path"][:200], error.status_code in (404, 405)
-    what = "there is nothing at" if error.status_code == 404 else f"{http.method} does not work at"
-    message = f"{what} {path!r}; /openapi.json lists what there is" if known else str(error.detail)
+    what, hint = f"{http.method} does not work at", "/openapi.json lists what there is"
+    if error.status_code == 404:
+        there = (getattr(route, "path_format", "") for route in iter_route_contexts(http.app.routes))
+        what, hint = "there is nothing at", where_to_look(route_path(http.scope), there)
+    message = f"{what} {path!r}; {hint}" if known else str(error.detail)
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
     return failure(http.scope, ApiError(error.status_code, message, code=code, headers=error.headers))
 
