@@ -5,7 +5,6 @@ import os
 import socket
 import ssl
 import stat
-from ipaddress import ip_address
 
 from quintet.server.settings import ServerConfig
 
@@ -26,14 +25,6 @@ def check_certificate(settings: ServerConfig) -> None:
     except (OSError, ssl.SSLError) as error:
         files = f"{settings.ssl_certfile!r} and {settings.ssl_keyfile!r}"
         raise ValueError(f"the certificate and key in {files} cannot be used: {error}") from None
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _port(host: str, port: int) -> socket.socket:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quintet.config import option, settle
+from quintet.server.hosts import allowed_host
 from quintet.values import Parse, count, one_of, optional, several, text, truth
 
 PORT = 8000
@@ -70,6 +71,11 @@ class ServerConfig:
     allowed_origins: tuple[str, ...] = option(
         (), several(text), "origin whose pages may call the API (CORS); * is all", group="access", metavar="ORIGIN"
     )
+
+    allowed_hosts: tuple[str, ...] = option(
+        (), several(allowed_host), "name that the server answers to (Host) besides this machine's own, *.example.com "
+        "or * for any; if not given, any, but on a loopback address none", group="access", metavar="HOST",
+    )  # fmt: skip
 
     max_queued_requests: int = option(
         1024, count(), "completions that may run or wait; what comes on top is told to come again (429)", group="limits"

@@ -15,6 +15,7 @@ _REFUSALS = {
     409: "invalid",
     413: "too_large",
     415: "invalid",
+    421: "forbidden",
     422: "invalid",
     429: "overloaded",
     431: "too_large",
