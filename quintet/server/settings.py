@@ -57,6 +57,12 @@ class ServerConfig:
         False, truth, "serve /sleep, /wake_up and /is_sleeping, which give the device's memory back and take it again",
         group="server",
     )  # fmt: skip
+    enable_server_load_tracking: bool = option(
+        False, truth, "serve /load, the number of calls that are under way", group="server"
+    )
+    enable_tokenizer_info_endpoint: bool = option(
+        False, truth, "serve /tokenizer_info: the tokenizer's settings and the chat template", group="server"
+    )
     playground: bool = option(True, truth, "serve the page at /", group="server")
 
     api_key: tuple[str, ...] = option(

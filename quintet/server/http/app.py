@@ -14,10 +14,11 @@ from quintet.server.http.asgi import route_path
 from quintet.server.http.auth import ApiKeys, Neighbours
 from quintet.server.http.errors import ApiError
 from quintet.server.http.ids import HEADER
+from quintet.server.http.load import LoadReport
 from quintet.server.http.middleware import BodyLimit, Failures, HeadAsGet, Observed, Places, failure
 from quintet.server.http.paths import Slashes, where_to_look
 from quintet.server.http.responses.routes import router as responses
-from quintet.server.http.routes import alive, chat, completions, models, page, sleep, tokens
+from quintet.server.http.routes import alive, chat, completions, load, models, page, sleep, tokenizer_info, tokens
 from quintet.server.http.service import Service
 from quintet.server.metrics import routes as metrics
 from quintet.server.metrics.counted import Counted
@@ -40,8 +41,14 @@ def make_app(service: Service) -> FastAPI:
 def _add_routes(app: FastAPI, settings: ServerConfig) -> None:
     for module in (alive, metrics, models, completions, chat, tokens):
         app.include_router(module.router)
-    if settings.enable_sleep_mode:
-        app.include_router(sleep.router)
+    asked_for = {
+        sleep: settings.enable_sleep_mode,
+        load: settings.enable_server_load_tracking,
+        tokenizer_info: settings.enable_tokenizer_info_endpoint,
+    }
+    for module, asked in asked_for.items():
+        if asked:
+            app.include_router(module.router)
     app.include_router(responses)
     app.include_router(anthropic)
     if settings.playground:
@@ -51,6 +58,7 @@ def _add_routes(app: FastAPI, settings: ServerConfig) -> None:
 def _add_middleware(app: FastAPI, settings: ServerConfig) -> None:
     """The last one that is added is the first one that a request meets."""
     app.add_middleware(HeadAsGet)
+    app.add_middleware(LoadReport, service=app.state.service)
     app.add_middleware(BodyLimit, most=settings.max_body_bytes, gate=app.state.service.gate)
     app.add_middleware(Places, most=settings.max_connections)
     app.add_middleware(ApiKeys, settings=settings)

@@ -34,6 +34,7 @@ class Service:
         self.metrics = Metrics()
         self.tracer = make_tracer(settings.otlp_traces_endpoint, lambda: self.model_names[0])
         self.calls: set[Call] = set()
+        self.metrics.calls = lambda: len(self.calls)
         self.draining = False
         self._failed: EngineDead | None = None
         self._quiet = asyncio.Event()  # no call is under way

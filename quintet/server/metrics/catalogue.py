@@ -133,6 +133,7 @@ SERVED = (
         "quintet:http_requests_total", "counter", "HTTP responses that were begun; no route is \"none\".",
         ("route", "method", "status"), of_model=False,
     ),
+    Metric("quintet:api_calls", "gauge", "Calls of the API that are under way.", of_model=False),
     Metric("quintet:open_connections", "gauge", "HTTP connections that are open.", of_model=False),
 )  # fmt: skip
 

@@ -35,6 +35,7 @@ class Metrics:
         self._known = {metric.name: metric for metric in SERVED}
         self._series: dict[tuple[str, tuple[str, ...]], Counter | Histogram] = {}
         self.connections: Callable[[], int] = int  # how many are open
+        self.calls: Callable[[], int] = int  # how many are under way
         self.others: Callable[[], Awaitable[tuple[list[Row], int]]] = (
             _no_others  # the rows of the other API processes, and how many of those are silent
         )
@@ -72,7 +73,8 @@ class Metrics:
     def rows(self) -> list[Row]:
         """All series as they stand."""
         rows = [Row(name, labels, series.values()) for (name, labels), series in self._series.items()]
-        return [*rows, Row("quintet:open_connections", (), [self.connections()])]
+        calls = Row("quintet:api_calls", (), [self.calls()])
+        return [*rows, calls, Row("quintet:open_connections", (), [self.connections()])]
 
     def _counter(self, name: str, *labels: str) -> Counter:
         held = self._series.get((name, labels))
