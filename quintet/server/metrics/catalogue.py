@@ -17,6 +17,7 @@ _TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.
 BETWEEN_TOKENS = (0.0005, 0.001, 0.0025, 0.005, *_TOKEN)
 TOKENS = tuple(float(mantissa * 10**power) for power in range(6) for mantissa in (1, 2, 5)) + (1e6,)
 COMPLETIONS = (1.0, 2.0, 5.0, 10.0, 20.0)
+HTTP = (0.1, 0.5, 1.0)
 CACHE_LABELS = ("block_size", "cache_dtype", "enable_prefix_caching", "kv_cache_size_tokens", "num_gpu_blocks")
 
 
@@ -79,7 +80,9 @@ ENGINE = (
 
 # What each process that speaks HTTP counts; a scrape shows the sum.
 SERVED = (
-    Metric("vllm:request_success_total", "counter", "Completions that came to their end.", ("finished_reason",)),
+    Metric(
+        "vllm:request_success_total", "counter", "Completions that ended, failures among them.", ("finished_reason",)
+    ),
     Metric(
         "vllm:time_to_first_token_seconds", "histogram", "From a request's arrival to its first token.",
         buckets=FIRST_TOKEN,
@@ -132,6 +135,14 @@ SERVED = (
     Metric(
         "quintet:http_requests_total", "counter", "HTTP responses that were begun; no route is \"none\".",
         ("route", "method", "status"), of_model=False,
+    ),
+    Metric(
+        "http_requests_total", "counter", "HTTP responses that were begun, by class of status, probes left out.",
+        ("handler", "method", "status"), of_model=False,
+    ),
+    Metric(
+        "http_request_duration_seconds", "histogram", "From an HTTP request's arrival to the end of its response, "
+        "probes left out.", ("handler", "method"), buckets=HTTP, of_model=False,
     ),
     Metric("quintet:api_calls", "gauge", "Calls of the API that are under way.", of_model=False),
     Metric("quintet:open_connections", "gauge", "HTTP connections that are open.", of_model=False),

@@ -22,6 +22,7 @@ _REFUSALS = {
     503: "unavailable",
 }
 _PROBES = {"/health", "/ready", "/ping", "/metrics"}
+_UNCOUNTED = _PROBES | {"/version", "/load"}  # in what has the names of vLLM's HTTP metrics
 
 
 async def _no_others() -> tuple[list[Row], int]:
@@ -55,20 +56,27 @@ class Metrics:
         self.params_max_tokens = self._histogram("vllm:request_params_max_tokens")
         self.aborted = self._counter("quintet:requests_aborted_total")
         self.failed = self._counter("quintet:requests_failed_total")
-        for reason in ("stop", "length"):
+        for reason in ("stop", "length", "abort", "error"):
             self._counter("vllm:request_success_total", reason)
         for reason in sorted(set(_REFUSALS.values())):
             self._counter("quintet:requests_refused_total", reason)
 
-    def succeeded(self, reason: str) -> None:
-        """A completion came to its end."""
-        self._counter("vllm:request_success_total", reason).add()
+    def ended(self, reason: str, count: int = 1) -> None:
+        """So many completions; vLLM's name for it counts failures, too."""
+        self._counter("vllm:request_success_total", reason).add(count)
 
     def responded(self, route: str, method: str, status: int) -> None:
         """A response was begun. The route is a template, so that there are few."""
         self._counter("quintet:http_requests_total", route, method, str(status)).add()
         if status in _REFUSALS and route not in _PROBES and method != "HEAD":
             self._counter("quintet:requests_refused_total", _REFUSALS[status]).add()
+        if route not in _UNCOUNTED:
+            self._counter("http_requests_total", route, method, f"{status // 100}xx").add()
+
+    def lasted(self, route: str, method: str, seconds: float) -> None:
+        """A response went out, or broke off."""
+        if route not in _UNCOUNTED:
+            self._histogram("http_request_duration_seconds", route, method).observe(seconds)
 
     def rows(self) -> list[Row]:
         """All series as they stand."""
@@ -84,6 +92,9 @@ class Metrics:
         assert isinstance(held, Counter)
         return held
 
-    def _histogram(self, name: str) -> Histogram:
-        made = self._series[name, ()] = Histogram(self._known[name].buckets)
-        return made
+    def _histogram(self, name: str, *labels: str) -> Histogram:
+        held = self._series.get((name, labels))
+        if held is None:
+            held = self._series[name, labels] = Histogram(self._known[name].buckets)
+        assert isinstance(held, Histogram)
+        return held

@@ -1,6 +1,6 @@
 """What one API call adds to the metrics: its requests are watched from their first output to their end."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from quintet.outputs import CompletionOutput, RequestMetrics, RequestOutput
@@ -28,9 +28,12 @@ class Record:
         """An output of ask `number`, when it comes from the engine."""
         self.watches[number].take(output)
 
-    def abort(self, count: int) -> None:
-        """So many requests are ended early."""
-        self._metrics.aborted.add(count)
+    def abort(self, numbers: Iterable[int]) -> None:
+        """The requests of these asks are ended early."""
+        for number in numbers:
+            watch = self.watches[number]
+            self._metrics.aborted.add()
+            self._metrics.ended("abort", watch.params.n - len(watch.reasons))
 
     def end(self) -> None:
         """The call is over, all of its requests have ended."""
@@ -86,8 +89,8 @@ class Watch:
     def _finish(self, output: RequestOutput) -> None:
         metrics, self.times = self._metrics, output.metrics
         for reason, count in zip(self.reasons, self.counts, strict=True):
+            metrics.ended(reason)
             if reason != ERROR:
-                metrics.succeeded(reason)
                 metrics.generation_tokens.observe(count)
         if ERROR in self.reasons:
             metrics.failed.add()

@@ -135,7 +135,9 @@ async def test_a_failure_is_counted_once_and_as_nothing_else(service: Service, k
     assert found["quintet:requests_failed_total"] == 1
     assert found["quintet:requests_aborted_total"] == 0
     assert found["vllm:e2e_request_latency_seconds_count"] == found["vllm:request_generation_tokens_count"] == 0
-    assert not any(value for name, value in found.items() if name.startswith("vllm:request_success"))
+    kinds = [name for name in found if name.startswith("vllm:request_success")]
+    ends = {name.split("=")[1].rstrip("}"): found[name] for name in kinds}
+    assert ends == {"stop": 0, "length": 0, "abort": 0, "error": 2}
 
 
 @pytest.mark.parametrize("kind", [STREAM, WHOLE])
@@ -154,7 +156,19 @@ async def test_every_request_of_a_call_that_ends_early_is_aborted_once(
     found = await counts(service)
     assert found["quintet:requests_aborted_total"] == 2
     assert found["vllm:request_success_total{finished_reason=stop}"] == 1
+    assert found["vllm:request_success_total{finished_reason=abort}"] == 2
     assert found["vllm:e2e_request_latency_seconds_count"] == 1
+
+
+async def test_an_abort_is_of_all_completions_that_had_not_ended(service: Service) -> None:
+    assert isinstance(service.backend, TellingBackend)
+    service.backend.hang = 3
+    call = service.call(None, [ask(STREAM, n=3, max_tokens=9)])
+    async with call:
+        await call.peek()
+    found = await counts(service)
+    assert found["quintet:requests_aborted_total"] == 1
+    assert found["vllm:request_success_total{finished_reason=abort}"] == 3
 
 
 async def test_what_the_engine_tells_is_shown_once_and_not_added_up(service: Service) -> None:
