@@ -31,7 +31,7 @@ class Answers:
         self.num_steps = self.step_tokens = 0  # the latter of the last step
         self.num_computed = self.num_generated = 0  # tokens of prompts, and of outputs
         self.num_drafts = self.num_drafted = 0  # guesses at once, and tokens in them
-        self.accepted_at: list[int] = []  # right ones, by their place in the guess
+        self.accepted_at = [0] * scheduler.max_drafts  # right ones, by their place in the guess
         self.step_sizes = [0] * (len(STEP_BOUNDS) + 1)  # steps by their tokens
         self.num_tokens = 0  # of all steps
 
@@ -66,7 +66,6 @@ class Answers:
         """What the rows of a request with drafts drew: a delta for each token, up to the first that is not the draft in
         its place."""
         drafts, deltas = request.land(), []
-        self.accepted_at += [0] * (len(drafts) - len(self.accepted_at))
         for place, (row, draft) in enumerate(zip(rows, [*drafts, None], strict=False)):
             deltas.append(self._append(request, row, result))
             accepted = deltas[-1].token_ids == [draft]

@@ -78,6 +78,7 @@ class Scheduler:
         self.num_queries = 0  # tokens looked up in the prefix cache, and found there
         self.num_hits = 0
         self.num_preemptions = 0
+        self.max_drafts = 0 if drafts is None else drafts.count  # of a request in a step
         self._longest = limits.long_prefill or sys.maxsize  # chunk of a prompt
         self._counts_partial = limits.max_partial is not None or limits.max_long is not None
         self._key: Callable[[Request], Key] = _by_priority if limits.by_priority else _by_order

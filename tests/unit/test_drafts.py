@@ -246,3 +246,9 @@ def test_steps_go_ahead_while_nothing_can_be_guessed() -> None:
     served.work.begin()
     served.run(Ask("b", [7, 7, 7, 7], plain(9, allowed_token_ids=[7])))
     assert set(ahead(served.work)) == {0} and served.engine.stats().num_accepted_tokens >= 5
+
+
+def test_places_of_guesses_are_there_before_the_first() -> None:
+    """A counter that begins at 0 is one whose first growth Prometheus sees."""
+    assert null_client(speculative_config=GUESS).engine.stats().accepted_at == (0,) * GUESS["num_speculative_tokens"]
+    assert null_client().engine.stats().accepted_at == ()
