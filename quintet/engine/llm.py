@@ -12,6 +12,7 @@ from quintet.engine.chat import render_chats
 from quintet.engine.client import Client
 from quintet.engine.prompts import Prompt, PromptType
 from quintet.engine.shared import Shared
+from quintet.engine.traced import Traced
 from quintet.outputs import RequestOutput
 from quintet.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from quintet.settings.describe import takes
@@ -20,7 +21,7 @@ from quintet.settings.lacking import no_attribute, without_lacking
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 
-class LLM:
+class LLM(Traced):
     """A model, ready to generate. Keyword arguments are EngineConfig's fields. Any thread may call it at any time.
 
     llm = LLM("bundled")

@@ -8,7 +8,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from quintet.server.http import openapi
+from quintet.server.http import openapi, yours
 from quintet.server.http.anthropic.routes import router as anthropic
 from quintet.server.http.asgi import route_path
 from quintet.server.http.auth import ApiKeys, Neighbours
@@ -18,7 +18,18 @@ from quintet.server.http.load import LoadReport
 from quintet.server.http.middleware import BodyLimit, Failures, HeadAsGet, Observed, Places, failure
 from quintet.server.http.paths import Slashes, where_to_look
 from quintet.server.http.responses.routes import router as responses
-from quintet.server.http.routes import alive, chat, completions, load, models, page, sleep, tokenizer_info, tokens
+from quintet.server.http.routes import (
+    alive,
+    chat,
+    completions,
+    load,
+    models,
+    page,
+    profile,
+    sleep,
+    tokenizer_info,
+    tokens,
+)
 from quintet.server.http.service import Service
 from quintet.server.metrics import routes as metrics
 from quintet.server.metrics.counted import Counted
@@ -26,25 +37,28 @@ from quintet.server.settings import ServerConfig
 
 
 def make_app(service: Service) -> FastAPI:
-    """Serves what `service` holds; it is found at app.state.service."""
+    """Serves what `service` holds; it is found at app.state.service. ValueError if a middleware cannot be used."""
     settings = service.settings
     app = FastAPI(docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.service = service
     app.add_exception_handler(HTTPException, _refuse_path)
     app.add_exception_handler(RequestValidationError, _refuse_parameter)
-    _add_routes(app, settings)
+    _add_routes(app, service)
     _add_middleware(app, settings)
     openapi.install(app, settings.root_path)
+    yours.settle(app, settings.middleware)
     return app
 
 
-def _add_routes(app: FastAPI, settings: ServerConfig) -> None:
+def _add_routes(app: FastAPI, service: Service) -> None:
+    settings = service.settings
     for module in (alive, metrics, models, completions, chat, tokens):
         app.include_router(module.router)
     asked_for = {
         sleep: settings.enable_sleep_mode,
         load: settings.enable_server_load_tracking,
         tokenizer_info: settings.enable_tokenizer_info_endpoint,
+        profile: bool(service.profiles),
     }
     for module, asked in asked_for.items():
         if asked:
@@ -59,6 +73,7 @@ def _add_middleware(app: FastAPI, settings: ServerConfig) -> None:
     """The last one that is added is the first one that a request meets."""
     app.add_middleware(HeadAsGet)
     app.add_middleware(LoadReport, service=app.state.service)
+    yours.add(app, yours.load(settings.middleware))  # what they read is bounded, and sent by who may call
     app.add_middleware(BodyLimit, most=settings.max_body_bytes, gate=app.state.service.gate)
     app.add_middleware(Places, most=settings.max_connections)
     app.add_middleware(ApiKeys, settings=settings)

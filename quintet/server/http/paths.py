@@ -12,6 +12,8 @@ _FLAGS = {
     "/sleep": "--enable-sleep-mode",
     "/wake_up": "--enable-sleep-mode",
     "/is_sleeping": "--enable-sleep-mode",
+    "/start_profile": "--profiler-config",
+    "/stop_profile": "--profiler-config",
     "/load": "--enable-server-load-tracking",
     "/tokenizer_info": "--enable-tokenizer-info-endpoint",
 }  # routes that are there on request

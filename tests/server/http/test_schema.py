@@ -35,9 +35,8 @@ ON_REQUEST: dict[str, Any] = {
 
 
 def app() -> FastAPI:
-    return make_app(
-        Service(FakeBackend(max_model_len=64), ServerConfig(trust_request_chat_template=True, **ON_REQUEST))
-    )
+    config = ServerConfig(trust_request_chat_template=True, **ON_REQUEST)
+    return make_app(Service(FakeBackend(max_model_len=64), config, profiles=True))
 
 
 schema = schemathesis.openapi.from_asgi("/openapi.json", app(), headers={"host": "127.0.0.1"})
