@@ -48,6 +48,10 @@ BAD = {
         "sample.ops.attention": "from sample.platforms.gpu import streams",
         "sample.server.cli": "import sample.platforms.null",
     },
+    "parsers know text alone": {
+        "sample.parsers.splitter": "import sample.engine.engine",
+        "sample.parsers": "def late():\n    import torch",
+    },
     "device libraries stay inside platforms": {
         "sample.layers.moe": "import triton",
         "sample.engine.sampler": "def f():\n    from flashinfer import sampling",
@@ -63,6 +67,8 @@ GOOD = {
     "sample.models.llama": "import sample.layers.linear",
     "sample.layers.linear": "import sample.ops.norm",
     "sample.ops.norm": "import sample.types, torch",
+    "sample.parsers.splitter": "import json, msgspec, sample.parsers.events",
+    "sample.parsers.events": "",
     "sample.platforms.interface": "import sample.types, sample.config",
     "sample.platforms.host": "import sample.types",
     "sample.platforms.cpu.platform": "from sample import _cpu\nimport sample.platforms.interface, sample.ops.norm",

@@ -1,0 +1,46 @@
+"""Splits a model's output into reasoning, content and tool calls: text in, events out, and nothing of the engine.
+
+A parser is a declaration (`tool_formats.py`, `reasoning_formats.py`), and one splitter reads them all.
+"""
+
+from quintet.parsers.detection import detect
+from quintet.parsers.events import (
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    Content,
+    Event,
+    Parsed,
+    Reasoning,
+    Tool,
+    ToolCall,
+    gather,
+)
+from quintet.parsers.formats import Block, Choice, ReasoningParser, ToolParser, block
+from quintet.parsers.registry import REASONING_PARSERS, TOOL_PARSERS, load_plugin, register
+from quintet.parsers.splitter import Splitter, parse
+
+__all__ = [
+    "REASONING_PARSERS",
+    "TOOL_PARSERS",
+    "Block",
+    "CallArguments",
+    "CallBegin",
+    "CallEnd",
+    "Choice",
+    "Content",
+    "Event",
+    "Parsed",
+    "Reasoning",
+    "ReasoningParser",
+    "Splitter",
+    "Tool",
+    "ToolCall",
+    "ToolParser",
+    "block",
+    "detect",
+    "gather",
+    "load_plugin",
+    "parse",
+    "register",
+]

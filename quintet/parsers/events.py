@@ -1,0 +1,126 @@
+"""What a model's output is made of: the events of a stream, and the whole that they add up to."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that a model may call. `parameters` is the JSON schema of its arguments, an object."""
+
+    name: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reasoning:
+    """More of what the model thinks."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Content:
+    """More of what it says."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class CallBegin:
+    """A call begins; `index` counts calls from 0. `id` is the one in the text, where the model writes one."""
+
+    index: int
+    name: str
+    id: str | None = None
+
+
+@dataclass(frozen=True)
+class CallArguments:
+    """More of a call's arguments. All pieces of a complete call are the text of one JSON object."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True)
+class CallEnd:
+    """The call's last event. One that is not complete was cut off or broken: its arguments are the beginning of an
+    object, and must not be acted on."""
+
+    index: int
+    complete: bool = True
+
+
+Event = Reasoning | Content | CallBegin | CallArguments | CallEnd
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """`arguments` is JSON text: an object if the call is complete, the beginning of one otherwise."""
+
+    name: str
+    arguments: str
+    id: str | None = None
+    complete: bool = True
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A whole output. Text that is not there is empty."""
+
+    reasoning: str = ""
+    content: str = ""
+    calls: tuple[ToolCall, ...] = ()
+
+
+def gather(events: Iterable[Event]) -> Parsed:
+    """What a stream's events add up to."""
+    reasoning: list[str] = []
+    content: list[str] = []
+    begins: list[CallBegin] = []
+    arguments: list[list[str]] = []
+    complete: dict[int, bool] = {}
+    for event in events:
+        match event:
+            case Reasoning(text):
+                reasoning.append(text)
+            case Content(text):
+                content.append(text)
+            case CallBegin():
+                begins.append(event)
+                arguments.append([])
+            case CallArguments(index, text):
+                arguments[index].append(text)
+            case CallEnd(index, whole):
+                complete[index] = whole
+    calls = tuple(
+        ToolCall(begin.name, "".join(pieces), begin.id, complete.get(begin.index, False))
+        for begin, pieces in zip(begins, arguments, strict=True)
+    )
+    return Parsed("".join(reasoning), "".join(content), calls)
+
+
+def merged(events: Iterable[Event]) -> list[Event]:
+    """The same with neighbours of one kind as one event."""
+    groups: list[tuple[Event, list[str]]] = []
+    for event in events:
+        if isinstance(event, CallBegin | CallEnd):
+            groups.append((event, []))
+        elif groups and type(groups[-1][0]) is type(event):  # a call's end stands between pieces of two calls
+            groups[-1][1].append(event.text)
+        else:
+            groups.append((event, [event.text]))
+    return [_with_text(event, "".join(texts)) for event, texts in groups]
+
+
+def _with_text(event: Event, text: str) -> Event:
+    match event:
+        case Reasoning():
+            return Reasoning(text)
+        case Content():
+            return Content(text)
+        case CallArguments(index):
+            return CallArguments(index, text)
+    return event

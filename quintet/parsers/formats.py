@@ -1,0 +1,123 @@
+"""What a parser is: a declaration of the text that a model writes around its thoughts and its calls."""
+
+import secrets
+import string
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from quintet.parsers.events import Tool
+from quintet.parsers.grammar import Lark, NoGrammar
+from quintet.parsers.shapes import Mark, Part, parts
+
+Signs = tuple[tuple[str, ...], ...]
+"""Alternatives; of one of them, every text stands in the chat template."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Calls and the markers around them, from their first marker to their last. An anchored one has no marker of its
+    own: it is looked for where content begins, and nowhere else."""
+
+    sequence: tuple[Part, ...]
+    anchored: bool = False
+
+    @property
+    def end(self) -> str:
+        """The last marker; empty if there is none."""
+        last = self.sequence[-1]
+        return last.marks()[0] if isinstance(last, Mark) else ""
+
+
+def block(*described: str | Part, anchored: bool = False) -> Block:
+    return Block(parts(*described), anchored)
+
+
+def call_id(name: str, position: int) -> str:
+    """For a call whose text has no id."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+def short_id(name: str, position: int) -> str:
+    """Nine letters and digits: Mistral's templates refuse any other id."""
+    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+
+
+@dataclass(frozen=True)
+class ReasoningParser:
+    """How a family of models marks its thoughts.
+
+    `inside`: whether an output begins with them where the prompt does not tell. `until`: markers that end them and are
+    more than an end. `drops`: markers around content.
+    """
+
+    opens: tuple[str, ...]
+    closes: tuple[str, ...]
+    inside: bool = False
+    until: tuple[str, ...] = ()
+    drops: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    models: str = ""
+    signs: Signs = ()
+    families: tuple[str, ...] = ()
+
+    def begins_inside(self, prompt: str) -> bool:
+        """Whether the model goes on with a thought that the prompt has begun, or has been told not to think."""
+        end = prompt.rstrip()
+        if end.endswith(self.closes):
+            return False
+        return self.inside or end.endswith(self.opens)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which calls are asked for: at least one, of any of the tools; or one of the tool `named`.
+
+    With `reasoning` the model may think before; `inside` says that it already does.
+    """
+
+    named: str | None = None
+    parallel: bool = True
+    reasoning: ReasoningParser | None = None
+    inside: bool = False
+
+
+@dataclass(frozen=True)
+class ToolParser:
+    """How a family of models writes its calls.
+
+    `blocks`: the ways in which it may write them; grammars are made of the first. `again`: what stands between two
+    blocks where each has one call; None where one has them all. `drops`: markers around content. `call_id`: (the
+    function's name, how many calls of the conversation come before it) -> an id as the model's template expects it.
+    """
+
+    blocks: tuple[Block, ...]
+    again: str | None = None
+    drops: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    models: str = ""
+    shape: str = ""
+    signs: Signs = ()
+    families: tuple[str, ...] = ()
+    call_id: Callable[[str, int], str] = call_id
+
+    def grammar(
+        self, tools: Sequence[Tool], choice: Choice | None = None, special: Mapping[str, int] | None = None
+    ) -> str | None:
+        """The text that calls must have, in llguidance's Lark; None if it cannot be written.
+
+        `special`: the tokens that llguidance keeps apart from text, and their ids: special ones, and added ones that
+        are written <so> (`LLTokenizer.is_special_token`). ValueError if there is no such tool.
+        """
+        choice = choice or Choice()
+        chosen = [each for each in tools if choice.named in (None, each.name)]
+        if not chosen:
+            raise ValueError(f"no tool is named {choice.named!r}" if choice.named else "calls need at least one tool")
+        lark = Lark(chosen, choice.parallel and choice.named is None, special or {})
+        try:
+            calls = lark.sequence(self.blocks[0].sequence)
+            calls = calls if self.again is None else lark.repeated(calls, self.again)
+        except NoGrammar:
+            return None
+        thoughts = choice.reasoning
+        opens, closes = (thoughts.opens[0], thoughts.closes[0]) if thoughts else ("", "")
+        return lark.after(opens, closes, choice.inside, calls)

@@ -1,0 +1,91 @@
+"""Parsers by name: ours, those that are registered, and those of packages that are installed beside quintet."""
+
+import importlib.metadata
+import importlib.util
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from quintet.parsers.formats import ReasoningParser, ToolParser
+from quintet.parsers.reasoning_formats import REASONING_FORMATS
+from quintet.parsers.tool_formats import TOOL_FORMATS
+
+P = TypeVar("P", ToolParser, ReasoningParser)
+
+
+class Registry(Generic[P]):
+    """One kind of parser. An installed package's is loaded when its name is first asked for, and no other."""
+
+    def __init__(self, kind: type[P], what: str, group: str, formats: dict[str, P]) -> None:
+        self._kind: type[P] = kind
+        self._what, self._group = what, group
+        self._parsers: dict[str, P] = {}
+        self._names: dict[str, str] = {}  # also the aliases -> the parser's own name
+        for name, parser in formats.items():
+            self.add(name, parser)
+
+    def add(self, name: str, parser: P) -> None:
+        """ValueError if the name, or an alias of the parser's, is another one's."""
+        for each in (name, *parser.aliases):
+            if self._parsers.get(self._names.get(each, ""), parser) != parser:
+                raise ValueError(f"a {self._what} parser is already named {each!r}; give the new one another name")
+        self._parsers[name] = parser
+        self._names |= dict.fromkeys((name, *parser.aliases), name)
+
+    def get(self, name: str) -> P:
+        """By name or alias. ValueError if there is none."""
+        if name not in self._names:
+            self._load(name)
+        if name not in self._names:
+            raise ValueError(f"no {self._what} parser is named {name!r}; there are {', '.join(self.names())}")
+        return self._parsers[self._names[name]]
+
+    def names(self) -> list[str]:
+        """All that `get` takes, aliases and installed packages' too."""
+        return sorted({*self._names, *importlib.metadata.entry_points(group=self._group).names})
+
+    def items(self) -> list[tuple[str, P]]:
+        """Each parser once, by its own name."""
+        return list(self._parsers.items())
+
+    def _load(self, name: str) -> None:
+        for entry in importlib.metadata.entry_points(group=self._group, name=name):
+            parser = entry.load()
+            if not isinstance(parser, self._kind):
+                raise ValueError(f"entry point {entry.value!r} of {self._group} must be a {self._kind.__name__}")
+            self.add(name, parser)
+
+
+TOOL_PARSERS = Registry(ToolParser, "tool", "quintet.tool_parsers", TOOL_FORMATS)
+REASONING_PARSERS = Registry(ReasoningParser, "reasoning", "quintet.reasoning_parsers", REASONING_FORMATS)
+
+
+def register(name: str, parser: ToolParser | ReasoningParser) -> None:
+    """Makes a parser known by its name, and by its aliases. ValueError if one of them is taken."""
+    if isinstance(parser, ToolParser):
+        TOOL_PARSERS.add(name, parser)
+    elif isinstance(parser, ReasoningParser):
+        REASONING_PARSERS.add(name, parser)
+    else:
+        raise ValueError(f"parser {name!r} must be a ToolParser or a ReasoningParser, not {type(parser).__name__}")
+
+
+def load_plugin(path: str | Path) -> list[str]:
+    """Runs a Python file, which registers parsers -> their names.
+
+    It is code with all the rights of this process: only for a path that the operator has given, never a caller.
+    ValueError if it is no file, fails or registers nothing.
+    """
+    file = Path(path)
+    if file.suffix != ".py" or not file.is_file():
+        raise ValueError(f"parser plug-in {str(path)!r} must be a Python file; give the path of one")
+    before = {*TOOL_PARSERS.names(), *REASONING_PARSERS.names()}
+    spec = importlib.util.spec_from_file_location(f"quintet_parser_plugin_{file.stem}", file)
+    assert spec is not None and spec.loader is not None
+    try:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    except Exception as error:
+        raise ValueError(f"parser plug-in {str(path)!r} failed: {type(error).__name__}: {error}") from error
+    names = {*TOOL_PARSERS.names(), *REASONING_PARSERS.names()} - before
+    if not names:
+        raise ValueError(f"parser plug-in {str(path)!r} registered no parser; call quintet.parsers.register in it")
+    return sorted(names)

@@ -1,0 +1,89 @@
+"""Which JSON types a schema allows, and a text as a value of one of them."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from quintet.parsers.values import JSON, PYTHON, converted
+
+TEXT = frozenset({"string"})
+ANY = frozenset({"null", "boolean", "integer", "number", "array", "object"})
+NAMES = {  # of types, as people write them who do not know JSON Schema's
+    "str": "string", "text": "string", "varchar": "string", "char": "string", "enum": "string",
+    "int": "integer", "long": "integer", "short": "integer", "uint": "integer", "unsigned": "integer",
+    "float": "number", "double": "number", "num": "number",
+    "bool": "boolean", "binary": "boolean",
+    "dict": "object", "map": "object", "list": "array", "tuple": "array", "arr": "array", "none": "null",
+}  # fmt: skip
+LETTERS = re.compile("[a-z]+")  # int64, dict[str, int]
+IMPLIED = {"properties": "object", "additionalProperties": "object", "items": "array", "minimum": "number"}
+WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
+KINDS = {'"': "string", "{": "object", "[": "array", "t": "boolean", "f": "boolean", "n": "null"}
+TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null", dict: "object"}
+
+
+def argument_types(parameters: Mapping[str, Any], name: str) -> frozenset[str]:
+    """The types of one argument; of one that the schema does not know, or says nothing of: a string."""
+    properties = parameters.get("properties")
+    schema = properties.get(name) if isinstance(properties, Mapping) else None
+    return types(schema, parameters) or TEXT
+
+
+def types(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
+    """The types that a schema allows; none if it does not say. References are to `root`."""
+    found: set[str] = set()
+    waiting, seen = [schema], set[int]()
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, Mapping) and id(each) not in seen:
+            seen.add(id(each))  # references may go round in circles
+            said = set(_said(each))
+            found |= said
+            if not said:
+                waiting += [option for key in ("anyOf", "oneOf", "allOf") for option in _listed(each, key)]
+                waiting += [_referred(each["$ref"], root)] if "$ref" in each else []
+    return frozenset(found)
+
+
+def _said(schema: Mapping[str, Any]) -> Iterator[str]:
+    """The types that a schema itself says, or shows by its values or its other keywords."""
+    named = schema.get("type")
+    for name in [named] if isinstance(named, str) else _listed(schema, "type"):
+        if word := LETTERS.match(str(name).lower()):
+            yield NAMES.get(word[0], word[0])
+    if named is None:
+        values = [*_listed(schema, "enum"), *([schema["const"]] if "const" in schema else [])]
+        yield from (TYPES.get(type(value), "array") for value in values)
+        yield from (kind for key, kind in IMPLIED.items() if key in schema)
+    if schema.get("nullable") is True:
+        yield "null"
+
+
+def _listed(schema: Mapping[str, Any], key: str) -> list[Any]:
+    value = schema.get(key)
+    return list(value) if isinstance(value, list | tuple) else []
+
+
+def _referred(reference: Any, root: Mapping[str, Any]) -> Any:
+    """Within the same schema."""
+    found: Any = root
+    for step in str(reference).removeprefix("#/").split("/"):
+        found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+    return found
+
+
+def as_json(text: str, allowed: frozenset[str]) -> str:
+    """The JSON of an argument that is written as plain text. Where it is of no allowed type it stays a string."""
+    plain = text.strip()
+    value = WORDS.get(plain.lower()) or converted(plain, JSON) or converted(plain, PYTHON)
+    if value is not None and _fits(value, allowed):
+        return value
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _fits(value: str, allowed: frozenset[str]) -> bool:
+    kind = KINDS.get(value[0], "number")
+    if kind == "number" and "number" not in allowed:
+        return "integer" in allowed and float(value).is_integer()
+    return kind in allowed and kind != "string"

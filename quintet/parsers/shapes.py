@@ -1,0 +1,316 @@
+"""The parts that a call's text is made of. One description of a format is read, and written as a grammar.
+
+Space between two parts is passed over. A literal is as the model writes it: its line breaks count in a grammar.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from quintet.parsers.calls import Calls
+from quintet.parsers.grammar import Lark, NoGrammar
+from quintet.parsers.scan import Broken, Scan, Steps
+from quintet.parsers.schema import TEXT, as_json
+from quintet.parsers.values import (
+    JSON,
+    MAX_NAME,
+    WORD,
+    Notation,
+    converted,
+    read_name,
+    read_value,
+    written,
+)
+
+MAX_VALUE = 2**20  # characters of an argument that must be whole before it can be converted
+
+
+class Part(Protocol):
+    """One part of a format; a plug-in may bring its own."""
+
+    def marks(self) -> tuple[str, ...]:
+        """What it can begin with; empty if with any word."""
+
+    def read(self, scan: Scan, calls: Calls) -> Steps[None]:
+        """Raises Broken where the text is something else."""
+
+    def lark(self, grammar: Lark) -> str:
+        """The text that it stands for. Raises NoGrammar if none can be given."""
+
+
+def parts(*described: "str | Part") -> tuple[Part, ...]:
+    """A sequence; a string is a literal."""
+    return tuple(Mark(each) if isinstance(each, str) else each for each in described)
+
+
+def starts(part: Part, scan: Scan) -> Steps[bool]:
+    """Whether the part begins here."""
+    yield from scan.space()
+    if marks := part.marks():
+        return bool((yield from scan.sees(marks)))
+    return bool(WORD.match((yield from scan.ahead(1))))
+
+
+def read_all(sequence: tuple[Part, ...], scan: Scan, calls: Calls) -> Steps[None]:
+    for part in sequence:
+        yield from part.read(scan, calls)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A literal."""
+
+    text: str
+
+    def marks(self) -> tuple[str, ...]:
+        return (self.text.strip(),)
+
+    def read(self, scan: Scan, calls: Calls) -> Steps[None]:
+        if mark := self.text.strip():
+            yield from scan.expect(mark)
+
+    def lark(self, grammar: Lark) -> str:
+        return grammar.literal(self.text)
+
+
+@dataclass(frozen=True)
+class Word:
+    """The function's name, which begins a call, or the call's id, or a word that says nothing.
+
+    `pattern`: of a word that is no name, what a grammar has in its place, in Lark.
+    """
+
+    role: Literal["name", "id", ""] = ""
+    pattern: str = ""
+
+    def marks(self) -> tuple[str, ...]:
+        return ()
+
+    def read(self, scan: Scan, calls: Calls) -> Steps[None]:
+        yield from scan.space()
+        word = yield from scan.run(WORD, MAX_NAME)
+        if not word:
+            raise Broken
+        if self.role == "name":
+            calls.begin()
+            calls.named(word)
+        elif self.role == "id":
+            calls.identified(word)
+
+    def lark(self, grammar: Lark) -> str:
+        if self.role != "name":
+            return self.pattern
+        if not WORD.fullmatch(grammar.tool.name) or len(grammar.tool.name) > MAX_NAME:
+            raise NoGrammar
+        return grammar.literal(grammar.tool.name)
+
+
+NAME = Word("name")
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of a call whose name is read; they end it."""
+
+    notation: Notation = JSON
+
+    def marks(self) -> tuple[str, ...]:
+        return (self.notation.arguments.open,)
+
+    def read(self, scan: Scan, calls: Calls) -> Steps[None]:
+        yield from read_value(scan, calls.write, self.notation, self.notation.arguments)
+        calls.whole()
+        calls.close()
+
+    def lark(self, grammar: Lark) -> str:
+        if self.notation is not JSON:
+            raise NoGrammar
+        return grammar.arguments()
+
+
+@dataclass(frozen=True)
+class Call:
+    """A JSON object with the function's name and its arguments, in any order. A strict one has no other keys than
+    these and an id: where no marker stands before it, it may as well be an answer in JSON."""
+
+    name: str = "name"
+    arguments: str = "arguments"
+    strict: bool = False
+
+    def marks(self) -> tuple[str, ...]:
+        return ("{",)
+
+    def read(self, scan: Scan, calls: Calls) -> Steps[None]:
+        calls.begin()
+        yield from scan.expect("{")
+        while True:
+            key = yield from read_name(scan, JSON)
+            yield from scan.expect(":")
+            yield from self._value(key, scan, calls)
+            if (yield from scan.expect(",", "}")) == "}":
+                break
+        if calls.unwritten and not self.strict:
+            calls.write("{")
+            calls.write("}")
+            calls.whole()
+        calls.close()
+
+    def _value(self, key: str, scan: Scan, calls: Calls) -> Steps[None]:
+        if key == self.name:
+            calls.named(json.loads(f'"{(yield from read_name(scan, JSON))}"', strict=False))
+        elif key in (self.arguments, "arguments", "parameters"):
+            yield from self._arguments(scan, calls)
+        elif self.strict and key not in ("id", "type"):
+            raise Broken
+        else:
+            yield from read_value(scan, lambda text: None, JSON)
+
+    def _arguments(self, scan: Scan, calls: Calls) -> Steps[None]:
+        """An object; nothing at all; or a string that holds an object, as some models write it."""
+        if not calls.unwritten:
+            raise Broken
+        if (yield from scan.skip("null")):
+            calls.write("{")
+            calls.write("}")
+        elif (yield from scan.sees(('"',))):
+            inner = yield from read_name(scan, JSON)
+            text = converted(json.loads(f'"{inner}"', strict=False), JSON, JSON.arguments)
+            if text is None:
+                raise Broken
+            calls.write(text[:1])
+            calls.write(text[1:])
+        else:
+            yield from read_value(scan, calls.write, JSON, JSON.arguments)
+        calls.whole()
+
+    def lark(self, grammar: Lark) -> str:
+        name = json.dumps(grammar.tool.name, ensure_ascii=False)
+        head = grammar.literal(f'{{"{self.name}": {name}, "{self.arguments}": ')
+        return f"{head} {grammar.arguments()} {grammar.literal('}')}"
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Arguments that stand in markers of their own, converted by the tool's schema; `close` ends them and the call.
+
+    `keyed` ends a name, and says which types its value may have where that is written there. A line break at the
+    end of `keyed` and at the start of `end` is no part of a value.
+    """
+
+    key: str
+    keyed: Mapping[str, frozenset[str] | None]
+    end: str
+    close: str
+    value: str = ""  # stands before a value, where something does
+
+    def marks(self) -> tuple[str, ...]:
+        return (self.key, self.close)
+
+    def read(self, scan: Scan, calls: Calls) -> Steps[None]:
+        calls.write("{")
+        before = ""
+        while (yield from scan.expect(self.key, self.close)) == self.key:
+            yield from self._field(scan, calls, before)
+            before = ", "
+        calls.write("}")
+        calls.whole()
+        calls.close()
+
+    def _field(self, scan: Scan, calls: Calls, before: str) -> Steps[None]:
+        name: list[str] = []
+        keyed = {mark.rstrip("\n"): (mark, types) for mark, types in self.keyed.items()}
+        mark, types = keyed[(yield from scan.until(tuple(keyed), name.append, MAX_NAME))]
+        if self.value:
+            yield from scan.expect(self.value)
+        if mark.endswith("\n") and (yield from scan.sees(("\n",))):
+            scan.take(1)
+        key = "".join(name).strip()
+        calls.write(f'{before}"{written(key)}": ')
+        yield from self._convert(scan, calls, types or calls.types(key))
+
+    def _convert(self, scan: Scan, calls: Calls, types: frozenset[str]) -> Steps[None]:
+        ends = (self.end, self.end.lstrip("\n"))
+        if types == TEXT:
+            calls.write('"')
+            yield from scan.until(ends, lambda piece: calls.write(written(piece)))
+            calls.write('"')
+        else:
+            pieces: list[str] = []
+            yield from scan.until(ends, pieces.append, MAX_VALUE)
+            calls.write(as_json("".join(pieces), types))
+
+    def lark(self, grammar: Lark) -> str:
+        raise NoGrammar
+
+
+@dataclass(frozen=True)
+class Many:
+    """One or more of a sequence, with something between them."""
+
+    sequence: tuple[Part, ...]
+    between: str = ""
+
+    def marks(self) -> tuple[str, ...]:
+        return self.sequence[0].marks()
+
+    def read(self, scan: Scan, calls: Calls) -> Steps[None]:
+        more = True
+        while more:
+            yield from read_all(self.sequence, scan, calls)
+            if mark := self.between.strip():
+                more = bool((yield from scan.skip(mark)))
+            else:
+                more = yield from starts(self.sequence[0], scan)
+
+    def lark(self, grammar: Lark) -> str:
+        return grammar.repeated(grammar.sequence(self.sequence), self.between)
+
+
+@dataclass(frozen=True)
+class Maybe:
+    """A sequence that need not be there."""
+
+    sequence: tuple[Part, ...]
+
+    def marks(self) -> tuple[str, ...]:
+        return self.sequence[0].marks()
+
+    def read(self, scan: Scan, calls: Calls) -> Steps[None]:
+        if (yield from starts(self.sequence[0], scan)):
+            yield from read_all(self.sequence, scan, calls)
+
+    def lark(self, grammar: Lark) -> str:
+        return f"({grammar.sequence(self.sequence)})?"
+
+
+@dataclass(frozen=True)
+class Either:
+    """The first of several sequences that begins here."""
+
+    sequences: tuple[tuple[Part, ...], ...]
+
+    def marks(self) -> tuple[str, ...]:
+        return tuple(mark for sequence in self.sequences for mark in sequence[0].marks())
+
+    def read(self, scan: Scan, calls: Calls) -> Steps[None]:
+        for sequence in self.sequences:
+            if (yield from starts(sequence[0], scan)):
+                yield from read_all(sequence, scan, calls)
+                return
+        raise Broken
+
+    def lark(self, grammar: Lark) -> str:
+        return "(" + " | ".join(grammar.sequence(sequence) for sequence in self.sequences) + ")"
+
+
+def many(*described: str | Part, between: str = "") -> Many:
+    return Many(parts(*described), between)
+
+
+def maybe(*described: str | Part) -> Maybe:
+    return Maybe(parts(*described))
+
+
+def either(*described: tuple[str | Part, ...]) -> Either:
+    return Either(tuple(parts(*each) for each in described))

@@ -1,0 +1,382 @@
+"""How each family of models writes its tool calls, as its chat template and documentation say."""
+
+from quintet.parsers.formats import Block, ToolParser, block, short_id
+from quintet.parsers.schema import ANY, TEXT
+from quintet.parsers.shapes import (
+    NAME,
+    Arguments,
+    Call,
+    Fields,
+    Word,
+    either,
+    many,
+    maybe,
+)
+from quintet.parsers.values import PYTHON, gemma
+
+CALL, ARGUMENTS = Call(), Arguments()
+STRICT = Call(strict=True)
+PARAMETERS = Call(arguments="parameters")
+CALLS = many(CALL, between=", ")
+STRICT_CALLS = many(STRICT, between=", ")
+PYTHON_CALLS = many(NAME, Arguments(PYTHON), between=", ")
+QWEN_FIELDS = Fields("<parameter=", {">\n": None}, "\n</parameter>", "</function>")
+SEED_FIELDS = Fields("<parameter=", {">": None}, "</parameter>", "</function>")
+GLM_FIELDS = Fields("<arg_key>", {"</arg_key>": None}, "</arg_value>", "</tool_call>", value="<arg_value>")
+INVOKE_FIELDS = Fields('<parameter name="', {'">': None}, "</parameter>", "</invoke>")
+STEP_FIELDS = Fields('<steptml:parameter name="', {'">': None}, "</steptml:parameter>", "</steptml:invoke>")
+DSML_FIELDS = Fields(
+    '<｜DSML｜parameter name="',
+    {'" string="true">': TEXT, '" string="false">': ANY},
+    "</｜DSML｜parameter>",
+    "</｜DSML｜invoke>",
+)
+MISTRAL_ID = Word("id", "/[a-zA-Z0-9]{9}/")
+CHANNEL = Word(pattern='"commentary"')
+HARMONY_BODY = (maybe("<|constrain|>", Word(pattern='"json"')), "<|message|>", ARGUMENTS, maybe("<|call|>"))
+COHERE_DROPS = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
+HARMONY_DROPS = (
+    "<|start|>assistant",
+    "<|channel|>analysis<|message|>",
+    "<|channel|>commentary<|message|>",
+    "<|channel|>final<|message|>",
+    "<|channel|>final <|constrain|>json<|message|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+)
+
+
+def dsml(name: str) -> Block:
+    """DeepSeek's markup, in an element of that name."""
+    invoke = many('<｜DSML｜invoke name="', NAME, '">\n', DSML_FIELDS, between="\n")
+    return block(f"<｜DSML｜{name}>\n", invoke, f"\n</｜DSML｜{name}>")
+
+
+def kimi_id(name: str, position: int) -> str:
+    """As Kimi's template writes it."""
+    return f"functions.{name}:{position}"
+
+
+# The more telling a parser's signs, the earlier it stands.
+TOOL_FORMATS = {
+    "qwen3_coder": ToolParser(
+        (
+            block("<tool_call>\n", "<function=", NAME, ">\n", QWEN_FIELDS, "\n</tool_call>"),
+            block("<function=", NAME, ">\n", QWEN_FIELDS, maybe("\n</tool_call>")),
+        ),
+        again="\n",
+        aliases=("qwen3_xml", "mimo", "step3p5"),
+        models="Qwen3-Coder, Qwen3.5, Nemotron 3, MiMo, Step-3.5",
+        shape="XML parameters",
+        signs=(("<function=", "<parameter=", "<tool_call>"),),
+    ),
+    "seed_oss": ToolParser(
+        (block("<seed:tool_call>\n", "<function=", NAME, ">\n", SEED_FIELDS, "\n</seed:tool_call>"),),
+        again="\n",
+        models="Seed-OSS",
+        shape="XML parameters",
+        signs=(("<seed:tool_call>",),),
+    ),
+    "glm45": ToolParser(
+        (block("<tool_call>", NAME, "\n", GLM_FIELDS),),
+        again="\n",
+        aliases=("glm47",),
+        models="GLM-4.5, GLM-4.6, GLM-4.7",
+        shape="XML parameters",
+        signs=(("<arg_key>", "<arg_value>"),),
+    ),
+    "minimax_m2": ToolParser(
+        (
+            block(
+                "<minimax:tool_call>\n",
+                many('<invoke name="', NAME, '">\n', INVOKE_FIELDS, between="\n"),
+                "\n</minimax:tool_call>",
+            ),
+        ),
+        models="MiniMax-M2",
+        shape="XML parameters",
+        signs=(("<minimax:tool_call>",),),
+    ),
+    "step3": ToolParser(
+        (
+            block(
+                "<｜tool_calls_begin｜>\n",
+                many(
+                    "<｜tool_call_begin｜>",
+                    maybe("function", "<｜tool_sep｜>"),
+                    '<steptml:invoke name="',
+                    NAME,
+                    '">\n',
+                    STEP_FIELDS,
+                    "<｜tool_call_end｜>",
+                    maybe("<｜tool_sep｜>"),
+                    between="\n",
+                ),
+                "\n<｜tool_calls_end｜>",
+            ),
+        ),
+        models="Step3",
+        shape="XML parameters",
+        signs=(("<steptml:invoke",), ("<｜tool_calls_begin｜>",)),
+    ),
+    "deepseek_v32": ToolParser(
+        (dsml("function_calls"),),
+        models="DeepSeek-V3.2",
+        shape="XML parameters",
+        signs=(("｜DSML｜function_calls",),),
+    ),
+    "deepseek_v4": ToolParser(
+        (dsml("tool_calls"),),
+        models="DeepSeek-V4",
+        shape="XML parameters",
+        signs=(("｜DSML｜tool_calls",),),
+    ),
+    "deepseek_v3": ToolParser(
+        (
+            block(
+                "<｜tool▁calls▁begin｜>",
+                many(
+                    "<｜tool▁call▁begin｜>",
+                    "function",
+                    "<｜tool▁sep｜>",
+                    NAME,
+                    "\n```json\n",
+                    ARGUMENTS,
+                    "\n```",
+                    "<｜tool▁call▁end｜>",
+                    between="\n",
+                ),
+                "<｜tool▁calls▁end｜>",
+            ),
+        ),
+        models="DeepSeek-V3, DeepSeek-R1",
+        shape="name, then JSON",
+        signs=(("<｜tool▁calls▁begin｜>", "```json"),),
+    ),
+    "deepseek_v31": ToolParser(
+        (
+            block(
+                "<｜tool▁calls▁begin｜>",
+                many("<｜tool▁call▁begin｜>", NAME, "<｜tool▁sep｜>", ARGUMENTS, "<｜tool▁call▁end｜>"),
+                "<｜tool▁calls▁end｜>",
+            ),
+        ),
+        models="DeepSeek-V3.1",
+        shape="name, then JSON",
+        signs=(("<｜tool▁calls▁begin｜>",),),
+    ),
+    "kimi_k2": ToolParser(
+        (
+            block(
+                "<|tool_calls_section_begin|>",
+                many(
+                    "<|tool_call_begin|>",
+                    maybe("functions."),
+                    NAME,
+                    ":",
+                    Word(pattern="/[0-9]{1,3}/"),
+                    "<|tool_call_argument_begin|>",
+                    ARGUMENTS,
+                    "<|tool_call_end|>",
+                ),
+                "<|tool_calls_section_end|>",
+            ),
+        ),
+        models="Kimi-K2",
+        shape="name, then JSON",
+        signs=(("<|tool_calls_section_begin|>",),),
+        call_id=kimi_id,
+    ),
+    "mistral": ToolParser(
+        (
+            block(
+                "[TOOL_CALLS]",
+                either(("[", CALLS, "]"), (NAME, maybe("[CALL_ID]", MISTRAL_ID), "[ARGS]", ARGUMENTS)),
+            ),
+        ),
+        again="",
+        models="Mistral, Ministral, Devstral, Magistral",
+        shape="name, then JSON; JSON list",
+        signs=(("[TOOL_CALLS]",),),
+        call_id=short_id,
+    ),
+    "openai": ToolParser(
+        (
+            block("<|channel|>", CHANNEL, " to=", maybe("functions."), NAME, " ", *HARMONY_BODY),
+            block(
+                "to=",
+                maybe("functions."),
+                NAME,
+                "<|channel|>",
+                CHANNEL,
+                " ",
+                *HARMONY_BODY,
+                anchored=True,
+            ),
+        ),
+        drops=HARMONY_DROPS,
+        aliases=("gpt_oss",),
+        models="gpt-oss",
+        shape="harmony channels",
+        signs=(("<|channel|>", "<|call|>"),),
+    ),
+    "gemma4": ToolParser(
+        (block("<|tool_call>", "call:", NAME, Arguments(gemma('<|"|>')), "<tool_call|>"),),
+        again="",
+        models="Gemma 4",
+        shape="name, then Gemma's notation",
+        signs=(("<|tool_call>", "<tool_call|>"),),
+    ),
+    "functiongemma": ToolParser(
+        (block("<start_function_call>", "call:", NAME, Arguments(gemma("<escape>")), "<end_function_call>"),),
+        again="",
+        models="FunctionGemma",
+        shape="name, then Gemma's notation",
+        signs=(("<start_function_call>",),),
+    ),
+    "llama4_pythonic": ToolParser(
+        (
+            block("<|python_start|>", "[", PYTHON_CALLS, "]", "<|python_end|>"),
+            block("[", PYTHON_CALLS, "]", anchored=True),
+        ),
+        models="Llama 4",
+        shape="Python list",
+        signs=(("<|python_start|>",),),
+    ),
+    "olmo3": ToolParser(
+        (block("<function_calls>\n", many(NAME, Arguments(PYTHON), between=""), "\n</function_calls>"),),
+        models="Olmo 3",
+        shape="Python calls",
+        signs=(("<function_calls>",),),
+    ),
+    "lfm2": ToolParser(
+        (block("<|tool_call_start|>", "[", PYTHON_CALLS, "]", "<|tool_call_end|>"),),
+        models="LFM2",
+        shape="Python list",
+        signs=(("<|tool_call_start|>",), ("<|tool_list_start|>",)),
+    ),
+    "internlm": ToolParser(
+        (block("<|action_start|>", "<|plugin|>\n", PARAMETERS, "<|action_end|>"),),
+        again="\n",
+        models="InternLM 2.5",
+        shape="JSON object per call",
+        signs=(("<|plugin|>",),),
+    ),
+    "phi4_mini_json": ToolParser(
+        (block("functools", "[", CALLS, "]"),),
+        models="Phi-4-mini",
+        shape="JSON list",
+        signs=(("functools",),),
+    ),
+    "granite-20b-fc": ToolParser(
+        (block("<function_call> ", CALL),),
+        again="\n",
+        models="Granite-20B-FunctionCalling",
+        shape="JSON object per call",
+        signs=(("<function_call>",),),
+    ),
+    "granite": ToolParser(
+        (block("<|tool_call|>", "[", CALLS, "]"), block("<tool_call>", "[", CALLS, "]", maybe("</tool_call>"))),
+        models="Granite 3.0 to 3.3",
+        shape="JSON list",
+        signs=(("<|tool_call|>",),),
+    ),
+    "longcat": ToolParser(
+        (block("<longcat_tool_call>", CALL, "</longcat_tool_call>"),),
+        again="\n",
+        models="LongCat-Flash",
+        shape="JSON object per call",
+        signs=(("<longcat_tool_call>",),),
+    ),
+    "gigachat3": ToolParser(
+        (block("function call<|role_sep|>\n", CALL), block("<|function_call|>", CALL)),
+        drops=("<|message_sep|>",),
+        models="GigaChat 3",
+        shape="JSON object per call",
+        signs=(("function call<|role_sep|>",), ("<|function_call|>",)),
+        families=("gigachat",),
+    ),
+    "cohere_command3": ToolParser(
+        (
+            block(
+                "<|START_ACTION|>",
+                "[",
+                many(Call("tool_name", "parameters"), between=", "),
+                "]",
+                "<|END_ACTION|>",
+            ),
+        ),
+        drops=COHERE_DROPS,
+        aliases=("cohere_command4",),
+        models="Command A, Command R7B",
+        shape="JSON list",
+        signs=(("<|START_ACTION|>",),),
+    ),
+    "apertus": ToolParser(
+        (
+            block(
+                "<|tools_prefix|>", "[", many('{"', NAME, '": ', ARGUMENTS, "}", between=", "), "]", "<|tools_suffix|>"
+            ),
+        ),
+        models="Apertus",
+        shape="JSON list",
+        signs=(("<|tools_prefix|>",),),
+    ),
+    "minimax": ToolParser(
+        (block("<tool_calls>\n", many(CALL, between="\n"), "\n</tool_calls>"),),
+        models="MiniMax-M1",
+        shape="JSON object per line",
+        signs=(("<tool_calls>",),),
+        families=("minimax",),
+    ),
+    "jamba": ToolParser(
+        (block("<tool_calls>", "[", CALLS, "]", "</tool_calls>"),),
+        aliases=("hunyuan_a13b",),
+        models="Jamba 1.5, Hunyuan-A13B",
+        shape="JSON list",
+        signs=(("<tool_calls>",),),
+        families=("jamba", "hunyuan"),
+    ),
+    "hermes": ToolParser(
+        (block("<tool_call>\n", CALL, "\n</tool_call>"),),
+        again="\n",
+        aliases=("granite4", "ernie45"),
+        models="Hermes 2 Pro and 3, Qwen2.5, Qwen3, QwQ, SmolLM3, Granite 4, ERNIE-4.5",
+        shape="JSON object per call",
+        signs=(("<tool_call>",),),
+    ),
+    "llama3_json": ToolParser(
+        (
+            block(many(Call(arguments="parameters", strict=True), between="; "), anchored=True),
+            block("<|python_tag|>", many(PARAMETERS, between="; ")),
+        ),
+        aliases=("llama4_json",),
+        models="Llama 3.1, 3.2, 3.3",
+        shape="bare JSON",
+        signs=(("<|python_tag|>",), ('"parameters"', "ipython")),
+    ),
+    "xlam": ToolParser(
+        (
+            block("[", STRICT_CALLS, "]", anchored=True),
+            block("```json", "[", CALLS, "]", "```"),
+            block("[TOOL_CALLS]", "[", CALLS, "]"),
+            block("<tool_call>", either(("[", CALLS, "]"), (CALL,)), "</tool_call>"),
+        ),
+        models="xLAM",
+        shape="bare JSON list",
+    ),
+    "pythonic": ToolParser(
+        (block("[", PYTHON_CALLS, "]", anchored=True),),
+        models="Llama 3.2, ToolACE",
+        shape="Python list",
+    ),
+    "json": ToolParser(
+        (
+            block(either(("[", STRICT_CALLS, "]"), (many(STRICT, between="\n"),)), anchored=True),
+            block("```json", either(("[", CALLS, "]"), (CALL,)), "```"),
+        ),
+        models="any that is told to answer with a call in JSON",
+        shape="bare JSON",
+    ),
+}

@@ -1,0 +1,157 @@
+"""What models write, after their public templates and documentation: a writer for each tool parser."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from quintet.parsers import Tool
+
+Asked = tuple[str, dict[str, Any]]
+"""A function's name and its arguments."""
+
+WEATHER: Asked = ("get_weather", {"city": "Zürich 🌧", "days": 3})
+NESTED: Asked = ("book", {"trip": {"legs": [{"from": "A", "to": "B"}, {"from": "B"}], "fare": -1.5e3}, "paid": True})
+QUOTED: Asked = ("say", {"text": 'He said "{[hi]}" \\ and left\n\tat 5'})
+EMPTY: Asked = ("now", {})
+CASES: dict[str, list[Asked]] = {
+    "one call": [WEATHER],
+    "parallel calls": [WEATHER, ("get_time", {"zone": "Europe/Zurich"})],
+    "nested objects": [NESTED],
+    "quotes and braces in strings": [QUOTED],
+    "no arguments": [EMPTY],
+    "everything": [QUOTED, EMPTY, NESTED, WEATHER],
+}
+TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object", list: "array"}
+TOOLS = [
+    Tool(
+        name, {"type": "object", "properties": {key: {"type": TYPES[type(value)]} for key, value in arguments.items()}}
+    )
+    for name, arguments in [WEATHER, NESTED, QUOTED, EMPTY]
+]
+
+
+def dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def plain(value: Any) -> str:
+    """As templates write an argument in XML: strings as they are, the rest in JSON."""
+    return value if isinstance(value, str) else dumps(value)
+
+
+def call(name: str, arguments: dict[str, Any], keys: tuple[str, str] = ("name", "arguments")) -> str:
+    return dumps(dict(zip(keys, (name, arguments), strict=True)))
+
+
+def each(form: Callable[[str, dict[str, Any]], str], between: str = "\n", around: tuple[str, str] = ("", "")) -> Any:
+    return lambda calls: around[0] + between.join(form(name, arguments) for name, arguments in calls) + around[1]
+
+
+def fields(form: str, between: str = "\n") -> Callable[[dict[str, Any]], str]:
+    return lambda arguments: "".join(
+        form.format(key=key, value=plain(value), text=str(isinstance(value, str)).lower()) + between
+        for key, value in arguments.items()
+    )
+
+
+def python(name: str, arguments: dict[str, Any]) -> str:
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+
+
+def gemma(quote: str) -> Callable[[Any], str]:
+    def write(value: Any) -> str:
+        if isinstance(value, dict):
+            return "{" + ",".join(f"{key}:{write(inner)}" for key, inner in value.items()) + "}"
+        if isinstance(value, list):
+            return "[" + ",".join(write(inner) for inner in value) + "]"
+        return f"{quote}{value}{quote}" if isinstance(value, str) else dumps(value)
+
+    return write
+
+
+QWEN = fields("<parameter={key}>\n{value}\n</parameter>")
+SEED = fields("<parameter={key}>{value}</parameter>")
+GLM = fields("<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>")
+INVOKE = fields('<parameter name="{key}">{value}</parameter>')
+STEP = fields('<steptml:parameter name="{key}">{value}</steptml:parameter>')
+DSML = fields('<｜DSML｜parameter name="{key}" string="{text}">{value}</｜DSML｜parameter>')
+LISTED = {"between": ", "}
+
+WRITERS: dict[str, Callable[[list[Asked]], str]] = {
+    "hermes": each(lambda n, a: f"<tool_call>\n{call(n, a)}\n</tool_call>"),
+    "longcat": each(lambda n, a: f"<longcat_tool_call>{call(n, a)}</longcat_tool_call>"),
+    "granite-20b-fc": each(lambda n, a: f"<function_call> {call(n, a)}"),
+    "gigachat3": each(lambda n, a: f"function call<|role_sep|>\n{call(n, a)}"),
+    "internlm": each(
+        lambda n, a: f"<|action_start|><|plugin|>\n{call(n, a, ('name', 'parameters'))}<|action_end|>",
+    ),
+    "mistral": each(lambda n, a: f"[TOOL_CALLS]{n}[ARGS]{dumps(a)}", between=""),
+    "granite": each(call, **LISTED, around=("<|tool_call|>[", "]")),
+    "jamba": each(call, between=",\n", around=("<tool_calls>[\n", "\n]</tool_calls>")),
+    "minimax": each(call, around=("<tool_calls>\n", "\n</tool_calls>")),
+    "phi4_mini_json": each(call, **LISTED, around=("functools[", "]")),
+    "xlam": each(call, **LISTED, around=("[", "]")),
+    "json": each(call),
+    "llama3_json": each(lambda n, a: call(n, a, ("name", "parameters")), between="; "),
+    "cohere_command3": each(
+        lambda n, a: dumps({"tool_call_id": "0", "tool_name": n, "parameters": a}),
+        between=",\n    ",
+        around=("<|START_ACTION|>[\n    ", "\n]<|END_ACTION|>"),
+    ),
+    "apertus": each(lambda n, a: dumps({n: a}), **LISTED, around=("<|tools_prefix|>[", "]<|tools_suffix|>")),
+    "pythonic": each(python, **LISTED, around=("[", "]")),
+    "llama4_pythonic": each(python, **LISTED, around=("<|python_start|>[", "]<|python_end|>")),
+    "lfm2": each(python, **LISTED, around=("<|tool_call_start|>[", "]<|tool_call_end|>")),
+    "olmo3": each(python, around=("<function_calls>\n", "\n</function_calls>")),
+    "functiongemma": each(
+        lambda n, a: f"<start_function_call>call:{n}{gemma('<escape>')(a)}<end_function_call>", between=""
+    ),
+    "gemma4": each(lambda n, a: "<|tool_call>call:" + n + gemma('<|"|>')(a) + "<tool_call|>", between=""),
+    "qwen3_coder": each(lambda n, a: f"<tool_call>\n<function={n}>\n{QWEN(a)}</function>\n</tool_call>"),
+    "seed_oss": each(lambda n, a: f"<seed:tool_call>\n<function={n}>\n{SEED(a)}</function>\n</seed:tool_call>"),
+    "glm45": each(lambda n, a: f"<tool_call>{n}\n{GLM(a)}</tool_call>"),
+    "minimax_m2": each(
+        lambda n, a: f'<invoke name="{n}">\n{INVOKE(a)}</invoke>',
+        around=("<minimax:tool_call>\n", "\n</minimax:tool_call>"),
+    ),
+    "step3": each(
+        lambda n, a: (
+            "<｜tool_call_begin｜>function<｜tool_sep｜>"
+            f'<steptml:invoke name="{n}">\n{STEP(a)}</steptml:invoke><｜tool_call_end｜>'
+        ),
+        around=("<｜tool_calls_begin｜>\n", "\n<｜tool_calls_end｜>"),
+    ),
+    "deepseek_v32": each(
+        lambda n, a: f'<｜DSML｜invoke name="{n}">\n{DSML(a)}</｜DSML｜invoke>',
+        around=("<｜DSML｜function_calls>\n", "\n</｜DSML｜function_calls>"),
+    ),
+    "deepseek_v4": each(
+        lambda n, a: f'<｜DSML｜invoke name="{n}">\n{DSML(a)}</｜DSML｜invoke>',
+        around=("<｜DSML｜tool_calls>\n", "\n</｜DSML｜tool_calls>"),
+    ),
+    "deepseek_v3": each(
+        lambda n, a: (
+            f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{n}\n"
+            f"```json\n{json.dumps(a, indent=4)}\n```<｜tool▁call▁end｜>"
+        ),
+        around=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    ),
+    "deepseek_v31": each(
+        lambda n, a: f"<｜tool▁call▁begin｜>{n}<｜tool▁sep｜>{dumps(a)}<｜tool▁call▁end｜>",
+        between="",
+        around=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    ),
+    "kimi_k2": lambda calls: (
+        "<|tool_calls_section_begin|>"
+        + "".join(
+            f"<|tool_call_begin|>functions.{n}:{at}<|tool_call_argument_begin|>{dumps(a)}<|tool_call_end|>"
+            for at, (n, a) in enumerate(calls)
+        )
+        + "<|tool_calls_section_end|>"
+    ),
+    "openai": each(
+        lambda n, a: f"<|channel|>commentary to=functions.{n} <|constrain|>json<|message|>{dumps(a)}<|call|>",
+        between="<|start|>assistant",
+    ),
+}
+ALONE = ("xlam", "json", "llama3_json", "pythonic")  # nothing is said before their calls
