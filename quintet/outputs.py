@@ -45,6 +45,7 @@ class TokenDelta:
     num_cached: int = 0  # tokens of the prompt found in the prefix cache
     num_preemptions: int = 0  # so far
     error: str | None = None  # what went wrong, shown to the caller; with finish_reason "error"
+    scheduled: float | None = None  # time.monotonic() when its first step was planned
 
 
 def child_ids(request_id: str, n: int) -> list[str]:
@@ -72,6 +73,7 @@ class RequestMetrics:
     """
 
     arrival_time: float
+    first_scheduled_time: float | None = None  # its first step was planned; of n completions, that of the first to run
     first_token_time: float | None = None
     last_token_time: float | None = None
     finished_time: float | None = None
@@ -88,6 +90,30 @@ class RequestMetrics:
     def latency(self) -> float | None:
         """From arrival to the end of the last completion."""
         return None if self.finished_time is None else self.finished_time - self.arrival_time
+
+    @property
+    def time_in_queue(self) -> float | None:
+        """From arrival to the first step."""
+        return None if self.first_scheduled_time is None else self.first_scheduled_time - self.arrival_time
+
+    @property
+    def prefill_time(self) -> float | None:
+        """From the first step to the first token."""
+        return _between(self.first_scheduled_time, self.first_token_time)
+
+    @property
+    def decode_time(self) -> float | None:
+        """From the first token to the last; 0 where there is one."""
+        return _between(self.first_token_time, self.last_token_time)
+
+    @property
+    def inference_time(self) -> float | None:
+        """From the first step to the last token."""
+        return _between(self.first_scheduled_time, self.last_token_time)
+
+
+def _between(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else end - start
 
 
 @dataclass(slots=True)

@@ -1,5 +1,6 @@
 """What requests are told: tokens of steps that have landed become deltas, and who is done ends."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -8,6 +9,7 @@ from quintet.engine.logit_edits import banned
 from quintet.engine.request import FinishReason, Request
 from quintet.engine.runner import StepResult
 from quintet.engine.scheduler import Plan, Scheduler
+from quintet.engine.stats import STEP_BOUNDS
 from quintet.outputs import TokenDelta, TokenLogprobs
 
 NOT_FINITE = "the model gave no finite logits for this request; its weights or dtype may be at fault"
@@ -28,13 +30,18 @@ class Answers:
         self.requests: dict[str, Request] = {}
         self.num_steps = self.step_tokens = 0  # the latter of the last step
         self.num_computed = self.num_generated = 0  # tokens of prompts, and of outputs
-        self.num_drafts = self.num_drafted = self.num_accepted = 0  # guesses at once, tokens in them, and right ones
+        self.num_drafts = self.num_drafted = 0  # guesses at once, and tokens in them
+        self.accepted_at = [0] * scheduler.max_drafts  # right ones, by their place in the guess
+        self.step_sizes = [0] * (len(STEP_BOUNDS) + 1)  # steps by their tokens
+        self.num_tokens = 0  # of all steps
 
     def finish(self, plan: Plan, result: StepResult) -> list[TokenDelta]:
         """Counts what was computed, appends the sampled tokens, ends who is done."""
         self.num_computed += plan.num_prompt_tokens
         self.num_steps += 1
         self.step_tokens = plan.num_tokens
+        self.num_tokens += plan.num_tokens
+        self.step_sizes[bisect_left(STEP_BOUNDS, plan.num_tokens)] += 1
         deltas = [self.fail(request, why) for request, why in result.failed.items() if request in plan.tokens]
         for request, found in result.prompt_logprobs.items():
             request.num_scored += len(found)
@@ -59,10 +66,11 @@ class Answers:
         """What the rows of a request with drafts drew: a delta for each token, up to the first that is not the draft in
         its place."""
         drafts, deltas = request.land(), []
-        for row, draft in zip(rows, [*drafts, None], strict=False):
+        for place, (row, draft) in enumerate(zip(rows, [*drafts, None], strict=False)):
             deltas.append(self._append(request, row, result))
             accepted = deltas[-1].token_ids == [draft]
-            self.num_accepted += accepted
+            if accepted:
+                self.accepted_at[place] += 1
             if self._has_said_all(request):
                 deltas.append(self.end(request, FinishReason.STOP))
             if deltas[-1].finish_reason is not None or not accepted:
@@ -123,8 +131,10 @@ def _why_none(request: Request) -> str:
 
 
 def _delta(request: Request, token_ids: list[int]) -> TokenDelta:
-    cached, preemptions = request.num_cached, request.num_preemptions
-    return TokenDelta(request.admitted.request_id, token_ids, num_cached=cached, num_preemptions=preemptions)
+    cached, preemptions, scheduled = request.num_cached, request.num_preemptions, request.scheduled
+    return TokenDelta(
+        request.admitted.request_id, token_ids, num_cached=cached, num_preemptions=preemptions, scheduled=scheduled
+    )
 
 
 def _trim(logprobs: TokenLogprobs, wanted: int) -> TokenLogprobs:

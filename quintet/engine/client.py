@@ -3,7 +3,6 @@
 import itertools
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +105,8 @@ class Client:
         return processed.outputs
 
     def metrics(self) -> dict[str, float]:
-        """Engine.Stats as plain numbers."""
-        return asdict(self.engine.stats())
+        """Engine.Stats, those that are one number each."""
+        return self.engine.stats().numbers()
 
     def reload_weights(self, path: str | None = None) -> None:
         """See LLM.reload_weights."""

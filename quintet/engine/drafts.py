@@ -34,7 +34,8 @@ class Lookup:
 
     def __init__(self, config: SpeculativeConfig) -> None:
         self._most, self._least = config.prompt_lookup_max, config.prompt_lookup_min
-        self._count, self._crowd = config.num_speculative_tokens, config.disable_by_batch_size
+        self.count = config.num_speculative_tokens  # guessed at once, at most
+        self._crowd = config.disable_by_batch_size
 
     def serves(self, requests: int) -> bool:
         """Whether it guesses in steps of so many requests."""
@@ -46,7 +47,7 @@ class Lookup:
             request.history = History()
         size, drafts = request.history.found
         if size != request.num_known:
-            drafts = propose(request.history.of(request), self._least, self._most, self._count)
+            drafts = propose(request.history.of(request), self._least, self._most, self.count)
             request.history.found = request.num_known, drafts
         return drafts
 

@@ -263,8 +263,12 @@ class Engine:
             prefix_hits=scheduler.num_hits,
             num_drafts=self._answers.num_drafts,
             num_draft_tokens=self._answers.num_drafted,
-            num_accepted_tokens=self._answers.num_accepted,
+            num_accepted_tokens=sum(self._answers.accepted_at),
             asleep=self.asleep,
+            num_deferred=len(self._unready),
+            num_tokens=self._answers.num_tokens,
+            step_sizes=tuple(self._answers.step_sizes),
+            accepted_at=tuple(self._answers.accepted_at),
         )
 
     def check_integrity(self) -> None:

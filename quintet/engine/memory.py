@@ -48,6 +48,11 @@ class MemoryPlan:
         return self.num_pages * self.footprint.page
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens of requests of max_model_len that fit at once, the last of them in part."""
+        return (self.num_pages - 1) * self.max_model_len // self.each if self.each else 0
+
+    @property
     def variants(self) -> tuple[Variant, ...]:
         """Steps that the platform captures where shapes are free."""
         return self.footprint.takes.variants

@@ -265,6 +265,8 @@ def _show(completion: _Completion, delta: bool) -> CompletionOutput:
 
 
 def _count(metrics: RequestMetrics, completion: _Completion, delta: TokenDelta, num_tokens: int, now: float) -> None:
+    if delta.scheduled is not None:
+        metrics.first_scheduled_time = min(delta.scheduled, metrics.first_scheduled_time or delta.scheduled)
     if num_tokens:
         metrics.first_token_time = metrics.first_token_time or now
         metrics.last_token_time = now

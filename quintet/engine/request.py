@@ -85,6 +85,7 @@ class Request:
     generation: int = 0  # of the prefix cache that they are for
     num_committed: int = 0  # pages that stand in the prefix cache under their hash
     num_preemptions: int = 0
+    scheduled: float | None = None  # time.monotonic() when its first step was planned
     num_scored: int = 0  # positions of the prompt whose log-probabilities were given out
     history: "History | None" = None  # of the drafts
     grammar: "Matcher | None" = None  # where its output stands in what it must look like

@@ -10,6 +10,7 @@ by a later step after every earlier one; nobody has to wait for it.
 
 import bisect
 import sys
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -87,6 +88,7 @@ class Scheduler:
         self.num_queries = 0  # tokens looked up in the prefix cache, and found there
         self.num_hits = 0
         self.num_preemptions = 0
+        self.max_drafts = 0 if drafts is None else drafts.count  # of a request in a step
         self._longest = limits.long_prefill or sys.maxsize  # chunk of a prompt
         self._counts_partial = limits.max_partial is not None or limits.max_long is not None
         self._key: Callable[[Request], Key] = _by_priority if limits.by_priority else _by_order
@@ -250,6 +252,7 @@ class Scheduler:
 
     def _begin(self, request: Request, found: Found) -> None:
         if request.num_preemptions == 0:
+            request.scheduled = request.scheduled or time.monotonic()
             request.num_cached = found.tokens
             self.num_queries += request.num_prompt
             self.num_hits += found.tokens

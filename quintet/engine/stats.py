@@ -1,6 +1,8 @@
 """The engine at a glance."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+
+STEP_BOUNDS = (1, *(2**power for power in range(3, 15)))  # tokens of a step, up to 16384; vLLM's
 
 
 @dataclass(frozen=True)
@@ -21,3 +23,12 @@ class Stats:
     num_draft_tokens: int = 0  # that were guessed
     num_accepted_tokens: int = 0  # of them, those that were drawn
     asleep: int = 0  # the level; 0: awake
+    num_deferred: int = 0  # of those that wait, whose grammar is perhaps not compiled yet
+    num_tokens: int = 0  # of all steps, drafts among them
+    # steps of up to so many tokens as each of STEP_BOUNDS says, without those before; the last are larger
+    step_sizes: tuple[int, ...] = (0,) * (len(STEP_BOUNDS) + 1)
+    accepted_at: tuple[int, ...] = ()  # num_accepted_tokens by their place in the guess, the first one's first
+
+    def numbers(self) -> dict[str, float]:
+        """Those that are one number each."""
+        return {name: value for name, value in asdict(self).items() if not isinstance(value, tuple)}

@@ -1,11 +1,12 @@
 """What the HTTP side knows of an engine: whom it serves, whether it can, and the outputs of one request."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from quintet.config import StructuredOutputsConfig
 from quintet.engine.prompts import Prompt
+from quintet.engine.stats import Stats
 from quintet.engine.tokenizer import Tokenizer
 from quintet.outputs import RequestOutput
 from quintet.sampling_params import SamplingParams
@@ -42,6 +43,9 @@ class Served:
     by_priority: bool = False  # whether a request's priority counts
     stream_interval: int = 1  # tokens from one output of a stream to the next
     structured_outputs: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
+    cache_dtype: str = "auto"  # of the KV cache
+    prefix_caching: bool = True
+    kv_tokens: int = 0  # that the KV cache holds of requests of max_model_len
 
 
 class EngineDead(RuntimeError):
@@ -106,13 +110,13 @@ class Backend(Protocol):
         ...
 
     async def sleep(self, level: int) -> None:
-        """As Engine.sleep; stats() then has the level as "asleep", in every process. Refused says why not."""
+        """As Engine.sleep; stats() then has the level, in every process. Refused says why not."""
         ...
 
     async def wake_up(self) -> None:
         """As Engine.wake_up; Refused says why it still sleeps."""
         ...
 
-    def stats(self) -> Mapping[str, float]:
-        """Engine.Stats as plain numbers, at most a second old."""
+    def stats(self) -> Stats | None:
+        """At most a second old; None while the model is loading."""
         ...

@@ -4,7 +4,6 @@ import errno
 import os
 import socket
 import stat
-from ipaddress import ip_address
 
 from quintet.server.settings import ServerConfig
 from quintet.server.tls import make_context
@@ -21,14 +20,6 @@ def check_certificate(settings: ServerConfig) -> None:
     """ValueError if the TLS files cannot be used."""
     if settings.ssl_certfile is not None:
         make_context(settings)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _port(host: str, port: int) -> socket.socket:

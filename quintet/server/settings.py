@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quintet.config import option, settle
+from quintet.server.hosts import allowed_host
 from quintet.values import Parse, count, one_of, optional, several, text, truth
 
 PORT = 8000
@@ -82,6 +83,12 @@ class ServerConfig:
         False, truth, "serve /sleep, /wake_up and /is_sleeping, which give the device's memory back and take it again",
         group="server",
     )  # fmt: skip
+    enable_server_load_tracking: bool = option(
+        False, truth, "serve /load, the number of calls that are under way", group="server"
+    )
+    enable_tokenizer_info_endpoint: bool = option(
+        False, truth, "serve /tokenizer_info: the tokenizer's settings and the chat template", group="server"
+    )
     middleware: tuple[str, ...] = option(
         (), several(text), "module.path of an ASGI class, or of an async function (request, call_next), that each "
         "request passes through; the last is met first", group="server", metavar="PATH",
@@ -111,6 +118,11 @@ class ServerConfig:
     allowed_origins: tuple[str, ...] = option(
         (), several(text), "origin whose pages may call the API (CORS); * is all", group="access", metavar="ORIGIN"
     )
+
+    allowed_hosts: tuple[str, ...] = option(
+        (), several(allowed_host), "name that the server answers to (Host) besides this machine's own, *.example.com "
+        "or * for any; if not given, any, but on a loopback address none", group="access", metavar="HOST",
+    )  # fmt: skip
 
     max_queued_requests: int = option(
         1024, count(), "completions that may run or wait; what comes on top is told to come again (429)", group="limits"

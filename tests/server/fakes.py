@@ -2,7 +2,8 @@
 
 import asyncio
 import functools
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from quintet.engine.admission import Admission, Bounds
 from quintet.engine.output import OutputProcessor
 from quintet.engine.prompts import Prompt
 from quintet.engine.request import Admitted
+from quintet.engine.stats import Stats
 from quintet.engine.tokenizer import Tokenizer, load_tokenizer
 from quintet.outputs import TokenDelta, TokenLogprobs
 from quintet.sampling_params import SamplingParams
@@ -88,7 +90,9 @@ class FakeBackend:
         size = 512 if self.tokenizer is None else self.tokenizer.vocab_size
         eos = frozenset(self.tokenizer.eos_ids) if self.tokenizer else frozenset({0})
         self.eos = min(eos)
-        self.served = Served(MODEL, str(BUNDLED), size, self.max_model_len, 20, sorted(eos), 0, 1000, 16, created=1)
+        self.served = Served(
+            MODEL, str(BUNDLED), size, self.max_model_len, 20, sorted(eos), 0, 1000, 16, created=1, kv_tokens=16000
+        )
         self._admission = Admission(Bounds(size, self.max_model_len, 20), self.tokenizer, eos, 0)
         self._processor = OutputProcessor(self.tokenizer)
         self.shapes = Shapes(StructuredOutputsConfig())
@@ -114,14 +118,14 @@ class FakeBackend:
 
     async def _run(self, request_id: str, requests: list[Admitted], deliver: Deliver) -> None:
         left = {each.request_id: each for each in requests}
-        place = 0
+        place, scheduled = 0, time.monotonic()
         while left:
             if self.hang == place:
                 self.hanging += 1
                 await self.go_on.wait()
             else:
                 await asyncio.sleep(0)
-            deltas = [self._delta(each, place) for each in left.values()]
+            deltas = [replace(self._delta(each, place), scheduled=scheduled) for each in left.values()]
             place += self.burst
             processed = self._processor.process(deltas)
             for delta in deltas:
@@ -187,8 +191,8 @@ class FakeBackend:
     async def wake_up(self) -> None:
         await self.sleep(0)
 
-    def stats(self) -> Mapping[str, float]:
-        return {"num_running": float(len(self.running)), "asleep": self.asleep}
+    def stats(self) -> Stats:
+        return Stats(len(self.running), 0, 0.0, 0, 0, 0, 0, 0, 0, 0, asleep=self.asleep)
 
     def with_defaults(self, **defaults: object) -> "FakeBackend":
         """As if the model's generation config said this."""

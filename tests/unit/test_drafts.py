@@ -196,6 +196,9 @@ def test_guesses_that_come_true_save_steps() -> None:
     assert list(output.outputs[0].token_ids) == [5, 5, 6] * 13 + [5]
     stats = client.engine.stats()
     assert stats.num_steps <= 6 + 36 / 3 and stats.num_accepted_tokens == 40 - stats.num_steps
+    assert sum(stats.accepted_at) == stats.num_accepted_tokens
+    assert stats.num_drafts >= stats.accepted_at[0] >= stats.accepted_at[1] >= stats.accepted_at[2] > 0
+    assert len(stats.accepted_at) == GUESS["num_speculative_tokens"]
 
 
 def test_guesses_take_no_page_no_row_and_no_token_from_others() -> None:
@@ -243,3 +246,9 @@ def test_steps_go_ahead_while_nothing_can_be_guessed() -> None:
     served.work.begin()
     served.run(Ask("b", [7, 7, 7, 7], plain(9, allowed_token_ids=[7])))
     assert set(ahead(served.work)) == {0} and served.engine.stats().num_accepted_tokens >= 5
+
+
+def test_places_of_guesses_are_there_before_the_first() -> None:
+    """A counter that begins at 0 is one whose first growth Prometheus sees."""
+    assert null_client(speculative_config=GUESS).engine.stats().accepted_at == (0,) * GUESS["num_speculative_tokens"]
+    assert null_client().engine.stats().accepted_at == ()

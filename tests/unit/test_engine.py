@@ -9,6 +9,7 @@ import pytest
 from quintet import LLM, BeamSearchParams, RequestOutputKind, SamplingParams
 from quintet.engine.prompts import Prompt
 from quintet.engine.shared import Shared
+from quintet.engine.stats import STEP_BOUNDS
 from quintet.sampling_params import ParameterError
 from tests.helpers.null_engine import VOCAB, CtrlC, complete, drain, expected, folder, greedy, null_client
 
@@ -523,3 +524,45 @@ def test_a_stream_comes_in_the_interval_that_was_asked_for() -> None:
     engine = llm(stream_interval=4)
     outputs = [list(each.outputs[0].token_ids) for each in engine.stream([1], greedy(max_tokens=10))]
     assert [len(each) for each in outputs] == [1, 4, 4, 1] and sum(outputs, []) == expected([1], 10)
+
+
+def test_a_request_knows_when_it_was_first_in_a_step() -> None:
+    """The second waits for a place; preemption and a new start do not move the time."""
+    client = null_client(max_num_seqs=1)
+    for name in "ab":
+        client.add(name, Prompt([5, 6, 7]), greedy(max_tokens=4))
+    client.step()
+    client.engine._start_over()
+    first, second = (output.metrics for output in drain(client).values())
+    for each in (first, second):
+        assert each.arrival_time <= each.first_scheduled_time <= each.first_token_time <= each.last_token_time
+        assert each.time_in_queue + each.prefill_time == pytest.approx(each.time_to_first_token)
+        assert each.prefill_time + each.decode_time == pytest.approx(each.inference_time)
+    assert first.finished_time <= second.first_scheduled_time
+
+
+def test_of_several_completions_the_first_that_runs_ends_the_wait() -> None:
+    client = null_client(max_num_seqs=1)
+    client.add("a", Prompt([5, 6, 7]), greedy(n=3, max_tokens=2))
+    scheduled = {output.metrics.first_scheduled_time for _ in range(6) for output in client.step()}
+    assert len(scheduled) == 1 and not client.busy
+
+
+def test_an_abort_before_the_first_step_has_no_times() -> None:
+    client = null_client(max_num_seqs=1)
+    client.add("a", Prompt([5]), greedy())
+    (output,) = client.abort(["a"])
+    times = output.metrics
+    assert (times.first_scheduled_time, times.time_in_queue, times.prefill_time, times.decode_time) == (None,) * 4
+
+
+def test_steps_are_counted_by_their_tokens() -> None:
+    client = null_client(max_num_batched_tokens=32)
+    client.add("a", Prompt(list(range(40))), greedy(max_tokens=3))
+    client.add("b", Prompt([5]), greedy(max_tokens=3))
+    drain(client)
+    stats = client.engine.stats()
+    by_bound = dict(zip((*STEP_BOUNDS, None), stats.step_sizes, strict=False))
+    assert by_bound[32] == 1 and by_bound[16] == 1  # a chunk of 32, then the other 8 and a token of b's
+    assert sum(stats.step_sizes) == stats.num_steps and stats.num_tokens == 40 + 1 + 2 + 2
+    assert "step_sizes" not in client.metrics() and client.metrics()["num_steps"] == stats.num_steps

@@ -10,7 +10,8 @@ from quintet.server import flags
 from quintet.server.commands import engine
 from quintet.server.config_file import read_config_file
 from quintet.server.files import fit_files
-from quintet.server.listen import check_certificate, is_loopback, listen
+from quintet.server.hosts import is_loopback
+from quintet.server.listen import check_certificate, listen
 from quintet.server.settings import ServerConfig
 
 logger = logging.getLogger(__name__)

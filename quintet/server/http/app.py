@@ -2,6 +2,7 @@
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import iter_route_contexts
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
@@ -9,12 +10,26 @@ from starlette.responses import Response
 
 from quintet.server.http import openapi, yours
 from quintet.server.http.anthropic.routes import router as anthropic
+from quintet.server.http.asgi import route_path
 from quintet.server.http.auth import ApiKeys, Neighbours
 from quintet.server.http.errors import ApiError
 from quintet.server.http.ids import HEADER
+from quintet.server.http.load import LoadReport
 from quintet.server.http.middleware import BodyLimit, Failures, HeadAsGet, Observed, Places, failure
+from quintet.server.http.paths import Slashes, where_to_look
 from quintet.server.http.responses.routes import router as responses
-from quintet.server.http.routes import alive, chat, completions, models, page, profile, sleep, tokens
+from quintet.server.http.routes import (
+    alive,
+    chat,
+    completions,
+    load,
+    models,
+    page,
+    profile,
+    sleep,
+    tokenizer_info,
+    tokens,
+)
 from quintet.server.http.service import Service
 from quintet.server.metrics import routes as metrics
 from quintet.server.metrics.counted import Counted
@@ -39,10 +54,15 @@ def _add_routes(app: FastAPI, service: Service) -> None:
     settings = service.settings
     for module in (alive, metrics, models, completions, chat, tokens):
         app.include_router(module.router)
-    if settings.enable_sleep_mode:
-        app.include_router(sleep.router)
-    if service.profiles:
-        app.include_router(profile.router)
+    asked_for = {
+        sleep: settings.enable_sleep_mode,
+        load: settings.enable_server_load_tracking,
+        tokenizer_info: settings.enable_tokenizer_info_endpoint,
+        profile: bool(service.profiles),
+    }
+    for module, asked in asked_for.items():
+        if asked:
+            app.include_router(module.router)
     app.include_router(responses)
     app.include_router(anthropic)
     if settings.playground:
@@ -52,6 +72,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
 def _add_middleware(app: FastAPI, settings: ServerConfig) -> None:
     """The last one that is added is the first one that a request meets."""
     app.add_middleware(HeadAsGet)
+    app.add_middleware(LoadReport, service=app.state.service)
     yours.add(app, yours.load(settings.middleware))  # what they read is bounded, and sent by who may call
     app.add_middleware(BodyLimit, most=settings.max_body_bytes, gate=app.state.service.gate)
     app.add_middleware(Places, most=settings.max_connections)
@@ -65,14 +86,18 @@ def _add_middleware(app: FastAPI, settings: ServerConfig) -> None:
         )  # fmt: skip
     app.add_middleware(Counted, service=app.state.service)
     app.add_middleware(Observed, log=settings.access_log)
+    app.add_middleware(Slashes)
 
 
 async def _refuse_path(http: HttpRequest, error: Exception) -> Response:
     """What the router itself says: no such path, or not with this method."""
     assert isinstance(error, HTTPException)
     path, known = http.scope["path"][:200], error.status_code in (404, 405)
-    what = "there is nothing at" if error.status_code == 404 else f"{http.method} does not work at"
-    message = f"{what} {path!r}; /openapi.json lists what there is" if known else str(error.detail)
+    what, hint = f"{http.method} does not work at", "/openapi.json lists what there is"
+    if error.status_code == 404:
+        there = (getattr(route, "path_format", "") for route in iter_route_contexts(http.app.routes))
+        what, hint = "there is nothing at", where_to_look(route_path(http.scope), there)
+    message = f"{what} {path!r}; {hint}" if known else str(error.detail)
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
     return failure(http.scope, ApiError(error.status_code, message, code=code, headers=error.headers))
 

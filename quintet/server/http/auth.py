@@ -2,15 +2,14 @@
 
 import hashlib
 import hmac
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from quintet.server.hosts import Hosts, is_loopback
 from quintet.server.http.asgi import Http, route_path
 from quintet.server.http.errors import ApiError
-from quintet.server.listen import is_loopback
 from quintet.server.settings import ServerConfig
 
 PUBLIC = ("/health", "/ready")
@@ -88,23 +87,23 @@ def _digest(key: bytes) -> bytes:
 class Neighbours(Http):
     """Keeps other sites' pages from calling this server through a visitor's browser.
 
-    A server that only this machine reaches answers to this machine's names alone: another name that leads here was
-    pointed here from outside (DNS rebinding). A request that changes something, sent by a page of another origin, needs
-    that origin in allowed_origins; browsers send such requests without asking first.
+    A server that only this machine reaches answers to this machine's names, and to those in allowed_hosts: another name
+    that leads here was pointed here from outside (DNS rebinding). A request that changes something, sent by a page of
+    another origin, needs that origin in allowed_origins; browsers send such requests without asking first.
     """
 
     def __init__(self, app: ASGIApp, settings: ServerConfig) -> None:
         super().__init__(app)
         self._origins = settings.allowed_origins
-        self._local = settings.uds is None and is_loopback(settings.host)
+        self._hosts = Hosts(settings.uds is None and is_loopback(settings.host), settings.allowed_hosts)
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         host, origin = headers.get("host"), headers.get("origin")
-        if self._local and host is not None and not _is_local(host):
+        if host is not None and not self._hosts.answers_to(host):
             raise ApiError(
-                403, f"this server is for its own machine, and {host[:200]!r} is no name of it; use 127.0.0.1 or "
-                "localhost, or let it listen on an address with --host", code="wrong_host",
+                421, f"this server does not answer to the name {host[:200]!r}; on its own machine ask for 127.0.0.1 or "
+                "localhost, elsewhere start it with --allowed-hosts and the name", code="wrong_host",
             )  # fmt: skip
         if origin is not None and scope["method"] not in (*_READS, "OPTIONS") and not self._welcomes(origin, host):
             raise ApiError(
@@ -117,11 +116,3 @@ class Neighbours(Http):
         if "*" in self._origins or origin in self._origins:
             return True
         return host is not None and origin.partition("://")[2].lower() == host.lower()
-
-
-def _is_local(host: str) -> bool:
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-    except ValueError:  # half an IPv6 address
-        return False
-    return name.endswith(".localhost") or is_loopback(name)

@@ -176,7 +176,7 @@ class Call:
         self._leave()
 
     def _abort(self) -> None:
-        self._record.abort(len(self._running))
+        self._record.abort(self._running)
         for request_id in self._running.values():
             self._service.backend.abort(request_id)
         self._running.clear()

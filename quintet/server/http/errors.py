@@ -12,6 +12,7 @@ _TYPES = {
     403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
+    421: "permission_error",
     429: "rate_limit_error",
     503: "service_unavailable",
     504: "timeout_error",

@@ -15,6 +15,7 @@ from quintet.server.http.auth import is_public
 from quintet.server.http.errors import ApiError, ClientGone, anthropic_shape, as_api_error, openai_shape
 from quintet.server.http.gate import Gate, Size
 from quintet.server.http.ids import HEADER, request_id
+from quintet.server.http.packed import Unpacked, coding_of
 from quintet.server.http.tally import Tally
 
 logger = logging.getLogger(__name__)
@@ -135,7 +136,8 @@ class Places(Http):
 
 class BodyLimit(Http):
     """Ends requests whose body is too large: by what they announce, or while it comes in. What has come counts in the
-    gate until the request is over: bodies of many callers at once have a bound, too.
+    gate until the request is over: bodies of many callers at once have a bound, too. Of a packed one, what it holds
+    counts, and what came has the same bound.
 
     The connection stays open, and uvicorn reads the rest of the body to forget it: a client that still sends gets
     the answer.
@@ -149,11 +151,13 @@ class BodyLimit(Http):
         announced = Headers(scope=scope).get("content-length", "")
         if announced.isascii() and announced.isdigit() and (len(announced) > 18 or int(announced) > self._most):
             raise self._too_large()
+        coding = coding_of(Headers(scope=scope)) if scope["method"] == "POST" else None
+        source = receive if coding is None else Unpacked(self._bounded(receive), coding)
         size = 0
 
         async def counted() -> Message:
             nonlocal size
-            message = await receive()
+            message = await source()
             came = len(message.get("body", b""))
             if size + came > self._most:
                 raise self._too_large()
@@ -165,6 +169,20 @@ class BodyLimit(Http):
             await self._app(scope, counted, send)
         finally:
             self._gate.leave(Size(body_bytes=size))
+
+    def _bounded(self, receive: Receive) -> Receive:
+        """Packed bytes may stand for none: without end, they would not be noticed."""
+        size = 0
+
+        async def counted() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > self._most:
+                raise self._too_large()
+            return message
+
+        return counted
 
     def _too_large(self) -> ApiError:
         return ApiError(

@@ -18,17 +18,18 @@ _MARK = "__documented__"
 ERRORS: Mapping[int, str] = {
     400: "The request is wrong; `param` names the field",
     401: "The API key is missing or wrong",
-    403: "The page, the host name or the key may not use this",
+    403: "The page or the key may not use this",
     404: "There is no such thing",
     408: "The request came in too slowly",
     413: "The body is too large",
-    415: "The body is no JSON",
+    415: "The body is no JSON, or packed in a way that is not taken here",
+    421: "The server does not answer to this name",
     429: "The server has enough to do; Retry-After says when to come again",
     500: "The server failed",
     503: "The server cannot serve now",
     504: "The request took too long",
 }
-_WITHOUT_BODY = (400, 401, 403, 404, 500, 503)
+_WITHOUT_BODY = (400, 401, 403, 404, 421, 500, 503)
 
 
 class ErrorDetail(msgspec.Struct):

@@ -38,6 +38,7 @@ class Service:
         self.metrics = Metrics()
         self.tracer = make_tracer(settings.otlp_traces_endpoint, lambda: self.model_names[0])
         self.calls: set[Call] = set()
+        self.metrics.calls = lambda: len(self.calls)
         self.draining = False
         self._failed: EngineDead | None = None
         self._quiet = asyncio.Event()  # no call is under way
@@ -67,7 +68,8 @@ class Service:
     @property
     def asleep(self) -> int:
         """The level at which the engine sleeps; 0: it is awake."""
-        return int(self.backend.stats().get("asleep", 0))
+        stats = self.backend.stats()
+        return 0 if stats is None else stats.asleep
 
     def check_ready(self) -> None:
         """Raises ApiError 503 if the engine cannot serve."""

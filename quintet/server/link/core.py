@@ -6,7 +6,6 @@ import logging
 import sys
 import threading
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import zmq
@@ -72,6 +71,9 @@ def served(prepared: Prepared) -> Served:
         embeds_width=prepared.embeds_width,
         by_priority=config.scheduling_policy == "priority",
         stream_interval=config.stream_interval,
+        cache_dtype=config.kv_cache_dtype,
+        prefix_caching=config.enable_prefix_caching,
+        kv_tokens=prepared.plan.num_tokens,
         structured_outputs=config.structured_outputs_config,
     )
 
@@ -232,7 +234,7 @@ class Pulse(threading.Thread):
 
     def message(self) -> wire.Pulse:
         made, began, engine = time.monotonic(), self.step_began, self.engine
-        stats = {} if engine is None else asdict(engine.stats())
+        stats = None if engine is None else engine.stats()
         stepping = min(made - began, (self._turns + 1) * wire.BEAT) if began else 0.0
         return wire.Pulse(stats, stepping, made)
 

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import zmq
@@ -14,6 +14,7 @@ from quintet.config import StructuredOutputsConfig
 from quintet.engine.admission import Admission, Bounds
 from quintet.engine.logits_processors import load_processors
 from quintet.engine.output import OutputProcessor, Processed
+from quintet.engine.stats import Stats
 from quintet.engine.tokenizer import Tokenizer, load_tokenizer
 from quintet.sampling_params import SamplingParams
 from quintet.server.backend import Deliver, EngineDead, Refused, Served, Wanted
@@ -50,7 +51,7 @@ class Remote:
         self._answers: dict[int, asyncio.Future[wire.Answer]] = {}
         self._numbers = itertools.count(time.time_ns())  # a process whose place this one took gave others
         self.traces = RemoteTraces(worker, self._numbers, self._order)
-        self._last_pulse = wire.Pulse({}, 0.0, 0.0)
+        self._last_pulse = wire.Pulse(None, 0.0, 0.0)
         # Seconds since the latest sign of life, counted in turns of this loop: while this process stands still they
         # wait in its inbox. None before the first: Python and torch are not there.
         self._quiet: float | None = None
@@ -105,7 +106,7 @@ class Remote:
     def default_params(self) -> SamplingParams:
         return self._ready().default_params()
 
-    def stats(self) -> Mapping[str, float]:
+    def stats(self) -> Stats | None:
         return self._last_pulse.stats
 
     def submit(self, wanted: Sequence[Wanted], params: SamplingParams, priority: int = 0, grammar: str = "") -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from quintet.engine.request import Admitted
+from quintet.engine.stats import Stats
 from quintet.outputs import TokenDelta
 from quintet.sampling_params import SamplingParams
 from quintet.server.backend import Served
@@ -140,7 +141,7 @@ class Deltas(msgspec.Struct, tag=True, array_like=True):
 class Pulse(msgspec.Struct, tag=True, array_like=True):
     """A sign of life, every BEAT seconds, in steps that take long too."""
 
-    stats: dict[str, float]  # Engine.Stats; empty while the model is loading
+    stats: Stats | None  # None while the model is loading
     stepping: float  # seconds that the step which runs has taken so far
     made: float  # time.monotonic() before the stats were read: of two the later counts, in whichever order they come
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from quintet.engine.stats import STEP_BOUNDS
+
 Kind = Literal["gauge", "counter", "histogram"]
 
 # The bounds of vLLM's histograms, and finer ones below, for small models answer faster than those begin.
@@ -15,11 +17,13 @@ _TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.
 BETWEEN_TOKENS = (0.0005, 0.001, 0.0025, 0.005, *_TOKEN)
 TOKENS = tuple(float(mantissa * 10**power) for power in range(6) for mantissa in (1, 2, 5)) + (1e6,)
 COMPLETIONS = (1.0, 2.0, 5.0, 10.0, 20.0)
+HTTP = (0.1, 0.5, 1.0)
+CACHE_LABELS = ("block_size", "cache_dtype", "enable_prefix_caching", "kv_cache_size_tokens", "num_gpu_blocks")
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A name and what it means. Metrics of the model have the label model_name before their own."""
+    """A name and what it means. Metrics of the model have the labels model_name and engine before their own."""
 
     name: str  # in full: a counter's ends in _total
     kind: Kind
@@ -30,22 +34,41 @@ class Metric:
 
     @property
     def all_labels(self) -> tuple[str, ...]:
-        return ("model_name", *self.labels) if self.of_model else self.labels
+        return ("model_name", "engine", *self.labels) if self.of_model else self.labels
 
 
 # What the engine tells: the same from whichever process, so never added up.
 ENGINE = (
     Metric("vllm:num_requests_running", "gauge", "Completions that the engine works on."),
     Metric("vllm:num_requests_waiting", "gauge", "Completions that wait for their first step, or to go on."),
+    Metric(
+        "vllm:num_requests_waiting_by_reason", "gauge", "Completions that wait for room (capacity), or for their "
+        "grammar (deferred).", ("reason",),
+    ),
+    Metric("vllm:engine_sleep_state", "gauge", "1 for the state that the engine is in.", ("sleep_state",)),
     Metric("vllm:kv_cache_usage_perc", "gauge", "Share of the KV cache's pages that requests hold, 0 to 1."),
     Metric("vllm:prefix_cache_queries_total", "counter", "Tokens of prompts that were looked up in the prefix cache."),
     Metric("vllm:prefix_cache_hits_total", "counter", "Tokens of prompts that were found in the prefix cache."),
     Metric("vllm:num_preemptions_total", "counter", "Times that a request gave its pages back and began again."),
     Metric("vllm:prompt_tokens_total", "counter", "Tokens of prompts that were computed or found in the prefix cache."),
+    Metric(
+        "vllm:prompt_tokens_by_source_total", "counter", "Tokens of prompts, computed (local_compute) or found "
+        "in the prefix cache (local_cache_hit).", ("source",),
+    ),
+    Metric("vllm:prompt_tokens_cached_total", "counter", "Tokens of prompts that did not have to be computed."),
     Metric("vllm:generation_tokens_total", "counter", "Tokens that were drawn."),
+    Metric(
+        "vllm:iteration_tokens_total", "histogram", "Tokens of a step, of prompts and of outputs.",
+        buckets=tuple(map(float, STEP_BOUNDS)),
+    ),
     Metric("vllm:spec_decode_num_drafts_total", "counter", "Times that tokens of a completion were guessed."),
     Metric("vllm:spec_decode_num_draft_tokens_total", "counter", "Tokens that were guessed."),
     Metric("vllm:spec_decode_num_accepted_tokens_total", "counter", "Guessed tokens that were drawn."),
+    Metric(
+        "vllm:spec_decode_num_accepted_tokens_per_pos_total", "counter",
+        "Guessed tokens that were drawn, by their place in the guess, from 0.", ("position",),
+    ),
+    Metric("vllm:cache_config_info", "gauge", "1; the labels describe the KV cache.", CACHE_LABELS),
     Metric("quintet:kv_pages_used", "gauge", "Pages of the KV cache that requests hold."),
     Metric("quintet:kv_pages_total", "gauge", "Pages of the KV cache."),
     Metric("quintet:step_tokens", "gauge", "Tokens of the last step; 0 while nothing runs."),
@@ -53,11 +76,13 @@ ENGINE = (
     Metric(
         "quintet:engine_up", "gauge", "1 if the engine can serve, 0 while it loads, hangs or is dead.", of_model=False
     ),
-)
+)  # fmt: skip
 
 # What each process that speaks HTTP counts; a scrape shows the sum.
 SERVED = (
-    Metric("vllm:request_success_total", "counter", "Completions that came to their end.", ("finished_reason",)),
+    Metric(
+        "vllm:request_success_total", "counter", "Completions that ended, failures among them.", ("finished_reason",)
+    ),
     Metric(
         "vllm:time_to_first_token_seconds", "histogram", "From a request's arrival to its first token.",
         buckets=FIRST_TOKEN,
@@ -70,8 +95,30 @@ SERVED = (
         "A request's mean time between two tokens, if it has two.", buckets=BETWEEN_TOKENS,
     ),
     Metric("vllm:e2e_request_latency_seconds", "histogram", "From a request's arrival to its end.", buckets=LATENCY),
+    Metric(
+        "vllm:request_queue_time_seconds", "histogram", "From a request's arrival to its first step.", buckets=LATENCY
+    ),
+    Metric(
+        "vllm:request_prefill_time_seconds", "histogram", "From a request's first step to its first token.",
+        buckets=LATENCY,
+    ),
+    Metric(
+        "vllm:request_decode_time_seconds", "histogram", "From a request's first token to its last.", buckets=LATENCY
+    ),
+    Metric(
+        "vllm:request_inference_time_seconds", "histogram", "From a request's first step to its last token.",
+        buckets=LATENCY,
+    ),
     Metric("vllm:request_prompt_tokens", "histogram", "Tokens of a request's prompt.", buckets=TOKENS),
+    Metric(
+        "vllm:request_prefill_kv_computed_tokens", "histogram",
+        "Tokens of a request's prompt that were not found in the prefix cache.", buckets=TOKENS,
+    ),
     Metric("vllm:request_generation_tokens", "histogram", "Tokens of a completion.", buckets=TOKENS),
+    Metric(
+        "vllm:request_max_num_generation_tokens", "histogram", "Tokens of a request's longest completion.",
+        buckets=TOKENS,
+    ),
     Metric("vllm:request_params_n", "histogram", "Completions that a request asks for (n).", buckets=COMPLETIONS),
     Metric(
         "vllm:request_params_max_tokens", "histogram", "The max_tokens of requests that set it.", buckets=TOKENS
@@ -89,6 +136,15 @@ SERVED = (
         "quintet:http_requests_total", "counter", "HTTP responses that were begun; no route is \"none\".",
         ("route", "method", "status"), of_model=False,
     ),
+    Metric(
+        "http_requests_total", "counter", "HTTP responses that were begun, by class of status, probes left out.",
+        ("handler", "method", "status"), of_model=False,
+    ),
+    Metric(
+        "http_request_duration_seconds", "histogram", "From an HTTP request's arrival to the end of its response, "
+        "probes left out.", ("handler", "method"), buckets=HTTP, of_model=False,
+    ),
+    Metric("quintet:api_calls", "gauge", "Calls of the API that are under way.", of_model=False),
     Metric("quintet:open_connections", "gauge", "HTTP connections that are open.", of_model=False),
 )  # fmt: skip
 

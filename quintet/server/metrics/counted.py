@@ -1,5 +1,7 @@
 """A layer of the HTTP app around all that answers: counts responses by their route, and gives each POST its span."""
 
+from time import perf_counter
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quintet.server.http.asgi import Http
@@ -18,13 +20,13 @@ class Counted(Http):
         self._service = service
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        status = _BROKEN
+        status, started, begun = _BROKEN, False, perf_counter()
         span = self._begin(scope)
 
         async def tell(message: Message) -> None:
-            nonlocal status
+            nonlocal status, started
             if message["type"] == "http.response.start":
-                status = message["status"]
+                status, started = message["status"], True
                 self._count(scope, status)
             await send(message)
 
@@ -35,6 +37,8 @@ class Counted(Http):
                 span.fail(type(error).__name__)
             raise
         finally:
+            if started:
+                self._service.metrics.lasted(_route(scope) or "none", _method(scope), perf_counter() - begun)
             if span is not None:
                 span.end(status, _route(scope))
 
@@ -44,8 +48,11 @@ class Counted(Http):
         return self._service.tracer.begin(scope)
 
     def _count(self, scope: Scope, status: int) -> None:
-        method = scope["method"] if scope["method"] in _METHODS else "other"
-        self._service.metrics.responded(_route(scope) or "none", method, status)
+        self._service.metrics.responded(_route(scope) or "none", _method(scope), status)
+
+
+def _method(scope: Scope) -> str:
+    return scope["method"] if scope["method"] in _METHODS else "other"
 
 
 def _route(scope: Scope) -> str | None:

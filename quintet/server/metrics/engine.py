@@ -1,7 +1,8 @@
 """What the engine tells of itself, as rows of the scrape."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 
+from quintet.engine.stats import Stats
 from quintet.server.backend import Backend, EngineDead, Served
 from quintet.server.metrics.series import Row
 
@@ -12,6 +13,7 @@ _FIELDS = {
     "vllm:kv_cache_usage_perc": "kv_usage",
     "vllm:prefix_cache_queries_total": "prefix_queries",
     "vllm:prefix_cache_hits_total": "prefix_hits",
+    "vllm:prompt_tokens_cached_total": "prefix_hits",
     "vllm:num_preemptions_total": "num_preemptions",
     "vllm:generation_tokens_total": "num_generation_tokens",
     "vllm:spec_decode_num_drafts_total": "num_drafts",
@@ -19,6 +21,8 @@ _FIELDS = {
     "vllm:spec_decode_num_accepted_tokens_total": "num_accepted_tokens",
     "quintet:steps_total": "num_steps",
 }
+_WAITING = "vllm:num_requests_waiting_by_reason"
+_SLEEP = ("awake", "weights_offloaded", "discard_all")  # by level
 
 
 def engine_rows(backend: Backend) -> list[Row]:
@@ -29,13 +33,34 @@ def engine_rows(backend: Backend) -> list[Row]:
     except EngineDead:
         return [up]
     stats = backend.stats()
-    return [*_told(stats, served), up] if stats else [up]
+    return [*_told(stats, served), *_labelled(stats, served), up] if stats else [up]
 
 
-def _told(stats: Mapping[str, float], served: Served) -> list[Row]:
-    values = {name: stats[field] for name, field in _FIELDS.items()}
-    values["vllm:prompt_tokens_total"] = stats["num_prompt_tokens"] + stats["prefix_hits"]
-    values["quintet:kv_pages_used"] = round(stats["kv_usage"] * served.num_pages)
+def _told(stats: Stats, served: Served) -> list[Row]:
+    values = {name: getattr(stats, field) for name, field in _FIELDS.items()}
+    values["vllm:prompt_tokens_total"] = stats.num_prompt_tokens + stats.prefix_hits
+    values["quintet:kv_pages_used"] = round(stats.kv_usage * served.num_pages)
     values["quintet:kv_pages_total"] = served.num_pages
-    values["quintet:step_tokens"] = stats["step_tokens"] if stats["num_running"] else 0  # else it is of long ago
+    values["quintet:step_tokens"] = stats.step_tokens if stats.num_running else 0  # else it is of long ago
     return [Row(name, (), [value]) for name, value in values.items()]
+
+
+def _labelled(stats: Stats, served: Served) -> Iterator[Row]:
+    """Metrics with labels of their own, and the histogram of steps."""
+    deferred = min(stats.num_deferred, stats.num_waiting)  # counted by a thread that does not stop the engine
+    yield Row(_WAITING, ("capacity",), [stats.num_waiting - deferred])
+    yield Row(_WAITING, ("deferred",), [deferred])
+    for level, state in enumerate(_SLEEP):
+        yield Row("vllm:engine_sleep_state", (state,), [stats.asleep == level])
+    yield Row("vllm:prompt_tokens_by_source_total", ("local_compute",), [stats.num_prompt_tokens])
+    yield Row("vllm:prompt_tokens_by_source_total", ("local_cache_hit",), [stats.prefix_hits])
+    for place, count in enumerate(stats.accepted_at):
+        yield Row("vllm:spec_decode_num_accepted_tokens_per_pos_total", (str(place),), [count])
+    yield Row("vllm:iteration_tokens_total", (), [*stats.step_sizes, stats.num_tokens])
+    yield Row("vllm:cache_config_info", _cache(served), [1])
+
+
+def _cache(served: Served) -> tuple[str, ...]:
+    """In the order of CACHE_LABELS, written as vLLM writes them."""
+    facts = (served.page_size, served.cache_dtype, served.prefix_caching, served.kv_tokens, served.num_pages)
+    return tuple(map(str, facts))

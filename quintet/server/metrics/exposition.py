@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from quintet.server.http.service import Service
 
 
+_ENGINE = "0"  # its number, which vLLM's metrics have for a label: there is one
+
 # Always this one: in OpenMetrics, prometheus_client writes _ for the colon that vLLM's names have.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -51,7 +53,7 @@ class Exposition:
         """In the catalogue's order."""
         for metric in METRICS:
             rows = [] if metric.of_model and self._model is None else self._rows.get(metric.name, [])
-            yield _family(metric, rows, [self._model] if metric.of_model and self._model is not None else [])
+            yield _family(metric, rows, [self._model, _ENGINE] if metric.of_model and self._model is not None else [])
 
 
 def _family(metric: Metric, rows: list[Row], model: list[str]) -> "Family":

@@ -1,6 +1,6 @@
 """What one API call adds to the metrics: its requests are watched from their first output to their end."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from quintet.outputs import CompletionOutput, RequestMetrics, RequestOutput
@@ -28,9 +28,12 @@ class Record:
         """An output of ask `number`, when it comes from the engine."""
         self.watches[number].take(output)
 
-    def abort(self, count: int) -> None:
-        """So many requests are ended early."""
-        self._metrics.aborted.add(count)
+    def abort(self, numbers: Iterable[int]) -> None:
+        """The requests of these asks are ended early."""
+        for number in numbers:
+            watch = self.watches[number]
+            self._metrics.aborted.add()
+            self._metrics.ended("abort", watch.params.n - len(watch.reasons))
 
     def end(self) -> None:
         """The call is over, all of its requests have ended."""
@@ -86,20 +89,35 @@ class Watch:
     def _finish(self, output: RequestOutput) -> None:
         metrics, self.times = self._metrics, output.metrics
         for reason, count in zip(self.reasons, self.counts, strict=True):
+            metrics.ended(reason)
             if reason != ERROR:
-                metrics.succeeded(reason)
                 metrics.generation_tokens.observe(count)
         if ERROR in self.reasons:
             metrics.failed.add()
             return
-        metrics.latency.observe(output.metrics.latency or 0.0)
+        self._observe_times(output.metrics)
         metrics.prompt_tokens.observe(output.metrics.num_prompt_tokens)
+        metrics.computed_tokens.observe(output.metrics.num_prompt_tokens - output.metrics.num_cached_tokens)
+        metrics.longest.observe(max(self.counts))
         metrics.params_n.observe(self.params.n)
         if self.params.max_tokens is not None:
             metrics.params_max_tokens.observe(self.params.max_tokens)
         gap = _mean_gap(output.metrics, max(self.counts))
         if gap is not None:
             metrics.token_time.observe(gap)
+
+    def _observe_times(self, times: RequestMetrics) -> None:
+        """How long it took as a whole, and its phases."""
+        metrics = self._metrics
+        metrics.latency.observe(times.latency or 0.0)
+        for histogram, seconds in (
+            (metrics.queue, times.time_in_queue),
+            (metrics.prefill, times.prefill_time),
+            (metrics.decode, times.decode_time),
+            (metrics.inference, times.inference_time),
+        ):
+            if seconds is not None:
+                histogram.observe(seconds)
 
 
 def _mean_gap(times: RequestMetrics, count: int) -> float | None:

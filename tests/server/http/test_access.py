@@ -15,6 +15,7 @@ from tests.server.http.serving import HOST, chat, client
 
 OPEN = {("GET", "/health"), ("GET", "/ready"), ("GET", "/"), ("GET", "/page/{name}")}
 JSON = {"content-type": "application/json"}
+MINE = ("my.example", "*.wild.example", "fd00::1")
 
 
 def routes() -> list[tuple[str, str]]:
@@ -48,7 +49,7 @@ def test_the_routes_are_all_there() -> None:
 async def test_what_is_not_there_asks_for_a_key_too() -> None:
     async with client(api_key=("secret",)) as http:
         for method, path in (("GET", "/metrics"), ("GET", "/nothing"), ("POST", "/health"), ("POST", "/"),
-                             ("GET", "/health/"), ("GET", "/pages/x")):  # fmt: skip
+                             ("GET", "/health/x"), ("GET", "/pages/x")):  # fmt: skip
             response = await http.request(method, path)
             assert response.status_code == 401, path
             assert response.headers["www-authenticate"] == "Bearer"
@@ -69,15 +70,36 @@ async def test_a_prefix_opens_nothing() -> None:
     ("host", "settings", "status"),
     [
         ("127.0.0.1:8000", {}, 200), ("localhost", {}, 200), ("LOCALHOST:1", {}, 200), ("[::1]:8000", {}, 200),
-        ("app.localhost", {}, 200), ("127.8.8.8", {}, 200), ("evil.example", {}, 403), ("evil.example:8000", {}, 403),
-        ("192.168.0.2", {}, 403), ("localhost.evil.example", {}, 403), ("127.0.0.1.evil.example", {}, 403),
-        ("[::", {}, 403), ("evil.example", {"host": "0.0.0.0"}, 200), ("evil.example", {"uds": "/x"}, 200),
-        ("evil.example", {"host": "::1"}, 403), ("localhost@evil.example", {}, 403),
+        ("app.localhost", {}, 200), ("127.8.8.8", {}, 200), ("evil.example", {}, 421), ("evil.example:8000", {}, 421),
+        ("192.168.0.2", {}, 421), ("localhost.evil.example", {}, 421), ("127.0.0.1.evil.example", {}, 421),
+        ("[::", {}, 421), ("evil.example", {"host": "0.0.0.0"}, 200), ("evil.example", {"uds": "/x"}, 200),
+        ("evil.example", {"host": "::1"}, 421), ("localhost@evil.example", {}, 421), ("", {}, 421),
+        ("my.example:80", {"allowed_hosts": MINE}, 200), ("MY.example", {"allowed_hosts": MINE}, 200),
+        ("localhost:8000", {"allowed_hosts": MINE}, 200), ("evil.example", {"allowed_hosts": MINE}, 421),
+        ("a.my.example", {"allowed_hosts": MINE}, 421), ("a.wild.example", {"allowed_hosts": MINE}, 200),
+        ("a.b.wild.example", {"allowed_hosts": MINE}, 200), ("wild.example", {"allowed_hosts": MINE}, 421),
+        ("evilwild.example", {"allowed_hosts": MINE}, 421), ("[fd00::1]:80", {"allowed_hosts": MINE}, 200),
+        ("[fd00:0::1]", {"allowed_hosts": MINE}, 200), ("[fd00::2]", {"allowed_hosts": MINE}, 421),
+        ("evil.example", {"allowed_hosts": ("*",)}, 200),
+        ("evil.example", {"host": "0.0.0.0", "allowed_hosts": MINE}, 421),
+        ("my.example", {"host": "0.0.0.0", "allowed_hosts": MINE}, 200),
+        ("127.0.0.1:8000", {"host": "0.0.0.0", "allowed_hosts": MINE}, 200),  # a container's own health check
+        ("10.1.2.3:8000", {"host": "0.0.0.0", "allowed_hosts": MINE}, 200),  # a probe's: rebinding needs a name
+        ("evil.example", {"uds": "/x", "allowed_hosts": MINE}, 421),
     ],
 )  # fmt: skip
-async def test_a_local_server_answers_to_local_names(host: str, settings: dict[str, Any], status: int) -> None:
+async def test_a_server_answers_to_its_names(host: str, settings: dict[str, Any], status: int) -> None:
     async with client(**settings) as http:
-        assert (await http.get("/v1/models", headers={"host": host})).status_code == status
+        response = await http.get("/v1/models", headers={"host": host})
+    assert response.status_code == status
+    if status == 421:
+        assert response.json()["error"]["code"] == "wrong_host" and "--allowed-hosts" in response.text
+
+
+@pytest.mark.parametrize("name", ["http://my.example", "my.example:8000", "my.example/x", "", "a b", "*.", "a.*.b"])
+def test_what_is_no_name_of_a_host_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="allowed_hosts"):
+        ServerConfig(allowed_hosts=(name,))
 
 
 @pytest.mark.parametrize(

@@ -126,8 +126,8 @@ async def test_head_is_get_without_a_body() -> None:
     ("method", "path", "status", "code"),
     [
         ("GET", "/v1/nothing", 404, "not_found"),
-        ("GET", "/v1/models/", 404, "model_not_found"),
-        ("POST", "/v1/completions/", 404, "not_found"),
+        ("GET", "/v1/models/nothing", 404, "model_not_found"),
+        ("POST", "/v1/completions/nothing", 404, "not_found"),
         ("GET", "/v1/completions", 405, "method_not_allowed"),
         ("DELETE", "/v1/models", 405, "method_not_allowed"),
         ("GET", "/docs", 404, "not_found"),

@@ -1,5 +1,7 @@
 """Schemathesis over our own description: what it makes up is answered as the description says, and never by a 500."""
 
+from typing import Any
+
 import pytest
 import schemathesis
 from fastapi import FastAPI
@@ -27,8 +29,13 @@ CHECKS = (
 )
 
 
+ON_REQUEST: dict[str, Any] = {
+    "enable_sleep_mode": True, "enable_server_load_tracking": True, "enable_tokenizer_info_endpoint": True,
+}  # fmt: skip
+
+
 def app() -> FastAPI:
-    config = ServerConfig(trust_request_chat_template=True, enable_sleep_mode=True)
+    config = ServerConfig(trust_request_chat_template=True, **ON_REQUEST)
     return make_app(Service(FakeBackend(max_model_len=64), config, profiles=True))
 
 
@@ -42,7 +49,17 @@ def test_the_api_does_what_it_says(case: schemathesis.Case) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/health", "/sleep"]
+    "path",
+    [
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/tokenize",
+        "/detokenize",
+        "/health",
+        "/sleep",
+        "/load",
+        "/tokenizer_info",
+    ],
 )
 def test_the_description_names_it(path: str) -> None:
     assert path in schema

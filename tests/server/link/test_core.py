@@ -47,14 +47,14 @@ def engine(tmp_path: Path) -> Iterator[Wired]:
 
 def test_everybody_hears_of_sleep_first_and_what_cannot_be_is_refused_in_words(engine: Wired) -> None:
     engine.obey(wire.Sleep(0, 5, 1))
-    assert engine.told().stats["asleep"] == 1 and engine.told() == wire.Answer(5)
+    assert engine.told().stats.asleep == 1 and engine.told() == wire.Answer(5)
     engine.obey(wire.Sleep(0, 6, 2))
     assert engine.told() == wire.Answer(6, "the engine sleeps at level 1; wake it up before it sleeps at level 2")
     engine.obey(engine.submit("late"))
     (delta,) = engine.told().deltas
     assert (delta.request_id, delta.finish_reason) == ("late", "error") and "the engine is asleep" in delta.error
     engine.obey(wire.WakeUp(0, 7))
-    assert engine.told().stats["asleep"] == 0 and engine.told() == wire.Answer(7)
+    assert engine.told().stats.asleep == 0 and engine.told() == wire.Answer(7)
     engine.obey(engine.submit("late"), wire.Sleep(0, 8, 1))
     assert "the engine has 1 requests" in engine.told().refused
 

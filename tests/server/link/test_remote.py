@@ -12,6 +12,7 @@ import pytest
 import zmq
 
 from quintet.engine.prompts import Prompt
+from quintet.engine.stats import Stats
 from quintet.engine.tokenizer import Tokenizer, load_tokenizer
 from quintet.outputs import RequestOutput, TokenDelta
 from quintet.sampling_params import RequestOutputKind, SamplingParams
@@ -55,7 +56,11 @@ async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
     made.close()
 
 
-def pulse(made: float, **stats: float) -> wire.Pulse:
+def told(running: int = 0, asleep: int = 0) -> Stats:
+    return Stats(running, 0, 0.0, 0, 0, 0, 0, 0, 0, 0, asleep=asleep, step_sizes=(1, 2), accepted_at=())
+
+
+def pulse(made: float, stats: Stats | None = None) -> wire.Pulse:
     return wire.Pulse(stats, 0.0, made)
 
 
@@ -65,9 +70,10 @@ def model(tokenizer: Path) -> Served:
 
 async def test_a_pulse_that_was_overtaken_is_passed_over(engine: Engine) -> None:
     """Two threads of the engine tell how it does: what one read first may come last."""
-    engine.say(pulse(1.0, asleep=0), pulse(3.0, asleep=1), pulse(2.0, asleep=0))
+    assert engine.remote.stats() is None
+    engine.say(pulse(1.0, told()), pulse(3.0, told(asleep=1)), pulse(2.0, told()))
     await engine.heard()
-    assert engine.remote.stats() == {"asleep": 1}
+    assert engine.remote.stats() == told(asleep=1)
 
 
 async def test_silence_counts_from_the_first_sign_of_life(engine: Engine) -> None:
@@ -108,9 +114,9 @@ async def test_signs_of_life_are_heard_while_a_tokenizer_is_slow(
     monkeypatch.setattr(remotes, "load_tokenizer", slow)
     engine.say(wire.Hello(model(tmp_path), pulse(1.0)))
     await until(begun.is_set)
-    engine.say(pulse(2.0, num_running=7))
+    engine.say(pulse(2.0, told(running=7)))
     await engine.heard()
-    assert engine.remote.stats() == {"num_running": 7}
+    assert engine.remote.stats() == told(running=7)
     assert engine.remote.trouble() == "the engine is loading the model"
     held.set()
     assert engine.remote._meeting is not None

@@ -1,7 +1,6 @@
 """Scrapes as a test reads them, and a service over the fake engine that tells everything an engine tells."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -10,7 +9,9 @@ from tests.server.fakes import FakeBackend
 
 STATS = Stats(
     num_running=3, num_waiting=2, kv_usage=0.25, num_steps=70, step_tokens=9, num_prompt_tokens=100,
-    num_generation_tokens=50, num_preemptions=1, prefix_queries=140, prefix_hits=40,
+    num_generation_tokens=50, num_preemptions=1, prefix_queries=140, prefix_hits=40, num_drafts=9, num_draft_tokens=20,
+    num_accepted_tokens=8, num_deferred=1, num_tokens=150, step_sizes=(60, *[0] * 6, 10, *[0] * 6),
+    accepted_at=(5, 3),
 )  # fmt: skip
 
 
@@ -20,16 +21,16 @@ class TellingBackend(FakeBackend):
 
     told: Stats = field(default_factory=lambda: STATS)
 
-    def stats(self) -> Mapping[str, float]:
-        return asdict(self.told)
+    def stats(self) -> Stats:
+        return self.told
 
 
 def samples(text: str) -> dict[str, float]:
-    """`name{label=value}` -> value, without the label that says the model."""
+    """`name{label=value}` -> value, without the labels that say the model and the engine."""
     found = {}
     for family in text_string_to_metric_families(text):
         for each in family.samples:
-            labels = ",".join(f"{k}={v}" for k, v in sorted(each.labels.items()) if k != "model_name")
+            labels = ",".join(f"{k}={v}" for k, v in sorted(each.labels.items()) if k not in ("model_name", "engine"))
             name = each.name + (f"{{{labels}}}" if labels else "")
             assert name not in found, f"{name} is there twice"
             found[name] = each.value

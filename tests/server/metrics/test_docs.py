@@ -10,7 +10,7 @@ from quintet.server.settings import ServerConfig
 from tests.server.metrics.scrapes import TellingBackend
 
 PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
-ROW = re.compile(r"\| `((?:vllm|quintet):\w+)` \| (\w+) \| ([^|]*) \| ([^|]*) \| ([^|]+) \|")
+ROW = re.compile(r"\| `((?:vllm:|quintet:|http_)\w+)` \| (\w+) \| ([^|]*) \| ([^|]*) \| ([^|]+) \|")
 
 
 def test_the_table_is_the_catalogue() -> None:
@@ -37,6 +37,7 @@ async def test_a_scrape_shows_the_catalogue() -> None:
 async def test_every_metric_has_a_sample_once_the_model_is_there() -> None:
     service = Service(TellingBackend(), ServerConfig())
     service.metrics.responded("/", "GET", 200)
+    service.metrics.lasted("/", "GET", 0.5)
     text = (await scrape(service)).decode()
-    sampled = re.findall(r"^((?:vllm|quintet):\w+?)(?:_bucket|_sum|_count)?[{ ]", text, re.MULTILINE)
+    sampled = re.findall(r"^((?:vllm:|quintet:|http_)\w+?)(?:_bucket|_sum|_count)?[{ ]", text, re.MULTILINE)
     assert set(sampled) == {each.name for each in METRICS}

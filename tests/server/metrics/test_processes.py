@@ -1,8 +1,10 @@
 """A real server of three API processes: whichever is asked, it gives the sum of all, exactly."""
 
 import asyncio
+import re
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import httpx
 import pytest
@@ -11,6 +13,7 @@ from tests.helpers.serving import ENDLESS, LONG, NULL, PATIENCE, Server, until
 from tests.server.metrics.scrapes import samples
 
 WORKERS, STREAMS, WHOLE, BAD, TOKENS = 3, 60, 60, 10, 6
+DOCS = Path(__file__).parents[3] / "docs"
 ALONE = {"Connection": "close"}  # a connection for each request, so any process may get it
 
 
@@ -68,6 +71,18 @@ def test_the_sum_is_exact_from_whichever_process_answers(server: Server) -> None
                 now = whole(client)
                 assert {name: now[name] - before.get(name, 0) for name in expected} == expected
             assert until(partial(engine_tells, client, tokens)), whole(client)
+
+
+def test_all_that_the_dashboard_asks_for_is_there(server: Server) -> None:
+    """Of guesses there are samples with speculation alone; their families show all the same."""
+    assert server.complete().status_code == 200
+    with httpx.Client(base_url=server.url, timeout=PATIENCE, headers=ALONE) as client:
+        assert until(lambda: whole(client)["vllm:request_queue_time_seconds_count"] > 0)
+        text = client.get("/metrics").text
+    sampled = set(re.findall(r"^([\w:]+)\{", text, re.MULTILINE)) | set(re.findall(r"^([\w:]+) ", text, re.MULTILINE))
+    asked = set(re.findall(r"(?:vllm|quintet):\w+", (DOCS / "grafana.json").read_text()))
+    assert {name for name in asked - sampled if "_per_pos_" not in name} == set()
+    assert {name for name in asked if f"# TYPE {name.removesuffix('_bucket')} " in text} >= asked - sampled
 
 
 def engine_tells(client: httpx.Client, tokens: float) -> bool:

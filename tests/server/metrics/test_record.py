@@ -61,6 +61,9 @@ async def test_a_call_of_several_requests_and_completions_is_counted_exactly(
     assert (found["vllm:request_generation_tokens_count"], found["vllm:request_generation_tokens_sum"]) == (7, 43)
     assert (found["vllm:request_params_n_count"], found["vllm:request_params_n_sum"]) == (3, 7)
     assert found["vllm:request_params_max_tokens_sum"] == 7 + 7 + 1
+    longest = "vllm:request_max_num_generation_tokens"
+    assert (found[f"{longest}_count"], found[f"{longest}_sum"]) == (3, 7 + 7 + 1)
+    assert found["vllm:request_prefill_kv_computed_tokens_sum"] == 20
     assert found["quintet:requests_aborted_total"] == found["quintet:requests_failed_total"] == 0
 
 
@@ -75,6 +78,32 @@ async def test_streamed_or_whole_the_times_mean_the_same(service: Service) -> No
     assert whole == pytest.approx(39 * mean)
     assert 0 < whole + found["vllm:time_to_first_token_seconds_sum"]
     assert whole + found["vllm:time_to_first_token_seconds_sum"] <= found["vllm:e2e_request_latency_seconds_sum"] + 1e-9
+
+
+@pytest.mark.parametrize("kind", [STREAM, WHOLE])
+async def test_the_phases_of_a_request_add_up_to_its_latency(service: Service, kind: RequestOutputKind) -> None:
+    await run(service, ask(kind, n=2, max_tokens=30))
+    await run(service, ask(kind, max_tokens=1))
+    found = await counts(service)
+
+    def sum_of(name: str) -> float:
+        assert found[f"vllm:{name}_seconds_count"] == 2
+        return found[f"vllm:{name}_seconds_sum"]
+
+    queue, prefill, decode = sum_of("request_queue_time"), sum_of("request_prefill_time"), sum_of("request_decode_time")
+    assert queue > 0 and prefill > 0 and decode > 0
+    assert queue + prefill == pytest.approx(sum_of("time_to_first_token"))
+    assert prefill + decode == pytest.approx(sum_of("request_inference_time"))
+    assert queue + prefill + decode <= sum_of("e2e_request_latency") + 1e-9
+
+
+async def test_what_was_found_in_the_cache_was_not_computed(service: Service) -> None:
+    assert isinstance(service.backend, TellingBackend)
+    service.backend.cached = 3
+    await run(service, *asks(STREAM, range(40, 45), range(40, 52), n=2, max_tokens=7))
+    found = await counts(service)
+    assert found["vllm:request_prefill_kv_computed_tokens_count"] == 2
+    assert found["vllm:request_prefill_kv_computed_tokens_sum"] == 2 + 9
 
 
 async def test_a_delta_of_several_tokens_shares_its_gap_out(service: Service) -> None:
@@ -106,7 +135,9 @@ async def test_a_failure_is_counted_once_and_as_nothing_else(service: Service, k
     assert found["quintet:requests_failed_total"] == 1
     assert found["quintet:requests_aborted_total"] == 0
     assert found["vllm:e2e_request_latency_seconds_count"] == found["vllm:request_generation_tokens_count"] == 0
-    assert not any(value for name, value in found.items() if name.startswith("vllm:request_success"))
+    kinds = [name for name in found if name.startswith("vllm:request_success")]
+    ends = {name.split("=")[1].rstrip("}"): found[name] for name in kinds}
+    assert ends == {"stop": 0, "length": 0, "abort": 0, "error": 2}
 
 
 @pytest.mark.parametrize("kind", [STREAM, WHOLE])
@@ -125,7 +156,19 @@ async def test_every_request_of_a_call_that_ends_early_is_aborted_once(
     found = await counts(service)
     assert found["quintet:requests_aborted_total"] == 2
     assert found["vllm:request_success_total{finished_reason=stop}"] == 1
+    assert found["vllm:request_success_total{finished_reason=abort}"] == 2
     assert found["vllm:e2e_request_latency_seconds_count"] == 1
+
+
+async def test_an_abort_is_of_all_completions_that_had_not_ended(service: Service) -> None:
+    assert isinstance(service.backend, TellingBackend)
+    service.backend.hang = 3
+    call = service.call(None, [ask(STREAM, n=3, max_tokens=9)])
+    async with call:
+        await call.peek()
+    found = await counts(service)
+    assert found["quintet:requests_aborted_total"] == 1
+    assert found["vllm:request_success_total{finished_reason=abort}"] == 3
 
 
 async def test_what_the_engine_tells_is_shown_once_and_not_added_up(service: Service) -> None:
@@ -139,6 +182,38 @@ async def test_what_the_engine_tells_is_shown_once_and_not_added_up(service: Ser
     assert (found["vllm:prefix_cache_queries_total"], found["vllm:prefix_cache_hits_total"]) == (140, 40)
     assert (found["quintet:steps_total"], found["vllm:num_preemptions_total"]) == (70, 1)
     assert (found["quintet:step_tokens"], found["quintet:engine_up"]) == (9, 1)
+    assert found["vllm:prompt_tokens_by_source_total{source=local_compute}"] == 100
+    assert found["vllm:prompt_tokens_by_source_total{source=local_cache_hit}"] == 40
+    assert found["vllm:prompt_tokens_cached_total"] == 40
+    assert found["vllm:num_requests_waiting_by_reason{reason=capacity}"] == 1
+    assert found["vllm:num_requests_waiting_by_reason{reason=deferred}"] == 1
+    steps = "vllm:iteration_tokens_total"
+    assert (found[f"{steps}_bucket{{le=1.0}}"], found[f"{steps}_bucket{{le=512.0}}"]) == (60, 70)
+    assert (found[f"{steps}_count"], found[f"{steps}_sum"]) == (70, 150)
+    accepted = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    assert (found[f"{accepted}{{position=0}}"], found[f"{accepted}{{position=1}}"]) == (5, 3)
+
+
+@pytest.mark.parametrize(("level", "shown"), [(0, (1, 0, 0)), (1, (0, 1, 0)), (2, (0, 0, 1))])
+async def test_the_state_of_sleep_is_shown_as_vllm_does(
+    service: Service, level: int, shown: tuple[int, int, int]
+) -> None:
+    assert isinstance(service.backend, TellingBackend)
+    service.backend.told = replace(service.backend.told, asleep=level)
+    found = await counts(service)
+    states = ("awake", "weights_offloaded", "discard_all")
+    assert tuple(found[f"vllm:engine_sleep_state{{sleep_state={each}}}"] for each in states) == shown
+
+
+async def test_the_cache_is_described(service: Service) -> None:
+    text = (await scrape(service)).decode()
+    (line,) = (line for line in text.splitlines() if line.startswith("vllm:cache_config_info{"))
+    for label in (
+        'engine="0"', 'model_name="fake/model"', 'block_size="16"', 'num_gpu_blocks="1000"',
+        'kv_cache_size_tokens="16000"', 'cache_dtype="auto"', 'enable_prefix_caching="True"',
+    ):  # fmt: skip
+        assert label in line, label
+    assert line.endswith("} 1.0")
 
 
 async def test_an_idle_engine_has_no_tokens_in_its_step(service: Service) -> None:

@@ -46,6 +46,23 @@ async def test_responses_are_counted_under_their_route(client: httpx.AsyncClient
     assert found["quintet:http_requests_total{method=GET,route=/metrics,status=200}"] == 1
 
 
+async def test_the_names_of_vllms_http_metrics_show_the_same(client: httpx.AsyncClient) -> None:
+    """By class of status; probes are in neither."""
+    for stream in (False, True):
+        assert (await client.post("/v1/completions", json={**BODY, "stream": stream})).status_code == 200
+    assert (await client.post("/v1/completions", json={"prompt": 1.5})).status_code == 400
+    for probe in ("/health", "/ready", "/metrics", "/version"):
+        await client.get(probe)
+    found = await scraped(client)
+    assert found["http_requests_total{handler=/v1/completions,method=POST,status=2xx}"] == 2
+    assert found["http_requests_total{handler=/v1/completions,method=POST,status=4xx}"] == 1
+    lasted = "http_request_duration_seconds"
+    assert found[f"{lasted}_count{{handler=/v1/completions,method=POST}}"] == 3
+    assert found[f"{lasted}_sum{{handler=/v1/completions,method=POST}}"] > 0
+    handlers = {name for name in found if name.startswith("http_request")}
+    assert not [name for name in handlers if "completions" not in name]
+
+
 async def test_paths_and_methods_that_nobody_knows_make_no_series(client: httpx.AsyncClient) -> None:
     for number in range(20):
         assert (await client.get(f"/secret/{number}")).status_code == 404
@@ -80,7 +97,7 @@ async def test_the_model_has_the_name_that_it_is_served_under() -> None:
     transport = httpx.ASGITransport(make_app(service))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         text = (await client.get("/metrics")).text
-    assert 'vllm:num_requests_running{model_name="mine"} 3.0' in text.splitlines()
+    assert 'vllm:num_requests_running{engine="0",model_name="mine"} 3.0' in text.splitlines()
 
 
 async def test_metrics_need_a_key_as_every_route(client: httpx.AsyncClient) -> None:

@@ -55,9 +55,9 @@ def test_labels_are_escaped_as_the_official_client_does() -> None:
 
 def test_rows_of_processes_add_up_by_name_and_labels() -> None:
     first, second = Metrics(), Metrics()
-    first.succeeded("stop")
-    first.succeeded("length")
-    second.succeeded("stop")
+    first.ended("stop")
+    first.ended("length")
+    second.ended("stop")
     first.latency.observe(0.4)
     second.latency.observe(0.4)
     second.latency.observe(70)
@@ -73,7 +73,7 @@ def test_rows_of_processes_add_up_by_name_and_labels() -> None:
 
 def test_without_a_model_only_metrics_of_no_model_have_samples() -> None:
     metrics = Metrics()
-    metrics.succeeded("stop")
+    metrics.ended("stop")
     metrics.responded("/health", "GET", 200)
     found = samples(shown(metrics.rows(), model=None))
     assert found["quintet:http_requests_total{method=GET,route=/health,status=200}"] == 1

@@ -83,6 +83,19 @@ class IsSleeping(msgspec.Struct):
     is_sleeping: bool
 
 
+class Load(msgspec.Struct):
+    """How much the server works on."""
+
+    server_load: int
+
+
+class TokenizerInfo(msgspec.Struct):
+    """What the tokenizer is, and all else that its files say of it."""
+
+    tokenizer_class: str
+    chat_template: str | dict[str, str] | None = None
+
+
 class Sign(msgspec.Struct):
     """Of life."""
 

@@ -30,6 +30,8 @@ async def list_models(http: HttpRequest) -> Response:
 async def retrieve_model(http: HttpRequest, model: str) -> Response:
     """One of them."""
     service = service_of(http)
+    if model.endswith("/") and model not in service.model_names:
+        model = model[:-1]
     service.check_model(model)
     if speaks_anthropic(http.scope):
         return json_response(model_info(service, model))
