@@ -18,6 +18,7 @@ from quintet.outputs import RequestOutput
 from quintet.sampling_params import SamplingParams
 from quintet.settings.describe import takes
 from quintet.settings.lacking import no_attribute, without_lacking
+from quintet.settings.wording import keywords
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,8 @@ class AsyncLLM:
         """Raises ValueError or OSError that says what is wrong with an argument, the model or the device."""
         if model is not None:
             kwargs["model"] = model
-        self._client = Client(EngineConfig.from_kwargs(**kwargs), use_tqdm)
+        with keywords(kwargs, EngineConfig):
+            self._client = Client(EngineConfig.from_kwargs(**kwargs), use_tqdm)
         self._followers: dict[str, Follower] = {}  # of running requests; the engine's thread alone touches it
         self._calls: queue.SimpleQueue[tuple[Callable[[], None], Future[None]]] = queue.SimpleQueue()
         self._gate = threading.Lock()  # once _closed is set, no call is queued any more

@@ -16,6 +16,7 @@ from quintet.outputs import RequestOutput
 from quintet.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from quintet.settings.describe import takes
 from quintet.settings.lacking import no_attribute, without_lacking
+from quintet.settings.wording import keywords
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 
@@ -33,7 +34,8 @@ class LLM:
         """Raises ValueError or OSError that says what is wrong with an argument, the model or the device."""
         if model is not None:
             kwargs["model"] = model
-        self._client = Client(EngineConfig.from_kwargs(**kwargs), use_tqdm)
+        with keywords(kwargs, EngineConfig):
+            self._client = Client(EngineConfig.from_kwargs(**kwargs), use_tqdm)
         self._shared = Shared(self._client)
 
     @property

@@ -128,7 +128,9 @@ class ServerConfig:
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise ValueError("ssl_certfile and ssl_keyfile belong together; give both or neither")
         if self.uds and self.ssl_certfile:
-            raise ValueError("a Unix socket (uds) takes no TLS; leave ssl_certfile and ssl_keyfile out")
+            raise ValueError(
+                f"uds={self.uds!r} is a Unix socket, which takes no TLS; leave ssl_certfile and ssl_keyfile out"
+            )
 
     @property
     def url(self) -> str:

@@ -12,6 +12,8 @@ from quintet.server.config_file import read_config_file
 from quintet.server.files import fit_files
 from quintet.server.listen import check_certificate, is_loopback, listen
 from quintet.server.settings import ServerConfig
+from quintet.server.typed import texts
+from quintet.settings.wording import Spelling, Wording
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +38,16 @@ def run(arguments: argparse.Namespace) -> int:
 
     check_certificate(served)
     listener = listen(served)
-    return Supervisor(loaded, served, listener).run()
+    return Supervisor(loaded, served, listener, arguments.wording).run()
 
 
 def _settings(arguments: argparse.Namespace) -> tuple[ServerConfig, EngineConfig]:
     """Flags come before the file, and the file before the environment."""
-    file = read_config_file(arguments.config) if arguments.config else {}
+    file: dict[str, Any] = {}
+    if arguments.config:
+        file, spelled = read_config_file(arguments.config)
+        typed = {*flags.given(arguments, ServerConfig), *engine.given(arguments)}
+        arguments.wording = _with_keys(arguments.wording, {k: v for k, v in spelled.items() if k not in typed}, file)
     server_names = {each.name for each in dataclasses.fields(ServerConfig)}
     server = {name: file.pop(name) for name in list(file) if name in server_names}
     server.update(flags.given(arguments, ServerConfig))
@@ -56,3 +62,10 @@ def _settings(arguments: argparse.Namespace) -> tuple[ServerConfig, EngineConfig
     if environment.admin_api_key is not None:
         server.setdefault("admin_api_key", environment.admin_api_key)
     return ServerConfig(**server), engine.config(loaded)
+
+
+def _with_keys(wording: Wording, spelled: dict[str, Spelling], file: dict[str, Any]) -> Wording:
+    """What is wrong with a setting of the file is said of its key."""
+    return wording.before(
+        spelled, {f"{each.file}: {each.word}": texts(file[name]) for name, each in spelled.items() if name in file}
+    )

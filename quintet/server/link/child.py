@@ -12,7 +12,7 @@ import msgspec
 from quintet.server.link.wire import Orders
 from quintet.server.logs import install
 
-PARENT_GONE = 3  # exit code
+PARENT_GONE, REFUSED = 3, 4  # exit codes; refused: the engine has said what the user can mend
 ENDING = (signal.SIGINT, signal.SIGTERM)
 
 

@@ -8,12 +8,15 @@ import socket
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from quintet.config import EngineConfig
-from quintet.server.link.child import ENDING
+from quintet.server.link.child import ENDING, REFUSED
 from quintet.server.link.children import API, ENGINE, Child, Exit, inheritable
 from quintet.server.link.wire import Orders
 from quintet.server.private_folder import PrivateFolder
 from quintet.server.settings import ServerConfig
+from quintet.settings.wording import Wording
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +29,9 @@ _SOONEST = 1.0  # seconds before an API process that died is started again
 class Supervisor:
     """Starts the engine when it is made, so that it loads while this process imports what it needs for HTTP."""
 
-    def __init__(self, engine: EngineConfig, server: ServerConfig, listener: socket.socket) -> None:
+    def __init__(
+        self, engine: EngineConfig, server: ServerConfig, listener: socket.socket, wording: Wording | None = None
+    ) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # until run() can clear up behind what is begun here
         self._settings, self._listener = server, listener
         self._folder = PrivateFolder()  # of the sockets between the processes
@@ -37,6 +42,7 @@ class Supervisor:
             log_level=server.log_level,
             engine={each.name: getattr(engine, each.name) for each in dataclasses.fields(engine)},
             server={each.name: getattr(server, each.name) for each in dataclasses.fields(server)},
+            wording=wording or Wording(),
         )
         try:
             self._engine = Child(ENGINE, self._orders)
@@ -49,6 +55,7 @@ class Supervisor:
         self._silent: dict[int, str] = {}  # API processes that were ended, and why, until their end is seen
         self._told = False  # to end, while nothing else listens to that
         self._serving = self._ending = False
+        self._refused = False  # the engine has said itself why it does not start
 
     def run(self) -> int:
         """Serves until it is told to stop: 0; or until the engine is gone: 1."""
@@ -61,7 +68,7 @@ class Supervisor:
             run_loop(self._serve())
         finally:
             self._close()
-        if self._failed is not None:
+        if self._failed is not None and not self._refused:
             logger.error("%s; the server ends", self._failed)
         return 0 if self._failed is None else 1
 
@@ -131,6 +138,7 @@ class Supervisor:
 
     def _engine_ended(self, how: Exit) -> None:
         if not self._ending:
+            self._refused = how.code == REFUSED
             self._fail(f"the engine has ended: {how}")
 
     def _fail(self, why: str) -> None:
@@ -203,4 +211,4 @@ class Supervisor:
 
 def _for_worker(orders: Orders, worker: int, listener: int) -> Orders:
     """The same, for one API process. Keys in them go through a pipe, which no other process can read."""
-    return Orders(orders.folder, worker, orders.num_workers, orders.log_level, orders.engine, orders.server, listener)
+    return msgspec.structs.replace(orders, worker=worker, listen=listener)
