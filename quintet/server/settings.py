@@ -29,6 +29,20 @@ def _port(value: Any) -> int:
     return number
 
 
+PROBES = ("/health", "/ready", "/ping", "/load", "/metrics", "/version")  # asked every few seconds, by machines
+_UVICORN_LEVELS = ("trace", "debug", "info", "warning", "error", "critical")
+
+
+def _paths(value: Any) -> tuple[str, ...]:
+    """A list, or text with commas; vLLM's form."""
+    texts = [value] if isinstance(value, str) else several(str)(value)
+    found = tuple(each.strip() for one in texts for each in one.split(",") if each.strip())
+    for each in found:
+        if not each.startswith("/"):
+            raise ValueError(f"must be paths such as /health, not {each!r}")
+    return found
+
+
 @dataclass(frozen=True)
 class ServerConfig:
     """The server without its engine. Checked when it is made; vLLM's names where the meaning is the same."""
@@ -112,6 +126,18 @@ class ServerConfig:
     )  # fmt: skip
 
     access_log: bool = option(True, truth, "log each request with its tokens and times", group="logging")
+    disable_uvicorn_access_log: bool = option(False, truth, "vLLM's name for --no-access-log", group="logging")
+    disable_access_log_for_endpoints: tuple[str, ...] = option(
+        PROBES, _paths, "paths, with commas between them, whose requests are not logged; '' for none", group="logging",
+        metavar="PATHS",
+    )  # fmt: skip
+    log_format: str = option(
+        "text", one_of("text", "json"), "lines of time, level and message, or JSON objects", group="logging",
+        choices=("text", "json"),
+    )  # fmt: skip
+    uvicorn_log_level: str = option(
+        "warning", one_of(*_UVICORN_LEVELS), "what the HTTP library logs", group="logging", choices=_UVICORN_LEVELS
+    )
     log_level: str = option(
         "info", one_of("debug", "info", "warning", "error"), "what the server logs", group="logging",
         choices=("debug", "info", "warning", "error"),
@@ -123,6 +149,8 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         settle(self)
+        if self.disable_uvicorn_access_log:
+            object.__setattr__(self, "access_log", False)
         if self.admin_api_key in self.api_key:
             raise ValueError("admin_api_key is an api_key too; give the administrator a key that nobody else has")
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):

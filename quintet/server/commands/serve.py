@@ -11,6 +11,7 @@ from quintet.server.commands import engine
 from quintet.server.config_file import read_config_file
 from quintet.server.files import fit_files
 from quintet.server.listen import check_certificate, is_loopback, listen
+from quintet.server.logs import install_for_server
 from quintet.server.settings import ServerConfig
 from quintet.server.typed import texts
 from quintet.settings.wording import Spelling, Wording
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serves until SIGTERM or Ctrl-C."""
     served, loaded = _settings(arguments)
-    logging.getLogger("quintet").setLevel(served.log_level.upper())
+    install_for_server(dataclasses.asdict(served))
     if not (served.uds or served.api_key or is_loopback(served.host)):
         logger.warning("other machines can use this server without a key; give --api-key, or keep --host 127.0.0.1")
     served = fit_files(served)

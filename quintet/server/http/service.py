@@ -35,6 +35,7 @@ class Service:
         self.tracer = make_tracer(settings.otlp_traces_endpoint, lambda: self.model_names[0])
         self.calls: set[Call] = set()
         self.draining = False
+        self.cut_short: set[Call] = set()  # by the server's end
         self._failed: EngineDead | None = None
         self._quiet = asyncio.Event()  # no call is under way
         self._quiet.set()
@@ -106,6 +107,7 @@ class Service:
 
     def end_calls(self) -> None:
         """Whoever still waits is told that the server ends."""
+        self.cut_short |= self.calls
         for call in list(self.calls):
             call.stop(ApiError(503, "the server is shutting down", code="shutting_down"))
 

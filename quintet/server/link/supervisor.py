@@ -53,6 +53,7 @@ class Supervisor:
         self._others: dict[int, Child] = {}  # API processes besides this one
         self._failed: str | None = None  # why the server ends
         self._silent: dict[int, str] = {}  # API processes that were ended, and why, until their end is seen
+        self._signal = "told to end"  # by which signal, if it was one
         self._told = False  # to end, while nothing else listens to that
         self._serving = self._ending = False
         self._refused = False  # the engine has said itself why it does not start
@@ -68,6 +69,8 @@ class Supervisor:
             run_loop(self._serve())
         finally:
             self._close()
+        if self._serving and self._api.ending is not None:
+            logger.info("%s", self._api.ending.over(len(self._api.service.cut_short)))
         if self._failed is not None and not self._refused:
             logger.error("%s; the server ends", self._failed)
         return 0 if self._failed is None else 1
@@ -99,8 +102,9 @@ class Supervisor:
                 end = min(end, self._loop.time() + _LAST_WORDS)
             await asyncio.sleep(_LOOK / 10)
 
-    def _signalled(self, *_: object) -> None:
+    def _signalled(self, number: int, *_: object) -> None:
         """No exception: whatever is imported meanwhile might catch it. A second signal does not wait for that."""
+        self._signal = signal.Signals(number).name
         if self._told and not self._serving:
             raise SystemExit(0)
         self._told = True
@@ -119,7 +123,7 @@ class Supervisor:
             await asyncio.sleep(_LOOK if ready else _LOOK / 10)
             remote = self._api.remote
             if self._told and not self._api.service.draining:
-                self._api.stop()
+                self._api.stop(self._signal)
             if not ready and remote.trouble() is None:
                 ready = True
                 logger.info("ready: %s at %s", ", ".join(self._api.service.model_names), self._where())
