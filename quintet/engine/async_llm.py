@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quintet.config import EngineConfig
+from quintet.engine.arguments import AsyncLLMArguments
 from quintet.engine.chat import render_chats
 from quintet.engine.client import Client
 from quintet.engine.prompts import Prompt, PromptType
@@ -42,7 +43,7 @@ class Follower(NamedTuple):
         return True
 
 
-class AsyncLLM:
+class AsyncLLM(AsyncLLMArguments):
     """Many requests at once from coroutines. Keyword arguments are EngineConfig's fields.
 
     llm = AsyncLLM("bundled")
@@ -50,9 +51,14 @@ class AsyncLLM:
         print(output.outputs[0].text, end="")
     """
 
-    @takes(EngineConfig)
-    def __init__(self, model: str | None = None, *, use_tqdm: bool = False, **kwargs: Any) -> None:
-        """Raises ValueError or OSError that says what is wrong with an argument, the model or the device."""
+    if not TYPE_CHECKING:  # a checker shall see each setting by name: see arguments.pyi
+
+        @takes(EngineConfig)
+        def __init__(self, model=None, *, use_tqdm: bool = False, **kwargs):
+            """Raises ValueError or OSError that says what is wrong with an argument, the model or the device."""
+            self._open(model, use_tqdm, kwargs)
+
+    def _open(self, model: str | None, use_tqdm: bool, kwargs: dict[str, Any]) -> None:
         if model is not None:
             kwargs["model"] = model
         with keywords(kwargs, EngineConfig):

@@ -8,6 +8,7 @@ from tqdm import tqdm
 
 from quintet.config import EngineConfig
 from quintet.engine import beam
+from quintet.engine.arguments import LLMArguments
 from quintet.engine.chat import render_chats
 from quintet.engine.client import Client
 from quintet.engine.prompts import Prompt, PromptType
@@ -21,7 +22,7 @@ from quintet.settings.wording import keywords
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 
-class LLM:
+class LLM(LLMArguments):
     """A model, ready to generate. Keyword arguments are EngineConfig's fields. Any thread may call it at any time.
 
     llm = LLM("bundled")
@@ -29,9 +30,14 @@ class LLM:
     print(outputs[0].outputs[0].text)
     """
 
-    @takes(EngineConfig)
-    def __init__(self, model: str | None = None, *, use_tqdm: bool = True, **kwargs: Any) -> None:
-        """Raises ValueError or OSError that says what is wrong with an argument, the model or the device."""
+    if not TYPE_CHECKING:  # a checker shall see each setting by name: see arguments.pyi
+
+        @takes(EngineConfig)
+        def __init__(self, model=None, *, use_tqdm: bool = True, **kwargs):
+            """Raises ValueError or OSError that says what is wrong with an argument, the model or the device."""
+            self._open(model, use_tqdm, kwargs)
+
+    def _open(self, model: str | None, use_tqdm: bool, kwargs: dict[str, Any]) -> None:
         if model is not None:
             kwargs["model"] = model
         with keywords(kwargs, EngineConfig):

@@ -20,7 +20,8 @@ START = {"generate": ["x"], "run-batch": ["-i", "in", "-o", "out"]}
 COMMANDS = ("serve", "generate", "chat", "complete", "bench latency", "bench throughput", "bench serve", "explain")
 # Any text will do, or the list is checked as a whole: those that can be wrong are below.
 TAKE_ANYTHING = {
-    "--config", "--root-path", "--disable-access-log-for-endpoints", "--system", "--prompts-file", "--served-model-name", "--api-key", "--allowed-origins",
+    "--disable-access-log-for-endpoints",
+    "--config", "--root-path", "--system", "--prompts-file", "--served-model-name", "--api-key", "--allowed-origins",
     "--logits-processors", "--stop", "--bad-words", "--compilation-config.cache-dir", "--input-file", "-i",
     "--output-file", "-o",
 }  # fmt: skip
