@@ -18,10 +18,10 @@ CHECK := import sys; sys.exit("make needs Python 3.11 or newer, and %s is %d.%d:
 SOURCES := pyproject.toml constraints-dev.txt CMakeLists.txt $(shell find csrc -type f)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format mutants bench gpu clean
+.PHONY: help setup demo test test-all lint format mutants bench gpu clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
 
 setup: $(STAMP) ## make .venv and build the extension
 
@@ -33,13 +33,18 @@ demo: $(STAMP) ## generate text with the bundled model, offline
 # (failed or not: one run tells all there is to mend).
 ALONE := $(wildcard $(addprefix tests/server/,link test_*.py))
 
-test: $(STAMP) ## run the tests
+tests = $(BIN)/python -m pytest -m "$(1)" --numprocesses=auto --maxprocesses=4 --dist=loadfile $(ALONE:%=--ignore=%); others=$$?; \
+	$(BIN)/python -m pytest -m "$(1)" $(ALONE) && exit $$others
+
+test: $(STAMP) ## run the tests that take seconds
 ifeq ($(ARGS),)
-	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile $(ALONE:%=--ignore=%); others=$$?; \
-	$(BIN)/python -m pytest $(ALONE) && exit $$others
+	$(call tests,not slow)
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
+
+test-all: $(STAMP) ## run all tests, also those that take minutes
+	($(call tests,not slow)); quick=$$?; ($(call tests,slow)) && exit $$quick
 
 lint: $(STAMP) ## style, types and import rules
 	$(BIN)/ruff check .

@@ -5,6 +5,7 @@ from quintet.settings.environment import Environment, all_variables, read_enviro
 from quintet.settings.lacking import LACKING, lacking
 from quintet.settings.model import BUNDLED, GENERATION_DEFAULTS, SCHEMES
 from quintet.settings.option import dotted, gathered, option, settings, settle
+from quintet.settings.profiling import ProfilerConfig
 from quintet.settings.speculation import SpeculativeConfig
 from quintet.settings.structured import StructuredOutputsConfig
 
@@ -15,6 +16,7 @@ __all__ = [
     "SCHEMES",
     "EngineConfig",
     "Environment",
+    "ProfilerConfig",
     "SpeculativeConfig",
     "StructuredOutputsConfig",
     "all_variables",

@@ -4,31 +4,20 @@ import copy
 import enum
 import functools
 import logging
-import numbers
-import operator
-import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+from quintet import parameter_values as values
 from quintet.names import refuse_unknown
 from quintet.settings.describe import documented
 from quintet.settings.lacking import PARAMETERS
 
 logger = logging.getLogger(__name__)
 
-Parse = Callable[[Any], Any]  # the value in its one true form; ValueError says what was wanted, without the name
-
 MAX_COMPLETIONS = 128  # of one request
-MAX_STRINGS = 64  # stop strings and bad words, each
-MAX_STRING = 1024  # characters of each
 MAX_STOP_IDS = 1024
-MAX_BIASES = 1024
-MAX_ALLOWED_IDS = 2**18  # larger than any vocabulary today
-MAX_EXTRA_ARGS = 64
-MAX_CHOICES = 2**16
 MIN_TEMPERATURE = 0.01  # below it logits / temperature leaves the range where float32 tells tokens apart
-INT32 = 2**31 - 1
 
 
 class ParameterError(ValueError):
@@ -50,187 +39,26 @@ class RequestOutputKind(enum.Enum):
     FINAL_ONLY = 2  # one output, at the end
 
 
-def _number(low: float, high: float, note: str = "", above: bool = False) -> Parse:
-    """A finite number in [low, high], or in (low, high]."""
-
-    def parse(value: Any) -> float:
-        wanted = f"must be a number {'over' if above else 'from'} {low:g} {'up ' if above else ''}to {high:g}{note}"
-        if isinstance(value, bool) or not isinstance(value, numbers.Real):
-            raise ValueError(f"{wanted}, not {_show(value)}")
-        number = _float(value)
-        if not low <= number <= high or (above and number == low):  # NaN fails here too
-            raise ValueError(f"{wanted}, not {_show(value)}")
-        return number
-
-    return parse
-
-
-def _float(value: Any) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return float("inf")
-
-
-def _integer(low: int, high: int, note: str = "") -> Parse:
-    def parse(value: Any) -> int:
-        try:
-            if isinstance(value, bool):
-                raise TypeError
-            number = operator.index(value)
-        except TypeError:
-            raise ValueError(f"must be a whole number{note}, not {_show(value)}") from None
-        if not low <= number <= high:
-            raise ValueError(f"must be from {low} to {high}{note}, not {_show(value)}")
-        return number
-
-    return parse
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"must be True or False, not {_show(value)}")
-    return value
-
-
-def _optional(parse: Parse) -> Parse:
-    return lambda value: None if value is None else parse(value)
-
-
-def _several(parse: Parse, most: int) -> Parse:
-    """A list of at most `most`; None is none."""
-
-    def parse_all(value: Any) -> list[Any]:
-        if value is None:
-            return []
-        if not isinstance(value, list | tuple | set | frozenset):
-            raise ValueError(f"must be a list, not {_show(value)}")
-        if len(value) > most:
-            raise ValueError(f"may hold {most} entries, not {len(value)}")
-        return [_inside(f"entry {index}", parse, entry) for index, entry in enumerate(value)]
-
-    return parse_all
-
-
-def _strings(value: Any) -> list[str]:
-    return _several(_string, MAX_STRINGS)([value] if isinstance(value, str) else value)
-
-
-def _string(value: Any) -> str:
-    text = _text(value)
-    if not 1 <= len(text) <= MAX_STRING:
-        raise ValueError(f"must have from 1 to {MAX_STRING} characters, not {len(text)}")
-    return text
-
-
-def _biases(value: Any) -> dict[int, float]:
-    """Token id -> what is added to its logit. An id may be its decimal text, as in JSON."""
-    if not isinstance(value, Mapping):
-        raise ValueError(f"must map token ids to numbers, not {_show(value)}")
-    if len(value) > MAX_BIASES:
-        raise ValueError(f"may hold {MAX_BIASES} entries, not {len(value)}")
-    biases = {}
-    for key, bias in value.items():
-        digits = isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 10
-        token_id = _inside("a token id", _token_id, int(key) if digits else key)
-        biases[token_id] = _inside(f"the bias of token {token_id}", _number(-100, 100), bias)
-    return biases
-
-
-def _allowed(value: Any) -> list[int]:
-    plain = isinstance(value, list) and 0 < len(value) <= MAX_ALLOWED_IDS and set(map(type, value)) == {int}
-    if not (plain and 0 <= min(value) and max(value) <= INT32):  # entry by entry for the message alone: it takes time
-        value = _several(_token_id, MAX_ALLOWED_IDS)(value)
-    if not value:
-        raise ValueError("must allow at least one token; leave it out (None) to allow all")
-    return sorted(set(value))
-
-
 def _constraint(value: Any) -> "StructuredOutputsParams":
     """Of an object (it may have been changed since it was made), or of its fields."""
     if isinstance(value, StructuredOutputsParams):
         value.__post_init__()
         return value
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise ValueError(f"must be a StructuredOutputsParams or a dict of its fields, not {_show(value)}")
+        raise ValueError(f"must be a StructuredOutputsParams or a dict of its fields, not {values.show(value)}")
     try:
         return StructuredOutputsParams(**value)
     except ValueError as error:
         raise ValueError(f"cannot be used: {error}") from None
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"must be text, not {_show(value)}")
-    return value
-
-
-def _schema(value: Any) -> Any:
-    if not isinstance(value, str | dict):
-        raise ValueError(f"must be a JSON schema, as a dict or as JSON text, not {_show(value)}")
-    return value
-
-
-def _choices(value: Any) -> list[str]:
-    choices = _several(_text, MAX_CHOICES)(value)
-    if not choices:
-        raise ValueError("must offer at least one text")
-    return choices
-
-
-def _only_true(value: Any) -> bool:
-    if value is not True:
-        raise ValueError(f"must be True or left out, not {_show(value)}")
-    return True
-
-
-def _not_yet(value: Any) -> None:
-    raise ValueError("is not there yet; use json, regex, choice or grammar")
-
-
 def _kind(value: Any) -> RequestOutputKind:
     if not isinstance(value, RequestOutputKind):
-        raise ValueError(f"must be a RequestOutputKind (CUMULATIVE, DELTA or FINAL_ONLY), not {_show(value)}")
+        raise ValueError(f"must be a RequestOutputKind (CUMULATIVE, DELTA or FINAL_ONLY), not {values.show(value)}")
     return value
 
 
-def _extra(value: Any) -> dict[str, Any]:
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise ValueError(f"must be a dict with text keys, not {_show(value)}")
-    if len(value) > MAX_EXTRA_ARGS:
-        raise ValueError(f"may hold {MAX_EXTRA_ARGS} entries, not {len(value)}")
-    return dict(value)
-
-
-def _seed(value: Any) -> int | None:
-    """-1 is none, as in vLLM."""
-    number = _integer(-(2**63), 2**64 - 1)(value)
-    return None if number == -1 else number
-
-
-def _inside(what: str, parse: Parse, value: Any) -> Any:
-    try:
-        return parse(value)
-    except ValueError as error:
-        raise ValueError(f"{what} {error}") from None
-
-
-def _show(value: Any) -> str:
-    """The value, cut short: it may be hostile and it goes into a message."""
-    try:
-        return f"{reprlib.repr(value)} ({type(value).__name__})"
-    except Exception:  # a repr of the caller's, or an int with more digits than Python will print
-        return f"a {type(value).__name__} that cannot be shown"
-
-
-_token_id = _integer(0, INT32)
-_penalty = _number(-2, 2)
-_count = _integer(0, INT32)
-_positive = _integer(1, INT32)
-_logprobs = _optional(_integer(-1, INT32, " (-1: the whole vocabulary)"))
-
-
-def param(default: Any, parse: Parse, help: str) -> Any:
+def param(default: Any, parse: values.Parse, help: str) -> Any:
     """A field that knows how to read itself; flags and request bodies are generated from this."""
     return field(default=default, metadata={"parse": parse, "help": help})
 
@@ -267,17 +95,29 @@ class StructuredOutputsParams(_Checked):
 
     _called = "structured outputs parameter"
 
-    json: Any = param(None, _optional(_schema), "a JSON schema that the output follows, as a dict or as JSON text")
-    regex: str | None = param(None, _optional(_text), "a regular expression that matches the whole output")
-    choice: list[str] | None = param(None, _optional(_choices), "the texts of which the output is one")
-    grammar: str | None = param(
-        None, _optional(_text), "a grammar in Lark's form whose rule `start` the output follows"
+    json: Any = param(
+        None, values.optional(values.schema), "a JSON schema that the output follows, as a dict or as JSON text"
     )
-    json_object: bool | None = param(None, _optional(_only_true), "any JSON object")
-    structural_tag: str | None = param(None, _optional(_not_yet), "refused: not there yet")
-    whitespace_pattern: str | None = param(None, _optional(_text), "a regular expression of the whitespace in JSON")
-    disable_any_whitespace: bool = param(False, _flag, "JSON without whitespace")
-    disable_additional_properties: bool = param(False, _flag, "JSON objects have the properties that are named alone")
+    regex: str | None = param(None, values.optional(values.text), "a regular expression that matches the whole output")
+    choice: list[str] | None = param(None, values.optional(values.choices), "the texts of which the output is one")
+    grammar: str | None = param(
+        None,
+        values.optional(values.text),
+        "a grammar that the output follows: Lark's, from its rule `start`, or EBNF, from `root`",
+    )
+    json_object: bool | None = param(None, values.optional(values.only_true), "any JSON object")
+    structural_tag: Any = param(
+        None,
+        values.optional(values.structure),
+        "free text with tagged stretches that have a shape, as a dict or as JSON text",
+    )
+    whitespace_pattern: str | None = param(
+        None, values.optional(values.text), "a regular expression of the whitespace in JSON"
+    )
+    disable_any_whitespace: bool = param(False, values.flag, "JSON without whitespace")
+    disable_additional_properties: bool = param(
+        False, values.flag, "JSON objects have the properties that are named alone"
+    )
 
     def __post_init__(self) -> None:
         _Checked.__post_init__(self)
@@ -296,42 +136,60 @@ class SamplingParams(_Checked):
     Everything is checked when it is made (ParameterError names the field); what depends on the model, by check().
     """
 
-    n: int = param(1, _integer(1, MAX_COMPLETIONS), "completions of the prompt")
-    presence_penalty: float = param(0.0, _penalty, "taken once from the logit of each token of the output")
-    frequency_penalty: float = param(0.0, _penalty, "taken from a token's logit for each time it is in the output")
+    n: int = param(1, values.integer(1, MAX_COMPLETIONS), "completions of the prompt")
+    presence_penalty: float = param(0.0, values.penalty, "taken once from the logit of each token of the output")
+    frequency_penalty: float = param(
+        0.0, values.penalty, "taken from a token's logit for each time it is in the output"
+    )
     repetition_penalty: float = param(
-        1.0, _number(0.01, 100), "divides positive, multiplies negative logits of tokens of prompt and output"
+        1.0, values.number(0.01, 100), "divides positive, multiplies negative logits of tokens of prompt and output"
     )
     temperature: float = param(
-        1.0, _number(0, 1e4, " (0 is greedy)"), "divides the logits; 0 is greedy, what is below 0.01 becomes 0.01"
+        1.0, values.number(0, 1e4, " (0 is greedy)"), "divides the logits; 0 is greedy, what is below 0.01 becomes 0.01"
     )
     top_p: float = param(
-        1.0, _number(0, 1, above=True), "draw from the fewest tokens whose probabilities add up to this; 1 is off"
+        1.0, values.number(0, 1, above=True), "draw from the fewest tokens whose probabilities add up to this; 1 is off"
     )
-    top_k: int = param(0, _integer(-1, INT32, " (0 and -1 are off)"), "draw from this many most likely tokens; 0: all")
-    min_p: float = param(0.0, _number(0, 1), "draw from tokens at least this likely relative to the likeliest; 0: all")
-    seed: int | None = param(None, _optional(_seed), "of the random numbers; None and -1: unlike any other request")
-    stop: Any = param(None, _strings, "text that ends the output; one string or several, kept as list[str]")
-    stop_token_ids: list[int] = param(None, _several(_token_id, MAX_STOP_IDS), "tokens that end the output")
-    bad_words: list[str] = param(None, _strings, "text whose last token is not drawn after the tokens before it")
-    ignore_eos: bool = param(False, _flag, "go on after the end-of-text token")
-    max_tokens: int | None = param(16, _optional(_positive), "most tokens of output; None: as far as the model goes")
-    min_tokens: int = param(0, _count, "tokens of output before it may end by a token")
-    logprobs: int | None = param(None, _logprobs, "likeliest tokens to report at each position beside the one drawn")
-    prompt_logprobs: int | None = param(None, _logprobs, "the same for each position of the prompt")
-    detokenize: bool = param(True, _flag, "give text, not only token ids")
-    skip_special_tokens: bool = param(True, _flag, "leave special tokens out of the text")
-    include_stop_str_in_output: bool = param(False, _flag, "keep the stop string at the text's end")
+    top_k: int = param(
+        0, values.integer(-1, values.INT32, " (0 and -1 are off)"), "draw from this many most likely tokens; 0: all"
+    )
+    min_p: float = param(
+        0.0, values.number(0, 1), "draw from tokens at least this likely relative to the likeliest; 0: all"
+    )
+    seed: int | None = param(
+        None, values.optional(values.seed), "of the random numbers; None and -1: unlike any other request"
+    )
+    stop: Any = param(None, values.strings, "text that ends the output; one string or several, kept as list[str]")
+    stop_token_ids: list[int] = param(None, values.several(values.token_id, MAX_STOP_IDS), "tokens that end the output")
+    bad_words: list[str] = param(None, values.strings, "text whose last token is not drawn after the tokens before it")
+    ignore_eos: bool = param(False, values.flag, "go on after the end-of-text token")
+    max_tokens: int | None = param(
+        16, values.optional(values.positive), "most tokens of output; None: as far as the model goes"
+    )
+    min_tokens: int = param(0, values.count, "tokens of output before it may end by a token")
+    logprobs: int | None = param(
+        None, values.logprobs, "likeliest tokens to report at each position beside the one drawn"
+    )
+    prompt_logprobs: int | None = param(None, values.logprobs, "the same for each position of the prompt")
+    detokenize: bool = param(True, values.flag, "give text, not only token ids")
+    skip_special_tokens: bool = param(True, values.flag, "leave special tokens out of the text")
+    include_stop_str_in_output: bool = param(False, values.flag, "keep the stop string at the text's end")
     output_kind: RequestOutputKind = param(RequestOutputKind.CUMULATIVE, _kind, "what each streamed output holds")
     truncate_prompt_tokens: int | None = param(
-        None, _optional(_integer(-1, INT32)), "keep this many last tokens of the prompt; -1: what the model takes"
+        None,
+        values.optional(values.integer(-1, values.INT32)),
+        "keep this many last tokens of the prompt; -1: what the model takes",
     )
-    logit_bias: dict[int, float] | None = param(None, _optional(_biases), "token id -> what is added to its logit")
-    allowed_token_ids: list[int] | None = param(None, _optional(_allowed), "draw from these tokens only")
+    logit_bias: dict[int, float] | None = param(
+        None, values.optional(values.biases), "token id -> what is added to its logit"
+    )
+    allowed_token_ids: list[int] | None = param(None, values.optional(values.allowed), "draw from these tokens only")
     structured_outputs: StructuredOutputsParams | None = param(
-        None, _optional(_constraint), "what the output must look like: a JSON schema, a regex, choices, a grammar"
+        None, values.optional(_constraint), "what the output must look like: a JSON schema, a regex, choices, a grammar"
     )
-    extra_args: dict[str, Any] | None = param(None, _optional(_extra), "for logits processors; not read otherwise")
+    extra_args: dict[str, Any] | None = param(
+        None, values.optional(values.extra), "for logits processors; not read otherwise"
+    )
 
     def __post_init__(self) -> None:
         _Checked.__post_init__(self)
@@ -378,12 +236,12 @@ class SamplingParams(_Checked):
 class BeamSearchParams(_Checked):
     """A search for the likeliest output, `beam_width` candidates at a time."""
 
-    beam_width: int = param(4, _integer(1, MAX_COMPLETIONS), "candidates that are kept at each step")
-    max_tokens: int = param(16, _positive, "most tokens of output")
-    ignore_eos: bool = param(False, _flag, "go on after the end-of-text token")
-    temperature: float = param(0.0, _number(0, 1e4, " (0 leaves the logits as they are)"), "divides the logits")
-    length_penalty: float = param(1.0, _number(-100, 100), "scores are divided by length to this power")
-    include_stop_str_in_output: bool = param(False, _flag, "keep the end-of-text token's text")
+    beam_width: int = param(4, values.integer(1, MAX_COMPLETIONS), "candidates that are kept at each step")
+    max_tokens: int = param(16, values.positive, "most tokens of output")
+    ignore_eos: bool = param(False, values.flag, "go on after the end-of-text token")
+    temperature: float = param(0.0, values.number(0, 1e4, " (0 leaves the logits as they are)"), "divides the logits")
+    length_penalty: float = param(1.0, values.number(-100, 100), "scores are divided by length to this power")
+    include_stop_str_in_output: bool = param(False, values.flag, "keep the end-of-text token's text")
 
 
 def _check_logprobs(name: str, num: int, vocab_size: int, max_logprobs: int) -> None:

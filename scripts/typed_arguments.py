@@ -22,16 +22,25 @@ from os import PathLike
 from typing import Any
 
 import torch
-
-from quintet.settings.compilation import AttentionConfig, CompilationConfig
-from quintet.settings.speculation import SpeculativeConfig
-from quintet.settings.structured import StructuredOutputsConfig
 '''
 
 
 def stub() -> str:
     """The file's text."""
-    return HEAD + "".join(_class(name, bar) for name, bar in (("LLMArguments", True), ("AsyncLLMArguments", False)))
+    return (
+        HEAD
+        + _imports()
+        + "".join(_class(name, bar) for name, bar in (("LLMArguments", True), ("AsyncLLMArguments", False)))
+    )
+
+
+def _imports() -> str:
+    """Of the configurations that are a setting's value."""
+    homes: dict[str, list[str]] = {}
+    for each in settings(EngineConfig):
+        if "nested" in each.metadata:
+            homes.setdefault(each.metadata["nested"].__module__, []).append(each.metadata["nested"].__name__)
+    return "\n" + "".join(f"from {home} import {', '.join(sorted(names))}\n" for home, names in sorted(homes.items()))
 
 
 def _class(name: str, bar: bool) -> str:

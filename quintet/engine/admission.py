@@ -35,6 +35,7 @@ class _Shared(NamedTuple):
     stop_ids: frozenset[int]
     bad_words_ids: tuple[tuple[int, ...], ...]
     priority: int
+    grammar: str
 
 
 @dataclass
@@ -48,7 +49,7 @@ class Admission:
     processors: Sequence[type[LogitsProcessor]] = ()
     defaults: dict[str, Any] = field(default_factory=dict)  # sampling parameters of the generation config
     name: str = ""  # tells the unseeded requests of several admissions to one engine apart
-    grammars: Grammars | None = None  # None: what the output must look like is not served here
+    grammars: Grammars | None = None  # None: callers say what the output must look like
     _num_unseeded: int = 0
 
     def __post_init__(self) -> None:
@@ -65,14 +66,17 @@ class Admission:
         return self.admit_all([(request_id, prompt)], params, priority)[0]
 
     def admit_all(
-        self, prompts: Sequence[tuple[str, Prompt]], params: SamplingParams, priority: int = 0
+        self, prompts: Sequence[tuple[str, Prompt]], params: SamplingParams, priority: int = 0, grammar: str = ""
     ) -> list[list[Admitted]]:
-        """The same for several prompts (request id, prompt) with the same parameters, which are looked at once."""
+        """The same for several prompts (request id, prompt) with the same parameters, which are looked at once.
+
+        `grammar` is what params.structured_outputs ask for, where the caller has found out that it can be served.
+        """
         params.check(self.bounds.vocab_size, self.bounds.max_model_len, self.bounds.max_logprobs)
         for processor in self.processors:
             processor.validate(params)
-        if params.structured_outputs is not None:
-            self._check_grammar(params.structured_outputs)
+        if params.structured_outputs is not None and not grammar:
+            grammar = self._grammar(params.structured_outputs)
         if priority and not self.bounds.by_priority:
             raise ParameterError(
                 "priority", "changes nothing here; start the engine with scheduling_policy='priority', or leave it out"
@@ -80,7 +84,7 @@ class Admission:
         stop_ids = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self.eos_ids)
         bad_words = self._bad_words(params)
         _check_drawable(params, stop_ids, bad_words, self.bounds.vocab_size)
-        shared = _Shared(params, stop_ids, bad_words, priority)
+        shared = _Shared(params, stop_ids, bad_words, priority, grammar)
         return [self._admit(request_id, prompt, shared) for request_id, prompt in prompts]
 
     def _admit(self, request_id: str, prompt: Prompt, shared: "_Shared") -> list[Admitted]:
@@ -116,15 +120,16 @@ class Admission:
                 arrival=arrival,
                 scored=index == 0,
                 embeds=embeds,
+                grammar=shared.grammar,
             )
             for index, engine_id in enumerate(child_ids(request_id, params.n))
         ]
 
-    def _check_grammar(self, wanted: StructuredOutputsParams) -> None:
+    def _grammar(self, wanted: StructuredOutputsParams) -> str:
         """Compiles it, so that it is there when the request comes to the engine."""
         if self.grammars is None:
-            raise ParameterError("structured_outputs", "are served by LLM and AsyncLLM alone; leave them out")
-        self.grammars.check(wanted)
+            raise ParameterError("structured_outputs", "were not tried before; that is for the caller to do")
+        return self.grammars.admit(wanted)
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         if not params.bad_words:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from quintet.settings.compilation import AttentionConfig, CompilationConfig
+from quintet.settings.profiling import ProfilerConfig
 from quintet.settings.speculation import SpeculativeConfig
 from quintet.settings.structured import StructuredOutputsConfig
 
@@ -68,6 +69,7 @@ class LLMArguments:
         disable_log_stats: bool = False,
         speculative_config: SpeculativeConfig | Mapping[str, Any] | str | None = None,
         structured_outputs_config: StructuredOutputsConfig | Mapping[str, Any] | str | None = ...,
+        profiler_config: ProfilerConfig | Mapping[str, Any] | str | None = ...,
     ) -> None: ...
 
 class AsyncLLMArguments:
@@ -128,4 +130,5 @@ class AsyncLLMArguments:
         disable_log_stats: bool = False,
         speculative_config: SpeculativeConfig | Mapping[str, Any] | str | None = None,
         structured_outputs_config: StructuredOutputsConfig | Mapping[str, Any] | str | None = ...,
+        profiler_config: ProfilerConfig | Mapping[str, Any] | str | None = ...,
     ) -> None: ...

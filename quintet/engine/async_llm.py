@@ -14,6 +14,7 @@ from quintet.config import EngineConfig
 from quintet.engine.arguments import AsyncLLMArguments
 from quintet.engine.chat import render_chats
 from quintet.engine.client import Client
+from quintet.engine.profiler import Trace
 from quintet.engine.prompts import Prompt, PromptType
 from quintet.outputs import RequestOutput
 from quintet.sampling_params import SamplingParams
@@ -149,6 +150,16 @@ class AsyncLLM(AsyncLLMArguments):
     async def is_sleeping(self) -> bool:
         """Whether it was put to sleep, and takes no requests."""
         return bool(self._client.engine.asleep)
+
+    async def start_profile(self) -> None:
+        """Begins a trace, as LLM.start_profile."""
+        await self._call(self._client.engine.profiler.start)
+
+    async def stop_profile(self) -> str:
+        """Ends it -> its file, as LLM.stop_profile."""
+        traces: list[Trace] = []
+        await self._call(lambda: traces.append(self._client.engine.profiler.stop()))
+        return str(traces[0].path)
 
     def shutdown(self) -> None:
         """Stops the engine's thread; requests that still run end with an error."""

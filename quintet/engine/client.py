@@ -73,7 +73,7 @@ class Client:
         if params.structured_outputs is not None:
             bounds = self.admission.bounds
             params.check(bounds.vocab_size, bounds.max_model_len, bounds.max_logprobs)
-            self.grammars.check(params.structured_outputs)
+            self.grammars.admit(params.structured_outputs)
 
     def add(self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int = 0) -> None:
         """Admits and queues a request; ValueError says what is wrong, and then nothing was queued."""
@@ -92,7 +92,10 @@ class Client:
 
     def collect(self) -> list[RequestOutput]:
         """The outputs that the engine's last compute() moved. Not to be interrupted."""
-        processed = self.processor.process(self.engine.take())
+        deltas = self.engine.take()
+        processed = self.processor.process(deltas)
+        if self.engine.profiler.spans.events is not None:
+            self.engine.profiler.spans.lap("detokenize", deltas)
         self.engine.abort(processed.aborts)
         return processed.outputs
 
@@ -134,6 +137,7 @@ class Client:
     def close(self) -> None:
         """Ends what runs, and lets go of threads; the memory goes with the object."""
         self.engine.abort(self.processor.fail("the engine was closed").aborts)
+        self.engine.profiler.close()
         self.grammars.close()
         self.prepared.ranks.close()
 

@@ -17,6 +17,7 @@ from quintet.engine.answers import Answers
 from quintet.engine.flights import Flights
 from quintet.engine.grammar import Grammars, wait_for_any
 from quintet.engine.interrupts import Uninterrupted
+from quintet.engine.profiler import Profiler
 from quintet.engine.request import Admitted, FinishReason, Request
 from quintet.engine.runner import Runner
 from quintet.engine.scheduler import Plan, Scheduler
@@ -31,8 +32,15 @@ class Engine:
     """Owns the requests between add() and their last delta."""
 
     def __init__(
-        self, scheduler: Scheduler, runner: Runner, overlap: bool = False, grammars: Grammars | None = None
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        overlap: bool = False,
+        grammars: Grammars | None = None,
+        profiler: Profiler | None = None,
     ) -> None:
+        self.profiler = profiler or Profiler()
+        self._spans = self.profiler.spans
         self.scheduler, self._runner, self._overlap, self._grammars = scheduler, runner, overlap, grammars
         self._unready: list[Request] = []  # whose grammars are perhaps not compiled yet
         self._flights = Flights(runner)
@@ -57,10 +65,10 @@ class Engine:
         if admitted.request_id in self._answers.requests:
             raise ValueError(f"request id {admitted.request_id!r} is in use; give each running request its own")
         request = Request(admitted, self._num_added)
-        if admitted.params.structured_outputs is not None:
+        if admitted.grammar:
             if self._grammars is None:
                 raise ValueError("this engine serves no structured_outputs; leave them out")
-            request.grammar = self._grammars.matcher(admitted.params.structured_outputs)
+            request.grammar = self._grammars.matcher(admitted.grammar)
             self._unready.append(request)
         self._num_added += 1
         self._answers.requests[admitted.request_id] = request
@@ -92,6 +100,8 @@ class Engine:
     def compute(self) -> None:
         """step(), but what it added stays here until take(): an interrupted one then loses nobody's tokens."""
         try:
+            if self._spans.events is not None:
+                self._spans.begin()
             if self._unready:
                 self._heed_grammars()
             if self._flights and not self._goes_ahead():
@@ -102,6 +112,9 @@ class Engine:
             with Uninterrupted():
                 self._start_over()
             raise
+        if self.profiler.running:
+            self._spans.end("step", self.scheduler)
+            self.profiler.stepped()
 
     def _heed_grammars(self) -> None:
         """Ends the requests whose grammars cannot be compiled; while all wait for theirs, waits a moment."""
@@ -132,6 +145,8 @@ class Engine:
         """Plans a step, starts its model, and draws: at once, or where the draw looks back on tokens of the running
         step (penalties, grammars, user code that edits logits), when that has landed. Whether all of it went well."""
         plan = self.scheduler.schedule()
+        if self._spans.events is not None:
+            self._spans.lap("schedule", plan)
         if not plan or not self._flights.start(plan):
             return False
         self.scheduler.advance(plan)
@@ -156,6 +171,8 @@ class Engine:
                     for each in (plan, *self._flights.plans):
                         if each.late:
                             self.scheduler.commit_late(each)
+                    if self._spans.events is not None:
+                        self._spans.lap("finish", plan)
 
     def _fail(self, plan: Plan, error: Exception) -> None:
         """The requests in the step end. What it wrote is not known, so all others are computed again, in the same

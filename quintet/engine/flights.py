@@ -27,7 +27,7 @@ class Flights:
     """One runner's. Whoever starts a step takes what lands; nothing here changes a request."""
 
     def __init__(self, runner: Runner) -> None:
-        self._runner = runner
+        self._runner, self._spans = runner, runner.spans
         self._running: list[Flight] = []
 
     def __len__(self) -> int:
@@ -70,6 +70,8 @@ class Flights:
         except Exception as error:
             flight.wait = partial(_raise, error)
             return False
+        if self._spans.events is not None:
+            self._spans.lap("sample", flight.plan)
         return True
 
     def land(self, keep: int = 0) -> Iterator[tuple[Plan, StepResult | Exception]]:
@@ -81,6 +83,8 @@ class Flights:
                 result: StepResult | Exception = flight.wait()
             except Exception as error:
                 result = error
+            if self._spans.events is not None:
+                self._spans.lap("wait", flight.plan)
             del self._running[0]
             yield flight.plan, result
 

@@ -13,6 +13,7 @@ from quintet.engine.chat import render_chats
 from quintet.engine.client import Client
 from quintet.engine.prompts import Prompt, PromptType
 from quintet.engine.shared import Shared
+from quintet.engine.traced import Traced
 from quintet.outputs import RequestOutput
 from quintet.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from quintet.settings.describe import takes
@@ -22,7 +23,7 @@ from quintet.settings.wording import keywords
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 
-class LLM(LLMArguments):
+class LLM(LLMArguments, Traced):
     """A model, ready to generate. Keyword arguments are EngineConfig's fields. Any thread may call it at any time.
 
     llm = LLM("bundled")

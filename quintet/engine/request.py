@@ -44,6 +44,7 @@ class Admitted:
     arrival: float = field(default_factory=time.monotonic)  # all processes of a machine share this clock
     scored: bool = True  # whether prompt log-probabilities are read from it, if any are asked for
     embeds: bytes = b""  # float32, a row for each of prompt_ids, which then only hold their places
+    grammar: str = ""  # what its output must look like, as grammar_text.py writes it; "": anything
 
     def embeds_of(self, start: int, stop: int) -> memoryview:
         """Those in the places of tokens start .. stop - 1."""
@@ -115,8 +116,7 @@ class Request:
         """Whether its next token is drawn by what the tokens before it are, and not by their number alone."""
         p = self.params
         penalized = p.repetition_penalty != 1 or p.frequency_penalty != 0 or p.presence_penalty != 0
-        shaped = p.structured_outputs is not None
-        return penalized or shaped or any(len(word) > 1 for word in self.admitted.bad_words_ids)
+        return penalized or bool(self.admitted.grammar) or any(len(word) > 1 for word in self.admitted.bad_words_ids)
 
     @property
     def ready(self) -> bool:

@@ -19,6 +19,7 @@ from quintet.engine.request import UNKNOWN, Request
 from quintet.engine.rows import Rows
 from quintet.engine.sampler import LogprobTensors, Sampled, Sampler
 from quintet.engine.scheduler import Plan
+from quintet.engine.spans import Spans
 from quintet.engine.worker import Carried, Worker
 from quintet.outputs import TokenLogprobs
 from quintet.types import HostBatch, Outputs, Variant
@@ -128,8 +129,10 @@ class Runner:
         batches: BatchBuilder,
         fixed: Sequence[Variant] = (),
         overlap: bool = False,
+        spans: Spans | None = None,
     ) -> None:
         """`fixed`: the sizes of all steps, where shapes are fixed."""
+        self.spans = spans or Spans()
         self._ranks, self._sampler, self._batches = ranks, sampler, batches
         self._fixed, self._device = fixed, sampler.device
         self._kept: Kept | None = None
@@ -165,7 +168,12 @@ class Runner:
     def forward(self, plan: Plan) -> Forward:
         """Starts the model. Tokens that the step before draws are taken on the device: it must have been drawn."""
         host, rows = self._batches.build(plan)
-        return Forward(rows, self._logits(host, None if self._kept is None else self._kept.carried(host, plan)))
+        if self.spans.events is not None:
+            self.spans.lap("build batch", plan)
+        logits = self._logits(host, None if self._kept is None else self._kept.carried(host, plan))
+        if self.spans.events is not None:
+            self.spans.lap("start", plan)
+        return Forward(rows, logits)
 
     def draw(self, forward: Forward) -> Callable[[], StepResult]:
         """Samples, and starts the copies of what comes out; calling the result waits for them.

@@ -53,6 +53,16 @@ class Plan:
     def __bool__(self) -> bool:
         return bool(self.tokens)
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """For a trace."""
+        return {
+            "requests": len(self.tokens),
+            "tokens": self.num_tokens,
+            "rows": self.num_rows,
+            "drafts": self.num_drafts,
+        }
+
     def enter(self, request: Request, count: int) -> None:
         self.tokens[request] = count
         self.num_tokens += count
@@ -80,6 +90,12 @@ class Scheduler:
         self._longest = limits.long_prefill or sys.maxsize  # chunk of a prompt
         self._counts_partial = limits.max_partial is not None or limits.max_long is not None
         self._key: Callable[[Request], Key] = _by_priority if limits.by_priority else _by_order
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """For a trace: requests, and tokens that are to be computed."""
+        left = sum(len(each.token_ids) - each.num_computed for each in (*self.running, *self.waiting))
+        return {"requests": len(self.running), "waiting": len(self.waiting), "tokens": left}
 
     def add(self, request: Request) -> None:
         bisect.insort(self.waiting, request, key=self._key)

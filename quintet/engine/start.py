@@ -25,6 +25,7 @@ from quintet.engine.loader import check_counts, declared
 from quintet.engine.logits_processors import load_processors
 from quintet.engine.memory import Footprint, MemoryPlan, plan_memory
 from quintet.engine.pages import PagePool
+from quintet.engine.profiler import Profiler
 from quintet.engine.runner import Ranks, Runner
 from quintet.engine.sampler import Host, Sampler, logprob_sizes
 from quintet.engine.scheduler import Limits, Scheduler
@@ -64,6 +65,7 @@ class Prepared:
     ranks: Ranks
     plan: MemoryPlan
     doubts: str  # what of this no conformance report vouches for; empty if all is proven
+    profiler: Profiler
 
     @property
     def vocab_size(self) -> int:
@@ -111,8 +113,11 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
     endpoint = f"inproc://quintet-{uuid.uuid4().hex}"
     size = config.tensor_parallel_size
     workers = 1 if facts.spmd else size
+    profiler = Profiler(config.profiler_config, platform)
     with _named(config.model):
-        ranks = Ranks(workers, lambda rank: Worker(platform, hf_config, sizes, Place(rank, workers, endpoint)))
+        ranks = Ranks(
+            workers, lambda rank: Worker(platform, hf_config, sizes, Place(rank, workers, endpoint), profiler.timed)
+        )
     plan = _plan(config, hf_config, sizes, ranks)
     if plan.max_model_len != sizes.max_model_len:
         sizes = replace(sizes, max_model_len=plan.max_model_len)
@@ -132,7 +137,9 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
         reasons.append("sampling on the host: logits processors cannot read what the device holds")
     reasons += _quantized(forms, ranks.workers[0])
     doubts = evidence(chosen).doubts(platform.name, _features(config, hf_config, sizes))
-    return Prepared(config, platform, facts, tuple(reasons), folder, hf_config, generation, sizes, ranks, plan, doubts)
+    return Prepared(
+        config, platform, facts, tuple(reasons), folder, hf_config, generation, sizes, ranks, plan, doubts, profiler
+    )
 
 
 @contextlib.contextmanager
@@ -163,12 +170,14 @@ def launch(prepared: Prepared, progress: bool = True, grammars: Grammars | None 
     overlap = prepared.capabilities.overlap
     groups = prepared.ranks.workers[0].arrangement.groups
     batches = BatchBuilder(config.page_size, variants, len(groups))
-    runner = Runner(prepared.ranks, _sampler(prepared), batches, fixed, overlap)
+    profiler = prepared.profiler
+    runner = Runner(prepared.ranks, _sampler(prepared), batches, fixed, overlap, profiler.spans)
     runner.warm_up(progress)
     pool = PagePool(plan.num_pages, config.enable_prefix_caching)
     tables = Tables(pool, config.page_size, groups, config.max_num_batched_tokens)
     drafts = None if config.speculative_config is None else Lookup(config.speculative_config)
-    return Engine(Scheduler(_limits(config, plan.max_model_len), tables, drafts), runner, overlap, grammars)
+    scheduler = Scheduler(_limits(config, plan.max_model_len), tables, drafts)
+    return Engine(scheduler, runner, overlap, grammars, profiler)
 
 
 def _limits(config: EngineConfig, length: int) -> Limits:

@@ -20,6 +20,7 @@ from quintet.layers.forms import Forms
 from quintet.layers.mixing import Mixing
 from quintet.models import model_class
 from quintet.ops import bind
+from quintet.ops.registry import Timed
 from quintet.platforms.interface import DROPPED, Mixer, Platform, State
 from quintet.types import (
     Array,
@@ -64,10 +65,14 @@ class Carried(NamedTuple):
 class Worker:
     """Built empty, so that the memory plan can ask for sizes; load() then fills it."""
 
-    def __init__(self, platform: Platform, hf_config: Any, sizes: ModelSizes, place: Place = FIRST) -> None:
+    def __init__(
+        self, platform: Platform, hf_config: Any, sizes: ModelSizes, place: Place = FIRST, timed: Timed | None = None
+    ) -> None:
+        """`timed` wraps the ops."""
         self.platform, self.place = platform, place
         self.device = platform.open(place.rank)
-        self.ops = bind(platform.op_priority, {} if sizes.attention == "auto" else {"paged_attention": sizes.attention})
+        asked = {} if sizes.attention == "auto" else {"paged_attention": sizes.attention}
+        self.ops = bind(platform.op_priority, asked, timed)
         self._comm = platform.connect(place)
         self.build(hf_config, sizes)
         self._state: State = ()

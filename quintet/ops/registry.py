@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Function = Callable[..., Any]
+Timed = Callable[[str, str, Function], Function]  # (op, provider, its function) -> the same, which tells of its calls
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,10 @@ class Ops:
     so when they are built, by take(), so that no step waits for it.
     """
 
-    def __init__(self, priority: Mapping[str, Sequence[str]], asked: Mapping[str, str]) -> None:
-        self._priority, self._asked = priority, asked
+    def __init__(
+        self, priority: Mapping[str, Sequence[str]], asked: Mapping[str, str], timed: Timed | None = None
+    ) -> None:
+        self._priority, self._asked, self._timed = priority, asked, timed
         self._chosen: dict[str, Choice] = {}
 
     def __getattr__(self, name: str) -> Function:  # reached once for each op
@@ -99,6 +102,8 @@ class Ops:
         function = Op.registry[name].providers[self.choice(name).provider] if name in Op.registry else None
         if function is None:
             raise AttributeError(f"no op {name!r}; there are {', '.join(sorted(Op.registry))}")
+        if self._timed is not None:
+            function = self._timed(name, self.choice(name).provider, function)
         self.__dict__[name] = function
         return function
 
@@ -132,15 +137,18 @@ def of_kind(op: str, kind: str) -> str:
     return op if kind == "plain" else f"{op}:{kind}"
 
 
-def bind(priority: Mapping[str, Sequence[str]], asked: Mapping[str, str] | None = None) -> Ops:
+def bind(
+    priority: Mapping[str, Sequence[str]], asked: Mapping[str, str] | None = None, timed: Timed | None = None
+) -> Ops:
     """For each op the first provider in the platform's order that is registered and probes well; the reference last.
 
     `asked` names the provider of an op and no other: ValueError says which there are, and why each does not serve.
+    `timed` wraps what is bound.
     """
     unknown = sorted(set(priority) - set(Op.registry))
     if unknown:
         raise ValueError(f"op_priority names ops that do not exist: {', '.join(unknown)}")
-    ops = Ops(priority, asked or {})
+    ops = Ops(priority, asked or {}, timed)
     for name in asked or {}:
         ops.choice(name)
     return ops

@@ -111,6 +111,19 @@ class Device(ABC):
         raise NotImplementedError(f"{type(self).__name__} never sleeps")
 
 
+# Adds an event to a trace: name, kind, its track (a thread's ident, or a name of the platform's own), begin and end in
+# ns of the Unix clock
+Tell = Callable[[str, str, int | str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a platform tells of its steps while a trace runs."""
+
+    how: str  # steps run meanwhile, for the trace's reader
+    stop: Callable[[], None]  # ends it; may tell all that it has to say only now
+
+
 class CacheLost(RuntimeError):
     """Raised by a step whose cache is gone, with whatever took it: the engine makes another and computes all again."""
 
@@ -263,6 +276,18 @@ class Platform(ABC):
     def compile(self, model: nn.Module, variants: Iterable[Variant]) -> Step:
         """The step: compiled per variant, captured, or eager. With fixed shapes `variants` are all the steps that come,
         else those of estimate(); going through them shows the progress to the user."""
+
+    def profile(self, tell: Tell) -> Recording:
+        """Begins to tell what runs in steps, until the recording is stopped. One at a time; both between two steps.
+
+        The engine itself tells of its own work and of the calls of ops, as far as steps make them one by one. What a
+        step gives is the same to the bit.
+        """
+        return Recording("as without a trace; ops that are parts of one compiled program are not told", _nothing)
+
+
+def _nothing() -> None:
+    """There is nothing to end."""
 
 
 def written(placed: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

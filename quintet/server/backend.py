@@ -4,10 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from quintet.config import StructuredOutputsConfig
 from quintet.engine.prompts import Prompt
 from quintet.engine.tokenizer import Tokenizer
 from quintet.outputs import RequestOutput
 from quintet.sampling_params import SamplingParams
+from quintet.server.link.shapes import Shapes
 
 Deliver = Callable[[RequestOutput], None]
 
@@ -39,6 +41,7 @@ class Served:
     embeds_width: int = 0  # numbers of an embedding that a prompt may have in the place of a token; 0: none may
     by_priority: bool = False  # whether a request's priority counts
     stream_interval: int = 1  # tokens from one output of a stream to the next
+    structured_outputs: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
 
 
 class EngineDead(RuntimeError):
@@ -49,14 +52,31 @@ class Refused(RuntimeError):
     """The engine did not do what it was told, and is as it was; the message says why."""
 
 
+class Traces(Protocol):
+    """Those of an engine whose profiler_config allows them."""
+
+    async def start(self) -> None:
+        """As Profiler.start; Refused says why not."""
+        ...
+
+    async def stop(self) -> tuple[str, int, str]:
+        """As Profiler.stop -> the file's name, steps, why it ended; Refused if there is none."""
+        ...
+
+
 class Backend(Protocol):
     """An engine, seen from an event loop. All but trouble() wait for a time when that gives None."""
+
+    shapes: Shapes  # writes and tries the grammar that submit() takes
 
     @property
     def served(self) -> Served: ...
 
     @property
     def tokenizer(self) -> Tokenizer | None: ...
+
+    @property
+    def traces(self) -> Traces: ...
 
     def trouble(self) -> str | None:
         """Why it cannot serve now (it is loading, hung or dead), or None."""
@@ -66,7 +86,7 @@ class Backend(Protocol):
         """With the model's own defaults; the caller may change it."""
         ...
 
-    def submit(self, wanted: Sequence[Wanted], params: SamplingParams, priority: int = 0) -> None:
+    def submit(self, wanted: Sequence[Wanted], params: SamplingParams, priority: int = 0, grammar: str = "") -> None:
         """Queues the requests of one call; each `deliver` is then called in this loop with its request's outputs, as
         params.output_kind says.
 

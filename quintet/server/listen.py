@@ -3,11 +3,11 @@
 import errno
 import os
 import socket
-import ssl
 import stat
 from ipaddress import ip_address
 
 from quintet.server.settings import ServerConfig
+from quintet.server.tls import make_context
 
 _BACKLOG = 2048  # connections that wait to be accepted
 
@@ -19,13 +19,8 @@ def listen(settings: ServerConfig) -> socket.socket:
 
 def check_certificate(settings: ServerConfig) -> None:
     """ValueError if the TLS files cannot be used."""
-    if settings.ssl_certfile is None:
-        return
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile)
-    except (OSError, ssl.SSLError) as error:
-        files = f"{settings.ssl_certfile!r} and {settings.ssl_keyfile!r}"
-        raise ValueError(f"the certificate and key in {files} cannot be used: {error}") from None
+    if settings.ssl_certfile is not None:
+        make_context(settings)
 
 
 def is_loopback(host: str) -> bool:

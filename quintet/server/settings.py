@@ -43,6 +43,11 @@ def _paths(value: Any) -> tuple[str, ...]:
     return found
 
 
+def _asks(value: Any) -> int:
+    """Python's numbers, as ssl.CERT_NONE, CERT_OPTIONAL and CERT_REQUIRED."""
+    return int(one_of("0", "1", "2")(str(value)))
+
+
 @dataclass(frozen=True)
 class ServerConfig:
     """The server without its engine. Checked when it is made; vLLM's names where the meaning is the same."""
@@ -70,6 +75,10 @@ class ServerConfig:
         False, truth, "serve /sleep, /wake_up and /is_sleeping, which give the device's memory back and take it again",
         group="server",
     )  # fmt: skip
+    middleware: tuple[str, ...] = option(
+        (), several(text), "module.path of an ASGI class, or of an async function (request, call_next), that each "
+        "request passes through; the last is met first", group="server", metavar="PATH",
+    )  # fmt: skip
     playground: bool = option(True, truth, "serve the page at /", group="server")
 
     api_key: tuple[str, ...] = option(
@@ -81,6 +90,17 @@ class ServerConfig:
     )  # fmt: skip
     ssl_certfile: str | None = option(None, optional(text), "TLS certificate (PEM)", group="access", metavar="FILE")
     ssl_keyfile: str | None = option(None, optional(text), "its private key (PEM)", group="access", metavar="FILE")
+    ssl_ca_certs: str | None = option(
+        None, optional(text), "authorities (PEM) whose certificates clients may show; needs --ssl-cert-reqs",
+        group="access", metavar="FILE",
+    )  # fmt: skip
+    ssl_cert_reqs: int = option(
+        0, _asks, "whether clients show a certificate: 0 no, 1 if they have one, 2 always", group="access",
+        choices=("0", "1", "2"),
+    )  # fmt: skip
+    enable_ssl_refresh: bool = option(
+        False, truth, "use the files of TLS as they are now when they change, without a restart", group="access"
+    )
     allowed_origins: tuple[str, ...] = option(
         (), several(text), "origin whose pages may call the API (CORS); * is all", group="access", metavar="ORIGIN"
     )
@@ -155,6 +175,15 @@ class ServerConfig:
             raise ValueError("admin_api_key is an api_key too; give the administrator a key that nobody else has")
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise ValueError("ssl_certfile and ssl_keyfile belong together; give both or neither")
+        if self.ssl_certfile is None and (self.ssl_ca_certs or self.ssl_cert_reqs or self.enable_ssl_refresh):
+            raise ValueError(
+                "ssl_ca_certs, ssl_cert_reqs and enable_ssl_refresh are about TLS; give ssl_certfile and ssl_keyfile"
+            )
+        if (self.ssl_ca_certs is None) != (self.ssl_cert_reqs == 0):
+            raise ValueError(
+                "ssl_ca_certs and ssl_cert_reqs belong together: the authorities of clients, and 1 or 2 to ask for "
+                "their certificates; give both or neither"
+            )
         if self.uds and self.ssl_certfile:
             raise ValueError(
                 f"uds={self.uds!r} is a Unix socket, which takes no TLS; leave ssl_certfile and ssl_keyfile out"

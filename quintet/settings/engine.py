@@ -13,6 +13,7 @@ from quintet.settings.memory import MemoryOptions
 from quintet.settings.model import ModelOptions
 from quintet.settings.observability import ObservabilityOptions
 from quintet.settings.option import adopt, dotted, gathered, nested, settings, settle
+from quintet.settings.profiling import ProfilerConfig
 from quintet.settings.sampling import SamplingOptions
 from quintet.settings.scheduling import SchedulingOptions
 from quintet.settings.speculation import SpeculativeConfig
@@ -43,6 +44,10 @@ class EngineConfig(
     structured_outputs_config: StructuredOutputsConfig = nested(
         StructuredOutputsConfig, StructuredOutputsConfig(), "how answers are held to a schema or a grammar",
         group="sampling",
+    )  # fmt: skip
+    profiler_config: ProfilerConfig = nested(
+        ProfilerConfig, ProfilerConfig(), "let a caller have traces written, such as "
+        '{"profiler": "torch", "torch_profiler_dir": "traces"}', group="observability",
     )  # fmt: skip
 
     def __post_init__(self, compilation_config: Any, attention_config: Any, optimization_level: Any) -> None:

@@ -160,6 +160,16 @@ def test_bench_prints_and_writes_figures(kind: str, tmp_path: Path, capsys: pyte
     assert all(name in page for name in figures)
 
 
+def test_bench_latency_traces_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    load = ["--batch-size", "2", "--num-iters-warmup", "0", "--input-len", "8", "--output-len", "4", "--profile"]
+    allowed = ["--profiler-config.profiler", "torch", "--profiler-config.torch_profiler_dir", str(tmp_path)]
+    assert cli.main(["bench", "latency", *load]) == 1
+    assert "traces are off; allow them with profiler_config=" in capsys.readouterr().err
+    assert cli.main(["bench", "latency", *load, *allowed]) == 0
+    (path,) = tmp_path.iterdir()
+    assert capsys.readouterr().out.strip() == str(path)
+
+
 # ------------------------------------------------------------------------------------------------------------- chat
 
 

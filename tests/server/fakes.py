@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from quintet.config import StructuredOutputsConfig
 from quintet.engine.admission import Admission, Bounds
 from quintet.engine.output import OutputProcessor
 from quintet.engine.prompts import Prompt
@@ -14,6 +15,7 @@ from quintet.engine.tokenizer import Tokenizer, load_tokenizer
 from quintet.outputs import TokenDelta, TokenLogprobs
 from quintet.sampling_params import SamplingParams
 from quintet.server.backend import Deliver, EngineDead, Refused, Served, Wanted
+from quintet.server.link.shapes import Shapes
 
 BUNDLED = Path(__file__).parents[2] / "quintet" / "bundled"
 MODEL = "fake/model"
@@ -34,6 +36,25 @@ class Submitted:
     prompt: Prompt
     params: SamplingParams
     priority: int
+    grammar: str = ""
+
+
+@dataclass
+class FakeTraces:
+    """One at a time."""
+
+    running: bool = False
+
+    async def start(self) -> None:
+        if self.running:
+            raise Refused("a trace runs already")
+        self.running = True
+
+    async def stop(self) -> tuple[str, int, str]:
+        if not self.running:
+            raise Refused("no trace runs")
+        self.running = False
+        return "a.json.gz", 3, "it was stopped"
 
 
 @dataclass
@@ -57,6 +78,7 @@ class FakeBackend:
     hanging: int = 0  # requests that wait for go_on; what came before is delivered
     resets: int = 0
     asleep: int = 0
+    traces: FakeTraces = field(default_factory=FakeTraces)
     refuses: str = ""  # why it does not sleep, or wake
     max_model_len: int = 512
 
@@ -69,6 +91,7 @@ class FakeBackend:
         self.served = Served(MODEL, str(BUNDLED), size, self.max_model_len, 20, sorted(eos), 0, 1000, 16, created=1)
         self._admission = Admission(Bounds(size, self.max_model_len, 20), self.tokenizer, eos, 0)
         self._processor = OutputProcessor(self.tokenizer)
+        self.shapes = Shapes(StructuredOutputsConfig())
 
     def trouble(self) -> str | None:
         return self.dead
@@ -79,13 +102,14 @@ class FakeBackend:
             params.detokenize = False
         return params
 
-    def submit(self, wanted: Sequence[Wanted], params: SamplingParams, priority: int = 0) -> None:
+    def submit(self, wanted: Sequence[Wanted], params: SamplingParams, priority: int = 0, grammar: str = "") -> None:
         if self.dead is not None:
             raise EngineDead(self.dead)
-        admitted = self._admission.admit_all([(each.request_id, each.prompt) for each in wanted], params, priority)
+        prompts = [(each.request_id, each.prompt) for each in wanted]
+        admitted = self._admission.admit_all(prompts, params, priority, grammar)
         for (request_id, prompt, deliver), requests in zip(wanted, admitted, strict=True):
             self._processor.add(request_id, params, requests[0].prompt_ids, prompt.text)
-            self.submitted.append(Submitted(request_id, prompt, params, priority))
+            self.submitted.append(Submitted(request_id, prompt, params, priority, grammar))
             self.running[request_id] = asyncio.get_running_loop().create_task(self._run(request_id, requests, deliver))
 
     async def _run(self, request_id: str, requests: list[Admitted], deliver: Deliver) -> None:

@@ -20,7 +20,7 @@ START = {"generate": ["x"], "run-batch": ["-i", "in", "-o", "out"]}
 COMMANDS = ("serve", "generate", "chat", "complete", "bench latency", "bench throughput", "bench serve", "explain")
 # Any text will do, or the list is checked as a whole: those that can be wrong are below.
 TAKE_ANYTHING = {
-    "--disable-access-log-for-endpoints",
+    "--disable-access-log-for-endpoints", "--profiler-config.torch-profiler-dir", "--middleware",
     "--config", "--root-path", "--system", "--prompts-file", "--served-model-name", "--api-key", "--allowed-origins",
     "--logits-processors", "--stop", "--bad-words", "--compilation-config.cache-dir", "--input-file", "-i",
     "--output-file", "-o",

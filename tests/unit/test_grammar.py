@@ -13,9 +13,11 @@ import pytest
 import torch
 
 from quintet import AsyncLLM, RequestOutputKind, SamplingParams, StructuredOutputsParams
+from quintet.config import StructuredOutputsConfig
 from quintet.engine.client import Client
 from quintet.engine.engine import Engine
 from quintet.engine.grammar import Grammars
+from quintet.engine.grammar_text import grammar_text
 from quintet.engine.logits_processors import RequestLogitsProcessor, RowFunction
 from quintet.engine.prompts import Prompt
 from quintet.engine.request import Admitted, Request
@@ -244,9 +246,9 @@ def test_nested_too_deep_is_refused(shared: Client) -> None:
     for _ in range(100_000):
         schema = {"type": "array", "items": schema}
     with pytest.raises(ParameterError, match="nested too deep"):
-        shared.grammars.check(StructuredOutputsParams(json=schema))
+        shared.grammars.admit(StructuredOutputsParams(json=schema))
     with pytest.raises(ParameterError, match="nested too deep"):
-        shared.grammars.check(StructuredOutputsParams(json="[" * 100_000))
+        shared.grammars.admit(StructuredOutputsParams(json="[" * 100_000))
 
 
 def test_without_the_package_the_remedy_is_named(shared: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +265,7 @@ def test_without_a_tokenizer_it_is_refused() -> None:
 def test_a_tokenizer_that_the_library_cannot_read_is_refused(tmp_path: Any) -> None:
     odd = tokenizers.metaspace(tmp_path)
     with pytest.raises(ParameterError, match="cannot read this model's tokenizer"):
-        Grammars(lambda: odd, SIZE, [1]).check(StructuredOutputsParams(regex="a"))
+        Grammars(lambda: odd, SIZE, [1]).admit(StructuredOutputsParams(regex="a"))
 
 
 async def test_async_refuses_alike_and_compiles_outside_the_engines_thread() -> None:
@@ -285,8 +287,12 @@ def engine(grammars: Grammars) -> Engine:
 
 
 def request(name: str, asked: dict[str, Any] | None, temperature: float = 0) -> Admitted:
-    wanted = SamplingParams(structured_outputs=asked, temperature=temperature, max_tokens=9)
-    return Admitted(name, [5, 6, 7], wanted, (1, 2), 9, frozenset([1]))
+    wanted = SamplingParams(temperature=temperature, max_tokens=9)
+    return Admitted(name, [5, 6, 7], wanted, (1, 2), 9, frozenset([1]), grammar="" if asked is None else text(**asked))
+
+
+def text(**asked: Any) -> str:
+    return grammar_text(StructuredOutputsParams(**asked), StructuredOutputsConfig())
 
 
 def reader(wait: threading.Event | None = None) -> Any:
@@ -365,7 +371,7 @@ def test_no_exit_waits_for_a_grammar_that_never_compiles() -> None:
     code = (
         "import threading; from quintet import StructuredOutputsParams; from quintet.engine.grammar import Grammars\n"
         "grammars = Grammars(threading.Event().wait, 9, [1], seconds=0.01)\n"
-        "try: grammars.check(StructuredOutputsParams(regex='a'))\n"
+        "try: grammars.admit(StructuredOutputsParams(regex='a'))\n"
         "except ValueError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
@@ -399,9 +405,9 @@ def test_a_grammar_that_outgrows_its_limits_ends_its_request_alone(shared: Clien
 
 def test_what_is_compiled_is_remembered() -> None:
     grammars = Grammars(reader(), SIZE, [1])
-    one, other = (grammars.matcher(StructuredOutputsParams(json=PERSON)) for _ in range(2))
+    one, other = (grammars.matcher(text(json=PERSON)) for _ in range(2))
     assert one.wait() == "" and one.compiled is other.compiled
-    assert grammars.matcher(StructuredOutputsParams(json={**PERSON, "title": "x"})).compiled is not one.compiled
+    assert grammars.matcher(text(json={**PERSON, "title": "x"})).compiled is not one.compiled
 
 
 def test_bits_after_drafts_are_those_after_the_same_tokens() -> None:
@@ -409,7 +415,7 @@ def test_bits_after_drafts_are_those_after_the_same_tokens() -> None:
     a, b = tokenizer.token_id("a"), tokenizer.token_id("b")
     assert a is not None and b is not None
     grammars, asked = Grammars(reader(), SIZE, [1]), Request(request("x", {"regex": "ab[0-9]c"}))
-    matcher = grammars.matcher(StructuredOutputsParams(regex="ab[0-9]c"))
+    matcher = grammars.matcher(text(regex="ab[0-9]c"))
     assert matcher.wait() == "" and matcher.follow(asked) == ""
     start, drafted, after, wrong, again = np.zeros((5, -(-SIZE // 32)), np.int32)
     matcher.fill(start)

@@ -47,7 +47,7 @@ BAD = {
         {},
         {"json": {}, "regex": "a"},
         {"regx": "a"},
-        {"structural_tag": "{}"},
+        {"structural_tag": 3},
         {"choice": []},
         {"choice": "yes"},
         {"json": 3},

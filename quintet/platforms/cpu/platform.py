@@ -19,6 +19,7 @@ from quintet.platforms.cpu import native_moe, providers, quantized
 from quintet.platforms.cpu.attention import SPLIT
 from quintet.platforms.cpu.features import describe
 from quintet.platforms.cpu.replay import MOST_TOKENS, Replay
+from quintet.platforms.cpu.traced import HOW, TorchCalls
 from quintet.platforms.host import host_memory, threads
 from quintet.platforms.interface import (
     Alone,
@@ -27,8 +28,10 @@ from quintet.platforms.interface import (
     Device,
     Mixer,
     Platform,
+    Recording,
     State,
     Step,
+    Tell,
     Unavailable,
     written,
 )
@@ -80,6 +83,7 @@ class CPU(Platform):
     def __init__(self, config: EngineConfig | None = None) -> None:
         super().__init__(config)
         self._shared: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # checkpoint tensors of two layers -> packed
+        self._tell: Tell | None = None  # of calls, while a trace runs
 
     @classmethod
     def probe(cls) -> Capabilities | Unavailable:
@@ -181,10 +185,26 @@ class CPU(Platform):
                 torch.set_num_threads(torchs)
             if extension is not None:
                 extension.limit_threads(count)  # of this thread's calls: the process's threads stay
+            if self._tell is not None:
+                with TorchCalls(self._tell):
+                    return _eager(model, state, batch)
             result: tuple[Outputs, State] = run(state, batch)
             return result
 
         return step
+
+    def profile(self, tell: Tell) -> Recording:
+        self._tell = tell
+
+        def stop() -> None:
+            self._tell = None
+
+        return Recording(HOW, stop)
+
+
+def _eager(model: nn.Module, state: State, batch: Batch) -> tuple[Outputs, State]:
+    result: tuple[Outputs, State] = model(state, batch)
+    return result
 
 
 def _looks_up_packed(weight: Weight) -> bool:

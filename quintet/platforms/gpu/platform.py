@@ -20,6 +20,7 @@ from quintet.platforms.gpu.comm import GroupCommunicator, Meeting, nccl
 from quintet.platforms.gpu.device import GPUDevice
 from quintet.platforms.gpu.facts import Facts
 from quintet.platforms.gpu.graphs import KEPT, Graphs
+from quintet.platforms.gpu.recording import record
 from quintet.platforms.gpu.runtime import Runtime
 from quintet.platforms.gpu.variants import capture_sizes, decode_variants
 from quintet.platforms.interface import (
@@ -29,7 +30,9 @@ from quintet.platforms.interface import (
     Device,
     Mixer,
     Platform,
+    Recording,
     Step,
+    Tell,
     Unavailable,
     written,
 )
@@ -235,6 +238,9 @@ class GPU(Platform):
             return run(state, batch)
 
         return step
+
+    def profile(self, tell: Tell) -> Recording:
+        return record(self._config.profiler_config, tell)
 
 
 def _own_mixer(spec: AttentionSpec, ops: Any) -> Mixer:

@@ -3,9 +3,16 @@
 import argparse
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from quintet.config import option
+from quintet.sampling_params import SamplingParams
 from quintet.server import flags
 from quintet.server.commands import bench, engine
+from quintet.values import truth
+
+if TYPE_CHECKING:
+    from quintet import LLM
 
 
 @dataclass(frozen=True)
@@ -17,6 +24,9 @@ class Load:
     batch_size: int = bench.setting(8, "requests at once")
     num_iters: int = bench.setting(10, "timed runs")
     num_iters_warmup: int = bench.setting(2, "runs before them that are not timed", minimum=0)
+    profile: bool = option(
+        False, truth, "trace one run, once warm, and time none; --profiler-config says where to", group="load"
+    )
     output_json: str | None = bench.output_file()
 
 
@@ -34,6 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
         latencies, first = [], []
         for turn in range(load.num_iters_warmup + load.num_iters):
             batch = prompts.draw(load.batch_size, load.input_len)
+            if load.profile and turn >= load.num_iters_warmup:
+                return _trace(llm, batch, params)
             started = time.perf_counter()
             outputs = llm.generate(batch, params, use_tqdm=False)
             if turn >= load.num_iters_warmup:
@@ -52,4 +64,12 @@ def run(arguments: argparse.Namespace) -> int:
         "output_tokens_per_s": load.batch_size * load.output_len / mean,
     }
     bench.report(figures, load.output_json)
+    return 0
+
+
+def _trace(llm: "LLM", batch: list[dict[str, list[int]]], params: SamplingParams) -> int:
+    """One run under a trace: its times are not those of a run without."""
+    llm.start_profile()
+    llm.generate(batch, params, use_tqdm=False)
+    print(llm.stop_profile())
     return 0

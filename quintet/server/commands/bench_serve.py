@@ -20,6 +20,7 @@ from quintet.values import count, integer, json_object, one_of, optional, text, 
 if TYPE_CHECKING:
     from quintet.server.clients.load import Call, Sender
     from quintet.server.clients.measure import Outcome, Seen
+    from quintet.server.http_stream import Connections
 
 _NUM_PROMPTS = 100
 _GOODPUT = ("ttft", "tpot", "e2el")
@@ -81,6 +82,9 @@ class Load:
         None, optional(json_object), 'fields for every request, such as {"temperature": 0.7}'
     )
     seed: int = _load(0, integer, "of random prompts and arrivals")
+    profile: bool = _load(
+        False, truth, "have the server trace the timed requests (it must run with --profiler-config); they take longer"
+    )
     timeout: int = _load(600, count(), "seconds of silence that end a request", metavar="SECONDS")
     output_json: str | None = _load(
         None, optional(text), "write the figures to this file too", flags=("--json",), metavar="FILE"
@@ -175,13 +179,29 @@ async def _measure(
     sender = Sender(connections, server.where, endpoint)
     try:
         await _warm(sender, warmup, load.max_concurrency)
+        if load.profile:
+            await _trace(connections, server, "/start_profile")
         times = arrivals(len(timed), load.request_rate, load.seed)
         with tqdm(total=len(timed), disable=not sys.stderr.isatty(), unit=" requests", mininterval=1.0) as bar:
             started, busy = time.perf_counter(), time.process_time()
             outcomes = await sender.drive(timed, times, load.max_concurrency, bar.update)
-            return Seen(outcomes, _last(outcomes) - started, time.process_time() - busy)
+            seen = Seen(outcomes, _last(outcomes) - started, time.process_time() - busy)
+        if load.profile:
+            engine.say(f"traced: {(await _trace(connections, server, '/stop_profile')).decode()}")
+        return seen
     finally:
         connections.close()
+
+
+async def _trace(connections: "Connections", server: target.Target, path: str) -> bytes:
+    """What the server says of its trace."""
+    from quintet.server.clients import errors
+
+    answer = await connections.request("POST", path, b"{}")
+    if answer.status != 200:
+        said = errors.said_by(answer.body)
+        raise ValueError(f"{server.where} answered {answer.status} to {path}: {said}; run it with --profiler-config")
+    return answer.body
 
 
 async def _warm(sender: "Sender", calls: "Sequence[Call]", most: int | None) -> None:

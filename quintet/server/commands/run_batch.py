@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING
 from quintet.config import option
 from quintet.server import flags
 from quintet.server.clients import target
-from quintet.server.commands import engine
+from quintet.server.commands import _batch_urls, engine
 from quintet.values import count
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ class Pace:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("batch")
-    group.add_argument("--input-file", "-i", required=True, metavar="FILE", help="requests, one JSON object per line")
-    group.add_argument("--output-file", "-o", required=True, metavar="FILE", help="answers, in the same order")
+    group.add_argument("--input-file", "-i", required=True, metavar="FILE|URL", help="requests, a JSON object per line")
+    group.add_argument("--output-file", "-o", required=True, metavar="FILE|URL", help="answers, in the same order")
     group.add_argument(
         "--resume", action="store_true",
         help="keep the answers that an earlier run of this input has left in FILE.part or FILE, and ask for the others",
@@ -47,10 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--quiet", "-q", action="store_true", help="show no progress, and no summary unless a line failed"
     )
     flags.add_arguments(parser, Pace)
+    _batch_urls.add_arguments(parser)
     target.add_arguments(parser)
     engine.add_arguments(parser)
 
 
+@_batch_urls.over_http
 def run(arguments: argparse.Namespace) -> int:
     """Writes OUT.part while it works, and renames it at the end. 1 if any line failed."""
     pace, server = flags.from_arguments(arguments, Pace), target.target(arguments)

@@ -37,6 +37,10 @@ def run(arguments: argparse.Namespace) -> int:
     served = fit_files(served)
     from quintet.server.link.supervisor import Supervisor  # before there is anything to clear up
 
+    if served.middleware:
+        from quintet.server.http import yours
+
+        yours.load(served.middleware)
     check_certificate(served)
     listener = listen(served)
     return Supervisor(loaded, served, listener, arguments.wording).run()

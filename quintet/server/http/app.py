@@ -7,14 +7,14 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from quintet.server.http import openapi
+from quintet.server.http import openapi, yours
 from quintet.server.http.anthropic.routes import router as anthropic
 from quintet.server.http.auth import ApiKeys, Neighbours
 from quintet.server.http.errors import ApiError
 from quintet.server.http.ids import HEADER
 from quintet.server.http.middleware import BodyLimit, Failures, HeadAsGet, Observed, Places, failure
 from quintet.server.http.responses.routes import router as responses
-from quintet.server.http.routes import alive, chat, completions, models, page, sleep, tokens
+from quintet.server.http.routes import alive, chat, completions, models, page, profile, sleep, tokens
 from quintet.server.http.service import Service
 from quintet.server.metrics import routes as metrics
 from quintet.server.metrics.counted import Counted
@@ -22,23 +22,27 @@ from quintet.server.settings import ServerConfig
 
 
 def make_app(service: Service) -> FastAPI:
-    """Serves what `service` holds; it is found at app.state.service."""
+    """Serves what `service` holds; it is found at app.state.service. ValueError if a middleware cannot be used."""
     settings = service.settings
     app = FastAPI(docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.service = service
     app.add_exception_handler(HTTPException, _refuse_path)
     app.add_exception_handler(RequestValidationError, _refuse_parameter)
-    _add_routes(app, settings)
+    _add_routes(app, service)
     _add_middleware(app, settings)
     openapi.install(app, settings.root_path)
+    yours.settle(app, settings.middleware)
     return app
 
 
-def _add_routes(app: FastAPI, settings: ServerConfig) -> None:
+def _add_routes(app: FastAPI, service: Service) -> None:
+    settings = service.settings
     for module in (alive, metrics, models, completions, chat, tokens):
         app.include_router(module.router)
     if settings.enable_sleep_mode:
         app.include_router(sleep.router)
+    if service.profiles:
+        app.include_router(profile.router)
     app.include_router(responses)
     app.include_router(anthropic)
     if settings.playground:
@@ -48,6 +52,7 @@ def _add_routes(app: FastAPI, settings: ServerConfig) -> None:
 def _add_middleware(app: FastAPI, settings: ServerConfig) -> None:
     """The last one that is added is the first one that a request meets."""
     app.add_middleware(HeadAsGet)
+    yours.add(app, yours.load(settings.middleware))  # what they read is bounded, and sent by who may call
     app.add_middleware(BodyLimit, most=settings.max_body_bytes, gate=app.state.service.gate)
     app.add_middleware(Places, most=settings.max_connections)
     app.add_middleware(ApiKeys, settings=settings)

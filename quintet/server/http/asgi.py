@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Protocol
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 
@@ -28,6 +29,13 @@ def route_path(scope: Scope) -> str:
     """The path below the prefix that a proxy strips."""
     path, root = str(scope["path"]), str(scope.get("root_path", ""))
     return path[len(root) :] if root and path.startswith(root + "/") else path
+
+
+def speaks_anthropic(scope: Scope) -> bool:
+    """Whether the client reads Anthropic's shapes: on its own routes, and by its header where both have one."""
+    path = route_path(scope)
+    named = path.startswith("/v1/models") and "anthropic-version" in Headers(scope=scope)
+    return named or path.startswith("/v1/messages")
 
 
 class Wire(Protocol):

@@ -14,7 +14,8 @@ from quintet.server.listen import is_loopback
 from quintet.server.settings import ServerConfig
 
 PUBLIC = ("/health", "/ready")
-ADMINISTRATION = ("/reset_prefix_cache", "/sleep", "/wake_up")  # what changes the engine for everybody
+# what changes the engine for everybody
+ADMINISTRATION = ("/reset_prefix_cache", "/sleep", "/wake_up", "/start_profile", "/stop_profile")
 _READS = ("GET", "HEAD")
 
 

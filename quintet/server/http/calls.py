@@ -32,11 +32,12 @@ _numbers = itertools.count()
 
 
 class Ask(NamedTuple):
-    """One prompt of a call, checked. All asks of a call have the same parameters and priority."""
+    """One prompt of a call, checked. All asks of a call are the same but for their prompts."""
 
     prompt: Prompt
     params: SamplingParams
     priority: int = 0
+    grammar: str = ""  # of params.structured_outputs
 
 
 class Call:
@@ -145,7 +146,8 @@ class Call:
 
     def _submit(self) -> None:
         wanted = [self._wanted(number, ask.prompt) for number, ask in enumerate(self.asks)]
-        self._service.backend.submit(wanted, self.asks[0].params, self.asks[0].priority)
+        _, params, priority, grammar = self.asks[0]
+        self._service.backend.submit(wanted, params, priority, grammar)
         self._running = {number: each.request_id for number, each in enumerate(wanted)}
 
     def _wanted(self, number: int, prompt: Prompt) -> Wanted:
@@ -205,7 +207,7 @@ def _kept_apart(ask: Ask, owner: str) -> Ask:
 def _size(asks: Sequence[Ask], served: Served, streamed: bool) -> Size:
     """What a call takes. Outputs that are streamed to somebody go out as they come; others are held to the end."""
     completions = tokens = logprobs = 0
-    for prompt, params, _ in asks:
+    for prompt, params, *_ in asks:
         length = len(prompt.token_ids)
         room = served.max_model_len - length
         most = room if params.max_tokens is None else min(params.max_tokens, room)

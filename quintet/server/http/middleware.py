@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quintet.server.http.answers import json_response
-from quintet.server.http.asgi import Http, route_path, wire_of
+from quintet.server.http.asgi import Http, route_path, speaks_anthropic, wire_of
 from quintet.server.http.auth import is_public
 from quintet.server.http.errors import ApiError, ClientGone, anthropic_shape, as_api_error, openai_shape
 from quintet.server.http.gate import Gate, Size
@@ -21,7 +21,7 @@ from quintet.server.http.tally import Tally
 logger = logging.getLogger(__name__)
 access = logging.getLogger("quintet.access")
 
-_PAGE_POLICY = "default-src 'self'; frame-ancestors 'none'"
+_PAGE_POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 _RESPONSE = re.compile(r"(resp_[^_/]*_)[^/]+")  # an id; the process that made it may be told
 _LONGEST = 2000  # characters of a message: what was wrong may be quoted in it
 _CLIENT_GONE = 499  # nginx's number for it; the log alone reads it
@@ -111,7 +111,7 @@ def failure(scope: Scope, error: ApiError) -> Response:
     """The answer that says what went wrong."""
     if len(error.message) > _LONGEST:
         error.message = error.message[:_LONGEST] + "…"
-    shape = anthropic_shape if route_path(scope).startswith("/v1/messages") else openai_shape
+    shape = anthropic_shape if speaks_anthropic(scope) else openai_shape
     response = json_response(shape(error), error.status)
     for name, value in error.headers.items():
         response.headers[name] = value

@@ -55,6 +55,7 @@ class Documented:
     stream: Any = None  # of each event's data
     errors: Any = Error
     status: int = 200
+    conflict: bool = False  # whether it may be refused for what there is already (409)
 
 
 Route = TypeVar("Route", bound=Callable[..., Any])
@@ -129,7 +130,8 @@ def _event(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _errors(fact: Documented) -> Iterable[tuple[int, str]]:
-    return ((status, why) for status, why in ERRORS.items() if fact.body is not None or status in _WITHOUT_BODY)
+    found = [(status, why) for status, why in ERRORS.items() if fact.body is not None or status in _WITHOUT_BODY]
+    return [*found, (409, "It cannot be, as things are now")] if fact.conflict else found
 
 
 def _struct(kind: Any, schemas: dict[str, Any]) -> dict[str, Any]:

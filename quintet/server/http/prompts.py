@@ -11,6 +11,7 @@ from quintet.sampling_params import ParameterError, SamplingParams
 from quintet.server.http.embeds import read_embeds
 from quintet.server.http.errors import ApiError
 from quintet.server.http.gate import Size
+from quintet.server.http.infill import infilled
 from quintet.server.http.protocol.chat import TemplateFields
 from quintet.server.http.protocol.completions import CompletionRequest
 from quintet.server.http.sampling import refuse
@@ -33,6 +34,8 @@ async def completion_prompts(service: Service, body: CompletionRequest, params: 
         raise refuse("prompt", f"holds {count} prompts, and the server takes {most}; send several requests")
     if embeds and body.echo:
         raise refuse("echo", "shows the prompt's text, and embeddings have none; leave it out")
+    if body.suffix:
+        given = infilled(need_tokenizer(service), body, given, params)
     reader = _Reader(service, params, body.cache_salt, body.add_special_tokens is not False)
 
     def read() -> list[Prompt]:

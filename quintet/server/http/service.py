@@ -24,8 +24,9 @@ TIMEOUT_HEADER = "x-request-timeout"
 class Service:
     """One for each API process; routes find it as `request.app.state.service`."""
 
-    def __init__(self, backend: Backend, settings: ServerConfig, worker: int = 0) -> None:
-        self.backend, self.settings = backend, settings
+    def __init__(self, backend: Backend, settings: ServerConfig, worker: int = 0, profiles: bool = False) -> None:
+        """`profiles`: whether the engine may be told to write traces."""
+        self.backend, self.settings, self.profiles = backend, settings, profiles
         self.name = f"w{worker}"  # of this process, in the ids of its requests
         template = settings.chat_template
         self.chat_template = None if template is None else load_chat_template(template)  # Jinja text

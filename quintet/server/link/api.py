@@ -4,6 +4,7 @@ import asyncio
 import logging
 import signal
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from quintet.server.http.wire_limits import protocol
 from quintet.server.link.child import follow_parent, read_orders
 from quintet.server.link.remote import Remote
 from quintet.server.settings import ServerConfig
+from quintet.server.tls import Certificates
 
 logger = logging.getLogger(__name__)
 
@@ -49,11 +51,17 @@ class ApiServer:
     """Serves until it is told to stop: the first time running calls may end, the second they are told why they do."""
 
     def __init__(
-        self, settings: ServerConfig, folder: Path, worker: int, stopping: Callable[[], None] = lambda: None
+        self,
+        settings: ServerConfig,
+        folder: Path,
+        worker: int,
+        stopping: Callable[[], None] = lambda: None,
+        profiles: bool = False,
     ) -> None:
         self.remote = Remote(folder, worker, settings.step_timeout)
-        self.service = Service(self.remote, settings, worker)
+        self.service = Service(self.remote, settings, worker, profiles)
         self._server = _Server(uvicorn.Config(make_app(self.service), **_options(settings)), self._signalled)
+        self._certificates = Certificates(settings) if settings.ssl_certfile else None
         self._follows = worker > 0  # signals are the parent's to answer
         self._stopping = stopping  # called each time that it is told to end
         self.forced = False  # it was told to end at once
@@ -71,12 +79,24 @@ class ApiServer:
         try:
             if self._follows:
                 await self._until_served()
-            await self._server.serve([listener])
+            await self._serve(listener)
             if self._follows and self.ending and self.ending.num_running:
                 logger.info("API process %s: %s", self.service.name[1:], self.ending.over(len(self.service.cut_short)))
         finally:
             self.remote.close()
             self.service.close()
+
+    async def _serve(self, listener: socket.socket) -> None:
+        certificates, watching = self._certificates, None
+        if certificates is not None:
+            self._server.use(certificates.context)
+            if self.service.settings.enable_ssl_refresh:
+                watching = asyncio.get_running_loop().create_task(certificates.watch())
+        try:
+            await self._server.serve([listener])
+        finally:
+            if watching is not None:
+                watching.cancel()
 
     def stop(self, why: str = "told to end") -> None:
         """Lets running calls end; a second time, ends them."""
@@ -131,6 +151,11 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._stop = stop
 
+    def use(self, context: ssl.SSLContext) -> None:
+        """For TLS, in the place of one that uvicorn makes of the files."""
+        self.config.load()
+        self.config.ssl = context
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._loop.call_soon_threadsafe(self._stop, signal.Signals(sig).name)
 
@@ -181,7 +206,12 @@ def main() -> int:
     """An API process besides the first; the parent watches the engine."""
     orders = read_orders()
     listener = socket.socket(fileno=orders.listen)
-    server = ApiServer(ServerConfig(**orders.server), Path(orders.folder), orders.worker)
+    profiles = orders.engine["profiler_config"]["profiler"] is not None
+    try:
+        server = ApiServer(ServerConfig(**orders.server), Path(orders.folder), orders.worker, profiles=profiles)
+    except ValueError as error:  # what the first process could use, and this one cannot
+        print(f"quintet serve: error: {error}", file=sys.stderr, flush=True)
+        return 1
     run_loop(server.run(listener))
     return 0
 

@@ -1,6 +1,7 @@
 """The engine's process: takes requests off the wire, steps, and sends each API process its deltas."""
 
 import gc
+import importlib.util
 import logging
 import sys
 import threading
@@ -12,8 +13,10 @@ import zmq
 
 from quintet.config import EngineConfig
 from quintet.engine.engine import Engine
+from quintet.engine.grammar import Grammars
 from quintet.engine.hub import resolve_tokenizer
 from quintet.engine.start import Prepared, launch, prepare
+from quintet.engine.tokenizer import Tokenizer, load_tokenizer
 from quintet.outputs import TokenDelta
 from quintet.server.backend import Served
 from quintet.server.link import wire
@@ -34,7 +37,9 @@ def main() -> int:
     pulse.start()
     try:
         prepared = prepare(EngineConfig(**orders.engine))
-        engine = launch(prepared, progress=sys.stderr.isatty())
+        serves = served(prepared)
+        grammars = _grammars(serves)
+        engine = launch(prepared, progress=sys.stderr.isatty(), grammars=grammars)
     except (ValueError, OSError, MemoryError) as error:  # what the user can mend
         said = orders.wording(str(error) or type(error).__name__)
         print(f"quintet serve: error: {said}", file=sys.stderr, flush=True)
@@ -42,7 +47,7 @@ def main() -> int:
     gc.collect()
     gc.freeze()  # the model and all modules stay: later collections need not walk them in the midst of a step
     try:
-        Core(context, folder, engine, served(prepared), pulse).run()
+        Core(context, folder, engine, serves, pulse).run()
     except Exception:
         logger.exception("the engine broke")
         return 1
@@ -68,7 +73,20 @@ def served(prepared: Prepared) -> Served:
         embeds_width=prepared.embeds_width,
         by_priority=config.scheduling_policy == "priority",
         stream_interval=config.stream_interval,
+        structured_outputs=config.structured_outputs_config,
     )
+
+
+def _grammars(serves: Served) -> Grammars:
+    """Its vocabulary is read while the weights are: later that would hold up a step."""
+
+    def tokenizer() -> Tokenizer | None:
+        return None if serves.tokenizer is None else load_tokenizer(serves.tokenizer)
+
+    made = Grammars(tokenizer, serves.vocab_size, serves.eos_ids, serves.structured_outputs, tried=True)
+    if importlib.util.find_spec("llguidance") is not None:
+        threading.Thread(target=made.warm, name="quintet-vocabulary", daemon=True).start()
+    return made
 
 
 def _push(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
@@ -137,6 +155,12 @@ class Core:
                 self._engine.sleep(order.level)
             elif isinstance(order, wire.WakeUp):
                 self._engine.wake_up()
+            elif isinstance(order, wire.StartProfile):
+                self._engine.profiler.start()
+                return wire.Answer(order.number)
+            elif isinstance(order, wire.StopProfile):
+                path, steps, ended = self._engine.profiler.stop()
+                return wire.Answer(order.number, trace=(path.name, steps, ended))
             else:
                 self._engine.reset_prefix_cache()
                 return wire.Answer(order.number)

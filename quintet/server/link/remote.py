@@ -10,6 +10,7 @@ from pathlib import Path
 import zmq
 import zmq.asyncio
 
+from quintet.config import StructuredOutputsConfig
 from quintet.engine.admission import Admission, Bounds
 from quintet.engine.logits_processors import load_processors
 from quintet.engine.output import OutputProcessor, Processed
@@ -17,6 +18,8 @@ from quintet.engine.tokenizer import Tokenizer, load_tokenizer
 from quintet.sampling_params import SamplingParams
 from quintet.server.backend import Deliver, EngineDead, Refused, Served, Wanted
 from quintet.server.link import wire
+from quintet.server.link.shapes import Shapes
+from quintet.server.link.traces import RemoteTraces
 from quintet.server.metrics.peers import Peers
 
 logger = logging.getLogger(__name__)
@@ -42,9 +45,11 @@ class Remote:
         self._tokenizer: Tokenizer | None = None
         self._admission: Admission | None = None
         self._processor = OutputProcessor(None)
+        self.shapes = Shapes(StructuredOutputsConfig())
         self._deliver: dict[str, Deliver] = {}
-        self._answers: dict[int, asyncio.Future[str]] = {}
+        self._answers: dict[int, asyncio.Future[wire.Answer]] = {}
         self._numbers = itertools.count(time.time_ns())  # a process whose place this one took gave others
+        self.traces = RemoteTraces(worker, self._numbers, self._order)
         self._last_pulse = wire.Pulse({}, 0.0, 0.0)
         # Seconds since the latest sign of life, counted in turns of this loop: while this process stands still they
         # wait in its inbox. None before the first: Python and torch are not there.
@@ -67,6 +72,7 @@ class Remote:
         self._inbox.close(0)
         self._outbox.close(0)
         self.peers.close()
+        self.shapes.close()
 
     @property
     def served(self) -> Served:
@@ -102,9 +108,9 @@ class Remote:
     def stats(self) -> Mapping[str, float]:
         return self._last_pulse.stats
 
-    def submit(self, wanted: Sequence[Wanted], params: SamplingParams, priority: int = 0) -> None:
+    def submit(self, wanted: Sequence[Wanted], params: SamplingParams, priority: int = 0, grammar: str = "") -> None:
         prompts = [(each.request_id, each.prompt) for each in wanted]
-        admitted = self._ready().admit_all(prompts, params, priority)
+        admitted = self._ready().admit_all(prompts, params, priority, grammar)
         frame = wire.encode(wire.Submit.of(self._worker, admitted))
         added: list[str] = []
         try:
@@ -133,17 +139,18 @@ class Remote:
     async def wake_up(self) -> None:
         await self._order(wire.WakeUp(self._worker, next(self._numbers)))
 
-    async def _order(self, order: wire.Order) -> None:
+    async def _order(self, order: wire.Order) -> wire.Answer:
         """Returns when it is done; Refused says why it is not."""
         self._ready()
         answer = self._answers[order.number] = asyncio.get_running_loop().create_future()
         try:
             self._outbox.send(wire.encode(order), zmq.NOBLOCK)  # raises where nobody would answer
-            refused = await answer
+            told = await answer
         finally:
             del self._answers[order.number]
-        if refused:
-            raise Refused(refused)
+        if told.refused:
+            raise Refused(told.refused)
+        return told
 
     def fail(self, why: str) -> None:
         """The engine has ended: so does every request, and none is taken on."""
@@ -182,7 +189,7 @@ class Remote:
                 self._feel(message.pulse)
                 self._meeting = asyncio.create_task(self._meet(message.served))  # signs of life are heard meanwhile
             elif message.number in self._answers and not self._answers[message.number].done():
-                self._answers[message.number].set_result(message.refused)
+                self._answers[message.number].set_result(message)
 
     async def _count(self) -> None:
         while True:
@@ -215,6 +222,7 @@ class Remote:
         defaults = dict(served.defaults) if self._tokenizer else {**served.defaults, "detokenize": False}
         name = f"{self._worker}/" if self._worker else ""
         self._processor = OutputProcessor(self._tokenizer, served.stream_interval)
+        self.shapes = Shapes(served.structured_outputs)
         processors = load_processors(served.processors)
         self._admission = Admission(bounds, self._tokenizer, eos, served.seed, processors, defaults, name)
 

@@ -34,6 +34,7 @@ class Supervisor:
     ) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # until run() can clear up behind what is begun here
         self._settings, self._listener = server, listener
+        self._profiles = engine.profiler_config.profiler is not None
         self._folder = PrivateFolder()  # of the sockets between the processes
         self._orders = Orders(
             folder=str(self._folder.path),
@@ -79,7 +80,7 @@ class Supervisor:
         from quintet.server.link.api import ApiServer
 
         self._loop, self._serving = asyncio.get_running_loop(), True
-        self._api = ApiServer(self._settings, self._folder.path, 0, self._stop_others)
+        self._api = ApiServer(self._settings, self._folder.path, 0, self._stop_others, self._profiles)
         self._engine.follow(lambda code: self._later(partial(self._engine_ended, code)))
         for worker in range(1, self._settings.api_workers):
             self._start(worker)

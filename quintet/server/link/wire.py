@@ -4,6 +4,7 @@ The sockets lie in a folder that only this user can enter. The engine pulls from
 and pushes to one of each API process; so do API processes that ask each other.
 """
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
     stop_ids: frozenset[int]
     bad_words_ids: tuple[tuple[int, ...], ...]
     priority: int
+    grammar: str
     asked: list[Asked]
 
     @classmethod
@@ -61,14 +63,16 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
             )
             for each in admitted
         ]  # fmt: skip
-        return cls(worker, shared.params, shared.stop_ids, shared.bad_words_ids, shared.priority, asked)
+        params = copy.copy(shared.params)
+        params.structured_outputs = None  # the grammar says it
+        return cls(worker, params, shared.stop_ids, shared.bad_words_ids, shared.priority, shared.grammar, asked)
 
     def requests(self) -> list[Admitted]:
         """As they were admitted."""
         return [
             Admitted(
                 request_id, each.prompt_ids, self.params, key, each.max_tokens, self.stop_ids, self.bad_words_ids,
-                each.salt, self.priority, each.arrival, index == 0, each.embeds,
+                each.salt, self.priority, each.arrival, index == 0, each.embeds, self.grammar,
             )
             for each in self.asked
             for index, (request_id, key) in enumerate(each.completions)
@@ -104,7 +108,17 @@ class WakeUp(msgspec.Struct, tag=True, array_like=True):
     number: int
 
 
-Order = ResetPrefixCache | Sleep | WakeUp
+class StartProfile(msgspec.Struct, tag=True, array_like=True):
+    worker: int
+    number: int
+
+
+class StopProfile(msgspec.Struct, tag=True, array_like=True):
+    worker: int
+    number: int
+
+
+Order = ResetPrefixCache | Sleep | WakeUp | StartProfile | StopProfile
 ToEngine = Join | Submit | Abort | Leave | Order
 
 
@@ -137,6 +151,7 @@ class Answer(msgspec.Struct, tag=True, array_like=True):
 
     number: int
     refused: str = ""
+    trace: tuple[str, int, str] = ("", 0, "")  # of StopProfile: the file's name, steps, why it ended
 
 
 FromEngine = Hello | Deltas | Pulse | Answer

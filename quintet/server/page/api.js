@@ -3,13 +3,19 @@
 import { EventParser } from "./stream.js";
 
 const KEY = "quintet.api-key";
+const SILENT = "The server does not answer. If it has stopped, start it again, then send again.";
+const TORN = "The connection ended before the answer did. If the server has stopped, start it again, then regenerate.";
+const NO_KEY = "The server asks for an API key. Give it above, then send again.";
+const WRONG_KEY = "The server does not know this API key. Give the right one above, then send again.";
+const GATEWAY = [502, 503, 504]; // what a proxy says when the server behind it is gone
 
 /** What went wrong with a request, in words for the reader. */
 export class ApiError extends Error {
-  constructor(message, status = 0) {
+  constructor(message, status = 0, keyed = false) {
     super(message);
     this.name = "ApiError";
     this.status = status;
+    this.keyed = keyed; // whether a key was sent
   }
 }
 
@@ -23,9 +29,9 @@ export async function request(path, options = {}) {
   const headers = new Headers(options.headers);
   const key = sessionStorage.getItem(KEY);
   if (key) headers.set("Authorization", `Bearer ${key}`);
-  const response = await fetch(path, { cache: "no-store", ...options, headers });
+  const response = await fetch(path, { cache: "no-store", ...options, headers }).catch((error) => silent(error, options));
   if (response.ok) return response;
-  const error = new ApiError(await reason(response), response.status);
+  const error = new ApiError(await reason(response, key), response.status, key !== null);
   if (error.status === 401 && key !== sessionStorage.getItem(KEY)) return request(path, options); // one came meanwhile
   throw error;
 }
@@ -50,7 +56,12 @@ export async function* complete(body, signal) {
     if (chunk.error) throw new ApiError(chunk.error.message ?? String(chunk.error));
     yield chunk;
   }
-  throw new ApiError("The connection ended before the answer did.");
+  throw new ApiError(TORN);
+}
+
+/** A request that was taken back stays that; of any other without a response the browser says nothing that helps. */
+function silent(error, { signal }) {
+  throw signal?.aborted ? error : new ApiError(SILENT);
 }
 
 async function* events(stream) {
@@ -59,7 +70,7 @@ async function* events(stream) {
   const reader = stream.getReader();
   try {
     for (;;) {
-      const { done, value } = await reader.read();
+      const { done, value } = await reader.read().catch(torn);
       yield* parser.push(decoder.decode(value, { stream: !done }), done);
       if (done) return;
     }
@@ -67,6 +78,10 @@ async function* events(stream) {
     // A reader that stops lets go of the connection; a stream that failed has nothing to cancel.
     reader.cancel().catch(() => undefined);
   }
+}
+
+function torn(error) {
+  throw error.name === "AbortError" ? error : new ApiError(TORN);
 }
 
 function parsed(data) {
@@ -77,13 +92,22 @@ function parsed(data) {
   }
 }
 
-async function reason(response) {
+async function reason(response, key) {
+  if (response.status === 401) return key === null ? NO_KEY : WRONG_KEY;
   const text = await response.text();
   const wait = response.headers.get("Retry-After");
   const later = wait ? ` Try again in ${wait} s.` : "";
   try {
-    return JSON.parse(text).error.message + later;
+    const { code, message } = JSON.parse(text).error;
+    return (code === "context_length_exceeded" ? tooLong(message) : message) + later;
   } catch {
+    if (GATEWAY.includes(response.status)) return SILENT;
     return `${response.status} ${response.statusText}${later}`.trim();
   }
+}
+
+function tooLong(message) {
+  const most = /maximum context length is (\d+)/.exec(message)?.[1];
+  const size = most ? `, which takes at most ${most} tokens` : "";
+  return `This conversation is too long for the model${size}. Shorten the message, delete the last turns, or begin anew.`;
 }

@@ -6,26 +6,50 @@ import { byId } from "./dom.js";
 import { Panel } from "./panel.js";
 import { Settings } from "./settings.js";
 
+const WRONG_KEY = "The server does not know this key. It was started with another one (--api-key): ask for that.";
 const WIDE = "(min-width: 900px)"; // as in style.css
 const picker = byId("model");
 const text = byId("text");
 
 const settings = new Settings(() => chat.redraw());
-const chat = new Chat(settings, () => picker.value, { busy, refused });
+const chat = new Chat(settings, () => picker.value, { busy, refused, back, failed });
 let asking = false; // for the list of models
 
 function busy(flag, answer) {
   byId("send").hidden = flag;
   byId("stop").hidden = !flag;
   byId("status").textContent = flag ? "The answer is coming." : `The answer is ${answer.state}.`;
-  if (!flag && !byId("key-form").contains(document.activeElement)) text.focus({ preventScroll: true });
+  if (flag) failed("");
+  else if (isIdle()) field().focus({ preventScroll: true });
+}
+
+/** Whether the reader is nowhere else, as in the panel's fields. */
+function isIdle() {
+  const focused = document.activeElement;
+  return !focused || focused === document.body || !focused.checkVisibility();
+}
+
+/** Where the reader writes: a question that he edits, else the next one. */
+function field() {
+  return document.querySelector(".edit textarea") ?? text;
+}
+
+/** Puts a text that got no answer before what was typed since. */
+function back(unanswered) {
+  text.value = [unanswered, text.value].filter((each) => each.trim()).join("\n\n");
+  grow();
+}
+
+function failed(reason) {
+  byId("notice").textContent = reason;
+  byId("notice").hidden = !reason;
 }
 
 /** A server that wants a key gets a field for it, whichever request found out. */
 function refused(error) {
   const form = byId("key-form");
   if (error.status !== 401 || !form.hidden) return;
-  byId("key-error").textContent = error.message;
+  byId("key-error").textContent = error.keyed ? WRONG_KEY : "";
   form.hidden = false;
   byId("key").focus();
 }
@@ -68,8 +92,12 @@ byId("composer").addEventListener("submit", (event) => {
   send();
 });
 byId("stop").addEventListener("click", () => chat.stop());
+for (const example of byId("examples").querySelectorAll("button")) {
+  example.addEventListener("click", () => chat.send(example.textContent));
+}
 byId("clear").addEventListener("click", () => {
   chat.clear();
+  failed("");
   text.focus();
 });
 byId("key-form").addEventListener("submit", (event) => {
@@ -82,6 +110,10 @@ byId("key-form").addEventListener("submit", (event) => {
   panel.ask();
 });
 
+addEventListener("pagehide", () => chat.keep(text.value));
+document.addEventListener("visibilitychange", () => document.hidden && chat.keep(text.value)); // phones say no more
+
+back(chat.restore());
 for (const id of ["live", "settings"]) byId(id).open = matchMedia(WIDE).matches;
 const panel = new Panel({ seen: () => picker.disabled && loadModels(), refused });
 loadModels();

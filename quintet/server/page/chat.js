@@ -1,7 +1,9 @@
-/** The conversation: sends it, streams the answer into it, and changes its end. */
+/** The conversation: sends it, streams the answer into it, changes its end, and keeps it over a reload. */
 
 import { complete } from "./api.js";
-import { byId } from "./dom.js";
+import { byId, swap } from "./dom.js";
+import { Facts } from "./facts.js";
+import { Kept } from "./kept.js";
 import { Message } from "./message.js";
 import { Popup } from "./tokens.js";
 
@@ -10,10 +12,16 @@ const NEAR = 80; // px from the end: nearer than this, the view follows the answ
 export class Chat {
   #messages = [];
   #list = byId("messages");
+  #empty = byId("empty");
+  #kept = new Kept();
   #popup = new Popup();
   #abort = null;
+  #turn = null; // the one that is answered: what stood `before` it, and the `text` that asks
 
-  /** `on.busy(flag)` tells that an answer starts or ends, `on.refused(error)` that one failed. */
+  /**
+   * `on.busy(flag)` tells that an answer starts or ends, `on.refused(error)` that one failed; `on.back(text)` gives back
+   * what got no answer, and `on.failed(reason)` says why.
+   */
   constructor(settings, model, on) {
     this.settings = settings;
     this.model = model;
@@ -27,9 +35,26 @@ export class Chat {
   /** False where the parameters cannot be sent; the text then stays with the reader. */
   send(text) {
     if (this.busy || !this.settings.check()) return false;
+    const before = [...this.#messages];
     this.#add("user", "You").text = text;
-    this.#answer();
+    this.#answer({ before, text });
     return true;
+  }
+
+  /** Shows what was kept; the text that was not sent. */
+  restore() {
+    const { messages, draft } = this.#kept.load();
+    for (const kept of messages) this.#add(kept.role, kept.name ?? kept.role).restore(kept);
+    this.#offer();
+    return draft;
+  }
+
+  /** Keeps the conversation, and a text that was not sent. An answer without a word is as if it had not been asked for. */
+  keep(draft = "") {
+    const unanswered = this.busy && this.#messages.at(-1)?.isEmpty; // none is left where it was cleared
+    const messages = unanswered ? this.#turn.before : this.#messages;
+    const text = unanswered ? [this.#turn.text, draft].filter(Boolean).join("\n\n") : draft;
+    this.#kept.save(messages.map((message) => message.kept), text);
   }
 
   stop() {
@@ -37,6 +62,7 @@ export class Chat {
   }
 
   clear() {
+    this.#turn = null; // an answer that ends now is nobody's
     this.stop();
     this.#cut(0);
   }
@@ -51,58 +77,83 @@ export class Chat {
     this.#messages.push(message);
     this.#list.append(message.element);
     this.#list.scrollTop = this.#list.scrollHeight;
-    byId("empty").hidden = true;
+    this.#empty.hidden = true;
     return message;
   }
 
   #cut(length) {
-    for (const message of this.#messages.splice(length)) message.element.remove();
-    byId("empty").hidden = length > 0;
+    this.#show(this.#messages.slice(0, length));
+  }
+
+  #show(messages) {
+    this.#messages = messages;
+    swap(this.#list, [this.#empty, ...messages.map(({ element }) => element)]);
+    this.#empty.hidden = messages.length > 0;
     this.#offer();
+    if (!this.busy) this.keep();
   }
 
   #request() {
-    const said = this.#messages.filter((message) => message.role === "user" || message.content);
     return {
       model: this.model() || undefined,
-      messages: [...this.settings.system, ...said.map(({ role, content }) => ({ role, content }))],
+      messages: [...this.settings.system, ...this.#messages.map(({ role, said }) => ({ role, content: said }))],
       stream: true,
       stream_options: { include_usage: true },
       ...this.settings.fields(),
     };
   }
 
-  async #answer() {
+  async #answer(turn) {
     const body = this.#request();
     const abort = new AbortController();
     this.#abort = abort;
+    this.#turn = turn;
     const answer = this.#add("assistant", this.model() || "Assistant");
     answer.state = "streaming";
     this.#offer();
     this.on.busy(true);
     const facts = new Facts();
-    let follows = true; // as the reader was at the end before the last piece came
+    const error = await this.#stream(body, abort.signal, answer, facts);
+    const follows = this.#near();
+    this.#abort = null;
+    if (error && answer.isEmpty) this.#takeBack(turn, answer, abort.signal.aborted ? null : error.message);
+    else this.#settle(answer, facts, error, abort.signal.aborted);
+    this.#offer();
+    this.keep();
+    if (follows) this.#follow();
+    this.on.busy(false, answer);
+    if (error && !abort.signal.aborted) this.on.refused(error);
+  }
+
+  /** Takes in what comes; what went wrong, or null. */
+  async #stream(body, signal, answer, facts) {
     try {
-      for await (const chunk of complete(body, abort.signal)) {
-        follows = this.#near();
+      for await (const chunk of complete(body, signal)) {
+        const follows = this.#near(); // as the reader was at the end before this piece came
         facts.note(chunk);
         answer.take(chunk.choices?.[0] ?? {});
         if (follows) this.#follow();
       }
-      answer.state = "done";
+      return null;
     } catch (error) {
-      follows = this.#near();
-      if (abort.signal.aborted) answer.state = "stopped";
-      else {
-        answer.fail(error.message);
-        this.on.refused(error);
-      }
+      return error;
     }
-    this.#abort = null;
+  }
+
+  /** Of an answer with a word in it, what came stays. */
+  #settle(answer, facts, error, stopped) {
+    if (error && !stopped) answer.fail(error.message);
+    else answer.state = stopped ? "stopped" : "done";
     answer.summarize(facts.words(), facts.finish);
-    this.#offer();
-    if (follows) this.#follow();
-    this.on.busy(false, answer);
+  }
+
+  /** A turn without a word of answer is none: what stood before it stands again, and its text goes back. */
+  #takeBack(turn, answer, failure) {
+    answer.state = failure ? "failed" : "stopped";
+    if (turn !== this.#turn) return; // cleared meanwhile
+    this.#show(turn.before);
+    if (turn.text) this.on.back(turn.text);
+    if (failure) this.on.failed(failure);
   }
 
   #near() {
@@ -134,9 +185,17 @@ export class Chat {
 
   #again() {
     if (this.busy || !this.settings.check()) return;
-    const end = this.#messages.length - 1;
-    if (this.#messages[end].role === "assistant") this.#cut(end);
-    this.#answer();
+    const before = [...this.#messages];
+    if (before.at(-1).role === "assistant") this.#cut(before.length - 1);
+    this.#answer({ before });
+  }
+
+  /** The old question stays as it is, its field open, in case that the new one gets no answer. */
+  #askInstead(at, text) {
+    const before = [...this.#messages];
+    this.#cut(at);
+    this.#add("user", "You").text = text;
+    this.#answer({ before });
   }
 
   /** A question that was edited is asked again; an answer that was edited stays as it is. */
@@ -145,41 +204,9 @@ export class Chat {
     const asks = message.role === "user";
     message.edit((text) => {
       if (this.busy || (asks && !this.settings.check())) return;
+      if (asks) return this.#askInstead(at, text);
       message.text = text;
-      if (!asks) return;
-      this.#cut(at + 1);
-      this.#again();
+      this.keep();
     });
-  }
-}
-
-/** What is known of one answer: its tokens and its pace. */
-class Facts {
-  #start = performance.now();
-  #first = null;
-  #last = null;
-  #chunks = 0;
-  #usage = null;
-  finish = null;
-
-  note(chunk) {
-    const choice = chunk.choices?.[0];
-    if (choice?.delta?.content) {
-      this.#first ??= performance.now();
-      this.#chunks++;
-    }
-    this.finish = choice?.finish_reason ?? this.finish;
-    this.#usage = chunk.usage ?? this.#usage;
-    this.#last = performance.now();
-  }
-
-  words() {
-    if (this.#first === null) return [];
-    const tokens = this.#usage?.completion_tokens ?? this.#chunks;
-    const seconds = (this.#last - this.#first) / 1000;
-    // An answer that came at once says nothing of the pace.
-    const pace = tokens > 1 && seconds > 0.05 ? [`${((tokens - 1) / seconds).toFixed(1)} tokens/s`] : [];
-    const wait = `first after ${Math.round(this.#first - this.#start)} ms`;
-    return [`${tokens} ${tokens === 1 ? "token" : "tokens"}`, ...pace, wait];
   }
 }

@@ -11,6 +11,15 @@ export function h(tag, { on = {}, ...attributes } = {}, ...children) {
   return element;
 }
 
+/** Gives an element these children. Those in front that it has already are not touched: a selection in them stays. */
+export function swap(element, children) {
+  const old = [...element.childNodes];
+  let same = 0;
+  while (same < children.length && old[same] === children[same]) same++;
+  for (const node of old.slice(same)) node.remove();
+  element.append(...children.slice(same));
+}
+
 /** The element with this id; a typo in an id is a bug and shows at once. */
 export function byId(id) {
   const element = document.getElementById(id);

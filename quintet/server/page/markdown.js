@@ -1,89 +1,143 @@
-/** Renders a small part of Markdown as DOM nodes: code, headings, lists, quotes, bold, italics. Links stay text. */
+/** Renders Markdown as DOM nodes, block by block; what it does not know stays text. */
 
-import { h } from "./dom.js";
+import { copyButton } from "./clipboard.js";
+import { h, swap } from "./dom.js";
+import { inline } from "./inline.js";
+import { items, listEnd, listItem } from "./lists.js";
+import { startsTable, table, tableEnd } from "./table.js";
 
-const FENCE = /^\s*(`{3,}|~{3,})\s*([\w+#.-]*)\s*$/;
-const HEADING = /^(#{1,6})\s+(.*)$/;
-const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
-const QUOTE = /^\s*>\s?(.*)$/;
-const INLINE = /`([^`\n]+)`|\*\*([^*\n]+)\*\*|\*([^*\s][^*\n]*)\*/g;
+const FENCE = /^(\s*)(`{3,}|~{3,})(.*)$/;
+const HEADING = /^ {0,3}(#{1,6})\s+(.*)$/;
+const QUOTE = /^ {0,3}>\s?/;
+const DEEPEST = 12; // blocks within blocks; deeper ones are read as paragraphs
 
-/** The nodes for a whole text. It may still be growing: an open code block reaches to the end. */
-export function render(text) {
-  const lines = text.split("\n");
-  const nodes = [];
-  for (let at = 0; at < lines.length; ) {
-    const [node, next] = block(lines, at);
-    if (node) nodes.push(node);
-    at = next;
+/** The kinds of blocks: where one starts, the line after it, and what it becomes. The first that starts is it. */
+const KINDS = [
+  { starts: (lines, at) => fence(lines[at]) !== null, end: codeEnd, build: code },
+  { starts: (lines, at) => HEADING.test(lines[at]), end: (_, at) => at + 1, build: heading },
+  { starts: (lines, at) => isRule(lines[at]), end: (_, at) => at + 1, build: () => h("hr") },
+  { starts: startsTable, end: tableEnd, build: table },
+  { starts: (lines, at) => QUOTE.test(lines[at]), end: quoteEnd, build: quote },
+  { starts: (lines, at) => listItem(lines[at]) !== null, end: (lines, at) => listEnd(lines, at, starts), build: list },
+];
+const PARAGRAPH = { end: paragraphEnd, build: (lines) => h("p", {}, ...inline(lines.join("\n").trim())) };
+
+/** An element whose text grows: blocks that are whole stay the nodes that they are. */
+export class Growing {
+  #element;
+  #blocks = [];
+
+  constructor(element) {
+    this.#element = element;
   }
-  return nodes;
+
+  draw(text) {
+    this.#blocks = render(text, this.#blocks);
+    swap(this.#element, this.#blocks.map(({ node }) => node));
+  }
 }
 
-/** The block that begins at a line, and the line after it. */
-function block(lines, at) {
-  const line = lines[at];
-  if (!line.trim()) return [null, at + 1];
-  const fence = FENCE.exec(line);
-  if (fence) return code(lines, at, fence);
-  const heading = HEADING.exec(line);
+/** The blocks of a whole text, as their source and their node. Those of `before` are taken where they are the same. */
+export function render(text, before = [], depth = 0) {
+  const lines = text.split("\n");
+  const blocks = [];
+  for (let at = 0; at < lines.length; ) {
+    if (!lines[at].trim()) {
+      at++;
+      continue;
+    }
+    const kind = (depth < DEEPEST && KINDS.find(({ starts }) => starts(lines, at))) || PARAGRAPH;
+    const end = kind.end(lines, at);
+    const part = lines.slice(at, end);
+    const source = part.join("\n");
+    const known = before[blocks.length];
+    blocks.push(known?.source === source ? known : { source, node: kind.build(part, depth) });
+    at = end;
+  }
+  return blocks;
+}
+
+function nodes(lines, depth) {
+  return render(lines.join("\n"), [], depth + 1).map(({ node }) => node);
+}
+
+function starts(lines, at) {
+  return KINDS.some((kind) => kind.starts(lines, at));
+}
+
+function paragraphEnd(lines, at) {
+  let end = at + 1;
+  while (end < lines.length && lines[end].trim() && (!starts(lines, end) || isSentence(lines[end]))) end++;
+  return end;
+}
+
+/** A number within a paragraph that got to the margin is not the beginning of a list. */
+function isSentence(line) {
+  const item = listItem(line);
+  return item !== null && item.ordered && item.number !== 1;
+}
+
+/** What opens a code block, or null: its indent, its mark and its language. */
+function fence(line) {
+  const match = FENCE.exec(line);
+  if (!match || match[3].includes("`")) return null;
+  return { indent: match[1].length, mark: match[2], language: match[3].trim().split(/\s/)[0] };
+}
+
+/** The line after a code block; while its end has not come, it reaches to the end of the text. */
+function codeEnd(lines, at) {
+  const end = closing(lines, at);
+  return end < 0 ? lines.length : end + 1;
+}
+
+function closing(lines, at) {
+  const { mark } = fence(lines[at]);
+  return lines.findIndex((line, index) => index > at && isClosing(line.trim(), mark));
+}
+
+function isClosing(line, mark) {
+  return line.startsWith(mark) && line === mark[0].repeat(line.length);
+}
+
+function code(lines) {
+  const { indent, language } = fence(lines[0]);
+  const end = closing(lines, 0);
+  const spaces = new RegExp(`^\\s{0,${indent}}`);
+  const text = lines.slice(1, end < 0 ? undefined : end).map((line) => line.replace(spaces, "")).join("\n");
+  const head = h("div", { class: "head" }, h("span", { class: "language" }, language), copyButton("code", () => text));
+  return h("div", { class: "code" }, head, h("pre", { tabindex: "0" }, h("code", {}, text)));
+}
+
+function heading([line]) {
+  const [, marks, text] = HEADING.exec(line);
   // A message's name is an h3.
-  if (heading) return [h(`h${Math.min(heading[1].length + 3, 6)}`, {}, ...inline(heading[2])), at + 1];
-  if (ITEM.test(line)) return list(lines, at);
-  if (QUOTE.test(line)) return quote(lines, at);
-  let end = at + 1;
-  while (end < lines.length && lines[end].trim() && !starts(lines[end])) end++;
-  return [h("p", {}, ...inline(lines.slice(at, end).join("\n"))), end];
+  return h(`h${Math.min(marks.length + 3, 6)}`, {}, ...inline(text.replace(/\s#+$/, "")));
 }
 
-function starts(line) {
-  return FENCE.test(line) || HEADING.test(line) || ITEM.test(line) || QUOTE.test(line);
+function isRule(line) {
+  const marks = line.replace(/\s/g, "");
+  return marks.length > 2 && "-*_".includes(marks[0]) && marks === marks[0].repeat(marks.length);
 }
 
-function code(lines, at, [, mark, language]) {
-  let end = at + 1;
-  while (end < lines.length && !(lines[end].trim().startsWith(mark) && FENCE.test(lines[end]))) end++;
-  const text = h("code", {}, lines.slice(at + 1, end).join("\n"));
-  const label = language ? [h("span", { class: "language" }, language)] : [];
-  return [h("div", { class: "code" }, ...label, h("pre", { tabindex: "0" }, text)), end + 1];
-}
-
-function quote(lines, at) {
+function quoteEnd(lines, at) {
   let end = at;
   while (end < lines.length && QUOTE.test(lines[end])) end++;
-  const inner = lines.slice(at, end).map((line) => QUOTE.exec(line)[1]);
-  return [h("blockquote", {}, ...inline(inner.join("\n"))), end];
+  return end;
 }
 
-/** A list and the deeper lists within it. */
-function list(lines, at) {
-  const [, indent, mark] = ITEM.exec(lines[at]);
-  const ordered = /\d/.test(mark);
-  const node = h(ordered ? "ol" : "ul", { start: ordered && parseInt(mark, 10) !== 1 && parseInt(mark, 10) });
-  while (at < lines.length) {
-    const item = ITEM.exec(lines[at]);
-    if (!item || item[1].length < indent.length) break;
-    if (item[1].length > indent.length && node.lastChild) {
-      const [inner, next] = list(lines, at);
-      node.lastChild.append(inner);
-      at = next;
-    } else if (/\d/.test(item[2]) === ordered) {
-      node.append(h("li", {}, ...inline(item[3])));
-      at++;
-    } else break;
-  }
-  return [node, at];
+function quote(lines, depth) {
+  return h("blockquote", {}, ...nodes(lines.map((line) => line.replace(QUOTE, "")), depth));
 }
 
-function inline(text) {
-  const nodes = [];
-  let at = 0;
-  for (const match of text.matchAll(INLINE)) {
-    nodes.push(text.slice(at, match.index));
-    if (match[1] !== undefined) nodes.push(h("code", {}, match[1]));
-    else if (match[2] !== undefined) nodes.push(h("strong", {}, match[2]));
-    else nodes.push(h("em", {}, match[3]));
-    at = match.index + match[0].length;
-  }
-  return [...nodes, text.slice(at)];
+function list(lines, depth) {
+  const { ordered, number } = listItem(lines[0]);
+  const entries = items(lines).map((part) => h("li", {}, ...itemNodes(part, depth)));
+  return h(ordered ? "ol" : "ul", { start: ordered && number !== 1 && String(number) }, ...entries);
+}
+
+/** An item's first paragraph stands in the item itself. */
+function itemNodes(lines, depth) {
+  const [first, ...rest] = nodes(lines, depth);
+  if (!first) return [];
+  return [...(first.tagName === "P" ? first.childNodes : [first]), ...rest];
 }

@@ -1,29 +1,38 @@
 /** One message of the conversation, and how it looks: text, or tokens where their probabilities came with it. */
 
-import { h } from "./dom.js";
-import { render } from "./markdown.js";
+import { copyButton } from "./clipboard.js";
+import { h, swap } from "./dom.js";
+import { Growing } from "./markdown.js";
+import { Thinking, split } from "./thinking.js";
 import { TokenRow } from "./tokens.js";
 
 const STATES = { stopped: "stopped", failed: "failed" };
 const FINISHES = { length: "max tokens reached", content_filter: "filtered" };
 
 export class Message {
-  content = "";
+  content = ""; // as it came: thoughts may stand in it, between tags
+  reasoning = ""; // thoughts that came beside it
   tokens = null; // a TokenRow, once the first probability comes
   #popup;
   #drawing = false;
+  #words = []; // of the summary
   #body = h("div", { class: "body" });
+  #growing = new Growing(this.#body);
+  #thinking = new Thinking();
   #error = h("p", { class: "error", role: "alert", hidden: true });
   #stats = h("span", { class: "stats" });
-  #actions = h("span", { class: "actions" });
+  #actions = h("span");
+  #copy = copyButton("answer", () => this.said);
 
   /** `byToken` is asked at each drawing whether tokens are wanted. */
   constructor(role, name, popup, byToken) {
     this.role = role;
+    this.name = name;
     this.byToken = byToken;
     this.#popup = popup;
-    const footer = h("footer", {}, this.#stats, this.#actions);
-    const parts = [h("h3", {}, name), this.#body, this.#error, footer];
+    const buttons = h("span", { class: "actions" }, ...(role === "assistant" ? [this.#copy] : []), this.#actions);
+    const footer = h("footer", {}, this.#stats, buttons);
+    const parts = [h("h3", {}, name), this.#thinking.element, this.#body, this.#error, footer];
     this.element = h("article", { class: `message ${role}` }, ...parts);
   }
 
@@ -38,9 +47,35 @@ export class Message {
     return this.element.dataset.state;
   }
 
+  /** What the message says, without what was thought before. */
+  get said() {
+    return this.role === "user" ? this.content : this.#split().said;
+  }
+
+  get isEmpty() {
+    return !this.content && !this.reasoning;
+  }
+
+  /** What is kept of the message over a reload, and what `restore` takes. */
+  get kept() {
+    // A reload ends an answer that streams, and may do so before this is asked.
+    const state = this.state === "done" ? "done" : "stopped";
+    const { role, name, content, reasoning } = this;
+    return { role, name, content, reasoning, state, stats: this.#words.join(" · ") };
+  }
+
+  restore({ content, reasoning = "", state = "done", stats = "" }) {
+    this.content = content;
+    this.reasoning = reasoning;
+    if (this.role === "user") return this.draw();
+    this.state = state in STATES ? state : "done";
+    this.summarize([stats]);
+  }
+
   /** Takes in one chunk of a streamed answer. */
   take({ delta, logprobs }) {
     this.content += delta?.content ?? "";
+    this.reasoning += delta?.reasoning ?? delta?.reasoning_content ?? "";
     if (logprobs?.content?.length) {
       this.tokens ??= new TokenRow(this.#popup);
       this.tokens.append(logprobs.content, this.#popup);
@@ -62,7 +97,8 @@ export class Message {
 
   /** What is said below an answer; `finish` is the server's finish_reason. */
   summarize(words, finish) {
-    this.#stats.textContent = [...words, STATES[this.state] ?? FINISHES[finish]].filter(Boolean).join(" · ");
+    this.#words = [...words, FINISHES[finish]].filter(Boolean);
+    this.#stats.textContent = [...this.#words, STATES[this.state]].filter(Boolean).join(" · ");
   }
 
   /** The buttons below the message: pairs of a name and what it does. */
@@ -89,10 +125,23 @@ export class Message {
   }
 
   draw() {
-    if (this.tokens && this.byToken()) {
-      if (this.#body.firstChild !== this.tokens.element) this.#body.replaceChildren(this.tokens.element);
-    } else if (this.role === "user") this.#body.replaceChildren(h("p", {}, this.content));
-    else this.#body.replaceChildren(...render(this.content));
+    const byToken = this.tokens !== null && this.byToken();
+    if (this.role === "assistant") this.#drawThoughts(byToken);
+    if (byToken) swap(this.#body, [this.tokens.element]);
+    else if (this.role === "user") this.#body.replaceChildren(h("p", {}, this.content));
+    else this.#growing.draw(this.said);
+  }
+
+  /** Where all tokens are shown, those of thoughts are among them. */
+  #drawThoughts(byToken) {
+    const { thought, said } = this.#split();
+    const whole = [this.reasoning.trim(), byToken ? "" : thought].filter(Boolean).join("\n\n");
+    this.#thinking.draw(whole, { going: this.state === "streaming" && whole !== "" && !said, answered: said !== "" });
+    this.#copy.hidden = !said || this.state === "streaming";
+  }
+
+  #split() {
+    return split(this.content, this.state === "streaming");
   }
 
   #drawSoon() {

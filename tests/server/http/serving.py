@@ -25,9 +25,9 @@ _BUFFER = 2**14  # bytes
 Result = TypeVar("Result")
 
 
-def client(backend: FakeBackend | None = None, **settings: Any) -> httpx.AsyncClient:
+def client(backend: FakeBackend | None = None, profiles: bool = False, **settings: Any) -> httpx.AsyncClient:
     """To be used in one event loop; a failure of the app itself is raised."""
-    service = Service(backend or FakeBackend(), ServerConfig(**settings))
+    service = Service(backend or FakeBackend(), ServerConfig(**settings), profiles=profiles)
     return httpx.AsyncClient(transport=httpx.ASGITransport(make_app(service)), base_url=HOST)
 
 

@@ -126,7 +126,7 @@ async def test_a_template_is_taken_from_trusted_requests_alone() -> None:
         ({"messages": [{"role": "user", "content": "word " * 600}]}, "messages", "512"),
         ({"tools": [{"type": "function"}]}, "tools", "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice", "not served"),
-        ({"response_format": {"type": "json_schema"}}, "response_format", "constrained output"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.schema", "must be a JSON schema"),
         ({"modalities": ["audio"]}, "modalities", "text alone"),
         ({"audio": {}}, "audio", "text alone"),
         ({"documents": [{}]}, "documents", "messages"),

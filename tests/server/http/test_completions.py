@@ -218,10 +218,10 @@ async def test_harmless_fields_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
-        ("suffix", "end", "do not fill in"),
+        ("suffix", "end", "no tokens to fill in"),
         ("store", True, "not kept"),
-        ("response_format", {"type": "json_object"}, "constrained output"),
-        ("guided_json", {}, "constrained output"),
+        ("response_format", {"type": "json_schema"}, "must be a JSON schema"),
+        ("guided_json", {}, "it is called json in structured_outputs"),
         ("logits_processors", [], "--logits-processors"),
         ("use_beam_search", True, "beam search"),
         ("best_of", 3, "must equal n"),

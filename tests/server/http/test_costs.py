@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from quintet.sampling_params import MAX_ALLOWED_IDS
+from quintet.parameter_values import MAX_ALLOWED_IDS
 from quintet.server.http.app import make_app
 from quintet.server.http.gate import Gate, Size
 from quintet.server.http.service import Service

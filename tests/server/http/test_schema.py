@@ -28,9 +28,8 @@ CHECKS = (
 
 
 def app() -> FastAPI:
-    return make_app(
-        Service(FakeBackend(max_model_len=64), ServerConfig(trust_request_chat_template=True, enable_sleep_mode=True))
-    )
+    config = ServerConfig(trust_request_chat_template=True, enable_sleep_mode=True)
+    return make_app(Service(FakeBackend(max_model_len=64), config, profiles=True))
 
 
 schema = schemathesis.openapi.from_asgi("/openapi.json", app(), headers={"host": "127.0.0.1"})

@@ -163,13 +163,14 @@ async def test_no_id_of_a_response_is_logged(caplog: pytest.LogCaptureFixture) -
 
 
 def routes(method: str) -> set[str]:
-    app = make_app(Service(FakeBackend(), ServerConfig(enable_sleep_mode=True)))
+    app = make_app(Service(FakeBackend(), ServerConfig(enable_sleep_mode=True), profiles=True))
     return {path for path, known in app.openapi()["paths"].items() if method in known}
 
 
 def test_every_route_that_changes_the_engine_for_all_is_the_administrators() -> None:
     """A new one belongs to one of the two."""
-    callers = {"/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/responses/{response_id}/cancel", *ASKS}
+    counts = {"/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/responses/input_tokens"}
+    callers = {*counts, "/v1/responses/{response_id}/cancel", *ASKS}
     assert routes("post") == callers | set(ADMINISTRATION)
     assert routes("delete") | routes("put") | routes("patch") == {"/v1/responses/{response_id}"}
 
@@ -177,7 +178,7 @@ def test_every_route_that_changes_the_engine_for_all_is_the_administrators() -> 
 @pytest.mark.parametrize("keys", [(), ("alice",), KEYS])
 async def test_administration_has_a_key_of_its_own(keys: tuple[str, ...]) -> None:
     fake = FakeBackend()
-    async with client(fake, api_key=keys, admin_api_key="root", enable_sleep_mode=True) as http:
+    async with client(fake, True, api_key=keys, admin_api_key="root", enable_sleep_mode=True) as http:
         for path in ADMINISTRATION:
             for headers in ({}, key("nobody"), *[{"x-api-key": each} for each in keys]):
                 refused = await http.post(path, headers=headers)

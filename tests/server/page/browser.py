@@ -68,6 +68,10 @@ def say(page: Page, text: str) -> Locator:
     return page.locator(".message.assistant").last
 
 
+def body(message: Locator) -> Locator:
+    return message.locator(".body")
+
+
 def finished(answer: Locator, state: str = "done") -> Locator:
     expect(answer).to_have_attribute("data-state", state)
     return answer

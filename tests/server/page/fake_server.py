@@ -17,7 +17,7 @@ TYPES = {
     ".css": "text/css",
     ".svg": "image/svg+xml",
 }
-POLICY = "default-src 'self'"
+POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'"
 MODEL = "tiny-chat"
 
 
@@ -26,9 +26,11 @@ def event(data: Any) -> bytes:
     return f"data: {data if isinstance(data, str) else json.dumps(data)}\n\n".encode()
 
 
-def chunk(text: str = "", finish: str | None = None, logprobs: list[dict[str, Any]] | None = None) -> bytes:
-    """One chunk of a streamed chat completion."""
-    choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish, "logprobs": None}
+def chunk(
+    text: str = "", finish: str | None = None, logprobs: list[dict[str, Any]] | None = None, **delta: str
+) -> bytes:
+    """One chunk of a streamed chat completion; `delta` has what comes beside the text."""
+    choice = {"index": 0, "delta": {"content": text, **delta}, "finish_reason": finish, "logprobs": None}
     if logprobs is not None:
         choice["logprobs"] = {"content": logprobs}
     return event({"id": "chat-1", "object": "chat.completion.chunk", "model": MODEL, "choices": [choice]})
@@ -43,6 +45,12 @@ def ending(tokens: int, finish: str = "stop") -> bytes:
 def answer(*pieces: str) -> list[bytes]:
     """A whole answer, a token for each piece."""
     return [*(chunk(piece) for piece in pieces), ending(len(pieces))]
+
+
+def refusal(message: str, code: str | None = None) -> list[bytes]:
+    """The body of an answer that is none, in OpenAI's shape."""
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+    return [json.dumps({"error": error}).encode()]
 
 
 @dataclass

@@ -11,7 +11,10 @@ from tests.server.page.browser import finished, open_page, say, use_page, watch
 from tests.server.page.fake_server import FakeServer, Script, answer, chunk, ending
 from tests.server.page.test_chat import logprob
 
-TEXT = "Some **bold** text, `code` and\n\n```python\n" + "long = 'line'  # " * 20 + "\n```\n\n> quoted\n"
+TEXT = (
+    "<think>Hm.</think>Some **bold** text, `code`, [a link](https://example.org) and\n\n```python\n"
+    + "long = 'line'  # " * 20 + "\n```\n\n> quoted\n\n|" + " wide column |" * 20 + "\n" + "|--" * 20 + "|\n"
+)  # fmt: skip
 
 # The lowest contrast of any text that is seen, by the formula of WCAG 2.2 (1.4.3), and where it is.
 CONTRAST = """() => {
@@ -71,6 +74,23 @@ def test_nothing_sticks_out_and_all_text_can_be_read(view: Page, server: FakeSer
     assert [box for box in boxes if view.locator(box).evaluate("e => e.scrollWidth > e.clientWidth")] == []
     ratio, where = view.evaluate(CONTRAST)
     assert ratio >= 4.5, where
+
+
+def test_phones_do_not_zoom_into_fields(browser: Browser, server: FakeServer) -> None:
+    """iOS zooms into a field whose letters are under 16 px, and stays there."""
+    context = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True)
+    page = context.new_page()
+    open_page(page, server.url)
+    page.get_by_role("heading", name="Parameters").click()
+    fields = page.locator("textarea, select, input:not([type=checkbox])")
+    sizes = fields.evaluate_all("all => all.map((field) => parseFloat(getComputedStyle(field).fontSize))")
+    context.close()
+    assert len(sizes) > 10 and min(sizes) >= 16
+
+
+def test_parameters_stand_above_the_figures(page: Page, server: FakeServer) -> None:
+    open_page(page, server.url)
+    assert page.locator("aside h2").all_inner_texts() == ["Parameters", "Live"]
 
 
 def test_every_field_has_a_name(page: Page, server: FakeServer) -> None:

@@ -1,9 +1,9 @@
 """The page on the real server, with the bundled model."""
 
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, expect
 
 from tests.helpers.serving import Server
-from tests.server.page.browser import use_page, watch
+from tests.server.page.browser import finished, say, use_page, watch
 
 
 def test_the_page_talks_with_the_bundled_model(browser: Browser) -> None:
@@ -12,7 +12,11 @@ def test_the_page_talks_with_the_bundled_model(browser: Browser) -> None:
         page = context.new_page()
         complaints = watch(page)
         seen = use_page(page, server.url, "What is the capital of France?")
+        say(page, "word " * 3000)
+        expect(page.locator("#notice")).to_contain_text("which takes at most 1024 tokens")
+        page.get_by_label("Message", exact=True).fill("")
+        after = finished(say(page, "What is the capital of Italy?")).inner_text()
         context.close()
-    assert "Paris" in seen.answer
+    assert "Paris" in seen.answer and "Rome" in after
     assert seen.tokens_after > seen.tokens_before
-    assert complaints == []
+    assert [complaint for complaint in complaints if "status of 400" not in complaint] == []

@@ -27,8 +27,6 @@ _LACKING: dict[str, Lacking] = {
     "tool_choice": Lacking(_NO_TOOLS, ({"type": "none"}, {"type": "auto"})),
     "mcp_servers": Lacking(_NO_TOOLS, ([],)),
     "container": Lacking("no code is run by this server"),
-    "output_config": Lacking("output is not constrained, and effort cannot be set; ask for it in the messages", ({},)),
-    "output_format": Lacking("output is not constrained; ask for it in the messages"),
     "context_management": Lacking("conversations are not edited; send what the model shall read"),
     "compaction": Lacking("conversations are not compacted; send what the model shall read"),
     "inference_geo": Lacking("it runs where this server runs"),
@@ -53,6 +51,10 @@ class MessageBody(Body):
         None, description="accepted, not used: the prefix cache needs no marks"
     )
     thinking: Annotated[Any, WithJsonSchema(_OBJECT)] = Field(None, description='{"type": "disabled"} is served')
+    output_config: Annotated[Any, WithJsonSchema(_OBJECT)] = Field(
+        None, description='{"format": {"type": "json_schema", "schema": {...}}}'
+    )
+    output_format: Annotated[Any, WithJsonSchema(_OBJECT)] = Field(None, description="output_config.format of before")
     user_profile_id: str | None = Field(None, description="accepted, not used")
     workspace_id: str | None = Field(None, description="accepted, not used")
 
@@ -94,6 +96,10 @@ class CreateMessage(MessageBody):
 def check(body: MessageBody) -> None:
     """What the types do not say. Raises ParameterError."""
     check_cache_control(body.cache_control, "cache_control")
+    if body.output_config is not None:
+        object_of(body.output_config, "output_config", ("format", "effort"))
+        if body.output_config.get("effort") is not None:
+            raise ParameterError("output_config.effort", "is not served: how much a model reasons cannot be set")
     if body.thinking is not None:
         object_of(body.thinking, "thinking", ("type", "budget_tokens", "display"))
         kind = one_of(body.thinking.get("type"), "thinking.type", ("disabled", "enabled", "adaptive", "between_tools"))

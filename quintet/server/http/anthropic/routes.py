@@ -16,6 +16,7 @@ from quintet.server.http.anthropic.conversation import render
 from quintet.server.http.anthropic.reply import Reply, broken_off
 from quintet.server.http.anthropic.request import CountTokens, CreateMessage, check
 from quintet.server.http.anthropic.shapes import MessageAnswer, MessageError, TokenCount
+from quintet.server.http.asgi import speaks_anthropic
 from quintet.server.http.bodies import read_body
 from quintet.server.http.calls import Ask, Call
 from quintet.server.http.errors import ApiError, as_api_error
@@ -23,13 +24,14 @@ from quintet.server.http.middleware import failure
 from quintet.server.http.openapi import documented
 from quintet.server.http.sampling import checked_params
 from quintet.server.http.service import Service
+from quintet.server.http.shape import of_format, shape
 from quintet.server.http.tally import tally_of
 
 _SAME = ("max_tokens", "temperature", "top_p", "top_k", "seed")  # names that SamplingParams has too
 
 
 class AnthropicRoute(APIRoute):
-    """Gives the request's id in the header that Anthropic's clients read."""
+    """Gives Anthropic's clients the request's id in the header that they read."""
 
     def get_route_handler(self) -> Callable[[HttpRequest], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
@@ -39,7 +41,8 @@ class AnthropicRoute(APIRoute):
                 response = await handler(http)
             except (ApiError, ValueError, EngineDead) as error:
                 response = failure(http.scope, as_api_error(error))
-            response.headers["request-id"] = tally_of(http).request_id
+            if speaks_anthropic(http.scope):
+                response.headers["request-id"] = tally_of(http).request_id
             return response
 
         return answer
@@ -58,7 +61,8 @@ async def create_message(http: HttpRequest) -> Response:
     service.check_model(body.model)
     service.check_ready()
     params = _params(service, body)
-    asks = [Ask(await render(service, body, params, body.cache_salt), params, body.priority or 0)]
+    grammar = await shape(service, params, *_format(body))
+    asks = [Ask(await render(service, body, params, body.cache_salt), params, body.priority or 0, grammar)]
     tally = tally_of(http)
     tally.ask(asks)
     reply = Reply(f"msg_{tally.request_id}", body.model or service.model_names[0], body.max_tokens)
@@ -90,6 +94,13 @@ async def count_tokens(http: HttpRequest) -> Response:
     service.check_model(body.model)
     prompt = await render(service, body)
     return json_response(TokenCount(len(prompt.token_ids)))
+
+
+def _format(body: CreateMessage) -> tuple[Any, str]:
+    """What the answer must look like, and the field that says it."""
+    if body.output_config is None:
+        return of_format(body.output_format, "output_format"), "output_format"
+    return of_format(body.output_config.get("format"), "output_config.format"), "output_config.format"
 
 
 def _params(service: Service, body: CreateMessage) -> SamplingParams:

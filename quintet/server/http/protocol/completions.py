@@ -32,10 +32,11 @@ class CompletionRequest(SamplingBody):
     echo: bool | None = Field(None, description="give the prompt before the output")
     best_of: int | None = Field(None, description="accepted where it equals n")
 
-    lacking: ClassVar[dict[str, Lacking]] = {
-        **LACKING,
-        "suffix": Lacking("models here write on, they do not fill in; put what follows into the prompt", ("",)),
-    }
+    suffix: str | None = Field(
+        None, description="what follows the output: the model fills in, if its tokenizer has tokens for that"
+    )
+
+    lacking: ClassVar[dict[str, Lacking]] = LACKING
 
 
 class CompletionLogprobs(msgspec.Struct):

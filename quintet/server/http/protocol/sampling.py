@@ -4,7 +4,7 @@ import dataclasses
 import typing
 from typing import Annotated, Any
 
-from pydantic import Field, SkipValidation, create_model
+from pydantic import Field, SkipValidation, WithJsonSchema, create_model
 
 from quintet.sampling_params import SamplingParams
 from quintet.server.http.bodies import Body, Lacking
@@ -36,6 +36,7 @@ class StreamOptions(Body):
     include_obfuscation: bool | None = Field(None, description="accepted, not used")
 
 
+_OBJECT = {"anyOf": [{"type": "object"}, {"type": "null"}]}
 _Sampling: Any = create_model("_Sampling", __base__=Body, **_fields())
 
 
@@ -58,25 +59,31 @@ class SamplingBody(_Sampling):
     return_tokens_as_token_ids: bool | None = Field(
         None, description='tokens of logprobs as "token_id:123" instead of text'
     )
+    response_format: Annotated[Any, WithJsonSchema(_OBJECT)] = Field(
+        None, description='what the answer must look like: {"type": "json_schema", "json_schema": {"schema": {...}}}, '
+        '{"type": "json_object"} or {"type": "structural_tag", ...}',
+    )  # fmt: skip
+    structured_outputs: Annotated[Any, WithJsonSchema(_OBJECT)] = Field(
+        None, description="the same, as vLLM says it: an object with one of json, regex, choice, grammar, json_object "
+        "and structural_tag",
+    )  # fmt: skip
     user: str | None = Field(None, description="accepted, not used")
     metadata: dict[str, Any] | None = Field(None, description="accepted, not used")
     service_tier: str | None = Field(None, description="accepted, not used")
 
 
-_LATER = "constrained output is not there yet; leave it out and check the output"
+_NOW = "it is called {} in structured_outputs, as in today's vLLM"
 _TEXT = "models here take and give text alone"
 
 LACKING: dict[str, Lacking] = {
     "store": Lacking("answers are not kept; leave it out or set it to false", (False,)),
-    "structured_outputs": Lacking(_LATER),
-    "guided_json": Lacking(_LATER),
-    "guided_regex": Lacking(_LATER),
-    "guided_choice": Lacking(_LATER),
-    "guided_grammar": Lacking(_LATER),
-    "guided_decoding_backend": Lacking(_LATER),
-    "guided_whitespace_pattern": Lacking(_LATER),
-    "structural_tag": Lacking(_LATER),
-    "response_format": Lacking(_LATER + ', or use {"type": "text"}', ({"type": "text"},)),
+    "guided_json": Lacking(_NOW.format("json")),
+    "guided_regex": Lacking(_NOW.format("regex")),
+    "guided_choice": Lacking(_NOW.format("choice")),
+    "guided_grammar": Lacking(_NOW.format("grammar")),
+    "guided_decoding_backend": Lacking("it is chosen when the server starts (--structured-outputs-config)"),
+    "guided_whitespace_pattern": Lacking(_NOW.format("whitespace_pattern")),
+    "structural_tag": Lacking(_NOW.format("structural_tag")),
     "logits_processors": Lacking("the server loads them when it starts (--logits-processors); extra_args reaches them"),
     "vllm_xargs": Lacking("extra_args reaches logits processors", ({},)),
     "detokenize": Lacking("answers are text; return_token_ids gives the ids, too", (True,)),

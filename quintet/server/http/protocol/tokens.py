@@ -69,6 +69,14 @@ class Version(msgspec.Struct):
     version: str
 
 
+class TraceFile(msgspec.Struct, kw_only=True):
+    """A trace that was written."""
+
+    file: str  # its name in the operator's folder
+    steps: int
+    ended: str  # why
+
+
 class IsSleeping(msgspec.Struct):
     """Whether the engine was put to sleep."""
 

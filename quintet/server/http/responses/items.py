@@ -6,6 +6,7 @@ from typing import Any
 from quintet.sampling_params import ParameterError
 from quintet.server.http.ids import new_id
 from quintet.server.http.responses.checks import kind_of, list_of, object_of, one_of, refuse_fields, text_of
+from quintet.server.http.responses.references import References, is_reference
 from quintet.server.http.responses.shapes import Item
 
 ROLES = ("user", "assistant", "system", "developer")
@@ -21,7 +22,6 @@ _REASONS = {
     "input_image": _NO_MEDIA,
     "input_file": _NO_MEDIA,
     "input_audio": _NO_MEDIA,
-    "item_reference": "give the item itself, or go on from a whole response with previous_response_id",
     "reasoning": "reasoning is part of the answer here; leave the item out",
     "compaction": "this server compacts no conversations",
     "compaction_trigger": "this server compacts no conversations",
@@ -29,12 +29,13 @@ _REASONS = {
 _OF_TOOLS = ("_call", "_call_output", "_search_output", "_tools", "_approval_request", "_approval_response")
 
 
-def read_input(given: Any) -> list[Item]:
+def read_input(given: Any, references: References) -> list[Item]:
     """Text, or a list of items -> messages in the form in which the API shows them. Raises ParameterError."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     items = list_of(given, "input", "text, or a list of items that is not empty")
-    return [_read_item(item, f"input[{place}]") for place, item in enumerate(items)]
+    places = [(item, f"input[{place}]") for place, item in enumerate(items)]
+    return [references.item(item, where) if is_reference(item) else _read_item(item, where) for item, where in places]
 
 
 def as_messages(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -50,7 +51,7 @@ def as_messages(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _read_item(item: Any, where: str) -> Item:
     if isinstance(item, dict) and "type" in item:
-        _check_type(item["type"], where, ("message",))
+        _check_type(item["type"], where, ("message", "item_reference"))
     item = object_of(item, where, _ITEM_KEYS)
     role = one_of(item.get("role"), f"{where}.role", ROLES)
     content = item.get("content")

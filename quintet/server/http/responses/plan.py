@@ -12,11 +12,13 @@ from quintet.server.http.errors import ApiError
 from quintet.server.http.prompts import beside, chat_prompt
 from quintet.server.http.protocol.chat import TemplateFields
 from quintet.server.http.responses.items import as_messages, read_input
-from quintet.server.http.responses.request import SAMPLING, CreateResponse, wants_logprobs
+from quintet.server.http.responses.references import References, without_logprobs
+from quintet.server.http.responses.request import SAMPLING, CountInput, CreateResponse, wants_logprobs
 from quintet.server.http.responses.shapes import Item
 from quintet.server.http.responses.store import Store, Stored
 from quintet.server.http.sampling import checked_params
 from quintet.server.http.service import Service
+from quintet.server.http.shape import of_format, shape
 
 _TOO_LONG = "context_length_exceeded"
 _ROOM = 4  # a conversation is cut so that a quarter of the context is left for the answer, if not told how much
@@ -27,27 +29,59 @@ Message = dict[str, Any]
 class Plan(NamedTuple):
     """What one response needs."""
 
-    items: list[Item]  # everything that was said before the answer
+    said: "Said"
     ask: Ask
+
+
+class Said(NamedTuple):
+    """What was said before an answer."""
+
+    items: list[Item]
+    new_ids: tuple[str, ...]  # of the items that came with this request
+    size: int  # bytes of JSON that it was read from
 
 
 async def make_plan(service: Service, store: Store, body: CreateResponse, owner: str) -> Plan:
     """Goes on with responses of that owner alone. Raises ApiError or ParameterError that blames a field."""
     params = _params(service, body)
+    grammar = await shape(service, params, of_format((body.text or {}).get("format"), "text.format"), "text.format")
+    said = await _said(service, store, body, owner)
+    conversation = _Conversation(service, body.truncation, params, said.size, body.cache_salt)
+    prompt = await conversation.prompt(_head(body), as_messages(said.items))
+    return Plan(said, Ask(prompt, params, body.priority or 0, grammar))
+
+
+async def count_input(service: Service, store: Store, body: CountInput, owner: str) -> int:
+    """Tokens of the prompt of such a response, of any length; what `truncation: "auto"` drops is not counted."""
+    said = await _said(service, store, body, owner)
+    conversation = _Conversation(service, body.truncation, checked_params(service, {}, {}), said.size)
+    head, messages = _head(body), as_messages(said.items)
+    if body.truncation == "auto":
+        return len((await conversation.prompt(head, messages)).token_ids)
+    return len((await conversation.whole([*head, *messages])).token_ids)
+
+
+async def _said(service: Service, store: Store, body: CreateResponse | CountInput, owner: str) -> Said:
     stored = _stored(store, body.previous_response_id, owner)
     most = service.settings.max_body_bytes  # of a conversation; the rest of what is stored are log-probabilities
-    size = body.size + (0 if stored is None else min(len(stored.items) + len(stored.response), most))
+    references = References(body.input, store, owner, most)
+    size = body.size + (0 if stored is None else min(len(stored.items) + len(stored.response), most)) + references.size
 
-    def read() -> list[Item]:
-        items = [*_earlier(stored), *read_input(body.input)]
-        if stored is not None:
-            _check_size(items, most)
-        return items
+    def read() -> tuple[list[Item], list[Item]]:
+        references.read()
+        lacks = isinstance(body, CountInput) and body.input is None
+        new = [] if lacks else read_input(body.input, references)
+        items = [*_earlier(stored), *new]
+        if stored is not None or references.size:
+            _check_size(items, most, "input" if stored is None else "previous_response_id")
+        return items, new
 
-    items = await beside(service, size, read, "input")
-    head = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
-    prompt = await _Conversation(service, body, params, size).prompt(head, as_messages(items))
-    return Plan(items, Ask(prompt, params, body.priority or 0))
+    items, new = await beside(service, size, read, "input")
+    return Said(items, tuple(item["id"] for item in new if not references.names(item)), size)
+
+
+def _head(body: CreateResponse | CountInput) -> list[Message]:
+    return [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
 
 
 def _params(service: Service, body: CreateResponse) -> SamplingParams:
@@ -81,18 +115,14 @@ def _earlier(stored: Stored | None) -> list[Item]:
     if response["status"] not in ("completed", "incomplete"):
         raise ParameterError("previous_response_id", f"names a response that is {response['status']}: it has no answer")
     items: list[Item] = msgspec.json.decode(stored.items)
-    return items + [_without_logprobs(item) for item in response["output"]]
+    return items + [without_logprobs(item) for item in response["output"]]
 
 
-def _without_logprobs(item: Item) -> Item:
-    return {**item, "content": [{**part, "logprobs": []} for part in item["content"]]}
-
-
-def _check_size(items: Sequence[Item], most: int) -> None:
+def _check_size(items: Sequence[Item], most: int, field: str) -> None:
     size = len(msgspec.json.encode(items))
     if size > most:
         raise ParameterError(
-            "previous_response_id",
+            field,
             f"leads to a conversation of {size} bytes, and a request may have {most}; begin a new one",
         )
 
@@ -100,8 +130,10 @@ def _check_size(items: Sequence[Item], most: int) -> None:
 class _Conversation:
     """Renders a conversation; one that is too long loses its oldest messages, if the request allows that."""
 
-    def __init__(self, service: Service, body: CreateResponse, params: SamplingParams, size: int) -> None:
-        self._service, self._body, self._params, self._size = service, body, params, size
+    def __init__(
+        self, service: Service, truncation: str | None, params: SamplingParams, size: int, salt: str | None = None
+    ) -> None:
+        self._service, self._truncation, self._params, self._size, self._salt = service, truncation, params, size, salt
         limit = service.backend.served.max_model_len
         tokenizer = service.backend.tokenizer
         self._chars = None if tokenizer is None else tokenizer.max_chars_per_token
@@ -113,9 +145,13 @@ class _Conversation:
         except ApiError as error:
             if error.code != _TOO_LONG:
                 raise
-            if self._body.truncation != "auto":
+            if self._truncation != "auto":
                 raise _too_long(error) from None
             return await self._cut(head, messages, error)
+
+    async def whole(self, messages: Sequence[Message]) -> Prompt:
+        """Of any length."""
+        return await self._render(messages, None)
 
     async def _cut(self, head: Sequence[Message], messages: Sequence[Message], error: ApiError) -> Prompt:
         """Begins with the earliest message of a user from which on everything fits; system messages in front stay."""
@@ -154,7 +190,7 @@ class _Conversation:
                 list(messages),
                 self._size,
                 params,
-                cache_salt=self._body.cache_salt,
+                cache_salt=self._salt,
             )
         except ApiError as error:
             error.param = "input" if error.param == "messages" else error.param

@@ -27,21 +27,28 @@ _INCLUDES = (
 _NOT_HERE = ("n", "prompt_logprobs", "truncate_prompt_tokens")  # a response is one answer; `truncation` cuts
 SAMPLING = tuple(name for name in SAMPLING_FIELDS if name not in _NOT_HERE)
 
-_INPUT = {
+_MESSAGE = {
+    "type": "object",
+    "properties": {
+        "type": {"type": "string", "enum": ["message"]},
+        "role": {"type": "string", "enum": ["user", "assistant", "system", "developer"]},
+        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
+    },
+    "required": ["role", "content"],
+}
+_REFERENCE = {
+    "type": "object",
+    "properties": {"type": {"type": "string", "enum": ["item_reference"]}, "id": {"type": "string"}},
+    "required": ["type", "id"],
+    "additionalProperties": False,
+}
+_INPUT: dict[str, Any] = {
     "anyOf": [
         {"type": "string"},
         {
             "type": "array",
             "minItems": 1,
-            "items": {
-                "type": "object",
-                "properties": {
-                    "type": {"type": "string", "enum": ["message"]},
-                    "role": {"type": "string", "enum": ["user", "assistant", "system", "developer"]},
-                    "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
-                },
-                "required": ["role", "content"],
-            },
+            "items": {"anyOf": [_MESSAGE, _REFERENCE]},
         },
     ]
 }
@@ -88,7 +95,9 @@ class CreateResponse(_Shared):
         ]
         | None
     ) = Field(None, description="kept with the response")
-    text: Annotated[Any, WithJsonSchema(_OBJECT)] = Field(None, description='{"format": {"type": "text"}} is served')
+    text: Annotated[Any, WithJsonSchema(_OBJECT)] = Field(
+        None, description='{"format": ...}: text, json_object, or json_schema'
+    )
     reasoning: Annotated[Any, WithJsonSchema(_OBJECT)] = Field(None, description="accepted where it asks for nothing")
     parallel_tool_calls: bool | None = Field(None, description="accepted, not used")
     max_tool_calls: int | None = Field(None, ge=0, le=2**31 - 1, description="accepted, not used")
@@ -115,6 +124,34 @@ class CreateResponse(_Shared):
     }
 
 
+_COUNTED = ("model", "instructions", "previous_response_id", "truncation", "text", "reasoning", "parallel_tool_calls")
+_counted: Any = {
+    name: (CreateResponse.model_fields[name].annotation, CreateResponse.model_fields[name]) for name in _COUNTED
+}
+_Counted: Any = create_model("_Counted", __base__=Body, **_counted)
+
+
+class CountInput(_Counted):
+    """What of a response's request settles its input."""
+
+    input: Annotated[Any, WithJsonSchema({"anyOf": [*_INPUT["anyOf"], {"type": "null"}]})] = Field(
+        None, description="text, or a list of messages; may be left out beside previous_response_id"
+    )
+
+    lacking: ClassVar[Mapping[str, Lacking]] = {
+        **{name: CreateResponse.lacking[name] for name in ("tools", "tool_choice", "conversation")},
+        "personality": Lacking("a model has one; say in instructions how it shall talk"),
+    }
+
+
+def check_count(body: CountInput) -> None:
+    """What the types do not say. Raises ParameterError."""
+    if body.input is None and body.previous_response_id is None:
+        raise ParameterError("input", "is missing; give it, or previous_response_id")
+    _check_text(body.text)
+    _check_reasoning(body.reasoning)
+
+
 def check(body: CreateResponse) -> None:
     """What the types do not say. Raises ParameterError."""
     _check_text(body.text)
@@ -135,11 +172,6 @@ def _check_text(text: Any) -> None:
     if text is None:
         return
     object_of(text, "text", ("format", "verbosity"))
-    form = {"type": "text"} if text.get("format") is None else text["format"]
-    object_of(form, "text.format", ("type", "name", "schema", "strict", "description"))
-    kind = one_of(form.get("type"), "text.format.type", ("text", "json_object", "json_schema"))
-    if kind != "text" or len(form) > 1:
-        raise ParameterError("text.format", "is not served: output is not constrained; ask for JSON in the input")
     if text.get("verbosity") not in (None, "medium"):
         raise ParameterError("text.verbosity", "is not served: say in the input how long the answer should be")
 
@@ -171,6 +203,7 @@ def begin(body: CreateResponse, params: SamplingParams, model: str, response_id:
         safety_identifier=body.safety_identifier,
         store=body.store is not False,
         temperature=params.temperature,
+        text={"format": (body.text or {}).get("format") or {"type": "text"}},
         top_logprobs=body.top_logprobs or 0,
         top_p=params.top_p,
         truncation=body.truncation or "disabled",

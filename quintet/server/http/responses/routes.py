@@ -19,10 +19,10 @@ from quintet.server.http.logprobs import Writer
 from quintet.server.http.openapi import documented
 from quintet.server.http.responses.background import Run
 from quintet.server.http.responses.checks import refuse_fields
-from quintet.server.http.responses.plan import Plan, make_plan
+from quintet.server.http.responses.plan import Plan, count_input, make_plan
 from quintet.server.http.responses.reply import Events, Reply, Score
-from quintet.server.http.responses.request import CreateResponse, begin, check
-from quintet.server.http.responses.shapes import Item, ItemList, ResponseDeleted, ResponseObject
+from quintet.server.http.responses.request import CountInput, CreateResponse, begin, check, check_count
+from quintet.server.http.responses.shapes import InputTokens, Item, ItemList, ResponseDeleted, ResponseObject
 from quintet.server.http.responses.store import Store, Stored
 from quintet.server.http.service import Service
 from quintet.server.http.sse import encode
@@ -61,6 +61,26 @@ async def create_response(http: HttpRequest) -> Response:
     return await whole_response(service, http, [plan.ask], making.whole)
 
 
+@router.post("/v1/responses/input_tokens")
+@documented(body=CountInput, answer=InputTokens)
+async def count_input_tokens(http: HttpRequest) -> Response:
+    """How many tokens the input of such a response has, however long it is."""
+    service = service_of(http)
+    body = await read_body(http, CountInput)
+    check_count(body)
+    service.check_model(body.model)
+    return json_response(InputTokens(input_tokens=await count_input(service, store_of(http), body, owner_of(http))))
+
+
+@router.post("/v1/responses/compact", include_in_schema=False)
+async def compact_response() -> Response:
+    """Not served: an item that held all that was said would shorten nothing, and a client would ask again and again."""
+    raise ApiError(
+        400, "this server does not compact conversations; set truncation to auto in /v1/responses, which drops the "
+        "oldest messages, or ask the model for a summary and begin anew with that", code="unsupported",
+    )  # fmt: skip
+
+
 class _Making:
     """One response on its way: whole, streamed, or in the background."""
 
@@ -78,9 +98,13 @@ class _Making:
         """Stores what there is, if that is wanted."""
         if self._body.store is False:
             return
-        stored = self._stored or Stored(self.reply.id, self._owner, encode(self._plan.items))
+        stored = self._stored or self._begun()
         stored.response = encode(self.reply.object())
         self._store.put(stored)
+
+    def _begun(self) -> Stored:
+        said = self._plan.said
+        return Stored(self.reply.id, self._owner, encode(said.items), item_ids=(*said.new_ids, self.reply.item_id))
 
     async def whole(self, outputs: Sequence[RequestOutput]) -> ResponseObject:
         self.tally.take(0, outputs[0])
@@ -114,7 +138,7 @@ class _Making:
         """Queues it; from here on it needs no client that waits."""
         call = self._service.call(None, [self._plan.ask], self._owner)
         await call.__aenter__()
-        stored = Stored(self.reply.id, self._owner, encode(self._plan.items))
+        stored = self._begun()
         stored.run = run = Run(call, self._events, self._run_ended)
         self._stored = stored
         self._store.put(stored)

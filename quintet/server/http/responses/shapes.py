@@ -84,7 +84,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     service_tier: str = "default"
     store: bool
     temperature: float
-    text: dict[str, dict[str, str]] = msgspec.field(default_factory=lambda: {"format": {"type": "text"}})
+    text: dict[str, dict[str, Any]] = msgspec.field(default_factory=lambda: {"format": {"type": "text"}})
     tool_choice: str = "none"
     tools: list[Any] = []
     top_logprobs: int
@@ -116,3 +116,10 @@ class ItemList(msgspec.Struct, kw_only=True):
     first_id: str
     last_id: str
     has_more: bool
+
+
+class InputTokens(msgspec.Struct, kw_only=True):
+    """Of what a response would read."""
+
+    object: str = "response.input_tokens"
+    input_tokens: int

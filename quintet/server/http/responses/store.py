@@ -12,6 +12,7 @@ MAX_RESPONSES = 10_000  # what is no text (keys, objects) is then some MB
 MAX_BYTES = 128 * 2**20  # about what an API process takes for itself; a long conversation of 100 KB fits 1000 times
 MAX_AGE = 24 * 3600.0  # seconds; a conversation can go on the next morning
 _PREFIX = "resp"
+_INDEXED = 200  # bytes that finding an item by its id takes
 
 
 @dataclass(eq=False)
@@ -24,6 +25,7 @@ class Stored:
     response: bytes = b""  # JSON; empty while it runs
     run: Run | None = None  # of a background response; its events stay, so that they can be read again
     since: float = 0.0  # when it was kept, or ended
+    item_ids: tuple[str, ...] = ()  # of the items that came with it: what was new of its input, and its answer
 
     @property
     def running(self) -> bool:
@@ -31,7 +33,8 @@ class Stored:
 
     @property
     def size(self) -> int:
-        return len(self.items) + len(self.response) + (self.run.size if self.run is not None else 0)
+        events = self.run.size if self.run is not None else 0
+        return len(self.items) + len(self.response) + events + _INDEXED * len(self.item_ids)
 
 
 class Store:
@@ -51,6 +54,7 @@ class Store:
         self._running: dict[str, Stored] = {}
         self._ended: dict[str, Stored] = {}  # oldest first
         self._ended_size = 0
+        self._holders: dict[str, Stored] = {}  # by the ids of items
 
     def __len__(self) -> int:
         return len(self._running) + len(self._ended)
@@ -74,6 +78,7 @@ class Store:
             stored.since = self._clock()
             self._ended[stored.id] = stored
             self._ended_size += stored.size
+        self._holders.update((item_id, stored) for item_id in stored.item_ids)
         self._trim()
 
     def get(self, response_id: str, owner: str) -> Stored:
@@ -84,10 +89,18 @@ class Store:
             raise ApiError(404, self._why_not(response_id), param="response_id", code="response_not_found")
         return stored
 
+    def holder(self, item_id: str, owner: str) -> Stored | None:
+        """The response that an item came with; it goes with that response, though later ones may repeat it."""
+        self._trim()
+        stored = self._holders.get(item_id)
+        return stored if stored is not None and stored.owner == owner else None
+
     def delete(self, response_id: str, owner: str) -> Stored:
         stored = self.get(response_id, owner)
         if self._running.pop(response_id, None) is None:
             self._drop(stored)
+        else:
+            self._forget_items(stored)
         return stored
 
     def holds(self, stored: Stored) -> bool:
@@ -105,6 +118,11 @@ class Store:
     def _drop(self, stored: Stored) -> None:
         del self._ended[stored.id]
         self._ended_size -= stored.size
+        self._forget_items(stored)
+
+    def _forget_items(self, stored: Stored) -> None:
+        for item_id in stored.item_ids:
+            self._holders.pop(item_id, None)
 
     def _why_not(self, response_id: str) -> str:
         shown = repr(response_id[:100])

@@ -28,6 +28,7 @@ from quintet.server.http.protocol.chat import (
 )
 from quintet.server.http.sampling import check_stream, refuse, sampling_params
 from quintet.server.http.service import Service
+from quintet.server.http.shape import of_body, shape
 from quintet.server.http.sse import DONE, event
 from quintet.server.http.tally import Tally, tally_of
 
@@ -43,11 +44,12 @@ async def create_chat_completion(http: HttpRequest) -> Response:
     service.check_model(body.model)
     service.check_ready()
     params = _params(service, body)
+    grammar = await shape(service, params, *of_body(body))
     prompt = await chat_prompt(
         service, body, body.messages, body.size, params,
         cache_salt=body.cache_salt, add_special_tokens=body.add_special_tokens,
     )  # fmt: skip
-    asks = [Ask(prompt, params, body.priority or 0)]
+    asks = [Ask(prompt, params, body.priority or 0, grammar)]
     tally = tally_of(http)
     tally.ask(asks)
     answer = _Answer(service, body, params, tally)

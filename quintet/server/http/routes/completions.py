@@ -25,6 +25,7 @@ from quintet.server.http.protocol.completions import (
 )
 from quintet.server.http.sampling import check_stream, refuse, sampling_params
 from quintet.server.http.service import Service
+from quintet.server.http.shape import of_body, shape
 from quintet.server.http.sse import DONE, event
 from quintet.server.http.tally import Tally, tally_of
 
@@ -40,8 +41,9 @@ async def create_completion(http: HttpRequest) -> Response:
     service.check_model(body.model)
     service.check_ready()
     params = _params(service, body)
+    grammar = await shape(service, params, *of_body(body))
     prompts = await completion_prompts(service, body, params)
-    asks = [Ask(prompt, params, body.priority or 0) for prompt in prompts]
+    asks = [Ask(prompt, params, body.priority or 0, grammar) for prompt in prompts]
     tally = tally_of(http)
     tally.ask(asks)
     answer = _Answer(service, body, asks, tally)

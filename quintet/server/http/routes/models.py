@@ -5,18 +5,23 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from quintet.server.http.answers import json_response, service_of
+from quintet.server.http.anthropic.models import model_info, model_page
+from quintet.server.http.anthropic.routes import AnthropicRoute
+from quintet.server.http.asgi import speaks_anthropic
 from quintet.server.http.openapi import documented
 from quintet.server.http.protocol.tokens import ModelCard, ModelList
 from quintet.server.http.service import Service
 
-router = APIRouter()
+router = APIRouter(route_class=AnthropicRoute)
 
 
 @router.get("/v1/models")
 @documented(answer=ModelList)
 async def list_models(http: HttpRequest) -> Response:
-    """Every name of the model that is served."""
+    """Every name of the model that is served; in Anthropic's shape with the header `anthropic-version`."""
     service = service_of(http)
+    if speaks_anthropic(http.scope):
+        return json_response(model_page(service, http.query_params))
     return json_response(ModelList(data=[_card(service, name) for name in service.model_names]))
 
 
@@ -26,6 +31,8 @@ async def retrieve_model(http: HttpRequest, model: str) -> Response:
     """One of them."""
     service = service_of(http)
     service.check_model(model)
+    if speaks_anthropic(http.scope):
+        return json_response(model_info(service, model))
     return json_response(_card(service, model))
 
 

@@ -1,0 +1,111 @@
+"""What an output must look like, written in llguidance's form from what a user asked for."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from quintet.config import StructuredOutputsConfig
+from quintet.engine.structural_tag import as_lark, structural_lark
+from quintet.sampling_params import ParameterError, StructuredOutputsParams
+
+MAX_SIZE = 2**20  # characters of a grammar
+
+_VALUES = ("const", "enum", "default", "examples")  # hold values, not schemas
+
+
+def grammar_text(wanted: StructuredOutputsParams, config: StructuredOutputsConfig) -> str:
+    """One text for all who ask for the same. ParameterError if it is too large, or no JSON where it should be."""
+    library = llguidance()
+    try:
+        text = _written(library.LLMatcher, wanted, config)
+    except (ValueError, RecursionError) as error:
+        why = "nested too deep" if isinstance(error, RecursionError) else str(error)
+        raise ParameterError("structured_outputs", f"cannot be served: {why}") from None
+    if len(text) > MAX_SIZE:
+        raise ParameterError("structured_outputs", f"may have {MAX_SIZE} characters as a grammar, not {len(text)}")
+    return text
+
+
+def llguidance() -> Any:
+    """The library; ParameterError where it is not installed."""
+    try:
+        import llguidance
+    except ImportError:
+        raise ParameterError(
+            "structured_outputs", "need the package llguidance, which is not here: pip install 'quintet[structured]'"
+        ) from None
+    return llguidance
+
+
+def _written(make: Any, wanted: StructuredOutputsParams, config: StructuredOutputsConfig) -> str:
+    if wanted.regex is not None:
+        return str(make.grammar_from_regex(wanted.regex))
+    if wanted.choice is not None:
+        return str(make.grammar_from_lark("start: " + " | ".join(json.dumps(each) for each in wanted.choice)))
+    if wanted.grammar is not None:
+        return str(make.grammar_from_lark(as_lark(wanted.grammar)))
+    if wanted.structural_tag is not None:
+        tag = wanted.structural_tag
+        return str(make.grammar_from_lark(structural_lark(_parsed(tag) if isinstance(tag, str) else tag)))
+    return _json(make, {"type": "object"} if wanted.json is None else wanted.json, wanted, config)
+
+
+def _json(make: Any, schema: Any, wanted: StructuredOutputsParams, config: StructuredOutputsConfig) -> str:
+    if isinstance(schema, str):
+        schema = _parsed(schema)
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
+        raise ValueError("a JSON schema is an object")
+    schema = _everywhere(_bordered, schema)
+    if wanted.disable_additional_properties or config.disable_additional_properties:
+        schema = _everywhere(_closed, schema)
+    bare = wanted.disable_any_whitespace or config.disable_any_whitespace
+    options: dict[str, Any] = {"whitespace_flexible": not bare}
+    if wanted.whitespace_pattern is not None:
+        options["whitespace_pattern"] = wanted.whitespace_pattern
+    return str(make.grammar_from_json_schema(json.dumps(schema), defaults=options))
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"the schema is no JSON: {error}") from None
+
+
+def _everywhere(change: Callable[[dict[str, Any]], None], schema: Any) -> Any:
+    """A copy in which every object went through the change. What is no schema in it stays as it is: a value."""
+    if isinstance(schema, list):
+        return [_everywhere(change, each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    copied = {key: value if key in _VALUES else _everywhere(change, value) for key, value in schema.items()}
+    change(copied)
+    return copied
+
+
+def _closed(schema: dict[str, Any]) -> None:
+    """additionalProperties false where properties are named and it says nothing of others."""
+    if isinstance(schema.get("properties"), dict) or isinstance(schema.get("patternProperties"), dict):
+        schema.setdefault("additionalProperties", False)
+
+
+def _bordered(schema: dict[str, Any]) -> None:
+    """A whole number that is excluded, where the other border is less than 1 away: the library would let it be said.
+
+    The border moves by a millionth of the way to the other.
+    """
+    low, high = schema.get("exclusiveMinimum"), schema.get("maximum", schema.get("exclusiveMaximum"))
+    if low is not None and _close(low, high) and low == int(low):
+        schema["minimum"] = low + (high - low) / 2**20
+        del schema["exclusiveMinimum"]
+    low, high = schema.get("minimum", schema.get("exclusiveMinimum")), schema.get("exclusiveMaximum")
+    if high is not None and _close(low, high) and high == int(high):
+        schema["maximum"] = high - (high - low) / 2**20
+        del schema["exclusiveMaximum"]
+
+
+def _close(low: Any, high: Any) -> bool:
+    numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in (low, high))
+    return numbers and 0 < high - low < 1

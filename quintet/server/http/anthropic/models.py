@@ -1,0 +1,100 @@
+"""What is served, as Anthropic's Models API tells it. Source: Anthropic's API reference, "Models"."""
+
+import re
+from datetime import datetime, timezone
+
+import msgspec
+from starlette.datastructures import QueryParams
+
+from quintet.names import unknown
+from quintet.sampling_params import ParameterError
+from quintet.server.http.service import Service
+
+_PAGE, _MOST = 20, 1000  # models, if not told how many, and at most
+_LIFECYCLES = ("active", "deprecated", "retired")
+_LIFECYCLE = re.compile(r"lifecycle(\[\d*\])?")  # a list: clients write it in several ways
+_QUERY = ("limit", "after_id", "before_id", "lifecycle")
+
+
+class ModelInfo(msgspec.Struct, kw_only=True):
+    """A model that is served. What a request asks for beyond the context is cut, so that max_tokens is all of it."""
+
+    type: str = "model"
+    id: str
+    display_name: str
+    created_at: str  # RFC 3339
+    lifecycle: str = "active"
+    max_input_tokens: int
+    max_tokens: int
+
+
+class ModelPage(msgspec.Struct, kw_only=True):
+    """Some of the models that are served."""
+
+    data: list[ModelInfo]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+def model_info(service: Service, name: str) -> ModelInfo:
+    served = service.backend.served
+    made = datetime.fromtimestamp(served.created, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return ModelInfo(
+        id=name,
+        display_name=name,
+        created_at=made,
+        max_input_tokens=served.max_model_len,
+        max_tokens=served.max_model_len,
+    )
+
+
+def model_page(service: Service, query: QueryParams) -> ModelPage:
+    """Raises ParameterError that blames a parameter of the query."""
+    _check_names(query)
+    names = list(service.model_names) if _wants_active(query) else []
+    limit = _limit(query.get("limit"))
+    after, before = query.get("after_id"), query.get("before_id")
+    if after and before:
+        raise ParameterError("before_id", "excludes after_id; give one of them")
+    if before:
+        rest = names[: _place(names, before, "before_id")]
+        page = rest[-limit:]
+    else:
+        rest = names[_place(names, after, "after_id") + 1 :] if after else names
+        page = rest[:limit]
+    return ModelPage(
+        data=[model_info(service, name) for name in page],
+        has_more=len(page) < len(rest),
+        first_id=page[0] if page else None,
+        last_id=page[-1] if page else None,
+    )
+
+
+def _check_names(query: QueryParams) -> None:
+    for name in query:
+        if name not in _QUERY and not _LIFECYCLE.fullmatch(name):
+            raise ParameterError("query", f"has what it may not have: {unknown('field', name[:80], _QUERY)}")
+
+
+def _wants_active(query: QueryParams) -> bool:
+    """Every model here is."""
+    wanted = [value for name, value in query.multi_items() if _LIFECYCLE.fullmatch(name)]
+    for each in wanted:
+        if each not in _LIFECYCLES:
+            raise ParameterError("lifecycle", f"is wrong: {unknown('value', each[:80], _LIFECYCLES)}")
+    return not wanted or "active" in wanted
+
+
+def _limit(given: str | None) -> int:
+    if given is None:
+        return _PAGE
+    if not re.fullmatch("[0-9]{1,4}", given) or not 1 <= int(given) <= _MOST:
+        raise ParameterError("limit", f"must be a whole number from 1 to {_MOST}, not {given[:80]!r}")
+    return int(given)
+
+
+def _place(names: list[str], name: str, field: str) -> int:
+    if name not in names:
+        raise ParameterError(field, f"names {name[:80]!r}, which is no model that is listed")
+    return names.index(name)

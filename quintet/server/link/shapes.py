@@ -1,0 +1,35 @@
+"""What answers must look like is tried here, in an API process: the engine compiles nothing that was not."""
+
+import asyncio
+
+from quintet.config import StructuredOutputsConfig
+from quintet.engine.grammar import LATE, SECONDS
+from quintet.engine.grammar_text import grammar_text
+from quintet.engine.remembered import Late, Remembered
+from quintet.engine.trial import Trials
+from quintet.sampling_params import ParameterError, StructuredOutputsParams
+
+
+class Shapes:
+    """Remembers what it has found out."""
+
+    def __init__(self, config: StructuredOutputsConfig, seconds: float = SECONDS) -> None:
+        self._config, self._seconds = config, seconds
+        self._trials = Trials()
+        self._tried = Remembered(self._trials.why_not, seconds)
+
+    async def grammar(self, wanted: StructuredOutputsParams) -> str:
+        """It as a grammar that compiles. ParameterError says why it does not, or not in time."""
+        text = await asyncio.to_thread(grammar_text, wanted, self._config)
+        trial = asyncio.wrap_future(self._tried(text))
+        trial.add_done_callback(lambda done: done.exception())  # also where nobody waits for it any more
+        await asyncio.wait([trial], timeout=self._seconds)  # others may wait for the same: it is not cancelled
+        if not trial.done() or isinstance(trial.exception(), Late):
+            raise ParameterError("structured_outputs", f"cannot be served: {LATE}")
+        if why := trial.result():
+            raise ParameterError("structured_outputs", f"cannot be served: {why}")
+        return text
+
+    def close(self) -> None:
+        self._tried.close()
+        self._trials.close()

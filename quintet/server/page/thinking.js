@@ -1,0 +1,54 @@
+/** What a model thinks before it answers: found between its tags, and folded away. */
+
+import { h } from "./dom.js";
+import { Growing } from "./markdown.js";
+
+const OPEN = "<think>";
+const CLOSE = "</think>";
+const ALONE = /(?<!`)<\/think>[^\S\n]*\n/; // the end of a thought whose beginning stood in the prompt
+
+/** What was thought and what is said in a text; in one that grows, half a tag at its end is neither. */
+export function split(text, growing = false) {
+  const begun = text.trimStart();
+  if (begun.startsWith(OPEN)) return opened(begun.slice(OPEN.length), growing);
+  if (growing && begun && OPEN.startsWith(begun)) return { thought: "", said: "" };
+  const end = ALONE.exec(text);
+  if (!end) return { thought: "", said: text };
+  return { thought: text.slice(0, end.index).trim(), said: after(text, end.index) };
+}
+
+function opened(text, growing) {
+  const end = text.indexOf(CLOSE);
+  if (end >= 0) return { thought: text.slice(0, end).trim(), said: after(text, end) };
+  return { thought: (growing ? withoutHalf(text) : text).trim(), said: "" };
+}
+
+function after(text, end) {
+  return text.slice(end + CLOSE.length).trimStart();
+}
+
+function withoutHalf(text) {
+  const at = text.lastIndexOf("<");
+  return at >= 0 && CLOSE.startsWith(text.slice(at)) ? text.slice(0, at) : text;
+}
+
+/** The fold: open while there is no answer yet, then closed, unless the reader has turned it. */
+export class Thinking {
+  #summary = h("summary", {});
+  #text = h("div", { class: "thought" });
+  #growing = new Growing(this.#text);
+  #turned = false;
+  element = h("details", { class: "thinking", hidden: true }, this.#summary, this.#text);
+
+  constructor() {
+    this.#summary.addEventListener("click", () => (this.#turned = true));
+  }
+
+  /** `going`: more thoughts may come. `answered`: something stands below them. */
+  draw(thought, { going, answered }) {
+    this.element.hidden = !thought;
+    this.#summary.textContent = going ? "Thinking …" : "Thoughts";
+    if (!this.#turned) this.element.open = !answered;
+    this.#growing.draw(thought);
+  }
+}
