@@ -3,11 +3,9 @@
 import decimal
 import functools
 import json
-import random
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from quintet import LLM, SamplingParams
@@ -15,7 +13,8 @@ from quintet.config import BUNDLED, StructuredOutputsConfig
 from quintet.engine.grammar_text import grammar_text
 from quintet.engine.trial import Trials
 from quintet.sampling_params import ParameterError, StructuredOutputsParams
-from tests.helpers.shaped import SIZE, folder
+from tests.helpers.shaped import folder
+from tests.helpers.walks import walk
 
 llguidance = pytest.importorskip(
     "llguidance", reason="structured_outputs are an extra: pip install 'quintet[structured]'"
@@ -24,7 +23,6 @@ jsonschema = pytest.importorskip("jsonschema")
 
 ALL: dict[str, Any] = json.loads((Path(__file__).parent / "schemas.json").read_text(encoding="utf-8"))
 KINDS = sorted({name.partition("-")[0] for name in ALL})
-EOS, CLOSERS = 1, "]},0@:"
 REFUSED = 13  # of all; a library that serves more is welcome, one that serves fewer is not
 
 
@@ -63,32 +61,6 @@ def refused() -> dict[str, str]:
             found[name] = why
     trials.close()
     return found
-
-
-@functools.cache
-def vocabulary() -> Any:
-    text = (folder() / "tokenizer.json").read_text()
-    return llguidance.LLTokenizer(text, n_vocab=SIZE, eos_token=EOS)
-
-
-def walk(grammar: str, seed: int, free: int = 30, most: int = 3000) -> str:
-    """Any token that may come, and after some of them one that leads to the end."""
-    draw, said = random.Random(seed), []
-    matcher = llguidance.LLMatcher(vocabulary(), grammar, log_level=0)
-    quote, *closers = (vocabulary().tokenize_str(each)[0] for each in '"' + CLOSERS)
-    while not matcher.is_stopped():
-        bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
-        allowed = np.flatnonzero(bits).tolist()
-        assert allowed and len(said) < most, f"no end: {vocabulary().decode_str(said)!r}"
-        token = draw.choice(allowed)
-        if len(said) > free and draw.random() < 0.9:
-            closer = draw.choice([each for each in closers if each in allowed] or [token])
-            token = next((each for each in (EOS, quote) if each in allowed), closer)
-        if token == EOS:
-            break
-        assert matcher.consume_token(token), matcher.get_error()
-        said.append(token)
-    return str(vocabulary().decode_str(said))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -4,6 +4,7 @@ import json
 import re
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
 
 import anthropic
@@ -149,7 +150,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "exactly one"),
     ({"structured_outputs": {"regx": "a"}}, "structured_outputs", "regex"),
     ({"structured_outputs": {"regex": "("}}, "structured_outputs", "unclosed group"),
-    ({"structured_outputs": {"json": FOREVER}}, "structured_outputs", "too much time or memory"),
+    ({"structured_outputs": {"json": FOREVER}}, "structured_outputs", "compile"),
     ({"structured_outputs": {"json": {"enum": LONG}}}, "structured_outputs", "characters"),
     ({"guided_json": {}}, "guided_json", "json in structured_outputs"),
 ]  # fmt: skip
@@ -164,3 +165,40 @@ def test_what_cannot_be_served_is_refused_by_name(
     assert said(chat(server, structured_outputs={"regex": "[ab]{3}"})) in {
         a + b + c for a in "ab" for b in "ab" for c in "ab"
     }
+
+
+HOSTILE: list[dict[str, Any]] = [
+    *({"json": {**FOREVER, "title": str(number)}} for number in range(6)),
+    {"regex": "(a?){500}a{500}"},
+    {"regex": "((((a{1,100}){1,100}){1,100}){1,100})"},
+    {"regex": "(.*a){20}.{200}"},
+    {"json": {"enum": list(range(100_000))}},
+    {"json": {"$ref": "#"}},
+    {"json": {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}},
+    {"json": {"type": "object", "properties": {f"p{each}": {"type": "integer"} for each in range(5000)}}},
+    {"json": {"type": "array", "items": False, "minItems": 1}},
+    {"grammar": "start: start"},
+    {"grammar": 'start: s\ns: s s s | s s | "a" | ""'},
+    {"json": {"type": "string", "minLength": 10**9}},
+    {"choice": [str(each) for each in range(60_000)]},
+]
+
+
+@pytest.mark.slow
+def test_hostile_shapes_beside_streams_change_none_of_them(server: Server) -> None:
+    """Each ends in time: refused, failed by itself, or with max_tokens. Streams beside say what they say alone."""
+    plain = {"max_tokens": 120, "temperature": 1.0, "seed": 5, "ignore_eos": True}
+    alone = server.complete(**plain).json()["choices"][0]["text"]
+    with ThreadPoolExecutor(len(HOSTILE) + 4) as threads:
+        hostile = [threads.submit(chat, server, structured_outputs=each, max_tokens=20) for each in HOSTILE]
+        beside = []
+        while not all(each.done() for each in hostile):
+            wave = [threads.submit(server.complete, **plain) for _ in range(4)]
+            beside += [each.result().json()["choices"][0]["text"] for each in wave]
+            assert httpx.get(server.url + "/health", timeout=PATIENCE).status_code == 200
+    assert {each.result().status_code for each in hostile} <= {200, 400, 500}
+    for each in hostile:
+        if each.result().status_code == 500:
+            assert "structured_outputs" in each.result().json()["error"]["message"]
+    assert set(beside) == {alone}
+    assert said(chat(server, structured_outputs={"regex": "[ab]{3}"}))
