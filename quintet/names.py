@@ -36,4 +36,4 @@ def refuse_unknown(kind: str, names: Iterable[str], known: Iterable[str], lacks:
             raise ValueError(f"{kind} {name!r} is not there: {lacks[name]}")
     wrong = (unknown(kind, name, known) for name in names if name not in known)
     if shown := list(itertools.islice(wrong, _SHOWN)):
-        raise ValueError("\n".join(shown))
+        raise ValueError("; ".join(shown))

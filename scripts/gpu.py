@@ -22,7 +22,7 @@ PLACE = ROOT / "build" / "gpu"
 PACKAGES = {  # module -> what to install
     "torch": "torch (built for CUDA)", "triton": "triton", "pynvml": "nvidia-ml-py", "numpy": "numpy",
     "transformers": "transformers", "safetensors": "safetensors", "tokenizers": "tokenizers", "jinja2": "jinja2",
-    "msgspec": "msgspec", "psutil": "psutil", "cpuinfo": "py-cpuinfo", "tqdm": "tqdm", "rich": "rich",
+    "msgspec": "msgspec", "psutil": "psutil", "cpuinfo": "py-cpuinfo", "tqdm": "tqdm",
     "huggingface_hub": "huggingface_hub", "yaml": "pyyaml", "pytest": "pytest", "pytest_timeout": "pytest-timeout",
     "pytest_asyncio": "pytest-asyncio",
 }  # fmt: skip

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quintet.config import EngineConfig
+from quintet.engine.arguments import AsyncLLMArguments
 from quintet.engine.chat import render_chats
 from quintet.engine.client import Client
 from quintet.engine.profiler import Trace
@@ -19,6 +20,7 @@ from quintet.outputs import RequestOutput
 from quintet.sampling_params import SamplingParams
 from quintet.settings.describe import takes
 from quintet.settings.lacking import no_attribute, without_lacking
+from quintet.settings.wording import keywords
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +44,7 @@ class Follower(NamedTuple):
         return True
 
 
-class AsyncLLM:
+class AsyncLLM(AsyncLLMArguments):
     """Many requests at once from coroutines. Keyword arguments are EngineConfig's fields.
 
     llm = AsyncLLM("bundled")
@@ -50,12 +52,18 @@ class AsyncLLM:
         print(output.outputs[0].text, end="")
     """
 
-    @takes(EngineConfig)
-    def __init__(self, model: str | None = None, *, use_tqdm: bool = False, **kwargs: Any) -> None:
-        """Raises ValueError or OSError that says what is wrong with an argument, the model or the device."""
+    if not TYPE_CHECKING:  # a checker shall see each setting by name: see arguments.pyi
+
+        @takes(EngineConfig)
+        def __init__(self, model=None, *, use_tqdm: bool = False, **kwargs):
+            """Raises ValueError or OSError that says what is wrong with an argument, the model or the device."""
+            self._open(model, use_tqdm, kwargs)
+
+    def _open(self, model: str | None, use_tqdm: bool, kwargs: dict[str, Any]) -> None:
         if model is not None:
             kwargs["model"] = model
-        self._client = Client(EngineConfig.from_kwargs(**kwargs), use_tqdm)
+        with keywords(kwargs, EngineConfig):
+            self._client = Client(EngineConfig.from_kwargs(**kwargs), use_tqdm)
         self._followers: dict[str, Follower] = {}  # of running requests; the engine's thread alone touches it
         self._calls: queue.SimpleQueue[tuple[Callable[[], None], Future[None]]] = queue.SimpleQueue()
         self._gate = threading.Lock()  # once _closed is set, no call is queued any more

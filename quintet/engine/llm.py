@@ -8,6 +8,7 @@ from tqdm import tqdm
 
 from quintet.config import EngineConfig
 from quintet.engine import beam
+from quintet.engine.arguments import LLMArguments
 from quintet.engine.chat import render_chats
 from quintet.engine.client import Client
 from quintet.engine.prompts import Prompt, PromptType
@@ -17,11 +18,12 @@ from quintet.outputs import RequestOutput
 from quintet.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from quintet.settings.describe import takes
 from quintet.settings.lacking import no_attribute, without_lacking
+from quintet.settings.wording import keywords
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 
-class LLM(Traced):
+class LLM(LLMArguments, Traced):
     """A model, ready to generate. Keyword arguments are EngineConfig's fields. Any thread may call it at any time.
 
     llm = LLM("bundled")
@@ -29,12 +31,18 @@ class LLM(Traced):
     print(outputs[0].outputs[0].text)
     """
 
-    @takes(EngineConfig)
-    def __init__(self, model: str | None = None, *, use_tqdm: bool = True, **kwargs: Any) -> None:
-        """Raises ValueError or OSError that says what is wrong with an argument, the model or the device."""
+    if not TYPE_CHECKING:  # a checker shall see each setting by name: see arguments.pyi
+
+        @takes(EngineConfig)
+        def __init__(self, model=None, *, use_tqdm: bool = True, **kwargs):
+            """Raises ValueError or OSError that says what is wrong with an argument, the model or the device."""
+            self._open(model, use_tqdm, kwargs)
+
+    def _open(self, model: str | None, use_tqdm: bool, kwargs: dict[str, Any]) -> None:
         if model is not None:
             kwargs["model"] = model
-        self._client = Client(EngineConfig.from_kwargs(**kwargs), use_tqdm)
+        with keywords(kwargs, EngineConfig):
+            self._client = Client(EngineConfig.from_kwargs(**kwargs), use_tqdm)
         self._shared = Shared(self._client)
 
     @property

@@ -3,9 +3,11 @@
 `quintet explain` stops after the first, so what it prints is what would happen.
 """
 
+import contextlib
 import logging
 import uuid
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ from quintet.layers.forms import Forms, fitting, online
 from quintet.layers.forms.checkpoint import quantized
 from quintet.models import model_class
 from quintet.ops import bind
+from quintet.ops.activation import UnknownActivation
 from quintet.ops.registry import of_kind
 from quintet.platforms import Chosen, choose
 from quintet.platforms.interface import Capabilities, Platform
@@ -111,9 +114,10 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
     size = config.tensor_parallel_size
     workers = 1 if facts.spmd else size
     profiler = Profiler(config.profiler_config, platform)
-    ranks = Ranks(
-        workers, lambda rank: Worker(platform, hf_config, sizes, Place(rank, workers, endpoint), profiler.timed)
-    )
+    with _named(config.model):
+        ranks = Ranks(
+            workers, lambda rank: Worker(platform, hf_config, sizes, Place(rank, workers, endpoint), profiler.timed)
+        )
     plan = _plan(config, hf_config, sizes, ranks)
     if plan.max_model_len != sizes.max_model_len:
         sizes = replace(sizes, max_model_len=plan.max_model_len)
@@ -138,6 +142,15 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
     )
 
 
+@contextlib.contextmanager
+def _named(model: str) -> Iterator[None]:
+    """What a layer cannot say: whose activation it is that nothing computes."""
+    try:
+        yield
+    except UnknownActivation as error:
+        raise ValueError(f"the model {model!r} cannot run here: {error}") from None
+
+
 def launch(prepared: Prepared, progress: bool = True, grammars: Grammars | None = None) -> Engine:
     """Reads the weights, makes the cache, compiles the step. Without `grammars`, no request may ask for one."""
     config, plan = prepared.config, prepared.plan
@@ -152,7 +165,8 @@ def launch(prepared: Prepared, progress: bool = True, grammars: Grammars | None 
         logger.info("sizes: %s", describe(fixed))
     folder = None if config.load_format == "dummy" else prepared.folder
     ahead = plan.variants if config.capture_ahead else ()
-    prepared.ranks.each(lambda w: w.load(folder, plan.num_pages, variants, progress and w.place.rank == 0, ahead))
+    with _named(config.model):  # a device that compiles sees what a layer asks for only now
+        prepared.ranks.each(lambda w: w.load(folder, plan.num_pages, variants, progress and w.place.rank == 0, ahead))
     overlap = prepared.capabilities.overlap
     groups = prepared.ranks.workers[0].arrangement.groups
     batches = BatchBuilder(config.page_size, variants, len(groups))

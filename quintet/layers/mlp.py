@@ -4,13 +4,13 @@ from torch import Tensor
 
 from quintet.layers.build import Build, Layer, even
 from quintet.layers.linear import Stored, columns, rows
-from quintet.ops.activation import KINDS
+from quintet.ops.activation import KINDS, UnknownActivation
 
 
 def known(kind: str) -> str:
-    """The activation's name, or ValueError with those that there are."""
+    """The activation's name, or UnknownActivation with those that there are."""
     if kind not in KINDS:
-        raise ValueError(f"activation {kind!r} is not known; quintet has {', '.join(sorted(KINDS))}")
+        raise UnknownActivation(kind, KINDS)
     return kind
 
 

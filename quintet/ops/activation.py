@@ -1,6 +1,6 @@
 """Specifications of the activations, by the names that checkpoints use."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from torch import Tensor
 from torch.nn import functional
@@ -19,6 +19,13 @@ KINDS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": functional.relu,
     "silu": functional.silu,
 }
+
+
+class UnknownActivation(ValueError):
+    """An activation that nothing here computes; whoever knows the model says which one asks for it."""
+
+    def __init__(self, kind: str, known: Iterable[str]) -> None:
+        super().__init__(f"activation {kind!r} is not known; there are {', '.join(sorted(known))}")
 
 
 @Op

@@ -112,12 +112,15 @@ def _variables() -> list[str]:
 
 
 def _run(name: str, words: list[str]) -> int:
+    from argparse import Namespace
+
     from quintet.config import read_environment
     from quintet.server.flags import Parser
     from quintet.server.logs import install
+    from quintet.settings.wording import Wording
 
     command = COMMANDS[name]
-    debug = False
+    debug, arguments = False, Namespace(wording=Wording())
     try:
         environment = read_environment()
         debug = environment.log_level == "DEBUG"
@@ -125,13 +128,14 @@ def _run(name: str, words: list[str]) -> int:
         module: Any = importlib.import_module(command.module)
         parser = Parser(prog=f"quintet {name}", description=module.__doc__)
         module.add_arguments(parser)
-        return int(module.run(parser.parse(words)))
+        arguments = parser.parse(words)
+        return int(module.run(arguments))
     except BrokenPipeError:
         raise
     except (ValueError, OSError, MemoryError) as error:  # what the user can mend; anything else is our bug
         if debug:
             raise
-        print(f"quintet {name}: error: {_message(error)}", file=sys.stderr)
+        print(f"quintet {name}: error: {arguments.wording(_message(error))}", file=sys.stderr)
         return EXIT_USER
 
 

@@ -12,6 +12,8 @@ from typing import Any, NoReturn, TypeVar
 
 from quintet.config import dotted, gathered, lacking, settings
 from quintet.names import nearest
+from quintet.server.typed import typed, wording
+from quintet.settings.wording import Wording
 from quintet.values import integer
 
 T = TypeVar("T")
@@ -24,6 +26,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         options.setdefault("formatter_class", _Help)
         super().__init__(allow_abbrev=False, **options)
+        self.typed: dict[str, str] = {}  # destination -> flag
         self._own_usage = options.get("usage") is None
 
     def format_help(self) -> str:
@@ -40,6 +43,7 @@ class Parser(argparse.ArgumentParser):
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Prompts and flags may be mixed. Exits with 2 on what it does not know."""
         words = _with_dashes(argv)
+        self.typed = typed(self._option_string_actions, argv, words)
         end = words.index("--") if "--" in words else len(words)
         namespace, extra = self.parse_known_intermixed_args(words[:end])
         flags = [word.split("=")[0] for word in extra if word.startswith("-") and word != "-"]
@@ -48,7 +52,12 @@ class Parser(argparse.ArgumentParser):
             self.error("\n".join(_refusal(flag, known) for flag in flags))
         for word in extra + words[end + 1 :]:
             self._place(namespace, word)
+        namespace.typed, namespace.wording = self.typed, self.wording(namespace)
         return namespace
+
+    def wording(self, given: argparse.Namespace | None = None) -> Wording:
+        """In which what was typed is refused."""
+        return wording(self._option_string_actions, self.typed, given)
 
     def _place(self, namespace: argparse.Namespace, word: str) -> None:
         """Gives a word from behind "--" to the positional that has room for it; argparse loses these."""
@@ -61,7 +70,15 @@ class Parser(argparse.ArgumentParser):
                 return
         self.error(f"unexpected argument {word!r}")
 
+    def _as_typed(self, message: str) -> str:
+        """argparse names all the flags that set the same."""
+        for dest, flag in self.typed.items():
+            names = next("/".join(a.option_strings) for a in self._option_string_actions.values() if a.dest == dest)
+            message = message.replace(f"argument {names}: ", f"argument {flag}: ", 1)
+        return message
+
     def error(self, message: str) -> NoReturn:
+        message = self._as_typed(self.wording()(message))
         print(f"{self.prog}: error: {message}\n`{self.prog} --help` lists what there is.", file=sys.stderr)
         raise SystemExit(2)
 

@@ -30,6 +30,20 @@ def _port(value: Any) -> int:
     return number
 
 
+PROBES = ("/health", "/ready", "/ping", "/load", "/metrics", "/version")  # asked every few seconds, by machines
+_UVICORN_LEVELS = ("trace", "debug", "info", "warning", "error", "critical")
+
+
+def _paths(value: Any) -> tuple[str, ...]:
+    """A list, or text with commas; vLLM's form."""
+    texts = [value] if isinstance(value, str) else several(str)(value)
+    found = tuple(each.strip() for one in texts for each in one.split(",") if each.strip())
+    for each in found:
+        if not each.startswith("/"):
+            raise ValueError(f"must be paths such as /health, not {each!r}")
+    return found
+
+
 def _asks(value: Any) -> int:
     """Python's numbers, as ssl.CERT_NONE, CERT_OPTIONAL and CERT_REQUIRED."""
     return int(one_of("0", "1", "2")(str(value)))
@@ -165,6 +179,18 @@ class ServerConfig:
     )  # fmt: skip
 
     access_log: bool = option(True, truth, "log each request with its tokens and times", group="logging")
+    disable_uvicorn_access_log: bool = option(False, truth, "vLLM's name for --no-access-log", group="logging")
+    disable_access_log_for_endpoints: tuple[str, ...] = option(
+        PROBES, _paths, "paths, with commas between them, whose requests are not logged; '' for none", group="logging",
+        metavar="PATHS",
+    )  # fmt: skip
+    log_format: str = option(
+        "text", one_of("text", "json"), "lines of time, level and message, or JSON objects", group="logging",
+        choices=("text", "json"),
+    )  # fmt: skip
+    uvicorn_log_level: str = option(
+        "warning", one_of(*_UVICORN_LEVELS), "what the HTTP library logs", group="logging", choices=_UVICORN_LEVELS
+    )
     log_level: str = option(
         "info", one_of("debug", "info", "warning", "error"), "what the server logs", group="logging",
         choices=("debug", "info", "warning", "error"),
@@ -176,6 +202,8 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         settle(self)
+        if self.disable_uvicorn_access_log:
+            object.__setattr__(self, "access_log", False)
         if self.admin_api_key in self.api_key:
             raise ValueError("admin_api_key is an api_key too; give the administrator a key that nobody else has")
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
@@ -190,7 +218,9 @@ class ServerConfig:
                 "their certificates; give both or neither"
             )
         if self.uds and self.ssl_certfile:
-            raise ValueError("a Unix socket (uds) takes no TLS; leave ssl_certfile and ssl_keyfile out")
+            raise ValueError(
+                f"uds={self.uds!r} is a Unix socket, which takes no TLS; leave ssl_certfile and ssl_keyfile out"
+            )
 
     @property
     def url(self) -> str:

@@ -15,9 +15,9 @@ _NOT_YET = "it does not exist yet; leave it out"
 _TEXT_ALONE = "models take text alone; leave it out"
 _NO_ADAPTERS = "adapters do not exist yet; leave it out"
 _NO_TORCH_COMPILE = "no platform uses torch.compile; leave it out"
-_ATTENTION = "an attention backend has no settings of its own; leave it out, and choose among them by backend"
-_NO_DRAFTER = "no second model guesses yet; leave it out, and use method='ngram'"
-_NO_SUFFIXES = "suffix decoding does not exist yet; leave it out, and use method='ngram'"
+_ATTENTION = "an attention backend has no settings of its own; leave it out, and choose by attention_backend"
+_NO_DRAFTER = "no second model guesses yet; leave it out, and use speculative_config={'method': 'ngram'}"
+_NO_SUFFIXES = "suffix decoding does not exist yet; leave it out, and use speculative_config={'method': 'ngram'}"
 LACKING: Mapping[str, str] = {
     "enable_sleep_mode": "sleep() is there wherever the platform can; leave it out (`quintet serve` has the flag)",
     "swap_space": "a preempted request is computed again, nothing is swapped; leave it out",
@@ -101,7 +101,7 @@ LACKING: Mapping[str, str] = {
     "compilation_config.fast_moe_cold_start": _NO_TORCH_COMPILE,
     "compilation_config.splitting_ops": "decode steps are captured whole, nothing is split; leave it out",
     "compilation_config.full_cuda_graph": "decode steps are always captured whole; leave it out",
-    "compilation_config.use_cudagraph": "use cudagraph_mode: NONE captures nothing",
+    "compilation_config.use_cudagraph": "use cudagraph_capture_sizes, or enforce_eager=True, which captures nothing",
     "compilation_config.custom_ops": "each op has the platform's first provider that serves; leave it out",
     "compilation_config.pass_config": "what is fused is the platform's own ops, without passes; leave it out",
     "compilation_config.debug_dump_path": "where XLA compiles, XLA_FLAGS=--xla_dump_to=FOLDER; nowhere else",

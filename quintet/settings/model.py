@@ -9,6 +9,7 @@ from quintet.values import json_object, one_of, optional, text, truth
 
 # What floats may become while they are loaded: bits of a weight, bits of an activation, inputs that share a scale
 SCHEMES = {"int8": (8, 16, 128), "int4": (4, 16, 32), "w8a8": (8, 8, 0), "w4a8": (4, 8, 32)}
+PATH = "str | PathLike[str]"  # for type checkers
 BUNDLED = "bundled"  # the model inside the package: the first run needs no download
 
 # The sampling defaults that a generation_config.json may set, under the names of SamplingParams.
@@ -37,8 +38,12 @@ def _generation_config(value: Any) -> str:
 class ModelOptions:
     """What is loaded."""
 
-    model: str = option(BUNDLED, text, "folder, Hugging Face hub id, or 'bundled'", group="model", flags=("-m",))
-    tokenizer: str | None = option(None, optional(text), "folder or hub id, if not the model's own", group="model")
+    model: str = option(
+        BUNDLED, text, "folder, Hugging Face hub id, or 'bundled'", group="model", flags=("-m",), accepts=PATH
+    )
+    tokenizer: str | None = option(
+        None, optional(text), "folder or hub id, if not the model's own", group="model", accepts=f"{PATH} | None"
+    )
     skip_tokenizer_init: bool = option(
         False, truth, "load no tokenizer: prompts and outputs are token ids alone", group="model"
     )
@@ -64,7 +69,7 @@ class ModelOptions:
     )
     dtype: str = option(
         "auto", _dtype, "of weights and activations; auto: what the model was saved in, if the device can",
-        group="model", choices=("auto", "float32", "bfloat16", "float16"),
+        group="model", choices=("auto", "float32", "bfloat16", "float16"), accepts="str | torch.dtype",
     )  # fmt: skip
     quantization: str | None = option(
         None, optional(one_of(*SCHEMES)), "quantize the weights of a bfloat16, float16 or float32 checkpoint while it "

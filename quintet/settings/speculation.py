@@ -52,5 +52,6 @@ class SpeculativeConfig(Nested):
         object.__setattr__(self, "prompt_lookup_min", self.prompt_lookup_min or most)
         if self.prompt_lookup_min > most:
             raise ValueError(
-                f"{self.name}.prompt_lookup_min={self.prompt_lookup_min} is over prompt_lookup_max={most}; lower it"
+                f"{self.name}.prompt_lookup_min={self.prompt_lookup_min} is over {self.name}.prompt_lookup_max="
+                f"{most}; lower it"
             )

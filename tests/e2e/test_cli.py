@@ -80,10 +80,10 @@ def test_generate_shows_log_probabilities(capsys: pytest.CaptureFixture[str]) ->
         (["-m", "/no/such/folder", "x"], {}, "no folder '/no/such/folder'"),
         (["--device", "cpux", "x"], {}, "did you mean 'cpu'"),
         (["x"], {"QUINTET_DEVICE": "tpux"}, "did you mean 'tpu'"),
-        (["--max-model-len", "1T", "x"], {}, "max_model_len"),
+        (["--max-model-len", "1T", "x"], {}, "--max-model-len"),
         (["--kv-cache-memory-bytes", "1k", "x"], {}, "KV cache"),
         (["--hf-overrides", '{"hiden_size": 1}', "x"], {}, "did you mean 'hidden_size'"),
-        (["x " * 5000], {}, "max_model_len"),
+        (["x " * 5000], {}, "--max-model-len"),
     ],
 )
 def test_failures_are_one_message(
@@ -164,7 +164,7 @@ def test_bench_latency_traces_one_run(tmp_path: Path, capsys: pytest.CaptureFixt
     load = ["--batch-size", "2", "--num-iters-warmup", "0", "--input-len", "8", "--output-len", "4", "--profile"]
     allowed = ["--profiler-config.profiler", "torch", "--profiler-config.torch_profiler_dir", str(tmp_path)]
     assert cli.main(["bench", "latency", *load]) == 1
-    assert "traces are off; allow them with profiler_config=" in capsys.readouterr().err
+    assert "traces are off; allow them with --profiler-config " in capsys.readouterr().err
     assert cli.main(["bench", "latency", *load, *allowed]) == 0
     (path,) = tmp_path.iterdir()
     assert capsys.readouterr().out.strip() == str(path)

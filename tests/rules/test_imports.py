@@ -1,5 +1,6 @@
 """Imports point down only: the contracts of pyproject.toml hold here, and each refuses a bad sample."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ else:
     tomllib = pytest.importorskip("tomli", reason="Python 3.10 has no tomllib")
 
 ROOT = Path(__file__).parents[2]
-CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+CONFIG = PROJECT["tool"]["importlinter"]
 CONTRACTS = {c["name"]: c for c in CONFIG["contracts"]}
 
 # contract -> module -> a line that it may not hold. `sample` stands for quintet.
@@ -135,3 +137,15 @@ def test_every_module_has_its_place() -> None:
     children = {p.parent.name for p in (ROOT / "quintet").glob("*/__init__.py")}
     children |= {p.stem for p in (ROOT / "quintet").glob("*.py") if not p.stem.startswith("__")}
     assert children - placed == set()
+
+
+MODULES = {"py-cpuinfo": "cpuinfo", "pyyaml": "yaml", "pyzmq": "zmq"}  # where a module is not called as its package
+
+
+def test_every_dependency_is_imported() -> None:
+    """One that nothing imports is downloaded and audited for nothing."""
+    code = "\n".join(each.read_text(encoding="utf-8") for each in (ROOT / "quintet").rglob("*.py"))
+    names = [re.split(r"[^\w-]", each)[0] for each in PROJECT["project"]["dependencies"]]
+    modules = {name: MODULES.get(name, name.replace("-", "_")) for name in names}
+    idle = [name for name, module in modules.items() if not re.search(rf"^\s*(import|from) {module}\b", code, re.M)]
+    assert idle == []

@@ -49,7 +49,7 @@ def _log() -> Iterator[None]:
         (["generate", "--dtype", "int8", "x"], 2, "one of auto, float32"),
         (["generate", "--logit-bias", "{", "x"], 2, "JSON"),
         (["generate", "--n", "0", "x"], 2, "from 1 to"),
-        (["generate", "--min-tokens", "9", "--max-tokens", "3", "x"], 1, "min_tokens must be at most max_tokens"),
+        (["generate", "--min-tokens", "9", "--max-tokens", "3", "x"], 1, "--min-tokens must be at most --max-tokens"),
         (["generate", "--trust-remote-code", "x"], 1, "never runs code"),
         (["generate", "--quantization", "awq", "x"], 2, "one of int8, int4, w8a8, w4a8"),
         (["generate", "--num-pages", "9", "--kv-cache-memory-bytes", "1G", "x"], 1, "give one of them"),

@@ -10,11 +10,15 @@ from typing import Any
 import pytest
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
+from quintet.config import EngineConfig
 from quintet.conformance import tiny as models
 from quintet.engine.hub import load_model_config
 from quintet.engine.model_config import ModelConfig, freeze, read_config, thaw
+from quintet.engine.start import launch, prepare
+from quintet.engine.worker import Worker
 from quintet.kept import kept_folder
 from quintet.models import families
+from quintet.ops.activation import UnknownActivation
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -181,3 +185,19 @@ def test_the_second_start_does_not_import_transformers(tmp_path: Path) -> None:
         "sys.exit('transformers' in sys.modules)"
     )
     assert [subprocess.run([sys.executable, "-c", code]).returncode for _ in range(2)] == [1, 0]
+
+
+@pytest.mark.parametrize("stage", ["prepare", "launch"])
+def test_an_activation_that_nothing_computes_is_said_with_its_model(
+    stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a platform compiles, a layer may find out only then."""
+    asked: dict[str, Any] = {"hf_overrides": {"hidden_act": "swoosh"}} if stage == "prepare" else {}
+    config = EngineConfig(device="null", load_format="dummy", **asked)
+
+    def load(*_: object) -> None:
+        raise UnknownActivation("swoosh", ["silu"])
+
+    monkeypatch.setattr(Worker, "load", load)
+    with pytest.raises(ValueError, match=r"^the model 'bundled' cannot run here: activation 'swoosh' is not known; .*"):
+        launch(prepare(config))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quintet import platforms
+from quintet.config import EngineConfig
 from quintet.ops import Op, bind
 from quintet.platforms import UnavailableError, choose, discover
 from quintet.platforms.interface import CONTRACT_VERSION, Capabilities, Platform, Unavailable
@@ -245,3 +246,9 @@ def test_a_provider_for_a_form_that_is_not_there_is_refused(formed: Op) -> None:
     with pytest.raises(ValueError, match=r"doubled has no forms \['int3'\]; it has int8, int4"):
         formed.provide("fast", forms=("int8", "int3"))
     assert "fast" not in formed.kinds["int8"].providers
+
+
+def test_the_null_platform_has_one_device() -> None:
+    """As its probe says: the kit's trial `more devices than there are`."""
+    with pytest.raises(ValueError, match="tensor_parallel_size must be 1 on this platform: it has one device"):
+        NULL.configure(EngineConfig(tensor_parallel_size=2))

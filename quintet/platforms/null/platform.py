@@ -76,6 +76,8 @@ class Null(Platform):
 
     @classmethod
     def configure(cls, config: EngineConfig) -> tuple[EngineConfig, list[str]]:
+        if config.tensor_parallel_size > 1:
+            raise ValueError("tensor_parallel_size must be 1 on this platform: it has one device; leave it out")
         return config, []
 
     def open(self, rank: int) -> Device:

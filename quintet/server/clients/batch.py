@@ -1,12 +1,14 @@
 """OpenAI's batch file format: lines of requests in, lines of answers out, in the same order."""
 
 import asyncio
+import dataclasses
 import email.utils
+import hashlib
 import json
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import IO, Any
@@ -26,6 +28,11 @@ class BadLine(ValueError):
     def __init__(self, message: str, custom_id: str | None = None) -> None:
         super().__init__(message)
         self.custom_id = custom_id
+        self.id = _random_id()
+
+
+def _random_id() -> str:
+    return f"batch_req_{uuid.uuid4().hex}"
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,14 @@ class Request:
     custom_id: str
     url: str  # of PATHS
     body: bytes
+    id: str = field(default_factory=_random_id)  # of the answer
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The answer of an earlier run, in the place of its request."""
+
+    answer: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -46,22 +61,35 @@ class Manner:
     max_wait: float = 60.0  # seconds before a retry, whatever the server says
 
 
-def read(file: IO[bytes], max_line_bytes: int) -> Iterator[Request | BadLine]:
-    """Each line that is not empty, in order. What is wrong with a line is yielded in its place."""
-    seen: set[str] = set()
-    number = 0
+def lines(file: IO[bytes], max_line_bytes: int) -> Iterator[tuple[int, bytes | None, str]]:
+    """Number, text and id of each line that is not empty; one that is too long has no text.
+
+    The id is made of the line and its place, so that an answer shows which request it belongs to.
+    """
+    number = place = 0
     while line := file.readline(max_line_bytes + 1):
         number += 1
         too_long = len(line) > max_line_bytes
+        digest = hashlib.sha256(b"%d\n" % place + line.strip())
         while too_long and not line.endswith(b"\n"):  # the rest of it is read away
             line = file.readline(2**20) or b"\n"
-        if too_long:
-            yield BadLine(f"line {number} is longer than {max_line_bytes} bytes; --max-line-bytes allows more")
-        elif line.strip():
-            try:
-                yield _request(line, number, seen)
-            except BadLine as bad:
-                yield bad
+            digest.update(line.rstrip(b"\n"))
+        if too_long or line.strip():
+            place += 1
+            yield number, None if too_long else line, f"batch_req_{digest.hexdigest()[:32]}"
+
+
+def read(file: IO[bytes], max_line_bytes: int) -> Iterator[Request | BadLine]:
+    """Each line that is not empty, in order. What is wrong with a line is yielded in its place."""
+    seen: set[str] = set()
+    for number, line, name in lines(file, max_line_bytes):
+        try:
+            if line is None:
+                raise BadLine(f"line {number} is longer than {max_line_bytes} bytes; --max-line-bytes allows more")
+            yield dataclasses.replace(_request(line, number, seen), id=name)
+        except BadLine as bad:
+            bad.id = name
+            yield bad
 
 
 def _request(line: bytes, number: int, seen: set[str]) -> Request:
@@ -108,23 +136,46 @@ class Tally:
     answered: int = 0
     failures: Counter[str] = field(default_factory=Counter)  # kind -> lines
     tokens: int = 0  # of output, where the server counts them
+    kept: int = 0  # of all these, those of an earlier run; their tokens do not count
 
     @property
     def failed(self) -> int:
         return sum(self.failures.values())
 
+    @property
+    def done(self) -> int:
+        return self.answered + self.failed
+
+    def keep(self, answer: dict[str, Any]) -> None:
+        """A line of an earlier run that stands."""
+        self.kept += 1
+        response, error = answer.get("response") or {}, answer.get("error") or {}
+        if response.get("status_code") == 200:
+            self.answered += 1
+        else:
+            self.failures[error.get("code") or f"HTTP_{response.get('status_code')}"] += 1
+
 
 class Batch:
     """Sends the lines of a file to a server, a bounded number at once."""
 
-    def __init__(self, connections: Connections, where: str, manner: Manner) -> None:
-        self.tally = Tally()
+    def __init__(
+        self,
+        connections: Connections,
+        where: str,
+        manner: Manner,
+        tally: Tally | None = None,
+        done: Callable[[Tally], object] = lambda tally: None,
+    ) -> None:
+        """`tally` goes on from there; `done` is called with it whenever a line has its answer."""
+        self.tally = tally or Tally()
+        self._done = done
         self._connections = connections
         self._where = where
         self._manner = manner
         self._gate = asyncio.Semaphore(manner.concurrency)
 
-    async def answers(self, requests: Iterator[Request | BadLine]) -> AsyncGenerator[dict[str, Any], None]:
+    async def answers(self, requests: Iterator[Request | BadLine | Kept]) -> AsyncGenerator[dict[str, Any], None]:
         """Output lines in the order of the input. What was begun ends with the caller's interest."""
         waiting: asyncio.Queue[asyncio.Task[dict[str, Any]] | None] = asyncio.Queue(_AHEAD * self._manner.concurrency)
 
@@ -153,7 +204,7 @@ class Batch:
                 if (task := waiting.get_nowait()) is not None:
                     task.cancel()
 
-    async def write(self, requests: Iterator[Request | BadLine], file: IO[bytes]) -> Tally:
+    async def write(self, requests: Iterator[Request | BadLine | Kept], file: IO[bytes]) -> Tally:
         """Each line is in the file as soon as all before it are."""
         async with aclosing(self.answers(requests)) as lines:
             async for line in lines:
@@ -161,8 +212,15 @@ class Batch:
                 file.flush()
         return self.tally
 
-    async def _one(self, request: Request | BadLine) -> dict[str, Any]:
-        line: dict[str, Any] = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": request.custom_id}
+    async def _one(self, request: Request | BadLine | Kept) -> dict[str, Any]:
+        if isinstance(request, Kept):
+            return request.answer
+        line = await self._ask(request)
+        self._done(self.tally)
+        return line
+
+    async def _ask(self, request: Request | BadLine) -> dict[str, Any]:
+        line: dict[str, Any] = {"id": request.id, "custom_id": request.custom_id}
         if isinstance(request, BadLine):
             return self._failed(line, "bad_line", str(request))
         try:

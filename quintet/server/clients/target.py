@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from quintet.config import EngineConfig, option, read_environment
 from quintet.server import flags
 from quintet.server.http_stream import Address
+from quintet.server.typed import as_typed
 from quintet.values import optional, text
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -100,7 +101,8 @@ def refuse_engine_flags(arguments: argparse.Namespace, but: Collection[str] = ()
     """A server has its own engine: what sets one up here would be without effect."""
     useless = [name for name in flags.given(arguments, EngineConfig) if name not in but]
     if useless:
-        names = " and ".join("--" + name.replace("_", "-") for name in useless)
+        typed = {name: as_typed(arguments.typed, f"EngineConfig.{name}", name) for name in useless}
+        names = " and ".join(flag if flag[0] == "-" else "--" + flag.replace("_", "-") for flag in typed.values())
         raise ValueError(
             f"{names}: an engine flag has no effect on the server that --url or --uds names; "
             "leave it out here and give it to the server"

@@ -5,6 +5,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -14,12 +15,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from quintet.config import EngineConfig
 from quintet.interpreter import running
 from quintet.server.clients.errors import ServerError
 from quintet.server.clients.remote import connect
 from quintet.server.clients.target import Target
 from quintet.server.commands import engine
 from quintet.server.private_folder import PrivateFolder
+from quintet.server.typed import as_typed
 
 SERVE = (*running("quintet.server.cli"), "serve")
 START_SECONDS = 3600.0  # a large model may have to be downloaded first
@@ -61,12 +64,13 @@ def local_server(arguments: argparse.Namespace) -> Iterator[Target]:
 
 def _words(arguments: argparse.Namespace) -> list[str]:
     """The engine flags that were given, once more as words."""
-    words = []
+    words, typed = [], getattr(arguments, "typed", {})
     for name, value in engine.given(arguments).items():
         flag = "--" + name.replace("_", "-")
         if isinstance(value, bool):
             words.append(flag if value else flag.replace("--", "--no-", 1))
         else:
+            flag = as_typed(typed, f"{EngineConfig.__name__}.{name}", flag)  # the server's refusals are to name it
             words += [f"{flag}={_word(each)}" for each in (value if isinstance(value, list | tuple) else [value])]
     return words
 
@@ -80,7 +84,9 @@ def _wait(server: Target, process: "subprocess.Popen[bytes]", log: Path) -> None
     while not _is_ready(server):
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = process.wait(_LOOK_SECONDS)
-            raise ValueError(f"the server ended with {code} before it was ready; it said:\n{_last_words(log)}")
+            raise ValueError(
+                _refusal(log) or f"the server ended with {code} before it was ready; it said:\n{_last_words(log)}"
+            )
         if time.monotonic() > end:
             raise ValueError(f"the server was not ready after {START_SECONDS:g} s; it said:\n{_last_words(log)}")
 
@@ -92,6 +98,12 @@ def _is_ready(server: Target) -> bool:
             return connection.getresponse().status == 200
     except (ServerError, OSError, http.client.HTTPException):  # not yet
         return False
+
+
+def _refusal(log: Path) -> str | None:
+    """What the server said the user can mend."""
+    found = re.search(r"^quintet serve: error: (.+)$", log.read_text(encoding="utf-8", errors="replace"), re.M)
+    return found and found[1]
 
 
 def _last_words(log: Path) -> str:

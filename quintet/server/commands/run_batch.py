@@ -16,7 +16,9 @@ from quintet.server.commands import _batch_urls, engine
 from quintet.values import count
 
 if TYPE_CHECKING:
-    from quintet.server.clients.batch import BadLine, Request, Tally
+    from quintet.server.clients.batch import Tally
+    from quintet.server.clients.progress import Progress
+    from quintet.server.clients.resume import Work
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("batch")
     group.add_argument("--input-file", "-i", required=True, metavar="FILE|URL", help="requests, a JSON object per line")
     group.add_argument("--output-file", "-o", required=True, metavar="FILE|URL", help="answers, in the same order")
-    group.add_argument("--quiet", "-q", action="store_true", help="print no summary, unless a line failed")
+    group.add_argument(
+        "--resume", action="store_true",
+        help="keep the answers that an earlier run of this input has left in FILE.part or FILE, and ask for the others",
+    )  # fmt: skip
+    group.add_argument(
+        "--quiet", "-q", action="store_true", help="show no progress, and no summary unless a line failed"
+    )
     flags.add_arguments(parser, Pace)
     _batch_urls.add_arguments(parser)
     target.add_arguments(parser)
@@ -58,18 +66,37 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         engine.config(engine.given(arguments))  # refuses before anything is started
 
-    from quintet.server.clients import batch
-    from quintet.server.http_stream import run as run_loop
+    from quintet.server.clients import resume
 
-    with open(arguments.input_file, "rb") as source, part.open("wb") as sink, _server(server, arguments) as found:
+    look = resume.going_on if arguments.resume else resume.afresh
+    with open(arguments.input_file, "rb") as source:
+        work = look(source, output, part, pace.max_line_bytes)
         started = time.perf_counter()
-        tally = run_loop(_answer(batch.read(source, pace.max_line_bytes), sink, found, pace))
-        seconds = time.perf_counter() - started
-        os.fsync(sink.fileno())
+        tally = _work(work, server, arguments, pace)
+    seconds = time.perf_counter() - started
     os.replace(part, output)
     if tally.failed or not arguments.quiet:
         engine.say(_summary(tally, seconds, arguments.output_file))
     return 1 if tally.failed else 0
+
+
+def _work(work: "Work", server: target.Target, arguments: argparse.Namespace, pace: Pace) -> "Tally":
+    """Fills the part. What is in it outlives this process, however that ends."""
+    from quintet.server.clients.progress import Progress
+    from quintet.server.http_stream import run as run_loop
+
+    with work.sink() as sink:
+        try:
+            # where nothing is open, nobody is asked
+            with contextlib.nullcontext(server) if work.open == 0 else _server(server, arguments) as found:
+                with Progress(work.total, work.tally.kept, arguments.quiet) as progress:
+                    tally = run_loop(_answer(work, sink, found, (pace, progress)))
+        except (Exception, KeyboardInterrupt):
+            if sink.tell():
+                engine.say(f"the answers so far are in {work.part}; --resume goes on from there")
+            raise
+        os.fsync(sink.fileno())
+    return tally
 
 
 @contextlib.contextmanager
@@ -90,22 +117,23 @@ def _server(server: target.Target, arguments: argparse.Namespace) -> Iterator[ta
         yield own
 
 
-async def _answer(
-    requests: "Iterator[Request | BadLine]", sink: IO[bytes], server: target.Target, pace: Pace
-) -> "Tally":
+async def _answer(work: "Work", sink: IO[bytes], server: target.Target, how: "tuple[Pace, Progress]") -> "Tally":
     from quintet.server.clients.batch import Batch, Manner
     from quintet.server.http_stream import Connections
 
+    pace, progress = how
     connections = Connections(server.address, server.headers(), pace.timeout)
     try:
         manner = Manner(pace.concurrency, pace.max_retries)
-        return await Batch(connections, server.where, manner).write(requests, sink)
+        batch = Batch(connections, server.where, manner, work.tally, progress.show)
+        return await batch.write(work.requests(), sink)
     finally:
         connections.close()
 
 
 def _summary(tally: "Tally", seconds: float, file: str) -> str:
     kinds = ", ".join(f"{number} {kind}" for kind, number in tally.failures.most_common())
-    failed = f", {tally.failed} failed ({kinds})" if tally.failed else ""
+    kept = f" ({tally.kept} lines of an earlier run)" if tally.kept else ""
+    failed = f", {tally.failed} failed ({kinds}; --resume asks again)" if tally.failed else ""
     rate = f"; {tally.tokens} tokens of output, {tally.tokens / seconds:.1f} tokens/s" if tally.tokens else ""
-    return f"{tally.answered + tally.failed} lines: {tally.answered} answered{failed} in {seconds:.2f} s{rate}; {file}"
+    return f"{tally.done} lines: {tally.answered} answered{kept}{failed} in {seconds:.2f} s{rate}; {file}"

@@ -12,7 +12,10 @@ from quintet.server.config_file import read_config_file
 from quintet.server.files import fit_files
 from quintet.server.hosts import is_loopback
 from quintet.server.listen import check_certificate, listen
+from quintet.server.logs import install_for_server
 from quintet.server.settings import ServerConfig
+from quintet.server.typed import texts
+from quintet.settings.wording import Spelling, Wording
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serves until SIGTERM or Ctrl-C."""
     served, loaded = _settings(arguments)
-    logging.getLogger("quintet").setLevel(served.log_level.upper())
+    install_for_server(dataclasses.asdict(served))
     if not (served.uds or served.api_key or is_loopback(served.host)):
         logger.warning("other machines can use this server without a key; give --api-key, or keep --host 127.0.0.1")
     served = fit_files(served)
@@ -41,12 +44,16 @@ def run(arguments: argparse.Namespace) -> int:
         yours.load(served.middleware)
     check_certificate(served)
     listener = listen(served)
-    return Supervisor(loaded, served, listener).run()
+    return Supervisor(loaded, served, listener, arguments.wording).run()
 
 
 def _settings(arguments: argparse.Namespace) -> tuple[ServerConfig, EngineConfig]:
     """Flags come before the file, and the file before the environment."""
-    file = read_config_file(arguments.config) if arguments.config else {}
+    file: dict[str, Any] = {}
+    if arguments.config:
+        file, spelled = read_config_file(arguments.config)
+        typed = {*flags.given(arguments, ServerConfig), *engine.given(arguments)}
+        arguments.wording = _with_keys(arguments.wording, {k: v for k, v in spelled.items() if k not in typed}, file)
     server_names = {each.name for each in dataclasses.fields(ServerConfig)}
     server = {name: file.pop(name) for name in list(file) if name in server_names}
     server.update(flags.given(arguments, ServerConfig))
@@ -61,3 +68,10 @@ def _settings(arguments: argparse.Namespace) -> tuple[ServerConfig, EngineConfig
     if environment.admin_api_key is not None:
         server.setdefault("admin_api_key", environment.admin_api_key)
     return ServerConfig(**server), engine.config(loaded)
+
+
+def _with_keys(wording: Wording, spelled: dict[str, Spelling], file: dict[str, Any]) -> Wording:
+    """What is wrong with a setting of the file is said of its key."""
+    return wording.before(
+        spelled, {f"{each.file}: {each.word}": texts(file[name]) for name, each in spelled.items() if name in file}
+    )

@@ -85,7 +85,7 @@ def _add_middleware(app: FastAPI, settings: ServerConfig) -> None:
             expose_headers=[HEADER, "retry-after"],
         )  # fmt: skip
     app.add_middleware(Counted, service=app.state.service)
-    app.add_middleware(Observed, log=settings.access_log)
+    app.add_middleware(Observed, log=settings.access_log, quiet=settings.disable_access_log_for_endpoints)
     app.add_middleware(Slashes)
 
 

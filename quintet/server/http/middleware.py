@@ -3,6 +3,7 @@
 import logging
 import re
 import time
+from collections.abc import Collection
 from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -10,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quintet.server.http.answers import json_response
-from quintet.server.http.asgi import Http, speaks_anthropic, wire_of
+from quintet.server.http.asgi import Http, route_path, speaks_anthropic, wire_of
 from quintet.server.http.auth import is_public
 from quintet.server.http.errors import ApiError, ClientGone, anthropic_shape, as_api_error, openai_shape
 from quintet.server.http.gate import Gate, Size
@@ -30,9 +31,10 @@ _CLIENT_GONE = 499  # nginx's number for it; the log alone reads it
 class Observed(Http):
     """Gives the request its id and its tally, every response its common headers, and the log a line."""
 
-    def __init__(self, app: ASGIApp, log: bool) -> None:
+    def __init__(self, app: ASGIApp, log: bool, quiet: Collection[str] = ()) -> None:
+        """`quiet` are paths that get no line."""
         super().__init__(app)
-        self._log = log
+        self._log, self._quiet = log, frozenset(quiet)
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         begun = time.perf_counter()
@@ -42,7 +44,7 @@ class Observed(Http):
         try:
             await self._app(scope, receive, watch)
         finally:
-            if self._log:
+            if self._log and route_path(scope) not in self._quiet:
                 access.info(_line(scope, tally, watch, begun))
 
 

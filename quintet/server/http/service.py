@@ -40,6 +40,7 @@ class Service:
         self.calls: set[Call] = set()
         self.metrics.calls = lambda: len(self.calls)
         self.draining = False
+        self.cut_short: set[Call] = set()  # by the server's end
         self._failed: EngineDead | None = None
         self._quiet = asyncio.Event()  # no call is under way
         self._quiet.set()
@@ -119,6 +120,7 @@ class Service:
 
     def end_calls(self) -> None:
         """Whoever still waits is told that the server ends."""
+        self.cut_short |= self.calls
         for call in list(self.calls):
             call.stop(ApiError(503, "the server is shutting down", code="shutting_down"))
 

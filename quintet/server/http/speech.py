@@ -96,13 +96,15 @@ class Speech:
         delta = Delta()
         for event in events:
             self._add(delta, event)
+        if delta == Delta():
+            delta.content = ""  # its text is held back, or of no kind that is told
         return delta
 
     def message(self, text: str) -> AnswerMessage:
         """Of a whole answer."""
         delta = self.delta(text, ended=True)
         calls = [] if delta.tool_calls is UNSET else delta.tool_calls
-        content = None if delta.content is UNSET else delta.content
+        content = None if delta.content is UNSET else delta.content or None
         thought = None if delta.reasoning is UNSET else delta.reasoning
         message = AnswerMessage(content if content is not None or calls or thought else "")
         if calls:

@@ -1,14 +1,17 @@
 """One API process: the HTTP app over the engine's wire, from the first connection to the last."""
 
 import asyncio
+import logging
+import signal
 import socket
 import ssl
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import uvicorn
 
@@ -20,9 +23,28 @@ from quintet.server.link.remote import Remote
 from quintet.server.settings import ServerConfig
 from quintet.server.tls import Certificates
 
+logger = logging.getLogger(__name__)
+
 _LOOK = 0.02  # seconds between two looks at whether the engine has said hello
 LAST_WORDS = 5  # seconds that connections get after the last call, to take in their answers
 AT_ONCE = 1  # seconds of them, when it is told to end at once
+
+
+class Ending(NamedTuple):
+    """What a server says of its end."""
+
+    why: str  # the signal, as a rule
+    num_running: int  # calls when it came
+    at: float = 0.0  # time.monotonic()
+
+    def begun(self, patience: float) -> str:
+        waits = f"{self.num_running} requests run, and get up to {patience:g} s" if self.num_running else "nothing runs"
+        return f"the server ends; {waits}"
+
+    def over(self, num_ended: int) -> str:
+        finished = max(0, self.num_running - num_ended)
+        took = time.monotonic() - self.at
+        return f"ended after {took:.1f} s ({self.why}): {finished} requests finished, {num_ended} were cut short"
 
 
 class ApiServer:
@@ -44,6 +66,7 @@ class ApiServer:
         self._stopping = stopping  # called each time that it is told to end
         self.forced = False  # it was told to end at once
         self._draining: asyncio.Task[None] | None = None
+        self.ending: Ending | None = None  # once it was told to end
         metrics, peers = self.service.metrics, self.remote.peers
         metrics.connections = lambda: len(self._server.server_state.connections)
         metrics.others, peers.rows = partial(peers.gather, settings.api_workers), metrics.rows
@@ -57,6 +80,8 @@ class ApiServer:
             if self._follows:
                 await self._until_served()
             await self._serve(listener)
+            if self._follows and self.ending and self.ending.num_running:
+                logger.info("API process %s: %s", self.service.name[1:], self.ending.over(len(self.service.cut_short)))
         finally:
             self.remote.close()
             self.service.close()
@@ -73,24 +98,33 @@ class ApiServer:
             if watching is not None:
                 watching.cancel()
 
-    def stop(self) -> None:
+    def stop(self, why: str = "told to end") -> None:
         """Lets running calls end; a second time, ends them."""
         loop = asyncio.get_running_loop()
         if self._draining is None:
+            self.ending = Ending(why, len(self.service.calls), time.monotonic())
+            self._say(f"{why}: {self.ending.begun(self.service.settings.drain_timeout)}")
             self.service.draining = True  # from now on a dead process is not replaced
             self._draining = loop.create_task(self._drain())
         else:
+            self._say(f"{why} again: {len(self.service.calls)} requests are cut short")
             self.forced = self._server.should_exit = True
             self.service.end_calls()
             loop.call_later(AT_ONCE, self._server.cut)
         self._stopping()
 
+    def _say(self, what: str) -> None:
+        if not self._follows:
+            logger.info("%s", what)
+        elif self.service.calls:
+            logger.info("API process %s: %s", self.service.name.removeprefix("w"), what)
+
     def _told(self, why: str) -> None:
         self.fail(why) if why else self.stop()
 
-    def _signalled(self) -> None:
+    def _signalled(self, name: str) -> None:
         if not self._follows:
-            self.stop()
+            self.stop(name)
 
     def fail(self, why: str) -> None:
         """The engine is gone: calls end with the reason, and then the server."""
@@ -113,7 +147,7 @@ class ApiServer:
 class _Server(uvicorn.Server):
     """uvicorn's, but a signal begins the draining instead of closing connections."""
 
-    def __init__(self, config: uvicorn.Config, stop: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, stop: Callable[[str], None]) -> None:
         super().__init__(config)
         self._stop = stop
 
@@ -123,7 +157,7 @@ class _Server(uvicorn.Server):
         self.config.ssl = context
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._loop.call_soon_threadsafe(self._stop)
+        self._loop.call_soon_threadsafe(self._stop, signal.Signals(sig).name)
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()

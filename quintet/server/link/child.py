@@ -10,9 +10,9 @@ from collections.abc import Callable
 import msgspec
 
 from quintet.server.link.wire import Orders
-from quintet.server.logs import install
+from quintet.server.logs import install_for_server
 
-PARENT_GONE = 3  # exit code
+PARENT_GONE, REFUSED = 3, 4  # exit codes; refused: the engine has said what the user can mend
 ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -27,7 +27,7 @@ def read_orders() -> Orders:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as pipe:  # what comes after the line stays there
         orders = msgspec.json.decode(pipe.readline(), type=Orders)
-    install(orders.log_level.upper())
+    install_for_server(orders.server)
     return orders
 
 

@@ -19,7 +19,7 @@ from quintet.engine.tokenizer import Tokenizer, load_tokenizer
 from quintet.outputs import TokenDelta
 from quintet.server.backend import Served
 from quintet.server.link import wire
-from quintet.server.link.child import follow_parent, read_orders
+from quintet.server.link.child import REFUSED, follow_parent, read_orders
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ IDLE = 1000  # milliseconds that an idle engine waits for a message before it lo
 
 
 def main() -> int:
-    """Runs until it is killed or its parent dies. 1: the engine did not start, or broke."""
+    """Runs until it is killed or its parent dies. REFUSED: the engine did not start, 1: it broke."""
     orders = read_orders()
     follow_parent()
     folder, workers = Path(orders.folder), range(orders.num_workers)
@@ -40,8 +40,9 @@ def main() -> int:
         grammars = _grammars(serves)
         engine = launch(prepared, progress=sys.stderr.isatty(), grammars=grammars)
     except (ValueError, OSError, MemoryError) as error:  # what the user can mend
-        print(f"quintet serve: error: {error or type(error).__name__}", file=sys.stderr, flush=True)
-        return 1
+        said = orders.wording(str(error) or type(error).__name__)
+        print(f"quintet serve: error: {said}", file=sys.stderr, flush=True)
+        return REFUSED
     gc.collect()
     gc.freeze()  # the model and all modules stay: later collections need not walk them in the midst of a step
     try:

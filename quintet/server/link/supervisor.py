@@ -8,12 +8,15 @@ import socket
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from quintet.config import EngineConfig
-from quintet.server.link.child import ENDING
+from quintet.server.link.child import ENDING, REFUSED
 from quintet.server.link.children import API, ENGINE, Child, Exit, inheritable
 from quintet.server.link.wire import Orders
 from quintet.server.private_folder import PrivateFolder
 from quintet.server.settings import ServerConfig
+from quintet.settings.wording import Wording
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +29,9 @@ _SOONEST = 1.0  # seconds before an API process that died is started again
 class Supervisor:
     """Starts the engine when it is made, so that it loads while this process imports what it needs for HTTP."""
 
-    def __init__(self, engine: EngineConfig, server: ServerConfig, listener: socket.socket) -> None:
+    def __init__(
+        self, engine: EngineConfig, server: ServerConfig, listener: socket.socket, wording: Wording | None = None
+    ) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # until run() can clear up behind what is begun here
         self._settings, self._listener = server, listener
         self._profiles = engine.profiler_config.profiler is not None
@@ -38,6 +43,7 @@ class Supervisor:
             log_level=server.log_level,
             engine={each.name: getattr(engine, each.name) for each in dataclasses.fields(engine)},
             server={each.name: getattr(server, each.name) for each in dataclasses.fields(server)},
+            wording=wording or Wording(),
         )
         try:
             self._engine = Child(ENGINE, self._orders)
@@ -48,8 +54,10 @@ class Supervisor:
         self._others: dict[int, Child] = {}  # API processes besides this one
         self._failed: str | None = None  # why the server ends
         self._silent: dict[int, str] = {}  # API processes that were ended, and why, until their end is seen
+        self._signal = "told to end"  # by which signal, if it was one
         self._told = False  # to end, while nothing else listens to that
         self._serving = self._ending = False
+        self._refused = False  # the engine has said itself why it does not start
 
     def run(self) -> int:
         """Serves until it is told to stop: 0; or until the engine is gone: 1."""
@@ -62,7 +70,9 @@ class Supervisor:
             run_loop(self._serve())
         finally:
             self._close()
-        if self._failed is not None:
+        if self._serving and self._api.ending is not None:
+            logger.info("%s", self._api.ending.over(len(self._api.service.cut_short)))
+        if self._failed is not None and not self._refused:
             logger.error("%s; the server ends", self._failed)
         return 0 if self._failed is None else 1
 
@@ -93,8 +103,9 @@ class Supervisor:
                 end = min(end, self._loop.time() + _LAST_WORDS)
             await asyncio.sleep(_LOOK / 10)
 
-    def _signalled(self, *_: object) -> None:
+    def _signalled(self, number: int, *_: object) -> None:
         """No exception: whatever is imported meanwhile might catch it. A second signal does not wait for that."""
+        self._signal = signal.Signals(number).name
         if self._told and not self._serving:
             raise SystemExit(0)
         self._told = True
@@ -113,7 +124,7 @@ class Supervisor:
             await asyncio.sleep(_LOOK if ready else _LOOK / 10)
             remote = self._api.remote
             if self._told and not self._api.service.draining:
-                self._api.stop()
+                self._api.stop(self._signal)
             if not ready and remote.trouble() is None:
                 ready = True
                 logger.info("ready: %s at %s", ", ".join(self._api.service.model_names), self._where())
@@ -132,6 +143,7 @@ class Supervisor:
 
     def _engine_ended(self, how: Exit) -> None:
         if not self._ending:
+            self._refused = how.code == REFUSED
             self._fail(f"the engine has ended: {how}")
 
     def _fail(self, why: str) -> None:
@@ -204,4 +216,4 @@ class Supervisor:
 
 def _for_worker(orders: Orders, worker: int, listener: int) -> Orders:
     """The same, for one API process. Keys in them go through a pipe, which no other process can read."""
-    return Orders(orders.folder, worker, orders.num_workers, orders.log_level, orders.engine, orders.server, listener)
+    return msgspec.structs.replace(orders, worker=worker, listen=listener)

@@ -17,6 +17,7 @@ from quintet.outputs import TokenDelta
 from quintet.sampling_params import SamplingParams
 from quintet.server.backend import Served
 from quintet.server.metrics.series import Row
+from quintet.settings.wording import Wording
 
 BEAT = 0.5  # seconds between two signs of life of the engine
 
@@ -207,4 +208,5 @@ class Orders(msgspec.Struct):
     log_level: str
     engine: dict[str, Any]  # EngineConfig's fields
     server: dict[str, Any]  # ServerConfig's fields
+    wording: Wording = Wording()  # how settings were typed
     listen: int = -1  # inherited file descriptor that an API process accepts on

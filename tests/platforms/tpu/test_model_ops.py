@@ -12,6 +12,7 @@ from torch import Tensor
 
 from quintet.conformance.cases import CASES
 from quintet.ops import Op
+from quintet.ops.activation import UnknownActivation
 from tests.helpers.tpu import needs_jax
 
 pytestmark = needs_jax
@@ -124,3 +125,9 @@ def test_a_weight_may_lie_with_its_outputs_side_by_side(name: str) -> None:
         placed = weight._replace(values=torch_view(jax.device_put(jax_view(weight.values), turned)))
         want, got = (np.asarray(jax_view(call.provider(x, w, *others))) for w in (weight, placed))
         np.testing.assert_allclose(got.astype("float32"), want.astype("float32"), rtol=0.02, atol=0.02)
+
+
+def test_an_activation_that_has_no_jax_is_said_and_not_a_key() -> None:
+    call = calls("activate", torch.float32)[0]
+    with pytest.raises(UnknownActivation, match="^activation 'swoosh' is not known; there are gelu, "):
+        Call("activate", (call.args[0], "swoosh"))(*call.arrays)

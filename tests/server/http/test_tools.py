@@ -143,7 +143,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": "required"}, "tool_choice", "no tools"),
     ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "add"}}},
      "tool_choice.function.name", "one of the tools"),
-    ({"tools": [WEATHER], "tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice", "leave one"),
+    ({"tools": [WEATHER], "tool_choice": "required", "response_format": {"type": "json_object"}},
+     "tool_choice", "leave one"),
     ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"not": {}}}}}}],
       "tool_choice": "required"}, "tools", "not"),
 ]  # fmt: skip

@@ -29,6 +29,8 @@ KINDS: dict[str, Callable[[jax.Array], jax.Array]] = {
 @serve(activation.activate, static=("kind",))
 def activate(x: jax.Array, kind: str) -> jax.Array:
     """kind(x), elementwise."""
+    if kind not in KINDS:
+        raise activation.UnknownActivation(kind, KINDS)
     return KINDS[kind](x.astype(jnp.float32)).astype(x.dtype)
 
 
