@@ -8,6 +8,7 @@ import pytest
 
 from quintet.config import StructuredOutputsConfig
 from quintet.engine.grammar_text import grammar_text
+from quintet.engine.structural_tag import as_lark
 from quintet.sampling_params import ParameterError, StructuredOutputsParams
 from tests.helpers.walks import walk
 
@@ -103,6 +104,11 @@ REFUSED: list[tuple[Any, str]] = [
 def test_a_piece_that_is_wrong_is_named(tag: Any, why: str) -> None:
     with pytest.raises(ParameterError, match=re.escape(why)):
         written(tag)
+
+
+def test_lark_that_only_speaks_of_ebnf_stays_lark() -> None:
+    assert as_lark('start: "a ::= b"') == 'start: "a ::= b"'
+    assert as_lark('root ::= "a"') != 'root ::= "a"'
 
 
 def test_a_tag_has_a_bound() -> None:

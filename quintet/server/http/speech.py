@@ -1,5 +1,6 @@
 """What a model's answer is made of: thoughts, words and calls, told apart by the parsers that fit its template."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -23,6 +24,8 @@ from quintet.parsers import (
 )
 from quintet.server.http.protocol.chat import AnswerMessage, CallPart, Delta, FunctionPart
 from quintet.server.settings import ServerConfig
+
+_TURN = 4096  # characters: at most some milliseconds
 
 
 @dataclass(frozen=True)
@@ -90,19 +93,18 @@ class Speech:
 
     def delta(self, text: str, ended: bool) -> Delta:
         """What the next text of the answer, or its last, adds."""
-        events = self._splitter.feed(text)
-        if ended:
-            events = events + self._splitter.finish()
-        delta = Delta()
-        for event in events:
-            self._add(delta, event)
+        delta = self._take(Delta(), text, ended)
         if delta == Delta():
             delta.content = ""  # its text is held back, or of no kind that is told
         return delta
 
-    def message(self, text: str) -> AnswerMessage:
-        """Of a whole answer."""
-        delta = self.delta(text, ended=True)
+    async def message(self, text: str) -> AnswerMessage:
+        """Of a whole answer; the event loop has its turns meanwhile."""
+        delta = Delta()
+        for start in range(0, len(text), _TURN):
+            self._take(delta, text[start : start + _TURN], ended=False)
+            await asyncio.sleep(0)
+        self._take(delta, "", ended=True)
         calls = [] if delta.tool_calls is UNSET else delta.tool_calls
         content = None if delta.content is UNSET else delta.content or None
         thought = None if delta.reasoning is UNSET else delta.reasoning
@@ -116,6 +118,11 @@ class Speech:
     def reason(self, finish_reason: str | None) -> str | None:
         """Why it ended, as clients are told: by its calls, if it has made any."""
         return "tool_calls" if finish_reason == "stop" and self.calls else finish_reason
+
+    def _take(self, delta: Delta, text: str, ended: bool) -> Delta:
+        for event in self._splitter.feed(text) + (self._splitter.finish() if ended else []):
+            self._add(delta, event)
+        return delta
 
     def _add(self, delta: Delta, event: Event) -> None:
         if isinstance(event, Content):

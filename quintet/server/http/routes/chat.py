@@ -111,7 +111,7 @@ class _Answer:
         speech = self._speeches[each.index]
         choice = ChatChoice(
             index=each.index,
-            message=AnswerMessage(each.text) if self._listening.plain else speech.message(each.text),
+            message=AnswerMessage(each.text) if self._listening.plain else await speech.message(each.text),
             finish_reason=speech.reason(each.finish_reason),
             stop_reason=each.stop_reason,
         )
