@@ -103,6 +103,13 @@ async def chat_prompt(
     return prompt
 
 
+def template_text(service: Service) -> str:
+    """The chat template, to look for names in: the operator's, or all that the tokenizer has."""
+    tokenizer = service.backend.tokenizer
+    own = tokenizer.chat_template if tokenizer is not None else None
+    return service.chat_template or ("\n".join(own.values()) if isinstance(own, dict) else own) or ""
+
+
 def template_options(service: Service, body: TemplateFields) -> dict[str, Any]:
     """Fields of ChatOptions."""
     if body.chat_template is not None and not service.settings.trust_request_chat_template:

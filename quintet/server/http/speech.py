@@ -2,9 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-
-from msgspec import UNSET
+from dataclasses import dataclass, field, replace
 
 from quintet.engine.tokenizer import Tokenizer
 from quintet.parsers import (
@@ -20,6 +18,7 @@ from quintet.parsers import (
     Tool,
     ToolParser,
     detect,
+    gather,
     load_plugin,
 )
 from quintet.server.http.protocol.chat import AnswerMessage, CallPart, Delta, FunctionPart
@@ -91,70 +90,70 @@ class Speech:
         to = self.listening
         self._splitter = Splitter(to.tool, to.reasoning, to.tools, to.inside)
 
-    def delta(self, text: str, ended: bool) -> Delta:
-        """What the next text of the answer, or its last, adds."""
-        delta = self._take(Delta(), text, ended)
-        if delta == Delta():
-            delta.content = ""  # its text is held back, or of no kind that is told
-        return delta
+    def hear(self, text: str, ended: bool) -> list[Event]:
+        """What the next text of the answer, or its last, is certain to be; every call has an id."""
+        found = self._splitter.feed(text) + (self._splitter.finish() if ended else [])
+        return [self._named(event) for event in found if self._told(event)]
 
-    async def message(self, text: str) -> AnswerMessage:
-        """Of a whole answer; the event loop has its turns meanwhile."""
-        delta = Delta()
+    async def hear_all(self, text: str) -> list[Event]:
+        """The same of a whole answer; the event loop has its turns meanwhile."""
+        events: list[Event] = []
         for start in range(0, len(text), _TURN):
-            self._take(delta, text[start : start + _TURN], ended=False)
+            events += self.hear(text[start : start + _TURN], ended=False)
             await asyncio.sleep(0)
-        self._take(delta, "", ended=True)
-        calls = [] if delta.tool_calls is UNSET else delta.tool_calls
-        content = None if delta.content is UNSET else delta.content or None
-        thought = None if delta.reasoning is UNSET else delta.reasoning
-        message = AnswerMessage(content if content is not None or calls or thought else "")
-        if calls:
-            message.tool_calls = _joined(calls)
-        if thought is not None:
-            message.reasoning = message.reasoning_content = thought
-        return message
+        return events + self.hear("", ended=True)
 
-    def reason(self, finish_reason: str | None) -> str | None:
+    def reason(self, finish_reason: str | None, called: str = "tool_calls") -> str | None:
         """Why it ended, as clients are told: by its calls, if it has made any."""
-        return "tool_calls" if finish_reason == "stop" and self.calls else finish_reason
+        return called if finish_reason == "stop" and self.calls else finish_reason
 
-    def _take(self, delta: Delta, text: str, ended: bool) -> Delta:
-        for event in self._splitter.feed(text) + (self._splitter.finish() if ended else []):
-            self._add(delta, event)
-        return delta
+    def _told(self, event: Event) -> bool:
+        if isinstance(event, Reasoning):
+            return self.listening.tell_thoughts
+        return isinstance(event, Content) or event.index == 0 or self.listening.parallel
 
-    def _add(self, delta: Delta, event: Event) -> None:
-        if isinstance(event, Content):
-            delta.content = ("" if delta.content is UNSET else delta.content) + event.text
-        elif isinstance(event, Reasoning):
-            if self.listening.tell_thoughts:
-                delta.reasoning = ("" if delta.reasoning is UNSET else delta.reasoning) + event.text
-                delta.reasoning_content = delta.reasoning
-        elif event.index == 0 or self.listening.parallel:
-            part = self._part(event)
-            if part is not None:
-                delta.tool_calls = [*(() if delta.tool_calls is UNSET else delta.tool_calls), part]
-
-    def _part(self, event: Event) -> CallPart | None:
-        if isinstance(event, CallBegin):
-            self.calls += 1
-            parser = self.listening.tool
-            assert parser is not None
-            name = event.id or parser.call_id(event.name, self.listening.earlier + event.index)
-            return CallPart(index=event.index, id=name, type="function", function=FunctionPart(event.name, ""))
-        if isinstance(event, CallArguments):
-            return CallPart(index=event.index, function=FunctionPart(arguments=event.text))
-        return None
+    def _named(self, event: Event) -> Event:
+        if not isinstance(event, CallBegin):
+            return event
+        self.calls += 1
+        parser = self.listening.tool
+        assert parser is not None
+        return replace(event, id=event.id or parser.call_id(event.name, self.listening.earlier + event.index))
 
 
-def _joined(parts: Sequence[CallPart]) -> list[CallPart]:
-    """Each call once, without its index, as a whole answer has them."""
-    calls: dict[int, CallPart] = {}
-    for part in parts:
-        assert not isinstance(part.index, type(UNSET))
-        if part.index in calls:
-            calls[part.index].function.arguments += part.function.arguments
-        else:
-            calls[part.index] = CallPart(id=part.id, type=part.type, function=part.function)
-    return list(calls.values())
+def delta_of(events: Sequence[Event]) -> Delta:
+    """A chunk's, as chats have it."""
+    text = "".join(event.text for event in events if isinstance(event, Content))
+    thought = "".join(event.text for event in events if isinstance(event, Reasoning))
+    calls = [part for event in events if (part := _part(event)) is not None]
+    delta = Delta()
+    if text or not (thought or calls):
+        delta.content = text  # empty where it is held back
+    if thought:
+        delta.reasoning = delta.reasoning_content = thought
+    if calls:
+        delta.tool_calls = calls
+    return delta
+
+
+def message_of(events: Sequence[Event]) -> AnswerMessage:
+    """A whole answer, as chats have it."""
+    found = gather(events)
+    calls = [
+        CallPart(id=call.id or "", type="function", function=FunctionPart(call.name, call.arguments))
+        for call in found.calls
+    ]
+    message = AnswerMessage(found.content if found.content or not (calls or found.reasoning) else None)
+    if found.reasoning:
+        message.reasoning = message.reasoning_content = found.reasoning
+    if calls:
+        message.tool_calls = calls
+    return message
+
+
+def _part(event: Event) -> CallPart | None:
+    if isinstance(event, CallBegin):
+        return CallPart(index=event.index, id=event.id or "", type="function", function=FunctionPart(event.name, ""))
+    if isinstance(event, CallArguments):
+        return CallPart(index=event.index, function=FunctionPart(arguments=event.text))
+    return None

@@ -1,16 +1,18 @@
 """What a request says of tools: which there are, and whether one of them must be called."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from quintet.engine.prompts import Prompt
 from quintet.engine.tokenizer import Tokenizer
 from quintet.parsers import TOOL_PARSERS, Choice, Tool, ToolParser
-from quintet.sampling_params import ParameterError
-from quintet.server.http.protocol.chat import ChatRequest
+from quintet.sampling_params import ParameterError, SamplingParams
+from quintet.server.http.prompts import need_tokenizer
 from quintet.server.http.responses.checks import kind_of, object_of, one_of
 from quintet.server.http.sampling import refuse
 from quintet.server.http.service import Service
+from quintet.server.http.shape import shape
 from quintet.server.http.speech import Listening
 
 MAX_NAME = 256
@@ -98,28 +100,44 @@ def kept_apart(tokenizer: Tokenizer) -> dict[str, int]:
     return {text: i for text, i in added if i in tokenizer.special_ids or (text[:1] == "<" and text[-1:] == ">")}
 
 
-def check_tools(service: Service, body: ChatRequest, wanted: Wanted) -> None:
-    """Whether this server can tell calls in the model's answers. Raises ApiError 400."""
+def check_tools(service: Service, wanted: Wanted, shaped: bool) -> None:
+    """Whether this server can tell calls in the model's answers. `shaped`: they must look like something else.
+
+    Raises ApiError 400.
+    """
     if wanted.mode == "auto" and service.parsers.tool is None:
         raise refuse(
             "tools", "may be called, and nobody knows how this model writes calls: start the server with "
             '--tool-call-parser NAME, or set tool_choice to "required" or "none"',
         )  # fmt: skip
     if wanted.mode == "auto" and not service.settings.enable_auto_tool_choice:
-        raise refuse("tool_choice", 'must be "none" or "required" here: --enable-auto-tool-choice is off')
-    if wanted.forced and (body.response_format or body.structured_outputs):
+        raise refuse("tool_choice", "must be none or required here: --enable-auto-tool-choice is off")
+    if wanted.forced and shaped:
         raise refuse("tool_choice", "asks for calls, and response_format for another answer; leave one of them out")
 
 
-def listen(service: Service, body: ChatRequest, wanted: Wanted, prompt: Prompt, free: bool) -> Listening:
-    """How the answers are taken apart. Where they have a shape (not `free`), all of them is content."""
-    reasoning = service.parsers.reasoning if free else None
-    return Listening(
-        tool=None if wanted.mode == "none" or not free else service.parsers.tool,
-        reasoning=reasoning,
-        tools=wanted.tools,
-        inside=reasoning is not None and reasoning.begins_inside(prompt.text or ""),
-        parallel=body.parallel_tool_calls is not False,
-        earlier=sum(len(each.get("tool_calls") or ()) for each in body.messages if isinstance(each, dict)),
-        tell_thoughts=body.include_reasoning is not False,
-    )
+class Manner(NamedTuple):
+    """What else a request says of how its answers are taken apart."""
+
+    parallel: bool = True  # or the first call alone is told
+    earlier: int = 0  # calls that the conversation has already
+    tell_thoughts: bool = True
+
+
+async def listen(
+    service: Service, params: SamplingParams, wanted: Wanted, prompt: Prompt, grammar: str, manner: Manner
+) -> tuple[Listening, str]:
+    """How the answers are taken apart, and their grammar: the one that is given, or that of the calls that must come.
+
+    Where they have a shape, all of it is content. Sets what params need for that.
+    """
+    reasoning = None if grammar else service.parsers.reasoning
+    inside = reasoning is not None and reasoning.begins_inside(prompt.text or "")
+    tool = None if wanted.mode == "none" or grammar else service.parsers.tool
+    listening = Listening(tool, reasoning, wanted.tools, inside, *manner)
+    if wanted.forced:
+        calls, parser = forced_grammar(wanted, listening, kept_apart(need_tokenizer(service)))
+        listening, grammar = replace(listening, tool=parser), await shape(service, params, {"grammar": calls}, "tools")
+    if not listening.plain:
+        params.skip_special_tokens = False  # markers may be among them
+    return listening, grammar

@@ -82,9 +82,12 @@ def test_errors(live: Live, client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError, match="nothing. is not here") as missing:
         client.messages.create(model="nothing", max_tokens=1, messages=HI)
     assert missing.value.request_id
-    with pytest.raises(anthropic.BadRequestError, match="no tools"):
+    with pytest.raises(anthropic.BadRequestError, match="must be a JSON schema"):
         client.messages.create(
-            model=MODEL, max_tokens=1, messages=HI, tools=[{"name": "f", "input_schema": {"type": "object"}}]
+            model=MODEL,
+            max_tokens=1,
+            messages=HI,
+            tools=[{"name": "f", "input_schema": None}],  # type: ignore[typeddict-item]
         )
     with pytest.raises(anthropic.AuthenticationError):
         client.with_options(api_key="wrong").messages.create(model=MODEL, max_tokens=1, messages=HI)

@@ -1,20 +1,22 @@
 """Anthropic's messages, checked, as the messages that a chat template takes."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from quintet.engine.prompts import Prompt
 from quintet.sampling_params import ParameterError, SamplingParams
 from quintet.server.http.anthropic.request import MessageBody, check_cache_control
+from quintet.server.http.anthropic.tools import for_template, variables
 from quintet.server.http.errors import ApiError
-from quintet.server.http.prompts import beside, chat_prompt
+from quintet.server.http.prompts import beside, chat_prompt, template_text
 from quintet.server.http.protocol.chat import TemplateFields
 from quintet.server.http.responses.checks import kind_of, list_of, object_of, one_of, refuse_fields, text_of
 from quintet.server.http.service import Service
 
-Parts = list[dict[str, str]]
+Block = dict[str, Any]
 
 _ROLES = ("user", "assistant", "system")
-_TEXT_KEYS = ("type", "text", "cache_control", "citations")
+_SAYS = {"user": ("text", "tool_result"), "assistant": ("text", "thinking", "tool_use"), "system": ("text",)}
 _CONTENT = "text, or a list of blocks that is not empty"
 _NO_MEDIA = "models here read text alone"
 _REASONS = {
@@ -22,10 +24,8 @@ _REASONS = {
     "document": _NO_MEDIA,
     "container_upload": _NO_MEDIA,
     "search_result": "give what was found as text",
-    "thinking": "thinking is not told from the answer; leave the block out",
-    "redacted_thinking": "thinking is not told from the answer; leave the block out",
+    "redacted_thinking": "nothing is redacted here; leave the block out",
 }
-_OF_TOOLS = ("tool_use", "tool_result")
 
 
 class Conversation(NamedTuple):
@@ -34,15 +34,28 @@ class Conversation(NamedTuple):
     messages: list[dict[str, Any]]
     prefilled: bool  # the model goes on with the last one
 
+    @property
+    def calls(self) -> int:
+        """That it has."""
+        return sum(len(message.get("tool_calls", ())) for message in self.messages)
+
 
 async def render(
     service: Service, body: MessageBody, params: SamplingParams | None = None, cache_salt: str | None = None
-) -> Prompt:
-    """The prompt; without params, of any length."""
-    messages, prefilled = await beside(service, body.size, lambda: read_messages(body), "messages")
-    fields = TemplateFields.model_validate({"continue_final_message": prefilled})
+) -> tuple[Prompt, int]:
+    """The prompt (without params, of any length), and the calls that the conversation has."""
+    conversation = await beside(service, body.size, lambda: read_messages(body), "messages")
+    template = template_text(service)
+    fields = TemplateFields.model_validate(
+        {
+            "continue_final_message": conversation.prefilled,
+            "tools": for_template(body) or None,
+            "chat_template_kwargs": variables(body, template) or None,
+        }
+    )
     try:
-        return await chat_prompt(service, fields, messages, body.size, params, cache_salt=cache_salt)
+        prompt = await chat_prompt(service, fields, conversation.messages, body.size, params, cache_salt=cache_salt)
+        return prompt, conversation.calls
     except ApiError as error:
         if error.code == "context_length_exceeded":
             error.message = error.message.rpartition(";")[0] + "; shorten it"
@@ -53,20 +66,25 @@ def read_messages(body: MessageBody) -> Conversation:
     """Messages of one role in a row are one, as Anthropic has it. Raises ParameterError."""
     given = list_of(body.messages, "messages", "a list of messages that is not empty")
     messages: list[dict[str, Any]] = []
-    if body.system is not None and (parts := _read_content(body.system, "system")):
-        messages.append({"role": "system", "content": parts})
+    if body.system is not None:
+        for block in _read_content(body.system, "system"):
+            add_block(messages, "system", block)
     for place, message in enumerate(given):
         where = f"messages[{place}]"
         object_of(message, where, ("role", "content"))
         role = one_of(message.get("role"), f"{where}.role", _ROLES)
-        parts = _read_content(message.get("content"), f"{where}.content")
-        if not parts and (role != "assistant" or place < len(given) - 1):
+        blocks = _read_content(message.get("content"), f"{where}.content")
+        if not blocks and (role != "assistant" or place < len(given) - 1):
             raise ParameterError(f"{where}.content", "must not be empty; only a last message of the assistant may be")
-        if messages and messages[-1]["role"] == role:
-            messages[-1]["content"] += parts
-        elif parts:
-            messages.append({"role": role, "content": parts})
+        for block in blocks:
+            if block["type"] not in _SAYS[role]:
+                raise ParameterError(f"{where}.content", f"of the {role} has no blocks of type {block['type']}")
+            add_block(messages, role, block)
     prefilled = bool(messages) and messages[-1]["role"] == "assistant"
+    if prefilled and ("tool_calls" in messages[-1] or not messages[-1]["content"]):
+        raise ParameterError(
+            f"messages[{len(given) - 1}].content", "ends with a call, or a thought; give what came of it"
+        )
     if prefilled and (text := messages[-1]["content"][-1]["text"]) != text.rstrip():
         raise ParameterError(
             f"messages[{len(given) - 1}].content", "is continued, so it must not end with white space; strip it"
@@ -74,26 +92,79 @@ def read_messages(body: MessageBody) -> Conversation:
     return Conversation(messages, prefilled)
 
 
-def _read_content(content: Any, where: str) -> Parts:
-    """Its texts; none for an empty one."""
+def _read_content(content: Any, where: str) -> list[Block]:
+    """None of an empty text."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if content else []
     return [_read_block(block, f"{where}[{place}]") for place, block in enumerate(list_of(content, where, _CONTENT))]
 
 
-def _read_block(block: Any, where: str) -> dict[str, str]:
+def _read_block(block: Any, where: str) -> Block:
     if not isinstance(block, dict):
-        raise ParameterError(where, f"must be an object with type and text, not {kind_of(block)}")
+        raise ParameterError(where, f"must be an object with a type, not {kind_of(block)}")
     kind = text_of(block.get("type"), f"{where}.type")
-    why = "no tools are called by this server" if kind.endswith(_OF_TOOLS) else _REASONS.get(kind)
-    if why is not None:
-        raise ParameterError(where, f"is of type {kind[:80]}, which is not served: {why}")
-    one_of(kind, f"{where}.type", ("text",))
-    refuse_fields(block, _TEXT_KEYS, where)
+    if kind in _REASONS:
+        raise ParameterError(where, f"is of type {kind[:80]}, which is not served: {_REASONS[kind]}")
+    one_of(kind, f"{where}.type", tuple(_READ))
     check_cache_control(block.get("cache_control"), f"{where}.cache_control")
+    return _READ[kind](block, where)
+
+
+def _read_text(block: Block, where: str) -> Block:
+    refuse_fields(block, ("type", "text", "cache_control", "citations"), where)
     if block.get("citations"):
         raise ParameterError(f"{where}.citations", "is not served: there are no documents to cite; leave it out")
     text = text_of(block.get("text"), f"{where}.text")
     if not text:
         raise ParameterError(f"{where}.text", "must not be empty; leave the block out")
     return {"type": "text", "text": text}
+
+
+def _read_thinking(block: Block, where: str) -> Block:
+    refuse_fields(block, ("type", "thinking", "signature", "cache_control"), where)
+    return {"type": "thinking", "thinking": text_of(block.get("thinking"), f"{where}.thinking")}
+
+
+def _read_use(block: Block, where: str) -> Block:
+    refuse_fields(block, ("type", "id", "name", "input", "cache_control", "caller"), where)
+    given = block.get("input")
+    if not isinstance(given, dict):
+        raise ParameterError(f"{where}.input", f"must be an object, not {kind_of(given)}")
+    name, call = text_of(block.get("name"), f"{where}.name"), text_of(block.get("id"), f"{where}.id")
+    return {"type": "tool_use", "id": call, "name": name, "input": given}
+
+
+def _read_result(block: Block, where: str) -> Block:
+    refuse_fields(block, ("type", "tool_use_id", "content", "is_error", "cache_control"), where)
+    content = block.get("content")
+    parts = [] if content in (None, "", []) else _read_content(content, f"{where}.content")
+    if any(part["type"] != "text" for part in parts):
+        raise ParameterError(f"{where}.content", "may have blocks of text alone")
+    text = "\n".join(part["text"] for part in parts)
+    return {"type": "tool_result", "id": text_of(block.get("tool_use_id"), f"{where}.tool_use_id"), "text": text}
+
+
+_READ: dict[str, Callable[[Block, str], Block]] = {
+    "text": _read_text,
+    "thinking": _read_thinking,
+    "tool_use": _read_use,
+    "tool_result": _read_result,
+}
+
+
+def add_block(messages: list[dict[str, Any]], role: str, block: Block) -> None:
+    """To the last message, if it is of that role, or as a new one. A tool's result is a message of its own."""
+    kind = block["type"]
+    if kind == "tool_result":
+        messages.append({"role": "tool", "tool_call_id": block["id"], "content": block["text"]})
+        return
+    if not messages or messages[-1]["role"] != role:
+        messages.append({"role": role, "content": []})
+    last = messages[-1]
+    if kind == "text":
+        last["content"].append({"type": "text", "text": block["text"]})
+    elif kind == "thinking":
+        last["reasoning_content"] = last.get("reasoning_content", "") + block["thinking"]
+    else:
+        call = {"id": block["id"], "type": "function", "function": {"name": block["name"], "arguments": block["input"]}}
+        last.setdefault("tool_calls", []).append(call)

@@ -1,30 +1,43 @@
 """One message while it grows: the object that clients read, and the events that tell of it."""
 
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
 from quintet.outputs import RequestOutput
-from quintet.server.http.anthropic.shapes import MessageAnswer, MessageUsage, TextBlock
+from quintet.parsers import CallArguments, CallBegin, Content, Event, Reasoning, gather
+from quintet.server.http.anthropic.shapes import (
+    Block,
+    MessageAnswer,
+    MessageUsage,
+    TextBlock,
+    ThinkingBlock,
+    ToolUseBlock,
+)
 from quintet.server.http.errors import ApiError, anthropic_shape
+from quintet.server.http.speech import Speech
 from quintet.server.http.sse import event
 
 _PING = event({"type": "ping"}, "ping")
-_BLOCK_START = event({"type": "content_block_start", "index": 0, "content_block": TextBlock("")}, "content_block_start")
-_BLOCK_STOP = event({"type": "content_block_stop", "index": 0}, "content_block_stop")
 _STOP = event({"type": "message_stop"}, "message_stop")
 
 
 class Reply:
     """Outputs go in, the message or its events come out. Source: Anthropic's API reference, "Streaming messages"."""
 
-    def __init__(self, message_id: str, model: str, max_tokens: int) -> None:
-        self._id, self._model, self._max_tokens = message_id, model, max_tokens
+    def __init__(self, message_id: str, model: str, max_tokens: int, speech: Speech) -> None:
+        self._id, self._model, self._max_tokens, self._speech = message_id, model, max_tokens, speech
         self._tokens = 0
-        self._begun = self._in_text = False
+        self._begun = False
+        self._block = -1  # the last that has begun
+        self._within: type[Block] | None = None  # what the block is that is open
         self._last: RequestOutput | None = None
 
-    def whole(self, output: RequestOutput) -> MessageAnswer:
+    async def whole(self, output: RequestOutput) -> MessageAnswer:
         """The message, of the only output."""
         self._note(output)
-        text = output.outputs[0].text
-        answer = self._answer([TextBlock(text)] if text else [])
+        answer = self._answer(blocks_of(await self._speech.hear_all(output.outputs[0].text)))
         answer.stop_reason, answer.stop_sequence = self._stop()
         return answer
 
@@ -35,27 +48,56 @@ class Reply:
         if not self._begun:
             self._begun = True
             made = event({"type": "message_start", "message": self._answer([])}, "message_start")
-        text = output.outputs[0].text
-        if not text:
-            return made
-        if not self._in_text:
-            self._in_text = True
-            made += _BLOCK_START + _PING
-        delta = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}
-        return made + event(delta, "content_block_delta")
+        last = output.outputs[0]
+        heard = self._speech.hear(last.text, last.finish_reason is not None)
+        return made + b"".join(part for each in heard for part in self._told(each))
 
     def end(self) -> bytes:
         """All outputs were taken."""
         reason, sequence = self._stop()
         delta = {"stop_reason": reason, "stop_sequence": sequence}
         last = event({"type": "message_delta", "delta": delta, "usage": self._usage()}, "message_delta")
-        return (_BLOCK_STOP if self._in_text else b"") + last + _STOP
+        return b"".join(self._leave()) + last + _STOP
+
+    def _told(self, heard: Event) -> Iterator[bytes]:
+        if isinstance(heard, Content):
+            yield from self._enter(TextBlock(""))
+            yield self._delta({"type": "text_delta", "text": heard.text})
+        elif isinstance(heard, Reasoning):
+            yield from self._enter(ThinkingBlock(""))
+            yield self._delta({"type": "thinking_delta", "thinking": heard.text})
+        elif isinstance(heard, CallBegin):
+            yield from self._leave()
+            yield from self._enter(ToolUseBlock(heard.id or "", heard.name, {}))
+        elif isinstance(heard, CallArguments):
+            yield self._delta({"type": "input_json_delta", "partial_json": heard.text})
+        else:
+            yield from self._leave()
+
+    def _enter(self, block: Block) -> Iterator[bytes]:
+        """Begins the block, unless the one that is open is of its type."""
+        if self._within is type(block):
+            return
+        yield from self._leave()
+        self._within, self._block = type(block), self._block + 1
+        began = {"type": "content_block_start", "index": self._block, "content_block": block}
+        yield event(began, "content_block_start")
+        if self._block == 0:
+            yield _PING
+
+    def _leave(self) -> Iterator[bytes]:
+        if self._within is not None:
+            self._within = None
+            yield event({"type": "content_block_stop", "index": self._block}, "content_block_stop")
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return event({"type": "content_block_delta", "index": self._block, "delta": delta}, "content_block_delta")
 
     def _note(self, output: RequestOutput) -> None:
         self._last = output
         self._tokens += len(output.outputs[0].token_ids)
 
-    def _answer(self, content: list[TextBlock]) -> MessageAnswer:
+    def _answer(self, content: list[Block]) -> MessageAnswer:
         return MessageAnswer(id=self._id, model=self._model, content=content, usage=self._usage())
 
     def _stop(self) -> tuple[str, str | None]:
@@ -66,7 +108,7 @@ class Reply:
             return ("max_tokens" if self._tokens >= self._max_tokens else "model_context_window_exceeded"), None
         if isinstance(completion.stop_reason, str):
             return "stop_sequence", completion.stop_reason
-        return "end_turn", None
+        return ("tool_use" if self._speech.calls else "end_turn"), None
 
     def _usage(self) -> MessageUsage:
         assert self._last is not None
@@ -76,6 +118,22 @@ class Reply:
             cache_read_input_tokens=cached,
             output_tokens=self._tokens,
         )
+
+
+def blocks_of(events: Sequence[Event]) -> list[Block]:
+    """Of a whole answer, in Anthropic's order: thoughts, text, calls."""
+    found = gather(events)
+    blocks: list[Block] = [ThinkingBlock(found.reasoning)] if found.reasoning else []
+    blocks += [TextBlock(found.content)] if found.content else []
+    return blocks + [ToolUseBlock(call.id or "", call.name, _object(call.arguments)) for call in found.calls]
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    """Empty where it is only the beginning of one."""
+    try:
+        return msgspec.json.decode(arguments, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return {}
 
 
 def broken_off(error: ApiError) -> bytes:

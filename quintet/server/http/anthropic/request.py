@@ -7,6 +7,7 @@ from pydantic import Field, WithJsonSchema
 
 from quintet.sampling_params import ParameterError
 from quintet.server.http.bodies import Body, Lacking
+from quintet.server.http.protocol.chat import MAX_TOOLS
 from quintet.server.http.responses.checks import object_of, one_of
 
 _TEXT = {
@@ -21,11 +22,8 @@ _MESSAGE = {
     "required": ["role", "content"],
 }
 _OBJECT = {"anyOf": [{"type": "object"}, {"type": "null"}]}
-_NO_TOOLS = "no tools are called by this server"
 _LACKING: dict[str, Lacking] = {
-    "tools": Lacking(_NO_TOOLS, ([],)),
-    "tool_choice": Lacking(_NO_TOOLS, ({"type": "none"}, {"type": "auto"})),
-    "mcp_servers": Lacking(_NO_TOOLS, ([],)),
+    "mcp_servers": Lacking("this server calls no other one", ([],)),
     "container": Lacking("no code is run by this server"),
     "context_management": Lacking("conversations are not edited; send what the model shall read"),
     "compaction": Lacking("conversations are not compacted; send what the model shall read"),
@@ -50,7 +48,16 @@ class MessageBody(Body):
     cache_control: Annotated[Any, WithJsonSchema(_OBJECT)] = Field(
         None, description="accepted, not used: the prefix cache needs no marks"
     )
-    thinking: Annotated[Any, WithJsonSchema(_OBJECT)] = Field(None, description='{"type": "disabled"} is served')
+    thinking: Annotated[Any, WithJsonSchema(_OBJECT)] = Field(
+        None,
+        description='{"type": "enabled"}: the model thinks, where its template can say so; disabled: it does not',
+    )
+    tools: list[dict[str, Any]] | None = Field(
+        None, max_length=MAX_TOOLS, fail_fast=True, description="functions that the model may call"
+    )
+    tool_choice: dict[str, Any] | None = Field(
+        None, description='{"type": "auto"} (where there are tools), any, none, or {"type": "tool", "name": ...}'
+    )
     output_config: Annotated[Any, WithJsonSchema(_OBJECT)] = Field(
         None, description='{"format": {"type": "json_schema", "schema": {...}}}'
     )
@@ -102,9 +109,7 @@ def check(body: MessageBody) -> None:
             raise ParameterError("output_config.effort", "is not served: how much a model reasons cannot be set")
     if body.thinking is not None:
         object_of(body.thinking, "thinking", ("type", "budget_tokens", "display"))
-        kind = one_of(body.thinking.get("type"), "thinking.type", ("disabled", "enabled", "adaptive", "between_tools"))
-        if kind != "disabled":
-            raise ParameterError("thinking", "is not served: thinking is not told from the answer; leave it out")
+        one_of(body.thinking.get("type"), "thinking.type", ("disabled", "enabled", "adaptive", "between_tools"))
 
 
 def check_cache_control(given: Any, where: str) -> None:

@@ -16,6 +16,7 @@ from quintet.server.http.anthropic.conversation import render
 from quintet.server.http.anthropic.reply import Reply, broken_off
 from quintet.server.http.anthropic.request import CountTokens, CreateMessage, check
 from quintet.server.http.anthropic.shapes import MessageAnswer, MessageError, TokenCount
+from quintet.server.http.anthropic.tools import parallel, read_tools
 from quintet.server.http.asgi import speaks_anthropic
 from quintet.server.http.bodies import read_body
 from quintet.server.http.calls import Ask, Call
@@ -25,7 +26,9 @@ from quintet.server.http.openapi import documented
 from quintet.server.http.sampling import checked_params
 from quintet.server.http.service import Service
 from quintet.server.http.shape import of_format, shape
+from quintet.server.http.speech import Speech
 from quintet.server.http.tally import tally_of
+from quintet.server.http.tools import Manner, check_tools, listen
 
 _SAME = ("max_tokens", "temperature", "top_p", "top_k", "seed")  # names that SamplingParams has too
 
@@ -61,11 +64,15 @@ async def create_message(http: HttpRequest) -> Response:
     service.check_model(body.model)
     service.check_ready()
     params = _params(service, body)
-    grammar = await shape(service, params, *_format(body))
-    asks = [Ask(await render(service, body, params, body.cache_salt), params, body.priority or 0, grammar)]
+    wanted, form = read_tools(body), _format(body)
+    check_tools(service, wanted, form[0] is not None)
+    grammar = await shape(service, params, *form)
+    prompt, earlier = await render(service, body, params, body.cache_salt)
+    listening, grammar = await listen(service, params, wanted, prompt, grammar, Manner(parallel(body), earlier))
+    asks = [Ask(prompt, params, body.priority or 0, grammar)]
     tally = tally_of(http)
     tally.ask(asks)
-    reply = Reply(f"msg_{tally.request_id}", body.model or service.model_names[0], body.max_tokens)
+    reply = Reply(f"msg_{tally.request_id}", body.model or service.model_names[0], body.max_tokens, Speech(listening))
     if body.stream:
 
         async def events(call: Call) -> AsyncIterator[bytes]:
@@ -79,7 +86,7 @@ async def create_message(http: HttpRequest) -> Response:
 
     async def whole(outputs: Sequence[RequestOutput]) -> MessageAnswer:
         tally.take(0, outputs[0])
-        return reply.whole(outputs[0])
+        return await reply.whole(outputs[0])
 
     return await whole_response(service, http, asks, whole)
 
@@ -92,7 +99,7 @@ async def count_tokens(http: HttpRequest) -> Response:
     body = await read_body(http, CountTokens)
     check(body)
     service.check_model(body.model)
-    prompt = await render(service, body)
+    prompt, _ = await render(service, body)
     return json_response(TokenCount(len(prompt.token_ids)))
 
 

@@ -1,13 +1,32 @@
 """What the Messages API gives: the message and its parts. Source: Anthropic's API reference, "Messages"."""
 
+from typing import Any
+
 import msgspec
 
 
-class TextBlock(msgspec.Struct):
+class TextBlock(msgspec.Struct, tag="text"):
     """The text of an answer."""
 
     text: str
-    type: str = "text"
+
+
+class ThinkingBlock(msgspec.Struct, tag="thinking"):
+    """What the model thinks. Nothing is signed here: whoever sends it back is believed."""
+
+    thinking: str
+    signature: str = ""
+
+
+class ToolUseBlock(msgspec.Struct, tag="tool_use"):
+    """A call; `input` is empty where the answer ended within it."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+Block = TextBlock | ThinkingBlock | ToolUseBlock
 
 
 class MessageUsage(msgspec.Struct, kw_only=True):
@@ -27,8 +46,8 @@ class MessageAnswer(msgspec.Struct, kw_only=True):
     type: str = "message"
     role: str = "assistant"
     model: str
-    content: list[TextBlock]
-    stop_reason: str | None = None  # end_turn, max_tokens, stop_sequence or model_context_window_exceeded
+    content: list[Block]
+    stop_reason: str | None = None  # end_turn, max_tokens, stop_sequence, tool_use or model_context_window_exceeded
     stop_sequence: str | None = None
     usage: MessageUsage
 

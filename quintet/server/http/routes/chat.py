@@ -1,7 +1,6 @@
 """POST /v1/chat/completions: a conversation gets its next message."""
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter
@@ -16,7 +15,7 @@ from quintet.server.http.bodies import read_body
 from quintet.server.http.calls import Ask, Call
 from quintet.server.http.logprobs import Writer, listed
 from quintet.server.http.openapi import documented
-from quintet.server.http.prompts import chat_prompt, need_tokenizer
+from quintet.server.http.prompts import chat_prompt
 from quintet.server.http.protocol.chat import (
     AnswerMessage,
     ChatChoice,
@@ -30,10 +29,10 @@ from quintet.server.http.protocol.chat import (
 from quintet.server.http.sampling import check_stream, refuse, sampling_params
 from quintet.server.http.service import Service
 from quintet.server.http.shape import of_body, shape
-from quintet.server.http.speech import Listening, Speech
+from quintet.server.http.speech import Listening, Speech, delta_of, message_of
 from quintet.server.http.sse import DONE, event
 from quintet.server.http.tally import Tally, tally_of
-from quintet.server.http.tools import check_tools, forced_grammar, kept_apart, listen, read_tools
+from quintet.server.http.tools import Manner, check_tools, listen, read_tools
 
 router = APIRouter()
 
@@ -48,7 +47,7 @@ async def create_chat_completion(http: HttpRequest) -> Response:
     service.check_ready()
     params = _params(service, body)
     wanted = read_tools(body.tools, body.tool_choice)
-    check_tools(service, body, wanted)
+    check_tools(service, wanted, bool(body.response_format or body.structured_outputs))
     if wanted.mode == "none" and service.settings.exclude_tools_when_tool_choice_none:
         body.tools = None
     grammar = await shape(service, params, *of_body(body))
@@ -56,13 +55,9 @@ async def create_chat_completion(http: HttpRequest) -> Response:
         service, body, body.messages, body.size, params,
         cache_salt=body.cache_salt, add_special_tokens=body.add_special_tokens,
     )  # fmt: skip
-    listening = listen(service, body, wanted, prompt, free=not grammar)
-    if wanted.forced:
-        calls, parser = forced_grammar(wanted, listening, kept_apart(need_tokenizer(service)))
-        listening = replace(listening, tool=parser)
-        grammar = await shape(service, params, {"grammar": calls}, "tools")
-    if not listening.plain:
-        params.skip_special_tokens = False  # markers may be among them
+    earlier = sum(len(each.get("tool_calls") or ()) for each in body.messages if isinstance(each, dict))
+    manner = Manner(body.parallel_tool_calls is not False, earlier, body.include_reasoning is not False)
+    listening, grammar = await listen(service, params, wanted, prompt, grammar, manner)
     asks = [Ask(prompt, params, body.priority or 0, grammar)]
     tally = tally_of(http)
     tally.ask(asks)
@@ -111,7 +106,7 @@ class _Answer:
         speech = self._speeches[each.index]
         choice = ChatChoice(
             index=each.index,
-            message=AnswerMessage(each.text) if self._listening.plain else await speech.message(each.text),
+            message=AnswerMessage(each.text) if self._listening.plain else message_of(await speech.hear_all(each.text)),
             finish_reason=speech.reason(each.finish_reason),
             stop_reason=each.stop_reason,
         )
@@ -147,7 +142,7 @@ class _Answer:
 
     async def _part(self, each: CompletionOutput) -> ChatChunkChoice:
         speech, ended = self._speeches[each.index], each.finish_reason is not None
-        delta = Delta(content=each.text) if self._listening.plain else speech.delta(each.text, ended)
+        delta = Delta(content=each.text) if self._listening.plain else delta_of(speech.hear(each.text, ended))
         choice = ChatChunkChoice(index=each.index, delta=delta, finish_reason=speech.reason(each.finish_reason))
         if each.finish_reason is not None:
             choice.stop_reason = each.stop_reason

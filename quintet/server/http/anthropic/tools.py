@@ -1,0 +1,77 @@
+"""Anthropic's tools, their choice and thinking, as chat templates and the splitter take them."""
+
+from typing import Any
+
+from quintet.engine.template import template_variables
+from quintet.parsers import Tool
+from quintet.sampling_params import ParameterError
+from quintet.server.http.anthropic.request import MessageBody
+from quintet.server.http.responses.checks import kind_of, one_of, refuse_fields
+from quintet.server.http.tools import MAX_NAME, Wanted
+
+_KEYS = (
+    "name",
+    "description",
+    "input_schema",
+    "type",
+    "cache_control",
+    "strict",
+    "input_examples",
+    "eager_input_streaming",
+)
+_CHOICES = ("auto", "any", "tool", "none")
+_THINKS = ("enable_thinking", "thinking")  # variables by which templates are told to let the model think, or not to
+
+
+def read_tools(body: MessageBody) -> Wanted:
+    """Raises ParameterError that names the place."""
+    tools = tuple(_tool(each, f"tools[{place}]") for place, each in enumerate(body.tools or ()))
+    names = [each.name for each in tools]
+    if len(set(names)) < len(names):
+        raise ParameterError("tools", "has a name twice; give each tool its own")
+    choice = body.tool_choice or {"type": "auto"}
+    refuse_fields(choice, ("type", "name", "disable_parallel_tool_use"), "tool_choice")
+    kind = one_of(choice.get("type"), "tool_choice.type", _CHOICES)
+    if kind in ("any", "tool") and not tools:
+        raise ParameterError("tool_choice", f"is {kind}, and there are no tools; give some")
+    if kind == "tool" and choice.get("name") not in names:
+        raise ParameterError("tool_choice.name", f"must name one of the tools, not {str(choice.get('name'))[:80]!r}")
+    if not tools or kind in ("auto", "none"):
+        return Wanted(tools, kind if tools else "none")
+    return Wanted(tools, "required", choice["name"] if kind == "tool" else None)
+
+
+def parallel(body: MessageBody) -> bool:
+    return not (body.tool_choice or {}).get("disable_parallel_tool_use")
+
+
+def for_template(body: MessageBody) -> list[dict[str, Any]]:
+    """The tools as OpenAI's interface has them, which templates know."""
+    return [
+        {"type": "function", "function": {
+            "name": each["name"], "description": each.get("description") or "", "parameters": each["input_schema"],
+        }}
+        for each in body.tools or ()
+    ]  # fmt: skip
+
+
+def variables(body: MessageBody, template: str) -> dict[str, Any]:
+    """For a template that lets the model think when it is told to."""
+    if body.thinking is None:
+        return {}
+    thinks, known = body.thinking.get("type") != "disabled", template_variables(template)
+    return {name: thinks for name in _THINKS if name in known}
+
+
+def _tool(given: Any, where: str) -> Tool:
+    if not isinstance(given, dict):
+        raise ParameterError(where, f"must be an object, not {kind_of(given)}")
+    if given.get("type") not in (None, "custom"):
+        raise ParameterError(f"{where}.type", f"{str(given['type'])[:80]!r} is not served: its tools are run elsewhere")
+    refuse_fields(given, _KEYS, where)
+    name, schema = given.get("name"), given.get("input_schema")
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:
+        raise ParameterError(f"{where}.name", f"must be text of 1 to {MAX_NAME} characters")
+    if not isinstance(schema, dict):
+        raise ParameterError(f"{where}.input_schema", f"must be a JSON schema, not {kind_of(schema)}")
+    return Tool(name, schema)

@@ -1,0 +1,107 @@
+"""Calls and thoughts in messages: the bundled model, a server as users start it, and Anthropic's client."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import pytest
+
+from tests.helpers.serving import PATIENCE, Server
+
+jsonschema = pytest.importorskip("jsonschema")
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+WEATHER: Any = {"name": "get_weather", "description": "Weather of a city", "input_schema": SCHEMA}
+PARIS: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
+SUM: list[Any] = [{"role": "user", "content": "What is 12 + 30?"}]
+GREEDY = {"temperature": 0}  # which the client has no name for any more
+THINK: Any = {"type": "enabled", "budget_tokens": 1024}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server("--device", "cpu", "--max-model-len", "512", "--num-pages", "200") as made:
+        yield made
+
+
+@pytest.fixture
+def claude(server: Server) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=PATIENCE) as made:
+        yield made
+
+
+def ask(claude: anthropic.Anthropic, messages: list[Any], **fields: Any) -> anthropic.types.Message:
+    asked = {"model": "bundled", "max_tokens": 100, "extra_body": GREEDY, "messages": messages, **fields}
+    return claude.messages.create(**asked)
+
+
+def test_a_call_a_result_and_an_answer(claude: anthropic.Anthropic) -> None:
+    first = ask(claude, PARIS, tools=[WEATHER])
+    assert first.stop_reason == "tool_use"
+    [call] = first.content
+    assert call.type == "tool_use" and (call.name, call.input) == ("get_weather", {"city": "Paris"}) and call.id
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": '{"sky": "rain"}'}
+    back = [*PARIS, {"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
+    second = ask(claude, back, tools=[WEATHER])
+    assert second.content[0].type == "text" and second.stop_reason in ("end_turn", "max_tokens")
+
+
+def test_a_streamed_call_is_the_whole_one(claude: anthropic.Anthropic) -> None:
+    with claude.messages.stream(
+        model="bundled", max_tokens=100, extra_body=GREEDY, messages=PARIS, tools=[WEATHER]
+    ) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_message()
+    [call] = final.content
+    assert call.type == "tool_use" and call.input == {"city": "Paris"} and final.stop_reason == "tool_use"
+    assert "input_json" in kinds and kinds.count("content_block_start") == kinds.count("content_block_stop") == 1
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}])
+def test_a_call_that_must_come_comes_and_follows_its_schema(claude: anthropic.Anthropic, choice: Any) -> None:
+    fields: dict[str, Any] = {"tools": [WEATHER], "tool_choice": {**choice, "disable_parallel_tool_use": True}}
+    fields["extra_body"] = {"temperature": 1.0, "seed": 1}
+    *thoughts, call = ask(claude, [{"role": "user", "content": "Hello!"}], max_tokens=300, **fields).content
+    assert call.type == "tool_use" and all(block.type == "thinking" for block in thoughts)
+    jsonschema.validate(call.input, SCHEMA)
+
+
+def test_a_thought_is_a_block_streamed_or_not_and_may_be_sent_back(claude: anthropic.Anthropic) -> None:
+    whole = ask(claude, SUM, thinking=THINK)
+    thought, text = whole.content
+    assert thought.type == "thinking" and "carry" in thought.thinking and text.type == "text" and text.text
+    assert "think>" not in thought.thinking + text.text
+    with claude.messages.stream(
+        model="bundled", max_tokens=100, extra_body=GREEDY, messages=SUM, thinking=THINK
+    ) as stream:
+        streamed = stream.get_final_message()
+    assert [block.to_dict() for block in streamed.content] == [block.to_dict() for block in whole.content]
+    back = [*SUM, {"role": "assistant", "content": whole.content}, {"role": "user", "content": "Thanks."}]
+    assert ask(claude, back).stop_reason in ("end_turn", "max_tokens")
+    silent = ask(claude, SUM, thinking={"type": "disabled"})
+    assert [block.type for block in silent.content] == ["text"]
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"tools": [{"name": "f"}]}, "tools[0].input_schema must be a JSON schema"),
+    ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
+    ({"tools": [WEATHER, WEATHER]}, "twice"),
+    ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice.name"),
+    ({"tool_choice": {"type": "any"}}, "there are no tools"),
+    ({"messages": [*PARIS, {"role": "assistant", "content": [
+        {"type": "tool_use", "id": "a", "name": "f", "input": {}}]}]}, "ends with a call"),
+    ({"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": 3}]}]},
+     "input must"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "why"), REFUSED)
+def test_what_is_wrong_is_refused_by_name(claude: anthropic.Anthropic, fields: dict[str, Any], why: str) -> None:
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        ask(claude, **{"messages": PARIS, **fields})
+    assert why in str(caught.value)
