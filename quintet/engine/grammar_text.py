@@ -5,12 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 from quintet.config import StructuredOutputsConfig
-from quintet.engine.structural_tag import as_lark, structural_lark
+from quintet.engine.structural_tag import MAX_SIZE, as_lark, structural_lark
+from quintet.engine.trial_process import LISTS, NAMED, ONE
 from quintet.sampling_params import ParameterError, StructuredOutputsParams
-
-MAX_SIZE = 2**20  # characters of a grammar
-
-_VALUES = ("const", "enum", "default", "examples")  # hold values, not schemas
 
 
 def grammar_text(wanted: StructuredOutputsParams, config: StructuredOutputsConfig) -> str:
@@ -18,7 +15,7 @@ def grammar_text(wanted: StructuredOutputsParams, config: StructuredOutputsConfi
     library = llguidance()
     try:
         text = _written(library.LLMatcher, wanted, config)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, OverflowError) as error:
         why = "nested too deep" if isinstance(error, RecursionError) else str(error)
         raise ParameterError("structured_outputs", f"cannot be served: {why}") from None
     if len(text) > MAX_SIZE:
@@ -75,12 +72,17 @@ def _parsed(text: str) -> Any:
 
 
 def _everywhere(change: Callable[[dict[str, Any]], None], schema: Any) -> Any:
-    """A copy in which every object went through the change. What is no schema in it stays as it is: a value."""
-    if isinstance(schema, list):
-        return [_everywhere(change, each) for each in schema]
+    """A copy in which every schema went through the change; what is a value or a name in it stays as it is."""
     if not isinstance(schema, dict):
         return schema
-    copied = {key: value if key in _VALUES else _everywhere(change, value) for key, value in schema.items()}
+    copied: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in NAMED and isinstance(value, dict):
+            copied[key] = {name: _everywhere(change, each) for name, each in value.items()}
+        elif key in LISTS and isinstance(value, list):
+            copied[key] = [_everywhere(change, each) for each in value]
+        else:
+            copied[key] = _everywhere(change, value) if key in ONE else value
     change(copied)
     return copied
 

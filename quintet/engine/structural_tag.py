@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 MAX_PIECES = 4096  # of one structural tag
+MAX_SIZE = 2**20  # characters of a grammar
 
+_RULE = re.compile(r"[ \t]*[\w-]+[ \t]*::=")  # as EBNF begins one
 _TEXT = "TEXT: /(.|\\n)*/"
 
 
@@ -23,7 +25,9 @@ def structural_lark(tag: Any) -> str:
 
 def as_lark(grammar: str) -> str:
     """A grammar in Lark's form, or in the EBNF that llama.cpp and xgrammar take (its rules have "::="), in Lark's."""
-    if not re.search(r"^\s*[\w-]+\s*::=", grammar, re.MULTILINE):
+    if len(grammar) > MAX_SIZE:
+        raise ValueError(f"a grammar may have {MAX_SIZE} characters, not {len(grammar)}")
+    if not any(_RULE.match(line) for line in grammar.splitlines()):
         return grammar
     from llguidance.gbnf_to_lark import gbnf_to_lark  # whoever calls this has found the library
 

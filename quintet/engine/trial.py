@@ -25,20 +25,17 @@ class Trials:
 
     def why_not(self, text: str) -> str:
         """Waits for a place and until it is tried -> why it cannot be compiled; empty if it can be."""
-        process = self._places.get()
+        process, kept = self._places.get(), None
         try:
-            if process is None:
-                process = _Process()
+            process = process or _Process()
             why = process.why_not(text)
-            if why is None:
-                process.end()
-                process = None
+            if why is not None and not self._closed.is_set():
+                kept = process
             return TOO_MUCH if why is None else why
         finally:
-            if process is not None and self._closed.is_set():
+            if process is not None and kept is None:  # it died, or nobody knows what it was about to say
                 process.end()
-                process = None
-            self._places.put(process)
+            self._places.put(kept)
 
     def close(self) -> None:
         """Ends the processes that wait, and those that work when they have done so."""
@@ -68,7 +65,9 @@ class _Process:
             self._child.stdin.flush()
         except BrokenPipeError:
             return None
-        if not select.select([self._child.stdout], [], [], PATIENCE)[0]:
+        waiting = select.poll()  # select() knows no file beyond the 1024th
+        waiting.register(self._child.stdout, select.POLLIN)
+        if not waiting.poll(PATIENCE * 1000):
             return None
         head = self._child.stdout.read(4)
         return self._child.stdout.read(int.from_bytes(head, "big")).decode() if len(head) == 4 else None

@@ -18,10 +18,10 @@ LOOKS = 200  # at parts of a schema, to find the one that is to blame
 WhyNot = Callable[[str], str]
 
 # Where a keyword holds schemas: itself one, a list of them, or some by name.
-_ONE = ("not", "if", "then", "else", "items", "contains", "additionalProperties", "unevaluatedItems",
+ONE = ("not", "if", "then", "else", "items", "contains", "additionalProperties", "unevaluatedItems",
         "unevaluatedProperties", "propertyNames", "additionalItems")  # fmt: skip
-_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
-_NAMED = ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas")
+LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+NAMED = ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas")
 _SHARED = ("$defs", "definitions", "$schema", "$id", "x-guidance")  # what a part needs of the whole
 
 
@@ -29,6 +29,7 @@ def main() -> None:
     """Until standard input ends."""
     why_not = _compiler()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # its ends are no news, and a core is as large as the bound
     while (text := _read(sys.stdin.buffer)) is not None:
         used = resource.getrusage(resource.RUSAGE_SELF)
         hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
@@ -87,11 +88,11 @@ def _deepest(schema: dict[str, Any], fails: Callable[[dict[str, Any]], bool]) ->
 
 def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """What stands where schemas stand directly within, with the steps to it of a JSON pointer."""
-    yield from ((f"/{key}", schema.get(key)) for key in _ONE)
-    for key in _LISTS:
+    yield from ((f"/{key}", schema.get(key)) for key in ONE)
+    for key in LISTS:
         if isinstance(schema.get(key), list):
             yield from ((f"/{key}/{index}", each) for index, each in enumerate(schema[key]))
-    for key in _NAMED:
+    for key in NAMED:
         if isinstance(schema.get(key), dict):
             yield from ((f"/{key}/{_escaped(name)}", each) for name, each in schema[key].items())
 

@@ -16,6 +16,7 @@ class Calls:
 
     def __init__(self, scan: Scan, emit: Callable[[Event], None], schemas: Mapping[str, Mapping[str, Any]]) -> None:
         self._scan, self._emit, self._schemas = scan, emit, schemas
+        self._types: dict[tuple[str, str], frozenset[str]] = {}  # of a tool's argument
         self.count = 0  # of calls that were announced and have ended
         self._clear()
 
@@ -43,7 +44,12 @@ class Calls:
 
     def types(self, argument: str) -> frozenset[str]:
         """The JSON types that the call's tool takes for it."""
-        return argument_types(self._schemas.get(self._name or "", NOTHING), argument)
+        key = self._name or "", argument
+        if key not in self._types:
+            if len(self._types) >= MAX_CALLS:
+                self._types.clear()  # a model that makes names up
+            self._types[key] = argument_types(self._schemas.get(key[0], NOTHING), argument)
+        return self._types[key]
 
     def write(self, text: str) -> None:
         """More JSON of the arguments. The opening brace alone announces nothing: many a text has one."""

@@ -60,9 +60,17 @@ class ReasoningParser:
     signs: Signs = ()
     families: tuple[str, ...] = ()
 
-    def begins_inside(self, prompt: str) -> bool:
-        """Whether the model goes on with a thought that the prompt has begun, or has been told not to think."""
+    def begins_inside(self, prompt: str, continues: bool = False) -> bool:
+        """Whether the model goes on with a thought that the prompt has begun, or has been told not to think.
+
+        continues: the prompt ends within the answer itself, which is a thought if the last one was not closed.
+        """
         end = prompt.rstrip()
+        if continues:
+            opened, closed = (
+                max((end.rfind(mark) for mark in marks), default=-1) for marks in (self.opens, self.closes)
+            )
+            return opened > closed
         if end.endswith(self.closes):
             return False
         return self.inside or end.endswith(self.opens)

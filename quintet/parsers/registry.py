@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import importlib.util
+import sys
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -69,23 +70,31 @@ def register(name: str, parser: ToolParser | ReasoningParser) -> None:
         raise ValueError(f"parser {name!r} must be a ToolParser or a ReasoningParser, not {type(parser).__name__}")
 
 
+_loaded: dict[Path, list[str]] = {}  # a file is run once, though it registers parsers of both kinds
+
+
 def load_plugin(path: str | Path) -> list[str]:
     """Runs a Python file, which registers parsers -> their names.
 
     It is code with all the rights of this process: only for a path that the operator has given, never a caller.
     ValueError if it is no file, fails or registers nothing.
     """
-    file = Path(path)
+    file = Path(path).resolve()
+    if file in _loaded:
+        return _loaded[file]
     if file.suffix != ".py" or not file.is_file():
         raise ValueError(f"parser plug-in {str(path)!r} must be a Python file; give the path of one")
     before = {*TOOL_PARSERS.names(), *REASONING_PARSERS.names()}
     spec = importlib.util.spec_from_file_location(f"quintet_parser_plugin_{file.stem}", file)
     assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look for their module there
     try:
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+        spec.loader.exec_module(module)
     except Exception as error:
+        del sys.modules[spec.name]
         raise ValueError(f"parser plug-in {str(path)!r} failed: {type(error).__name__}: {error}") from error
     names = {*TOOL_PARSERS.names(), *REASONING_PARSERS.names()} - before
     if not names:
         raise ValueError(f"parser plug-in {str(path)!r} registered no parser; call quintet.parsers.register in it")
-    return sorted(names)
+    _loaded[file] = sorted(names)
+    return _loaded[file]

@@ -7,6 +7,7 @@ from typing import Any
 
 from quintet.parsers.values import JSON, PYTHON, converted
 
+MAX_OPTIONS = 1000  # of one argument's schema that are looked at; what is in others is text
 TEXT = frozenset({"string"})
 ANY = frozenset({"null", "boolean", "integer", "number", "array", "object"})
 NAMES = {  # of types, as people write them who do not know JSON Schema's
@@ -34,14 +35,16 @@ def types(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
     """The types that a schema allows; none if it does not say. References are to `root`."""
     found: set[str] = set()
     waiting, seen = [schema], set[int]()
-    while waiting:
+    while waiting and len(seen) < MAX_OPTIONS:
         each = waiting.pop()
         if isinstance(each, Mapping) and id(each) not in seen:
             seen.add(id(each))  # references may go round in circles
             said = set(_said(each))
             found |= said
             if not said:
-                waiting += [option for key in ("anyOf", "oneOf", "allOf") for option in _listed(each, key)]
+                waiting += [
+                    option for key in ("anyOf", "oneOf", "allOf") for option in _listed(each, key)[:MAX_OPTIONS]
+                ]
                 waiting += [_referred(each["$ref"], root)] if "$ref" in each else []
     return frozenset(found)
 
@@ -54,7 +57,7 @@ def _said(schema: Mapping[str, Any]) -> Iterator[str]:
             yield NAMES.get(word[0], word[0])
     if named is None:
         values = [*_listed(schema, "enum"), *([schema["const"]] if "const" in schema else [])]
-        yield from (TYPES.get(type(value), "array") for value in values)
+        yield from (TYPES.get(type(value), "array") for value in values[:MAX_OPTIONS])
         yield from (kind for key, kind in IMPLIED.items() if key in schema)
     if schema.get("nullable") is True:
         yield "null"

@@ -42,6 +42,7 @@ class Served:
     embeds_width: int = 0  # numbers of an embedding that a prompt may have in the place of a token; 0: none may
     by_priority: bool = False  # whether a request's priority counts
     stream_interval: int = 1  # tokens from one output of a stream to the next
+    family: str = ""  # of the model: its model_type
     structured_outputs: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
     cache_dtype: str = "auto"  # of the KV cache
     prefix_caching: bool = True

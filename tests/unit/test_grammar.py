@@ -228,6 +228,7 @@ REFUSED = [
     ({"json": "{x"}, "no JSON"),
     ({"json": {"$ref": "https://example.com/schema"}}, "https://example.com/schema"),
     ({"json": {"type": "integer", "minimum": 3, "maximum": 1}}, "Unsatisfiable"),
+    ({"json": {"exclusiveMinimum": 1.5, "maximum": 10**400}}, "too large"),
     ({"grammar": "start: missing"}, "missing"),
     ({"choice": ["x" * 1000 + str(i) for i in range(2000)]}, "characters"),
 ]
@@ -239,6 +240,19 @@ def test_what_cannot_be_compiled_is_refused_before_anything_runs(shared: Client,
         shared.add("x", PROMPT, SamplingParams(structured_outputs=asked))
     assert caught.value.parameter == "structured_outputs" and "\n" not in str(caught.value)
     assert not shared.busy
+
+
+def test_names_of_properties_are_no_keywords() -> None:
+    """A property may be called like a keyword, and what is below it is a schema all the same."""
+    inner = {"type": "object", "properties": {"a": {"type": "null"}}}
+    names = ("default", "enum", "const", "examples", "properties", "items")
+    schema = {"type": "object", "properties": dict.fromkeys(names, inner), "enum": [{"properties": {}}]}
+    written = grammar_text(
+        StructuredOutputsParams(json=schema, disable_additional_properties=True), StructuredOutputsConfig()
+    )
+    [made] = [each["json_schema"] for each in json.loads(written)["grammars"]]
+    assert all(made["properties"][name]["additionalProperties"] is False for name in names)
+    assert set(made["properties"]) == set(names) and made["enum"] == [{"properties": {}}]
 
 
 def test_nested_too_deep_is_refused(shared: Client) -> None:

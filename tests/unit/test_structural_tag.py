@@ -120,3 +120,10 @@ def test_a_tag_has_a_bound() -> None:
         nested = {"type": "sequence", "elements": [nested]}
     with pytest.raises(ParameterError, match="nested too deep|4096 pieces"):
         written(form(**nested))
+
+
+def test_a_grammar_of_blank_lines_is_looked_at_once() -> None:
+    """Whoever looks for a rule's beginning over line breaks looks at each line again from each line before it."""
+    assert as_lark("\n" * 200_000) == "\n" * 200_000  # hours, if it were so
+    with pytest.raises(ValueError, match="may have 1048576 characters"):
+        as_lark("\n" * (2**20 + 1))

@@ -1,8 +1,12 @@
 """Grammars are tried in processes of their own: what hangs or dies there is said, and costs nobody else anything."""
 
+import contextlib
 import json
+import os
+import resource
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -79,6 +83,25 @@ def test_a_process_that_is_killed_is_replaced(trials: Trials) -> None:
     assert until(lambda: process.status() == psutil.STATUS_ZOMBIE)
     assert trials.why_not(grammar({"type": "string"})) == TOO_MUCH  # what was in its hands when it died
     assert trials.why_not(grammar({"type": "string"})) == ""
+
+
+def test_a_trial_needs_no_low_number_for_its_pipe(trials: Trials) -> None:
+    """select() stops at 1024; a server has more connections than that."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit[1], limit[1]))
+    with contextlib.ExitStack() as opened:
+        for _ in range(1100):
+            opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        assert trials.why_not(grammar({"type": "string"})) == ""
+    resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    assert trials.why_not(grammar({"type": "integer"})) == ""
+
+
+def test_one_that_is_killed_leaves_no_core(trials: Trials, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert trials.why_not(grammar({"type": "string"})) == ""
+    [process] = processes()
+    assert process.rlimit(psutil.RLIMIT_CORE) == (0, 0)
 
 
 def test_none_is_left_when_trials_are_closed(trials: Trials) -> None:

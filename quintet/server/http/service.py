@@ -54,7 +54,9 @@ class Service:
     def parsers(self) -> Parsers:
         """How the model writes thoughts and calls; there when it is."""
         if self._parsers is None:
-            self._parsers = Parsers.of(self.settings, self.backend.tokenizer, self.chat_template)
+            self._parsers = Parsers.of(
+                self.settings, self.backend.tokenizer, self.chat_template, self.backend.served.family
+            )
         return self._parsers
 
     def trouble(self) -> str | None:

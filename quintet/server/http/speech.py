@@ -1,8 +1,9 @@
 """What a model's answer is made of: thoughts, words and calls, told apart by the parsers that fit its template."""
 
-import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any
 
 from quintet.engine.tokenizer import Tokenizer
 from quintet.parsers import (
@@ -10,6 +11,7 @@ from quintet.parsers import (
     TOOL_PARSERS,
     CallArguments,
     CallBegin,
+    CallEnd,
     Content,
     Event,
     Reasoning,
@@ -22,9 +24,10 @@ from quintet.parsers import (
     load_plugin,
 )
 from quintet.server.http.protocol.chat import AnswerMessage, CallPart, Delta, FunctionPart
+from quintet.server.http.turns import Turns
 from quintet.server.settings import ServerConfig
 
-_TURN = 4096  # characters: at most some milliseconds
+_TURN = 2048  # characters: some milliseconds, and 10 of the worst
 
 
 @dataclass(frozen=True)
@@ -35,11 +38,13 @@ class Parsers:
     reasoning: ReasoningParser | None = None
 
     @classmethod
-    def of(cls, settings: ServerConfig, tokenizer: Tokenizer | None, template: str | None) -> "Parsers":
-        """Those that the settings name, or those that fit the chat template."""
+    def of(
+        cls, settings: ServerConfig, tokenizer: Tokenizer | None, template: str | None, family: str = ""
+    ) -> "Parsers":
+        """Those that the settings name, or those that fit the chat template and the model's family."""
         own = tokenizer.chat_template if tokenizer is not None else None
         own = "\n".join(own.values()) if isinstance(own, dict) else own
-        tool, reasoning = detect(template or own or "")
+        tool, reasoning = detect(template or own or "", family)
         if reasoning is None and tokenizer is not None and tokenizer.added.keys() >= {"<think>", "</think>"}:
             reasoning = "think"
         tool, reasoning = settings.tool_call_parser or tool, settings.reasoning_parser or reasoning
@@ -78,12 +83,32 @@ class Listening:
         return self.tool is None and self.reasoning is None
 
 
+def needs_special(listening: Listening, tokenizer: Tokenizer) -> bool:
+    """Whether special tokens must be in the text: a marker has one."""
+    texts = [text for parser in (listening.tool, listening.reasoning) if parser is not None for text in _texts(parser)]
+    special = [text for text, token_id in tokenizer.added.items() if token_id in tokenizer.special_ids]
+    return any(mark in text for mark in special for text in texts)
+
+
+def _texts(part: Any) -> Iterator[str]:
+    """All that a declaration writes."""
+    if isinstance(part, str):
+        yield part
+    elif isinstance(part, tuple):
+        for each in part:
+            yield from _texts(each)
+    elif is_dataclass(part):
+        for each in fields(part):
+            if each.name not in ("aliases", "models", "shape", "signs", "families"):
+                yield from _texts(getattr(part, each.name))
+
+
 @dataclass
 class Speech:
     """One answer, as it comes."""
 
     listening: Listening
-    calls: int = 0  # that it has made
+    calls: int = 0  # that it has made, and are whole
     _splitter: Splitter = field(init=False)
 
     def __post_init__(self) -> None:
@@ -95,13 +120,11 @@ class Speech:
         found = self._splitter.feed(text) + (self._splitter.finish() if ended else [])
         return [self._named(event) for event in found if self._told(event)]
 
-    async def hear_all(self, text: str) -> list[Event]:
-        """The same of a whole answer; the event loop has its turns meanwhile."""
-        events: list[Event] = []
-        for start in range(0, len(text), _TURN):
-            events += self.hear(text[start : start + _TURN], ended=False)
-            await asyncio.sleep(0)
-        return events + self.hear("", ended=True)
+    async def hear_all(self, text: str, turns: Turns) -> list[Event]:
+        """The same of a whole answer, a stretch in each turn."""
+        stretches = [text[start : start + _TURN] for start in range(0, len(text), _TURN)]
+        heard = await turns.through(functools.partial(self.hear, each, ended=False) for each in stretches)
+        return [event for events in heard for event in events] + self.hear("", ended=True)
 
     def reason(self, finish_reason: str | None, called: str = "tool_calls") -> str | None:
         """Why it ended, as clients are told: by its calls, if it has made any."""
@@ -113,9 +136,10 @@ class Speech:
         return isinstance(event, Content) or event.index == 0 or self.listening.parallel
 
     def _named(self, event: Event) -> Event:
+        if isinstance(event, CallEnd) and event.complete:
+            self.calls += 1
         if not isinstance(event, CallBegin):
             return event
-        self.calls += 1
         parser = self.listening.tool
         assert parser is not None
         return replace(event, id=event.id or parser.call_id(event.name, self.listening.earlier + event.index))

@@ -1,6 +1,6 @@
 """What a request says of tools: which there are, and whether one of them must be called."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -9,11 +9,12 @@ from quintet.engine.tokenizer import Tokenizer
 from quintet.parsers import TOOL_PARSERS, Choice, Tool, ToolParser
 from quintet.sampling_params import ParameterError, SamplingParams
 from quintet.server.http.prompts import need_tokenizer
+from quintet.server.http.protocol.chat import MAX_TOOLS
 from quintet.server.http.responses.checks import kind_of, object_of, one_of
 from quintet.server.http.sampling import refuse
 from quintet.server.http.service import Service
 from quintet.server.http.shape import shape
-from quintet.server.http.speech import Listening
+from quintet.server.http.speech import Listening, needs_special
 
 MAX_NAME = 256
 _MODES = ("none", "auto", "required")
@@ -47,26 +48,28 @@ def read_tools(tools: Any, choice: Any) -> Wanted:
 
 def _chosen(known: tuple[Tool, ...], choice: Mapping[str, Any]) -> Wanted:
     kind = one_of(choice.get("type"), "tool_choice.type", ("function", "allowed_tools"))
+    there = {each.name for each in known}
     inner = choice.get(kind)
     if kind == "allowed_tools":
         object_of(inner, "tool_choice.allowed_tools", ("mode", "tools"))
         assert isinstance(inner, dict)
         mode = one_of(inner.get("mode"), "tool_choice.allowed_tools.mode", ("auto", "required"))
         allowed = inner.get("tools")
-        if not isinstance(allowed, list) or not allowed:
-            raise ParameterError("tool_choice.allowed_tools.tools", "must be a list of tools")
-        names = [_name(each, f"tool_choice.allowed_tools.tools[{place}]", known) for place, each in enumerate(allowed)]
+        if not isinstance(allowed, list) or not 1 <= len(allowed) <= MAX_TOOLS:
+            raise ParameterError("tool_choice.allowed_tools.tools", f"must be a list of 1 to {MAX_TOOLS} tools")
+        where = "tool_choice.allowed_tools.tools"
+        names = {_name(each, f"{where}[{place}]", there) for place, each in enumerate(allowed)}
         return Wanted(tuple(each for each in known if each.name in names), mode)
-    return Wanted(known, "required", _name(choice, "tool_choice", known))
+    return Wanted(known, "required", _name(choice, "tool_choice", there))
 
 
-def _name(given: Any, where: str, known: tuple[Tool, ...]) -> str:
+def _name(given: Any, where: str, there: Collection[str]) -> str:
     """Of {"type": "function", "function": {"name": ...}}."""
     function = given.get("function") if isinstance(given, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
-    if name not in [each.name for each in known]:
+    if not isinstance(name, str) or name not in there:
         raise ParameterError(f"{where}.function.name", f"must name one of the tools, not {str(name)[:80]!r}")
-    return str(name)
+    return name
 
 
 def _tool(given: Any, where: str) -> Tool:
@@ -122,6 +125,7 @@ class Manner(NamedTuple):
     parallel: bool = True  # or the first call alone is told
     earlier: int = 0  # calls that the conversation has already
     tell_thoughts: bool = True
+    continues: bool = False  # the prompt ends within the answer
 
 
 async def listen(
@@ -132,12 +136,12 @@ async def listen(
     Where they have a shape, all of it is content. Sets what params need for that.
     """
     reasoning = None if grammar else service.parsers.reasoning
-    inside = reasoning is not None and reasoning.begins_inside(prompt.text or "")
+    inside = reasoning is not None and reasoning.begins_inside(prompt.text or "", manner.continues)
     tool = None if wanted.mode == "none" or grammar else service.parsers.tool
-    listening = Listening(tool, reasoning, wanted.tools, inside, *manner)
+    listening = Listening(tool, reasoning, wanted.tools, inside, *manner[:3])
     if wanted.forced:
         calls, parser = forced_grammar(wanted, listening, kept_apart(need_tokenizer(service)))
         listening, grammar = replace(listening, tool=parser), await shape(service, params, {"grammar": calls}, "tools")
-    if not listening.plain:
-        params.skip_special_tokens = False  # markers may be among them
+    if needs_special(listening, need_tokenizer(service)):
+        params.skip_special_tokens = False
     return listening, grammar

@@ -75,6 +75,7 @@ def served(prepared: Prepared) -> Served:
         cache_dtype=config.kv_cache_dtype,
         prefix_caching=config.enable_prefix_caching,
         kv_tokens=prepared.plan.num_tokens,
+        family=str(prepared.hf_config.model_type),
         structured_outputs=config.structured_outputs_config,
     )
 
@@ -157,12 +158,8 @@ class Core:
                 self._engine.sleep(order.level)
             elif isinstance(order, wire.WakeUp):
                 self._engine.wake_up()
-            elif isinstance(order, wire.StartProfile):
-                self._engine.profiler.start()
-                return wire.Answer(order.number)
-            elif isinstance(order, wire.StopProfile):
-                path, steps, ended = self._engine.profiler.stop()
-                return wire.Answer(order.number, trace=(path.name, steps, ended))
+            elif isinstance(order, wire.StartProfile | wire.StopProfile):
+                return self._trace(order)
             else:
                 self._engine.reset_prefix_cache()
                 return wire.Answer(order.number)
@@ -173,6 +170,18 @@ class Core:
         for outbox in self._outboxes:
             outbox.send(frame)
         return wire.Answer(order.number)
+
+    def _trace(self, order: wire.StartProfile | wire.StopProfile) -> wire.Answer:
+        """Whatever fails in a profiler, torch's perhaps, costs the trace and no request."""
+        try:
+            if isinstance(order, wire.StartProfile):
+                self._engine.profiler.start()
+                return wire.Answer(order.number)
+            path, steps, ended = self._engine.profiler.stop()
+            return wire.Answer(order.number, trace=(path.name, steps, ended))
+        except (RuntimeError, LookupError, TypeError) as error:
+            logger.exception("the trace is lost")
+            return wire.Answer(order.number, f"the trace is lost: {type(error).__name__}; the server's log says more")
 
     def _submit(self, message: wire.Submit) -> None:
         """What the engine refuses ends that request alone, and only its sender hears of it."""

@@ -150,6 +150,24 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 ]  # fmt: skip
 
 
+def test_a_format_that_asks_for_nothing_stands_beside_a_call_that_must_come(server: Server) -> None:
+    answer = choice(chat(server, PARIS, tools=[WEATHER], tool_choice="required", response_format={"type": "text"}))
+    assert answer["finish_reason"] == "tool_calls"
+
+
+def test_each_of_several_answers_has_its_own_calls(server: Server) -> None:
+    answer = chat(server, PARIS, tools=[WEATHER], n=3)
+    assert answer.status_code == 200
+    calls = [each["message"]["tool_calls"] for each in answer.json()["choices"]]
+    assert [[json.loads(call["function"]["arguments"]) for call in each] for each in calls] == [[{"city": "Paris"}]] * 3
+    assert len({each[0]["id"] for each in calls}) == 3
+
+
+def test_a_call_that_is_cut_off_is_no_reason_to_act(server: Server) -> None:
+    answer = choice(chat(server, PARIS, tools=[WEATHER], max_tokens=14))
+    assert answer["finish_reason"] == "length"
+
+
 @pytest.mark.parametrize(("fields", "blamed", "why"), REFUSED)
 def test_what_is_wrong_with_tools_is_refused_by_name(
     server: Server, fields: dict[str, Any], blamed: str, why: str

@@ -144,3 +144,18 @@ def test_a_template_tells_its_parsers(
 def test_special_tokens_tell_where_there_is_no_template() -> None:
     assert detect("", "mistral", ["[TOOL_CALLS]", "[INST]"]) == ("mistral", None)
     assert detect("{{ messages }}", "qwen2", ["<tool_call>"]) == (None, None)
+
+
+def test_a_file_with_parsers_of_both_kinds_is_run_once(tmp_path: Path) -> None:
+    """It may be named for both; and its dataclasses may have annotations that are text."""
+    file = tmp_path / "both.py"
+    file.write_text(
+        "from __future__ import annotations\n"
+        "from dataclasses import dataclass\nfrom typing import ClassVar\n"
+        "from quintet.parsers import ReasoningParser, ToolParser, block, register\n"
+        "from quintet.parsers.shapes import Call\n"
+        "@dataclass\nclass Mine:\n    kind: ClassVar[int] = 1\n"
+        "register('both_here', ToolParser((block('<c>', Call(), '</c>'),), again=''))\n"
+        "register('both_here_too', ReasoningParser(opens=('<h>',), closes=('</h>',)))\n"
+    )
+    assert load_plugin(file) == load_plugin(str(file)) == ["both_here", "both_here_too"]

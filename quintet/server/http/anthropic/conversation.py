@@ -42,8 +42,8 @@ class Conversation(NamedTuple):
 
 async def render(
     service: Service, body: MessageBody, params: SamplingParams | None = None, cache_salt: str | None = None
-) -> tuple[Prompt, int]:
-    """The prompt (without params, of any length), and the calls that the conversation has."""
+) -> tuple[Prompt, Conversation]:
+    """The prompt (without params, of any length), and what it is made of."""
     conversation = await beside(service, body.size, lambda: read_messages(body), "messages")
     template = template_text(service)
     fields = TemplateFields.model_validate(
@@ -55,7 +55,7 @@ async def render(
     )
     try:
         prompt = await chat_prompt(service, fields, conversation.messages, body.size, params, cache_salt=cache_salt)
-        return prompt, conversation.calls
+        return prompt, conversation
     except ApiError as error:
         if error.code == "context_length_exceeded":
             error.message = error.message.rpartition(";")[0] + "; shorten it"

@@ -18,6 +18,7 @@ from quintet.server.http.anthropic.shapes import (
 from quintet.server.http.errors import ApiError, anthropic_shape
 from quintet.server.http.speech import Speech
 from quintet.server.http.sse import event
+from quintet.server.http.turns import Turns
 
 _PING = event({"type": "ping"}, "ping")
 _STOP = event({"type": "message_stop"}, "message_stop")
@@ -26,8 +27,9 @@ _STOP = event({"type": "message_stop"}, "message_stop")
 class Reply:
     """Outputs go in, the message or its events come out. Source: Anthropic's API reference, "Streaming messages"."""
 
-    def __init__(self, message_id: str, model: str, max_tokens: int, speech: Speech) -> None:
+    def __init__(self, message_id: str, model: str, max_tokens: int, speech: Speech, turns: Turns) -> None:
         self._id, self._model, self._max_tokens, self._speech = message_id, model, max_tokens, speech
+        self._turns = turns
         self._tokens = 0
         self._begun = False
         self._block = -1  # the last that has begun
@@ -37,7 +39,7 @@ class Reply:
     async def whole(self, output: RequestOutput) -> MessageAnswer:
         """The message, of the only output."""
         self._note(output)
-        answer = self._answer(blocks_of(await self._speech.hear_all(output.outputs[0].text)))
+        answer = self._answer(blocks_of(await self._speech.hear_all(output.outputs[0].text, self._turns)))
         answer.stop_reason, answer.stop_sequence = self._stop()
         return answer
 

@@ -67,12 +67,19 @@ async def create_message(http: HttpRequest) -> Response:
     wanted, form = read_tools(body), _format(body)
     check_tools(service, wanted, form[0] is not None)
     grammar = await shape(service, params, *form)
-    prompt, earlier = await render(service, body, params, body.cache_salt)
-    listening, grammar = await listen(service, params, wanted, prompt, grammar, Manner(parallel(body), earlier))
+    prompt, conversation = await render(service, body, params, body.cache_salt)
+    manner = Manner(parallel(body), conversation.calls, continues=conversation.prefilled)
+    listening, grammar = await listen(service, params, wanted, prompt, grammar, manner)
     asks = [Ask(prompt, params, body.priority or 0, grammar)]
     tally = tally_of(http)
     tally.ask(asks)
-    reply = Reply(f"msg_{tally.request_id}", body.model or service.model_names[0], body.max_tokens, Speech(listening))
+    reply = Reply(
+        f"msg_{tally.request_id}",
+        body.model or service.model_names[0],
+        body.max_tokens,
+        Speech(listening),
+        service.turns,
+    )
     if body.stream:
 
         async def events(call: Call) -> AsyncIterator[bytes]:

@@ -47,16 +47,22 @@ async def create_chat_completion(http: HttpRequest) -> Response:
     service.check_ready()
     params = _params(service, body)
     wanted = read_tools(body.tools, body.tool_choice)
-    check_tools(service, wanted, bool(body.response_format or body.structured_outputs))
+    form = of_body(body)
+    check_tools(service, wanted, form[0] is not None)
     if wanted.mode == "none" and service.settings.exclude_tools_when_tool_choice_none:
         body.tools = None
-    grammar = await shape(service, params, *of_body(body))
+    grammar = await shape(service, params, *form)
     prompt = await chat_prompt(
         service, body, body.messages, body.size, params,
         cache_salt=body.cache_salt, add_special_tokens=body.add_special_tokens,
     )  # fmt: skip
     earlier = sum(len(each.get("tool_calls") or ()) for each in body.messages if isinstance(each, dict))
-    manner = Manner(body.parallel_tool_calls is not False, earlier, body.include_reasoning is not False)
+    manner = Manner(
+        body.parallel_tool_calls is not False,
+        earlier,
+        body.include_reasoning is not False,
+        bool(body.continue_final_message),
+    )
     listening, grammar = await listen(service, params, wanted, prompt, grammar, manner)
     asks = [Ask(prompt, params, body.priority or 0, grammar)]
     tally = tally_of(http)
@@ -85,7 +91,7 @@ class _Answer:
         self, service: Service, body: ChatRequest, params: SamplingParams, tally: Tally, listening: Listening
     ) -> None:
         self._body, self._n, self._tally = body, params.n, tally
-        self._listening = listening
+        self._listening, self._turns = listening, service.turns
         self._speeches = [Speech(listening) for _ in range(params.n)]
         self._head = Head.of(service, f"chatcmpl-{tally.request_id}", body.model).fields()
         by_id = bool(body.return_tokens_as_token_ids)
@@ -106,7 +112,9 @@ class _Answer:
         speech = self._speeches[each.index]
         choice = ChatChoice(
             index=each.index,
-            message=AnswerMessage(each.text) if self._listening.plain else message_of(await speech.hear_all(each.text)),
+            message=AnswerMessage(each.text)
+            if self._listening.plain
+            else message_of(await speech.hear_all(each.text, self._turns)),
             finish_reason=speech.reason(each.finish_reason),
             stop_reason=each.stop_reason,
         )
