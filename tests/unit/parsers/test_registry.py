@@ -146,8 +146,11 @@ def test_special_tokens_tell_where_there_is_no_template() -> None:
     assert detect("{{ messages }}", "qwen2", ["<tool_call>"]) == (None, None)
 
 
-def test_a_file_with_parsers_of_both_kinds_is_run_once(tmp_path: Path) -> None:
+def test_a_file_with_parsers_of_both_kinds_is_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be named for both; and its dataclasses may have annotations that are text."""
+    for registry in (TOOL_PARSERS, REASONING_PARSERS):
+        for held in ("_parsers", "_names"):
+            monkeypatch.setattr(registry, held, dict(vars(registry)[held]))
     file = tmp_path / "both.py"
     file.write_text(
         "from __future__ import annotations\n"
