@@ -1,0 +1,167 @@
+"""What answers with a shape cost: the mask of each token, a batch of them beside one without, and a new shape.
+
+python benchmarks/structured.py [--model qwen3-0.6b] [--out benchmarks/results/structured.json]
+
+Batches with and without run in turn, in one process, so that a busy machine slows both; a ratio is the median of its
+rounds. The vocabulary has 151,936 tokens of one to three bytes, of any kind: more of them fit than of a real one.
+Masks are of a document that is written as JSON is, and of one that is drawn at random from them, which costs more.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+
+from benchmarks.checkpoints import checkpoint, small, with_tokenizer  # the path is set first: the script runs by itself
+from benchmarks.engine_step import LARGE, SHAPE
+from quintet import LLM, SamplingParams, StructuredOutputsParams
+from quintet.config import StructuredOutputsConfig
+from quintet.engine.grammar import Grammars
+from quintet.engine.request import Admitted, Request
+from quintet.engine.tokenizer import Tokenizer, load_tokenizer
+from quintet.platforms.cpu.features import describe
+from quintet.platforms.host import threads
+from quintet.server.link.shapes import Shapes
+
+RESULTS = Path(__file__).parent / "results"
+EOS = 2
+ROWS = 64
+TOKENS = 24  # of each request in a round
+ROUNDS = 5
+DOCUMENT = [{"name": f"item {place}", "size": place % 1000} for place in range(200)]
+
+
+@dataclass(frozen=True)
+class Masks:
+    """Microseconds for each row and token: what the request said is told, and the bits of what may come are filled."""
+
+    document: str
+    rows: int
+    median_us: float
+    mean_us: float
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Tokens a second of requests that decode together, and the share of those without a shape."""
+
+    model: str
+    rows: int
+    shaped: float
+    plain: float
+    ratio: float  # the median of the rounds'
+
+
+@dataclass(frozen=True)
+class Delay:
+    """Milliseconds until an answer of this shape may begin: tried, and compiled for the vocabulary."""
+
+    schema_bytes: int
+    first_ms: float  # with the processes that try it already there
+    known_ms: float
+
+
+def masks(tokenizer: Tokenizer, rows: int, pick: Callable[[int, Any], int], document: str) -> Masks:
+    grammars = Grammars(lambda: tokenizer, LARGE, [EOS])
+    text = grammars.admit(StructuredOutputsParams(**SHAPE))
+    requests = [Request(Admitted(str(row), [0], SamplingParams(), (0, row), 1000)) for row in range(rows)]
+    matchers = [grammars.matcher(text) for _ in requests]
+    bits = np.zeros((rows, -(-LARGE // 32)), np.int32)
+    times = []
+    for place in range(120):
+        start = time.perf_counter()
+        for request, matcher, words in zip(requests, matchers, bits, strict=True):
+            if why := matcher.follow(request):
+                raise RuntimeError(why)
+            matcher.fill(words)
+        times.append((time.perf_counter() - start) * 1e6 / rows)
+        for request, words in zip(requests, bits, strict=True):
+            request.take(pick(place, words))
+    grammars.close()
+    return Masks(document, rows, round(statistics.median(times[20:]), 1), round(statistics.mean(times[20:]), 1))
+
+
+def batch(model: str) -> Batch:
+    folder = with_tokenizer(checkpoint(model))
+    settings: dict[str, Any] = {"hf_overrides": {"eos_token_id": EOS}, "max_model_len": 512, "max_num_seqs": ROWS}
+    llm = LLM(str(folder), device="cpu", use_tqdm=False, kv_cache_memory_bytes="4G", **settings)
+    prompts = [{"prompt_token_ids": [300 + row, 7, 8, 9]} for row in range(ROWS)]
+
+    def run(**shape: Any) -> float:
+        params = SamplingParams(temperature=1.0, seed=1, max_tokens=TOKENS, ignore_eos=True, detokenize=False, **shape)
+        start = time.perf_counter()
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        return sum(len(each.outputs[0].token_ids) for each in outputs) / (time.perf_counter() - start)
+
+    run(), run(structured_outputs=SHAPE)
+    rounds = [(run(structured_outputs=SHAPE), run()) for _ in range(ROUNDS)]
+    llm.close()
+    shaped, plain = (statistics.median(column) for column in zip(*rounds, strict=True))
+    ratio = statistics.median(one / other for one, other in rounds)
+    return Batch(model, ROWS, round(shaped, 1), round(plain, 1), round(ratio, 3))
+
+
+async def delay(tokenizer: Tokenizer) -> Delay:
+    shapes, grammars = Shapes(StructuredOutputsConfig()), Grammars(lambda: tokenizer, LARGE, [EOS], tried=True)
+    grammars.warm()
+
+    def schema(number: int) -> dict[str, Any]:
+        kinds = [
+            {"type": "string", "maxLength": 20},
+            {"type": "integer", "minimum": number},
+            {"enum": ["a", "b", None]},
+        ]
+        fields = {f"field_{number}_{place}": kinds[place % 3] for place in range(40)}
+        return {"type": "object", "properties": fields, "required": list(fields)[::2], "additionalProperties": False}
+
+    async def once(number: int) -> float:
+        start = time.perf_counter()
+        text = await shapes.grammar(StructuredOutputsParams(json=schema(number)))
+        if why := grammars.matcher(text).wait():
+            raise RuntimeError(why)
+        return (time.perf_counter() - start) * 1e3
+
+    await once(0)
+    first = statistics.median([await once(number) for number in range(1, 20)])
+    known = statistics.median([await once(number) for number in range(1, 20)])
+    shapes.close(), grammars.close()
+    return Delay(len(json.dumps(schema(1))), round(first, 2), round(known, 2))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="qwen3-0.6b")
+    parser.add_argument("--out", type=Path, default=RESULTS / "structured.json")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer = load_tokenizer(with_tokenizer(small(Path(folder), LARGE)))
+    written = tokenizer.encode(json.dumps(DOCUMENT, separators=(",", ":")), add_special_tokens=False)
+    rng = np.random.default_rng(0)
+
+    def drawn(place: int, words: Any) -> int:
+        return int(rng.choice(np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))))
+
+    found: list[Any] = [
+        masks(tokenizer, rows, lambda place, _: written[place], "as JSON is written") for rows in (1, ROWS)
+    ]
+    found += [masks(tokenizer, rows, drawn, "drawn at random") for rows in (1, ROWS)]
+    found += [asyncio.run(delay(tokenizer)), batch(given.model)]
+    for each in found:
+        print(each)
+    report = {"processor": describe(), "threads": threads(), "found": [{type(e).__name__: asdict(e)} for e in found]}
+    given.out.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
