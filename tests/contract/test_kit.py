@@ -11,6 +11,7 @@ ELSEWHERE = {"null", "tpu"}  # computes nothing; takes minutes, and has tests/pl
 COMPUTING = [found.name for found in discover() if found.available and found.name not in ELSEWHERE]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("section", kit.section_names())
 @pytest.mark.parametrize("device", COMPUTING)

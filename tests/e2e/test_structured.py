@@ -92,6 +92,7 @@ def test_the_command_takes_a_shape_as_json() -> None:
     assert wrong.returncode == 2 and "did you mean 'regex'?" in wrong.stderr
 
 
+@pytest.mark.slow
 @tpu.needs_jax
 def test_on_static_shapes_every_answer_matches() -> None:
     model = LLM(str(folder()), device="tpu", load_format="dummy", max_model_len=64, num_pages=40, max_num_seqs=8,

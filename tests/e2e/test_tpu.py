@@ -90,6 +90,7 @@ def test_layers_with_windows_give_pages_back_and_say_what_transformers_says() ->
         assert list(said[str(key)].outputs[0].token_ids) == ids[len(prompt) :]
 
 
+@pytest.mark.slow
 def test_the_bundled_model_says_the_same_on_both() -> None:
     """As a user would see it. In float32: in bfloat16 the platforms round elsewhere, and near ties fall either way."""
     command = [

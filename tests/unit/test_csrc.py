@@ -138,6 +138,7 @@ def test_threads_that_cannot_start_are_an_error() -> None:
     assert "of 1024 threads could be started" in run.stdout and "ask for fewer" in run.stdout
 
 
+@pytest.mark.slow
 def test_benchmark_reports_the_ceilings() -> None:
     from benchmarks.ceilings import measure
 

@@ -91,6 +91,7 @@ def quintet(site: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "quintet", *words], env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_it_passes_the_probe_section_at_once(site: Path) -> None:
     done = quintet(site, "conformance", "--device", "tinyvec", "--section", "probe")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -98,6 +99,7 @@ def test_it_passes_the_probe_section_at_once(site: Path) -> None:
     assert " 0 failed" in done.stdout and "every clause that was tried holds" in done.stdout
 
 
+@pytest.mark.slow
 def test_it_generates_text_and_says_that_nothing_is_proven(site: Path) -> None:
     done = quintet(site, "generate", "--device", "tinyvec", "--max-tokens", "8", "Once upon a time")
     assert done.returncode == 0, done.stderr

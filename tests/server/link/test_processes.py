@@ -68,6 +68,7 @@ def test_a_killed_server_takes_its_engine_along(server: Server) -> None:
     assert server.leftovers() == []
 
 
+@pytest.mark.slow
 def test_a_stopped_engine_is_ended_with_the_reason() -> None:
     with Server(*NULL, "--engine-timeout", "15") as server:
         server.find("core").suspend()
@@ -208,6 +209,7 @@ def test_a_second_sigterm_tells_every_caller_why() -> None:
         assert "Traceback" not in server.output
 
 
+@pytest.mark.slow
 def test_a_stopped_api_process_is_replaced_and_is_woken_to_end() -> None:
     """While the server lives nobody waits for long; when it ends, what was stopped finishes what it has."""
     with Server(*NULL, "--engine-timeout", "5", "--api-workers", "2") as server:

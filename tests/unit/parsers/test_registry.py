@@ -45,9 +45,9 @@ def test_an_unknown_name_is_told_with_those_that_there_are() -> None:
 
 def test_a_name_has_one_parser() -> None:
     with pytest.raises(ValueError, match="a tool parser is already named 'qwen3_xml'"):
-        register("mine", ToolParser((block("<a>", Call()),), aliases=("qwen3_xml",)))
-    with pytest.raises(ValueError, match="no tool parser is named 'mine'"):
-        TOOL_PARSERS.get("mine")
+        register("never_there", ToolParser((block("<a>", Call()),), aliases=("qwen3_xml",)))
+    with pytest.raises(ValueError, match="no tool parser is named 'never_there'"):
+        TOOL_PARSERS.get("never_there")
     register("hermes", TOOL_PARSERS.get("hermes"))  # the same once more
     with pytest.raises(ValueError, match="must be a ToolParser or a ReasoningParser, not int"):
         register("mine", 1)  # type: ignore[arg-type]
