@@ -21,7 +21,8 @@ COMMANDS = ("serve", "generate", "chat", "complete", "bench latency", "bench thr
 # Any text will do, or the list is checked as a whole: those that can be wrong are below.
 TAKE_ANYTHING = {
     "--disable-access-log-for-endpoints", "--profiler-config.torch-profiler-dir", "--middleware",
-    "--config", "--root-path", "--system", "--prompts-file", "--served-model-name", "--api-key", "--allowed-origins", "--allowed-hosts",
+    "--config", "--root-path", "--system", "--prompts-file", "--served-model-name", "--api-key", "--allowed-origins",
+    "--allowed-hosts",
     "--logits-processors", "--stop", "--bad-words", "--compilation-config.cache-dir", "--input-file", "-i",
     "--output-file", "-o",
 }  # fmt: skip
