@@ -62,6 +62,12 @@ class Tokenizer:
         _whole(loaded.backend_tokenizer)
         return loaded
 
+    @property
+    def templates(self) -> str:
+        """All its chat templates, to look for words in; empty if it has none."""
+        own = self.chat_template
+        return "\n".join(own.values()) if isinstance(own, dict) else own or ""
+
     def __len__(self) -> int:
         """Number of tokens, added ones included; ids may have gaps, see vocab_size."""
         return int(self.backend.get_vocab_size(with_added_tokens=True))

@@ -106,8 +106,7 @@ async def chat_prompt(
 def template_text(service: Service) -> str:
     """The chat template, to look for names in: the operator's, or all that the tokenizer has."""
     tokenizer = service.backend.tokenizer
-    own = tokenizer.chat_template if tokenizer is not None else None
-    return service.chat_template or ("\n".join(own.values()) if isinstance(own, dict) else own) or ""
+    return service.chat_template or ("" if tokenizer is None else tokenizer.templates)
 
 
 def template_options(service: Service, body: TemplateFields) -> dict[str, Any]:

@@ -42,9 +42,8 @@ class Parsers:
         cls, settings: ServerConfig, tokenizer: Tokenizer | None, template: str | None, family: str = ""
     ) -> "Parsers":
         """Those that the settings name, or those that fit the chat template and the model's family."""
-        own = tokenizer.chat_template if tokenizer is not None else None
-        own = "\n".join(own.values()) if isinstance(own, dict) else own
-        tool, reasoning = detect(template or own or "", family)
+        own = "" if tokenizer is None else tokenizer.templates
+        tool, reasoning = detect(template or own, family)
         if reasoning is None and tokenizer is not None and tokenizer.added.keys() >= {"<think>", "</think>"}:
             reasoning = "think"
         tool, reasoning = settings.tool_call_parser or tool, settings.reasoning_parser or reasoning
@@ -85,9 +84,8 @@ class Listening:
 
 def needs_special(listening: Listening, tokenizer: Tokenizer) -> bool:
     """Whether special tokens must be in the text: a marker has one."""
-    texts = [text for parser in (listening.tool, listening.reasoning) if parser is not None for text in _texts(parser)]
-    special = [text for text, token_id in tokenizer.added.items() if token_id in tokenizer.special_ids]
-    return any(mark in text for mark in special for text in texts)
+    written = "\0".join(text for parser in (listening.tool, listening.reasoning) for text in _texts(parser))
+    return any(text in written for text, token_id in tokenizer.added.items() if token_id in tokenizer.special_ids)
 
 
 def _texts(part: Any) -> Iterator[str]:
