@@ -22,6 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
+from cpuinfo import get_cpu_info
 
 from benchmarks.checkpoints import checkpoint, small, with_tokenizer  # the path is set first: the script runs by itself
 from benchmarks.engine_step import LARGE, SHAPE
@@ -159,7 +160,12 @@ def main() -> None:
     found += [asyncio.run(delay(tokenizer)), batch(given.model)]
     for each in found:
         print(each)
-    report = {"processor": describe(), "threads": threads(), "found": [{type(e).__name__: asdict(e)} for e in found]}
+    report = {
+        "processor": get_cpu_info().get("brand_raw"),
+        "cpu": describe(),
+        "threads": threads(),
+        "found": [{type(e).__name__: asdict(e)} for e in found],
+    }
     given.out.write_text(json.dumps(report, indent=2) + "\n")
 
 
