@@ -81,6 +81,7 @@ def wanted(vendor: Environment) -> str:
     return _generated(vendor, "--device", "cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--tensor-parallel-size", "2", "--kv-cache-dtype", "fp8"]], ids=str)
 def test_it_generates_what_the_cpu_generates(more: list[str], wanted: str, vendor: Environment) -> None:
     """Greedily, in float32; fp8 in the cache changes the text, but not its beginning."""

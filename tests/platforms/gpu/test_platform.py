@@ -87,6 +87,7 @@ def test_registering_takes_no_name_from_another_platform() -> None:
     assert done.stdout == "[]\n"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")  # NumPy's, of masked lanes
 @pytest.mark.parametrize(
     ("family", "own"),

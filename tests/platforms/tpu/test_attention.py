@@ -178,6 +178,7 @@ def test_what_nobody_wrote_changes_no_bit(provider: str) -> None:
         assert torch.equal(kv[1:].nan_to_num(), expected[1:].nan_to_num()), "only the tokens' slots were written"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"shared": 16}, {"sinks": True, "softcap": 4.0}], ids=str)
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("mix", MIXES)
@@ -359,6 +360,7 @@ def test_heads_side_by_side_equal_heads_alone(heads: int, kv_heads: int, dim: in
     assert_close(got, host(want))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dim", "shared"), [(72, 64), (200, 136)])
 def test_v_inside_of_k_keeps_its_place_in_the_lanes(dim: int, shared: int) -> None:
     of = spec(6, 2, dim, shared=shared)
