@@ -67,7 +67,7 @@ BAD: list[Callable[[random.Random], bytes]] = [
     lambda r: body(**{r.choice(["temprature", "max_token", "__class__", "x" * 10_000]): 1}),
     lambda r: body(suffix="end"),
     lambda r: body(best_of=3),
-    lambda r: body(response_format={"type": "json_object"}),
+    lambda r: body(response_format={"type": "yaml"}),
     lambda r: body(echo=r.choice(["x", 5])),
     lambda r: body(presence_penalty=r.choice([3, -3, NAN, "x"])),
     lambda r: body(repetition_penalty=r.choice([0, -1, 1e9, "x"])),
