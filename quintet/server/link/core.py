@@ -6,6 +6,7 @@ import logging
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import zmq
@@ -46,7 +47,10 @@ def main() -> int:
     gc.collect()
     gc.freeze()  # the model and all modules stay: later collections need not walk them in the midst of a step
     try:
-        Core(context, folder, engine, serves, pulse).run()
+        core = Core(context, folder, engine, serves, pulse)
+        if importlib.util.find_spec("llguidance") is not None:
+            core.then = grammars.warm
+        core.run()
     except Exception:
         logger.exception("the engine broke")
         return 1
@@ -81,15 +85,12 @@ def served(prepared: Prepared) -> Served:
 
 
 def _grammars(serves: Served) -> Grammars:
-    """Its vocabulary is read while the weights are: later that would hold up a step."""
+    """Compile what API processes have tried."""
 
     def tokenizer() -> Tokenizer | None:
         return None if serves.tokenizer is None else load_tokenizer(serves.tokenizer)
 
-    made = Grammars(tokenizer, serves.vocab_size, serves.eos_ids, serves.structured_outputs, tried=True)
-    if importlib.util.find_spec("llguidance") is not None:
-        threading.Thread(target=made.warm, name="quintet-vocabulary", daemon=True).start()
-    return made
+    return Grammars(tokenizer, serves.vocab_size, serves.eos_ids, serves.structured_outputs, tried=True)
 
 
 def _push(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
@@ -112,6 +113,10 @@ class Core:
         self._inbox.bind(wire.engine_address(folder))
         self._outboxes = [_push(context, wire.worker_address(folder, worker)) for worker in pulse.workers]
         self._owners: dict[str, int] = {}  # engine request -> API process
+        self._met: set[int] = set()  # API processes that know what is served
+        # Done in a thread when all of them do. A vocabulary of 150k tokens takes 1.5 s that hold Python's lock: while
+        # weights are read it would put off the start by as much, and at the first who asks, everybody's tokens.
+        self.then: Callable[[], None] | None = None
 
     def run(self) -> None:
         """Messages are answered between two steps, so what was aborted is gone from the next."""
@@ -146,10 +151,17 @@ class Core:
         elif isinstance(message, wire.Join):
             self._leave(message.worker)  # what one that died had sent may have come after its Leave
             self._outboxes[message.worker].send(wire.encode(wire.Hello(self._served, self._pulse.message())))
+            self._meet(message.worker)
         elif isinstance(message, wire.Leave):
             self._leave(message.worker)
         else:
             self._outboxes[message.worker].send(wire.encode(self._do(message)))
+
+    def _meet(self, worker: int) -> None:
+        self._met.add(worker)
+        if self.then is not None and len(self._met) == len(self._outboxes):
+            threading.Thread(target=self.then, name="quintet-vocabulary", daemon=True).start()
+            self.then = None
 
     def _do(self, order: wire.Order) -> wire.Answer:
         """What the user can mend is an answer. All hear of sleep before the one that ordered it is answered."""
