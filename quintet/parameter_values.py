@@ -119,10 +119,13 @@ def text(value: Any) -> str:
     return value
 
 
-def schema(value: Any) -> Any:
-    if not isinstance(value, str | dict):
-        raise ValueError(f"must be a JSON schema, as a dict or as JSON text, not {show(value)}")
-    return value
+def dict_or_json(what: str) -> Parse:
+    def parse(value: Any) -> Any:
+        if not isinstance(value, str | dict):
+            raise ValueError(f"must be {what}, as a dict or as JSON text, not {show(value)}")
+        return value
+
+    return parse
 
 
 def choices(value: Any) -> list[str]:
@@ -136,12 +139,6 @@ def only_true(value: Any) -> bool:
     if value is not True:
         raise ValueError(f"must be True or left out, not {show(value)}")
     return True
-
-
-def structure(value: Any) -> Any:
-    if not isinstance(value, str | dict):
-        raise ValueError(f"must be a structural tag, as a dict or as JSON text, not {show(value)}")
-    return value
 
 
 def extra(value: Any) -> dict[str, Any]:

@@ -96,7 +96,9 @@ class StructuredOutputsParams(_Checked):
     _called = "structured outputs parameter"
 
     json: Any = param(
-        None, values.optional(values.schema), "a JSON schema that the output follows, as a dict or as JSON text"
+        None,
+        values.optional(values.dict_or_json("a JSON schema")),
+        "a JSON schema that the output follows, as a dict or as JSON text",
     )
     regex: str | None = param(None, values.optional(values.text), "a regular expression that matches the whole output")
     choice: list[str] | None = param(None, values.optional(values.choices), "the texts of which the output is one")
@@ -108,7 +110,7 @@ class StructuredOutputsParams(_Checked):
     json_object: bool | None = param(None, values.optional(values.only_true), "any JSON object")
     structural_tag: Any = param(
         None,
-        values.optional(values.structure),
+        values.optional(values.dict_or_json("a structural tag")),
         "free text with tagged stretches that have a shape, as a dict or as JSON text",
     )
     whitespace_pattern: str | None = param(
