@@ -2,7 +2,7 @@
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,14 @@ _PROBE = "quintet probe"
 Message = dict[str, Any]
 
 
+Strays = Callable[[str, str, Collection[str], Collection[str]], None]
+
+
+def refuse(where: str, kind: str, names: Collection[str], known: Collection[str]) -> None:
+    """Raises ValueError for names that are not known."""
+    refuse_unknown(kind, names, known)
+
+
 @dataclass(frozen=True)
 class ChatOptions:
     """What a chat template is given besides the messages."""
@@ -42,6 +50,7 @@ class ChatOptions:
     chat_template_kwargs: Mapping[str, Any] | None = None  # variables that the template reads
     add_generation_prompt: bool = True  # end with the beginning of the next message
     continue_final_message: bool = False  # the model goes on with the last message; nothing is begun then
+    strays: Strays = refuse  # is told of (where, what they are, names, those that are known); they are left out
 
 
 def render_chats(tokenizer: Tokenizer, messages: Any, *, read_files: bool = True, **options: Any) -> list[Prompt]:
@@ -84,13 +93,13 @@ def render_chat(tokenizer: Tokenizer, messages: Sequence[Any], options: ChatOpti
         raise ValueError(f"a conversation has 1 to {MAX_MESSAGES} messages, not {len(messages)}")
     tools = _tools(options.tools)
     template = _template(tokenizer, options.chat_template, tools is not None)
-    checked = [_check(message, place, template) for place, message in enumerate(messages)]
+    checked = [_check(message, place, template, options.strays) for place, message in enumerate(messages)]
     if options.continue_final_message:
         checked[-1] = _mark(checked[-1])
     variables = {
         **tokenizer.special_tokens,
         "documents": None,
-        **_extra(template, options.chat_template_kwargs),
+        **_extra(template, options),
         "messages": checked,
         "tools": tools,
         "add_generation_prompt": options.add_generation_prompt and not options.continue_final_message,
@@ -102,7 +111,7 @@ def render_chat(tokenizer: Tokenizer, messages: Sequence[Any], options: ChatOpti
     return Prompt(tokenizer.encode(text, add_special_tokens=False), text)
 
 
-def _check(message: Any, place: int, template: str) -> Message:
+def _check(message: Any, place: int, template: str, strays: Strays) -> Message:
     """A message as templates want it."""
     if not isinstance(message, Mapping):
         raise ValueError(f"message {place} must be a dict with 'role' and 'content', not {type(message).__name__}")
@@ -110,7 +119,7 @@ def _check(message: Any, place: int, template: str) -> Message:
     if not isinstance(role, str) or not (role in ROLES or (role.isidentifier() and _names(template, role))):
         wrong = unknown("role", role, ROLES) if isinstance(role, str) else f"the role {role!r}; it must be text"
         raise ValueError(f"message {place} has {wrong}")
-    message = _without_copied(message, place, template)
+    message = _without_copied(message, place, template, strays)
     content = message.get("content")
     if content is None and role != "assistant":
         raise ValueError(f"message {place} ({role}) has no content; give text")
@@ -128,12 +137,12 @@ def _check(message: Any, place: int, template: str) -> Message:
     return checked if reasoning is None else {"thinking": reasoning, **checked, "reasoning_content": reasoning}
 
 
-def _without_copied(message: Mapping[Any, Any], place: int, template: str) -> Message:
-    """The keys that count. Of others, those that hold nothing and those of an answer go; the rest is refused."""
+def _without_copied(message: Mapping[Any, Any], place: int, template: str, strays: Strays) -> Message:
+    """The keys that count. Of others, those that hold nothing and those of an answer go; the rest are strays."""
     known = dict.fromkeys((*KEYS, *REASONING))
     kept = {key: value for key, value in message.items() if key in known or (isinstance(key, str) and key in template)}
     wrong = [key for key, value in message.items() if not (key in kept or key in COPIED or value in (None, "", [], {}))]
-    refuse_unknown(f"key of message {place}", map(str, wrong), known)
+    strays(f"messages[{place}]", f"key of message {place}", [str(key) for key in wrong], known)
     return kept
 
 
@@ -207,13 +216,15 @@ def _tools(tools: Any) -> list[Any] | None:
     return plain
 
 
-def _extra(template: str, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Variables for the template, refused where it reads none of that name."""
+def _extra(template: str, options: ChatOptions) -> Mapping[str, Any]:
+    """Variables for the template; those that it does not read are strays."""
+    given = options.chat_template_kwargs
     if not given:
         return {}
     known = template_variables(template) - {"messages", "tools", "add_generation_prompt"}
-    refuse_unknown("variable of the chat template, in chat_template_kwargs:", map(str, given), known)
-    plain: Mapping[str, Any] = _plain("chat_template_kwargs", dict(given))
+    what, wrong = "chat_template_kwargs", [str(name) for name in given if name not in known]
+    options.strays(what, f"variable of the chat template, in {what}:", wrong, known)
+    plain: Mapping[str, Any] = _plain(what, {name: value for name, value in given.items() if name in known})
     return plain
 
 

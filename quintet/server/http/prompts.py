@@ -1,7 +1,7 @@
 """A request's prompts as token ids: read, measured against the model's length, tokenized beside the event loop."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 from quintet.engine.chat import render_chats
@@ -16,7 +16,10 @@ from quintet.server.http.protocol.chat import TemplateFields
 from quintet.server.http.protocol.completions import CompletionRequest
 from quintet.server.http.sampling import refuse
 from quintet.server.http.service import Service
+from quintet.server.http.strays import meet, sift
 
+_TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+_PART_KEYS = ("type", "text", "refusal", "annotations", "logprobs", "cache_control", "prompt_cache_breakpoint")
 _INLINE = 2000  # characters, token ids or bytes of JSON: below, a thread costs more than the work
 
 Result = TypeVar("Result")
@@ -89,7 +92,9 @@ async def chat_prompt(
     def render() -> Prompt:
         if params is not None and params.truncate_prompt_tokens is None:
             _check_text(tokenizer, _text_size(messages), limit, False, "messages")
-        prompt = render_chats(tokenizer, messages, read_files=False, **options)[0]
+        for place, message in enumerate(messages):
+            _sift_parts(message, f"messages[{place}]")
+        prompt = render_chats(tokenizer, messages, read_files=False, strays=_left_out, **options)[0]
         ids = tokenizer.encode(prompt.text or "", add_special_tokens=True) if special else prompt.token_ids
         if params is None:
             return Prompt(ids, prompt.text, salt)
@@ -101,6 +106,18 @@ async def chat_prompt(
     if params is not None:
         params.truncate_prompt_tokens = None
     return prompt
+
+
+def _left_out(where: str, kind: str, names: Collection[str], known: Collection[str]) -> None:
+    meet(where, names, known)
+
+
+def _sift_parts(message: Any, where: str) -> None:
+    """The parts of a message's content that are text; others are refused where they are read."""
+    content = message.get("content") if isinstance(message, dict) else None
+    for place, part in enumerate(content if isinstance(content, list) else ()):
+        if isinstance(part, dict) and part.get("type") in _TEXT_PARTS:
+            sift(part, _PART_KEYS, f"{where}.content[{place}]")
 
 
 def template_text(service: Service) -> str:

@@ -15,6 +15,7 @@ from quintet.server.http.sampling import refuse
 from quintet.server.http.service import Service
 from quintet.server.http.shape import shape
 from quintet.server.http.speech import Listening, needs_special
+from quintet.server.http.strays import sift
 
 MAX_NAME = 256
 _MODES = ("none", "auto", "required")
@@ -76,6 +77,7 @@ def _tool(given: Any, where: str) -> Tool:
     if not isinstance(given, dict):
         raise ParameterError(where, f"must be an object, not {kind_of(given)}")
     one_of(given.get("type"), f"{where}.type", ("function",))
+    sift(given, ("type", "function"), where)
     function = given.get("function")
     object_of(function, f"{where}.function", ("name", "description", "parameters", "strict"))
     assert isinstance(function, dict)
