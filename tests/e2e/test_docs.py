@@ -104,8 +104,10 @@ def test_python_runs(page: str, server: Server, tmp_path: Path, capsys: pytest.C
     (tmp_path / "page.py").write_text("\n".join(sources).replace(SERVED, server.url))
     runpy.run_path(str(tmp_path / "page.py"), run_name="__main__")
     out = capsys.readouterr().out
-    shown = re.findall(r"^ *print\(.*\)  # (.+)$", "\n".join(sources), re.M)  # what the page says that it prints
-    assert out and [each for each in shown if each not in out] == []
+    assert out
+    if page == "README.md":  # which shows what is printed
+        shown = re.findall(r"^ *print\(.*\)  # (.+)$", "\n".join(sources), re.M)
+        assert len(shown) > 5 and [each for each in shown if each not in out] == []
 
 
 @pytest.mark.parametrize("line", LINES)
