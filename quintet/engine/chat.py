@@ -2,12 +2,13 @@
 
 import functools
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from quintet.engine.prompts import Prompt
+from quintet.engine.strays import left_out
 from quintet.engine.template import render_template, template_variables
 from quintet.engine.tokenizer import Tokenizer, refuse_surrogates
 from quintet.names import refuse_unknown, unknown
@@ -33,14 +34,6 @@ _PROBE = "quintet probe"
 Message = dict[str, Any]
 
 
-Strays = Callable[[str, str, Collection[str], Collection[str]], None]
-
-
-def refuse(where: str, kind: str, names: Collection[str], known: Collection[str]) -> None:
-    """Raises ValueError for names that are not known."""
-    refuse_unknown(kind, names, known)
-
-
 @dataclass(frozen=True)
 class ChatOptions:
     """What a chat template is given besides the messages."""
@@ -50,7 +43,6 @@ class ChatOptions:
     chat_template_kwargs: Mapping[str, Any] | None = None  # variables that the template reads
     add_generation_prompt: bool = True  # end with the beginning of the next message
     continue_final_message: bool = False  # the model goes on with the last message; nothing is begun then
-    strays: Strays = refuse  # is told of (where, what they are, names, those that are known); they are left out
 
 
 def render_chats(tokenizer: Tokenizer, messages: Any, *, read_files: bool = True, **options: Any) -> list[Prompt]:
@@ -93,13 +85,13 @@ def render_chat(tokenizer: Tokenizer, messages: Sequence[Any], options: ChatOpti
         raise ValueError(f"a conversation has 1 to {MAX_MESSAGES} messages, not {len(messages)}")
     tools = _tools(options.tools)
     template = _template(tokenizer, options.chat_template, tools is not None)
-    checked = [_check(message, place, template, options.strays) for place, message in enumerate(messages)]
+    checked = [_check(message, place, template) for place, message in enumerate(messages)]
     if options.continue_final_message:
         checked[-1] = _mark(checked[-1])
     variables = {
         **tokenizer.special_tokens,
         "documents": None,
-        **_extra(template, options),
+        **_extra(template, options.chat_template_kwargs),
         "messages": checked,
         "tools": tools,
         "add_generation_prompt": options.add_generation_prompt and not options.continue_final_message,
@@ -111,7 +103,7 @@ def render_chat(tokenizer: Tokenizer, messages: Sequence[Any], options: ChatOpti
     return Prompt(tokenizer.encode(text, add_special_tokens=False), text)
 
 
-def _check(message: Any, place: int, template: str, strays: Strays) -> Message:
+def _check(message: Any, place: int, template: str) -> Message:
     """A message as templates want it."""
     if not isinstance(message, Mapping):
         raise ValueError(f"message {place} must be a dict with 'role' and 'content', not {type(message).__name__}")
@@ -119,7 +111,7 @@ def _check(message: Any, place: int, template: str, strays: Strays) -> Message:
     if not isinstance(role, str) or not (role in ROLES or (role.isidentifier() and _names(template, role))):
         wrong = unknown("role", role, ROLES) if isinstance(role, str) else f"the role {role!r}; it must be text"
         raise ValueError(f"message {place} has {wrong}")
-    message = _without_copied(message, place, template, strays)
+    message = _without_copied(message, place, template)
     content = message.get("content")
     if content is None and role != "assistant":
         raise ValueError(f"message {place} ({role}) has no content; give text")
@@ -137,12 +129,13 @@ def _check(message: Any, place: int, template: str, strays: Strays) -> Message:
     return checked if reasoning is None else {"thinking": reasoning, **checked, "reasoning_content": reasoning}
 
 
-def _without_copied(message: Mapping[Any, Any], place: int, template: str, strays: Strays) -> Message:
-    """The keys that count. Of others, those that hold nothing and those of an answer go; the rest are strays."""
+def _without_copied(message: Mapping[Any, Any], place: int, template: str) -> Message:
+    """The keys that count. Others that hold nothing, or are of an answer, go; the rest is refused, or gathered."""
     known = dict.fromkeys((*KEYS, *REASONING))
     kept = {key: value for key, value in message.items() if key in known or (isinstance(key, str) and key in template)}
     wrong = [key for key, value in message.items() if not (key in kept or key in COPIED or value in (None, "", [], {}))]
-    strays(f"messages[{place}]", f"key of message {place}", [str(key) for key in wrong], known)
+    if not left_out(f"messages[{place}]", [str(key) for key in wrong], known):
+        refuse_unknown(f"key of message {place}", map(str, wrong), known)
     return kept
 
 
@@ -216,15 +209,15 @@ def _tools(tools: Any) -> list[Any] | None:
     return plain
 
 
-def _extra(template: str, options: ChatOptions) -> Mapping[str, Any]:
-    """Variables for the template; those that it does not read are strays."""
-    given = options.chat_template_kwargs
+def _extra(template: str, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Variables for the template, refused where it reads none of that name, or gathered."""
     if not given:
         return {}
     known = template_variables(template) - {"messages", "tools", "add_generation_prompt"}
-    what, wrong = "chat_template_kwargs", [str(name) for name in given if name not in known]
-    options.strays(what, f"variable of the chat template, in {what}:", wrong, known)
-    plain: Mapping[str, Any] = _plain(what, {name: value for name, value in given.items() if name in known})
+    if left_out("chat_template_kwargs", [str(name) for name in given if name not in known], known):
+        given = {name: value for name, value in given.items() if name in known}
+    refuse_unknown("variable of the chat template, in chat_template_kwargs:", map(str, given), known)
+    plain: Mapping[str, Any] = _plain("chat_template_kwargs", dict(given))
     return plain
 
 

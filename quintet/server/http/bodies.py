@@ -10,11 +10,14 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
+from quintet.engine.strays import sift
+from quintet.names import nearest
 from quintet.server.http.errors import ApiError, ClientGone
-from quintet.server.http.strays import sift, slip
+from quintet.server.http.strays import refusal
 
 MAX_DEPTH = 100  # of nested lists and objects; templates, checks and logs go through them by recursion
 _LARGE = 2**17  # bytes of a body that is decoded beside the event loop
+_FEW = 16  # fields that are compared with one that is missing
 _SHOWN = 80  # characters of a wrong value that go into a message
 
 
@@ -84,16 +87,19 @@ def _decode(raw: bytes) -> dict[str, Any]:
 def parse_body(value: dict[str, Any], model: type[Model]) -> Model:
     known = _names(model)
     fields = {name: each for name, each in value.items() if name in known or not _dropped(name, each, model)}
+    strange = [name for name in fields if name not in known]
     _sift(fields, model)
     try:
         return model.model_validate(fields)
     except ValidationError as error:
-        raise _wrong_type(error) from None
+        raise _wrong_type(error, strange) from None
 
 
 def _sift(fields: dict[str, Any], model: type[Body], where: str = "") -> None:
     """Leaves out what is not known, in objects within the body, too."""
-    sift(fields, _names(model), where)
+    known = _names(model)
+    if wrong := sift(fields, known, where):
+        raise refusal(where, wrong, known)
     for name, kind in _objects(model):
         if isinstance(inner := fields.get(name), dict):
             _sift(inner, kind, f"{where}.{name}" if where else name)
@@ -142,13 +148,13 @@ def _kind(value: Any) -> str:
     return {list: "a list", str: "text", bool: "true or false", type(None): "null"}.get(type(value), "a number")
 
 
-def _wrong_type(error: ValidationError) -> ApiError:
-    """The first of what is wrong."""
+def _wrong_type(error: ValidationError, strange: list[str]) -> ApiError:
+    """The first of what is wrong. `strange`: fields of the body that are not known."""
     first = error.errors(include_url=False, include_context=False)[0]
     where = ".".join(str(part) for part in first["loc"] if isinstance(part, int) or part.isidentifier())[:200]
     if first["type"] == "missing":
-        given = slip(where)
-        instead = f" ({given} is not known)" if given else ""
+        slip = nearest(where, strange[:_FEW])
+        instead = f" ({slip} is not known)" if slip else ""
         return ApiError(400, f"{where} is missing{instead}; give it", param=where, code="missing_field")
     message = first["msg"].removeprefix("Value error, ")
     return ApiError(400, f"{where}: {message}, not {_short(first['input'])}", param=where, code="invalid_value")

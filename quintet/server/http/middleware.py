@@ -10,6 +10,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quintet.engine.strays import gathering
 from quintet.server.http.answers import json_response
 from quintet.server.http.asgi import Http, route_path, speaks_anthropic, wire_of
 from quintet.server.http.auth import is_public
@@ -18,7 +19,7 @@ from quintet.server.http.gate import Gate, Size
 from quintet.server.http.ids import HEADER, request_id
 from quintet.server.http.packed import Unpacked, coding_of
 from quintet.server.http.strays import HEADER as IGNORED
-from quintet.server.http.strays import Notices, Strays, gathering
+from quintet.server.http.strays import Notices, Strays
 from quintet.server.http.tally import Tally
 
 logger = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class Observed(Http):
         strays = Strays(self._strict)
         watch = _Watch(send, tally, strays, is_public(scope))
         try:
-            with gathering(strays):
+            with gathering(strays.meet):
                 await self._app(scope, receive, watch)
         finally:
             if strays:

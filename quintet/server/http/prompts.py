@@ -1,11 +1,12 @@
 """A request's prompts as token ids: read, measured against the model's length, tokenized beside the event loop."""
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from quintet.engine.chat import render_chats
 from quintet.engine.prompts import Prompt, parse_prompt
+from quintet.engine.strays import sift
 from quintet.engine.tokenizer import Tokenizer
 from quintet.sampling_params import ParameterError, SamplingParams
 from quintet.server.http.embeds import read_embeds
@@ -16,7 +17,6 @@ from quintet.server.http.protocol.chat import TemplateFields
 from quintet.server.http.protocol.completions import CompletionRequest
 from quintet.server.http.sampling import refuse
 from quintet.server.http.service import Service
-from quintet.server.http.strays import meet, sift
 
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 _PART_KEYS = ("type", "text", "refusal", "annotations", "logprobs", "cache_control", "prompt_cache_breakpoint")
@@ -94,7 +94,7 @@ async def chat_prompt(
             _check_text(tokenizer, _text_size(messages), limit, False, "messages")
         for place, message in enumerate(messages):
             _sift_parts(message, f"messages[{place}]")
-        prompt = render_chats(tokenizer, messages, read_files=False, strays=_left_out, **options)[0]
+        prompt = render_chats(tokenizer, messages, read_files=False, **options)[0]
         ids = tokenizer.encode(prompt.text or "", add_special_tokens=True) if special else prompt.token_ids
         if params is None:
             return Prompt(ids, prompt.text, salt)
@@ -106,10 +106,6 @@ async def chat_prompt(
     if params is not None:
         params.truncate_prompt_tokens = None
     return prompt
-
-
-def _left_out(where: str, kind: str, names: Collection[str], known: Collection[str]) -> None:
-    meet(where, names, known)
 
 
 def _sift_parts(message: Any, where: str) -> None:

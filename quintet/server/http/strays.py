@@ -3,10 +3,7 @@
 import functools
 import logging
 import re
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Any
+from collections.abc import Collection, Iterable
 from urllib.parse import quote
 
 from quintet.names import nearest, unknown
@@ -25,7 +22,7 @@ _SHOWN = 3  # fields that a refusal names
 class Strays:
     """Those of one request. `strict`: the first refuses it."""
 
-    def __init__(self, strict: bool = True) -> None:
+    def __init__(self, strict: bool) -> None:
         self.strict = strict
         self._met: dict[str, str | None] = {}  # a field's place -> the known name that was perhaps meant
         self._more = 0
@@ -38,7 +35,7 @@ class Strays:
         if not names:
             return
         if self.strict:
-            raise _refusal(where, names, known)
+            raise refusal(where, names, known)
         among = frozenset(known)
         for name in names:
             if len(self._met) == _KEPT:
@@ -46,10 +43,6 @@ class Strays:
                 continue
             place = f"{where}.{name[:_NAME]}" if where else name[:_NAME]
             self._met[quote(place, safe="[]$")] = _nearest(name, among)
-
-    def meant_for(self, name: str) -> str | None:
-        """The field that looks most like this known one."""
-        return next((place for place, match in self._met.items() if match == name), None)
 
     def told(self) -> str:
         """All of them in ASCII without line breaks, as a header takes it: never a value."""
@@ -83,37 +76,9 @@ class Notices:
         logger.warning("%s: fields that are not known were ignored: %s%s", quote(path)[:_NAME], strays.told(), last)
 
 
-_current: ContextVar[Strays | None] = ContextVar("strays", default=None)
-
-
-@contextmanager
-def gathering(strays: Strays) -> Iterator[None]:
-    """For the request that is served within, in threads that it starts, too."""
-    token = _current.set(strays)
-    try:
-        yield
-    finally:
-        _current.reset(token)
-
-
-def meet(where: str, names: Collection[str], known: Iterable[str]) -> None:
-    """Of the request that is served: to be left out. Outside of one all are refused."""
-    strays = _current.get()
-    (Strays() if strays is None else strays).meet(where, names, known)
-
-
-def slip(name: str) -> str | None:
-    """A field that was left out and was perhaps meant for this one."""
-    strays = _current.get()
-    return None if strays is None else strays.meant_for(name)
-
-
-def sift(given: dict[str, Any], known: Collection[str], where: str = "") -> None:
-    """Takes the fields that are not known out of `given`: nobody shall read what counts as left out."""
-    names = [name for name in given if name not in known]
-    meet(where, names, known)
-    for name in names:
-        del given[name]
+def refuse_query(given: Iterable[str], known: Collection[str]) -> None:
+    """Raises ApiError 400 for what is not known in the query of a path: that is typed, not made by a library."""
+    Strays(strict=True).meet("query", [name for name in given if name not in known], known)
 
 
 @functools.lru_cache(maxsize=1024)  # a client sends the same ones again and again
@@ -121,7 +86,8 @@ def _nearest(name: str, known: frozenset[str]) -> str | None:
     return nearest(name, sorted(known))
 
 
-def _refusal(where: str, names: Collection[str], known: Iterable[str]) -> ApiError:
+def refusal(where: str, names: Collection[str], known: Iterable[str]) -> ApiError:
+    """Of the object at `where`, the body if it is ""."""
     known = list(known)
     said = [unknown("field", name[:_NAME], known) for name, _ in zip(names, range(_SHOWN), strict=False)]
     if not where:

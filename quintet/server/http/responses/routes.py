@@ -18,7 +18,6 @@ from quintet.server.http.errors import ApiError
 from quintet.server.http.logprobs import Writer
 from quintet.server.http.openapi import documented
 from quintet.server.http.responses.background import Run
-from quintet.server.http.responses.checks import refuse_query
 from quintet.server.http.responses.plan import Plan, count_input, make_plan
 from quintet.server.http.responses.reply import Events, Reply, Score
 from quintet.server.http.responses.request import CountInput, CreateResponse, begin, check, check_count
@@ -26,6 +25,7 @@ from quintet.server.http.responses.shapes import InputTokens, Item, ItemList, Re
 from quintet.server.http.responses.store import Store, Stored
 from quintet.server.http.service import Service
 from quintet.server.http.sse import encode
+from quintet.server.http.strays import refuse_query
 from quintet.server.http.tally import tally_of
 
 router = APIRouter()

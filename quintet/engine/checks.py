@@ -1,32 +1,32 @@
 """Checks of what is inside of a field: every refusal names the place, the reason, and the nearest name."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Any
 
 from quintet.engine.chat import MAX_MESSAGES
+from quintet.engine.strays import sift
 from quintet.names import unknown
 from quintet.sampling_params import ParameterError
-from quintet.server.http.strays import Strays, sift
 
-_NAME = 80  # characters of a wrong word that are shown
+_SHOWN = 3  # names in one message; a body may hold any number
+_NAME = 80  # characters of each
 
 
 def object_of(given: Any, where: str, known: Collection[str]) -> dict[str, Any]:
-    """A JSON object, of whose fields these stay."""
+    """A JSON object with these fields and no others."""
     if not isinstance(given, dict):
         raise ParameterError(where, f"must be an object with {', '.join(known)}, not {kind_of(given)}")
-    sift(given, known, where)
+    refuse_fields(given, known, where)
     return given
 
 
 def refuse_fields(given: dict[str, Any], known: Collection[str], where: str) -> None:
-    """Takes out what is not known; under --strict-requests raises ApiError 400 that has the nearest names."""
-    sift(given, known, where)
-
-
-def refuse_query(given: Iterable[str], known: Collection[str]) -> None:
-    """Raises ApiError 400 for what is not known in the query of a path: that is typed, not made by a library."""
-    Strays().meet("query", [name for name in given if name not in known], known)
+    """Raises ParameterError that has the nearest name of each field that is not known, unless such are gathered."""
+    wrong = sift(given, known, where)
+    if wrong:
+        said = [unknown("field", name[:_NAME], known) for name in wrong[:_SHOWN]]
+        rest = f", and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+        raise ParameterError(where, f"has what it may not have: {'; '.join(said)}{rest}")
 
 
 def list_of(given: Any, where: str, what: str) -> list[Any]:
