@@ -6,6 +6,8 @@ from typing import NamedTuple
 import msgspec
 
 from quintet.engine.prompts import Prompt
+from quintet.engine.speech import Listening
+from quintet.engine.tools import Manner, Wanted
 from quintet.sampling_params import ParameterError, RequestOutputKind, SamplingParams
 from quintet.server.http.calls import Ask
 from quintet.server.http.errors import ApiError
@@ -21,8 +23,7 @@ from quintet.server.http.responses.tools import blamed, read_tools, template_fie
 from quintet.server.http.sampling import checked_params
 from quintet.server.http.service import Service
 from quintet.server.http.shape import of_format, shape
-from quintet.server.http.speech import Listening
-from quintet.server.http.tools import Manner, Wanted, check_tools, listen
+from quintet.server.http.tools import check_tools, listen
 
 _TOO_LONG = "context_length_exceeded"
 _ROOM = 4  # a conversation is cut so that a quarter of the context is left for the answer, if not told how much

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from quintet.engine.speech import Speech
 from quintet.outputs import CompletionOutput, RequestOutput
 from quintet.parsers import Content, Event
 from quintet.server.http.errors import ApiError
@@ -18,8 +19,8 @@ from quintet.server.http.responses.shapes import (
     ResponseObject,
     ResponseUsage,
 )
-from quintet.server.http.speech import Speech
 from quintet.server.http.sse import event
+from quintet.server.http.told import hear_all
 from quintet.server.http.turns import Turns
 
 Score = Callable[[CompletionOutput], Awaitable[list[bytes]]]  # the log-probabilities of an output, to be listed()
@@ -92,7 +93,7 @@ class Reply:
         if self._speech.listening.plain:
             return [Content(text)] if text else []
         if ended:  # it may be all of a long answer
-            return await self._speech.hear_all(text, self._turns)
+            return await hear_all(self._speech, text, self._turns)
         return self._speech.hear(text, ended)
 
     def _usage(self) -> ResponseUsage:

@@ -5,11 +5,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, create_model
 
+from quintet.engine.checks import object_of, one_of
+from quintet.engine.tools import MAX_TOOLS
 from quintet.sampling_params import ParameterError
 from quintet.server.http.bodies import Body, Lacking
-from quintet.server.http.protocol.chat import MAX_TOOLS
 from quintet.server.http.protocol.sampling import SAMPLING_FIELDS, SamplingBody
-from quintet.server.http.responses.checks import object_of, one_of
 from quintet.server.http.responses.input_schema import INPUT
 
 LOGPROBS = "message.output_text.logprobs"

@@ -8,6 +8,8 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 
+from quintet.engine.checks import refuse_fields
+from quintet.engine.speech import Speech
 from quintet.outputs import RequestOutput
 from quintet.sampling_params import ParameterError, SamplingParams
 from quintet.server.http.answers import json_response, service_of, stream_response, whole_response
@@ -19,14 +21,12 @@ from quintet.server.http.logprobs import Writer
 from quintet.server.http.openapi import documented
 from quintet.server.http.responses.background import Run
 from quintet.server.http.responses.begin import begin
-from quintet.server.http.responses.checks import refuse_fields
 from quintet.server.http.responses.plan import Plan, count_input, make_plan
 from quintet.server.http.responses.reply import Events, Reply, Score
 from quintet.server.http.responses.request import CountInput, CreateResponse, check, check_count, wants_sealed
 from quintet.server.http.responses.shapes import InputTokens, Item, ItemList, ResponseDeleted, ResponseObject
 from quintet.server.http.responses.store import Store, Stored
 from quintet.server.http.service import Service
-from quintet.server.http.speech import Speech
 from quintet.server.http.sse import encode
 from quintet.server.http.tally import tally_of
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import msgspec
 
+from quintet.engine.checks import kind_of, one_of, refuse_fields, text_of
+from quintet.engine.tools import MAX_NAME
 from quintet.sampling_params import ParameterError
 from quintet.server.http.ids import new_id
-from quintet.server.http.responses.checks import kind_of, one_of, refuse_fields, text_of
 from quintet.server.http.responses.seal import unseal
 from quintet.server.http.responses.shapes import Item
-from quintet.server.http.tools import MAX_NAME
 
 _CALL = ("type", "id", "call_id", "name", "arguments", "status")
 _OUTPUT = ("type", "id", "call_id", "output", "status")

@@ -3,17 +3,17 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from quintet.engine.checks import kind_of, one_of, refuse_fields, text_of
 from quintet.engine.template import template_variables
+from quintet.engine.tools import Wanted, allowed, distinct, name_of, of_mode, tool_of
 from quintet.parsers import Tool
 from quintet.sampling_params import ParameterError
 from quintet.server.http.errors import ApiError
 from quintet.server.http.prompts import template_text
 from quintet.server.http.protocol.chat import TemplateFields
-from quintet.server.http.responses.checks import kind_of, one_of, refuse_fields, text_of
 from quintet.server.http.responses.request import CountInput, CreateResponse
 from quintet.server.http.service import Service
 from quintet.server.http.shape import shape
-from quintet.server.http.tools import Wanted, allowed, distinct, name_of, of_mode, tool_of
 
 _FUNCTION = ("type", "name", "description", "parameters", "strict", "output_schema")
 _LACKING: dict[str, tuple[Any, ...]] = {  # fields of a function, and what asks for nothing
