@@ -247,7 +247,7 @@ CALL: dict[str, Any] = {"type": "function_call", "call_id": "call_1", "name": "f
 OUT: dict[str, Any] = {"type": "function_call_output", "call_id": "call_1", "output": "1"}
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [{"type": "function"}]}, "tools[0].name", "1 to 256"),
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0]", "'function'"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0].function", "beside"),
     ({"tools": [{**ADD, "parameters": "none"}]}, "tools[0].parameters", "text"),
     ({"tools": [ADD, ADD]}, "tools", "twice"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type", "function_call_output"),
@@ -272,7 +272,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"input": [{**CALL, "arguments": "[1]"}]}, "input[0].arguments", "JSON object"),
     ({"input": [{**CALL, "arguments": '{"a": ' + "[" * 5000}]}, "input[0].arguments", "JSON object"),
     ({"input": [{**CALL, "name": ""}]}, "input[0].name", "1 to 256"),
-    ({"input": [{**CALL, "namespace": "crm"}]}, "input[0]", "'namespace'"),
+    ({"input": [{**CALL, "namespace": "crm"}]}, "input[0].namespace", "leave"),
     ({"input": [CALL, {**OUT, "output": None}]}, "input[1].output", "null"),
     ({"input": [CALL, {**OUT, "output": [{"type": "input_image"}]}]}, "input[1].output[0]", "text alone"),
     ({"input": [{"type": "reasoning", "content": "Hm."}]}, "input[0].content", "a list"),

@@ -12,8 +12,8 @@ from quintet.server.http.ids import new_id
 from quintet.server.http.responses.seal import unseal
 from quintet.server.http.responses.shapes import Item
 
-_CALL = ("type", "id", "call_id", "name", "arguments", "status")
-_OUTPUT = ("type", "id", "call_id", "output", "status")
+_CALL = ("type", "id", "call_id", "name", "arguments", "status", "caller", "async")
+_OUTPUT = ("type", "id", "call_id", "output", "status", "caller", "name")
 _THOUGHT = ("type", "id", "summary", "content", "encrypted_content", "status")
 _STATUS = ("in_progress", "completed", "incomplete")
 
@@ -95,7 +95,9 @@ def _is_made(item: Item) -> bool:
 
 def _check_fields(item: Mapping[str, Any], where: str, known: tuple[str, ...]) -> None:
     """Clients may write out what is not there: null asks for nothing."""
-    refuse_fields([name for name, value in item.items() if value is not None], known, where)
+    if item.get("namespace") is not None:
+        raise ParameterError(f"{where}.namespace", "is not served: functions have names alone; leave it out")
+    refuse_fields({name: value for name, value in item.items() if value is not None}, known, where)
 
 
 def _status(item: Mapping[str, Any], where: str) -> str:

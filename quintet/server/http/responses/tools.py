@@ -115,6 +115,8 @@ def _tool(given: Any, where: str) -> Tool:
     if not isinstance(given, dict):
         raise ParameterError(where, f"must be an object, not {kind_of(given)}")
     _check_type(given.get("type"), f"{where}.type", ("function",))
+    if "name" not in given and "function" in given:
+        raise ParameterError(f"{where}.function", "belongs to chats: here name and parameters stand beside the type")
     for name, harmless in _LACKING.items():
         if given.get(name) not in harmless:
             raise ParameterError(f"{where}.{name}", "is not served here; leave it out")
