@@ -1,7 +1,7 @@
 """One response while it grows: the object that clients read, and the numbered events that tell of it."""
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -10,7 +10,8 @@ from quintet.engine.speech import Speech
 from quintet.outputs import CompletionOutput, RequestOutput
 from quintet.parsers import Content, Event
 from quintet.server.http.errors import ApiError
-from quintet.server.http.responses.output import Output, Step
+from quintet.server.http.responses.output import Output
+from quintet.server.http.responses.served_items import Listed, ServedCall, Step
 from quintet.server.http.responses.shapes import (
     Incomplete,
     InputDetails,
@@ -19,9 +20,10 @@ from quintet.server.http.responses.shapes import (
     ResponseObject,
     ResponseUsage,
 )
-from quintet.server.http.sse import event
+from quintet.server.http.sse import encode, event
 from quintet.server.http.told import hear_all
 from quintet.server.http.turns import Turns
+from quintet.server.tool_servers.results import Result
 
 Score = Callable[[CompletionOutput], Awaitable[list[bytes]]]  # the log-probabilities of an output, to be listed()
 
@@ -32,16 +34,22 @@ class Reply:
     """Outputs go in; the response and its parts come out."""
 
     def __init__(
-        self, begun: ResponseObject, speech: Speech, turns: Turns, score: Score | None = None, sealed: bool = False
+        self,
+        begun: ResponseObject,
+        speech: Speech,
+        turns: Turns,
+        score: Score | None = None,
+        output: Output | None = None,
     ) -> None:
-        """`sealed`: thoughts have encrypted_content."""
+        """`output`: an empty one."""
         self.id, self.status = begun.id, begun.status
         self._begun, self._speech, self._turns, self._score = begun, speech, turns, score
-        self._output = Output(sealed)
+        self._output = output or Output()
         self._failure: ResponseFailure | None = None
         self._finish_reason: str | None = None
         self._ended: int | None = None  # Unix time
         self._prompt_tokens = self._cached_tokens = self._tokens = 0
+        self._earlier_prompts = self._earlier_cached = 0  # tokens of the rounds before this one
 
     @property
     def over(self) -> bool:
@@ -61,6 +69,53 @@ class Reply:
         self._cached_tokens = output.num_cached_tokens
         self._finish_reason = completion.finish_reason
         return self._output.take(await self._heard(completion), scores)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the round that has ended called tools that are to be carried out."""
+        return bool(self._output.waiting) and self._finish_reason != "length"
+
+    @property
+    def asks_client(self) -> bool:
+        """Whether it called tools that the client carries out."""
+        return self._output.asks_client
+
+    @property
+    def waiting(self) -> dict[int, ServedCall]:
+        """Calls that are whole and to be carried out, by place."""
+        return self._output.waiting
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the output so far."""
+        return self._tokens
+
+    def show(self, lists: Iterable[Listed]) -> list[Step]:
+        """Tools of tool servers, before anything else."""
+        return self._output.show(lists)
+
+    def pause(self) -> list[Step]:
+        """The round has ended."""
+        return self._output.pause()
+
+    def answer(self, place: int, result: Result) -> list[Step]:
+        """What came of a call that waited."""
+        return self._output.answer(place, result)
+
+    def items(self) -> bytes:
+        """Those so far, as JSON."""
+        return encode(self._output.items("completed"))
+
+    def again(self, speech: Speech) -> None:
+        """A further round begins."""
+        self._speech = speech
+        self._earlier_prompts += self._prompt_tokens
+        self._earlier_cached += self._cached_tokens
+        self._output.begin_round()
+
+    def cut_short(self) -> None:
+        """No tokens are left for a further round."""
+        self._finish_reason = "length"
 
     def end(self) -> list[Step]:
         """All outputs were taken."""
@@ -97,12 +152,14 @@ class Reply:
         return self._speech.hear(text, ended)
 
     def _usage(self) -> ResponseUsage:
+        """Of all rounds: each reads what was said before it."""
+        prompts = self._earlier_prompts + self._prompt_tokens
         return ResponseUsage(
-            self._prompt_tokens,
-            InputDetails(self._cached_tokens),
+            prompts,
+            InputDetails(self._earlier_cached + self._cached_tokens),
             self._tokens,
             OutputDetails(),
-            self._prompt_tokens + self._tokens,
+            prompts + self._tokens,
         )
 
 
@@ -125,9 +182,12 @@ class Events:
         self.reply.status = "in_progress"
         return [self._event("in_progress", response=self.reply.object())]
 
-    async def take(self, output: RequestOutput) -> list[bytes]:
-        """The events of an output, if it adds anything."""
-        return [self._event(kind, **fields) for kind, fields in await self.reply.take(output)]
+    async def told(self, rounds: AsyncIterator[list[Step]]) -> AsyncIterator[list[bytes]]:
+        """All further ones, up to the last."""
+        async for steps in rounds:
+            start = self.start() if self.reply.status == "queued" else []
+            yield [*start, *(self._event(kind, **fields) for kind, fields in steps)]
+        yield self.end()
 
     def end(self) -> list[bytes]:
         steps = [self._event(kind, **fields) for kind, fields in self.reply.end()]
