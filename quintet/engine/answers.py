@@ -13,6 +13,7 @@ from quintet.engine.stats import STEP_BOUNDS
 from quintet.outputs import TokenDelta, TokenLogprobs
 
 NOT_FINITE = "the model gave no finite logits for this request; its weights or dtype may be at fault"
+REPETITION_DETECTED = "repetition_detected"  # vLLM's stop_reason
 NOTHING_LEFT = (
     "no token is left to draw: structured_outputs allow none that bad_words, allowed_token_ids or the like leave"
 )
@@ -95,21 +96,22 @@ class Answers:
         if grammar is not None:
             if why := grammar.follow(request):
                 return self.fail(request, f"structured_outputs ended: {why}")
-            if reason is FinishReason.LENGTH and grammar.complete:
+            if reason in (FinishReason.LENGTH, FinishReason.REPETITION) and grammar.complete:
                 reason = None  # it ends by what it has said
         if reason is None:
             delta = _delta(request, [token_id])
         else:
             asked = reason is FinishReason.STOP and token_id in (request.params.stop_token_ids or ())
-            delta = self.end(request, reason, [token_id], stop=token_id if asked else None)
-        if result.logprobs is not None and request.params.logprobs is not None:
-            delta.logprobs = [_trim(result.logprobs[row], request.params.logprobs)]
+            stop = REPETITION_DETECTED if reason is FinishReason.REPETITION else token_id if asked else None
+            delta = self.end(request, reason, [token_id], stop)
+        if result.logprobs is not None and (wanted := request.params.num_logprobs) is not None:
+            delta.logprobs = [_trim(result.logprobs[row], wanted)]
         if result.prompt_logprobs:
             delta.prompt_logprobs = result.prompt_logprobs.get(request)
         return delta
 
     def end(
-        self, request: Request, reason: FinishReason, token_ids: Sequence[int] = (), stop: int | None = None
+        self, request: Request, reason: FinishReason, token_ids: Sequence[int] = (), stop: int | str | None = None
     ) -> TokenDelta:
         self._scheduler.remove(request)
         self._flights.forget(request)

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--quiet", "-q", action="store_true", help="print no figures after an answer")
     target.add_arguments(parser)
     engine.add_sampling_arguments(
-        parser, exclude=("n", "logprobs", "prompt_logprobs", "structured_outputs"), max_tokens=None
+        parser, exclude=("n", "logprobs", "prompt_logprobs", "logprob_token_ids", "structured_outputs"), max_tokens=None
     )
     engine.add_arguments(parser, exclude=("seed",))
 
