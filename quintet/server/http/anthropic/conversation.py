@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from quintet.engine.checks import kind_of, list_of, object_of, one_of, refuse_fields, text_of
 from quintet.engine.prompts import Prompt
 from quintet.sampling_params import ParameterError, SamplingParams
 from quintet.server.http.anthropic.request import MessageBody, check_cache_control
@@ -10,7 +11,6 @@ from quintet.server.http.anthropic.tools import for_template, variables
 from quintet.server.http.errors import ApiError
 from quintet.server.http.prompts import beside, chat_prompt, template_text
 from quintet.server.http.protocol.chat import TemplateFields
-from quintet.server.http.responses.checks import kind_of, list_of, object_of, one_of, refuse_fields, text_of
 from quintet.server.http.service import Service
 
 Block = dict[str, Any]
