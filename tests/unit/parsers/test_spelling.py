@@ -38,7 +38,8 @@ def qwen(value: str) -> str:
          "</seed:tool_call>"),
         ("glm45", MAYBE_TEXT, "<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>null</arg_value>\n</tool_call>"),
         ("deepseek_v32", MAYBE_TEXT, '<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n'
-         '<｜DSML｜parameter name="x" string="true">null</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>'),
+         '<｜DSML｜parameter name="x" string="true">null</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+         "</｜DSML｜function_calls>"),
         ("pythonic", ROWS, '[f(x=[{"on": True}, {}])]'),
         ("pythonic", MAYBE_TEXT, "[f(x=None), f(x=\"it's\")]"),
         ("olmo3", {"type": "boolean"}, "<function_calls>\nf(x=True)\nf(x=False)\n</function_calls>"),
