@@ -93,6 +93,10 @@ class ServerConfig:
     trust_request_chat_template: bool = option(
         False, truth, "let a request bring a chat template of its own (it runs sandboxed)", group="server"
     )
+    strict_requests: bool = option(
+        False, truth, "refuse requests with fields that are not known, which are otherwise left out and named in a "
+        "header", group="server",
+    )  # fmt: skip
     enable_sleep_mode: bool = option(
         False, truth, "serve /sleep, /wake_up and /is_sleeping, which give the device's memory back and take it again",
         group="server",
