@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from quintet.engine.checks import kind_of, object_of, one_of
 from quintet.engine.speech import Listening, Parsers
+from quintet.engine.strays import sift
 from quintet.engine.tokenizer import Tokenizer
 from quintet.parsers import TOOL_PARSERS, Choice, Tool, ToolParser
 from quintet.sampling_params import ParameterError
@@ -70,6 +71,7 @@ def _tool(given: Any, where: str) -> Tool:
     if not isinstance(given, dict):
         raise ParameterError(where, f"must be an object, not {kind_of(given)}")
     one_of(given.get("type"), f"{where}.type", ("function",))
+    sift(given, ("type", "function"), where)
     function = given.get("function")
     object_of(function, f"{where}.function", ("name", "description", "parameters", "strict"))
     assert isinstance(function, dict)

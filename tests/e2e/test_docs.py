@@ -42,6 +42,7 @@ ELSEWHERE = {  # words of a line that is parsed here, and run there
     "--device tinyvec": "tests/unit/test_new_platform.py; the whole kit takes minutes, see tests/e2e/test_vendor.py",
     "--device acme": "tests/e2e/test_vendor.py, where the package is installed",
     "https://store.example": "tests/server/clients/test_transfer.py: there is no such store",
+    "--tools mine.py": "tests/e2e/test_cli.py, which answers what is asked",
     "--device tpu": "tests/platforms/tpu/: without a TPU, compiling takes a minute",
 }
 PYTHON_ELSEWHERE = {"docs/vendors.md": "tests/unit/test_vendors_page.py: parts of a package that is not there"}
@@ -103,7 +104,11 @@ def test_python_runs(page: str, server: Server, tmp_path: Path, capsys: pytest.C
     sources = [each.text for each in BLOCKS if (each.page, each.language) == (page, "python")]
     (tmp_path / "page.py").write_text("\n".join(sources).replace(SERVED, server.url))
     runpy.run_path(str(tmp_path / "page.py"), run_name="__main__")
-    assert capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert out
+    if page == "README.md":  # which shows what is printed
+        shown = re.findall(r"^ *print\(.*\)  # (.+)$", "\n".join(sources), re.M)
+        assert len(shown) > 5 and [each for each in shown if each not in out] == []
 
 
 @pytest.mark.parametrize("line", LINES)

@@ -69,7 +69,7 @@ async def test_an_input_of_any_length_is_counted_and_one_that_is_cut_as_it_is_cu
     ],
 )
 async def test_what_cannot_be_counted(body: dict[str, Any], param: str) -> None:
-    async with client(backend()) as http:
+    async with client(backend(), strict_requests=True) as http:
         assert (await fail(http, "POST", COUNT, json=body))["param"] == param
 
 

@@ -8,7 +8,6 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 
-from quintet.engine.checks import refuse_fields
 from quintet.outputs import RequestOutput
 from quintet.sampling_params import ParameterError, SamplingParams
 from quintet.server.http.answers import json_response, service_of, stream_response, whole_response
@@ -26,6 +25,7 @@ from quintet.server.http.responses.shapes import InputTokens, Item, ItemList, Re
 from quintet.server.http.responses.store import Store, Stored
 from quintet.server.http.service import Service
 from quintet.server.http.sse import encode
+from quintet.server.http.strays import refuse_query
 from quintet.server.http.tally import tally_of
 
 router = APIRouter()
@@ -168,7 +168,7 @@ async def retrieve_response(
     starting_after: Annotated[int | None, Query(ge=0, description="number of the last event that is known")] = None,
 ) -> Response:
     """A stored response as it is now."""
-    refuse_fields(http.query_params, ("stream", "starting_after", *_UNUSED), "query")
+    refuse_query(http.query_params, ("stream", "starting_after", *_UNUSED))
     stored = store_of(http).get(response_id, owner_of(http))
     if not stream:
         if starting_after is not None:
@@ -191,7 +191,7 @@ async def list_input_items(
     after: Annotated[str | None, Query(description="the last item of the page before")] = None,
 ) -> Response:
     """What was said before a response, page by page."""
-    refuse_fields(http.query_params, ("limit", "order", "after", *_UNUSED), "query")
+    refuse_query(http.query_params, ("limit", "order", "after", *_UNUSED))
     items: list[Item] = msgspec.json.decode(store_of(http).get(response_id, owner_of(http)).items)
     if order == "desc":
         items.reverse()
