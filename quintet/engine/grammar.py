@@ -154,6 +154,16 @@ class Matcher:
         self._taken = known
         return _plain(self._state.get_error()) if self._state.is_error() else ""
 
+    def allows(self, request: "Request", ahead: Sequence[int]) -> bool:
+        """Whether these may come next, one after the other; nobody asks of what has ended."""
+        self.follow(request)
+        if self._state.is_stopped() or self._state.is_error():
+            return True
+        taken = self._state.try_consume_tokens(list(ahead))
+        if taken:
+            self._state.rollback(taken)
+        return bool(taken == len(ahead))
+
     def fill(self, words: "Array", ahead: Sequence[int] = ()) -> None:
         """words [W] int32, W at least ceil(V / 32): a bit for each token that may come next, of V the tokenizer's.
 

@@ -5,8 +5,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from quintet.engine.prompts import Prompt
+from quintet.engine.thoughts import UNMARKED
 from quintet.engine.tokenizer import Tokenizer
-from quintet.parsers import TOOL_PARSERS, Choice, Tool, ToolParser
+from quintet.parsers import TOOL_PARSERS, Choice, ReasoningParser, Tool, ToolParser
 from quintet.sampling_params import ParameterError, SamplingParams
 from quintet.server.http.prompts import need_tokenizer
 from quintet.server.http.protocol.chat import MAX_TOOLS
@@ -126,22 +127,37 @@ class Manner(NamedTuple):
     earlier: int = 0  # calls that the conversation has already
     tell_thoughts: bool = True
     continues: bool = False  # the prompt ends within the answer
+    thinks: bool = True  # whether the model may think, as far as its template can forbid it
 
 
 async def listen(
     service: Service, params: SamplingParams, wanted: Wanted, prompt: Prompt, grammar: str, manner: Manner
 ) -> tuple[Listening, str]:
-    """How the answers are taken apart, and their grammar: the one that is given, or that of the calls that must come.
-
-    Where they have a shape, all of it is content. Sets what params need for that.
+    """How the answers are taken apart, and their grammar: the one that is given, or that of the calls that must come;
+    behind what the model thinks, if it may. Sets what params need for that.
     """
-    reasoning = None if grammar else service.parsers.reasoning
-    inside = reasoning is not None and reasoning.begins_inside(prompt.text or "", manner.continues)
+    reasoning, inside = _thoughts(service, prompt, manner, bool(grammar) or wanted.forced)
     tool = None if wanted.mode == "none" or grammar else service.parsers.tool
-    listening = Listening(tool, reasoning, wanted.tools, inside, *manner[:3])
+    thoughts = UNMARKED if reasoning is None else service.thoughts
+    marked = () if isinstance(thoughts, str) else (thoughts.marks, thoughts.begun(prompt.token_ids))
+    listening = Listening(tool, reasoning, wanted.tools, inside, *manner[:3], *marked)
     if wanted.forced:
         calls, parser = forced_grammar(wanted, listening, kept_apart(need_tokenizer(service)))
         listening, grammar = replace(listening, tool=parser), await shape(service, params, {"grammar": calls}, "tools")
+    elif grammar and reasoning is not None:
+        before = reasoning.before("@answer", inside, kept_apart(need_tokenizer(service)))
+        grammar = await service.backend.shapes.behind(grammar, before)
+        listening = replace(listening, reasoning=reasoning.of_shape())
     if needs_special(listening, need_tokenizer(service)):
         params.skip_special_tokens = False
     return listening, grammar
+
+
+def _thoughts(service: Service, prompt: Prompt, manner: Manner, shaped: bool) -> tuple[ReasoningParser | None, bool]:
+    """Who tells thoughts, and whether an answer begins with one. None where its shape begins at once."""
+    reasoning, text = service.parsers.reasoning, prompt.text or ""
+    if reasoning is None or (shaped and service.backend.shapes.config.enable_in_reasoning):
+        return None, False
+    inside = reasoning.begins_inside(text, manner.continues)
+    over = not manner.thinks or manner.continues or reasoning.ended(text)
+    return (None, False) if shaped and over and not inside else (reasoning, inside)

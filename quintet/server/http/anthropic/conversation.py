@@ -6,12 +6,13 @@ from typing import Any, NamedTuple
 from quintet.engine.prompts import Prompt
 from quintet.sampling_params import ParameterError, SamplingParams
 from quintet.server.http.anthropic.request import MessageBody, check_cache_control
-from quintet.server.http.anthropic.tools import for_template, variables
+from quintet.server.http.anthropic.tools import for_template
 from quintet.server.http.errors import ApiError
 from quintet.server.http.prompts import beside, chat_prompt, template_text
 from quintet.server.http.protocol.chat import TemplateFields
 from quintet.server.http.responses.checks import kind_of, list_of, object_of, one_of, refuse_fields, text_of
 from quintet.server.http.service import Service
+from quintet.server.http.thinking import may_think, read_thinking, variables
 
 Block = dict[str, Any]
 
@@ -33,6 +34,7 @@ class Conversation(NamedTuple):
 
     messages: list[dict[str, Any]]
     prefilled: bool  # the model goes on with the last one
+    thinks: bool = True  # whether the template leaves the model free to
 
     @property
     def calls(self) -> int:
@@ -46,11 +48,13 @@ async def render(
     """The prompt (without params, of any length), and what it is made of."""
     conversation = await beside(service, body.size, lambda: read_messages(body), "messages")
     template = template_text(service)
+    told = variables(template, read_thinking(body.thinking, "thinking").on, (body.output_config or {}).get("effort"))
+    conversation = conversation._replace(thinks=may_think(template, told))
     fields = TemplateFields.model_validate(
         {
             "continue_final_message": conversation.prefilled,
             "tools": for_template(body) or None,
-            "chat_template_kwargs": variables(body, template) or None,
+            "chat_template_kwargs": told or None,
         }
     )
     try:
