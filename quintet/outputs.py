@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+
+if TYPE_CHECKING:
+    from quintet.parsers import Event, ToolCall
 
 
 class TokenLogprobs(NamedTuple):
@@ -118,7 +121,11 @@ def _between(start: float | None, end: float | None) -> float | None:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One of a request's n completions. With output_kind DELTA, text, token_ids and logprobs are the new part only."""
+    """One of a request's n completions. With output_kind DELTA text, token_ids, logprobs, reasoning and content are the
+    new part only.
+
+    `text` is what the model wrote. What that is made of, chats alone say: the fields after `error`.
+    """
 
     index: int
     text: str
@@ -128,6 +135,11 @@ class CompletionOutput:
     finish_reason: str | None = None  # "stop", "length", "abort" or "error"; None while it runs
     stop_reason: int | str | None = None  # the stop string or stop token id that ended it; None for end-of-text
     error: str | None = None  # with finish_reason "error"
+    reasoning: str = ""  # what it thinks
+    content: str = ""  # what it says, without thoughts and calls
+    tool_calls: "Sequence[ToolCall]" = ()  # all so far; one that is not complete must not be acted on
+    message: dict[str, Any] | None = None  # the whole answer, to be added to the conversation; once it has ended
+    events: "Sequence[Event]" = ()  # what is new since the output before this one, in order
 
     def finished(self) -> bool:
         return self.finish_reason is not None

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quintet.config import EngineConfig
 from quintet.engine.arguments import AsyncLLMArguments
-from quintet.engine.chat import render_chats
 from quintet.engine.client import Client
 from quintet.engine.profiler import Trace
 from quintet.engine.prompts import Prompt, PromptType
+from quintet.engine.talks import Talks
 from quintet.outputs import RequestOutput
-from quintet.sampling_params import SamplingParams
+from quintet.sampling_params import RequestOutputKind, SamplingParams
 from quintet.settings.describe import takes
 from quintet.settings.lacking import no_attribute, without_lacking
 from quintet.settings.wording import keywords
@@ -109,12 +109,15 @@ class AsyncLLM(AsyncLLMArguments):
         """Answers one conversation; `template` as in LLM.chat."""
         if self._client.tokenizer is None:
             raise ValueError("this AsyncLLM was started with skip_tokenizer_init=True; start it without for chats")
-        prompts = render_chats(self._client.tokenizer, messages, **template)
-        if len(prompts) != 1:
-            raise ValueError(f"chat() takes one conversation, not {len(prompts)}; call it once for each")
-        async with aclosing(self._follow(prompts[0], sampling_params, request_id, priority)) as outputs:
+        config = self._client.config.structured_outputs_config
+        talks = Talks(self._client.tokenizer, self._client.family, messages, template, config)
+        if len(talks.prompts) != 1:
+            raise ValueError(f"chat() takes one conversation, not {len(talks.prompts)}; call it once for each")
+        [params], [hearing] = talks.fit([sampling_params or self.get_default_sampling_params()])
+        delta = params.output_kind == RequestOutputKind.DELTA
+        async with aclosing(self._follow(talks.prompts[0], params, request_id, priority)) as outputs:
             async for output in outputs:
-                yield output
+                yield hearing.take(output, delta)
 
     async def abort(self, request_id: str) -> None:
         """Ends a request; whoever follows it gets its last output."""

@@ -57,6 +57,11 @@ class Client:
         return self.admission.bounds.vocab_size
 
     @property
+    def family(self) -> str:
+        """The model's type, as its config.json names it."""
+        return str(self.prepared.hf_config.model_type)
+
+    @property
     def busy(self) -> bool:
         """Whether step() has anything to do."""
         return self.engine.busy

@@ -9,10 +9,10 @@ from tqdm import tqdm
 from quintet.config import EngineConfig
 from quintet.engine import beam
 from quintet.engine.arguments import LLMArguments
-from quintet.engine.chat import render_chats
 from quintet.engine.client import Client
 from quintet.engine.prompts import Prompt, PromptType
 from quintet.engine.shared import Shared
+from quintet.engine.talks import Hearing, Talks
 from quintet.engine.traced import Traced
 from quintet.outputs import RequestOutput
 from quintet.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
@@ -76,9 +76,15 @@ class LLM(LLMArguments, Traced):
         """Answers a conversation, or each of a list of them.
 
         `template` takes what the chat template is to know: tools, chat_template, chat_template_kwargs,
-        add_generation_prompt, continue_final_message.
+        add_generation_prompt, continue_final_message. And how calls and thoughts are: tool_choice ("auto", "none",
+        "required", or one by name), parallel_tool_calls, and by name tool_call_parser and reasoning_parser ("none": no
+        such), which else are found by the template. Completions have their reasoning, content, tool_calls and message
+        beside the text, in which the parsers' markers stand, also where they are special tokens.
         """
-        return self._run(render_chats(self._tokenizer(), messages, **template), sampling_params, use_tqdm, None)
+        talks = self._talks(messages, template)
+        params, hearings = talks.fit(self._params(sampling_params, len(talks.prompts)))
+        outputs = self._run(talks.prompts, params, use_tqdm, None)
+        return [hearing.take(output) for hearing, output in zip(hearings, outputs, strict=True)]
 
     @without_lacking
     def stream(
@@ -93,8 +99,10 @@ class LLM(LLMArguments, Traced):
 
     @without_lacking
     def stream_chat(self, messages: Any, sampling_params: Params = None, **template: Any) -> Iterator[RequestOutput]:
-        """chat() as it comes."""
-        return self._stream(render_chats(self._tokenizer(), messages, **template), sampling_params)
+        """chat() as it comes: each completion's `events` are what is new of its thoughts, words and calls."""
+        talks = self._talks(messages, template)
+        params, hearings = talks.fit(self._params(sampling_params, len(talks.prompts)))
+        return self._stream(talks.prompts, params, hearings)
 
     @without_lacking
     def beam_search(
@@ -167,6 +175,10 @@ class LLM(LLMArguments, Traced):
             raise ValueError("this LLM was started with skip_tokenizer_init=True; start it without for text and chats")
         return self._client.tokenizer
 
+    def _talks(self, messages: Any, options: dict[str, Any]) -> Talks:
+        config = self._client.config.structured_outputs_config
+        return Talks(self._tokenizer(), self._client.family, messages, options, config)
+
     def _run(
         self, prompts: list[Prompt], params: Params, use_tqdm: bool, priority: Sequence[int] | None
     ) -> list[RequestOutput]:
@@ -185,17 +197,20 @@ class LLM(LLMArguments, Traced):
             self._shared.abort(open_ids)  # refused or interrupted: nobody waits for them any more
         return [finished[request_id] for request_id in ids]
 
-    def _stream(self, prompts: list[Prompt], params: Params) -> Iterator[RequestOutput]:
+    def _stream(
+        self, prompts: list[Prompt], params: Params, hearings: Sequence[Hearing] = ()
+    ) -> Iterator[RequestOutput]:
         deltas = _with_kind(self._params(params, len(prompts)), RequestOutputKind.DELTA)
         ids = [self._client.next_id() for _ in prompts]
-        open_ids = set(ids)
+        open_ids, heard = set(ids), dict(zip(ids, hearings, strict=False))  # chats alone are taken apart
         try:
             self._add(ids, prompts, deltas, None)
             while open_ids:
                 for output in self._shared.receive(open_ids):
                     if output.finished:
                         open_ids.remove(output.request_id)
-                    yield output
+                    hearing = heard.get(output.request_id)
+                    yield output if hearing is None else hearing.take(output, delta=True)
         finally:
             self._shared.abort(open_ids)
 

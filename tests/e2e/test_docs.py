@@ -103,7 +103,11 @@ def test_python_runs(page: str, server: Server, tmp_path: Path, capsys: pytest.C
     sources = [each.text for each in BLOCKS if (each.page, each.language) == (page, "python")]
     (tmp_path / "page.py").write_text("\n".join(sources).replace(SERVED, server.url))
     runpy.run_path(str(tmp_path / "page.py"), run_name="__main__")
-    assert capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert out
+    if page == "README.md":  # which shows what is printed
+        shown = re.findall(r"^ *print\(.*\)  # (.+)$", "\n".join(sources), re.M)
+        assert len(shown) > 5 and [each for each in shown if each not in out] == []
 
 
 @pytest.mark.parametrize("line", LINES)

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
+from quintet.engine.speech import Listening, Parsers, Speech, needs_special
+from quintet.engine.tools import MAX_TOOLS, read_tools
 from quintet.parsers import REASONING_PARSERS, TOOL_PARSERS, Tool
 from quintet.sampling_params import ParameterError
-from quintet.server.http.protocol.chat import MAX_TOOLS
-from quintet.server.http.speech import Listening, Parsers, Speech, delta_of, message_of, needs_special
-from quintet.server.http.tools import read_tools
+from quintet.server.http.told import delta_of, hear_all, message_of
 from quintet.server.http.turns import Turns
 from quintet.server.settings import ServerConfig
 from tests.server.fakes import bundled_tokenizer
@@ -21,7 +21,7 @@ TEXT = f"<think>Hm.</think>Well: {CALL}{CALL.replace('f', 'g', 1)}"
 
 async def whole(text: str, listening: Listening = LISTENING) -> tuple[Any, str | None]:
     speech = Speech(listening)
-    return message_of(await speech.hear_all(text, Turns())), speech.reason("stop")
+    return message_of(await hear_all(speech, text, Turns())), speech.reason("stop")
 
 
 @pytest.mark.parametrize("step", [1, 2, 7, 10_000])

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from starlette.requests import Request as HttpRequest
 
 from quintet.engine.chat import load_chat_template
+from quintet.engine.speech import Parsers
 from quintet.engine.thoughts import Thoughts, find_thoughts
+from quintet.parsers import REASONING_PARSERS, TOOL_PARSERS, load_plugin
 from quintet.server.backend import Backend, EngineDead
 from quintet.server.http.auth import owner_of
 from quintet.server.http.calls import Ask, Call
 from quintet.server.http.errors import ApiError, as_api_error
 from quintet.server.http.gate import Gate, Size
-from quintet.server.http.speech import Parsers, check_parsers
 from quintet.server.http.turns import Turns
 from quintet.server.metrics.metrics import Metrics
 from quintet.server.metrics.record import Record
@@ -32,7 +33,7 @@ class Service:
         self.name = f"w{worker}"  # of this process, in the ids of its requests
         template = settings.chat_template
         self.chat_template = None if template is None else load_chat_template(template)  # Jinja text
-        check_parsers(settings)
+        _check_parsers(settings)
         self._parsers: Parsers | None = None
         self._thoughts: Thoughts | str | None = None
         backend.thoughts = lambda: self.thoughts
@@ -162,6 +163,17 @@ class Service:
                 400, f"{TIMEOUT_HEADER} must be seconds, a number over 0, not {asked[:40]!r}", param=TIMEOUT_HEADER
             )
         return min(seconds, most)
+
+
+def _check_parsers(settings: ServerConfig) -> None:
+    """Runs the operator's plug-ins. ValueError if one of them, or a parser that is named, is not there."""
+    for plugin in (settings.tool_parser_plugin, settings.reasoning_parser_plugin):
+        if plugin is not None:
+            load_plugin(plugin)
+    if settings.tool_call_parser not in (None, "none"):
+        TOOL_PARSERS.get(settings.tool_call_parser)
+    if settings.reasoning_parser not in (None, "none"):
+        REASONING_PARSERS.get(settings.reasoning_parser)
 
 
 def _share(settings: ServerConfig) -> Size:

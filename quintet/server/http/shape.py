@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from quintet.engine.checks import kind_of, object_of, one_of
 from quintet.sampling_params import ParameterError, SamplingParams, StructuredOutputsParams
 from quintet.server.http.errors import ApiError
 from quintet.server.http.protocol.sampling import SamplingBody
-from quintet.server.http.responses.checks import kind_of, object_of, one_of
 from quintet.server.http.service import Service
 
 _TYPES = ("text", "json_object", "json_schema", "structural_tag")

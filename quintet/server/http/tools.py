@@ -1,107 +1,15 @@
-"""What a request says of tools: which there are, and whether one of them must be called."""
+"""Whether and how this server tells calls in the answers to one request."""
 
-from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
 
 from quintet.engine.prompts import Prompt
-from quintet.engine.thoughts import UNMARKED
-from quintet.engine.tokenizer import Tokenizer
-from quintet.parsers import TOOL_PARSERS, Choice, ReasoningParser, Tool, ToolParser
-from quintet.sampling_params import ParameterError, SamplingParams
+from quintet.engine.speech import Listening, needs_special
+from quintet.engine.tools import Manner, Wanted, before, forced_grammar, kept_apart, listening
+from quintet.sampling_params import SamplingParams
 from quintet.server.http.prompts import need_tokenizer
-from quintet.server.http.protocol.chat import MAX_TOOLS
-from quintet.server.http.responses.checks import kind_of, object_of, one_of
 from quintet.server.http.sampling import refuse
 from quintet.server.http.service import Service
 from quintet.server.http.shape import shape
-from quintet.server.http.speech import Listening, needs_special
-
-MAX_NAME = 256
-_MODES = ("none", "auto", "required")
-
-
-class Wanted(NamedTuple):
-    """Of one request."""
-
-    tools: tuple[Tool, ...] = ()
-    mode: str = "none"  # or auto, required
-    named: str | None = None  # the one that must be called; mode is required then
-
-    @property
-    def forced(self) -> bool:
-        return self.mode == "required"
-
-
-def read_tools(tools: Any, choice: Any) -> Wanted:
-    """Of a chat's `tools` and `tool_choice`. Raises ParameterError that names the place."""
-    known = tuple(_tool(each, f"tools[{place}]") for place, each in enumerate(tools or ()))
-    names = [each.name for each in known]
-    if len(set(names)) < len(names):
-        raise ParameterError("tools", "has a name twice; give each tool its own")
-    if isinstance(choice, dict):
-        return _chosen(known, choice)
-    mode = ("auto" if known else "none") if choice is None else one_of(choice, "tool_choice", _MODES)
-    if mode == "required" and not known:
-        raise ParameterError("tool_choice", "is required, and there are no tools; give some")
-    return Wanted(known, mode if known else "none")
-
-
-def _chosen(known: tuple[Tool, ...], choice: Mapping[str, Any]) -> Wanted:
-    kind = one_of(choice.get("type"), "tool_choice.type", ("function", "allowed_tools"))
-    there = {each.name for each in known}
-    inner = choice.get(kind)
-    if kind == "allowed_tools":
-        object_of(inner, "tool_choice.allowed_tools", ("mode", "tools"))
-        assert isinstance(inner, dict)
-        mode = one_of(inner.get("mode"), "tool_choice.allowed_tools.mode", ("auto", "required"))
-        allowed = inner.get("tools")
-        if not isinstance(allowed, list) or not 1 <= len(allowed) <= MAX_TOOLS:
-            raise ParameterError("tool_choice.allowed_tools.tools", f"must be a list of 1 to {MAX_TOOLS} tools")
-        where = "tool_choice.allowed_tools.tools"
-        names = {_name(each, f"{where}[{place}]", there) for place, each in enumerate(allowed)}
-        return Wanted(tuple(each for each in known if each.name in names), mode)
-    return Wanted(known, "required", _name(choice, "tool_choice", there))
-
-
-def _name(given: Any, where: str, there: Collection[str]) -> str:
-    """Of {"type": "function", "function": {"name": ...}}."""
-    function = given.get("function") if isinstance(given, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(name, str) or name not in there:
-        raise ParameterError(f"{where}.function.name", f"must name one of the tools, not {str(name)[:80]!r}")
-    return name
-
-
-def _tool(given: Any, where: str) -> Tool:
-    if not isinstance(given, dict):
-        raise ParameterError(where, f"must be an object, not {kind_of(given)}")
-    one_of(given.get("type"), f"{where}.type", ("function",))
-    function = given.get("function")
-    object_of(function, f"{where}.function", ("name", "description", "parameters", "strict"))
-    assert isinstance(function, dict)
-    name, parameters = function.get("name"), function.get("parameters")
-    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:
-        raise ParameterError(f"{where}.function.name", f"must be text of 1 to {MAX_NAME} characters")
-    if parameters is not None and not isinstance(parameters, dict):
-        raise ParameterError(f"{where}.function.parameters", f"must be a JSON schema, not {kind_of(parameters)}")
-    return Tool(name, parameters or {"type": "object", "properties": {}})
-
-
-def forced_grammar(wanted: Wanted, listening: Listening, special: Mapping[str, int]) -> tuple[str, ToolParser]:
-    """The grammar of the calls that must be made, and who reads them: the model's own form, or else a list in JSON."""
-    choice = Choice(wanted.named, listening.parallel, listening.reasoning, listening.inside)
-    for parser in (listening.tool, TOOL_PARSERS.get("json")):
-        written = None if parser is None else parser.grammar(wanted.tools, choice, special)
-        if parser is not None and written is not None:
-            return written, parser
-    raise AssertionError("calls can be written in JSON")
-
-
-def kept_apart(tokenizer: Tokenizer) -> dict[str, int]:
-    """The tokens that llguidance does not take for text -> their ids."""
-    added = tokenizer.added.items()
-    return {text: i for text, i in added if i in tokenizer.special_ids or (text[:1] == "<" and text[-1:] == ">")}
 
 
 def check_tools(service: Service, wanted: Wanted, shaped: bool) -> None:
@@ -120,44 +28,22 @@ def check_tools(service: Service, wanted: Wanted, shaped: bool) -> None:
         raise refuse("tool_choice", "asks for calls, and response_format for another answer; leave one of them out")
 
 
-class Manner(NamedTuple):
-    """What else a request says of how its answers are taken apart."""
-
-    parallel: bool = True  # or the first call alone is told
-    earlier: int = 0  # calls that the conversation has already
-    tell_thoughts: bool = True
-    continues: bool = False  # the prompt ends within the answer
-    thinks: bool = True  # whether the model may think, as far as its template can forbid it
-
-
 async def listen(
     service: Service, params: SamplingParams, wanted: Wanted, prompt: Prompt, grammar: str, manner: Manner
 ) -> tuple[Listening, str]:
     """How the answers are taken apart, and their grammar: the one that is given, or that of the calls that must come;
     behind what the model thinks, if it may. Sets what params need for that.
     """
-    reasoning, inside = _thoughts(service, prompt, manner, bool(grammar) or wanted.forced)
-    tool = None if wanted.mode == "none" or grammar else service.parsers.tool
-    thoughts = UNMARKED if reasoning is None else service.thoughts
-    marked = () if isinstance(thoughts, str) else (thoughts.marks, thoughts.begun(prompt.token_ids))
-    listening = Listening(tool, reasoning, wanted.tools, inside, *manner[:3], *marked)
+    manner = manner._replace(within=service.backend.shapes.config.enable_in_reasoning)
+    how = listening(service.parsers, wanted, manner, prompt.text or "", bool(grammar))
+    special = kept_apart(need_tokenizer(service))
     if wanted.forced:
-        calls, parser = forced_grammar(wanted, listening, kept_apart(need_tokenizer(service)))
-        listening, grammar = replace(listening, tool=parser), await shape(service, params, {"grammar": calls}, "tools")
-    elif grammar and reasoning is not None:
-        before = reasoning.before("@answer", inside, kept_apart(need_tokenizer(service)))
-        grammar = await service.backend.shapes.behind(grammar, before)
-        listening = replace(listening, reasoning=reasoning.of_shape())
-    if needs_special(listening, need_tokenizer(service)):
+        calls, parser = forced_grammar(wanted, how, special)
+        how, grammar = replace(how, tool=parser), await shape(service, params, {"grammar": calls}, "tools")
+    elif grammar and how.reasoning is not None:
+        grammar = await service.backend.shapes.behind(grammar, before(how.reasoning, how.inside, special))
+    if how.reasoning is not None and not isinstance(thoughts := service.thoughts, str):
+        how = replace(how, marks=thoughts.marks, begun=thoughts.begun(prompt.token_ids))
+    if needs_special(how, need_tokenizer(service)):
         params.skip_special_tokens = False
-    return listening, grammar
-
-
-def _thoughts(service: Service, prompt: Prompt, manner: Manner, shaped: bool) -> tuple[ReasoningParser | None, bool]:
-    """Who tells thoughts, and whether an answer begins with one. None where its shape begins at once."""
-    reasoning, text = service.parsers.reasoning, prompt.text or ""
-    if reasoning is None or (shaped and service.backend.shapes.config.enable_in_reasoning):
-        return None, False
-    inside = reasoning.begins_inside(text, manner.continues)
-    over = not manner.thinks or manner.continues or reasoning.ended(text)
-    return (None, False) if shaped and over and not inside else (reasoning, inside)
+    return how, grammar

@@ -114,3 +114,78 @@ def test_the_clients_own_parse_gives_an_object_and_its_thought(ai: openai.OpenAI
     said = told.choices[0].message
     assert said.content is not None and said.model_extra and said.model_extra["reasoning"]
     jsonschema.validate(json.loads(said.content), PARTS)
+
+
+# ------------------------------------------------------------------------------------------- budgets and counting
+
+
+def tokens(server: Server, text: str) -> int:
+    body = {"prompt": text, "add_special_tokens": False}
+    count: int = httpx.post(server.url + "/tokenize", json=body, timeout=PATIENCE).json()["count"]
+    return count
+
+
+def test_thoughts_are_counted_in_tokens(server: Server, ai: openai.OpenAI) -> None:
+    told = ai.chat.completions.create(
+        model="bundled", messages=SUM, temperature=0, extra_body={"chat_template_kwargs": THINK}
+    )
+    assert told.usage and told.usage.completion_tokens_details
+    thought = told.usage.completion_tokens_details.reasoning_tokens
+    assert thought and thought == tokens(server, told.choices[0].message.model_extra["reasoning"])  # type: ignore[index]
+    plain = answer(server)["usage"]
+    assert plain["completion_tokens_details"] == {"reasoning_tokens": 0}
+
+
+def test_a_stream_ends_with_what_was_thought(server: Server) -> None:
+    fields: dict[str, Any] = {"chat_template_kwargs": THINK, "n": 2, "temperature": 1, "seed": 3}
+    lines = chat(server, stream=True, stream_options={"include_usage": True}, **fields).text.splitlines()
+    last = [json.loads(each[6:]) for each in lines if each.startswith("data: {")][-1]
+    assert last["choices"] == [] and last["usage"] == {
+        **answer(server, **fields)["usage"],
+        "prompt_tokens_details": last["usage"]["prompt_tokens_details"],
+    }
+    assert last["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+
+
+@pytest.mark.parametrize("asked", [
+    {"thinking_token_budget": 5}, {"thinking": {"type": "enabled", "budget_tokens": 5}},
+    {"thinking_token_budget": 5, "response_format": FORM},
+])  # fmt: skip
+def test_a_budget_ends_a_thought_and_an_answer_follows(server: Server, asked: dict[str, Any]) -> None:
+    said = answer(server, chat_template_kwargs=THINK, **asked)
+    message = said["choices"][0]["message"]
+    assert said["usage"]["completion_tokens_details"]["reasoning_tokens"] == 5
+    assert message["reasoning"] and message["content"]
+    if "response_format" in asked:
+        jsonschema.validate(json.loads(message["content"]), PARTS)
+
+
+def test_a_budget_of_nothing_thinks_nothing(server: Server) -> None:
+    said = answer(server, chat_template_kwargs=THINK, thinking_token_budget=0)
+    assert "reasoning" not in said["choices"][0]["message"] and said["choices"][0]["message"]["content"]
+    assert said["usage"]["completion_tokens_details"]["reasoning_tokens"] == 0
+
+
+@pytest.mark.parametrize("effort", ["minimal", "low", "medium", "high", "xhigh"])
+def test_an_effort_lets_a_template_think(server: Server, effort: str) -> None:
+    assert message(server, reasoning_effort=effort)["reasoning"]
+    quiet = message(server, reasoning_effort=effort, chat_template_kwargs={"enable_thinking": False})
+    assert "reasoning" not in quiet  # what names the template's own variable goes before
+
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"thinking_token_budget": -2}, "thinking_token_budget", "from -1"),
+    ({"thinking_token_budget": "many"}, "thinking_token_budget", "whole number"),
+    ({"thinking": {"type": "perhaps"}}, "thinking.type", "perhaps"),
+    ({"thinking": {"type": "enabled", "budget_tokens": -1}}, "thinking.budget_tokens", "whole number"),
+    ({"thinking": {"type": "enabled", "much": 1}}, "thinking", "much"),
+    ({"reasoning_effort": "some"}, "reasoning_effort", "some"),
+]
+
+
+@pytest.mark.parametrize("fields, param, why", REFUSED)
+def test_what_is_wrong_is_refused_by_name(server: Server, fields: dict[str, Any], param: str, why: str) -> None:
+    told = chat(server, **fields)
+    assert told.status_code == 400, told.text
+    error = told.json()["error"]
+    assert error["param"].startswith(param) and why in error["message"], error

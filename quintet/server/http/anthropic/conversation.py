@@ -3,16 +3,16 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from quintet.engine.checks import kind_of, list_of, object_of, one_of, refuse_fields, text_of
 from quintet.engine.prompts import Prompt
+from quintet.engine.thinking import may_think, read_thinking, variables
 from quintet.sampling_params import ParameterError, SamplingParams
 from quintet.server.http.anthropic.request import MessageBody, check_cache_control
 from quintet.server.http.anthropic.tools import for_template
 from quintet.server.http.errors import ApiError
 from quintet.server.http.prompts import beside, chat_prompt, template_text
 from quintet.server.http.protocol.chat import TemplateFields
-from quintet.server.http.responses.checks import kind_of, list_of, object_of, one_of, refuse_fields, text_of
 from quintet.server.http.service import Service
-from quintet.server.http.thinking import may_think, read_thinking, variables
 
 Block = dict[str, Any]
 

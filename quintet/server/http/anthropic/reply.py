@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from quintet.engine.speech import Speech
 from quintet.outputs import RequestOutput
 from quintet.parsers import CallArguments, CallBegin, Content, Event, Reasoning, gather
 from quintet.server.http.anthropic.shapes import (
@@ -16,8 +17,8 @@ from quintet.server.http.anthropic.shapes import (
     ToolUseBlock,
 )
 from quintet.server.http.errors import ApiError, anthropic_shape
-from quintet.server.http.speech import Speech
 from quintet.server.http.sse import event
+from quintet.server.http.told import hear_all
 from quintet.server.http.turns import Turns
 
 _PING = event({"type": "ping"}, "ping")
@@ -39,7 +40,7 @@ class Reply:
     async def whole(self, output: RequestOutput) -> MessageAnswer:
         """The message, of the only output."""
         self._note(output)
-        answer = self._answer(blocks_of(await self._speech.hear_all(output.outputs[0].text, self._turns)))
+        answer = self._answer(blocks_of(await hear_all(self._speech, output.outputs[0].text, self._turns)))
         answer.stop_reason, answer.stop_sequence = self._stop()
         return answer
 

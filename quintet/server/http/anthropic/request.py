@@ -5,10 +5,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, WithJsonSchema
 
+from quintet.engine.checks import object_of, one_of
+from quintet.engine.thinking import read_effort, read_thinking
+from quintet.engine.tools import MAX_TOOLS
 from quintet.server.http.bodies import Body, Lacking
-from quintet.server.http.protocol.chat import MAX_TOOLS
-from quintet.server.http.responses.checks import object_of, one_of
-from quintet.server.http.thinking import read_effort, read_thinking
 
 _TEXT = {
     "type": "object",

@@ -8,6 +8,9 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from quintet.engine.speech import Speech
+from quintet.engine.thinking import read_thinking
+from quintet.engine.tools import Manner
 from quintet.outputs import RequestOutput
 from quintet.sampling_params import RequestOutputKind, SamplingParams
 from quintet.server.backend import EngineDead
@@ -26,10 +29,8 @@ from quintet.server.http.openapi import documented
 from quintet.server.http.sampling import checked_params
 from quintet.server.http.service import Service
 from quintet.server.http.shape import of_format, shape
-from quintet.server.http.speech import Speech
 from quintet.server.http.tally import tally_of
-from quintet.server.http.thinking import read_thinking
-from quintet.server.http.tools import Manner, check_tools, listen
+from quintet.server.http.tools import check_tools, listen
 
 _SAME = ("max_tokens", "temperature", "top_p", "top_k", "seed")  # names that SamplingParams has too
 

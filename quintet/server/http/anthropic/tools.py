@@ -2,11 +2,11 @@
 
 from typing import Any
 
+from quintet.engine.checks import kind_of, one_of, refuse_fields
+from quintet.engine.tools import MAX_NAME, Wanted
 from quintet.parsers import Tool
 from quintet.sampling_params import ParameterError
 from quintet.server.http.anthropic.request import MessageBody
-from quintet.server.http.responses.checks import kind_of, one_of, refuse_fields
-from quintet.server.http.tools import MAX_NAME, Wanted
 
 _KEYS = (
     "name",

@@ -7,12 +7,11 @@ from msgspec import UNSET, UnsetType
 from pydantic import Field, WithJsonSchema
 
 from quintet.engine.chat import ROLES
+from quintet.engine.tools import MAX_TOOLS
 from quintet.outputs import Logprob
 from quintet.server.http.bodies import Body, Lacking
 from quintet.server.http.protocol.sampling import LACKING, SamplingBody
 from quintet.server.http.tally import Usage
-
-MAX_TOOLS = 1024  # OpenAI takes 128
 
 _TEXT = {"type": "string"}
 _PART = {

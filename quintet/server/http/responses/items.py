@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from quintet.engine.checks import kind_of, list_of, object_of, one_of, refuse_fields, text_of
 from quintet.sampling_params import ParameterError
 from quintet.server.http.ids import new_id
-from quintet.server.http.responses.checks import kind_of, list_of, object_of, one_of, refuse_fields, text_of
 from quintet.server.http.responses.references import References, is_reference
 from quintet.server.http.responses.shapes import Item
 

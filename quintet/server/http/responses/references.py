@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 
+from quintet.engine.checks import object_of, text_of
 from quintet.sampling_params import ParameterError
 from quintet.server.http.errors import ApiError
-from quintet.server.http.responses.checks import object_of, text_of
 from quintet.server.http.responses.shapes import Item
 from quintet.server.http.responses.store import Store, Stored
 

@@ -6,10 +6,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, create_model
 
+from quintet.engine.checks import object_of, one_of
 from quintet.sampling_params import ParameterError, SamplingParams
 from quintet.server.http.bodies import Body, Lacking
 from quintet.server.http.protocol.sampling import SAMPLING_FIELDS, SamplingBody
-from quintet.server.http.responses.checks import object_of, one_of
 from quintet.server.http.responses.shapes import ResponseObject
 
 LOGPROBS = "message.output_text.logprobs"

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 
+from quintet.engine.checks import refuse_fields
 from quintet.outputs import RequestOutput
 from quintet.sampling_params import ParameterError, SamplingParams
 from quintet.server.http.answers import json_response, service_of, stream_response, whole_response
@@ -18,7 +19,6 @@ from quintet.server.http.errors import ApiError
 from quintet.server.http.logprobs import Writer
 from quintet.server.http.openapi import documented
 from quintet.server.http.responses.background import Run
-from quintet.server.http.responses.checks import refuse_fields
 from quintet.server.http.responses.plan import Plan, count_input, make_plan
 from quintet.server.http.responses.reply import Events, Reply, Score
 from quintet.server.http.responses.request import CountInput, CreateResponse, begin, check, check_count

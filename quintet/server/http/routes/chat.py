@@ -8,6 +8,9 @@ from msgspec import UNSET
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from quintet.engine.speech import Listening, Speech
+from quintet.engine.thinking import may_think, read_effort, read_thinking, variables
+from quintet.engine.tools import Manner, read_tools
 from quintet.outputs import CompletionOutput, RequestOutput
 from quintet.sampling_params import SamplingParams
 from quintet.server.http.answers import Head, service_of, stream_response, whole_response
@@ -29,11 +32,10 @@ from quintet.server.http.protocol.chat import (
 from quintet.server.http.sampling import check_stream, refuse, sampling_params
 from quintet.server.http.service import Service
 from quintet.server.http.shape import of_body, shape
-from quintet.server.http.speech import Listening, Speech, delta_of, message_of
 from quintet.server.http.sse import DONE, event
 from quintet.server.http.tally import Tally, Usage, tally_of
-from quintet.server.http.thinking import may_think, read_effort, read_thinking, variables
-from quintet.server.http.tools import Manner, check_tools, listen, read_tools
+from quintet.server.http.told import delta_of, hear_all, message_of
+from quintet.server.http.tools import check_tools, listen
 
 router = APIRouter()
 
@@ -131,7 +133,7 @@ class _Answer:
             index=each.index,
             message=AnswerMessage(each.text)
             if self._listening.plain
-            else message_of(await speech.hear_all(each.text, self._turns)),
+            else message_of(await hear_all(speech, each.text, self._turns)),
             finish_reason=speech.reason(each.finish_reason),
             stop_reason=each.stop_reason,
         )

@@ -1,16 +1,13 @@
 """What a model's answer is made of: thoughts, words and calls, told apart by the parsers that fit its template."""
 
-import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from quintet.engine.thoughts import OUTSIDE, Marks, Walk, find_parser
 from quintet.engine.tokenizer import Tokenizer
 from quintet.parsers import (
-    REASONING_PARSERS,
     TOOL_PARSERS,
-    CallArguments,
     CallBegin,
     CallEnd,
     Content,
@@ -21,46 +18,39 @@ from quintet.parsers import (
     Tool,
     ToolParser,
     detect,
-    gather,
-    load_plugin,
 )
-from quintet.server.http.protocol.chat import AnswerMessage, CallPart, Delta, FunctionPart
-from quintet.server.http.turns import Turns
-from quintet.server.settings import ServerConfig
 
-_TURN = 2048  # characters: some milliseconds, and 10 of the worst
+
+class Named(Protocol):
+    """Who says which parsers are wanted: "none" is none, and where nothing is said those that fit are taken."""
+
+    @property
+    def tool_call_parser(self) -> str | None: ...
+
+    @property
+    def reasoning_parser(self) -> str | None: ...
 
 
 @dataclass(frozen=True)
 class Parsers:
-    """Of the model that is served; None where it has no such thing, or nobody knows how it writes it."""
+    """Of a model; None where it has no such thing, or nobody knows how it writes it."""
 
     tool: ToolParser | None = None
     reasoning: ReasoningParser | None = None
 
     @classmethod
-    def of(
-        cls, settings: ServerConfig, tokenizer: Tokenizer | None, template: str | None, family: str = ""
-    ) -> "Parsers":
-        """Those that the settings name, or those that fit the chat template and the model's family."""
+    def of(cls, named: "Named", tokenizer: Tokenizer | None, template: str | None, family: str = "") -> "Parsers":
+        """Those that are named, or those that fit the chat template and the model's family.
+
+        ValueError if there is none of such a name.
+        """
         own = "" if tokenizer is None else tokenizer.templates
-        tool = settings.tool_call_parser or detect(template or own, family)[0]
+        tool = named.tool_call_parser or detect(template or own, family)[0]
         added = () if tokenizer is None else tokenizer.added
         return cls(
             None if tool in (None, "none") else TOOL_PARSERS.get(tool),
-            find_parser(settings.reasoning_parser, template or own, family, added),
+            find_parser(named.reasoning_parser, template or own, family, added),
         )
-
-
-def check_parsers(settings: ServerConfig) -> None:
-    """Runs the operator's plug-ins. ValueError if one of them, or a parser that is named, is not there."""
-    for plugin in (settings.tool_parser_plugin, settings.reasoning_parser_plugin):
-        if plugin is not None:
-            load_plugin(plugin)
-    if settings.tool_call_parser not in (None, "none"):
-        TOOL_PARSERS.get(settings.tool_call_parser)
-    if settings.reasoning_parser not in (None, "none"):
-        REASONING_PARSERS.get(settings.reasoning_parser)
 
 
 @dataclass(frozen=True)
@@ -133,12 +123,6 @@ class Speech:
         found = self._splitter.feed(text) + (self._splitter.finish() if ended else [])
         return [self._named(event) for event in found if self._told(event)]
 
-    async def hear_all(self, text: str, turns: Turns) -> list[Event]:
-        """The same of a whole answer, a stretch in each turn."""
-        stretches = [text[start : start + _TURN] for start in range(0, len(text), _TURN)]
-        heard = await turns.through(functools.partial(self.hear, each, ended=False) for each in stretches)
-        return [event for events in heard for event in events] + self.hear("", ended=True)
-
     def reason(self, finish_reason: str | None, called: str = "tool_calls") -> str | None:
         """Why it ended, as clients are told: by its calls, if it has made any."""
         return called if finish_reason == "stop" and self.calls else finish_reason
@@ -156,41 +140,3 @@ class Speech:
         parser = self.listening.tool
         assert parser is not None
         return replace(event, id=event.id or parser.call_id(event.name, self.listening.earlier + event.index))
-
-
-def delta_of(events: Sequence[Event]) -> Delta:
-    """A chunk's, as chats have it."""
-    text = "".join(event.text for event in events if isinstance(event, Content))
-    thought = "".join(event.text for event in events if isinstance(event, Reasoning))
-    calls = [part for event in events if (part := _part(event)) is not None]
-    delta = Delta()
-    if text or not (thought or calls):
-        delta.content = text  # empty where it is held back
-    if thought:
-        delta.reasoning = delta.reasoning_content = thought
-    if calls:
-        delta.tool_calls = calls
-    return delta
-
-
-def message_of(events: Sequence[Event]) -> AnswerMessage:
-    """A whole answer, as chats have it."""
-    found = gather(events)
-    calls = [
-        CallPart(id=call.id or "", type="function", function=FunctionPart(call.name, call.arguments))
-        for call in found.calls
-    ]
-    message = AnswerMessage(found.content if found.content or not (calls or found.reasoning) else None)
-    if found.reasoning:
-        message.reasoning = message.reasoning_content = found.reasoning
-    if calls:
-        message.tool_calls = calls
-    return message
-
-
-def _part(event: Event) -> CallPart | None:
-    if isinstance(event, CallBegin):
-        return CallPart(index=event.index, id=event.id or "", type="function", function=FunctionPart(event.name, ""))
-    if isinstance(event, CallArguments):
-        return CallPart(index=event.index, function=FunctionPart(arguments=event.text))
-    return None

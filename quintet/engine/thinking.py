@@ -1,12 +1,12 @@
-"""Whether a request lets the model think, and how much: what its chat template is told, and what its tokens may be."""
+"""Whether a request lets the model think, and how much: what it says, and what the chat template is told of it."""
 
 import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from quintet.engine.checks import object_of, one_of
 from quintet.engine.template import render_template, template_variables
 from quintet.sampling_params import ParameterError
-from quintet.server.http.responses.checks import object_of, one_of
 
 SWITCHES = ("enable_thinking", "thinking")  # variables by which templates are told to let the model think, or not to
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")

@@ -1,0 +1,134 @@
+"""What a request says of tools: which there are, whether one of them must be called, and how the answer is read."""
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from quintet.engine.checks import kind_of, object_of, one_of
+from quintet.engine.speech import Listening, Parsers
+from quintet.engine.tokenizer import Tokenizer
+from quintet.parsers import TOOL_PARSERS, Choice, ReasoningParser, Tool, ToolParser
+from quintet.sampling_params import ParameterError
+
+MAX_TOOLS = 1024  # OpenAI takes 128
+MAX_NAME = 256
+_MODES = ("none", "auto", "required")
+
+
+class Wanted(NamedTuple):
+    """Of one request."""
+
+    tools: tuple[Tool, ...] = ()
+    mode: str = "none"  # or auto, required
+    named: str | None = None  # the one that must be called; mode is required then
+
+    @property
+    def forced(self) -> bool:
+        return self.mode == "required"
+
+
+def read_tools(tools: Any, choice: Any) -> Wanted:
+    """Of a chat's `tools` and `tool_choice`. Raises ParameterError that names the place."""
+    known = tuple(_tool(each, f"tools[{place}]") for place, each in enumerate(tools or ()))
+    names = [each.name for each in known]
+    if len(set(names)) < len(names):
+        raise ParameterError("tools", "has a name twice; give each tool its own")
+    if isinstance(choice, dict):
+        return _chosen(known, choice)
+    mode = ("auto" if known else "none") if choice is None else one_of(choice, "tool_choice", _MODES)
+    if mode == "required" and not known:
+        raise ParameterError("tool_choice", "is required, and there are no tools; give some")
+    return Wanted(known, mode if known else "none")
+
+
+def _chosen(known: tuple[Tool, ...], choice: Mapping[str, Any]) -> Wanted:
+    kind = one_of(choice.get("type"), "tool_choice.type", ("function", "allowed_tools"))
+    there = {each.name for each in known}
+    inner = choice.get(kind)
+    if kind == "allowed_tools":
+        object_of(inner, "tool_choice.allowed_tools", ("mode", "tools"))
+        assert isinstance(inner, dict)
+        mode = one_of(inner.get("mode"), "tool_choice.allowed_tools.mode", ("auto", "required"))
+        allowed = inner.get("tools")
+        if not isinstance(allowed, list) or not 1 <= len(allowed) <= MAX_TOOLS:
+            raise ParameterError("tool_choice.allowed_tools.tools", f"must be a list of 1 to {MAX_TOOLS} tools")
+        where = "tool_choice.allowed_tools.tools"
+        names = {_name(each, f"{where}[{place}]", there) for place, each in enumerate(allowed)}
+        return Wanted(tuple(each for each in known if each.name in names), mode)
+    return Wanted(known, "required", _name(choice, "tool_choice", there))
+
+
+def _name(given: Any, where: str, there: Collection[str]) -> str:
+    """Of {"type": "function", "function": {"name": ...}}."""
+    function = given.get("function") if isinstance(given, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or name not in there:
+        raise ParameterError(f"{where}.function.name", f"must name one of the tools, not {str(name)[:80]!r}")
+    return name
+
+
+def _tool(given: Any, where: str) -> Tool:
+    if not isinstance(given, dict):
+        raise ParameterError(where, f"must be an object, not {kind_of(given)}")
+    one_of(given.get("type"), f"{where}.type", ("function",))
+    function = given.get("function")
+    object_of(function, f"{where}.function", ("name", "description", "parameters", "strict"))
+    assert isinstance(function, dict)
+    name, parameters = function.get("name"), function.get("parameters")
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:
+        raise ParameterError(f"{where}.function.name", f"must be text of 1 to {MAX_NAME} characters")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise ParameterError(f"{where}.function.parameters", f"must be a JSON schema, not {kind_of(parameters)}")
+    return Tool(name, parameters or {"type": "object", "properties": {}})
+
+
+def forced_grammar(wanted: Wanted, listening: Listening, special: Mapping[str, int]) -> tuple[str, ToolParser]:
+    """The grammar of the calls that must be made, and who reads them: the model's own form, or else a list in JSON."""
+    choice = Choice(wanted.named, listening.parallel, listening.reasoning, listening.inside)
+    for parser in (listening.tool, TOOL_PARSERS.get("json")):
+        written = None if parser is None else parser.grammar(wanted.tools, choice, special)
+        if parser is not None and written is not None:
+            return written, parser
+    raise AssertionError("calls can be written in JSON")
+
+
+def kept_apart(tokenizer: Tokenizer) -> dict[str, int]:
+    """The tokens that llguidance does not take for text -> their ids."""
+    added = tokenizer.added.items()
+    return {text: i for text, i in added if i in tokenizer.special_ids or (text[:1] == "<" and text[-1:] == ">")}
+
+
+class Manner(NamedTuple):
+    """What else a request says of how its answers are taken apart."""
+
+    parallel: bool = True  # or the first call alone is told
+    earlier: int = 0  # calls that the conversation has already
+    tell_thoughts: bool = True
+    continues: bool = False  # the prompt ends within the answer
+    thinks: bool = True  # whether the model may think, as far as its template can forbid it
+    within: bool = False  # whether shapes hold from the first token on
+
+
+def listening(parsers: Parsers, wanted: Wanted, manner: Manner, prompt: str, shaped: bool) -> Listening:
+    """How the answers to this prompt are taken apart. `shaped`: they must look like something, behind any thought."""
+    tool = None if wanted.mode == "none" or shaped else parsers.tool
+    reasoning, inside = _thoughts(parsers.reasoning, manner, prompt, shaped or wanted.forced)
+    if shaped and reasoning is not None:
+        reasoning = reasoning.of_shape()
+    return Listening(tool, reasoning, wanted.tools, inside, *manner[:3])
+
+
+def before(reasoning: ReasoningParser, inside: bool, special: Mapping[str, int]) -> str:
+    """The grammar of what comes before a shape, which it calls @answer."""
+    return reasoning.before("@answer", inside, special)
+
+
+def _thoughts(
+    reasoning: ReasoningParser | None, manner: Manner, prompt: str, held: bool
+) -> tuple[ReasoningParser | None, bool]:
+    """Who tells thoughts, and whether an answer begins with one. `held`: a grammar says what the answer is; None then
+    where that begins at once."""
+    if reasoning is None or (held and manner.within):
+        return None, False
+    inside = reasoning.begins_inside(prompt, manner.continues)
+    over = not manner.thinks or manner.continues or reasoning.ended(prompt)
+    return (None, False) if held and over and not inside else (reasoning, inside)

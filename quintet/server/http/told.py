@@ -1,0 +1,56 @@
+"""What was heard in an answer, as chats are told it."""
+
+import functools
+from collections.abc import Sequence
+
+from quintet.engine.speech import Speech
+from quintet.parsers import CallArguments, CallBegin, Content, Event, Reasoning, gather
+from quintet.server.http.protocol.chat import AnswerMessage, CallPart, Delta, FunctionPart
+from quintet.server.http.turns import Turns
+
+_TURN = 2048  # characters: some milliseconds, and 10 of the worst
+
+
+async def hear_all(speech: Speech, text: str, turns: Turns) -> list[Event]:
+    """What Speech.hear finds in a whole answer, a stretch in each turn."""
+    stretches = [text[start : start + _TURN] for start in range(0, len(text), _TURN)]
+    heard = await turns.through(functools.partial(speech.hear, each, ended=False) for each in stretches)
+    return [event for events in heard for event in events] + speech.hear("", ended=True)
+
+
+def delta_of(events: Sequence[Event]) -> Delta:
+    """A chunk's, as chats have it."""
+    text = "".join(event.text for event in events if isinstance(event, Content))
+    thought = "".join(event.text for event in events if isinstance(event, Reasoning))
+    calls = [part for event in events if (part := _part(event)) is not None]
+    delta = Delta()
+    if text or not (thought or calls):
+        delta.content = text  # empty where it is held back
+    if thought:
+        delta.reasoning = delta.reasoning_content = thought
+    if calls:
+        delta.tool_calls = calls
+    return delta
+
+
+def message_of(events: Sequence[Event]) -> AnswerMessage:
+    """A whole answer, as chats have it."""
+    found = gather(events)
+    calls = [
+        CallPart(id=call.id or "", type="function", function=FunctionPart(call.name, call.arguments))
+        for call in found.calls
+    ]
+    message = AnswerMessage(found.content if found.content or not (calls or found.reasoning) else None)
+    if found.reasoning:
+        message.reasoning = message.reasoning_content = found.reasoning
+    if calls:
+        message.tool_calls = calls
+    return message
+
+
+def _part(event: Event) -> CallPart | None:
+    if isinstance(event, CallBegin):
+        return CallPart(index=event.index, id=event.id or "", type="function", function=FunctionPart(event.name, ""))
+    if isinstance(event, CallArguments):
+        return CallPart(index=event.index, function=FunctionPart(arguments=event.text))
+    return None
