@@ -19,6 +19,7 @@ from quintet.server.http.turns import Turns
 from quintet.server.metrics.metrics import Metrics
 from quintet.server.metrics.record import Record
 from quintet.server.settings import ServerConfig
+from quintet.server.tool_servers.servers import ToolServers
 from quintet.server.tracing import make_tracer
 
 TIMEOUT_HEADER = "x-request-timeout"
@@ -37,6 +38,7 @@ class Service:
         self._parsers: Parsers | None = None
         self._thoughts: Thoughts | str | None = None
         backend.thoughts = lambda: self.thoughts
+        self.tool_servers = ToolServers(settings)
         self.gate = Gate(_share(settings))
         self.turns = Turns()
         self.metrics = Metrics()
