@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quintet.engine.prompts import Prompt
+from quintet.engine.strays import left_out
 from quintet.engine.template import render_template, template_variables
 from quintet.engine.tokenizer import Tokenizer, refuse_surrogates
 from quintet.names import refuse_unknown, unknown
@@ -129,11 +130,12 @@ def _check(message: Any, place: int, template: str) -> Message:
 
 
 def _without_copied(message: Mapping[Any, Any], place: int, template: str) -> Message:
-    """The keys that count. Of others, those that hold nothing and those of an answer go; the rest is refused."""
+    """The keys that count. Others that hold nothing, or are of an answer, go; the rest is refused, or gathered."""
     known = dict.fromkeys((*KEYS, *REASONING))
     kept = {key: value for key, value in message.items() if key in known or (isinstance(key, str) and key in template)}
     wrong = [key for key, value in message.items() if not (key in kept or key in COPIED or value in (None, "", [], {}))]
-    refuse_unknown(f"key of message {place}", map(str, wrong), known)
+    if not left_out(f"messages[{place}]", [str(key) for key in wrong], known):
+        refuse_unknown(f"key of message {place}", map(str, wrong), known)
     return kept
 
 
@@ -208,10 +210,12 @@ def _tools(tools: Any) -> list[Any] | None:
 
 
 def _extra(template: str, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Variables for the template, refused where it reads none of that name."""
+    """Variables for the template, refused where it reads none of that name, or gathered."""
     if not given:
         return {}
     known = template_variables(template) - {"messages", "tools", "add_generation_prompt"}
+    if left_out("chat_template_kwargs", [str(name) for name in given if name not in known], known):
+        given = {name: value for name, value in given.items() if name in known}
     refuse_unknown("variable of the chat template, in chat_template_kwargs:", map(str, given), known)
     plain: Mapping[str, Any] = _plain("chat_template_kwargs", dict(given))
     return plain

@@ -1,9 +1,10 @@
 """Checks of what is inside of a field: every refusal names the place, the reason, and the nearest name."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Any
 
 from quintet.engine.chat import MAX_MESSAGES
+from quintet.engine.strays import sift
 from quintet.names import unknown
 from quintet.sampling_params import ParameterError
 
@@ -19,9 +20,9 @@ def object_of(given: Any, where: str, known: Collection[str]) -> dict[str, Any]:
     return given
 
 
-def refuse_fields(given: Iterable[str], known: Collection[str], where: str) -> None:
-    """Raises ParameterError that has the nearest name of each field that is not known."""
-    wrong = [name for name in given if name not in known]
+def refuse_fields(given: dict[str, Any], known: Collection[str], where: str) -> None:
+    """Raises ParameterError that has the nearest name of each field that is not known, unless such are gathered."""
+    wrong = sift(given, known, where)
     if wrong:
         said = [unknown("field", name[:_NAME], known) for name in wrong[:_SHOWN]]
         rest = f", and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""

@@ -102,6 +102,11 @@ class Sampler:
         self._random = False  # whether any row is not greedy
         self._plain = True  # whether the step is one argmax
 
+    @property
+    def edited(self) -> bool:
+        """Whether code of the user's has a say in every draw."""
+        return bool(self._processors)
+
     def looks_back(self, requests: Sequence[Request]) -> bool:
         """Whether what these draw depends on what their tokens are, which the host must know then.
 

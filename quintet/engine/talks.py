@@ -1,7 +1,7 @@
 """One call of chat(): its prompts, what they ask of the engine, and what their answers are made of."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from quintet.engine.chat import ChatOptions, load_chat_template, render_chats
@@ -11,7 +11,7 @@ from quintet.engine.tokenizer import Tokenizer
 from quintet.engine.tools import Manner, Wanted, forced_grammar, kept_apart, listening, read_tools
 from quintet.names import refuse_unknown
 from quintet.outputs import CompletionOutput, RequestOutput
-from quintet.parsers import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning, ToolCall
+from quintet.parsers.messages import Heard
 from quintet.sampling_params import ParameterError, SamplingParams, StructuredOutputsParams
 
 
@@ -88,68 +88,28 @@ def _changed(params: SamplingParams, special: bool, calls: str) -> SamplingParam
     return changed
 
 
-@dataclass
-class _Heard:
-    """One completion so far."""
-
-    speech: Speech
-    size: int = 0  # characters that were heard
-    reasoning: str = ""
-    content: str = ""
-    calls: list[ToolCall] = field(default_factory=list)
-
-    def take(self, events: Sequence[Event]) -> None:
-        for event in events:
-            match event:
-                case Reasoning(text):
-                    self.reasoning += text
-                case Content(text):
-                    self.content += text
-                case CallBegin(_, name, call_id):
-                    self.calls.append(ToolCall(name, "", call_id, complete=False))
-                case CallArguments(index, text):
-                    self.calls[index] = replace(self.calls[index], arguments=self.calls[index].arguments + text)
-                case CallEnd(index, complete):
-                    self.calls[index] = replace(self.calls[index], complete=complete)
-
-
 class Hearing:
     """Takes the answers to one request apart as they come."""
 
     def __init__(self, how: Listening) -> None:
         self._how = how
-        self._heard: dict[int, _Heard] = {}  # by completion
+        self._heard: dict[int, tuple[Speech, Heard]] = {}  # by completion
+        self._sizes: dict[int, int] = {}  # characters that were heard
 
     def take(self, output: RequestOutput, delta: bool = False) -> RequestOutput:
         """The same output, with what its texts are made of. delta: they are the new part, else all so far."""
         for each in output.outputs:
-            heard = self._heard.setdefault(each.index, _Heard(Speech(self._how)))
-            self._fill(each, heard, delta)
+            size = 0 if delta else self._sizes.get(each.index, 0)
+            self._sizes[each.index] = len(each.text)
+            self._fill(each, each.text[size:], delta)
         return output
 
-    @staticmethod
-    def _fill(completion: CompletionOutput, heard: _Heard, delta: bool) -> None:
-        new = completion.text if delta else completion.text[heard.size :]
-        heard.size += len(new)
-        completion.events = heard.speech.hear(new, completion.finish_reason is not None)
-        reasoning, content = len(heard.reasoning), len(heard.content)
+    def _fill(self, completion: CompletionOutput, new: str, delta: bool) -> None:
+        speech, heard = self._heard.setdefault(completion.index, (Speech(self._how), Heard()))
+        ended = completion.finish_reason is not None
+        completion.events = speech.hear(new, ended)
+        reasoning, content = (len(heard.reasoning), len(heard.content)) if delta else (0, 0)
         heard.take(completion.events)
-        completion.reasoning = heard.reasoning[reasoning if delta else 0 :]
-        completion.content = heard.content[content if delta else 0 :]
+        completion.reasoning, completion.content = heard.reasoning[reasoning:], heard.content[content:]
         completion.tool_calls = list(heard.calls)
-        if completion.finish_reason is not None:
-            completion.message = message_of(heard.content, heard.reasoning, heard.calls)
-
-
-def message_of(content: str, reasoning: str = "", calls: Sequence[ToolCall] = ()) -> dict[str, Any]:
-    """An answer as a conversation has it. Calls that broke off are left out: nobody can answer them."""
-    whole = [each for each in calls if each.complete]
-    message: dict[str, Any] = {"role": "assistant", "content": content if content or not whole else None}
-    if reasoning:
-        message["reasoning"] = reasoning
-    if whole:
-        message["tool_calls"] = [
-            {"id": each.id, "type": "function", "function": {"name": each.name, "arguments": each.arguments}}
-            for each in whole
-        ]
-    return message
+        completion.message = heard.message() if ended else None

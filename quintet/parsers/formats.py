@@ -124,7 +124,7 @@ class ToolParser:
         try:
             calls = lark.sequence(self.blocks[0].sequence)
             calls = calls if self.again is None else lark.repeated(calls, self.again)
-        except NoGrammar:
+        except (NoGrammar, RecursionError):
             return None
         thoughts = choice.reasoning
         opens, closes = (thoughts.opens[0], thoughts.closes[0]) if thoughts else ("", "")

@@ -20,6 +20,7 @@ NAMES = {  # of types, as people write them who do not know JSON Schema's
     "bool": "boolean", "binary": "boolean",
     "dict": "object", "map": "object", "list": "array", "tuple": "array", "arr": "array", "none": "null",
 }  # fmt: skip
+WHOLE = re.compile("-?[0-9]+")
 LETTERS = re.compile("[a-z]+")  # int64, dict[str, int]
 IMPLIED = {"properties": "object", "additionalProperties": "object", "items": "array", "minimum": "number"}
 WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
@@ -53,7 +54,7 @@ def types(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
                 waiting += [
                     option for key in ("anyOf", "oneOf", "allOf") for option in _listed(each, key)[:MAX_OPTIONS]
                 ]
-                waiting += [_referred(each["$ref"], root)] if "$ref" in each else []
+                waiting += [referred(each["$ref"], root)] if "$ref" in each else []
     return frozenset(found)
 
 
@@ -76,7 +77,7 @@ def _listed(schema: Mapping[str, Any], key: str) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else []
 
 
-def _referred(reference: Any, root: Mapping[str, Any]) -> Any:
+def referred(reference: Any, root: Mapping[str, Any]) -> Any:
     """Within the same schema."""
     found: Any = root
     for step in str(reference).removeprefix("#/").split("/"):
@@ -96,5 +97,5 @@ def as_json(text: str, allowed: frozenset[str]) -> str:
 def _fits(value: str, allowed: frozenset[str]) -> bool:
     kind = KINDS.get(value[0], "number")
     if kind == "number" and "number" not in allowed:
-        return "integer" in allowed and float(value).is_integer()
+        return "integer" in allowed and (WHOLE.fullmatch(value) is not None or float(value).is_integer())
     return kind in allowed and kind != "string"

@@ -19,7 +19,7 @@ NAN = float("nan")
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with Server(*NULL, "--max-model-len", "1024", "--no-access-log", "--api-key", "key") as made:
+    with Server(*NULL, "--max-model-len", "1024", "--no-access-log", "--strict-requests", "--api-key", "key") as made:
         yield made
 
 

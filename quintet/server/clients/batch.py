@@ -19,6 +19,8 @@ from quintet.server.http_stream import Answer, Broken, Connections, NotHttp
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 _AGAIN = (429, 503)  # too much at once, or not quite there: the server asks to come again
+_IGNORED = "x-quintet-ignored-fields"
+_FEW = 3
 _AHEAD = 4  # times the concurrency: how far the file is read ahead of the oldest request without an answer
 
 
@@ -136,6 +138,8 @@ class Tally:
     answered: int = 0
     failures: Counter[str] = field(default_factory=Counter)  # kind -> lines
     tokens: int = 0  # of output, where the server counts them
+    ignored: int = 0  # whose bodies have fields that the server does not know
+    ignored_fields: dict[str, None] = field(default_factory=dict)  # what the server said of them, a few times
     kept: int = 0  # of all these, those of an earlier run; their tokens do not count
 
     @property
@@ -145,6 +149,12 @@ class Tally:
     @property
     def done(self) -> int:
         return self.answered + self.failed
+
+    def ignore(self, said: str) -> None:
+        """What the server said of a line's fields."""
+        self.ignored += 1
+        if len(self.ignored_fields) < _FEW:
+            self.ignored_fields[said] = None
 
     def keep(self, answer: dict[str, Any]) -> None:
         """A line of an earlier run that stands."""
@@ -251,6 +261,9 @@ class Batch:
             self.tally.failures[f"HTTP_{answer.status}"] += 1
         request_id = answer.headers.get("x-request-id", line["id"])
         response = {"status_code": answer.status, "request_id": request_id, "body": body}
+        if (ignored := answer.headers.get(_IGNORED)) is not None:
+            response["ignored_fields"] = ignored
+            self.tally.ignore(ignored)
         return {**line, "response": response, "error": None}
 
     async def _send(self, request: Request) -> Answer:

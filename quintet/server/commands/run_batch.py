@@ -44,7 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="keep the answers that an earlier run of this input has left in FILE.part or FILE, and ask for the others",
     )  # fmt: skip
     group.add_argument(
-        "--quiet", "-q", action="store_true", help="show no progress, and no summary unless a line failed"
+        "--quiet",
+        "-q",
+        action="store_true",
+        help="show no progress, and no summary unless a line failed or has unknown fields",
     )
     flags.add_arguments(parser, Pace)
     _batch_urls.add_arguments(parser)
@@ -75,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
         tally = _work(work, server, arguments, pace)
     seconds = time.perf_counter() - started
     os.replace(part, output)
-    if tally.failed or not arguments.quiet:
+    if tally.failed or tally.ignored or not arguments.quiet:
         engine.say(_summary(tally, seconds, arguments.output_file))
     return 1 if tally.failed else 0
 
@@ -136,4 +139,6 @@ def _summary(tally: "Tally", seconds: float, file: str) -> str:
     kept = f" ({tally.kept} lines of an earlier run)" if tally.kept else ""
     failed = f", {tally.failed} failed ({kinds}; --resume asks again)" if tally.failed else ""
     rate = f"; {tally.tokens} tokens of output, {tally.tokens / seconds:.1f} tokens/s" if tally.tokens else ""
-    return f"{tally.done} lines: {tally.answered} answered{kept}{failed} in {seconds:.2f} s{rate}; {file}"
+    fields = "; ".join(tally.ignored_fields)
+    ignored = f"; in {tally.ignored} lines the server ignored fields that it does not know: {fields}" if fields else ""
+    return f"{tally.done} lines: {tally.answered} answered{kept}{failed} in {seconds:.2f} s{rate}; {file}{ignored}"

@@ -31,6 +31,7 @@ from quintet.server.http.routes import (
     tokens,
 )
 from quintet.server.http.service import Service
+from quintet.server.http.strays import HEADER as IGNORED
 from quintet.server.metrics import routes as metrics
 from quintet.server.metrics.counted import Counted
 from quintet.server.settings import ServerConfig
@@ -82,10 +83,13 @@ def _add_middleware(app: FastAPI, settings: ServerConfig) -> None:
     if settings.allowed_origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=settings.allowed_origins, allow_methods=["*"], allow_headers=["*"],
-            expose_headers=[HEADER, "retry-after"],
+            expose_headers=[HEADER, IGNORED, "retry-after"],
         )  # fmt: skip
     app.add_middleware(Counted, service=app.state.service)
-    app.add_middleware(Observed, log=settings.access_log, quiet=settings.disable_access_log_for_endpoints)
+    app.add_middleware(
+        Observed, log=settings.access_log, quiet=settings.disable_access_log_for_endpoints,
+        strict=settings.strict_requests,
+    )  # fmt: skip
     app.add_middleware(Slashes)
 
 

@@ -1,19 +1,23 @@
-"""Reads a request's body: strict JSON, known fields, right types; anything else is refused by name."""
+"""Reads a request's body: strict JSON and right types, or a refusal by name; fields that nobody knows are left out."""
 
 import asyncio
+import functools
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, TypeVar, get_args
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
-from quintet.names import unknown
+from quintet.engine.strays import sift
+from quintet.names import nearest
 from quintet.server.http.errors import ApiError, ClientGone
+from quintet.server.http.strays import refusal
 
 MAX_DEPTH = 100  # of nested lists and objects; templates, checks and logs go through them by recursion
 _LARGE = 2**17  # bytes of a body that is decoded beside the event loop
+_FEW = 16  # fields that are compared with one that is missing
 _SHOWN = 80  # characters of a wrong value that go into a message
 
 
@@ -30,7 +34,7 @@ class Body(BaseModel):
     Lists are fail_fast: pydantic would note every error in them, and the first alone is told.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+    model_config = ConfigDict(extra="ignore", strict=True, protected_namespaces=())
 
     lacking: ClassVar[Mapping[str, Lacking]] = {}
     _size: int = PrivateAttr(0)
@@ -39,16 +43,6 @@ class Body(BaseModel):
     def size(self) -> int:
         """Bytes of the JSON that it was read from; 0: it was made here."""
         return self._size
-
-    @model_validator(mode="before")
-    @classmethod
-    def _first_unknown(cls, value: Any) -> Any:
-        """Without what is unknown beside the first such field: one of them is told."""
-        if not isinstance(value, dict) or len(value) <= len(cls.model_fields):
-            return value
-        known = _names(cls)
-        unknown = [name for name in value if name not in known]
-        return {name: each for name, each in value.items() if name in known or name == unknown[0]}
 
 
 Model = TypeVar("Model", bound=Body)
@@ -93,17 +87,37 @@ def _decode(raw: bytes) -> dict[str, Any]:
 def parse_body(value: dict[str, Any], model: type[Model]) -> Model:
     known = _names(model)
     fields = {name: each for name, each in value.items() if name in known or not _dropped(name, each, model)}
-    for name in fields:
-        if name not in known:
-            raise ApiError(400, unknown("field", name[:_SHOWN], known), param=name[:_SHOWN], code="unknown_field")
+    strange = [name for name in fields if name not in known]
+    _sift(fields, model)
     try:
         return model.model_validate(fields)
     except ValidationError as error:
-        raise _wrong_type(error, model) from None
+        raise _wrong_type(error, strange) from None
 
 
-def _names(model: type[BaseModel]) -> set[str]:
-    return {each.alias or name for name, each in model.model_fields.items()}
+def _sift(fields: dict[str, Any], model: type[Body], where: str = "") -> None:
+    """Leaves out what is not known, in objects within the body, too."""
+    known = _names(model)
+    if wrong := sift(fields, known, where):
+        raise refusal(where, wrong, known)
+    for name, kind in _objects(model):
+        if isinstance(inner := fields.get(name), dict):
+            _sift(inner, kind, f"{where}.{name}" if where else name)
+
+
+@functools.cache
+def _names(model: type[BaseModel]) -> frozenset[str]:
+    return frozenset(each.alias or name for name, each in model.model_fields.items())
+
+
+@functools.cache
+def _objects(model: type[BaseModel]) -> tuple[tuple[str, type[Body]], ...]:
+    """The fields that are objects with fields of their own."""
+    found = []
+    for name, each in model.model_fields.items():
+        kinds = (each.annotation, *get_args(each.annotation))
+        found += [(name, kind) for kind in kinds if isinstance(kind, type) and issubclass(kind, Body)]
+    return tuple(found)
 
 
 def _dropped(name: str, value: Any, model: type[Body]) -> bool:
@@ -134,30 +148,16 @@ def _kind(value: Any) -> str:
     return {list: "a list", str: "text", bool: "true or false", type(None): "null"}.get(type(value), "a number")
 
 
-def _wrong_type(error: ValidationError, model: type[BaseModel]) -> ApiError:
-    """The first of what is wrong."""
+def _wrong_type(error: ValidationError, strange: list[str]) -> ApiError:
+    """The first of what is wrong. `strange`: fields of the body that are not known."""
     first = error.errors(include_url=False, include_context=False)[0]
     where = ".".join(str(part) for part in first["loc"] if isinstance(part, int) or part.isidentifier())[:200]
     if first["type"] == "missing":
-        return ApiError(400, f"{where} is missing; give it", param=where, code="missing_field")
-    if first["type"] == "extra_forbidden":
-        known = unknown("field", str(first["loc"][-1])[:_SHOWN], _fields_at(model, first["loc"][:-1]))
-        return ApiError(400, f"{where} is not permitted: {known}", param=where, code="unknown_field")
+        slip = nearest(where, strange[:_FEW])
+        instead = f" ({slip} is not known)" if slip else ""
+        return ApiError(400, f"{where} is missing{instead}; give it", param=where, code="missing_field")
     message = first["msg"].removeprefix("Value error, ")
     return ApiError(400, f"{where}: {message}, not {_short(first['input'])}", param=where, code="invalid_value")
-
-
-def _fields_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
-    """The fields of the object within the body."""
-    for part in path:
-        if part not in model.model_fields:
-            continue  # a place in a list, or pydantic's name for a branch
-        kind = model.model_fields[str(part)].annotation
-        inner = [each for each in (kind, *get_args(kind)) if isinstance(each, type) and issubclass(each, BaseModel)]
-        if len(inner) != 1:
-            return []
-        model = inner[0]
-    return list(model.model_fields)
 
 
 def _short(value: Any) -> str:

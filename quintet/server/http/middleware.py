@@ -10,6 +10,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quintet.engine.strays import gathering
 from quintet.server.http.answers import json_response
 from quintet.server.http.asgi import Http, route_path, speaks_anthropic, wire_of
 from quintet.server.http.auth import is_public
@@ -17,6 +18,8 @@ from quintet.server.http.errors import ApiError, ClientGone, anthropic_shape, as
 from quintet.server.http.gate import Gate, Size
 from quintet.server.http.ids import HEADER, request_id
 from quintet.server.http.packed import Unpacked, coding_of
+from quintet.server.http.strays import HEADER as IGNORED
+from quintet.server.http.strays import Notices, Strays
 from quintet.server.http.tally import Tally
 
 logger = logging.getLogger(__name__)
@@ -31,19 +34,24 @@ _CLIENT_GONE = 499  # nginx's number for it; the log alone reads it
 class Observed(Http):
     """Gives the request its id and its tally, every response its common headers, and the log a line."""
 
-    def __init__(self, app: ASGIApp, log: bool, quiet: Collection[str] = ()) -> None:
-        """`quiet` are paths that get no line."""
+    def __init__(self, app: ASGIApp, log: bool, quiet: Collection[str] = (), strict: bool = False) -> None:
+        """`quiet` are paths that get no line; `strict`: a field that is not known refuses its request."""
         super().__init__(app)
-        self._log, self._quiet = log, frozenset(quiet)
+        self._log, self._quiet, self._strict = log, frozenset(quiet), strict
+        self._notices = Notices()
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         begun = time.perf_counter()
         tally = Tally(request_id(Headers(scope=scope).get(HEADER)))
         scope.setdefault("state", {})["tally"] = tally
-        watch = _Watch(send, tally.request_id, is_public(scope))
+        strays = Strays(self._strict)
+        watch = _Watch(send, tally, strays, is_public(scope))
         try:
-            await self._app(scope, receive, watch)
+            with gathering(strays.meet):
+                await self._app(scope, receive, watch)
         finally:
+            if strays:
+                self._notices.tell(route_path(scope), strays)
             if self._log and route_path(scope) not in self._quiet:
                 access.info(_line(scope, tally, watch, begun))
 
@@ -51,15 +59,17 @@ class Observed(Http):
 class _Watch:
     """Sends on; remembers the status and when the first byte went out."""
 
-    def __init__(self, send: Send, name: str, is_page: bool) -> None:
-        self._send, self._name, self._is_page = send, name, is_page
+    def __init__(self, send: Send, tally: Tally, strays: Strays, is_page: bool) -> None:
+        self._send, self._tally, self._strays, self._is_page = send, tally, strays, is_page
         self.status, self.first = 0, 0.0
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
-            headers[HEADER] = self._name
+            headers[HEADER] = self._tally.request_id
+            if self._strays:
+                headers[IGNORED] = self._strays.told()
             headers["x-content-type-options"] = "nosniff"
             if self._is_page:
                 headers["content-security-policy"] = _PAGE_POLICY

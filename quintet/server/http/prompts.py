@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from quintet.engine.chat import render_chats
 from quintet.engine.prompts import Prompt, parse_prompt
+from quintet.engine.strays import sift
 from quintet.engine.tokenizer import Tokenizer
 from quintet.sampling_params import ParameterError, SamplingParams
 from quintet.server.http.embeds import read_embeds
@@ -17,6 +18,8 @@ from quintet.server.http.protocol.completions import CompletionRequest
 from quintet.server.http.sampling import refuse
 from quintet.server.http.service import Service
 
+_TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+_PART_KEYS = ("type", "text", "refusal", "annotations", "logprobs", "cache_control", "prompt_cache_breakpoint")
 _INLINE = 2000  # characters, token ids or bytes of JSON: below, a thread costs more than the work
 
 Result = TypeVar("Result")
@@ -89,6 +92,8 @@ async def chat_prompt(
     def render() -> Prompt:
         if params is not None and params.truncate_prompt_tokens is None:
             _check_text(tokenizer, _text_size(messages), limit, False, "messages")
+        for place, message in enumerate(messages):
+            _sift_parts(message, f"messages[{place}]")
         prompt = render_chats(tokenizer, messages, read_files=False, **options)[0]
         ids = tokenizer.encode(prompt.text or "", add_special_tokens=True) if special else prompt.token_ids
         if params is None:
@@ -101,6 +106,14 @@ async def chat_prompt(
     if params is not None:
         params.truncate_prompt_tokens = None
     return prompt
+
+
+def _sift_parts(message: Any, where: str) -> None:
+    """The parts of a message's content that are text; others are refused where they are read."""
+    content = message.get("content") if isinstance(message, dict) else None
+    for place, part in enumerate(content if isinstance(content, list) else ()):
+        if isinstance(part, dict) and part.get("type") in _TEXT_PARTS:
+            sift(part, _PART_KEYS, f"{where}.content[{place}]")
 
 
 def template_text(service: Service) -> str:

@@ -18,6 +18,7 @@ from quintet.server.http.turns import Turns
 from quintet.server.metrics.metrics import Metrics
 from quintet.server.metrics.record import Record
 from quintet.server.settings import ServerConfig
+from quintet.server.tool_servers.servers import ToolServers
 from quintet.server.tracing import make_tracer
 
 TIMEOUT_HEADER = "x-request-timeout"
@@ -34,6 +35,7 @@ class Service:
         self.chat_template = None if template is None else load_chat_template(template)  # Jinja text
         _check_parsers(settings)
         self._parsers: Parsers | None = None
+        self.tool_servers = ToolServers(settings)
         self.gate = Gate(_share(settings))
         self.turns = Turns()
         self.metrics = Metrics()

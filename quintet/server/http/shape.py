@@ -1,14 +1,17 @@
 """What an answer must look like, as OpenAI's, Anthropic's and vLLM's clients say it."""
 
+from dataclasses import fields
 from typing import Any
 
 from quintet.engine.checks import kind_of, object_of, one_of
+from quintet.engine.strays import sift
 from quintet.sampling_params import ParameterError, SamplingParams, StructuredOutputsParams
 from quintet.server.http.errors import ApiError
 from quintet.server.http.protocol.sampling import SamplingBody
 from quintet.server.http.service import Service
 
 _TYPES = ("text", "json_object", "json_schema", "structural_tag")
+_FIELDS = tuple(each.name for each in fields(StructuredOutputsParams))
 _NAMED = ("name", "schema", "strict", "description")  # of a schema; all but itself are for the reader
 
 
@@ -69,6 +72,7 @@ async def shape(service: Service, params: SamplingParams, wanted: Any, where: st
 def _fields(wanted: Any) -> StructuredOutputsParams:
     if not isinstance(wanted, dict):
         raise ValueError(f"must be an object, not {kind_of(wanted)}")
+    sift(wanted, _FIELDS, "structured_outputs")
     try:
         return StructuredOutputsParams(**wanted)
     except ValueError as error:

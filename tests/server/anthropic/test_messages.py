@@ -96,7 +96,7 @@ async def test_blocks_and_neighbours_of_one_role_are_one_message() -> None:
 async def test_counting_is_what_asking_would_count() -> None:
     fake = backend()
     asked = body([{"type": "text", "text": "Hi there"}], system="Be kind.")
-    async with client(fake) as http:
+    async with client(fake, strict_requests=True) as http:
         await http.post(PATH, json=asked)
         del asked["max_tokens"]
         answer = await http.post(PATH + "/count_tokens", json=asked)
@@ -192,7 +192,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("fields", "word"), BAD)
 async def test_what_is_wrong_or_not_served_is_refused_by_name(fields: dict[str, Any], word: str) -> None:
     fake = backend()
-    async with client(fake) as http:
+    async with client(fake, strict_requests=True) as http:
         raw = json.dumps({**body(), **fields})
         answer = await http.post(PATH, content=raw, headers={"content-type": "application/json"})
     kind, message = error_of(answer, 400)

@@ -23,6 +23,7 @@ from quintet.server.commands import _local, run_batch
 from quintet.server.http_stream import Address, Answer, Connections
 from tests.helpers.serving import until, words_of
 from tests.server.clients.conftest import KEY, Fake
+from tests.server.http.serving import Live, serving
 
 
 def line(name: Any = "a", url: str = "/v1/completions", **body: Any) -> dict[str, Any]:
@@ -36,7 +37,7 @@ class Files:
         self.input, self.output = folder / "in.jsonl", folder / "out.jsonl"
         self.part = folder / "out.jsonl.part"
 
-    def run(self, fake: Fake, *lines: Any, words: tuple[str, ...] = ()) -> tuple[int, list[dict[str, Any]]]:
+    def run(self, fake: Fake | Live, *lines: Any, words: tuple[str, ...] = ()) -> tuple[int, list[dict[str, Any]]]:
         texts = [each if isinstance(each, bytes) else json.dumps(each).encode() for each in lines]
         self.input.write_bytes(b"\n".join(texts) + b"\n")
         code = cli.main(["run-batch", "-i", str(self.input), "-o", str(self.output), "--url", fake.url, *words])
@@ -63,6 +64,17 @@ def test_every_line_is_answered_in_its_place(fake: Fake, files: Files, capsys: p
     assert fake.most_under_way <= 4
     said = capsys.readouterr().err
     assert "30 lines: 30 answered in " in said and "90 tokens of output" in said
+
+
+def test_fields_that_the_server_ignored_are_told(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving() as live:
+        lines = [
+            line(f"r{at}", model="fake/model", max_tokens=2, **({"max_token": 1} if at else {})) for at in range(3)
+        ]
+        code, found = files.run(live, *lines, words=("--quiet",))
+    said = "max_token (did you mean max_tokens?)"
+    assert code == 0 and [each["response"].get("ignored_fields") for each in found] == [None, said, said]
+    assert f"in 2 lines the server ignored fields that it does not know: {said}" in capsys.readouterr().err
 
 
 BAD = [

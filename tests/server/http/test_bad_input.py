@@ -152,16 +152,17 @@ def test_of_very_many_wrong_values_few_are_noted(model: type[Body]) -> None:
 
 
 @pytest.mark.parametrize("field", ["stream_options", "metadata"])
-async def test_of_very_many_unknown_fields_the_first_is_named(field: str) -> None:
+async def test_of_very_many_unknown_fields_the_first_are_named(field: str) -> None:
     path, body = {
         "stream_options": ("/v1/completions", {"prompt": "x", "stream": True}),
         "metadata": ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}),
     }[field]
-    async with client() as http:
+    async with client(strict_requests=True) as http:
         inner = {f"unknown{each}": 1 for each in range(MANY)}
         response = await http.post(path, json={**body, field: inner})
         message = response.json()["error"]["message"]
-        assert response.status_code == 400 and f"{field}.unknown0 is not permitted" in message, message
+        assert response.status_code == 400 and len(message) < 1000, message
+        assert f"{field} has what it may not have: unknown field 'unknown0'" in message
 
 
 def asking(path: str, **fields: Any) -> dict[str, Any]:

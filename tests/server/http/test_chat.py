@@ -137,13 +137,13 @@ async def test_a_template_is_taken_from_trusted_requests_alone() -> None:
         ({"logprobs": 5}, "logprobs", "boolean"),
         ({"max_completion_tokens": 0}, "max_completion_tokens", "from 1"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "not streamed"),
-        ({"chat_template_kwargs": {"colour": 1}}, "messages", "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"colour": 1}}, "chat_template_kwargs", "'colour'"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "exclude"),
         ({"mesages": []}, "mesages", "did you mean 'messages'"),
     ],
 )  # fmt: skip
 async def test_what_is_not_served_is_refused_with_a_reason(fields: dict[str, Any], param: str, says: str) -> None:
-    error = await refused({**chat(), **fields})
+    error = await refused({**chat(), **fields}, strict_requests=True)
     assert error["param"] == param and says in error["message"], error
 
 

@@ -18,7 +18,7 @@ async def complete(backend: FakeBackend | None = None, **body: Any) -> Any:
 
 
 async def refused(backend: FakeBackend | None = None, **body: Any) -> dict[str, Any]:
-    async with client(backend) as http:
+    async with client(backend, strict_requests=True) as http:
         response = await http.post("/v1/completions", json=body)
     assert response.status_code == 400, response.text
     error: dict[str, Any] = response.json()["error"]

@@ -78,7 +78,8 @@ async def test_a_conversation_becomes_the_tokens_of_its_prompt() -> None:
     ],
 )
 async def test_tokens_that_are_wrong_are_refused(path: str, body: dict[str, Any], param: str) -> None:
-    response = await post(path, body)
+    async with client(strict_requests=True) as http:
+        response = await http.post(path, json=body)
     assert response.status_code == 400 and response.json()["error"]["param"] == param, response.text
 
 

@@ -53,7 +53,7 @@ async def test_a_referenced_conversation_is_the_conversation() -> None:
     ],
 )
 async def test_what_is_no_item(item: dict[str, Any], param: str, said: str) -> None:
-    async with client(backend()) as http:
+    async with client(backend(), strict_requests=True) as http:
         status = 404 if said == "not here" else 400
         error = await fail(http, "POST", PATH, status, json={"input": [user("Hi"), item]})
     assert error["param"] == param and said in error["message"]
