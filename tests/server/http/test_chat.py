@@ -137,7 +137,7 @@ async def test_a_template_is_taken_from_trusted_requests_alone() -> None:
         ({"vllm_xargs": {"a": 2**70}}, "vllm_xargs", "64 bits"),
         ({"repetition_detection": {"max_pattern_size": 3}}, "repetition_detection", "min_count must be at least 2"),
         ({"functions": [{}]}, "functions", "called tools"),
-        ({"reasoning_effort": "low"}, "reasoning_effort", "chat_template_kwargs"),
+        ({"reasoning_effort": "huge"}, "reasoning_effort", "xhigh"),
         ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "at most 20"),
         ({"logprobs": 5}, "logprobs", "boolean"),
