@@ -186,6 +186,11 @@ class SamplingParams(_Checked):
         None, values.optional(values.biases), "token id -> what is added to its logit"
     )
     allowed_token_ids: list[int] | None = param(None, values.optional(values.allowed), "draw from these tokens only")
+    thinking_token_budget: int | None = param(
+        None,
+        values.budget,
+        "most tokens of thought, whose end then comes by force; None and -1: any number",
+    )
     structured_outputs: StructuredOutputsParams | None = param(
         None, values.optional(_constraint), "what the output must look like: a JSON schema, a regex, choices, a grammar"
     )

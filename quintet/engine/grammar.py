@@ -160,6 +160,16 @@ class Matcher:
         self._taken = known
         return _plain(self._state.get_error()) if self._state.is_error() else ""
 
+    def allows(self, request: "Request", ahead: Sequence[int]) -> bool:
+        """Whether these may come next, one after the other; nobody asks of what has ended."""
+        self.follow(request)
+        if self._state.is_stopped() or self._state.is_error():
+            return True
+        taken = self._state.try_consume_tokens(list(ahead))
+        if taken:
+            self._state.rollback(taken)
+        return bool(taken == len(ahead))
+
     def forced(self) -> int:
         """The first of num_forced."""
         start, ids = self._chain
