@@ -303,6 +303,9 @@ class BeamSearchParams(_Checked):
     temperature: float = param(0.0, values.number(0, 1e4, " (0 leaves the logits as they are)"), "divides the logits")
     length_penalty: float = param(1.0, values.number(-100, 100), "scores are divided by length to this power")
     include_stop_str_in_output: bool = param(False, values.flag, "keep the end-of-text token's text")
+    structured_outputs: StructuredOutputsParams | None = param(
+        None, values.optional(_constraint), "what the outputs must look like; with logprobs_mode='processed_logprobs'"
+    )
 
 
 def _check_logprobs(name: str, num: int, vocab_size: int, max_logprobs: int) -> None:
