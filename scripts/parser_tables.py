@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from quintet.parsers import Tool, ToolParser
 from quintet.parsers.reasoning_formats import REASONING_FORMATS
 from quintet.parsers.tool_formats import TOOL_FORMATS
 
@@ -19,22 +18,15 @@ def code(names: tuple[str, ...]) -> str:
     return ", ".join(f"`{name}`" for name in names).replace("|", "\\|")
 
 
-def forced(tool: ToolParser) -> str:
-    return "yes" if tool.grammar([Tool("f")]) else "no"
-
-
 def tables() -> dict[str, str]:
     """Kind of parser -> its table."""
-    tools = [
-        [code((name,)), code(tool.aliases), tool.models, tool.shape, forced(tool)]
-        for name, tool in TOOL_FORMATS.items()
-    ]
+    tools = [[code((name,)), code(tool.aliases), tool.models, tool.shape] for name, tool in TOOL_FORMATS.items()]
     thoughts = [
         [code((name,)), code(each.aliases), each.models, code((each.opens[0], each.closes[0])), INSIDE[each.inside]]
         for name, each in REASONING_FORMATS.items()
     ]
     return {
-        "tool": table(["name", "aliases", "models", "shape", "grammar"], tools),
+        "tool": table(["name", "aliases", "models", "shape"], tools),
         "reasoning": table(["name", "aliases", "models", "markers", "inside"], thoughts),
     }
 

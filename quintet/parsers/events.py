@@ -7,10 +7,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that a model may call. `parameters` is the JSON schema of its arguments, an object."""
+    """A function that a model may call. `parameters` is the JSON schema of its arguments, an object; `strict`: they
+    must follow it even where the model itself decides to call."""
 
     name: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    strict: bool = False
 
 
 @dataclass(frozen=True)

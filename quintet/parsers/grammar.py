@@ -3,15 +3,25 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quintet.parsers.events import Tool
+from quintet.parsers.schema import argument_types, bounded
 
 if TYPE_CHECKING:
     from quintet.parsers.shapes import Part
 
-ANYTHING = r"/(?s:.*)/"
+TEXT = r"/(?s:.*)/"
+JSON_NUMBER = r"/-?(0|[1-9][0-9]{0,18})(\.[0-9]{1,18})?([eE][+\-]?[0-9]{1,2})?/"
+# As templates write values: Python's json.dumps, and Jinja's tojson.
+AS_DUMPED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+NOTHING = '""'
 GAP = r"/[ \n]{0,4}/"
+
+_OF_OBJECTS = frozenset({
+    "type", "properties", "required", "additionalProperties", "$defs", "definitions", "title", "description",
+    "default", "examples", "$schema", "$id", "$comment", "strict",
+})  # fmt: skip
 
 
 class NoGrammar(Exception):
@@ -31,6 +41,7 @@ class Lark:
             "|".join(re.escape(each) for each in sorted(special, key=len, reverse=True)) or r"(?!)"
         )
         self._rules: list[str] = []
+        self._names = 0
         self._tool: Tool | None = None
 
     @property
@@ -40,18 +51,60 @@ class Lark:
             raise _PerTool
         return self._tool
 
+    def types(self, argument: str) -> frozenset[str]:
+        """The JSON types as which the tool's argument is read."""
+        return argument_types(self.tool.parameters, argument)
+
     def literal(self, text: str) -> str:
         """A text, with the special tokens in it as tokens."""
         pieces, at = [], 0
         for found in self._split.finditer(text):
-            pieces += [_quoted(text[at : found.start()]), f"<[{self._special[found[0]]}]>"]
+            pieces += [quoted(text[at : found.start()]), f"<[{self._special[found[0]]}]>"]
             at = found.end()
-        return " ".join(piece for piece in [*pieces, _quoted(text[at:])] if piece) or '""'
+        return " ".join(piece for piece in [*pieces, quoted(text[at:])] if piece) or NOTHING
 
     def arguments(self) -> str:
         """The JSON of a call's arguments, by the tool's schema."""
-        schema = json.dumps({"type": "object", **self.tool.parameters})
+        schema = json.dumps(bounded({"type": "object", **self.tool.parameters}))
         return self._rule("%json " + schema.replace("::=", "\\u003a:="))  # which would say that the grammar is EBNF
+
+    def json(self, schema: Any) -> str:
+        """A value in JSON, on one line."""
+        if not isinstance(schema, Mapping):
+            schema = {} if schema is True else {"not": {}}
+        return self._rule("%json " + json.dumps({"x-guidance": AS_DUMPED, **schema}).replace("::=", "\\u003a:="))
+
+    def properties(self, schema: Mapping[str, Any]) -> list[tuple[str, Any, bool]] | None:
+        """(name, schema, whether it must be there) of each property; None of an object of which nothing is said."""
+        if not schema.keys() <= _OF_OBJECTS:
+            raise NoGrammar
+        declared, needed = schema.get("properties") or {}, schema.get("required") or []
+        if not isinstance(declared, Mapping) or not isinstance(needed, list) or not set(needed) <= declared.keys():
+            raise NoGrammar
+        if not declared and schema.get("additionalProperties") in (None, True, {}):
+            return None
+        return [(name, each, name in needed) for name, each in declared.items() if each is not False]
+
+    def some(self, pieces: Sequence[tuple[str, bool]], between: str) -> str:
+        """Those pieces that are needed and any of the others, in their order."""
+        firsts, rest = list[str](), ""
+        for piece, needed in reversed(pieces):
+            if needed:
+                firsts.clear()
+            firsts.append(f"{piece} {rest}")
+            rest = self._rule(f"{between} {piece} {rest}" if needed else f"({between} {piece})? {rest}")
+        needed = any(needed for _, needed in pieces)
+        return f"({' | '.join([*firsts, *([] if needed else [NOTHING])])})"
+
+    def until(self, expression: str, end: str) -> str:
+        """A text (a terminal's expression) that does not hold the marker, and the marker with the space around it."""
+        text = f"({expression}) & ~({TEXT} {quoted(end.strip())} {TEXT})"
+        special = self._split.search(end)
+        if special is None:
+            return self._rule(self._terminal(f"({text}) {quoted(end)}"), "[lazy]")
+        if special.end() < len(end):
+            raise NoGrammar
+        return f"{self._terminal(f'({text}) {quoted(end[: special.start()])}')} <[{self._special[special[0]]}]>"
 
     def sequence(self, parts: "tuple[Part, ...]") -> str:
         """Parts in their order; once for each tool, where they speak of one."""
@@ -72,25 +125,48 @@ class Lark:
         rule = self._rule(body)
         return f"{rule} ({self.literal(between) if between else ''} {rule})*"
 
-    def after(self, opens: str, closes: str, inside: bool, calls: str) -> str:
-        """The whole grammar, with what the model thinks before the calls, if it is to think."""
-        start = calls
+    def after(self, opens: str, closes: Sequence[str], inside: bool, what: str) -> str:
+        """The whole grammar, with what the model thinks before, if it is to think; any of `closes` ends that."""
+        start = what
         if closes:
-            close = self.literal(closes)
-            thought = f"{ANYTHING} {close}" if close.startswith("<[") else self._lazy(closes)
-            opened = f"{thought} {GAP}" if inside else f"({self.literal(opens)} {thought} {GAP})?"
-            start = f"{opened} {calls}"
+            thought, opened = self._thought(closes), self.literal(opens)
+            if not inside:
+                start = f"({opened} {thought} {GAP})? {what}"
+            elif opened.startswith("<["):  # which the thought's text cannot match, and the model may say all the same
+                start = f"({opened})? {thought} {GAP} {what}"
+            else:
+                start = f"{thought} {GAP} {what}"
         return "\n".join([f"start: {start}", *self._rules])
 
-    def _lazy(self, end: str) -> str:
-        self._rules.append(f"thought[lazy]: {ANYTHING} {_quoted(end)}")
+    def _thought(self, closes: Sequence[str]) -> str:
+        """Any text and its end. Where that is a token, the text does not hold what would be read as one."""
+        written = [self.literal(each) for each in closes]
+        texts = " | ".join(map(quoted, closes))
+        tokens = [each for each in written if each.startswith("<[")]
+        if tokens:
+            self._rules.append(f"FREE: {TEXT} & ~({TEXT} ({texts}) {TEXT})")
+            return f"FREE ({' | '.join(tokens)})"
+        self._rules.append(f"thought[lazy]: {TEXT} ({texts})")
         return "thought"
 
-    def _rule(self, body: str) -> str:
-        name = f"r{len(self._rules)}"
+    def _rule(self, body: str, attributes: str = "") -> str:
+        name = self.reserve()
+        self._rules.append(f"{name}{attributes}: {body}")
+        return name
+
+    def _terminal(self, body: str) -> str:
+        name = self.reserve().upper()
         self._rules.append(f"{name}: {body}")
         return name
 
+    def reserve(self) -> str:
+        """A name for a rule that is written later."""
+        self._names += 1
+        return f"r{self._names}"
 
-def _quoted(text: str) -> str:
+    def define(self, name: str, body: str) -> None:
+        self._rules.append(f"{name}: {body}")
+
+
+def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False) if text else ""

@@ -7,6 +7,9 @@ from typing import Any
 
 from quintet.parsers.values import JSON, PYTHON, converted
 
+# Between the parts of JSON: two blanks, or a new line and its indentation. Without an end to it a model may go on with
+# nothing else until its tokens are used up.
+WHITESPACE = r"[ \t]{1,2}|[ \t]{0,2}\r?\n[ \t]{0,64}"
 MAX_OPTIONS = 1000  # of one argument's schema that are looked at; what is in others is text
 TEXT = frozenset({"string"})
 ANY = frozenset({"null", "boolean", "integer", "number", "array", "object"})
@@ -17,11 +20,17 @@ NAMES = {  # of types, as people write them who do not know JSON Schema's
     "bool": "boolean", "binary": "boolean",
     "dict": "object", "map": "object", "list": "array", "tuple": "array", "arr": "array", "none": "null",
 }  # fmt: skip
+WHOLE = re.compile("-?[0-9]+")
 LETTERS = re.compile("[a-z]+")  # int64, dict[str, int]
 IMPLIED = {"properties": "object", "additionalProperties": "object", "items": "array", "minimum": "number"}
 WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 KINDS = {'"': "string", "{": "object", "[": "array", "t": "boolean", "f": "boolean", "n": "null"}
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null", dict: "object"}
+
+
+def bounded(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema for llguidance, with an end to whitespace; what it says of that itself goes before."""
+    return {"x-guidance": {"whitespace_pattern": WHITESPACE}, **schema}
 
 
 def argument_types(parameters: Mapping[str, Any], name: str) -> frozenset[str]:
@@ -45,7 +54,7 @@ def types(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
                 waiting += [
                     option for key in ("anyOf", "oneOf", "allOf") for option in _listed(each, key)[:MAX_OPTIONS]
                 ]
-                waiting += [_referred(each["$ref"], root)] if "$ref" in each else []
+                waiting += [referred(each["$ref"], root)] if "$ref" in each else []
     return frozenset(found)
 
 
@@ -68,7 +77,7 @@ def _listed(schema: Mapping[str, Any], key: str) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else []
 
 
-def _referred(reference: Any, root: Mapping[str, Any]) -> Any:
+def referred(reference: Any, root: Mapping[str, Any]) -> Any:
     """Within the same schema."""
     found: Any = root
     for step in str(reference).removeprefix("#/").split("/"):
@@ -88,5 +97,5 @@ def as_json(text: str, allowed: frozenset[str]) -> str:
 def _fits(value: str, allowed: frozenset[str]) -> bool:
     kind = KINDS.get(value[0], "number")
     if kind == "number" and "number" not in allowed:
-        return "integer" in allowed and float(value).is_integer()
+        return "integer" in allowed and (WHOLE.fullmatch(value) is not None or float(value).is_integer())
     return kind in allowed and kind != "string"

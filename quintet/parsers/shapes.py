@@ -4,14 +4,13 @@ Space between two parts is passed over. A literal is as the model writes it: its
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from quintet.parsers.calls import Calls
-from quintet.parsers.grammar import Lark, NoGrammar
+from quintet.parsers.grammar import NOTHING, Lark, NoGrammar
 from quintet.parsers.scan import Broken, Scan, Steps
-from quintet.parsers.schema import TEXT, as_json
+from quintet.parsers.spelling import arguments
 from quintet.parsers.values import (
     JSON,
     MAX_NAME,
@@ -20,10 +19,7 @@ from quintet.parsers.values import (
     converted,
     read_name,
     read_value,
-    written,
 )
-
-MAX_VALUE = 2**20  # characters of an argument that must be whole before it can be converted
 
 
 class Part(Protocol):
@@ -114,6 +110,7 @@ class Arguments:
     """The arguments of a call whose name is read; they end it."""
 
     notation: Notation = JSON
+    comma: str = ", "  # between two values, where a grammar writes what is no JSON
 
     def marks(self) -> tuple[str, ...]:
         return (self.notation.arguments.open,)
@@ -124,9 +121,7 @@ class Arguments:
         calls.close()
 
     def lark(self, grammar: Lark) -> str:
-        if self.notation is not JSON:
-            raise NoGrammar
-        return grammar.arguments()
+        return grammar.arguments() if self.notation is JSON else arguments(grammar, self.notation, self.comma)
 
 
 @dataclass(frozen=True)
@@ -191,60 +186,6 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Fields:
-    """Arguments that stand in markers of their own, converted by the tool's schema; `close` ends them and the call.
-
-    `keyed` ends a name, and says which types its value may have where that is written there. A line break at the
-    end of `keyed` and at the start of `end` is no part of a value.
-    """
-
-    key: str
-    keyed: Mapping[str, frozenset[str] | None]
-    end: str
-    close: str
-    value: str = ""  # stands before a value, where something does
-
-    def marks(self) -> tuple[str, ...]:
-        return (self.key, self.close)
-
-    def read(self, scan: Scan, calls: Calls) -> Steps[None]:
-        calls.write("{")
-        before = ""
-        while (yield from scan.expect(self.key, self.close)) == self.key:
-            yield from self._field(scan, calls, before)
-            before = ", "
-        calls.write("}")
-        calls.whole()
-        calls.close()
-
-    def _field(self, scan: Scan, calls: Calls, before: str) -> Steps[None]:
-        name: list[str] = []
-        keyed = {mark.rstrip("\n"): (mark, types) for mark, types in self.keyed.items()}
-        mark, types = keyed[(yield from scan.until(tuple(keyed), name.append, MAX_NAME))]
-        if self.value:
-            yield from scan.expect(self.value)
-        if mark.endswith("\n") and (yield from scan.sees(("\n",))):
-            scan.take(1)
-        key = "".join(name).strip()
-        calls.write(f'{before}"{written(key)}": ')
-        yield from self._convert(scan, calls, types or calls.types(key))
-
-    def _convert(self, scan: Scan, calls: Calls, types: frozenset[str]) -> Steps[None]:
-        ends = (self.end, self.end.lstrip("\n"))
-        if types == TEXT:
-            calls.write('"')
-            yield from scan.until(ends, lambda piece: calls.write(written(piece)))
-            calls.write('"')
-        else:
-            pieces: list[str] = []
-            yield from scan.until(ends, pieces.append, MAX_VALUE)
-            calls.write(as_json("".join(pieces), types))
-
-    def lark(self, grammar: Lark) -> str:
-        raise NoGrammar
-
-
-@dataclass(frozen=True)
 class Many:
     """One or more of a sequence, with something between them."""
 
@@ -269,9 +210,10 @@ class Many:
 
 @dataclass(frozen=True)
 class Maybe:
-    """A sequence that need not be there."""
+    """A sequence that need not be there. `written`: whether the model writes it, where that is known."""
 
     sequence: tuple[Part, ...]
+    written: bool | None = None
 
     def marks(self) -> tuple[str, ...]:
         return self.sequence[0].marks()
@@ -281,7 +223,9 @@ class Maybe:
             yield from read_all(self.sequence, scan, calls)
 
     def lark(self, grammar: Lark) -> str:
-        return f"({grammar.sequence(self.sequence)})?"
+        if self.written is None:
+            return f"({grammar.sequence(self.sequence)})?"
+        return grammar.sequence(self.sequence) if self.written else NOTHING
 
 
 @dataclass(frozen=True)
@@ -308,8 +252,8 @@ def many(*described: str | Part, between: str = "") -> Many:
     return Many(parts(*described), between)
 
 
-def maybe(*described: str | Part) -> Maybe:
-    return Maybe(parts(*described))
+def maybe(*described: str | Part, written: bool | None = None) -> Maybe:
+    return Maybe(parts(*described), written)
 
 
 def either(*described: tuple[str | Part, ...]) -> Either:

@@ -1,12 +1,12 @@
 """How each family of models writes its tool calls, as its chat template and documentation say."""
 
+from quintet.parsers.fields import Fields
 from quintet.parsers.formats import Block, ToolParser, block, short_id
 from quintet.parsers.schema import ANY, TEXT
 from quintet.parsers.shapes import (
     NAME,
     Arguments,
     Call,
-    Fields,
     Word,
     either,
     many,
@@ -22,7 +22,7 @@ STRICT_CALLS = many(STRICT, between=", ")
 PYTHON_CALLS = many(NAME, Arguments(PYTHON), between=", ")
 QWEN_FIELDS = Fields("<parameter=", {">\n": None}, "\n</parameter>", "</function>")
 SEED_FIELDS = Fields("<parameter=", {">": None}, "</parameter>", "</function>")
-GLM_FIELDS = Fields("<arg_key>", {"</arg_key>": None}, "</arg_value>", "</tool_call>", value="<arg_value>")
+GLM_FIELDS = Fields("<arg_key>", {"</arg_key>": None}, "</arg_value>", "</tool_call>", value="\n<arg_value>")
 INVOKE_FIELDS = Fields('<parameter name="', {'">': None}, "</parameter>", "</invoke>")
 STEP_FIELDS = Fields('<steptml:parameter name="', {'">': None}, "</steptml:parameter>", "</steptml:invoke>")
 DSML_FIELDS = Fields(
@@ -33,7 +33,12 @@ DSML_FIELDS = Fields(
 )
 MISTRAL_ID = Word("id", "/[a-zA-Z0-9]{9}/")
 CHANNEL = Word(pattern='"commentary"')
-HARMONY_BODY = (maybe("<|constrain|>", Word(pattern='"json"')), "<|message|>", ARGUMENTS, maybe("<|call|>"))
+HARMONY_BODY = (
+    maybe("<|constrain|>", Word(pattern='"json"'), written=True),
+    "<|message|>",
+    ARGUMENTS,
+    maybe("<|call|>"),
+)
 COHERE_DROPS = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
 HARMONY_DROPS = (
     "<|start|>assistant",
@@ -104,13 +109,13 @@ TOOL_FORMATS = {
                 "<｜tool_calls_begin｜>\n",
                 many(
                     "<｜tool_call_begin｜>",
-                    maybe("function", "<｜tool_sep｜>"),
+                    maybe("function", "<｜tool_sep｜>", written=True),
                     '<steptml:invoke name="',
                     NAME,
                     '">\n',
                     STEP_FIELDS,
                     "<｜tool_call_end｜>",
-                    maybe("<｜tool_sep｜>"),
+                    maybe("<｜tool_sep｜>", written=False),
                     between="\n",
                 ),
                 "\n<｜tool_calls_end｜>",
@@ -172,7 +177,7 @@ TOOL_FORMATS = {
                 "<|tool_calls_section_begin|>",
                 many(
                     "<|tool_call_begin|>",
-                    maybe("functions."),
+                    maybe("functions.", written=True),
                     NAME,
                     ":",
                     Word(pattern="/[0-9]{1,3}/"),
@@ -203,10 +208,10 @@ TOOL_FORMATS = {
     ),
     "openai": ToolParser(
         (
-            block("<|channel|>", CHANNEL, " to=", maybe("functions."), NAME, " ", *HARMONY_BODY),
+            block("<|channel|>", CHANNEL, " to=", maybe("functions.", written=True), NAME, " ", *HARMONY_BODY),
             block(
                 "to=",
-                maybe("functions."),
+                maybe("functions.", written=True),
                 NAME,
                 "<|channel|>",
                 CHANNEL,
@@ -222,14 +227,14 @@ TOOL_FORMATS = {
         signs=(("<|channel|>", "<|call|>"),),
     ),
     "gemma4": ToolParser(
-        (block("<|tool_call>", "call:", NAME, Arguments(gemma('<|"|>')), "<tool_call|>"),),
+        (block("<|tool_call>", "call:", NAME, Arguments(gemma('<|"|>'), ","), "<tool_call|>"),),
         again="",
         models="Gemma 4",
         shape="name, then Gemma's notation",
         signs=(("<|tool_call>", "<tool_call|>"),),
     ),
     "functiongemma": ToolParser(
-        (block("<start_function_call>", "call:", NAME, Arguments(gemma("<escape>")), "<end_function_call>"),),
+        (block("<start_function_call>", "call:", NAME, Arguments(gemma("<escape>"), ","), "<end_function_call>"),),
         again="",
         models="FunctionGemma",
         shape="name, then Gemma's notation",
@@ -245,7 +250,7 @@ TOOL_FORMATS = {
         signs=(("<|python_start|>",),),
     ),
     "olmo3": ToolParser(
-        (block("<function_calls>\n", many(NAME, Arguments(PYTHON), between=""), "\n</function_calls>"),),
+        (block("<function_calls>\n", many(NAME, Arguments(PYTHON), between="\n"), "\n</function_calls>"),),
         models="Olmo 3",
         shape="Python calls",
         signs=(("<function_calls>",),),
