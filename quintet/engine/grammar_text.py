@@ -7,6 +7,7 @@ from typing import Any
 from quintet.config import StructuredOutputsConfig
 from quintet.engine.structural_tag import MAX_SIZE, as_lark, structural_lark
 from quintet.engine.trial_process import LISTS, NAMED, ONE
+from quintet.parsers.schema import WHITESPACE
 from quintet.sampling_params import ParameterError, StructuredOutputsParams
 
 
@@ -59,6 +60,8 @@ def _json(make: Any, schema: Any, wanted: StructuredOutputsParams, config: Struc
         schema = _everywhere(_closed, schema)
     bare = wanted.disable_any_whitespace or config.disable_any_whitespace
     options: dict[str, Any] = {"whitespace_flexible": not bare}
+    if not bare:
+        options["whitespace_pattern"] = WHITESPACE
     if wanted.whitespace_pattern is not None:
         options["whitespace_pattern"] = wanted.whitespace_pattern
     return str(make.grammar_from_json_schema(json.dumps(schema), defaults=options))

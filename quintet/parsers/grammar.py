@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from quintet.parsers.events import Tool
-from quintet.parsers.schema import argument_types
+from quintet.parsers.schema import argument_types, bounded
 
 if TYPE_CHECKING:
     from quintet.parsers.shapes import Part
@@ -65,7 +65,7 @@ class Lark:
 
     def arguments(self) -> str:
         """The JSON of a call's arguments, by the tool's schema."""
-        schema = json.dumps({"type": "object", **self.tool.parameters})
+        schema = json.dumps(bounded({"type": "object", **self.tool.parameters}))
         return self._rule("%json " + schema.replace("::=", "\\u003a:="))  # which would say that the grammar is EBNF
 
     def json(self, schema: Any) -> str:

@@ -87,6 +87,14 @@ def test_a_streamed_call_is_the_whole_one(ai: openai.OpenAI) -> None:
     assert json.loads(final.message.tool_calls[0].function.arguments) == {"city": "Paris"}
 
 
+def test_a_streamed_call_begins_no_text(server: Server) -> None:
+    """Some clients begin a text with empty content, and read the first part of a call in a chunk alone."""
+    lines = chat(server, PARIS, tools=[WEATHER], tool_choice="required", stream=True).text.splitlines()
+    deltas = [json.loads(each[6:])["choices"][0]["delta"] for each in lines if each.startswith("data: {")]
+    assert deltas[0] == {"role": "assistant"} and not any("content" in each for each in deltas)
+    assert {len(each["tool_calls"]) for each in deltas if "tool_calls" in each} == {1}
+
+
 def test_what_is_no_call_is_content(server: Server) -> None:
     plain = choice(chat(server, [{"role": "user", "content": "Hello!"}], tool_choice="none", tools=[WEATHER]))
     auto = choice(chat(server, [{"role": "user", "content": "Hello!"}], tools=[WEATHER]))

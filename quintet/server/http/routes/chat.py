@@ -94,6 +94,8 @@ class _Answer:
     ) -> None:
         self._body, self._n, self._tally = body, params.n, tally
         self._listening, self._turns = listening, service.turns
+        # Where a call may come there is none: for some clients a text begins with it, though it be empty.
+        self._blank = "" if listening.tool is None else UNSET
         self._speeches = [Speech(listening) for _ in range(params.n)]
         self._head = Head.of(service, f"chatcmpl-{tally.request_id}", body.model).fields()
         by_id = bool(body.return_tokens_as_token_ids)
@@ -134,7 +136,7 @@ class _Answer:
         if self._body.return_token_ids:
             chunk.prompt_token_ids = call.asks[0].prompt.token_ids
         for index in range(self._n):
-            chunk.choices = [ChatChunkChoice(index=index, delta=Delta(role="assistant", content=""))]
+            chunk.choices = [ChatChunkChoice(index=index, delta=Delta(role="assistant", content=self._blank))]
             if steady:
                 chunk.usage = self._tally.usage()
             yield event(chunk)
@@ -152,7 +154,9 @@ class _Answer:
 
     async def _part(self, each: CompletionOutput) -> ChatChunkChoice:
         speech, ended = self._speeches[each.index], each.finish_reason is not None
-        delta = Delta(content=each.text) if self._listening.plain else delta_of(speech.hear(each.text, ended))
+        delta = (
+            Delta(content=each.text) if self._listening.plain else delta_of(speech.hear(each.text, ended), self._blank)
+        )
         choice = ChatChunkChoice(index=each.index, delta=delta, finish_reason=speech.reason(each.finish_reason))
         if each.finish_reason is not None:
             choice.stop_reason = each.stop_reason
