@@ -48,7 +48,9 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def ai(server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as made:
+    with openai.OpenAI(
+        base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE, _strict_response_validation=True
+    ) as made:
         yield made
 
 
