@@ -24,6 +24,16 @@ def grammar_text(wanted: StructuredOutputsParams, config: StructuredOutputsConfi
     return text
 
 
+def behind(grammar: str, before: str) -> str:
+    """The Lark grammar `before`, in which @answer stands for the other. ParameterError if the two are too large."""
+    written = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
+    answer, *others = written
+    text = json.dumps({"grammars": [{"lark_grammar": before}, {**answer, "name": "answer"}, *others]})
+    if len(text) > 2 * MAX_SIZE:
+        raise ParameterError("structured_outputs", f"may have {2 * MAX_SIZE} characters as a grammar, not {len(text)}")
+    return text
+
+
 def llguidance() -> Any:
     """The library; ParameterError where it is not installed."""
     try:

@@ -7,7 +7,7 @@ from quintet.engine.checks import kind_of, object_of, one_of
 from quintet.engine.speech import Listening, Parsers
 from quintet.engine.strays import sift
 from quintet.engine.tokenizer import Tokenizer
-from quintet.parsers import TOOL_PARSERS, Choice, Tool, ToolParser
+from quintet.parsers import TOOL_PARSERS, Choice, ReasoningParser, Tool, ToolParser
 from quintet.sampling_params import ParameterError
 
 MAX_TOOLS = 1024  # OpenAI takes 128
@@ -125,11 +125,31 @@ class Manner(NamedTuple):
     earlier: int = 0  # calls that the conversation has already
     tell_thoughts: bool = True
     continues: bool = False  # the prompt ends within the answer
+    thinks: bool = True  # whether the model may think, as far as its template can forbid it
+    within: bool = False  # whether shapes hold from the first token on
 
 
 def listening(parsers: Parsers, wanted: Wanted, manner: Manner, prompt: str, shaped: bool) -> Listening:
-    """How the answers to this prompt are taken apart. `shaped`: they must look like something, and are content."""
-    reasoning = None if shaped else parsers.reasoning
-    inside = reasoning is not None and reasoning.begins_inside(prompt, manner.continues)
+    """How the answers to this prompt are taken apart. `shaped`: they must look like something, behind any thought."""
     tool = None if wanted.mode == "none" or shaped else parsers.tool
+    reasoning, inside = _thoughts(parsers.reasoning, manner, prompt, shaped or wanted.forced)
+    if shaped and reasoning is not None:
+        reasoning = reasoning.of_shape()
     return Listening(tool, reasoning, wanted.tools, inside, *manner[:3])
+
+
+def before(reasoning: ReasoningParser, inside: bool, special: Mapping[str, int]) -> str:
+    """The grammar of what comes before a shape, which it calls @answer."""
+    return reasoning.before("@answer", inside, special)
+
+
+def _thoughts(
+    reasoning: ReasoningParser | None, manner: Manner, prompt: str, held: bool
+) -> tuple[ReasoningParser | None, bool]:
+    """Who tells thoughts, and whether an answer begins with one. `held`: a grammar says what the answer is; None then
+    where that begins at once."""
+    if reasoning is None or (held and manner.within):
+        return None, False
+    inside = reasoning.begins_inside(prompt, manner.continues)
+    over = not manner.thinks or manner.continues or reasoning.ended(prompt)
+    return (None, False) if held and over and not inside else (reasoning, inside)

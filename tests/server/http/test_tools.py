@@ -135,15 +135,6 @@ def test_thoughts_are_told_apart_streamed_or_not(server: Server) -> None:
     assert "reasoning" not in silent and silent["content"] == message["content"]
 
 
-def test_a_shape_and_a_thought_are_no_trouble(server: Server) -> None:
-    """Where the answer has a shape, all of it is content."""
-    form = {"type": "json_schema", "json_schema": {"schema": SCHEMAS["add"]}}
-    message = choice(chat(server, SUM, response_format=form, chat_template_kwargs={"enable_thinking": True}))["message"]
-    assert "reasoning" not in message and jsonschema.validators.validator_for(SCHEMAS["add"])(SCHEMAS["add"]).is_valid(
-        json.loads(message["content"])
-    )
-
-
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [{"type": "code"}]}, "tools[0].type", "code"),
     ({"tools": [{"type": "function"}]}, "tools[0].function", "must be an object"),
