@@ -49,7 +49,7 @@ class Reply:
         self._finish_reason: str | None = None
         self._ended: int | None = None  # Unix time
         self._prompt_tokens = self._cached_tokens = self._tokens = 0
-        self._earlier_prompts = self._earlier_cached = 0  # tokens of the rounds before this one
+        self._earlier_prompts = self._earlier_cached = self._earlier_thought = 0  # tokens of the rounds before this one
 
     @property
     def over(self) -> bool:
@@ -65,6 +65,7 @@ class Reply:
         completion = output.outputs[0]
         scores = [] if self._score is None else await self._score(completion)
         self._tokens += len(completion.token_ids)
+        self._speech.count(completion.token_ids)
         self._prompt_tokens = len(output.prompt_token_ids)
         self._cached_tokens = output.num_cached_tokens
         self._finish_reason = completion.finish_reason
@@ -108,6 +109,7 @@ class Reply:
 
     def again(self, speech: Speech) -> None:
         """A further round begins."""
+        self._earlier_thought += self._speech.thought or 0
         self._speech = speech
         self._earlier_prompts += self._prompt_tokens
         self._earlier_cached += self._cached_tokens
@@ -158,7 +160,7 @@ class Reply:
             prompts,
             InputDetails(self._earlier_cached + self._cached_tokens),
             self._tokens,
-            OutputDetails(),
+            OutputDetails(self._earlier_thought + (self._speech.thought or 0)),
             prompts + self._tokens,
         )
 
