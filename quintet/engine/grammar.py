@@ -160,6 +160,16 @@ class Matcher:
         self._taken = known
         return _plain(self._state.get_error()) if self._state.is_error() else ""
 
+    def allows(self, request: "Request", ahead: Sequence[int]) -> bool:
+        """Whether these may come next, one after the other; nobody asks of what has ended."""
+        self.follow(request)
+        if self._state.is_stopped() or self._state.is_error():
+            return True
+        taken = self._state.try_consume_tokens(list(ahead))
+        if taken:
+            self._state.rollback(taken)
+        return bool(taken == len(ahead))
+
     def forced(self) -> int:
         """The first of num_forced."""
         start, ids = self._chain
@@ -177,6 +187,14 @@ class Matcher:
         ids = self._state.compute_ff_tokens()  # of all of the text: to ask after each costs its length each time
         self._chain = self._taken, ids
         return len(ids)
+
+    def allowed_after(self, said: Sequence[int]) -> "Array | None":
+        """Ids [N] of what may follow these tokens of an output, whoever said them; None: nothing may, it is whole."""
+        state = self.compiled.result().deep_copy()
+        if not state.consume_tokens(list(said)) or state.is_stopped():
+            return None
+        bits = np.frombuffer(state.compute_bitmask(), np.uint8)
+        return np.flatnonzero(np.unpackbits(bits, bitorder="little")).astype(np.int32)
 
     def fill(self, words: "Array", ahead: Sequence[int] = ()) -> Any:
         """words [W] int32, W at least ceil(V / 32): a bit for each token that may come next, of V the tokenizer's.

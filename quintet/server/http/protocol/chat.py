@@ -13,6 +13,8 @@ from quintet.server.http.bodies import Body, Lacking
 from quintet.server.http.protocol.sampling import LACKING, SamplingBody
 from quintet.server.http.tally import Usage
 
+MAX_DOCUMENTS = 1024
+
 _TEXT = {"type": "string"}
 _PART = {
     "type": "object",
@@ -58,6 +60,10 @@ class TemplateFields(Body):
         None, description="Jinja text instead of the model's own; where the server allows it"
     )
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables that the template reads")
+    documents: list[dict[str, Any]] | None = Field(
+        None, max_length=MAX_DOCUMENTS, fail_fast=True, description="texts for a chat template that reads documents, "
+        "each such as {\"title\": ..., \"text\": ...}",
+    )  # fmt: skip
     add_generation_prompt: bool | None = Field(None, description="end with the beginning of the next message (true)")
     continue_final_message: bool | None = Field(None, description="go on with the last message")
 
@@ -69,12 +75,10 @@ CHAT_LACKING: dict[str, Lacking] = {
     "prompt_embeds": Lacking("a chat is text; /v1/completions takes them"),
     "audio": Lacking("models here give text alone"),
     "modalities": Lacking("models here give text alone", (["text"],)),
-    "documents": Lacking("put them into the messages, or into chat_template_kwargs if the template reads them", ([],)),
     "functions": Lacking(_CALLS, ([],)),
     "function_call": Lacking(_CALLS, ("none",)),
     "prediction": Lacking("there is no predicted output; leave it out"),
     "web_search_options": Lacking("the model searches nothing; leave it out"),
-    "reasoning_effort": Lacking("templates that know it read it from chat_template_kwargs", ("none",)),
     "verbosity": Lacking("say in the messages how long the answer should be"),
     "echo": Lacking("/v1/completions has it", (False,)),
     "best_of": Lacking("use n", (1,)),
@@ -99,6 +103,13 @@ class ChatRequest(TemplateFields, SamplingBody):
         description='"auto" (where there are tools), "none", "required", or one by name: {"type": "function", ...}',
     )
     parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
+    reasoning_effort: str | None = Field(
+        None,
+        description="how much the model thinks, for templates that read it; none: not at all, if they can say so",
+    )
+    thinking: Annotated[Any, WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "boolean"}, {"type": "null"}]})] = (
+        Field(None, description='whether the model thinks, as {"type": "enabled", "budget_tokens": 100}, or disabled')
+    )
     include_reasoning: bool | None = Field(None, description="false: thoughts are left out of the answer")
     prompt_cache_key: str | None = Field(None, description="accepted, not used; cache_salt keeps caches apart")
     safety_identifier: str | None = Field(None, description="accepted, not used")
