@@ -1,7 +1,7 @@
 """One response while it grows: the object that clients read, and the numbered events that tell of it."""
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -11,7 +11,7 @@ from quintet.outputs import CompletionOutput, RequestOutput
 from quintet.parsers import Content, Event
 from quintet.server.http.errors import ApiError
 from quintet.server.http.responses.output import Output
-from quintet.server.http.responses.served_items import Listed, ServedCall, Step
+from quintet.server.http.responses.served_items import Step
 from quintet.server.http.responses.shapes import (
     Incomplete,
     InputDetails,
@@ -20,10 +20,9 @@ from quintet.server.http.responses.shapes import (
     ResponseObject,
     ResponseUsage,
 )
-from quintet.server.http.sse import encode, event
+from quintet.server.http.sse import event
 from quintet.server.http.told import hear_all
 from quintet.server.http.turns import Turns
-from quintet.server.tool_servers.results import Result
 
 Score = Callable[[CompletionOutput], Awaitable[list[bytes]]]  # the log-probabilities of an output, to be listed()
 
@@ -44,7 +43,7 @@ class Reply:
         """`output`: an empty one."""
         self.id, self.status = begun.id, begun.status
         self._begun, self._speech, self._turns, self._score = begun, speech, turns, score
-        self._output = output or Output()
+        self.said = output or Output()
         self._failure: ResponseFailure | None = None
         self._finish_reason: str | None = None
         self._ended: int | None = None  # Unix time
@@ -58,7 +57,7 @@ class Reply:
     @property
     def item_ids(self) -> tuple[str, ...]:
         """Of what was said so far."""
-        return self._output.ids
+        return self.said.ids
 
     async def take(self, output: RequestOutput) -> list[Step]:
         """What the output adds."""
@@ -69,43 +68,17 @@ class Reply:
         self._prompt_tokens = len(output.prompt_token_ids)
         self._cached_tokens = output.num_cached_tokens
         self._finish_reason = completion.finish_reason
-        return self._output.take(await self._heard(completion), scores)
+        return self.said.take(await self._heard(completion), scores)
 
     @property
     def goes_on(self) -> bool:
         """Whether the round that has ended called tools that are to be carried out."""
-        return bool(self._output.waiting) and self._finish_reason != "length"
-
-    @property
-    def asks_client(self) -> bool:
-        """Whether it called tools that the client carries out."""
-        return self._output.asks_client
-
-    @property
-    def waiting(self) -> dict[int, ServedCall]:
-        """Calls that are whole and to be carried out, by place."""
-        return self._output.waiting
+        return bool(self.said.waiting) and self._finish_reason != "length"
 
     @property
     def num_tokens(self) -> int:
         """Of the output so far."""
         return self._tokens
-
-    def show(self, lists: Iterable[Listed]) -> list[Step]:
-        """Tools of tool servers, before anything else."""
-        return self._output.show(lists)
-
-    def pause(self) -> list[Step]:
-        """The round has ended."""
-        return self._output.pause()
-
-    def answer(self, place: int, result: Result) -> list[Step]:
-        """What came of a call that waited."""
-        return self._output.answer(place, result)
-
-    def items(self) -> bytes:
-        """Those so far, as JSON."""
-        return encode(self._output.items("completed"))
 
     def again(self, speech: Speech) -> None:
         """A further round begins."""
@@ -113,7 +86,7 @@ class Reply:
         self._speech = speech
         self._earlier_prompts += self._prompt_tokens
         self._earlier_cached += self._cached_tokens
-        self._output.begin_round()
+        self.said.begin_round()
 
     def cut_short(self) -> None:
         """No tokens are left for a further round."""
@@ -123,7 +96,7 @@ class Reply:
         """All outputs were taken."""
         self.status = "incomplete" if self._finish_reason == "length" else "completed"
         self._ended = int(time.time())
-        return self._output.end(self.status)
+        return self.said.end(self.status)
 
     def fail(self, error: ApiError) -> None:
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"  # of those that OpenAI's clients know
@@ -141,7 +114,7 @@ class Reply:
             completed_at=self._ended if self.status == "completed" else None,
             error=self._failure,
             incomplete_details=Incomplete("max_output_tokens") if self.status == "incomplete" else None,
-            output=self._output.items("incomplete" if self.over else "in_progress"),
+            output=self.said.items("incomplete" if self.over else "in_progress"),
             usage=self._usage() if whole else None,
         )
 

@@ -10,6 +10,7 @@ from quintet.server.http.responses.reply import Reply
 from quintet.server.http.responses.request import CreateResponse
 from quintet.server.http.responses.served_items import ServedCall, Step
 from quintet.server.http.service import Service
+from quintet.server.http.sse import encode
 from quintet.server.http.tally import Tally
 from quintet.server.tool_servers.results import Result
 
@@ -27,7 +28,7 @@ class Rounds:
 
     async def steps(self, call: Call) -> AsyncIterator[list[Step]]:
         """What the open call adds to the reply, until its last round has ended."""
-        shown = self._reply.show(self._plan.new_lists)
+        shown = self._reply.said.show(self._plan.new_lists)
         while True:
             async for number, output in call:
                 self._tally.take(number, output)
@@ -35,10 +36,10 @@ class Rounds:
                 shown = []
             if not self._reply.goes_on:
                 return
-            yield self._reply.pause()
+            yield self._reply.said.pause()
             told = self._told
             yield await call.beside(self._carry_out())
-            if self._reply.asks_client or told:
+            if self._reply.said.asks_client or told:
                 return
             plan = await call.beside(self._next())
             if plan is None:
@@ -50,17 +51,17 @@ class Rounds:
             call.again(plan.ask)
 
     async def _next(self) -> Plan | None:
-        reply = self._reply
-        return await next_plan(self._service, self._body, self._plan, reply.items(), reply.num_tokens)
+        items = encode(self._reply.said.items("completed"))
+        return await next_plan(self._service, self._body, self._plan, items, self._reply.num_tokens)
 
     async def _carry_out(self) -> list[Step]:
         """All calls of a round at once; their results come in the order of the calls."""
-        waiting = self._reply.waiting
+        waiting = self._reply.said.waiting
         results = await asyncio.gather(*(self._result(each) for each in waiting.values()))
         return [
             step
             for place, result in zip([*waiting], results, strict=True)
-            for step in self._reply.answer(place, result)
+            for step in self._reply.said.answer(place, result)
         ]
 
     async def _result(self, call: ServedCall) -> Result:
