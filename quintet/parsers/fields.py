@@ -84,10 +84,12 @@ class Fields:
     def lark(self, grammar: Lark) -> str:
         declared = grammar.properties(grammar.tool.parameters)
         if declared is None:
-            mark, types = next(iter(self.keyed.items()))
-            value = until_marker(grammar, True, types or TEXT, self.end)
-            head = f"{grammar.literal(self.key)} {FREE_NAME} {grammar.literal(mark + self.value)}"
-            fields = f"({head} {value} {grammar.literal(self.after)})*"
+            ways = []
+            for mark, types in self.keyed.items():
+                value = until_marker(grammar, True, types or TEXT, self.end)
+                ways.append(f"{grammar.literal(mark + self.value)} {value}")
+            either = f"({' | '.join(ways)}) {grammar.literal(self.after)}"
+            fields = f"({grammar.literal(self.key)} {FREE_NAME} {either})*"
         else:
             fields = grammar.some([(self._written(grammar, *each[:2]), each[2]) for each in declared], "")
         return f"{fields} {grammar.literal(self.close)}"

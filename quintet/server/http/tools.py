@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from quintet.engine.prompts import Prompt
 from quintet.engine.speech import Listening, needs_special
-from quintet.engine.tools import Manner, Wanted, forced_grammar, kept_apart, listening
+from quintet.engine.tools import Manner, Wanted, forced_grammar, kept_apart, listening, strict_grammar
 from quintet.sampling_params import SamplingParams
 from quintet.server.http.prompts import need_tokenizer
 from quintet.server.http.sampling import refuse
@@ -31,7 +31,8 @@ def check_tools(service: Service, wanted: Wanted, shaped: bool) -> None:
 async def listen(
     service: Service, params: SamplingParams, wanted: Wanted, prompt: Prompt, grammar: str, manner: Manner
 ) -> tuple[Listening, str]:
-    """How the answers are taken apart, and their grammar: the one that is given, or that of the calls that must come.
+    """How the answers are taken apart, and their grammar: the one that is given, that of the calls that must come, or
+    that of an answer in which strict tools may be called.
 
     Where they have a shape, all of it is content. Sets what params need for that.
     """
@@ -39,6 +40,8 @@ async def listen(
     if wanted.forced:
         calls, parser = forced_grammar(wanted, how, kept_apart(need_tokenizer(service)))
         how, grammar = replace(how, tool=parser), await shape(service, params, {"grammar": calls}, "tools")
+    elif not grammar and (calls := strict_grammar(wanted, how, kept_apart(need_tokenizer(service)))):
+        grammar = await shape(service, params, {"grammar": calls}, "tools")
     if needs_special(how, need_tokenizer(service)):
         params.skip_special_tokens = False
     return how, grammar
