@@ -6,6 +6,7 @@ from quintet.settings.lacking import LACKING, lacking
 from quintet.settings.model import BUNDLED, GENERATION_DEFAULTS, SCHEMES
 from quintet.settings.option import dotted, gathered, option, settings, settle
 from quintet.settings.profiling import ProfilerConfig
+from quintet.settings.reasoning import ReasoningConfig
 from quintet.settings.speculation import SpeculativeConfig
 from quintet.settings.structured import StructuredOutputsConfig
 
@@ -17,6 +18,7 @@ __all__ = [
     "EngineConfig",
     "Environment",
     "ProfilerConfig",
+    "ReasoningConfig",
     "SpeculativeConfig",
     "StructuredOutputsConfig",
     "all_variables",

@@ -113,6 +113,12 @@ def allowed(value: Any) -> list[int]:
     return sorted(set(value))
 
 
+def budget(value: Any) -> int | None:
+    """Tokens; None and -1 are no bound."""
+    tokens = None if value is None else integer(-1, INT32, " (-1 is no bound)")(value)
+    return None if tokens == -1 else tokens
+
+
 def text(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"must be text, not {show(value)}")

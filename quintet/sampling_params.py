@@ -186,6 +186,11 @@ class SamplingParams(_Checked):
         None, values.optional(values.biases), "token id -> what is added to its logit"
     )
     allowed_token_ids: list[int] | None = param(None, values.optional(values.allowed), "draw from these tokens only")
+    thinking_token_budget: int | None = param(
+        None,
+        values.budget,
+        "most tokens of thought, whose end then comes by force; None and -1: any number",
+    )
     structured_outputs: StructuredOutputsParams | None = param(
         None, values.optional(_constraint), "what the output must look like: a JSON schema, a regex, choices, a grammar"
     )
@@ -244,6 +249,9 @@ class BeamSearchParams(_Checked):
     temperature: float = param(0.0, values.number(0, 1e4, " (0 leaves the logits as they are)"), "divides the logits")
     length_penalty: float = param(1.0, values.number(-100, 100), "scores are divided by length to this power")
     include_stop_str_in_output: bool = param(False, values.flag, "keep the end-of-text token's text")
+    structured_outputs: StructuredOutputsParams | None = param(
+        None, values.optional(_constraint), "what the outputs must look like; with logprobs_mode='processed_logprobs'"
+    )
 
 
 def _check_logprobs(name: str, num: int, vocab_size: int, max_logprobs: int) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ from quintet.engine.grammar import Grammars
 from quintet.engine.logits_processors import LogitsProcessor
 from quintet.engine.prompts import Prompt
 from quintet.engine.request import Admitted, random_key
+from quintet.engine.thoughts import OUTSIDE, UNMARKED, Thoughts
 from quintet.engine.tokenizer import Tokenizer
 from quintet.outputs import child_ids
 from quintet.sampling_params import ParameterError, SamplingParams, StructuredOutputsParams
@@ -36,6 +37,7 @@ class _Shared(NamedTuple):
     bad_words_ids: tuple[tuple[int, ...], ...]
     priority: int
     grammar: str
+    thoughts: "Thoughts | None"
 
 
 @dataclass
@@ -50,6 +52,7 @@ class Admission:
     defaults: dict[str, Any] = field(default_factory=dict)  # sampling parameters of the generation config
     name: str = ""  # tells the unseeded requests of several admissions to one engine apart
     grammars: Grammars | None = None  # None: callers say what the output must look like
+    thoughts: "Callable[[], Thoughts | str]" = lambda: UNMARKED  # how the model marks them, or why none can be bounded
     _num_unseeded: int = 0
 
     def __post_init__(self) -> None:
@@ -84,7 +87,7 @@ class Admission:
         stop_ids = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self.eos_ids)
         bad_words = self._bad_words(params)
         _check_drawable(params, stop_ids, bad_words, self.bounds.vocab_size)
-        shared = _Shared(params, stop_ids, bad_words, priority, grammar)
+        shared = _Shared(params, stop_ids, bad_words, priority, grammar, self._bounded(params))
         return [self._admit(request_id, prompt, shared) for request_id, prompt in prompts]
 
     def _admit(self, request_id: str, prompt: Prompt, shared: "_Shared") -> list[Admitted]:
@@ -106,6 +109,8 @@ class Admission:
         row = len(prompt.embeds) // len(prompt.token_ids)  # bytes
         embeds = prompt.embeds[len(prompt.embeds) - row * len(ids) :]
         arrival = time.monotonic()
+        marks = None if shared.thoughts is None else shared.thoughts.marks
+        thought = OUTSIDE if shared.thoughts is None else shared.thoughts.begun(ids)
         return [
             Admitted(
                 request_id=engine_id,
@@ -121,6 +126,8 @@ class Admission:
                 scored=index == 0,
                 embeds=embeds,
                 grammar=shared.grammar,
+                marks=marks,
+                thought=thought,
             )
             for index, engine_id in enumerate(child_ids(request_id, params.n))
         ]
@@ -130,6 +137,17 @@ class Admission:
         if self.grammars is None:
             raise ParameterError("structured_outputs", "were not tried before; that is for the caller to do")
         return self.grammars.admit(wanted)
+
+    def _bounded(self, params: SamplingParams) -> Thoughts | None:
+        """How thoughts are marked that must not become too long."""
+        if params.thinking_token_budget is None:
+            return None
+        thoughts = self.thoughts()
+        if isinstance(thoughts, str):
+            raise ParameterError("thinking_token_budget", f"cannot be served: {thoughts}")
+        if params.allowed_token_ids and not set(thoughts.marks.forced) <= set(params.allowed_token_ids):
+            raise ParameterError("thinking_token_budget", "ends a thought by tokens that allowed_token_ids leave out")
+        return thoughts
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         if not params.bad_words:

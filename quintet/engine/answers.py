@@ -12,6 +12,7 @@ from quintet.engine.scheduler import Plan, Scheduler
 from quintet.engine.stats import STEP_BOUNDS
 from quintet.outputs import TokenDelta, TokenLogprobs
 
+JUMP = 256  # tokens that a grammar alone may decide at once: the engine has others to serve
 NOT_FINITE = "the model gave no finite logits for this request; its weights or dtype may be at fault"
 NOTHING_LEFT = (
     "no token is left to draw: structured_outputs allow none that bad_words, allowed_token_ids or the like leave"
@@ -25,11 +26,13 @@ ALL_BANNED = (
 class Answers:
     """The requests that have not ended, and what was counted since the engine's start."""
 
-    def __init__(self, scheduler: Scheduler, flights: Flights) -> None:
-        self._scheduler, self._flights = scheduler, flights
+    def __init__(self, scheduler: Scheduler, flights: Flights, jumps: bool = True) -> None:
+        """jumps: whether tokens may be said that nobody draws, where a grammar leaves no other."""
+        self._scheduler, self._flights, self._jumps = scheduler, flights, jumps
         self.requests: dict[str, Request] = {}
         self.num_steps = self.step_tokens = 0  # the latter of the last step
         self.num_computed = self.num_generated = 0  # tokens of prompts, and of outputs
+        self.num_jumped = 0  # tokens of outputs that nobody drew: grammars left no other
         self.num_drafts = self.num_drafted = 0  # guesses at once, and tokens in them
         self.accepted_at = [0] * scheduler.max_drafts  # right ones, by their place in the guess
         self.step_sizes = [0] * (len(STEP_BOUNDS) + 1)  # steps by their tokens
@@ -53,8 +56,8 @@ class Answers:
                 deltas += self._verify(request, (row, *after.get(request, ())), result)
             else:
                 deltas.append(self._append(request, row, result))
-                if request.grammar is not None and self._has_said_all(request):
-                    deltas.append(self.end(request, FinishReason.STOP))
+                if request.grammar is not None:
+                    deltas += self._jump(request)
         if result.prompt_logprobs:
             drawn = {*result.failed, *result.rows.sample}
             for request, found in result.prompt_logprobs.items():
@@ -78,7 +81,35 @@ class Answers:
         self.num_drafts, self.num_drafted = self.num_drafts + 1, self.num_drafted + len(drafts)
         if deltas[-1].finish_reason is None:
             request.settle()
+            deltas += self._jump(request)
         return deltas
+
+    def _jump(self, request: Request) -> list[TokenDelta]:
+        """What its grammar alone decides is said at once, and computed in one step; it ends where nothing may follow.
+        Where the next step has begun with what is known, that step draws."""
+        deltas: list[TokenDelta] = []
+        most = 0 if any(request in plan.tokens for plan in self._flights.plans) else JUMP
+        grammar = request.grammar
+        while grammar is not None and len(deltas) < most and self._num_decided(request):
+            deltas.append(self._say(request, grammar.forced()))
+            self.num_jumped += 1
+        if self._has_said_all(request):
+            deltas.append(self.end(request, FinishReason.STOP))
+        return deltas
+
+    def _num_decided(self, request: Request) -> int:
+        """Tokens that its grammar leaves no choice about, if the request goes on. None where tokens have
+        log-probabilities, which the model alone knows, or where something else may forbid them."""
+        params = request.params
+        if request.grammar is None or params.logprobs is not None or not self._jumps:
+            return 0
+        if params.allowed_token_ids or request.admitted.bad_words_ids:
+            return 0
+        return request.grammar.num_forced if self.requests.get(request.request_id) is request else 0
+
+    def about_to_jump(self) -> bool:
+        """Whether a request whose next token is being drawn will have others said that nobody draws."""
+        return any(r.num_unknown and self._num_decided(r) > 1 for r in self._scheduler.running if r.grammar)
 
     def _has_said_all(self, request: Request) -> bool:
         """Whether its grammar lets nothing more follow, and it has not ended by itself."""
@@ -87,10 +118,17 @@ class Answers:
 
     def _append(self, request: Request, row: int, result: StepResult) -> TokenDelta:
         """The token that a row drew, and what was asked for beside it."""
-        self.num_generated += 1
         token_id = result.token_ids[row]
-        if token_id < 0:
-            return self.fail(request, _why_none(request))
+        delta = self._say(request, token_id) if token_id >= 0 else self.fail(request, _why_none(request))
+        if result.logprobs is not None and request.params.logprobs is not None and not delta.error:
+            delta.logprobs = [_trim(result.logprobs[row], request.params.logprobs)]
+        if result.prompt_logprobs and not delta.error:
+            delta.prompt_logprobs = result.prompt_logprobs.get(request)
+        return delta
+
+    def _say(self, request: Request, token_id: int) -> TokenDelta:
+        """The token is the next of its output."""
+        self.num_generated += 1
         reason, grammar = request.take(token_id), request.grammar
         if grammar is not None:
             if why := grammar.follow(request):
@@ -98,15 +136,9 @@ class Answers:
             if reason is FinishReason.LENGTH and grammar.complete:
                 reason = None  # it ends by what it has said
         if reason is None:
-            delta = _delta(request, [token_id])
-        else:
-            asked = reason is FinishReason.STOP and token_id in (request.params.stop_token_ids or ())
-            delta = self.end(request, reason, [token_id], stop=token_id if asked else None)
-        if result.logprobs is not None and request.params.logprobs is not None:
-            delta.logprobs = [_trim(result.logprobs[row], request.params.logprobs)]
-        if result.prompt_logprobs:
-            delta.prompt_logprobs = result.prompt_logprobs.get(request)
-        return delta
+            return _delta(request, [token_id])
+        asked = reason is FinishReason.STOP and token_id in (request.params.stop_token_ids or ())
+        return self.end(request, reason, [token_id], stop=token_id if asked else None)
 
     def end(
         self, request: Request, reason: FinishReason, token_ids: Sequence[int] = (), stop: int | None = None

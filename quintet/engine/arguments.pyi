@@ -8,6 +8,7 @@ import torch
 
 from quintet.settings.compilation import AttentionConfig, CompilationConfig
 from quintet.settings.profiling import ProfilerConfig
+from quintet.settings.reasoning import ReasoningConfig
 from quintet.settings.speculation import SpeculativeConfig
 from quintet.settings.structured import StructuredOutputsConfig
 
@@ -69,6 +70,7 @@ class LLMArguments:
         disable_log_stats: bool = False,
         speculative_config: SpeculativeConfig | Mapping[str, Any] | str | None = None,
         structured_outputs_config: StructuredOutputsConfig | Mapping[str, Any] | str | None = ...,
+        reasoning_config: ReasoningConfig | Mapping[str, Any] | str | None = ...,
         profiler_config: ProfilerConfig | Mapping[str, Any] | str | None = ...,
     ) -> None: ...
 
@@ -130,5 +132,6 @@ class AsyncLLMArguments:
         disable_log_stats: bool = False,
         speculative_config: SpeculativeConfig | Mapping[str, Any] | str | None = None,
         structured_outputs_config: StructuredOutputsConfig | Mapping[str, Any] | str | None = ...,
+        reasoning_config: ReasoningConfig | Mapping[str, Any] | str | None = ...,
         profiler_config: ProfilerConfig | Mapping[str, Any] | str | None = ...,
     ) -> None: ...

@@ -109,7 +109,8 @@ class AsyncLLM(AsyncLLMArguments):
         """Answers one conversation; `template` as in LLM.chat."""
         if self._client.tokenizer is None:
             raise ValueError("this AsyncLLM was started with skip_tokenizer_init=True; start it without for chats")
-        talks = Talks(self._client.tokenizer, self._client.family, messages, template)
+        config = self._client.config.structured_outputs_config
+        talks = Talks(self._client.tokenizer, self._client.family, messages, template, config)
         if len(talks.prompts) != 1:
             raise ValueError(f"chat() takes one conversation, not {len(talks.prompts)}; call it once for each")
         [params], [hearing] = talks.fit([sampling_params or self.get_default_sampling_params()])

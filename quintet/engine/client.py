@@ -1,5 +1,6 @@
 """The text side and the core of one engine in one process: what LLM and AsyncLLM are both made of."""
 
+import functools
 import itertools
 import logging
 from collections.abc import Iterable, Sequence
@@ -17,8 +18,10 @@ from quintet.engine.output import OutputProcessor
 from quintet.engine.prompts import Prompt, parse_prompts
 from quintet.engine.sleep import check_tags
 from quintet.engine.start import Prepared, launch, prepare
+from quintet.engine.thoughts import Thoughts, find_parser, find_thoughts
 from quintet.engine.tokenizer import Tokenizer, load_tokenizer
 from quintet.outputs import RequestOutput
+from quintet.parsers import load_plugin
 from quintet.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -164,4 +167,14 @@ def _admission(prepared: Prepared, tokenizer: Tokenizer | None, grammars: Gramma
         generation["detokenize"] = False
     processors = load_processors(config.logits_processors)
     eos = _eos_ids(prepared, tokenizer)
-    return Admission(bounds, tokenizer, eos, config.seed, processors, generation, grammars=grammars)
+    thoughts = functools.cache(lambda: _thoughts(prepared, tokenizer))
+    return Admission(bounds, tokenizer, eos, config.seed, processors, generation, grammars=grammars, thoughts=thoughts)
+
+
+def _thoughts(prepared: Prepared, tokenizer: Tokenizer | None) -> Thoughts | str:
+    structured, family = prepared.config.structured_outputs_config, str(prepared.hf_config.model_type)
+    if structured.reasoning_parser_plugin is not None:
+        load_plugin(structured.reasoning_parser_plugin)
+    templates, added = ("", ()) if tokenizer is None else (tokenizer.templates, tokenizer.added)
+    parser = find_parser(structured.reasoning_parser, templates, family, added)
+    return find_thoughts(tokenizer, parser, prepared.config.reasoning_config)

@@ -44,7 +44,7 @@ class Engine:
         self.scheduler, self._runner, self._overlap, self._grammars = scheduler, runner, overlap, grammars
         self._unready: list[Request] = []  # whose grammars are perhaps not compiled yet
         self._flights = Flights(runner)
-        self._answers = Answers(scheduler, self._flights)
+        self._answers = Answers(scheduler, self._flights, jumps=not runner.edited)
         self._deltas: list[TokenDelta] = []  # that no call of step() has returned yet
         self.asleep = 0  # the level; 0: awake
         self._num_added = 0
@@ -134,11 +134,13 @@ class Engine:
         """Whether the next step is planned and started before the host knows what the running one draws.
 
         Not where pages are so few that somebody might be preempted: the running step may end another, and nobody is.
-        Nor where tokens were guessed, for it depends on them how many there are, or can be, after what is drawn.
+        Nor where tokens were guessed, for it depends on them how many there are, or can be, after what is drawn; nor
+        where a grammar decides several.
         """
         if not (self._overlap and self._runner.carries and self.scheduler.has_room()):
             return False
-        return not any(plan.num_drafts for plan in self._flights.plans) and not self.scheduler.has_drafts()
+        guessed = any(plan.num_drafts for plan in self._flights.plans)
+        return not (guessed or self.scheduler.has_drafts() or self._answers.about_to_jump())
 
     @torch.inference_mode()  # for both halves: to enter it takes microseconds
     def _launch(self) -> bool:
@@ -261,6 +263,7 @@ class Engine:
             num_preemptions=scheduler.num_preemptions,
             prefix_queries=scheduler.num_queries,
             prefix_hits=scheduler.num_hits,
+            num_jumped=self._answers.num_jumped,
             num_drafts=self._answers.num_drafts,
             num_draft_tokens=self._answers.num_drafted,
             num_accepted_tokens=sum(self._answers.accepted_at),

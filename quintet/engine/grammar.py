@@ -1,11 +1,15 @@
 """What outputs must look like: grammars, compiled beside the engine's loop, and where each request stands in one."""
 
 import contextlib
+import functools
+import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from quintet.config import StructuredOutputsConfig
 from quintet.engine.grammar_text import grammar_text, llguidance
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
     from quintet.types import Array
 
 SECONDS = 10.0  # until a request no longer waits for its grammar
+MOST_THREADS = 8  # that fill masks beside one another
 MOMENT = 0.01  # seconds that an engine with nothing else to do waits for a grammar before it looks around
 LATE = "they were not compiled in time; simplify them, or try again when less is asked for"
 DEFAULTS = StructuredOutputsConfig()
@@ -111,6 +116,7 @@ class Matcher:
         self.compiled, self._deadline = compiled, deadline
         self._state: Any = None  # the library's, once it is needed
         self._taken = 0  # tokens of the output that it has been told
+        self._chain: tuple[int, list[int]] = (0, [])  # what the grammar alone decides, from this place of the output on
 
     @property
     def ready(self) -> bool:
@@ -154,22 +160,83 @@ class Matcher:
         self._taken = known
         return _plain(self._state.get_error()) if self._state.is_error() else ""
 
-    def fill(self, words: "Array", ahead: Sequence[int] = ()) -> None:
+    def allows(self, request: "Request", ahead: Sequence[int]) -> bool:
+        """Whether these may come next, one after the other; nobody asks of what has ended."""
+        self.follow(request)
+        if self._state.is_stopped() or self._state.is_error():
+            return True
+        taken = self._state.try_consume_tokens(list(ahead))
+        if taken:
+            self._state.rollback(taken)
+        return bool(taken == len(ahead))
+
+    def forced(self) -> int:
+        """The first of num_forced."""
+        start, ids = self._chain
+        return ids[self._taken - start]
+
+    @property
+    def num_forced(self) -> int:
+        """Tokens that come next whatever the model says: the grammar leaves one text, and they are what the tokenizer
+        would make of it. 0: the model chooses, or the output has ended."""
+        start, ids = self._chain
+        if start <= self._taken < start + len(ids):
+            return start + len(ids) - self._taken
+        if self._state is None or self._state.is_stopped() or self._state.is_error():
+            return 0
+        ids = self._state.compute_ff_tokens()  # of all of the text: to ask after each costs its length each time
+        self._chain = self._taken, ids
+        return len(ids)
+
+    def allowed_after(self, said: Sequence[int]) -> "Array | None":
+        """Ids [N] of what may follow these tokens of an output, whoever said them; None: nothing may, it is whole."""
+        state = self.compiled.result().deep_copy()
+        if not state.consume_tokens(list(said)) or state.is_stopped():
+            return None
+        bits = np.frombuffer(state.compute_bitmask(), np.uint8)
+        return np.flatnonzero(np.unpackbits(bits, bitorder="little")).astype(np.int32)
+
+    def fill(self, words: "Array", ahead: Sequence[int] = ()) -> Any:
         """words [W] int32, W at least ceil(V / 32): a bit for each token that may come next, of V the tokenizer's.
 
         With `ahead`, next after those drafts. Where the grammar refuses one of them every bit is set: it is not drawn,
         and what would follow is not looked at. So it is where the output has ended, and its row still runs.
+        Where the model may choose what follows all that is known, the library's state is given back, for fill_all().
         """
         if self._state.is_stopped() or self._state.is_error():
             words[:] = -1
-            return
-        taken = self._state.try_consume_tokens(list(ahead)) if ahead else 0
-        if taken < len(ahead):
+        elif ahead:
+            self._fill_after(words, ahead)
+        elif not self.num_forced:
+            return self._state
+        else:
+            token_id = self.forced()
+            words[:] = 0
+            words.view(np.uint32)[token_id // 32] = 1 << token_id % 32
+        return None
+
+    def _fill_after(self, words: "Array", drafts: Sequence[int]) -> None:
+        taken = self._state.try_consume_tokens(list(drafts))
+        if taken < len(drafts):
             words[:] = -1
         else:
             self._state.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         if taken:
             self._state.rollback(taken)
+
+
+def fill_all(states: "Sequence[tuple[Any, int]]", bits: "Array") -> None:
+    """bits [R, W] int32 of the library's states, each with its row; beside one another, off Python's lock."""
+    if len(states) == 1:
+        ((state, row),) = states
+        state.unsafe_compute_mask_ptr(bits[row].ctypes.data, bits[row].nbytes)
+    elif states:
+        _executor().unsafe_compute_mask_ptr(states, bits.ctypes.data, bits[0].nbytes, len(bits))
+
+
+@functools.cache
+def _executor() -> Any:
+    return llguidance().LLExecutor(min(len(os.sched_getaffinity(0)), MOST_THREADS))
 
 
 def wait_for_any(matchers: "Iterable[Matcher | None]") -> None:

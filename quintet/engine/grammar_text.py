@@ -7,6 +7,7 @@ from typing import Any
 from quintet.config import StructuredOutputsConfig
 from quintet.engine.structural_tag import MAX_SIZE, as_lark, structural_lark
 from quintet.engine.trial_process import LISTS, NAMED, ONE
+from quintet.parsers.schema import WHITESPACE
 from quintet.sampling_params import ParameterError, StructuredOutputsParams
 
 
@@ -20,6 +21,16 @@ def grammar_text(wanted: StructuredOutputsParams, config: StructuredOutputsConfi
         raise ParameterError("structured_outputs", f"cannot be served: {why}") from None
     if len(text) > MAX_SIZE:
         raise ParameterError("structured_outputs", f"may have {MAX_SIZE} characters as a grammar, not {len(text)}")
+    return text
+
+
+def behind(grammar: str, before: str) -> str:
+    """The Lark grammar `before`, in which @answer stands for the other. ParameterError if the two are too large."""
+    written = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
+    answer, *others = written
+    text = json.dumps({"grammars": [{"lark_grammar": before}, {**answer, "name": "answer"}, *others]})
+    if len(text) > 2 * MAX_SIZE:
+        raise ParameterError("structured_outputs", f"may have {2 * MAX_SIZE} characters as a grammar, not {len(text)}")
     return text
 
 
@@ -59,6 +70,8 @@ def _json(make: Any, schema: Any, wanted: StructuredOutputsParams, config: Struc
         schema = _everywhere(_closed, schema)
     bare = wanted.disable_any_whitespace or config.disable_any_whitespace
     options: dict[str, Any] = {"whitespace_flexible": not bare}
+    if not bare:
+        options["whitespace_pattern"] = WHITESPACE
     if wanted.whitespace_pattern is not None:
         options["whitespace_pattern"] = wanted.whitespace_pattern
     return str(make.grammar_from_json_schema(json.dumps(schema), defaults=options))

@@ -176,7 +176,8 @@ class LLM(LLMArguments, Traced):
         return self._client.tokenizer
 
     def _talks(self, messages: Any, options: dict[str, Any]) -> Talks:
-        return Talks(self._tokenizer(), self._client.family, messages, options)
+        config = self._client.config.structured_outputs_config
+        return Talks(self._tokenizer(), self._client.family, messages, options, config)
 
     def _run(
         self, prompts: list[Prompt], params: Params, use_tqdm: bool, priority: Sequence[int] | None

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from quintet.engine.grammar import fill_all
 from quintet.engine.request import Request
 from quintet.ops.registry import Ops
 from quintet.platforms.interface import Device
@@ -54,9 +55,13 @@ class Grammar(LogitEdit):
     def fill(self, positions: Sequence[int]) -> Array:
         """The bits that keep_tokens takes: of the next token of each row. Host work, while the device computes."""
         bits = np.full(self._size, -1, np.int32)
+        open_to = []  # the library's states of those who may choose, and their rows
         for row, request, grammar in self._matchers:
             grammar.follow(request)
-            grammar.fill(bits[row], request.token_ids[request.num_known : positions[row]])
+            state = grammar.fill(bits[row], request.token_ids[request.num_known : positions[row]])
+            if state is not None:
+                open_to.append((state, row))
+        fill_all(open_to, bits)
         return bits
 
     def __call__(self, logits: Tensor, positions: Sequence[int]) -> Tensor:

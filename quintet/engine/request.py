@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from quintet.engine.thoughts import OUTSIDE, Marks
 from quintet.sampling_params import SamplingParams
 
 if TYPE_CHECKING:  # a process that only admits requests needs no torch
@@ -45,6 +46,8 @@ class Admitted:
     scored: bool = True  # whether prompt log-probabilities are read from it, if any are asked for
     embeds: bytes = b""  # float32, a row for each of prompt_ids, which then only hold their places
     grammar: str = ""  # what its output must look like, as grammar_text.py writes it; "": anything
+    marks: Marks | None = None  # of its thoughts, where thinking_token_budget bounds them
+    thought: int = OUTSIDE  # tokens of one that the prompt has begun
 
     def embeds_of(self, start: int, stop: int) -> memoryview:
         """Those in the places of tokens start .. stop - 1."""
@@ -117,7 +120,8 @@ class Request:
         """Whether its next token is drawn by what the tokens before it are, and not by their number alone."""
         p = self.params
         penalized = p.repetition_penalty != 1 or p.frequency_penalty != 0 or p.presence_penalty != 0
-        return penalized or bool(self.admitted.grammar) or any(len(word) > 1 for word in self.admitted.bad_words_ids)
+        shaped = bool(self.admitted.grammar) or self.admitted.marks is not None
+        return penalized or shaped or any(len(word) > 1 for word in self.admitted.bad_words_ids)
 
     @property
     def ready(self) -> bool:

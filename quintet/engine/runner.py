@@ -144,6 +144,11 @@ class Runner:
         """Whether a step may be started before the host knows what the one before it draws."""
         return self._kept is not None
 
+    @property
+    def edited(self) -> bool:
+        """Whether code of the user's may change what is drawn."""
+        return self._sampler.edited
+
     def looks_back(self, forward: Forward) -> bool:
         """Whether the host must know all tokens before the step's rows before it draws them."""
         return self._sampler.looks_back(forward.rows.sample)

@@ -10,6 +10,7 @@ from torch import Tensor
 from quintet.engine.logit_edits import AllowedTokens, BadWords, Grammar, LogitBias, LogitEdit, MinTokens, Penalties
 from quintet.engine.logits_processors import LogitsProcessor, ProcessorFailed, compare
 from quintet.engine.request import Admitted, Request
+from quintet.engine.thinking_budget import ThinkingBudget
 from quintet.ops.registry import Ops
 from quintet.ops.sampling import Draw
 from quintet.platforms.interface import Device, State
@@ -68,8 +69,9 @@ def logprob_sizes(vocab_size: int, max_logprobs: int) -> tuple[int, ...]:
 class Sampler:
     """Draws a token for each request of a step, and remembers from step to step who has which row.
 
-    The order is vLLM's: raw log-probabilities; grammars; allowed_token_ids; bad_words; processors that may change the
-    argmax; min_tokens; logit_bias; penalties; temperature; the other processors; min_p, top_k, top_p; the draw.
+    The order is vLLM's: raw log-probabilities; grammars; thinking budgets; allowed_token_ids; bad_words; processors
+    that may change the argmax; min_tokens; logit_bias; penalties; temperature; the other processors; min_p, top_k,
+    top_p; the draw.
 
     With `sizes` (see logprob_sizes) shapes are fixed: they depend on the shape of the logits alone, whose rows past the
     requests' are treated as greedy. Processors are code of the user's, which sees rows of requests: then they are not.
@@ -102,10 +104,15 @@ class Sampler:
         self._random = False  # whether any row is not greedy
         self._plain = True  # whether the step is one argmax
 
+    @property
+    def edited(self) -> bool:
+        """Whether code of the user's has a say in every draw."""
+        return bool(self._processors)
+
     def looks_back(self, requests: Sequence[Request]) -> bool:
         """Whether what these draw depends on what their tokens are, which the host must know then.
 
-        Penalties, bad words and grammars do. Processors may: what they look at is their own.
+        Penalties, bad words, grammars and thinking budgets do. Processors may: what they look at is their own.
         """
         if requests != self._asked:
             self._asked = list(requests)
@@ -213,7 +220,8 @@ class Sampler:
     def begin_again(self) -> None:
         """Requests may have lost tokens, and a step may have broken off: what was settled or counted is so anew."""
         setting = self._ops, self.device, self._vocab_size, bool(self._sizes)
-        self._before: list[LogitEdit] = [Grammar(*setting), AllowedTokens(*setting), BadWords(*setting)]
+        self._before: list[LogitEdit] = [Grammar(*setting), ThinkingBudget(*setting), AllowedTokens(*setting)]
+        self._before.append(BadWords(*setting))
         self._after: list[LogitEdit] = [MinTokens(*setting), LogitBias(*setting), Penalties(*setting)]
         self._settled = False  # whether what _follow() makes was made for the requests
         self._asked, self._looks_back = [], False

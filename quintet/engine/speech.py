@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Protocol
 
+from quintet.engine.thoughts import OUTSIDE, Marks, Walk, find_parser
 from quintet.engine.tokenizer import Tokenizer
 from quintet.parsers import (
-    REASONING_PARSERS,
     TOOL_PARSERS,
     CallBegin,
     CallEnd,
@@ -45,13 +45,11 @@ class Parsers:
         ValueError if there is none of such a name.
         """
         own = "" if tokenizer is None else tokenizer.templates
-        tool, reasoning = detect(template or own, family)
-        if reasoning is None and tokenizer is not None and tokenizer.added.keys() >= {"<think>", "</think>"}:
-            reasoning = "think"
-        tool, reasoning = named.tool_call_parser or tool, named.reasoning_parser or reasoning
+        tool = named.tool_call_parser or detect(template or own, family)[0]
+        added = () if tokenizer is None else tokenizer.added
         return cls(
             None if tool in (None, "none") else TOOL_PARSERS.get(tool),
-            None if reasoning in (None, "none") else REASONING_PARSERS.get(reasoning),
+            find_parser(named.reasoning_parser, template or own, family, added),
         )
 
 
@@ -66,6 +64,8 @@ class Listening:
     parallel: bool = True  # or the first call alone is told
     earlier: int = 0  # calls that the conversation has already
     tell_thoughts: bool = True
+    marks: Marks | None = None  # of thoughts, where they can be counted
+    begun: int = OUTSIDE  # tokens of the thought that the prompt has begun
 
     @property
     def plain(self) -> bool:
@@ -99,10 +99,24 @@ class Speech:
     listening: Listening
     calls: int = 0  # that it has made, and are whole
     _splitter: Splitter = field(init=False)
+    _walk: Walk | None = field(init=False)
 
     def __post_init__(self) -> None:
         to = self.listening
+        self._walk = None if to.marks is None else Walk(to.marks, to.begun)
         self._splitter = Splitter(to.tool, to.reasoning, to.tools, to.inside)
+
+    def count(self, token_ids: Sequence[int]) -> None:
+        """The answer's next tokens."""
+        if self._walk is not None:
+            self._walk.take(token_ids)
+
+    @property
+    def thought(self) -> int | None:
+        """Tokens of thought so far, markers left out; None where they cannot be counted."""
+        if self.listening.reasoning is None:
+            return 0
+        return None if self._walk is None else self._walk.said
 
     def hear(self, text: str, ended: bool) -> list[Event]:
         """What the next text of the answer, or its last, is certain to be; every call has an id."""

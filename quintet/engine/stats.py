@@ -19,6 +19,7 @@ class Stats:
     num_preemptions: int
     prefix_queries: int  # prompt tokens looked up in the prefix cache
     prefix_hits: int  # prompt tokens found there
+    num_jumped: int = 0  # of num_generation_tokens, those that nobody drew: grammars left no other
     num_drafts: int = 0  # times that tokens of a request were guessed
     num_draft_tokens: int = 0  # that were guessed
     num_accepted_tokens: int = 0  # of them, those that were drawn

@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from quintet.parsers.schema import bounded
+
 MAX_PIECES = 4096  # of one structural tag
 MAX_SIZE = 2**20  # characters of a grammar
 
@@ -173,7 +175,9 @@ def _literal(text: str) -> str:
 def _schema(schema: Any, where: str) -> str:
     if not isinstance(schema, Mapping | bool):
         raise ValueError(f"{where} must be a JSON schema")
-    return f"%json {json.dumps(schema)}"
+    if schema is True:
+        schema = {}
+    return f"%json {json.dumps(schema if schema is False else bounded(schema))}"
 
 
 def _regex(pattern: Any, where: str) -> str:

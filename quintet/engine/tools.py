@@ -1,13 +1,13 @@
 """What a request says of tools: which there are, whether one of them must be called, and how the answer is read."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from quintet.engine.checks import flag_of, kind_of, object_of, one_of
 from quintet.engine.speech import Listening, Parsers
 from quintet.engine.strays import sift
 from quintet.engine.tokenizer import Tokenizer
-from quintet.parsers import TOOL_PARSERS, Choice, Tool, ToolParser
+from quintet.parsers import TOOL_PARSERS, Choice, ReasoningParser, Tool, ToolParser
 from quintet.sampling_params import ParameterError
 
 MAX_TOOLS = 1024  # OpenAI takes 128
@@ -29,42 +29,69 @@ class Wanted(NamedTuple):
 
 def read_tools(tools: Any, choice: Any) -> Wanted:
     """Of a chat's `tools` and `tool_choice`. Raises ParameterError that names the place."""
-    known = tuple(_tool(each, f"tools[{place}]") for place, each in enumerate(tools or ()))
-    names = [each.name for each in known]
-    if len(set(names)) < len(names):
+    known = distinct(_tool(each, f"tools[{place}]") for place, each in enumerate(tools or ()))
+    return _chosen(known, choice) if isinstance(choice, dict) else of_mode(known, choice)
+
+
+def distinct(tools: Iterable[Tool]) -> tuple[Tool, ...]:
+    """Raises ParameterError if two have one name."""
+    known = tuple(tools)
+    if len({each.name for each in known}) < len(known):
         raise ParameterError("tools", "has a name twice; give each tool its own")
-    if isinstance(choice, dict):
-        return _chosen(known, choice)
+    return known
+
+
+def of_mode(known: tuple[Tool, ...], choice: Any) -> Wanted:
+    """Of a `tool_choice` that is a word, or not given."""
     mode = ("auto" if known else "none") if choice is None else one_of(choice, "tool_choice", _MODES)
     if mode == "required" and not known:
         raise ParameterError("tool_choice", "is required, and there are no tools; give some")
     return Wanted(known, mode if known else "none")
 
 
+def allowed(
+    known: tuple[Tool, ...], given: Mapping[str, Any], where: str, name: Callable[[Any, str, Collection[str]], str]
+) -> Wanted:
+    """Some of the tools; `name` reads which tool an entry means."""
+    mode = one_of(given.get("mode"), f"{where}.mode", ("auto", "required"))
+    tools = given.get("tools")
+    if not isinstance(tools, list) or not 1 <= len(tools) <= MAX_TOOLS:
+        raise ParameterError(f"{where}.tools", f"must be a list of 1 to {MAX_TOOLS} tools")
+    there = {each.name for each in known}
+    names = {name(each, f"{where}.tools[{place}]", there) for place, each in enumerate(tools)}
+    return Wanted(tuple(each for each in known if each.name in names), mode)
+
+
+def name_of(given: Any, where: str, there: Collection[str]) -> str:
+    """Of {"name": ...}, a tool that is there."""
+    name = given.get("name") if isinstance(given, dict) else None
+    if not isinstance(name, str) or name not in there:
+        raise ParameterError(f"{where}.name", f"must name one of the tools, not {str(name)[:80]!r}")
+    return name
+
+
+def tool_of(function: Mapping[str, Any], where: str) -> Tool:
+    """Of {"name": ..., "parameters": ..., "strict": ...}."""
+    name, parameters = function.get("name"), function.get("parameters")
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:
+        raise ParameterError(f"{where}.name", f"must be text of 1 to {MAX_NAME} characters")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise ParameterError(f"{where}.parameters", f"must be a JSON schema, not {kind_of(parameters)}")
+    strict = flag_of(function.get("strict"), f"{where}.strict")
+    return Tool(name, parameters or {"type": "object", "properties": {}}, strict)
+
+
 def _chosen(known: tuple[Tool, ...], choice: Mapping[str, Any]) -> Wanted:
     kind = one_of(choice.get("type"), "tool_choice.type", ("function", "allowed_tools"))
-    there = {each.name for each in known}
-    inner = choice.get(kind)
     if kind == "allowed_tools":
-        object_of(inner, "tool_choice.allowed_tools", ("mode", "tools"))
-        assert isinstance(inner, dict)
-        mode = one_of(inner.get("mode"), "tool_choice.allowed_tools.mode", ("auto", "required"))
-        allowed = inner.get("tools")
-        if not isinstance(allowed, list) or not 1 <= len(allowed) <= MAX_TOOLS:
-            raise ParameterError("tool_choice.allowed_tools.tools", f"must be a list of 1 to {MAX_TOOLS} tools")
-        where = "tool_choice.allowed_tools.tools"
-        names = {_name(each, f"{where}[{place}]", there) for place, each in enumerate(allowed)}
-        return Wanted(tuple(each for each in known if each.name in names), mode)
-    return Wanted(known, "required", _name(choice, "tool_choice", there))
+        inner = object_of(choice.get(kind), "tool_choice.allowed_tools", ("mode", "tools"))
+        return allowed(known, inner, "tool_choice.allowed_tools", _name)
+    return Wanted(known, "required", _name(choice, "tool_choice", {each.name for each in known}))
 
 
 def _name(given: Any, where: str, there: Collection[str]) -> str:
     """Of {"type": "function", "function": {"name": ...}}."""
-    function = given.get("function") if isinstance(given, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(name, str) or name not in there:
-        raise ParameterError(f"{where}.function.name", f"must name one of the tools, not {str(name)[:80]!r}")
-    return name
+    return name_of(given.get("function") if isinstance(given, dict) else None, f"{where}.function", there)
 
 
 def _tool(given: Any, where: str) -> Tool:
@@ -72,16 +99,8 @@ def _tool(given: Any, where: str) -> Tool:
         raise ParameterError(where, f"must be an object, not {kind_of(given)}")
     one_of(given.get("type"), f"{where}.type", ("function",))
     sift(given, ("type", "function"), where)
-    function = given.get("function")
-    object_of(function, f"{where}.function", ("name", "description", "parameters", "strict"))
-    assert isinstance(function, dict)
-    name, parameters = function.get("name"), function.get("parameters")
-    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:
-        raise ParameterError(f"{where}.function.name", f"must be text of 1 to {MAX_NAME} characters")
-    if parameters is not None and not isinstance(parameters, dict):
-        raise ParameterError(f"{where}.function.parameters", f"must be a JSON schema, not {kind_of(parameters)}")
-    strict = flag_of(function.get("strict"), f"{where}.function.strict")
-    return Tool(name, parameters or {"type": "object", "properties": {}}, strict)
+    at = f"{where}.function"
+    return tool_of(object_of(given.get("function"), at, ("name", "description", "parameters", "strict")), at)
 
 
 def forced_grammar(wanted: Wanted, listening: Listening, special: Mapping[str, int]) -> tuple[str, ToolParser]:
@@ -115,11 +134,31 @@ class Manner(NamedTuple):
     earlier: int = 0  # calls that the conversation has already
     tell_thoughts: bool = True
     continues: bool = False  # the prompt ends within the answer
+    thinks: bool = True  # whether the model may think, as far as its template can forbid it
+    within: bool = False  # whether shapes hold from the first token on
 
 
 def listening(parsers: Parsers, wanted: Wanted, manner: Manner, prompt: str, shaped: bool) -> Listening:
-    """How the answers to this prompt are taken apart. `shaped`: they must look like something, and are content."""
-    reasoning = None if shaped else parsers.reasoning
-    inside = reasoning is not None and reasoning.begins_inside(prompt, manner.continues)
+    """How the answers to this prompt are taken apart. `shaped`: they must look like something, behind any thought."""
     tool = None if wanted.mode == "none" or shaped else parsers.tool
+    reasoning, inside = _thoughts(parsers.reasoning, manner, prompt, shaped or wanted.forced)
+    if shaped and reasoning is not None:
+        reasoning = reasoning.of_shape()
     return Listening(tool, reasoning, wanted.tools, inside, *manner[:3])
+
+
+def before(reasoning: ReasoningParser, inside: bool, special: Mapping[str, int]) -> str:
+    """The grammar of what comes before a shape, which it calls @answer."""
+    return reasoning.before("@answer", inside, special)
+
+
+def _thoughts(
+    reasoning: ReasoningParser | None, manner: Manner, prompt: str, held: bool
+) -> tuple[ReasoningParser | None, bool]:
+    """Who tells thoughts, and whether an answer begins with one. `held`: a grammar says what the answer is; None then
+    where that begins at once."""
+    if reasoning is None or (held and manner.within):
+        return None, False
+    inside = reasoning.begins_inside(prompt, manner.continues)
+    over = not manner.thinks or manner.continues or reasoning.ended(prompt)
+    return (None, False) if held and over and not inside else (reasoning, inside)

@@ -50,7 +50,7 @@ class ReasoningParser:
     """How a family of models marks its thoughts.
 
     `inside`: whether an output begins with them where the prompt does not tell. `until`: markers that end them and are
-    more than an end. `drops`: markers around content.
+    more than an end. `drops`: markers around content. `leads`: those of them that stand before it, in their order.
     """
 
     opens: tuple[str, ...]
@@ -58,10 +58,26 @@ class ReasoningParser:
     inside: bool = False
     until: tuple[str, ...] = ()
     drops: tuple[str, ...] = ()
+    leads: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     models: str = ""
     signs: Signs = ()
     families: tuple[str, ...] = ()
+
+    def before(self, what: str, inside: bool, special: Mapping[str, int] | None = None) -> str:
+        """What is thought, if anything, and then `what` (of a grammar), in llguidance's Lark. `inside` and `special`
+        as for ToolParser.grammar."""
+        lark = Lark((), False, special or {})
+        leads = " ".join(f"({lark.literal(each)})?" for each in self.leads)
+        return lark.after(self.opens[0], self.closes, inside, f"{leads} {what}".strip())
+
+    def of_shape(self) -> "ReasoningParser":
+        """For an answer that `before` has held to a shape: within it no marker counts."""
+        return replace(self, drops=())
+
+    def ended(self, prompt: str) -> bool:
+        """Whether the prompt has thought already, or has been told not to."""
+        return prompt.rstrip().endswith(self.closes)
 
     def begins_inside(self, prompt: str, continues: bool = False) -> bool:
         """Whether the model goes on with a thought that the prompt has begun, or has been told not to think.
@@ -74,7 +90,7 @@ class ReasoningParser:
                 max((end.rfind(mark) for mark in marks), default=-1) for marks in (self.opens, self.closes)
             )
             return opened > closed
-        if end.endswith(self.closes):
+        if self.ended(end):
             return False
         return self.inside or end.endswith(self.opens)
 
@@ -130,8 +146,7 @@ class ToolParser:
         except (NoGrammar, RecursionError):
             return None
         thoughts = choice.reasoning
-        opens, closes = (thoughts.opens[0], thoughts.closes[0]) if thoughts else ("", "")
-        return lark.after(opens, closes, choice.inside, calls)
+        return lark.after(*((thoughts.opens[0], thoughts.closes) if thoughts else ("", ())), choice.inside, calls)
 
     def watching(
         self, tools: Sequence[Tool], choice: Choice | None = None, special: Mapping[str, int] | None = None

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from quintet.parsers.events import Tool
-from quintet.parsers.schema import argument_types
+from quintet.parsers.schema import argument_types, bounded
 
 if TYPE_CHECKING:
     from quintet.parsers.shapes import Part
@@ -70,7 +70,7 @@ class Lark:
 
     def arguments(self) -> str:
         """The JSON of a call's arguments, by the tool's schema."""
-        schema = json.dumps({"type": "object", **self.tool.parameters})
+        schema = json.dumps(bounded({"type": "object", **self.tool.parameters}))
         return self.rule("%json " + schema.replace("::=", "\\u003a:="))  # which would say that the grammar is EBNF
 
     def json(self, schema: Any) -> str:
@@ -130,22 +130,32 @@ class Lark:
         rule = self.rule(body)
         return f"{before} {rule} ({between} {rule})*"
 
-    def after(self, opens: str, closes: str, inside: bool, calls: str) -> str:
-        """The whole grammar, with what the model thinks before the calls, if it is to think."""
-        start = calls
+    def after(self, opens: str, closes: Sequence[str], inside: bool, what: str) -> str:
+        """The whole grammar, with what the model thinks before, if it is to think; any of `closes` ends that."""
+        start = what
         if closes:
-            close = self.literal(closes)
-            thought = f"{TEXT} {close}" if close.startswith("<[") else self._lazy(closes)
-            opened = f"{thought} {GAP}" if inside else f"({self.literal(opens)} {thought} {GAP})?"
-            start = f"{opened} {calls}"
+            thought, opened = self._thought(closes), self.literal(opens)
+            if not inside:
+                start = f"({opened} {thought} {GAP})? {what}"
+            elif opened.startswith("<["):  # which the thought's text cannot match, and the model may say all the same
+                start = f"({opened})? {thought} {GAP} {what}"
+            else:
+                start = f"{thought} {GAP} {what}"
         return self.whole(start)
 
     def whole(self, start: str) -> str:
         """The grammar's text."""
         return "\n".join([f"start: {start}", *self._rules])
 
-    def _lazy(self, end: str) -> str:
-        self._rules.append(f"thought[lazy]: {TEXT} {quoted(end)}")
+    def _thought(self, closes: Sequence[str]) -> str:
+        """Any text and its end. Where that is a token, the text does not hold what would be read as one."""
+        written = [self.literal(each) for each in closes]
+        texts = " | ".join(map(quoted, closes))
+        tokens = [each for each in written if each.startswith("<[")]
+        if tokens:
+            self._rules.append(f"FREE: {TEXT} & ~({TEXT} ({texts}) {TEXT})")
+            return f"FREE ({' | '.join(tokens)})"
+        self._rules.append(f"thought[lazy]: {TEXT} ({texts})")
         return "thought"
 
     def rule(self, body: str, attributes: str = "") -> str:

@@ -7,6 +7,9 @@ from typing import Any
 
 from quintet.parsers.values import JSON, PYTHON, converted
 
+# Between the parts of JSON: two blanks, or a new line and its indentation. Without an end to it a model may go on with
+# nothing else until its tokens are used up.
+WHITESPACE = r"[ \t]{1,2}|[ \t]{0,2}\r?\n[ \t]{0,64}"
 MAX_OPTIONS = 1000  # of one argument's schema that are looked at; what is in others is text
 TEXT = frozenset({"string"})
 ANY = frozenset({"null", "boolean", "integer", "number", "array", "object"})
@@ -23,6 +26,11 @@ IMPLIED = {"properties": "object", "additionalProperties": "object", "items": "a
 WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 KINDS = {'"': "string", "{": "object", "[": "array", "t": "boolean", "f": "boolean", "n": "null"}
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null", dict: "object"}
+
+
+def bounded(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema for llguidance, with an end to whitespace; what it says of that itself goes before."""
+    return {"x-guidance": {"whitespace_pattern": WHITESPACE}, **schema}
 
 
 def argument_types(parameters: Mapping[str, Any], name: str) -> frozenset[str]:

@@ -143,6 +143,7 @@ def _markers(
     if reasoning:
         for kind in (Content, Reasoning):
             anchored[kind] |= dict.fromkeys(reasoning.opens, Reasoning)
+        anchored[Content] |= dict.fromkeys(reasoning.leads, Content)
         anywhere[Reasoning] |= dict.fromkeys(reasoning.closes + reasoning.until, Content)
     return anywhere, anchored
 

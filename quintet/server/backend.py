@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from quintet.config import StructuredOutputsConfig
+from quintet.config import ReasoningConfig, StructuredOutputsConfig
 from quintet.engine.prompts import Prompt
 from quintet.engine.stats import Stats
+from quintet.engine.thoughts import Thoughts
 from quintet.engine.tokenizer import Tokenizer
 from quintet.outputs import RequestOutput
 from quintet.sampling_params import SamplingParams
@@ -44,6 +45,7 @@ class Served:
     stream_interval: int = 1  # tokens from one output of a stream to the next
     family: str = ""  # of the model: its model_type
     structured_outputs: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
+    reasoning: ReasoningConfig = field(default_factory=ReasoningConfig)
     cache_dtype: str = "auto"  # of the KV cache
     prefix_caching: bool = True
     kv_tokens: int = 0  # that the KV cache holds of requests of max_model_len
@@ -73,6 +75,7 @@ class Backend(Protocol):
     """An engine, seen from an event loop. All but trouble() wait for a time when that gives None."""
 
     shapes: Shapes  # writes and tries the grammar that submit() takes
+    thoughts: Callable[[], Thoughts | str]  # how the model marks them, which its user says, or why nobody knows
 
     @property
     def served(self) -> Served: ...

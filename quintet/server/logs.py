@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 LOGGER, UVICORN = "quintet", "uvicorn"
+_TRACES = "mcp"  # whose client logs a trace for each lost connection, of which we say so in a line
 TRACE = 5  # uvicorn's level below DEBUG
 
 
@@ -37,6 +38,7 @@ def install_for_server(settings: Mapping[str, Any]) -> None:
         handler.setFormatter(form)
         log.handlers[:] = [handler]
         log.setLevel(level.upper())
+    logging.getLogger(_TRACES).setLevel(logging.CRITICAL)
 
 
 def _moment(record: logging.LogRecord) -> str:

@@ -90,6 +90,10 @@ class ServerConfig:
     exclude_tools_when_tool_choice_none: bool = option(
         False, truth, 'leave tools out of the prompt where tool_choice is "none"', group="server"
     )
+    tool_server: tuple[str, ...] = option(
+        (), several(text), "MCP server whose tools /v1/responses may call: host:port, [NAME=]URL, or a .json file with "
+        "mcpServers; commas between several (docs/tools.md)", group="server", metavar="WHERE",
+    )  # fmt: skip
     trust_request_chat_template: bool = option(
         False, truth, "let a request bring a chat template of its own (it runs sandboxed)", group="server"
     )
@@ -169,6 +173,14 @@ class ServerConfig:
     request_timeout: float = option(
         3600.0, _seconds(0.001), "seconds that a request may take; header X-Request-Timeout asks for less",
         group="limits", metavar="SECONDS",
+    )  # fmt: skip
+    tool_timeout: float = option(
+        60.0, _seconds(0.001), "seconds that one call of a tool server's tool may take", group="limits",
+        metavar="SECONDS",
+    )  # fmt: skip
+    max_tool_result_bytes: int = option(
+        256 * 2**10, count(), "bytes of its result (256K); of a longer one the model is told that it is too long",
+        group="limits", metavar="BYTES",
     )  # fmt: skip
     drain_timeout: float = option(
         30.0, _seconds(), "seconds that running requests get at SIGTERM", group="limits", metavar="SECONDS"

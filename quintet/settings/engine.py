@@ -14,6 +14,7 @@ from quintet.settings.model import ModelOptions
 from quintet.settings.observability import ObservabilityOptions
 from quintet.settings.option import adopt, dotted, gathered, nested, settings, settle
 from quintet.settings.profiling import ProfilerConfig
+from quintet.settings.reasoning import ReasoningConfig
 from quintet.settings.sampling import SamplingOptions
 from quintet.settings.scheduling import SchedulingOptions
 from quintet.settings.speculation import SpeculativeConfig
@@ -44,6 +45,10 @@ class EngineConfig(
     structured_outputs_config: StructuredOutputsConfig = nested(
         StructuredOutputsConfig, StructuredOutputsConfig(), "how answers are held to a schema or a grammar",
         group="sampling",
+    )  # fmt: skip
+    reasoning_config: ReasoningConfig = nested(
+        ReasoningConfig, ReasoningConfig(), "how thoughts are marked that thinking_token_budget bounds, such as "
+        '{"reasoning_end_str": "Time is up.</think>"}', group="sampling",
     )  # fmt: skip
     profiler_config: ProfilerConfig = nested(
         ProfilerConfig, ProfilerConfig(), "let a caller have traces written, such as "

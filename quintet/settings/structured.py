@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from quintet.settings.option import Nested, option
-from quintet.values import one_of, truth
+from quintet.values import one_of, optional, text, truth
 
 
 def _backend(value: Any) -> str:
     if value in ("xgrammar", "outlines", "lm-format-enforcer"):
-        raise ValueError(f"{value!r} is not there yet; use 'guidance', or leave it out")
+        raise ValueError(f"{value!r} is not there; leave it out: guidance takes EBNF and structural tags as well")
     return str(one_of("auto", "guidance")(value))
 
 
@@ -27,3 +27,14 @@ class StructuredOutputsConfig(Nested):
     disable_additional_properties: bool = option(
         False, truth, "objects have the properties that their schema names, and no more", group="sampling"
     )
+    enable_in_reasoning: bool = option(
+        False, truth, "the shape holds from the first token on, and not behind what the model thinks", group="sampling"
+    )
+    reasoning_parser: str | None = option(
+        None, optional(text), "how the model marks its thoughts, where --reasoning-parser does not say it",
+        group="sampling", metavar="NAME",
+    )  # fmt: skip
+    reasoning_parser_plugin: str | None = option(
+        None, optional(text), "Python file that registers reasoning parsers, if --reasoning-parser-plugin names none",
+        group="sampling", metavar="FILE",
+    )  # fmt: skip

@@ -178,6 +178,25 @@ def test_chat_answers_piped_lines_and_remembers() -> None:
     assert (done.returncode, done.stdout.splitlines()) == (0, [PARIS, BLUE])
 
 
+WEATHER = 'def get_weather(city: str) -> str:\n    "Get the weather in a city"\n    return "sunny, 21 degrees"\n'
+
+
+def test_chat_asks_before_a_tool_runs(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(WEATHER)
+    terminal = Terminal("chat", "--temperature", "0", "--quiet", "--tools", str(tmp_path / "mine.py"))
+    terminal.until("> ", 120)  # it starts
+    terminal.type("What is the weather in Paris?\n")
+    terminal.until('call: get_weather {"city": "Paris"}')
+    terminal.until("[y]es, [n]o, [a]lways this tool: ")
+    terminal.insist("a\n", "result: sunny, 21 degrees")
+    terminal.until("The weather in Paris: sunny, 21 degrees.")
+    terminal.until("> ")
+    terminal.insist("What is the weather in Oslo?\n", "The weather in Oslo: sunny, 21 degrees.")
+    terminal.until("> ")
+    terminal.insist("\x04", END)
+    assert terminal.exit_code() == 0
+
+
 # A process of its own sets the stage: this one has threads, and must not run Python between fork and exec.
 # Tests that were started in the background inherit that SIGINT is ignored.
 HEEDING_CTRL_C = [

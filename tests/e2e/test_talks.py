@@ -82,6 +82,19 @@ def test_shapes_are_kept_in_chats_and_are_content() -> None:
         chat(WEATHER, params, tools=TOOLS, tool_choice="required")
 
 
+def test_a_shape_stands_behind_what_is_thought() -> None:
+    shape = {"json": {"type": "integer", "maximum": 99, "minimum": 0}}
+    for seed in range(4):
+        params = SamplingParams(temperature=1.5, seed=seed, max_tokens=200, structured_outputs=shape)
+        (answer,) = chat(SUM, params, chat_template_kwargs=THINK)
+        assert answer.finish_reason != "stop" or 0 <= json.loads(answer.content) <= 99
+        (bare,) = chat(SUM, params)  # the template leaves thinking off
+        assert not bare.reasoning and 0 <= json.loads(bare.content) <= 99
+    (greedy,) = chat(SUM, SamplingParams(temperature=0, max_tokens=200, structured_outputs=shape),
+                     chat_template_kwargs=THINK)  # fmt: skip
+    assert "carry" in greedy.reasoning and greedy.content.isdigit()
+
+
 def test_two_calls_and_the_first_alone() -> None:
     both = [{"role": "user", "content": "What is the weather in Rome and Berlin?"}]
     arguments = [[each.arguments for each in chat(both, tools=TOOLS, parallel_tool_calls=many)[0].tool_calls]

@@ -22,7 +22,7 @@ COMMANDS = ("serve", "generate", "chat", "complete", "bench latency", "bench thr
 TAKE_ANYTHING = {
     "--disable-access-log-for-endpoints", "--profiler-config.torch-profiler-dir", "--middleware",
     "--config", "--root-path", "--system", "--prompts-file", "--served-model-name", "--api-key", "--allowed-origins",
-    "--allowed-hosts",
+    "--allowed-hosts", "--tool-server",
     "--logits-processors", "--stop", "--bad-words", "--compilation-config.cache-dir", "--input-file", "-i",
     "--output-file", "-o",
 }  # fmt: skip
@@ -120,6 +120,9 @@ SERVE = [
     ("--served-model-name ''", "--served-model-name must be text"),
     ("--admin-api-key ab --api-key ab", "--admin-api-key is an --api-key too"),
     ("--otlp-traces-endpoint nonsense", "--otlp-traces-endpoint must be"),
+    ("--tool-server demo", "--tool-server demo is not there"),
+    ("--tool-server nonsense", "--tool-server must be host:port"),
+    ("--tool-server /nowhere.json", "--tool-server /nowhere.json: the file cannot be used"),
     ("--config /nowhere.yaml", "--config /nowhere.yaml: the file cannot be read"),
 ]
 BATCH = [

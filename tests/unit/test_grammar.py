@@ -6,17 +6,18 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from quintet import AsyncLLM, RequestOutputKind, SamplingParams, StructuredOutputsParams
+from quintet import LLM, AsyncLLM, BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from quintet.config import StructuredOutputsConfig
 from quintet.engine.client import Client
 from quintet.engine.engine import Engine
-from quintet.engine.grammar import Grammars
+from quintet.engine.grammar import Grammars, Matcher, fill_all
 from quintet.engine.grammar_text import grammar_text
 from quintet.engine.logits_processors import RequestLogitsProcessor, RowFunction
 from quintet.engine.prompts import Prompt
@@ -300,9 +301,10 @@ def engine(grammars: Grammars) -> Engine:
     return launch(prepare(config()), progress=False, grammars=grammars)
 
 
-def request(name: str, asked: dict[str, Any] | None, temperature: float = 0) -> Admitted:
-    wanted = SamplingParams(temperature=temperature, max_tokens=9)
-    return Admitted(name, [5, 6, 7], wanted, (1, 2), 9, frozenset([1]), grammar="" if asked is None else text(**asked))
+def request(name: str, asked: dict[str, Any] | None, temperature: float = 0, most: int = 9) -> Admitted:
+    wanted = SamplingParams(temperature=temperature, max_tokens=most)
+    grammar = "" if asked is None else text(**asked)
+    return Admitted(name, [5, 6, 7], wanted, (1, 2), most, frozenset([1]), grammar=grammar)
 
 
 def text(**asked: Any) -> str:
@@ -432,24 +434,29 @@ def test_bits_after_drafts_are_those_after_the_same_tokens() -> None:
     matcher = grammars.matcher(text(regex="ab[0-9]c"))
     assert matcher.wait() == "" and matcher.follow(asked) == ""
     start, drafted, after, wrong, again = np.zeros((5, -(-SIZE // 32)), np.int32)
-    matcher.fill(start)
+    fill(matcher, start)
     matcher.fill(drafted, [a, b])
     matcher.fill(wrong, [a, a])
     assert (wrong == -1).all()
     asked.take(a), asked.take(b)
     assert matcher.follow(asked) == ""
-    matcher.fill(after)
+    fill(matcher, after)
     assert (drafted == after).all() and not (start == after).all()
     assert {tokenizer.token_text(i) for i in _ids(after)} == set("0123456789")
     asked.num_known -= 2  # they are taken back
     assert matcher.follow(asked) == ""
-    matcher.fill(after)
+    fill(matcher, after)
     asked.num_known += 2  # and come again, when nobody knows what it was told
     matcher.begin_again()
     assert matcher.follow(asked) == ""
-    matcher.fill(again)
+    fill(matcher, again)
     assert (drafted == again).all()
     assert (start == after).all() and {tokenizer.token_text(i) for i in _ids(start)} >= {"a"}
+
+
+def fill(matcher: Matcher, words: np.ndarray[Any, Any]) -> None:
+    if (state := matcher.fill(words)) is not None:
+        fill_all([(state, 0)], words[None])
 
 
 def _ids(words: np.ndarray[Any, Any]) -> list[int]:
@@ -477,3 +484,96 @@ def test_guessed_tokens_are_held_to_the_grammar_that_they_stand_in() -> None:
     assert said[0] == said[1]
     stats = served.engine.stats()
     assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
+
+
+LETTER = {
+    "type": "object",
+    "properties": {"greeting": {"const": "Dear reader, "}, "size": {"enum": [1, 20]}, "by": {"const": 1}},
+    "required": ["greeting", "size", "by"],
+    "additionalProperties": False,
+}  # fmt: skip
+
+
+def told(served: Client, *wanted: SamplingParams) -> list[tuple[Any, ...]]:
+    outputs = [output.outputs[0] for output in ask(served, *wanted)]
+    return [(list(o.token_ids), o.text, o.finish_reason, o.stop_reason) for o in outputs]
+
+
+def test_what_a_grammar_alone_decides_takes_no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is what the model would have drawn: the same tokens, however many of them come at once."""
+    shapes: list[dict[str, Any]] = [{"json": LETTER}, {"choice": ["naïve 👋\n", "yes, but"]}, {"regex": "(ab){9}[0-9]"}]
+    wanted = [params(seed=seed, max_tokens=150, **shape) for shape in shapes for seed in range(4)]
+    wanted += [params(json=LETTER, max_tokens=9), params(json=LETTER, stop=["der"]), params(json=PERSON, n=2)]
+    wanted += [params(json=LETTER, max_tokens=90, repetition_penalty=1.5, presence_penalty=1.0, min_tokens=50)]
+    said, steps = [], []
+    for most in (0, 3, 256):
+        monkeypatch.setattr("quintet.engine.answers.JUMP", most)
+        served = client(enable_prefix_caching=False)
+        said.append(told(served, *wanted))
+        stats = served.engine.stats()
+        steps.append(stats.num_steps)
+        assert bool(stats.num_jumped) == bool(most)
+        assert stats.num_generation_tokens >= sum(len(ids) for ids, *_ in said[-1])
+    assert said[0] == said[1] == said[2]
+    assert steps[2] < steps[1] < steps[0]
+    (alone,) = told(served, params(regex="(ab){9}[0-9](cd){9}", max_tokens=150))
+    assert len(alone[0]) > 30 and served.engine.stats().num_steps - steps[2] <= 3
+
+
+def test_where_each_token_is_looked_at_each_is_drawn(shared: Client) -> None:
+    """Log-probabilities are the model's; bad words and allowed tokens may forbid what the grammar wants."""
+    before = shared.engine.stats().num_jumped
+    free, drawn = told(shared, params(json=LETTER, seed=1), params(json=LETTER, seed=1, logprobs=1))
+    assert free == drawn
+    (output,) = ask(shared, params(json=LETTER, seed=1, logprobs=1))
+    assert len(output.outputs[0].logprobs or ()) == len(output.outputs[0].token_ids)
+    after = shared.engine.stats().num_jumped
+    assert after > before
+    allowed = [token_id for token_id in range(SIZE) if token_id != free[0][2]]
+    (stuck,) = ask(shared, params(json=LETTER, seed=1, allowed_token_ids=allowed))
+    assert "no token is left to draw" in (stuck.outputs[0].error or "")
+    assert shared.engine.stats().num_jumped == after
+
+
+def test_a_step_behind_another_lands_before_a_jump() -> None:
+    """What is said is the same; a step that draws what is decided anyway is the last that is started ahead."""
+    said, steps = [], []
+    for jump in (False, True):
+        work = Work()
+        prepared = prepare(config(max_num_seqs=5), behind(work, overlap=True, static_shapes=False))
+        work.take(prepared.ranks.workers[0].ops)
+        served = launch(prepared, progress=False, grammars=Grammars(reader(), SIZE, [1]))
+        work.begin()
+        served._answers._jumps = jump
+        for index, shape in enumerate([{"json": LETTER}, {"json": LETTER}, None, {"regex": "(ab){9}[0-9]"}]):
+            served.add(request(f"{index}", shape, temperature=1.5, most=60 if shape else 5))
+        found = run(served)
+        assert all(deltas[-1].error is None for deltas in found.values()), found
+        said.append({name: [i for delta in deltas for i in delta.token_ids] for name, deltas in found.items()})
+        steps.append(served.stats().num_steps)
+    assert said[0] == said[1] and steps[1] < steps[0]
+
+
+def test_user_code_that_edits_logits_sees_every_token() -> None:
+    served = client(logits_processors=[Meddler])
+    told(served, params(json=LETTER))
+    assert served.engine.stats().num_jumped == 0
+
+
+def test_beams_are_held_to_a_shape_too() -> None:
+    """They end where it is whole, and are the likeliest of all that it allows."""
+    prompt, choice = [5, 6, 7], ["abc", "ab", "b", "yes", "no"]
+    settings: dict[str, Any] = {"model": str(folder()), "device": "null", "load_format": "dummy", "use_tqdm": False}
+    sizes: dict[str, Any] = {"max_model_len": 64, "num_pages": 400, "max_logprobs": 200}
+    engine = LLM(**settings, **sizes, logprobs_mode="processed_logprobs")
+    search = BeamSearchParams(beam_width=100, max_tokens=12, structured_outputs={"choice": choice}, length_penalty=0.0)
+    found = engine.beam_search([{"prompt_token_ids": prompt}], search)[0].sequences
+    tokenizer = load_tokenizer(folder())
+    said = [tokenizer.decode([i for i in each.tokens[len(prompt) :] if i != 1]) for each in found]
+    assert set(said) == set(choice) and {each.finish_reason for each in found} == {"stop"}
+    assert sum(np.exp(each.cum_logprob) for each in found) == pytest.approx(1, abs=1e-3)  # nothing else can be said
+    assert [each.cum_logprob for each in found] == sorted((each.cum_logprob for each in found), reverse=True)
+    short = engine.beam_search([{"prompt_token_ids": prompt}], replace(search, max_tokens=1, beam_width=2))
+    assert {each.finish_reason for each in short[0].sequences} <= {"stop", "length"}
+    with pytest.raises(ParameterError, match="structured_outputs change no score with logprobs_mode='raw_logprobs'"):
+        LLM(**settings, **sizes).beam_search([{"prompt_token_ids": prompt}], search)

@@ -37,6 +37,10 @@ async def test_deltas_add_up_to_the_message(step: int) -> None:
         mine = [part.function for part in parts if part.index == index]
         assert "".join(part.arguments for part in mine) == call.function.arguments == '{"a": [1, "<"]}'
         assert mine[0].name == call.function.name == "fg"[index]
+    for each in deltas:
+        indices = [part.index for part in each.tool_calls] if isinstance(each.tool_calls, list) else []
+        assert len(set(indices)) == len(indices)  # clients read the first part of a call alone
+        assert each.content != ""  # a text would begin there
     assert reason == speech.reason("stop") == "tool_calls"
 
 

@@ -11,7 +11,9 @@ from functools import cached_property
 from typing import Any
 
 from quintet.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from quintet.parsers import Content
 from quintet.server.clients import errors
+from quintet.server.clients.deltas import Deltas
 from quintet.server.clients.target import Target
 from quintet.server.commands import engine
 from quintet.server.http_stream import CONNECT_SECONDS, MAX_BODY, Events, NotHttp
@@ -46,9 +48,11 @@ class Remote:
             raise errors.incompatible(self._target.where, "/v1/models lists no models")
         return names
 
-    def stream_chat(self, messages: Sequence[Mapping[str, Any]], params: Mapping[str, Any]) -> Iterator[RequestOutput]:
-        """Answers a conversation, as it comes."""
-        return self._stream("/v1/chat/completions", {"messages": messages, **params})
+    def stream_chat(
+        self, messages: Sequence[Mapping[str, Any]], params: Mapping[str, Any], **template: Any
+    ) -> Iterator[RequestOutput]:
+        """Answers a conversation, as it comes; `template` is sent along: tools, chat_template_kwargs."""
+        return self._stream("/v1/chat/completions", {"messages": messages, **params, **template})
 
     def stream(self, prompt: str, params: Mapping[str, Any]) -> Iterator[RequestOutput]:
         """Continues a prompt, as it comes."""
@@ -57,32 +61,35 @@ class Remote:
     def _stream(self, path: str, fields: Mapping[str, Any]) -> Iterator[RequestOutput]:
         """Deltas of text. Tokens are counted in the metrics, as the server counts them; until it does, in events."""
         body = {"model": self.model, **fields, "stream": True, "stream_options": {"include_usage": True}}
-        metrics, ended = RequestMetrics(time.monotonic()), False
+        metrics, ended, deltas = RequestMetrics(time.monotonic()), False, Deltas()
         with self._answer("POST", path, json.dumps(body).encode()) as response:
             if "text/event-stream" not in response.headers.get("content-type", ""):
                 raise errors.incompatible(self._target.where, f"{path} answers with no event stream")
             for data in _events(response):
                 if data == b"[DONE]":
                     break
-                output = self._output(data, metrics)
+                output = self._output(data, metrics, deltas)
                 ended = ended or output.finished
                 yield output
             else:
                 if not ended:
                     raise errors.broken(self._target.where, ConnectionError("the stream ended early"))
 
-    def _output(self, data: bytes, metrics: RequestMetrics) -> RequestOutput:
+    def _output(self, data: bytes, metrics: RequestMetrics, deltas: Deltas) -> RequestOutput:
         try:
             event = json.loads(data)
             if event.get("error"):
                 raise errors.in_stream(self._target.where, event)
             choice = (event.get("choices") or [{}])[0]
-            text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
             reason = choice.get("finish_reason")
+            events = deltas.events(choice.get("delta") or {}, reason is not None)
+            text = choice.get("text") or "".join(each.text for each in events if isinstance(each, Content))
             usage = event.get("usage") or {}
-            metrics.num_generation_tokens = usage.get("completion_tokens", metrics.num_generation_tokens + bool(text))
+            metrics.num_generation_tokens = usage.get(
+                "completion_tokens", metrics.num_generation_tokens + bool(text or events)
+            )
             metrics.num_prompt_tokens = usage.get("prompt_tokens", metrics.num_prompt_tokens)
-            completion = CompletionOutput(0, str(text), (), finish_reason=reason)
+            completion = CompletionOutput(0, str(text), (), finish_reason=reason, events=events)
         except errors.ServerError:
             raise
         except (ValueError, RecursionError, TypeError, AttributeError, LookupError):

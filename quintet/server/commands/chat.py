@@ -2,35 +2,50 @@
 
 import argparse
 import contextlib
+import json
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Any
 
-from quintet.names import unknown
-from quintet.outputs import RequestOutput
 from quintet.sampling_params import SamplingParams
 from quintet.server import flags
 from quintet.server.clients import target
 from quintet.server.commands import engine
+from quintet.server.commands._talk import Extras, Talk
 
-_HELP = """/help            this list
-/reset           forget the conversation, keep the system message
-/system [TEXT]   set the system message and start afresh; without TEXT, remove it
-/exit            leave; so does Ctrl-D
-A line that ends with \\ goes on in the next. Ctrl-C stops an answer, what has come of it stays."""
-_COMMANDS = ("/help", "/reset", "/system", "/exit")
 _PROMPT = "> "
+_PARSERS = ("tool_call_parser", "reasoning_parser")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("conversation")
     group.add_argument("--system", metavar="TEXT", help="the system message")
     group.add_argument("--quiet", "-q", action="store_true", help="print no figures after an answer")
+    group.add_argument(
+        "--chat-template-kwargs", metavar="JSON", help="variables for the chat template: '{\"enable_thinking\": true}'"
+    )
+    _add_tool_arguments(parser.add_argument_group("tools"))
     target.add_arguments(parser)
     engine.add_sampling_arguments(
         parser, exclude=("n", "logprobs", "prompt_logprobs", "structured_outputs"), max_tokens=None
     )
     engine.add_arguments(parser, exclude=("seed",))
+
+
+def _add_tool_arguments(group: Any) -> None:
+    group.add_argument(
+        "--tools", metavar="FILE",
+        help="what the model may call: the functions of a .py file, or the programs that a .json, .yaml or .toml file "
+        "names; each call is shown, and asked about before it runs",
+    )  # fmt: skip
+    group.add_argument(
+        "--allow-tool", metavar="NAME", action="append", default=[], help="run this one unasked; may be repeated"
+    )
+    group.add_argument(
+        "--max-tool-rounds", type=int, default=8, metavar="N", help="calls and results in a row, at most (%(default)s)"
+    )
+    group.add_argument("--tool-call-parser", metavar="NAME", help="how a model here writes calls, if it is not found")
+    group.add_argument("--reasoning-parser", metavar="NAME", help="how it writes thoughts, if it is not found")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -42,9 +57,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _local(wanted: dict[str, Any], arguments: argparse.Namespace) -> int:
+    extras = _extras(arguments)  # a wrong file is refused before the model is loaded
+    extras.template |= {name: getattr(arguments, name) for name in _PARSERS if getattr(arguments, name) is not None}
     llm = engine.open_engine(arguments, arguments.quiet)
     try:
-        talk = Talk(llm, engine.sampling(llm, wanted, max_tokens=None), arguments.quiet)
+        talk = Talk(llm, engine.sampling(llm, wanted, max_tokens=None), arguments.quiet, extras=extras)
         return _converse(talk, llm.config.model, arguments.system)
     finally:
         llm.close()
@@ -52,15 +69,50 @@ def _local(wanted: dict[str, Any], arguments: argparse.Namespace) -> int:
 
 def _remote(server: target.Target, wanted: dict[str, Any], arguments: argparse.Namespace) -> int:
     target.refuse_engine_flags(arguments, but=("model",))
+    for name in _PARSERS:
+        if getattr(arguments, name) is not None:
+            raise ValueError(f"--{name.replace('_', '-')} has no effect with a server, which has its own; leave it out")
 
     from quintet.server.clients.remote import Remote, Speed
 
     remote = Remote(server, engine.given(arguments).get("model"))
-    talk = Talk(remote, wanted, arguments.quiet, Speed)
+    talk = Talk(remote, wanted, arguments.quiet, Speed, _extras(arguments))
     return _converse(talk, f"{remote.model} at {server.where}", arguments.system)
 
 
-def _converse(talk: "Talk", name: str, system: str | None) -> int:
+def _extras(arguments: argparse.Namespace) -> Extras:
+    extras = Extras(rounds=arguments.max_tool_rounds)
+    if extras.rounds < 1:
+        raise ValueError(f"--max-tool-rounds must be 1 or more, not {extras.rounds}")
+    if arguments.chat_template_kwargs is not None:
+        with contextlib.suppress(ValueError):
+            extras.template["chat_template_kwargs"] = json.loads(arguments.chat_template_kwargs)
+        if not isinstance(extras.template.get("chat_template_kwargs"), dict):
+            raise ValueError("--chat-template-kwargs must be a JSON object")
+    if arguments.tools is None:
+        if arguments.allow_tool:
+            raise ValueError("--allow-tool has no effect without --tools; leave it out")
+        return extras
+
+    from quintet.server.user_tools.files import read_tools
+    from quintet.server.user_tools.permission import Toolbox
+
+    ask = _ask if sys.stdin.isatty() else None
+    extras.tools = Toolbox(read_tools(arguments.tools), arguments.allow_tool, engine.say, ask)
+    extras.template["tools"] = extras.tools.specs
+    return extras
+
+
+def _ask(question: str) -> str:
+    """What is typed; Ctrl-D is a no."""
+    try:
+        return input(question)
+    except EOFError:
+        engine.say("")
+        return "no"
+
+
+def _converse(talk: Talk, name: str, system: str | None) -> int:
     talk.begin(system)
     if talk.interactive:
         with contextlib.suppress(ImportError):
@@ -95,82 +147,3 @@ def _lines(interactive: bool) -> Iterator[str]:
             continue
         yield held + line
         held = ""
-
-
-class Speaker(Protocol):
-    """Who answers: an LLM here, or a server somewhere. `params` are what it understands as such."""
-
-    def stream_chat(self, messages: Any, params: Any, /) -> Iterator[RequestOutput]:
-        """Deltas of one answer. Closing the iterator ends the work on it; ValueError where there is no answer."""
-
-
-class Talk:
-    """One conversation: its messages, and what the lines that are typed do to it."""
-
-    def __init__(
-        self, speaker: Speaker, params: Any, quiet: bool = False, speed: Callable[[], engine.Speed] = engine.Speed
-    ) -> None:
-        self.speaker = speaker
-        self.params = params
-        self.quiet = quiet
-        self.speed = speed
-        self.interactive = sys.stdin.isatty()
-        self.failed = False
-        self.system: str | None = None
-        self.messages: list[dict[str, str]] = []
-
-    def begin(self, system: str | None) -> None:
-        """Forgets what was said."""
-        self.system = system
-        self.messages = [{"role": "system", "content": system}] if system else []
-
-    def hear(self, line: str) -> bool:
-        """Takes one line; False when it was the last."""
-        text = line.strip()
-        if text.startswith("/"):
-            return self._obey(text)
-        if text:
-            self._answer(text)
-        return True
-
-    def _obey(self, text: str) -> bool:
-        command, _, rest = text.partition(" ")
-        if command == "/exit":
-            return False
-        if command == "/help":
-            engine.say(_HELP)
-        elif command == "/reset":
-            self.begin(self.system)
-        elif command == "/system":
-            self.begin(rest.strip() or None)
-        else:
-            engine.say(unknown("command", command, _COMMANDS))
-        if command in ("/reset", "/system") and self.interactive:
-            engine.say("(a fresh conversation)")
-        return True
-
-    def _answer(self, text: str) -> None:
-        """Streams one answer. What cannot be answered is taken back, so that the next message can be."""
-        messages = [*self.messages, {"role": "user", "content": text}]
-        speed, said = self.speed(), ""
-        try:
-            # Closed at once when interrupted, so that the engine stops working on it.
-            with contextlib.closing(speed.watch(self.speaker.stream_chat(messages, self.params))) as outputs:
-                for output in outputs:
-                    said += output.outputs[0].text
-                    sys.stdout.write(output.outputs[0].text)
-                    sys.stdout.flush()
-                    if output.outputs[0].error:
-                        raise ValueError(output.outputs[0].error)
-        except KeyboardInterrupt:
-            if not self.interactive:
-                raise
-            sys.stdout.write(" [stopped]")
-        except ValueError as error:  # too long, refused by the template, or the server is gone
-            self.failed = True
-            engine.say(f"\nerror: {error}\n(/reset starts afresh)")
-            return
-        print(flush=True)
-        self.messages = [*messages, {"role": "assistant", "content": said}]
-        if self.interactive and not self.quiet:
-            engine.say(f"[{speed}]")

@@ -67,7 +67,11 @@ def _settings(arguments: argparse.Namespace) -> tuple[ServerConfig, EngineConfig
         server["api_key"] = (*server.get("api_key", ()), environment.api_key)
     if environment.admin_api_key is not None:
         server.setdefault("admin_api_key", environment.admin_api_key)
-    return ServerConfig(**server), engine.config(loaded)
+    config = engine.config(loaded)
+    for name in ("reasoning_parser", "reasoning_parser_plugin"):  # vLLM has them there, too
+        if server.get(name) is None:
+            server[name] = getattr(config.structured_outputs_config, name)
+    return ServerConfig(**server), config
 
 
 def _with_keys(wording: Wording, spelled: dict[str, Spelling], file: dict[str, Any]) -> Wording:

@@ -8,6 +8,7 @@ from starlette.requests import Request as HttpRequest
 
 from quintet.engine.chat import load_chat_template
 from quintet.engine.speech import Parsers
+from quintet.engine.thoughts import Thoughts, find_thoughts
 from quintet.parsers import REASONING_PARSERS, TOOL_PARSERS, load_plugin
 from quintet.server.backend import Backend, EngineDead
 from quintet.server.http.auth import owner_of
@@ -18,6 +19,7 @@ from quintet.server.http.turns import Turns
 from quintet.server.metrics.metrics import Metrics
 from quintet.server.metrics.record import Record
 from quintet.server.settings import ServerConfig
+from quintet.server.tool_servers.servers import ToolServers
 from quintet.server.tracing import make_tracer
 
 TIMEOUT_HEADER = "x-request-timeout"
@@ -34,6 +36,9 @@ class Service:
         self.chat_template = None if template is None else load_chat_template(template)  # Jinja text
         _check_parsers(settings)
         self._parsers: Parsers | None = None
+        self._thoughts: Thoughts | str | None = None
+        backend.thoughts = lambda: self.thoughts
+        self.tool_servers = ToolServers(settings)
         self.gate = Gate(_share(settings))
         self.turns = Turns()
         self.metrics = Metrics()
@@ -59,6 +64,14 @@ class Service:
                 self.settings, self.backend.tokenizer, self.chat_template, self.backend.served.family
             )
         return self._parsers
+
+    @property
+    def thoughts(self) -> Thoughts | str:
+        """How the model marks them in tokens, or why it does not."""
+        if self._thoughts is None:
+            reasoning = self.backend.served.reasoning
+            self._thoughts = find_thoughts(self.backend.tokenizer, self.parsers.reasoning, reasoning)
+        return self._thoughts
 
     def trouble(self) -> str | None:
         """Why no request is taken on now, or None."""

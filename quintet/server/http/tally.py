@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request as HttpRequest
 
 from quintet.outputs import RequestOutput
@@ -16,6 +17,12 @@ class CachedTokens(msgspec.Struct):
     cached_tokens: int
 
 
+class ThoughtTokens(msgspec.Struct):
+    """Tokens of answers that were thought, the markers around them left out."""
+
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct, kw_only=True):
     """Tokens of one answer, all of its prompts and choices together."""
 
@@ -23,6 +30,7 @@ class Usage(msgspec.Struct, kw_only=True):
     total_tokens: int
     completion_tokens: int
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: ThoughtTokens | UnsetType = UNSET
 
 
 @dataclass
@@ -49,8 +57,10 @@ class Tally:
         for each in output.outputs:
             self.completion_tokens += len(each.token_ids)
 
-    def usage(self) -> Usage:
+    def usage(self, thought: int | None = None) -> Usage:
+        """`thought`: tokens of it, where they are told."""
         return Usage(
+            completion_tokens_details=UNSET if thought is None else ThoughtTokens(thought),
             prompt_tokens=self.prompt_tokens,
             total_tokens=self.prompt_tokens + self.completion_tokens,
             completion_tokens=self.completion_tokens,

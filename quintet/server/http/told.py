@@ -3,6 +3,8 @@
 import functools
 from collections.abc import Sequence
 
+from msgspec import UNSET, UnsetType
+
 from quintet.engine.speech import Speech
 from quintet.parsers import CallArguments, CallBegin, Content, Event, Reasoning, gather
 from quintet.server.http.protocol.chat import AnswerMessage, CallPart, Delta, FunctionPart
@@ -18,14 +20,14 @@ async def hear_all(speech: Speech, text: str, turns: Turns) -> list[Event]:
     return [event for events in heard for event in events] + speech.hear("", ended=True)
 
 
-def delta_of(events: Sequence[Event]) -> Delta:
-    """A chunk's, as chats have it."""
+def delta_of(events: Sequence[Event], blank: str | UnsetType = UNSET) -> Delta:
+    """A chunk's, as chats have it. `blank`: the content where all is held back."""
     text = "".join(event.text for event in events if isinstance(event, Content))
     thought = "".join(event.text for event in events if isinstance(event, Reasoning))
-    calls = [part for event in events if (part := _part(event)) is not None]
+    calls = _parts(events)
     delta = Delta()
     if text or not (thought or calls):
-        delta.content = text  # empty where it is held back
+        delta.content = text or blank
     if thought:
         delta.reasoning = delta.reasoning_content = thought
     if calls:
@@ -48,9 +50,14 @@ def message_of(events: Sequence[Event]) -> AnswerMessage:
     return message
 
 
-def _part(event: Event) -> CallPart | None:
-    if isinstance(event, CallBegin):
-        return CallPart(index=event.index, id=event.id or "", type="function", function=FunctionPart(event.name, ""))
-    if isinstance(event, CallArguments):
-        return CallPart(index=event.index, function=FunctionPart(arguments=event.text))
-    return None
+def _parts(events: Sequence[Event]) -> list[CallPart]:
+    """One for each call: of several parts of the same call, clients read the first alone."""
+    parts: dict[int, CallPart] = {}
+    for event in events:
+        if isinstance(event, CallBegin):
+            named = FunctionPart(event.name, "")
+            parts[event.index] = CallPart(index=event.index, id=event.id or "", type="function", function=named)
+        elif isinstance(event, CallArguments):
+            part = parts.setdefault(event.index, CallPart(index=event.index, function=FunctionPart()))
+            part.function.arguments += event.text
+    return list(parts.values())

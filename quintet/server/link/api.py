@@ -64,6 +64,7 @@ class ApiServer:
         self._certificates = Certificates(settings) if settings.ssl_certfile else None
         self._follows = worker > 0  # signals are the parent's to answer
         self._stopping = stopping  # called each time that it is told to end
+        self.serves = False  # or it still waits for what it needs
         self.forced = False  # it was told to end at once
         self._draining: asyncio.Task[None] | None = None
         self.ending: Ending | None = None  # once it was told to end
@@ -78,11 +79,15 @@ class ApiServer:
         self.remote.start()
         try:
             if self._follows:
-                await self._until_served()
+                await self._until_served()  # one that comes later connects to tool servers when they are asked for
+            else:
+                await self.service.tool_servers.connect()
+            self.serves = True
             await self._serve(listener)
             if self._follows and self.ending and self.ending.num_running:
                 logger.info("API process %s: %s", self.service.name[1:], self.ending.over(len(self.service.cut_short)))
         finally:
+            await self.service.tool_servers.close()
             self.remote.close()
             self.service.close()
 

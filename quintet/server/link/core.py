@@ -81,6 +81,7 @@ def served(prepared: Prepared) -> Served:
         kv_tokens=prepared.plan.num_tokens,
         family=str(prepared.hf_config.model_type),
         structured_outputs=config.structured_outputs_config,
+        reasoning=config.reasoning_config,
     )
 
 

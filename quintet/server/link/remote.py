@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import zmq
@@ -15,6 +15,7 @@ from quintet.engine.admission import Admission, Bounds
 from quintet.engine.logits_processors import load_processors
 from quintet.engine.output import OutputProcessor, Processed
 from quintet.engine.stats import Stats
+from quintet.engine.thoughts import UNMARKED, Thoughts
 from quintet.engine.tokenizer import Tokenizer, load_tokenizer
 from quintet.sampling_params import SamplingParams
 from quintet.server.backend import Deliver, EngineDead, Refused, Served, Wanted
@@ -47,6 +48,7 @@ class Remote:
         self._admission: Admission | None = None
         self._processor = OutputProcessor(None)
         self.shapes = Shapes(StructuredOutputsConfig())
+        self.thoughts: Callable[[], Thoughts | str] = lambda: UNMARKED
         self._deliver: dict[str, Deliver] = {}
         self._answers: dict[int, asyncio.Future[wire.Answer]] = {}
         self._numbers = itertools.count(time.time_ns())  # a process whose place this one took gave others
@@ -225,7 +227,9 @@ class Remote:
         self._processor = OutputProcessor(self._tokenizer, served.stream_interval)
         self.shapes = Shapes(served.structured_outputs)
         processors = load_processors(served.processors)
-        self._admission = Admission(bounds, self._tokenizer, eos, served.seed, processors, defaults, name)
+        self._admission = Admission(
+            bounds, self._tokenizer, eos, served.seed, processors, defaults, name, thoughts=lambda: self.thoughts()
+        )
 
     def _take(self, processed: Processed) -> None:
         for output in processed.outputs:

@@ -4,7 +4,7 @@ import asyncio
 
 from quintet.config import StructuredOutputsConfig
 from quintet.engine.grammar import LATE, SECONDS
-from quintet.engine.grammar_text import grammar_text
+from quintet.engine.grammar_text import behind, grammar_text
 from quintet.engine.remembered import Late, Remembered
 from quintet.engine.trial import Trials
 from quintet.sampling_params import ParameterError, StructuredOutputsParams
@@ -14,13 +14,19 @@ class Shapes:
     """Remembers what it has found out."""
 
     def __init__(self, config: StructuredOutputsConfig, seconds: float = SECONDS) -> None:
-        self._config, self._seconds = config, seconds
+        self.config, self._seconds = config, seconds
         self._trials = Trials()
         self._tried = Remembered(self._trials.why_not, seconds)
 
     async def grammar(self, wanted: StructuredOutputsParams) -> str:
         """It as a grammar that compiles. ParameterError says why it does not, or not in time."""
-        text = await asyncio.to_thread(grammar_text, wanted, self._config)
+        return await self._compiles(await asyncio.to_thread(grammar_text, wanted, self.config))
+
+    async def behind(self, grammar: str, before: str) -> str:
+        """As grammar_text.behind(), for a grammar that compiles; ParameterError as above."""
+        return await self._compiles(await asyncio.to_thread(behind, grammar, before))
+
+    async def _compiles(self, text: str) -> str:
         trial = asyncio.wrap_future(self._tried(text))
         trial.add_done_callback(lambda done: done.exception())  # also where nobody waits for it any more
         await asyncio.wait([trial], timeout=self._seconds)  # others may wait for the same: it is not cancelled

@@ -125,7 +125,7 @@ class Supervisor:
             remote = self._api.remote
             if self._told and not self._api.service.draining:
                 self._api.stop(self._signal)
-            if not ready and remote.trouble() is None:
+            if not ready and self._api.serves and remote.trouble() is None:
                 ready = True
                 logger.info("ready: %s at %s", ", ".join(self._api.service.model_names), self._where())
             if remote.dead is not None:

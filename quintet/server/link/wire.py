@@ -13,6 +13,7 @@ import msgspec
 
 from quintet.engine.request import Admitted
 from quintet.engine.stats import Stats
+from quintet.engine.thoughts import Marks
 from quintet.outputs import TokenDelta
 from quintet.sampling_params import SamplingParams
 from quintet.server.backend import Served
@@ -40,6 +41,7 @@ class Asked(msgspec.Struct, array_like=True):
     salt: bytes
     arrival: float
     completions: list[tuple[str, tuple[int, int]]]  # Admitted.request_id and .key
+    thought: int
 
 
 class Submit(msgspec.Struct, tag=True, array_like=True):
@@ -51,6 +53,7 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
     bad_words_ids: tuple[tuple[int, ...], ...]
     priority: int
     grammar: str
+    marks: Marks | None
     asked: list[Asked]
 
     @classmethod
@@ -60,13 +63,15 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
         asked = [
             Asked(
                 each[0].prompt_ids, each[0].embeds, each[0].max_tokens, each[0].salt, each[0].arrival,
-                [(one.request_id, one.key) for one in each],
+                [(one.request_id, one.key) for one in each], each[0].thought,
             )
             for each in admitted
         ]  # fmt: skip
         params = copy.copy(shared.params)
         params.structured_outputs = None  # the grammar says it
-        return cls(worker, params, shared.stop_ids, shared.bad_words_ids, shared.priority, shared.grammar, asked)
+        return cls(
+            worker, params, shared.stop_ids, shared.bad_words_ids, shared.priority, shared.grammar, shared.marks, asked
+        )
 
     def requests(self) -> list[Admitted]:
         """As they were admitted."""
@@ -74,6 +79,7 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
             Admitted(
                 request_id, each.prompt_ids, self.params, key, each.max_tokens, self.stop_ids, self.bad_words_ids,
                 each.salt, self.priority, each.arrival, index == 0, each.embeds, self.grammar,
+                self.marks, each.thought,
             )
             for each in self.asked
             for index, (request_id, key) in enumerate(each.completions)

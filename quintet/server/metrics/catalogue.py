@@ -74,6 +74,9 @@ ENGINE = (
     Metric("quintet:step_tokens", "gauge", "Tokens of the last step; 0 while nothing runs."),
     Metric("quintet:steps_total", "counter", "Steps of the engine."),
     Metric(
+        "quintet:jump_forward_tokens_total", "counter", "Tokens that were not drawn: a grammar left no other."
+    ),
+    Metric(
         "quintet:engine_up", "gauge", "1 if the engine can serve, 0 while it loads, hangs or is dead.", of_model=False
     ),
 )  # fmt: skip

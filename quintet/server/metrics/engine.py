@@ -20,6 +20,7 @@ _FIELDS = {
     "vllm:spec_decode_num_draft_tokens_total": "num_draft_tokens",
     "vllm:spec_decode_num_accepted_tokens_total": "num_accepted_tokens",
     "quintet:steps_total": "num_steps",
+    "quintet:jump_forward_tokens_total": "num_jumped",
 }
 _WAITING = "vllm:num_requests_waiting_by_reason"
 _SLEEP = ("awake", "weights_offloaded", "discard_all")  # by level

@@ -170,7 +170,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"name": "f", "input_schema": []}]}, "tools[0].input_schema"),
     ({"tool_choice": {"type": "any"}}, "no tools"),
     ({"thinking": {"type": "off"}}, "thinking.type"),
-    ({"output_config": {"effort": "high"}}, "cannot be set"),
+    ({"output_config": {"effort": "huge"}}, "output_config.effort"),
     ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema must be a JSON schema"),
     ({"output_format": {"type": "yaml"}}, "output_format.type"),
     ({"container": "c"}, "no code"),

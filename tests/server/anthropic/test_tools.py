@@ -1,5 +1,6 @@
 """Calls and thoughts in messages: the bundled model, a server as users start it, and Anthropic's client."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,7 +26,9 @@ THINK: Any = {"type": "enabled", "budget_tokens": 1024}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with Server("--device", "cpu", "--max-model-len", "512", "--num-pages", "200") as made:
+    bare = '{"disable_any_whitespace": true}'  # which the model would else write on and on
+    size = ("--max-model-len", "512", "--num-pages", "200")
+    with Server("--device", "cpu", "--structured-outputs-config", bare, *size) as made:
         yield made
 
 
@@ -76,6 +79,36 @@ def test_a_strict_tool_is_called_as_its_schema_says(claude: anthropic.Anthropic)
     rome = {**SCHEMA, "properties": {"city": {"enum": ["Rome"]}}}
     [call] = ask(claude, PARIS, tools=[{**WEATHER, "input_schema": rome, "strict": True}]).content
     assert call.type == "tool_use" and call.input == {"city": "Rome"}
+
+
+def test_a_budget_ends_a_thought(claude: anthropic.Anthropic) -> None:
+    free = ask(claude, SUM, thinking=THINK).content[0]
+    short = ask(claude, SUM, thinking={"type": "enabled", "budget_tokens": 4}).content
+    assert free.type == short[0].type == "thinking"
+    assert free.thinking.startswith(short[0].thinking) and len(short[0].thinking) < len(free.thinking)
+    assert [each.type for each in short] == ["thinking", "text"]
+
+
+def test_thoughts_that_are_not_to_be_shown_are_not(claude: anthropic.Anthropic) -> None:
+    shown: Any = {**THINK, "display": "summarized"}
+    omitted: Any = {**THINK, "display": "omitted"}
+    both = [ask(claude, SUM, thinking=each) for each in (shown, omitted)]
+    assert [each.type for each in both[0].content] == ["thinking", "text"]
+    assert [each.type for each in both[1].content] == ["text"] and both[1].content[0] == both[0].content[1]
+    assert both[0].usage.output_tokens == both[1].usage.output_tokens
+
+
+def test_a_shape_comes_behind_a_thought(claude: anthropic.Anthropic) -> None:
+    city: Any = {
+        "type": "object",
+        "properties": {"a": {"enum": [1, 2]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    form: Any = {"format": {"type": "json_schema", "schema": city}, "effort": "low"}
+    thought, text = ask(claude, SUM, thinking=THINK, output_config=form, max_tokens=400).content
+    assert thought.type == "thinking" and thought.thinking and text.type == "text"
+    jsonschema.validate(json.loads(text.text), city)
 
 
 def test_a_thought_is_a_block_streamed_or_not_and_may_be_sent_back(claude: anthropic.Anthropic) -> None:

@@ -146,6 +146,23 @@ class Fake:
         await reply.end()
         return True
 
+    async def _calls(self, asked: Asked, reply: Reply) -> bool:
+        """Thinks, and calls add(1, 2) until it has a result, then says it; forever, if it is asked so."""
+        told = [each["content"] for each in asked.body["messages"] if each["role"] == "tool"]
+        reply.begin()
+        if told and "forever" not in asked.body["messages"][0]["content"]:
+            await reply.event(_chunk({"delta": {"content": f"It is {told[-1]}."}}, "stop"))
+            await reply.end()
+            return True
+        begin = {"index": 0, "id": "c1", "type": "function", "function": {"name": "add", "arguments": ""}}
+        await reply.event(_chunk({"delta": {"reasoning_content": "Hm."}}))
+        await reply.event(_chunk({"delta": {"tool_calls": [begin]}}))
+        for text in ('{"a": 1,', ' "b": 2}'):
+            await reply.event(_chunk({"delta": {"tool_calls": [{"index": 0, "function": {"arguments": text}}]}}))
+        await reply.event(_chunk({"delta": {}}, "tool_calls"))
+        await reply.end()
+        return True
+
     async def _other(self, asked: Asked, reply: Reply) -> bool:
         return await self._echo(asked, reply)
 

@@ -8,16 +8,20 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from quintet.config import Environment, read_environment
+from quintet.parsers.messages import Heard
 from quintet.server import cli
 from quintet.server.clients import errors, target
+from quintet.server.clients.deltas import Deltas
 from quintet.server.clients.remote import Remote, Speed
 from quintet.server.clients.target import Target, server_url
-from quintet.server.commands.chat import Talk
+from quintet.server.commands._talk import Talk
+from quintet.server.user_tools.permission import REFUSED
 from tests.server.clients.conftest import KEY, Fake
 
 
@@ -218,8 +222,8 @@ def test_a_message_that_fails_is_taken_back(
 
 def test_ctrl_c_ends_the_answer_at_the_server_too(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
     class Impatient(Remote):
-        def stream_chat(self, messages: Any, params: Any) -> Iterator[Any]:
-            with contextlib.closing(super().stream_chat(messages, params)) as outputs:
+        def stream_chat(self, messages: Any, params: Any, **template: Any) -> Iterator[Any]:
+            with contextlib.closing(super().stream_chat(messages, params, **template)) as outputs:
                 yield next(outputs)
                 raise KeyboardInterrupt
 
@@ -229,6 +233,75 @@ def test_ctrl_c_ends_the_answer_at_the_server_too(fake: Fake, capsys: pytest.Cap
     assert talk.messages[-1] == {"role": "assistant", "content": "one"}
     assert "[stopped]" in capsys.readouterr().out
     assert fake.gone.wait(60)
+
+
+ADD = 'def add(a: int, b: int) -> int:\n    "Adds."\n    return a + b\n'
+
+
+@pytest.mark.parametrize(("allow", "told"), [(["--allow-tool", "add"], "3"), ([], REFUSED)])
+def test_calls_that_are_allowed_run_until_there_is_an_answer(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    allow: list[str], told: str,
+) -> None:  # fmt: skip
+    (tmp_path / "mine.py").write_text(ADD)
+    typed(monkeypatch, "1 + 2?\n")
+    words = ["chat", "--url", fake.url, "--model", "calls", "--tools", str(tmp_path / "mine.py")]
+    assert cli.main([*words, *allow]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == f"It is {told}.\n"
+    assert 'Hm.\ncall: add {"a": 1, "b": 2}\n' in captured.err
+    first, second = fake.bodies()
+    assert first["tools"][0]["function"]["name"] == "add"
+    _, said, result = second["messages"]
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
+    assert said == {"role": "assistant", "content": None, "reasoning": "Hm.", "tool_calls": [call]}
+    assert result == {"role": "tool", "tool_call_id": "c1", "content": told}
+
+
+def test_calls_without_end_are_ended(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(ADD)
+    typed(monkeypatch, "forever\n")
+    words = ["chat", "--url", fake.url, "--model", "calls", "--tools", str(tmp_path / "mine.py")]
+    assert cli.main([*words, "--allow-tool", "add", "--max-tool-rounds", "3", "-q"]) == 0
+    assert len(fake.bodies()) == 3 and "stopped after 3 rounds of calls" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--allow-tool", "f"], "--allow-tool has no effect without --tools"),
+        (["--tools", "/nowhere.py"], "--tools /nowhere.py: "),
+        (["--max-tool-rounds", "0"], "--max-tool-rounds must be 1 or more"),
+        (["--chat-template-kwargs", "[1]"], "--chat-template-kwargs must be a JSON object"),
+        (["--chat-template-kwargs", "{"], "--chat-template-kwargs must be a JSON object"),
+        (["--tool-call-parser", "hermes"], "--tool-call-parser has no effect with a server"),
+    ],
+)
+def test_wrong_tools_are_refused_at_once(
+    fake: Fake, words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["chat", "--url", fake.url, "--model", "calls", *words]) == 1
+    assert says in capsys.readouterr().err and not fake.asked
+
+
+@pytest.mark.parametrize(
+    ("parts", "found"),
+    [
+        ([[{"function": {"name": "f", "arguments": {"a": 1}}, "id": "x"}, {"function": {"name": "g"}}]],
+         [("f", '{"a": 1}', "x"), ("g", "", None)]),
+        ([[{"index": 4, "function": {"name": "f"}}], [{"index": 4, "function": {"arguments": "{}"}}]],
+         [("f", "{}", None)]),
+    ],
+)  # fmt: skip
+def test_calls_of_servers_that_number_otherwise(parts: Any, found: Any) -> None:
+    deltas, heard = Deltas(), Heard()
+    for each in parts:
+        heard.take(deltas.events({"tool_calls": each}, ended=False))
+    heard.take(deltas.events({}, ended=True))
+    assert [(each.name, each.arguments, each.id) for each in heard.calls] == found
+    assert all(each.complete for each in heard.calls)
 
 
 def test_engine_flags_are_refused_beside_a_server(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:

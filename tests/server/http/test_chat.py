@@ -131,7 +131,7 @@ async def test_a_template_is_taken_from_trusted_requests_alone() -> None:
         ({"audio": {}}, "audio", "text alone"),
         ({"documents": [{}]}, "documents", "messages"),
         ({"functions": [{}]}, "functions", "called tools"),
-        ({"reasoning_effort": "low"}, "reasoning_effort", "chat_template_kwargs"),
+        ({"reasoning_effort": "huge"}, "reasoning_effort", "xhigh"),
         ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "at most 20"),
         ({"logprobs": 5}, "logprobs", "boolean"),

@@ -21,12 +21,14 @@ FIELDS: dict[str, type[Body]] = {
 }
 WORDS = [
     "", "user", "assistant", "system", "text", "input_text", "output_text", "message", "auto", "none", "disabled", "Hi",
-    "ephemeral", "resp_w0_1", "resp_w9_1_2", "\x00", "é" * 50, "x" * 5000, "<|end|>", "\u202e", "{{ 7 * 7 }}",
+    "ephemeral", "function", "function_call", "reasoning", "allowed_tools", "required", "{}",
+    "resp_w0_1", "resp_w9_1_2", "\x00", "é" * 50, "x" * 5000, "<|end|>", "\u202e", "{{ 7 * 7 }}",
 ]  # fmt: skip
 NUMBERS = [0, 1, -1, 2, 0.5, 1.5, 2**31, 2**63, -(2**70), 1e300, 10**400, True, False, None]
 KEYS = [
     "type", "role", "content", "text", "format", "effort", "id", "cache_control", "ttl", "annotations", "logprobs",
-    "user_id", "include_obfuscation", "refusal", "status", "x", "",
+    "user_id", "include_obfuscation", "refusal", "status", "x", "", "call_id", "name", "arguments", "output", "summary",
+    "encrypted_content", "parameters", "strict", "tools", "mode",
 ]  # fmt: skip
 
 
@@ -47,6 +49,9 @@ def talk(rng: random.Random) -> list[Any]:
         each: Any = {"role": rng.choice(["user", "assistant", "system"]), "content": rng.choice([parts, "Hi"])}
         if rng.random() < 0.3:
             each[rng.choice(KEYS)] = junk(rng)
+        elif rng.random() < 0.3:
+            made.append({"type": "function_call", "call_id": "a", "name": "f", "arguments": rng.choice(["{}", "{"])})
+            each = {"type": "function_call_output", "call_id": "a", "output": rng.choice([parts, "Hi", ""])}
         made.append(each if rng.random() < 0.9 else junk(rng))
     return made
 

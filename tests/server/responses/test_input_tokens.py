@@ -62,7 +62,7 @@ async def test_an_input_of_any_length_is_counted_and_one_that_is_cut_as_it_is_cu
         ({"input": "Hi", "conversation": "conv_1"}, "conversation"),
         ({"input": "Hi", "personality": "friendly"}, "personality"),
         ({"input": "Hi", "previous_response_id": "resp_none"}, "previous_response_id"),
-        ({"input": "Hi", "tools": [{"type": "function", "name": "f"}]}, "tools"),
+        ({"input": "Hi", "tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"input": "Hi", "text": {"verbosity": "low"}}, "text.verbosity"),
         ({"input": "Hi", "inputs": 1}, "inputs"),
         ({"input": "Hi", "stream": True}, "stream"),

@@ -5,9 +5,10 @@ from typing import Any, NamedTuple
 
 from quintet.engine.checks import kind_of, list_of, object_of, one_of, refuse_fields, text_of
 from quintet.engine.prompts import Prompt
+from quintet.engine.thinking import may_think, read_thinking, variables
 from quintet.sampling_params import ParameterError, SamplingParams
 from quintet.server.http.anthropic.request import MessageBody, check_cache_control
-from quintet.server.http.anthropic.tools import for_template, variables
+from quintet.server.http.anthropic.tools import for_template
 from quintet.server.http.errors import ApiError
 from quintet.server.http.prompts import beside, chat_prompt, template_text
 from quintet.server.http.protocol.chat import TemplateFields
@@ -33,6 +34,7 @@ class Conversation(NamedTuple):
 
     messages: list[dict[str, Any]]
     prefilled: bool  # the model goes on with the last one
+    thinks: bool = True  # whether the template leaves the model free to
 
     @property
     def calls(self) -> int:
@@ -46,11 +48,13 @@ async def render(
     """The prompt (without params, of any length), and what it is made of."""
     conversation = await beside(service, body.size, lambda: read_messages(body), "messages")
     template = template_text(service)
+    told = variables(template, read_thinking(body.thinking, "thinking").on, (body.output_config or {}).get("effort"))
+    conversation = conversation._replace(thinks=may_think(template, told))
     fields = TemplateFields.model_validate(
         {
             "continue_final_message": conversation.prefilled,
             "tools": for_template(body) or None,
-            "chat_template_kwargs": variables(body, template) or None,
+            "chat_template_kwargs": told or None,
         }
     )
     try:

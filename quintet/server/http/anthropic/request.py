@@ -6,8 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, WithJsonSchema
 
 from quintet.engine.checks import object_of, one_of
+from quintet.engine.thinking import read_effort, read_thinking
 from quintet.engine.tools import MAX_TOOLS
-from quintet.sampling_params import ParameterError
 from quintet.server.http.bodies import Body, Lacking
 
 _TEXT = {
@@ -50,7 +50,8 @@ class MessageBody(Body):
     )
     thinking: Annotated[Any, WithJsonSchema(_OBJECT)] = Field(
         None,
-        description='{"type": "enabled"}: the model thinks, where its template can say so; disabled: it does not',
+        description='{"type": "enabled", "budget_tokens": 2000}: the model thinks, where its template can say so, so '
+        "many tokens at most; disabled: it does not",
     )
     tools: list[dict[str, Any]] | None = Field(
         None, max_length=MAX_TOOLS, fail_fast=True, description="functions that the model may call"
@@ -59,7 +60,7 @@ class MessageBody(Body):
         None, description='{"type": "auto"} (where there are tools), any, none, or {"type": "tool", "name": ...}'
     )
     output_config: Annotated[Any, WithJsonSchema(_OBJECT)] = Field(
-        None, description='{"format": {"type": "json_schema", "schema": {...}}}'
+        None, description='{"format": {"type": "json_schema", "schema": {...}}, "effort": "low"}'
     )
     output_format: Annotated[Any, WithJsonSchema(_OBJECT)] = Field(None, description="output_config.format of before")
     user_profile_id: str | None = Field(None, description="accepted, not used")
@@ -105,11 +106,10 @@ def check(body: MessageBody) -> None:
     check_cache_control(body.cache_control, "cache_control")
     if body.output_config is not None:
         object_of(body.output_config, "output_config", ("format", "effort"))
-        if body.output_config.get("effort") is not None:
-            raise ParameterError("output_config.effort", "is not served: how much a model reasons cannot be set")
+        read_effort(body.output_config.get("effort"), "output_config.effort")
     if body.thinking is not None:
         object_of(body.thinking, "thinking", ("type", "budget_tokens", "display"))
-        one_of(body.thinking.get("type"), "thinking.type", ("disabled", "enabled", "adaptive", "between_tools"))
+    read_thinking(body.thinking, "thinking")
 
 
 def check_cache_control(given: Any, where: str) -> None:

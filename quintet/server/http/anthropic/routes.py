@@ -9,6 +9,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from quintet.engine.speech import Speech
+from quintet.engine.thinking import read_thinking
 from quintet.engine.tools import Manner
 from quintet.outputs import RequestOutput
 from quintet.sampling_params import RequestOutputKind, SamplingParams
@@ -32,6 +33,8 @@ from quintet.server.http.tally import tally_of
 from quintet.server.http.tools import check_tools, listen
 
 _SAME = ("max_tokens", "temperature", "top_p", "top_k", "seed")  # names that SamplingParams has too
+
+_BUDGET = {"thinking_token_budget": "thinking.budget_tokens"}
 
 
 class AnthropicRoute(APIRoute):
@@ -69,7 +72,8 @@ async def create_message(http: HttpRequest) -> Response:
     check_tools(service, wanted, form[0] is not None)
     grammar = await shape(service, params, *form)
     prompt, conversation = await render(service, body, params, body.cache_salt)
-    manner = Manner(parallel(body), conversation.calls, continues=conversation.prefilled)
+    shown = read_thinking(body.thinking, "thinking").shown
+    manner = Manner(parallel(body), conversation.calls, shown, conversation.prefilled, conversation.thinks)
     listening, grammar = await listen(service, params, wanted, prompt, grammar, manner)
     asks = [Ask(prompt, params, body.priority or 0, grammar)]
     tally = tally_of(http)
@@ -121,5 +125,7 @@ def _format(body: CreateMessage) -> tuple[Any, str]:
 def _params(service: Service, body: CreateMessage) -> SamplingParams:
     fields: dict[str, Any] = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
     fields["stop"] = body.stop_sequences
+    if service.parsers.reasoning is not None:  # else there are no thoughts that might be too long
+        fields["thinking_token_budget"] = read_thinking(body.thinking, "thinking").budget
     fields["output_kind"] = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
-    return checked_params(service, fields, {"stop": "stop_sequences"})
+    return checked_params(service, fields, {"stop": "stop_sequences", **_BUDGET})

@@ -1,9 +1,8 @@
-"""Anthropic's tools, their choice and thinking, as chat templates and the splitter take them."""
+"""Anthropic's tools and their choice, as chat templates and the splitter take them."""
 
 from typing import Any
 
 from quintet.engine.checks import flag_of, kind_of, one_of, refuse_fields
-from quintet.engine.template import template_variables
 from quintet.engine.tools import MAX_NAME, Wanted
 from quintet.parsers import Tool
 from quintet.sampling_params import ParameterError
@@ -20,7 +19,6 @@ _KEYS = (
     "eager_input_streaming",
 )
 _CHOICES = ("auto", "any", "tool", "none")
-_THINKS = ("enable_thinking", "thinking")  # variables by which templates are told to let the model think, or not to
 
 
 def read_tools(body: MessageBody) -> Wanted:
@@ -53,14 +51,6 @@ def for_template(body: MessageBody) -> list[dict[str, Any]]:
         }}
         for each in body.tools or ()
     ]  # fmt: skip
-
-
-def variables(body: MessageBody, template: str) -> dict[str, Any]:
-    """For a template that lets the model think when it is told to."""
-    if body.thinking is None:
-        return {}
-    thinks, known = body.thinking.get("type") != "disabled", template_variables(template)
-    return {name: thinks for name in _THINKS if name in known}
 
 
 def _tool(given: Any, where: str) -> Tool:

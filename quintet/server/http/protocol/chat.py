@@ -74,7 +74,6 @@ CHAT_LACKING: dict[str, Lacking] = {
     "function_call": Lacking(_CALLS, ("none",)),
     "prediction": Lacking("there is no predicted output; leave it out"),
     "web_search_options": Lacking("the model searches nothing; leave it out"),
-    "reasoning_effort": Lacking("templates that know it read it from chat_template_kwargs", ("none",)),
     "verbosity": Lacking("say in the messages how long the answer should be"),
     "echo": Lacking("/v1/completions has it", (False,)),
     "best_of": Lacking("use n", (1,)),
@@ -99,6 +98,13 @@ class ChatRequest(TemplateFields, SamplingBody):
         description='"auto" (where there are tools), "none", "required", or one by name: {"type": "function", ...}',
     )
     parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
+    reasoning_effort: str | None = Field(
+        None,
+        description="how much the model thinks, for templates that read it; none: not at all, if they can say so",
+    )
+    thinking: Annotated[Any, WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "boolean"}, {"type": "null"}]})] = (
+        Field(None, description='whether the model thinks, as {"type": "enabled", "budget_tokens": 100}, or disabled')
+    )
     include_reasoning: bool | None = Field(None, description="false: thoughts are left out of the answer")
     prompt_cache_key: str | None = Field(None, description="accepted, not used; cache_salt keeps caches apart")
     safety_identifier: str | None = Field(None, description="accepted, not used")

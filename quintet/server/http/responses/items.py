@@ -1,6 +1,6 @@
-"""The items of a request's input, checked, and the messages that they stand for."""
+"""The items of a request's input, checked."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from quintet.engine.checks import kind_of, list_of, object_of, one_of, refuse_fields, text_of
@@ -8,6 +8,7 @@ from quintet.sampling_params import ParameterError
 from quintet.server.http.ids import new_id
 from quintet.server.http.responses.references import References, is_reference
 from quintet.server.http.responses.shapes import Item
+from quintet.server.http.responses.tool_items import read_call, read_output, read_thought
 
 ROLES = ("user", "assistant", "system", "developer")
 _ITEM_KEYS = ("type", "id", "role", "content", "status", "phase")
@@ -22,11 +23,11 @@ _REASONS = {
     "input_image": _NO_MEDIA,
     "input_file": _NO_MEDIA,
     "input_audio": _NO_MEDIA,
-    "reasoning": "reasoning is part of the answer here; leave the item out",
     "compaction": "this server compacts no conversations",
     "compaction_trigger": "this server compacts no conversations",
 }
 _OF_TOOLS = ("_call", "_call_output", "_search_output", "_tools", "_approval_request", "_approval_response")
+_OTHERS = ("function_call", "function_call_output", "reasoning", "item_reference")
 
 
 def read_input(given: Any, references: References) -> list[Item]:
@@ -38,20 +39,15 @@ def read_input(given: Any, references: References) -> list[Item]:
     return [references.item(item, where) if is_reference(item) else _read_item(item, where) for item, where in places]
 
 
-def as_messages(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """For a chat template."""
-    return [
-        {
-            "role": item["role"],
-            "content": [{"type": "text", "text": part[_PARTS[part["type"]]]} for part in item["content"]],
-        }
-        for item in items
-    ]
-
-
 def _read_item(item: Any, where: str) -> Item:
     if isinstance(item, dict) and "type" in item:
-        _check_type(item["type"], where, ("message", "item_reference"))
+        match _check_type(item["type"], where, ("message", *_OTHERS)):
+            case "function_call":
+                return read_call(item, where)
+            case "function_call_output":
+                return read_output(item, where, lambda part, at: _read_part(part, "tool", at))
+            case "reasoning":
+                return read_thought(item, where)
     item = object_of(item, where, _ITEM_KEYS)
     role = one_of(item.get("role"), f"{where}.role", ROLES)
     content = item.get("content")
@@ -88,8 +84,8 @@ def _check_type(given: Any, where: str, known: Sequence[str]) -> str:
     """The type, if it is served; else the reason why it is not, or the nearest name."""
     kind = text_of(given, f"{where}.type")
     why = _REASONS.get(kind)
-    if kind.endswith(_OF_TOOLS):
-        why = "this server calls no tools"
+    if kind not in known and kind.endswith(_OF_TOOLS):
+        why = "this server runs no tools; give a function_call and its function_call_output"
     if why is not None:
         raise ParameterError(where, f"is of type {kind[:80]}, which is not served: {why}")
     return one_of(kind, f"{where}.type", known)

@@ -1,29 +1,32 @@
 """From the body of a response to what the engine is asked: the conversation so far, and its prompt."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from quintet.engine.prompts import Prompt
+from quintet.engine.speech import Listening
+from quintet.engine.tools import Manner, Wanted
 from quintet.sampling_params import ParameterError, RequestOutputKind, SamplingParams
 from quintet.server.http.calls import Ask
 from quintet.server.http.errors import ApiError
 from quintet.server.http.prompts import beside, chat_prompt
-from quintet.server.http.protocol.chat import TemplateFields
-from quintet.server.http.responses.items import as_messages, read_input
+from quintet.server.http.responses.items import read_input
+from quintet.server.http.responses.messages import Message, as_messages, count_calls
 from quintet.server.http.responses.references import References, without_logprobs
 from quintet.server.http.responses.request import SAMPLING, CountInput, CreateResponse, wants_logprobs
 from quintet.server.http.responses.shapes import Item
 from quintet.server.http.responses.store import Store, Stored
+from quintet.server.http.responses.tool_items import check_outputs
+from quintet.server.http.responses.tools import blamed, read_tools, template_fields
 from quintet.server.http.sampling import checked_params
 from quintet.server.http.service import Service
 from quintet.server.http.shape import of_format, shape
+from quintet.server.http.tools import check_tools, listen
 
 _TOO_LONG = "context_length_exceeded"
 _ROOM = 4  # a conversation is cut so that a quarter of the context is left for the answer, if not told how much
-
-Message = dict[str, Any]
 
 
 class Plan(NamedTuple):
@@ -31,12 +34,14 @@ class Plan(NamedTuple):
 
     said: "Said"
     ask: Ask
+    listening: Listening  # how its answer is taken apart
 
 
 class Said(NamedTuple):
     """What was said before an answer."""
 
     items: list[Item]
+    messages: list[Message]  # what they are to a chat template
     new_ids: tuple[str, ...]  # of the items that came with this request
     size: int  # bytes of JSON that it was read from
 
@@ -44,18 +49,34 @@ class Said(NamedTuple):
 async def make_plan(service: Service, store: Store, body: CreateResponse, owner: str) -> Plan:
     """Goes on with responses of that owner alone. Raises ApiError or ParameterError that blames a field."""
     params = _params(service, body)
-    grammar = await shape(service, params, of_format((body.text or {}).get("format"), "text.format"), "text.format")
+    form = of_format((body.text or {}).get("format"), "text.format")
+    wanted = _tools(service, body, form is not None)
+    grammar = await shape(service, params, form, "text.format")
     said = await _said(service, store, body, owner)
-    conversation = _Conversation(service, body.truncation, params, said.size, body.cache_salt)
-    prompt = await conversation.prompt(_head(body), as_messages(said.items))
-    return Plan(said, Ask(prompt, params, body.priority or 0, grammar))
+    conversation = _Conversation(service, body, params, said.size, body.cache_salt)
+    prompt = await conversation.prompt(_head(body), said.messages)
+    manner = Manner(body.parallel_tool_calls is not False, count_calls(said.messages))
+    try:
+        listening, grammar = await listen(service, params, wanted, prompt, grammar, manner)
+    except ApiError as error:
+        raise await blamed(service, wanted, body.tools or (), error) from None
+    return Plan(said, Ask(prompt, params, body.priority or 0, grammar), listening)
+
+
+def _tools(service: Service, body: CreateResponse, shaped: bool) -> Wanted:
+    wanted = read_tools(body.tools, body.tool_choice)
+    if wanted.forced and shaped:
+        raise ParameterError("tool_choice", "asks for calls, and text.format for another answer; leave one of them out")
+    check_tools(service, wanted, shaped)
+    return wanted
 
 
 async def count_input(service: Service, store: Store, body: CountInput, owner: str) -> int:
     """Tokens of the prompt of such a response, of any length; what `truncation: "auto"` drops is not counted."""
+    read_tools(body.tools, body.tool_choice)
     said = await _said(service, store, body, owner)
-    conversation = _Conversation(service, body.truncation, checked_params(service, {}, {}), said.size)
-    head, messages = _head(body), as_messages(said.items)
+    conversation = _Conversation(service, body, checked_params(service, {}, {}), said.size)
+    head, messages = _head(body), said.messages
     if body.truncation == "auto":
         return len((await conversation.prompt(head, messages)).token_ids)
     return len((await conversation.whole([*head, *messages])).token_ids)
@@ -67,17 +88,19 @@ async def _said(service: Service, store: Store, body: CreateResponse | CountInpu
     references = References(body.input, store, owner, most)
     size = body.size + (0 if stored is None else min(len(stored.items) + len(stored.response), most)) + references.size
 
-    def read() -> tuple[list[Item], list[Item]]:
+    def read() -> Said:
         references.read()
         lacks = isinstance(body, CountInput) and body.input is None
         new = [] if lacks else read_input(body.input, references)
-        items = [*_earlier(stored), *new]
+        earlier = _earlier(stored)
+        check_outputs(earlier, new)
+        items = [*earlier, *new]
         if stored is not None or references.size:
             _check_size(items, most, "input" if stored is None else "previous_response_id")
-        return items, new
+        new_ids = tuple(item["id"] for item in new if not references.names(item))
+        return Said(items, as_messages(items), new_ids, size)
 
-    items, new = await beside(service, size, read, "input")
-    return Said(items, tuple(item["id"] for item in new if not references.names(item)), size)
+    return await beside(service, size, read, "input")
 
 
 def _head(body: CreateResponse | CountInput) -> list[Message]:
@@ -131,9 +154,21 @@ class _Conversation:
     """Renders a conversation; one that is too long loses its oldest messages, if the request allows that."""
 
     def __init__(
-        self, service: Service, truncation: str | None, params: SamplingParams, size: int, salt: str | None = None
+        self,
+        service: Service,
+        body: CreateResponse | CountInput,
+        params: SamplingParams,
+        size: int,
+        salt: str | None = None,
     ) -> None:
-        self._service, self._truncation, self._params, self._size, self._salt = service, truncation, params, size, salt
+        self._service, self._truncation, self._params, self._size, self._salt = (
+            service,
+            body.truncation,
+            params,
+            size,
+            salt,
+        )
+        self._fields = template_fields(service, body)
         limit = service.backend.served.max_model_len
         tokenizer = service.backend.tokenizer
         self._chars = None if tokenizer is None else tokenizer.max_chars_per_token
@@ -174,7 +209,7 @@ class _Conversation:
         """Messages of a user with which the rest may begin: those before the first are too long without a look."""
         starts, size = [], 0
         for place in range(len(messages) - 1, front, -1):
-            size += sum(len(part["text"]) for part in messages[place]["content"])
+            size += sum(len(part["text"]) for part in messages[place].get("content", ()))
             if self._chars is not None and size > self._chars * self._most:
                 break
             if messages[place]["role"] == "user":
@@ -186,7 +221,7 @@ class _Conversation:
         try:
             return await chat_prompt(
                 self._service,
-                TemplateFields.model_validate({}),
+                self._fields,
                 list(messages),
                 self._size,
                 params,

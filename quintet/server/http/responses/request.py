@@ -1,60 +1,37 @@
-"""The body of POST /v1/responses: its fields, what is not served and why, and what the response repeats of it."""
+"""The body of POST /v1/responses: its fields, and what is not served and why."""
 
-import time
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, create_model
 
 from quintet.engine.checks import object_of, one_of
-from quintet.sampling_params import ParameterError, SamplingParams
+from quintet.engine.tools import MAX_TOOLS
+from quintet.sampling_params import ParameterError
 from quintet.server.http.bodies import Body, Lacking
 from quintet.server.http.protocol.sampling import SAMPLING_FIELDS, SamplingBody
-from quintet.server.http.responses.shapes import ResponseObject
+from quintet.server.http.responses.input_schema import INPUT
 
 LOGPROBS = "message.output_text.logprobs"
-# What a client may ask to see. All but one of them belong to things that no response has here.
+SEALED = "reasoning.encrypted_content"
+# What a client may ask to see. All but two of them belong to things that no response has here.
 _INCLUDES = (
     LOGPROBS,
+    SEALED,
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
     "file_search_call.results",
     "message.input_image.image_url",
-    "reasoning.encrypted_content",
     "web_search_call.action.sources",
     "web_search_call.results",
 )
 _NOT_HERE = ("n", "prompt_logprobs", "truncate_prompt_tokens")  # a response is one answer; `truncation` cuts
 SAMPLING = tuple(name for name in SAMPLING_FIELDS if name not in _NOT_HERE)
 
-_MESSAGE = {
-    "type": "object",
-    "properties": {
-        "type": {"type": "string", "enum": ["message"]},
-        "role": {"type": "string", "enum": ["user", "assistant", "system", "developer"]},
-        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
-    },
-    "required": ["role", "content"],
-}
-_REFERENCE = {
-    "type": "object",
-    "properties": {"type": {"type": "string", "enum": ["item_reference"]}, "id": {"type": "string"}},
-    "required": ["type", "id"],
-    "additionalProperties": False,
-}
-_INPUT: dict[str, Any] = {
-    "anyOf": [
-        {"type": "string"},
-        {
-            "type": "array",
-            "minItems": 1,
-            "items": {"anyOf": [_MESSAGE, _REFERENCE]},
-        },
-    ]
-}
 _OBJECT = {"anyOf": [{"type": "object"}, {"type": "null"}]}
 _METADATA = 16  # entries, as OpenAI has it
-_NO_TOOLS = "no tools are called by this server"
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_SUMMARIES = ("auto", "concise", "detailed")
 
 _SHARED = (*SAMPLING, "model", "stream", "user", "priority", "cache_salt")  # with other completions
 _fields: Any = {name: (SamplingBody.model_fields[name].annotation, SamplingBody.model_fields[name]) for name in _SHARED}
@@ -77,10 +54,12 @@ class StreamOptions(Body):
 class CreateResponse(_Shared):
     """OpenAI's, with vLLM's additions for sampling."""
 
-    input: Annotated[Any, WithJsonSchema(_INPUT)] = Field(description="text, or a list of messages")
+    input: Annotated[Any, WithJsonSchema(INPUT)] = Field(description="text, or a list of messages")
     instructions: str | None = Field(None, description="a system message before all others, for this response alone")
     max_output_tokens: int | None = Field(None, description="most tokens of output")
-    include: list[str] | None = Field(None, max_length=16, fail_fast=True, description=f"{LOGPROBS} is served")
+    include: list[str] | None = Field(
+        None, max_length=16, fail_fast=True, description=f"{LOGPROBS} and {SEALED} are served"
+    )
     top_logprobs: int | None = Field(None, description="likeliest tokens to report at each position; needs include")
     stream_options: StreamOptions | None = None
     store: bool | None = Field(None, description="keep the response, so that it can be fetched and continued (true)")
@@ -98,17 +77,26 @@ class CreateResponse(_Shared):
     text: Annotated[Any, WithJsonSchema(_OBJECT)] = Field(
         None, description='{"format": ...}: text, json_object, or json_schema'
     )
-    reasoning: Annotated[Any, WithJsonSchema(_OBJECT)] = Field(None, description="accepted where it asks for nothing")
-    parallel_tool_calls: bool | None = Field(None, description="accepted, not used")
-    max_tool_calls: int | None = Field(None, ge=0, le=2**31 - 1, description="accepted, not used")
+    reasoning: Annotated[Any, WithJsonSchema(_OBJECT)] = Field(
+        None, description='{"effort": ...}, where the chat template can be told; a summary is never made'
+    )
+    tools: list[dict[str, Any]] | None = Field(
+        None, max_length=MAX_TOOLS, fail_fast=True,
+        description='functions that the model may call: {"type": "function", "name": ..., "parameters": ...}',
+    )  # fmt: skip
+    tool_choice: Any = Field(
+        None, description='"auto" (where there are tools), "none", "required", or an object of type function or '
+        "allowed_tools",
+    )  # fmt: skip
+    parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
+    max_tool_calls: int | None = Field(None, ge=0, le=2**31 - 1, description="of tools that the server runs; not used")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables that the chat template reads")
     prompt_cache_key: str | None = Field(None, description="accepted, not used; cache_salt keeps caches apart")
     prompt_cache_retention: Literal["in_memory", "24h"] | None = Field(None, description="accepted, not used")
     safety_identifier: str | None = Field(None, description="accepted, not used")
     service_tier: str | None = Field(None, description="accepted, not used: there is one")
 
     lacking: ClassVar[Mapping[str, Lacking]] = {
-        "tools": Lacking(_NO_TOOLS, ([],)),
-        "tool_choice": Lacking(_NO_TOOLS, ("none", "auto")),
         "conversation": Lacking("conversations are not kept as such; use previous_response_id"),
         "prompt": Lacking("prompt templates are not kept; send the text"),
         "context_management": Lacking("conversations are not compacted; truncation drops the oldest messages", ([],)),
@@ -124,7 +112,18 @@ class CreateResponse(_Shared):
     }
 
 
-_COUNTED = ("model", "instructions", "previous_response_id", "truncation", "text", "reasoning", "parallel_tool_calls")
+_COUNTED = (
+    "model",
+    "instructions",
+    "previous_response_id",
+    "truncation",
+    "text",
+    "reasoning",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "chat_template_kwargs",
+)
 _counted: Any = {
     name: (CreateResponse.model_fields[name].annotation, CreateResponse.model_fields[name]) for name in _COUNTED
 }
@@ -134,12 +133,12 @@ _Counted: Any = create_model("_Counted", __base__=Body, **_counted)
 class CountInput(_Counted):
     """What of a response's request settles its input."""
 
-    input: Annotated[Any, WithJsonSchema({"anyOf": [*_INPUT["anyOf"], {"type": "null"}]})] = Field(
+    input: Annotated[Any, WithJsonSchema({"anyOf": [*INPUT["anyOf"], {"type": "null"}]})] = Field(
         None, description="text, or a list of messages; may be left out beside previous_response_id"
     )
 
     lacking: ClassVar[Mapping[str, Lacking]] = {
-        **{name: CreateResponse.lacking[name] for name in ("tools", "tool_choice", "conversation")},
+        "conversation": CreateResponse.lacking["conversation"],
         "personality": Lacking("a model has one; say in instructions how it shall talk"),
     }
 
@@ -164,6 +163,11 @@ def check(body: CreateResponse) -> None:
         raise ParameterError("background", "needs the response to be stored; leave store out")
 
 
+def wants_sealed(body: CreateResponse) -> bool:
+    """Thoughts as text that means nothing to the client, but can be given back."""
+    return SEALED in (body.include or ())
+
+
 def wants_logprobs(body: CreateResponse) -> bool:
     return LOGPROBS in (body.include or ())
 
@@ -180,33 +184,9 @@ def _check_reasoning(reasoning: Any) -> None:
     if reasoning is None:
         return
     object_of(reasoning, "reasoning", ("effort", "summary", "generate_summary", "context", "mode"))
-    if reasoning.get("effort") not in (None, "none"):
-        raise ParameterError("reasoning.effort", "is not served: how much a model reasons cannot be set")
+    if reasoning.get("effort") is not None:
+        one_of(reasoning["effort"], "reasoning.effort", _EFFORTS)
+    if reasoning.get("summary") is not None:
+        one_of(reasoning["summary"], "reasoning.summary", _SUMMARIES)
     if reasoning.get("mode") not in (None, "standard"):
         raise ParameterError("reasoning.mode", "is not served: there is one way to answer")
-
-
-def begin(body: CreateResponse, params: SamplingParams, model: str, response_id: str) -> ResponseObject:
-    """The response before its answer: what the request settles."""
-    return ResponseObject(
-        id=response_id,
-        created_at=int(time.time()),
-        model=model,
-        background=bool(body.background),
-        instructions=body.instructions,
-        max_output_tokens=body.max_output_tokens,
-        max_tool_calls=body.max_tool_calls,
-        metadata=body.metadata or {},
-        parallel_tool_calls=body.parallel_tool_calls is not False,
-        previous_response_id=body.previous_response_id,
-        prompt_cache_key=body.prompt_cache_key,
-        safety_identifier=body.safety_identifier,
-        store=body.store is not False,
-        temperature=params.temperature,
-        text={"format": (body.text or {}).get("format") or {"type": "text"}},
-        top_logprobs=body.top_logprobs or 0,
-        top_p=params.top_p,
-        truncation=body.truncation or "disabled",
-        user=body.user,
-        status="queued" if body.background else "in_progress",
-    )

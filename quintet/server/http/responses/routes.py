@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 
+from quintet.engine.speech import Speech
 from quintet.outputs import RequestOutput
 from quintet.sampling_params import ParameterError, SamplingParams
 from quintet.server.http.answers import json_response, service_of, stream_response, whole_response
@@ -18,9 +19,10 @@ from quintet.server.http.errors import ApiError
 from quintet.server.http.logprobs import Writer
 from quintet.server.http.openapi import documented
 from quintet.server.http.responses.background import Run
+from quintet.server.http.responses.begin import begin
 from quintet.server.http.responses.plan import Plan, count_input, make_plan
 from quintet.server.http.responses.reply import Events, Reply, Score
-from quintet.server.http.responses.request import CountInput, CreateResponse, begin, check, check_count
+from quintet.server.http.responses.request import CountInput, CreateResponse, check, check_count, wants_sealed
 from quintet.server.http.responses.shapes import InputTokens, Item, ItemList, ResponseDeleted, ResponseObject
 from quintet.server.http.responses.store import Store, Stored
 from quintet.server.http.service import Service
@@ -89,7 +91,13 @@ class _Making:
         self._service, self._store, self._body, self._plan = service_of(http), store, body, plan
         service, params = self._service, plan.ask.params
         model = body.model or service.model_names[0]
-        self.reply = Reply(begin(body, params, model, store.new_id()), _score(service, params))
+        self.reply = Reply(
+            begin(body, params, model, store.new_id()),
+            Speech(plan.listening),
+            service.turns,
+            _score(service, params),
+            wants_sealed(body),
+        )
         self._events = Events(self.reply)
         self._stored: Stored | None = None
         self.tally.ask([plan.ask])
@@ -99,12 +107,15 @@ class _Making:
         if self._body.store is False:
             return
         stored = self._stored or self._begun()
+        stored.item_ids = self._item_ids()
         stored.response = encode(self.reply.object())
         self._store.put(stored)
 
     def _begun(self) -> Stored:
-        said = self._plan.said
-        return Stored(self.reply.id, self._owner, encode(said.items), item_ids=(*said.new_ids, self.reply.item_id))
+        return Stored(self.reply.id, self._owner, encode(self._plan.said.items), item_ids=self._item_ids())
+
+    def _item_ids(self) -> tuple[str, ...]:
+        return (*self._plan.said.new_ids, *self.reply.item_ids)
 
     async def whole(self, outputs: Sequence[RequestOutput]) -> ResponseObject:
         self.tally.take(0, outputs[0])

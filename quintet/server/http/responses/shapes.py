@@ -6,7 +6,7 @@ import msgspec
 
 from quintet.server.http.protocol.chat import TokenLogprob
 
-Item = dict[str, Any]  # a message of the conversation, as the API shows it
+Item = dict[str, Any]  # of the conversation, as the API shows it
 
 
 class OutputText(msgspec.Struct, kw_only=True):
@@ -18,14 +18,43 @@ class OutputText(msgspec.Struct, kw_only=True):
     logprobs: list[TokenLogprob] = []
 
 
-class OutputMessage(msgspec.Struct, kw_only=True):
-    """An answer: the one item of an output."""
+class OutputMessage(msgspec.Struct, kw_only=True, tag="message"):
+    """What the model says."""
 
     id: str
-    type: str = "message"
     status: str  # in_progress, completed or incomplete
     role: str = "assistant"
     content: list[OutputText]
+
+
+class ReasoningText(msgspec.Struct, kw_only=True):
+    """What the model thinks."""
+
+    type: str = "reasoning_text"
+    text: str
+
+
+class ReasoningItem(msgspec.Struct, kw_only=True, tag="reasoning"):
+    """A thought. `encrypted_content` says the same once more where it was asked for, see seal()."""
+
+    id: str
+    status: str  # as of a message
+    summary: list[Any] = []  # nobody summarises
+    content: list[ReasoningText]
+    encrypted_content: str | None = None
+
+
+class FunctionCall(msgspec.Struct, kw_only=True, tag="function_call"):
+    """A call. One that is incomplete was cut off, or broke: its arguments must not be acted on."""
+
+    id: str
+    status: str  # as of a message
+    call_id: str
+    name: str
+    arguments: str  # the text of a JSON object
+
+
+OutputItem = OutputMessage | ReasoningItem | FunctionCall
 
 
 class InputDetails(msgspec.Struct):
@@ -79,14 +108,14 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     parallel_tool_calls: bool
     previous_response_id: str | None
     prompt_cache_key: str | None
-    reasoning: dict[str, None] = msgspec.field(default_factory=lambda: {"effort": None, "summary": None})
+    reasoning: dict[str, str | None]
     safety_identifier: str | None
     service_tier: str = "default"
     store: bool
     temperature: float
     text: dict[str, dict[str, Any]] = msgspec.field(default_factory=lambda: {"format": {"type": "text"}})
-    tool_choice: str = "none"
-    tools: list[Any] = []
+    tool_choice: Any
+    tools: list[Any]
     top_logprobs: int
     top_p: float
     truncation: str
@@ -96,7 +125,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     completed_at: int | None = None
     error: ResponseFailure | None = None
     incomplete_details: Incomplete | None = None
-    output: list[OutputMessage] = []
+    output: list[OutputItem] = []
     usage: ResponseUsage | None = None
 
 

@@ -9,6 +9,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from quintet.engine.speech import Listening, Speech
+from quintet.engine.thinking import may_think, read_effort, read_thinking, variables
 from quintet.engine.tools import Manner, read_tools
 from quintet.outputs import CompletionOutput, RequestOutput
 from quintet.sampling_params import SamplingParams
@@ -17,7 +18,7 @@ from quintet.server.http.bodies import read_body
 from quintet.server.http.calls import Ask, Call
 from quintet.server.http.logprobs import Writer, listed
 from quintet.server.http.openapi import documented
-from quintet.server.http.prompts import chat_prompt
+from quintet.server.http.prompts import chat_prompt, template_text
 from quintet.server.http.protocol.chat import (
     AnswerMessage,
     ChatChoice,
@@ -32,7 +33,7 @@ from quintet.server.http.sampling import check_stream, refuse, sampling_params
 from quintet.server.http.service import Service
 from quintet.server.http.shape import of_body, shape
 from quintet.server.http.sse import DONE, event
-from quintet.server.http.tally import Tally, tally_of
+from quintet.server.http.tally import Tally, Usage, tally_of
 from quintet.server.http.told import delta_of, hear_all, message_of
 from quintet.server.http.tools import check_tools, listen
 
@@ -54,6 +55,7 @@ async def create_chat_completion(http: HttpRequest) -> Response:
     if wanted.mode == "none" and service.settings.exclude_tools_when_tool_choice_none:
         body.tools = None
     grammar = await shape(service, params, *form)
+    thinks = _tell_template(service, body, params)
     prompt = await chat_prompt(
         service, body, body.messages, body.size, params,
         cache_salt=body.cache_salt, add_special_tokens=body.add_special_tokens,
@@ -64,6 +66,7 @@ async def create_chat_completion(http: HttpRequest) -> Response:
         earlier,
         body.include_reasoning is not False,
         bool(body.continue_final_message),
+        thinks,
     )
     listening, grammar = await listen(service, params, wanted, prompt, grammar, manner)
     asks = [Ask(prompt, params, body.priority or 0, grammar)]
@@ -86,6 +89,19 @@ def _params(service: Service, body: ChatRequest) -> SamplingParams:
     return sampling_params(service, body, own, {"logprobs": "top_logprobs", "max_tokens": name})
 
 
+def _tell_template(service: Service, body: ChatRequest, params: SamplingParams) -> bool:
+    """Sets the variables of the chat template that say whether the model thinks, and how much -> whether it may."""
+    effort = read_effort(body.reasoning_effort, "reasoning_effort")
+    thinking = read_thinking(body.thinking, "thinking")
+    thinks = effort != "none" if thinking.on is None and effort is not None else thinking.on
+    if params.thinking_token_budget is None:
+        params.thinking_token_budget = thinking.budget
+    template = body.chat_template or template_text(service)
+    told = {**variables(template, thinks, effort), **(body.chat_template_kwargs or {})}
+    body.chat_template_kwargs = told or None
+    return may_think(template, told)
+
+
 class _Answer:
     """Builds the answer to one request, whole or in chunks."""
 
@@ -94,6 +110,8 @@ class _Answer:
     ) -> None:
         self._body, self._n, self._tally = body, params.n, tally
         self._listening, self._turns = listening, service.turns
+        # Where a call may come there is none: for some clients a text begins with it, though it be empty.
+        self._blank = "" if listening.tool is None else UNSET
         self._speeches = [Speech(listening) for _ in range(params.n)]
         self._head = Head.of(service, f"chatcmpl-{tally.request_id}", body.model).fields()
         by_id = bool(body.return_tokens_as_token_ids)
@@ -103,7 +121,7 @@ class _Answer:
         [output] = outputs
         self._tally.take(0, output)
         choices = [await self._choice(each) for each in output.outputs]
-        answer = ChatCompletion(choices=choices, usage=self._tally.usage(), **self._head)
+        answer = ChatCompletion(choices=choices, usage=self._usage(), **self._head)
         if self._body.return_token_ids:
             answer.prompt_token_ids = output.prompt_token_ids
         if self._body.prompt_logprobs is not None:
@@ -112,6 +130,7 @@ class _Answer:
 
     async def _choice(self, each: CompletionOutput) -> ChatChoice:
         speech = self._speeches[each.index]
+        speech.count(each.token_ids)
         choice = ChatChoice(
             index=each.index,
             message=AnswerMessage(each.text)
@@ -126,6 +145,11 @@ class _Answer:
             choice.token_ids = list(each.token_ids)
         return choice
 
+    def _usage(self) -> Usage:
+        thought = [speech.thought for speech in self._speeches]
+        told = [each for each in thought if each is not None]
+        return self._tally.usage(sum(told) if len(told) == len(thought) else None)
+
     async def events(self, call: Call) -> AsyncIterator[bytes]:
         options = self._body.stream_options
         usage = options is not None and bool(options.include_usage)
@@ -134,25 +158,29 @@ class _Answer:
         if self._body.return_token_ids:
             chunk.prompt_token_ids = call.asks[0].prompt.token_ids
         for index in range(self._n):
-            chunk.choices = [ChatChunkChoice(index=index, delta=Delta(role="assistant", content=""))]
+            chunk.choices = [ChatChunkChoice(index=index, delta=Delta(role="assistant", content=self._blank))]
             if steady:
-                chunk.usage = self._tally.usage()
+                chunk.usage = self._usage()
             yield event(chunk)
         chunk.prompt_token_ids = UNSET
         async for number, output in call:
             self._tally.take(number, output)
+            for each in output.outputs:
+                self._speeches[each.index].count(each.token_ids)
             if steady:
-                chunk.usage = self._tally.usage()
+                chunk.usage = self._usage()
             for each in output.outputs:  # of every step, also where the text of its tokens is held back
                 chunk.choices = [await self._part(each)]
                 yield event(chunk)
         if usage:
-            yield event(ChatChunk(choices=[], usage=self._tally.usage(), **self._head))
+            yield event(ChatChunk(choices=[], usage=self._usage(), **self._head))
         yield DONE
 
     async def _part(self, each: CompletionOutput) -> ChatChunkChoice:
         speech, ended = self._speeches[each.index], each.finish_reason is not None
-        delta = Delta(content=each.text) if self._listening.plain else delta_of(speech.hear(each.text, ended))
+        delta = (
+            Delta(content=each.text) if self._listening.plain else delta_of(speech.hear(each.text, ended), self._blank)
+        )
         choice = ChatChunkChoice(index=each.index, delta=delta, finish_reason=speech.reason(each.finish_reason))
         if each.finish_reason is not None:
             choice.stop_reason = each.stop_reason

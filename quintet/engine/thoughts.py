@@ -1,0 +1,153 @@
+"""Which tokens of an output are thought: found by the tokens that mark them, one after the other."""
+
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from quintet.config import ReasoningConfig
+from quintet.parsers import REASONING_PARSERS, ReasoningParser, detect
+
+if TYPE_CHECKING:
+    from quintet.engine.tokenizer import Tokenizer
+
+Ids = tuple[int, ...]
+UNMARKED = "nobody knows how this model marks its thoughts; name a reasoning parser (--reasoning-parser)"
+WRITTEN = "the model writes the markers of its thoughts, {}, as text and not as tokens of their own; leave it out"
+DEFAULTS = ReasoningConfig()
+OUTSIDE = -1  # of thought_of(): the prompt has begun no thought
+
+
+@dataclass(frozen=True)
+class Marks:
+    """How a model's thoughts begin and end, in tokens. Encodes with msgspec.
+
+    `forced` is what is said in the place of a thought that has become too long; it ends with an end.
+    """
+
+    opens: tuple[Ids, ...]
+    closes: tuple[Ids, ...]
+    forced: Ids
+
+
+class Thoughts(NamedTuple):
+    """Of one model."""
+
+    tokenizer: "Tokenizer"
+    parser: ReasoningParser
+    marks: Marks
+
+    def begun(self, prompt: Sequence[int]) -> int:
+        """See thought_of()."""
+        return thought_of(self.tokenizer, self.parser, self.marks, prompt)
+
+
+def find_parser(name: str | None, template: str, family: str, added: Container[str]) -> ReasoningParser | None:
+    """The one of that name ("none": none), or else the one that fits; `added` are tokens with a text of their own."""
+    name = name or detect(template, family)[1] or ("think" if "<think>" in added and "</think>" in added else "none")
+    return None if name == "none" else REASONING_PARSERS.get(name)
+
+
+def find_thoughts(
+    tokenizer: "Tokenizer | None", parser: ReasoningParser | None, config: ReasoningConfig = DEFAULTS
+) -> Thoughts | str:
+    """Why not, where thoughts cannot be told apart by their tokens."""
+    if tokenizer is None or parser is None:
+        return UNMARKED
+    marks = marks_of(tokenizer, parser, config.reasoning_start_str or "", config.reasoning_end_str or "")
+    shown = " and ".join(repr(each) for each in (*parser.opens[:1], *parser.closes[:1]))
+    return WRITTEN.format(shown) if marks is None else Thoughts(tokenizer, parser, marks)
+
+
+def marks_of(tokenizer: "Tokenizer", parser: ReasoningParser, start: str = "", end: str = "") -> Marks | None:
+    """Those that stand in the vocabulary as tokens of their own; None where the model writes them as text, which may be
+    cut into tokens in many ways.
+
+    `start` and `end` stand in the parser's place (vLLM's reasoning_start_str and reasoning_end_str); an end may have
+    words before it, which are said where one is forced.
+    """
+
+    def exact(texts: Iterable[str]) -> tuple[Ids, ...]:
+        found = (tuple(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
+        return tuple(ids for ids in found if ids and ids[0] in own)
+
+    own = set(tokenizer.added.values())
+    opens, closes = exact([start] if start else parser.opens), exact(parser.closes)
+    until = exact(parser.until)
+    forced = tuple(tokenizer.encode(end, add_special_tokens=False)) if end else (closes[0] if closes else ())
+    if not any(_place(forced, each) >= 0 for each in closes) and forced and forced[0] in own:
+        closes = (*closes, forced)
+    stops = [_place(forced, each) + len(each) for each in closes if _place(forced, each) >= 0]
+    return Marks(opens, closes + until, forced[: min(stops)]) if opens and stops else None
+
+
+def thought_of(tokenizer: "Tokenizer", parser: ReasoningParser, marks: Marks, prompt: Sequence[int]) -> int:
+    """How many tokens a prompt has of the thought that the output goes on with; OUTSIDE if of none.
+
+    A marker that the prompt speaks of does not count: behind it a turn has ended.
+    """
+    start, length = max((_last(prompt, each), len(each)) for each in marks.opens)
+    after = prompt[start + length :] if start >= 0 else ()
+    if start >= 0 and not any(i in tokenizer.special_ids for i in after):
+        over = any(_last(after, each) >= 0 for each in marks.closes)
+        return OUTSIDE if over else len(after)
+    tail = tokenizer.decode(list(prompt[-8:]), skip_special_tokens=False)
+    return 0 if parser.begins_inside(tail) else OUTSIDE
+
+
+class Walk:
+    """Goes along an output and counts what is thought, markers left out."""
+
+    def __init__(self, marks: Marks, begun: int = OUTSIDE) -> None:
+        """`begun`: see thought_of()."""
+        self._marks, self.inside, self.used = marks, begun >= 0, max(begun, 0)
+        self._begun = self.used
+        self._most = max(map(len, (*marks.opens, *marks.closes, marks.forced)))
+        self._tail: Ids = ()  # the latest tokens, since the last marker
+
+    @property
+    def said(self) -> int:
+        """Tokens of thought, those of the prompt left out."""
+        return max(0, self.used - self._begun)
+
+    def take(self, token_ids: Iterable[int]) -> "Walk":
+        """These come next."""
+        for token_id in token_ids:
+            self._take(token_id)
+        return self
+
+    def after(self, drafts: Sequence[int]) -> "Walk":
+        """Where it would be after these, too."""
+        if not drafts:
+            return self
+        other = Walk.__new__(Walk)
+        other.__dict__.update(self.__dict__)
+        return other.take(drafts)
+
+    def forced(self, budget: int) -> int | None:
+        """The token that must come next, where so many have been thought."""
+        if not self.inside or self.used < budget:
+            return None
+        end = self._marks.forced
+        said = next(
+            count for count in range(len(end) - 1, -1, -1) if self._tail[len(self._tail) - count :] == end[:count]
+        )
+        return end[said]
+
+    def _take(self, token_id: int) -> None:
+        self._tail = (*self._tail, token_id)[-self._most :]
+        self.used += self.inside
+        for mark in self._marks.closes if self.inside else self._marks.opens:
+            if self._tail[-len(mark) :] == mark:
+                self.used -= len(mark) if self.inside else 0
+                self.inside, self._tail = not self.inside, ()
+                return
+
+
+def _place(ids: Sequence[int], wanted: Ids) -> int:
+    """Where it first stands in the ids; -1: nowhere."""
+    return next((at for at in range(len(ids) - len(wanted) + 1) if tuple(ids[at : at + len(wanted)]) == wanted), -1)
+
+
+def _last(ids: Sequence[int], wanted: Ids) -> int:
+    at = _place(ids[::-1], wanted[::-1])
+    return -1 if at < 0 else len(ids) - at - len(wanted)

@@ -1,0 +1,58 @@
+"""What `input` may be, as the documentation of the API says it; it is checked where it is read."""
+
+from typing import Any
+
+_MESSAGE = {
+    "type": "object",
+    "properties": {
+        "type": {"type": "string", "enum": ["message"]},
+        "role": {"type": "string", "enum": ["user", "assistant", "system", "developer"]},
+        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
+    },
+    "required": ["role", "content"],
+}
+_REFERENCE = {
+    "type": "object",
+    "properties": {"type": {"type": "string", "enum": ["item_reference"]}, "id": {"type": "string"}},
+    "required": ["type", "id"],
+    "additionalProperties": False,
+}
+_CALL = {
+    "type": "object",
+    "properties": {
+        "type": {"type": "string", "enum": ["function_call"]},
+        "call_id": {"type": "string"},
+        "name": {"type": "string"},
+        "arguments": {"type": "string", "description": "a JSON object"},
+    },
+    "required": ["type", "call_id", "name", "arguments"],
+}
+_CALLED = {
+    "type": "object",
+    "properties": {
+        "type": {"type": "string", "enum": ["function_call_output"]},
+        "call_id": {"type": "string"},
+        "output": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
+    },
+    "required": ["type", "call_id", "output"],
+}
+_THOUGHT = {
+    "type": "object",
+    "properties": {
+        "type": {"type": "string", "enum": ["reasoning"]},
+        "content": {"type": "array", "items": {"type": "object"}},
+        "summary": {"type": "array", "items": {"type": "object"}},
+        "encrypted_content": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    },
+    "required": ["type"],
+}
+INPUT: dict[str, Any] = {
+    "anyOf": [
+        {"type": "string"},
+        {
+            "type": "array",
+            "minItems": 1,
+            "items": {"anyOf": [_MESSAGE, _CALL, _CALLED, _THOUGHT, _REFERENCE]},
+        },
+    ]
+}

@@ -1,0 +1,76 @@
+"""The items of a conversation as the messages that chat templates take."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from quintet.sampling_params import ParameterError
+
+Message = dict[str, Any]
+
+
+def as_messages(items: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """What an assistant thinks, says and calls in a row is one message; a call that was cut off is left out.
+
+    Raises ParameterError if nothing is left.
+    """
+    messages: list[Message] = []
+    names: dict[str, str] = {}  # of the functions, by the ids of their calls
+    for item in items:
+        kind = item["type"]
+        if kind == "function_call_output":
+            call = item["call_id"]
+            content = _parts(item["output"])
+            messages.append({"role": "tool", "tool_call_id": call, "name": names[call], "content": content})
+        elif kind == "reasoning":
+            if thought := _thought(item):
+                last = _assistant(messages, kind)
+                last["reasoning_content"] = "\n".join(filter(None, (last.get("reasoning_content"), thought)))
+        elif kind == "function_call":
+            if item["status"] != "incomplete":
+                names[item["call_id"]] = item["name"]
+                _assistant(messages, kind).setdefault("tool_calls", []).append(_call(item))
+        elif item["role"] == "assistant":
+            _assistant(messages, kind)["content"] += _parts(item["content"])
+        else:
+            messages.append({"role": item["role"], "content": _parts(item["content"])})
+    if not messages:
+        raise ParameterError("input", "says nothing: its thoughts are empty, or its calls incomplete; give a message")
+    return [_without_nothing(message) for message in messages]
+
+
+def _thought(item: Mapping[str, Any]) -> str:
+    """What the model thought, or what somebody made of it."""
+    return "\n".join(part["text"] for part in item["content"] or item["summary"])
+
+
+def count_calls(messages: Sequence[Message]) -> int:
+    return sum(len(message.get("tool_calls", ())) for message in messages)
+
+
+def _assistant(messages: list[Message], kind: str) -> Message:
+    """The message that the item belongs to: the last one, unless that has said its words and calls nothing."""
+    last = messages[-1] if messages else {}
+    begins = last.get("role") != "assistant" or (last["content"] and "tool_calls" not in last)
+    if begins and not (kind == "function_call" and last.get("role") == "assistant"):
+        messages.append({"role": "assistant", "content": []})
+    return messages[-1]
+
+
+def _without_nothing(message: Message) -> Message:
+    """One that calls and says nothing has no content, as in chats."""
+    if message["content"] or "tool_calls" not in message:
+        return message
+    return {key: value for key, value in message.items() if key != "content"}
+
+
+def _call(item: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = msgspec.json.decode(item["arguments"] or "{}")
+    return {"id": item["call_id"], "type": "function", "function": {"name": item["name"], "arguments": arguments}}
+
+
+def _parts(content: Any) -> list[dict[str, Any]]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    return [{"type": "text", "text": part["refusal" if part["type"] == "refusal" else "text"]} for part in content]

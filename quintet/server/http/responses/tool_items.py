@@ -1,0 +1,133 @@
+"""Items of an input that tell of calls, of what came of them, and of thoughts."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from quintet.engine.checks import kind_of, one_of, refuse_fields, text_of
+from quintet.engine.tools import MAX_NAME
+from quintet.sampling_params import ParameterError
+from quintet.server.http.ids import new_id
+from quintet.server.http.responses.seal import unseal
+from quintet.server.http.responses.shapes import Item
+
+_CALL = ("type", "id", "call_id", "name", "arguments", "status", "caller", "async")
+_OUTPUT = ("type", "id", "call_id", "output", "status", "caller", "name")
+_THOUGHT = ("type", "id", "summary", "content", "encrypted_content", "status")
+_STATUS = ("in_progress", "completed", "incomplete")
+
+
+def read_call(item: Mapping[str, Any], where: str) -> Item:
+    """Raises ParameterError, as the others do. Of a call that was cut off, the arguments may be anything."""
+    _check_fields(item, where, _CALL)
+    name, status = text_of(item.get("name"), f"{where}.name"), _status(item, where)
+    if not 1 <= len(name) <= MAX_NAME:
+        raise ParameterError(f"{where}.name", f"must be text of 1 to {MAX_NAME} characters")
+    arguments = text_of(item.get("arguments"), f"{where}.arguments")
+    if status != "incomplete":
+        _check_arguments(arguments, f"{where}.arguments")
+    call_id = text_of(item.get("call_id"), f"{where}.call_id")
+    return {
+        "id": f"fc_{new_id()}",
+        "type": "function_call",
+        "status": status,
+        "call_id": call_id,
+        "name": name,
+        "arguments": arguments,
+    }
+
+
+def read_output(item: Mapping[str, Any], where: str, part: Callable[[Any, str], Any]) -> Item:
+    """`part` reads a part of its content."""
+    _check_fields(item, where, _OUTPUT)
+    output = item.get("output")
+    if isinstance(output, list):
+        output = [part(each, f"{where}.output[{place}]") for place, each in enumerate(output)]
+    else:
+        text_of(output, f"{where}.output")
+    call_id = text_of(item.get("call_id"), f"{where}.call_id")
+    return {
+        "id": f"fco_{new_id()}",
+        "type": "function_call_output",
+        "status": _status(item, where),
+        "call_id": call_id,
+        "output": output,
+    }
+
+
+def read_thought(item: Mapping[str, Any], where: str) -> Item:
+    """Clients may give the text back, its sealed form, or a summary."""
+    _check_fields(item, where, _THOUGHT)
+    content = _texts(item, "content", "reasoning_text", where)
+    summary = _texts(item, "summary", "summary_text", where)
+    sealed = item.get("encrypted_content")
+    if sealed is not None and not content:
+        text = unseal(text_of(sealed, f"{where}.encrypted_content"), f"{where}.encrypted_content")
+        content = [{"type": "reasoning_text", "text": text}]
+    return {
+        "id": f"rs_{new_id()}",
+        "type": "reasoning",
+        "status": _status(item, where),
+        "summary": summary,
+        "content": content,
+        "encrypted_content": None,
+    }
+
+
+def check_outputs(earlier: Iterable[Item], new: Iterable[Item]) -> None:
+    """Whether each output has its call before it, one that was made to its end. `new` are those of the input."""
+    calls = {item["call_id"] for item in earlier if _is_made(item)}
+    for place, item in enumerate(new):
+        if _is_made(item):
+            calls.add(item["call_id"])
+        elif item["type"] == "function_call_output" and item["call_id"] not in calls:
+            raise ParameterError(
+                f"input[{place}].call_id",
+                f"is {item['call_id'][:80]!r}, and no function_call before it has that id and is complete; give the "
+                "call, or previous_response_id of the response that made it",
+            )
+
+
+def _is_made(item: Item) -> bool:
+    return bool(item["type"] == "function_call" and item["status"] != "incomplete")
+
+
+def _check_fields(item: Mapping[str, Any], where: str, known: tuple[str, ...]) -> None:
+    """Clients may write out what is not there: null asks for nothing."""
+    if item.get("namespace") is not None:
+        raise ParameterError(f"{where}.namespace", "is not served: functions have names alone; leave it out")
+    refuse_fields({name: value for name, value in item.items() if value is not None}, known, where)
+
+
+def _status(item: Mapping[str, Any], where: str) -> str:
+    status = item.get("status")
+    return "completed" if status is None else one_of(status, f"{where}.status", _STATUS)
+
+
+def _check_arguments(arguments: str, where: str) -> None:
+    """Empty is taken for no arguments."""
+    try:
+        value = msgspec.json.decode(arguments or "{}")
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ParameterError(where, f"must be the text of a JSON object: {error}") from None
+    if not isinstance(value, dict):
+        raise ParameterError(where, f"must be the text of a JSON object, not of {kind_of(value)}")
+
+
+def _texts(item: Mapping[str, Any], key: str, kind: str, where: str) -> list[dict[str, Any]]:
+    """The parts of a thought."""
+    given = item.get(key)
+    if given is None:
+        return []
+    if not isinstance(given, list):
+        raise ParameterError(f"{where}.{key}", f"must be a list of parts of type {kind}, not {kind_of(given)}")
+    made = []
+    for place, part in enumerate(given):
+        at = f"{where}.{key}[{place}]"
+        if not isinstance(part, dict):
+            raise ParameterError(at, f"must be an object with type and text, not {kind_of(part)}")
+        refuse_fields(part, ("type", "text"), at)
+        one_of(part.get("type"), f"{at}.type", (kind,))
+        made.append({"type": kind, "text": text_of(part.get("text"), f"{at}.text")})
+    return made

@@ -1,0 +1,144 @@
+"""The tools of the Responses API, which are flat, and how much is thought: as templates and the splitter take them."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from quintet.engine.checks import kind_of, one_of, refuse_fields, text_of
+from quintet.engine.template import template_variables
+from quintet.engine.tools import Wanted, allowed, distinct, name_of, of_mode, tool_of
+from quintet.parsers import Tool
+from quintet.sampling_params import ParameterError
+from quintet.server.http.errors import ApiError
+from quintet.server.http.prompts import template_text
+from quintet.server.http.protocol.chat import TemplateFields
+from quintet.server.http.responses.request import CountInput, CreateResponse
+from quintet.server.http.service import Service
+from quintet.server.http.shape import shape
+
+_FUNCTION = ("type", "name", "description", "parameters", "strict", "output_schema")
+_LACKING: dict[str, tuple[Any, ...]] = {  # fields of a function, and what asks for nothing
+    "defer_loading": (None, False),
+    "async": (None, False),
+    "allowed_callers": (None, ["direct"]),
+}
+_ELSEWHERE = "it runs on OpenAI's servers; give a function, run it yourself, and send a function_call_output"
+_BUILT_IN = {
+    "mcp": "this server calls no MCP servers; list the tools of yours as functions, and call them yourself",
+    "custom": "arguments are JSON here; give a function with one argument that is text",
+    "namespace": "give its functions as tools of their own",
+    "tool_search": "all tools are loaded at once; leave it out",
+    "programmatic_tool_calling": "the model calls functions alone; leave it out",
+    **dict.fromkeys(
+        (
+            "web_search",
+            "web_search_preview",
+            "file_search",
+            "code_interpreter",
+            "computer",
+            "computer_use",
+            "computer_use_preview",
+            "image_generation",
+            "local_shell",
+            "shell",
+            "apply_patch",
+        ),
+        _ELSEWHERE,
+    ),
+}
+_THINKS = ("enable_thinking", "thinking")  # variables by which templates are told to let the model think, or not to
+
+
+def read_tools(tools: Any, choice: Any) -> Wanted:
+    """Of `tools` and `tool_choice`. Raises ParameterError that names the place."""
+    known = distinct(_tool(each, f"tools[{place}]") for place, each in enumerate(tools or ()))
+    if not isinstance(choice, dict):
+        return of_mode(known, choice)
+    kind = _check_type(choice.get("type"), "tool_choice.type", ("function", "allowed_tools"))
+    if kind == "allowed_tools":
+        refuse_fields(choice, ("type", "mode", "tools"), "tool_choice")
+        return allowed(known, choice, "tool_choice", _name)
+    return Wanted(known, "required", _name(choice, "tool_choice", {each.name for each in known}))
+
+
+def shown(tools: Any) -> list[dict[str, Any]]:
+    """The tools as a response repeats them: clients want each of these fields."""
+    return [{"parameters": None, "strict": None, **each} for each in tools or ()]
+
+
+def template_fields(service: Service, body: CreateResponse | CountInput) -> TemplateFields:
+    """What the chat template gets besides the messages."""
+    tools = body.tools
+    if body.tool_choice == "none" and service.settings.exclude_tools_when_tool_choice_none:
+        tools = None
+    effort = (body.reasoning or {}).get("effort")
+    told = {} if effort is None else _told(effort, template_variables(template_text(service)))
+    return TemplateFields.model_validate(
+        {
+            "tools": [_nested(each) for each in tools or ()] or None,
+            "chat_template_kwargs": {**told, **(body.chat_template_kwargs or {})} or None,
+        }
+    )
+
+
+async def blamed(service: Service, wanted: Wanted, tools: Sequence[Mapping[str, Any]], error: ApiError) -> ApiError:
+    """The error of calls that cannot be forced, or a better one: of the first tool whose parameters are the reason."""
+    places = {each["name"]: place for place, each in enumerate(tools)}
+    if error.param == "tools":
+        for tool in wanted.tools:
+            where = f"tools[{places[tool.name]}].parameters"
+            try:
+                await shape(service, service.backend.default_params(), {"json": dict(tool.parameters)}, where)
+            except ApiError as better:
+                return better
+    return error
+
+
+def _told(effort: str, known: Collection[str]) -> dict[str, Any]:
+    """How the template is told. One that knows no thoughts is told nothing, which is well if none are wanted."""
+    told: dict[str, Any] = {name: effort != "none" for name in _THINKS if name in known}
+    if "reasoning_effort" in known:
+        told["reasoning_effort"] = effort
+    if not told and effort != "none":
+        raise ParameterError(
+            "reasoning.effort", f"{effort!r} is not served: this model's chat template cannot be told; leave it out"
+        )
+    return told
+
+
+def _nested(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """As in chats, which is what templates know."""
+    function = {name: tool[name] for name in ("name", "description", "parameters", "strict") if name in tool}
+    return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
+
+
+def _tool(given: Any, where: str) -> Tool:
+    if not isinstance(given, dict):
+        raise ParameterError(where, f"must be an object, not {kind_of(given)}")
+    _check_type(given.get("type"), f"{where}.type", ("function",))
+    if "name" not in given and "function" in given:
+        raise ParameterError(f"{where}.function", "belongs to chats: here name and parameters stand beside the type")
+    for name, harmless in _LACKING.items():
+        if given.get(name) not in harmless:
+            raise ParameterError(f"{where}.{name}", "is not served here; leave it out")
+    refuse_fields(given, (*_FUNCTION, *_LACKING), where)
+    if given.get("description") is not None:
+        text_of(given["description"], f"{where}.description")
+    if not isinstance(given.get("strict"), bool | None):
+        raise ParameterError(f"{where}.strict", f"must be true or false, not {kind_of(given['strict'])}")
+    return tool_of(given, where)
+
+
+def _name(given: Any, where: str, there: Collection[str]) -> str:
+    """Of {"type": "function", "name": ...}."""
+    if isinstance(given, dict):
+        _check_type(given.get("type"), f"{where}.type", ("function",))
+        refuse_fields(given, ("type", "name"), where)
+    return name_of(given, where, there)
+
+
+def _check_type(given: Any, where: str, known: Collection[str]) -> str:
+    kind = text_of(given, where)
+    built_in = next((name for name in _BUILT_IN if kind == name or kind.startswith(f"{name}_20")), None)  # or a date
+    if built_in is not None:
+        raise ParameterError(where, f"{kind[:80]!r} is not served: {_BUILT_IN[built_in]}")
+    return one_of(kind, where, known)

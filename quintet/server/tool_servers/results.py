@@ -1,0 +1,43 @@
+"""What a tool gives, as text that a model reads: bounded, and a failure is text, too."""
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from mcp.types import CallToolResult, ContentBlock
+
+
+class Result(NamedTuple):
+    """Of one call."""
+
+    text: str
+    failed: bool = False  # the text says why
+
+
+def result_of(given: "CallToolResult", most: int) -> Result:
+    """At most `most` bytes of UTF-8: half of a result may say the opposite of it, so a longer one is a failure."""
+    text = _text(given.content)
+    if not given.content and given.structured_content is not None:
+        text = json.dumps(given.structured_content, ensure_ascii=False)
+    size = len(text.encode(errors="replace"))
+    if size > most:
+        return Result(f"the tool's result has {size} bytes, and {most} can be read; ask it for less", failed=True)
+    return Result(text or ("the tool failed and did not say why" if given.is_error else ""), bool(given.is_error))
+
+
+def _text(blocks: "Sequence[ContentBlock]") -> str:
+    return "\n".join(map(_of_block, blocks))
+
+
+def _of_block(block: "ContentBlock") -> str:
+    """Models here read text alone: of what is none, they are told that it was there."""
+    if block.type == "text":
+        return block.text
+    if block.type == "resource_link":
+        return f"[{block.name}: {block.uri}]"
+    if block.type == "resource":
+        held = block.resource
+        text = getattr(held, "text", None)
+        return text if isinstance(text, str) else f"[{held.mime_type or 'bytes'} of {held.uri}, which is no text]"
+    return f"[{block.mime_type}, which is no text]"

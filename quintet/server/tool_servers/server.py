@@ -1,0 +1,206 @@
+"""One tool server: what tools it has, and calls of them, each within its bounds. A lost connection is made anew."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from quintet.server.tool_servers.addresses import Address
+from quintet.server.tool_servers.results import Result, result_of
+from quintet.server.tool_servers.session import CONNECT, Lost, Session
+
+if TYPE_CHECKING:
+    from mcp import MCPError
+    from mcp.types import Tool as Listed
+
+logger = logging.getLogger(__name__)
+
+MAX_CALLS = 16  # at once, of one server; further ones wait, within their own seconds
+MAX_TOOLS = 1024
+MAX_LISTED = 2**20  # bytes of JSON of all tools: they go into prompts
+_MAX_PAGES = 100
+
+
+class Limits(NamedTuple):
+    """Of one call."""
+
+    seconds: float
+    result_bytes: int
+
+
+class Unavailable(Exception):
+    """The server does not answer as it should; says which and why."""
+
+
+@dataclass(frozen=True)
+class ServedTool:
+    """As its server describes it."""
+
+    name: str
+    description: str
+    schema: Mapping[str, Any]  # JSON schema of its arguments
+    annotations: Mapping[str, Any] = field(default_factory=dict)  # hints, such as readOnlyHint: what the server claims
+
+    def size(self) -> int:
+        return len(json.dumps([self.name, self.description, self.schema, self.annotations]))
+
+
+class ToolServer:
+    """Connects when it is first used, and again after the connection was lost."""
+
+    def __init__(self, address: Address, limits: Limits) -> None:
+        self.address, self.limits = address, limits
+        self._own_name: str | None = None
+        self._session: Session | None = None
+        self._connecting = asyncio.Lock()
+        self._places = asyncio.Semaphore(MAX_CALLS)
+        self._closed = False
+
+    def __str__(self) -> str:
+        """For messages."""
+        own = self._own_name if self.address.name is None else None
+        return str(self.address) if own is None else f"{own} ({self.address})"
+
+    @property
+    def name(self) -> str | None:
+        """Which the operator gave it, or else it itself; None: it was never there."""
+        return self.address.name or self._own_name
+
+    async def connect(self) -> None:
+        """Raises Unavailable."""
+        try:
+            await self._connected()
+        except Lost as error:
+            raise self._unavailable(error) from None
+
+    async def tools(self) -> list[ServedTool]:
+        """Those that it has now. Raises Unavailable."""
+        from mcp import MCPError
+
+        try:
+            return await asyncio.wait_for(self._listed_anyway(), self.limits.seconds)
+        except asyncio.TimeoutError:
+            raise self._unavailable(f"no answer within {self.limits.seconds:g} s") from None
+        except (Lost, MCPError, ValueError) as error:
+            raise self._unavailable(error) from None
+
+    async def call(self, tool: str, arguments: Mapping[str, Any]) -> Result:
+        """Whatever goes wrong is a result that says so; only its caller's own end is none."""
+        from mcp import MCPError
+
+        try:
+            return await asyncio.wait_for(self._call(tool, dict(arguments)), self.limits.seconds)
+        except asyncio.TimeoutError:
+            return Result(f"the tool took longer than {self.limits.seconds:g} s, and was ended", failed=True)
+        except Lost as error:
+            logger.warning("tool server %s was lost during a call of %s: %s", self, tool, error)
+            return Result("the tool server was lost; whether the tool has run is not known", failed=True)
+        except (MCPError, ValueError, RuntimeError) as error:  # its refusal, and what breaks the protocol or its schema
+            return Result(f"the tool server refused: {' '.join(str(error).split())[:2000]}", failed=True)
+
+    async def close(self) -> None:
+        """Ends the connection, and the process that was started for it."""
+        self._closed = True
+        async with self._connecting:
+            session, self._session = self._session, None
+            if session is not None:
+                await session.close()
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    async def _connected(self) -> Session:
+        async with self._connecting:
+            if self._session is not None and not self._session.lost:
+                return self._session
+            if self._closed:
+                raise Lost("the server ends")
+            if self._session is not None:
+                await self._session.close()
+            self._session = None
+            # Longer than any caller waits: the client tells a server what its caller's end has ended, and if its own
+            # time is over just then, it does not.
+            session = Session(self.address, self.limits.seconds + CONNECT)
+            await session.open()
+            self._session = session
+            info = session.client.server_info
+            self._own_name = self._own_name or (info.name if info is not None else None) or self.address.url
+            return session
+
+    async def _forget(self, session: Session) -> None:
+        """It has shown that it is of no use any more."""
+        async with self._connecting:
+            if self._session is session:
+                self._session = None
+                await session.close()
+
+    async def _listed_anyway(self) -> list[ServedTool]:
+        """Asks a second time over a new connection: listing changes nothing, and shows whether the old one holds."""
+        session = await self._connected()
+        try:
+            return await self._listed(session)
+        except Lost:
+            return await self._listed(await self._connected())
+
+    async def _listed(self, session: Session) -> list[ServedTool]:
+        found: list[ServedTool] = []
+        cursor: str | None = None
+        for _ in range(_MAX_PAGES):
+            page = await self._ask(session, session.client.list_tools(cursor=cursor))
+            found += [_served(each) for each in page.tools]
+            cursor = page.next_cursor
+            if len(found) > MAX_TOOLS or sum(each.size() for each in found) > MAX_LISTED:
+                raise ValueError(f"it lists over {MAX_TOOLS} tools, or {MAX_LISTED} bytes of them")
+            if cursor is None:
+                return found
+        raise ValueError(f"its list of tools has over {_MAX_PAGES} pages")
+
+    async def _call(self, tool: str, arguments: dict[str, Any]) -> Result:
+        async with self._places:
+            for attempt in range(2):
+                session = await self._connected()
+                try:
+                    given = await self._ask(session, session.client.call_tool(tool, arguments))
+                except _Forgotten:
+                    if attempt:
+                        raise
+                else:
+                    return result_of(given, self.limits.result_bytes)
+        raise AssertionError("the second attempt returns or raises")
+
+    async def _ask(self, session: Session, work: Any) -> Any:
+        """Raises Lost, and then forgets the session."""
+        from mcp import MCPError
+
+        try:
+            return await session.do(work)
+        except MCPError as error:
+            lost = _lost(error)
+            if lost is None:
+                raise
+            await self._forget(session)
+            raise lost from None
+        except Lost:
+            await self._forget(session)
+            raise
+
+    def _unavailable(self, why: object) -> Unavailable:
+        return Unavailable(f"tool server {self} cannot be used: {' '.join(str(why).split())[:300]}")
+
+
+class _Forgotten(Lost):
+    """The server does not know the session, as after its restart: it has carried nothing out."""
+
+
+def _lost(error: "MCPError") -> Lost | None:
+    from mcp.types import CONNECTION_CLOSED, INVALID_REQUEST
+
+    if error.code == INVALID_REQUEST and error.message == "Session terminated":  # the client's words for HTTP 404
+        return _Forgotten(error.message)
+    return Lost(error.message) if error.code == CONNECTION_CLOSED else None
+
+
+def _served(listed: "Listed") -> ServedTool:
+    hints = {} if listed.annotations is None else listed.annotations.model_dump(by_alias=True, exclude_none=True)
+    return ServedTool(listed.name, listed.description or "", listed.input_schema, hints)
