@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from quintet.parsers.events import Tool
-from quintet.parsers.schema import argument_types, bounded
+from quintet.parsers.schema import bounded
 
 if TYPE_CHECKING:
     from quintet.parsers.shapes import Part
@@ -51,10 +51,6 @@ class Lark:
             raise _PerTool
         return self._tool
 
-    def types(self, argument: str) -> frozenset[str]:
-        """The JSON types as which the tool's argument is read."""
-        return argument_types(self.tool.parameters, argument)
-
     def first_special(self, text: str) -> tuple[str, str, str] | None:
         """What stands before the first special token in it, the token, and what stands behind."""
         found = self._split.search(text)
@@ -78,17 +74,6 @@ class Lark:
         if not isinstance(schema, Mapping):
             schema = {} if schema is True else {"not": {}}
         return self.rule("%json " + json.dumps({"x-guidance": AS_DUMPED, **schema}).replace("::=", "\\u003a:="))
-
-    def properties(self, schema: Mapping[str, Any]) -> list[tuple[str, Any, bool]] | None:
-        """(name, schema, whether it must be there) of each property; None of an object of which nothing is said."""
-        if not schema.keys() <= _OF_OBJECTS:
-            raise NoGrammar
-        declared, needed = schema.get("properties") or {}, schema.get("required") or []
-        if not isinstance(declared, Mapping) or not isinstance(needed, list) or not set(needed) <= declared.keys():
-            raise NoGrammar
-        if not declared and schema.get("additionalProperties") in (None, True, {}):
-            return None
-        return [(name, each, name in needed) for name, each in declared.items() if each is not False]
 
     def some(self, pieces: Sequence[tuple[str, bool]], between: str) -> str:
         """Those pieces that are needed and any of the others, in their order."""
@@ -179,3 +164,15 @@ class Lark:
 
 def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False) if text else ""
+
+
+def properties(schema: Mapping[str, Any]) -> list[tuple[str, Any, bool]] | None:
+    """(name, schema, whether it must be there) of each property; None of an object of which nothing is said."""
+    if not schema.keys() <= _OF_OBJECTS:
+        raise NoGrammar
+    declared, needed = schema.get("properties") or {}, schema.get("required") or []
+    if not isinstance(declared, Mapping) or not isinstance(needed, list) or not set(needed) <= declared.keys():
+        raise NoGrammar
+    if not declared and schema.get("additionalProperties") in (None, True, {}):
+        return None
+    return [(name, each, name in needed) for name, each in declared.items() if each is not False]

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from quintet.parsers.grammar import JSON_NUMBER, Lark, NoGrammar, quoted
+from quintet.parsers.grammar import JSON_NUMBER, Lark, NoGrammar, properties, quoted
 from quintet.parsers.options import Option, options, text_of, with_definitions
 from quintet.parsers.schema import ANY, TYPES, as_json
 from quintet.parsers.schema import TEXT as ONLY_TEXT
@@ -173,7 +173,7 @@ class _Speller:
         return f'"[" {item} {more} "]"' + ("" if low else ' | "[]"')
 
     def members(self, schema: Mapping[str, Any], bracket: Bracket) -> str:
-        declared = self._lark.properties(schema)
+        declared = properties(schema)
         if declared is None:
             one = f"{self._free_key(bracket)} {self._any()}"
             inner = f"({one} ({quoted(self._comma)} {one})*)?"
