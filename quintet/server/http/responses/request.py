@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema, create_model
 
 from quintet.engine.checks import object_of, one_of
+from quintet.engine.thinking import read_effort
 from quintet.engine.tools import MAX_TOOLS
 from quintet.sampling_params import ParameterError
 from quintet.server.http.bodies import Body, Lacking
@@ -25,12 +26,16 @@ _INCLUDES = (
     "web_search_call.action.sources",
     "web_search_call.results",
 )
-_NOT_HERE = ("n", "prompt_logprobs", "truncate_prompt_tokens")  # a response is one answer; `truncation` cuts
+_NOT_HERE = (
+    "n",
+    "prompt_logprobs",
+    "truncate_prompt_tokens",
+    "logprob_token_ids",
+)  # a response is one answer; `truncation` cuts
 SAMPLING = tuple(name for name in SAMPLING_FIELDS if name not in _NOT_HERE)
 
 _OBJECT = {"anyOf": [{"type": "object"}, {"type": "null"}]}
 _METADATA = 16  # entries, as OpenAI has it
-_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _SUMMARIES = ("auto", "concise", "detailed")
 
 _SHARED = (*SAMPLING, "model", "stream", "user", "priority", "cache_salt")  # with other completions
@@ -106,6 +111,10 @@ class CreateResponse(_Shared):
         "image": Lacking("models here read text alone"),
         "access_programs": Lacking("there are none"),
         "n": Lacking("a response is one answer; send several requests, or use /v1/chat/completions", (1,)),
+        "logprob_token_ids": Lacking("use /v1/chat/completions, or top_logprobs for the likeliest"),
+        "request_id": Lacking(
+            "a response's id is the server's own; the header X-Request-Id names the request in the log"
+        ),
         "max_tokens": Lacking("it is called max_output_tokens in this API"),
         "messages": Lacking("it is called input in this API"),
         "response_format": Lacking("it is called text.format in this API"),
@@ -184,8 +193,7 @@ def _check_reasoning(reasoning: Any) -> None:
     if reasoning is None:
         return
     object_of(reasoning, "reasoning", ("effort", "summary", "generate_summary", "context", "mode"))
-    if reasoning.get("effort") is not None:
-        one_of(reasoning["effort"], "reasoning.effort", _EFFORTS)
+    read_effort(reasoning.get("effort"), "reasoning.effort")
     if reasoning.get("summary") is not None:
         one_of(reasoning["summary"], "reasoning.summary", _SUMMARIES)
     if reasoning.get("mode") not in (None, "standard"):
