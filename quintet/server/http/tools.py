@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from quintet.engine.prompts import Prompt
 from quintet.engine.speech import Listening, needs_special
-from quintet.engine.tools import Manner, Wanted, before, forced_grammar, kept_apart, listening
+from quintet.engine.tools import Manner, Wanted, before, forced_grammar, kept_apart, listening, strict_grammar
 from quintet.sampling_params import SamplingParams
 from quintet.server.http.prompts import need_tokenizer
 from quintet.server.http.sampling import refuse
@@ -31,8 +31,9 @@ def check_tools(service: Service, wanted: Wanted, shaped: bool) -> None:
 async def listen(
     service: Service, params: SamplingParams, wanted: Wanted, prompt: Prompt, grammar: str, manner: Manner
 ) -> tuple[Listening, str]:
-    """How the answers are taken apart, and their grammar: the one that is given, or that of the calls that must come;
-    behind what the model thinks, if it may. Sets what params need for that.
+    """How the answers are taken apart, and their grammar: the one that is given, that of the calls that must come, or
+    that of an answer in which strict tools may be called; behind what the model thinks, if it may. Sets what params
+    need for that.
     """
     manner = manner._replace(within=service.backend.shapes.config.enable_in_reasoning)
     how = listening(service.parsers, wanted, manner, prompt.text or "", bool(grammar))
@@ -40,6 +41,8 @@ async def listen(
     if wanted.forced:
         calls, parser = forced_grammar(wanted, how, special)
         how, grammar = replace(how, tool=parser), await shape(service, params, {"grammar": calls}, "tools")
+    elif not grammar and (calls := strict_grammar(wanted, how, special)):
+        grammar = await shape(service, params, {"grammar": calls}, "tools")
     elif grammar and how.reasoning is not None:
         grammar = await service.backend.shapes.behind(grammar, before(how.reasoning, how.inside, special))
     if how.reasoning is not None and not isinstance(thoughts := service.thoughts, str):

@@ -7,11 +7,12 @@ import msgspec
 
 from quintet.engine.prompts import Prompt
 from quintet.engine.speech import Listening
+from quintet.engine.thinking import may_think
 from quintet.engine.tools import Manner, Wanted
 from quintet.sampling_params import ParameterError, RequestOutputKind, SamplingParams
 from quintet.server.http.calls import Ask
 from quintet.server.http.errors import ApiError
-from quintet.server.http.prompts import beside, chat_prompt
+from quintet.server.http.prompts import beside, chat_prompt, template_text
 from quintet.server.http.responses.items import read_input
 from quintet.server.http.responses.messages import Message, as_messages, count_calls
 from quintet.server.http.responses.references import References, without_logprobs
@@ -55,7 +56,7 @@ async def make_plan(service: Service, store: Store, body: CreateResponse, owner:
     said = await _said(service, store, body, owner)
     conversation = _Conversation(service, body, params, said.size, body.cache_salt)
     prompt = await conversation.prompt(_head(body), said.messages)
-    manner = Manner(body.parallel_tool_calls is not False, count_calls(said.messages))
+    manner = Manner(body.parallel_tool_calls is not False, count_calls(said.messages), thinks=conversation.thinks)
     try:
         listening, grammar = await listen(service, params, wanted, prompt, grammar, manner)
     except ApiError as error:
@@ -169,6 +170,7 @@ class _Conversation:
             salt,
         )
         self._fields = template_fields(service, body)
+        self.thinks = may_think(template_text(service), self._fields.chat_template_kwargs)
         limit = service.backend.served.max_model_len
         tokenizer = service.backend.tokenizer
         self._chars = None if tokenizer is None else tokenizer.max_chars_per_token

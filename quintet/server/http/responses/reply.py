@@ -57,6 +57,7 @@ class Reply:
         completion = output.outputs[0]
         scores = [] if self._score is None else await self._score(completion)
         self._tokens += len(completion.token_ids)
+        self._speech.count(completion.token_ids)
         self._prompt_tokens = len(output.prompt_token_ids)
         self._cached_tokens = output.num_cached_tokens
         self._finish_reason = completion.finish_reason
@@ -101,7 +102,7 @@ class Reply:
             self._prompt_tokens,
             InputDetails(self._cached_tokens),
             self._tokens,
-            OutputDetails(),
+            OutputDetails(self._speech.thought or 0),
             self._prompt_tokens + self._tokens,
         )
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema, create_model
 
 from quintet.engine.checks import object_of, one_of
+from quintet.engine.thinking import read_effort
 from quintet.engine.tools import MAX_TOOLS
 from quintet.sampling_params import ParameterError
 from quintet.server.http.bodies import Body, Lacking
@@ -35,7 +36,6 @@ SAMPLING = tuple(name for name in SAMPLING_FIELDS if name not in _NOT_HERE)
 
 _OBJECT = {"anyOf": [{"type": "object"}, {"type": "null"}]}
 _METADATA = 16  # entries, as OpenAI has it
-_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _SUMMARIES = ("auto", "concise", "detailed")
 
 _SHARED = (*SAMPLING, "model", "stream", "user", "priority", "cache_salt")  # with other completions
@@ -193,8 +193,7 @@ def _check_reasoning(reasoning: Any) -> None:
     if reasoning is None:
         return
     object_of(reasoning, "reasoning", ("effort", "summary", "generate_summary", "context", "mode"))
-    if reasoning.get("effort") is not None:
-        one_of(reasoning["effort"], "reasoning.effort", _EFFORTS)
+    read_effort(reasoning.get("effort"), "reasoning.effort")
     if reasoning.get("summary") is not None:
         one_of(reasoning["summary"], "reasoning.summary", _SUMMARIES)
     if reasoning.get("mode") not in (None, "standard"):

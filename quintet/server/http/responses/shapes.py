@@ -65,7 +65,7 @@ class InputDetails(msgspec.Struct):
 
 
 class OutputDetails(msgspec.Struct):
-    """Of the output's tokens, those of reasoning, which is not told apart."""
+    """Of the output's tokens, those of thought; 0 where they cannot be counted."""
 
     reasoning_tokens: int = 0
 

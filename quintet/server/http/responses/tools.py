@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from quintet.engine.checks import kind_of, one_of, refuse_fields, text_of
-from quintet.engine.template import template_variables
+from quintet.engine.thinking import variables
 from quintet.engine.tools import Wanted, allowed, distinct, name_of, of_mode, tool_of
 from quintet.parsers import Tool
 from quintet.sampling_params import ParameterError
@@ -45,7 +45,6 @@ _BUILT_IN = {
         _ELSEWHERE,
     ),
 }
-_THINKS = ("enable_thinking", "thinking")  # variables by which templates are told to let the model think, or not to
 
 
 def read_tools(tools: Any, choice: Any) -> Wanted:
@@ -71,7 +70,7 @@ def template_fields(service: Service, body: CreateResponse | CountInput) -> Temp
     if body.tool_choice == "none" and service.settings.exclude_tools_when_tool_choice_none:
         tools = None
     effort = (body.reasoning or {}).get("effort")
-    told = {} if effort is None else _told(effort, template_variables(template_text(service)))
+    told = {} if effort is None else variables(template_text(service), effort != "none", effort)
     return TemplateFields.model_validate(
         {
             "tools": [_nested(each) for each in tools or ()] or None,
@@ -91,18 +90,6 @@ async def blamed(service: Service, wanted: Wanted, tools: Sequence[Mapping[str, 
             except ApiError as better:
                 return better
     return error
-
-
-def _told(effort: str, known: Collection[str]) -> dict[str, Any]:
-    """How the template is told. One that knows no thoughts is told nothing, which is well if none are wanted."""
-    told: dict[str, Any] = {name: effort != "none" for name in _THINKS if name in known}
-    if "reasoning_effort" in known:
-        told["reasoning_effort"] = effort
-    if not told and effort != "none":
-        raise ParameterError(
-            "reasoning.effort", f"{effort!r} is not served: this model's chat template cannot be told; leave it out"
-        )
-    return told
 
 
 def _nested(tool: Mapping[str, Any]) -> dict[str, Any]:
