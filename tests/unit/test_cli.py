@@ -11,6 +11,7 @@ import pytest
 
 from quintet import SamplingParams
 from quintet.outputs import CompletionOutput, RequestOutput
+from quintet.parsers import Content
 from quintet.server import cli, flags, logs
 from quintet.server.commands import generate
 from quintet.server.commands._talk import Talk
