@@ -21,6 +21,7 @@ _HOME = {
     "TextPrompt": "quintet.engine.prompts",
     "TokensPrompt": "quintet.engine.prompts",
     "StructuredOutputsParams": "quintet.sampling_params",
+    "RepetitionDetectionParams": "quintet.sampling_params",
 }
 
 __all__ = ["__version__", *sorted(_HOME)]
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from quintet.outputs import Logprob as Logprob
     from quintet.outputs import RequestOutput as RequestOutput
     from quintet.sampling_params import BeamSearchParams as BeamSearchParams
+    from quintet.sampling_params import RepetitionDetectionParams as RepetitionDetectionParams
     from quintet.sampling_params import RequestOutputKind as RequestOutputKind
     from quintet.sampling_params import SamplingParams as SamplingParams
     from quintet.sampling_params import StructuredOutputsParams as StructuredOutputsParams

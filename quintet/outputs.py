@@ -132,7 +132,7 @@ class CompletionOutput:
     token_ids: Sequence[int]
     cumulative_logprob: float | None = None  # of all tokens so far; None if logprobs were not asked for
     logprobs: list[LogprobsAt] | None = None  # one entry per token
-    finish_reason: str | None = None  # "stop", "length", "abort" or "error"; None while it runs
+    finish_reason: str | None = None  # "stop", "length", "repetition", "abort" or "error"; None while it runs
     stop_reason: int | str | None = None  # the stop string or stop token id that ended it; None for end-of-text
     error: str | None = None  # with finish_reason "error"
     reasoning: str = ""  # what it thinks

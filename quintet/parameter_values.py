@@ -13,6 +13,7 @@ MAX_STRING = 1024  # characters of each
 MAX_BIASES = 1024
 MAX_ALLOWED_IDS = 2**18  # larger than any vocabulary today
 MAX_EXTRA_ARGS = 64
+MAX_NAMED = 128  # tokens whose log-probabilities are asked for, as in vLLM
 MAX_CHOICES = 2**16
 INT32 = 2**31 - 1
 
@@ -111,6 +112,14 @@ def allowed(value: Any) -> list[int]:
     if not value:
         raise ValueError("must allow at least one token; leave it out (None) to allow all")
     return sorted(set(value))
+
+
+def named(value: Any) -> list[int]:
+    """Token ids, each once."""
+    ids = list(dict.fromkeys(several(token_id, MAX_NAMED)(value)))
+    if not ids:
+        raise ValueError("must name at least one token; leave it out (None) for none")
+    return ids
 
 
 def budget(value: Any) -> int | None:

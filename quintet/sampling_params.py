@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 MAX_COMPLETIONS = 128  # of one request
 MAX_STOP_IDS = 1024
+MAX_PATTERN = 1024  # tokens of one that is looked for at the end of an output
 MIN_TEMPERATURE = 0.01  # below it logits / temperature leaves the range where float32 tells tokens apart
 
 
@@ -48,6 +49,19 @@ def _constraint(value: Any) -> "StructuredOutputsParams":
         raise ValueError(f"must be a StructuredOutputsParams or a dict of its fields, not {values.show(value)}")
     try:
         return StructuredOutputsParams(**value)
+    except ValueError as error:
+        raise ValueError(f"cannot be used: {error}") from None
+
+
+def _repetition(value: Any) -> "RepetitionDetectionParams":
+    """Of an object (it may have been changed since it was made), or of its fields."""
+    if isinstance(value, RepetitionDetectionParams):
+        value.__post_init__()
+        return value
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ValueError(f"must be a RepetitionDetectionParams or a dict of its fields, not {values.show(value)}")
+    try:
+        return RepetitionDetectionParams(**value)
     except ValueError as error:
         raise ValueError(f"cannot be used: {error}") from None
 
@@ -131,6 +145,28 @@ class StructuredOutputsParams(_Checked):
 
 @documented
 @dataclass(slots=True)
+class RepetitionDetectionParams(_Checked):
+    """When an output goes in circles, and ends for it: it is one pattern of tokens, again and again; vLLM's names."""
+
+    _called = "repetition detection parameter"
+
+    max_pattern_size: int = param(0, values.integer(0, MAX_PATTERN), "tokens of the longest pattern; 0 is off")
+    min_pattern_size: int = param(0, values.integer(0, MAX_PATTERN), "tokens of the shortest; 0 is 1")
+    min_count: int = param(
+        0, values.count, "how often it is there, one after the other, at the output's end; 2 or more"
+    )
+
+    def __post_init__(self) -> None:
+        _Checked.__post_init__(self)
+        most = self.max_pattern_size
+        if self.min_pattern_size > most:
+            raise ParameterError("min_pattern_size", f"must be at most max_pattern_size ({most})")
+        if most and self.min_count < 2:
+            raise ParameterError("min_count", f"must be at least 2, not {self.min_count}; max_pattern_size=0 is off")
+
+
+@documented
+@dataclass(slots=True)
 class SamplingParams(_Checked):
     """How to draw one request's tokens and when to stop; vLLM's names, defaults and meanings.
 
@@ -173,8 +209,16 @@ class SamplingParams(_Checked):
         None, values.logprobs, "likeliest tokens to report at each position beside the one drawn"
     )
     prompt_logprobs: int | None = param(None, values.logprobs, "the same for each position of the prompt")
+    logprob_token_ids: list[int] | None = param(
+        None,
+        values.optional(values.named),
+        "tokens whose log-probabilities are reported at each position, instead of those of the likeliest",
+    )
     detokenize: bool = param(True, values.flag, "give text, not only token ids")
     skip_special_tokens: bool = param(True, values.flag, "leave special tokens out of the text")
+    spaces_between_special_tokens: bool = param(
+        True, values.flag, "keep the spaces that a tokenizer writes between special tokens, where these show"
+    )
     include_stop_str_in_output: bool = param(False, values.flag, "keep the stop string at the text's end")
     output_kind: RequestOutputKind = param(RequestOutputKind.CUMULATIVE, _kind, "what each streamed output holds")
     truncate_prompt_tokens: int | None = param(
@@ -193,6 +237,11 @@ class SamplingParams(_Checked):
     )
     structured_outputs: StructuredOutputsParams | None = param(
         None, values.optional(_constraint), "what the output must look like: a JSON schema, a regex, choices, a grammar"
+    )
+    repetition_detection: RepetitionDetectionParams | None = param(
+        None,
+        values.optional(_repetition),
+        "end an output that goes in circles: its max_pattern_size, min_pattern_size and min_count",
     )
     extra_args: dict[str, Any] | None = param(
         None, values.optional(values.extra), "for logits processors; not read otherwise"
@@ -215,6 +264,11 @@ class SamplingParams(_Checked):
         """Whether the likeliest token is taken; top_k, top_p, min_p and seed then change nothing."""
         return self.temperature == 0
 
+    @property
+    def num_logprobs(self) -> int | None:
+        """Log-probabilities of each position beside the drawn token's; None: not even that, -1: of all tokens."""
+        return len(self.logprob_token_ids) if self.logprob_token_ids else self.logprobs
+
     def clone(self) -> "SamplingParams":
         """A copy that shares nothing."""
         return copy.deepcopy(self)
@@ -225,7 +279,7 @@ class SamplingParams(_Checked):
         max_logprobs -1 is no limit. Raises ParameterError.
         """
         self.__post_init__()
-        for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
+        for name in ("stop_token_ids", "logit_bias", "allowed_token_ids", "logprob_token_ids"):
             given = getattr(self, name)  # of logit_bias, the keys
             if given and max(given) >= vocab_size:
                 wanted = f"the vocabulary has {vocab_size} tokens: use ids from 0 to {vocab_size - 1}"
@@ -249,6 +303,9 @@ class BeamSearchParams(_Checked):
     temperature: float = param(0.0, values.number(0, 1e4, " (0 leaves the logits as they are)"), "divides the logits")
     length_penalty: float = param(1.0, values.number(-100, 100), "scores are divided by length to this power")
     include_stop_str_in_output: bool = param(False, values.flag, "keep the end-of-text token's text")
+    structured_outputs: StructuredOutputsParams | None = param(
+        None, values.optional(_constraint), "what the outputs must look like; with logprobs_mode='processed_logprobs'"
+    )
 
 
 def _check_logprobs(name: str, num: int, vocab_size: int, max_logprobs: int) -> None:

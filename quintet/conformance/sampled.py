@@ -65,7 +65,8 @@ class Both:
         return filled
 
     def _down(self, found: LogprobTensors, rows: int) -> LogprobTensors:
-        return LogprobTensors(*(self.subject.down(x)[:rows] for x in found))
+        ids, values, ranks = (self.subject.down(x)[:rows] for x in (found.token_ids, found.logprobs, found.ranks))
+        return LogprobTensors(ids, values, ranks)
 
 
 def _more(x: Tensor, count: int) -> Tensor:

@@ -14,6 +14,7 @@ from quintet.outputs import TokenDelta, TokenLogprobs
 
 JUMP = 256  # tokens that a grammar alone may decide at once: the engine has others to serve
 NOT_FINITE = "the model gave no finite logits for this request; its weights or dtype may be at fault"
+REPETITION_DETECTED = "repetition_detected"  # vLLM's stop_reason
 NOTHING_LEFT = (
     "no token is left to draw: structured_outputs allow none that bad_words, allowed_token_ids or the like leave"
 )
@@ -101,7 +102,7 @@ class Answers:
         """Tokens that its grammar leaves no choice about, if the request goes on. None where tokens have
         log-probabilities, which the model alone knows, or where something else may forbid them."""
         params = request.params
-        if request.grammar is None or params.logprobs is not None or not self._jumps:
+        if request.grammar is None or params.num_logprobs is not None or not self._jumps:
             return 0
         if params.allowed_token_ids or request.admitted.bad_words_ids:
             return 0
@@ -120,8 +121,8 @@ class Answers:
         """The token that a row drew, and what was asked for beside it."""
         token_id = result.token_ids[row]
         delta = self._say(request, token_id) if token_id >= 0 else self.fail(request, _why_none(request))
-        if result.logprobs is not None and request.params.logprobs is not None and not delta.error:
-            delta.logprobs = [_trim(result.logprobs[row], request.params.logprobs)]
+        if result.logprobs is not None and (wanted := request.params.num_logprobs) is not None and not delta.error:
+            delta.logprobs = [_trim(result.logprobs[row], wanted)]
         if result.prompt_logprobs and not delta.error:
             delta.prompt_logprobs = result.prompt_logprobs.get(request)
         return delta
@@ -133,15 +134,16 @@ class Answers:
         if grammar is not None:
             if why := grammar.follow(request):
                 return self.fail(request, f"structured_outputs ended: {why}")
-            if reason is FinishReason.LENGTH and grammar.complete:
+            if reason in (FinishReason.LENGTH, FinishReason.REPETITION) and grammar.complete:
                 reason = None  # it ends by what it has said
         if reason is None:
             return _delta(request, [token_id])
         asked = reason is FinishReason.STOP and token_id in (request.params.stop_token_ids or ())
-        return self.end(request, reason, [token_id], stop=token_id if asked else None)
+        stop = REPETITION_DETECTED if reason is FinishReason.REPETITION else token_id if asked else None
+        return self.end(request, reason, [token_id], stop)
 
     def end(
-        self, request: Request, reason: FinishReason, token_ids: Sequence[int] = (), stop: int | None = None
+        self, request: Request, reason: FinishReason, token_ids: Sequence[int] = (), stop: int | str | None = None
     ) -> TokenDelta:
         self._scheduler.remove(request)
         self._flights.forget(request)

@@ -1,7 +1,7 @@
 """Beam search over the engine: every step asks for one token of each candidate, and the prefix cache does the rest."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from quintet.engine.client import Client
 from quintet.engine.prompts import Prompt
@@ -40,17 +40,21 @@ def search(shared: Shared, prompt: Prompt, params: BeamSearchParams) -> BeamSear
         raise ValueError("beam_search goes on from token ids; give text or ids in the place of 'prompt_embeds'")
     start = len(prompt.token_ids)
     eos = frozenset() if params.ignore_eos else client.admission.eos_ids
+    form = None if params.structured_outputs is None else _Form(client, params, start)
     beams, ended = [BeamSearchSequence(list(prompt.token_ids))], []
     room = max(1, client.admission.bounds.max_model_len - start)  # admission says what is wrong with less
     for _ in range(min(params.max_tokens, room)):
         grown = []
-        for beam, step in zip(beams, _expand(shared, beams, prompt, params), strict=True):
+        for beam, step in zip(beams, _expand(shared, beams, prompt, params, form), strict=True):
             for token_id, logprob in step.items():
                 candidate = BeamSearchSequence(
                     [*beam.tokens, token_id], beam.cum_logprob + logprob.logprob, [*beam.logprobs, step]
                 )
                 if token_id in eos:
                     candidate.finish_reason, candidate.stop_reason = "stop", token_id
+                    ended.append(candidate)
+                elif form is not None and not form.allowed(candidate):
+                    candidate.finish_reason = "stop"
                     ended.append(candidate)
                 else:
                     grown.append(candidate)
@@ -75,6 +79,11 @@ def _check(client: Client, params: BeamSearchParams) -> None:
             "beam_width",
             f"must be at most {most // 2}, not {params.beam_width}; the engine's max_logprobs={number} would allow it",
         )
+    if params.structured_outputs is not None and mode.startswith("raw"):
+        raise ParameterError(
+            "structured_outputs", f"change no score with logprobs_mode={mode!r}; start the engine with "
+            "logprobs_mode='processed_logprobs'",
+        )  # fmt: skip
     if params.temperature not in (0, 1) and mode.startswith("raw"):
         raise ParameterError(
             "temperature",
@@ -90,14 +99,30 @@ def _number(client: Client, params: BeamSearchParams) -> int:
 
 def score(beam: BeamSearchSequence, num_prompt: int, length_penalty: float) -> float:
     """Sum of log-probabilities over output length to the power of the penalty, end-of-text not counted."""
-    length = len(beam.tokens) - num_prompt - (beam.finish_reason == "stop")
+    length = len(beam.tokens) - num_prompt - (beam.stop_reason is not None)
     return beam.cum_logprob / math.pow(max(length, 1), length_penalty)
 
 
+class _Form:
+    """What outputs must look like."""
+
+    def __init__(self, client: Client, params: BeamSearchParams, start: int) -> None:
+        assert params.structured_outputs is not None
+        self._matcher = client.grammars.matcher(client.grammars.admit(params.structured_outputs))
+        if why := self._matcher.wait():
+            raise ParameterError("structured_outputs", f"cannot be served: {why}")
+        self._start, self._never = start, client.admission.eos_ids if params.ignore_eos else frozenset()
+
+    def allowed(self, beam: BeamSearchSequence) -> list[int]:
+        """What may follow; nothing where it is whole."""
+        ids = self._matcher.allowed_after(beam.tokens[self._start :])
+        return [] if ids is None else [token_id for token_id in ids.tolist() if token_id not in self._never]
+
+
 def _expand(
-    shared: Shared, beams: list[BeamSearchSequence], prompt: Prompt, params: BeamSearchParams
+    shared: Shared, beams: list[BeamSearchSequence], prompt: Prompt, params: BeamSearchParams, form: _Form | None
 ) -> list[LogprobsAt]:
-    """The 2 * beam_width likeliest next tokens of each candidate."""
+    """The 2 * beam_width likeliest next tokens of each candidate, of those that its form allows."""
     client = shared.client
     number = _number(client, params)
     one = SamplingParams(max_tokens=1, temperature=params.temperature, logprobs=number, detokenize=False)
@@ -106,7 +131,8 @@ def _expand(
 
     def add() -> None:
         for request_id, beam in zip(ids, beams, strict=True):
-            client.add(request_id, Prompt(beam.tokens, None, prompt.cache_salt), one)
+            own = one if form is None else replace(one, allowed_token_ids=form.allowed(beam))
+            client.add(request_id, Prompt(beam.tokens, None, prompt.cache_salt), own)
 
     try:
         shared.call(add)
@@ -119,7 +145,8 @@ def _expand(
         (completion,) = outputs[request_id].outputs
         if completion.error is not None or not completion.logprobs:
             raise RuntimeError(f"beam search failed: {completion.error}")
-        ranked = sorted(completion.logprobs[0].items(), key=lambda item: -item[1].logprob)
+        likely = [item for item in completion.logprobs[0].items() if item[1].logprob > -math.inf]
+        ranked = sorted(likely, key=lambda item: -item[1].logprob)
         found.append(dict(ranked[:number]))
     return found
 
@@ -127,5 +154,5 @@ def _expand(
 def _text(client: Client, beam: BeamSearchSequence, params: BeamSearchParams) -> str | None:
     if client.tokenizer is None:
         return None
-    ended = beam.finish_reason == "stop" and not params.include_stop_str_in_output
+    ended = beam.stop_reason is not None and not params.include_stop_str_in_output
     return client.tokenizer.decode(beam.tokens[:-1] if ended else beam.tokens)

@@ -12,6 +12,7 @@ from quintet.engine.strays import left_out
 from quintet.engine.template import render_template, template_variables
 from quintet.engine.tokenizer import Tokenizer, refuse_surrogates
 from quintet.names import refuse_unknown, unknown
+from quintet.sampling_params import ParameterError
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")  # and those that the template itself names
 KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "function_call", "refusal", "reasoning_content")
@@ -41,6 +42,7 @@ class ChatOptions:
     tools: Sequence[Mapping[str, Any]] | None = None  # JSON schemas, as OpenAI's API takes them
     chat_template: str | Path | None = None  # Jinja text or a file's path, instead of the tokenizer's own
     chat_template_kwargs: Mapping[str, Any] | None = None  # variables that the template reads
+    documents: Sequence[Mapping[str, Any]] | None = None  # for a template that reads them
     add_generation_prompt: bool = True  # end with the beginning of the next message
     continue_final_message: bool = False  # the model goes on with the last message; nothing is begun then
 
@@ -90,7 +92,7 @@ def render_chat(tokenizer: Tokenizer, messages: Sequence[Any], options: ChatOpti
         checked[-1] = _mark(checked[-1])
     variables = {
         **tokenizer.special_tokens,
-        "documents": None,
+        "documents": _documents(options.documents, template),
         **_extra(template, options.chat_template_kwargs),
         "messages": checked,
         "tools": tools,
@@ -207,6 +209,15 @@ def _tools(tools: Any) -> list[Any] | None:
         raise ValueError('tools must be a list of dicts such as {"type": "function", "function": {"name": ...}}')
     plain: list[Any] = _plain("tools", list(tools))
     return plain
+
+
+def _documents(given: Any, template: str) -> Any:
+    """Refused where the template reads none: the answer would not be made of them."""
+    if not given:
+        return None
+    if "documents" not in template_variables(template):
+        raise ParameterError("documents", "are not read by this chat template; put them into the messages")
+    return _plain("documents", list(given))
 
 
 def _extra(template: str, given: Mapping[str, Any] | None) -> Mapping[str, Any]:

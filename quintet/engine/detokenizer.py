@@ -107,6 +107,24 @@ class WindowDecoder:
         return new
 
 
+class Close:
+    """A decoder without the spaces that it writes between two added tokens."""
+
+    def __init__(self, decoder: Decoder, tokenizer: Tokenizer) -> None:
+        self._decoder, self._added = decoder, {token_id: text for text, token_id in tokenizer.added.items()}
+        self._last_added = False
+
+    def step(self, token_id: int) -> str:
+        text, name = self._decoder.step(token_id), self._added.get(token_id)
+        if name is not None and self._last_added and not name.startswith(" "):
+            text = text.lstrip(" ")
+        self._last_added = name is not None
+        return text
+
+    def finish(self) -> str:
+        return self._decoder.finish()
+
+
 class Detokenizer:
     """The text of one completion. The parts that add() and finish() return, joined, are `text`.
 
@@ -121,6 +139,8 @@ class Detokenizer:
             self._decoder: Decoder = ByteDecoder(tokenizer.pieces, hidden, prompt_ids)
         else:
             self._decoder = WindowDecoder(tokenizer, skip, prompt_ids)
+        if not (skip or params.spaces_between_special_tokens):
+            self._decoder = Close(self._decoder, tokenizer)
         self._stops = compile_stops(tuple(params.stop)) if params.stop else None
         self._include = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens

@@ -18,6 +18,7 @@ from quintet.engine.flights import Flights
 from quintet.engine.grammar import Grammars, wait_for_any
 from quintet.engine.interrupts import Uninterrupted
 from quintet.engine.profiler import Profiler
+from quintet.engine.repetition import Repetition
 from quintet.engine.request import Admitted, FinishReason, Request
 from quintet.engine.runner import Runner
 from quintet.engine.scheduler import Plan, Scheduler
@@ -65,6 +66,9 @@ class Engine:
         if admitted.request_id in self._answers.requests:
             raise ValueError(f"request id {admitted.request_id!r} is in use; give each running request its own")
         request = Request(admitted, self._num_added)
+        circles = admitted.params.repetition_detection
+        if circles is not None and circles.max_pattern_size:
+            request.repetition = Repetition(circles)
         if admitted.grammar:
             if self._grammars is None:
                 raise ValueError("this engine serves no structured_outputs; leave them out")

@@ -188,6 +188,14 @@ class Matcher:
         self._chain = self._taken, ids
         return len(ids)
 
+    def allowed_after(self, said: Sequence[int]) -> "Array | None":
+        """Ids [N] of what may follow these tokens of an output, whoever said them; None: nothing may, it is whole."""
+        state = self.compiled.result().deep_copy()
+        if not state.consume_tokens(list(said)) or state.is_stopped():
+            return None
+        bits = np.frombuffer(state.compute_bitmask(), np.uint8)
+        return np.flatnonzero(np.unpackbits(bits, bitorder="little")).astype(np.int32)
+
     def fill(self, words: "Array", ahead: Sequence[int] = ()) -> Any:
         """words [W] int32, W at least ceil(V / 32): a bit for each token that may come next, of V the tokenizer's.
 

@@ -116,7 +116,7 @@ class OutputProcessor:
     def _start(self, engine_id: str, index: int, params: SamplingParams, prompt_ids: Sequence[int]) -> _Completion:
         with_text = self.tokenizer is not None and params.detokenize
         detokenizer = Detokenizer(self.tokenizer, params, prompt_ids) if with_text and self.tokenizer else None
-        wanted = params.logprobs is not None
+        wanted = params.num_logprobs is not None
         return _Completion(engine_id, index, detokenizer, [] if wanted else None, 0.0 if wanted else None)
 
     def process(self, deltas: Iterable[TokenDelta]) -> Processed:
@@ -171,7 +171,8 @@ class OutputProcessor:
             ids = self._detokenize(request.params, completion, ids)
         if logprobs is not None and completion.logprobs is not None and completion.cumulative_logprob is not None:
             kept = logprobs[: len(ids)]
-            completion.logprobs += [self._decode_logprobs(each, request.params) for each in kept]
+            named = bool(request.params.logprob_token_ids)
+            completion.logprobs += [self._decode_logprobs(each, request.params, named) for each in kept]
             completion.cumulative_logprob += sum(each.values[0] for each in kept)
         if delta.prompt_logprobs is not None and request.prompt_logprobs is not None and completion.index == 0:
             request.prompt_logprobs += [self._decode_logprobs(each, request.params) for each in delta.prompt_logprobs]
@@ -196,12 +197,14 @@ class OutputProcessor:
             completion.error = None
         return ids[: detokenizer.num_tokens - before]
 
-    def _decode_logprobs(self, each: TokenLogprobs, params: SamplingParams) -> LogprobsAt:
+    def _decode_logprobs(self, each: TokenLogprobs, params: SamplingParams, named: bool = False) -> LogprobsAt:
+        """`named`: the tokens after the first were named by the caller, and nobody has ranked them."""
         text = self.tokenizer.token_text if self.tokenizer is not None and params.detokenize else None
         at: LogprobsAt = {}
         for place, (token_id, value) in enumerate(zip(each.ids, each.values, strict=True)):
+            rank = each.rank if place == 0 else None if named else place
             if token_id not in at:  # the sampled token comes first and may be among the most likely again
-                at[token_id] = Logprob(value, place or each.rank, None if text is None else text(token_id))
+                at[token_id] = Logprob(value, rank, None if text is None else text(token_id))
         return at
 
     def _give(self, request: _Request, now: float) -> RequestOutput | None:

@@ -13,6 +13,7 @@ from quintet.sampling_params import SamplingParams
 if TYPE_CHECKING:  # a process that only admits requests needs no torch
     from quintet.engine.drafts import History
     from quintet.engine.grammar import Matcher
+    from quintet.engine.repetition import Repetition
     from quintet.engine.tables import Found
     from quintet.types import Array
 
@@ -25,6 +26,7 @@ class FinishReason(str, enum.Enum):
 
     STOP = "stop"  # an end-of-text token, a stop token or a stop string
     LENGTH = "length"  # max_tokens or the model's length
+    REPETITION = "repetition"  # it goes in circles, and the caller asked to end it then
     ABORT = "abort"  # the caller took it back
     ERROR = "error"  # a failure inside this request
 
@@ -91,6 +93,7 @@ class Request:
     scheduled: float | None = None  # time.monotonic() when its first step was planned
     num_scored: int = 0  # positions of the prompt whose log-probabilities were given out
     history: "History | None" = None  # of the drafts
+    repetition: "Repetition | None" = None  # of its output, if the caller asked for it
     grammar: "Matcher | None" = None  # where its output stands in what it must look like
 
     def __post_init__(self) -> None:
@@ -156,10 +159,13 @@ class Request:
         else:
             self.token_ids.append(token_id)
         self.num_known += 1
-        facts = self.admitted
-        if token_id in facts.stop_ids and self.num_known - self.num_prompt >= self.params.min_tokens:
+        facts, enough = self.admitted, self.num_known - self.num_prompt >= self.params.min_tokens
+        circles = self.repetition is not None and self.repetition.add(token_id)
+        if token_id in facts.stop_ids and enough:
             return FinishReason.STOP
-        return FinishReason.LENGTH if len(self.token_ids) == self.num_prompt + facts.max_tokens else None
+        if len(self.token_ids) == self.num_prompt + facts.max_tokens:
+            return FinishReason.LENGTH
+        return FinishReason.REPETITION if circles and enough else None
 
     def forget_unknown(self) -> None:
         """The running steps will not land: what they would have drawn is drawn again. Nor are drafts kept."""

@@ -17,7 +17,7 @@ from quintet.engine.batch import BatchBuilder
 from quintet.engine.logits_processors import ProcessorFailed
 from quintet.engine.request import UNKNOWN, Request
 from quintet.engine.rows import Rows
-from quintet.engine.sampler import LogprobTensors, Sampled, Sampler
+from quintet.engine.sampler import LogprobTensors, Sampled, Sampler, likeliest
 from quintet.engine.scheduler import Plan
 from quintet.engine.spans import Spans
 from quintet.engine.worker import Carried, Worker
@@ -199,7 +199,10 @@ class Runner:
         def wait() -> StepResult:
             listed = None
             if logprobs is not None:
-                listed = _listed(logprobs(), slice(count), _most(r.params.logprobs for r in requests))
+                found = logprobs()
+                listed = _listed(found, slice(count), _most(likeliest(r.params) for r in requests))
+                if found.named:
+                    listed = _with_named(listed, requests, [column[:, 0].tolist() for column in found.named])
             return StepResult(rows, token_ids().tolist()[:count], listed, prompts(), failed)
 
         return wait
@@ -286,8 +289,13 @@ class Runner:
 
     def _fetch(self, tensors: LogprobTensors) -> Callable[[], LogprobTensors]:
         """The same on the host. The copies are started together; calling the result waits for all."""
-        waiting = [self._device.to_host(tensor) for tensor in tensors]
-        return lambda: LogprobTensors(*(wait() for wait in waiting))
+        waiting = [self._device.to_host(tensor) for tensor in (*tensors[:3], *tensors.named)]
+
+        def wait() -> LogprobTensors:
+            ids, values, ranks, *named = [each() for each in waiting]
+            return LogprobTensors(ids, values, ranks, tuple(named))
+
+        return wait
 
 
 def _most(numbers: Iterable[int | None]) -> int:
@@ -301,3 +309,17 @@ def _listed(tensors: LogprobTensors, rows: slice, num: int | None) -> list[Token
     columns = slice(None if num is None or num < 0 else num + 1)
     ids, values, ranks = tensors.token_ids[rows, columns], tensors.logprobs[rows, columns], tensors.ranks[rows]
     return [TokenLogprobs(*row) for row in zip(ids.tolist(), values.tolist(), ranks.tolist(), strict=True)]
+
+
+def _with_named(
+    listed: list[TokenLogprobs], requests: Sequence[Request], columns: Sequence[Sequence[float]]
+) -> list[TokenLogprobs]:
+    """Where a row's request names tokens, these follow its own; columns[k][row] is the log-probability of its k-th."""
+    found = []
+    for row, (each, request) in enumerate(zip(listed, requests, strict=True)):
+        named = request.params.logprob_token_ids
+        if named:
+            values = [columns[at][row] for at in range(len(named))]
+            each = TokenLogprobs([each.ids[0], *named], [each.values[0], *values], each.rank)
+        found.append(each)
+    return found

@@ -31,6 +31,7 @@ class LogprobTensors(NamedTuple):
     token_ids: Tensor  # [R, K + 1] int32; column 0 is the token itself, then the likeliest, best first
     logprobs: Tensor  # [R, K + 1] float32
     ranks: Tensor  # [R] int32, of the token itself; 1 is the likeliest
+    named: tuple[Tensor, ...] = ()  # [R, 1] float32 each: of the first, second ... token that a row names, else 0
 
 
 class Sampled(NamedTuple):
@@ -214,8 +215,11 @@ class Sampler:
         if raw is None:  # what the draw saw
             scaled = self._ops.scale_logits(logits, draw.temperature)
             raw = self._ops.filter_logits(scaled, draw, self._width)
-        found = self._ops.top_logprobs(raw, token_ids, self._num_logprobs, self._normalize, self._wanted)
-        return Sampled(token_ids, LogprobTensors(*found))
+        found = LogprobTensors(
+            *self._ops.top_logprobs(raw, token_ids, self._num_logprobs, self._normalize, self._wanted)
+        )
+        named = [self._ops.top_logprobs(raw, ids, 0, self._normalize, asked)[1] for ids, asked in self._named]
+        return Sampled(token_ids, found._replace(named=tuple(named)))
 
     def begin_again(self) -> None:
         """Requests may have lost tokens, and a step may have broken off: what was settled or counted is so anew."""
@@ -245,13 +249,27 @@ class Sampler:
         self._settled = True  # else, after an error or Ctrl-C on the way, all of it is done again
 
     def _enter_logprobs(self, requests: list[Request]) -> None:
-        asked = [(row, r.params.logprobs) for row, r in enumerate(requests) if r.params.logprobs is not None]
-        self._num_logprobs = None
+        wishes = [(row, likeliest(r.params)) for row, r in enumerate(requests)]
+        asked = [(row, num) for row, num in wishes if num is not None]
+        self._num_logprobs, self._named = None, self._columns(requests)
         if asked:
             self._num_logprobs = self._size(max(self._vocab_size if num == -1 else num for _, num in asked))
             wanted = np.zeros(self._rows, np.int32)
             wanted[[row for row, _ in asked]] = 1
             (self._wanted,) = self.device.to_device([wanted])
+
+    def _columns(self, requests: list[Request]) -> list[tuple[Tensor, Tensor]]:
+        """The tokens that rows name, (ids [R], whether a row has one [R]) for the first, the second and so on."""
+        named = [r.params.logprob_token_ids or () for r in requests]
+        columns = []
+        for place in range(max(map(len, named), default=0)):
+            ids, asked = np.zeros((2, self._rows), np.int32)
+            for row, each in enumerate(named):
+                if place < len(each):
+                    ids[row], asked[row] = each[place], 1
+            on_device = self.device.to_device([ids, asked])
+            columns.append((on_device[0], on_device[1]))
+        return columns
 
     def _size(self, num: int) -> int:
         """How many log-probabilities to compute where the most that is asked for is num."""
@@ -275,6 +293,11 @@ class Sampler:
         self._draw = Draw(*self.device.to_device([*arrays, keys, np.zeros(self._rows, np.int32)]))
 
 
+def likeliest(params: SamplingParams) -> int | None:
+    """Of how many likeliest tokens log-probabilities are computed: of none where others are named."""
+    return 0 if params.logprob_token_ids else params.logprobs
+
+
 def _applied(processor: LogitsProcessor) -> Callable[[Tensor, Sequence[int]], Tensor]:
     return lambda logits, positions: processor.apply(logits)
 
@@ -286,17 +309,23 @@ def _joined(drawn: Sequence[Sampled]) -> Sampled:
     if all(each is None for each in found):
         return Sampled(token_ids, None)
     width = max(each.token_ids.shape[1] for each in found if each is not None)
+    count = max(len(each.named) for each in found if each is not None)
     parts = [
-        _wide(each, width) if each is not None else _nothing(rows.token_ids, width)
+        _wide(_nothing(rows.token_ids, width) if each is None else each, width, count)
         for rows, each in zip(drawn, found, strict=True)
     ]
-    return Sampled(token_ids, LogprobTensors(*(torch.cat(columns) for columns in zip(*parts, strict=True))))
+    named = tuple(torch.cat([part.named[at] for part in parts]) for at in range(count))
+    ids, values = torch.cat([part.token_ids for part in parts]), torch.cat([part.logprobs for part in parts])
+    return Sampled(token_ids, LogprobTensors(ids, values, torch.cat([part.ranks for part in parts]), named))
 
 
-def _wide(found: LogprobTensors, width: int) -> LogprobTensors:
+def _wide(found: LogprobTensors, width: int, count: int) -> LogprobTensors:
+    """With so many columns, and so many named tokens."""
     more = 0, width - found.token_ids.shape[1]
     pad = torch.nn.functional.pad
-    return LogprobTensors(pad(found.token_ids, more), pad(found.logprobs, more), found.ranks)
+    nothing = torch.zeros_like(found.logprobs[:, :1])
+    named = found.named + (nothing,) * (count - len(found.named))
+    return LogprobTensors(pad(found.token_ids, more), pad(found.logprobs, more), found.ranks, named)
 
 
 def _nothing(drawn: Tensor, width: int) -> LogprobTensors:

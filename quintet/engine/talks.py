@@ -11,7 +11,16 @@ from quintet.engine.prompts import Prompt
 from quintet.engine.speech import Listening, Parsers, Speech, needs_special
 from quintet.engine.thinking import may_think
 from quintet.engine.tokenizer import Tokenizer
-from quintet.engine.tools import Manner, Wanted, around, forced_grammar, kept_apart, listening, read_tools
+from quintet.engine.tools import (
+    Manner,
+    Wanted,
+    around,
+    forced_grammar,
+    kept_apart,
+    listening,
+    read_tools,
+    strict_grammar,
+)
 from quintet.names import refuse_unknown
 from quintet.outputs import CompletionOutput, RequestOutput
 from quintet.parsers.messages import Heard
@@ -91,9 +100,10 @@ class Talks:
         return how, behind(grammar_text(params.structured_outputs, self._config), first) if first else ""
 
     def _forced(self, how: Listening, shaped: bool) -> tuple[Listening, str]:
-        """With who reads the calls that must be made, and their grammar; empty where none must."""
+        """With who reads the calls that must be made, and their grammar, or that of calls of strict tools that may
+        be; empty where there is none."""
         if not self._wanted.forced:
-            return how, ""
+            return how, "" if shaped else strict_grammar(self._wanted, how, kept_apart(self._tokenizer))
         if shaped:
             raise ParameterError(
                 "tool_choice", "asks for calls, and structured_outputs for another answer; leave one of them out"

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from quintet.engine.checks import kind_of, object_of, one_of
+from quintet.engine.checks import flag_of, kind_of, object_of, one_of
 from quintet.engine.speech import Listening, Parsers
 from quintet.engine.strays import sift
 from quintet.engine.tokenizer import Tokenizer
@@ -72,13 +72,14 @@ def name_of(given: Any, where: str, there: Collection[str]) -> str:
 
 
 def tool_of(function: Mapping[str, Any], where: str) -> Tool:
-    """Of {"name": ..., "parameters": ...}."""
+    """Of {"name": ..., "parameters": ..., "strict": ...}."""
     name, parameters = function.get("name"), function.get("parameters")
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:
         raise ParameterError(f"{where}.name", f"must be text of 1 to {MAX_NAME} characters")
     if parameters is not None and not isinstance(parameters, dict):
         raise ParameterError(f"{where}.parameters", f"must be a JSON schema, not {kind_of(parameters)}")
-    return Tool(name, parameters or {"type": "object", "properties": {}})
+    strict = flag_of(function.get("strict"), f"{where}.strict")
+    return Tool(name, parameters or {"type": "object", "properties": {}}, strict)
 
 
 def _chosen(known: tuple[Tool, ...], choice: Mapping[str, Any]) -> Wanted:
@@ -111,6 +112,14 @@ def forced_grammar(wanted: Wanted, listening: Listening, special: Mapping[str, i
         if parser is not None and written is not None:
             return written, parser
     raise AssertionError("calls can be written in JSON")
+
+
+def strict_grammar(wanted: Wanted, listening: Listening, special: Mapping[str, int]) -> str:
+    """The grammar of an answer that may call, if a tool is strict; empty where the model's form has none."""
+    if wanted.mode != "auto" or listening.tool is None or not any(each.strict for each in wanted.tools):
+        return ""
+    choice = Choice(None, listening.parallel, listening.reasoning, listening.inside)
+    return listening.tool.watching(wanted.tools, choice, special) or ""
 
 
 def kept_apart(tokenizer: Tokenizer) -> dict[str, int]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from quintet.parsers.events import Tool
 from quintet.parsers.grammar import Lark, NoGrammar
 from quintet.parsers.shapes import Mark, Part, parts
+from quintet.parsers.watching import Watch
 
 Signs = tuple[tuple[str, ...], ...]
 """Alternatives; of one of them, every text stands in the chat template."""
@@ -16,10 +17,12 @@ Signs = tuple[tuple[str, ...], ...]
 @dataclass(frozen=True)
 class Block:
     """Calls and the markers around them, from their first marker to their last. An anchored one has no marker of its
-    own: it is looked for where content begins, and nowhere else."""
+    own: it is looked for where content begins, and nowhere else. What begins with the marker of a certain one is a
+    call, and never something else."""
 
     sequence: tuple[Part, ...]
     anchored: bool = False
+    certain: bool = True
 
     @property
     def end(self) -> str:
@@ -28,8 +31,8 @@ class Block:
         return last.marks()[0] if isinstance(last, Mark) else ""
 
 
-def block(*described: str | Part, anchored: bool = False) -> Block:
-    return Block(parts(*described), anchored)
+def block(*described: str | Part, anchored: bool = False, certain: bool = True) -> Block:
+    return Block(parts(*described), anchored, certain)
 
 
 def call_id(name: str, position: int) -> str:
@@ -150,10 +153,26 @@ class ToolParser:
         lark = Lark(chosen, choice.parallel and choice.named is None, special or {})
         try:
             calls = lark.sequence(self.blocks[0].sequence)
-            calls = calls if self.again is None else lark.repeated(calls, self.again)
+            calls = calls if self.again is None else lark.repeated("", calls, lark.literal(self.again))
         except (NoGrammar, RecursionError):
             return None
         thoughts = choice.reasoning
         if choice.otherwise:
             calls = f"({calls} | {choice.otherwise if thoughts is None else thoughts.led(choice.otherwise, lark)})"
         return lark.after(*((thoughts.opens[0], thoughts.closes) if thoughts else ("", ())), choice.inside, calls)
+
+    def watching(
+        self, tools: Sequence[Tool], choice: Choice | None = None, special: Mapping[str, int] | None = None
+    ) -> str | None:
+        """Any text, with calls in it if the model makes some, whose arguments follow the schemas of tools that are
+        strict: a grammar as above. None if there is none."""
+        choice, special = choice or Choice(), special or {}
+        held = [each if each.strict else replace(each, parameters={}) for each in tools]
+        lark = Lark(held, choice.parallel, special)
+        thoughts = choice.reasoning
+        if thoughts is not None and any(set(each.sequence[0].marks()) & set(thoughts.until) for each in self.blocks):
+            thoughts = None  # a call may begin within them
+        try:
+            return Watch(lark, special, thoughts).written(self.blocks, choice.inside, choice.parallel)
+        except (NoGrammar, RecursionError):
+            return None

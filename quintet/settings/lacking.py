@@ -197,7 +197,6 @@ PARAMETERS: Mapping[str, str] = {
     "length_penalty": "use LLM.beam_search, whose BeamSearchParams have it",
     "early_stopping": "use LLM.beam_search; it goes on as long as a better output may come",
     "logits_processors": "they are the engine's: LLM(logits_processors=[...]); extra_args is what a request tells them",
-    "spaces_between_special_tokens": "the tokenizer's own way is always used; leave it out",
     "flat_logprobs": "log-probabilities always come as a dict for each token; leave it out",
     "response_format": "use structured_outputs",
     "max_new_tokens": "use max_tokens",

@@ -9,7 +9,7 @@ from quintet.values import one_of, optional, text, truth
 
 def _backend(value: Any) -> str:
     if value in ("xgrammar", "outlines", "lm-format-enforcer"):
-        raise ValueError(f"{value!r} is not there yet; use 'guidance', or leave it out")
+        raise ValueError(f"{value!r} is not there; leave it out: guidance takes EBNF and structural tags as well")
     return str(one_of("auto", "guidance")(value))
 
 

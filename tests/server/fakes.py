@@ -155,9 +155,9 @@ class FakeBackend:
             if at + 1 >= request.max_tokens:
                 delta.finish_reason = "length"
                 break
-        num = request.params.logprobs
+        num, named = request.params.num_logprobs, request.params.logprob_token_ids
         if num is not None:
-            delta.logprobs = [self._scores(each, num) for each in delta.token_ids]
+            delta.logprobs = [self._scores(each, num, named) for each in delta.token_ids]
         if place == 0 and request.params.prompt_logprobs is not None:
             num = request.params.prompt_logprobs
             delta.prompt_logprobs = [self._scores(each, num) for each in request.prompt_ids[1:]]
@@ -168,10 +168,10 @@ class FakeBackend:
             return self.reply[place] if place < len(self.reply) else self.eos
         return request.prompt_ids[place % len(request.prompt_ids)]
 
-    def _scores(self, token: int, num: int) -> TokenLogprobs:
-        """The token itself is the likeliest; then come the ids after it."""
+    def _scores(self, token: int, num: int, named: Sequence[int] | None = None) -> TokenLogprobs:
+        """The token itself is the likeliest; then come the ids after it, or those that were named."""
         size = self.served.vocab_size
-        top = [(token + step) % size for step in range(num if num >= 0 else size)]
+        top = list(named or ((token + step) % size for step in range(num if num >= 0 else size)))
         return TokenLogprobs([token, *top], [LOGPROB, *(LOGPROB - step for step in range(len(top)))], 1)
 
     def abort(self, request_id: str) -> None:

@@ -268,3 +268,21 @@ def test_the_automaton_against_find_on_random_texts():
         ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
         assert end == (min(ends) if ends else len(text))
         assert (automaton.found[state] is not None) == bool(ends)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_tokens_stand_close_where_that_is_asked_for(kind, all_kinds):
+    """vLLM's spaces_between_special_tokens: of added tokens one after the other, where they show at all."""
+    tokenizer = all_kinds[kind]
+    added = [i for text, i in sorted(tokenizer.added.items()) if text.strip() and not text.startswith(" ")][:2]
+    word = tokenizer.encode("tool", add_special_tokens=False)
+    ids = [*added, *word, *added, *added]
+    names = {i: text for text, i in tokenizer.added.items()}
+    close = SamplingParams(skip_special_tokens=False, spaces_between_special_tokens=False)
+    text = "".join(stream(tokenizer, ids, close))
+    spaced = "".join(stream(tokenizer, ids, SamplingParams(skip_special_tokens=False)))
+    assert "".join(names[i] for i in [*added, *added]) in text
+    assert text.replace(" ", "") == spaced.replace(" ", "")
+    assert (text != spaced) == (kind == "word_piece")  # whose decoder writes a space before every token
+    hidden = SamplingParams(spaces_between_special_tokens=False)
+    assert stream(tokenizer, ids, hidden) == stream(tokenizer, ids)

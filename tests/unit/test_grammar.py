@@ -6,13 +6,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from quintet import AsyncLLM, RequestOutputKind, SamplingParams, StructuredOutputsParams
+from quintet import LLM, AsyncLLM, BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from quintet.config import StructuredOutputsConfig
 from quintet.engine.client import Client
 from quintet.engine.engine import Engine
@@ -557,3 +558,22 @@ def test_user_code_that_edits_logits_sees_every_token() -> None:
     served = client(logits_processors=[Meddler])
     told(served, params(json=LETTER))
     assert served.engine.stats().num_jumped == 0
+
+
+def test_beams_are_held_to_a_shape_too() -> None:
+    """They end where it is whole, and are the likeliest of all that it allows."""
+    prompt, choice = [5, 6, 7], ["abc", "ab", "b", "yes", "no"]
+    settings: dict[str, Any] = {"model": str(folder()), "device": "null", "load_format": "dummy", "use_tqdm": False}
+    sizes: dict[str, Any] = {"max_model_len": 64, "num_pages": 400, "max_logprobs": 200}
+    engine = LLM(**settings, **sizes, logprobs_mode="processed_logprobs")
+    search = BeamSearchParams(beam_width=100, max_tokens=12, structured_outputs={"choice": choice}, length_penalty=0.0)
+    found = engine.beam_search([{"prompt_token_ids": prompt}], search)[0].sequences
+    tokenizer = load_tokenizer(folder())
+    said = [tokenizer.decode([i for i in each.tokens[len(prompt) :] if i != 1]) for each in found]
+    assert set(said) == set(choice) and {each.finish_reason for each in found} == {"stop"}
+    assert sum(np.exp(each.cum_logprob) for each in found) == pytest.approx(1, abs=1e-3)  # nothing else can be said
+    assert [each.cum_logprob for each in found] == sorted((each.cum_logprob for each in found), reverse=True)
+    short = engine.beam_search([{"prompt_token_ids": prompt}], replace(search, max_tokens=1, beam_width=2))
+    assert {each.finish_reason for each in short[0].sequences} <= {"stop", "length"}
+    with pytest.raises(ParameterError, match="structured_outputs change no score with logprobs_mode='raw_logprobs'"):
+        LLM(**settings, **sizes).beam_search([{"prompt_token_ids": prompt}], search)

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_tool_arguments(parser.add_argument_group("tools"))
     target.add_arguments(parser)
     engine.add_sampling_arguments(
-        parser, exclude=("n", "logprobs", "prompt_logprobs", "structured_outputs"), max_tokens=None
+        parser, exclude=("n", "logprobs", "prompt_logprobs", "logprob_token_ids", "structured_outputs"), max_tokens=None
     )
     engine.add_arguments(parser, exclude=("seed",))
 

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     target.add_arguments(parser)
     unsettled = {each.name: None for each in dataclasses.fields(SamplingParams)}  # the server has its own defaults
     engine.add_sampling_arguments(
-        parser, exclude=("n", "logprobs", "prompt_logprobs", "structured_outputs"), **unsettled
+        parser, exclude=("n", "logprobs", "prompt_logprobs", "logprob_token_ids", "structured_outputs"), **unsettled
     )
 
 

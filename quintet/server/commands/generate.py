@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     llm = engine.open_engine(arguments, arguments.quiet)
     try:
         params = engine.sampling(llm, wanted, max_tokens=_MAX_TOKENS)
-        one = len(prompts) == 1 and params.n == 1 and params.logprobs is None and not arguments.json
+        one = len(prompts) == 1 and params.n == 1 and params.num_logprobs is None and not arguments.json
         return _stream(llm, prompts[0], params, arguments) if one else _all(llm, prompts, params, arguments)
     finally:
         llm.close()

@@ -26,6 +26,7 @@ class Lacking(NamedTuple):
 
     why: str
     harmless: tuple[Any, ...] = ()  # values that ask for nothing; null always is
+    details: Mapping[str, Any] | None = None  # of the error, for programs
 
 
 class Body(BaseModel):
@@ -127,7 +128,8 @@ def _dropped(name: str, value: Any, model: type[Body]) -> bool:
         return False
     if value is None or any(value == each and type(value) is type(each) for each in lacking.harmless):
         return True
-    raise ApiError(400, f"{name} is not served here: {lacking.why}", param=name, code="unsupported_field")
+    why = f"{name} is not served here: {lacking.why}"
+    raise ApiError(400, why, param=name, code="unsupported_field", details=lacking.details)
 
 
 def _check_depth(value: Any) -> None:

@@ -212,7 +212,7 @@ def _size(asks: Sequence[Ask], served: Served, streamed: bool) -> Size:
         room = served.max_model_len - length
         most = room if params.max_tokens is None else min(params.max_tokens, room)
         passing = streamed and params.output_kind is RequestOutputKind.DELTA
-        of_output = _likeliest(params.logprobs, served) * (1 if passing else most)
+        of_output = _likeliest(params.num_logprobs, served) * (1 if passing else most)
         completions, tokens = completions + params.n, tokens + length
         logprobs += params.n * (of_output + _likeliest(params.prompt_logprobs, served) * length)
     return Size(completions, tokens, logprobs)

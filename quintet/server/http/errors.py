@@ -20,7 +20,8 @@ _TYPES = {
 
 
 class ApiError(Exception):
-    """Ends an API call. `param` is the field of the request that is to blame, `code` is for programs."""
+    """Ends an API call. `param` is the field of the request that is to blame, `code` is for programs; `details` are for
+    those that speak Anthropic's API."""
 
     def __init__(
         self,
@@ -30,10 +31,11 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        details: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
-        self.headers = dict(headers or {})
+        self.headers, self.details = dict(headers or {}), details
 
     @property
     def type(self) -> str:
@@ -64,4 +66,5 @@ def openai_shape(error: ApiError) -> dict[str, Any]:
 def anthropic_shape(error: ApiError) -> dict[str, Any]:
     """Source: Anthropic's Messages API, "Errors"."""
     own = {503: "overloaded_error", 500: "api_error", 504: "timeout_error"}
-    return {"type": "error", "error": {"type": own.get(error.status, error.type), "message": error.message}}
+    told: dict[str, Any] = {"type": own.get(error.status, error.type), "message": error.message}
+    return {"type": "error", "error": told if error.details is None else {**told, "details": error.details}}

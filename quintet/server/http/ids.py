@@ -11,6 +11,6 @@ def new_id() -> str:
     return secrets.token_hex(16)
 
 
-def request_id(given: str | None) -> str:
-    """What the header brought, if it is sane."""
-    return given if given is not None and _SANE.fullmatch(given) else new_id()
+def is_sane(given: str) -> bool:
+    """Whether it can be a request's name: 1 to 128 letters, digits and ._:- that begin with a letter or a digit."""
+    return _SANE.fullmatch(given) is not None

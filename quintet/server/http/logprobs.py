@@ -36,6 +36,7 @@ class Scored(NamedTuple):
     ids: Sequence[int]
     logprobs: Positions
     offsets: "Offsets"
+    drawn: bool = True  # or they are the prompt's
 
 
 class Writer:
@@ -43,6 +44,7 @@ class Writer:
 
     def __init__(self, tokenizer: Tokenizer | None, turns: Turns, params: SamplingParams, by_id: bool = False) -> None:
         self._tokenizer, self._turns, self._by_id = tokenizer, turns, by_id or tokenizer is None
+        self._named = params.logprob_token_ids or ()
         self._streamed = params.output_kind is RequestOutputKind.DELTA
         self._most = -1 if params.logprobs is None else params.logprobs  # of the likeliest tokens; -1 is all
         skip = tokenizer is not None and params.skip_special_tokens
@@ -56,23 +58,27 @@ class Writer:
         return _entries([self._chat_token(*each) for each in zip(ids, logprobs, strict=True)])
 
     def _chat_token(self, token_id: int, at: LogprobsAt) -> TokenLogprob:
-        top = [TopLogprob(self.text(each), _bounded(at[each]), list(self._raw(each))) for each in self._likeliest(at)]
+        shown = self._named or self._likeliest(at)
+        top = [TopLogprob(self.text(each), _bounded(at[each]), list(self._raw(each))) for each in shown]
         return TokenLogprob(self.text(token_id), _bounded(at[token_id]), list(self._raw(token_id)), top)
 
     async def completion(self, *parts: Scored) -> CompletionLogprobs:
         """Of several rows of tokens, one after the other."""
         written: list[tuple[bytes, ...]] = []
-        for ids, logprobs, offsets in parts:
-            written += await self._in_turns(functools.partial(self._completion, offsets), (ids, logprobs))
+        for ids, logprobs, offsets, drawn in parts:
+            named = self._named if drawn else ()
+            written += await self._in_turns(functools.partial(self._completion, offsets, named), (ids, logprobs))
         return CompletionLogprobs(*(listed(column) for column in zip(*written, strict=True)))
 
-    def _completion(self, offsets: "Offsets", ids: Sequence[int], logprobs: Positions) -> tuple[bytes, ...]:
+    def _completion(
+        self, offsets: "Offsets", named: Sequence[int], ids: Sequence[int], logprobs: Positions
+    ) -> tuple[bytes, ...]:
         given = CompletionLogprobs([], [], [], [])
         for token_id, at in zip(ids, logprobs, strict=True):
             given.text_offset.append(offsets.place(b"" if token_id in self._hidden else self._raw(token_id)))
             given.tokens.append(self.text(token_id))
             given.token_logprobs.append(None if at is None else _bounded(at[token_id]))
-            given.top_logprobs.append(None if at is None else self._top(token_id, at))
+            given.top_logprobs.append(None if at is None else self._top(token_id, at, named))
         return (
             _entries(given.text_offset), _entries(given.token_logprobs), _entries(given.tokens),
             _entries(given.top_logprobs),
@@ -93,9 +99,10 @@ class Writer:
             functools.partial(write, *(column[start : start + step] for column in columns)) for start in starts
         )
 
-    def _top(self, token_id: int, at: LogprobsAt) -> dict[str, float]:
-        """The likeliest, and the token itself."""
-        return {self.text(each): _bounded(at[each]) for each in dict.fromkeys([*self._likeliest(at), token_id])}
+    def _top(self, token_id: int, at: LogprobsAt, named: Sequence[int]) -> dict[str, float]:
+        """Those that were named, or the likeliest, and the token itself."""
+        shown = dict.fromkeys([*(named or self._likeliest(at)), token_id])
+        return {self.text(each): _bounded(at[each]) for each in shown}
 
     def _likeliest(self, at: LogprobsAt) -> list[int]:
         """Best first. The token that was drawn may come first in `at` and have any rank."""

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -16,7 +17,7 @@ from quintet.server.http.asgi import Http, route_path, speaks_anthropic, wire_of
 from quintet.server.http.auth import is_public
 from quintet.server.http.errors import ApiError, ClientGone, anthropic_shape, as_api_error, openai_shape
 from quintet.server.http.gate import Gate, Size
-from quintet.server.http.ids import HEADER, request_id
+from quintet.server.http.ids import HEADER
 from quintet.server.http.packed import Unpacked, coding_of
 from quintet.server.http.strays import HEADER as IGNORED
 from quintet.server.http.strays import Notices, Strays
@@ -42,7 +43,7 @@ class Observed(Http):
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         begun = time.perf_counter()
-        tally = Tally(request_id(Headers(scope=scope).get(HEADER)))
+        tally = Tally.of(HttpRequest(scope))
         scope.setdefault("state", {})["tally"] = tally
         strays = Strays(self._strict)
         watch = _Watch(send, tally, strays, is_public(scope))

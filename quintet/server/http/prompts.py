@@ -136,6 +136,7 @@ def template_options(service: Service, body: TemplateFields) -> dict[str, Any]:
         )  # fmt: skip
     return {
         "tools": body.tools,
+        "documents": body.documents,
         "chat_template": body.chat_template or service.chat_template,
         "chat_template_kwargs": body.chat_template_kwargs,
         "add_generation_prompt": body.add_generation_prompt is not False,

@@ -1,15 +1,18 @@
 """A request's sampling fields over the model's own defaults, checked before anything costs time."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from quintet.sampling_params import ParameterError, RequestOutputKind, SamplingParams
+from quintet.engine.strays import sift
+from quintet.sampling_params import ParameterError, RepetitionDetectionParams, RequestOutputKind, SamplingParams
 from quintet.server.http.errors import ApiError
 from quintet.server.http.protocol.sampling import SAMPLING_FIELDS, SamplingBody
 from quintet.server.http.service import Service
 
+_CIRCLES = tuple(each.name for each in dataclasses.fields(RepetitionDetectionParams))
 MAX_EXTRA_BYTES = 2**16  # of extra_args as the engine gets them: every request that waits there holds its own
 
 
@@ -29,6 +32,7 @@ def checked_params(service: Service, fields: Mapping[str, Any], names: Mapping[s
     """The model's defaults with these fields of SamplingParams."""
     served = service.backend.served
     params = service.backend.default_params()
+    fields, names = _together(fields, names)
     params.max_tokens = served.defaults.get("max_tokens")
     try:
         for name, value in fields.items():
@@ -40,6 +44,21 @@ def checked_params(service: Service, fields: Mapping[str, Any], names: Mapping[s
     except ParameterError as error:
         raise _blame(error, names) from None
     return params
+
+
+def _together(fields: Mapping[str, Any], names: Mapping[str, str]) -> tuple[dict[str, Any], Mapping[str, str]]:
+    """Both kinds of arguments for logits processors as one, and objects without what is not known."""
+    fields = dict(fields)
+    theirs, ours = fields.pop("vllm_xargs", None), fields.get("extra_args")
+    if isinstance(circles := fields.get("repetition_detection"), dict):
+        sift(circles, _CIRCLES, "repetition_detection")
+    if theirs is None or not isinstance(ours, dict | None):  # the latter is refused by its own check
+        return fields, names
+    both = sorted(theirs.keys() & (ours or {}))
+    if both:
+        raise refuse("vllm_xargs", f"has {both[0][:80]!r}, and so has extra_args; leave one of them out")
+    fields["extra_args"] = {**(ours or {}), **theirs}
+    return fields, names if ours else {**names, "extra_args": "vllm_xargs"}
 
 
 def _check_extra(given: dict[str, Any] | None) -> None:

@@ -8,7 +8,8 @@ from starlette.requests import Request as HttpRequest
 
 from quintet.outputs import RequestOutput
 from quintet.server.http.calls import Ask
-from quintet.server.http.ids import new_id
+from quintet.server.http.errors import ApiError
+from quintet.server.http.ids import HEADER, is_sane, new_id
 
 
 class CachedTokens(msgspec.Struct):
@@ -38,9 +39,16 @@ class Tally:
     """One for each HTTP request, in its scope's state."""
 
     request_id: str = field(default_factory=new_id)
+    named: bool = False  # by the client
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached: dict[int, int] = field(default_factory=dict)  # number of the ask -> tokens
+
+    @classmethod
+    def of(cls, http: HttpRequest) -> "Tally":
+        """Named by the header, if that is sane."""
+        given = http.headers.get(HEADER)
+        return cls() if given is None or not is_sane(given) else cls(given, named=True)
 
     @property
     def cached_tokens(self) -> int:
@@ -72,3 +80,17 @@ def tally_of(http: HttpRequest) -> Tally:
     """The request's own."""
     tally: Tally = http.scope.setdefault("state", {}).setdefault("tally", Tally())
     return tally
+
+
+def take_name(http: HttpRequest, given: str | None) -> None:
+    """The name that a body gives its request; the header's goes before it, as in vLLM. Raises ApiError 400."""
+    if given is None:
+        return
+    if not is_sane(given):
+        raise ApiError(
+            400, "request_id must be 1 to 128 letters, digits and ._:- that begin with a letter or a digit",
+            param="request_id", code="invalid_value",
+        )  # fmt: skip
+    tally = tally_of(http)
+    if not tally.named:
+        tally.request_id, tally.named = given, True

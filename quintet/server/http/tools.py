@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from quintet.engine.prompts import Prompt
 from quintet.engine.speech import Listening, needs_special
-from quintet.engine.tools import Manner, Wanted, around, forced_grammar, kept_apart, listening
+from quintet.engine.tools import Manner, Wanted, around, forced_grammar, kept_apart, listening, strict_grammar
 from quintet.sampling_params import ParameterError, SamplingParams
 from quintet.server.http.prompts import need_tokenizer
 from quintet.server.http.sampling import refuse
@@ -31,8 +31,9 @@ def check_tools(service: Service, wanted: Wanted, shaped: bool) -> None:
 async def listen(
     service: Service, params: SamplingParams, wanted: Wanted, prompt: Prompt, grammar: str, manner: Manner
 ) -> tuple[Listening, str]:
-    """How the answers are taken apart, and their grammar: the one that is given, or that of the calls that must come;
-    behind what the model thinks, if it may. Sets what params need for that.
+    """How the answers are taken apart, and their grammar: the one that is given, that of the calls that must come, or
+    that of an answer in which strict tools may be called; behind what the model thinks, if it may. Sets what params
+    need for that.
     """
     manner = manner._replace(within=service.backend.shapes.config.enable_in_reasoning)
     how = listening(service.parsers, wanted, manner, prompt.text or "", bool(grammar))
@@ -43,6 +44,8 @@ async def listen(
     elif grammar:
         how, first = around(how, special)
         grammar = await _behind(service, grammar, first, how.tool is not None) if first else grammar
+    elif calls := strict_grammar(wanted, how, special):
+        grammar = await shape(service, params, {"grammar": calls}, "tools")
     if how.reasoning is not None and not isinstance(thoughts := service.thoughts, str):
         how = replace(how, marks=thoughts.marks, begun=thoughts.begun(prompt.token_ids))
     if needs_special(how, need_tokenizer(service)):

@@ -56,7 +56,7 @@ class Metrics:
         self.params_max_tokens = self._histogram("vllm:request_params_max_tokens")
         self.aborted = self._counter("quintet:requests_aborted_total")
         self.failed = self._counter("quintet:requests_failed_total")
-        for reason in ("stop", "length", "abort", "error"):
+        for reason in ("stop", "length", "repetition", "abort", "error"):
             self._counter("vllm:request_success_total", reason)
         for reason in sorted(set(_REFUSALS.values())):
             self._counter("quintet:requests_refused_total", reason)

@@ -54,6 +54,40 @@ def test_a_call_a_result_and_an_answer(claude: anthropic.Anthropic) -> None:
     assert second.content[0].type == "text" and second.stop_reason in ("end_turn", "max_tokens")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_tool_runner_of_the_client(claude: anthropic.Anthropic, stream: bool) -> None:
+    """It asks for a thread first, which there is none of here, and then sends all messages."""
+    cities = []
+
+    @anthropic.beta_tool
+    def get_weather(city: str) -> str:
+        """Weather of a city.
+
+        Args:
+            city: its name
+        """
+        cities.append(city)
+        return "rain"
+
+    asked: dict[str, Any] = {"model": "bundled", "max_tokens": 60, "messages": PARIS, "tools": [get_weather]}
+    runner = claude.beta.messages.tool_runner(**asked, max_iterations=2, stream=stream)
+    turns: list[Any] = [turn.get_final_message() if stream else turn for turn in runner]  # type: ignore[union-attr]
+    assert turns[0].stop_reason == "tool_use" and cities[0] == "Paris" and len(turns) == 2
+
+
+def test_a_context_that_is_to_be_managed_is_left_as_it_is(claude: anthropic.Anthropic) -> None:
+    keep: Any = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}, {"type": "clear_tool_uses_20250919"}]}
+    asked: dict[str, Any] = {"model": "bundled", "max_tokens": 5, "messages": SUM, "context_management": keep}
+    answer = claude.beta.messages.create(**asked)
+    assert answer.context_management is not None and answer.context_management.applied_edits == []
+    with claude.beta.messages.stream(**asked) as stream:
+        final = stream.get_final_message()
+    assert final.context_management is not None and final.context_management.applied_edits == []
+    assert claude.beta.messages.count_tokens(model="bundled", messages=SUM, context_management=keep).input_tokens > 0
+    with pytest.raises(anthropic.BadRequestError, match="edits must be a list"):
+        claude.beta.messages.create(**{**asked, "context_management": {"edits": "all"}})
+
+
 def test_a_streamed_call_is_the_whole_one(claude: anthropic.Anthropic) -> None:
     with claude.messages.stream(
         model="bundled", max_tokens=100, extra_body=GREEDY, messages=PARIS, tools=[WEATHER]
@@ -72,6 +106,13 @@ def test_a_call_that_must_come_comes_and_follows_its_schema(claude: anthropic.An
     *thoughts, call = ask(claude, [{"role": "user", "content": "Hello!"}], max_tokens=300, **fields).content
     assert call.type == "tool_use" and all(block.type == "thinking" for block in thoughts)
     jsonschema.validate(call.input, SCHEMA)
+
+
+def test_a_strict_tool_is_called_as_its_schema_says(claude: anthropic.Anthropic) -> None:
+    """Also where the model itself decides to."""
+    rome = {**SCHEMA, "properties": {"city": {"enum": ["Rome"]}}}
+    [call] = ask(claude, PARIS, tools=[{**WEATHER, "input_schema": rome, "strict": True}]).content
+    assert call.type == "tool_use" and call.input == {"city": "Rome"}
 
 
 def test_a_budget_ends_a_thought(claude: anthropic.Anthropic) -> None:

@@ -48,7 +48,9 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def ai(server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as made:
+    with openai.OpenAI(
+        base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE, _strict_response_validation=True
+    ) as made:
         yield made
 
 
@@ -232,9 +234,9 @@ class Pet(BaseModel):
 
 
 def test_the_client_parses_calls_and_answers(ai: openai.OpenAI) -> None:
-    tool: Any = {**pydantic_function_tool(Place, name="get_weather")["function"], "type": "function"}
+    tool: Any = pydantic_function_tool(Place, name="get_weather")
     made = ai.responses.parse(model="bundled", input=PARIS, tools=[tool], temperature=0)
-    assert made.output[0].type == "function_call" and made.output[0].parsed_arguments == {"city": "Paris"}
+    assert made.output[0].type == "function_call" and made.output[0].parsed_arguments == Place(city="Paris")
     pet = ai.responses.parse(model="bundled", input="A cat, please.", text_format=Pet, temperature=0)
     assert isinstance(pet.output_parsed, Pet)
     with ai.responses.stream(

@@ -4,12 +4,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from quintet.engine.speech import Speech
 from quintet.outputs import RequestOutput
 from quintet.parsers import CallArguments, CallBegin, Content, Event, Reasoning, gather
+from quintet.server.http.anthropic.request import CreateMessage
 from quintet.server.http.anthropic.shapes import (
     Block,
+    ContextManagement,
     MessageAnswer,
     MessageUsage,
     TextBlock,
@@ -28,9 +31,9 @@ _STOP = event({"type": "message_stop"}, "message_stop")
 class Reply:
     """Outputs go in, the message or its events come out. Source: Anthropic's API reference, "Streaming messages"."""
 
-    def __init__(self, message_id: str, model: str, max_tokens: int, speech: Speech, turns: Turns) -> None:
-        self._id, self._model, self._max_tokens, self._speech = message_id, model, max_tokens, speech
-        self._turns = turns
+    def __init__(self, message_id: str, body: CreateMessage, model: str, speech: Speech, turns: Turns) -> None:
+        self._id, self._model, self._max_tokens, self._speech = message_id, model, body.max_tokens, speech
+        self._turns, self._edited = turns, UNSET if body.context_management is None else ContextManagement([])
         self._tokens = 0
         self._begun = False
         self._block = -1  # the last that has begun
@@ -42,6 +45,7 @@ class Reply:
         self._note(output)
         answer = self._answer(blocks_of(await hear_all(self._speech, output.outputs[0].text, self._turns)))
         answer.stop_reason, answer.stop_sequence = self._stop()
+        answer.context_management = self._edited
         return answer
 
     def take(self, output: RequestOutput) -> bytes:
@@ -59,7 +63,10 @@ class Reply:
         """All outputs were taken."""
         reason, sequence = self._stop()
         delta = {"stop_reason": reason, "stop_sequence": sequence}
-        last = event({"type": "message_delta", "delta": delta, "usage": self._usage()}, "message_delta")
+        told = {"type": "message_delta", "delta": delta, "usage": self._usage()}
+        if self._edited is not UNSET:
+            told["context_management"] = self._edited
+        last = event(told, "message_delta")
         return b"".join(self._leave()) + last + _STOP
 
     def _told(self, heard: Event) -> Iterator[bytes]:

@@ -5,9 +5,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, WithJsonSchema
 
-from quintet.engine.checks import object_of, one_of
+from quintet.engine.checks import kind_of, object_of, one_of
 from quintet.engine.thinking import read_effort, read_thinking
 from quintet.engine.tools import MAX_TOOLS
+from quintet.sampling_params import ParameterError
 from quintet.server.http.bodies import Body, Lacking
 
 _TEXT = {
@@ -22,16 +23,17 @@ _MESSAGE = {
     "required": ["role", "content"],
 }
 _OBJECT = {"anyOf": [{"type": "object"}, {"type": "null"}]}
+# By this Anthropic's tool runner knows that it must send all messages, and does.
+_UNTHREADED = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 _LACKING: dict[str, Lacking] = {
     "mcp_servers": Lacking("this server calls no other one", ([],)),
     "container": Lacking("no code is run by this server"),
-    "context_management": Lacking("conversations are not edited; send what the model shall read"),
     "compaction": Lacking("conversations are not compacted; send what the model shall read"),
     "inference_geo": Lacking("it runs where this server runs"),
     "speed": Lacking("there is one speed", ("standard",)),
     "diagnostics": Lacking("there are none; /metrics has the prefix cache's"),
     "fallbacks": Lacking("this server has one model", ([],)),
-    "thread": Lacking("conversations are not kept; send all messages"),
+    "thread": Lacking("conversations are not kept; send all messages", details=_UNTHREADED),
     "stop": Lacking("it is called stop_sequences in this API"),
     "max_completion_tokens": Lacking("it is called max_tokens in this API"),
 }
@@ -63,6 +65,9 @@ class MessageBody(Body):
         None, description='{"format": {"type": "json_schema", "schema": {...}}, "effort": "low"}'
     )
     output_format: Annotated[Any, WithJsonSchema(_OBJECT)] = Field(None, description="output_config.format of before")
+    context_management: Annotated[Any, WithJsonSchema(_OBJECT)] = Field(
+        None, description="accepted: nothing is edited, and the answer's applied_edits is empty"
+    )
     user_profile_id: str | None = Field(None, description="accepted, not used")
     workspace_id: str | None = Field(None, description="accepted, not used")
 
@@ -104,6 +109,10 @@ class CreateMessage(MessageBody):
 def check(body: MessageBody) -> None:
     """What the types do not say. Raises ParameterError."""
     check_cache_control(body.cache_control, "cache_control")
+    if body.context_management is not None:
+        edits = object_of(body.context_management, "context_management", ("edits",)).get("edits")
+        if not isinstance(edits, list | None):
+            raise ParameterError("context_management.edits", f"must be a list, not {kind_of(edits)}")
     if body.output_config is not None:
         object_of(body.output_config, "output_config", ("format", "effort"))
         read_effort(body.output_config.get("effort"), "output_config.effort")

@@ -80,8 +80,8 @@ async def create_message(http: HttpRequest) -> Response:
     tally.ask(asks)
     reply = Reply(
         f"msg_{tally.request_id}",
+        body,
         body.model or service.model_names[0],
-        body.max_tokens,
         Speech(listening),
         service.turns,
     )

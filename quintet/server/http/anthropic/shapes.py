@@ -3,6 +3,7 @@
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 
 class TextBlock(msgspec.Struct, tag="text"):
@@ -39,6 +40,12 @@ class MessageUsage(msgspec.Struct, kw_only=True):
     service_tier: str = "standard"
 
 
+class ContextManagement(msgspec.Struct):
+    """What was edited of the conversation, for those who ask: nothing is."""
+
+    applied_edits: list[dict[str, Any]]
+
+
 class MessageAnswer(msgspec.Struct, kw_only=True):
     """What the model says."""
 
@@ -50,6 +57,7 @@ class MessageAnswer(msgspec.Struct, kw_only=True):
     stop_reason: str | None = None  # end_turn, max_tokens, stop_sequence, tool_use or model_context_window_exceeded
     stop_sequence: str | None = None
     usage: MessageUsage
+    context_management: ContextManagement | UnsetType = UNSET
 
 
 class TokenCount(msgspec.Struct):

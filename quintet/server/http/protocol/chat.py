@@ -13,6 +13,8 @@ from quintet.server.http.bodies import Body, Lacking
 from quintet.server.http.protocol.sampling import LACKING, SamplingBody
 from quintet.server.http.tally import Usage
 
+MAX_DOCUMENTS = 1024
+
 _TEXT = {"type": "string"}
 _PART = {
     "type": "object",
@@ -58,6 +60,10 @@ class TemplateFields(Body):
         None, description="Jinja text instead of the model's own; where the server allows it"
     )
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables that the template reads")
+    documents: list[dict[str, Any]] | None = Field(
+        None, max_length=MAX_DOCUMENTS, fail_fast=True, description="texts for a chat template that reads documents, "
+        "each such as {\"title\": ..., \"text\": ...}",
+    )  # fmt: skip
     add_generation_prompt: bool | None = Field(None, description="end with the beginning of the next message (true)")
     continue_final_message: bool | None = Field(None, description="go on with the last message")
 
@@ -69,7 +75,6 @@ CHAT_LACKING: dict[str, Lacking] = {
     "prompt_embeds": Lacking("a chat is text; /v1/completions takes them"),
     "audio": Lacking("models here give text alone"),
     "modalities": Lacking("models here give text alone", (["text"],)),
-    "documents": Lacking("put them into the messages, or into chat_template_kwargs if the template reads them", ([],)),
     "functions": Lacking(_CALLS, ([],)),
     "function_call": Lacking(_CALLS, ("none",)),
     "prediction": Lacking("there is no predicted output; leave it out"),

@@ -11,9 +11,10 @@ from quintet.server.http.bodies import Body, Lacking
 
 # Of SamplingParams, those that an endpoint settles itself, and what is there offline alone.
 _OWN = ("max_tokens", "logprobs", "output_kind", "detokenize", "structured_outputs")
-_HINTS: dict[str, Any] = {"stop": str | list[str] | None}
+_HINTS: dict[str, Any] = {"stop": str | list[str] | None, "repetition_detection": dict[str, int]}
 
-SAMPLING_FIELDS = tuple(each.name for each in dataclasses.fields(SamplingParams) if each.name not in _OWN)
+_PARAMS = tuple(each.name for each in dataclasses.fields(SamplingParams) if each.name not in _OWN)
+SAMPLING_FIELDS = (*_PARAMS, "vllm_xargs")
 
 
 def _fields() -> dict[str, Any]:
@@ -22,7 +23,7 @@ def _fields() -> dict[str, Any]:
     helps = {each.name: each.metadata["help"] for each in dataclasses.fields(SamplingParams)}
     return {
         name: (Annotated[hints[name] | None, SkipValidation], Field(default=None, description=helps[name]))
-        for name in SAMPLING_FIELDS
+        for name in _PARAMS
     }
 
 
@@ -67,6 +68,11 @@ class SamplingBody(_Sampling):
         None, description="the same, as vLLM says it: an object with one of json, regex, choice, grammar, json_object "
         "and structural_tag",
     )  # fmt: skip
+    vllm_xargs: dict[str, Any] | None = Field(None, description="extra_args under vLLM's name; both are taken together")
+    request_id: str | None = Field(
+        None, description="the request's name in the answer's id, headers and the log, unless X-Request-Id has one"
+    )
+    session_id: str | None = Field(None, description="accepted, not used")
     user: str | None = Field(None, description="accepted, not used")
     metadata: dict[str, Any] | None = Field(None, description="accepted, not used")
     service_tier: str | None = Field(None, description="accepted, not used")
@@ -85,13 +91,10 @@ LACKING: dict[str, Lacking] = {
     "guided_whitespace_pattern": Lacking(_NOW.format("whitespace_pattern")),
     "structural_tag": Lacking(_NOW.format("structural_tag")),
     "logits_processors": Lacking("the server loads them when it starts (--logits-processors); extra_args reaches them"),
-    "vllm_xargs": Lacking("extra_args reaches logits processors", ({},)),
     "detokenize": Lacking("answers are text; return_token_ids gives the ids, too", (True,)),
     "use_beam_search": Lacking("beam search is there offline alone (LLM.beam_search); use n", (False,)),
     "length_penalty": Lacking("it belongs to beam search; leave it out", (1, 1.0)),
     "early_stopping": Lacking("it belongs to beam search; leave it out", (False,)),
-    "spaces_between_special_tokens": Lacking("the text is what the tokenizer's decoder gives; leave it out", (True,)),
-    "request_id": Lacking("give it in the header X-Request-Id"),
     "kv_transfer_params": Lacking("there is no transfer of KV pages between servers"),
     "mm_processor_kwargs": Lacking(_TEXT),
 }

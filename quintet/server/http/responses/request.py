@@ -26,7 +26,12 @@ _INCLUDES = (
     "web_search_call.action.sources",
     "web_search_call.results",
 )
-_NOT_HERE = ("n", "prompt_logprobs", "truncate_prompt_tokens")  # a response is one answer; `truncation` cuts
+_NOT_HERE = (
+    "n",
+    "prompt_logprobs",
+    "truncate_prompt_tokens",
+    "logprob_token_ids",
+)  # a response is one answer; `truncation` cuts
 SAMPLING = tuple(name for name in SAMPLING_FIELDS if name not in _NOT_HERE)
 
 _OBJECT = {"anyOf": [{"type": "object"}, {"type": "null"}]}
@@ -106,6 +111,10 @@ class CreateResponse(_Shared):
         "image": Lacking("models here read text alone"),
         "access_programs": Lacking("there are none"),
         "n": Lacking("a response is one answer; send several requests, or use /v1/chat/completions", (1,)),
+        "logprob_token_ids": Lacking("use /v1/chat/completions, or top_logprobs for the likeliest"),
+        "request_id": Lacking(
+            "a response's id is the server's own; the header X-Request-Id names the request in the log"
+        ),
         "max_tokens": Lacking("it is called max_output_tokens in this API"),
         "messages": Lacking("it is called input in this API"),
         "response_format": Lacking("it is called text.format in this API"),

@@ -33,7 +33,7 @@ from quintet.server.http.sampling import check_stream, refuse, sampling_params
 from quintet.server.http.service import Service
 from quintet.server.http.shape import of_body, shape
 from quintet.server.http.sse import DONE, event
-from quintet.server.http.tally import Tally, Usage, tally_of
+from quintet.server.http.tally import Tally, Usage, take_name, tally_of
 from quintet.server.http.told import delta_of, hear_all, message_of
 from quintet.server.http.tools import check_tools, listen
 
@@ -46,6 +46,7 @@ async def create_chat_completion(http: HttpRequest) -> Response:
     """Answers a conversation."""
     service = service_of(http)
     body = await read_body(http, ChatRequest)
+    take_name(http, body.request_id)
     service.check_model(body.model)
     service.check_ready()
     params = _params(service, body)
@@ -82,6 +83,8 @@ def _params(service: Service, body: ChatRequest) -> SamplingParams:
     check_stream(body)
     if body.top_logprobs and not body.logprobs:
         raise refuse("top_logprobs", "needs logprobs; set it to true")
+    if body.logprob_token_ids is not None and not body.logprobs:
+        raise refuse("logprob_token_ids", "needs logprobs; set it to true")
     own: dict[str, Any] = {"logprobs": (body.top_logprobs or 0) if body.logprobs else None}
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     if (most := getattr(body, name)) is not None:

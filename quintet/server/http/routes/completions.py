@@ -27,7 +27,7 @@ from quintet.server.http.sampling import check_stream, refuse, sampling_params
 from quintet.server.http.service import Service
 from quintet.server.http.shape import of_body, shape
 from quintet.server.http.sse import DONE, event
-from quintet.server.http.tally import Tally, tally_of
+from quintet.server.http.tally import Tally, take_name, tally_of
 
 router = APIRouter()
 
@@ -38,6 +38,7 @@ async def create_completion(http: HttpRequest) -> Response:
     """Goes on with one or more prompts."""
     service = service_of(http)
     body = await read_body(http, CompletionRequest)
+    take_name(http, body.request_id)
     service.check_model(body.model)
     service.check_ready()
     params = _params(service, body)
@@ -59,6 +60,10 @@ def _params(service: Service, body: CompletionRequest) -> SamplingParams:
     default = service.backend.served.defaults.get("max_tokens", DEFAULT_MAX_TOKENS)
     most = default if body.max_tokens is None else body.max_tokens
     own: dict[str, Any] = {"max_tokens": 1 if body.echo and most == 0 else most, "logprobs": body.logprobs}
+    if body.logprob_token_ids is not None and body.logprobs is None:
+        raise refuse("logprob_token_ids", "needs logprobs; set it to 0 or more")
+    if body.logprob_token_ids is not None and body.echo and most == 0:
+        raise refuse("logprob_token_ids", "is about the output, and echo with max_tokens 0 gives none; leave it out")
     if body.echo and body.logprobs is not None:
         if body.prompt_logprobs is not None and body.prompt_logprobs != body.logprobs:
             raise refuse("prompt_logprobs", "must equal logprobs where echo is set; leave it out")
@@ -155,7 +160,7 @@ class _Answer:
             return []
         scores: list[LogprobsAt | None] = output.prompt_logprobs or [None] * len(output.prompt_token_ids)
         line.offsets = Offsets(len(text))
-        return [Scored(output.prompt_token_ids, scores, Offsets())]
+        return [Scored(output.prompt_token_ids, scores, Offsets(), drawn=False)]
 
     def _prompt_text(self, number: int, output: RequestOutput) -> str:
         text = self._asks[number].prompt.text
