@@ -277,7 +277,7 @@ class Mirror:
                 r.token_ids.append(token)
         assert (logprobs is None) == (wanted_logprobs is None)
         if logprobs is not None:
-            ids, values, ranks = (self.device.to_host(x)()[:count] for x in logprobs)
+            ids, values, ranks = (self.device.to_host(x)()[:count] for x in logprobs[:3])
             num = wanted_logprobs.token_ids.shape[1]
             self.compare((ids[:, :num], values[:, :num], ranks), wanted_logprobs)
         return self.device.to_host(tokens)()[:count].tolist(), wanted.tolist()
