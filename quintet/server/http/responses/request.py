@@ -30,6 +30,7 @@ _NOT_HERE = (
     "n",
     "prompt_logprobs",
     "truncate_prompt_tokens",
+    "truncation_side",
     "logprob_token_ids",
 )  # a response is one answer; `truncation` cuts
 SAMPLING = tuple(name for name in SAMPLING_FIELDS if name not in _NOT_HERE)

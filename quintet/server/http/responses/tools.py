@@ -110,8 +110,6 @@ def _tool(given: Any, where: str) -> Tool:
     refuse_fields(given, (*_FUNCTION, *_LACKING), where)
     if given.get("description") is not None:
         text_of(given["description"], f"{where}.description")
-    if not isinstance(given.get("strict"), bool | None):
-        raise ParameterError(f"{where}.strict", f"must be true or false, not {kind_of(given['strict'])}")
     return tool_of(given, where)
 
 
