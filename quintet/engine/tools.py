@@ -1,6 +1,7 @@
 """What a request says of tools: which there are, whether one of them must be called, and how the answer is read."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from quintet.engine.checks import flag_of, kind_of, object_of, one_of
@@ -139,17 +140,25 @@ class Manner(NamedTuple):
 
 
 def listening(parsers: Parsers, wanted: Wanted, manner: Manner, prompt: str, shaped: bool) -> Listening:
-    """How the answers to this prompt are taken apart. `shaped`: they must look like something, behind any thought."""
-    tool = None if wanted.mode == "none" or shaped else parsers.tool
+    """How the answers to this prompt are taken apart. `shaped`: they must look like something (see around())."""
+    tool = None if wanted.mode == "none" else parsers.tool
+    if shaped and tool is not None:
+        tool = tool.of_shape()
     reasoning, inside = _thoughts(parsers.reasoning, manner, prompt, shaped or wanted.forced)
     if shaped and reasoning is not None:
         reasoning = reasoning.of_shape()
     return Listening(tool, reasoning, wanted.tools, inside, *manner[:3])
 
 
-def before(reasoning: ReasoningParser, inside: bool, special: Mapping[str, int]) -> str:
-    """The grammar of what comes before a shape, which it calls @answer."""
-    return reasoning.before("@answer", inside, special)
+def around(how: Listening, special: Mapping[str, int]) -> tuple[Listening, str]:
+    """The grammar of an answer whose shape it calls @answer: behind what is thought, or calls in its place. Empty where
+    an answer is that shape and nothing else. Calls are not looked for where they cannot be written."""
+    if how.tool is not None:
+        choice = Choice(None, how.parallel, how.reasoning, how.inside, "@answer")
+        if (written := how.tool.grammar(how.tools, choice, special)) is not None:
+            return how, written
+    how = replace(how, tool=None)
+    return how, "" if how.reasoning is None else how.reasoning.before("@answer", how.inside, special)
 
 
 def _thoughts(

@@ -68,8 +68,11 @@ class ReasoningParser:
         """What is thought, if anything, and then `what` (of a grammar), in llguidance's Lark. `inside` and `special`
         as for ToolParser.grammar."""
         lark = Lark((), False, special or {})
-        leads = " ".join(f"({lark.literal(each)})?" for each in self.leads)
-        return lark.after(self.opens[0], self.closes, inside, f"{leads} {what}".strip())
+        return lark.after(self.opens[0], self.closes, inside, self.led(what, lark))
+
+    def led(self, what: str, lark: Lark) -> str:
+        """Such content, with the markers that may stand before it."""
+        return " ".join([*(f"({lark.literal(each)})?" for each in self.leads), what])
 
     def of_shape(self) -> "ReasoningParser":
         """For an answer that `before` has held to a shape: within it no marker counts."""
@@ -99,13 +102,15 @@ class ReasoningParser:
 class Choice:
     """Which calls are asked for: at least one, of any of the tools; or one of the tool `named`.
 
-    With `reasoning` the model may think before; `inside` says that it already does.
+    With `reasoning` the model may think before; `inside` says that it already does. `otherwise`: what (of a grammar) it
+    may say in the place of calls.
     """
 
     named: str | None = None
     parallel: bool = True
     reasoning: ReasoningParser | None = None
     inside: bool = False
+    otherwise: str = ""
 
 
 @dataclass(frozen=True)
@@ -127,6 +132,12 @@ class ToolParser:
     families: tuple[str, ...] = ()
     call_id: Callable[[str, int], str] = call_id
 
+    def of_shape(self) -> "ToolParser | None":
+        """For answers that are calls or have a shape, within which no marker counts; None if calls have none of their
+        own, by which they can be told."""
+        first = self.blocks[0]
+        return None if first.anchored else replace(self, drops=(), blocks=(replace(first, anchored=True),))
+
     def grammar(
         self, tools: Sequence[Tool], choice: Choice | None = None, special: Mapping[str, int] | None = None
     ) -> str | None:
@@ -146,6 +157,8 @@ class ToolParser:
         except (NoGrammar, RecursionError):
             return None
         thoughts = choice.reasoning
+        if choice.otherwise:
+            calls = f"({calls} | {choice.otherwise if thoughts is None else thoughts.led(choice.otherwise, lark)})"
         return lark.after(*((thoughts.opens[0], thoughts.closes) if thoughts else ("", ())), choice.inside, calls)
 
     def watching(

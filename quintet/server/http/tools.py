@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from quintet.engine.prompts import Prompt
 from quintet.engine.speech import Listening, marker_ids
-from quintet.engine.tools import Manner, Wanted, before, forced_grammar, kept_apart, listening, strict_grammar
-from quintet.sampling_params import SamplingParams
+from quintet.engine.tools import Manner, Wanted, around, forced_grammar, kept_apart, listening, strict_grammar
+from quintet.sampling_params import ParameterError, SamplingParams
 from quintet.server.http.prompts import need_tokenizer
 from quintet.server.http.sampling import refuse
 from quintet.server.http.service import Service
@@ -41,11 +41,21 @@ async def listen(
     if wanted.forced:
         calls, parser = forced_grammar(wanted, how, special)
         how, grammar = replace(how, tool=parser), await shape(service, params, {"grammar": calls}, "tools")
-    elif not grammar and (calls := strict_grammar(wanted, how, special)):
+    elif grammar:
+        how, first = around(how, special)
+        grammar = await _behind(service, grammar, first, how.tool is not None) if first else grammar
+    elif calls := strict_grammar(wanted, how, special):
         grammar = await shape(service, params, {"grammar": calls}, "tools")
-    elif grammar and how.reasoning is not None:
-        grammar = await service.backend.shapes.behind(grammar, before(how.reasoning, how.inside, special))
     if how.reasoning is not None and not isinstance(thoughts := service.thoughts, str):
         how = replace(how, marks=thoughts.marks, begun=thoughts.begun(prompt.token_ids))
     params.keep_special_tokens = marker_ids(how, need_tokenizer(service))
     return how, grammar
+
+
+async def _behind(service: Service, grammar: str, first: str, calls: bool) -> str:
+    """The shape compiles by itself: where the whole does not, it is for the tools' schemas."""
+    try:
+        return await service.backend.shapes.behind(grammar, first)
+    except ParameterError as error:
+        said = str(error).removeprefix("structured_outputs ")
+        raise refuse("tools" if calls else "response_format", f"beside a shape {said}") from None

@@ -1,10 +1,16 @@
 """What a model says, as items, and items as what a model is told: over a fake engine that says what a test wants."""
 
+import random
+from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 
+from quintet.engine.speech import Listening, Speech
+from quintet.parsers import REASONING_PARSERS, TOOL_PARSERS, Tool
 from quintet.server.http.responses.messages import as_messages
+from quintet.server.http.responses.output import Output, Step
 from tests.server.fakes import FakeBackend
 from tests.server.http.serving import client
 from tests.server.responses.asking import PATH, backend, create, create_once, fail
@@ -71,6 +77,36 @@ async def test_items_come_in_the_order_in_which_they_were_said(text: str, items:
         assert [each["status"] for each in made[-1]["response"]["output"]] == [
             each["status"] for each in whole["output"]
         ]
+
+
+def plain(value: Any) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(value))
+
+
+PIECES = [
+    "<think>", "</think>", "Hm. ", "<tool_call>", "</tool_call>", '{"name": "f", "arguments": {"a": "}"}}',
+    '{"name": "g', '", "arguments": {}}', "\n", " ", "{", "Let me see.", "<tool", "é👋", "[1, 2]",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_any_text_makes_the_same_items_however_it_is_cut(seed: int) -> None:
+    rng = random.Random(seed)
+    text = "".join(rng.choices(PIECES, k=rng.randrange(12)))
+    tools = [Tool("f", {}), Tool("g", {})]
+    listening = Listening(TOOL_PARSERS.get("hermes"), REASONING_PARSERS.get("qwen3"), tools)
+    cuts = sorted(rng.choices(range(len(text) + 1), k=rng.randrange(20)))
+    made = []
+    for pieces in ([text], [text[start:end] for start, end in pairwise([0, *cuts, len(text)])]):
+        speech, output, steps = Speech(listening), Output(), list[Step]()
+        for place, piece in enumerate(pieces):
+            steps += output.take(speech.hear(piece, ended=place == len(pieces) - 1))
+        steps += output.end("completed")
+        events = [{"type": f"response.{kind}", **plain(fields)} for kind, fields in steps]
+        items = [shown(each) for each in plain(output.items("completed"))]
+        assert told(events) == items and items
+        made.append([(line, each.status) for line, each in zip(items, output.items(""), strict=True)])
+    assert made[0] == made[1]
 
 
 async def test_a_call_that_broke_is_incomplete() -> None:

@@ -251,6 +251,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [{"type": "function"}]}, "tools[0].name", "1 to 256"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0].function", "beside"),
     ({"tools": [{**ADD, "parameters": "none"}]}, "tools[0].parameters", "text"),
+    ({"tools": [{**ADD, "strict": "yes"}]}, "tools[0].strict", "true or false"),
+    ({"tools": [WEATHER, {**ADD, "parameters": {"properties": {"a": {"not": {}}}}}]}, "tools[1].parameters", "not"),
     ({"tools": [ADD, ADD]}, "tools", "twice"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type", "function_call_output"),
     ({"tools": [{"type": "web_search_preview_2025_03_11"}]}, "tools[0].type", "function_call_output"),
