@@ -80,7 +80,11 @@ def template_fields(service: Service, body: CreateResponse | CountInput) -> Temp
 
 
 async def blamed(service: Service, wanted: Wanted, tools: Sequence[Mapping[str, Any]], error: ApiError) -> ApiError:
-    """The error of calls that cannot be forced, or a better one: of the first tool whose parameters are the reason."""
+    """The error of calls or shapes that cannot be held to, with the name that the field has here, or a better one: of
+    the first tool whose parameters are the reason."""
+    if error.param == "response_format":
+        said = "text.format" + error.message.removeprefix("response_format")
+        return ApiError(error.status, said, param="text.format", code=error.code)
     places = {each["name"]: place for place, each in enumerate(tools)}
     if error.param == "tools":
         for tool in wanted.tools:
