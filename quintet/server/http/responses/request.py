@@ -88,14 +88,17 @@ class CreateResponse(_Shared):
     )
     tools: list[dict[str, Any]] | None = Field(
         None, max_length=MAX_TOOLS, fail_fast=True,
-        description='functions that the model may call: {"type": "function", "name": ..., "parameters": ...}',
+        description='functions that the model may call: {"type": "function", "name": ..., "parameters": ...}; and tool '
+        'servers of the operator: {"type": "mcp", "server_label": ..., "require_approval": "never"}',
     )  # fmt: skip
     tool_choice: Any = Field(
         None, description='"auto" (where there are tools), "none", "required", or an object of type function or '
         "allowed_tools",
     )  # fmt: skip
     parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
-    max_tool_calls: int | None = Field(None, ge=0, le=2**31 - 1, description="of tools that the server runs; not used")
+    max_tool_calls: int | None = Field(
+        None, ge=0, le=2**31 - 1, description="of tools of tool servers, in this response"
+    )
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables that the chat template reads")
     prompt_cache_key: str | None = Field(None, description="accepted, not used; cache_salt keeps caches apart")
     prompt_cache_retention: Literal["in_memory", "24h"] | None = Field(None, description="accepted, not used")

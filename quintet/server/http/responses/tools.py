@@ -23,7 +23,7 @@ _LACKING: dict[str, tuple[Any, ...]] = {  # fields of a function, and what asks 
 }
 _ELSEWHERE = "it runs on OpenAI's servers; give a function, run it yourself, and send a function_call_output"
 _BUILT_IN = {
-    "mcp": "this server calls no MCP servers; list the tools of yours as functions, and call them yourself",
+    "mcp": "a tool of a tool server is named as a function here",
     "custom": "arguments are JSON here; give a function with one argument that is text",
     "namespace": "give its functions as tools of their own",
     "tool_search": "all tools are loaded at once; leave it out",
@@ -61,12 +61,13 @@ def read_tools(tools: Any, choice: Any) -> Wanted:
 
 def shown(tools: Any) -> list[dict[str, Any]]:
     """The tools as a response repeats them: clients want each of these fields."""
-    return [{"parameters": None, "strict": None, **each} for each in tools or ()]
+    return [each if each["type"] == "mcp" else {"parameters": None, "strict": None, **each} for each in tools or ()]
 
 
-def template_fields(service: Service, body: CreateResponse | CountInput) -> TemplateFields:
-    """What the chat template gets besides the messages."""
-    tools = body.tools
+def template_fields(
+    service: Service, body: CreateResponse | CountInput, tools: Sequence[Mapping[str, Any]] | None
+) -> TemplateFields:
+    """What the chat template gets besides the messages; `tools` are functions."""
     if body.tool_choice == "none" and service.settings.exclude_tools_when_tool_choice_none:
         tools = None
     effort = (body.reasoning or {}).get("effort")
@@ -79,13 +80,13 @@ def template_fields(service: Service, body: CreateResponse | CountInput) -> Temp
     )
 
 
-async def blamed(service: Service, wanted: Wanted, tools: Sequence[Mapping[str, Any]], error: ApiError) -> ApiError:
+async def blamed(service: Service, wanted: Wanted, places: Mapping[str, int], error: ApiError) -> ApiError:
     """The error of calls or shapes that cannot be held to, with the name that the field has here, or a better one: of
-    the first tool whose parameters are the reason."""
+    the first tool whose parameters are the reason. `places` says where a tool stands in the request.
+    """
     if error.param == "response_format":
         said = "text.format" + error.message.removeprefix("response_format")
         return ApiError(error.status, said, param="text.format", code=error.code)
-    places = {each["name"]: place for place, each in enumerate(tools)}
     if error.param == "tools":
         for tool in wanted.tools:
             where = f"tools[{places[tool.name]}].parameters"
