@@ -271,7 +271,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [ADD, ADD]}, "tools", "twice"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type", "function_call_output"),
     ({"tools": [{"type": "web_search_preview_2025_03_11"}]}, "tools[0].type", "function_call_output"),
-    ({"tools": [{"type": "mcp", "server_label": "a"}]}, "tools[0].type", "MCP"),
+    ({"tools": [{"type": "mcp", "server_label": "a"}]}, "tools[0].server_label", "--tool-server"),
     ({"tools": [{"type": "custom", "name": "a"}]}, "tools[0].type", "one argument"),
     ({"tools": [{"type": "functions"}]}, "tools[0].type", "'function'"),
     ({"tools": [{**ADD, "defer_loading": True}]}, "tools[0].defer_loading", "leave it out"),
