@@ -1,10 +1,12 @@
 """Fields that nobody knows are left out and named; under --strict-requests they are refused."""
 
+import asyncio
 import logging
 from typing import Any
 
 import openai
 import pytest
+from starlette.requests import Request
 
 from quintet.server.http.strays import HEADER, Notices, Strays
 from tests.server.fakes import FakeBackend
@@ -125,6 +127,52 @@ def test_a_caller_that_makes_up_names_fills_no_log(caplog: pytest.LogCaptureFixt
             notices.tell("/v1/completions", strays)
     assert len(caplog.records) <= 256
     assert "further ones are not told" in caplog.records[-1].getMessage()
+
+
+async def test_names_of_a_template_are_told_in_ascii_as_well() -> None:
+    """Its variables are what a slip is compared with, and may have any letters."""
+    template = "{{ straße_nr }}{{ messages[0].content }}"
+    async with client(trust_request_chat_template=True) as http:
+        asked = chat(chat_template=template, chat_template_kwargs={"straße": 1}, max_tokens=1)
+        answer = await http.post("/v1/chat/completions", json=asked)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers[HEADER] == "chat_template_kwargs.stra%C3%9Fe (did you mean stra%C3%9Fe_nr?)"
+
+
+async def test_what_is_left_out_of_tools_counts_no_tokens() -> None:
+    async with client() as http:
+        counts = []
+        for more in ({}, {"zzzz": "secret"}):
+            tool = {**TOOL, "function": {**TOOL["function"], **more}}
+            answer = await http.post("/tokenize", json=chat(tools=[tool]))
+            counts.append(answer.json()["count"])
+    assert counts[0] == counts[1]
+
+
+async def test_behind_an_operators_middleware_it_is_named_all_the_same() -> None:
+    """Which runs the routes in a task of its own."""
+    async with client(middleware=("tests.server.http.test_strays.passes_on",)) as http:
+        answer = await http.post("/v1/completions", json={"prompt": "x", "zzzz": 1})
+        assert (answer.status_code, answer.headers[HEADER]) == (200, "zzzz")
+
+
+async def passes_on(request: Request, call_next: Any) -> Any:
+    return await call_next(request)
+
+
+async def test_long_bodies_are_read_beside_the_loop_and_named_as_well() -> None:
+    body = {"prompt": "x", "zzzz": "y" * 200_000}
+    async with client() as http:
+        assert (await http.post("/v1/completions", json=body)).headers[HEADER] == "zzzz"
+        long = {"messages": [{"role": "user", "content": "a " * 1200, "zzzz": 1}], "max_tokens": 1}
+        assert (await http.post("/v1/chat/completions", json=long)).headers[HEADER] == "messages[0].zzzz"
+
+
+async def test_requests_at_once_have_each_their_own() -> None:
+    async with client() as http:
+        asked = [http.post("/v1/completions", json={"prompt": "x", f"zzzz{each}": 1}) for each in range(20)]
+        answers = await asyncio.gather(*asked)
+    assert [each.headers[HEADER] for each in answers] == [f"zzzz{each}" for each in range(20)]
 
 
 async def test_a_stream_has_the_header_too() -> None:
