@@ -83,13 +83,15 @@ def marks_of(tokenizer: "Tokenizer", parser: ReasoningParser, start: str = "", e
 def thought_of(tokenizer: "Tokenizer", parser: ReasoningParser, marks: Marks, prompt: Sequence[int]) -> int:
     """How many tokens a prompt has of the thought that the output goes on with; OUTSIDE if of none.
 
-    A marker that the prompt speaks of does not count: behind it a turn has ended.
+    A marker that the prompt speaks of does not count: behind it a turn has ended. So the last turn alone is looked at.
     """
-    start, length = max((_last(prompt, each), len(each)) for each in marks.opens)
-    after = prompt[start + length :] if start >= 0 else ()
-    if start >= 0 and not any(i in tokenizer.special_ids for i in after):
-        over = any(_last(after, each) >= 0 for each in marks.closes)
-        return OUTSIDE if over else len(after)
+    for end in range(len(prompt), 0, -1):
+        if any(tuple(prompt[end - len(mark) : end]) == mark for mark in marks.closes):
+            return OUTSIDE
+        if any(tuple(prompt[end - len(mark) : end]) == mark for mark in marks.opens):
+            return len(prompt) - end
+        if prompt[end - 1] in tokenizer.special_ids:
+            break
     tail = tokenizer.decode(list(prompt[-8:]), skip_special_tokens=False)
     return 0 if parser.begins_inside(tail) else OUTSIDE
 
@@ -146,8 +148,3 @@ class Walk:
 def _place(ids: Sequence[int], wanted: Ids) -> int:
     """Where it first stands in the ids; -1: nowhere."""
     return next((at for at in range(len(ids) - len(wanted) + 1) if tuple(ids[at : at + len(wanted)]) == wanted), -1)
-
-
-def _last(ids: Sequence[int], wanted: Ids) -> int:
-    at = _place(ids[::-1], wanted[::-1])
-    return -1 if at < 0 else len(ids) - at - len(wanted)
