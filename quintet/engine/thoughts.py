@@ -104,6 +104,7 @@ class Walk:
         self._marks, self.inside, self.used = marks, begun >= 0, max(begun, 0)
         self._begun = self.used
         self._most = max(map(len, (*marks.opens, *marks.closes, marks.forced)))
+        self._lasts = {mark[-1] for mark in (*marks.opens, *marks.closes)}
         self._tail: Ids = ()  # the latest tokens, since the last marker
 
     @property
@@ -113,8 +114,13 @@ class Walk:
 
     def take(self, token_ids: Iterable[int]) -> "Walk":
         """These come next."""
-        for token_id in token_ids:
-            self._take(token_id)
+        ids, start = list(token_ids), 0
+        for place, token_id in enumerate(ids):  # most tokens end no marker, and answers may be long
+            if token_id in self._lasts:
+                self._pass(ids[start:place])
+                self._take(token_id)
+                start = place + 1
+        self._pass(ids[start:])
         return self
 
     def after(self, drafts: Sequence[int]) -> "Walk":
@@ -134,6 +140,11 @@ class Walk:
             count for count in range(len(end) - 1, -1, -1) if self._tail[len(self._tail) - count :] == end[:count]
         )
         return end[said]
+
+    def _pass(self, ids: Sequence[int]) -> None:
+        """None of these ends a marker."""
+        self.used += len(ids) if self.inside else 0
+        self._tail = (*self._tail, *ids[-self._most :])[-self._most :]
 
     def _take(self, token_id: int) -> None:
         self._tail = (*self._tail, token_id)[-self._most :]
