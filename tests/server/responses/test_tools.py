@@ -73,6 +73,14 @@ def call_of(response: Any) -> ResponseFunctionToolCall:
     return call
 
 
+@pytest.mark.parametrize(("strict", "city"), [(True, "Rome"), (False, "Paris")])
+def test_a_strict_tool_is_called_as_its_schema_says(ai: openai.OpenAI, strict: bool, city: str) -> None:
+    """Also where the model itself decides to; one that is not strict, with anything."""
+    rome = {**CITY, "properties": {"city": {"enum": ["Rome"]}}}
+    call = call_of(ask(ai, PARIS, tools=[{**WEATHER, "parameters": rome, "strict": strict}]))
+    assert json.loads(call.arguments) == {"city": city}
+
+
 def bare(response: Any) -> Any:
     """Its output, without what differs each time, and without what the client parses."""
 
