@@ -87,7 +87,7 @@ class Talks:
     def _behind(self, how: Listening, params: SamplingParams) -> str:
         """The grammar of an answer that has its shape behind what is thought."""
         assert how.reasoning is not None and params.structured_outputs is not None
-        first = before(how.reasoning, how.inside, kept_apart(self._tokenizer))
+        _, first = before(how, kept_apart(self._tokenizer))
         return behind(grammar_text(params.structured_outputs, self._config), first)
 
     def _forced(self, how: Listening, shaped: bool) -> tuple[Listening, str]:

@@ -1,6 +1,7 @@
 """What a request says of tools: which there are, whether one of them must be called, and how the answer is read."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from quintet.engine.checks import kind_of, object_of, one_of
@@ -127,20 +128,33 @@ class Manner(NamedTuple):
     continues: bool = False  # the prompt ends within the answer
     thinks: bool = True  # whether the model may think, as far as its template can forbid it
     within: bool = False  # whether shapes hold from the first token on
+    either: bool = False  # whether calls may come in the place of a shape
 
 
 def listening(parsers: Parsers, wanted: Wanted, manner: Manner, prompt: str, shaped: bool) -> Listening:
     """How the answers to this prompt are taken apart. `shaped`: they must look like something, behind any thought."""
-    tool = None if wanted.mode == "none" or shaped else parsers.tool
+    tool = None if wanted.mode == "none" else parsers.tool
+    if shaped and tool is not None:
+        leads = parsers.reasoning is not None and parsers.reasoning.leads
+        tool = tool.of_shape() if manner.either and not (leads or manner.continues) else None
     reasoning, inside = _thoughts(parsers.reasoning, manner, prompt, shaped or wanted.forced)
     if shaped and reasoning is not None:
         reasoning = reasoning.of_shape()
     return Listening(tool, reasoning, wanted.tools, inside, *manner[:3])
 
 
-def before(reasoning: ReasoningParser, inside: bool, special: Mapping[str, int]) -> str:
-    """The grammar of what comes before a shape, which it calls @answer."""
-    return reasoning.before("@answer", inside, special)
+def before(how: Listening, special: Mapping[str, int]) -> tuple[Listening, str]:
+    """How an answer with a shape is read, and the grammar of what comes before the shape (@answer in it), and of the
+    calls that may come in its place, with any arguments. Empty if nothing does."""
+    if how.tool is not None:
+        free = tuple(Tool(each.name) for each in how.tools)
+        choice = Choice(None, how.parallel, how.reasoning, how.inside, "@answer")
+        if written := how.tool.grammar(free, choice, special):
+            return how, written
+        how = replace(how, tool=None)
+    if how.reasoning is None:
+        return how, ""
+    return how, how.reasoning.before("@answer", how.inside, special)
 
 
 def _thoughts(

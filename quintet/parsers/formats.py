@@ -1,5 +1,6 @@
 """What a parser is: a declaration of the text that a model writes around its thoughts and its calls."""
 
+import re
 import secrets
 import string
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,11 @@ class Block:
 
 def block(*described: str | Part, anchored: bool = False) -> Block:
     return Block(parts(*described), anchored)
+
+
+LIKE_JSON = re.compile(
+    r'$|[{"\d-]|\[(?![A-Z])|true|false|null'
+)  # how JSON begins; a mark may be empty, which is any word
 
 
 def call_id(name: str, position: int) -> str:
@@ -96,13 +102,15 @@ class ReasoningParser:
 class Choice:
     """Which calls are asked for: at least one, of any of the tools; or one of the tool `named`.
 
-    With `reasoning` the model may think before; `inside` says that it already does.
+    With `reasoning` the model may think before; `inside` says that it already does. `otherwise`: what may
+    be said in the place of calls, of a grammar.
     """
 
     named: str | None = None
     parallel: bool = True
     reasoning: ReasoningParser | None = None
     inside: bool = False
+    otherwise: str = ""
 
 
 @dataclass(frozen=True)
@@ -124,6 +132,14 @@ class ToolParser:
     families: tuple[str, ...] = ()
     call_id: Callable[[str, int], str] = call_id
 
+    def of_shape(self) -> "ToolParser | None":
+        """For an answer that is calls, in the form that grammars give them, or else has a shape, within which no marker
+        counts. None where JSON may begin as calls do."""
+        marks = self.blocks[0].sequence[0].marks()
+        if self.drops or any(LIKE_JSON.match(mark) for mark in marks or ("",)):
+            return None
+        return replace(self, blocks=(replace(self.blocks[0], anchored=True),))
+
     def grammar(
         self, tools: Sequence[Tool], choice: Choice | None = None, special: Mapping[str, int] | None = None
     ) -> str | None:
@@ -140,6 +156,7 @@ class ToolParser:
         try:
             calls = lark.sequence(self.blocks[0].sequence)
             calls = calls if self.again is None else lark.repeated(calls, self.again)
+            calls = f"({calls} | {choice.otherwise})" if choice.otherwise else calls
         except (NoGrammar, RecursionError):
             return None
         thoughts = choice.reasoning

@@ -69,11 +69,11 @@ async def create_message(http: HttpRequest) -> Response:
     service.check_ready()
     params = _params(service, body)
     wanted, form = read_tools(body), _format(body)
-    check_tools(service, wanted, form[0] is not None)
+    check_tools(service, wanted)
     grammar = await shape(service, params, *form)
     prompt, conversation = await render(service, body, params, body.cache_salt)
     shown = read_thinking(body.thinking, "thinking").shown
-    manner = Manner(parallel(body), conversation.calls, shown, conversation.prefilled, conversation.thinks)
+    manner = Manner(parallel(body), conversation.calls, shown, conversation.prefilled, conversation.thinks, either=True)
     listening, grammar = await listen(service, params, wanted, prompt, grammar, manner)
     asks = [Ask(prompt, params, body.priority or 0, grammar)]
     tally = tally_of(http)

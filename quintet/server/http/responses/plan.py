@@ -7,7 +7,7 @@ import msgspec
 
 from quintet.engine.prompts import Prompt
 from quintet.engine.speech import Listening
-from quintet.engine.tools import Manner, Wanted
+from quintet.engine.tools import Manner
 from quintet.sampling_params import ParameterError, RequestOutputKind, SamplingParams
 from quintet.server.http.calls import Ask
 from quintet.server.http.errors import ApiError
@@ -50,25 +50,18 @@ async def make_plan(service: Service, store: Store, body: CreateResponse, owner:
     """Goes on with responses of that owner alone. Raises ApiError or ParameterError that blames a field."""
     params = _params(service, body)
     form = of_format((body.text or {}).get("format"), "text.format")
-    wanted = _tools(service, body, form is not None)
+    wanted = read_tools(body.tools, body.tool_choice)
+    check_tools(service, wanted)
     grammar = await shape(service, params, form, "text.format")
     said = await _said(service, store, body, owner)
     conversation = _Conversation(service, body, params, said.size, body.cache_salt)
     prompt = await conversation.prompt(_head(body), said.messages)
-    manner = Manner(body.parallel_tool_calls is not False, count_calls(said.messages))
+    manner = Manner(body.parallel_tool_calls is not False, count_calls(said.messages), either=True)
     try:
         listening, grammar = await listen(service, params, wanted, prompt, grammar, manner)
     except ApiError as error:
         raise await blamed(service, wanted, body.tools or (), error) from None
     return Plan(said, Ask(prompt, params, body.priority or 0, grammar), listening)
-
-
-def _tools(service: Service, body: CreateResponse, shaped: bool) -> Wanted:
-    wanted = read_tools(body.tools, body.tool_choice)
-    if wanted.forced and shaped:
-        raise ParameterError("tool_choice", "asks for calls, and text.format for another answer; leave one of them out")
-    check_tools(service, wanted, shaped)
-    return wanted
 
 
 async def count_input(service: Service, store: Store, body: CountInput, owner: str) -> int:
