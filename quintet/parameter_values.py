@@ -114,6 +114,12 @@ def allowed(value: Any) -> list[int]:
     return sorted(set(value))
 
 
+def side(value: Any) -> str:
+    if value not in ("left", "right"):
+        raise ValueError(f"must be 'left' or 'right', not {show(value)}")
+    return str(value)
+
+
 def named(value: Any) -> list[int]:
     """Token ids, each once."""
     ids = list(dict.fromkeys(several(token_id, MAX_NAMED)(value)))

@@ -221,11 +221,17 @@ class SamplingParams(_Checked):
     )
     include_stop_str_in_output: bool = param(False, values.flag, "keep the stop string at the text's end")
     output_kind: RequestOutputKind = param(RequestOutputKind.CUMULATIVE, _kind, "what each streamed output holds")
+    stream_interval: int | None = param(
+        None,
+        values.optional(values.positive),
+        "tokens from one output of a stream to the next, where the engine has fewer",
+    )
     truncate_prompt_tokens: int | None = param(
         None,
         values.optional(values.integer(-1, values.INT32)),
         "keep this many last tokens of the prompt; -1: what the model takes",
     )
+    truncation_side: str = param("left", values.side, "where that cuts: left; or right, which keeps the first tokens")
     logit_bias: dict[int, float] | None = param(
         None, values.optional(values.biases), "token id -> what is added to its logit"
     )
@@ -268,6 +274,14 @@ class SamplingParams(_Checked):
     def num_logprobs(self) -> int | None:
         """Log-probabilities of each position beside the drawn token's; None: not even that, -1: of all tokens."""
         return len(self.logprob_token_ids) if self.logprob_token_ids else self.logprobs
+
+    def kept(self, length: int, max_model_len: int) -> slice:
+        """Which of a prompt's so many tokens are read."""
+        keep = self.truncate_prompt_tokens
+        if keep is None:
+            return slice(0, length)
+        keep = min(length, max_model_len - 1 if keep == -1 else keep)
+        return slice(0, keep) if self.truncation_side == "right" else slice(length - keep, length)
 
     def clone(self) -> "SamplingParams":
         """A copy that shares nothing."""

@@ -94,7 +94,8 @@ class Admission:
         params = shared.params
         if prompt.embeds and params.prompt_logprobs is not None:
             raise ParameterError("prompt_logprobs", "are of tokens, and this prompt is embeddings; leave it out")
-        ids = _truncate(prompt.token_ids, params, self.bounds.max_model_len)
+        kept = params.kept(len(prompt.token_ids), self.bounds.max_model_len)
+        ids = prompt.token_ids[kept]
         room = self.bounds.max_model_len - len(ids)
         if room < 1:
             raise ValueError(
@@ -107,7 +108,7 @@ class Admission:
             seed = f"{self.seed}/{self.name}{self._num_unseeded}"
             self._num_unseeded += 1
         row = len(prompt.embeds) // len(prompt.token_ids)  # bytes
-        embeds = prompt.embeds[len(prompt.embeds) - row * len(ids) :]
+        embeds = prompt.embeds[row * kept.start : row * kept.stop]
         arrival = time.monotonic()
         marks = None if shared.thoughts is None else shared.thoughts.marks
         thought = OUTSIDE if shared.thoughts is None else shared.thoughts.begun(ids)
@@ -168,11 +169,3 @@ def _check_drawable(
         raise ParameterError(
             blamed, "leave no token to draw: bad_words ban it, or it ends the text before min_tokens; allow another one"
         )
-
-
-def _truncate(ids: Sequence[int], params: SamplingParams, max_model_len: int) -> Sequence[int]:
-    """The last tokens, if the caller asked for that."""
-    keep = params.truncate_prompt_tokens
-    if keep is None:
-        return ids
-    return ids[-(max_model_len - 1 if keep == -1 else keep) :]

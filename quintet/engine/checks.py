@@ -52,6 +52,13 @@ def one_of(given: Any, where: str, known: Collection[str]) -> str:
     return word
 
 
+def flag_of(given: Any, where: str) -> bool:
+    """True or false; null is false."""
+    if given is not None and not isinstance(given, bool):
+        raise ParameterError(where, f"must be true or false, not {kind_of(given)}")
+    return bool(given)
+
+
 def kind_of(value: Any) -> str:
     """As JSON calls it."""
     names = {type(None): "null", dict: "an object", list: "a list", str: "text", bool: "true or false"}

@@ -217,7 +217,8 @@ class OutputProcessor:
         elif kind is RequestOutputKind.FINAL_ONLY or not any(each.touched for each in request.completions):
             return None
         delta = kind is RequestOutputKind.DELTA
-        if self._interval > 1 and not self._due(request, delta):
+        interval = max(self._interval, request.params.stream_interval or 1)
+        if interval > 1 and not _due(request, delta, interval):
             return None
         output = RequestOutput(
             request.request_id,
@@ -235,17 +236,18 @@ class OutputProcessor:
             completion.touched = False
         return output
 
-    def _due(self, request: _Request, delta: bool) -> bool:
-        """Whether a completion has ended, has its first tokens, or as many new ones as one waits for."""
-        new = [len(each.token_ids) - (0 if delta else each.num_given) for each in request.completions]
-        due = request.finished or any(
-            each.touched and (each.finish_reason is not None or each.num_given == 0 or count >= self._interval)
-            for each, count in zip(request.completions, new, strict=True)
-        )
-        if due:
-            for each, count in zip(request.completions, new, strict=True):
-                each.num_given += count
-        return due
+
+def _due(request: _Request, delta: bool, interval: int) -> bool:
+    """Whether a completion has ended, has its first tokens, or `interval` new ones."""
+    new = [len(each.token_ids) - (0 if delta else each.num_given) for each in request.completions]
+    due = request.finished or any(
+        each.touched and (each.finish_reason is not None or each.num_given == 0 or count >= interval)
+        for each, count in zip(request.completions, new, strict=True)
+    )
+    if due:
+        for each, count in zip(request.completions, new, strict=True):
+            each.num_given += count
+    return due
 
 
 def _show(completion: _Completion, delta: bool) -> CompletionOutput:

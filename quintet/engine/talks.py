@@ -11,7 +11,16 @@ from quintet.engine.prompts import Prompt
 from quintet.engine.speech import Listening, Parsers, Speech, needs_special
 from quintet.engine.thinking import may_think
 from quintet.engine.tokenizer import Tokenizer
-from quintet.engine.tools import Manner, Wanted, before, forced_grammar, kept_apart, listening, read_tools
+from quintet.engine.tools import (
+    Manner,
+    Wanted,
+    around,
+    forced_grammar,
+    kept_apart,
+    listening,
+    read_tools,
+    strict_grammar,
+)
 from quintet.names import refuse_unknown
 from quintet.outputs import CompletionOutput, RequestOutput
 from quintet.parsers.messages import Heard
@@ -70,8 +79,8 @@ class Talks:
             shaped = each.structured_outputs is not None
             how = listening(self._parsers, self._wanted, manner, prompt.text or "", shaped)
             how, grammar = self._forced(how, shaped)
-            if shaped and how.reasoning is not None:
-                grammar = self._behind(how, each)
+            if shaped:
+                how, grammar = self._around(how, each)
             key = (id(each), needs_special(how, self._tokenizer), grammar)  # those that are alike stay one object
             if key not in made:
                 made[key] = _changed(each, *key[1:])
@@ -84,16 +93,17 @@ class Talks:
         parallel, within = self._options.parallel_tool_calls is not False, self._config.enable_in_reasoning
         return Manner(parallel, earlier, continues=continues, thinks=self._thinks, within=within)
 
-    def _behind(self, how: Listening, params: SamplingParams) -> str:
-        """The grammar of an answer that has its shape behind what is thought."""
-        assert how.reasoning is not None and params.structured_outputs is not None
-        _, first = before(how, kept_apart(self._tokenizer))
-        return behind(grammar_text(params.structured_outputs, self._config), first)
+    def _around(self, how: Listening, params: SamplingParams) -> tuple[Listening, str]:
+        """With the grammar of an answer with a shape, where there is more to it."""
+        assert params.structured_outputs is not None
+        how, first = around(how, kept_apart(self._tokenizer))
+        return how, behind(grammar_text(params.structured_outputs, self._config), first) if first else ""
 
     def _forced(self, how: Listening, shaped: bool) -> tuple[Listening, str]:
-        """With who reads the calls that must be made, and their grammar; empty where none must."""
+        """With who reads the calls that must be made, and their grammar, or that of calls of strict tools that may
+        be; empty where there is none."""
         if not self._wanted.forced:
-            return how, ""
+            return how, "" if shaped else strict_grammar(self._wanted, how, kept_apart(self._tokenizer))
         if shaped:
             raise ParameterError(
                 "tool_choice", "asks for calls, and structured_outputs for another answer; leave one of them out"

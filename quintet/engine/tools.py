@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from quintet.engine.checks import kind_of, object_of, one_of
+from quintet.engine.checks import flag_of, kind_of, object_of, one_of
 from quintet.engine.speech import Listening, Parsers
 from quintet.engine.strays import sift
 from quintet.engine.tokenizer import Tokenizer
@@ -72,13 +72,14 @@ def name_of(given: Any, where: str, there: Collection[str]) -> str:
 
 
 def tool_of(function: Mapping[str, Any], where: str) -> Tool:
-    """Of {"name": ..., "parameters": ...}."""
+    """Of {"name": ..., "parameters": ..., "strict": ...}."""
     name, parameters = function.get("name"), function.get("parameters")
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:
         raise ParameterError(f"{where}.name", f"must be text of 1 to {MAX_NAME} characters")
     if parameters is not None and not isinstance(parameters, dict):
         raise ParameterError(f"{where}.parameters", f"must be a JSON schema, not {kind_of(parameters)}")
-    return Tool(name, parameters or {"type": "object", "properties": {}})
+    strict = flag_of(function.get("strict"), f"{where}.strict")
+    return Tool(name, parameters or {"type": "object", "properties": {}}, strict)
 
 
 def _chosen(known: tuple[Tool, ...], choice: Mapping[str, Any]) -> Wanted:
@@ -113,6 +114,14 @@ def forced_grammar(wanted: Wanted, listening: Listening, special: Mapping[str, i
     raise AssertionError("calls can be written in JSON")
 
 
+def strict_grammar(wanted: Wanted, listening: Listening, special: Mapping[str, int]) -> str:
+    """The grammar of an answer that may call, if a tool is strict; empty where the model's form has none."""
+    if wanted.mode != "auto" or listening.tool is None or not any(each.strict for each in wanted.tools):
+        return ""
+    choice = Choice(None, listening.parallel, listening.reasoning, listening.inside)
+    return listening.tool.watching(wanted.tools, choice, special) or ""
+
+
 def kept_apart(tokenizer: Tokenizer) -> dict[str, int]:
     """The tokens that llguidance does not take for text -> their ids."""
     added = tokenizer.added.items()
@@ -128,33 +137,28 @@ class Manner(NamedTuple):
     continues: bool = False  # the prompt ends within the answer
     thinks: bool = True  # whether the model may think, as far as its template can forbid it
     within: bool = False  # whether shapes hold from the first token on
-    either: bool = False  # whether calls may come in the place of a shape
 
 
 def listening(parsers: Parsers, wanted: Wanted, manner: Manner, prompt: str, shaped: bool) -> Listening:
-    """How the answers to this prompt are taken apart. `shaped`: they must look like something, behind any thought."""
+    """How the answers to this prompt are taken apart. `shaped`: they must look like something (see around())."""
     tool = None if wanted.mode == "none" else parsers.tool
     if shaped and tool is not None:
-        leads = parsers.reasoning is not None and parsers.reasoning.leads
-        tool = tool.of_shape() if manner.either and not (leads or manner.continues) else None
+        tool = tool.of_shape()
     reasoning, inside = _thoughts(parsers.reasoning, manner, prompt, shaped or wanted.forced)
     if shaped and reasoning is not None:
         reasoning = reasoning.of_shape()
     return Listening(tool, reasoning, wanted.tools, inside, *manner[:3])
 
 
-def before(how: Listening, special: Mapping[str, int]) -> tuple[Listening, str]:
-    """How an answer with a shape is read, and the grammar of what comes before the shape (@answer in it), and of the
-    calls that may come in its place, with any arguments. Empty if nothing does."""
+def around(how: Listening, special: Mapping[str, int]) -> tuple[Listening, str]:
+    """The grammar of an answer whose shape it calls @answer: behind what is thought, or calls in its place. Empty where
+    an answer is that shape and nothing else. Calls are not looked for where they cannot be written."""
     if how.tool is not None:
-        free = tuple(Tool(each.name) for each in how.tools)
         choice = Choice(None, how.parallel, how.reasoning, how.inside, "@answer")
-        if written := how.tool.grammar(free, choice, special):
+        if (written := how.tool.grammar(how.tools, choice, special)) is not None:
             return how, written
-        how = replace(how, tool=None)
-    if how.reasoning is None:
-        return how, ""
-    return how, how.reasoning.before("@answer", how.inside, special)
+    how = replace(how, tool=None)
+    return how, "" if how.reasoning is None else how.reasoning.before("@answer", how.inside, special)
 
 
 def _thoughts(

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from quintet.parsers.calls import Calls
-from quintet.parsers.grammar import Lark, NoGrammar
+from quintet.parsers.grammar import Lark, NoGrammar, properties
 from quintet.parsers.scan import Scan, Steps
-from quintet.parsers.schema import TEXT, as_json
+from quintet.parsers.schema import TEXT, argument_types, as_json
 from quintet.parsers.spelling import FREE_NAME, until_marker
 from quintet.parsers.values import MAX_NAME, written
 
@@ -82,19 +82,21 @@ class Fields:
             size += len(new) + len(end)
 
     def lark(self, grammar: Lark) -> str:
-        declared = grammar.properties(grammar.tool.parameters)
+        declared = properties(grammar.tool.parameters)
         if declared is None:
-            mark, types = next(iter(self.keyed.items()))
-            value = until_marker(grammar, True, types or TEXT, self.end)
-            head = f"{grammar.literal(self.key)} {FREE_NAME} {grammar.literal(mark + self.value)}"
-            fields = f"({head} {value} {grammar.literal(self.after)})*"
+            ways = []
+            for mark, types in self.keyed.items():
+                value = until_marker(grammar, True, types or TEXT, self.end)
+                ways.append(f"{grammar.literal(mark + self.value)} {value}")
+            either = f"({' | '.join(ways)}) {grammar.literal(self.after)}"
+            fields = f"({grammar.literal(self.key)} {FREE_NAME} {either})*"
         else:
             fields = grammar.some([(self._written(grammar, *each[:2]), each[2]) for each in declared], "")
         return f"{fields} {grammar.literal(self.close)}"
 
     def _written(self, grammar: Lark, name: str, schema: Any) -> str:
         """One field, by each of the ways in which it may be marked."""
-        known = grammar.types(name)
+        known = argument_types(grammar.tool.parameters, name)
         if not 0 < len(name) <= MAX_NAME or name != name.strip():
             raise NoGrammar
         ways = []

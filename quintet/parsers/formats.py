@@ -1,6 +1,5 @@
 """What a parser is: a declaration of the text that a model writes around its thoughts and its calls."""
 
-import re
 import secrets
 import string
 from collections.abc import Callable, Mapping, Sequence
@@ -9,6 +8,7 @@ from dataclasses import dataclass, replace
 from quintet.parsers.events import Tool
 from quintet.parsers.grammar import Lark, NoGrammar
 from quintet.parsers.shapes import Mark, Part, parts
+from quintet.parsers.watching import Watch
 
 Signs = tuple[tuple[str, ...], ...]
 """Alternatives; of one of them, every text stands in the chat template."""
@@ -17,10 +17,12 @@ Signs = tuple[tuple[str, ...], ...]
 @dataclass(frozen=True)
 class Block:
     """Calls and the markers around them, from their first marker to their last. An anchored one has no marker of its
-    own: it is looked for where content begins, and nowhere else."""
+    own: it is looked for where content begins, and nowhere else. What begins with the marker of a certain one is a
+    call, and never something else."""
 
     sequence: tuple[Part, ...]
     anchored: bool = False
+    certain: bool = True
 
     @property
     def end(self) -> str:
@@ -29,13 +31,8 @@ class Block:
         return last.marks()[0] if isinstance(last, Mark) else ""
 
 
-def block(*described: str | Part, anchored: bool = False) -> Block:
-    return Block(parts(*described), anchored)
-
-
-LIKE_JSON = re.compile(
-    r'$|[{"\d-]|\[(?![A-Z])|true|false|null'
-)  # how JSON begins; a mark may be empty, which is any word
+def block(*described: str | Part, anchored: bool = False, certain: bool = True) -> Block:
+    return Block(parts(*described), anchored, certain)
 
 
 def call_id(name: str, position: int) -> str:
@@ -71,8 +68,11 @@ class ReasoningParser:
         """What is thought, if anything, and then `what` (of a grammar), in llguidance's Lark. `inside` and `special`
         as for ToolParser.grammar."""
         lark = Lark((), False, special or {})
-        leads = " ".join(f"({lark.literal(each)})?" for each in self.leads)
-        return lark.after(self.opens[0], self.closes, inside, f"{leads} {what}".strip())
+        return lark.after(self.opens[0], self.closes, inside, self.led(what, lark))
+
+    def led(self, what: str, lark: Lark) -> str:
+        """Such content, with the markers that may stand before it."""
+        return " ".join([*(f"({lark.literal(each)})?" for each in self.leads), what])
 
     def of_shape(self) -> "ReasoningParser":
         """For an answer that `before` has held to a shape: within it no marker counts."""
@@ -102,8 +102,8 @@ class ReasoningParser:
 class Choice:
     """Which calls are asked for: at least one, of any of the tools; or one of the tool `named`.
 
-    With `reasoning` the model may think before; `inside` says that it already does. `otherwise`: what may
-    be said in the place of calls, of a grammar.
+    With `reasoning` the model may think before; `inside` says that it already does. `otherwise`: what (of a grammar) it
+    may say in the place of calls.
     """
 
     named: str | None = None
@@ -133,12 +133,10 @@ class ToolParser:
     call_id: Callable[[str, int], str] = call_id
 
     def of_shape(self) -> "ToolParser | None":
-        """For an answer that is calls, in the form that grammars give them, or else has a shape, within which no marker
-        counts. None where JSON may begin as calls do."""
-        marks = self.blocks[0].sequence[0].marks()
-        if self.drops or any(LIKE_JSON.match(mark) for mark in marks or ("",)):
-            return None
-        return replace(self, blocks=(replace(self.blocks[0], anchored=True),))
+        """For answers that are calls or have a shape, within which no marker counts; None if calls have none of their
+        own, by which they can be told."""
+        first = self.blocks[0]
+        return None if first.anchored else replace(self, drops=(), blocks=(replace(first, anchored=True),))
 
     def grammar(
         self, tools: Sequence[Tool], choice: Choice | None = None, special: Mapping[str, int] | None = None
@@ -155,9 +153,26 @@ class ToolParser:
         lark = Lark(chosen, choice.parallel and choice.named is None, special or {})
         try:
             calls = lark.sequence(self.blocks[0].sequence)
-            calls = calls if self.again is None else lark.repeated(calls, self.again)
-            calls = f"({calls} | {choice.otherwise})" if choice.otherwise else calls
+            calls = calls if self.again is None else lark.repeated("", calls, lark.literal(self.again))
         except (NoGrammar, RecursionError):
             return None
         thoughts = choice.reasoning
+        if choice.otherwise:
+            calls = f"({calls} | {choice.otherwise if thoughts is None else thoughts.led(choice.otherwise, lark)})"
         return lark.after(*((thoughts.opens[0], thoughts.closes) if thoughts else ("", ())), choice.inside, calls)
+
+    def watching(
+        self, tools: Sequence[Tool], choice: Choice | None = None, special: Mapping[str, int] | None = None
+    ) -> str | None:
+        """Any text, with calls in it if the model makes some, whose arguments follow the schemas of tools that are
+        strict: a grammar as above. None if there is none."""
+        choice, special = choice or Choice(), special or {}
+        held = [each if each.strict else replace(each, parameters={}) for each in tools]
+        lark = Lark(held, choice.parallel, special)
+        thoughts = choice.reasoning
+        if thoughts is not None and any(set(each.sequence[0].marks()) & set(thoughts.until) for each in self.blocks):
+            thoughts = None  # a call may begin within them
+        try:
+            return Watch(lark, special, thoughts).written(self.blocks, choice.inside, choice.parallel)
+        except (NoGrammar, RecursionError):
+            return None

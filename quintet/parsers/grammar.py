@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from quintet.parsers.events import Tool
-from quintet.parsers.schema import argument_types, bounded
+from quintet.parsers.schema import bounded
 
 if TYPE_CHECKING:
     from quintet.parsers.shapes import Part
@@ -51,9 +51,10 @@ class Lark:
             raise _PerTool
         return self._tool
 
-    def types(self, argument: str) -> frozenset[str]:
-        """The JSON types as which the tool's argument is read."""
-        return argument_types(self.tool.parameters, argument)
+    def first_special(self, text: str) -> tuple[str, str, str] | None:
+        """What stands before the first special token in it, the token, and what stands behind."""
+        found = self._split.search(text)
+        return None if found is None else (text[: found.start()], found[0], text[found.end() :])
 
     def literal(self, text: str) -> str:
         """A text, with the special tokens in it as tokens."""
@@ -66,24 +67,13 @@ class Lark:
     def arguments(self) -> str:
         """The JSON of a call's arguments, by the tool's schema."""
         schema = json.dumps(bounded({"type": "object", **self.tool.parameters}))
-        return self._rule("%json " + schema.replace("::=", "\\u003a:="))  # which would say that the grammar is EBNF
+        return self.rule("%json " + schema.replace("::=", "\\u003a:="))  # which would say that the grammar is EBNF
 
     def json(self, schema: Any) -> str:
         """A value in JSON, on one line."""
         if not isinstance(schema, Mapping):
             schema = {} if schema is True else {"not": {}}
-        return self._rule("%json " + json.dumps({"x-guidance": AS_DUMPED, **schema}).replace("::=", "\\u003a:="))
-
-    def properties(self, schema: Mapping[str, Any]) -> list[tuple[str, Any, bool]] | None:
-        """(name, schema, whether it must be there) of each property; None of an object of which nothing is said."""
-        if not schema.keys() <= _OF_OBJECTS:
-            raise NoGrammar
-        declared, needed = schema.get("properties") or {}, schema.get("required") or []
-        if not isinstance(declared, Mapping) or not isinstance(needed, list) or not set(needed) <= declared.keys():
-            raise NoGrammar
-        if not declared and schema.get("additionalProperties") in (None, True, {}):
-            return None
-        return [(name, each, name in needed) for name, each in declared.items() if each is not False]
+        return self.rule("%json " + json.dumps({"x-guidance": AS_DUMPED, **schema}).replace("::=", "\\u003a:="))
 
     def some(self, pieces: Sequence[tuple[str, bool]], between: str) -> str:
         """Those pieces that are needed and any of the others, in their order."""
@@ -92,7 +82,7 @@ class Lark:
             if needed:
                 firsts.clear()
             firsts.append(f"{piece} {rest}")
-            rest = self._rule(f"{between} {piece} {rest}" if needed else f"({between} {piece})? {rest}")
+            rest = self.rule(f"{between} {piece} {rest}" if needed else f"({between} {piece})? {rest}")
         needed = any(needed for _, needed in pieces)
         return f"({' | '.join([*firsts, *([] if needed else [NOTHING])])})"
 
@@ -101,10 +91,10 @@ class Lark:
         text = f"({expression}) & ~({TEXT} {quoted(end.strip())} {TEXT})"
         special = self._split.search(end)
         if special is None:
-            return self._rule(self._terminal(f"({text}) {quoted(end)}"), "[lazy]")
+            return self.rule(self.terminal(f"({text}) {quoted(end)}"), "[lazy]")
         if special.end() < len(end):
             raise NoGrammar
-        return f"{self._terminal(f'({text}) {quoted(end[: special.start()])}')} <[{self._special[special[0]]}]>"
+        return f"{self.terminal(f'({text}) {quoted(end[: special.start()])}')} <[{self._special[special[0]]}]>"
 
     def sequence(self, parts: "tuple[Part, ...]") -> str:
         """Parts in their order; once for each tool, where they speak of one."""
@@ -114,16 +104,16 @@ class Lark:
             written = []
         for tool in self._tools:
             self._tool = tool
-            written.append(self._rule(" ".join(part.lark(self) for part in parts)))
+            written.append(self.rule(" ".join(part.lark(self) for part in parts)))
         self._tool = None
         return "(" + " | ".join(written) + ")"
 
-    def repeated(self, body: str, between: str) -> str:
+    def repeated(self, before: str, body: str, between: str) -> str:
         """Once, or as often as one likes where parallel calls are allowed."""
         if not self._parallel:
-            return body
-        rule = self._rule(body)
-        return f"{rule} ({self.literal(between) if between else ''} {rule})*"
+            return f"{before} {body}"
+        rule = self.rule(body)
+        return f"{before} {rule} ({between} {rule})*"
 
     def after(self, opens: str, closes: Sequence[str], inside: bool, what: str) -> str:
         """The whole grammar, with what the model thinks before, if it is to think; any of `closes` ends that."""
@@ -136,6 +126,10 @@ class Lark:
                 start = f"({opened})? {thought} {GAP} {what}"
             else:
                 start = f"{thought} {GAP} {what}"
+        return self.whole(start)
+
+    def whole(self, start: str) -> str:
+        """The grammar's text."""
         return "\n".join([f"start: {start}", *self._rules])
 
     def _thought(self, closes: Sequence[str]) -> str:
@@ -149,12 +143,12 @@ class Lark:
         self._rules.append(f"thought[lazy]: {TEXT} ({texts})")
         return "thought"
 
-    def _rule(self, body: str, attributes: str = "") -> str:
+    def rule(self, body: str, attributes: str = "") -> str:
         name = self.reserve()
         self._rules.append(f"{name}{attributes}: {body}")
         return name
 
-    def _terminal(self, body: str) -> str:
+    def terminal(self, body: str) -> str:
         name = self.reserve().upper()
         self._rules.append(f"{name}: {body}")
         return name
@@ -170,3 +164,15 @@ class Lark:
 
 def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False) if text else ""
+
+
+def properties(schema: Mapping[str, Any]) -> list[tuple[str, Any, bool]] | None:
+    """(name, schema, whether it must be there) of each property; None of an object of which nothing is said."""
+    if not schema.keys() <= _OF_OBJECTS:
+        raise NoGrammar
+    declared, needed = schema.get("properties") or {}, schema.get("required") or []
+    if not isinstance(declared, Mapping) or not isinstance(needed, list) or not set(needed) <= declared.keys():
+        raise NoGrammar
+    if not declared and schema.get("additionalProperties") in (None, True, {}):
+        return None
+    return [(name, each, name in needed) for name, each in declared.items() if each is not False]

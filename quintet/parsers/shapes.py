@@ -132,6 +132,7 @@ class Call:
     name: str = "name"
     arguments: str = "arguments"
     strict: bool = False
+    number: str = ""  # the key of the call's number, where a model writes one
 
     def marks(self) -> tuple[str, ...]:
         return ("{",)
@@ -181,8 +182,10 @@ class Call:
 
     def lark(self, grammar: Lark) -> str:
         name = json.dumps(grammar.tool.name, ensure_ascii=False)
-        head = grammar.literal(f'{{"{self.name}": {name}, "{self.arguments}": ')
-        return f"{head} {grammar.arguments()} {grammar.literal('}')}"
+        number = f'{{"{self.number}": "' if self.number else ""
+        head = ('", ' if number else "{") + f'"{self.name}": {name}, "{self.arguments}": '
+        before = f"{grammar.literal(number)} /[0-9]{{1,3}}/" if number else ""
+        return f"{before} {grammar.literal(head)} {grammar.arguments()} {grammar.literal('}')}"
 
 
 @dataclass(frozen=True)
@@ -205,7 +208,12 @@ class Many:
                 more = yield from starts(self.sequence[0], scan)
 
     def lark(self, grammar: Lark) -> str:
-        return grammar.repeated(grammar.sequence(self.sequence), self.between)
+        """What stands between is one literal with the marker behind it: by itself it might begin another one."""
+        first, rest = self.sequence[0], self.sequence[1:]
+        if not isinstance(first, Mark):
+            return grammar.repeated("", grammar.sequence(self.sequence), grammar.literal(self.between))
+        between = grammar.literal(self.between + first.text)
+        return grammar.repeated(grammar.literal(first.text), grammar.sequence(rest), between)
 
 
 @dataclass(frozen=True)

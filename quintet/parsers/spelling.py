@@ -1,13 +1,14 @@
 """Values by their schema as a grammar, where they are no JSON: bare text up to a marker, Python, Gemma's notation."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from quintet.parsers.grammar import JSON_NUMBER, Lark, NoGrammar, quoted
+from quintet.parsers.grammar import JSON_NUMBER, Lark, NoGrammar, properties, quoted
 from quintet.parsers.options import Option, options, text_of, with_definitions
+from quintet.parsers.schema import ANY, TYPES, as_json
 from quintet.parsers.schema import TEXT as ONLY_TEXT
-from quintet.parsers.schema import TYPES, as_json
 from quintet.parsers.values import MAX_NAME, PYTHON, WORD, Bracket, Notation
 
 SPACE = r"/[\s\x1c-\x1f]*/"
@@ -18,6 +19,7 @@ SCALARS = {
     "integer": "/-?(0|[1-9][0-9]{0,18})/",
     "number": JSON_NUMBER,
 }
+SINGLE, UNESCAPED = '"\'"', r"/[^'\\\x00-\x1f]*/"
 # What a text must not look like where it may also be a value of that type: it would be read as that.
 LOOKS = {
     "null": "/(?i:null|none)/",
@@ -27,6 +29,7 @@ LOOKS = {
     "array": r"/[\[(](?s:.*)/",
     "object": r"/\{(?s:.*)/",
 }
+NO_TEXT = sorted(ANY)
 FREE_NAME = r"/[a-zA-Z_][a-zA-Z0-9_]{0,63}/"  # of an argument that nobody has declared
 
 
@@ -40,6 +43,8 @@ def until_marker(lark: Lark, schema: Any, allowed: frozenset[str], end: str) -> 
         texts = [f"({each}) & ~({SPACE} ({' | '.join(looks)}) {SPACE})" for each in texts]
     plain = [quoted(text) for text in _constants(found, allowed) if text]
     others = [(kind, each) for kind, each in found if kind not in ("const", "any", "string")]
+    if not texts and any(kind == "any" for kind, _ in found):
+        others += [(kind, {}) for kind in sorted(allowed - ONLY_TEXT)]
     if texts or plain:  # what is no text must be told from it before either ends
         plain += [SCALARS[kind] for kind, each in others if kind in SCALARS and not _bounded(each)]
         others = [(kind, each) for kind, each in others if kind not in SCALARS]
@@ -109,7 +114,7 @@ class _Speller:
     def _written(self, kind: str, schema: Mapping[str, Any]) -> str:
         write: dict[str, Callable[[Mapping[str, Any]], str]] = {
             "any": lambda _: self._any(),
-            "const": lambda each: self._lark.literal(self._constant(each["const"])),
+            "const": lambda each: self._one(each["const"]),
             "string": self._string,
             "boolean": lambda _: f"{quoted(self._words['true'])} | {quoted(self._words['false'])}",
             "null": lambda _: quoted(self._words["null"]),
@@ -120,9 +125,23 @@ class _Speller:
 
     def _string(self, schema: Mapping[str, Any]) -> str:
         if self._notation.escapes:
-            return self._lark.json({**schema, "type": "string"})
+            return f"{self._lark.json({**schema, 'type': 'string'})}{self._in_single_quotes(schema)}"
         quote = self._notation.quotes[0]
         return f"{self._lark.literal(quote)} {self._lark.until(text_of(schema), quote)}"
+
+    def _in_single_quotes(self, schema: Mapping[str, Any]) -> str:
+        """The other way, for text that needs no escapes."""
+        try:
+            plain = f"({text_of(schema)}) & {UNESCAPED}"
+        except NoGrammar:
+            return ""
+        return " | " + self._lark.terminal(f"{SINGLE} ({plain}) {SINGLE}")
+
+    def _one(self, value: Any) -> str:
+        """A constant, in each of its ways."""
+        written = self._lark.literal(self._constant(value))
+        single = isinstance(value, str) and self._notation.escapes and not re.search(r"['\\\x00-\x1f]", value)
+        return f"""{written} | {quoted(f"'{value}'")}""" if single else written
 
     def _constant(self, value: Any) -> str:
         if isinstance(value, str):
@@ -154,7 +173,7 @@ class _Speller:
         return f'"[" {item} {more} "]"' + ("" if low else ' | "[]"')
 
     def members(self, schema: Mapping[str, Any], bracket: Bracket) -> str:
-        declared = self._lark.properties(schema)
+        declared = properties(schema)
         if declared is None:
             one = f"{self._free_key(bracket)} {self._any()}"
             inner = f"({one} ({quoted(self._comma)} {one})*)?"
@@ -184,10 +203,9 @@ class _Speller:
         """Any value; where the notation takes JSON, that."""
         if not self._anything:
             self._anything = self._lark.reserve()
-            if self._notation.escapes:
-                self._lark.define(self._anything, self._lark.json({}))
-            else:
-                self._lark.define(self._anything, self._any_of_its_own())
+            words = " | ".join(map(quoted, self._words.values()))
+            python = f"{self._string({})} | {self._lark.json({'type': NO_TEXT})} | {words}"
+            self._lark.define(self._anything, python if self._notation.escapes else self._any_of_its_own())
         return self._anything
 
     def _any_of_its_own(self) -> str:

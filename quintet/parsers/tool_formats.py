@@ -32,6 +32,7 @@ DSML_FIELDS = Fields(
     "</｜DSML｜invoke>",
 )
 MISTRAL_ID = Word("id", "/[a-zA-Z0-9]{9}/")
+FUNCTIONS = maybe("functions.", written=True)
 CHANNEL = Word(pattern='"commentary"')
 HARMONY_BODY = (
     maybe("<|constrain|>", Word(pattern='"json"'), written=True),
@@ -177,7 +178,7 @@ TOOL_FORMATS = {
                 "<|tool_calls_section_begin|>",
                 many(
                     "<|tool_call_begin|>",
-                    maybe("functions.", written=True),
+                    FUNCTIONS,
                     NAME,
                     ":",
                     Word(pattern="/[0-9]{1,3}/"),
@@ -208,10 +209,19 @@ TOOL_FORMATS = {
     ),
     "openai": ToolParser(
         (
-            block("<|channel|>", CHANNEL, " to=", maybe("functions.", written=True), NAME, " ", *HARMONY_BODY),
+            block(
+                "<|channel|>",
+                CHANNEL,
+                " to=",
+                maybe("functions.", written=True),
+                NAME,
+                " ",
+                *HARMONY_BODY,
+                certain=False,
+            ),
             block(
                 "to=",
-                maybe("functions.", written=True),
+                FUNCTIONS,
                 NAME,
                 "<|channel|>",
                 CHANNEL,
@@ -269,7 +279,7 @@ TOOL_FORMATS = {
         signs=(("<|plugin|>",),),
     ),
     "phi4_mini_json": ToolParser(
-        (block("functools", "[", CALLS, "]"),),
+        (block("functools", "[", CALLS, "]", certain=False),),
         models="Phi-4-mini",
         shape="JSON list",
         signs=(("functools",),),
@@ -306,9 +316,9 @@ TOOL_FORMATS = {
         (
             block(
                 "<|START_ACTION|>",
-                "[",
-                many(Call("tool_name", "parameters"), between=", "),
-                "]",
+                "[\n    ",
+                many(Call("tool_name", "parameters", number="tool_call_id"), between=",\n    "),
+                "\n]",
                 "<|END_ACTION|>",
             ),
         ),
@@ -336,7 +346,7 @@ TOOL_FORMATS = {
         families=("minimax",),
     ),
     "jamba": ToolParser(
-        (block("<tool_calls>", "[", CALLS, "]", "</tool_calls>"),),
+        (block("<tool_calls>", "[\n", many(CALL, between=",\n"), "\n]", "</tool_calls>"),),
         aliases=("hunyuan_a13b",),
         models="Jamba 1.5, Hunyuan-A13B",
         shape="JSON list",
@@ -364,7 +374,7 @@ TOOL_FORMATS = {
     "xlam": ToolParser(
         (
             block("[", STRICT_CALLS, "]", anchored=True),
-            block("```json", "[", CALLS, "]", "```"),
+            block("```json", "[", CALLS, "]", "```", certain=False),
             block("[TOOL_CALLS]", "[", CALLS, "]"),
             block("<tool_call>", either(("[", CALLS, "]"), (CALL,)), "</tool_call>"),
         ),
@@ -379,7 +389,7 @@ TOOL_FORMATS = {
     "json": ToolParser(
         (
             block(either(("[", STRICT_CALLS, "]"), (many(STRICT, between="\n"),)), anchored=True),
-            block("```json", either(("[", CALLS, "]"), (CALL,)), "```"),
+            block("```json", either(("[", CALLS, "]"), (CALL,)), "```", certain=False),
         ),
         models="any that is told to answer with a call in JSON",
         shape="bare JSON",

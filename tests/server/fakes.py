@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from quintet.engine.output import OutputProcessor
 from quintet.engine.prompts import Prompt
 from quintet.engine.request import Admitted
 from quintet.engine.stats import Stats
+from quintet.engine.thoughts import UNMARKED, Thoughts
 from quintet.engine.tokenizer import Tokenizer, load_tokenizer
 from quintet.outputs import TokenDelta, TokenLogprobs
 from quintet.sampling_params import SamplingParams
@@ -93,7 +94,9 @@ class FakeBackend:
         self.served = Served(
             MODEL, str(BUNDLED), size, self.max_model_len, 20, sorted(eos), 0, 1000, 16, created=1, kv_tokens=16000
         )
-        self._admission = Admission(Bounds(size, self.max_model_len, 20), self.tokenizer, eos, 0)
+        self.thoughts: Callable[[], Thoughts | str] = lambda: UNMARKED
+        bounds = Bounds(size, self.max_model_len, 20)
+        self._admission = Admission(bounds, self.tokenizer, eos, 0, thoughts=lambda: self.thoughts())
         self._processor = OutputProcessor(self.tokenizer)
         self.shapes = Shapes(StructuredOutputsConfig())
 

@@ -11,10 +11,11 @@ import pytest
 
 from quintet import SamplingParams
 from quintet.outputs import CompletionOutput, RequestOutput
+from quintet.parsers import Content
 from quintet.server import cli, flags, logs
 from quintet.server.commands import generate
+from quintet.server.commands._talk import Talk
 from quintet.server.commands.bench import percentiles
-from quintet.server.commands.chat import Talk
 from quintet.server.commands.engine import sampling
 from quintet.server.tables import table
 from tests.helpers.logs import as_before
@@ -153,7 +154,7 @@ class Parrot:
             for piece in (word[:1], word[1:]):
                 if word == "stop" and piece == "top":
                     raise KeyboardInterrupt
-                completion = CompletionOutput(index=0, text=piece, token_ids=[1])
+                completion = CompletionOutput(index=0, text=piece, token_ids=[1], events=[Content(piece)])
                 yield RequestOutput("0", "", [1], None, [completion], finished=False)
         finally:
             self.closed += 1

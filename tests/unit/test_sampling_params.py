@@ -43,6 +43,8 @@ BAD = {
     "include_stop_str_in_output": [1, "yes"],
     "output_kind": ["DELTA", 1, None],
     "truncate_prompt_tokens": [0, -2, True, 1.5],
+    "truncation_side": ["up", None, 1],
+    "stream_interval": [0, -1, 1.5, "2"],
     "logit_bias": [{1: 101}, {1: NAN}, {-1: 1}, {"a": 1}, {True: 1}, [1], dict.fromkeys(range(1025), 0), {"1e3": 1}],
     "allowed_token_ids": [[], [-1], [True], "5", 5, {"a"}],
     "thinking_token_budget": [-2, 1.5, True, "9", 2**31],

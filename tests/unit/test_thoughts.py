@@ -9,11 +9,14 @@ from quintet import SamplingParams
 from quintet.config import EngineConfig, ReasoningConfig
 from quintet.engine.client import Client
 from quintet.engine.prompts import Prompt
+from quintet.engine.request import Admitted
+from quintet.engine.start import launch, prepare
 from quintet.engine.thoughts import OUTSIDE, Marks, Walk, find_thoughts, marks_of, thought_of
 from quintet.engine.tokenizer import Tokenizer
 from quintet.outputs import RequestOutput
 from quintet.parsers import REASONING_PARSERS
 from quintet.sampling_params import ParameterError
+from tests.helpers.behind import Work, behind
 from tests.helpers.null_engine import drain
 from tests.server.fakes import bundled_tokenizer
 
@@ -23,11 +26,14 @@ BEGUN = [5, 60, 70, OPEN]  # a prompt whose last token begins a thought
 MARKS = Marks(((OPEN,),), ((CLOSE,),), (CLOSE,))
 
 
-def bundled(**settings: Any) -> Client:
+def config(**settings: Any) -> EngineConfig:
     """The bundled model's tokenizer before a model without weights: it says anything."""
     settings = {"max_model_len": 256, "num_pages": 80, **settings}
-    config = EngineConfig.from_kwargs(model="bundled", device="null", load_format="dummy", **settings)
-    return Client(config, progress=False)
+    return EngineConfig.from_kwargs(model="bundled", device="null", load_format="dummy", **settings)
+
+
+def bundled(**settings: Any) -> Client:
+    return Client(config(**settings), progress=False)
 
 
 @functools.cache
@@ -117,6 +123,34 @@ def test_drafts_change_nothing() -> None:
         assert said(run(drafted, wanted, prompt=around)[0]) == plain
         assert plain[0].index(CLOSE) == budget - 32
     assert drafted.engine.stats().num_accepted_tokens
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_on_a_device_behind_the_host_the_draw_waits_for_what_was_said(static: bool) -> None:
+    found = []
+    for overlap in (False, True):
+        work = Work()
+        facts: dict[str, Any] = {"overlap": overlap, "static_shapes": static}
+        prepared = prepare(config(num_pages=40, max_num_seqs=5), behind(work, **facts))
+        work.take(prepared.ranks.workers[0].ops)
+        engine = launch(prepared, progress=False)
+        work.begin()
+        for index, budget in enumerate([3, None, 0, 7, None, 12]):
+            marks = None if budget is None else MARKS
+            asked = params(budget, max_tokens=20)
+            engine.add(Admitted(str(index), BEGUN, asked, (1, index), 20, marks=marks, thought=0))
+        said: dict[str, list[int]] = {}
+        while engine.busy:
+            for delta in engine.step():
+                assert delta.error is None
+                said.setdefault(delta.request_id, []).extend(delta.token_ids)
+            engine.check_integrity()
+        first = {what: work.log.index((what, step)) for what, step in [("launch", 2), ("wait", 1)]}
+        assert (first["launch"] < first["wait"]) == overlap
+        found.append(said)
+    assert found[0] == found[1]
+    ends = {name: ids.index(CLOSE) if CLOSE in ids else None for name, ids in found[0].items()}
+    assert ends == {"0": 3, "1": None, "2": 0, "3": 7, "4": None, "5": 12}
 
 
 @pytest.mark.parametrize("budget", [0, 6])

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from quintet.parsers import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
+from quintet.parsers.formats import call_id
 
 
 class Deltas:
@@ -35,7 +36,7 @@ class Deltas:
             number = f"call {len(self._places) if name else len(self._places) - 1}"
         events: list[Event] = []
         if number not in self._places:
-            events.append(CallBegin(len(self._places), _text(name), part.get("id")))
+            events.append(CallBegin(len(self._places), _text(name), part.get("id") or call_id(_text(name), 0)))
             self._places[number] = len(self._places)
         if arguments:
             text = arguments if isinstance(arguments, str) else json.dumps(arguments)

@@ -1,10 +1,12 @@
 """What a conversation shows in the terminal: words to standard output, thoughts and everything else beside it."""
 
+import re
 import sys
 from collections.abc import Iterable
 
 from quintet.parsers import Content, Event, Reasoning
 
+_STEERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # control characters but tab and line feed
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
@@ -23,7 +25,7 @@ class Screen:
                 self._think(event.text)
             elif isinstance(event, Content):
                 self._end_thought()
-                sys.stdout.write(event.text)
+                sys.stdout.write(_safe(event.text) if sys.stdout.isatty() else event.text)
                 self._said = True
         sys.stdout.flush()
 
@@ -37,7 +39,7 @@ class Screen:
         if not self._thinking and sys.stderr.isatty():
             sys.stderr.write(_DIM)
         self._thinking = True
-        sys.stderr.write(text)
+        sys.stderr.write(_safe(text) if sys.stderr.isatty() else text)
         sys.stderr.flush()
 
     def _end_thought(self) -> None:
@@ -45,3 +47,8 @@ class Screen:
             sys.stderr.write(f"{_PLAIN}\n" if sys.stderr.isatty() else "\n")
             sys.stderr.flush()
             self._thinking = False
+
+
+def _safe(text: str) -> str:
+    """What a model writes steers no terminal: such characters are written out."""
+    return _STEERS.sub(lambda at: ascii(at[0])[1:-1], text)

@@ -101,16 +101,16 @@ class Talk:
         messages = [*self.messages, {"role": "user", "content": text}]
         tools, rounds = self.extras.tools, 0
         while (message := self._hear(messages)) is not None:
-            messages.append(message)
-            self.messages = messages
+            messages = [*messages, message]
             if tools is None or not message.get("tool_calls"):
+                self.messages = messages
                 return
             results, stopped = tools.answer(message)
-            messages += results
-            rounds += 1
+            messages, rounds = [*messages, *results], rounds + 1
             if stopped and not self.interactive:
                 raise KeyboardInterrupt
             if stopped or rounds >= self.extras.rounds:
+                self.messages = messages
                 engine.say("[stopped]" if stopped else f"[stopped after {rounds} rounds of calls; --max-tool-rounds]")
                 return
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from quintet import LLM, RequestOutput
 
 # Commands print text: token ids alone, and how streamed outputs are cut, are for programs.
-_NOT_ON_A_COMMAND_LINE = ("detokenize", "output_kind", "extra_args", "repetition_detection")
+_NOT_ON_A_COMMAND_LINE = ("detokenize", "output_kind", "extra_args", "repetition_detection", "stream_interval")
 
 
 def add_arguments(parser: argparse.ArgumentParser, exclude: Collection[str] = ()) -> None:

@@ -83,10 +83,21 @@ async def whole_response(
     answer: Callable[[list[RequestOutput]], Awaitable[Any]],
 ) -> Whole:
     """Waits for the last output of each ask; what `answer` makes of them becomes JSON."""
+
+    async def read(call: Call) -> Any:
+        return await answer(await call.outputs())
+
+    return await read_response(service, http, asks, read)
+
+
+async def read_response(
+    service: Service, http: HttpRequest, asks: Sequence[Ask], read: Callable[[Call], Awaitable[Any]]
+) -> Whole:
+    """What `read` makes of the open call becomes JSON."""
     call = service.call(http, asks)
     await call.__aenter__()
     try:
-        return Whole(call, encode(await answer(await call.outputs())))
+        return Whole(call, encode(await read(call)))
     except BaseException:
         call.close()
         raise

@@ -4,10 +4,10 @@ import asyncio
 import itertools
 import logging
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from starlette.requests import Request as HttpRequest
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from quintet.server.http.service import Service
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MAX_UNREAD = 2**20  # bytes of outputs that may wait for a reader, for each completion; a few thousand tokens of text
 _OUTPUT, _LOGPROB = 600, 200  # bytes of memory that an output takes besides its text, and one log-probability
@@ -65,6 +67,7 @@ class Call:
         self._size = _size(asks, service.backend.served, streamed=http is not None)
         self._watcher: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._beside: asyncio.Task[Any] | None = None
         self._record: Record  # while it is open
         self._open = False
 
@@ -111,6 +114,8 @@ class Call:
         self._record.why = why
         self._abort()
         self._events.put_nowait(why)
+        if self._beside is not None:
+            self._beside.cancel()
 
     async def peek(self) -> None:
         """Waits for the first output, so that a failure before it can still be an HTTP status."""
@@ -131,6 +136,39 @@ class Call:
             last[number] = output
         return [last[number] for number in range(len(self.asks))]
 
+    async def beside(self, work: Coroutine[Any, Any, T]) -> T:
+        """Waits for what is done between two rounds. What ends the call ends the work, too, and is raised."""
+        if not self._events.empty():
+            work.close()
+            await self._next()
+        task = self._beside = asyncio.get_running_loop().create_task(work)
+        try:
+            await asyncio.wait({task})
+            if not self._events.empty():
+                await self._next()
+            return task.result()
+        finally:
+            self._beside = None
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+
+    def again(self, ask: Ask) -> None:
+        """A further round, when all asks before have ended: iterate once more for its outputs.
+
+        Raises ApiError 429 where there is no room for its prompt.
+        """
+        assert not self._running
+        size = _size([ask], self._service.backend.served, streamed=self._http is not None)
+        self._service.gate.leave(self._size, self.owner)
+        self._size = Size()  # what it holds if there is no room
+        self._service.gate.enter(size, self.owner)
+        self._size = size
+        ask = _kept_apart(ask, self.owner) if self.owner else ask
+        self.asks = [*self.asks, ask]
+        self._record.add(ask)
+        self._submit(len(self.asks) - 1)
+
     async def _next(self) -> tuple[int, RequestOutput]:
         event = await self._events.get()
         if isinstance(event, Exception):
@@ -144,11 +182,12 @@ class Call:
             raise ApiError(500, f"the request failed: {failed}", code="request_failed")
         return number, output
 
-    def _submit(self) -> None:
-        wanted = [self._wanted(number, ask.prompt) for number, ask in enumerate(self.asks)]
-        _, params, priority, grammar = self.asks[0]
-        self._service.backend.submit(wanted, params, priority, grammar)
-        self._running = {number: each.request_id for number, each in enumerate(wanted)}
+    def _submit(self, first: int = 0) -> None:
+        """The asks from number `first` on."""
+        wanted = {number: self._wanted(number, ask.prompt) for number, ask in enumerate(self.asks) if number >= first}
+        _, params, priority, grammar = self.asks[first]
+        self._service.backend.submit(list(wanted.values()), params, priority, grammar)
+        self._running = {number: each.request_id for number, each in wanted.items()}
 
     def _wanted(self, number: int, prompt: Prompt) -> Wanted:
         def deliver(output: RequestOutput) -> None:

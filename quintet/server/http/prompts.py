@@ -69,8 +69,8 @@ async def _embedded(
 
 def _cut(prompt: Prompt, params: SamplingParams, limit: int) -> Prompt:
     ids = _fit(prompt.token_ids, params, limit, "prompt_embeds", "the prompt")
-    row = len(prompt.embeds) // len(prompt.token_ids)  # bytes
-    return Prompt(ids, None, prompt.cache_salt, prompt.embeds[len(prompt.embeds) - row * len(ids) :])
+    row, kept = len(prompt.embeds) // len(prompt.token_ids), params.kept(len(prompt.token_ids), limit)  # bytes
+    return Prompt(ids, None, prompt.cache_salt, prompt.embeds[row * kept.start : row * kept.stop])
 
 
 async def chat_prompt(
@@ -197,11 +197,9 @@ def _keyed(ids: list[int], text: str | None, salt: str | None) -> dict[str, Any]
 
 
 def _fit(ids: list[int], params: SamplingParams, limit: int, param: str, name: str) -> list[int]:
-    """The last tokens, if the request asks for that. Raises ApiError 400 if they leave no room for an output."""
-    keep = params.truncate_prompt_tokens
-    if keep is not None:
-        keep = limit - 1 if keep == -1 else keep
-        ids = ids[-keep:] if len(ids) > keep else ids
+    """Some of the tokens, if the request asks for that. Raises ApiError 400 if they leave no room for an output."""
+    kept = params.kept(len(ids), limit)
+    ids = ids if kept == slice(0, len(ids)) else ids[kept]
     if len(ids) >= limit:
         raise _too_long(f"{name} has {len(ids)} tokens", limit, param)
     return ids

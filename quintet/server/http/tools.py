@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from quintet.engine.prompts import Prompt
 from quintet.engine.speech import Listening, needs_special
-from quintet.engine.tools import Manner, Wanted, before, forced_grammar, kept_apart, listening
-from quintet.sampling_params import SamplingParams
+from quintet.engine.tools import Manner, Wanted, around, forced_grammar, kept_apart, listening, strict_grammar
+from quintet.sampling_params import ParameterError, SamplingParams
 from quintet.server.http.prompts import need_tokenizer
 from quintet.server.http.sampling import refuse
 from quintet.server.http.service import Service
@@ -26,8 +26,9 @@ def check_tools(service: Service, wanted: Wanted) -> None:
 async def listen(
     service: Service, params: SamplingParams, wanted: Wanted, prompt: Prompt, grammar: str, manner: Manner
 ) -> tuple[Listening, str]:
-    """How the answers are taken apart, and their grammar: that of the calls that must come; or the one that is given,
-    or of calls in its place. All of it is behind what the model thinks, if it may. Sets what params need for that.
+    """How the answers are taken apart, and their grammar: the one that is given, that of the calls that must come, or
+    that of an answer in which strict tools may be called; behind what the model thinks, if it may. Sets what params
+    need for that.
     """
     if wanted.forced:
         grammar = ""  # of text, which there is none of beside calls
@@ -38,10 +39,21 @@ async def listen(
         calls, parser = forced_grammar(wanted, how, special)
         how, grammar = replace(how, tool=parser), await shape(service, params, {"grammar": calls}, "tools")
     elif grammar:
-        how, first = before(how, special)
-        grammar = await service.backend.shapes.behind(grammar, first) if first else grammar
+        how, first = around(how, special)
+        grammar = await _behind(service, grammar, first, how.tool is not None) if first else grammar
+    elif calls := strict_grammar(wanted, how, special):
+        grammar = await shape(service, params, {"grammar": calls}, "tools")
     if how.reasoning is not None and not isinstance(thoughts := service.thoughts, str):
         how = replace(how, marks=thoughts.marks, begun=thoughts.begun(prompt.token_ids))
     if needs_special(how, need_tokenizer(service)):
         params.skip_special_tokens = False
     return how, grammar
+
+
+async def _behind(service: Service, grammar: str, first: str, calls: bool) -> str:
+    """The shape compiles by itself: where the whole does not, it is for the tools' schemas."""
+    try:
+        return await service.backend.shapes.behind(grammar, first)
+    except ParameterError as error:
+        said = str(error).removeprefix("structured_outputs ")
+        raise refuse("tools" if calls else "response_format", f"beside a shape {said}") from None

@@ -24,6 +24,11 @@ class Record:
         self.watches = [Watch(metrics, ask.params) for ask in asks]
         self.why: Exception | None = None  # the call was stopped from outside
 
+    def add(self, ask: "Ask") -> None:
+        """A further round of the call."""
+        self.asks = [*self.asks, ask]
+        self.watches.append(Watch(self._metrics, ask.params))
+
     def take(self, number: int, output: RequestOutput) -> None:
         """An output of ask `number`, when it comes from the engine."""
         self.watches[number].take(output)

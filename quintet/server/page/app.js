@@ -31,7 +31,7 @@ function isIdle() {
 
 /** Where the reader writes: a question that he edits, else the next one. */
 function field() {
-  return document.querySelector(".edit textarea") ?? text;
+  return document.querySelector(".edit textarea, .calls textarea") ?? text;
 }
 
 /** Puts a text that got no answer before what was typed since. */

@@ -96,7 +96,7 @@ export class Chat {
   #request() {
     return {
       model: this.model() || undefined,
-      messages: [...this.settings.system, ...this.#messages.map(({ role, said }) => ({ role, content: said }))],
+      messages: [...this.settings.system, ...this.#messages.flatMap((message) => message.turns)],
       stream: true,
       stream_options: { include_usage: true },
       ...this.settings.fields(),
@@ -166,10 +166,14 @@ export class Chat {
 
   /** Puts the buttons below the last question and the last answer. */
   #offer() {
-    for (const message of this.#messages) message.offer([]);
+    for (const message of this.#messages) {
+      message.offer([]);
+      message.ask(null);
+    }
     if (this.busy) return;
     const end = this.#messages.length - 1;
     const last = this.#messages[end];
+    if (last?.role === "assistant") last.ask(() => this.#tell());
     if (last) last.offer([["Regenerate", () => this.#again()], ["Edit", () => this.#edit(end)], this.#deletion(end)]);
     const before = this.#messages[end - 1];
     if (last?.role === "assistant" && before?.role === "user") before.offer([["Edit", () => this.#edit(end - 1)]]);
@@ -188,6 +192,12 @@ export class Chat {
     const before = [...this.#messages];
     if (before.at(-1).role === "assistant") this.#cut(before.length - 1);
     this.#answer({ before });
+  }
+
+  /** The reader has answered the calls of the last message: the model goes on. */
+  #tell() {
+    if (this.busy || !this.settings.check()) return;
+    this.#answer({ before: [...this.#messages] });
   }
 
   /** The old question stays as it is, its field open, in case that the new one gets no answer. */

@@ -11,7 +11,7 @@ export class Facts {
   note(chunk) {
     const choice = chunk.choices?.[0];
     const delta = choice?.delta;
-    if (delta?.content || delta?.reasoning || delta?.reasoning_content) {
+    if (delta?.content || delta?.reasoning || delta?.reasoning_content || delta?.tool_calls) {
       this.#first ??= performance.now();
       this.#chunks++;
     }

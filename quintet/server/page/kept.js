@@ -1,7 +1,9 @@
 /** Keeps the conversation in this browser, so that a reload does not lose it. */
 
+import { areCalls } from "./calls.js";
+
 const MOST = 1_000_000; // characters; browsers give an origin some five million
-const TEXTS = ["content", "name", "reasoning", "stats", "state"];
+const TEXTS = ["content", "name", "reasoning", "stats", "state", "took"];
 
 export class Kept {
   // Several servers may stand behind one origin.
@@ -40,5 +42,6 @@ function bounded(messages, room) {
 
 function isMessage(message) {
   const texts = TEXTS.every((name) => ["string", "undefined"].includes(typeof message[name]));
-  return ["user", "assistant"].includes(message.role) && typeof message.content === "string" && texts;
+  return ["user", "assistant"].includes(message.role) && typeof message.content === "string" && texts
+    && (message.calls === undefined || areCalls(message.calls));
 }

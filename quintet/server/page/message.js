@@ -1,9 +1,10 @@
 /** One message of the conversation, and how it looks: text, or tokens where their probabilities came with it. */
 
+import { Calls } from "./calls.js";
 import { copyButton } from "./clipboard.js";
 import { h, swap } from "./dom.js";
 import { Growing } from "./markdown.js";
-import { Thinking, split } from "./thinking.js";
+import { Stopwatch, Thinking, split } from "./thinking.js";
 import { TokenRow } from "./tokens.js";
 
 const STATES = { stopped: "stopped", failed: "failed" };
@@ -12,9 +13,11 @@ const FINISHES = { length: "max tokens reached", content_filter: "filtered" };
 export class Message {
   content = ""; // as it came: thoughts may stand in it, between tags
   reasoning = ""; // thoughts that came beside it
+  calls = new Calls();
   tokens = null; // a TokenRow, once the first probability comes
   #popup;
   #drawing = false;
+  #thoughtFor = new Stopwatch();
   #words = []; // of the summary
   #body = h("div", { class: "body" });
   #growing = new Growing(this.#body);
@@ -32,7 +35,7 @@ export class Message {
     this.#popup = popup;
     const buttons = h("span", { class: "actions" }, ...(role === "assistant" ? [this.#copy] : []), this.#actions);
     const footer = h("footer", {}, this.#stats, buttons);
-    const parts = [h("h3", {}, name), this.#thinking.element, this.#body, this.#error, footer];
+    const parts = [h("h3", {}, name), this.#thinking.element, this.#body, this.calls.element, this.#error, footer];
     this.element = h("article", { class: `message ${role}` }, ...parts);
   }
 
@@ -53,7 +56,18 @@ export class Message {
   }
 
   get isEmpty() {
-    return !this.content && !this.reasoning;
+    return !this.content && !this.reasoning && !this.calls.list.length;
+  }
+
+  /** What the model is told of it: the message, and the results of its calls. Calls without a result are left out. */
+  get turns() {
+    const calls = this.calls.answered;
+    if (!calls.length) return [{ role: this.role, content: this.said }];
+    const tool_calls = calls.map(({ id, name, arguments: text }) =>
+      ({ id, type: "function", function: { name, arguments: text || "{}" } }));
+    const results = calls.map(({ id, result }) => ({ role: "tool", tool_call_id: id, content: result }));
+    const thought = this.reasoning ? { reasoning: this.reasoning } : {};
+    return [{ role: this.role, content: this.said || null, ...thought, tool_calls }, ...results];
   }
 
   /** What is kept of the message over a reload, and what `restore` takes. */
@@ -61,12 +75,15 @@ export class Message {
     // A reload ends an answer that streams, and may do so before this is asked.
     const state = this.state === "done" ? "done" : "stopped";
     const { role, name, content, reasoning } = this;
-    return { role, name, content, reasoning, state, stats: this.#words.join(" · ") };
+    const kept = { role, name, content, reasoning, state, stats: this.#words.join(" · "), took: this.#thoughtFor.words };
+    return this.calls.list.length ? { ...kept, calls: this.calls.list } : kept;
   }
 
-  restore({ content, reasoning = "", state = "done", stats = "" }) {
+  restore({ content, reasoning = "", state = "done", stats = "", took = "", calls = [] }) {
     this.content = content;
     this.reasoning = reasoning;
+    this.#thoughtFor.words = took;
+    this.calls.restore(calls);
     if (this.role === "user") return this.draw();
     this.state = state in STATES ? state : "done";
     this.summarize([stats]);
@@ -76,6 +93,8 @@ export class Message {
   take({ delta, logprobs }) {
     this.content += delta?.content ?? "";
     this.reasoning += delta?.reasoning ?? delta?.reasoning_content ?? "";
+    this.calls.take(delta?.tool_calls);
+    this.#thoughtFor.note(this.isThinking, this.reasoning !== "" || this.content !== "");
     if (logprobs?.content?.length) {
       this.tokens ??= new TokenRow(this.#popup);
       this.tokens.append(logprobs.content, this.#popup);
@@ -87,6 +106,18 @@ export class Message {
     this.content = text;
     this.tokens = null; // probabilities belong to what the model wrote
     this.draw();
+  }
+
+  /** Whether what came so far ends in a thought. */
+  get isThinking() {
+    if (this.calls.list.length) return false;
+    if (this.reasoning) return !this.content.trim();
+    return this.content.trimStart().startsWith("<think>") && !this.content.includes("</think>");
+  }
+
+  /** Has the reader answer the calls, and `send` called then; null: he no longer can. */
+  ask(send) {
+    this.calls.draw(send);
   }
 
   fail(reason) {
@@ -130,13 +161,16 @@ export class Message {
     if (byToken) swap(this.#body, [this.tokens.element]);
     else if (this.role === "user") this.#body.replaceChildren(h("p", {}, this.content));
     else this.#growing.draw(this.said);
+    if (this.state === "streaming") this.calls.draw();
   }
 
   /** Where all tokens are shown, those of thoughts are among them. */
   #drawThoughts(byToken) {
     const { thought, said } = this.#split();
     const whole = [this.reasoning.trim(), byToken ? "" : thought].filter(Boolean).join("\n\n");
-    this.#thinking.draw(whole, { going: this.state === "streaming" && whole !== "" && !said, answered: said !== "" });
+    const answered = said !== "" || this.calls.list.length > 0;
+    const going = this.state === "streaming" && whole !== "" && !answered;
+    this.#thinking.draw(whole, { going, answered, took: this.#thoughtFor.words });
     this.#copy.hidden = !said || this.state === "streaming";
   }
 

@@ -1,6 +1,7 @@
 /** The form of parameters: what is left empty is not sent, so that the server's default holds. */
 
 import { byId } from "./dom.js";
+import { parseTools, wrongTools } from "./tools.js";
 
 const NUMBERS = [
   "temperature", "top_p", "top_k", "min_p", "max_tokens", "seed",
@@ -33,6 +34,8 @@ export class Settings {
 
   /** Opens the form at the first field that cannot be sent; true where there is none. */
   check() {
+    const { tools } = this.#form.elements;
+    tools.setCustomValidity(wrongTools(tools.value));
     if (this.#form.checkValidity()) return true;
     this.#form.closest("details").open = true;
     return this.#form.reportValidity();
@@ -47,6 +50,8 @@ export class Settings {
     }
     const stop = this.#form.elements.stop.value.split("\n").filter((line) => line !== "").map(unescape);
     if (stop.length) fields.stop = stop;
+    const tools = wrongTools(this.#form.elements.tools.value) ? [] : parseTools(this.#form.elements.tools.value);
+    if (tools.length) fields.tools = tools;
     if (this.probabilities) Object.assign(fields, { logprobs: true, top_logprobs: ALTERNATIVES });
     return fields;
   }

@@ -44,11 +44,28 @@ export class Thinking {
     this.#summary.addEventListener("click", () => (this.#turned = true));
   }
 
-  /** `going`: more thoughts may come. `answered`: something stands below them. */
-  draw(thought, { going, answered }) {
+  /** `going`: more thoughts may come. `answered`: something stands below them. `took`: how long, in words. */
+  draw(thought, { going, answered, took }) {
     this.element.hidden = !thought;
-    this.#summary.textContent = going ? "Thinking …" : "Thoughts";
+    this.#summary.textContent = going ? "Thinking …" : ["Thoughts", took].filter(Boolean).join(", ");
     if (!this.#turned) this.element.open = !answered;
     this.#growing.draw(thought);
   }
+}
+
+/** How long an answer was thought about. */
+export class Stopwatch {
+  #start = null;
+  words = ""; // once it is known
+
+  /** Tells it whether thoughts are coming, and whether any have come. */
+  note(going, begun) {
+    if (going) this.#start ??= performance.now();
+    else if (begun && this.#start !== null && !this.words) this.words = inWords((performance.now() - this.#start) / 1000);
+  }
+}
+
+function inWords(seconds) {
+  if (seconds < 60) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
+  return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
 }

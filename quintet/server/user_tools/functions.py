@@ -7,7 +7,7 @@ import json
 import re
 import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -42,7 +42,7 @@ class FunctionTool:
             given = self.model.model_validate(arguments)
         except ValidationError as error:
             raise ValueError("; ".join(_said(each) for each in error.errors())) from None
-        values = {name: getattr(given, name) for name in self.model.model_fields}
+        values = {str(field.alias): getattr(given, name) for name, field in self.model.model_fields.items()}
         with contextlib.redirect_stdout(sys.stderr):
             result = self.function(**values)
         return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
@@ -79,21 +79,27 @@ def _tool(function: Callable[..., Any]) -> FunctionTool:
         raise ValueError(f"{name}() is a coroutine; tools are plain functions")
     about, *rest = _ARGUMENTS.split(doc, maxsplit=1)
     meant = dict(_ARGUMENT.findall(_SECTION.split(rest[0])[0])) if rest else {}
+    try:
+        model = create_model(name, __config__=ConfigDict(extra="forbid"), **_fields(function, meant))
+        model.model_json_schema()
+    except (PydanticUserError, NameError, TypeError) as error:
+        raise ValueError(f"{name}(): its arguments have no JSON schema: {error}") from None
+    return FunctionTool(name, _SECTION.split(about)[0].strip(), function, model)
+
+
+def _fields(function: Callable[..., Any], meant: Mapping[str, str]) -> dict[str, Any]:
+    """Numbered, and known by the arguments' names: those may be what a model of pydantic's calls its own, as `json`."""
+    name, fields = function.__name__, dict[str, Any]()
     hints = typing.get_type_hints(function, include_extras=True)
-    fields: dict[str, Any] = {}
-    for each in inspect.signature(function).parameters.values():
+    for place, each in enumerate(inspect.signature(function).parameters.values()):
         if each.kind not in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY):
             raise ValueError(f"{name}() takes {each}; tools take named arguments alone")
         if each.name not in hints:
             raise ValueError(f"{name}(): {each.name} has no annotation; say what it is, as in {each.name}: str")
         default = ... if each.default is each.empty else each.default
-        fields[each.name] = (hints[each.name], Field(default, description=meant.get(each.name)))
-    try:
-        model = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
-        model.model_json_schema()
-    except (PydanticUserError, NameError) as error:
-        raise ValueError(f"{name}(): its arguments have no JSON schema: {error}") from None
-    return FunctionTool(name, _SECTION.split(about)[0].strip(), function, model)
+        about = Field(default, alias=each.name, description=meant.get(each.name))
+        fields[f"argument{place}"] = (hints[each.name], about)
+    return fields
 
 
 def _said(error: Any) -> str:

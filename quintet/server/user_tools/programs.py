@@ -37,7 +37,7 @@ class ProgramTool:
     timeout: float = 30.0  # seconds
 
     def run(self, arguments: dict[str, Any]) -> str:
-        """What it writes to standard output and error; ValueError if it fails, with what it wrote."""
+        """What it writes to standard output and error, less the end of its last line; ValueError with it if it fails."""
         missing = [each for each in self.parameters.get("required", ()) if each not in arguments]
         if missing:
             raise ValueError(f"{', '.join(missing)} must be given")
@@ -85,7 +85,7 @@ class ProgramTool:
         text = bytes(output[:MAX_OUTPUT]).decode(errors="replace")
         if why or process.returncode:
             raise ValueError(f"{self.command[0]} {why or f'ended with status {process.returncode}'}\n{text}".rstrip())
-        return text
+        return text.rstrip("\n")
 
 
 def program_tool(given: Any, where: str) -> ProgramTool:

@@ -108,6 +108,13 @@ def test_a_call_that_must_come_comes_and_follows_its_schema(claude: anthropic.An
     jsonschema.validate(call.input, SCHEMA)
 
 
+def test_a_strict_tool_is_called_as_its_schema_says(claude: anthropic.Anthropic) -> None:
+    """Also where the model itself decides to."""
+    rome = {**SCHEMA, "properties": {"city": {"enum": ["Rome"]}}}
+    [call] = ask(claude, PARIS, tools=[{**WEATHER, "input_schema": rome, "strict": True}]).content
+    assert call.type == "tool_use" and call.input == {"city": "Rome"}
+
+
 def test_a_budget_ends_a_thought(claude: anthropic.Anthropic) -> None:
     free = ask(claude, SUM, thinking=THINK).content[0]
     short = ask(claude, SUM, thinking={"type": "enabled", "budget_tokens": 4}).content

@@ -119,6 +119,44 @@ async def test_a_completion_reports_the_drawn_token_and_those_that_are_named() -
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, "logprob_token_ids")
 
 
+async def test_a_prompt_is_cut_on_the_side_that_is_asked_for() -> None:
+    fake = FakeBackend()
+    async with client(fake) as http:
+        for side in ({}, {"truncation_side": "left"}, {"truncation_side": "right"}):
+            body = {"prompt": [11, 12, 13, 14], "truncate_prompt_tokens": 2, "max_tokens": 1, **side}
+            assert (await http.post("/v1/completions", json=body)).status_code == 200
+    assert [each.prompt.token_ids for each in fake.submitted] == [[13, 14], [13, 14], [11, 12]]
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_stream_comes_in_chunks_of_as_many_tokens_as_are_asked_for(path: str) -> None:
+    async with client() as http:
+        body = asking(path, max_tokens=10, stream=True, return_token_ids=True, ignore_eos=True, stream_interval=4)
+        chunks = events((await http.post(path, json=body)).text)
+        sizes = [len(choice["token_ids"]) for chunk in chunks for choice in chunk["choices"] if choice.get("token_ids")]
+        assert sizes == [1, 4, 4, 1]
+        assert (await http.post(path, json={**body, "stream_interval": 0})).status_code == 400
+
+
+async def test_a_chat_shows_the_prompt_that_its_template_made() -> None:
+    fake = FakeBackend()
+    async with client(fake) as http:
+        whole = (await http.post("/v1/chat/completions", json=chat(max_tokens=1, return_prompt_text=True))).json()
+        body = chat(max_tokens=2, return_prompt_text=True, stream=True)
+        chunks = events((await http.post("/v1/chat/completions", json=body)).text)
+        assert "prompt_text" not in (await http.post("/v1/chat/completions", json=chat(max_tokens=1))).json()
+    assert whole["prompt_text"] == fake.submitted[0].prompt.text and "Hi" in whole["prompt_text"]
+    assert [chunk.get("prompt_text") for chunk in chunks[:2]] == [whole["prompt_text"], None]
+
+
+@pytest.mark.parametrize("field", ["prompt_logprob_token_ids", "watermarking", "trace_decode_token_ids"])
+async def test_what_vllm_has_and_is_not_here_is_refused_by_name(field: str) -> None:
+    async with client() as http:
+        answer = await http.post("/v1/completions", json={"prompt": "x", field: True})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"], error["code"]) == (400, field, "unsupported_field")
+
+
 @pytest.fixture
 def live() -> Iterator[Live]:
     with serving() as server:

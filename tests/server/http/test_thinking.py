@@ -116,6 +116,46 @@ def test_the_clients_own_parse_gives_an_object_and_its_thought(ai: openai.OpenAI
     jsonschema.validate(json.loads(said.content), PARTS)
 
 
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Weather of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 20}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+def test_a_model_may_call_or_answer_in_shape(server: Server) -> None:
+    """As agents want it, whose last word has a type."""
+    fields: dict[str, Any] = {"tools": [WEATHER], "response_format": FORM}
+    paris = [{"role": "user", "content": "What is the weather in Paris?"}]
+    called = answer(server, messages=paris, **fields)["choices"][0]
+    assert called["finish_reason"] == "tool_calls" and called["message"]["content"] is None
+    assert json.loads(called["message"]["tool_calls"][0]["function"]["arguments"]) == {"city": "Paris"}
+    hot = answer(server, temperature=1.5, seed=5, n=8, chat_template_kwargs=THINK, **fields)["choices"]
+    ended = [each for each in hot if each["finish_reason"] != "length"]
+    assert ended
+    for each in ended:
+        if calls := each["message"].get("tool_calls"):
+            for call in calls:
+                jsonschema.validate(json.loads(call["function"]["arguments"]), WEATHER["function"]["parameters"])
+        else:
+            jsonschema.validate(json.loads(each["message"]["content"]), PARTS)
+
+
+def test_markers_within_a_shape_are_no_calls(server: Server) -> None:
+    shape = {"choice": ["so <tool_call>{} it is", "so </think> it is"]}
+    for seed in range(4):
+        said = message(server, tools=[WEATHER], structured_outputs=shape, temperature=1.5, seed=seed, n=1)
+        assert said["content"] in shape["choice"] or said.get("tool_calls")
+
+
 # ------------------------------------------------------------------------------------------- budgets and counting
 
 

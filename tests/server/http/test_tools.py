@@ -122,6 +122,34 @@ def test_a_call_that_must_come_comes_and_follows_its_schema(server: Server, aske
     jsonschema.validate(json.loads(call["function"]["arguments"]), SCHEMAS[name])
 
 
+def in_rome(strict: bool | None, kind: str = "string") -> dict[str, Any]:
+    """The weather's tool, for a city that is not asked about."""
+    parameters = {"type": "object", "properties": {"city": {"type": kind, "enum": ["Rome"]}}, "required": ["city"]}
+    function = {**WEATHER["function"], "parameters": {**parameters, "additionalProperties": False}, "strict": strict}
+    return {"type": "function", "function": function}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_strict_tool_is_called_as_its_schema_says(server: Server, stream: bool) -> None:
+    """Also where the model itself decides to; one that is not strict, with anything."""
+    said = {}
+    for strict in (True, False, None):
+        answer = chat(server, PARIS, tools=[in_rome(strict), ADD], stream=stream)
+        assert answer.status_code == 200, answer.text
+        lines = [json.loads(each[6:]) for each in answer.text.splitlines() if each.startswith("data: {")]
+        messages = [each["choices"][0]["delta"] for each in lines] if stream else [choice(answer)["message"]]
+        parts = [part["function"] for each in messages for part in each.get("tool_calls", ())]
+        assert parts[0]["name"] == "get_weather"
+        said[strict] = json.loads("".join(part["arguments"] for part in parts))["city"]
+    assert said == {True: "Rome", False: "Paris", None: "Paris"}
+
+
+def test_beside_strict_tools_there_may_be_an_answer_without_a_call(server: Server) -> None:
+    hello = [{"role": "user", "content": "Hello!"}]
+    plain, strict = (choice(chat(server, hello, tools=[in_rome(each)]))["message"] for each in (None, True))
+    assert "tool_calls" not in strict and strict == plain
+
+
 def test_thoughts_are_told_apart_streamed_or_not(server: Server) -> None:
     fields: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}}
     message = choice(chat(server, SUM, **fields))["message"]
@@ -148,6 +176,9 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
      "tool_choice", "leave one"),
     ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"not": {}}}}}}],
       "tool_choice": "required"}, "tools", "not"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "strict": "yes"}}]}, "tools[0].function.strict", "text"),
+    ({"tools": [{"type": "function", "function": {
+        "name": "f", "strict": True, "parameters": {"properties": {"a": {"not": {}}}}}}]}, "tools", "not"),
 ]  # fmt: skip
 
 

@@ -27,7 +27,7 @@ def event(data: Any) -> bytes:
 
 
 def chunk(
-    text: str = "", finish: str | None = None, logprobs: list[dict[str, Any]] | None = None, **delta: str
+    text: str = "", finish: str | None = None, logprobs: list[dict[str, Any]] | None = None, **delta: Any
 ) -> bytes:
     """One chunk of a streamed chat completion; `delta` has what comes beside the text."""
     choice = {"index": 0, "delta": {"content": text, **delta}, "finish_reason": finish, "logprobs": None}
@@ -45,6 +45,23 @@ def ending(tokens: int, finish: str = "stop") -> bytes:
 def answer(*pieces: str) -> list[bytes]:
     """A whole answer, a token for each piece."""
     return [*(chunk(piece) for piece in pieces), ending(len(pieces))]
+
+
+def part(index: int, arguments: str, name: str | None = None) -> bytes:
+    """A piece of a call; the first has its name."""
+    call: dict[str, Any] = {"index": index, "function": {"arguments": arguments}}
+    if name is not None:
+        call = {"index": index, "id": f"id{index}", "type": "function", "function": {"name": name, "arguments": ""}}
+    return chunk(tool_calls=[call])
+
+
+def calling(*calls: tuple[str, str], reasoning: str = "") -> list[bytes]:
+    """A whole answer that calls: names and arguments."""
+    parts = [chunk(reasoning=reasoning)] if reasoning else []
+    for index, (name, arguments) in enumerate(calls):
+        half = len(arguments) // 2
+        parts += [part(index, "", name), part(index, arguments[:half]), part(index, arguments[half:])]
+    return [*parts, ending(9, "tool_calls")]
 
 
 def refusal(message: str, code: str | None = None) -> list[bytes]:

@@ -1,5 +1,6 @@
 """The page can be read and used: at any width, in light and dark, by eye, keyboard and screen reader."""
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.server.page.browser import finished, open_page, say, use_page, watch
-from tests.server.page.fake_server import FakeServer, Script, answer, chunk, ending
+from tests.server.page.fake_server import FakeServer, Script, answer, calling, chunk, ending
 from tests.server.page.test_chat import logprob
 
 TEXT = (
@@ -62,7 +63,10 @@ def view(request: pytest.FixtureRequest, browser: Browser, server: FakeServer, s
 def test_nothing_sticks_out_and_all_text_can_be_read(view: Page, server: FakeServer) -> None:
     doubtful = [logprob(word, share, {"x": 0.1}) for word, share in (("sure", 0.99), (" maybe", 0.4), (" no", 0.01))]
     tokens = [*(chunk(entry["token"], logprobs=[entry]) for entry in doubtful), ending(3)]
-    server.scripts += [Script(answer(TEXT)), Script(tokens)]
+    calls = calling(
+        ("look_up", json.dumps({"a": "long " * 60, "b": "x" * 300})), ("cut_off", "{"), reasoning="Hm. " * 90
+    )
+    server.scripts += [Script(answer(TEXT)), Script(tokens), Script(calls)]
     use_page(view, server.url, "A question that is long enough to be wrapped where the screen is narrow. " * 3)
     if not view.get_by_label("Token probabilities").is_visible():
         view.get_by_role("heading", name="Parameters").click()
@@ -70,6 +74,10 @@ def test_nothing_sticks_out_and_all_text_can_be_read(view: Page, server: FakeSer
     finished(say(view, "And?")).get_by_role("option").nth(2).focus()
     expect(view.get_by_role("tooltip")).to_be_in_viewport(ratio=1)
     expect(view.get_by_role("button", name="Send")).to_be_in_viewport(ratio=1)
+    message = finished(say(view, "Call."))
+    expect(message.get_by_label("Result of look_up", exact=True)).to_be_visible()
+    expect(message.get_by_label("Arguments of cut_off")).to_have_text("{")
+    message.locator("summary").click()
     boxes = ("html", "#messages", "aside", ".alternatives")
     assert [box for box in boxes if view.locator(box).evaluate("e => e.scrollWidth > e.clientWidth")] == []
     ratio, where = view.evaluate(CONTRAST)

@@ -1,9 +1,14 @@
 """The page on the real server, with the bundled model."""
 
+import json
+
 from playwright.sync_api import Browser, expect
 
 from tests.helpers.serving import Server
 from tests.server.page.browser import finished, say, use_page, watch
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = json.dumps([{"name": "get_weather", "description": "Get the weather in a city", "parameters": CITY}])
 
 
 def test_the_page_talks_with_the_bundled_model(browser: Browser) -> None:
@@ -16,7 +21,19 @@ def test_the_page_talks_with_the_bundled_model(browser: Browser) -> None:
         expect(page.locator("#notice")).to_contain_text("which takes at most 1024 tokens")
         page.get_by_label("Message", exact=True).fill("")
         after = finished(say(page, "What is the capital of Italy?")).inner_text()
+        if not page.locator("#settings").evaluate("element => element.open"):
+            page.get_by_role("heading", name="Parameters").click()
+        page.get_by_label("Tools, as JSON").fill(WEATHER)
+        page.get_by_label("Temperature").fill("0")
+        page.get_by_role("button", name="New conversation").click()
+        called = finished(say(page, "What is the weather in Paris?"))
+        expect(called.locator(".call pre")).to_have_text('{\n  "city": "Paris"\n}')
+        called.get_by_label("Result of get_weather", exact=True).fill("sunny, 21 degrees")
+        page.get_by_role("button", name="Send results").click()
+        expect(page.locator(".message.assistant")).to_have_count(2)
+        told = finished(page.locator(".message.assistant").last).inner_text()
         context.close()
+    assert "The weather in Paris: sunny, 21 degrees." in told
     assert "Paris" in seen.answer and "Rome" in after
     assert seen.tokens_after > seen.tokens_before
     assert [complaint for complaint in complaints if "status of 400" not in complaint] == []

@@ -1,5 +1,6 @@
 """Items that a request names instead of giving them: those of responses that are stored, and of the same key alone."""
 
+import asyncio
 from typing import Any
 
 import openai
@@ -89,6 +90,11 @@ async def test_an_answer_that_is_still_made_is_none_yet() -> None:
         begun = await create(http, input="Hi", background=True)
         [asked] = await items_of(http, begun["id"])
         error = await fail(http, "POST", PATH, 404, json={"input": [ref(asked["id"])]})
+        assert "in progress" in error["message"]
+        while not fake.hanging:
+            await asyncio.sleep(0)
+        said = (await http.get(f"{PATH}/{begun['id']}")).json()["output"][0]["id"]
+        error = await fail(http, "POST", PATH, 404, json={"input": [ref(said)]})
         assert "in progress" in error["message"]
         await http.post(f"{PATH}/{begun['id']}/cancel")
 

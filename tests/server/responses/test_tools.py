@@ -48,7 +48,9 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def ai(server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as made:
+    with openai.OpenAI(
+        base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE, _strict_response_validation=True
+    ) as made:
         yield made
 
 
@@ -232,9 +234,9 @@ class Pet(BaseModel):
 
 
 def test_the_client_parses_calls_and_answers(ai: openai.OpenAI) -> None:
-    tool: Any = {**pydantic_function_tool(Place, name="get_weather")["function"], "type": "function"}
+    tool: Any = pydantic_function_tool(Place, name="get_weather")
     made = ai.responses.parse(model="bundled", input=PARIS, tools=[tool], temperature=0)
-    assert made.output[0].type == "function_call" and made.output[0].parsed_arguments == {"city": "Paris"}
+    assert made.output[0].type == "function_call" and made.output[0].parsed_arguments == Place(city="Paris")
     for asked in ("auto", {"type": "function", "name": "get_weather"}):  # a format is for text: a call may come instead
         made = ai.responses.parse(
             model="bundled", input=PARIS, tools=[tool], tool_choice=asked, text_format=Pet, temperature=0
@@ -254,6 +256,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [{"type": "function"}]}, "tools[0].name", "1 to 256"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0].function", "beside"),
     ({"tools": [{**ADD, "parameters": "none"}]}, "tools[0].parameters", "text"),
+    ({"tools": [{**ADD, "strict": "yes"}]}, "tools[0].strict", "true or false"),
+    ({"tools": [WEATHER, {**ADD, "parameters": {"properties": {"a": {"not": {}}}}}]}, "tools[1].parameters", "not"),
     ({"tools": [ADD, ADD]}, "tools", "twice"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type", "function_call_output"),
     ({"tools": [{"type": "web_search_preview_2025_03_11"}]}, "tools[0].type", "function_call_output"),
@@ -293,3 +297,28 @@ def test_what_is_wrong_is_refused_by_name(ai: openai.OpenAI, fields: dict[str, A
         ask(ai, given=fields.pop("input", PARIS), extra_body=fields)
     error: Any = caught.value.body
     assert error["param"] == blamed and why in error["message"], error
+
+
+def test_a_thought_is_counted_and_a_shape_stands_behind_it(ai: openai.OpenAI) -> None:
+    form: Any = {
+        "format": {"type": "json_schema", "name": "n", "schema": {"type": "integer", "minimum": 0, "maximum": 99}}
+    }
+    fields: dict[str, Any] = {"model": "bundled", "input": SUM, "temperature": 0, **THINK}
+    free, shaped = ai.responses.create(**fields), ai.responses.create(**fields, text=form)
+    thoughts = [each.output[0].content[0].text for each in (free, shaped)]  # type: ignore[union-attr, index]
+    assert thoughts[0] == thoughts[1] and 0 <= int(shaped.output_text) <= 99
+    assert free.usage and shaped.usage
+    counts = [each.output_tokens_details.reasoning_tokens for each in (free.usage, shaped.usage)]
+    assert counts[0] == counts[1] and 0 < counts[0] < free.usage.output_tokens
+
+
+def test_a_thought_ends_with_its_budget(ai: openai.OpenAI) -> None:
+    _, final = stream(ai, SUM, extra_body={"thinking_token_budget": 3}, **THINK)
+    assert final.usage and final.usage.output_tokens_details.reasoning_tokens == 3
+    assert [each.type for each in final.output] == ["reasoning", "message"]
+
+
+def test_an_effort_of_none_switches_thinking_off(ai: openai.OpenAI) -> None:
+    quiet = ai.responses.create(model="bundled", input=SUM, temperature=0, reasoning={"effort": "none"})
+    assert [each.type for each in quiet.output] == ["message"]
+    assert quiet.usage and quiet.usage.output_tokens_details.reasoning_tokens == 0

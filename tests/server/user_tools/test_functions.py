@@ -43,6 +43,10 @@ def leave(hard: bool = False):
     """Ends badly."""
     raise SystemExit("gone") if hard else KeyError("nothing")
 
+def save(json: str, copy: int = 1, _x: bool = True, model_config: float = 0.5) -> list:
+    """Has names that others have, too."""
+    return [json, copy, _x, model_config]
+
 def long() -> str:
     """Says much."""
     return "x" * 20_000
@@ -63,7 +67,7 @@ def call(tools: Any, name: str, **arguments: Any) -> str:
 
 
 def test_public_functions_are_the_tools_and_say_what_they_take(tools: Any) -> None:
-    assert list(tools) == ["weather", "near", "leave", "long"]
+    assert list(tools) == ["weather", "near", "leave", "save", "long"]
     function = spec(tools["weather"])["function"]
     assert function["description"] == "Tells the weather.\n\nOf any city."
     parameters = function["parameters"]
@@ -77,6 +81,7 @@ def test_public_functions_are_the_tools_and_say_what_they_take(tools: Any) -> No
 def test_arguments_come_as_they_are_annotated(tools: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(tools, "weather", city="Bern", days=[1]) == "Bern: 21 C [1]"
     assert capsys.readouterr() == ("", "asked\n")  # what it prints is no answer
+    assert call(tools, "save", json="{}", _x=False) == '["{}", 1, false, 0.5]'
     assert call(tools, "near", place={"lat": 3}) == '{"lat": 3.0, "ä": [1]}'
 
 
@@ -112,6 +117,7 @@ def test_a_long_result_is_cut(tools: Any) -> None:
         ('def f(*x: int):\n    "Do."', "tools take named arguments alone"),
         ('async def f():\n    "Do."', "is a coroutine"),
         ('def f(x: type(_ for _ in ())):\n    "Do."', "have no JSON schema"),
+        ('def f(x: "Nowhere"):\n    "Do."', "name 'Nowhere' is not defined"),
         ("1 / 0", "failed: ZeroDivisionError"),
         ("x = 1", "1 to 128 tools"),
     ],

@@ -29,7 +29,7 @@ def test_arguments_come_as_json_and_in_their_places() -> None:
     hostile = "x; rm -rf $HOME `id` {count} 'ä'"
     assert (
         said(show, text=hostile)
-        == f"{[f'a={hostile}', '--', hostile, '{other}']} {json.dumps({'text': hostile}, ensure_ascii=False)}\n"
+        == f"{[f'a={hostile}', '--', hostile, '{other}']} {json.dumps({'text': hostile}, ensure_ascii=False)}"
     )
     assert "'-n', '7', '{other}'" in said(show, text="-n", count=7)
 
@@ -87,7 +87,7 @@ def test_a_file_names_programs(tmp_path: Path, kind: str) -> None:
         pytest.importorskip("tomllib")
     file = tmp_path / f"tools.{kind}"
     file.write_text(written)
-    assert run(read_tools(str(file)), Called("say", '{"text": "hello"}')) == "hello\n"
+    assert run(read_tools(str(file)), Called("say", '{"text": "hello"}')) == "hello"
 
 
 @pytest.mark.parametrize(

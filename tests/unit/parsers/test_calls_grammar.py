@@ -42,19 +42,6 @@ WALKS = 40
 NAMES = sorted(name for name, tool in TOOL_FORMATS.items() if tool.grammar(TOOLS) is not None)
 
 
-SHAPED = {name: shaped for name, tool in TOOL_FORMATS.items() if (shaped := tool.of_shape())}
-
-
-@pytest.mark.parametrize("name", sorted(SHAPED))
-def test_no_marker_counts_within_an_answer_that_has_a_shape(name: str) -> None:
-    grammar = SHAPED[name].grammar(TOOLS, Choice(otherwise="@answer"))
-    assert grammar is not None and " | @answer)" in grammar
-    (mark, *_) = SHAPED[name].blocks[0].sequence[0].marks()
-    call = parse(mark, SHAPED[name], None, TOOLS)  # is one, or is not whole
-    text = json.dumps({"a": f"{mark} {mark}\n"}, ensure_ascii=False)
-    assert parse(text, SHAPED[name], None, TOOLS) == Parsed(content=text) and not call.calls
-
-
 class Walker:
     """Says whatever a grammar allows, by chance."""
 

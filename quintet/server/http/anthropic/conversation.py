@@ -168,7 +168,8 @@ def add_block(messages: list[dict[str, Any]], role: str, block: Block) -> None:
     if kind == "text":
         last["content"].append({"type": "text", "text": block["text"]})
     elif kind == "thinking":
-        last["reasoning_content"] = last.get("reasoning_content", "") + block["thinking"]
+        earlier = last.get("reasoning_content")
+        last["reasoning_content"] = f"{earlier}\n\n{block['thinking']}" if earlier else block["thinking"]
     else:
         call = {"id": block["id"], "type": "function", "function": {"name": block["name"], "arguments": block["input"]}}
         last.setdefault("tool_calls", []).append(call)

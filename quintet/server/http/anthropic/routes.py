@@ -73,7 +73,7 @@ async def create_message(http: HttpRequest) -> Response:
     grammar = await shape(service, params, *form)
     prompt, conversation = await render(service, body, params, body.cache_salt)
     shown = read_thinking(body.thinking, "thinking").shown
-    manner = Manner(parallel(body), conversation.calls, shown, conversation.prefilled, conversation.thinks, either=True)
+    manner = Manner(parallel(body), conversation.calls, shown, conversation.prefilled, conversation.thinks)
     listening, grammar = await listen(service, params, wanted, prompt, grammar, manner)
     asks = [Ask(prompt, params, body.priority or 0, grammar)]
     tally = tally_of(http)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from quintet.engine.checks import kind_of, one_of, refuse_fields
+from quintet.engine.checks import flag_of, kind_of, one_of, refuse_fields
 from quintet.engine.tools import MAX_NAME, Wanted
 from quintet.parsers import Tool
 from quintet.sampling_params import ParameterError
@@ -64,4 +64,4 @@ def _tool(given: Any, where: str) -> Tool:
         raise ParameterError(f"{where}.name", f"must be text of 1 to {MAX_NAME} characters")
     if not isinstance(schema, dict):
         raise ParameterError(f"{where}.input_schema", f"must be a JSON schema, not {kind_of(schema)}")
-    return Tool(name, schema)
+    return Tool(name, schema, flag_of(given.get("strict"), f"{where}.strict"))

@@ -111,6 +111,7 @@ class ChatRequest(TemplateFields, SamplingBody):
         Field(None, description='whether the model thinks, as {"type": "enabled", "budget_tokens": 100}, or disabled')
     )
     include_reasoning: bool | None = Field(None, description="false: thoughts are left out of the answer")
+    return_prompt_text: bool | None = Field(None, description="the text of the prompt that the template made")
     prompt_cache_key: str | None = Field(None, description="accepted, not used; cache_salt keeps caches apart")
     safety_identifier: str | None = Field(None, description="accepted, not used")
 
@@ -190,6 +191,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     usage: Usage
     system_fingerprint: str
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_text: str | None | UnsetType = UNSET
     prompt_logprobs: list[dict[int, Logprob] | None] | UnsetType = UNSET
 
 
@@ -225,3 +227,4 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     system_fingerprint: str
     usage: Usage | None | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_text: str | None | UnsetType = UNSET

@@ -16,9 +16,12 @@ class Cancelled(Exception):
 
 
 class Run:
-    """Reads an open call to its end, on a task of its own. `ended` is called once, when it is over."""
+    """Reads an open call to its end, on a task of its own. `told`: its events but the first.
 
-    def __init__(self, call: Call, events: Events, ended: Callable[[], None]) -> None:
+    `ended` is called once, when it is over.
+    """
+
+    def __init__(self, call: Call, events: Events, told: AsyncIterator[list[bytes]], ended: Callable[[], None]) -> None:
         self.over = False
         self.size = 0  # bytes of the events so far
         self.reply: Reply = events.reply
@@ -26,7 +29,7 @@ class Run:
         self._log: list[bytes] = []  # event number i stands at place i
         self._news = asyncio.Event()  # set, and replaced, when the log grows
         self._add(events.begin())
-        self._task = asyncio.get_running_loop().create_task(self._work(call, events, ended))
+        self._task = asyncio.get_running_loop().create_task(self._work(call, events, told, ended))
 
     async def cancel(self) -> None:
         """Frees its pages at once; returns when it is over. Passes over one that has ended."""
@@ -46,13 +49,12 @@ class Run:
                 return
             await news.wait()
 
-    async def _work(self, call: Call, events: Events, ended: Callable[[], None]) -> None:
+    async def _work(
+        self, call: Call, events: Events, told: AsyncIterator[list[bytes]], ended: Callable[[], None]
+    ) -> None:
         try:
-            async for _, output in call:
-                if events.reply.status == "queued":
-                    self._add(events.start())
-                self._add(await events.take(output))
-            self._add(events.end())
+            async for made in told:
+                self._add(made)
         except Cancelled:
             self._add([events.cancel()])
         except Exception as error:  # this task is not awaited: the response tells of the failure

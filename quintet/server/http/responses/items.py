@@ -8,7 +8,7 @@ from quintet.sampling_params import ParameterError
 from quintet.server.http.ids import new_id
 from quintet.server.http.responses.references import References, is_reference
 from quintet.server.http.responses.shapes import Item
-from quintet.server.http.responses.tool_items import read_call, read_output, read_thought
+from quintet.server.http.responses.tool_items import read_call, read_list, read_output, read_served_call, read_thought
 
 ROLES = ("user", "assistant", "system", "developer")
 _ITEM_KEYS = ("type", "id", "role", "content", "status", "phase")
@@ -27,7 +27,7 @@ _REASONS = {
     "compaction_trigger": "this server compacts no conversations",
 }
 _OF_TOOLS = ("_call", "_call_output", "_search_output", "_tools", "_approval_request", "_approval_response")
-_OTHERS = ("function_call", "function_call_output", "reasoning", "item_reference")
+_OTHERS = ("function_call", "function_call_output", "reasoning", "item_reference", "mcp_call", "mcp_list_tools")
 
 
 def read_input(given: Any, references: References) -> list[Item]:
@@ -48,6 +48,10 @@ def _read_item(item: Any, where: str) -> Item:
                 return read_output(item, where, lambda part, at: _read_part(part, "tool", at))
             case "reasoning":
                 return read_thought(item, where)
+            case "mcp_call":
+                return read_served_call(item, where)
+            case "mcp_list_tools":
+                return read_list(item, where)
     item = object_of(item, where, _ITEM_KEYS)
     role = one_of(item.get("role"), f"{where}.role", ROLES)
     content = item.get("content")
@@ -85,7 +89,7 @@ def _check_type(given: Any, where: str, known: Sequence[str]) -> str:
     kind = text_of(given, f"{where}.type")
     why = _REASONS.get(kind)
     if kind not in known and kind.endswith(_OF_TOOLS):
-        why = "this server runs no tools; give a function_call and its function_call_output"
+        why = "this server has no tools of that kind; give a function_call and its function_call_output"
     if why is not None:
         raise ParameterError(where, f"is of type {kind[:80]}, which is not served: {why}")
     return one_of(kind, f"{where}.type", known)

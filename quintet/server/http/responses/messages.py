@@ -1,6 +1,6 @@
 """The items of a conversation as the messages that chat templates take."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,7 +17,7 @@ def as_messages(items: Sequence[Mapping[str, Any]]) -> list[Message]:
     """
     messages: list[Message] = []
     names: dict[str, str] = {}  # of the functions, by the ids of their calls
-    for item in items:
+    for item in _as_functions(items):
         kind = item["type"]
         if kind == "function_call_output":
             call = item["call_id"]
@@ -38,6 +38,29 @@ def as_messages(items: Sequence[Mapping[str, Any]]) -> list[Message]:
     if not messages:
         raise ParameterError("input", "says nothing: its thoughts are empty, or its calls incomplete; give a message")
     return [_without_nothing(message) for message in messages]
+
+
+def _as_functions(items: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """What tool servers carried out is to the model a call and its result, as of any function."""
+    for item in items:
+        if item["type"] == "mcp_list_tools":
+            continue
+        if item["type"] != "mcp_call":
+            yield item
+        elif item["status"] in ("completed", "failed"):
+            yield {**item, "type": "function_call", "call_id": item["id"]}
+            yield {"type": "function_call_output", "call_id": item["id"], "output": served_result(item)}
+
+
+def served_result(item: Mapping[str, Any]) -> str:
+    """What the model reads of a call that a tool server carried out, or failed to."""
+    error = item.get("error")
+    if error is None:
+        return item.get("output") or ""
+    content = error.get("content") if isinstance(error, Mapping) else None
+    if isinstance(content, list):
+        return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+    return error if isinstance(error, str) else str(error.get("message", "the call failed"))
 
 
 def _thought(item: Mapping[str, Any]) -> str:

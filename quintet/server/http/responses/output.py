@@ -1,12 +1,14 @@
 """What an answer is made of while it grows: its items, and the steps in which a stream tells of them."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from quintet.parsers import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
 from quintet.server.http.ids import new_id
 from quintet.server.http.logprobs import listed
 from quintet.server.http.responses.seal import seal
+from quintet.server.http.responses.served_items import Listed, ServedCall, Step
+from quintet.server.http.responses.served_items import listed as listed_steps
 from quintet.server.http.responses.shapes import (
     FunctionCall,
     OutputItem,
@@ -15,13 +17,7 @@ from quintet.server.http.responses.shapes import (
     ReasoningItem,
     ReasoningText,
 )
-
-
-class Step(NamedTuple):
-    """An event without its number. Source: OpenAI's API reference, "Streaming events"."""
-
-    kind: str  # without "response."
-    fields: dict[str, Any]
+from quintet.server.tool_servers.results import Result
 
 
 class _Words:
@@ -105,15 +101,29 @@ class _Call:
         return [Step("function_call_arguments.done", {**where, "arguments": "".join(self._text)})]
 
 
+_Open = _Words | _Thought | _Call | ServedCall
+
+
 class Output:
     """Takes what a model was heard to say; its items stand in the order in which they were said."""
 
-    def __init__(self, sealed: bool = False) -> None:
-        """`sealed`: thoughts have encrypted_content."""
-        self._sealed = sealed
+    def __init__(self, sealed: bool = False, served: Mapping[str, str] | None = None) -> None:
+        """`sealed`: thoughts have encrypted_content. `served`: labels of tool servers, by the names of their tools."""
+        self._sealed, self._served = sealed, served or {}
         self._done: list[OutputItem] = []
-        self._open: _Words | _Thought | _Call | None = None
+        self._begun = 0  # place of the first item of this round
+        self._open: _Open | None = None
+        self.waiting: dict[int, ServedCall] = {}  # place -> a call that is whole, and to be carried out
         self._held: list[bytes] = []  # log-probabilities of tokens whose text has not come out yet
+
+    @property
+    def asks_client(self) -> bool:
+        """Whether this round has called what the client carries out."""
+        return any(isinstance(each, FunctionCall) for each in self._done[self._begun :])
+
+    def begin_round(self) -> None:
+        """What follows is said after the calls before were carried out."""
+        self._begun = len(self._done)
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -132,20 +142,42 @@ class Output:
             steps += self._told(event)
         return steps
 
+    def show(self, lists: Iterable[Listed]) -> list[Step]:
+        """Before anything else."""
+        steps: list[Step] = []
+        for each in lists:
+            steps += listed_steps(item := each.item(), len(self._done))
+            self._done.append(item)
+        return steps
+
+    def pause(self) -> list[Step]:
+        """The model has said all of this round."""
+        return self._leave("completed")
+
+    def answer(self, place: int, result: Result, status: str = "") -> list[Step]:
+        """What came of a call that waited."""
+        item, steps = self.waiting.pop(place).answered(result, status or _status(result), place)
+        self._done[place] = item
+        return steps
+
     def end(self, status: str) -> list[Step]:
-        """All was taken. An answer of nothing is a message that says nothing."""
-        steps = []
+        """All was taken. An answer of nothing is a message that says nothing. Calls that wait are not carried out."""
+        steps: list[Step] = []
+        for place in [*self.waiting]:
+            steps += self.answer(place, Result("the answer ended before this call", failed=True))
         if not self._done and self._open is None:
             steps = self._enter(_Words())
         return steps + self._leave(status)
 
     def _told(self, event: Event) -> list[Step]:
         if isinstance(event, CallBegin):
-            return self._leave("completed") + self._enter(_Call(event))
+            label = self._served.get(event.name)
+            call = _Call(event) if label is None else ServedCall(event, label)
+            return self._leave("completed") + self._enter(call)
         if isinstance(event, CallEnd):
             return self._leave("completed" if event.complete else "incomplete")
         if isinstance(event, CallArguments):
-            assert isinstance(self._open, _Call)
+            assert isinstance(self._open, _Call | ServedCall)
             return [self._open.more(event.text, self._where(self._open))]
         return self._worded(event)
 
@@ -162,7 +194,7 @@ class Output:
         assert isinstance(self._open, _Thought)
         return [*steps, self._open.more(event.text, self._where(self._open))]
 
-    def _enter(self, item: _Words | _Thought | _Call) -> list[Step]:
+    def _enter(self, item: _Open) -> list[Step]:
         self._open = item
         added = Step("output_item.added", {"output_index": len(self._done), "item": item.item("in_progress")})
         return [added] if isinstance(item, _Call) else [added, *item.begun(self._where(item))]
@@ -177,10 +209,25 @@ class Output:
             steps = item.ended(held, where)
         else:
             steps = item.ended(where)
+        if isinstance(item, ServedCall):
+            return steps + self._kept(item, status)
         done = item.item(status)
         steps.append(Step("output_item.done", {"output_index": len(self._done), "item": done}))
         self._done.append(done)
         return steps
 
-    def _where(self, item: _Words | _Thought | _Call) -> dict[str, Any]:
+    def _kept(self, call: ServedCall, status: str) -> list[Step]:
+        """Waits for what comes of it, unless it is broken."""
+        place = len(self._done)
+        self.waiting[place] = call
+        self._done.append(call.item("in_progress"))
+        if status == "completed":
+            return []
+        return self.answer(place, Result("the call is broken, or was cut off", failed=True), "incomplete")
+
+    def _where(self, item: _Open) -> dict[str, Any]:
         return {"item_id": item.id, "output_index": len(self._done)}
+
+
+def _status(result: Result) -> str:
+    return "failed" if result.failed else "completed"

@@ -1,21 +1,25 @@
 """From the body of a response to what the engine is asked: the conversation so far, and its prompt."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import msgspec
 
 from quintet.engine.prompts import Prompt
 from quintet.engine.speech import Listening
-from quintet.engine.tools import Manner
+from quintet.engine.thinking import may_think
+from quintet.engine.tools import Manner, Wanted
 from quintet.sampling_params import ParameterError, RequestOutputKind, SamplingParams
 from quintet.server.http.calls import Ask
 from quintet.server.http.errors import ApiError
-from quintet.server.http.prompts import beside, chat_prompt
+from quintet.server.http.prompts import beside, chat_prompt, template_text
 from quintet.server.http.responses.items import read_input
 from quintet.server.http.responses.messages import Message, as_messages, count_calls
 from quintet.server.http.responses.references import References, without_logprobs
 from quintet.server.http.responses.request import SAMPLING, CountInput, CreateResponse, wants_logprobs
+from quintet.server.http.responses.served_items import Listed
+from quintet.server.http.responses.served_tools import Function, ServedTools, choice_of, serve_tools
 from quintet.server.http.responses.shapes import Item
 from quintet.server.http.responses.store import Store, Stored
 from quintet.server.http.responses.tool_items import check_outputs
@@ -29,12 +33,20 @@ _TOO_LONG = "context_length_exceeded"
 _ROOM = 4  # a conversation is cut so that a quarter of the context is left for the answer, if not told how much
 
 
-class Plan(NamedTuple):
-    """What one response needs."""
+@dataclass(frozen=True)
+class Plan:
+    """What one round of a response needs."""
 
     said: "Said"
     ask: Ask
     listening: Listening  # how its answer is taken apart
+    served: ServedTools  # its tools
+
+    @property
+    def new_lists(self) -> list[Listed]:
+        """Of tools that the conversation does not know yet."""
+        known = {item["server_label"] for item in self.said.items if item["type"] == "mcp_list_tools"}
+        return [each for each in self.served.lists if each.label not in known]
 
 
 class Said(NamedTuple):
@@ -50,25 +62,66 @@ async def make_plan(service: Service, store: Store, body: CreateResponse, owner:
     """Goes on with responses of that owner alone. Raises ApiError or ParameterError that blames a field."""
     params = _params(service, body)
     form = of_format((body.text or {}).get("format"), "text.format")
-    wanted = read_tools(body.tools, body.tool_choice)
+    served = await serve_tools(service, body.tools)
+    wanted = read_tools(served.functions, choice_of(body.tool_choice, served))
     check_tools(service, wanted)
     grammar = await shape(service, params, form, "text.format")
     said = await _said(service, store, body, owner)
-    conversation = _Conversation(service, body, params, said.size, body.cache_salt)
+    return await _planned(service, body, _Round(said, params, wanted, grammar, served))
+
+
+async def next_plan(service: Service, body: CreateResponse, plan: Plan, output: bytes, num_tokens: int) -> Plan | None:
+    """The next round, after all that was said up to now: `output`, the JSON of its items. None: no tokens are left.
+
+    What had to be called was called: from now on the model decides.
+    """
+    params = _params(service, body)
+    if body.max_output_tokens is not None:
+        if num_tokens >= body.max_output_tokens:
+            return None
+        params.max_tokens = body.max_output_tokens - num_tokens
+    form = of_format((body.text or {}).get("format"), "text.format")
+    grammar = await shape(service, params, form, "text.format")
+    wanted = Wanted(tuple(plan.listening.tools), "none" if service.parsers.tool is None else "auto")
+
+    def add() -> Said:
+        items = plan.said.items + [without_logprobs(item) for item in msgspec.json.decode(output)]
+        _check_size(items, service.settings.max_body_bytes, "tools")
+        return plan.said._replace(items=items, messages=as_messages(items), size=plan.said.size + len(output))
+
+    said = await beside(service, len(output), add, "tools")
+    planned = await _planned(service, body, _Round(said, params, wanted, grammar, plan.served))
+    return replace(planned, said=plan.said)
+
+
+class _Round(NamedTuple):
+    """What one round begins with."""
+
+    said: "Said"
+    params: SamplingParams
+    wanted: Wanted
+    grammar: str
+    served: ServedTools
+
+
+async def _planned(service: Service, body: CreateResponse, begun: _Round) -> Plan:
+    said, params, wanted, grammar, served = begun
+    conversation = _Conversation(service, body, served.functions, params, said.size, body.cache_salt)
     prompt = await conversation.prompt(_head(body), said.messages)
-    manner = Manner(body.parallel_tool_calls is not False, count_calls(said.messages), either=True)
+    manner = Manner(body.parallel_tool_calls is not False, count_calls(said.messages), thinks=conversation.thinks)
     try:
         listening, grammar = await listen(service, params, wanted, prompt, grammar, manner)
     except ApiError as error:
-        raise await blamed(service, wanted, body.tools or (), error) from None
-    return Plan(said, Ask(prompt, params, body.priority or 0, grammar), listening)
+        raise await blamed(service, wanted, served.places, error) from None
+    return Plan(said, Ask(prompt, params, body.priority or 0, grammar), listening, served)
 
 
 async def count_input(service: Service, store: Store, body: CountInput, owner: str) -> int:
     """Tokens of the prompt of such a response, of any length; what `truncation: "auto"` drops is not counted."""
-    read_tools(body.tools, body.tool_choice)
+    served = await serve_tools(service, body.tools)
+    read_tools(served.functions, choice_of(body.tool_choice, served))
     said = await _said(service, store, body, owner)
-    conversation = _Conversation(service, body, checked_params(service, {}, {}), said.size)
+    conversation = _Conversation(service, body, served.functions, checked_params(service, {}, {}), said.size)
     head, messages = _head(body), said.messages
     if body.truncation == "auto":
         return len((await conversation.prompt(head, messages)).token_ids)
@@ -150,6 +203,7 @@ class _Conversation:
         self,
         service: Service,
         body: CreateResponse | CountInput,
+        functions: Sequence[Function] | None,
         params: SamplingParams,
         size: int,
         salt: str | None = None,
@@ -161,7 +215,8 @@ class _Conversation:
             size,
             salt,
         )
-        self._fields = template_fields(service, body)
+        self._fields = template_fields(service, body, functions)
+        self.thinks = may_think(template_text(service), self._fields.chat_template_kwargs)
         limit = service.backend.served.max_model_len
         tokenizer = service.backend.tokenizer
         self._chars = None if tokenizer is None else tokenizer.max_chars_per_token

@@ -1,7 +1,7 @@
 """One response while it grows: the object that clients read, and the numbered events that tell of it."""
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -10,7 +10,8 @@ from quintet.engine.speech import Speech
 from quintet.outputs import CompletionOutput, RequestOutput
 from quintet.parsers import Content, Event
 from quintet.server.http.errors import ApiError
-from quintet.server.http.responses.output import Output, Step
+from quintet.server.http.responses.output import Output
+from quintet.server.http.responses.served_items import Step
 from quintet.server.http.responses.shapes import (
     Incomplete,
     InputDetails,
@@ -32,16 +33,22 @@ class Reply:
     """Outputs go in; the response and its parts come out."""
 
     def __init__(
-        self, begun: ResponseObject, speech: Speech, turns: Turns, score: Score | None = None, sealed: bool = False
+        self,
+        begun: ResponseObject,
+        speech: Speech,
+        turns: Turns,
+        score: Score | None = None,
+        output: Output | None = None,
     ) -> None:
-        """`sealed`: thoughts have encrypted_content."""
+        """`output`: an empty one."""
         self.id, self.status = begun.id, begun.status
         self._begun, self._speech, self._turns, self._score = begun, speech, turns, score
-        self._output = Output(sealed)
+        self.said = output or Output()
         self._failure: ResponseFailure | None = None
         self._finish_reason: str | None = None
         self._ended: int | None = None  # Unix time
         self._prompt_tokens = self._cached_tokens = self._tokens = 0
+        self._earlier_prompts = self._earlier_cached = self._earlier_thought = 0  # tokens of the rounds before this one
 
     @property
     def over(self) -> bool:
@@ -50,23 +57,46 @@ class Reply:
     @property
     def item_ids(self) -> tuple[str, ...]:
         """Of what was said so far."""
-        return self._output.ids
+        return self.said.ids
 
     async def take(self, output: RequestOutput) -> list[Step]:
         """What the output adds."""
         completion = output.outputs[0]
         scores = [] if self._score is None else await self._score(completion)
         self._tokens += len(completion.token_ids)
+        self._speech.count(completion.token_ids)
         self._prompt_tokens = len(output.prompt_token_ids)
         self._cached_tokens = output.num_cached_tokens
         self._finish_reason = completion.finish_reason
-        return self._output.take(await self._heard(completion), scores)
+        return self.said.take(await self._heard(completion), scores)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the round that has ended called tools that are to be carried out."""
+        return bool(self.said.waiting) and self._finish_reason != "length"
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the output so far."""
+        return self._tokens
+
+    def again(self, speech: Speech) -> None:
+        """A further round begins."""
+        self._earlier_thought += self._speech.thought or 0
+        self._speech = speech
+        self._earlier_prompts += self._prompt_tokens
+        self._earlier_cached += self._cached_tokens
+        self.said.begin_round()
+
+    def cut_short(self) -> None:
+        """No tokens are left for a further round."""
+        self._finish_reason = "length"
 
     def end(self) -> list[Step]:
         """All outputs were taken."""
         self.status = "incomplete" if self._finish_reason == "length" else "completed"
         self._ended = int(time.time())
-        return self._output.end(self.status)
+        return self.said.end(self.status)
 
     def fail(self, error: ApiError) -> None:
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"  # of those that OpenAI's clients know
@@ -84,7 +114,7 @@ class Reply:
             completed_at=self._ended if self.status == "completed" else None,
             error=self._failure,
             incomplete_details=Incomplete("max_output_tokens") if self.status == "incomplete" else None,
-            output=self._output.items("incomplete" if self.over else "in_progress"),
+            output=self.said.items("incomplete" if self.over else "in_progress"),
             usage=self._usage() if whole else None,
         )
 
@@ -97,12 +127,14 @@ class Reply:
         return self._speech.hear(text, ended)
 
     def _usage(self) -> ResponseUsage:
+        """Of all rounds: each reads what was said before it."""
+        prompts = self._earlier_prompts + self._prompt_tokens
         return ResponseUsage(
-            self._prompt_tokens,
-            InputDetails(self._cached_tokens),
+            prompts,
+            InputDetails(self._earlier_cached + self._cached_tokens),
             self._tokens,
-            OutputDetails(),
-            self._prompt_tokens + self._tokens,
+            OutputDetails(self._earlier_thought + (self._speech.thought or 0)),
+            prompts + self._tokens,
         )
 
 
@@ -125,9 +157,12 @@ class Events:
         self.reply.status = "in_progress"
         return [self._event("in_progress", response=self.reply.object())]
 
-    async def take(self, output: RequestOutput) -> list[bytes]:
-        """The events of an output, if it adds anything."""
-        return [self._event(kind, **fields) for kind, fields in await self.reply.take(output)]
+    async def told(self, rounds: AsyncIterator[list[Step]]) -> AsyncIterator[list[bytes]]:
+        """All further ones, up to the last."""
+        async for steps in rounds:
+            start = self.start() if self.reply.status == "queued" else []
+            yield [*start, *(self._event(kind, **fields) for kind, fields in steps)]
+        yield self.end()
 
     def end(self) -> list[bytes]:
         steps = [self._event(kind, **fields) for kind, fields in self.reply.end()]

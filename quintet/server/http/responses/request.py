@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema, create_model
 
 from quintet.engine.checks import object_of, one_of
+from quintet.engine.thinking import read_effort
 from quintet.engine.tools import MAX_TOOLS
 from quintet.sampling_params import ParameterError
 from quintet.server.http.bodies import Body, Lacking
@@ -29,13 +30,13 @@ _NOT_HERE = (
     "n",
     "prompt_logprobs",
     "truncate_prompt_tokens",
+    "truncation_side",
     "logprob_token_ids",
 )  # a response is one answer; `truncation` cuts
 SAMPLING = tuple(name for name in SAMPLING_FIELDS if name not in _NOT_HERE)
 
 _OBJECT = {"anyOf": [{"type": "object"}, {"type": "null"}]}
 _METADATA = 16  # entries, as OpenAI has it
-_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _SUMMARIES = ("auto", "concise", "detailed")
 
 _SHARED = (*SAMPLING, "model", "stream", "user", "priority", "cache_salt")  # with other completions
@@ -87,14 +88,17 @@ class CreateResponse(_Shared):
     )
     tools: list[dict[str, Any]] | None = Field(
         None, max_length=MAX_TOOLS, fail_fast=True,
-        description='functions that the model may call: {"type": "function", "name": ..., "parameters": ...}',
+        description='functions that the model may call: {"type": "function", "name": ..., "parameters": ...}; and tool '
+        'servers of the operator: {"type": "mcp", "server_label": ..., "require_approval": "never"}',
     )  # fmt: skip
     tool_choice: Any = Field(
         None, description='"auto" (where there are tools), "none", "required", or an object of type function or '
         "allowed_tools",
     )  # fmt: skip
     parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
-    max_tool_calls: int | None = Field(None, ge=0, le=2**31 - 1, description="of tools that the server runs; not used")
+    max_tool_calls: int | None = Field(
+        None, ge=0, le=2**31 - 1, description="of tools of tool servers, in this response"
+    )
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables that the chat template reads")
     prompt_cache_key: str | None = Field(None, description="accepted, not used; cache_salt keeps caches apart")
     prompt_cache_retention: Literal["in_memory", "24h"] | None = Field(None, description="accepted, not used")
@@ -193,8 +197,7 @@ def _check_reasoning(reasoning: Any) -> None:
     if reasoning is None:
         return
     object_of(reasoning, "reasoning", ("effort", "summary", "generate_summary", "context", "mode"))
-    if reasoning.get("effort") is not None:
-        one_of(reasoning["effort"], "reasoning.effort", _EFFORTS)
+    read_effort(reasoning.get("effort"), "reasoning.effort")
     if reasoning.get("summary") is not None:
         one_of(reasoning["summary"], "reasoning.summary", _SUMMARIES)
     if reasoning.get("mode") not in (None, "standard"):

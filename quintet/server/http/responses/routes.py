@@ -1,6 +1,6 @@
 """POST /v1/responses, and what can be done with a response that was stored."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Annotated, Literal
 
 import msgspec
@@ -9,9 +9,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 
 from quintet.engine.speech import Speech
-from quintet.outputs import RequestOutput
 from quintet.sampling_params import ParameterError, SamplingParams
-from quintet.server.http.answers import json_response, service_of, stream_response, whole_response
+from quintet.server.http.answers import json_response, read_response, service_of, stream_response
 from quintet.server.http.auth import owner_of
 from quintet.server.http.bodies import read_body
 from quintet.server.http.calls import Call
@@ -20,9 +19,11 @@ from quintet.server.http.logprobs import Writer
 from quintet.server.http.openapi import documented
 from quintet.server.http.responses.background import Run
 from quintet.server.http.responses.begin import begin
+from quintet.server.http.responses.output import Output
 from quintet.server.http.responses.plan import Plan, count_input, make_plan
 from quintet.server.http.responses.reply import Events, Reply, Score
 from quintet.server.http.responses.request import CountInput, CreateResponse, check, check_count, wants_sealed
+from quintet.server.http.responses.rounds import Rounds
 from quintet.server.http.responses.shapes import InputTokens, Item, ItemList, ResponseDeleted, ResponseObject
 from quintet.server.http.responses.store import Store, Stored
 from quintet.server.http.service import Service
@@ -60,7 +61,7 @@ async def create_response(http: HttpRequest) -> Response:
         return await making.in_background()
     if body.stream:
         return await stream_response(service, http, [plan.ask], making.events, making.failed)
-    return await whole_response(service, http, [plan.ask], making.whole)
+    return await read_response(service, http, [plan.ask], making.whole)
 
 
 @router.post("/v1/responses/input_tokens")
@@ -96,9 +97,10 @@ class _Making:
             Speech(plan.listening),
             service.turns,
             _score(service, params),
-            wants_sealed(body),
+            Output(wants_sealed(body), plan.served.labels),
         )
         self._events = Events(self.reply)
+        self._rounds = Rounds(service, body, plan, self.reply, self.tally)
         self._stored: Stored | None = None
         self.tally.ask([plan.ask])
 
@@ -117,9 +119,9 @@ class _Making:
     def _item_ids(self) -> tuple[str, ...]:
         return (*self._plan.said.new_ids, *self.reply.item_ids)
 
-    async def whole(self, outputs: Sequence[RequestOutput]) -> ResponseObject:
-        self.tally.take(0, outputs[0])
-        await self.reply.take(outputs[0])
+    async def whole(self, call: Call) -> ResponseObject:
+        async for _ in self._rounds.steps(call):
+            pass
         self.reply.end()
         self.keep()
         return self.reply.object()
@@ -128,14 +130,11 @@ class _Making:
         """Of a stream that ends with its connection."""
         for each in self._events.begin():
             yield each
-        async for _, output in call:
-            self.tally.take(0, output)
-            for each in await self._events.take(output):
+        async for made in self._events.told(self._rounds.steps(call)):
+            if self.reply.over:
+                self.keep()
+            for each in made:
                 yield each
-        last = self._events.end()
-        self.keep()
-        for each in last:
-            yield each
 
     def failed(self, error: ApiError) -> bytes:
         """How the stream says that it broke off."""
@@ -150,7 +149,7 @@ class _Making:
         call = self._service.call(None, [self._plan.ask], self._owner)
         await call.__aenter__()
         stored = self._begun()
-        stored.run = run = Run(call, self._events, self._run_ended)
+        stored.run = run = Run(call, self._events, self._events.told(self._rounds.steps(call)), self._run_ended)
         self._stored = stored
         self._store.put(stored)
         if self._body.stream:

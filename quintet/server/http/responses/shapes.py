@@ -1,5 +1,6 @@
 """What the Responses API gives: the response and its parts. Source: OpenAI's API reference, "The response object"."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -54,7 +55,38 @@ class FunctionCall(msgspec.Struct, kw_only=True, tag="function_call"):
     arguments: str  # the text of a JSON object
 
 
-OutputItem = OutputMessage | ReasoningItem | FunctionCall
+class McpTool(msgspec.Struct, kw_only=True):
+    """What a tool server says of one of its tools."""
+
+    name: str
+    description: str
+    input_schema: Mapping[str, Any]
+    annotations: Mapping[str, Any]
+
+
+class McpListTools(msgspec.Struct, kw_only=True, tag="mcp_list_tools"):
+    """The tools of a tool server that the model may call."""
+
+    id: str
+    server_label: str
+    tools: list[McpTool]
+    error: str | None = None
+
+
+class McpCall(msgspec.Struct, kw_only=True, tag="mcp_call"):
+    """A call that this server has a tool server carry out."""
+
+    id: str
+    server_label: str
+    name: str
+    arguments: str  # the text of a JSON object, unless the status is incomplete
+    status: str  # in_progress, completed, failed, or incomplete: cut off, or broken
+    output: str | None = None
+    error: dict[str, Any] | None = None
+    approval_request_id: str | None = None
+
+
+OutputItem = OutputMessage | ReasoningItem | FunctionCall | McpListTools | McpCall
 
 
 class InputDetails(msgspec.Struct):
@@ -65,7 +97,7 @@ class InputDetails(msgspec.Struct):
 
 
 class OutputDetails(msgspec.Struct):
-    """Of the output's tokens, those of reasoning, which is not told apart."""
+    """Of the output's tokens, those of thought; 0 where they cannot be counted."""
 
     reasoning_tokens: int = 0
 

@@ -31,6 +31,10 @@ class Stored:
     def running(self) -> bool:
         return self.run is not None and not self.run.over
 
+    def says(self, item_id: str) -> bool:
+        """Whether the item is one that is being made."""
+        return self.run is not None and self.running and item_id in self.run.reply.item_ids
+
     @property
     def size(self) -> int:
         events = self.run.size if self.run is not None else 0
@@ -92,7 +96,9 @@ class Store:
     def holder(self, item_id: str, owner: str) -> Stored | None:
         """The response that an item came with; it goes with that response, though later ones may repeat it."""
         self._trim()
-        stored = self._holders.get(item_id)
+        stored = self._holders.get(item_id) or next(
+            filter(lambda each: each.says(item_id), self._running.values()), None
+        )
         return stored if stored is not None and stored.owner == owner else None
 
     def delete(self, response_id: str, owner: str) -> Stored:

@@ -15,6 +15,8 @@ from quintet.server.http.responses.shapes import Item
 _CALL = ("type", "id", "call_id", "name", "arguments", "status", "caller", "async")
 _OUTPUT = ("type", "id", "call_id", "output", "status", "caller", "name")
 _THOUGHT = ("type", "id", "summary", "content", "encrypted_content", "status")
+_SERVED = ("type", "id", "server_label", "name", "arguments", "status", "output", "error", "approval_request_id")
+_LIST = ("type", "id", "server_label", "tools", "error")
 _STATUS = ("in_progress", "completed", "incomplete")
 
 
@@ -73,6 +75,38 @@ def read_thought(item: Mapping[str, Any], where: str) -> Item:
         "content": content,
         "encrypted_content": None,
     }
+
+
+def read_served_call(item: Mapping[str, Any], where: str) -> Item:
+    """A call that a tool server has carried out; what came of it may be anything that the client makes of it."""
+    _check_fields(item, where, _SERVED)
+    status = item.get("status")
+    status = "completed" if status is None else one_of(status, f"{where}.status", (*_STATUS, "failed", "calling"))
+    arguments = text_of(item.get("arguments"), f"{where}.arguments")
+    if status in ("completed", "failed"):
+        _check_arguments(arguments, f"{where}.arguments")
+    error = item.get("error")
+    if not isinstance(error, dict | str | None):
+        raise ParameterError(f"{where}.error", f"must be an object, not {kind_of(error)}")
+    output = item.get("output")
+    return {
+        "id": f"mcp_{new_id()}",
+        "type": "mcp_call",
+        "server_label": text_of(item.get("server_label"), f"{where}.server_label"),
+        "name": text_of(item.get("name"), f"{where}.name"),
+        "arguments": arguments,
+        "status": status,
+        "output": None if output is None else text_of(output, f"{where}.output"),
+        "error": error,
+        "approval_request_id": None,
+    }
+
+
+def read_list(item: Mapping[str, Any], where: str) -> Item:
+    """Says that the client knows the server's tools; which there are, the server says anew."""
+    _check_fields(item, where, _LIST)
+    label = text_of(item.get("server_label"), f"{where}.server_label")
+    return {"id": f"mcpl_{new_id()}", "type": "mcp_list_tools", "server_label": label, "tools": [], "error": None}
 
 
 def check_outputs(earlier: Iterable[Item], new: Iterable[Item]) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from quintet.engine.checks import kind_of, one_of, refuse_fields, text_of
-from quintet.engine.template import template_variables
+from quintet.engine.thinking import variables
 from quintet.engine.tools import Wanted, allowed, distinct, name_of, of_mode, tool_of
 from quintet.parsers import Tool
 from quintet.sampling_params import ParameterError
@@ -23,7 +23,7 @@ _LACKING: dict[str, tuple[Any, ...]] = {  # fields of a function, and what asks 
 }
 _ELSEWHERE = "it runs on OpenAI's servers; give a function, run it yourself, and send a function_call_output"
 _BUILT_IN = {
-    "mcp": "this server calls no MCP servers; list the tools of yours as functions, and call them yourself",
+    "mcp": "a tool of a tool server is named as a function here",
     "custom": "arguments are JSON here; give a function with one argument that is text",
     "namespace": "give its functions as tools of their own",
     "tool_search": "all tools are loaded at once; leave it out",
@@ -45,7 +45,6 @@ _BUILT_IN = {
         _ELSEWHERE,
     ),
 }
-_THINKS = ("enable_thinking", "thinking")  # variables by which templates are told to let the model think, or not to
 
 
 def read_tools(tools: Any, choice: Any) -> Wanted:
@@ -62,16 +61,17 @@ def read_tools(tools: Any, choice: Any) -> Wanted:
 
 def shown(tools: Any) -> list[dict[str, Any]]:
     """The tools as a response repeats them: clients want each of these fields."""
-    return [{"parameters": None, "strict": None, **each} for each in tools or ()]
+    return [each if each["type"] == "mcp" else {"parameters": None, "strict": None, **each} for each in tools or ()]
 
 
-def template_fields(service: Service, body: CreateResponse | CountInput) -> TemplateFields:
-    """What the chat template gets besides the messages."""
-    tools = body.tools
+def template_fields(
+    service: Service, body: CreateResponse | CountInput, tools: Sequence[Mapping[str, Any]] | None
+) -> TemplateFields:
+    """What the chat template gets besides the messages; `tools` are functions."""
     if body.tool_choice == "none" and service.settings.exclude_tools_when_tool_choice_none:
         tools = None
     effort = (body.reasoning or {}).get("effort")
-    told = {} if effort is None else _told(effort, template_variables(template_text(service)))
+    told = {} if effort is None else variables(template_text(service), effort != "none", effort)
     return TemplateFields.model_validate(
         {
             "tools": [_nested(each) for each in tools or ()] or None,
@@ -80,9 +80,11 @@ def template_fields(service: Service, body: CreateResponse | CountInput) -> Temp
     )
 
 
-async def blamed(service: Service, wanted: Wanted, tools: Sequence[Mapping[str, Any]], error: ApiError) -> ApiError:
-    """The error of calls that cannot be forced, or a better one: of the first tool whose parameters are the reason."""
-    places = {each["name"]: place for place, each in enumerate(tools)}
+async def blamed(service: Service, wanted: Wanted, places: Mapping[str, int], error: ApiError) -> ApiError:
+    """The error of calls that cannot be forced, or a better one: of the first tool whose parameters are the reason.
+
+    `places` says where a tool stands in the request.
+    """
     if error.param == "tools":
         for tool in wanted.tools:
             where = f"tools[{places[tool.name]}].parameters"
@@ -91,18 +93,6 @@ async def blamed(service: Service, wanted: Wanted, tools: Sequence[Mapping[str, 
             except ApiError as better:
                 return better
     return error
-
-
-def _told(effort: str, known: Collection[str]) -> dict[str, Any]:
-    """How the template is told. One that knows no thoughts is told nothing, which is well if none are wanted."""
-    told: dict[str, Any] = {name: effort != "none" for name in _THINKS if name in known}
-    if "reasoning_effort" in known:
-        told["reasoning_effort"] = effort
-    if not told and effort != "none":
-        raise ParameterError(
-            "reasoning.effort", f"{effort!r} is not served: this model's chat template cannot be told; leave it out"
-        )
-    return told
 
 
 def _nested(tool: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,8 +113,6 @@ def _tool(given: Any, where: str) -> Tool:
     refuse_fields(given, (*_FUNCTION, *_LACKING), where)
     if given.get("description") is not None:
         text_of(given["description"], f"{where}.description")
-    if not isinstance(given.get("strict"), bool | None):
-        raise ParameterError(f"{where}.strict", f"must be true or false, not {kind_of(given['strict'])}")
     return tool_of(given, where)
 
 

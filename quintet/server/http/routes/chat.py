@@ -70,7 +70,6 @@ async def create_chat_completion(http: HttpRequest) -> Response:
         body.include_reasoning is not False,
         bool(body.continue_final_message),
         thinks,
-        either=body.structured_outputs is None,
     )
     listening, grammar = await listen(service, params, wanted, prompt, grammar, manner)
     asks = [Ask(prompt, params, body.priority or 0, grammar)]
@@ -130,6 +129,8 @@ class _Answer:
         answer = ChatCompletion(choices=choices, usage=self._usage(), **self._head)
         if self._body.return_token_ids:
             answer.prompt_token_ids = output.prompt_token_ids
+        if self._body.return_prompt_text:
+            answer.prompt_text = output.prompt
         if self._body.prompt_logprobs is not None:
             answer.prompt_logprobs = await self._writer.plain(output.prompt_logprobs or [])
         return answer
@@ -163,12 +164,14 @@ class _Answer:
         chunk = ChatChunk(choices=[], usage=None if usage else UNSET, **self._head)
         if self._body.return_token_ids:
             chunk.prompt_token_ids = call.asks[0].prompt.token_ids
+        if self._body.return_prompt_text:
+            chunk.prompt_text = call.asks[0].prompt.text
         for index in range(self._n):
             chunk.choices = [ChatChunkChoice(index=index, delta=Delta(role="assistant", content=self._blank))]
             if steady:
                 chunk.usage = self._usage()
             yield event(chunk)
-        chunk.prompt_token_ids = UNSET
+        chunk.prompt_token_ids = chunk.prompt_text = UNSET
         async for number, output in call:
             self._tally.take(number, output)
             for each in output.outputs:

@@ -1,0 +1,72 @@
+"""A response in rounds: the model speaks, tool servers carry out what it calls, and it speaks again."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from quintet.engine.speech import Speech
+from quintet.server.http.calls import Call
+from quintet.server.http.responses.plan import Plan, next_plan
+from quintet.server.http.responses.reply import Reply
+from quintet.server.http.responses.request import CreateResponse
+from quintet.server.http.responses.served_items import ServedCall, Step
+from quintet.server.http.service import Service
+from quintet.server.http.sse import encode
+from quintet.server.http.tally import Tally
+from quintet.server.tool_servers.results import Result
+
+MAX_CALLS = 64  # of one response, whatever max_tool_calls says
+
+
+class Rounds:
+    """Of one response. Without tool servers there is one round."""
+
+    def __init__(self, service: Service, body: CreateResponse, plan: Plan, reply: Reply, tally: Tally) -> None:
+        self._service, self._body = service, body
+        self._plan, self._reply, self._tally = plan, reply, tally
+        self._left = MAX_CALLS if body.max_tool_calls is None else min(body.max_tool_calls, MAX_CALLS)
+        self._told = False  # the model knows that no more is carried out
+
+    async def steps(self, call: Call) -> AsyncIterator[list[Step]]:
+        """What the open call adds to the reply, until its last round has ended."""
+        shown = self._reply.said.show(self._plan.new_lists)
+        while True:
+            async for number, output in call:
+                self._tally.take(number, output)
+                yield shown + await self._reply.take(output)
+                shown = []
+            if not self._reply.goes_on:
+                return
+            yield self._reply.said.pause()
+            told = self._told
+            yield await call.beside(self._carry_out())
+            if self._reply.said.asks_client or told:
+                return
+            plan = await call.beside(self._next())
+            if plan is None:
+                self._reply.cut_short()
+                return
+            self._plan = plan
+            self._tally.ask([plan.ask])
+            self._reply.again(Speech(plan.listening))
+            call.again(plan.ask)
+
+    async def _next(self) -> Plan | None:
+        items = encode(self._reply.said.items("completed"))
+        return await next_plan(self._service, self._body, self._plan, items, self._reply.num_tokens)
+
+    async def _carry_out(self) -> list[Step]:
+        """All calls of a round at once; their results come in the order of the calls."""
+        waiting = self._reply.said.waiting
+        results = await asyncio.gather(*(self._result(each) for each in waiting.values()))
+        return [
+            step
+            for place, result in zip([*waiting], results, strict=True)
+            for step in self._reply.said.answer(place, result)
+        ]
+
+    async def _result(self, call: ServedCall) -> Result:
+        self._left -= 1
+        if self._left < 0:
+            self._told = True
+            return Result("no more tools may be called for this answer; answer with what is known", failed=True)
+        return await self._plan.served.servers[call.name].call(call.name, call.arguments)

@@ -1,0 +1,180 @@
+"""Tools of type mcp: a request names a tool server of the operator's, and its tools become functions to the model."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from quintet.engine.checks import kind_of, list_of, object_of, one_of, refuse_fields, text_of
+from quintet.sampling_params import ParameterError
+from quintet.server.http.errors import ApiError
+from quintet.server.http.responses.served_items import Listed
+from quintet.server.http.service import Service
+from quintet.server.tool_servers.server import ServedTool, ToolServer, Unavailable
+
+_KEYS = ("type", "server_label", "server_description", "allowed_tools", "require_approval")
+_OPERATOR = "the operator alone names tool servers and what they are told (--tool-server); leave it out"
+_LACKING: dict[str, tuple[Any, ...]] = {  # fields that OpenAI has, and what asks for nothing
+    "server_url": (None,),
+    "connector_id": (None,),
+    "tunnel_id": (None,),
+    "authorization": (None,),
+    "headers": (None, {}),
+    "defer_loading": (None, False),
+    "allowed_callers": (None, ["direct"]),
+}
+_FILTER = ("tool_names", "read_only")
+
+Function = dict[str, Any]  # {"type": "function", "name": ..., "description": ..., "parameters": ...}
+
+
+@dataclass(frozen=True)
+class ServedTools:
+    """The tools of one request, those of tool servers made functions."""
+
+    functions: list[Function] | None  # all of them
+    places: Mapping[str, int] = field(default_factory=dict)  # by name, where a tool stands in the request
+    servers: Mapping[str, ToolServer] = field(default_factory=dict)  # by the names of their tools
+    lists: Sequence[Listed] = ()
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Of the servers, by the names of their tools."""
+        return {tool.name: each.label for each in self.lists for tool in each.tools}
+
+
+async def serve_tools(service: Service, tools: Sequence[Any] | None) -> ServedTools:
+    """Raises ParameterError that blames a place, or ApiError 424 for a tool server that does not answer."""
+    asked = {place: each for place, each in enumerate(tools or ()) if _is_served(each)}
+    found = dict(zip(asked, await asyncio.gather(*(_of(service, *each) for each in asked.items())), strict=True))
+    functions: list[Function] = []
+    places: dict[str, int] = {}
+    servers: dict[str, ToolServer] = {}
+    for place, each in enumerate(tools or ()):
+        made = [_function(tool) for tool in found[place][1].tools] if place in found else [each]
+        functions += made
+        places.update((one["name"], place) for one in made if _has_name(one))
+        if place in found:
+            servers.update((one["name"], found[place][0]) for one in made)
+    if found:
+        _check_names(functions, places)
+    return ServedTools(None if tools is None else functions, places, servers, [listed for _, listed in found.values()])
+
+
+def choice_of(choice: Any, served: ServedTools) -> Any:
+    """A `tool_choice` in which tools of servers are named as the functions that they are to the model."""
+    if not _is_served(choice):
+        if isinstance(choice, dict) and isinstance(choice.get("tools"), list):
+            return {**choice, "tools": [tool for each in choice["tools"] for tool in _named(each, served)]}
+        return choice
+    names = _named(choice, served)
+    return names[0] if "name" in choice else {"type": "allowed_tools", "mode": "required", "tools": names}
+
+
+def _named(given: Any, served: ServedTools) -> list[Any]:
+    """Of {"type": "mcp", "server_label": ..., "name": ...}; without a name, all of the server's."""
+    if not _is_served(given):
+        return [given]
+    names = [name for name, label in served.labels.items() if label == given.get("server_label")]
+    if "name" in given:
+        names = [name for name in names if name == given["name"]]
+    if not names:
+        raise ParameterError("tool_choice", "must name a tool server of the request's tools, and a tool that it has")
+    return [{"type": "function", "name": name} for name in names]
+
+
+def _is_served(tool: Any) -> bool:
+    return isinstance(tool, dict) and tool.get("type") == "mcp"
+
+
+def _has_name(tool: Any) -> bool:
+    return isinstance(tool, dict) and isinstance(tool.get("name"), str)
+
+
+async def _of(service: Service, place: int, tool: dict[str, Any]) -> tuple[ToolServer, Listed]:
+    where = f"tools[{place}]"
+    for name, harmless in _LACKING.items():
+        if tool.get(name) not in harmless:
+            raise ParameterError(f"{where}.{name}", f"is not served: {_OPERATOR}")
+    refuse_fields(tool, (*_KEYS, *_LACKING), where)
+    label = text_of(tool.get("server_label"), f"{where}.server_label")
+    server = await service.tool_servers.named(label)
+    if server is None:
+        there = ", ".join(service.tool_servers.names) or "none (--tool-server names some)"
+        raise ParameterError(f"{where}.server_label", f"{label[:80]!r} is no tool server here; there are: {there}")
+    try:
+        tools = await server.tools()
+    except Unavailable as error:
+        raise ApiError(424, f"{error}", param=where, code="tool_server_unavailable") from None
+    tools = _allowed(tools, tool.get("allowed_tools"), f"{where}.allowed_tools")
+    _check_approval(tools, tool.get("require_approval"), f"{where}.require_approval")
+    return server, Listed(label, tools)
+
+
+def _function(tool: ServedTool) -> Function:
+    made = {"type": "function", "name": tool.name, "parameters": dict(tool.schema)}
+    return {**made, "description": tool.description} if tool.description else made
+
+
+def _check_names(functions: Sequence[Any], places: Mapping[str, int]) -> None:
+    names = [each["name"] for each in functions if _has_name(each)]
+    twice = next((name for name in places if names.count(name) > 1), None)
+    if twice is not None:
+        raise ParameterError("tools", f"have the name {twice[:80]!r} twice; choose with allowed_tools of a server")
+
+
+def _allowed(tools: list[ServedTool], given: Any, where: str) -> list[ServedTool]:
+    """A list of names, or a filter."""
+    if given is None:
+        return tools
+    chosen = _filter(given if isinstance(given, dict) else {"tool_names": given}, where)
+    unknown = next((name for name in chosen.names or () if name not in {each.name for each in tools}), None)
+    if unknown is not None:
+        there = ", ".join(each.name for each in tools)
+        raise ParameterError(where, f"names {unknown[:80]!r}, which the server does not have; it has: {there[:500]}")
+    return [each for each in tools if chosen.takes(each)]
+
+
+@dataclass(frozen=True)
+class _Filter:
+    """Some tools: those of these names, and those that only read, or do not."""
+
+    names: tuple[str, ...] | None = None
+    read_only: bool | None = None
+
+    def takes(self, tool: ServedTool) -> bool:
+        named = self.names is None or tool.name in self.names
+        return named and self.read_only in (None, bool(tool.annotations.get("readOnlyHint")))
+
+
+def _filter(given: Any, where: str) -> _Filter:
+    object_of(given, where, _FILTER)
+    names, read_only = given.get("tool_names"), given.get("read_only")
+    if names is not None:
+        names = tuple(text_of(each, where) for each in list_of(names, where, "a list of names that is not empty"))
+    if not isinstance(read_only, bool | None):
+        raise ParameterError(f"{where}.read_only", f"must be true or false, not {kind_of(read_only)}")
+    return _Filter(names, read_only)
+
+
+def _check_approval(tools: Sequence[ServedTool], given: Any, where: str) -> None:
+    """That nobody has to be asked: what is said by nobody means "always", as with OpenAI."""
+    if isinstance(given, dict):
+        object_of(given, where, ("always", "never"))
+        never = None if given.get("never") is None else _filter(given["never"], f"{where}.never")
+        always = None if given.get("always") is None else _filter(given["always"], f"{where}.always")
+        asks = [each for each in tools if not _runs(each, never, always)]
+    else:
+        word = "always" if given is None else one_of(given, where, ("always", "never"))
+        asks = [] if word == "never" else [*tools]
+    if asks:
+        raise ParameterError(
+            where, f"wants somebody to approve calls of {asks[0].name[:80]!r}, which is not served: set it to "
+            '"never", or leave such tools out with allowed_tools',
+        )  # fmt: skip
+
+
+def _runs(tool: ServedTool, never: _Filter | None, always: _Filter | None) -> bool:
+    if never is not None:
+        return never.takes(tool)
+    return always is not None and not always.takes(tool)
