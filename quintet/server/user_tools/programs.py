@@ -37,7 +37,7 @@ class ProgramTool:
     timeout: float = 30.0  # seconds
 
     def run(self, arguments: dict[str, Any]) -> str:
-        """What it writes to standard output and error, less the end of its last line; ValueError with it if it fails."""
+        """What it writes, on standard error too, less the end of the last line; ValueError with it if it fails."""
         missing = [each for each in self.parameters.get("required", ()) if each not in arguments]
         if missing:
             raise ValueError(f"{', '.join(missing)} must be given")
