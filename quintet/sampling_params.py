@@ -216,6 +216,9 @@ class SamplingParams(_Checked):
     )
     detokenize: bool = param(True, values.flag, "give text, not only token ids")
     skip_special_tokens: bool = param(True, values.flag, "leave special tokens out of the text")
+    keep_special_tokens: list[int] = param(
+        None, values.several(values.token_id, MAX_STOP_IDS), "special tokens that stay in it where others are left out"
+    )
     spaces_between_special_tokens: bool = param(
         True, values.flag, "keep the spaces that a tokenizer writes between special tokens, where these show"
     )

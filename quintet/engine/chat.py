@@ -192,14 +192,22 @@ def _tool_calls(calls: Any, place: int) -> Any:
     """Templates want a call's arguments as an object; OpenAI's API has them as JSON text."""
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise ValueError(f"message {place}: tool_calls must be a list of dicts")
-    for call in calls:
+    for number, call in enumerate(calls):
         function = call.get("function", call)
         if isinstance(function, dict) and isinstance(function.get("arguments"), str):
-            try:
-                function["arguments"] = json.loads(function["arguments"] or "{}")
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"message {place}: the arguments of a tool call are not JSON: {error}") from None
+            where = f"messages[{place}].tool_calls[{number}].function.arguments"
+            function["arguments"] = _arguments(function["arguments"], where)
     return calls
+
+
+def _arguments(text: str, where: str) -> Any:
+    """Those of a call that was cut off are the beginning of an object."""
+    try:
+        return json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        raise ParameterError(
+            where, f"is no JSON ({error}); leave out a call that was cut off, or ask again with more max_tokens"
+        ) from None
 
 
 def _tools(tools: Any) -> list[Any] | None:

@@ -79,15 +79,14 @@ class ByteDecoder:
 class WindowDecoder:
     """Decodes a few tokens again and again with the tokenizer's own decode(), for decoders of unknown kind."""
 
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool, prompt_ids: Sequence[int]) -> None:
-        self._tokenizer = tokenizer
-        self._skip_special = skip_special
+    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int], prompt_ids: Sequence[int]) -> None:
+        self._tokenizer, self._hidden = tokenizer, hidden
         self._ids = list(prompt_ids[-_WINDOW:])
         self._shown = len(self._ids)  # ids[: shown] are context: their text is out
         self._context = self._decode(self._ids)
 
     def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, self._skip_special)
+        return self._tokenizer.decode([each for each in ids if each not in self._hidden], False)
 
     def step(self, token_id: int) -> str:
         self._ids.append(token_id)
@@ -133,13 +132,13 @@ class Detokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt_ids: Sequence[int] = ()) -> None:
-        skip = params.skip_special_tokens
+        kept = params.keep_special_tokens
+        hidden = tokenizer.special_ids.difference(kept) if params.skip_special_tokens else frozenset()
         if tokenizer.pieces is not None:
-            hidden = tokenizer.special_ids if skip else frozenset()
             self._decoder: Decoder = ByteDecoder(tokenizer.pieces, hidden, prompt_ids)
         else:
-            self._decoder = WindowDecoder(tokenizer, skip, prompt_ids)
-        if not (skip or params.spaces_between_special_tokens):
+            self._decoder = WindowDecoder(tokenizer, hidden, prompt_ids)
+        if not (params.skip_special_tokens or params.spaces_between_special_tokens):
             self._decoder = Close(self._decoder, tokenizer)
         self._stops = compile_stops(tuple(params.stop)) if params.stop else None
         self._include = params.include_stop_str_in_output

@@ -73,10 +73,11 @@ class Listening:
         return self.tool is None and self.reasoning is None
 
 
-def needs_special(listening: Listening, tokenizer: Tokenizer) -> bool:
-    """Whether special tokens must be in the text: a marker has one."""
+def marker_ids(listening: Listening, tokenizer: Tokenizer) -> list[int]:
+    """The special tokens that markers have, which must be in the text."""
     written = "\0".join(text for parser in (listening.tool, listening.reasoning) for text in _texts(parser))
-    return any(text in written for text, token_id in tokenizer.added.items() if token_id in tokenizer.special_ids)
+    special = ((text, each) for text, each in tokenizer.added.items() if each in tokenizer.special_ids)
+    return sorted(each for text, each in special if text in written)
 
 
 def _texts(part: Any) -> Iterator[str]:

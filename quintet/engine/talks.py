@@ -8,7 +8,7 @@ from quintet.config import StructuredOutputsConfig
 from quintet.engine.chat import ChatOptions, load_chat_template, render_chats
 from quintet.engine.grammar_text import behind, grammar_text
 from quintet.engine.prompts import Prompt
-from quintet.engine.speech import Listening, Parsers, Speech, needs_special
+from quintet.engine.speech import Listening, Parsers, Speech, marker_ids
 from quintet.engine.thinking import may_think
 from quintet.engine.tokenizer import Tokenizer
 from quintet.engine.tools import (
@@ -74,14 +74,14 @@ class Talks:
 
     def fit(self, params: Sequence[SamplingParams]) -> tuple[list[SamplingParams], list["Hearing"]]:
         """One SamplingParams for each prompt -> what they become, and who takes the answers apart; none is changed."""
-        fitted, hearings, made = [], [], dict[tuple[int, bool, str], SamplingParams]()
+        fitted, hearings, made = [], [], dict[tuple[int, tuple[int, ...], str], SamplingParams]()
         for prompt, manner, each in zip(self.prompts, self._manners, params, strict=True):
             shaped = each.structured_outputs is not None
             how = listening(self._parsers, self._wanted, manner, prompt.text or "", shaped)
             how, grammar = self._forced(how, shaped)
             if shaped:
                 how, grammar = self._around(how, each)
-            key = (id(each), needs_special(how, self._tokenizer), grammar)  # those that are alike stay one object
+            key = (id(each), tuple(marker_ids(how, self._tokenizer)), grammar)  # those that are alike stay one object
             if key not in made:
                 made[key] = _changed(each, *key[1:])
             fitted.append(made[key])
@@ -112,12 +112,11 @@ class Talks:
         return replace(how, tool=parser), calls
 
 
-def _changed(params: SamplingParams, special: bool, grammar: str) -> SamplingParams:
-    if not (special or grammar):
+def _changed(params: SamplingParams, markers: Sequence[int], grammar: str) -> SamplingParams:
+    if not (markers or grammar):
         return params
     changed = params.clone()
-    if special:
-        changed.skip_special_tokens = False
+    changed.keep_special_tokens = [*params.keep_special_tokens, *markers]
     if grammar:
         changed.structured_outputs = StructuredOutputsParams(grammar=grammar)
     return changed

@@ -31,6 +31,7 @@ class Fields:
     close: str
     value: str = ""  # stands before a value, where something does
     after: str = "\n"  # behind a field, in a grammar
+    cdata: bool = False  # a value may stand in <![CDATA[ and ]]>
 
     def marks(self) -> tuple[str, ...]:
         return (self.key, self.close)
@@ -58,7 +59,10 @@ class Fields:
         yield from self._convert(scan, calls, types or calls.types(key))
 
     def _convert(self, scan: Scan, calls: Calls, types: frozenset[str]) -> Steps[None]:
-        ends = (self.end, self.end.lstrip("\n"))
+        ends: tuple[str, ...] = (self.end, self.end.lstrip("\n"))
+        if self.cdata and (yield from scan.sees(("<![CDATA[",))):
+            scan.take(len("<![CDATA["))
+            ends = (f"]]>{self.end}",)
         if types == TEXT:
             calls.write('"')
             yield from scan.until(ends, lambda piece: calls.write(written(piece)))

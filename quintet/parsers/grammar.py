@@ -89,12 +89,11 @@ class Lark:
     def until(self, expression: str, end: str) -> str:
         """A text (a terminal's expression) that does not hold the marker, and the marker with the space around it."""
         text = f"({expression}) & ~({TEXT} {quoted(end.strip())} {TEXT})"
-        special = self._split.search(end)
-        if special is None:
+        found = self.first_special(end)
+        if found is None:
             return self.rule(self.terminal(f"({text}) {quoted(end)}"), "[lazy]")
-        if special.end() < len(end):
-            raise NoGrammar
-        return f"{self.terminal(f'({text}) {quoted(end[: special.start()])}')} <[{self._special[special[0]]}]>"
+        before, token, after = found
+        return f"{self.terminal(f'({text}) {quoted(before)}')} {self.literal(token + after)}"
 
     def sequence(self, parts: "tuple[Part, ...]") -> str:
         """Parts in their order; once for each tool, where they speak of one."""

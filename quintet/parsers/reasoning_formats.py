@@ -2,6 +2,7 @@
 
 from quintet.parsers.formats import ReasoningParser
 from quintet.parsers.tool_formats import COHERE_DROPS, HARMONY_DROPS
+from quintet.parsers.xml_formats import KIMI_DROPS
 
 REASONING_FORMATS = {
     "openai_gptoss": ReasoningParser(
@@ -13,6 +14,33 @@ REASONING_FORMATS = {
         aliases=("gpt_oss",),
         models="gpt-oss",
         signs=(("<|channel|>", "analysis"),),
+    ),
+    "kimi_k3": ReasoningParser(
+        ("<|open|>think<|sep|>",),
+        ("<|close|>think<|sep|>",),
+        drops=KIMI_DROPS,
+        models="Kimi-K3",
+        signs=(("<|open|>", "<|sep|>", "<|close|>"),),
+    ),
+    "solar_open2": ReasoningParser(
+        ("<|think:start|>",),
+        ("<|think:end|>",),
+        until=("<|tool_call:start|>",),
+        models="Solar Open2",
+        signs=(("<|think:start|>",),),
+    ),
+    "minimax_m3": ReasoningParser(
+        ("<mm:think>",),
+        ("</mm:think>",),
+        models="MiniMax-M3",
+        signs=(("<mm:think>",),),
+    ),
+    "hy_v3": ReasoningParser(
+        ("<think:opensource>", "<think>"),
+        ("</think:opensource>", "</think>"),
+        aliases=("hy_v4",),
+        models="Hunyuan Hy3, Hy4",
+        signs=(("<tool_sep", "<think"),),
     ),
     "gemma4": ReasoningParser(
         ("<|channel>thought",),
@@ -96,7 +124,18 @@ REASONING_FORMATS = {
     "qwen3": ReasoningParser(
         ("<think>",),
         ("</think>",),
-        aliases=("think", "glm45", "glm47", "deepseek_v3", "deepseek_v31", "deepseek_v4", "holo2", "mimo"),
+        aliases=(
+            "think",
+            "glm45",
+            "glm47",
+            "deepseek_v3",
+            "deepseek_v31",
+            "deepseek_v4",
+            "holo2",
+            "mimo",
+            "poolside_v1",
+            "minicpm5",
+        ),
         models="Qwen3, GLM-4.5, DeepSeek-V3.1, SmolLM3, any that writes <think> itself",
         signs=(("<think>", "</think>"),),
     ),

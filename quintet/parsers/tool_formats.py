@@ -1,8 +1,6 @@
 """How each family of models writes its tool calls, as its chat template and documentation say."""
 
-from quintet.parsers.fields import Fields
-from quintet.parsers.formats import Block, ToolParser, block, short_id
-from quintet.parsers.schema import ANY, TEXT
+from quintet.parsers.formats import ToolParser, block, short_id
 from quintet.parsers.shapes import (
     NAME,
     Arguments,
@@ -13,6 +11,7 @@ from quintet.parsers.shapes import (
     maybe,
 )
 from quintet.parsers.values import PYTHON, gemma
+from quintet.parsers.xml_formats import XML_FORMATS
 
 CALL, ARGUMENTS = Call(), Arguments()
 STRICT = Call(strict=True)
@@ -20,17 +19,6 @@ PARAMETERS = Call(arguments="parameters")
 CALLS = many(CALL, between=", ")
 STRICT_CALLS = many(STRICT, between=", ")
 PYTHON_CALLS = many(NAME, Arguments(PYTHON), between=", ")
-QWEN_FIELDS = Fields("<parameter=", {">\n": None}, "\n</parameter>", "</function>")
-SEED_FIELDS = Fields("<parameter=", {">": None}, "</parameter>", "</function>")
-GLM_FIELDS = Fields("<arg_key>", {"</arg_key>": None}, "</arg_value>", "</tool_call>", value="\n<arg_value>")
-INVOKE_FIELDS = Fields('<parameter name="', {'">': None}, "</parameter>", "</invoke>")
-STEP_FIELDS = Fields('<steptml:parameter name="', {'">': None}, "</steptml:parameter>", "</steptml:invoke>")
-DSML_FIELDS = Fields(
-    '<｜DSML｜parameter name="',
-    {'" string="true">': TEXT, '" string="false">': ANY},
-    "</｜DSML｜parameter>",
-    "</｜DSML｜invoke>",
-)
 MISTRAL_ID = Word("id", "/[a-zA-Z0-9]{9}/")
 FUNCTIONS = maybe("functions.", written=True)
 CHANNEL = Word(pattern='"commentary"')
@@ -53,12 +41,6 @@ HARMONY_DROPS = (
 )
 
 
-def dsml(name: str) -> Block:
-    """DeepSeek's markup, in an element of that name."""
-    invoke = many('<｜DSML｜invoke name="', NAME, '">\n', DSML_FIELDS, between="\n")
-    return block(f"<｜DSML｜{name}>\n", invoke, f"\n</｜DSML｜{name}>")
-
-
 def kimi_id(name: str, position: int) -> str:
     """As Kimi's template writes it."""
     return f"functions.{name}:{position}"
@@ -66,78 +48,7 @@ def kimi_id(name: str, position: int) -> str:
 
 # The more telling a parser's signs, the earlier it stands.
 TOOL_FORMATS = {
-    "qwen3_coder": ToolParser(
-        (
-            block("<tool_call>\n", "<function=", NAME, ">\n", QWEN_FIELDS, "\n</tool_call>"),
-            block("<function=", NAME, ">\n", QWEN_FIELDS, maybe("\n</tool_call>")),
-        ),
-        again="\n",
-        aliases=("qwen3_xml", "mimo", "step3p5"),
-        models="Qwen3-Coder, Qwen3.5, Nemotron 3, MiMo, Step-3.5",
-        shape="XML parameters",
-        signs=(("<function=", "<parameter=", "<tool_call>"),),
-    ),
-    "seed_oss": ToolParser(
-        (block("<seed:tool_call>\n", "<function=", NAME, ">\n", SEED_FIELDS, "\n</seed:tool_call>"),),
-        again="\n",
-        models="Seed-OSS",
-        shape="XML parameters",
-        signs=(("<seed:tool_call>",),),
-    ),
-    "glm45": ToolParser(
-        (block("<tool_call>", NAME, "\n", GLM_FIELDS),),
-        again="\n",
-        aliases=("glm47",),
-        models="GLM-4.5, GLM-4.6, GLM-4.7",
-        shape="XML parameters",
-        signs=(("<arg_key>", "<arg_value>"),),
-    ),
-    "minimax_m2": ToolParser(
-        (
-            block(
-                "<minimax:tool_call>\n",
-                many('<invoke name="', NAME, '">\n', INVOKE_FIELDS, between="\n"),
-                "\n</minimax:tool_call>",
-            ),
-        ),
-        models="MiniMax-M2",
-        shape="XML parameters",
-        signs=(("<minimax:tool_call>",),),
-    ),
-    "step3": ToolParser(
-        (
-            block(
-                "<｜tool_calls_begin｜>\n",
-                many(
-                    "<｜tool_call_begin｜>",
-                    maybe("function", "<｜tool_sep｜>", written=True),
-                    '<steptml:invoke name="',
-                    NAME,
-                    '">\n',
-                    STEP_FIELDS,
-                    "<｜tool_call_end｜>",
-                    maybe("<｜tool_sep｜>", written=False),
-                    between="\n",
-                ),
-                "\n<｜tool_calls_end｜>",
-            ),
-        ),
-        models="Step3",
-        shape="XML parameters",
-        signs=(("<steptml:invoke",), ("<｜tool_calls_begin｜>",)),
-    ),
-    "deepseek_v32": ToolParser(
-        (dsml("function_calls"),),
-        models="DeepSeek-V3.2",
-        shape="XML parameters",
-        signs=(("｜DSML｜function_calls",),),
-    ),
-    "deepseek_v4": ToolParser(
-        (dsml("tool_calls"),),
-        models="DeepSeek-V4",
-        shape="XML parameters",
-        signs=(("｜DSML｜tool_calls",),),
-    ),
+    **XML_FORMATS,
     "deepseek_v3": ToolParser(
         (
             block(

@@ -70,7 +70,7 @@ class Words:
 
 def test_a_word_of_an_unknown_decoder_comes_out_with_its_token() -> None:
     words: Any = Words()
-    decoder = WindowDecoder(words, False, [0])
+    decoder = WindowDecoder(words, frozenset(), [0])
     assert [decoder.step(each) for each in (1, 2, 3, 4, 0, 1)] == [" upon", "", "é", "", "once", " upon"]
     assert decoder.finish() == ""
 
@@ -286,3 +286,13 @@ def test_special_tokens_stand_close_where_that_is_asked_for(kind, all_kinds):
     assert (text != spaced) == (kind == "word_piece")  # whose decoder writes a space before every token
     hidden = SamplingParams(spaces_between_special_tokens=False)
     assert stream(tokenizer, ids, hidden) == stream(tokenizer, ids)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_tokens_that_are_kept_stay_and_others_go(all_kinds, kind):
+    tokenizer = all_kinds[kind]
+    kept, other = sorted(tokenizer.special_ids)[:2]
+    ids = [kept, *tokenizer.encode("ab", add_special_tokens=False), other, kept]
+    text = "".join(stream(tokenizer, ids, SamplingParams(keep_special_tokens=[kept])))
+    names = [tokenizer.backend.id_to_token(each) for each in (kept, other)]
+    assert text.count(names[0]) == 2 and names[1] not in text and "ab" in text

@@ -39,6 +39,7 @@ BAD = {
     "logprob_token_ids": [[], [-1], [True], [1.5], "5", 5, list(range(129)), [2**31]],
     "detokenize": [1, None],
     "skip_special_tokens": ["no", 0],
+    "keep_special_tokens": [[-1], 5, "12", list(range(1025))],
     "spaces_between_special_tokens": ["no", 0, None],
     "include_stop_str_in_output": [1, "yes"],
     "output_kind": ["DELTA", 1, None],

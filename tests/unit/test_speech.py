@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from quintet.engine.speech import Listening, Parsers, Speech, needs_special
+from quintet.engine.speech import Listening, Parsers, Speech, marker_ids
 from quintet.engine.tools import MAX_TOOLS, read_tools
 from quintet.parsers import REASONING_PARSERS, TOOL_PARSERS, Tool
 from quintet.sampling_params import ParameterError
@@ -71,10 +71,11 @@ def test_the_family_settles_which_of_several_formats_it_is() -> None:
     assert found == {family: TOOL_PARSERS.get(family) for family in found}
 
 
-def test_special_tokens_are_asked_for_where_a_marker_is_one() -> None:
-    assert not needs_special(LISTENING, bundled_tokenizer())  # <tool_call> and <think> are tokens like others there
-    within = REASONING_PARSERS.get("openai_gptoss")  # "<|end|>"
-    assert needs_special(Listening(None, within), bundled_tokenizer())
+def test_of_special_tokens_markers_alone_are_asked_for() -> None:
+    bundled = bundled_tokenizer()
+    assert marker_ids(LISTENING, bundled) == []  # <tool_call> and <think> are tokens like others there
+    within = REASONING_PARSERS.get("openai_gptoss")
+    assert marker_ids(Listening(None, within), bundled) == [bundled.added["<|end|>"]] != sorted(bundled.special_ids)
 
 
 def test_allowed_tools_are_bounded_and_looked_up() -> None:

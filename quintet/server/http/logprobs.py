@@ -47,8 +47,8 @@ class Writer:
         self._named = params.logprob_token_ids or ()
         self._streamed = params.output_kind is RequestOutputKind.DELTA
         self._most = -1 if params.logprobs is None else params.logprobs  # of the likeliest tokens; -1 is all
-        skip = tokenizer is not None and params.skip_special_tokens
-        self._hidden = tokenizer.special_ids if tokenizer is not None and skip else frozenset()
+        special = frozenset[int]() if tokenizer is None else tokenizer.special_ids
+        self._hidden = special.difference(params.keep_special_tokens) if params.skip_special_tokens else frozenset()
 
     async def chat(self, ids: Sequence[int], logprobs: Sequence[LogprobsAt]) -> list[bytes]:
         """To be listed(): a TokenLogprob for each token."""

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from quintet.engine.prompts import Prompt
-from quintet.engine.speech import Listening, needs_special
+from quintet.engine.speech import Listening, marker_ids
 from quintet.engine.tools import Manner, Wanted, around, forced_grammar, kept_apart, listening, strict_grammar
 from quintet.sampling_params import ParameterError, SamplingParams
 from quintet.server.http.prompts import need_tokenizer
@@ -45,8 +45,7 @@ async def listen(
         grammar = await shape(service, params, {"grammar": calls}, "tools")
     if how.reasoning is not None and not isinstance(thoughts := service.thoughts, str):
         how = replace(how, marks=thoughts.marks, begun=thoughts.begun(prompt.token_ids))
-    if needs_special(how, need_tokenizer(service)):
-        params.skip_special_tokens = False
+    params.keep_special_tokens = marker_ids(how, need_tokenizer(service))
     return how, grammar
 
 

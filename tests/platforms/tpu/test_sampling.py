@@ -255,6 +255,9 @@ class Mirror:
         mirror = random.Random(seed)
         self.requests = [random_request(self.rng, str(i)) for i in range(12)]
         self.mirrors = [random_request(mirror, str(i)) for i in range(12)]
+        for number in range(3):  # some name tokens, each a number of their own
+            for each in (self.requests[number], self.mirrors[number]):
+                each.params.logprob_token_ids = list(range(5, 6 + number))
         self.host = Sampler(bound(HOST), HostDevice(), VOCAB, logprobs_mode=mode)
         self.sampler = Sampler(bound("jax"), device, VOCAB, logprobs_mode=mode, sizes=SIZES)
 
@@ -277,9 +280,12 @@ class Mirror:
                 r.token_ids.append(token)
         assert (logprobs is None) == (wanted_logprobs is None)
         if logprobs is not None:
-            ids, values, ranks = (self.device.to_host(x)()[:count] for x in logprobs)
+            ids, values, ranks = (self.device.to_host(x)()[:count] for x in logprobs[:3])
             num = wanted_logprobs.token_ids.shape[1]
             self.compare((ids[:, :num], values[:, :num], ranks), wanted_logprobs)
+            for ours, theirs_named in zip(logprobs.named, wanted_logprobs.named, strict=True):
+                found = self.device.to_host(ours)()[:count]
+                torch.testing.assert_close(found, theirs_named, rtol=1e-5, atol=1e-4)
         return self.device.to_host(tokens)()[:count].tolist(), wanted.tolist()
 
     def compare(self, found: Any, wanted: Any) -> None:
@@ -322,7 +328,7 @@ def score(mirror: Mirror, size: int) -> None:
     found = mirror.sampler.prompt_logprobs(mirror.upload(logits, size), own, wanted, num)
     theirs = mirror.host.prompt_logprobs(logits, own, wanted, num)
     columns = theirs.token_ids.shape[1]
-    ids, values, ranks = (mirror.device.to_host(x)() for x in found)
+    ids, values, ranks = (mirror.device.to_host(x)() for x in found[:3])
     mirror.compare((ids[:, :columns], values[:, :columns], ranks), theirs)
 
 

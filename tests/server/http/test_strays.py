@@ -1,10 +1,12 @@
 """Fields that nobody knows are left out and named; under --strict-requests they are refused."""
 
+import asyncio
 import logging
 from typing import Any
 
 import openai
 import pytest
+from starlette.requests import Request
 
 from quintet.server.http.strays import HEADER, Notices, Strays
 from tests.server.fakes import FakeBackend
@@ -125,6 +127,32 @@ def test_a_caller_that_makes_up_names_fills_no_log(caplog: pytest.LogCaptureFixt
             notices.tell("/v1/completions", strays)
     assert len(caplog.records) <= 256
     assert "further ones are not told" in caplog.records[-1].getMessage()
+
+
+async def test_behind_an_operators_middleware_it_is_named_all_the_same() -> None:
+    """Which runs the routes in a task of its own."""
+    async with client(middleware=("tests.server.http.test_strays.passes_on",)) as http:
+        answer = await http.post("/v1/completions", json={"prompt": "x", "zzzz": 1})
+        assert (answer.status_code, answer.headers[HEADER]) == (200, "zzzz")
+
+
+async def passes_on(request: Request, call_next: Any) -> Any:
+    return await call_next(request)
+
+
+async def test_long_bodies_are_read_beside_the_loop_and_named_as_well() -> None:
+    body = {"prompt": "x", "zzzz": "y" * 200_000}
+    async with client() as http:
+        assert (await http.post("/v1/completions", json=body)).headers[HEADER] == "zzzz"
+        long = {"messages": [{"role": "user", "content": "a " * 1200, "zzzz": 1}], "max_tokens": 1}
+        assert (await http.post("/v1/chat/completions", json=long)).headers[HEADER] == "messages[0].zzzz"
+
+
+async def test_requests_at_once_have_each_their_own() -> None:
+    async with client() as http:
+        asked = [http.post("/v1/completions", json={"prompt": "x", f"zzzz{each}": 1}) for each in range(20)]
+        answers = await asyncio.gather(*asked)
+    assert [each.headers[HEADER] for each in answers] == [f"zzzz{each}" for each in range(20)]
 
 
 async def test_a_stream_has_the_header_too() -> None:

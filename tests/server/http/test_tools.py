@@ -221,8 +221,16 @@ def test_each_of_several_answers_has_its_own_calls(server: Server) -> None:
 
 
 def test_a_call_that_is_cut_off_is_no_reason_to_act(server: Server) -> None:
-    answer = choice(chat(server, PARIS, tools=[WEATHER], max_tokens=14))
-    assert answer["finish_reason"] == "length"
+    answers = [choice(chat(server, PARIS, tools=[WEATHER], max_tokens=size)) for size in range(8, 15)]
+    assert {each["finish_reason"] for each in answers} == {"length"}
+    cut = (each for each in answers if "tool_calls" in each["message"])
+    answer = next(each for each in cut if "}" not in each["message"]["tool_calls"][0]["function"]["arguments"])
+    [call] = answer["message"]["tool_calls"]
+    assert '{"city": "Paris"}'.startswith(call["function"]["arguments"])
+    back = [*PARIS, answer["message"], {"role": "tool", "tool_call_id": call["id"], "content": "rain"}]
+    error = chat(server, back, tools=[WEATHER]).json()["error"]
+    assert error["param"] == "messages[1].tool_calls[0].function.arguments"
+    assert "leave out a call that was cut off" in error["message"]
 
 
 @pytest.mark.parametrize(("fields", "blamed", "why"), REFUSED)

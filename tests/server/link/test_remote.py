@@ -213,3 +213,13 @@ async def test_the_engines_settings_hold_for_requests_of_every_api_process(engin
     assert [list(each.outputs[0].token_ids) for each in outputs] == [[0], [1, 2, 3]]
     assert served(null_client(scheduling_policy="priority", stream_interval=5).prepared).by_priority
     assert served(null_client(stream_interval=5).prepared).stream_interval == 5
+
+
+def test_parameters_reach_the_engine_as_they_are() -> None:
+    params = SamplingParams(
+        repetition_detection={"max_pattern_size": 4, "min_count": 3}, stream_interval=2, logprob_token_ids=[3, 1],
+        logit_bias={1: 2.0}, extra_args={"a": [1]}, truncation_side="right",
+    )  # fmt: skip
+    sent = wire.Submit(0, params, frozenset([2]), (), 0, "", None, [])
+    heard = wire.decode_to_engine(wire.encode(sent))
+    assert isinstance(heard, wire.Submit) and heard.params == params

@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import openai
 import pytest
 from openai import pydantic_function_tool
 from openai.types.responses import ResponseFunctionToolCall
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from tests.helpers.serving import PATIENCE, Server
 
@@ -229,8 +229,8 @@ class Place(BaseModel):
 
 
 class Pet(BaseModel):
-    name: str
-    legs: int
+    name: str = Field(max_length=12)
+    legs: Literal[2, 4]
 
 
 def test_the_client_parses_calls_and_answers(ai: openai.OpenAI) -> None:
@@ -250,6 +250,21 @@ def test_the_client_parses_calls_and_answers(ai: openai.OpenAI) -> None:
         assert isinstance(events.get_final_response().output_parsed, Pet)
 
 
+def test_an_agent_calls_and_its_last_word_has_a_type(ai: openai.OpenAI) -> None:
+    """Tools and a shape in one request, as agents send them: a call first, then an answer in shape."""
+    fields: dict[str, Any] = {
+        "model": "bundled", "tools": [pydantic_function_tool(Place, name="get_weather")], "text_format": Pet,
+        "temperature": 0, "max_output_tokens": 200,
+    }  # fmt: skip
+    first = ai.responses.parse(input=PARIS, **fields)
+    call = call_of(first)
+    assert first.output_parsed is None and json.loads(call.arguments) == {"city": "Paris"}
+    last = ai.responses.parse(input=[result(call)], previous_response_id=first.id, tool_choice="none", **fields)
+    assert isinstance(last.output_parsed, Pet)
+    with ai.responses.stream(input=PARIS, **fields) as events:
+        assert bare(events.get_final_response()) == bare(first)
+
+
 CALL: dict[str, Any] = {"type": "function_call", "call_id": "call_1", "name": "f", "arguments": "{}"}
 OUT: dict[str, Any] = {"type": "function_call_output", "call_id": "call_1", "output": "1"}
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
@@ -261,7 +276,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [ADD, ADD]}, "tools", "twice"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type", "function_call_output"),
     ({"tools": [{"type": "web_search_preview_2025_03_11"}]}, "tools[0].type", "function_call_output"),
-    ({"tools": [{"type": "mcp", "server_label": "a"}]}, "tools[0].type", "MCP"),
+    ({"tools": [{"type": "mcp", "server_label": "a"}]}, "tools[0].server_label", "--tool-server"),
     ({"tools": [{"type": "custom", "name": "a"}]}, "tools[0].type", "one argument"),
     ({"tools": [{"type": "functions"}]}, "tools[0].type", "'function'"),
     ({"tools": [{**ADD, "defer_loading": True}]}, "tools[0].defer_loading", "leave it out"),
@@ -273,6 +288,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": "required"}, "tool_choice", "no tools"),
     ({"tools": [{**ADD, "parameters": {"properties": {"a": {"not": {}}}}}], "tool_choice": "required"},
      "tools[0].parameters", "not"),
+    ({"tools": [{**ADD, "parameters": {"properties": {"a": {"not": {}}}}}],
+      "text": {"format": {"type": "json_object"}}}, "tools[0].parameters", "not"),
     ({"input": [OUT]}, "input[0].call_id", "'call_1'"),
     ({"input": [OUT, CALL]}, "input[0].call_id", "before"),
     ({"input": [{**CALL, "arguments": {}}]}, "input[0].arguments", "an object"),

@@ -152,6 +152,10 @@ def test_a_call_ends_a_thought_where_the_model_does_so() -> None:
 
 
 THOUGHTS = {
+    "kimi_k3": "<|open|>think<|sep|>hm<|close|>think<|sep|><|open|>response<|sep|>yes<|close|>response<|sep|>",
+    "solar_open2": "<|think:start|>hm<|think:end|>yes",
+    "minimax_m3": "<mm:think>hm</mm:think>yes",
+    "hy_v3": "<think:opensource>hm</think:opensource>yes",
     "hunyuan_a13b": "<think>\nhm\n</think>\n<answer>\nyes\n</answer>",
     "ernie45": "hm\n</think>\n\n<response>\nyes\n</response>\n",
     "granite": "Here is my thought process:\nhm\n\nHere is my response:\nyes",
@@ -202,6 +206,21 @@ def test_an_id_is_made_as_the_models_template_wants_it() -> None:
     assert TOOL_PARSERS.get("mistral").call_id("f", 0).isalnum()
     assert TOOL_PARSERS.get("kimi_k2").call_id("f", 3) == "functions.f:3"
     assert len({HERMES.call_id("f", 0) for _ in range(10)}) == 10
+
+
+def test_a_value_in_cdata_may_hold_its_own_marker() -> None:
+    text = (
+        '<function name="f"><param name="a"><![CDATA[x </param> ]] > y]]></param><param name="b">z</param></function>'
+    )
+    expected = (ToolCall("f", '{"a": "x </param> ]] > y", "b": "z"}'),)
+    assert parse(text, TOOL_PARSERS.get("minicpm5")).calls == expected
+    assert whole(Splitter(TOOL_PARSERS.get("minicpm5")), text).calls == expected
+
+
+def test_markers_of_a_checkpoint_may_have_a_suffix() -> None:
+    for mark in ("", ":opensource"):
+        text = f"<tool_calls{mark}><tool_call{mark}>f<tool_sep{mark}></tool_call{mark}></tool_calls{mark}>"
+        assert parse(text, TOOL_PARSERS.get("hy_v3")) == Parsed(calls=(ToolCall("f", "{}"),))
 
 
 def test_sizes_are_bounded() -> None:

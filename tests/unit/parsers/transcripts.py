@@ -54,6 +54,15 @@ def fields(form: str, between: str = "\n") -> Callable[[dict[str, Any]], str]:
     )
 
 
+def k3(arguments: dict[str, Any]) -> str:
+    """Each with its type, as Kimi-K3's template tags it."""
+    names = {str: "string", int: "number", float: "number", bool: "boolean", dict: "object", list: "array"}
+    return "".join(
+        f'<|open|>argument key="{key}" type="{names[type(value)]}"<|sep|>{plain(value)}<|close|>argument<|sep|>'
+        for key, value in arguments.items()
+    )
+
+
 def python(name: str, arguments: dict[str, Any]) -> str:
     return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
 
@@ -75,6 +84,10 @@ GLM = fields("<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>")
 INVOKE = fields('<parameter name="{key}">{value}</parameter>')
 STEP = fields('<steptml:parameter name="{key}">{value}</steptml:parameter>')
 DSML = fields('<｜DSML｜parameter name="{key}" string="{text}">{value}</｜DSML｜parameter>')
+HY3 = fields("<arg_key:opensource>{key}</arg_key:opensource>\n<arg_value:opensource>{value}</arg_value:opensource>")
+HY4 = fields("<arg_key:opensource>{key}</arg_key:opensource><arg_value:opensource>{value}</arg_value:opensource>", "")
+SOLAR = fields("<|tool_arg:start|>{key}<|tool_arg:value|>{value}<|tool_arg:end|>")
+PARAM = fields('<param name="{key}">{value}</param>', "")
 LISTED = {"between": ", "}
 
 WRITERS: dict[str, Callable[[list[Asked]], str]] = {
@@ -110,6 +123,35 @@ WRITERS: dict[str, Callable[[list[Asked]], str]] = {
     "qwen3_coder": each(lambda n, a: f"<tool_call>\n<function={n}>\n{QWEN(a)}</function>\n</tool_call>"),
     "seed_oss": each(lambda n, a: f"<seed:tool_call>\n<function={n}>\n{SEED(a)}</function>\n</seed:tool_call>"),
     "glm45": each(lambda n, a: f"<tool_call>{n}\n{GLM(a)}</tool_call>"),
+    # zai-org/GLM-4.7, chat_template.jinja
+    "glm47": each(
+        lambda n, a: (
+            f"<tool_call>{n}"
+            + "".join(f"<arg_key>{k}</arg_key><arg_value>{plain(v)}</arg_value>" for k, v in a.items())
+            + "</tool_call>"
+        ),
+        between="",
+    ),
+    # vLLM's tests of hy_v3, hy_v4, solar_open2 and minicpm5, and what its parser of kimi_k3 says of the template
+    "hy_v3": each(
+        lambda n, a: f"<tool_call:opensource>{n}<tool_sep:opensource>\n{HY3(a)}</tool_call:opensource>",
+        around=("<tool_calls:opensource>\n", "\n</tool_calls:opensource>"),
+    ),
+    "hy_v4": each(
+        lambda n, a: f"<tool_call:opensource>{n}{HY4(a)}</tool_call:opensource>",
+        between="",
+        around=("<tool_calls:opensource>", "</tool_calls:opensource>"),
+    ),
+    "solar_open2": each(lambda n, a: f"<|tool_call:start|>{n}\n{SOLAR(a)}<|tool_call:end|>"),
+    "kimi_k3": lambda calls: (
+        "<|open|>tools<|sep|>"
+        + "".join(
+            f'<|open|>call tool="{n}" index="{at}"<|sep|>{k3(a)}<|close|>call<|sep|>'
+            for at, (n, a) in enumerate(calls, 1)
+        )
+        + "<|close|>tools<|sep|>"
+    ),
+    "minicpm5": each(lambda n, a: f'<function name="{n}">{PARAM(a)}</function>'),
     "minimax_m2": each(
         lambda n, a: f'<invoke name="{n}">\n{INVOKE(a)}</invoke>',
         around=("<minimax:tool_call>\n", "\n</minimax:tool_call>"),

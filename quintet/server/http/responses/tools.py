@@ -81,10 +81,12 @@ def template_fields(
 
 
 async def blamed(service: Service, wanted: Wanted, places: Mapping[str, int], error: ApiError) -> ApiError:
-    """The error of calls that cannot be forced, or a better one: of the first tool whose parameters are the reason.
-
-    `places` says where a tool stands in the request.
+    """The error of calls or shapes that cannot be held to, with the name that the field has here, or a better one: of
+    the first tool whose parameters are the reason. `places` says where a tool stands in the request.
     """
+    if error.param == "response_format":
+        said = "text.format" + error.message.removeprefix("response_format")
+        return ApiError(error.status, said, param="text.format", code=error.code)
     if error.param == "tools":
         for tool in wanted.tools:
             where = f"tools[{places[tool.name]}].parameters"
