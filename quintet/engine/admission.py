@@ -87,7 +87,7 @@ class Admission:
         stop_ids = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self.eos_ids)
         bad_words = self._bad_words(params)
         _check_drawable(params, stop_ids, bad_words, self.bounds.vocab_size)
-        shared = _Shared(params, stop_ids, bad_words, priority, grammar, self._bounded(params))
+        shared = _Shared(params, stop_ids, bad_words, priority, grammar, self._bounded(params, bad_words))
         return [self._admit(request_id, prompt, shared) for request_id, prompt in prompts]
 
     def _admit(self, request_id: str, prompt: Prompt, shared: "_Shared") -> list[Admitted]:
@@ -139,15 +139,17 @@ class Admission:
             raise ParameterError("structured_outputs", "were not tried before; that is for the caller to do")
         return self.grammars.admit(wanted)
 
-    def _bounded(self, params: SamplingParams) -> Thoughts | None:
+    def _bounded(self, params: SamplingParams, bad_words: Sequence[tuple[int, ...]]) -> Thoughts | None:
         """How thoughts are marked that must not become too long."""
         if params.thinking_token_budget is None:
             return None
         thoughts = self.thoughts()
         if isinstance(thoughts, str):
             raise ParameterError("thinking_token_budget", f"cannot be served: {thoughts}")
-        if params.allowed_token_ids and not set(thoughts.marks.forced) <= set(params.allowed_token_ids):
-            raise ParameterError("thinking_token_budget", "ends a thought by tokens that allowed_token_ids leave out")
+        forced, banned = set(thoughts.marks.forced), {word[0] for word in bad_words if len(word) == 1}
+        if forced & banned or not forced <= set(params.allowed_token_ids or forced):
+            why = "ends a thought by tokens that allowed_token_ids or bad_words leave out; let them be said"
+            raise ParameterError("thinking_token_budget", why)
         return thoughts
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from quintet.config import option, settle
 from quintet.server.hosts import allowed_host
-from quintet.values import Parse, count, one_of, optional, several, text, truth
+from quintet.values import Parse, count, json_object, one_of, optional, several, text, truth
 
 PORT = 8000
 
@@ -69,6 +69,10 @@ class ServerConfig:
     chat_template: str | None = option(
         None, optional(text), "Jinja file, or text, instead of the model's own chat template", group="server"
     )
+    default_chat_template_kwargs: dict[str, Any] | None = option(
+        None, optional(json_object), 'variables for the chat template that a request does not set, such as '
+        '{"enable_thinking": false}', group="server",
+    )  # fmt: skip
     tool_call_parser: str | None = option(
         None, optional(text), "how the model writes calls (docs/tools.md has the names); found by its chat template if "
         "not given, none: calls are text", group="server", metavar="NAME",

@@ -95,6 +95,25 @@ def test_a_shape_stands_behind_what_is_thought() -> None:
     assert "carry" in greedy.reasoning and greedy.content.isdigit()
 
 
+def test_hot_answers_of_a_model_without_weights_have_their_shape_behind_a_thought() -> None:
+    """It says anything that it may: thoughts are cut by their budget, and what follows is valid."""
+    bare = {"disable_any_whitespace": True}
+    wild = LLM(BUNDLED, device="null", load_format="dummy", use_tqdm=False, num_pages=200, max_model_len=512,
+               structured_outputs_config=bare)  # fmt: skip
+    parts = {"a": {"type": "string", "maxLength": 5}, "b": {"enum": [1, None]}}
+    schema = {"type": "object", "properties": parts, "required": ["a", "b"], "additionalProperties": False}
+    thought = 0
+    for seed in range(30):
+        params = SamplingParams(temperature=1.5, seed=seed, max_tokens=120, structured_outputs={"json": schema},
+                                thinking_token_budget=seed % 10)  # fmt: skip
+        (output,) = wild.chat(SUM, params, use_tqdm=False, chat_template_kwargs=THINK)
+        answer = output.outputs[0]
+        thought += "<think>" in answer.text
+        if answer.finish_reason == "stop":
+            assert set(json.loads(answer.content)) == {"a", "b"} and "think>" not in answer.reasoning
+    assert 5 < thought < 30
+
+
 def test_two_calls_and_the_first_alone() -> None:
     both = [{"role": "user", "content": "What is the weather in Rome and Berlin?"}]
     arguments = [[each.arguments for each in chat(both, tools=TOOLS, parallel_tool_calls=many)[0].tool_calls]

@@ -1,5 +1,6 @@
 """`quintet serve` as it is called: flags, a config file, keys, TLS, limits on what a connection may send."""
 
+import json
 import os
 import resource
 import socket
@@ -71,6 +72,14 @@ def test_a_wrong_config_file_is_refused_by_name(tmp_path: Path, text: str, said:
     file.write_text(text)
     with pytest.raises(ValueError, match=said):
         read_config_file(str(file))
+
+
+def test_a_reasoning_parser_may_be_named_as_vllm_names_it(tmp_path: Path) -> None:
+    """Within structured_outputs_config, with the file that registers it."""
+    plugin = tmp_path / "mine.py"
+    plugin.write_text("raise ValueError('it was run')")
+    config = json.dumps({"reasoning_parser": "mine", "reasoning_parser_plugin": str(plugin)})
+    assert "it was run" in refused("--structured-outputs-config", config)
 
 
 def test_settings_are_refused_before_anything_is_loaded() -> None:

@@ -179,8 +179,10 @@ def test_a_bound_that_cannot_be_kept_is_refused() -> None:
         SamplingParams(thinking_token_budget=1.5)
     with pytest.raises(ParameterError, match="from -1"):
         SamplingParams(thinking_token_budget=-2)
-    with pytest.raises(ParameterError, match="allowed_token_ids leave out"):
+    with pytest.raises(ParameterError, match="bad_words leave out"):
         run(bundled(), params(3, allowed_token_ids=[60, 61]))
+    with pytest.raises(ParameterError, match="bad_words leave out"):
+        run(bundled(), params(3, bad_words=["</think>"]))
     with pytest.raises(ParameterError, match="name a reasoning parser"):
         run(bundled(structured_outputs_config={"reasoning_parser": "none"}), params(3))
     with pytest.raises(ParameterError, match="as text and not as tokens"):

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from quintet.engine.chat import render_chats
 from quintet.engine.prompts import Prompt, parse_prompt
 from quintet.engine.strays import sift
+from quintet.engine.template import template_variables
 from quintet.engine.tokenizer import Tokenizer
 from quintet.sampling_params import ParameterError, SamplingParams
 from quintet.server.http.embeds import read_embeds
@@ -122,6 +123,13 @@ def template_text(service: Service) -> str:
     return service.chat_template or ("" if tokenizer is None else tokenizer.templates)
 
 
+def told_template(service: Service, given: Mapping[str, Any] | None, template: str) -> dict[str, Any] | None:
+    """The variables of a request, and those of the operator that it leaves open and this template reads."""
+    known = template_variables(template)
+    defaults = service.settings.default_chat_template_kwargs or {}
+    return {**{name: each for name, each in defaults.items() if name in known}, **(given or {})} or None
+
+
 def template_options(service: Service, body: TemplateFields) -> dict[str, Any]:
     """Fields of ChatOptions."""
     if body.chat_template is not None and not service.settings.trust_request_chat_template:
@@ -138,7 +146,9 @@ def template_options(service: Service, body: TemplateFields) -> dict[str, Any]:
         "tools": body.tools,
         "documents": body.documents,
         "chat_template": body.chat_template or service.chat_template,
-        "chat_template_kwargs": body.chat_template_kwargs,
+        "chat_template_kwargs": told_template(
+            service, body.chat_template_kwargs, body.chat_template or template_text(service)
+        ),
         "add_generation_prompt": body.add_generation_prompt is not False,
         "continue_final_message": bool(body.continue_final_message),
     }

@@ -142,6 +142,14 @@ NO_THOUGHT: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
+async def test_an_operator_may_set_what_requests_leave_open() -> None:
+    quiet = {"default_chat_template_kwargs": {"enable_thinking": False, "unread": 1}}
+    text, _ = await grammar({}, **quiet)
+    assert len(json.loads(text)["grammars"]) == 1
+    text, _ = await grammar({"thinking": True}, **quiet)
+    assert len(json.loads(text)["grammars"]) == 2
+
+
 @pytest.mark.parametrize("body", NO_THOUGHT)
 async def test_a_shape_begins_at_once_where_no_thought_can_come(body: dict[str, Any]) -> None:
     text, _ = await grammar(body)

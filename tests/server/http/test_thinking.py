@@ -206,6 +206,13 @@ def test_a_budget_of_nothing_thinks_nothing(server: Server) -> None:
     assert said["usage"]["completion_tokens_details"]["reasoning_tokens"] == 0
 
 
+def test_a_text_that_ends_in_a_thought_may_have_a_budget(server: Server) -> None:
+    asked = {"prompt": "<|user|>What is 12 + 30?<|end|><|assistant|><think>", "max_tokens": 60, "temperature": 0}
+    body = {**asked, "thinking_token_budget": 4, "skip_special_tokens": False, "return_token_ids": True}
+    told = httpx.post(server.url + "/v1/completions", json=body, timeout=PATIENCE).json()["choices"][0]
+    assert told["token_ids"].index(9) == 4 and "</think>" in told["text"]
+
+
 @pytest.mark.parametrize("effort", ["minimal", "low", "medium", "high", "xhigh"])
 def test_an_effort_lets_a_template_think(server: Server, effort: str) -> None:
     assert message(server, reasoning_effort=effort)["reasoning"]

@@ -10,7 +10,7 @@ from quintet.sampling_params import ParameterError, SamplingParams
 from quintet.server.http.anthropic.request import MessageBody, check_cache_control
 from quintet.server.http.anthropic.tools import for_template
 from quintet.server.http.errors import ApiError
-from quintet.server.http.prompts import beside, chat_prompt, template_text
+from quintet.server.http.prompts import beside, chat_prompt, template_text, told_template
 from quintet.server.http.protocol.chat import TemplateFields
 from quintet.server.http.service import Service
 
@@ -49,7 +49,7 @@ async def render(
     conversation = await beside(service, body.size, lambda: read_messages(body), "messages")
     template = template_text(service)
     told = variables(template, read_thinking(body.thinking, "thinking").on, (body.output_config or {}).get("effort"))
-    conversation = conversation._replace(thinks=may_think(template, told))
+    conversation = conversation._replace(thinks=may_think(template, told_template(service, told, template)))
     fields = TemplateFields.model_validate(
         {
             "continue_final_message": conversation.prefilled,

@@ -125,7 +125,7 @@ def _format(body: CreateMessage) -> tuple[Any, str]:
 def _params(service: Service, body: CreateMessage) -> SamplingParams:
     fields: dict[str, Any] = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
     fields["stop"] = body.stop_sequences
-    if service.parsers.reasoning is not None:  # else there are no thoughts that might be too long
+    if not isinstance(service.thoughts, str):  # clients must give one, also where nobody could keep it
         fields["thinking_token_budget"] = read_thinking(body.thinking, "thinking").budget
     fields["output_kind"] = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
     return checked_params(service, fields, {"stop": "stop_sequences", **_BUDGET})

@@ -13,7 +13,7 @@ from quintet.engine.tools import Manner, Wanted
 from quintet.sampling_params import ParameterError, RequestOutputKind, SamplingParams
 from quintet.server.http.calls import Ask
 from quintet.server.http.errors import ApiError
-from quintet.server.http.prompts import beside, chat_prompt, template_text
+from quintet.server.http.prompts import beside, chat_prompt, template_text, told_template
 from quintet.server.http.responses.items import read_input
 from quintet.server.http.responses.messages import Message, as_messages, count_calls
 from quintet.server.http.responses.references import References, without_logprobs
@@ -216,7 +216,8 @@ class _Conversation:
             salt,
         )
         self._fields = template_fields(service, body, functions)
-        self.thinks = may_think(template_text(service), self._fields.chat_template_kwargs)
+        template = template_text(service)
+        self.thinks = may_think(template, told_template(service, self._fields.chat_template_kwargs, template))
         limit = service.backend.served.max_model_len
         tokenizer = service.backend.tokenizer
         self._chars = None if tokenizer is None else tokenizer.max_chars_per_token

@@ -18,7 +18,7 @@ from quintet.server.http.bodies import read_body
 from quintet.server.http.calls import Ask, Call
 from quintet.server.http.logprobs import Writer, listed
 from quintet.server.http.openapi import documented
-from quintet.server.http.prompts import chat_prompt, template_text
+from quintet.server.http.prompts import chat_prompt, template_text, told_template
 from quintet.server.http.protocol.chat import (
     AnswerMessage,
     ChatChoice,
@@ -104,7 +104,7 @@ def _tell_template(service: Service, body: ChatRequest, params: SamplingParams) 
     template = body.chat_template or template_text(service)
     told = {**variables(template, thinks, effort), **(body.chat_template_kwargs or {})}
     body.chat_template_kwargs = told or None
-    return may_think(template, told)
+    return may_think(template, told_template(service, told, template))
 
 
 class _Answer:
