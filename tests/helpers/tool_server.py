@@ -1,7 +1,7 @@
 """A real MCP server, made with the `mcp` package: within the test's loop over HTTP, or as a command.
 
 python -m tests.helpers.tool_server stdio
-python -m tests.helpers.tool_server http [PORT]
+python -m tests.helpers.tool_server http [TOOL]
 """
 
 import asyncio
@@ -19,7 +19,8 @@ from mcp.server.mcpserver.exceptions import ToolError
 class Tools:
     """What its tools saw, and what they wait for."""
 
-    def __init__(self) -> None:
+    def __init__(self, only: str = "") -> None:
+        self.only = only
         self.calls: list[str] = []
         self.begun, self.ended, self.go_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
@@ -57,6 +58,9 @@ class Tools:
             """The process ends."""
             os._exit(3)
 
+        for name in ("add", "fail", "long", "wait", "die"):
+            if self.only not in ("", name):
+                made.remove_tool(name)
         return made
 
 
@@ -88,14 +92,15 @@ class Served:
         await self._task
 
 
-async def main(transport: str, port: int = 0) -> None:
+async def main(transport: str, only: str = "") -> None:
+    """`only`: the one tool that it has, if not all."""
     if transport == "stdio":
         await Tools().server().run_stdio_async()
         return
-    async with Served(Tools(), port=port) as there:
+    async with Served(Tools(only)) as there:
         print(there.url, flush=True)
         await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], *map(int, sys.argv[2:])))
+    asyncio.run(main(*sys.argv[1:]))

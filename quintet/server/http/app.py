@@ -29,6 +29,7 @@ from quintet.server.http.routes import (
     sleep,
     tokenizer_info,
     tokens,
+    tool_servers,
 )
 from quintet.server.http.service import Service
 from quintet.server.http.strays import HEADER as IGNORED
@@ -60,6 +61,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         load: settings.enable_server_load_tracking,
         tokenizer_info: settings.enable_tokenizer_info_endpoint,
         profile: bool(service.profiles),
+        tool_servers: bool(service.tool_servers),
     }
     for module, asked in asked_for.items():
         if asked:
@@ -67,7 +69,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
     app.include_router(responses)
     app.include_router(anthropic)
     if settings.playground:
-        app.include_router(page.router())
+        app.include_router(page.router(tool_servers=bool(service.tool_servers)))
 
 
 def _add_middleware(app: FastAPI, settings: ServerConfig) -> None:

@@ -24,6 +24,7 @@ ERRORS: Mapping[int, str] = {
     413: "The body is too large",
     415: "The body is no JSON, or packed in a way that is not taken here",
     421: "The server does not answer to this name",
+    424: "A tool server does not answer",
     429: "The server has enough to do; Retry-After says when to come again",
     500: "The server failed",
     503: "The server cannot serve now",

@@ -42,7 +42,8 @@ class Strays:
                 self._more += 1  # one that has a place already is counted, too
                 continue
             place = f"{where}.{name[:_NAME]}" if where else name[:_NAME]
-            self._met[quote(place, safe="[]$")] = _nearest(name, among)
+            match = _nearest(name, among)  # names of a template's variables may have any letters, too
+            self._met[quote(place, safe="[]$")] = match and quote(match[:_NAME])
 
     def told(self) -> str:
         """All of them in ASCII without line breaks, as a header takes it: never a value."""

@@ -4,6 +4,7 @@ import { models, storeKey } from "./api.js";
 import { Chat } from "./chat.js";
 import { byId } from "./dom.js";
 import { Panel } from "./panel.js";
+import { loadServed } from "./served.js";
 import { Settings } from "./settings.js";
 
 const WRONG_KEY = "The server does not know this key. It was started with another one (--api-key): ask for that.";
@@ -61,6 +62,7 @@ async function loadModels() {
     const names = await models();
     picker.replaceChildren(...names.map((name) => new Option(name, name)));
     picker.disabled = names.length === 0;
+    await loadServed();
   } catch (error) {
     refused(error);
   } finally {

@@ -1,6 +1,7 @@
 /** What a model calls: a card for each call, with its name and arguments, and what the reader answers to it. */
 
 import { h } from "./dom.js";
+import { runner } from "./served.js";
 
 const TEXTS = ["id", "name", "arguments"];
 
@@ -87,10 +88,23 @@ function card(call, place, asks) {
     const field = h("textarea", { name: `result-${place}`, rows: 2 });
     field.value = call.result ?? "";
     parts.push(h("label", {}, `Result of ${name}`, field));
+    const run = runner(call.name);
+    if (run) parts.push(allowing(name, async () => (field.value = await run(value))));
   } else if (call.result !== null) {
     parts.push(h("p", { class: "name" }, "Result"), block(call.result, `Result of ${name}`));
   }
   return h("div", { class: "call", role: "group", "aria-label": `Call of ${name}` }, ...parts);
+}
+
+/** A button that runs the call, which nothing else does. */
+function allowing(name, run) {
+  const made = h("button", { type: "button" }, `Run ${name}`);
+  made.addEventListener("click", async () => {
+    made.disabled = true;
+    await run();
+    made.disabled = false;
+  });
+  return made;
 }
 
 function block(text, label) {

@@ -1,6 +1,7 @@
 /** The form of parameters: what is left empty is not sent, so that the server's default holds. */
 
 import { byId } from "./dom.js";
+import { servedTools } from "./served.js";
 import { parseTools, wrongTools } from "./tools.js";
 
 const NUMBERS = [
@@ -51,7 +52,8 @@ export class Settings {
     const stop = this.#form.elements.stop.value.split("\n").filter((line) => line !== "").map(unescape);
     if (stop.length) fields.stop = stop;
     const tools = wrongTools(this.#form.elements.tools.value) ? [] : parseTools(this.#form.elements.tools.value);
-    if (tools.length) fields.tools = tools;
+    const all = [...tools, ...servedTools()];
+    if (all.length) fields.tools = all;
     if (this.probabilities) Object.assign(fields, { logprobs: true, top_logprobs: ALTERNATIVES });
     return fields;
   }

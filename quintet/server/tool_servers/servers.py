@@ -19,38 +19,38 @@ class ToolServers:
         if addresses:
             _need_client()
         limits = Limits(settings.tool_timeout, settings.max_tool_result_bytes)
-        self._all = [ToolServer(address, limits) for address in addresses]
+        self.all = [ToolServer(address, limits) for address in addresses]
 
     def __bool__(self) -> bool:
-        return bool(self._all)
+        return bool(self.all)
 
     @property
     def names(self) -> list[str]:
         """Of those that are known by one."""
-        return [each.name for each in self._all if each.name is not None]
+        return [each.name for each in self.all if each.name is not None]
 
     async def connect(self) -> None:
         """At the start, so that a server that is not there is not found out about by a user. Raises ValueError."""
         try:
-            await asyncio.gather(*(each.connect() for each in self._all))
+            await asyncio.gather(*(each.connect() for each in self.all))
         except Unavailable as error:
             raise ValueError(f"{error}; start it, or leave it out of --tool-server") from None
         twice = next((name for name in self.names if self.names.count(name) > 1), None)
         if twice is not None:
             raise ValueError(f"tool_server has two servers that call themselves {twice!r}; write NAME= before one")
-        for each in self._all:
+        for each in self.all:
             logger.info("tool server %s", each)
 
     async def named(self, name: str) -> ToolServer | None:
         """Looks after those that were not there yet, too: one may turn out to have that name."""
         if name not in self.names:
-            unknown = [each.connect() for each in self._all if each.name is None]
+            unknown = [each.connect() for each in self.all if each.name is None]
             await asyncio.gather(*unknown, return_exceptions=True)
-        return next((each for each in self._all if each.name == name), None)
+        return next((each for each in self.all if each.name == name), None)
 
     async def close(self) -> None:
         """All connections end, and the processes behind them."""
-        await asyncio.gather(*(each.close() for each in self._all), return_exceptions=True)
+        await asyncio.gather(*(each.close() for each in self.all), return_exceptions=True)
 
 
 def _need_client() -> None:

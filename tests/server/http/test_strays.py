@@ -129,6 +129,26 @@ def test_a_caller_that_makes_up_names_fills_no_log(caplog: pytest.LogCaptureFixt
     assert "further ones are not told" in caplog.records[-1].getMessage()
 
 
+async def test_names_of_a_template_are_told_in_ascii_as_well() -> None:
+    """Its variables are what a slip is compared with, and may have any letters."""
+    template = "{{ straße_nr }}{{ messages[0].content }}"
+    async with client(trust_request_chat_template=True) as http:
+        asked = chat(chat_template=template, chat_template_kwargs={"straße": 1}, max_tokens=1)
+        answer = await http.post("/v1/chat/completions", json=asked)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers[HEADER] == "chat_template_kwargs.stra%C3%9Fe (did you mean stra%C3%9Fe_nr?)"
+
+
+async def test_what_is_left_out_of_tools_counts_no_tokens() -> None:
+    async with client() as http:
+        counts = []
+        for more in ({}, {"zzzz": "secret"}):
+            tool = {**TOOL, "function": {**TOOL["function"], **more}}
+            answer = await http.post("/tokenize", json=chat(tools=[tool]))
+            counts.append(answer.json()["count"])
+    assert counts[0] == counts[1]
+
+
 async def test_behind_an_operators_middleware_it_is_named_all_the_same() -> None:
     """Which runs the routes in a task of its own."""
     async with client(middleware=("tests.server.http.test_strays.passes_on",)) as http:

@@ -24,9 +24,11 @@ class File(NamedTuple):
     tag: str
 
 
-def router(folder: Path = FOLDER) -> APIRouter:
-    """Of all files that the folder holds now."""
+def router(folder: Path = FOLDER, tool_servers: bool = False) -> APIRouter:
+    """Of all files that the folder holds now. `tool_servers`: the page may ask for their tools."""
     files = dict(_read(folder))
+    if tool_servers:
+        files["index.html"] = _told(files["index.html"])
     routes = APIRouter(include_in_schema=False)
 
     @routes.get("/")
@@ -40,13 +42,19 @@ def router(folder: Path = FOLDER) -> APIRouter:
     return routes
 
 
+def _told(index: File) -> File:
+    return _file(index.content.replace(b"<body>", b"<body data-tool-servers>"), index.kind)
+
+
+def _file(content: bytes, kind: str) -> File:
+    return File(content, kind, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+
+
 def _read(folder: Path) -> Iterator[tuple[str, File]]:
     for path in sorted(folder.rglob("*")):
         kind = _TYPES.get(path.suffix) or mimetypes.types_map.get(path.suffix)
         if path.is_file() and kind is not None and not path.name.startswith("."):
-            content = path.read_bytes()
-            tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-            yield path.relative_to(folder).as_posix(), File(content, kind, tag)
+            yield path.relative_to(folder).as_posix(), _file(path.read_bytes(), kind)
 
 
 def _give(files: dict[str, File], name: str, http: HttpRequest) -> Response:

@@ -7,6 +7,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from quintet.engine.tokenizer import Tokenizer
+from quintet.engine.tools import read_tools
 from quintet.server.http.answers import json_response, service_of
 from quintet.server.http.bodies import read_body
 from quintet.server.http.openapi import documented
@@ -40,6 +41,7 @@ async def _ids(service: Service, tokenizer: Tokenizer, body: TokenizeRequest) ->
         raise refuse("prompt", "and messages exclude each other; give one of them")
     if body.messages is not None:
         special = bool(body.add_special_tokens)
+        read_tools(body.tools, None)  # refuses, and leaves out, what a chat would
         return (await chat_prompt(service, body, body.messages, body.size, add_special_tokens=special)).token_ids
     text, special = str(body.prompt), body.add_special_tokens is not False
     return await beside(service, len(text), lambda: tokenizer.encode(text, add_special_tokens=special), "prompt")
