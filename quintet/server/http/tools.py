@@ -12,11 +12,8 @@ from quintet.server.http.service import Service
 from quintet.server.http.shape import shape
 
 
-def check_tools(service: Service, wanted: Wanted, shaped: bool) -> None:
-    """Whether this server can tell calls in the model's answers. `shaped`: they must look like something else.
-
-    Raises ApiError 400.
-    """
+def check_tools(service: Service, wanted: Wanted) -> None:
+    """Whether this server can tell calls in the model's answers. Raises ApiError 400."""
     if wanted.mode == "auto" and service.parsers.tool is None:
         raise refuse(
             "tools", "may be called, and nobody knows how this model writes calls: start the server with "
@@ -24,8 +21,6 @@ def check_tools(service: Service, wanted: Wanted, shaped: bool) -> None:
         )  # fmt: skip
     if wanted.mode == "auto" and not service.settings.enable_auto_tool_choice:
         raise refuse("tool_choice", "must be none or required here: --enable-auto-tool-choice is off")
-    if wanted.forced and shaped:
-        raise refuse("tool_choice", "asks for calls, and response_format for another answer; leave one of them out")
 
 
 async def listen(
@@ -35,6 +30,8 @@ async def listen(
     that of an answer in which strict tools may be called; behind what the model thinks, if it may. Sets what params
     need for that.
     """
+    if wanted.forced:
+        grammar = ""  # of text, which there is none of beside calls
     manner = manner._replace(within=service.backend.shapes.config.enable_in_reasoning)
     how = listening(service.parsers, wanted, manner, prompt.text or "", bool(grammar))
     special = kept_apart(need_tokenizer(service))
