@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-types = pytest.importorskip("mcp.types", reason="needs the extra mcp")
-
 from quintet.server.tool_servers.results import Result, result_of
+
+types = pytest.importorskip("mcp.types", reason="needs the extra mcp")
 
 IMAGE = {"type": "image", "data": "aGk=", "mimeType": "image/png"}
 PAGE = {"type": "resource", "resource": {"uri": "file:///a.txt", "mimeType": "text/plain", "text": "hello"}}
