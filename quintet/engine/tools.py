@@ -112,7 +112,9 @@ def forced_grammar(wanted: Wanted, listening: Listening, special: Mapping[str, i
         written = None if parser is None else parser.grammar(wanted.tools, choice, special)
         if parser is not None and written is not None:
             return written, parser
-    raise AssertionError("calls can be written in JSON")
+    raise ParameterError(
+        "tools", "have a schema that cannot be written as a grammar: it is nested too deep; simplify it"
+    )
 
 
 def strict_grammar(wanted: Wanted, listening: Listening, special: Mapping[str, int]) -> str:
