@@ -219,6 +219,13 @@ def test_a_marker_that_a_message_speaks_of_begins_no_thought() -> None:
     assert begun("<|user|>Hm.<|end|><|assistant|><think>") == 0
     assert begun("<|user|>Hm.<|end|><|assistant|><think>\n") == 1
     assert begun("<|assistant|><think></think>") == OUTSIDE
+    assert begun("<|assistant|><think>So.</think>Well, ") == begun("") == begun("Hm.") == OUTSIDE
+    assert begun("<think>So it") == len(tokenizer().encode("So it", add_special_tokens=False))
+
+
+def test_the_markers_of_a_prompt_may_have_several_tokens() -> None:
+    assert thought_of(tokenizer(), THINK, Marks(((6, 20, 5),), ((CLOSE,),), (CLOSE,)), [6, 20, 5, 50, 51]) == 2
+    assert thought_of(tokenizer(), THINK, Marks(((6, 20, 5),), ((CLOSE,),), (CLOSE,)), [20, 5, 50, 51]) == OUTSIDE
 
 
 def test_markers_in_text_are_not_guessed() -> None:
