@@ -175,7 +175,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [WEATHER], "tool_choice": "required", "structured_outputs": {"json_object": True}},
      "tool_choice", "leave one"),
     ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"not": {}}}}}}],
-      "tool_choice": "required"}, "tools", "not"),
+      "tool_choice": "required"}, "tools", "parameters of 'f' cannot be served: Unimplemented keys: [\"not\"]"),
     ({"tools": [{"type": "function", "function": {"name": "f", "strict": "yes"}}]}, "tools[0].function.strict", "text"),
     ({"tools": [{"type": "function", "function": {
         "name": "f", "strict": True, "parameters": {"properties": {"a": {"not": {}}}}}}]}, "tools", "not"),
@@ -205,6 +205,15 @@ def test_an_answer_is_calls_or_has_its_shape(server: Server, thinks: bool) -> No
         if hot["finish_reason"] == "stop":
             assert "tool_calls" not in hot["message"]
             jsonschema.validate(json.loads(hot["message"]["content"]), SCHEMAS["add"])
+
+
+def test_a_schema_that_cannot_be_served_is_no_reason_to_refuse_a_call_that_may_come(server: Server) -> None:
+    uri = {"type": "object", "properties": {"at": {"type": "string", "format": "uri-reference"}, "a": {"not": {}}}}
+    fetch = {"type": "function", "function": {"name": "fetch", "parameters": uri}}
+    fields: dict[str, Any] = {"tools": [fetch, WEATHER], "response_format": FORM}
+    assert choice(chat(server, PARIS, **fields))["finish_reason"] in ("tool_calls", "stop")
+    fetch["function"]["strict"] = True  # type: ignore[index]
+    assert chat(server, PARIS, **fields).json()["error"]["param"] == "tools"
 
 
 def test_calls_that_must_come_go_before_the_format_of_text(server: Server) -> None:
