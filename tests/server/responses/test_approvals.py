@@ -277,8 +277,8 @@ async def test_a_request_of_an_earlier_response_must_be_answered_once(there: Ser
     assert there.tools.calls == ["add 2 3"]
 
 
-async def test_another_keys_item_keeps_its_id(there: Served) -> None:
-    """What a client sends under an id of its own choice is not found by that id: it may be somebody else's."""
+async def test_an_id_of_a_clients_choice_finds_nothing(there: Served) -> None:
+    """It may be that of an item that is stored, perhaps with another key: that one is still found."""
     async with asking(there, Script(says=[ADD, "It is 5."])) as http:
         first = await create(http, tools=[SUMS])
         asked = first["output"][-1]
