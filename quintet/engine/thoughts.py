@@ -1,5 +1,6 @@
 """Which tokens of an output are thought: found by the tokens that mark them, one after the other."""
 
+import contextlib
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -87,7 +88,7 @@ def thought_of(tokenizer: "Tokenizer", parser: ReasoningParser, marks: Marks, pr
     """
     start, length = max((_last(prompt, each), len(each)) for each in marks.opens)
     after = prompt[start + length :] if start >= 0 else ()
-    if start >= 0 and not any(i in tokenizer.special_ids for i in after):
+    if start >= 0 and tokenizer.special_ids.isdisjoint(after):
         over = any(_last(after, each) >= 0 for each in marks.closes)
         return OUTSIDE if over else len(after)
     tail = tokenizer.decode(list(prompt[-8:]), skip_special_tokens=False)
@@ -144,8 +145,14 @@ class Walk:
 
 
 def _place(ids: Sequence[int], wanted: Ids) -> int:
-    """Where it first stands in the ids; -1: nowhere."""
-    return next((at for at in range(len(ids) - len(wanted) + 1) if tuple(ids[at : at + len(wanted)]) == wanted), -1)
+    """Where it first stands in the ids; -1: nowhere. Prompts are long, so its first token is looked for by the list."""
+    at = -1
+    with contextlib.suppress(ValueError):
+        while True:
+            at = ids.index(wanted[0], at + 1)
+            if tuple(ids[at : at + len(wanted)]) == wanted:
+                return at
+    return -1
 
 
 def _last(ids: Sequence[int], wanted: Ids) -> int:

@@ -54,6 +54,24 @@ def run(client: Client, *wanted: SamplingParams, prompt: list[int] = BEGUN) -> l
     return [outputs[str(index)] for index in range(len(wanted))]
 
 
+class Counting(list[int]):
+    """Counts how often somebody looks into it."""
+
+    looks = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        Counting.looks += 1
+        found = super().__getitem__(at)
+        return Counting(found) if isinstance(at, slice) else found
+
+
+def test_a_long_prompt_is_searched_without_a_look_at_each_token() -> None:
+    """The server does it on its event loop."""
+    assert thought_of(tokenizer(), THINK, MARKS, Counting([60] * 10_000)) == OUTSIDE
+    assert thought_of(tokenizer(), THINK, MARKS, Counting([OPEN, *[60] * 10_000])) == 10_000
+    assert Counting.looks < 100
+
+
 def said(output: RequestOutput) -> list[list[int]]:
     return [list(each.token_ids) for each in output.outputs]
 
