@@ -1,6 +1,5 @@
 """Which tokens of an output are thought: found by the tokens that mark them, one after the other."""
 
-import contextlib
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -84,13 +83,15 @@ def marks_of(tokenizer: "Tokenizer", parser: ReasoningParser, start: str = "", e
 def thought_of(tokenizer: "Tokenizer", parser: ReasoningParser, marks: Marks, prompt: Sequence[int]) -> int:
     """How many tokens a prompt has of the thought that the output goes on with; OUTSIDE if of none.
 
-    A marker that the prompt speaks of does not count: behind it a turn has ended.
+    A marker that the prompt speaks of does not count: behind it a turn has ended. So the last turn alone is looked at.
     """
-    start, length = max((_last(prompt, each), len(each)) for each in marks.opens)
-    after = prompt[start + length :] if start >= 0 else ()
-    if start >= 0 and tokenizer.special_ids.isdisjoint(after):
-        over = any(_last(after, each) >= 0 for each in marks.closes)
-        return OUTSIDE if over else len(after)
+    for end in range(len(prompt), 0, -1):
+        if any(tuple(prompt[end - len(mark) : end]) == mark for mark in marks.closes):
+            return OUTSIDE
+        if any(tuple(prompt[end - len(mark) : end]) == mark for mark in marks.opens):
+            return len(prompt) - end
+        if prompt[end - 1] in tokenizer.special_ids:
+            break
     tail = tokenizer.decode(list(prompt[-8:]), skip_special_tokens=False)
     return 0 if parser.begins_inside(tail) else OUTSIDE
 
@@ -103,6 +104,7 @@ class Walk:
         self._marks, self.inside, self.used = marks, begun >= 0, max(begun, 0)
         self._begun = self.used
         self._most = max(map(len, (*marks.opens, *marks.closes, marks.forced)))
+        self._lasts = {mark[-1] for mark in (*marks.opens, *marks.closes)}
         self._tail: Ids = ()  # the latest tokens, since the last marker
 
     @property
@@ -112,8 +114,13 @@ class Walk:
 
     def take(self, token_ids: Iterable[int]) -> "Walk":
         """These come next."""
-        for token_id in token_ids:
-            self._take(token_id)
+        ids, start = list(token_ids), 0
+        for place, token_id in enumerate(ids):  # most tokens end no marker, and answers may be long
+            if token_id in self._lasts:
+                self._pass(ids[start:place])
+                self._take(token_id)
+                start = place + 1
+        self._pass(ids[start:])
         return self
 
     def after(self, drafts: Sequence[int]) -> "Walk":
@@ -134,6 +141,11 @@ class Walk:
         )
         return end[said]
 
+    def _pass(self, ids: Sequence[int]) -> None:
+        """None of these ends a marker."""
+        self.used += len(ids) if self.inside else 0
+        self._tail = (*self._tail, *ids[-self._most :])[-self._most :]
+
     def _take(self, token_id: int) -> None:
         self._tail = (*self._tail, token_id)[-self._most :]
         self.used += self.inside
@@ -145,16 +157,5 @@ class Walk:
 
 
 def _place(ids: Sequence[int], wanted: Ids) -> int:
-    """Where it first stands in the ids; -1: nowhere. Prompts are long, so its first token is looked for by the list."""
-    at = -1
-    with contextlib.suppress(ValueError):
-        while True:
-            at = ids.index(wanted[0], at + 1)
-            if tuple(ids[at : at + len(wanted)]) == wanted:
-                return at
-    return -1
-
-
-def _last(ids: Sequence[int], wanted: Ids) -> int:
-    at = _place(ids[::-1], wanted[::-1])
-    return -1 if at < 0 else len(ids) - at - len(wanted)
+    """Where it first stands in the ids; -1: nowhere."""
+    return next((at for at in range(len(ids) - len(wanted) + 1) if tuple(ids[at : at + len(wanted)]) == wanted), -1)

@@ -1,5 +1,6 @@
 """What a request says of tools: which there are, whether one of them must be called, and how the answer is read."""
 
+import functools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -111,7 +112,9 @@ def forced_grammar(wanted: Wanted, listening: Listening, special: Mapping[str, i
         written = None if parser is None else parser.grammar(wanted.tools, choice, special)
         if parser is not None and written is not None:
             return written, parser
-    raise AssertionError("calls can be written in JSON")
+    raise ParameterError(
+        "tools", "have a schema that cannot be written as a grammar: it is nested too deep; simplify it"
+    )
 
 
 def strict_grammar(wanted: Wanted, listening: Listening, special: Mapping[str, int]) -> str:
@@ -122,7 +125,8 @@ def strict_grammar(wanted: Wanted, listening: Listening, special: Mapping[str, i
     return listening.tool.watching(wanted.tools, choice, special) or ""
 
 
-def kept_apart(tokenizer: Tokenizer) -> dict[str, int]:
+@functools.lru_cache(maxsize=4)  # some have thousands of added tokens
+def kept_apart(tokenizer: Tokenizer) -> Mapping[str, int]:
     """The tokens that llguidance does not take for text -> their ids."""
     added = tokenizer.added.items()
     return {text: i for text, i in added if i in tokenizer.special_ids or (text[:1] == "<" and text[-1:] == ">")}

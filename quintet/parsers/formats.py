@@ -10,6 +10,8 @@ from quintet.parsers.grammar import Lark, NoGrammar
 from quintet.parsers.shapes import Mark, Part, parts
 from quintet.parsers.watching import Watch
 
+# A schema may also be none at all, or endless: what is made of it instead says why.
+UNWRITTEN = (NoGrammar, RecursionError, TypeError, ValueError, OverflowError)
 Signs = tuple[tuple[str, ...], ...]
 """Alternatives; of one of them, every text stands in the chat template."""
 
@@ -154,7 +156,7 @@ class ToolParser:
         try:
             calls = lark.sequence(self.blocks[0].sequence)
             calls = calls if self.again is None else lark.repeated("", calls, lark.literal(self.again))
-        except (NoGrammar, RecursionError):
+        except UNWRITTEN:
             return None
         thoughts = choice.reasoning
         if choice.otherwise:
@@ -174,5 +176,5 @@ class ToolParser:
             thoughts = None  # a call may begin within them
         try:
             return Watch(lark, special, thoughts).written(self.blocks, choice.inside, choice.parallel)
-        except (NoGrammar, RecursionError):
+        except UNWRITTEN:
             return None

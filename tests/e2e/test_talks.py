@@ -74,6 +74,14 @@ def test_calls_that_must_come_come_as_their_schema_says(choice: Any, name: str) 
     assert params.structured_outputs is None  # the caller's own
 
 
+def test_a_strict_tool_is_called_as_its_schema_says() -> None:
+    """Also where the model itself decides to."""
+    strict = tool("get_weather", PLACE)
+    strict["function"]["strict"] = True
+    (answer,) = chat(WEATHER, tools=[strict])
+    assert json.loads(answer.tool_calls[0].arguments)["place"] in ("Rome", "Oslo")
+
+
 def test_shapes_are_kept_in_chats_and_are_content() -> None:
     params = SamplingParams(temperature=0, max_tokens=60, structured_outputs={"choice": ["Paris", "<think>"]})
     (answer,) = chat(WEATHER, params, tools=TOOLS, tool_choice="none")

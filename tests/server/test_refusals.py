@@ -22,7 +22,8 @@ COMMANDS = ("serve", "generate", "chat", "complete", "bench latency", "bench thr
 TAKE_ANYTHING = {
     "--disable-access-log-for-endpoints", "--profiler-config.torch-profiler-dir", "--middleware",
     "--config", "--root-path", "--system", "--prompts-file", "--served-model-name", "--api-key", "--allowed-origins",
-    "--allowed-hosts", "--tool-server",
+    "--allowed-hosts", "--tool-server", "--tools", "--allow-tool", "--chat-template-kwargs", "--tool-call-parser",
+    "--reasoning-parser",
     "--logits-processors", "--stop", "--bad-words", "--compilation-config.cache-dir", "--input-file", "-i",
     "--output-file", "-o",
 }  # fmt: skip

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from quintet.engine.speech import Listening, Parsers, Speech, marker_ids
-from quintet.engine.tools import MAX_TOOLS, read_tools
+from quintet.engine.tools import MAX_TOOLS, Wanted, forced_grammar, read_tools, strict_grammar
 from quintet.parsers import REASONING_PARSERS, TOOL_PARSERS, Tool
 from quintet.sampling_params import ParameterError
 from quintet.server.http.told import delta_of, hear_all, message_of
@@ -76,6 +76,16 @@ def test_of_special_tokens_markers_alone_are_asked_for() -> None:
     assert marker_ids(LISTENING, bundled) == []  # <tool_call> and <think> are tokens like others there
     within = REASONING_PARSERS.get("openai_gptoss")
     assert marker_ids(Listening(None, within), bundled) == [bundled.added["<|end|>"]] != sorted(bundled.special_ids)
+
+
+def test_a_schema_without_an_end_is_refused() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(5000):
+        schema = {"properties": {"a": schema}}
+    wanted = Wanted((Tool("f", schema, strict=True),), "required")
+    with pytest.raises(ParameterError, match="nested too deep"):
+        forced_grammar(wanted, LISTENING, {})
+    assert strict_grammar(wanted._replace(mode="auto"), LISTENING, {}) == ""
 
 
 def test_allowed_tools_are_bounded_and_looked_up() -> None:

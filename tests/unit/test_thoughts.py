@@ -54,24 +54,6 @@ def run(client: Client, *wanted: SamplingParams, prompt: list[int] = BEGUN) -> l
     return [outputs[str(index)] for index in range(len(wanted))]
 
 
-class Counting(list[int]):
-    """Counts how often somebody looks into it."""
-
-    looks = 0
-
-    def __getitem__(self, at: Any) -> Any:
-        Counting.looks += 1
-        found = super().__getitem__(at)
-        return Counting(found) if isinstance(at, slice) else found
-
-
-def test_a_long_prompt_is_searched_without_a_look_at_each_token() -> None:
-    """The server does it on its event loop."""
-    assert thought_of(tokenizer(), THINK, MARKS, Counting([60] * 10_000)) == OUTSIDE
-    assert thought_of(tokenizer(), THINK, MARKS, Counting([OPEN, *[60] * 10_000])) == 10_000
-    assert Counting.looks < 100
-
-
 def said(output: RequestOutput) -> list[list[int]]:
     return [list(each.token_ids) for each in output.outputs]
 
@@ -237,6 +219,13 @@ def test_a_marker_that_a_message_speaks_of_begins_no_thought() -> None:
     assert begun("<|user|>Hm.<|end|><|assistant|><think>") == 0
     assert begun("<|user|>Hm.<|end|><|assistant|><think>\n") == 1
     assert begun("<|assistant|><think></think>") == OUTSIDE
+    assert begun("<|assistant|><think>So.</think>Well, ") == begun("") == begun("Hm.") == OUTSIDE
+    assert begun("<think>So it") == len(tokenizer().encode("So it", add_special_tokens=False))
+
+
+def test_the_markers_of_a_prompt_may_have_several_tokens() -> None:
+    assert thought_of(tokenizer(), THINK, Marks(((6, 20, 5),), ((CLOSE,),), (CLOSE,)), [6, 20, 5, 50, 51]) == 2
+    assert thought_of(tokenizer(), THINK, Marks(((6, 20, 5),), ((CLOSE,),), (CLOSE,)), [20, 5, 50, 51]) == OUTSIDE
 
 
 def test_markers_in_text_are_not_guessed() -> None:

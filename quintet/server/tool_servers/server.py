@@ -83,7 +83,7 @@ class ToolServer:
             return await asyncio.wait_for(self._listed_anyway(), self.limits.seconds)
         except asyncio.TimeoutError:
             raise self._unavailable(f"no answer within {self.limits.seconds:g} s") from None
-        except (Lost, MCPError, ValueError) as error:
+        except (Lost, MCPError, ValueError, RuntimeError, OSError) as error:
             raise self._unavailable(error) from None
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> Result:
@@ -99,6 +99,9 @@ class ToolServer:
             return Result("the tool server was lost; whether the tool has run is not known", failed=True)
         except (MCPError, ValueError, RuntimeError) as error:  # its refusal, and what breaks the protocol or its schema
             return Result(f"the tool server refused: {' '.join(str(error).split())[:2000]}", failed=True)
+        except Exception:  # the client's own, whatever it is: an answer must not fail for a tool
+            logger.exception("tool server %s: a call of %s failed", self, tool)
+            return Result("the tool server cannot be used", failed=True)
 
     async def close(self) -> None:
         """Ends the connection, and the process that was started for it."""

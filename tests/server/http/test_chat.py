@@ -179,7 +179,7 @@ async def test_harmless_fields_are_accepted() -> None:
         store=False, parallel_tool_calls=True, prompt_cache_key="k", safety_identifier="s", service_tier="flex",
         reasoning_effort=None, documents=[], metadata={}, user="u",
     )  # fmt: skip
-    await ask(best_of=1, reasoning_effort="none", vllm_xargs={}, detokenize=True, top_logprobs=0)
+    await ask(best_of=1, reasoning_effort="none", vllm_xargs={}, detokenize=True, top_logprobs=0, verbosity="medium")
     assert await ask(tools=[{"type": "function", "function": {"name": "f"}}], tool_choice="none")
 
 

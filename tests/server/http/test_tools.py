@@ -172,10 +172,10 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": "required"}, "tool_choice", "no tools"),
     ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "add"}}},
      "tool_choice.function.name", "one of the tools"),
-    ({"tools": [WEATHER], "tool_choice": "required", "response_format": {"type": "json_object"}},
+    ({"tools": [WEATHER], "tool_choice": "required", "structured_outputs": {"json_object": True}},
      "tool_choice", "leave one"),
     ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"not": {}}}}}}],
-      "tool_choice": "required"}, "tools", "not"),
+      "tool_choice": "required"}, "tools", "parameters of 'f' cannot be served: Unimplemented keys: [\"not\"]"),
     ({"tools": [{"type": "function", "function": {"name": "f", "strict": "yes"}}]}, "tools[0].function.strict", "text"),
     ({"tools": [{"type": "function", "function": {
         "name": "f", "strict": True, "parameters": {"properties": {"a": {"not": {}}}}}}]}, "tools", "not"),
@@ -185,6 +185,40 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 def test_a_format_that_asks_for_nothing_stands_beside_a_call_that_must_come(server: Server) -> None:
     answer = choice(chat(server, PARIS, tools=[WEATHER], tool_choice="required", response_format={"type": "text"}))
     assert answer["finish_reason"] == "tool_calls"
+
+
+FORM = {"type": "json_schema", "json_schema": {"name": "sum", "schema": SCHEMAS["add"]}}
+
+
+@pytest.mark.parametrize("thinks", [False, True])
+def test_an_answer_is_calls_or_has_its_shape(server: Server, thinks: bool) -> None:
+    """As agents ask that have tools and a format for their last answer."""
+    fields = {"tools": [WEATHER], "response_format": FORM, "chat_template_kwargs": {"enable_thinking": thinks}}
+    called = choice(chat(server, PARIS, **fields))
+    assert called["finish_reason"] == "tool_calls" and called["message"]["content"] is None
+    assert json.loads(called["message"]["tool_calls"][0]["function"]["arguments"]) == {"city": "Paris"}
+    said = choice(chat(server, SUM, **fields, tool_choice="none"))
+    assert said["finish_reason"] == "stop"
+    jsonschema.validate(json.loads(said["message"]["content"]), SCHEMAS["add"])
+    for seed in range(3):
+        hot = choice(chat(server, SUM, **fields, temperature=1.5, seed=seed, max_tokens=200))
+        if hot["finish_reason"] == "stop":
+            assert "tool_calls" not in hot["message"]
+            jsonschema.validate(json.loads(hot["message"]["content"]), SCHEMAS["add"])
+
+
+def test_a_schema_that_cannot_be_served_is_no_reason_to_refuse_a_call_that_may_come(server: Server) -> None:
+    uri = {"type": "object", "properties": {"at": {"type": "string", "format": "uri-reference"}, "a": {"not": {}}}}
+    fetch = {"type": "function", "function": {"name": "fetch", "parameters": uri}}
+    fields: dict[str, Any] = {"tools": [fetch, WEATHER], "response_format": FORM}
+    assert choice(chat(server, PARIS, **fields))["finish_reason"] in ("tool_calls", "stop")
+    fetch["function"]["strict"] = True  # type: ignore[index]
+    assert chat(server, PARIS, **fields).json()["error"]["param"] == "tools"
+
+
+def test_calls_that_must_come_go_before_the_format_of_text(server: Server) -> None:
+    answer = choice(chat(server, SUM, tools=[ADD], tool_choice="required", response_format=FORM, max_tokens=200))
+    assert answer["finish_reason"] == "tool_calls" and answer["message"]["content"] is None
 
 
 def test_each_of_several_answers_has_its_own_calls(server: Server) -> None:

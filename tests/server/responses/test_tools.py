@@ -73,6 +73,14 @@ def call_of(response: Any) -> ResponseFunctionToolCall:
     return call
 
 
+@pytest.mark.parametrize(("strict", "city"), [(True, "Rome"), (False, "Paris")])
+def test_a_strict_tool_is_called_as_its_schema_says(ai: openai.OpenAI, strict: bool, city: str) -> None:
+    """Also where the model itself decides to; one that is not strict, with anything."""
+    rome = {**CITY, "properties": {"city": {"enum": ["Rome"]}}}
+    call = call_of(ask(ai, PARIS, tools=[{**WEATHER, "parameters": rome, "strict": strict}]))
+    assert json.loads(call.arguments) == {"city": city}
+
+
 def bare(response: Any) -> Any:
     """Its output, without what differs each time, and without what the client parses."""
 
@@ -237,6 +245,11 @@ def test_the_client_parses_calls_and_answers(ai: openai.OpenAI) -> None:
     tool: Any = pydantic_function_tool(Place, name="get_weather")
     made = ai.responses.parse(model="bundled", input=PARIS, tools=[tool], temperature=0)
     assert made.output[0].type == "function_call" and made.output[0].parsed_arguments == Place(city="Paris")
+    for asked in ("auto", {"type": "function", "name": "get_weather"}):  # a format is for text: a call may come instead
+        made = ai.responses.parse(
+            model="bundled", input=PARIS, tools=[tool], tool_choice=asked, text_format=Pet, temperature=0
+        )
+        assert call_of(made).name == "get_weather" and made.output_parsed is None
     pet = ai.responses.parse(model="bundled", input="A cat, please.", text_format=Pet, temperature=0)
     assert isinstance(pet.output_parsed, Pet)
     with ai.responses.stream(
@@ -281,8 +294,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [ADD], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}},
      "tool_choice.tools", "1 to"),
     ({"tool_choice": "required"}, "tool_choice", "no tools"),
-    ({"tools": [ADD], "tool_choice": "required", "text": {"format": {"type": "json_object"}}},
-     "tool_choice", "text.format"),
     ({"tools": [{**ADD, "parameters": {"properties": {"a": {"not": {}}}}}], "tool_choice": "required"},
      "tools[0].parameters", "not"),
     ({"tools": [{**ADD, "parameters": {"properties": {"a": {"not": {}}}}}],

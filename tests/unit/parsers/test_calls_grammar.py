@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,16 +54,19 @@ class Walker:
         added = self.tokenizer.get_added_tokens_decoder()
         self.special = {token.content: id for id, token in added.items() if self.vocabulary.is_special_token(id)}
 
-    def walks(self, grammar: str, seed: int) -> list[str]:
+    def walks(self, grammar: str, seed: int, begin: str = "") -> list[str]:
+        """Texts that begin so."""
         matcher = llguidance.LLMatcher(self.vocabulary, llguidance.LLMatcher.grammar_from_lark(grammar))
         assert not matcher.is_error(), matcher.get_error()
         chance = random.Random(seed)
         texts = []
         for _ in range(WALKS):
             matcher.reset()
+            first = self.tokenizer.encode(begin, add_special_tokens=False).ids
+            assert matcher.consume_tokens(first), begin
             ids = self._walk(matcher, chance)
             if ids is not None:
-                texts.append(self.tokenizer.decode(ids, skip_special_tokens=False))
+                texts.append(self.tokenizer.decode(first + ids, skip_special_tokens=False))
         return texts
 
     def _walk(self, matcher: Any, chance: random.Random) -> list[int] | None:
@@ -133,6 +137,25 @@ def test_whatever_the_tools_arguments_are_they_follow_their_schema(walker: Walke
     schemas = {each.name: {"type": "object", **each.parameters} for each in tools}
     for text in walker.walks(grammar, seed):
         check(parse(text, tool, None, tools), text, schemas)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("name", ["hermes", "glm45", "qwen3_coder", "mistral", "olmo3", "gemma4", "llama3_json"])
+def test_calls_in_an_answer_that_may_call_follow_their_schema(walker: Walker, name: str, seed: int) -> None:
+    tool = TOOL_PARSERS.get(name)
+    tools = [replace(each, strict=at == 0) for at, each in enumerate(random_tools.tools(seed))]
+    grammar = tool.watching(tools, None, walker.special)
+    if grammar is None:
+        assert name == "gemma4" and "l m" in str(tools)
+        return
+    schemas = {each.name: {"type": "object", **each.parameters} if each.strict else {} for each in tools}
+    first = tool.blocks[0].sequence[0].marks()[0]
+    for text in walker.walks(grammar, seed, begin=first if tool.blocks[0].anchored else f"So {first}"):
+        found = parse(text, tool, None, tools)
+        assert found.calls and (tool.blocks[0].anchored or found.content.startswith("So")), text
+        for call in found.calls:
+            assert call.complete, text
+            jsonschema.validate(json.loads(call.arguments), schemas[call.name])
 
 
 @pytest.mark.parametrize("name", ["hermes", "mistral", "granite", "llama3_json"])

@@ -102,6 +102,12 @@ def test_a_marker_within_a_string_of_a_list_is_text() -> None:
         {"properties": {" x": {"type": "string"}}},
         {"properties": {"x": {}}, "minProperties": 1},
         {"required": ["y"]},
+        {"required": [{}]},
+        {"properties": {"x": {"type": "string", "maxLength": "nine"}}},
+        {"properties": {"x": {"type": "string", "maxLength": {}}}},
+        {"properties": {"x": {"type": "string", "minLength": 1e999}}},
+        {"properties": {"x": {"type": "string", "format": []}}},
+        {"properties": {"x": {"type": {}}}},
         {"properties": {"x": {"oneOf": [{"type": "string"}, {"enum": ["a"]}]}}},
     ],
 )

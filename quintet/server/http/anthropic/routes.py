@@ -69,7 +69,7 @@ async def create_message(http: HttpRequest) -> Response:
     service.check_ready()
     params = _params(service, body)
     wanted, form = read_tools(body), _format(body)
-    check_tools(service, wanted, form[0] is not None)
+    check_tools(service, wanted)
     grammar = await shape(service, params, *form)
     prompt, conversation = await render(service, body, params, body.cache_salt)
     shown = read_thinking(body.thinking, "thinking").shown

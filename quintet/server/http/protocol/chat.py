@@ -79,7 +79,7 @@ CHAT_LACKING: dict[str, Lacking] = {
     "function_call": Lacking(_CALLS, ("none",)),
     "prediction": Lacking("there is no predicted output; leave it out"),
     "web_search_options": Lacking("the model searches nothing; leave it out"),
-    "verbosity": Lacking("say in the messages how long the answer should be"),
+    "verbosity": Lacking("say in the messages how long the answer should be", ("medium",)),
     "echo": Lacking("/v1/completions has it", (False,)),
     "best_of": Lacking("use n", (1,)),
     "moderation": Lacking("nothing is moderated here; leave it out"),

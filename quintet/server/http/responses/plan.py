@@ -63,7 +63,8 @@ async def make_plan(service: Service, store: Store, body: CreateResponse, owner:
     params = _params(service, body)
     form = of_format((body.text or {}).get("format"), "text.format")
     served = await serve_tools(service, body.tools)
-    wanted = _tools(service, body, served, form is not None)
+    wanted = read_tools(served.functions, choice_of(body.tool_choice, served))
+    check_tools(service, wanted)
     grammar = await shape(service, params, form, "text.format")
     said = await _said(service, store, body, owner)
     return await _planned(service, body, _Round(said, params, wanted, grammar, served))
@@ -113,14 +114,6 @@ async def _planned(service: Service, body: CreateResponse, begun: _Round) -> Pla
     except ApiError as error:
         raise await blamed(service, wanted, served.places, error) from None
     return Plan(said, Ask(prompt, params, body.priority or 0, grammar), listening, served)
-
-
-def _tools(service: Service, body: CreateResponse, served: ServedTools, shaped: bool) -> Wanted:
-    wanted = read_tools(served.functions, choice_of(body.tool_choice, served))
-    if wanted.forced and shaped:
-        raise ParameterError("tool_choice", "asks for calls, and text.format for another answer; leave one of them out")
-    check_tools(service, wanted, shaped)
-    return wanted
 
 
 async def count_input(service: Service, store: Store, body: CountInput, owner: str) -> int:

@@ -1,6 +1,7 @@
 """Tools of type mcp: a request names a tool server of the operator's, and its tools become functions to the model."""
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,8 @@ from quintet.server.http.errors import ApiError
 from quintet.server.http.responses.served_items import Listed
 from quintet.server.http.service import Service
 from quintet.server.tool_servers.server import ServedTool, ToolServer, Unavailable
+
+logger = logging.getLogger(__name__)
 
 _KEYS = ("type", "server_label", "server_description", "allowed_tools", "require_approval")
 _OPERATOR = "the operator alone names tool servers and what they are told (--tool-server); leave it out"
@@ -104,8 +107,12 @@ async def _of(service: Service, place: int, tool: dict[str, Any]) -> tuple[ToolS
         raise ParameterError(f"{where}.server_label", f"{label[:80]!r} is no tool server here; there are: {there}")
     try:
         tools = await server.tools()
-    except Unavailable as error:
-        raise ApiError(424, f"{error}", param=where, code="tool_server_unavailable") from None
+    except Unavailable as error:  # whose words say where it is
+        logger.warning("%s", error)
+        raise ApiError(
+            424, f"the tool server {label!r} does not answer as it should; the server's log says why", param=where,
+            code="tool_server_unavailable",
+        ) from None  # fmt: skip
     tools = _allowed(tools, tool.get("allowed_tools"), f"{where}.allowed_tools")
     _check_approval(tools, tool.get("require_approval"), f"{where}.require_approval")
     return server, Listed(label, tools)

@@ -52,7 +52,9 @@ async def create_chat_completion(http: HttpRequest) -> Response:
     params = _params(service, body)
     wanted = read_tools(body.tools, body.tool_choice)
     form = of_body(body)
-    check_tools(service, wanted, form[0] is not None)
+    check_tools(service, wanted)
+    if wanted.forced and body.structured_outputs is not None:
+        raise refuse("tool_choice", "asks for calls, and structured_outputs for another answer; leave one of them out")
     if wanted.mode == "none" and service.settings.exclude_tools_when_tool_choice_none:
         body.tools = None
     grammar = await shape(service, params, *form)

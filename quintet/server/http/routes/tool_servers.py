@@ -1,6 +1,7 @@
 """/v1/tool_servers, with --tool-server: which tools the operator's tool servers have, and one call, for the page."""
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from quintet.server.http.openapi import documented
 from quintet.server.tool_servers.results import Result
 from quintet.server.tool_servers.server import ToolServer, Unavailable
 
+logger = logging.getLogger(__name__)
 router = APIRouter()
 
 
@@ -82,10 +84,11 @@ async def call_tool(http: HttpRequest) -> Response:
 async def _offered(server: ToolServer) -> OfferedServer:
     try:
         tools = await server.tools()
-    except Unavailable as error:
-        return OfferedServer(name=server.name or str(server), error=str(error))
+    except Unavailable as error:  # whose words say where it is
+        logger.warning("%s", error)
+        return OfferedServer(name=server.name or "?", error="it does not answer; the server's log says why")
     offered = [OfferedTool(name=each.name, description=each.description, parameters=each.schema) for each in tools]
-    return OfferedServer(name=server.name or str(server), tools=offered)
+    return OfferedServer(name=server.name or "?", tools=offered)
 
 
 async def _while_connected(http: HttpRequest, work: "asyncio.Future[Result]") -> Result:
