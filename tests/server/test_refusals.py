@@ -231,3 +231,11 @@ def test_only_settings_are_reworded() -> None:
     ):
         assert said(message) == message
     assert said("use port, or max_n.") == "use --port, or --max-n."
+
+
+@pytest.mark.parametrize("flag", ["--tool-call-parser", "--reasoning-parser"])
+def test_a_chat_refuses_a_parser_that_is_not_there_before_a_message(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["chat", flag, "nope"]) == 1
+    assert capsys.readouterr().err.startswith(f"quintet chat: error: {flag}: no ")

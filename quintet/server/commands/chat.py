@@ -58,13 +58,24 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _local(wanted: dict[str, Any], arguments: argparse.Namespace) -> int:
     extras = _extras(arguments)  # a wrong file is refused before the model is loaded
-    extras.template |= {name: getattr(arguments, name) for name in _PARSERS if getattr(arguments, name) is not None}
+    extras.template |= _parsers(arguments)
     llm = engine.open_engine(arguments, arguments.quiet)
     try:
         talk = Talk(llm, engine.sampling(llm, wanted, max_tokens=None), arguments.quiet, extras=extras)
         return _converse(talk, llm.config.model, arguments.system)
     finally:
         llm.close()
+
+
+def _parsers(arguments: argparse.Namespace) -> dict[str, str]:
+    """Those that are named, and there."""
+    from quintet.parsers import REASONING_PARSERS, TOOL_PARSERS
+
+    named = {name: getattr(arguments, name) for name in _PARSERS if getattr(arguments, name) is not None}
+    for registry, name in ((TOOL_PARSERS, "tool_call_parser"), (REASONING_PARSERS, "reasoning_parser")):
+        if named.get(name, "none") != "none":
+            registry.get(named[name])
+    return named
 
 
 def _remote(server: target.Target, wanted: dict[str, Any], arguments: argparse.Namespace) -> int:
