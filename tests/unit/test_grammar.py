@@ -593,3 +593,10 @@ def test_beams_are_held_to_a_shape_too() -> None:
     assert {each.finish_reason for each in short[0].sequences} <= {"stop", "length"}
     with pytest.raises(ParameterError, match="structured_outputs change no score with logprobs_mode='raw_logprobs'"):
         LLM(**settings, **sizes).beam_search([{"prompt_token_ids": prompt}], search)
+
+
+def test_a_beam_that_must_say_nothing_says_nothing() -> None:
+    engine = LLM(str(folder()), device="null", load_format="dummy", logprobs_mode="processed_logprobs")
+    search = BeamSearchParams(beam_width=2, max_tokens=5, structured_outputs=StructuredOutputsParams(regex=""))
+    (found,) = engine.beam_search([{"prompt_token_ids": [5, 6]}], search)[0].sequences
+    assert (found.tokens, found.finish_reason) == ([5, 6], "stop")

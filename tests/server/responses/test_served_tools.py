@@ -207,6 +207,21 @@ async def test_what_a_request_may_not_say(there: Served, tool: Any, param: str, 
     assert error["param"] == param and word in error["message"], error
 
 
+async def test_a_server_is_asked_for_its_tools_once(there: Served) -> None:
+    async with asking(there, Script(says=["Hi"])) as http:
+        error = await fail(http, "POST", PATH, json={"input": "Hi", "tools": [SUMS, CITY, SUMS]})
+    assert error["param"] == "tools[2].server_label" and "names 'sums' twice" in error["message"]
+
+
+async def test_a_call_that_nobody_can_read_is_not_carried_out(there: Served) -> None:
+    """Half of a letter is JSON, and no text."""
+    async with asking(there, Script(says=[call("add", a="\ud83d", b=2), "Hi"])) as http:
+        answer = await create(http, tools=[SUMS])
+        assert [each["status"] for each in answer["output"][1:]] == ["incomplete"] and there.tools.calls == []
+        again = await create(http, tools=[SUMS], previous_response_id=answer["id"])
+    assert again["output"][-1]["content"][0]["text"] == "Hi"
+
+
 async def test_approval_may_be_asked_for_tools_that_are_not_allowed(there: Served) -> None:
     only = {"require_approval": {"never": {"tool_names": ["add"]}}, "allowed_tools": ["add"]}
     async with asking(there, Script(says=["Hm."])) as http:
