@@ -41,9 +41,14 @@ def search(shared: Shared, prompt: Prompt, params: BeamSearchParams) -> BeamSear
     start = len(prompt.token_ids)
     eos = frozenset() if params.ignore_eos else client.admission.eos_ids
     form = None if params.structured_outputs is None else _Form(client, params, start)
-    beams, ended = [BeamSearchSequence(list(prompt.token_ids))], []
+    beams, ended = [BeamSearchSequence(list(prompt.token_ids))], list[BeamSearchSequence]()
+    if form is not None and not form.allowed(beams[0]):  # nothing is what the output must be
+        beams[0].finish_reason = "stop"
+        beams, ended = [], beams
     room = max(1, client.admission.bounds.max_model_len - start)  # admission says what is wrong with less
     for _ in range(min(params.max_tokens, room)):
+        if not beams:
+            break
         grown = []
         for beam, step in zip(beams, _expand(shared, beams, prompt, params, form), strict=True):
             for token_id, logprob in step.items():
@@ -59,8 +64,6 @@ def search(shared: Shared, prompt: Prompt, params: BeamSearchParams) -> BeamSear
                 else:
                     grown.append(candidate)
         beams = sorted(grown, key=lambda beam: -beam.cum_logprob)[: params.beam_width]
-        if not beams:
-            break
     for beam in beams:
         beam.finish_reason = "length"
     best = sorted((*ended, *beams), key=lambda beam: -score(beam, start, params.length_penalty))[: params.beam_width]

@@ -1,12 +1,11 @@
 """What an output must look like, written in llguidance's form from what a user asked for."""
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 from quintet.config import StructuredOutputsConfig
+from quintet.engine.schemas import servable
 from quintet.engine.structural_tag import MAX_SIZE, as_lark, structural_lark
-from quintet.engine.trial_process import LISTS, NAMED, ONE
 from quintet.parsers.schema import WHITESPACE
 from quintet.sampling_params import ParameterError, StructuredOutputsParams
 
@@ -65,9 +64,8 @@ def _json(make: Any, schema: Any, wanted: StructuredOutputsParams, config: Struc
         schema = {}
     if not isinstance(schema, dict):
         raise ValueError("a JSON schema is an object")
-    schema = _everywhere(_bordered, schema)
-    if wanted.disable_additional_properties or config.disable_additional_properties:
-        schema = _everywhere(_closed, schema)
+    closed = wanted.disable_additional_properties or config.disable_additional_properties
+    schema = servable(schema, closed=bool(closed))
     bare = wanted.disable_any_whitespace or config.disable_any_whitespace
     options: dict[str, Any] = {"whitespace_flexible": not bare}
     if not bare:
@@ -82,45 +80,3 @@ def _parsed(text: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"the schema is no JSON: {error}") from None
-
-
-def _everywhere(change: Callable[[dict[str, Any]], None], schema: Any) -> Any:
-    """A copy in which every schema went through the change; what is a value or a name in it stays as it is."""
-    if not isinstance(schema, dict):
-        return schema
-    copied: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in NAMED and isinstance(value, dict):
-            copied[key] = {name: _everywhere(change, each) for name, each in value.items()}
-        elif key in LISTS and isinstance(value, list):
-            copied[key] = [_everywhere(change, each) for each in value]
-        else:
-            copied[key] = _everywhere(change, value) if key in ONE else value
-    change(copied)
-    return copied
-
-
-def _closed(schema: dict[str, Any]) -> None:
-    """additionalProperties false where properties are named and it says nothing of others."""
-    if isinstance(schema.get("properties"), dict) or isinstance(schema.get("patternProperties"), dict):
-        schema.setdefault("additionalProperties", False)
-
-
-def _bordered(schema: dict[str, Any]) -> None:
-    """A whole number that is excluded, where the other border is less than 1 away: the library would let it be said.
-
-    The border moves by a millionth of the way to the other.
-    """
-    low, high = schema.get("exclusiveMinimum"), schema.get("maximum", schema.get("exclusiveMaximum"))
-    if low is not None and _close(low, high) and low == int(low):
-        schema["minimum"] = low + (high - low) / 2**20
-        del schema["exclusiveMinimum"]
-    low, high = schema.get("minimum", schema.get("exclusiveMinimum")), schema.get("exclusiveMaximum")
-    if high is not None and _close(low, high) and high == int(high):
-        schema["maximum"] = high - (high - low) / 2**20
-        del schema["exclusiveMaximum"]
-
-
-def _close(low: Any, high: Any) -> bool:
-    numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in (low, high))
-    return numbers and 0 < high - low < 1

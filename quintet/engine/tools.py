@@ -1,11 +1,12 @@
 """What a request says of tools: which there are, whether one of them must be called, and how the answer is read."""
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from quintet.engine.checks import flag_of, kind_of, object_of, one_of
+from quintet.engine.schemas import servable
 from quintet.engine.speech import Listening, Parsers
 from quintet.engine.strays import sift
 from quintet.engine.tokenizer import Tokenizer
@@ -109,7 +110,7 @@ def forced_grammar(wanted: Wanted, listening: Listening, special: Mapping[str, i
     """The grammar of the calls that must be made, and who reads them: the model's own form, or else a list in JSON."""
     choice = Choice(wanted.named, listening.parallel, listening.reasoning, listening.inside)
     for parser in (listening.tool, TOOL_PARSERS.get("json")):
-        written = None if parser is None else parser.grammar(wanted.tools, choice, special)
+        written = None if parser is None else parser.grammar(_servable(wanted.tools), choice, special)
         if parser is not None and written is not None:
             return written, parser
     raise ParameterError(
@@ -117,12 +118,24 @@ def forced_grammar(wanted: Wanted, listening: Listening, special: Mapping[str, i
     )
 
 
+def _servable(tools: Sequence[Tool]) -> tuple[Tool, ...]:
+    """With schemas that a grammar is written from; one that is nested too deep stays, and is refused there."""
+
+    def made(tool: Tool) -> Tool:
+        try:
+            return replace(tool, parameters=servable(dict(tool.parameters)))
+        except RecursionError:
+            return tool
+
+    return tuple(made(tool) for tool in tools)
+
+
 def strict_grammar(wanted: Wanted, listening: Listening, special: Mapping[str, int]) -> str:
     """The grammar of an answer that may call, if a tool is strict; empty where the model's form has none."""
     if wanted.mode != "auto" or listening.tool is None or not any(each.strict for each in wanted.tools):
         return ""
     choice = Choice(None, listening.parallel, listening.reasoning, listening.inside)
-    return listening.tool.watching(wanted.tools, choice, special) or ""
+    return listening.tool.watching(_servable(wanted.tools), choice, special) or ""
 
 
 @functools.lru_cache(maxsize=4)  # some have thousands of added tokens
@@ -159,7 +172,7 @@ def around(how: Listening, special: Mapping[str, int]) -> tuple[Listening, str]:
     an answer is that shape and nothing else. Calls are not looked for where they cannot be written."""
     if how.tool is not None:
         choice = Choice(None, how.parallel, how.reasoning, how.inside, "@answer")
-        if (written := how.tool.grammar(how.tools, choice, special)) is not None:
+        if (written := how.tool.grammar(_servable(how.tools), choice, special)) is not None:
             return how, written
     how = replace(how, tool=None)
     return how, "" if how.reasoning is None else how.reasoning.before("@answer", how.inside, special)

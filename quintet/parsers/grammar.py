@@ -170,7 +170,9 @@ def properties(schema: Mapping[str, Any]) -> list[tuple[str, Any, bool]] | None:
     if not schema.keys() <= _OF_OBJECTS:
         raise NoGrammar
     declared, needed = schema.get("properties") or {}, schema.get("required") or []
-    if not isinstance(declared, Mapping) or not isinstance(needed, list) or not set(needed) <= declared.keys():
+    if not isinstance(declared, Mapping) or not isinstance(needed, list):
+        raise NoGrammar
+    if not all(isinstance(each, str) and each in declared for each in needed):
         raise NoGrammar
     if not declared and schema.get("additionalProperties") in (None, True, {}):
         return None

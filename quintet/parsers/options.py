@@ -111,16 +111,26 @@ def with_definitions(schema: Any, root: Mapping[str, Any]) -> Any:
 
 def text_of(schema: Mapping[str, Any]) -> str:
     """A terminal's expression: a string that follows the schema, as it is."""
-    low, high = (schema.get(key) for key in ("minLength", "maxLength"))
+    low, high = (count_of(schema, key) for key in ("minLength", "maxLength"))
     sized = low is not None or high is not None
-    holds = [f"/(?s:.{{{int(low or 0)},{'' if high is None else int(high)}}})/" if sized else TEXT]
+    holds = [f"/(?s:.{{{low or 0},{'' if high is None else high}}})/" if sized else TEXT]
     if "pattern" in schema:
         holds.append(_pattern(schema["pattern"]))
     if "format" in schema:
-        if schema["format"] not in FORMATS:
+        if not isinstance(schema["format"], str) or schema["format"] not in FORMATS:
             raise NoGrammar
         holds.append(f"/{FORMATS[schema['format']]}/")
     return " & ".join(holds)
+
+
+def count_of(schema: Mapping[str, Any], key: str) -> int | None:
+    """A bound on how many there are; None if the schema sets none."""
+    given = schema.get(key)
+    if given is None:
+        return None
+    if isinstance(given, bool) or not isinstance(given, int | float) or given < 0 or given != given // 1:
+        raise NoGrammar
+    return int(given)
 
 
 def _pattern(given: Any) -> str:
@@ -132,5 +142,5 @@ def _pattern(given: Any) -> str:
     bare = re.sub(r"\[(?:[^\]\\]|\\.)*\]", "", re.sub(r"\\[^bBAzZ1-9kpPuxcG]", "", inner))
     if re.search(r"[\\^$]|\(\?(?!:)|[*+?}][+?]", bare) or ("|" in bare and (begins or ends)) or "\n" in inner:
         raise NoGrammar
-    escaped = re.sub(r"(?<!\\)/", r"\\/", inner)
+    escaped = re.sub(r"\\.|/", lambda at: "\\/" if at[0] == "/" else at[0], inner)
     return f"({'' if begins else TEXT} /{escaped}/ {'' if ends else TEXT})" if inner else TEXT

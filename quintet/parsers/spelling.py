@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from quintet.parsers.grammar import JSON_NUMBER, Lark, NoGrammar, properties, quoted
-from quintet.parsers.options import Option, options, text_of, with_definitions
+from quintet.parsers.options import Option, count_of, options, text_of, with_definitions
 from quintet.parsers.schema import ANY, TYPES, as_json
 from quintet.parsers.schema import TEXT as ONLY_TEXT
 from quintet.parsers.values import MAX_NAME, PYTHON, WORD, Bracket, Notation
@@ -162,13 +162,13 @@ class _Speller:
     def _array(self, schema: Mapping[str, Any]) -> str:
         if schema.keys() & {"prefixItems", "contains", "uniqueItems", "unevaluatedItems", "additionalItems"}:
             raise NoGrammar
-        low, high = int(schema.get("minItems", 0)), schema.get("maxItems")
-        if high is not None and int(high) < max(low, 1):
-            if low or int(high) < 0:
+        low, high = count_of(schema, "minItems") or 0, count_of(schema, "maxItems")
+        if high is not None and high < max(low, 1):
+            if low:
                 raise NoGrammar
             return '"[]"'
         item = self.value(schema.get("items", True))
-        more = f"({quoted(self._comma)} {item}){{{max(low - 1, 0)},{'' if high is None else int(high) - 1}}}"
+        more = f"({quoted(self._comma)} {item}){{{max(low - 1, 0)},{'' if high is None else high - 1}}}"
         more = "" if high == 1 else more
         return f'"[" {item} {more} "]"' + ("" if low else ' | "[]"')
 

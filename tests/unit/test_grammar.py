@@ -115,6 +115,22 @@ def test_json_options_are_obeyed(shared: Client) -> None:
     assert single and all(re.fullmatch(r'\{ ?"a" ?: ?-?\d+ ?\}', text) for text in single), single
 
 
+def test_a_format_that_json_schema_does_not_know_says_nothing(shared: Client) -> None:
+    """Pydantic writes some, OpenAPI others. One that it knows, and that cannot be served, is refused."""
+
+    def secret(form: str) -> dict[str, Any]:
+        word = {"type": "string", "format": form, "maxLength": 4}
+        return {"type": "object", "properties": {"format": word}, "required": ["format"], "additionalProperties": False}
+
+    asked = [secret(form) for form in ("password", "path", "binary", "int64")]
+    outputs = ask(shared, *(params(json=each, seed=seed, max_tokens=60) for seed, each in enumerate(asked * 3)))
+    said = [o.outputs[0].text for o in outputs if o.outputs[0].finish_reason == "stop"]
+    assert said and all(len(json.loads(text)["format"]) <= 4 for text in said)
+    assert asked[0]["properties"]["format"]["format"] == "password"  # the caller's own is not changed
+    with pytest.raises(ParameterError, match=r"regex.*#/properties/format, keyword 'format'"):
+        shared.add("x", PROMPT, params(json=secret("regex")))
+
+
 def test_the_configuration_may_ask_for_json_options_of_all() -> None:
     served = client(structured_outputs_config={"disable_any_whitespace": True, "disable_additional_properties": True})
     loose = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
@@ -577,3 +593,10 @@ def test_beams_are_held_to_a_shape_too() -> None:
     assert {each.finish_reason for each in short[0].sequences} <= {"stop", "length"}
     with pytest.raises(ParameterError, match="structured_outputs change no score with logprobs_mode='raw_logprobs'"):
         LLM(**settings, **sizes).beam_search([{"prompt_token_ids": prompt}], search)
+
+
+def test_a_beam_that_must_say_nothing_says_nothing() -> None:
+    engine = LLM(str(folder()), device="null", load_format="dummy", logprobs_mode="processed_logprobs")
+    search = BeamSearchParams(beam_width=2, max_tokens=5, structured_outputs=StructuredOutputsParams(regex=""))
+    (found,) = engine.beam_search([{"prompt_token_ids": [5, 6]}], search)[0].sequences
+    assert (found.tokens, found.finish_reason) == ([5, 6], "stop")

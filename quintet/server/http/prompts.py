@@ -21,7 +21,7 @@ from quintet.server.http.service import Service
 
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 _PART_KEYS = ("type", "text", "refusal", "annotations", "logprobs", "cache_control", "prompt_cache_breakpoint")
-_INLINE = 2000  # characters, token ids or bytes of JSON: below, a thread costs more than the work
+INLINE = 2000  # characters, token ids or bytes of JSON: below, a thread costs more than the work
 
 Result = TypeVar("Result")
 
@@ -64,7 +64,7 @@ async def _embedded(
         named = [(each, f"prompt_embeds {at}") for at, each in enumerate(embeds)]
         return [read_embeds(each, served, name, salt) for each, name in named]
 
-    prompts = await beside(service, _INLINE, read, "prompt_embeds")
+    prompts = await beside(service, INLINE, read, "prompt_embeds")
     return [_cut(each, params, served.max_model_len) for each in prompts]
 
 
@@ -103,7 +103,7 @@ async def chat_prompt(
         return parse_prompt(_keyed(ids, prompt.text, salt), tokenizer, service.backend.served.vocab_size)
 
     own = body.chat_template is not None or body.tools
-    prompt = await beside(service, max(size, _INLINE) if own else size, render, "messages")
+    prompt = await beside(service, max(size, INLINE) if own else size, render, "messages")
     if params is not None:
         params.truncate_prompt_tokens = None
     return prompt
@@ -130,13 +130,18 @@ def told_template(service: Service, given: Mapping[str, Any] | None, template: s
     return {**{name: each for name, each in defaults.items() if name in known}, **(given or {})} or None
 
 
-def template_options(service: Service, body: TemplateFields) -> dict[str, Any]:
-    """Fields of ChatOptions."""
+def check_template(service: Service, body: TemplateFields) -> None:
+    """Whether the request may bring a template: before anybody runs it. Raises ApiError 400."""
     if body.chat_template is not None and not service.settings.trust_request_chat_template:
         raise ApiError(
             400, "chat_template is not taken from requests here; the server must be started with "
             "--trust-request-chat-template", param="chat_template", code="unsupported_field",
         )  # fmt: skip
+
+
+def template_options(service: Service, body: TemplateFields) -> dict[str, Any]:
+    """Fields of ChatOptions."""
+    check_template(service, body)
     if body.continue_final_message and body.add_generation_prompt:
         raise ApiError(
             400, "continue_final_message and add_generation_prompt exclude each other; set one of them",
@@ -160,7 +165,7 @@ async def beside(service: Service, size: int, work: Callable[[], Result], param:
     A ValueError that names no parameter blames `param`.
     """
     try:
-        if size < _INLINE:
+        if size < INLINE:
             return work()
         with service.gate.place(Size(characters=size)):
             return await asyncio.to_thread(work)

@@ -41,7 +41,8 @@ class Strays:
             if len(self._met) == _KEPT:
                 self._more += 1  # one that has a place already is counted, too
                 continue
-            place = f"{where}.{name[:_NAME]}" if where else name[:_NAME]
+            name = name[:_NAME]  # what is remembered of it must not be as large as a body
+            place = f"{where}.{name}" if where else name
             match = _nearest(name, among)  # names of a template's variables may have any letters, too
             self._met[quote(place, safe="[]$")] = match and quote(match[:_NAME])
 

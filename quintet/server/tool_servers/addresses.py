@@ -33,8 +33,16 @@ class Address:
 
     def __str__(self) -> str:
         """For messages; a query may hold a secret, arguments too."""
-        where = self.command[0] if self.command else urlsplit(self.url)._replace(query="", fragment="").geturl()
+        where = self.command[0] if self.command else self._shown
         return where if self.name is None else f"{self.name} ({where})"
+
+    @property
+    def _shown(self) -> str:
+        return urlsplit(self.url)._replace(query="", fragment="").geturl()
+
+    def without_query(self, said: str) -> str:
+        """What others say of the URL, for messages."""
+        return said.replace(self.url, self._shown) if self.url else said
 
 
 def read_addresses(given: Iterable[str]) -> tuple[Address, ...]:

@@ -50,7 +50,7 @@ class Session:
             if not self._opened.done():
                 late = not task.done()
                 await self.close()
-                raise Lost(f"no answer within {CONNECT:g} s" if late else _said(task.exception()))
+                raise Lost(f"no answer within {CONNECT:g} s" if late else self._why(task))
         except asyncio.CancelledError:
             await self.close()
             raise
@@ -63,7 +63,7 @@ class Session:
             await asyncio.wait({task, self._task}, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()
-            raise Lost(_said(self._task.exception()))
+            raise Lost(self._why(self._task))
         finally:
             task.cancel()
             await asyncio.wait({task})
@@ -84,6 +84,10 @@ class Session:
         if task.done():
             task.cancelled() or task.exception()  # seen: what fails in the end is no matter any more
 
+    def _why(self, ended: "asyncio.Task[None]") -> str:
+        error = None if ended.cancelled() else ended.exception()
+        return self._address.without_query(_said(error))[:300]
+
     async def _hold(self) -> None:
         async with contextlib.AsyncExitStack() as stack:
             client = await stack.enter_async_context(_client(self._address, self._timeout))
@@ -98,7 +102,7 @@ def _said(error: BaseException | None) -> str:
         error = error.exceptions[0]  # type: ignore[attr-defined]
     if error is None:
         return "it ended the connection"
-    return " ".join(str(error).split())[:300] or type(error).__name__
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 @contextlib.asynccontextmanager

@@ -75,13 +75,14 @@ class ProgramTool:
                     break
                 elif len(output := output + piece) > MAX_OUTPUT:
                     why = f"wrote more than {MAX_OUTPUT} bytes"
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, end - time.monotonic()) if not why else 0)
+            if not why:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, end - time.monotonic()))
         finally:  # also at Ctrl-C, which does not reach a session of its own
-            if process.poll() is None:
+            if process.returncode is None:  # nobody has waited for it: its id is its own, though it may have ended
                 why = why or f"took longer than {self.timeout:g} seconds"
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)  # and what it has started
         text = bytes(output[:MAX_OUTPUT]).decode(errors="replace")
         if why or process.returncode:
             raise ValueError(f"{self.command[0]} {why or f'ended with status {process.returncode}'}\n{text}".rstrip())

@@ -1,9 +1,12 @@
 """POST /v1/chat/completions over a fake engine: messages, answers, chunks, and what is refused."""
 
+import threading
 from typing import Any
 
 import pytest
 
+from quintet.engine import thinking
+from quintet.engine.template import render_template
 from tests.server.fakes import LOGPROB, FakeBackend
 from tests.server.http.serving import chat, client, events
 
@@ -111,6 +114,23 @@ async def test_a_template_is_taken_from_trusted_requests_alone() -> None:
     assert "chat template" in error["message"]
     await ask(fake, {"chat_template": "{{ messages[0].content }}?"}, **chat("Really"))
     assert fake.submitted[1].prompt.text == "Really?"
+
+
+async def test_a_template_of_a_request_is_tried_beside_the_loop_and_only_if_it_is_trusted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[bool] = []  # whether in the loop's thread
+
+    def render(source: str, variables: dict[str, Any]) -> str:
+        tried.append(threading.current_thread() is threading.main_thread())
+        return render_template(source, variables)
+
+    monkeypatch.setattr(thinking, "render_template", render)
+    body = chat("Hello", chat_template="{{ messages[0].content }}{{ enable_thinking }} tried beside the loop")
+    assert (await refused(body))["param"] == "chat_template"
+    assert tried == []
+    await ask(None, {"trust_request_chat_template": True}, **body)
+    assert tried and not any(tried)
 
 
 @pytest.mark.parametrize(

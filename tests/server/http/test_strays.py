@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import sys
 from typing import Any
 
 import openai
@@ -127,6 +128,13 @@ def test_a_caller_that_makes_up_names_fills_no_log(caplog: pytest.LogCaptureFixt
             notices.tell("/v1/completions", strays)
     assert len(caplog.records) <= 256
     assert "further ones are not told" in caplog.records[-1].getMessage()
+
+
+def test_long_names_are_not_held_on_to() -> None:
+    name = "é" * 10_000
+    held = sys.getrefcount(name)
+    Strays(strict=False).meet("", [name], ["model"])
+    assert sys.getrefcount(name) == held
 
 
 async def test_names_of_a_template_are_told_in_ascii_as_well() -> None:

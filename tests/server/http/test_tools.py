@@ -129,6 +129,16 @@ def in_rome(strict: bool | None, kind: str = "string") -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
+def test_a_format_that_json_schema_does_not_know_is_no_reason_to_refuse_a_call(server: Server) -> None:
+    word = {"type": "string", "format": "password", "maxLength": 9}
+    parameters = {"type": "object", "properties": {"word": word}, "required": ["word"], "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "enter", "parameters": parameters}}
+    for wanted in ({"tool_choice": "required"}, {"tool_choice": "auto"}):
+        assert choice(chat(server, PARIS, tools=[tool], max_tokens=60, temperature=0, **wanted))["finish_reason"]
+    [call] = choice(chat(server, PARIS, tools=[tool], tool_choice="required"))["message"]["tool_calls"]
+    assert len(json.loads(call["function"]["arguments"])["word"]) <= 9
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_strict_tool_is_called_as_its_schema_says(server: Server, stream: bool) -> None:
     """Also where the model itself decides to; one that is not strict, with anything."""

@@ -188,6 +188,12 @@ async def test_a_call_that_is_cut_off_asks_for_nothing(there: Served) -> None:
     assert cut["output"][1]["status"] == "incomplete"
 
 
+async def test_a_call_that_nobody_can_read_asks_for_nothing(there: Served) -> None:
+    async with asking(there, Script(says=[call("add", a="\ud83d", b=2)])) as http:
+        answer = await create(http, tools=[SUMS])
+    assert kinds(answer)[1:] == ["mcp_call"] and answer["output"][1]["status"] == "incomplete"
+
+
 async def test_a_tool_that_must_be_called_was(there: Served) -> None:
     fake = Script(says=[ADD, "It is 5."])
     forced = {"tools": [SUMS], "tool_choice": {"type": "mcp", "server_label": "sums", "name": "add"}}

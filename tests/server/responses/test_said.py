@@ -181,3 +181,10 @@ def test_what_an_assistant_does_in_a_row_is_one_message() -> None:
     assert [each["function"]["arguments"] for each in first["tool_calls"]] == [{"x": 1}, {}]
     assert made[3] == {"role": "tool", "tool_call_id": "b", "name": "g", "content": [{"type": "text", "text": "2"}]}
     assert "content" not in second and second["reasoning_content"] == "So." and len(second["tool_calls"]) == 1
+
+
+async def test_a_call_that_is_no_text_is_incomplete_and_the_conversation_goes_on() -> None:
+    async with client(saying(call("f", '{"a": "\\ud83d"}'))) as http:
+        answer = await create(http, tools=TOOLS)
+        assert [(each["type"], each["status"]) for each in answer["output"]] == [("function_call", "incomplete")]
+        await create(http, tools=TOOLS, previous_response_id=answer["id"], input="Go on")

@@ -211,6 +211,21 @@ async def test_what_a_request_may_not_say(there: Served, tool: Any, param: str, 
     assert error["param"] == param and word in error["message"], error
 
 
+async def test_a_server_is_asked_for_its_tools_once(there: Served) -> None:
+    async with asking(there, Script(says=["Hi"])) as http:
+        error = await fail(http, "POST", PATH, json={"input": "Hi", "tools": [SUMS, CITY, SUMS]})
+    assert error["param"] == "tools[2].server_label" and "names 'sums' twice" in error["message"]
+
+
+async def test_a_call_that_nobody_can_read_is_not_carried_out(there: Served) -> None:
+    """Half of a letter is JSON, and no text."""
+    async with asking(there, Script(says=[call("add", a="\ud83d", b=2), "Hi"])) as http:
+        answer = await create(http, tools=[SUMS])
+        assert [each["status"] for each in answer["output"][1:]] == ["incomplete"] and there.tools.calls == []
+        again = await create(http, tools=[SUMS], previous_response_id=answer["id"])
+    assert again["output"][-1]["content"][0]["text"] == "Hi"
+
+
 async def test_two_tools_of_one_name_are_refused(there: Served) -> None:
     async with asking(there, Script(says=["Hm."])) as http:
         error = await fail(http, "POST", PATH, json={"input": "Hi", "tools": [SUMS, {**CITY, "name": "add"}]})

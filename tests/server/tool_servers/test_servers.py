@@ -95,6 +95,17 @@ async def test_a_caller_that_ends_ends_the_call(there: Served) -> None:
     await servers.close()
 
 
+async def test_a_query_is_told_to_nobody(there: Served) -> None:
+    """It may hold a key. That server speaks no SSE, and says so with the URL that was asked for."""
+    servers = ToolServers(ServerConfig(tool_server=(f"sums={there.url.removesuffix('/mcp')}/sse?key=hidden",)))
+    sums = await servers.named("sums")
+    assert sums is not None
+    with pytest.raises(Unavailable, match="/sse") as refused:
+        await sums.tools()
+    assert "hidden" not in str(refused.value)
+    await servers.close()
+
+
 async def test_a_server_may_go_and_come_back(there: Served) -> None:
     servers = ToolServers(ServerConfig(tool_server=(there.url,)))
     await servers.connect()

@@ -57,6 +57,15 @@ def test_a_program_ends_in_time_with_all_its_children(tmp_path: Path) -> None:
         time.sleep(0.01)
 
 
+def test_what_a_program_left_running_ends_in_time_though_the_program_has_ended(tmp_path: Path) -> None:
+    """It holds the output open, so that nobody knows whether more comes."""
+    script = f"sleep 600 & echo $! > {tmp_path}/child"
+    assert "took longer than 1 seconds" in said(ProgramTool("it", "", {}, ("sh", "-c", script), timeout=1.0))
+    child = Path("/proc") / (tmp_path / "child").read_text().strip() / "stat"
+    while _runs(child):
+        time.sleep(0.01)
+
+
 def _runs(stat: Path) -> bool:
     """Whether it is there, and more than a zombie."""
     try:

@@ -119,3 +119,22 @@ def test_references_that_double_are_given_up() -> None:
     definitions = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(60)}
     tool = Tool("f", {"properties": {"x": {"$ref": "#/$defs/d0"}}, "$defs": definitions})
     assert TOOL_PARSERS.get("glm45").grammar([tool]) is None
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "array", "minItems": "x"}, {"type": "array", "maxItems": [1]}, {"type": "string", "minLength": {}},
+        {"type": "string", "maxLength": -1}, {"type": "string", "format": {"a": 1}},
+        {"type": "object", "properties": {"a": {}}, "required": [{}]},
+    ],
+)  # fmt: skip
+def test_a_schema_that_is_wrong_is_left_to_the_library_which_says_why(schema: dict[str, Any]) -> None:
+    tool = Tool("f", {"properties": {"x": schema}, "required": ["x"]}, strict=True)
+    for name in TOOL_PARSERS.names():
+        TOOL_PARSERS.get(name).grammar([tool])
+        TOOL_PARSERS.get(name).watching([tool])
+
+
+def test_a_slash_behind_a_backslash_is_the_patterns_own() -> None:
+    assert admits("qwen3_coder", {"type": "string", "pattern": r"^a\\/b$"}, qwen("a\\/b"))

@@ -3,6 +3,8 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from quintet.parsers import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
 from quintet.server.http.ids import new_id
 from quintet.server.http.logprobs import listed
@@ -90,17 +92,20 @@ class _Call:
         self._call_id, self._name = begin.id or "", begin.name
         self._text: list[str] = []
 
+    @property
+    def text(self) -> str:
+        """Its arguments so far."""
+        return "".join(self._text)
+
     def item(self, status: str) -> FunctionCall:
-        return FunctionCall(
-            id=self.id, status=status, call_id=self._call_id, name=self._name, arguments="".join(self._text)
-        )
+        return FunctionCall(id=self.id, status=status, call_id=self._call_id, name=self._name, arguments=self.text)
 
     def more(self, text: str, where: dict[str, Any]) -> Step:
         self._text.append(text)
         return Step("function_call_arguments.delta", {**where, "delta": text})
 
     def ended(self, where: dict[str, Any]) -> list[Step]:
-        return [Step("function_call_arguments.done", {**where, "arguments": "".join(self._text)})]
+        return [Step("function_call_arguments.done", {**where, "arguments": self.text})]
 
 
 _Shown = _Words | _Thought | _Call | ServedCall
@@ -188,7 +193,7 @@ class Output:
             self._asked.written.append(event.text)
             return []
         if isinstance(event, CallEnd):
-            return self._leave("completed" if event.complete else "incomplete")
+            return self._leave("completed" if event.complete and self._is_readable() else "incomplete")
         if isinstance(event, CallArguments):
             assert isinstance(self._open, _Call | ServedCall)
             return [self._open.more(event.text, self._where(self._open))]
@@ -251,6 +256,16 @@ class Output:
         where = {"output_index": len(self._done), "item": item}
         self._done.append(item)
         return [Step("output_item.added", where), Step("output_item.done", where)]
+
+    def _is_readable(self) -> bool:
+        """Whether the call that ends can be read again: JSON's letters may spell what is no text, or no number."""
+        call = self._open if self._asked is None else self._asked
+        assert isinstance(call, _Call | ServedCall | AskedCall)
+        try:
+            msgspec.json.decode(call.text or "{}")
+        except (msgspec.DecodeError, RecursionError):
+            return False
+        return True
 
     def _kept(self, call: ServedCall, status: str) -> list[Step]:
         """Waits for what comes of it, unless it is broken."""

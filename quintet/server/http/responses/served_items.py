@@ -55,15 +55,19 @@ class ServedCall:
         self._text: list[str] = []
 
     @property
+    def text(self) -> str:
+        """Its arguments so far."""
+        return "".join(self._text)
+
+    @property
     def arguments(self) -> dict[str, Any]:
         """Of one that is whole: the parsers see to it that it is an object."""
-        found: dict[str, Any] = msgspec.json.decode("".join(self._text) or "{}")
+        found: dict[str, Any] = msgspec.json.decode(self.text or "{}")
         return found
 
     def item(self, status: str) -> McpCall:
-        text = "".join(self._text)
         return McpCall(
-            id=self.id, server_label=self.label, name=self.name, arguments=text, status=status,
+            id=self.id, server_label=self.label, name=self.name, arguments=self.text, status=status,
             approval_request_id=self._approval,
         )  # fmt: skip
 
@@ -75,7 +79,7 @@ class ServedCall:
         return Step("mcp_call_arguments.delta", {**where, "delta": text})
 
     def ended(self, where: dict[str, Any]) -> list[Step]:
-        return [Step("mcp_call_arguments.done", {**where, "arguments": "".join(self._text)})]
+        return [Step("mcp_call_arguments.done", {**where, "arguments": self.text})]
 
     def answered(self, result: Result, status: str, place: int) -> tuple[McpCall, list[Step]]:
         """`status` is completed or failed, or incomplete: it is broken, and nobody has carried it out."""

@@ -54,6 +54,7 @@ class ServedTools:
 async def serve_tools(service: Service, tools: Sequence[Any] | None) -> ServedTools:
     """Raises ParameterError that blames a place, or ApiError 424 for a tool server that does not answer."""
     asked = {place: each for place, each in enumerate(tools or ()) if _is_served(each)}
+    _check_labels(asked)
     found = dict(zip(asked, await asyncio.gather(*(_of(service, *each) for each in asked.items())), strict=True))
     functions: list[Function] = []
     places: dict[str, int] = {}
@@ -126,6 +127,15 @@ async def _of(service: Service, place: int, tool: dict[str, Any]) -> tuple[ToolS
 def _function(tool: ServedTool) -> Function:
     made = {"type": "function", "name": tool.name, "parameters": dict(tool.schema)}
     return {**made, "description": tool.description} if tool.description else made
+
+
+def _check_labels(asked: Mapping[int, Mapping[str, Any]]) -> None:
+    """Each server once: it is asked for its tools each time."""
+    seen: list[Any] = []
+    for place, each in asked.items():
+        if (label := each.get("server_label")) in seen:
+            raise ParameterError(f"tools[{place}].server_label", f"names {str(label)[:80]!r} twice; name it once")
+        seen.append(label)
 
 
 def _check_names(functions: Sequence[Any], places: Mapping[str, int]) -> None:

@@ -18,7 +18,7 @@ from quintet.server.http.bodies import read_body
 from quintet.server.http.calls import Ask, Call
 from quintet.server.http.logprobs import Writer, listed
 from quintet.server.http.openapi import documented
-from quintet.server.http.prompts import chat_prompt, template_text, told_template
+from quintet.server.http.prompts import INLINE, beside, chat_prompt, check_template, template_text, told_template
 from quintet.server.http.protocol.chat import (
     AnswerMessage,
     ChatChoice,
@@ -58,7 +58,7 @@ async def create_chat_completion(http: HttpRequest) -> Response:
     if wanted.mode == "none" and service.settings.exclude_tools_when_tool_choice_none:
         body.tools = None
     grammar = await shape(service, params, *form)
-    thinks = _tell_template(service, body, params)
+    thinks = await _tell_template(service, body, params)
     prompt = await chat_prompt(
         service, body, body.messages, body.size, params,
         cache_salt=body.cache_salt, add_special_tokens=body.add_special_tokens,
@@ -94,17 +94,24 @@ def _params(service: Service, body: ChatRequest) -> SamplingParams:
     return sampling_params(service, body, own, {"logprobs": "top_logprobs", "max_tokens": name})
 
 
-def _tell_template(service: Service, body: ChatRequest, params: SamplingParams) -> bool:
+async def _tell_template(service: Service, body: ChatRequest, params: SamplingParams) -> bool:
     """Sets the variables of the chat template that say whether the model thinks, and how much -> whether it may."""
+    check_template(service, body)
     effort = read_effort(body.reasoning_effort, "reasoning_effort")
     thinking = read_thinking(body.thinking, "thinking")
     thinks = effort != "none" if thinking.on is None and effort is not None else thinking.on
     if params.thinking_token_budget is None:
         params.thinking_token_budget = thinking.budget
     template = body.chat_template or template_text(service)
-    told = {**variables(template, thinks, effort), **(body.chat_template_kwargs or {})}
-    body.chat_template_kwargs = told or None
-    return may_think(template, told_template(service, told, template))
+
+    def tell() -> bool:
+        told = {**variables(template, thinks, effort), **(body.chat_template_kwargs or {})}
+        body.chat_template_kwargs = told or None
+        return may_think(template, told_template(service, told, template))
+
+    if body.chat_template is None:
+        return tell()
+    return await beside(service, max(body.size, INLINE), tell, "chat_template")  # it is tried, and may take its time
 
 
 class _Answer:
