@@ -149,7 +149,9 @@ _OPERATIONS = {
 
 
 def _asked(record: "Record") -> Mapping[str, Any]:
-    """All asks of a call have the same parameters."""
+    """All asks of a call have the same parameters. One that ended before it asked anything has none."""
+    if not record.asks:
+        return {}
     params = record.asks[0].params
     asked = {
         "max_tokens": params.max_tokens,
@@ -174,7 +176,7 @@ def _given(record: "Record") -> Mapping[str, Any]:
     }
     if first:
         given["gen_ai.latency.time_to_first_token"] = min(first)
-    if len(whole) == len(record.watches):
+    if whole and len(whole) == len(record.watches):
         given["gen_ai.latency.e2e"] = max(whole)
     return given
 

@@ -91,10 +91,14 @@ async def whole_response(
 
 
 async def read_response(
-    service: Service, http: HttpRequest, asks: Sequence[Ask], read: Callable[[Call], Awaitable[Any]]
+    service: Service,
+    http: HttpRequest,
+    asks: Sequence[Ask],
+    read: Callable[[Call], Awaitable[Any]],
+    waits: bool = False,
 ) -> Whole:
-    """What `read` makes of the open call becomes JSON."""
-    call = service.call(http, asks)
+    """What `read` makes of the open call becomes JSON. `waits`: see Call."""
+    call = service.call(http, asks, waits=waits)
     await call.__aenter__()
     try:
         return Whole(call, encode(await read(call)))
@@ -109,9 +113,11 @@ async def stream_response(
     asks: Sequence[Ask],
     events: Callable[[Call], AsyncIterator[bytes]],
     failure: Callable[[ApiError], bytes] = openai_failure,
+    waits: bool = False,
 ) -> EventStream:
-    """Opens the call and waits for its first output, so that what fails until then has a status of its own."""
-    call = service.call(http, asks)
+    """Opens the call and waits for its first output, so that what fails until then has a status of its own. `waits`:
+    see Call."""
+    call = service.call(http, asks, waits=waits)
     await call.__aenter__()
     try:
         await call.peek()

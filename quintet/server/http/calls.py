@@ -54,10 +54,18 @@ class Call:
     """
 
     def __init__(
-        self, service: "Service", http: HttpRequest | None, asks: Sequence[Ask], timeout: float, owner: str = ""
+        self,
+        service: "Service",
+        http: HttpRequest | None,
+        asks: Sequence[Ask],
+        timeout: float,
+        owner: str = "",
+        waits: bool = False,
     ) -> None:
+        """`waits`: the asks say how much room it takes, and again() brings the first that is asked."""
         self.owner = owner  # "": all callers are one
-        self.asks = [_kept_apart(ask, owner) for ask in asks] if owner else asks
+        own = [] if waits else asks
+        self.asks = [_kept_apart(ask, owner) for ask in own] if owner else own
         self._service, self._http, self._timeout = service, http, timeout
         self._wire = None if http is None else wire_of(http.scope)
         self._events: asyncio.Queue[tuple[int, RequestOutput, int] | Exception] = asyncio.Queue()
@@ -81,7 +89,8 @@ class Call:
             raise
         self._open = True
         try:
-            self._submit()
+            if self.asks:
+                self._submit()
         except BaseException:
             self.close()
             raise

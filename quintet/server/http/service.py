@@ -106,9 +106,9 @@ class Service:
                 code="model_not_found",
             )  # fmt: skip
 
-    def call(self, http: HttpRequest | None, asks: Sequence[Ask], owner: str = "") -> Call:
+    def call(self, http: HttpRequest | None, asks: Sequence[Ask], owner: str = "", waits: bool = False) -> Call:
         """To be entered. Without an HTTP request it goes on when its client hangs up; `owner` then says whose it is."""
-        return Call(self, http, asks, self._timeout(http), owner if http is None else owner_of(http))
+        return Call(self, http, asks, self._timeout(http), owner if http is None else owner_of(http), waits)
 
     def record(self, http: HttpRequest | None, asks: Sequence[Ask]) -> Record:
         """What a call that was let in adds to metrics and traces."""

@@ -152,6 +152,18 @@ async def test_a_call_that_nobody_waits_for_has_a_span_of_its_own(service: Servi
     assert plain(span.attributes)["gen_ai.usage.output_tokens"] == 3
 
 
+async def test_a_call_that_ends_before_it_asks_has_a_span(service: Service, collector: Collector) -> None:
+    """It holds its room, and asks nothing, while a tool runs."""
+    ask = Ask(Prompt([5, 6]), SamplingParams(max_tokens=3))
+    async with service.call(None, [ask], waits=True) as call:
+        assert service.gate.held.completions == 1
+        assert [each async for each in call] == []
+    assert service.gate.held.completions == 0
+    service.close()
+    (span,) = collector.wait(1)
+    assert plain(span.attributes)["gen_ai.usage.input_tokens"] == 0
+
+
 async def test_a_collector_that_hangs_disturbs_nobody(
     client: httpx.AsyncClient, service: Service, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,14 @@ def test_the_bundled_model_has_a_sum_added(server: Server) -> None:
             final = events.get_final_response()
         assert [item.type for item in final.output] == [item.type for item in answer.output]
         assert final.output_text == answer.output_text
+        ask: Any = {**ADD, "require_approval": "always"}
+        first = ai.responses.create(**{**asked, "tools": [ask]})
+        request = first.output[-1]
+        assert request.type == "mcp_approval_request" and json.loads(request.arguments) == {"a": 27, "b": 45}
+        yes: Any = {"type": "mcp_approval_response", "approval_request_id": request.id, "approve": True}
+        approved = ai.responses.create(**{**asked, "tools": [ask], "input": [yes]}, previous_response_id=first.id)
+        assert approved.output[0].type == "mcp_call" and approved.output[0].output == "72"
+        assert approved.output_text == answer.output_text
         # and a server that is told to end does not wait for tools for longer than for anything else
         waiting = ai.responses.create(
             model="bundled", input="Wait.", tools=[WAIT], tool_choice={"type": "mcp", "server_label": "sums"},

@@ -194,9 +194,13 @@ async def test_a_tool_of_a_server_may_be_forced(there: Served) -> None:
         ({"connector_id": "connector_gmail"}, "tools[0].connector_id", "the operator alone"),
         ({"server_label": "others"}, "tools[0].server_label", "is no tool server here; there are: sums"),
         ({"server_label": None}, "tools[0].server_label", "must be text"),
-        ({"require_approval": None}, "tools[0].require_approval", 'set it to "never"'),
-        ({"require_approval": "always"}, "tools[0].require_approval", 'set it to "never"'),
-        ({"require_approval": {"never": {"tool_names": ["add"]}}}, "tools[0].require_approval", 'set it to "never"'),
+        ({"require_approval": "sometimes"}, "tools[0].require_approval", "sometimes"),
+        ({"require_approval": {"never": ["add"]}}, "tools[0].require_approval.never", "must be an object"),
+        (
+            {"require_approval": {"always": {"tool_names": ["ad"]}}},
+            "tools[0].require_approval.always",
+            "'ad', which the server does not have",
+        ),
         ({"allowed_tools": ["subtract"]}, "tools[0].allowed_tools", "'subtract', which the server does not have"),
         ({"allowed_tools": "add"}, "tools[0].allowed_tools", "must be a list"),
     ],
@@ -222,10 +226,8 @@ async def test_a_call_that_nobody_can_read_is_not_carried_out(there: Served) -> 
     assert again["output"][-1]["content"][0]["text"] == "Hi"
 
 
-async def test_approval_may_be_asked_for_tools_that_are_not_allowed(there: Served) -> None:
-    only = {"require_approval": {"never": {"tool_names": ["add"]}}, "allowed_tools": ["add"]}
+async def test_two_tools_of_one_name_are_refused(there: Served) -> None:
     async with asking(there, Script(says=["Hm."])) as http:
-        await create(http, tools=[{**SUMS, **only}])
         error = await fail(http, "POST", PATH, json={"input": "Hi", "tools": [SUMS, {**CITY, "name": "add"}]})
     assert "have the name 'add' twice" in error["message"]
 

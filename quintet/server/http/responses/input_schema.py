@@ -46,13 +46,36 @@ _THOUGHT = {
     },
     "required": ["type"],
 }
+_ASKED = {
+    "type": "object",
+    "description": "as it came out: a call that needs approval",
+    "properties": {
+        "type": {"type": "string", "enum": ["mcp_approval_request"]},
+        "id": {"type": "string", "minLength": 1, "maxLength": 256},
+        "server_label": {"type": "string"},
+        "name": {"type": "string"},
+        "arguments": {"type": "string", "description": "a JSON object"},
+    },
+    "required": ["type", "id", "server_label", "name", "arguments"],
+}
+_ANSWER = {
+    "type": "object",
+    "description": "the call is carried out first, or the model is told that it was refused",
+    "properties": {
+        "type": {"type": "string", "enum": ["mcp_approval_response"]},
+        "approval_request_id": {"type": "string"},
+        "approve": {"type": "boolean"},
+        "reason": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    },
+    "required": ["type", "approval_request_id", "approve"],
+}
 INPUT: dict[str, Any] = {
     "anyOf": [
         {"type": "string"},
         {
             "type": "array",
             "minItems": 1,
-            "items": {"anyOf": [_MESSAGE, _CALL, _CALLED, _THOUGHT, _REFERENCE]},
+            "items": {"anyOf": [_MESSAGE, _CALL, _CALLED, _THOUGHT, _ASKED, _ANSWER, _REFERENCE]},
         },
     ]
 }

@@ -6,6 +6,7 @@ from typing import Any
 from quintet.engine.checks import kind_of, list_of, object_of, one_of, refuse_fields, text_of
 from quintet.sampling_params import ParameterError
 from quintet.server.http.ids import new_id
+from quintet.server.http.responses.approvals import read_answer, read_request
 from quintet.server.http.responses.references import References, is_reference
 from quintet.server.http.responses.shapes import Item
 from quintet.server.http.responses.tool_items import read_call, read_list, read_output, read_served_call, read_thought
@@ -26,8 +27,17 @@ _REASONS = {
     "compaction": "this server compacts no conversations",
     "compaction_trigger": "this server compacts no conversations",
 }
-_OF_TOOLS = ("_call", "_call_output", "_search_output", "_tools", "_approval_request", "_approval_response")
-_OTHERS = ("function_call", "function_call_output", "reasoning", "item_reference", "mcp_call", "mcp_list_tools")
+_OF_TOOLS = ("_call", "_call_output", "_search_output", "_tools")
+_OTHERS = (
+    "function_call",
+    "function_call_output",
+    "reasoning",
+    "item_reference",
+    "mcp_call",
+    "mcp_list_tools",
+    "mcp_approval_request",
+    "mcp_approval_response",
+)
 
 
 def read_input(given: Any, references: References) -> list[Item]:
@@ -52,6 +62,10 @@ def _read_item(item: Any, where: str) -> Item:
                 return read_served_call(item, where)
             case "mcp_list_tools":
                 return read_list(item, where)
+            case "mcp_approval_request":
+                return read_request(item, where)
+            case "mcp_approval_response":
+                return read_answer(item, where)
     item = object_of(item, where, _ITEM_KEYS)
     role = one_of(item.get("role"), f"{where}.role", ROLES)
     content = item.get("content")

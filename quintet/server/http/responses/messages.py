@@ -6,18 +6,20 @@ from typing import Any
 import msgspec
 
 from quintet.sampling_params import ParameterError
+from quintet.server.http.responses.approvals import as_called
+from quintet.server.http.responses.shapes import Item
 
 Message = dict[str, Any]
 
 
-def as_messages(items: Sequence[Mapping[str, Any]]) -> list[Message]:
+def as_messages(items: Sequence[Item]) -> list[Message]:
     """What an assistant thinks, says and calls in a row is one message; a call that was cut off is left out.
 
     Raises ParameterError if nothing is left.
     """
     messages: list[Message] = []
     names: dict[str, str] = {}  # of the functions, by the ids of their calls
-    for item in _as_functions(items):
+    for item in _as_functions(as_called(items)):
         kind = item["type"]
         if kind == "function_call_output":
             call = item["call_id"]

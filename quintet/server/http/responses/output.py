@@ -1,6 +1,6 @@
 """What an answer is made of while it grows: its items, and the steps in which a stream tells of them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -9,10 +9,12 @@ from quintet.parsers import CallArguments, CallBegin, CallEnd, Content, Event, R
 from quintet.server.http.ids import new_id
 from quintet.server.http.logprobs import listed
 from quintet.server.http.responses.seal import seal
-from quintet.server.http.responses.served_items import Listed, ServedCall, Step
+from quintet.server.http.responses.served_items import AskedCall, Listed, ServedCall, Step
 from quintet.server.http.responses.served_items import listed as listed_steps
 from quintet.server.http.responses.shapes import (
     FunctionCall,
+    Item,
+    McpApprovalRequest,
     OutputItem,
     OutputMessage,
     OutputText,
@@ -106,25 +108,29 @@ class _Call:
         return [Step("function_call_arguments.done", {**where, "arguments": self.text})]
 
 
-_Open = _Words | _Thought | _Call | ServedCall
+_Shown = _Words | _Thought | _Call | ServedCall
 
 
 class Output:
     """Takes what a model was heard to say; its items stand in the order in which they were said."""
 
-    def __init__(self, sealed: bool = False, served: Mapping[str, str] | None = None) -> None:
-        """`sealed`: thoughts have encrypted_content. `served`: labels of tool servers, by the names of their tools."""
-        self._sealed, self._served = sealed, served or {}
+    def __init__(
+        self, sealed: bool = False, served: Mapping[str, str] | None = None, asks: Collection[str] = ()
+    ) -> None:
+        """`sealed`: thoughts have encrypted_content. `served`: labels of tool servers, by the names of their tools;
+        calls of `asks` need approval."""
+        self._sealed, self._served, self._asks = sealed, served or {}, asks
         self._done: list[OutputItem] = []
         self._begun = 0  # place of the first item of this round
-        self._open: _Open | None = None
+        self._open: _Shown | None = None
+        self._asked: AskedCall | None = None  # is open instead
         self.waiting: dict[int, ServedCall] = {}  # place -> a call that is whole, and to be carried out
         self._held: list[bytes] = []  # log-probabilities of tokens whose text has not come out yet
 
     @property
     def asks_client(self) -> bool:
-        """Whether this round has called what the client carries out."""
-        return any(isinstance(each, FunctionCall) for each in self._done[self._begun :])
+        """Whether this round has called what the client carries out, or has to approve."""
+        return any(isinstance(each, FunctionCall | McpApprovalRequest) for each in self._done[self._begun :])
 
     def begin_round(self) -> None:
         """What follows is said after the calls before were carried out."""
@@ -155,6 +161,12 @@ class Output:
             self._done.append(item)
         return steps
 
+    def call(self, approved: Item) -> list[Step]:
+        """One that a request asked for, before the model says anything."""
+        call = ServedCall(approved["name"], approved["server_label"], approved["id"])
+        steps = self._enter(call)
+        return [*steps, call.more(approved["arguments"], self._where(call)), *self._leave("completed")]
+
     def pause(self) -> list[Step]:
         """The model has said all of this round."""
         return self._leave("completed")
@@ -170,21 +182,31 @@ class Output:
         steps: list[Step] = []
         for place in [*self.waiting]:
             steps += self.answer(place, Result("the answer ended before this call", failed=True))
-        if not self._done and self._open is None:
+        if not self._done and self._open is None and self._asked is None:
             steps = self._enter(_Words())
         return steps + self._leave(status)
 
     def _told(self, event: Event) -> list[Step]:
         if isinstance(event, CallBegin):
-            label = self._served.get(event.name)
-            call = _Call(event) if label is None else ServedCall(event, label)
-            return self._leave("completed") + self._enter(call)
+            return self._leave("completed") + self._begin_call(event)
+        if self._asked is not None and isinstance(event, CallArguments):
+            self._asked.written.append(event.text)
+            return []
         if isinstance(event, CallEnd):
             return self._leave("completed" if event.complete and self._is_readable() else "incomplete")
         if isinstance(event, CallArguments):
             assert isinstance(self._open, _Call | ServedCall)
             return [self._open.more(event.text, self._where(self._open))]
         return self._worded(event)
+
+    def _begin_call(self, begin: CallBegin) -> list[Step]:
+        label = self._served.get(begin.name)
+        if label is None:
+            return self._enter(_Call(begin))
+        if begin.name in self._asks:
+            self._asked = AskedCall(begin.name, label)
+            return []
+        return self._enter(ServedCall(begin.name, label))
 
     def _worded(self, event: Content | Reasoning) -> list[Step]:
         steps = []
@@ -199,12 +221,15 @@ class Output:
         assert isinstance(self._open, _Thought)
         return [*steps, self._open.more(event.text, self._where(self._open))]
 
-    def _enter(self, item: _Open) -> list[Step]:
+    def _enter(self, item: _Shown) -> list[Step]:
         self._open = item
         added = Step("output_item.added", {"output_index": len(self._done), "item": item.item("in_progress")})
         return [added] if isinstance(item, _Call) else [added, *item.begun(self._where(item))]
 
     def _leave(self, status: str) -> list[Step]:
+        if self._asked is not None:
+            asked, self._asked = self._asked, None
+            return self._ask(asked, status)
         item, self._open = self._open, None
         if item is None:
             return []
@@ -221,11 +246,23 @@ class Output:
         self._done.append(done)
         return steps
 
+    def _ask(self, asked: AskedCall, status: str) -> list[Step]:
+        """For approval; a broken call is one as any."""
+        if status != "completed":
+            call = ServedCall(asked.name, asked.label)
+            steps = self._enter(call)
+            return [*steps, call.more(asked.text, self._where(call)), *self._leave(status)]
+        item = asked.item()
+        where = {"output_index": len(self._done), "item": item}
+        self._done.append(item)
+        return [Step("output_item.added", where), Step("output_item.done", where)]
+
     def _is_readable(self) -> bool:
         """Whether the call that ends can be read again: JSON's letters may spell what is no text, or no number."""
-        assert isinstance(self._open, _Call | ServedCall)
+        call = self._open if self._asked is None else self._asked
+        assert isinstance(call, _Call | ServedCall | AskedCall)
         try:
-            msgspec.json.decode(self._open.text or "{}")
+            msgspec.json.decode(call.text or "{}")
         except (msgspec.DecodeError, RecursionError):
             return False
         return True
@@ -239,7 +276,7 @@ class Output:
             return []
         return self.answer(place, Result("the call is broken, or was cut off", failed=True), "incomplete")
 
-    def _where(self, item: _Open) -> dict[str, Any]:
+    def _where(self, item: _Shown) -> dict[str, Any]:
         return {"item_id": item.id, "output_index": len(self._done)}
 
 

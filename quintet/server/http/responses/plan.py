@@ -14,6 +14,13 @@ from quintet.sampling_params import ParameterError, RequestOutputKind, SamplingP
 from quintet.server.http.calls import Ask
 from quintet.server.http.errors import ApiError
 from quintet.server.http.prompts import beside, chat_prompt, template_text, told_template
+from quintet.server.http.responses.approvals import (
+    Approved,
+    check_all_answered,
+    check_answers,
+    check_approved,
+    names_itself,
+)
 from quintet.server.http.responses.items import read_input
 from quintet.server.http.responses.messages import Message, as_messages, count_calls
 from quintet.server.http.responses.references import References, without_logprobs
@@ -43,6 +50,11 @@ class Plan:
     served: ServedTools  # its tools
 
     @property
+    def waits(self) -> bool:
+        """For calls that were approved: what is asked then is not known yet, and this is it without their results."""
+        return bool(self.said.approved)
+
+    @property
     def new_lists(self) -> list[Listed]:
         """Of tools that the conversation does not know yet."""
         known = {item["server_label"] for item in self.said.items if item["type"] == "mcp_list_tools"}
@@ -56,6 +68,7 @@ class Said(NamedTuple):
     messages: list[Message]  # what they are to a chat template
     new_ids: tuple[str, ...]  # of the items that came with this request
     size: int  # bytes of JSON that it was read from
+    approved: Sequence[Approved] = ()  # calls that are carried out before the model goes on
 
 
 async def make_plan(service: Service, store: Store, body: CreateResponse, owner: str) -> Plan:
@@ -67,6 +80,7 @@ async def make_plan(service: Service, store: Store, body: CreateResponse, owner:
     check_tools(service, wanted)
     grammar = await shape(service, params, form, "text.format")
     said = await _said(service, store, body, owner)
+    check_approved(said.approved, served.labels)
     return await _planned(service, body, _Round(said, params, wanted, grammar, served))
 
 
@@ -82,7 +96,8 @@ async def next_plan(service: Service, body: CreateResponse, plan: Plan, output: 
         params.max_tokens = body.max_output_tokens - num_tokens
     form = of_format((body.text or {}).get("format"), "text.format")
     grammar = await shape(service, params, form, "text.format")
-    wanted = Wanted(tuple(plan.listening.tools), "none" if service.parsers.tool is None else "auto")
+    heard = service.parsers.tool is not None and plan.listening.tool is not None
+    wanted = Wanted(tuple(plan.listening.tools), "auto" if heard else "none")
 
     def add() -> Said:
         items = plan.said.items + [without_logprobs(item) for item in msgspec.json.decode(output)]
@@ -140,11 +155,14 @@ async def _said(service: Service, store: Store, body: CreateResponse | CountInpu
         new = [] if lacks else read_input(body.input, references)
         earlier = _earlier(stored)
         check_outputs(earlier, new)
+        approved = check_answers(earlier, new)
+        if not isinstance(body, CountInput):
+            check_all_answered(earlier, new)
         items = [*earlier, *new]
         if stored is not None or references.size:
             _check_size(items, most, "input" if stored is None else "previous_response_id")
-        new_ids = tuple(item["id"] for item in new if not references.names(item))
-        return Said(items, as_messages(items), new_ids, size)
+        new_ids = tuple(item["id"] for item in new if not references.names(item) and not names_itself(item))
+        return Said(items, as_messages(items), new_ids, size, approved)
 
     return await beside(service, size, read, "input")
 

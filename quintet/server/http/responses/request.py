@@ -89,7 +89,8 @@ class CreateResponse(_Shared):
     tools: list[dict[str, Any]] | None = Field(
         None, max_length=MAX_TOOLS, fail_fast=True,
         description='functions that the model may call: {"type": "function", "name": ..., "parameters": ...}; and tool '
-        'servers of the operator: {"type": "mcp", "server_label": ..., "require_approval": "never"}',
+        'servers of the operator: {"type": "mcp", "server_label": ..., "require_approval": "never"}; left out it means '
+        '"always", and calls then end the response with an mcp_approval_request',
     )  # fmt: skip
     tool_choice: Any = Field(
         None, description='"auto" (where there are tools), "none", "required", or an object of type function or '

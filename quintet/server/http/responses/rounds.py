@@ -29,6 +29,12 @@ class Rounds:
     async def steps(self, call: Call) -> AsyncIterator[list[Step]]:
         """What the open call adds to the reply, until its last round has ended."""
         shown = self._reply.said.show(self._plan.new_lists)
+        if self._plan.said.approved:
+            yield [*shown, *(step for each in self._plan.said.approved for step in self._reply.said.call(each.request))]
+            shown = []
+            yield await call.beside(self._carry_out())
+            if not await self._goes_on(call):
+                return
         while True:
             async for number, output in call:
                 self._tally.take(number, output)
@@ -39,16 +45,20 @@ class Rounds:
             yield self._reply.said.pause()
             told = self._told
             yield await call.beside(self._carry_out())
-            if self._reply.said.asks_client or told:
+            if self._reply.said.asks_client or told or not await self._goes_on(call):
                 return
-            plan = await call.beside(self._next())
-            if plan is None:
-                self._reply.cut_short()
-                return
-            self._plan = plan
-            self._tally.ask([plan.ask])
-            self._reply.again(Speech(plan.listening))
-            call.again(plan.ask)
+
+    async def _goes_on(self, call: Call) -> bool:
+        """Begins a round, unless no tokens are left for one."""
+        plan = await call.beside(self._next())
+        if plan is None:
+            self._reply.cut_short()
+            return False
+        self._plan = plan
+        self._tally.ask([plan.ask])
+        self._reply.again(Speech(plan.listening))
+        call.again(plan.ask)
+        return True
 
     async def _next(self) -> Plan | None:
         items = encode(self._reply.said.items("completed"))

@@ -60,8 +60,8 @@ async def create_response(http: HttpRequest) -> Response:
     if body.background:
         return await making.in_background()
     if body.stream:
-        return await stream_response(service, http, [plan.ask], making.events, making.failed)
-    return await read_response(service, http, [plan.ask], making.whole)
+        return await stream_response(service, http, [plan.ask], making.events, making.failed, plan.waits)
+    return await read_response(service, http, [plan.ask], making.whole, plan.waits)
 
 
 @router.post("/v1/responses/input_tokens")
@@ -97,12 +97,13 @@ class _Making:
             Speech(plan.listening),
             service.turns,
             _score(service, params),
-            Output(wants_sealed(body), plan.served.labels),
+            Output(wants_sealed(body), plan.served.labels, plan.served.asks),
         )
         self._events = Events(self.reply)
         self._rounds = Rounds(service, body, plan, self.reply, self.tally)
         self._stored: Stored | None = None
-        self.tally.ask([plan.ask])
+        if not plan.waits:
+            self.tally.ask([plan.ask])
 
     def keep(self) -> None:
         """Stores what there is, if that is wanted."""
@@ -146,7 +147,7 @@ class _Making:
 
     async def in_background(self) -> Response:
         """Queues it; from here on it needs no client that waits."""
-        call = self._service.call(None, [self._plan.ask], self._owner)
+        call = self._service.call(None, [self._plan.ask], self._owner, self._plan.waits)
         await call.__aenter__()
         stored = self._begun()
         stored.run = run = Run(call, self._events, self._events.told(self._rounds.steps(call)), self._run_ended)

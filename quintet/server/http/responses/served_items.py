@@ -5,9 +5,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from quintet.parsers import CallBegin
 from quintet.server.http.ids import new_id
-from quintet.server.http.responses.shapes import McpCall, McpListTools, McpTool
+from quintet.server.http.responses.shapes import McpApprovalRequest, McpCall, McpListTools, McpTool
 from quintet.server.tool_servers.results import Result
 from quintet.server.tool_servers.server import ServedTool
 
@@ -24,6 +23,7 @@ class Listed(NamedTuple):
 
     label: str
     tools: Sequence[ServedTool]
+    asks: frozenset[str] = frozenset()  # names of those whose calls need approval
 
     def item(self) -> McpListTools:
         tools = [
@@ -49,8 +49,9 @@ def listed(item: McpListTools, place: int) -> list[Step]:
 class ServedCall:
     """A call that is being written, and then carried out."""
 
-    def __init__(self, begin: CallBegin, label: str) -> None:
-        self.id, self.name, self.label = f"mcp_{new_id()}", begin.name, label
+    def __init__(self, name: str, label: str, approval: str | None = None) -> None:
+        """`approval`: the id of the request for it."""
+        self.id, self.name, self.label, self._approval = f"mcp_{new_id()}", name, label, approval
         self._text: list[str] = []
 
     @property
@@ -65,7 +66,10 @@ class ServedCall:
         return found
 
     def item(self, status: str) -> McpCall:
-        return McpCall(id=self.id, server_label=self.label, name=self.name, arguments=self.text, status=status)
+        return McpCall(
+            id=self.id, server_label=self.label, name=self.name, arguments=self.text, status=status,
+            approval_request_id=self._approval,
+        )  # fmt: skip
 
     def begun(self, where: dict[str, Any]) -> list[Step]:
         return [Step("mcp_call.in_progress", where)]
@@ -87,3 +91,19 @@ class ServedCall:
         kind = "mcp_call.completed" if status == "completed" else "mcp_call.failed"
         done = Step("output_item.done", {"output_index": place, "item": item})
         return item, [Step(kind, {"item_id": self.id, "output_index": place}), done]
+
+
+class AskedCall:
+    """A call that is being written and needs approval. It is shown when it is whole: what is cut off asks for none."""
+
+    def __init__(self, name: str, label: str) -> None:
+        self.id, self.name, self.label = f"mcpr_{new_id()}", name, label
+        self.written: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """Its arguments so far."""
+        return "".join(self.written)
+
+    def item(self) -> McpApprovalRequest:
+        return McpApprovalRequest(id=self.id, server_label=self.label, name=self.name, arguments=self.text)

@@ -45,6 +45,11 @@ class ServedTools:
         """Of the servers, by the names of their tools."""
         return {tool.name: each.label for each in self.lists for tool in each.tools}
 
+    @property
+    def asks(self) -> frozenset[str]:
+        """Names of the tools whose calls need approval."""
+        return frozenset().union(*(each.asks for each in self.lists))
+
 
 async def serve_tools(service: Service, tools: Sequence[Any] | None) -> ServedTools:
     """Raises ParameterError that blames a place, or ApiError 424 for a tool server that does not answer."""
@@ -114,9 +119,9 @@ async def _of(service: Service, place: int, tool: dict[str, Any]) -> tuple[ToolS
             424, f"the tool server {label!r} does not answer as it should; the server's log says why", param=where,
             code="tool_server_unavailable",
         ) from None  # fmt: skip
+    asks = _asks(tools, tool.get("require_approval"), f"{where}.require_approval")
     tools = _allowed(tools, tool.get("allowed_tools"), f"{where}.allowed_tools")
-    _check_approval(tools, tool.get("require_approval"), f"{where}.require_approval")
-    return server, Listed(label, tools)
+    return server, Listed(label, tools, asks)
 
 
 def _function(tool: ServedTool) -> Function:
@@ -144,11 +149,7 @@ def _allowed(tools: list[ServedTool], given: Any, where: str) -> list[ServedTool
     """A list of names, or a filter."""
     if given is None:
         return tools
-    chosen = _filter(given if isinstance(given, dict) else {"tool_names": given}, where)
-    unknown = next((name for name in chosen.names or () if name not in {each.name for each in tools}), None)
-    if unknown is not None:
-        there = ", ".join(each.name for each in tools)
-        raise ParameterError(where, f"names {unknown[:80]!r}, which the server does not have; it has: {there[:500]}")
+    chosen = _filter(given if isinstance(given, dict) else {"tool_names": given}, where, tools)
     return [each for each in tools if chosen.takes(each)]
 
 
@@ -164,34 +165,40 @@ class _Filter:
         return named and self.read_only in (None, bool(tool.annotations.get("readOnlyHint")))
 
 
-def _filter(given: Any, where: str) -> _Filter:
+def _filter(given: Any, where: str, tools: Sequence[ServedTool]) -> _Filter:
+    """`tools`: all of the server's."""
     object_of(given, where, _FILTER)
     names, read_only = given.get("tool_names"), given.get("read_only")
     if names is not None:
         names = tuple(text_of(each, where) for each in list_of(names, where, "a list of names that is not empty"))
+        _check_known(names, where, tools)
     if not isinstance(read_only, bool | None):
         raise ParameterError(f"{where}.read_only", f"must be true or false, not {kind_of(read_only)}")
     return _Filter(names, read_only)
 
 
-def _check_approval(tools: Sequence[ServedTool], given: Any, where: str) -> None:
-    """That nobody has to be asked: what is said by nobody means "always", as with OpenAI."""
-    if isinstance(given, dict):
-        object_of(given, where, ("always", "never"))
-        never = None if given.get("never") is None else _filter(given["never"], f"{where}.never")
-        always = None if given.get("always") is None else _filter(given["always"], f"{where}.always")
-        asks = [each for each in tools if not _runs(each, never, always)]
-    else:
+def _check_known(names: Sequence[str], where: str, tools: Sequence[ServedTool]) -> None:
+    known = {each.name: None for each in tools}
+    unknown = next((name for name in names if name not in known), None)
+    if unknown is not None:
+        there = ", ".join(known)
+        raise ParameterError(where, f"names {unknown[:80]!r}, which the server does not have; it has: {there[:500]}")
+
+
+def _asks(tools: Sequence[ServedTool], given: Any, where: str) -> frozenset[str]:
+    """Names of the tools whose calls need approval: what is said by nobody means "always", as with OpenAI."""
+    if not isinstance(given, dict):
         word = "always" if given is None else one_of(given, where, ("always", "never"))
-        asks = [] if word == "never" else [*tools]
-    if asks:
-        raise ParameterError(
-            where, f"wants somebody to approve calls of {asks[0].name[:80]!r}, which is not served: set it to "
-            '"never", or leave such tools out with allowed_tools',
-        )  # fmt: skip
+        return frozenset(each.name for each in tools if word == "always")
+    object_of(given, where, ("always", "never"))
+    never = None if given.get("never") is None else _filter(given["never"], f"{where}.never", tools)
+    always = None if given.get("always") is None else _filter(given["always"], f"{where}.always", tools)
+    return frozenset(each.name for each in tools if not _runs(each, never, always))
 
 
 def _runs(tool: ServedTool, never: _Filter | None, always: _Filter | None) -> bool:
-    if never is not None:
-        return never.takes(tool)
-    return always is not None and not always.takes(tool)
+    """Without approval. A tool that both name asks; one that neither names does where `never` is given. A `never` that
+    says nothing, for one because its word was misspelt, names none."""
+    if always is not None and always.takes(tool):
+        return False
+    return always is not None if never is None else never != _Filter() and never.takes(tool)

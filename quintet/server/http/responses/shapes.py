@@ -86,7 +86,16 @@ class McpCall(msgspec.Struct, kw_only=True, tag="mcp_call"):
     approval_request_id: str | None = None
 
 
-OutputItem = OutputMessage | ReasoningItem | FunctionCall | McpListTools | McpCall
+class McpApprovalRequest(msgspec.Struct, kw_only=True, tag="mcp_approval_request"):
+    """A call that is carried out when the next request approves it."""
+
+    id: str
+    server_label: str
+    name: str
+    arguments: str  # the text of a JSON object
+
+
+OutputItem = OutputMessage | ReasoningItem | FunctionCall | McpListTools | McpCall | McpApprovalRequest
 
 
 class InputDetails(msgspec.Struct):

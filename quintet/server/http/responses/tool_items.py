@@ -22,13 +22,13 @@ _STATUS = ("in_progress", "completed", "incomplete")
 
 def read_call(item: Mapping[str, Any], where: str) -> Item:
     """Raises ParameterError, as the others do. Of a call that was cut off, the arguments may be anything."""
-    _check_fields(item, where, _CALL)
+    check_fields(item, where, _CALL)
     name, status = text_of(item.get("name"), f"{where}.name"), _status(item, where)
     if not 1 <= len(name) <= MAX_NAME:
         raise ParameterError(f"{where}.name", f"must be text of 1 to {MAX_NAME} characters")
     arguments = text_of(item.get("arguments"), f"{where}.arguments")
     if status != "incomplete":
-        _check_arguments(arguments, f"{where}.arguments")
+        check_arguments(arguments, f"{where}.arguments")
     call_id = text_of(item.get("call_id"), f"{where}.call_id")
     return {
         "id": f"fc_{new_id()}",
@@ -42,7 +42,7 @@ def read_call(item: Mapping[str, Any], where: str) -> Item:
 
 def read_output(item: Mapping[str, Any], where: str, part: Callable[[Any, str], Any]) -> Item:
     """`part` reads a part of its content."""
-    _check_fields(item, where, _OUTPUT)
+    check_fields(item, where, _OUTPUT)
     output = item.get("output")
     if isinstance(output, list):
         output = [part(each, f"{where}.output[{place}]") for place, each in enumerate(output)]
@@ -60,7 +60,7 @@ def read_output(item: Mapping[str, Any], where: str, part: Callable[[Any, str], 
 
 def read_thought(item: Mapping[str, Any], where: str) -> Item:
     """Clients may give the text back, its sealed form, or a summary."""
-    _check_fields(item, where, _THOUGHT)
+    check_fields(item, where, _THOUGHT)
     content = _texts(item, "content", "reasoning_text", where)
     summary = _texts(item, "summary", "summary_text", where)
     sealed = item.get("encrypted_content")
@@ -79,16 +79,16 @@ def read_thought(item: Mapping[str, Any], where: str) -> Item:
 
 def read_served_call(item: Mapping[str, Any], where: str) -> Item:
     """A call that a tool server has carried out; what came of it may be anything that the client makes of it."""
-    _check_fields(item, where, _SERVED)
+    check_fields(item, where, _SERVED)
     status = item.get("status")
     status = "completed" if status is None else one_of(status, f"{where}.status", (*_STATUS, "failed", "calling"))
     arguments = text_of(item.get("arguments"), f"{where}.arguments")
     if status in ("completed", "failed"):
-        _check_arguments(arguments, f"{where}.arguments")
+        check_arguments(arguments, f"{where}.arguments")
     error = item.get("error")
     if not isinstance(error, dict | str | None):
         raise ParameterError(f"{where}.error", f"must be an object, not {kind_of(error)}")
-    output = item.get("output")
+    output, asked = item.get("output"), item.get("approval_request_id")
     return {
         "id": f"mcp_{new_id()}",
         "type": "mcp_call",
@@ -98,13 +98,13 @@ def read_served_call(item: Mapping[str, Any], where: str) -> Item:
         "status": status,
         "output": None if output is None else text_of(output, f"{where}.output"),
         "error": error,
-        "approval_request_id": None,
+        "approval_request_id": None if asked is None else text_of(asked, f"{where}.approval_request_id"),
     }
 
 
 def read_list(item: Mapping[str, Any], where: str) -> Item:
     """Says that the client knows the server's tools; which there are, the server says anew."""
-    _check_fields(item, where, _LIST)
+    check_fields(item, where, _LIST)
     label = text_of(item.get("server_label"), f"{where}.server_label")
     return {"id": f"mcpl_{new_id()}", "type": "mcp_list_tools", "server_label": label, "tools": [], "error": None}
 
@@ -127,7 +127,7 @@ def _is_made(item: Item) -> bool:
     return bool(item["type"] == "function_call" and item["status"] != "incomplete")
 
 
-def _check_fields(item: Mapping[str, Any], where: str, known: tuple[str, ...]) -> None:
+def check_fields(item: Mapping[str, Any], where: str, known: tuple[str, ...]) -> None:
     """Clients may write out what is not there: null asks for nothing."""
     if item.get("namespace") is not None:
         raise ParameterError(f"{where}.namespace", "is not served: functions have names alone; leave it out")
@@ -139,7 +139,7 @@ def _status(item: Mapping[str, Any], where: str) -> str:
     return "completed" if status is None else one_of(status, f"{where}.status", _STATUS)
 
 
-def _check_arguments(arguments: str, where: str) -> None:
+def check_arguments(arguments: str, where: str) -> None:
     """Empty is taken for no arguments."""
     try:
         value = msgspec.json.decode(arguments or "{}")
