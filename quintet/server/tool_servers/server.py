@@ -95,7 +95,7 @@ class ToolServer:
         except asyncio.TimeoutError:
             return Result(f"the tool took longer than {self.limits.seconds:g} s, and was ended", failed=True)
         except Lost as error:
-            logger.warning("tool server %s was lost during a call of %s: %s", self, tool, error)
+            logger.warning("tool server %s was lost during a call of %r: %s", self, tool[:80], error)
             return Result("the tool server was lost; whether the tool has run is not known", failed=True)
         except (MCPError, ValueError, RuntimeError) as error:  # its refusal, and what breaks the protocol or its schema
             return Result(f"the tool server refused: {' '.join(str(error).split())[:2000]}", failed=True)

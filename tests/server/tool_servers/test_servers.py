@@ -125,6 +125,18 @@ async def test_a_server_may_go_and_come_back(there: Served) -> None:
         await servers.close()
 
 
+async def test_a_callers_words_forge_no_line_of_the_log(there: Served, caplog: pytest.LogCaptureFixture) -> None:
+    servers = ToolServers(ServerConfig(tool_server=(there.url,)))
+    await servers.connect()
+    sums = await servers.named("sums")
+    assert sums is not None
+    await there.__aexit__(None, None, None)
+    assert (await sums.call("add\nERROR all is lost", {})).failed
+    [said] = [each.getMessage() for each in caplog.records if "was lost during" in each.getMessage()]
+    assert "all is lost" in said and "\n" not in said
+    await servers.close()
+
+
 async def test_a_session_that_the_server_forgot_is_made_anew(there: Served) -> None:
     servers = ToolServers(ServerConfig(tool_server=(there.url,)))
     await servers.connect()
