@@ -266,6 +266,17 @@ async def test_what_may_not_be_approved(there: Served, given: Sequence[Any], par
     assert there.tools.calls == [] and fake.rounds == []
 
 
+async def test_no_more_is_approved_than_can_run(there: Served) -> None:
+    requests = [{**forged(a=1, b=2), "id": f"mcpr_{number}"} for number in range(65)]
+    async with asking(there, Script(says=["Hm."])) as http:
+        answers = [answered(each) for each in requests]
+        error = await fail(http, "POST", PATH, json={"input": [*requests, *answers], "tools": [SUMS]})
+        answers[0]["approve"] = False
+        await create(http, input=[*requests, *answers], tools=[SUMS])
+    assert error["param"] == "input[129].approval_request_id" and "refuse the others" in error["message"]
+    assert len(there.tools.calls) == 64
+
+
 async def test_a_request_of_an_earlier_response_must_be_answered_once(there: Served) -> None:
     async with asking(there, Script(says=[ADD, "It is 5."])) as http:
         first = await create(http, tools=[SUMS])

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from quintet.engine.checks import kind_of, text_of
 from quintet.sampling_params import ParameterError
 from quintet.server.http.ids import new_id
+from quintet.server.http.responses.served_items import MAX_CALLS
 from quintet.server.http.responses.shapes import Item
 from quintet.server.http.responses.tool_items import check_arguments, check_fields
 
@@ -92,9 +93,14 @@ def check_all_answered(earlier: Sequence[Item], new: Sequence[Item]) -> None:
             )
 
 
-def check_approved(approved: Iterable[Approved], labels: Mapping[str, str]) -> None:
+def check_approved(approved: Sequence[Approved], labels: Mapping[str, str]) -> None:
     """Whether this request may make the calls, which may be the client's own: `labels` of the servers, by the names of
     the tools that it allows."""
+    if len(approved) > MAX_CALLS:
+        raise ParameterError(
+            approved[MAX_CALLS].where,
+            f"approves a call too many: a response carries out {MAX_CALLS} at most; refuse the others",
+        )
     for request, where in approved:
         name, label = request["name"], request["server_label"]
         if labels.get(name) != label:

@@ -8,13 +8,11 @@ from quintet.server.http.calls import Call
 from quintet.server.http.responses.plan import Plan, next_plan
 from quintet.server.http.responses.reply import Reply
 from quintet.server.http.responses.request import CreateResponse
-from quintet.server.http.responses.served_items import ServedCall, Step
+from quintet.server.http.responses.served_items import MAX_CALLS, ServedCall, Step
 from quintet.server.http.service import Service
 from quintet.server.http.sse import encode
 from quintet.server.http.tally import Tally
 from quintet.server.tool_servers.results import Result
-
-MAX_CALLS = 64  # of one response, whatever max_tool_calls says
 
 
 class Rounds:

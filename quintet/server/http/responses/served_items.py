@@ -10,6 +10,8 @@ from quintet.server.http.responses.shapes import McpApprovalRequest, McpCall, Mc
 from quintet.server.tool_servers.results import Result
 from quintet.server.tool_servers.server import ServedTool
 
+MAX_CALLS = 64  # of one response, whatever max_tool_calls says
+
 
 class Step(NamedTuple):
     """An event without its number. Source: OpenAI's API reference, "Streaming events"."""
