@@ -137,7 +137,7 @@ async def test_a_failure_is_counted_once_and_as_nothing_else(service: Service, k
     assert found["vllm:e2e_request_latency_seconds_count"] == found["vllm:request_generation_tokens_count"] == 0
     kinds = [name for name in found if name.startswith("vllm:request_success")]
     ends = {name.split("=")[1].rstrip("}"): found[name] for name in kinds}
-    assert ends == {"stop": 0, "length": 0, "abort": 0, "error": 2}
+    assert ends == {"stop": 0, "length": 0, "abort": 0, "error": 2, "repetition": 0}
 
 
 @pytest.mark.parametrize("kind", [STREAM, WHOLE])
