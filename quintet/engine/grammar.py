@@ -9,8 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from quintet.config import StructuredOutputsConfig
 from quintet.engine.grammar_text import grammar_text, llguidance
 from quintet.engine.remembered import Late, Remembered
@@ -190,6 +188,8 @@ class Matcher:
 
     def allowed_after(self, said: Sequence[int]) -> "Array | None":
         """Ids [N] of what may follow these tokens of an output, whoever said them; None: nothing may, it is whole."""
+        import numpy as np  # processes that only admit requests need none
+
         state = self.compiled.result().deep_copy()
         if not state.consume_tokens(list(said)) or state.is_stopped():
             return None
@@ -212,7 +212,7 @@ class Matcher:
         else:
             token_id = self.forced()
             words[:] = 0
-            words.view(np.uint32)[token_id // 32] = 1 << token_id % 32
+            words.view("uint32")[token_id // 32] = 1 << token_id % 32
         return None
 
     def _fill_after(self, words: "Array", drafts: Sequence[int]) -> None:
