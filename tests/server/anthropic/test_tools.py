@@ -8,15 +8,10 @@ import anthropic
 import pytest
 
 from tests.helpers.serving import PATIENCE, Server
+from tests.helpers.tools import CITY as SCHEMA
 
 jsonschema = pytest.importorskip("jsonschema")
 
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 20}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
 WEATHER: Any = {"name": "get_weather", "description": "Weather of a city", "input_schema": SCHEMA}
 PARIS: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
 SUM: list[Any] = [{"role": "user", "content": "What is 12 + 30?"}]

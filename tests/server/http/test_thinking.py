@@ -9,17 +9,13 @@ import openai
 import pytest
 
 from tests.helpers.serving import PATIENCE, Server
+from tests.helpers.tools import SUMMANDS as PARTS
+from tests.helpers.tools import WEATHER
 
 pytest.importorskip("llguidance", reason="structured_outputs are an extra: pip install 'quintet[structured]'")
 jsonschema = pytest.importorskip("jsonschema")
 
 SUM: list[Any] = [{"role": "user", "content": "What is 12 + 30?"}]
-PARTS = {
-    "type": "object",
-    "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"enum": [1, 2, 30]}},
-    "required": ["a", "b"],
-    "additionalProperties": False,
-}
 FORM = {"type": "json_schema", "json_schema": {"name": "parts", "schema": PARTS, "strict": True}}
 THINK = {"enable_thinking": True}
 
@@ -114,21 +110,6 @@ def test_the_clients_own_parse_gives_an_object_and_its_thought(ai: openai.OpenAI
     said = told.choices[0].message
     assert said.content is not None and said.model_extra and said.model_extra["reasoning"]
     jsonschema.validate(json.loads(said.content), PARTS)
-
-
-WEATHER: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Weather of a city",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string", "maxLength": 20}},
-            "required": ["city"],
-            "additionalProperties": False,
-        },
-    },
-}
 
 
 def test_a_model_may_call_or_answer_in_shape(server: Server) -> None:

@@ -9,35 +9,10 @@ import openai
 import pytest
 
 from tests.helpers.serving import PATIENCE, Server
+from tests.helpers.tools import ADD, SCHEMAS, WEATHER
 
 jsonschema = pytest.importorskip("jsonschema")
 
-WEATHER: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Weather of a city",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string", "maxLength": 20}},
-            "required": ["city"],
-            "additionalProperties": False,
-        },
-    },
-}
-ADD: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "parameters": {
-            "type": "object",
-            "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"enum": [1, 2, 30]}},
-            "required": ["a", "b"],
-            "additionalProperties": False,
-        },
-    },
-}
-SCHEMAS = {each["function"]["name"]: each["function"]["parameters"] for each in (WEATHER, ADD)}
 PARIS: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
 SUM: list[Any] = [{"role": "user", "content": "What is 12 + 30?"}]
 

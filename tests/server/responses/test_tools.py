@@ -11,21 +11,10 @@ from openai.types.responses import ResponseFunctionToolCall
 from pydantic import BaseModel, Field
 
 from tests.helpers.serving import PATIENCE, Server
+from tests.helpers.tools import CITY, SCHEMAS, SUMMANDS
 
 jsonschema = pytest.importorskip("jsonschema")
 
-CITY: dict[str, Any] = {
-    "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 20}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
-SUMMANDS: dict[str, Any] = {
-    "type": "object",
-    "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"enum": [1, 2, 30]}},
-    "required": ["a", "b"],
-    "additionalProperties": False,
-}
 WEATHER: dict[str, Any] = {
     "type": "function",
     "name": "get_weather",
@@ -34,7 +23,6 @@ WEATHER: dict[str, Any] = {
     "strict": True,
 }
 ADD: dict[str, Any] = {"type": "function", "name": "add", "parameters": SUMMANDS, "strict": True}
-SCHEMAS = {"get_weather": CITY, "add": SUMMANDS}
 PARIS = "What is the weather in Paris?"
 SUM = "What is 12 + 30?"
 THINK: dict[str, Any] = {"reasoning": {"effort": "high"}}

@@ -60,5 +60,8 @@ async def test_a_caller_that_hangs_up_ends_the_call(there: Served) -> None:
     async with client(tool_server=(there.url,)) as http:
         asked = asyncio.create_task(http.post(CALL, json={"server": "sums", "name": "wait"}))
         await there.tools.begun.wait()
+        assert not there.tools.ended.is_set()
         asked.cancel()
         await there.tools.ended.wait()
+        with pytest.raises(asyncio.CancelledError):
+            await asked

@@ -131,9 +131,15 @@ def test_references_that_double_are_given_up() -> None:
 )  # fmt: skip
 def test_a_schema_that_is_wrong_is_left_to_the_library_which_says_why(schema: dict[str, Any]) -> None:
     tool = Tool("f", {"properties": {"x": schema}, "required": ["x"]}, strict=True)
+    keyword = [*schema][-1]
+    refused = 0
     for name in TOOL_PARSERS.names():
-        TOOL_PARSERS.get(name).grammar([tool])
-        TOOL_PARSERS.get(name).watching([tool])
+        for grammar in (TOOL_PARSERS.get(name).grammar([tool]), TOOL_PARSERS.get(name).watching([tool])):
+            if grammar:  # else it is asked for in JSON, and refused there
+                why = llguidance.LLMatcher.validate_grammar(llguidance.LLMatcher.grammar_from_lark(grammar))
+                assert f"for '{keyword}'" in why, (name, why)
+                refused += 1
+    assert refused
 
 
 def test_a_slash_behind_a_backslash_is_the_patterns_own() -> None:
