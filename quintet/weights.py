@@ -14,21 +14,29 @@ class Form:
     """How a matrix is held, and how a product takes its inputs; plain floats if nothing is said. Known when a model is
     built: what is compiled is compiled for it.
 
-    What is held stands for (value - zero) * scale. Providers of products are registered for kinds: plain, int8, int4
-    and fp8, and w8a8, w4a8 and fp8a8 whose activations have 8 bits too.
+    What is held stands for (value - zero) * scale + minimum. Providers of products are registered for kinds: plain;
+    int8, int4 and fp8; w8a8, w4a8 and fp8a8, whose activations have 8 bits too; table4 and table8, whose values are
+    places in a table (nf4, e2m1, ...). Values of 2 and 3 bits are held in 4, those of 5 to 7 in 8.
     """
 
     kind: str = "plain"
-    bits: int = 16  # of a value
+    bits: int = 16  # of a value, as it is held: 4 or 8, 16 if plain
     activations: int = 16  # bits: 16 for as they are, 8 for values of the weight's sort
     group: int = 0  # inputs in a row that share a scale; 0: all of an output's
-    zeros: bool = False  # there are zero points; without them 4 bits stand for -8..7
+    zeros: bool = False  # there are zero points, for 4 bits; without them 4 bits stand for -8..7
     ordered: bool = False  # groups are of inputs in another order than they come in
     dtype: torch.dtype | None = None  # of values that are floats; None: whole numbers
+    mins: bool = False  # numbers are added to groups: K-quants' minima, zero points that are no whole numbers
+    table: tuple[float, ...] = ()  # what the values of a table's kind stand for, before they are scaled
 
     @property
     def plain(self) -> bool:
         return self.kind == "plain"
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What a platform has to keep (Capabilities.quant) for this form to stay as it is."""
+        return frozenset([self.kind, *["mins"] * self.mins, *["order"] * self.ordered])
 
     def groups(self, inputs: int) -> int:
         """Scales of an output. What is left at the end is a group too."""
@@ -37,7 +45,7 @@ class Form:
     def num_bytes(self, shape: tuple[int, ...]) -> int:
         """Of a canonical matrix [N, K]; not of a plain one, whose type is the weight's."""
         outputs, inputs = shape
-        scales = outputs * self.groups(inputs) * (5 if self.zeros else 4)
+        scales = outputs * self.groups(inputs) * (4 + self.zeros + 4 * self.mins)
         return outputs * inputs * self.bits // 8 + scales + 4 * inputs * self.ordered
 
 
@@ -47,8 +55,8 @@ PLAIN = Form()
 class Matrix(NamedTuple):
     """A weight [N, K] as products take it: canonical, as said here, or as place() packed it for their provider.
 
-    8 bits: int8, float8_e4m3fn or float8_e5m2 [N, K]. 4 bits: uint8 [N, K / 2], byte i holds the inputs 2 i (low bits)
-    and 2 i + 1 (high bits), each 0..15.
+    8 bits: int8, float8_e4m3fn or float8_e5m2 [N, K], of a table uint8. 4 bits: uint8 [N, K / 2], byte i holds the
+    inputs 2 i (low bits) and 2 i + 1 (high bits), each 0..15.
     """
 
     values: Tensor
@@ -56,6 +64,7 @@ class Matrix(NamedTuple):
     zeros: Tensor | None = None  # [N, G] uint8 or floats; for whole numbers of 4 bits
     order: Tensor | None = None  # int32 [K]: column i of the values is of input order[i]
     form: Form = PLAIN
+    mins: Tensor | None = None  # float32 [N, G], of whole numbers: added to what values and scales stand for
 
 
 @dataclass(frozen=True)
@@ -83,7 +92,7 @@ class Part:
 class OnFile(NamedTuple):
     """A tensor as it stands in a checkpoint."""
 
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] | None  # None: the reader looks at it itself
     dtypes: tuple[torch.dtype, ...]  # that it may have
 
 
@@ -163,13 +172,14 @@ class Weight:
     def pieces(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
         """This rank's slice of each part, in order, in floats."""
         if self.reader is not None:
-            return [self.reader.floats(part, cut, tensors).to(self.dtype) for part, cut in self._whole()]
+            return [self._padded(part, self.reader.floats(part, self._held(part), tensors)) for part in self.parts]
         return [self._slice(part, tensors[part.source]) for part in self.parts]
 
     def matrices(self, tensors: Mapping[str, Tensor]) -> list[Matrix]:
         """This rank's slice of each part of a quantized checkpoint, canonical, in order."""
         assert self.reader is not None, "floats are quantized by ops.quantize.canonical()"
-        return [self.reader.matrix(part, cut, tensors) for part, cut in self._whole()]
+        assert not self.padded, "what has padding is held in floats"
+        return [self.reader.matrix(part, self.cut(part), tensors) for part in self.parts]
 
     def cut(self, part: Part) -> Cut:
         """This rank's share of the part, within the tensor that it is stored in."""
@@ -177,10 +187,23 @@ class Weight:
         outputs, inputs = part.shape
         return Cut((0, outputs), (start, stop)) if self.axis else Cut((start, stop), (0, inputs))
 
-    def _whole(self) -> list[tuple[Part, Cut]]:
-        """Each part with its cut, which ends within it."""
-        assert all(part.ranges[self.rank][1] <= part.shape[self.axis] for part in self.parts), "it has no padding"
-        return [(part, self.cut(part)) for part in self.parts]
+    @property
+    def padded(self) -> bool:
+        """Whether a share runs past the end of its tensor."""
+        return any(part.ranges[self.rank][1] > part.shape[self.axis] for part in self.parts)
+
+    def _held(self, part: Part) -> Cut:
+        """cut() without what is past the tensor's end."""
+        cut, end = self.cut(part), part.offset + part.shape[self.axis]
+        start, stop = (min(each, end) for each in (cut.inputs if self.axis else cut.outputs))
+        return cut._replace(**{"inputs" if self.axis else "outputs": (start, stop)})
+
+    def _padded(self, part: Part, known: Tensor) -> Tensor:
+        """With zeros for what is past the tensor's end."""
+        start, stop = part.ranges[self.rank]
+        missing = stop - start - known.shape[self.axis]
+        wide = torch.nn.functional.pad(known, (0, missing) if self.axis else (0, 0, 0, missing)) if missing else known
+        return wide.to(self.dtype)
 
     def _slice(self, part: Part, tensor: Tensor) -> Tensor:
         if part.transposed:

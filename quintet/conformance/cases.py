@@ -165,6 +165,12 @@ def place_rows(dtype: torch.dtype) -> Iterator[Case]:
         yield f"from {given}", (randn(5, 12, dtype=dtype), randn(3, 12, dtype=given), places)
 
 
+def beside(dtype: torch.dtype) -> Iterator[Case]:
+    for tokens, first, second in ((1, 64, 16), (5, 12, 1), (33, 48, 77)):
+        x, y = randn(tokens, first, dtype=dtype), randn(tokens, second, dtype=dtype, scale=2.0)
+        yield f"{tokens} tokens, {first} and {second}", (x, y)
+
+
 def _scales(*shape: int) -> Tensor:
     return randn(*shape, dtype=torch.float32).abs() * 0.02 + 0.003
 
@@ -243,6 +249,23 @@ def linear_fp8a8(dtype: torch.dtype) -> Iterator[Case]:
 
 def _untied_fp8(x: Tensor, block: int, kind: torch.dtype) -> Tensor:
     return untied(x, block, torch.finfo(kind).max, lambda v: v.to(kind).float())
+
+
+def linear_table4(dtype: torch.dtype) -> Iterator[Case]:
+    """Tables of whole and half numbers (e2m1, signs and all), and of any."""
+    e2m1 = tuple(sign * each for sign in (1.0, -1.0) for each in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0))
+    for what, x, bias, inputs, outputs in _products(dtype, (1, 48, 77), (33, 48, 77), (16, 384, 40)):
+        for groups, table in ((3, e2m1), (inputs // 16, tuple(randn(16, dtype=torch.float32).tolist()))):
+            values, form = _int8(outputs, inputs // 2), Form("table4", 4, 16, inputs // groups, table=table)
+            weight = Matrix(values.view(torch.uint8), _scales(outputs, groups), form=form)
+            yield f"{what}, {groups} groups", (x, weight, bias, (outputs,))
+
+
+def linear_table8(dtype: torch.dtype) -> Iterator[Case]:
+    table = tuple(randn(64, dtype=torch.float32).tolist())
+    for what, x, bias, inputs, outputs in _products(dtype, (1, 48, 77), (16, 384, 40)):
+        values, form = _int8(outputs, inputs).view(torch.uint8) & 63, Form("table8", 8, 16, 16, table=table)
+        yield what, (x, Matrix(values, _scales(outputs, inputs // 16), form=form), bias, (outputs,))
 
 
 def linear_w8a8(dtype: torch.dtype) -> Iterator[Case]:
@@ -341,6 +364,7 @@ CASES: dict[str, Callable[[torch.dtype], Iterator[Case]]] = {
     "add": add,
     "add_rms_norm": add_rms_norm,
     "attention": attention,
+    "beside": beside,
     "embedding": embedding,
     "experts": experts,
     "gated": activations,
@@ -351,6 +375,8 @@ CASES: dict[str, Callable[[torch.dtype], Iterator[Case]]] = {
     "linear:fp8a8": linear_fp8a8,
     "linear:int4": linear_int4,
     "linear:int8": linear_int8,
+    "linear:table4": linear_table4,
+    "linear:table8": linear_table8,
     "linear:w4a8": linear_w4a8,
     "linear:w8a8": linear_w8a8,
     "norm_rotary": norm_rotary,

@@ -14,7 +14,7 @@ from quintet.conformance.close import require_close
 from quintet.conformance.subject import Subject
 from quintet.layers.build import Build, Layer, replacements, whole
 from quintet.layers.forms import Forms, fitting
-from quintet.layers.forms.checkpoint import Quantized
+from quintet.layers.forms.checkpoint import Everywhere, Quantized
 from quintet.layers.forms.groups import fitted
 from quintet.layers.linear import Linear, Stored, columns, rows
 from quintet.layers.moe import DOWN, GATE, UP, Experts
@@ -247,14 +247,23 @@ class Canonical:
         found[f"{part.source}.scales"] = OnFile((outputs, form.groups(inputs)), FLOATS)
         if form.zeros:
             found[f"{part.source}.zeros"] = OnFile((outputs, form.groups(inputs)), (torch.uint8,))
+        if form.mins:
+            found[f"{part.source}.mins"] = OnFile((outputs, form.groups(inputs)), FLOATS)
+        if form.ordered:
+            found[f"{part.source}.order"] = OnFile((inputs,), (torch.int32,))
         return found
 
     def form(self, cut: Cut) -> Form:
         return fitted(self.of, cut)
 
     def matrix(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Matrix:
-        found = [tensors[name][slice(*cut.outputs)] for name in self.stored(part)]
-        return Matrix(*found[:3], form=self.form(cut))  # type: ignore[arg-type, misc]  # with zeros or without
+        found = {name.removeprefix(part.source): tensors[name] for name in self.stored(part)}
+        values, scales, zeros, mins = (
+            None if each is None else each[slice(*cut.outputs)]
+            for each in map(found.get, ("", ".scales", ".zeros", ".mins"))
+        )
+        assert values is not None
+        return Matrix(values, scales, zeros, found.get(".order"), self.form(cut), mins)
 
     def floats(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
         return dequantized(self.matrix(part, cut, tensors))
@@ -285,7 +294,7 @@ def held(kinds: Collection[str]) -> list[Form]:
 def read(subject: Subject, form: Form, dtype: torch.dtype, most: int) -> None:
     """Each of the products, `most` of them, from a checkpoint that holds the form."""
     there, reader = subject.fresh() if subject.facts.opaque else subject, Canonical(form)
-    build = _build(there, Forms(checkpoint=Quantized("the kit's", reader)), dtype)
+    build = _build(there, Forms(checkpoint=Quantized("the kit's", Everywhere(reader))), dtype)
     calls, wants = [], []
     for product in [each for each in PRODUCTS if not each.stored.transposed][:most]:
         matrix, bias = reader.made(sum(product.widths), product.inputs), None

@@ -159,6 +159,10 @@ class Dummy:
 
     def read(self, name: str, entry: OnFile) -> Tensor:
         generator, dtype = torch.Generator().manual_seed(sum(name.encode())), entry.dtypes[0]
+        if entry.shape is None:
+            raise ValueError(
+                f"{name} cannot be made up: only the checkpoint says how large it is; leave load_format out"
+            )
         if dtype.is_floating_point:
             numbers = torch.randn(entry.shape, generator=generator) * 0.02
             return numbers if entry.dtypes == FLOATS else numbers.to(dtype)
@@ -193,6 +197,7 @@ class Checkpoint:
 
     def __init__(self, folder: Path, model: Family) -> None:
         self._folder, self._ignored = folder, [re.compile(pattern) for pattern in model.ignored]
+        self._silent = model.silent
         self._where: dict[str, Entry] = {}
         for name, place in _index(folder, model):
             if name in self._where:
@@ -216,7 +221,7 @@ class Checkpoint:
                 f"{self._folder} does not fit its config.json: {_list(wrong)}; fetch the model anew, or its "
                 "original if it was quantized"
             )
-        extra = [name for name in surplus if not any(pattern.fullmatch(name) for pattern in self._ignored)]
+        extra = [name for name in surplus if not self._passed(name)]
         if extra:
             raise ValueError(
                 f"{self._folder} holds {_list(extra)}, which this model has no place for; "
@@ -225,7 +230,7 @@ class Checkpoint:
 
     def _check_quantized(self, missing: list[str], surplus: list[str]) -> None:
         """ValueError where config.json says that weights are quantized and they are not, or the other way round."""
-        quantized = [name for name in surplus if name.endswith(QUANTIZED)]
+        quantized = [name for name in surplus if name.endswith(QUANTIZED) and not name.endswith(self._silent)]
         if quantized:
             raise ValueError(
                 f"{self._folder} holds {_list(quantized)}, as quantized checkpoints do, and the quantization_config of "
@@ -239,6 +244,9 @@ class Checkpoint:
                     "otherwise; fetch the model anew, or set that to null with hf_overrides"
                 )
 
+    def _passed(self, name: str) -> bool:
+        return name.endswith(self._silent) or any(pattern.fullmatch(name) for pattern in self._ignored)
+
     def read(self, name: str, entry: OnFile) -> Tensor:
         return self._where[name].tensor()
 
@@ -249,12 +257,20 @@ class Checkpoint:
 
     def _misshapen(self, name: str, want: OnFile) -> str | None:
         there = self._where[name]
-        if there.shape != want.shape:
+        if want.shape is not None and there.shape != want.shape:
             return f"{name} is {list(there.shape)}, not {list(want.shape)}"
         if there.dtype in want.dtypes:
             return None
         wanted = "floats" if want.dtypes == FLOATS else " or ".join(str(each) for each in want.dtypes)
         return f"{name} is of {there.dtype}, not of {wanted}"
+
+
+def tensors_of(folder: Path, family: type[Family]) -> dict[str, OnFile]:
+    """The tensors of a folder's files by the modules' names; types that torch lacks have none."""
+    found = {}
+    for name, entry in _index(folder, family):
+        found[name] = OnFile(entry.shape, (entry.dtype,) if isinstance(entry.dtype, torch.dtype) else ())
+    return found
 
 
 def check_counts(folder: Path, family: type[Family], config: Any) -> None:

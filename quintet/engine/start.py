@@ -4,13 +4,14 @@
 """
 
 import contextlib
+import functools
 import logging
 import uuid
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,7 +22,7 @@ from quintet.engine.drafts import Lookup
 from quintet.engine.engine import Engine
 from quintet.engine.grammar import Grammars
 from quintet.engine.hub import load_generation_config, load_model_config, resolve_model
-from quintet.engine.loader import check_counts, declared
+from quintet.engine.loader import check_counts, declared, tensors_of
 from quintet.engine.logits_processors import load_processors
 from quintet.engine.memory import Footprint, MemoryPlan, plan_memory
 from quintet.engine.pages import PagePool
@@ -33,6 +34,7 @@ from quintet.engine.support import evidence
 from quintet.engine.tables import Tables
 from quintet.engine.variants import describe, plan_variants
 from quintet.engine.worker import ModelSizes, Worker
+from quintet.layers.decoder import Family
 from quintet.layers.forms import Forms, fitting, online
 from quintet.layers.forms.checkpoint import quantized
 from quintet.models import model_class
@@ -48,6 +50,13 @@ logger = logging.getLogger(__name__)
 QUANTIZATION = ("quantization_config", "compression_config")  # where a config.json says how its weights are kept
 LONG = 0.04  # of max_model_len: a prompt with more tokens is long, where nobody says when it is
 LEAST_LOGIT_ROWS = 256  # of a step, if it has as many tokens: the scores of a prompt come so many at a time
+
+
+class Files(NamedTuple):
+    """A model's weights, and who reads them."""
+
+    folder: Path
+    family: type[Family]
 
 
 @dataclass(frozen=True)
@@ -103,10 +112,11 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
     folder = resolve_model(config)
     whole = load_model_config(folder, config.hf_overrides)
     generation = load_generation_config(folder, config.generation_config, config.override_generation_config)
-    forms = _forms(config, whole, platform, facts)
     hf_config = whole.get_text_config()  # of a multimodal wrapper, its text
-    if config.load_format != "dummy":
-        check_counts(folder, model_class(hf_config, platform.models), hf_config)
+    files = Files(folder, model_class(hf_config, platform.models)) if config.load_format != "dummy" else None
+    forms = _forms(config, whole, platform, facts, files)
+    if files is not None:
+        check_counts(folder, files.family, hf_config)
     dtype, kv_dtype = _dtype(config, hf_config, facts, reasons), _kv_dtype(config, facts)
     sizes = ModelSizes(dtype, config.page_size, _length(config, hf_config), forms, kv_dtype)
     sizes = replace(sizes, attention=config.attention_backend)
@@ -246,11 +256,12 @@ def _kv_dtype(config: EngineConfig, facts: Capabilities) -> torch.dtype | None:
     return {"auto": None, "int8": torch.int8, "fp8": facts.fp8 or torch.float8_e4m3fn}[config.kv_cache_dtype]
 
 
-def _forms(config: EngineConfig, hf_config: Any, platform: Platform, facts: Capabilities) -> Forms:
+def _forms(config: EngineConfig, hf_config: Any, platform: Platform, facts: Capabilities, files: Files | None) -> Forms:
     """What was asked for, and what the checkpoint says; ValueError if that cannot be read or made here."""
     wanted = online(config.quantization, config.quantization_group_size)
     places = [(each, name) for each in (hf_config, hf_config.get_text_config()) for name in QUANTIZATION]
-    found = quantized(next((said for each, name in places if (said := getattr(each, name, None))), None))
+    said = next((said for each, name in places if (said := getattr(each, name, None))), None)
+    found = quantized(said, functools.partial(tensors_of, *files) if files else dict)
     if wanted is not None and found is not None:
         raise ValueError(
             f"quantization={wanted.kind!r} is for checkpoints in floats, and this one is quantized by {found.method}; "

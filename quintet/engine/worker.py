@@ -91,6 +91,7 @@ class Worker:
             layers=replacements(self.platform.layers),
         )  # fmt: skip
         self.model: Family = model_class(hf_config, self.platform.models)(hf_config, build).eval()
+        self.model.silent = sizes.forms.checkpoint.silent if sizes.forms.checkpoint else ()
         settle(self.model)
         self.arrangement: Arrangement = arrange(mixings)
         self._planners = [_planner([m for m in mixings if m.group == index]) for index in self.arrangement.indices]

@@ -115,6 +115,7 @@ class Family(nn.Module):
     """What the loader asks of a family's Model: what its checkpoints hold besides, or call otherwise."""
 
     ignored: ClassVar[tuple[str, ...]] = ()  # patterns of tensors that a checkpoint may hold and no layer asks for
+    silent: tuple[str, ...] = ()  # ends of the names of such tensors, by the checkpoint's quantization
     vocab_size: int
 
     @staticmethod

@@ -1,6 +1,7 @@
 """Matrix products with weights, sharded by columns (outputs) or by rows (inputs)."""
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from quintet.layers.build import Build, Layer, Split, padded, whole
 from quintet.ops.registry import of_kind
-from quintet.weights import PLAIN, Form, Matrix, Part, Reader, Weight
+from quintet.weights import PLAIN, Cut, Form, Matrix, Part, Reader, Weight
 
 
 @dataclass(frozen=True)
@@ -40,20 +41,46 @@ class Linear(Layer):
         self._reader: Reader | None = None
         self._build, self._inputs, self._outputs = build, inputs, dict(outputs)
         self._has_bias, self._stored = bias, stored or Stored()
+        self._offset, self._total = 0, sum(split.total for split in self._outputs.values())
         self._reduce = self.by_inputs and build.size > 1 and inputs.ranges != whole(inputs.total, build.size).ranges
+        self._pieces: list[Piece] = []
         self._widths = tuple(split.local(build.rank) for split in self._outputs.values())
         self.weight: Tensor  # as place() packed it, with scales, zeros and order where its form has them
         self.bias: Tensor | None = None
 
     def settle(self, path: str) -> None:
-        """The form, and the provider for it: steps ask for neither."""
+        """The form, and the provider for it: steps ask for neither. Where outputs are held in different forms they
+        become products of their own, side by side."""
         weight = self._weight(path)
-        modules = [part.source.removesuffix(".weight") for part in weight.parts]
-        self.form, self._reader = self._build.forms.of(modules, [weight.cut(part) for part in weight.parts])
+        held = [self._settled(part.source.removesuffix(".weight"), weight, weight.cut(part)) for part in weight.parts]
+        if any(form.ordered for form, _ in held[1:]) or len(set(held)) > 1:
+            self._split(path, held)
+            return
+        self.form, self._reader = held[0]
         op = of_kind("linear", self.form.kind)
         self._multiply = getattr(self.ops.take(op), op)
 
+    def _settled(self, module: str, weight: Weight, cut: Cut) -> tuple[Form, Reader | None]:
+        form, reader = self._build.forms.of(module, cut)
+        return (PLAIN, reader) if weight.padded and reader is not None else (form, reader)
+
+    def _split(self, path: str, held: Sequence[tuple[Form, Reader | None]]) -> None:
+        """Neighbours of one form stay together."""
+        named, first = list(self._outputs.items()), 0
+        while first < len(held):
+            last = first + 1
+            while last < len(held) and held[last] == held[first] and not held[last][0].ordered:
+                last += 1
+            piece = Piece(self._build, self._inputs, dict(named[first:last]), self._has_bias, self._stored)
+            piece.place_in(path, self._outputs, first)
+            self.add_module(f"piece{len(self._pieces)}", piece)
+            self._pieces.append(piece)
+            first = last
+        self.ops.take("beside")
+
     def weights(self, path: str) -> list[Weight]:
+        if self._pieces:
+            return []
         build, weight = self._build, self._weight(path)
         found = [replace(weight, form=self.form, reader=self._reader)]
         if self._has_bias:
@@ -64,8 +91,8 @@ class Linear(Layer):
 
     def _weight(self, path: str) -> Weight:
         """In floats; its parts, one per output."""
-        parent, parts, offset = path.rpartition(".")[0], [], 0
-        fused, total = self._stored.fused, sum(split.total for split in self._outputs.values())
+        parent, parts, offset = path.rpartition(".")[0], [], self._offset
+        fused, total = self._stored.fused, self._total
         for source, split in self._outputs.items():
             part = Part(
                 source=_checkpoint_name(parent, fused or source),
@@ -94,10 +121,25 @@ class Linear(Layer):
         return self._build.comm.all_reduce(y) if self._reduce else y
 
     def _product(self, x: Tensor) -> Tensor:
+        if self._pieces:
+            return functools.reduce(self.ops.beside, [piece._product(x) for piece in self._pieces])
         held: Mapping[str, Any] = self._parameters  # where nn.Module would look them up, one after the other
-        weight = Matrix(held["weight"], held.get("scales"), held.get("zeros"), held.get("order"), self.form)
+        rest = held.get("scales"), held.get("zeros"), held.get("order")
+        weight = Matrix(held["weight"], *rest, self.form, held.get("mins"))
         y: Tensor = self._multiply(x, weight, held.get("bias"), self._widths)
         return y
+
+
+class Piece(Linear):
+    """Some outputs of another, which are held in a form of their own: the checkpoint knows them by the other's path."""
+
+    def place_in(self, path: str, outputs: Mapping[str, Split], first: int) -> None:
+        """`outputs` are the other's; the piece begins with number `first`."""
+        totals = [split.total for split in outputs.values()]
+        self._path, self._offset, self._total = path, sum(totals[:first]), sum(totals)
+
+    def _weight(self, path: str) -> Weight:
+        return super()._weight(self._path)
 
 
 class RowLinear(Linear):

@@ -52,7 +52,10 @@ class Experts(Layer):
 
     def settle(self, path: str) -> None:
         modules = [part.source.removesuffix(".weight") for each in self.weights(path) for part in each.parts]
-        self._reader, size = self._build.forms.reader(modules), self._build.size
+        readers, size = {self._build.forms.reader(module) for module in modules}, self._build.size
+        if len(readers) > 1:
+            raise ValueError(f"the experts of {path} are held in {len(readers)} ways, and are one stack here")
+        (self._reader,) = readers
         if self._reader is not None and _shares(self._width, size).ranges[-1][1] > self._width:
             raise ValueError(
                 f"{size} ranks do not divide the {self._width} features of these quantized experts evenly; "

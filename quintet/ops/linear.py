@@ -7,7 +7,7 @@ from quintet.ops.quantized import by_float8, by_integers, dequantized
 from quintet.ops.registry import Op
 from quintet.weights import Matrix
 
-KINDS = ("int8", "int4", "fp8", "w8a8", "w4a8", "fp8a8")  # of types.Form, beside plain
+KINDS = ("int8", "int4", "fp8", "w8a8", "w4a8", "fp8a8", "table4", "table8")  # of weights.Form, beside plain
 
 
 @Op.of_forms(*KINDS)

@@ -30,18 +30,18 @@ def joined(matrices: Sequence[Matrix]) -> Matrix:
         return matrices[0]
     first = matrices[0]
     assert all(each.form == first.form and each.order is None for each in matrices), "one product has one form"
-    values, scales, zeros = (
+    values, scales, zeros, mins = (
         None if getattr(first, name) is None else torch.cat([getattr(each, name) for each in matrices])
-        for name in ("values", "scales", "zeros")
+        for name in ("values", "scales", "zeros", "mins")
     )
     assert values is not None
-    return Matrix(values, scales, zeros, form=first.form)
+    return Matrix(values, scales, zeros, form=first.form, mins=mins)
 
 
 def attributes(matrix: Matrix) -> dict[str, Tensor]:
     """What place() returns for a matrix, by the names that a layer has for it."""
     named = {"weight": matrix.values, "scales": matrix.scales, "zeros": matrix.zeros, "order": matrix.order}
-    return {name: each for name, each in named.items() if each is not None}
+    return {name: each for name, each in {**named, "mins": matrix.mins}.items() if each is not None}
 
 
 def quantize(weight: Tensor, form: Form) -> Matrix:
@@ -50,8 +50,8 @@ def quantize(weight: Tensor, form: Form) -> Matrix:
 
     Four bits reach from -8 to 7: the largest becomes -8, so that all 16 values serve; a scale may be negative.
     """
-    if form.dtype is not None or form.zeros or form.ordered:
-        raise ValueError(f"{form.kind} with such numbers, zero points or order is read from checkpoints, and not made")
+    if form.dtype is not None or form.table or form.needs != {form.kind} or form.zeros:
+        raise ValueError(f"{form.kind} with such numbers, zeros, minima or order is read from checkpoints, not made")
     outputs, inputs = weight.shape
     groups = weight.float().reshape(outputs, -1, form.group or inputs)
     if form.bits == 8:

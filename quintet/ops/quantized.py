@@ -22,16 +22,20 @@ def dequantized(matrix: Matrix) -> Tensor:
         values = values - _columns(matrix.zeros.float(), form, values.shape[1])
     assert matrix.scales is not None, "what is quantized has scales"
     known = values * _columns(matrix.scales.float(), form, values.shape[1])
+    if matrix.mins is not None:
+        known = known + _columns(matrix.mins.float(), form, values.shape[1])
     return known if matrix.order is None else known[:, matrix.order.argsort()]
 
 
 def unpacked(matrix: Matrix) -> Tensor:
-    """The values [N, K] in float32; those of 4 bits less what stands for 0, if there are no zero points."""
-    values = matrix.values
-    if matrix.form.bits == 8:
-        return values.float()
-    pairs = torch.stack([values & 15, values >> 4], -1).reshape(len(values), -1).float()
-    return pairs - MIDDLE if matrix.zeros is None else pairs
+    """The values [N, K] in float32: those of a table looked up, whole ones of 4 bits less what stands for 0 where no
+    zero points do."""
+    values, form = matrix.values, matrix.form
+    if form.bits == 4:
+        values = torch.stack([values & 15, values >> 4], -1).reshape(len(values), -1)
+    if form.table:
+        return torch.tensor(form.table, device=values.device)[values.int()]
+    return values.float() - MIDDLE if form.bits == 4 and matrix.zeros is None else values.float()
 
 
 def by_integers(x: Tensor, weight: Matrix) -> Tensor:
@@ -41,9 +45,12 @@ def by_integers(x: Tensor, weight: Matrix) -> Tensor:
     With m the largest magnitude there: round(x * (127 / m)), half to even, with the scale m / 127. With one group, the
     dynamic quantization of SmoothQuant (Xiao et al. 2022) and of compressed-tensors' W8A8.
     """
-    assert weight.scales is not None and weight.zeros is None, "weights that meet whole numbers have scales alone"
+    assert weight.scales is not None, "what is quantized has scales"
     tokens, groups = x.shape[0], weight.scales.shape[1]
+    x = x if weight.order is None else x[:, weight.order]
     values, own = _stretched(x.float().reshape(tokens, groups, -1), 127.0)
+    if weight.zeros is not None or weight.mins is not None or weight.form.table:
+        return functional.linear((values.round() * own).reshape(x.shape), dequantized(weight._replace(order=None)))
     whole = unpacked(weight).to(torch.int32).reshape(len(weight.values), groups, -1)
     sums = torch.einsum("tgk,ngk->tng", values.round().to(torch.int32), whole).float()
     return (sums * own[:, None, :, 0] * weight.scales).sum(-1)

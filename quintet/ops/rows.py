@@ -1,4 +1,4 @@
-"""Specifications of rows of a step's tokens: which are kept, and what stands in the place of some."""
+"""Specifications of rows of a step's tokens: which are kept, what stands in the place of some, and beside them."""
 
 import torch
 from torch import Tensor
@@ -17,3 +17,9 @@ def place_rows(x: Tensor, given: Tensor, places: Tensor) -> Tensor:
     """x [T, D] with given[places] [T] where places is not -1; given [M, D] float32 or as x, M > 0, places int32."""
     taken = torch.index_select(given, 0, places.clamp(min=0)).to(x.dtype)
     return torch.where(places[:, None] < 0, x, taken)
+
+
+@Op
+def beside(x: Tensor, y: Tensor) -> Tensor:
+    """x [T, A] and y [T, B] of one type -> [T, A + B]."""
+    return torch.cat([x, y], -1)

@@ -6,15 +6,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from quintet.conformance.products import Canonical
 from quintet.layers.build import Build, settle, whole
 from quintet.layers.forms import ONLINE, Forms
-from quintet.layers.forms.checkpoint import quantized
+from quintet.layers.forms.checkpoint import Quantized, quantized
 from quintet.layers.forms.groups import fitted
 from quintet.layers.linear import LMHead, columns, rows
 from quintet.ops import bind
 from quintet.ops.quantize import attributes, canonical, joined, quantize
 from quintet.platforms.interface import Alone
-from quintet.weights import PLAIN, Cut, Form, Matrix, Part, Weight
+from quintet.weights import PLAIN, Cut, Form, Matrix, OnFile, Part, Weight
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
@@ -71,11 +72,6 @@ def test_modules_that_a_checkpoint_left_out_stay_floats(
     key = "modules_to_not_convert" if said is AWQ else "ignored_layers"
     forms = settled(checkpoint=quantized({**said, key: ignored}))
     assert {path for path, form in forms.items() if form.plain} == plain | {"lm_head.linear"}
-
-
-def test_one_product_of_which_a_part_was_left_out_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"blocks\.0\.gate_proj stayed in floats .*up_proj did not"):
-        settled(checkpoint=quantized({**AWQ, "modules_to_not_convert": ["gate_proj"]}))
 
 
 def test_a_form_that_a_platform_does_not_keep_is_read_as_floats() -> None:
@@ -137,3 +133,59 @@ def test_matrices_of_one_form_are_joined() -> None:
 
     whole_matrix = joined([made(3), made(5)])
     assert [len(each) for each in attributes(whole_matrix).values()] == [8, 8, 8]
+
+
+class Mixed:
+    """A plan of the tests': modules whose names end in a key are held in its form, others in floats."""
+
+    def __init__(self, **held: Form) -> None:
+        self.held = held
+
+    def reader(self, module: str) -> Any:
+        return next((Canonical(form) for end, form in self.held.items() if module.endswith(end)), None)
+
+
+@pytest.mark.parametrize(
+    ("held", "names"),
+    [
+        ({"gate_proj": Form("int8", 8, 16, 32), "up_proj": Form("int4", 4, 16, 32)}, [["gate_proj"], ["up_proj"]]),
+        ({"gate_proj": Form("int4", 4, 16, 32)}, [["gate_proj"], ["up_proj"]]),
+        ({"_proj": Form("int4", 4, 16, 32, mins=True)}, [["gate_proj", "up_proj"]]),
+        ({"_proj": Form("int4", 4, 16, 32, ordered=True)}, [["gate_proj"], ["up_proj"]]),
+        ({"_proj": Form("table4", 4, 16, 32, table=tuple(map(float, range(16))))}, [["gate_proj", "up_proj"]]),
+    ],
+)
+def test_outputs_in_other_forms_are_products_side_by_side(held: dict[str, Form], names: list[list[str]]) -> None:
+    def attention(spec: Any) -> Any:
+        raise AssertionError("nothing attends")
+
+    forms = Forms(checkpoint=Quantized("a test's", Mixed(**held)))
+    model = Model(Build(bind({}), attention, Alone(), torch.float32, 16, 64, forms))
+    settle(model)
+    layer: Any = model.blocks[1]
+    found = {
+        path: module.weights(f"blocks.1.{path}")
+        for path, module in layer.named_modules()
+        if path.startswith("gate_up") and module.weights(f"blocks.1.{path}")
+    }
+    sources = [[part.source for part in weight.parts] for each in found.values() for weight in each]
+    assert sources == [[f"blocks.1.{name}.weight" for name in piece] for piece in names]
+    want = []
+    for path, (weight,) in found.items():
+        tensors = {name: made(on_file, name) for name, on_file in weight.stored.items()}
+        plain = {"weight": weight.local(tensors)}
+        layer.get_submodule(path).assign(plain if weight.form.plain else attributes(canonical(weight, tensors)))
+        want.append(plain["weight"])
+    x = torch.randn(3, 256, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(layer["gate_up"](x), x @ torch.cat(want).t(), rtol=1e-5, atol=1e-3)
+
+
+def made(on_file: OnFile, name: str) -> Tensor:
+    """Any numbers of the file's type; an order is one."""
+    generator, dtype, shape = torch.Generator().manual_seed(len(name)), on_file.dtypes[0], on_file.shape
+    assert shape is not None
+    if name.endswith(".order"):
+        return torch.randperm(shape[0], generator=generator, dtype=dtype)
+    if dtype.is_floating_point:
+        return torch.randn(shape, generator=generator)
+    return torch.randint(0, 100, shape, generator=generator, dtype=dtype)

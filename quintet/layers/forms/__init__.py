@@ -1,6 +1,5 @@
 """Which form each product of a model has: of the user's wish, of the checkpoint, and of what the platform keeps."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from quintet.config import SCHEMES
@@ -17,27 +16,29 @@ class Forms:
 
     wanted: Form | None = None  # what floats become while they are loaded
     checkpoint: Quantized | None = None
-    kept: frozenset[str] | None = None  # kinds that the platform keeps, others are dequantized; None: all
+    kept: frozenset[str] | None = None  # what the platform keeps of Form.needs; other forms are dequantized. None: all
 
-    def reader(self, modules: Sequence[str]) -> Reader | None:
-        """Of what is made of these modules of the checkpoint; None if they hold floats."""
-        return self.checkpoint.reader(modules) if self.checkpoint else None
+    heads: bool = False  # these are of a head
 
-    def of(self, modules: Sequence[str], cuts: Sequence[Cut]) -> tuple[Form, Reader | None]:
-        """For a product that is made of these modules, and of these shares of them."""
-        reader = self.reader(modules)
+    def reader(self, module: str) -> Reader | None:
+        """Of this module of the checkpoint; None if it holds floats."""
+        if self.checkpoint is None or (self.heads and not self.checkpoint.heads):
+            return None
+        return self.checkpoint.plan.reader(module)
+
+    def of(self, module: str, cut: Cut) -> tuple[Form, Reader | None]:
+        """For a product with this module of the checkpoint, and this share of it."""
+        reader = self.reader(module)
         if reader is None:
-            return fitting(self.wanted, cuts[0].inputs[1] - cuts[0].inputs[0]), None
-        found = {reader.form(cut) for cut in cuts}
-        assert len(found) == 1, f"{modules} are held in {found}, and are one product"
-        form = found.pop()
-        return form if self.kept is None or form.kind in self.kept else PLAIN, reader
+            return fitting(self.wanted, cut.inputs[1] - cut.inputs[0]), None
+        form = reader.form(cut)
+        return form if self.kept is None or form.needs <= self.kept else PLAIN, reader
 
     def of_head(self) -> "Forms":
         """For the logits, which show every error: weights in 8 bits, whatever the others have, and activations as
-        theirs. Checkpoints keep a head's floats."""
+        theirs. Most checkpoints keep a head's floats."""
         if self.wanted is None:
-            return replace(self, checkpoint=None)
+            return replace(self, heads=True)
         return Forms(ONLINE["int8" if self.wanted.activations == 16 else "w8a8"])
 
 

@@ -1,42 +1,58 @@
 """What a checkpoint says of its quantization (quantization_config in config.json), and what reads its products."""
 
+import functools
 import re
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from quintet.layers.forms import awq, fp8
-from quintet.weights import Reader
+from quintet.weights import OnFile, Reader
 
-# quant_method -> what reads it. One that is not here is refused before a file is opened.
-METHODS: Mapping[str, Callable[[Mapping[str, Any]], Reader]] = {"awq": awq.read, "fp8": fp8.read}
-IGNORED = ("modules_to_not_convert", "ignored_layers")  # where a configuration lists what stayed in floats
+
+class Plan(Protocol):
+    """Which module of a checkpoint is kept how. Hashable; knows no device."""
+
+    def reader(self, module: str) -> Reader | None:
+        """Of a module's weight; None if it holds floats. ValueError says why it cannot be read."""
 
 
 @dataclass(frozen=True)
 class Quantized:
-    """A checkpoint's quantization, and what it left out."""
+    """A checkpoint's quantization."""
 
     method: str
+    plan: Plan
+    heads: bool = False  # the plan knows of heads and embeddings too; elsewhere they stayed in floats
+    silent: tuple[str, ...] = ()  # ends of the names of tensors that say nothing to us
+
+
+@dataclass(frozen=True)
+class Everywhere:
+    """The same for every module but those that were left out."""
+
     how: Reader
     ignored: tuple[str, ...] = ()  # names of modules, or their beginnings or ends; ".*" for anything between
 
-    def reader(self, modules: Sequence[str]) -> Reader | None:
-        """Of a product that is made of these modules; None if they hold floats."""
-        left = [name for name in modules if self._ignores(name)]
-        if left and len(left) < len(modules):
-            raise ValueError(
-                f"{', '.join(left)} stayed in floats in this checkpoint and {', '.join(set(modules) - set(left))} did "
-                "not, and quintet computes them as one product; quantize all of them or none"
-            )
-        return None if left else self.how
-
-    def _ignores(self, module: str) -> bool:
-        return any(_pattern(each).search(module) for each in self.ignored)
+    def reader(self, module: str) -> Reader | None:
+        return None if any(matches(each, module) for each in self.ignored) else self.how
 
 
-def quantized(config: Mapping[str, Any] | None) -> Quantized | None:
+There = Callable[[], Mapping[str, OnFile]]  # the tensors of a checkpoint's files, by the modules' names; none if random
+Read = Callable[[Mapping[str, Any], There], Quantized]
+
+
+def _everywhere(method: str, read: Callable[[Mapping[str, Any]], Reader]) -> Read:
+    return lambda config, there: Quantized(method, Everywhere(read(config), ignored(config)))
+
+
+# quant_method -> what reads it. One that is not here is refused before a file is opened.
+METHODS: Mapping[str, Read] = {"awq": _everywhere("awq", awq.read), "fp8": _everywhere("fp8", fp8.read)}
+IGNORED = ("modules_to_not_convert", "ignored_layers")  # where a configuration lists what stayed in floats
+
+
+def quantized(config: Mapping[str, Any] | None, there: There = dict) -> Quantized | None:
     """Of a quantization_config; None where there is none. ValueError says what in it is not understood."""
     if not config:
         return None
@@ -48,12 +64,22 @@ def quantized(config: Mapping[str, Any] | None) -> Quantized | None:
             f"the checkpoint is quantized by {method}, which quintet does not read; it reads {_known()}, and floats, "
             "which quantization= makes smaller while they are loaded: use the model's original, or one of these"
         )
-    lists = [config.get(key) or [] for key in IGNORED]
-    ignored = [name for each in lists for name in (each if isinstance(each, list | tuple) else [each])]
-    for name in ignored:
+    return METHODS[method](config, there)
+
+
+def ignored(config: Mapping[str, Any], keys: tuple[str, ...] = IGNORED) -> tuple[str, ...]:
+    """The names of modules that a configuration leaves out; ValueError for what is none."""
+    lists = [config.get(key) or [] for key in keys]
+    names = [name for each in lists for name in (each if isinstance(each, list | tuple) else [each])]
+    for name in names:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ValueError(f"quantization_config leaves out {reprlib.repr(name)}, which is no module's name")
-    return Quantized(method, METHODS[method](config), tuple(ignored))
+    return tuple(names)
+
+
+def matches(name: str, module: str) -> bool:
+    """Whether a configuration's name of modules, or pattern, means this one."""
+    return bool(_pattern(name).search(module))
 
 
 def _method(config: Mapping[str, Any]) -> str:
@@ -69,6 +95,7 @@ def _known() -> str:
 _NAME = re.compile(r"(re:)?[\^]?[\w\-.*\\]+\$?")  # of a module, or one with ".*" in it
 
 
+@functools.cache
 def _pattern(name: str) -> re.Pattern[str]:
     """Whole parts of a path: "mlp.gate" is in "layers.3.mlp.gate", and not in "layers.3.mlp.gate_proj"."""
     plain = name.removeprefix("re:").strip("^$").replace("\\.", ".")

@@ -84,7 +84,7 @@ class GPU(Platform):
             devices=len(found.names),
             dtypes=found.dtypes,
             fp8=found.fp8,
-            quant=frozenset(KINDS),
+            quant=frozenset(set(KINDS) - {"table4", "table8"}),
             overlap=True,
             sleep=True,
             detail=f"{found.detail}; {UNVERIFIED.partition(';')[0]}",

@@ -18,3 +18,9 @@ def place_rows(x: jax.Array, given: jax.Array, places: jax.Array) -> jax.Array:
     """x [T, D] with given[places] where places [T] is not -1."""
     taken = jnp.take(given, places, axis=0, mode="clip").astype(x.dtype)
     return jnp.where(places[:, None] < 0, x, taken)
+
+
+@serve(spec.beside)
+def beside(x: jax.Array, y: jax.Array) -> jax.Array:
+    """x [T, A] and y [T, B] -> [T, A + B]."""
+    return jnp.concatenate([x, y], axis=-1)
