@@ -25,7 +25,7 @@ def committed(name: str) -> Tiny:
 
 def expected(name: str) -> dict[str, Tensor]:
     """What the library that wrote it reads out of it."""
-    return load_file(DATA / name / "expected.safetensors")
+    return load_file(DATA / name / "wanted.safetensors")
 
 
 def read_out(

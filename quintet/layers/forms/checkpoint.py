@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from quintet.layers.forms import awq, compressed, compressed_plan, fp8
+from quintet.layers.forms import awq, bitsandbytes, compressed, compressed_plan, fp8, hqq, torchao
 from quintet.weights import OnFile, Reader
 
 
@@ -74,12 +74,32 @@ def _fbgemm(config: Mapping[str, Any], there: There) -> Quantized:
     return Quantized("fbgemm_fp8", known, silent=fp8.SILENT, notes=(fp8.ACTIVATIONS,))
 
 
+def _bitsandbytes(config: Mapping[str, Any], there: There) -> Quantized:
+    skipped = ignored(config, ("llm_int8_skip_modules",))
+    tensors = there()
+    known = bitsandbytes.found(config, tensors) if tensors else Everywhere(bitsandbytes.said(config), skipped)
+    return Quantized("bitsandbytes", known, bool(tensors))
+
+
+def _hqq(config: Mapping[str, Any], there: There) -> Quantized:
+    ignored(config, ("skip_modules",))
+    return Quantized("hqq", hqq.found(config, there(), matches), True, hqq.SILENT)
+
+
+def _torchao(config: Mapping[str, Any], there: There) -> Quantized:
+    ignored(config)
+    return Quantized("torchao", torchao.found(config, there(), matches), True)
+
+
 # quant_method -> what reads it. One that is not here is refused before a file is opened.
 METHODS: Mapping[str, Read] = {
     "awq": _everywhere("awq", awq.read),
+    "bitsandbytes": _bitsandbytes,
     "compressed-tensors": _compressed,
     "fbgemm_fp8": _fbgemm,
     "fp8": _fp8,
+    "hqq": _hqq,
+    "torchao": _torchao,
 }
 IGNORED = ("modules_to_not_convert", "ignored_layers")  # where a configuration lists what stayed in floats
 
