@@ -174,7 +174,7 @@ def test_what_is_not_read_is_refused_before_a_weight_is(said: dict[str, Any], tm
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": said}))
     (folder / "model.safetensors").write_bytes(b"not to be read")
-    with pytest.raises(ValueError, match=r"quantized by gptq, .* it reads awq, fp8|AWQ with 3 bits"):
+    with pytest.raises(ValueError, match=r"quantized by gptq, .* it reads awq, |AWQ with 3 bits"):
         engine(Tiny(folder, tiny.config, tiny.reference))
 
 
