@@ -7,7 +7,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from quintet.layers.forms import awq, bitsandbytes, compressed, compressed_plan, fp8, hqq, torchao
+from quintet.layers.forms import (
+    awq,
+    bitsandbytes,
+    compressed,
+    compressed_plan,
+    fp8,
+    hqq,
+    minifloats,
+    modelopt,
+    quark,
+    torchao,
+)
+from quintet.layers.forms.patterns import Listed, regular, wildcards
 from quintet.weights import OnFile, Reader
 
 
@@ -74,6 +86,21 @@ def _fbgemm(config: Mapping[str, Any], there: There) -> Quantized:
     return Quantized("fbgemm_fp8", known, silent=fp8.SILENT, notes=(fp8.ACTIVATIONS,))
 
 
+def _modelopt(config: Mapping[str, Any], there: There) -> Quantized:
+    return Quantized("modelopt", modelopt.plan(config, there()), True, modelopt.SILENT, (modelopt.NOTE,))
+
+
+def _quark(config: Mapping[str, Any], there: There) -> Quantized:
+    known, notes = quark.plan(config, there())
+    return Quantized("quark", known, True, quark.SILENT, notes)
+
+
+def _mxfp4(config: Mapping[str, Any], there: There) -> Quantized:
+    """gpt-oss: its experts alone."""
+    experts = regular([r"re:.*\.experts\..*"], "a list")
+    return Quantized("mxfp4", Listed(((experts, minifloats.gpt_oss()),), None, wildcards(ignored(config), "a list")))
+
+
 def _bitsandbytes(config: Mapping[str, Any], there: There) -> Quantized:
     skipped = ignored(config, ("llm_int8_skip_modules",))
     tensors = there()
@@ -99,6 +126,9 @@ METHODS: Mapping[str, Read] = {
     "fbgemm_fp8": _fbgemm,
     "fp8": _fp8,
     "hqq": _hqq,
+    "modelopt": _modelopt,
+    "mxfp4": _mxfp4,
+    "quark": _quark,
     "torchao": _torchao,
 }
 IGNORED = ("modules_to_not_convert", "ignored_layers")  # where a configuration lists what stayed in floats
