@@ -14,8 +14,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from quintet.config import SCHEMES, EngineConfig, read_environment
 from quintet.ops.attention import mixer
 from quintet.ops.quantize import attributes, canonical
+from quintet.platforms.cpu import float8, native_moe, providers, quantized
 from quintet.platforms.cpu import linear as native_linear
-from quintet.platforms.cpu import native_moe, providers, quantized
 from quintet.platforms.cpu.attention import SPLIT
 from quintet.platforms.cpu.features import describe
 from quintet.platforms.cpu.replay import MOST_TOKENS, Replay
@@ -90,7 +90,7 @@ class CPU(Platform):
         return Capabilities(
             devices=1,
             dtypes=(torch.bfloat16, torch.float32, torch.float16),
-            quant=frozenset(SCHEMES),
+            quant=frozenset([*SCHEMES, *["fp8"] * (float8.probe() is None)]),
             sleep=True,
             batch_invariant=True,
             detail=f"{describe()}; {threads()} threads, {host.machine()}",
@@ -151,7 +151,7 @@ class CPU(Platform):
             return attributes(canonical(weight, parts))
         try:
             if weight.reader is not None:
-                return quantized.laid(canonical(weight, parts))
+                return _packer(weight).laid(canonical(weight, parts))
             return quantized.pack(weight.local(parts), weight.form)
         except ValueError as error:
             done = "quantized" if weight.reader is None else "packed"
@@ -164,7 +164,7 @@ class CPU(Platform):
 
     def _placed_bytes(self, weight: Weight) -> int:
         if not weight.form.plain:
-            return quantized.packed_bytes(weight.shape, weight.form) if _packs() else weight.nbytes
+            return _packer(weight).packed_bytes(weight.shape, weight.form) if _packs() else weight.nbytes
         if weight.use == "experts" and native_moe.packs(weight):
             return native_moe.packed_bytes(weight)
         if _packs() and (weight.use == "linear" or _looks_up_packed(weight)):
@@ -205,6 +205,11 @@ class CPU(Platform):
 def _eager(model: nn.Module, state: State, batch: Batch) -> tuple[Outputs, State]:
     result: tuple[Outputs, State] = model(state, batch)
     return result
+
+
+def _packer(weight: Weight) -> Any:
+    """What lays a canonical matrix of the weight's form: laid(), and packed_bytes() of it."""
+    return float8 if weight.form.kind == "fp8" else quantized
 
 
 def _looks_up_packed(weight: Weight) -> bool:
