@@ -33,6 +33,7 @@ DTYPES = {  # safetensors' names
     "U8": torch.uint8,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
 }
 COUNTED = {  # in the modules' names of tensors -> what the config calls the number of them
     re.compile(r"(?:^|\.)(?:layers|h)\.(\d{1,9})\."): ("num_hidden_layers",),
@@ -262,7 +263,7 @@ class Checkpoint:
 
     def _misshapen(self, name: str, want: OnFile) -> str | None:
         there = self._where[name]
-        if want.shape is not None and there.shape != want.shape:
+        if want.shape is not None and there.shape not in (want.shape, *want.also):
             return f"{name} is {list(there.shape)}, not {list(want.shape)}"
         if there.dtype in want.dtypes:
             return None
@@ -274,7 +275,8 @@ def tensors_of(folder: Path, family: type[Family]) -> dict[str, OnFile]:
     """The tensors of a folder's files by the modules' names; types that torch lacks have none."""
     found = {}
     for name, entry in _index(folder, family):
-        found[name] = OnFile(entry.shape, (entry.dtype,) if isinstance(entry.dtype, torch.dtype) else ())
+        dtypes = (entry.dtype,) if isinstance(entry.dtype, torch.dtype) else ()
+        found[name] = OnFile(entry.shape, dtypes, name=entry.name)
     return found
 
 
