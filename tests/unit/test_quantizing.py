@@ -228,7 +228,7 @@ def test_gptq_keeps_products_better_than_rounding(scheme: str, ordered: bool) ->
     made = gptq(weight, hessian, how, torch.float32, 0.01, ordered)
     plain = rounding.nearest(weight, how, torch.float32)
     errors = [error_of_products(hessian, weight, rounding.floats(each, how)) for each in (made, plain)]
-    assert errors[0] < 0.5 * errors[1]
+    assert errors[0] < 0.6 * errors[1]
     assert made.values.dtype == torch.int8
 
 
@@ -250,7 +250,7 @@ def test_calibrated_files_stand_for_a_model_like_the_original(
     done = written(readable, tmp_path / "made", group_size=32, **calibration, **settings)
     assert done.products == 14
     model = AutoModelForCausalLM.from_pretrained(readable, dtype=torch.float32).eval()
-    ids = torch.arange(3, 67)[None]
+    ids = torch.tensor(samples.sequences(text, load_tokenizer(BUNDLED_FOLDER), 1, 64))
     with torch.no_grad():
         want = model(ids).logits
         model.load_state_dict(dequantized(done.folder), strict=False)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from quintet.engine.quantizing.rounding import Grid, Rounded, grid, on, searched
+from quintet.engine.quantizing.rounding import Grid, Rounded, on, searched
 from quintet.engine.quantizing.schemes import Scheme
 
 BLOCK = 128  # inputs whose errors are carried to all that follow at once
@@ -30,7 +30,9 @@ def gptq(
         for place in range(last - first):
             column = first + place
             if scheme.group and not ordered and column % scheme.group == 0:
-                _renew(known, column // scheme.group, block[:, place : place + scheme.group], (scheme, dtype))
+                group = slice(column, column + scheme.group)
+                new = searched(block[:, place : place + scheme.group], scheme, dtype, importance[group])
+                _renew(known, column // scheme.group, new)
             got = _one(block[:, place], known, int(order[column]), scheme)
             errors[:, place] = (block[:, place] - got) / inverse[column, column]
             block[:, place:] -= errors[:, place, None] * inverse[column, column:last]
@@ -55,9 +57,8 @@ def _inverse(hessian: Tensor, dampening: float, ordered: bool) -> tuple[Tensor, 
     return upper.float(), order
 
 
-def _renew(known: Grid, group: int, weight: Tensor, how: tuple[Scheme, torch.dtype]) -> None:
+def _renew(known: Grid, group: int, new: Grid) -> None:
     """The grid of one group, of the weights as the errors before left them."""
-    new = grid(weight, *how)
     known.scales[:, group] = new.scales[:, 0]
     if known.zeros is not None and new.zeros is not None:
         known.zeros[:, group] = new.zeros[:, 0]
