@@ -1,7 +1,7 @@
 """Plain data about weights: their forms, and which stretch of which checkpoint tensor each rank keeps."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -94,6 +94,7 @@ class OnFile(NamedTuple):
 
     shape: tuple[int, ...] | None  # None: the reader looks at it itself
     dtypes: tuple[torch.dtype, ...]  # that it may have
+    read: Callable[[], Tensor] | None = None  # of one that is there
 
 
 FLOATS = (torch.bfloat16, torch.float32, torch.float16, torch.float64)

@@ -28,6 +28,7 @@ DTYPES = {  # safetensors' names
     "F16": torch.float16,
     "BF16": torch.bfloat16,
     "I32": torch.int32,
+    "I16": torch.int16,
     "I8": torch.int8,
     "U8": torch.uint8,
     "F8_E4M3": torch.float8_e4m3fn,
@@ -245,7 +246,9 @@ class Checkpoint:
                 )
 
     def _passed(self, name: str) -> bool:
-        return name.endswith(self._silent) or any(pattern.fullmatch(name) for pattern in self._ignored)
+        if name.endswith(self._silent) or any(pattern.fullmatch(name) for pattern in self._ignored):
+            return True
+        return name.endswith(".bias") and not self._where[name].tensor().any()  # AutoGPTQ gives one to every product
 
     def read(self, name: str, entry: OnFile) -> Tensor:
         return self._where[name].tensor()
@@ -269,7 +272,8 @@ def tensors_of(folder: Path, family: type[Family]) -> dict[str, OnFile]:
     """The tensors of a folder's files by the modules' names; types that torch lacks have none."""
     found = {}
     for name, entry in _index(folder, family):
-        found[name] = OnFile(entry.shape, (entry.dtype,) if isinstance(entry.dtype, torch.dtype) else ())
+        dtypes = (entry.dtype,) if isinstance(entry.dtype, torch.dtype) else ()
+        found[name] = OnFile(entry.shape, dtypes, entry.tensor)
     return found
 
 

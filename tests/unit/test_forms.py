@@ -82,7 +82,10 @@ def test_a_form_that_a_platform_does_not_keep_is_read_as_floats() -> None:
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"quant_method": "gptq", "bits": 4}, "quantized by gptq, which quintet does not read; it reads awq, fp8"),
+        (
+            {"quant_method": "squeezellm", "bits": 4},
+            "quantized by squeezellm, which quintet does not read; it reads awq",
+        ),
         ({"bits": 4}, "quantized by without a name"),
         ({**AWQ, "bits": 3}, "AWQ with 3 bits"),
         ({**AWQ, "version": "gemv"}, "layout gemv"),

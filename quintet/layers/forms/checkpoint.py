@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from quintet.layers.forms import awq, fp8
+from quintet.layers.forms import awq, fp8, gptq_config
+from quintet.layers.forms.schemes import Packed
 from quintet.weights import OnFile, Reader
 
 
@@ -39,6 +40,17 @@ class Everywhere:
         return None if any(matches(each, module) for each in self.ignored) else self.how
 
 
+@dataclass(frozen=True)
+class Except:
+    """Another plan, but for modules that were left out."""
+
+    plan: Plan
+    ignored: tuple[str, ...]
+
+    def reader(self, module: str) -> Reader | None:
+        return None if any(matches(each, module) for each in self.ignored) else self.plan.reader(module)
+
+
 There = Callable[[], Mapping[str, OnFile]]  # the tensors of a checkpoint's files, by the modules' names; none if random
 Read = Callable[[Mapping[str, Any], There], Quantized]
 
@@ -47,8 +59,20 @@ def _everywhere(method: str, read: Callable[[Mapping[str, Any]], Reader]) -> Rea
     return lambda config, there: Quantized(method, Everywhere(read(config), ignored(config)))
 
 
+def _packed(method: str, read: Callable[[Mapping[str, Any], There], tuple[Packed, bool]]) -> Read:
+    def quantized(config: Mapping[str, Any], there: There) -> Quantized:
+        plan, heads = read(config, there)
+        return Quantized(method, Except(plan, ignored(config)), heads, (".g_idx",))
+
+    return quantized
+
+
 # quant_method -> what reads it. One that is not here is refused before a file is opened.
-METHODS: Mapping[str, Read] = {"awq": _everywhere("awq", awq.read), "fp8": _everywhere("fp8", fp8.read)}
+METHODS: Mapping[str, Read] = {
+    "awq": _everywhere("awq", awq.read),
+    "fp8": _everywhere("fp8", fp8.read),
+    "gptq": _packed("gptq", gptq_config.read),
+}
 IGNORED = ("modules_to_not_convert", "ignored_layers")  # where a configuration lists what stayed in floats
 
 
