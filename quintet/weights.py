@@ -105,6 +105,7 @@ class Cut(NamedTuple):
 
     outputs: tuple[int, int]
     inputs: tuple[int, int]
+    row: int = 0  # inputs of the whole part; 0: unknown. For scales of runs of numbers that do not end with a row
 
 
 class Reader(Protocol):
@@ -186,7 +187,7 @@ class Weight:
         """This rank's share of the part, within the tensor that it is stored in."""
         start, stop = (part.offset + each for each in part.ranges[self.rank])
         outputs, inputs = part.shape
-        return Cut((0, outputs), (start, stop)) if self.axis else Cut((start, stop), (0, inputs))
+        return Cut((0, outputs), (start, stop), inputs) if self.axis else Cut((start, stop), (0, inputs), inputs)
 
     @property
     def padded(self) -> bool:
@@ -197,7 +198,7 @@ class Weight:
         """cut() without what is past the tensor's end."""
         cut, end = self.cut(part), part.offset + part.shape[self.axis]
         start, stop = (min(each, end) for each in (cut.inputs if self.axis else cut.outputs))
-        return cut._replace(**{"inputs" if self.axis else "outputs": (start, stop)})
+        return cut._replace(inputs=(start, stop)) if self.axis else cut._replace(outputs=(start, stop))
 
     def _padded(self, part: Part, known: Tensor) -> Tensor:
         """With zeros for what is past the tensor's end."""

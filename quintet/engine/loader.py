@@ -39,7 +39,10 @@ COUNTED = {  # in the modules' names of tensors -> what the config calls the num
     re.compile(r"\.experts\.(\d{1,9})\."): ("num_local_experts", "num_experts"),
 }
 # Ends of the names of tensors that quantized checkpoints alone hold.
-QUANTIZED = (".qweight", ".qzeros", ".g_idx", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".SCB", ".absmax")
+QUANTIZED = (
+    *(".qweight", ".qzeros", ".g_idx", ".weight_packed", ".weight_scale", ".weight_scale_inv"),
+    *(".SCB", ".absmax", ".W_q", "._weight_qdata"),
+)
 NAMED = 8  # tensors that an error lists before it only counts
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from quintet.layers.forms import awq, fp8, gptq_config
+from quintet.layers.forms import awq, bitsandbytes, fp8, gptq_config, hqq, torchao
 from quintet.layers.forms.schemes import Packed
 from quintet.weights import OnFile, Reader
 
@@ -67,11 +67,31 @@ def _packed(method: str, read: Callable[[Mapping[str, Any], There], tuple[Packed
     return quantized
 
 
+def _bitsandbytes(config: Mapping[str, Any], there: There) -> Quantized:
+    skipped = ignored(config, ("llm_int8_skip_modules",))
+    tensors = there()
+    known = bitsandbytes.found(config, tensors) if tensors else Everywhere(bitsandbytes.said(config), skipped)
+    return Quantized("bitsandbytes", known, bool(tensors))
+
+
+def _hqq(config: Mapping[str, Any], there: There) -> Quantized:
+    ignored(config, ("skip_modules",))
+    return Quantized("hqq", hqq.found(config, there(), matches), True, hqq.SILENT)
+
+
+def _torchao(config: Mapping[str, Any], there: There) -> Quantized:
+    ignored(config)
+    return Quantized("torchao", torchao.found(config, there(), matches), True)
+
+
 # quant_method -> what reads it. One that is not here is refused before a file is opened.
 METHODS: Mapping[str, Read] = {
     "awq": _everywhere("awq", awq.read),
+    "bitsandbytes": _bitsandbytes,
     "fp8": _everywhere("fp8", fp8.read),
     "gptq": _packed("gptq", gptq_config.read),
+    "hqq": _hqq,
+    "torchao": _torchao,
 }
 IGNORED = ("modules_to_not_convert", "ignored_layers")  # where a configuration lists what stayed in floats
 

@@ -12,6 +12,7 @@ from quintet.layers.forms.awq import Awq
 from quintet.layers.forms.bounded import compiled
 from quintet.layers.forms.gptq import Gptq
 from quintet.layers.forms.marlin import Marlin
+from quintet.layers.forms.words import words
 from quintet.weights import OnFile, Reader
 
 BITS = range(2, 9)
@@ -92,6 +93,9 @@ class Packed:
             return 0 if scheme.sorted else None
         if entry.shape is None or len(entry.shape) != 1 or entry.dtypes != (torch.int32,):
             return 0  # the loader says so
+        rows = files[f"{module}.qweight"].shape
+        if rows is None or entry.shape[0] and rows[:1] != (words(entry.shape[0], scheme.bits),):
+            return 0
         return order_of(f"{module}.g_idx", entry.read(), scheme.group)
 
 
