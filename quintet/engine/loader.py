@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from quintet.engine.json_object import read_object
 from quintet.engine.mapped import MappedFiles
+from quintet.layers import kv_scales
 from quintet.layers.build import Layer
 from quintet.layers.decoder import Family
 from quintet.platforms.interface import Platform
@@ -249,7 +250,8 @@ class Checkpoint:
                 )
 
     def _passed(self, name: str) -> bool:
-        if name.endswith(self._silent) or any(pattern.fullmatch(name) for pattern in self._ignored):
+        silent = name.endswith(self._silent) or kv_scales.passed(name)
+        if silent or any(pattern.fullmatch(name) for pattern in self._ignored):
             return True
         return name.endswith(".bias") and not self._where[name].tensor().any()  # AutoGPTQ gives one to every product
 
