@@ -34,6 +34,7 @@ DTYPES = {  # safetensors' names
     "U8": torch.uint8,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
 }
 COUNTED = {  # in the modules' names of tensors -> what the config calls the number of them
     re.compile(r"(?:^|\.)(?:layers|h)\.(\d{1,9})\."): ("num_hidden_layers",),
@@ -265,7 +266,7 @@ class Checkpoint:
 
     def _misshapen(self, name: str, want: OnFile) -> str | None:
         there = self._where[name]
-        if want.shape is not None and there.shape != want.shape:
+        if want.shape is not None and there.shape not in (want.shape, *want.also):
             return f"{name} is {list(there.shape)}, not {list(want.shape)}"
         if there.dtype in want.dtypes:
             return None
@@ -278,7 +279,7 @@ def tensors_of(folder: Path, family: type[Family]) -> dict[str, OnFile]:
     found = {}
     for name, entry in _index(folder, family):
         dtypes = (entry.dtype,) if isinstance(entry.dtype, torch.dtype) else ()
-        found[name] = OnFile(entry.shape, dtypes, entry.tensor)
+        found[name] = OnFile(entry.shape, dtypes, name=entry.name, read=entry.tensor)
     return found
 
 

@@ -82,19 +82,16 @@ def test_a_form_that_a_platform_does_not_keep_is_read_as_floats() -> None:
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        (
-            {"quant_method": "squeezellm", "bits": 4},
-            "quantized by squeezellm, which quintet does not read; it reads awq",
-        ),
+        ({"quant_method": "eetq"}, "quantized by eetq, which quintet does not read; it reads .*awq, .*fp8"),
         ({"bits": 4}, "quantized by without a name"),
         ({**AWQ, "bits": 3}, "AWQ with 3 bits"),
         ({**AWQ, "version": "gemv"}, "layout gemv"),
         ({**AWQ, "zero_point": False}, "zero_point False"),
         ({**AWQ, "group_size": 20}, "group_size 20 is not"),
-        ({**FP8, "weight_block_size": None}, "weight_block_size None; quintet reads blocks"),
+        ({**FP8, "weight_block_size": 128}, "weight_block_size 128; quintet reads blocks"),
         ({**FP8, "weight_block_size": [128, 20]}, "its second a multiple of 16"),
-        ({**FP8, "activation_scheme": "static"}, "activation_scheme static"),
-        ({**FP8, "fmt": "e5m2"}, "fmt e5m2"),
+        ({**FP8, "activation_scheme": "none"}, "activation_scheme 'none'"),
+        ({**FP8, "fmt": "e3m4"}, "fmt e3m4"),
         ({**AWQ, "modules_to_not_convert": ["(a+)+b"]}, r"leaves out '\(a\+\)\+b', which is no module's name"),
         ({**AWQ, "modules_to_not_convert": [7]}, "leaves out 7"),
     ],

@@ -24,7 +24,9 @@ def weight(seed: int = 0, outputs: int = OUTPUTS, inputs: int = INPUTS) -> Tenso
 
 
 def there(tensors: dict[str, Tensor]) -> dict[str, OnFile]:
-    return {name: OnFile(tuple(each.shape), (each.dtype,), lambda each=each: each) for name, each in tensors.items()}
+    return {
+        name: OnFile(tuple(each.shape), (each.dtype,), read=lambda each=each: each) for name, each in tensors.items()
+    }
 
 
 def reader(tensors: dict[str, Tensor], name: str = NAME, **said: Any) -> Gptq:
@@ -219,8 +221,8 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
         ({"dynamic": [1]}, r"dynamic is \[1\], not an object"),
         ({"dynamic": {"+:a": 3}}, "dynamic has 3 for"),
         ({"dynamic": {"+:a": {"bits": 40}}}, "40 bits"),
-        ({"dynamic": {"-:(a+)+b": {}}}, "could take for ever"),
-        ({"dynamic": {"-:" + ".*a" * 9: {}}}, "could take for ever"),
+        ({"dynamic": {"-:(a+)+b": {}}}, "could take long to match"),
+        ({"dynamic": {"-:" + ".*a" * 9: {}}}, "could take long to match"),
         ({"dynamic": {"-:[": {}}}, "no regular expression"),
         ({"modules_in_block_to_quantize": [[3]]}, "names 3, which is no module"),
     ],

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from quintet.layers.forms.awq import Awq
-from quintet.layers.forms.bounded import compiled
 from quintet.layers.forms.gptq import Gptq
 from quintet.layers.forms.marlin import Marlin
+from quintet.layers.forms.patterns import expression
 from quintet.layers.forms.words import words
 from quintet.weights import OnFile, Reader
 
 BITS = range(2, 9)
+WHERE = "quantization_config"  # patterns come from
 LARGEST = 2**20  # inputs of a group
 
 
@@ -38,10 +39,10 @@ class Rule:
     anywhere: bool = False  # the pattern may begin within a name
 
     def __post_init__(self) -> None:
-        compiled(self.pattern)
+        expression(self.pattern, WHERE)
 
     def fits(self, module: str) -> bool:
-        known = compiled(self.pattern)
+        known = expression(self.pattern, WHERE)
         return module == self.pattern or bool((known.search if self.anywhere else known.match)(module))
 
 
