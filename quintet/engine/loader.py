@@ -29,6 +29,7 @@ DTYPES = {  # safetensors' names
     "F16": torch.float16,
     "BF16": torch.bfloat16,
     "I32": torch.int32,
+    "I16": torch.int16,
     "I8": torch.int8,
     "U8": torch.uint8,
     "F8_E4M3": torch.float8_e4m3fn,
@@ -251,7 +252,9 @@ class Checkpoint:
 
     def _passed(self, name: str) -> bool:
         silent = name.endswith(self._silent) or kv_scales.passed(name)
-        return silent or any(pattern.fullmatch(name) for pattern in self._ignored)
+        if silent or any(pattern.fullmatch(name) for pattern in self._ignored):
+            return True
+        return name.endswith(".bias") and not self._where[name].tensor().any()  # AutoGPTQ gives one to every product
 
     def read(self, name: str, entry: OnFile) -> Tensor:
         return self._where[name].tensor()
@@ -276,7 +279,7 @@ def tensors_of(folder: Path, family: type[Family]) -> dict[str, OnFile]:
     found = {}
     for name, entry in _index(folder, family):
         dtypes = (entry.dtype,) if isinstance(entry.dtype, torch.dtype) else ()
-        found[name] = OnFile(entry.shape, dtypes, name=entry.name)
+        found[name] = OnFile(entry.shape, dtypes, name=entry.name, read=entry.tensor)
     return found
 
 
