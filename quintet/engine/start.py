@@ -326,6 +326,7 @@ def _quantized(forms: Forms, worker: Worker) -> list[str]:
         found = [f"{count} products as {kind}" for kind, count in held.items()]
         found += [f"{undone} weights dequantized while they are loaded"] if undone else []
         said.insert(0, f"checkpoint quantized by {forms.checkpoint.method}: {', '.join(found) or 'nothing of it here'}")
+        said += forms.checkpoint.notes
     return said
 
 
