@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from quintet.engine.json_object import read_object
 from quintet.engine.mapped import MappedFiles
+from quintet.engine.weights_cache import WeightsCache, Where, digest
 from quintet.layers import kv_scales
 from quintet.layers.build import Layer
 from quintet.layers.decoder import Family
@@ -86,8 +87,32 @@ def num_bytes(model: nn.Module, platform: Platform) -> int:
     return platform.estimate(model, distinct(model), Extent(Variant(1, 1, 1, ()), 0, 0)).weights
 
 
-def load(model: Family, platform: Platform, folder: Path | None, progress: bool = True, rank: int = 0) -> None:
-    """Fills a rank's model from the folder's safetensors, or from random numbers where there is no folder."""
+def load(
+    model: Family,
+    platform: Platform,
+    folder: Path | None,
+    progress: bool = True,
+    rank: int = 0,
+    cache: Where | None = None,
+) -> None:
+    """Fills a rank's model from the folder's safetensors, or from random numbers where there is no folder. With a
+    `cache`, from what an earlier start kept there, which is kept otherwise."""
+    if cache is None or folder is None:
+        _fill(model, platform, folder, progress, rank)
+        return
+    name = digest([type(model), platform.name, cache.placing, declared(model)], sources(folder))
+    kept = WeightsCache(cache.folder / f"{name}.weights")
+    if not kept.find(model):
+        _fill(model, platform, folder, progress, rank)
+        kept.keep(model)
+
+
+def sources(folder: Path) -> list[Path]:
+    """The files that the weights are read from."""
+    return _files(folder)
+
+
+def _fill(model: Family, platform: Platform, folder: Path | None, progress: bool, rank: int) -> None:
     for each, tensors in Reading(model, folder).weights(progress):
         each.layer.assign(platform.place(each.weight, tensors))
     for layer in (module for module in model.modules() if isinstance(module, Layer)):
