@@ -16,6 +16,8 @@ from tqdm import tqdm
 
 from quintet.engine.json_object import read_object
 from quintet.engine.mapped import MappedFiles
+from quintet.engine.weights_cache import WeightsCache, Where, digest
+from quintet.layers import kv_scales
 from quintet.layers.build import Layer
 from quintet.layers.decoder import Family
 from quintet.platforms.interface import Platform
@@ -28,17 +30,22 @@ DTYPES = {  # safetensors' names
     "F16": torch.float16,
     "BF16": torch.bfloat16,
     "I32": torch.int32,
+    "I16": torch.int16,
     "I8": torch.int8,
     "U8": torch.uint8,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
 }
 COUNTED = {  # in the modules' names of tensors -> what the config calls the number of them
     re.compile(r"(?:^|\.)(?:layers|h)\.(\d{1,9})\."): ("num_hidden_layers",),
     re.compile(r"\.experts\.(\d{1,9})\."): ("num_local_experts", "num_experts"),
 }
 # Ends of the names of tensors that quantized checkpoints alone hold.
-QUANTIZED = (".qweight", ".qzeros", ".g_idx", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".SCB", ".absmax")
+QUANTIZED = (
+    *(".qweight", ".qzeros", ".g_idx", ".weight_packed", ".weight_scale", ".weight_scale_inv"),
+    *(".SCB", ".absmax", ".W_q", "._weight_qdata"),
+)
 NAMED = 8  # tensors that an error lists before it only counts
 
 
@@ -80,8 +87,32 @@ def num_bytes(model: nn.Module, platform: Platform) -> int:
     return platform.estimate(model, distinct(model), Extent(Variant(1, 1, 1, ()), 0, 0)).weights
 
 
-def load(model: Family, platform: Platform, folder: Path | None, progress: bool = True, rank: int = 0) -> None:
-    """Fills a rank's model from the folder's safetensors, or from random numbers where there is no folder."""
+def load(
+    model: Family,
+    platform: Platform,
+    folder: Path | None,
+    progress: bool = True,
+    rank: int = 0,
+    cache: Where | None = None,
+) -> None:
+    """Fills a rank's model from the folder's safetensors, or from random numbers where there is no folder. With a
+    `cache`, from what an earlier start kept there, which is kept otherwise."""
+    if cache is None or folder is None:
+        _fill(model, platform, folder, progress, rank)
+        return
+    name = digest([type(model), platform.name, cache.placing, declared(model)], sources(folder))
+    kept = WeightsCache(cache.folder / f"{name}.weights")
+    if not kept.find(model):
+        _fill(model, platform, folder, progress, rank)
+        kept.keep(model)
+
+
+def sources(folder: Path) -> list[Path]:
+    """The files that the weights are read from."""
+    return _files(folder)
+
+
+def _fill(model: Family, platform: Platform, folder: Path | None, progress: bool, rank: int) -> None:
     for each, tensors in Reading(model, folder).weights(progress):
         each.layer.assign(platform.place(each.weight, tensors))
     for layer in (module for module in model.modules() if isinstance(module, Layer)):
@@ -205,6 +236,11 @@ class Checkpoint:
             self._where[name] = place
         self._mapped = MappedFiles(_files(folder))
 
+    @property
+    def entries(self) -> Mapping[str, Entry]:
+        """Every tensor, by the modules' name."""
+        return self._where
+
     def check(self, wanted: list[Declared]) -> None:
         """Missing, misshapen and unexpected tensors are errors that name them."""
         needed = {name: want for each in wanted for name, want in each.weight.stored.items()}
@@ -245,7 +281,10 @@ class Checkpoint:
                 )
 
     def _passed(self, name: str) -> bool:
-        return name.endswith(self._silent) or any(pattern.fullmatch(name) for pattern in self._ignored)
+        silent = name.endswith(self._silent) or kv_scales.passed(name)
+        if silent or any(pattern.fullmatch(name) for pattern in self._ignored):
+            return True
+        return name.endswith(".bias") and not self._where[name].tensor().any()  # AutoGPTQ gives one to every product
 
     def read(self, name: str, entry: OnFile) -> Tensor:
         return self._where[name].tensor()
@@ -257,7 +296,7 @@ class Checkpoint:
 
     def _misshapen(self, name: str, want: OnFile) -> str | None:
         there = self._where[name]
-        if want.shape is not None and there.shape != want.shape:
+        if want.shape is not None and there.shape not in (want.shape, *want.also):
             return f"{name} is {list(there.shape)}, not {list(want.shape)}"
         if there.dtype in want.dtypes:
             return None
@@ -269,7 +308,8 @@ def tensors_of(folder: Path, family: type[Family]) -> dict[str, OnFile]:
     """The tensors of a folder's files by the modules' names; types that torch lacks have none."""
     found = {}
     for name, entry in _index(folder, family):
-        found[name] = OnFile(entry.shape, (entry.dtype,) if isinstance(entry.dtype, torch.dtype) else ())
+        dtypes = (entry.dtype,) if isinstance(entry.dtype, torch.dtype) else ()
+        found[name] = OnFile(entry.shape, dtypes, name=entry.name, read=entry.tensor)
     return found
 
 

@@ -32,8 +32,10 @@ class Forms:
         if reader is None:
             return fitting(self.wanted, cut.inputs[1] - cut.inputs[0]), None
         form = reader.form(cut)
-        found = next((each for each in (form, lone(form)) if self.kept is None or each.needs <= self.kept), PLAIN)
-        return found, reader
+        for held in (form, form.exact):
+            if self.kept is None or held.needs <= self.kept:
+                return held, reader
+        return PLAIN, reader
 
     def of_head(self) -> "Forms":
         """For the logits, which show every error: weights in 8 bits, whatever the others have, and activations as
@@ -41,11 +43,6 @@ class Forms:
         if self.wanted is None:
             return replace(self, heads=True)
         return Forms(ONLINE["int8" if self.wanted.activations == 16 else "w8a8"])
-
-
-def lone(form: Form) -> Form:
-    """Of the weights alone: float8 times activations as they are, which is exacter than activations in float8."""
-    return replace(form, kind="fp8", activations=16) if form.kind == "fp8a8" else form
 
 
 def online(name: str | None, group: int | None) -> Form | None:

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import os
 import platform as host
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -93,6 +94,7 @@ class CPU(Platform):
             quant=frozenset([*SCHEMES, *["fp8"] * (float8.probe() is None)]),
             sleep=True,
             batch_invariant=True,
+            placing=_placing(),
             detail=f"{describe()}; {threads()} threads, {host.machine()}",
         )
 
@@ -202,6 +204,16 @@ class CPU(Platform):
         return Recording(HOW, stop)
 
 
+@functools.cache
+def _placing() -> str:
+    """Tiles are the compiled extension's, and so is the choice of scales, which may differ by instruction set."""
+    extension = _extension()
+    if extension is None:
+        return "torch"
+    state = os.stat(extension.__file__)
+    return f"{extension.__file__} {state.st_size} {state.st_mtime_ns} {read_environment().cpu_isa or extension.isa()}"
+
+
 def _eager(model: nn.Module, state: State, batch: Batch) -> tuple[Outputs, State]:
     result: tuple[Outputs, State] = model(state, batch)
     return result
@@ -218,7 +230,12 @@ def _looks_up_packed(weight: Weight) -> bool:
     Not where ranks share the table out: each looks up its own rows, and knows them by their first.
     """
     alone = len(weight.parts) == 1 and len(weight.parts[0].ranges) == 1 and len(weight.shape) == 2
-    return weight.shared and alone and weight.shape[1] % native_linear.PAIRS.get(weight.dtype, 1) == 0
+    return (
+        weight.use != "vector"
+        and weight.shared
+        and alone
+        and weight.shape[1] % native_linear.PAIRS.get(weight.dtype, 1) == 0
+    )
 
 
 def _zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
