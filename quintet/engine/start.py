@@ -48,7 +48,6 @@ from quintet.ops.registry import of_kind
 from quintet.platforms import Chosen, choose
 from quintet.platforms.interface import Capabilities, Platform
 from quintet.types import Extent, Place, Variant
-from quintet.weights import Weight
 
 logger = logging.getLogger(__name__)
 
@@ -325,18 +324,10 @@ def _quantized(forms: Forms, worker: Worker) -> list[str]:
     if forms.checkpoint is not None:
         undone = sum(weight.form.plain and weight.reader is not None for weight in weights)
         found = [f"{count} products as {kind}" for kind, count in held.items()]
-        found += ["their activations as they are, not in 8 bits"] if any(map(_alone, products)) else []
         found += [f"{undone} weights dequantized while they are loaded"] if undone else []
         said.insert(0, f"checkpoint quantized by {forms.checkpoint.method}: {', '.join(found) or 'nothing of it here'}")
         said += forms.checkpoint.notes
     return said
-
-
-def _alone(weight: Weight) -> bool:
-    """Whether the checkpoint means activations in 8 bits, and its weights alone have them here."""
-    if weight.reader is None or weight.form.activations == 8 or weight.form.plain:
-        return False
-    return weight.reader.form(weight.cut(weight.parts[0])).activations == 8
 
 
 def _length(config: EngineConfig, hf_config: Any) -> int:
