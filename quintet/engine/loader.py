@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from quintet.engine import gguf_source
 from quintet.engine.json_object import read_object
 from quintet.engine.mapped import MappedFiles
 from quintet.layers.build import Layer
@@ -81,7 +82,7 @@ def num_bytes(model: nn.Module, platform: Platform) -> int:
 
 
 def load(model: Family, platform: Platform, folder: Path | None, progress: bool = True, rank: int = 0) -> None:
-    """Fills a rank's model from the folder's safetensors, or from random numbers where there is no folder."""
+    """Fills a rank's model from the folder's safetensors or a GGUF file; from random numbers where there is none."""
     for each, tensors in Reading(model, folder).weights(progress):
         each.layer.assign(platform.place(each.weight, tensors))
     for layer in (module for module in model.modules() if isinstance(module, Layer)):
@@ -140,11 +141,12 @@ class Shelf:
         return {name: self._read(name, each, weight) for name, each in weight.stored.items()}
 
     def _read(self, name: str, entry: OnFile, weight: Weight) -> Tensor:
-        if self._uses[name] == 1 or not weight.form.plain or weight.reader is not None:
+        if self._uses[name] == 1 or not weight.form.plain:
             return self._source.read(name, entry)
         key = name, weight.dtype
         if key not in self._kept:
-            self._kept[key] = self._source.read(name, entry).to(weight.dtype)
+            tensor = self._source.read(name, entry)
+            self._kept[key] = tensor if weight.reader is not None else tensor.to(weight.dtype)
         return self._kept[key]
 
 
@@ -193,12 +195,12 @@ class Entry(NamedTuple):
 
 
 class Checkpoint:
-    """A folder of safetensors files, opened once and read tensor by tensor without copies."""
+    """A folder of safetensors files, or a GGUF file, opened once and read tensor by tensor without copies."""
 
     def __init__(self, folder: Path, model: Family) -> None:
         self._folder, self._ignored = folder, [re.compile(pattern) for pattern in model.ignored]
         self._silent = model.silent
-        self._where: dict[str, Entry] = {}
+        self._where: dict[str, Entry | gguf_source.Entry] = {}
         for name, place in _index(folder, model):
             if name in self._where:
                 raise ValueError(f"{folder} holds {name} twice; remove the files that are not the model's")
@@ -287,8 +289,11 @@ def check_counts(folder: Path, family: type[Family], config: Any) -> None:
             )
 
 
-def _index(folder: Path, model: Family | type[Family]) -> Iterator[tuple[str, Entry]]:
+def _index(folder: Path, model: Family | type[Family]) -> Iterator[tuple[str, Any]]:
     """Every tensor, by the name that the modules use for it."""
+    if folder.is_file():
+        yield from gguf_source.entries(folder)
+        return
     for file in _files(folder):
         try:
             handle = safe_open(file, framework="pt")
@@ -308,6 +313,8 @@ def _files(folder: Path) -> list[Path]:
 
     Some folders hold the same weights again in another layout (consolidated.safetensors), or an adapter's.
     """
+    if folder.is_file():
+        return gguf_source.paths(folder)
     index = folder / "model.safetensors.index.json"
     if index.exists():
         return _regular(_indexed(index))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from quintet.layers.forms import awq, fp8
+from quintet.layers.forms import awq, fp8, gguf
 from quintet.weights import OnFile, Reader
 
 
@@ -48,7 +48,11 @@ def _everywhere(method: str, read: Callable[[Mapping[str, Any]], Reader]) -> Rea
 
 
 # quant_method -> what reads it. One that is not here is refused before a file is opened.
-METHODS: Mapping[str, Read] = {"awq": _everywhere("awq", awq.read), "fp8": _everywhere("fp8", fp8.read)}
+METHODS: Mapping[str, Read] = {
+    "awq": _everywhere("awq", awq.read),
+    "fp8": _everywhere("fp8", fp8.read),
+    "gguf": lambda config, there: _gguf(gguf.read(config)),
+}
 IGNORED = ("modules_to_not_convert", "ignored_layers")  # where a configuration lists what stayed in floats
 
 
@@ -65,6 +69,10 @@ def quantized(config: Mapping[str, Any] | None, there: There = dict) -> Quantize
             "which quantization= makes smaller while they are loaded: use the model's original, or one of these"
         )
     return METHODS[method](config, there)
+
+
+def _gguf(types: gguf.Types) -> Quantized:
+    return Quantized(f"gguf ({types.counted})", types, heads=True)
 
 
 def ignored(config: Mapping[str, Any], keys: tuple[str, ...] = IGNORED) -> tuple[str, ...]:
