@@ -27,6 +27,7 @@ class Entry:
     Blocks stay as they are: uint8 [N, bytes of a row].
     """
 
+    name: str  # in the file
     data: Tensor  # uint8, the whole file
     stored: Stored
     rows: Tensor | None = None  # in this order
@@ -86,7 +87,7 @@ def entries(path: Path) -> Iterator[tuple[str, Entry]]:
     maps: dict[Path, Tensor] = {each: _mapped(each) for each in paths(path)}
     for name, (file, stored) in model.tensors.items():
         if name not in ROPE:
-            yield from _named(model, name, Entry(maps[file.path], stored)).items()
+            yield from _named(model, name, Entry(name, maps[file.path], stored)).items()
 
 
 def _mapped(path: Path) -> Tensor:

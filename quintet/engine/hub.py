@@ -13,6 +13,7 @@ from quintet.engine.gguf_source import model_of
 from quintet.engine.json_object import read_object
 from quintet.engine.model_config import ModelConfig, read_config
 from quintet.gguf.config import config as gguf_config
+from quintet.gguf.config import generation
 from quintet.gguf.file import SPLIT, is_gguf
 from quintet.names import nearest, refuse_unknown
 from quintet.sampling_params import MAX_STOP_IDS, ParameterError, SamplingParams
@@ -263,7 +264,7 @@ def load_generation_config(
     and stays. ValueError names what no request could be served with.
     """
     own, elsewhere = path / "generation_config.json", None if mode in ("auto", "quintet") else _generation_file(mode)
-    model = gguf_config(model_of(path)) if path.is_file() else read_object(own) if own.is_file() else {}
+    model = generation(model_of(path)) if path.is_file() else read_object(own) if own.is_file() else {}
     chosen = read_object(elsewhere) if elsewhere else model if mode == "auto" else {}
     replaced = _renamed(overrides or {})
     defaults = {name: value for name, value in _renamed(chosen).items() if name in GENERATION_DEFAULTS} | replaced

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from quintet.gguf import defaults
 from quintet.gguf.file import File, Stored
 from quintet.gguf.names import GEMMA, GPT2, MIXTURE, OLMO2, PHI3, TURNED, Names, unnumbered
 from quintet.gguf.values import Array
@@ -23,13 +24,6 @@ COMMON: Mapping[str, str] = {
     "attention.head_count_kv": "num_key_value_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
 }
-ENDS = ("eos", "eot", "eom")  # of the ids that end a text, in the names of the tokenizer's entries
-# Tokens that end a turn, whatever the entries say: some files name one that no chat ever writes.
-TURNS = frozenset({
-    "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<|end_of_text|>",
-    "<|return|>", "<EOT>", "[EOT]", "<end_of_utterance>", "<｜end▁of▁sentence｜>",
-})  # fmt: skip
-CONTROL = 3  # a token's type
 
 
 class Model:
@@ -136,21 +130,18 @@ def _shape(model: Model) -> Entries:
 
 def _tokens(model: Model) -> Entries:
     """The ids that a text begins, is padded and ends with."""
-    metadata = model.metadata
     said: Entries = {}
     for name, key in (("bos_token_id", "bos"), ("pad_token_id", "padding")):
-        said[name] = metadata.get(f"tokenizer.ggml.{key}_token_id")
-    ends = {metadata.get(f"tokenizer.ggml.{each}_token_id") for each in ENDS} | set(_turn_ends(metadata))
-    said["eos_token_id"] = sorted(each for each in ends if isinstance(each, int)) or None
-    return said
+        said[name] = model.metadata.get(f"tokenizer.ggml.{key}_token_id")
+    return said | {"eos_token_id": generation(model)["eos_token_id"] or None}
 
 
-def _turn_ends(metadata: Mapping[str, Any]) -> list[int]:
-    tokens, types = (metadata.get(f"tokenizer.ggml.{name}") for name in ("tokens", "token_type"))
-    if not isinstance(tokens, Array) or not isinstance(types, Array) or len(tokens) != len(types):
-        return []
-    found = [index for index, token in enumerate(tokens) if token in TURNS]
-    return [index for index in found if types[index] == CONTROL]
+def generation(model: Model) -> Entries:
+    """What generation_config.json says."""
+    try:
+        return defaults.generation(model.metadata)
+    except ValueError as error:
+        raise ValueError(f"{model.path}: {error}") from None
 
 
 def _types(model: Model) -> dict[str, str]:
