@@ -17,6 +17,7 @@ from tqdm import tqdm
 from quintet.engine import gguf_source
 from quintet.engine.json_object import read_object
 from quintet.engine.mapped import MappedFiles
+from quintet.engine.weights_cache import WeightsCache, Where, digest
 from quintet.layers import kv_scales
 from quintet.layers.build import Layer
 from quintet.layers.decoder import Family
@@ -87,8 +88,32 @@ def num_bytes(model: nn.Module, platform: Platform) -> int:
     return platform.estimate(model, distinct(model), Extent(Variant(1, 1, 1, ()), 0, 0)).weights
 
 
-def load(model: Family, platform: Platform, folder: Path | None, progress: bool = True, rank: int = 0) -> None:
-    """Fills a rank's model from the folder's safetensors or a GGUF file; from random numbers where there is none."""
+def load(
+    model: Family,
+    platform: Platform,
+    folder: Path | None,
+    progress: bool = True,
+    rank: int = 0,
+    cache: Where | None = None,
+) -> None:
+    """Fills a rank's model from the folder's safetensors or a GGUF file; from random numbers where there is none. With a
+    `cache`, from what an earlier start kept there, which is kept otherwise."""
+    if cache is None or folder is None:
+        _fill(model, platform, folder, progress, rank)
+        return
+    name = digest([type(model), platform.name, cache.placing, declared(model)], sources(folder))
+    kept = WeightsCache(cache.folder / f"{name}.weights")
+    if not kept.find(model):
+        _fill(model, platform, folder, progress, rank)
+        kept.keep(model)
+
+
+def sources(folder: Path) -> list[Path]:
+    """The files that the weights are read from."""
+    return _files(folder)
+
+
+def _fill(model: Family, platform: Platform, folder: Path | None, progress: bool, rank: int) -> None:
     for each, tensors in Reading(model, folder).weights(progress):
         each.layer.assign(platform.place(each.weight, tensors))
     for layer in (module for module in model.modules() if isinstance(module, Layer)):
@@ -212,6 +237,11 @@ class Checkpoint:
                 raise ValueError(f"{folder} holds {name} twice; remove the files that are not the model's")
             self._where[name] = place
         self._mapped = MappedFiles(_files(folder))
+
+    @property
+    def entries(self) -> Mapping[str, Entry]:
+        """Every tensor, by the modules' name."""
+        return self._where
 
     def check(self, wanted: list[Declared]) -> None:
         """Missing, misshapen and unexpected tensors are errors that name them."""
