@@ -236,6 +236,11 @@ class Checkpoint:
             self._where[name] = place
         self._mapped = MappedFiles(_files(folder))
 
+    @property
+    def entries(self) -> Mapping[str, Entry]:
+        """Every tensor, by the modules' name."""
+        return self._where
+
     def check(self, wanted: list[Declared]) -> None:
         """Missing, misshapen and unexpected tensors are errors that name them."""
         needed = {name: want for each in wanted for name, want in each.weight.stored.items()}
