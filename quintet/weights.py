@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -32,6 +32,12 @@ class Form:
     @property
     def plain(self) -> bool:
         return self.kind == "plain"
+
+    @property
+    def exact(self) -> "Form":
+        """The same numbers in products that leave activations as they are."""
+        kinds = {"w8a8": "int8", "w4a8": "int4", "fp8a8": "fp8"}
+        return replace(self, kind=kinds.get(self.kind, self.kind), activations=16)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -94,6 +100,8 @@ class OnFile(NamedTuple):
 
     shape: tuple[int, ...] | None  # None: the reader looks at it itself
     dtypes: tuple[torch.dtype, ...]  # that it may have
+    also: tuple[tuple[int, ...], ...] = ()  # shapes that mean the same
+    name: str = ""  # that the file has for it; "": the modules' name
 
 
 FLOATS = (torch.bfloat16, torch.float32, torch.float16, torch.float64)
@@ -104,6 +112,7 @@ class Cut(NamedTuple):
 
     outputs: tuple[int, int]
     inputs: tuple[int, int]
+    row: int = 0  # inputs of the whole part; 0: unknown. For scales of runs of numbers that do not end with a row
 
 
 class Reader(Protocol):
@@ -179,13 +188,14 @@ class Weight:
         """This rank's slice of each part of a quantized checkpoint, canonical, in order."""
         assert self.reader is not None, "floats are quantized by ops.quantize.canonical()"
         assert not self.padded, "what has padding is held in floats"
-        return [self.reader.matrix(part, self.cut(part), tensors) for part in self.parts]
+        matrices = [self.reader.matrix(part, self.cut(part), tensors) for part in self.parts]
+        return matrices if self.form.plain else [each._replace(form=self.form) for each in matrices]
 
     def cut(self, part: Part) -> Cut:
         """This rank's share of the part, within the tensor that it is stored in."""
         start, stop = (part.offset + each for each in part.ranges[self.rank])
         outputs, inputs = part.shape
-        return Cut((0, outputs), (start, stop)) if self.axis else Cut((start, stop), (0, inputs))
+        return Cut((0, outputs), (start, stop), inputs) if self.axis else Cut((start, stop), (0, inputs), inputs)
 
     @property
     def padded(self) -> bool:
@@ -196,7 +206,7 @@ class Weight:
         """cut() without what is past the tensor's end."""
         cut, end = self.cut(part), part.offset + part.shape[self.axis]
         start, stop = (min(each, end) for each in (cut.inputs if self.axis else cut.outputs))
-        return cut._replace(**{"inputs" if self.axis else "outputs": (start, stop)})
+        return cut._replace(inputs=(start, stop)) if self.axis else cut._replace(outputs=(start, stop))
 
     def _padded(self, part: Part, known: Tensor) -> Tensor:
         """With zeros for what is past the tensor's end."""

@@ -32,7 +32,10 @@ class Forms:
         if reader is None:
             return fitting(self.wanted, cut.inputs[1] - cut.inputs[0]), None
         form = reader.form(cut)
-        return form if self.kept is None or form.needs <= self.kept else PLAIN, reader
+        for held in (form, form.exact):
+            if self.kept is None or held.needs <= self.kept:
+                return held, reader
+        return PLAIN, reader
 
     def of_head(self) -> "Forms":
         """For the logits, which show every error: weights in 8 bits, whatever the others have, and activations as

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from quintet.layers.forms import awq, fp8
+from quintet.layers.forms import awq, bitsandbytes, compressed, compressed_plan, fp8, hqq, torchao
 from quintet.weights import OnFile, Reader
 
 
@@ -26,6 +26,7 @@ class Quantized:
     plan: Plan
     heads: bool = False  # the plan knows of heads and embeddings too; elsewhere they stayed in floats
     silent: tuple[str, ...] = ()  # ends of the names of tensors that say nothing to us
+    notes: tuple[str, ...] = ()  # what is computed otherwise than the checkpoint means it, for users
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,17 @@ class Everywhere:
         return None if any(matches(each, module) for each in self.ignored) else self.how
 
 
+@dataclass(frozen=True)
+class Left:
+    """A plan, but for modules that were left out, as Everywhere has it."""
+
+    plan: Plan
+    ignored: tuple[str, ...] = ()
+
+    def reader(self, module: str) -> Reader | None:
+        return None if any(matches(each, module) for each in self.ignored) else self.plan.reader(module)
+
+
 There = Callable[[], Mapping[str, OnFile]]  # the tensors of a checkpoint's files, by the modules' names; none if random
 Read = Callable[[Mapping[str, Any], There], Quantized]
 
@@ -47,8 +59,48 @@ def _everywhere(method: str, read: Callable[[Mapping[str, Any]], Reader]) -> Rea
     return lambda config, there: Quantized(method, Everywhere(read(config), ignored(config)))
 
 
+def _compressed(config: Mapping[str, Any], there: There) -> Quantized:
+    known, notes = compressed_plan.plan(config, there())
+    return Quantized(compressed.NAME, known, True, compressed.SILENT, notes)
+
+
+def _fp8(config: Mapping[str, Any], there: There) -> Quantized:
+    known = Left(fp8.read(config, there()), ignored(config))
+    return Quantized("fp8", known, silent=fp8.SILENT, notes=fp8.notes(config))
+
+
+def _fbgemm(config: Mapping[str, Any], there: There) -> Quantized:
+    known = Left(fp8.Fp8(files=there()), ignored(config))
+    return Quantized("fbgemm_fp8", known, silent=fp8.SILENT, notes=(fp8.ACTIVATIONS,))
+
+
+def _bitsandbytes(config: Mapping[str, Any], there: There) -> Quantized:
+    skipped = ignored(config, ("llm_int8_skip_modules",))
+    tensors = there()
+    known = bitsandbytes.found(config, tensors) if tensors else Everywhere(bitsandbytes.said(config), skipped)
+    return Quantized("bitsandbytes", known, bool(tensors))
+
+
+def _hqq(config: Mapping[str, Any], there: There) -> Quantized:
+    ignored(config, ("skip_modules",))
+    return Quantized("hqq", hqq.found(config, there(), matches), True, hqq.SILENT)
+
+
+def _torchao(config: Mapping[str, Any], there: There) -> Quantized:
+    ignored(config)
+    return Quantized("torchao", torchao.found(config, there(), matches), True)
+
+
 # quant_method -> what reads it. One that is not here is refused before a file is opened.
-METHODS: Mapping[str, Read] = {"awq": _everywhere("awq", awq.read), "fp8": _everywhere("fp8", fp8.read)}
+METHODS: Mapping[str, Read] = {
+    "awq": _everywhere("awq", awq.read),
+    "bitsandbytes": _bitsandbytes,
+    "compressed-tensors": _compressed,
+    "fbgemm_fp8": _fbgemm,
+    "fp8": _fp8,
+    "hqq": _hqq,
+    "torchao": _torchao,
+}
 IGNORED = ("modules_to_not_convert", "ignored_layers")  # where a configuration lists what stayed in floats
 
 

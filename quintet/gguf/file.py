@@ -1,0 +1,218 @@
+"""The header of a GGUF file: its metadata, and where each tensor lies. Anybody may have written it."""
+
+import mmap
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from quintet.gguf.kinds import KINDS, Kind
+from quintet.gguf.values import Array, Cursor, Damaged, shown
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+ALIGNMENT = 32  # bytes, where the file says nothing else
+MOST_ALIGNMENT = 2**20
+MOST_ENTRIES, MOST_TENSORS = 2**16, 2**17  # far beyond any model
+MOST_KEY, MOST_NAME = 2**16 - 1, 255  # bytes; llama.cpp writes names of up to 63
+MOST_AXES = 4
+LEAST_ENTRY, LEAST_TENSOR = 13, 8 + 4 + 8 + 4 + 8  # bytes that one takes
+MOST_SPLIT = 9999  # files of one model
+SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+
+Value = int | float | bool | str | Array
+
+
+class Stored(NamedTuple):
+    """A tensor in a file."""
+
+    kind: Kind
+    shape: tuple[int, ...]  # the last axis is that whose neighbours lie together, as torch has it
+    start: int  # bytes from the beginning of the file
+    size: int  # bytes
+
+
+@dataclass(frozen=True)
+class File:
+    """What one file says. Lists of its metadata read the file when they are asked."""
+
+    path: Path
+    metadata: Mapping[str, Value]
+    tensors: Mapping[str, Stored]
+
+
+def read_metadata(path: Path) -> Mapping[str, Value]:
+    """The key-value pairs of a file. ValueError says what is wrong with it; OSError that it cannot be opened."""
+    return read(path).metadata
+
+
+def read(path: Path) -> File:
+    """ValueError says in one line what of the file is damaged or not understood; OSError that it cannot be opened."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is no file; check the path")
+    try:
+        return _read(path)
+    except Damaged as error:
+        raise ValueError(f"{path}: {error}; fetch it again") from None
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether it is a file that begins like one."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as stream:
+        return stream.read(len(MAGIC)) == MAGIC
+
+
+def files(path: Path) -> list[File]:
+    """The file, or all files that the model was split into, the first first; `path` is any of them."""
+    given = read(path)
+    count = given.metadata.get("split.count", 1)
+    if count in (0, 1):
+        return [given]
+    found = [given if each == path else read(each) for each in split_names(path, count)]
+    for number, each in enumerate(found):
+        said = each.metadata.get("split.no"), each.metadata.get("split.count")
+        if said != (number, count):
+            raise ValueError(
+                f"{each.path} says that it is number {said[0]} of {said[1]} files, counted from 0, and its name says "
+                f"{number} of {count}; fetch it again"
+            )
+    _check_split(found)
+    return found
+
+
+def split_names(path: Path, count: Any) -> list[Path]:
+    """The files of a model that was split into so many, one of which this is; ValueError if it is not called so."""
+    named = SPLIT.fullmatch(path.name)
+    if named is None or type(count) is not int or not 1 <= count <= MOST_SPLIT or int(named[3]) != count:
+        raise ValueError(
+            f"{path} is one of {count} files of a model, and its name does not say so, as in name-00001-of-00002.gguf; "
+            "give the files the names that they were published with"
+        )
+    return [path.with_name(f"{named[1]}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
+
+
+def _check_split(found: list[File]) -> None:
+    names: set[str] = set()
+    for each in found:
+        twice = names & set(each.tensors)
+        if twice:
+            raise ValueError(
+                f"{each.path}: tensor {shown(min(twice))} is in another file of the model too; fetch them again"
+            )
+        names |= set(each.tensors)
+    said = found[0].metadata.get("split.tensors.count", len(names))
+    if said != len(names):
+        raise ValueError(f"{found[0].path} and its neighbours hold {len(names)} tensors, not {said}; fetch them again")
+
+
+def _read(path: Path) -> File:
+    with path.open("rb") as stream:
+        size = stream.seek(0, 2)
+        if size < 24:
+            raise Damaged(f"it has {size} bytes, fewer than a GGUF file's beginning")
+        data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    cursor = Cursor(data)
+    tensors, entries = _beginning(cursor)
+    metadata = _metadata(cursor, entries)
+    return File(path, metadata, _tensors(cursor, tensors, _alignment(metadata)))
+
+
+def _beginning(cursor: Cursor) -> tuple[int, int]:
+    """How many tensors and metadata entries there are."""
+    if cursor.data[: len(MAGIC)] != MAGIC:
+        raise Damaged(f"it begins with {cursor.data[: len(MAGIC)]!r}, not with {MAGIC!r}, so it is no GGUF file")
+    cursor.at = len(MAGIC)
+    version = cursor.number("I", "the version")
+    if version not in VERSIONS:
+        swapped = struct.unpack(">I", struct.pack("<I", version))[0] in VERSIONS
+        raise Damaged(
+            "it is big-endian, and quintet reads little-endian files"
+            if swapped
+            else f"it is of GGUF version {version}, and quintet reads versions 2 and 3"
+        )
+    tensors, entries = cursor.number("Q", "the number of tensors"), cursor.number("Q", "the number of entries")
+    room = cursor.end - cursor.at
+    for count, most, least, what in (
+        (tensors, MOST_TENSORS, LEAST_TENSOR, "tensors"),
+        (entries, MOST_ENTRIES, LEAST_ENTRY, "metadata entries"),
+    ):
+        if count > min(most, room // least):
+            raise Damaged(f"it says that it holds {count} {what}, more than it has room for or a model has")
+    return tensors, entries
+
+
+def _metadata(cursor: Cursor, count: int) -> dict[str, Value]:
+    found: dict[str, Value] = {}
+    for index in range(count):
+        key = cursor.text(f"the name of metadata entry {index}", MOST_KEY)
+        if key in found:
+            raise Damaged(f"metadata entry {shown(key)} stands there twice")
+        kind = cursor.number("I", f"the type of {shown(key)}")
+        found[key] = cursor.value(kind, f"metadata entry {shown(key)}")
+    return found
+
+
+def _alignment(metadata: Mapping[str, Value]) -> int:
+    said = metadata.get("general.alignment", ALIGNMENT)
+    if type(said) is not int or not 1 <= said <= MOST_ALIGNMENT or said & (said - 1):
+        raise Damaged(f"general.alignment is {str(said)[:40]}, not a power of two up to {MOST_ALIGNMENT}")
+    return said
+
+
+class _Listed(NamedTuple):
+    """A tensor as the table has it."""
+
+    kind: Kind
+    shape: tuple[int, ...]
+    offset: int  # bytes from where the data begins
+    size: int
+
+
+def _tensors(cursor: Cursor, count: int, alignment: int) -> dict[str, Stored]:
+    listed: dict[str, _Listed] = {}
+    for index in range(count):
+        name = cursor.text(f"the name of tensor {index}", MOST_NAME)
+        if name in listed:
+            raise Damaged(f"tensor {shown(name)} stands there twice")
+        listed[name] = _listed(cursor, name, alignment)
+    start = cursor.at + -cursor.at % alignment
+    _check_places(listed, cursor.end - start)
+    return {name: Stored(each.kind, each.shape, start + each.offset, each.size) for name, each in listed.items()}
+
+
+def _listed(cursor: Cursor, name: str, alignment: int) -> _Listed:
+    what = f"tensor {shown(name)}"
+    axes = cursor.number("I", what)
+    if not 1 <= axes <= MOST_AXES:
+        raise Damaged(f"{what} has {axes} axes, not 1 to {MOST_AXES}")
+    shape = tuple(cursor.number("Q", what) for _ in range(axes))[::-1]
+    number, offset = cursor.number("I", what), cursor.number("Q", what)
+    kind = KINDS.get(number)
+    if kind is None:
+        raise Damaged(f"{what} is of type {number}, which quintet does not know")
+    if 0 in shape or shape[-1] % kind.values:
+        raise Damaged(f"{what} is {list(shape)}, and {kind.name} has rows of a multiple of {kind.values}")
+    if offset % alignment:
+        raise Damaged(f"{what} begins at {offset}, no multiple of the alignment, {alignment}")
+    blocks = shape[-1] // kind.values
+    for length in shape[:-1]:
+        blocks *= length
+    return _Listed(kind, shape, offset, blocks * kind.size)
+
+
+def _check_places(listed: Mapping[str, _Listed], room: int) -> None:
+    """All within the file, no two in one place."""
+    last, before = 0, ""
+    for name, each in sorted(listed.items(), key=lambda entry: entry[1].offset):
+        if each.offset < last:
+            raise Damaged(f"tensor {shown(name)} begins within {shown(before)}")
+        last, before = each.offset + each.size, name
+        if last > room:
+            raise Damaged(
+                f"tensor {shown(name)} is {list(each.shape)} of {each.kind.name}, {each.size} bytes at {each.offset}, "
+                f"and the file has {max(room, 0)} bytes of tensors: it is cut short, or not the file it was"
+            )

@@ -1,0 +1,47 @@
+"""Checkpoints that other libraries wrote, and what those make of them: tests/data/quantized."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+from quintet.conformance.tiny import Tiny
+from quintet.engine.hub import load_model_config
+from quintet.engine.loader import tensors_of
+from quintet.layers.forms import Forms
+from quintet.layers.forms.checkpoint import Quantized, quantized
+from quintet.models import model_class
+
+DATA = Path(__file__).parents[1] / "data" / "quantized"
+
+
+def said(folder: Path) -> dict[str, Any]:
+    """Its quantization_config."""
+    found: dict[str, Any] = json.loads((folder / "config.json").read_text())["quantization_config"]
+    return found
+
+
+def plan(folder: Path) -> Quantized:
+    found = quantized(said(folder), lambda: tensors_of(folder, model_class(config(folder))))
+    assert found is not None
+    return found
+
+
+def config(folder: Path) -> Any:
+    return load_model_config(folder, None)
+
+
+def wanted(name: str) -> dict[str, Tensor]:
+    """The library's own: "ids" [T], "logits" [T, vocab], and every fourth row of dequantized weights."""
+    return load_file(DATA / name / "wanted.safetensors")
+
+
+def tiny(name: str) -> Tiny:
+    """Without a reference: wanted() has its logits."""
+    return Tiny(DATA / name, config(DATA / name), None)
+
+
+def forms(name: str, kept: frozenset[str] | None = None) -> Forms:
+    return Forms(checkpoint=plan(DATA / name), kept=kept)
