@@ -92,21 +92,37 @@ bool finite(const float* x, long count) {
 }
 
 struct Column {
-    uint16_t* out;  // of a block, from this column on
-    const float* in;
+    uint16_t* scales;  // of a block, from this column on
+    uint16_t* mins;    // or null
+    const float* scales_in;
+    const float* mins_in;
     long groups, repeat;
 };
 
-// False where float16 holds a number less well than one part in 1024.
-bool lay_column(const Column& column, int power) {
+// The half nearest to x. `good` stays where it is one part in 1024 off at most.
+uint16_t halved(float x, bool& good) {
+    Float16 half;
+    narrow(x, &half);
+    good = good && std::fabs(float_of(half.bits) - x) <= std::fabs(x) * 0x1p-10F;
+    return half.bits;
+}
+
+// A minimum follows its scale where that is rounded: what is near 0 stays as near.
+bool lay_column(const Column& column, float factor) {
     bool good = true;
-    uint16_t* out = column.out;
+    long at = 0;
     for (long g = 0; g < column.groups; ++g) {
-        const float x = std::ldexp(column.in[g], -power);
-        Float16 half;
-        narrow(x, &half);
-        good = good && std::fabs(float_of(half.bits) - x) <= std::fabs(x) * 0x1p-10F;
-        for (long i = 0; i < column.repeat; ++i, out += kLinearColumns) *out = half.bits;
+        const float scale = column.scales_in[g] * factor;
+        const uint16_t half = halved(scale, good);
+        uint16_t added = 0;
+        if (column.mins) {
+            const float back = scale == 0.0F ? 1.0F : float_of(half) / scale, least = column.mins_in[g] * factor;
+            added = halved(back > 0.5F && back < 2.0F ? least * back : least, good);
+        }
+        for (long i = 0; i < column.repeat; ++i, at += kLinearColumns) {
+            column.scales[at] = half;
+            if (column.mins) column.mins[at] = added;
+        }
     }
     return good;
 }
@@ -127,8 +143,8 @@ Laid lay_scales_of(const ScalesLaying& laying, long block) {
         const float most = std::max(largest(in, laying.groups), largest(mins_in, laying.groups));
         const int power = laying.powers ? power_of(most) : 0;
         powers[c] = std::ldexp(1.0F, power);
-        good = lay_column({scales + c, in, laying.groups, laying.repeat}, power) && good;
-        if (mins) good = lay_column({mins + c, mins_in, laying.groups, laying.repeat}, power) && good;
+        const float factor = std::ldexp(1.0F, -power); 
+        good = lay_column({scales + c, mins ? mins + c : nullptr, in, mins_in, laying.groups, laying.repeat}, factor) && good;
     }
     if (laying.powers) std::memcpy(scales + numbers, powers, sizeof powers);
     return good || laying.powers ? Laid::exactly : Laid::rounded;

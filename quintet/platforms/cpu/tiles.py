@@ -32,6 +32,7 @@ def laid(matrix: Matrix) -> dict[str, Tensor]:
     columns' powers of two. Numbers of a table become whole ones, see whole_table().
     """
     assert matrix.scales is not None, "what is quantized has scales"
+    matrix = _centred(matrix)
     outputs, inputs = len(matrix.values), matrix.values.shape[1] * 8 // matrix.form.bits
     form = held(matrix.form, inputs)
     packed_shape, scales_shape = shapes(outputs, inputs, form)
@@ -89,14 +90,17 @@ def number_of(form: Form) -> int:
 @functools.cache
 def whole_table(table: tuple[float, ...]) -> tuple[Tensor, float]:
     """int8 [C], and what stands for 1 in them. Exact where all are whole multiples of a step (e2m1, e2m3, IQ4_NL),
-    otherwise off by up to half a 127th of the largest (nf4)."""
+    otherwise to less than a 127th of the largest: nf4 is off by 0.4% of it at most, 0.17% in the mean."""
     numbers = torch.tensor(table, dtype=torch.float64)
     largest = numbers.abs().max().item() or 1.0
     for parts in range(1, LARGEST + 1):
         exact = numbers * (parts / largest)
         if bool(((exact - exact.round()).abs() < 1e-6).all()):
             return exact.round().to(torch.int8), largest / parts
-    return (numbers * (LARGEST / largest)).round().to(torch.int8), largest / LARGEST
+    parts = torch.linspace(LARGEST / 2, LARGEST, 4096, dtype=torch.float64)[:, None]
+    errors = ((numbers / largest * parts).round() / parts - numbers / largest).square().sum(1)
+    best = parts[errors.argmin()].item()
+    return (numbers * (best / largest)).round().to(torch.int8), largest / best
 
 
 def _bytes_of(form: Form) -> Tensor:
@@ -109,6 +113,21 @@ def _bytes_of(form: Form) -> Tensor:
 def stored_table(form: Form) -> Tensor:
     """uint8 [C]: the form's table as products look it up."""
     return (whole_table(form.table)[0].to(torch.int16) + 128).to(torch.uint8)
+
+
+def _centred(matrix: Matrix) -> Matrix:
+    """The same with values of 1 to 3 bits around 8, which stands for 0: minima get small, and are rounded less."""
+    values, mins = matrix.values, matrix.mins
+    if mins is None or matrix.zeros is not None or matrix.form.bits != 4 or _most(values[:1]) > 7:
+        return matrix
+    shift = 8 - (_most(values) + 1) // 2
+    assert matrix.scales is not None
+    return matrix._replace(values=values + 17 * shift, mins=mins - shift * matrix.scales) if shift > 4 else matrix
+
+
+def _most(values: Tensor) -> int:
+    """The largest of 4 bits."""
+    return max(int((values & 15).max()), int((values >> 4).max()))
 
 
 def _added(matrix: Matrix) -> tuple[Tensor | None, Tensor | None]:
