@@ -31,8 +31,8 @@ def laid(matrix: Matrix) -> dict[str, Tensor]:
     held in float16, to one part in 2048; where that is too narrow for them, the scales of a block are followed by its
     columns' powers of two. Numbers of a table become whole ones, see whole_table().
     """
-    assert matrix.scales is not None, "what is quantized has scales"
     matrix = _centred(matrix)
+    assert matrix.scales is not None, "what is quantized has scales"
     outputs, inputs = len(matrix.values), matrix.values.shape[1] * 8 // matrix.form.bits
     form = held(matrix.form, inputs)
     packed_shape, scales_shape = shapes(outputs, inputs, form)
@@ -93,10 +93,10 @@ def whole_table(table: tuple[float, ...]) -> tuple[Tensor, float]:
     otherwise to less than a 127th of the largest: nf4 is off by 0.4% of it at most, 0.17% in the mean."""
     numbers = torch.tensor(table, dtype=torch.float64)
     largest = numbers.abs().max().item() or 1.0
-    for parts in range(1, LARGEST + 1):
-        exact = numbers * (parts / largest)
+    for whole in range(1, LARGEST + 1):
+        exact = numbers * (whole / largest)
         if bool(((exact - exact.round()).abs() < 1e-6).all()):
-            return exact.round().to(torch.int8), largest / parts
+            return exact.round().to(torch.int8), largest / whole
     parts = torch.linspace(LARGEST / 2, LARGEST, 4096, dtype=torch.float64)[:, None]
     errors = ((numbers / largest * parts).round() / parts - numbers / largest).square().sum(1)
     best = parts[errors.argmin()].item()
