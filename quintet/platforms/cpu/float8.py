@@ -43,6 +43,11 @@ def laid(matrix: Matrix) -> dict[str, Tensor]:
     return {"weight": packed, "scales": wide.reshape(-1, COLUMNS, scales_shape[1]).transpose(1, 2).contiguous()}
 
 
+def holds(form: Form, inputs: int) -> bool:
+    """Whether laid() takes matrices of the form, with so many inputs."""
+    return form.dtype in FORMATS and (form.group % 2 == 0 or form.group >= inputs)
+
+
 def packed_bytes(shape: tuple[int, ...], form: Form) -> int:
     """Of laid()'s results for a weight [N, K] of this shape."""
     outputs, inputs = shape

@@ -15,7 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from quintet.config import SCHEMES, EngineConfig, read_environment
 from quintet.ops.attention import mixer
 from quintet.ops.quantize import attributes, canonical
-from quintet.platforms.cpu import float8, native_moe, providers, quantized
+from quintet.platforms.cpu import float8, native_moe, providers, quantized, tiles
 from quintet.platforms.cpu import linear as native_linear
 from quintet.platforms.cpu.attention import SPLIT
 from quintet.platforms.cpu.features import describe
@@ -91,7 +91,7 @@ class CPU(Platform):
         return Capabilities(
             devices=1,
             dtypes=(torch.bfloat16, torch.float32, torch.float16),
-            quant=frozenset([*SCHEMES, *["fp8"] * (float8.probe() is None)]),
+            quant=frozenset([*SCHEMES, "table4", "table8", "mins", "order", "fp8"] if _packs() else SCHEMES),
             sleep=True,
             batch_invariant=True,
             placing=_placing(),
@@ -149,7 +149,7 @@ class CPU(Platform):
         return {weight.name: self._shared[source]}
 
     def _quantized(self, weight: Weight, parts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        if not _packs():
+        if not _packs() or not _packer(weight).holds(weight.form, weight.shape[1]):
             return attributes(canonical(weight, parts))
         try:
             if weight.reader is not None:
@@ -166,7 +166,9 @@ class CPU(Platform):
 
     def _placed_bytes(self, weight: Weight) -> int:
         if not weight.form.plain:
-            return _packer(weight).packed_bytes(weight.shape, weight.form) if _packs() else weight.nbytes
+            packer = _packer(weight)
+            packs = _packs() and packer.holds(weight.form, weight.shape[1])
+            return packer.packed_bytes(weight.shape, weight.form) if packs else weight.nbytes
         if weight.use == "experts" and native_moe.packs(weight):
             return native_moe.packed_bytes(weight)
         if _packs() and (weight.use == "linear" or _looks_up_packed(weight)):
@@ -220,8 +222,8 @@ def _eager(model: nn.Module, state: State, batch: Batch) -> tuple[Outputs, State
 
 
 def _packer(weight: Weight) -> Any:
-    """What lays a canonical matrix of the weight's form: laid(), and packed_bytes() of it."""
-    return float8 if weight.form.kind == "fp8" else quantized
+    """What lays a canonical matrix of the weight's form: laid(), whether it holds() that, in packed_bytes()."""
+    return float8 if weight.form.kind == "fp8" else tiles
 
 
 def _looks_up_packed(weight: Weight) -> bool:
