@@ -13,6 +13,8 @@ from quintet.layers.forms import (
     compressed,
     compressed_plan,
     fp8,
+    gguf,
+    gptq_config,
     hqq,
     minifloats,
     modelopt,
@@ -20,6 +22,7 @@ from quintet.layers.forms import (
     torchao,
 )
 from quintet.layers.forms.patterns import Listed, regular, wildcards
+from quintet.layers.forms.schemes import Packed
 from quintet.weights import OnFile, Reader
 
 
@@ -69,6 +72,14 @@ Read = Callable[[Mapping[str, Any], There], Quantized]
 
 def _everywhere(method: str, read: Callable[[Mapping[str, Any]], Reader]) -> Read:
     return lambda config, there: Quantized(method, Everywhere(read(config), ignored(config)))
+
+
+def _packed(method: str, read: Callable[[Mapping[str, Any], There], tuple[Packed, bool]]) -> Read:
+    def quantized(config: Mapping[str, Any], there: There) -> Quantized:
+        plan, heads = read(config, there)
+        return Quantized(method, Left(plan, ignored(config)), heads, (".g_idx",))
+
+    return quantized
 
 
 def _compressed(config: Mapping[str, Any], there: There) -> Quantized:
@@ -125,6 +136,8 @@ METHODS: Mapping[str, Read] = {
     "compressed-tensors": _compressed,
     "fbgemm_fp8": _fbgemm,
     "fp8": _fp8,
+    "gptq": _packed("gptq", gptq_config.read),
+    "gguf": lambda config, there: _gguf(gguf.read(config)),
     "hqq": _hqq,
     "modelopt": _modelopt,
     "mxfp4": _mxfp4,
@@ -147,6 +160,10 @@ def quantized(config: Mapping[str, Any] | None, there: There = dict) -> Quantize
             "which quantization= makes smaller while they are loaded: use the model's original, or one of these"
         )
     return METHODS[method](config, there)
+
+
+def _gguf(types: gguf.Types) -> Quantized:
+    return Quantized(f"gguf ({types.counted})", types, heads=True)
 
 
 def ignored(config: Mapping[str, Any], keys: tuple[str, ...] = IGNORED) -> tuple[str, ...]:
