@@ -1,0 +1,145 @@
+"""What is done with a spoilt file: all that a start does before and while it reads the weights."""
+
+import json
+import random
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.fuzz.gguf_files import gguf
+from tests.fuzz.mutations import changed, safetensors
+
+DATA = Path(__file__).parents[1] / "data/quantized"
+PLACED = 6  # of so many weights, one is dequantized and packed
+Refusal = (ValueError, OSError)  # what a reader may say; anything else is a finding
+
+
+@dataclass(frozen=True)
+class Target:
+    """A kind of file: one is made of random numbers, and read."""
+
+    make: Callable[[random.Random, Path], Path]  # writes it, or several, into a folder -> the one that is read
+    read: Callable[[Path], None]
+    header: Callable[[Path], None]  # the part whose memory is measured: it makes nothing of the tensors
+
+
+def gguf_target() -> Target:
+    from quintet.gguf.defaults import generation, templates
+    from quintet.gguf.file import files, read
+    from quintet.gguf.tokenizer import backend
+    from quintet.gguf.vocabulary import read_vocabulary
+
+    def make(draw: random.Random, folder: Path) -> Path:
+        file = folder / "model-00001-of-00002.gguf"
+        file.write_bytes(gguf(draw))
+        return file
+
+    def tokenize(metadata: Mapping[str, Any]) -> None:
+        made = backend(read_vocabulary(metadata))
+        made.decode(made.encode("ab <|im_end|>\n1234 é\u2581").ids)
+
+    def whole(path: Path) -> None:
+        metadata = read(path).metadata
+        each: Callable[[], Any]
+        for each in (lambda: files(path), lambda: templates(metadata), lambda: generation(metadata)):
+            allowed(each)
+        tokenize(metadata)
+
+    return Target(make, whole, lambda path: _none(read(path)))
+
+
+def _none(found: object) -> None:
+    """Nothing is kept."""
+
+
+def allowed(what: Callable[[], Any]) -> str | None:
+    """Why it was refused; None if it was not."""
+    try:
+        what()
+    except Refusal as error:
+        return one_line(error)
+    return None
+
+
+def one_line(error: BaseException) -> str:
+    said = str(error)
+    assert said and "\n" not in said and len(said) < 4000, f"not one line: {said[:200]!r}"
+    return said
+
+
+@dataclass(frozen=True)
+class Written:
+    """A checkpoint that a quantization library wrote."""
+
+    config: Any
+    family: Any
+    quantization: Mapping[str, Any]
+    header: dict[str, Any]
+    data: bytes
+
+
+def written(platform: Any) -> dict[str, Written]:
+    from transformers import AutoConfig
+
+    from quintet.models import model_class
+
+    found = {}
+    for folder in sorted(each.parent for each in DATA.glob("*/model.safetensors")):
+        raw = (folder / "model.safetensors").read_bytes()
+        size = struct.unpack("<Q", raw[:8])[0]
+        said = json.loads((folder / "config.json").read_text())["quantization_config"]
+        config: Any = AutoConfig.from_pretrained(folder)
+        family = model_class(config, platform.models)
+        found[folder.name] = Written(config, family, said, json.loads(raw[8 : 8 + size]), raw[8 + size :])
+    return found
+
+
+def safetensors_target() -> Target:
+    from quintet.engine.loader import tensors_of
+    from quintet.platforms.cpu import PLATFORM
+
+    platform = PLATFORM()
+    there = written(platform)
+
+    def make(draw: random.Random, folder: Path) -> Path:
+        name = draw.choice(list(there))
+        it, quantization = there[name], there[name].quantization
+        if draw.random() < 0.3:
+            quantization = changed({"it": quantization}, draw).get("it", quantization)
+        (folder / "model.safetensors").write_bytes(safetensors(it.header, it.data, draw))
+        (folder / "said.json").write_text(json.dumps([name, quantization]))
+        return folder
+
+    def headers(folder: Path) -> None:
+        name, _ = json.loads((folder / "said.json").read_text())
+        tensors_of(folder, there[name].family)
+
+    def whole(folder: Path) -> None:
+        name, quantization = json.loads((folder / "said.json").read_text())
+        load_some(folder, there[name], quantization, platform)
+
+    return Target(make, whole, headers)
+
+
+def load_some(folder: Path, it: Written, quantization: Any, platform: Any) -> None:
+    """As a start does, but that most weights are not dequantized: they are like others."""
+    import torch
+
+    from quintet.engine.loader import Reading, check_counts, tensors_of
+    from quintet.engine.worker import ModelSizes, Worker
+    from quintet.layers.forms import Forms
+    from quintet.layers.forms.checkpoint import quantized
+
+    found = quantized(quantization, lambda: tensors_of(folder, it.family))
+    forms = Forms(None, found, platform.probe().quant)
+    check_counts(folder, it.family, it.config)
+    model: Any = Worker(platform, it.config, ModelSizes(torch.float32, 16, 64, forms)).model
+    kept = (folder / "model.safetensors").stat().st_size % PLACED
+    for index, (each, tensors) in enumerate(Reading(model, folder).weights()):
+        if index % PLACED == kept:
+            platform.place(each.weight, tensors)
+
+
+TARGETS: Mapping[str, Callable[[], Target]] = {"gguf": gguf_target, "safetensors": safetensors_target}
