@@ -1,7 +1,7 @@
 """Plain data about weights: their forms, and which stretch of which checkpoint tensor each rank keeps."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -102,6 +102,7 @@ class OnFile(NamedTuple):
     dtypes: tuple[torch.dtype, ...]  # that it may have
     also: tuple[tuple[int, ...], ...] = ()  # shapes that mean the same
     name: str = ""  # that the file has for it; "": the modules' name
+    read: Callable[[], Tensor] | None = None  # of one that is there
 
 
 FLOATS = (torch.bfloat16, torch.float32, torch.float16, torch.float64)

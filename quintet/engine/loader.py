@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from quintet.engine.json_object import read_object
 from quintet.engine.mapped import MappedFiles
+from quintet.engine.weights_cache import WeightsCache, Where, digest
 from quintet.layers import kv_scales
 from quintet.layers.build import Layer
 from quintet.layers.decoder import Family
@@ -29,6 +30,7 @@ DTYPES = {  # safetensors' names
     "F16": torch.float16,
     "BF16": torch.bfloat16,
     "I32": torch.int32,
+    "I16": torch.int16,
     "I8": torch.int8,
     "U8": torch.uint8,
     "F8_E4M3": torch.float8_e4m3fn,
@@ -85,8 +87,32 @@ def num_bytes(model: nn.Module, platform: Platform) -> int:
     return platform.estimate(model, distinct(model), Extent(Variant(1, 1, 1, ()), 0, 0)).weights
 
 
-def load(model: Family, platform: Platform, folder: Path | None, progress: bool = True, rank: int = 0) -> None:
-    """Fills a rank's model from the folder's safetensors, or from random numbers where there is no folder."""
+def load(
+    model: Family,
+    platform: Platform,
+    folder: Path | None,
+    progress: bool = True,
+    rank: int = 0,
+    cache: Where | None = None,
+) -> None:
+    """Fills a rank's model from the folder's safetensors, or from random numbers where there is no folder. With a
+    `cache`, from what an earlier start kept there, which is kept otherwise."""
+    if cache is None or folder is None:
+        _fill(model, platform, folder, progress, rank)
+        return
+    name = digest([type(model), platform.name, cache.placing, declared(model)], sources(folder))
+    kept = WeightsCache(cache.folder / f"{name}.weights")
+    if not kept.find(model):
+        _fill(model, platform, folder, progress, rank)
+        kept.keep(model)
+
+
+def sources(folder: Path) -> list[Path]:
+    """The files that the weights are read from."""
+    return _files(folder)
+
+
+def _fill(model: Family, platform: Platform, folder: Path | None, progress: bool, rank: int) -> None:
     for each, tensors in Reading(model, folder).weights(progress):
         each.layer.assign(platform.place(each.weight, tensors))
     for layer in (module for module in model.modules() if isinstance(module, Layer)):
@@ -210,6 +236,11 @@ class Checkpoint:
             self._where[name] = place
         self._mapped = MappedFiles(_files(folder))
 
+    @property
+    def entries(self) -> Mapping[str, Entry]:
+        """Every tensor, by the modules' name."""
+        return self._where
+
     def check(self, wanted: list[Declared]) -> None:
         """Missing, misshapen and unexpected tensors are errors that name them."""
         needed = {name: want for each in wanted for name, want in each.weight.stored.items()}
@@ -251,7 +282,9 @@ class Checkpoint:
 
     def _passed(self, name: str) -> bool:
         silent = name.endswith(self._silent) or kv_scales.passed(name)
-        return silent or any(pattern.fullmatch(name) for pattern in self._ignored)
+        if silent or any(pattern.fullmatch(name) for pattern in self._ignored):
+            return True
+        return name.endswith(".bias") and not self._where[name].tensor().any()  # AutoGPTQ gives one to every product
 
     def read(self, name: str, entry: OnFile) -> Tensor:
         return self._where[name].tensor()
@@ -276,7 +309,7 @@ def tensors_of(folder: Path, family: type[Family]) -> dict[str, OnFile]:
     found = {}
     for name, entry in _index(folder, family):
         dtypes = (entry.dtype,) if isinstance(entry.dtype, torch.dtype) else ()
-        found[name] = OnFile(entry.shape, dtypes, name=entry.name)
+        found[name] = OnFile(entry.shape, dtypes, name=entry.name, read=entry.tensor)
     return found
 
 

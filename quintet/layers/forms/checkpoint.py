@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from quintet.layers.forms import awq, bitsandbytes, compressed, compressed_plan, fp8, hqq, torchao
+from quintet.layers.forms import awq, bitsandbytes, compressed, compressed_plan, fp8, gptq_config, hqq, torchao
+from quintet.layers.forms.schemes import Packed
 from quintet.weights import OnFile, Reader
 
 
@@ -59,6 +60,14 @@ def _everywhere(method: str, read: Callable[[Mapping[str, Any]], Reader]) -> Rea
     return lambda config, there: Quantized(method, Everywhere(read(config), ignored(config)))
 
 
+def _packed(method: str, read: Callable[[Mapping[str, Any], There], tuple[Packed, bool]]) -> Read:
+    def quantized(config: Mapping[str, Any], there: There) -> Quantized:
+        plan, heads = read(config, there)
+        return Quantized(method, Left(plan, ignored(config)), heads, (".g_idx",))
+
+    return quantized
+
+
 def _compressed(config: Mapping[str, Any], there: There) -> Quantized:
     known, notes = compressed_plan.plan(config, there())
     return Quantized(compressed.NAME, known, True, compressed.SILENT, notes)
@@ -98,6 +107,7 @@ METHODS: Mapping[str, Read] = {
     "compressed-tensors": _compressed,
     "fbgemm_fp8": _fbgemm,
     "fp8": _fp8,
+    "gptq": _packed("gptq", gptq_config.read),
     "hqq": _hqq,
     "torchao": _torchao,
 }

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import os
 import platform as host
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -93,6 +94,7 @@ class CPU(Platform):
             quant=frozenset(SCHEMES),
             sleep=True,
             batch_invariant=True,
+            placing=_placing(),
             detail=f"{describe()}; {threads()} threads, {host.machine()}",
         )
 
@@ -200,6 +202,16 @@ class CPU(Platform):
             self._tell = None
 
         return Recording(HOW, stop)
+
+
+@functools.cache
+def _placing() -> str:
+    """Tiles are the compiled extension's, and so is the choice of scales, which may differ by instruction set."""
+    extension = _extension()
+    if extension is None:
+        return "torch"
+    state = os.stat(extension.__file__)
+    return f"{extension.__file__} {state.st_size} {state.st_mtime_ns} {read_environment().cpu_isa or extension.isa()}"
 
 
 def _eager(model: nn.Module, state: State, batch: Batch) -> tuple[Outputs, State]:
