@@ -101,32 +101,55 @@ def _places(said: Any) -> list[tuple[Any, Any]]:
 
 
 def safetensors(header: dict[str, Any], data: bytes, draw: random.Random) -> bytes:
-    """A file of which the header, its length or any byte is wrong."""
+    """A file of which the header, its length or any byte is wrong; some are right."""
     way = draw.random()
-    raw = json.dumps(changed(header, draw) if way < 0.6 else _moved(header, draw, len(data))).encode(errors="replace")
-    size = len(raw) if way < 0.9 else number(draw, len(raw))
+    said = header if way < 0.15 else changed(header, draw) if way < 0.4 else _moved(header, draw, len(data))
+    raw = json.dumps(said).encode(errors="replace")
+    size = len(raw) if way < 0.95 else number(draw, len(raw))
     whole = struct.pack("<Q", size) + raw + data
-    return spoilt(whole, draw, 8 + len(raw)) if way > 0.8 else whole
+    return spoilt(whole, draw, 8 + len(raw)) if way > 0.85 else whole
+
+
+WIDTHS = (("F64", "I64", "U64"), ("F32", "I32", "U32"), ("F16", "BF16", "I16"), ("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2"))
+ENDS = (".weight", ".absmax", ".scales", ".qweight", "_scale", "_packed", "_shape", ".bias", ".nested_absmax")
 
 
 def _moved(header: dict[str, Any], draw: random.Random, size: int) -> dict[str, Any]:
-    """Tensors of other types, shapes and places, which may fit together."""
+    """Tensors of other types, shapes, places and names, most of which fit together."""
     made = json.loads(json.dumps(header))
-    names = [name for name in made if name != "__metadata__"]
-    for name in draw.sample(names, min(len(names), draw.randint(1, 3))):
-        entry, other = made[name], made[draw.choice(names)]
-        way = draw.randrange(6)
-        if way == 0:
-            entry["dtype"] = draw.choice(("F64", "F32", "F16", "BF16", "I64", "I32", "I8", "U8", "BOOL", "F8_E4M3", "F4", "X"))
-        elif way == 1:
-            entry["shape"] = draw.choice((entry["shape"][::-1], [*entry["shape"], 1], [], [0], other["shape"]))
-        elif way == 2:
-            entry["data_offsets"] = draw.choice((other["data_offsets"], [0, 0], [0, number(draw, size)], [size, 0]))
-        elif way == 3:
-            made[name], made[draw.choice(names)] = other, entry
-        elif way == 4:
-            made[draw.choice((f"{name}.absmax", f"{name}_scale", name.replace("0", "7"), name[:-3]))] = made.pop(name)
-        else:
-            made[name] = dict(other)
-        names = [each for each in made if each != "__metadata__"]
+    for _ in range(draw.choice((1, 1, 2, 3))):
+        names = [name for name in made if name != "__metadata__"]
+        name, other = draw.choice(names), draw.choice(names)
+        _move(made, name, other, draw, size)
     return made
+
+
+def _move(made: dict[str, Any], name: str, other: str, draw: random.Random, size: int) -> None:
+    entry, way = made[name], draw.randrange(10)
+    if way == 0:
+        entry["dtype"] = draw.choice(("F64", "F32", "BF16", "I64", "I32", "U8", "BOOL", "F8_E4M3", "F8_E8M0", "F4", "X"))
+    elif way in (1, 2):
+        alike = next((width for width in WIDTHS if entry["dtype"] in width), (entry["dtype"],))
+        entry["dtype"] = draw.choice(alike)
+    elif way in (3, 4):
+        shape = entry["shape"]
+        entry["shape"] = draw.choice((shape[::-1], [*shape, 1], [1, *shape], [_count(shape)], made[other]["shape"], []))
+    elif way == 5:
+        places = ([0, 0], [0, number(draw, size)], [size, 0], made[other]["data_offsets"])
+        entry["data_offsets"] = draw.choice(places)
+    elif way == 6:
+        made[name], made[other] = made[other], entry
+    elif way == 7:
+        stem = name.rpartition(".")[0]
+        made[draw.choice((stem + draw.choice(ENDS), name.replace("0", "7"), name[:-3]))] = made.pop(name)
+    elif way == 8:
+        del made[name]
+    else:
+        made[name.rpartition(".")[0] + draw.choice(ENDS)] = dict(entry)
+
+
+def _count(shape: list[int]) -> int:
+    count = 1
+    for each in shape:
+        count *= each
+    return count

@@ -101,7 +101,7 @@ def safetensors_target() -> Target:
     from quintet.platforms.cpu import PLATFORM
 
     platform = PLATFORM()
-    there = written(platform)
+    there, models = written(platform), dict[Any, Any]()
 
     def make(draw: random.Random, folder: Path) -> Path:
         name = draw.choice(list(there))
@@ -118,12 +118,12 @@ def safetensors_target() -> Target:
 
     def whole(folder: Path) -> None:
         name, quantization = json.loads((folder / "said.json").read_text())
-        load_some(folder, there[name], quantization, platform)
+        load_some(folder, there[name], quantization, platform, models)
 
     return Target(make, whole, headers)
 
 
-def load_some(folder: Path, it: Written, quantization: Any, platform: Any) -> None:
+def load_some(folder: Path, it: Written, quantization: Any, platform: Any, models: dict[Any, Any]) -> None:
     """As a start does, but that most weights are not dequantized: they are like others."""
     import torch
 
@@ -133,9 +133,12 @@ def load_some(folder: Path, it: Written, quantization: Any, platform: Any) -> No
     from quintet.layers.forms.checkpoint import quantized
 
     found = quantized(quantization, lambda: tensors_of(folder, it.family))
-    forms = Forms(None, found, platform.probe().quant)
     check_counts(folder, it.family, it.config)
-    model: Any = Worker(platform, it.config, ModelSizes(torch.float32, 16, 64, forms)).model
+    key = it.config.model_type, repr(found)  # a plan is all that the tensors say of a model
+    if key not in models:
+        forms = Forms(None, found, platform.probe().quant)
+        models[key] = Worker(platform, it.config, ModelSizes(torch.float32, 16, 64, forms)).model
+    model = models[key]
     kept = (folder / "model.safetensors").stat().st_size % PLACED
     for index, (each, tensors) in enumerate(Reading(model, folder).weights()):
         if index % PLACED == kept:
