@@ -42,6 +42,13 @@ class File:
     metadata: Mapping[str, Value]
     tensors: Mapping[str, Stored]
 
+    def floats(self, tensor: Stored) -> list[float]:
+        """The numbers of a short tensor of F32."""
+        with self.path.open("rb") as stream:
+            stream.seek(tensor.start)
+            raw = stream.read(tensor.size)
+        return list(struct.unpack(f"<{tensor.size // 4}f", raw.ljust(tensor.size, b"\0")))
+
 
 def read_metadata(path: Path) -> Mapping[str, Value]:
     """The key-value pairs of a file. ValueError says what is wrong with it; OSError that it cannot be opened."""
@@ -159,7 +166,7 @@ def _metadata(cursor: Cursor, count: int) -> dict[str, Value]:
 def _alignment(metadata: Mapping[str, Value]) -> int:
     said = metadata.get("general.alignment", ALIGNMENT)
     if type(said) is not int or not 1 <= said <= MOST_ALIGNMENT or said & (said - 1):
-        raise Damaged(f"general.alignment is {shown(str(said))}, not a power of two up to {MOST_ALIGNMENT}")
+        raise Damaged(f"general.alignment is {str(said)[:40]}, not a power of two up to {MOST_ALIGNMENT}")
     return said
 
 

@@ -47,7 +47,10 @@ def _batches(name: str, first: int, inputs: int) -> int:
         said = (ended.stdout.strip() or ended.stderr.strip()).splitlines()[-1:]
         failed += ended.returncode != 0
         seconds = time.monotonic() - began
-        print(f"{name} {start}..{start + count - 1}: {said[0] if said else ended.returncode} ({seconds:.0f} s)", flush=True)
+        print(
+            f"{name} {start}..{start + count - 1}: {said[0] if said else ended.returncode} ({seconds:.0f} s)",
+            flush=True,
+        )
     return failed
 
 
