@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from quintet.engine import gguf_source
 from quintet.engine.json_object import read_object
 from quintet.engine.mapped import MappedFiles
 from quintet.engine.weights_cache import WeightsCache, Where, digest
@@ -95,7 +96,7 @@ def load(
     rank: int = 0,
     cache: Where | None = None,
 ) -> None:
-    """Fills a rank's model from the folder's safetensors, or from random numbers where there is no folder. With a
+    """Fills a rank's model from the folder's safetensors or a GGUF file; from random numbers where there is none. With a
     `cache`, from what an earlier start kept there, which is kept otherwise."""
     if cache is None or folder is None:
         _fill(model, platform, folder, progress, rank)
@@ -171,11 +172,12 @@ class Shelf:
         return {name: self._read(name, each, weight) for name, each in weight.stored.items()}
 
     def _read(self, name: str, entry: OnFile, weight: Weight) -> Tensor:
-        if self._uses[name] == 1 or not weight.form.plain or weight.reader is not None:
+        if self._uses[name] == 1 or not weight.form.plain:
             return self._source.read(name, entry)
         key = name, weight.dtype
         if key not in self._kept:
-            self._kept[key] = self._source.read(name, entry).to(weight.dtype)
+            tensor = self._source.read(name, entry)
+            self._kept[key] = tensor if weight.reader is not None else tensor.to(weight.dtype)
         return self._kept[key]
 
 
@@ -224,12 +226,12 @@ class Entry(NamedTuple):
 
 
 class Checkpoint:
-    """A folder of safetensors files, opened once and read tensor by tensor without copies."""
+    """A folder of safetensors files, or a GGUF file, opened once and read tensor by tensor without copies."""
 
     def __init__(self, folder: Path, model: Family) -> None:
         self._folder, self._ignored = folder, [re.compile(pattern) for pattern in model.ignored]
         self._silent = model.silent
-        self._where: dict[str, Entry] = {}
+        self._where: dict[str, Entry | gguf_source.Entry] = {}
         for name, place in _index(folder, model):
             if name in self._where:
                 raise ValueError(f"{folder} holds {name} twice; remove the files that are not the model's")
@@ -327,8 +329,11 @@ def check_counts(folder: Path, family: type[Family], config: Any) -> None:
             )
 
 
-def _index(folder: Path, model: Family | type[Family]) -> Iterator[tuple[str, Entry]]:
+def _index(folder: Path, model: Family | type[Family]) -> Iterator[tuple[str, Any]]:
     """Every tensor, by the name that the modules use for it."""
+    if folder.is_file():
+        yield from gguf_source.entries(folder)
+        return
     for file in _files(folder):
         try:
             handle = safe_open(file, framework="pt")
@@ -348,6 +353,8 @@ def _files(folder: Path) -> list[Path]:
 
     Some folders hold the same weights again in another layout (consolidated.safetensors), or an adapter's.
     """
+    if folder.is_file():
+        return gguf_source.paths(folder)
     index = folder / "model.safetensors.index.json"
     if index.exists():
         return _regular(_indexed(index))
