@@ -1,4 +1,4 @@
-"""Which of a repository's GGUF files is meant: by its name, by its quantization, or by nothing, as with llama.cpp's -hf."""
+"""Which of a repository's GGUF files is meant: by name, by quantization, or by nothing, as with llama.cpp's -hf."""
 
 import re
 from collections.abc import Iterable, Sequence

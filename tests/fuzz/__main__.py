@@ -1,12 +1,14 @@
 """Feeds spoilt files to the readers: python -m tests.fuzz [--inputs 100000] [--first SEED] [gguf] [safetensors]
 
-Batches run in processes of their own, so that a crash is told from an error; each failure names the seed that repeats it:
+Batches run in processes of their own, so that a crash is told from an error; a failure names the seed that repeats it:
 python -m tests.fuzz gguf --first SEED --inputs 1
 """
 
 import argparse
+import os
 import subprocess
 import sys
+import tempfile
 import time
 
 from tests.fuzz.runs import bounded, run
@@ -32,7 +34,8 @@ def _spread(given: argparse.Namespace) -> tuple[list[int], list[int]]:
 
 def _here(name: str, first: int, inputs: int) -> int:
     target = TARGETS[name]()
-    with bounded():
+    with tempfile.TemporaryDirectory() as kept, bounded():
+        os.environ["XDG_CACHE_HOME"] = kept
         found = run(target, range(first, first + inputs))
     print(" ".join(f"{count} {what}" for what, count in sorted(found.items())), flush=True)
     return 0
@@ -47,10 +50,8 @@ def _batches(name: str, first: int, inputs: int) -> int:
         said = (ended.stdout.strip() or ended.stderr.strip()).splitlines()[-1:]
         failed += ended.returncode != 0
         seconds = time.monotonic() - began
-        print(
-            f"{name} {start}..{start + count - 1}: {said[0] if said else ended.returncode} ({seconds:.0f} s)",
-            flush=True,
-        )
+        what = said[0] if said else f"ended with {ended.returncode}"
+        print(f"{name} {start}..{start + count - 1}: {what} ({seconds:.0f} s)", flush=True)
     return failed
 
 

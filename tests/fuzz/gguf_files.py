@@ -70,10 +70,8 @@ def gguf(draw: random.Random) -> bytes:
         elif place < 0.95:
             _row(rows, draw)
         else:
-            counts = (
-                draw.choice((len(rows), number(draw, DATA))) % 2**64,
-                draw.choice((len(metadata), number(draw, DATA))) % 2**64,
-            )
+            tensors, entries = ((len(each), number(draw, DATA) % 2**64) for each in (rows, metadata))
+            counts = draw.choice(tensors), draw.choice(entries)
     whole = header(metadata, rows, draw.choice((3, 3, 3, 3, 2, 1, 4)), counts)
     return whole + bytes(draw.choice((DATA, DATA, DATA, 0, 100)))
 
@@ -84,9 +82,8 @@ def _entry(metadata: dict[str, Any], draw: random.Random) -> None:
     if way == 0:
         del metadata[key]
     elif way == 1:
-        metadata[
-            draw.choice((f"{key}x", "split.count", "split.no", "split.tensors.count", "tokenizer.chat_template.x"))
-        ] = metadata.pop(key)
+        other = (f"{key}x", "split.count", "split.no", "split.tensors.count", "tokenizer.chat_template.x")
+        metadata[draw.choice(other)] = metadata.pop(key)
     elif way == 2:
         metadata[key] = value(draw.choice(TEXTS))
     elif way == 3:
@@ -127,9 +124,8 @@ def _row(rows: list[Row], draw: random.Random) -> None:
     elif way == 2:
         row = row._replace(kind=draw.choice((*KINDS, *range(45), 2**31, 2**32 - 1)))
     elif way == 3:
-        row = row._replace(
-            offset=draw.choice((number(draw, DATA) % 2**64, row.offset + 32, row.offset - row.offset % 64))
-        )
+        places = (number(draw, DATA) % 2**64, row.offset + 32, row.offset - row.offset % 64)
+        row = row._replace(offset=draw.choice(places))
     elif way == 4:
         row = row._replace(name=draw.choice((*TEXTS, rows[0].name, f"{row.name}x", row.name.replace("0", "9"))))
     elif way == 5:

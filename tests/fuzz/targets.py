@@ -4,7 +4,7 @@ import json
 import random
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,21 @@ class Target:
 
 
 def gguf_target() -> Target:
-    from quintet.gguf.defaults import generation, templates
-    from quintet.gguf.file import files, read
+    from transformers import CONFIG_MAPPING
+
+    from quintet.engine.hub import load_generation_config, load_model_config
+    from quintet.gguf.defaults import templates
+    from quintet.gguf.file import read
     from quintet.gguf.tokenizer import backend
     from quintet.gguf.vocabulary import read_vocabulary
+    from quintet.models import model_class
+    from quintet.platforms.cpu import PLATFORM
+
+    platform, models = PLATFORM(), dict[Any, Any]()
+    CONFIG_MAPPING["llama"]()  # imports what takes seconds
 
     def make(draw: random.Random, folder: Path) -> Path:
-        file = folder / "model-00001-of-00002.gguf"
+        file = folder / f"model-0000{draw.choice((1, 1, 1, 2))}-of-00002.gguf"
         file.write_bytes(gguf(draw))
         return file
 
@@ -43,9 +51,12 @@ def gguf_target() -> Target:
     def whole(path: Path) -> None:
         metadata = read(path).metadata
         each: Callable[[], Any]
-        for each in (lambda: files(path), lambda: templates(metadata), lambda: generation(metadata)):
+        for each in (lambda: templates(metadata), lambda: tokenize(metadata), lambda: load_generation_config(path)):
             allowed(each)
-        tokenize(metadata)
+        config = load_model_config(path)
+        models.clear()
+        it = Model(config, model_class(config, platform.models), config.quantization_config)
+        load_some(path, it, platform, models)
 
     return Target(make, whole, lambda path: _none(read(path)))
 
@@ -70,12 +81,19 @@ def one_line(error: BaseException) -> str:
 
 
 @dataclass(frozen=True)
-class Written:
-    """A checkpoint that a quantization library wrote."""
+class Model:
+    """Who reads a checkpoint, and what it says of its quantization."""
 
     config: Any
     family: Any
-    quantization: Mapping[str, Any]
+    quantization: Any
+
+
+@dataclass(frozen=True)
+class Written:
+    """A checkpoint that a quantization library wrote."""
+
+    model: Model
     header: dict[str, Any]
     data: bytes
 
@@ -91,8 +109,8 @@ def written(platform: Any) -> dict[str, Written]:
         size = struct.unpack("<Q", raw[:8])[0]
         said = json.loads((folder / "config.json").read_text())["quantization_config"]
         config: Any = AutoConfig.from_pretrained(folder)
-        family = model_class(config, platform.models)
-        found[folder.name] = Written(config, family, said, json.loads(raw[8 : 8 + size]), raw[8 + size :])
+        model = Model(config, model_class(config, platform.models), said)
+        found[folder.name] = Written(model, json.loads(raw[8 : 8 + size]), raw[8 + size :])
     return found
 
 
@@ -105,7 +123,7 @@ def safetensors_target() -> Target:
 
     def make(draw: random.Random, folder: Path) -> Path:
         name = draw.choice(list(there))
-        it, quantization = there[name], there[name].quantization
+        it, quantization = there[name], there[name].model.quantization
         if draw.random() < 0.3:
             quantization = changed({"it": quantization}, draw).get("it", quantization)
         (folder / "model.safetensors").write_bytes(safetensors(it.header, it.data, draw))
@@ -114,16 +132,16 @@ def safetensors_target() -> Target:
 
     def headers(folder: Path) -> None:
         name, _ = json.loads((folder / "said.json").read_text())
-        tensors_of(folder, there[name].family)
+        tensors_of(folder, there[name].model.family)
 
     def whole(folder: Path) -> None:
         name, quantization = json.loads((folder / "said.json").read_text())
-        load_some(folder, there[name], quantization, platform, models)
+        load_some(folder, replace(there[name].model, quantization=quantization), platform, models)
 
     return Target(make, whole, headers)
 
 
-def load_some(folder: Path, it: Written, quantization: Any, platform: Any, models: dict[Any, Any]) -> None:
+def load_some(path: Path, it: Model, platform: Any, models: dict[Any, Any]) -> None:
     """As a start does, but that most weights are not dequantized: they are like others."""
     import torch
 
@@ -132,15 +150,16 @@ def load_some(folder: Path, it: Written, quantization: Any, platform: Any, model
     from quintet.layers.forms import Forms
     from quintet.layers.forms.checkpoint import quantized
 
-    found = quantized(quantization, lambda: tensors_of(folder, it.family))
-    check_counts(folder, it.family, it.config)
+    found = quantized(it.quantization, lambda: tensors_of(path, it.family))
+    check_counts(path, it.family, it.config)
     key = it.config.model_type, repr(found)  # a plan is all that the tensors say of a model
     if key not in models:
         forms = Forms(None, found, platform.probe().quant)
         models[key] = Worker(platform, it.config, ModelSizes(torch.float32, 16, 64, forms)).model
     model = models[key]
-    kept = (folder / "model.safetensors").stat().st_size % PLACED
-    for index, (each, tensors) in enumerate(Reading(model, folder).weights()):
+    file = path if path.is_file() else path / "model.safetensors"
+    kept = file.stat().st_size % PLACED
+    for index, (each, tensors) in enumerate(Reading(model, path).weights()):
         if index % PLACED == kept:
             platform.place(each.weight, tensors)
 
