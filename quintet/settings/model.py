@@ -65,7 +65,7 @@ class ModelOptions:
         None, optional(json_object), "entries that replace those of the model's config.json", group="model"
     )
     load_format: str = choice(
-        "auto", "auto", "safetensors", "dummy", help="dummy: random weights, none are read", group="model"
+        "auto", "auto", "safetensors", "gguf", "dummy", help="dummy: random weights, none are read", group="model"
     )
     weights_cache: str | None = option(
         None, optional(text), "keep the weights here as they were packed, so that the next start reads them at once; "
