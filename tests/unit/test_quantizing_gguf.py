@@ -61,7 +61,7 @@ def test_blocks_are_what_the_package_reads(kind: str, error: float, older: str) 
 
 @pytest.mark.parametrize(
     ("family", "settings"),
-    [("llama", {}), ("llama", {"tie_word_embeddings": True}), ("qwen2", {}), ("qwen3", {"head_dim": 32})],
+    [("llama", {}), ("llama", {"tie_word_embeddings": True}), ("qwen2", {}), ("qwen3", {"head_dim": 128})],
 )
 def test_transformers_reads_the_same_model(family: str, settings: dict[str, Any], tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM

@@ -69,8 +69,8 @@ def _affine(x: Tensor, top: int) -> tuple[Tensor, Tensor]:
 
 
 def _fitted(x: Tensor, top: int) -> tuple[Tensor, Tensor]:
-    """Groups [B, G, C] -> scale and minimum >= 0 [B, G] of the least weighted squared error: for each of some numbers of
-    steps, the values are rounded and both fitted to them by least squares."""
+    """Groups [B, G, C] -> scale and minimum >= 0 [B, G] of the least weighted squared error: for some numbers of
+    steps, values are rounded, and both fitted to them by least squares."""
     weights = x.square().mean(-1, keepdim=True).sqrt() + x.abs()
     low = x.amin(-1).clamp(max=0.0)
     reach = x.amax(-1).clamp(min=0.0) - low

@@ -21,7 +21,7 @@ TURNED = ("LLAMA",)  # whose rotations are of neighbouring rows of q and k
 
 
 def write(original: Original, preset: Preset, file: Path, name: str, progress: bool) -> tuple[int, int]:
-    """-> how many matrices got the preset's type, and how many another. ValueError for a model that is not written so."""
+    """-> how many matrices got the preset's type, and how many another. ValueError for a model that is not written."""
     gguf = library()
     config, kind = original.config, original.config.model_type
     if kind not in ARCHITECTURES:
@@ -66,7 +66,7 @@ def library() -> Any:
         import gguf
     except ImportError:
         raise ValueError(
-            "GGUF files are written with the package gguf, which is not installed: pip install 'quintet[gguf]'"
+            "GGUF files are written with the package gguf, which is not installed: pip install gguf"
         ) from None
     return gguf
 
@@ -177,7 +177,7 @@ def _tokenizer(writer: Any, original: Original) -> None:
 def _named(tokenizer: Any, original: Original) -> Entries:
     """The first id that ends a text is EOS, a second that of a turn; both end an answer."""
     ends = load_generation_config(original.folder)["eos_token_id"] or list(tokenizer.eos_ids)
-    turns = [each for each in tokenizer.eos_ids if each in ends] + [each for each in ends]
+    turns = [each for each in tokenizer.eos_ids if each in ends] + list(ends)
     found = {"bos": tokenizer.bos_id, "eos": turns[0] if turns else None}
     found["eot"] = next((each for each in ends if each != found["eos"]), None)
     pad = tokenizer.special_tokens.get("pad_token")

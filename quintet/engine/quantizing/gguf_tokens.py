@@ -10,15 +10,16 @@ from quintet.gguf.vocabulary import Kind
 
 SPACE = "\u2581"  # what SentencePiece writes for a space
 PROBE = (
-    "Hello, I'll say it'S 12345 times... don't\n\n\n  def f(x):\t\treturn x**2  # été Straße ΑΒΓ где мы 你好，世界 1990年 "
-    "こんにちは ١٢٣ 😀👍🏽 https://a.b/c?d=1 camelCaseWord HTTPServer \r\n \n   end!!!?? 3.14 ⅷ ''  "
+    "Hello, I'll say it'S 12345 times... don't\n\n\n  def f(x):\t\treturn x**2  # été Straße ΑΒΓ где мы "
+    "你好，世界 1990年 こんにちは ١٢٣ 😀👍🏽 "
+    "https://a.b/c?d=1 camelCaseWord HTTPServer \r\n \n   end!!!?? 3.14 ⅷ ''  "
 )
 FIRST = ("qwen2", "llama-bpe", "gpt-2", "smollm", "gpt-4o")  # names that are tried before the others
 
 
 def metadata(tokenizer: Tokenizer, size: int) -> Entries:
-    """Entries under "tokenizer.ggml.", of as many tokens as the embedding has rows. ValueError for a tokenizer that GGUF
-    has no word for."""
+    """Entries under "tokenizer.ggml.", of as many tokens as the embedding has rows. ValueError for a tokenizer that
+    GGUF has no word for."""
     described = json.loads(tokenizer.backend.to_str())
     model = described["model"]
     if model["type"] != "BPE":
