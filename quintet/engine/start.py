@@ -21,8 +21,7 @@ from quintet.engine.config_checks import MOST
 from quintet.engine.drafts import Lookup
 from quintet.engine.engine import Engine
 from quintet.engine.grammar import Grammars
-from quintet.engine.hub import load_generation_config, load_model_config, resolve_model
-from quintet.engine.json_object import read_object
+from quintet.engine.hub import load_generation_config, load_model_config, quantization_beside, resolve_model
 from quintet.engine.kv_calibration import calibrate
 from quintet.engine.loader import check_counts, declared, tensors_of
 from quintet.engine.logits_processors import load_processors
@@ -289,19 +288,13 @@ def _kv_scaling(config: EngineConfig, facts: Capabilities, files: Files | None, 
     return KVScaling(names)
 
 
-def _beside(folder: Path) -> dict[str, Any] | None:
-    """What ModelOpt says of a checkpoint's weights, where config.json says nothing."""
-    file = folder / "hf_quant_config.json"
-    return {"quant_method": "modelopt", **read_object(file)} if file.is_file() else None
-
-
 def _forms(config: EngineConfig, hf_config: Any, platform: Platform, facts: Capabilities, files: Files | None) -> Forms:
     """What was asked for, and what the checkpoint says; ValueError if that cannot be read or made here."""
     wanted = online(config.quantization, config.quantization_group_size)
     places = [(each, name) for each in (hf_config, hf_config.get_text_config()) for name in QUANTIZATION]
     said = next((said for each, name in places if (said := getattr(each, name, None))), None)
     if files is not None and not any(hasattr(each, name) for each, name in places):
-        said = _beside(files.folder)
+        said = quantization_beside(files.folder)
     found = quantized(said, functools.partial(tensors_of, *files) if files else dict)
     if wanted is not None and found is not None:
         raise ValueError(
