@@ -61,7 +61,7 @@ def _hqq(config: Mapping[str, Any], there: There) -> Quantized:
 
 def _torchao(config: Mapping[str, Any], there: There) -> Quantized:
     ignored(config)
-    return Quantized("torchao", torchao.found(config, there(), matches), True)
+    return Quantized("torchao", torchao.found(config, there()), True)
 
 
 # quant_method -> what reads it. One that is not here is refused before a file is opened.

@@ -150,7 +150,7 @@ class CPU(Platform):
         if not _packs():
             return attributes(canonical(weight, parts))
         try:
-            if weight.reader is not None:
+            if weight.reader is not None or weight.form.dtype is not None or weight.form.table:
                 return quantized.laid(canonical(weight, parts))
             return quantized.pack(weight.local(parts), weight.form)
         except ValueError as error:
