@@ -1,8 +1,8 @@
 """Plain data about weights: their forms, and which stretch of which checkpoint tensor each rank keeps."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -33,6 +33,12 @@ class Form:
     @property
     def plain(self) -> bool:
         return self.kind == "plain"
+
+    @property
+    def exact(self) -> "Form":
+        """The same numbers in products that leave activations as they are."""
+        kinds = {"w8a8": "int8", "w4a8": "int4", "fp8a8": "fp8"}
+        return replace(self, kind=kinds.get(self.kind, self.kind), activations=16)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -95,6 +101,9 @@ class OnFile(NamedTuple):
 
     shape: tuple[int, ...] | None  # None: the reader looks at it itself
     dtypes: tuple[torch.dtype, ...]  # that it may have
+    also: tuple[tuple[int, ...], ...] = ()  # shapes that mean the same
+    name: str = ""  # that the file has for it; "": the modules' name
+    read: Callable[[], Tensor] | None = None  # of one that is there
 
 
 FLOATS = (torch.bfloat16, torch.float32, torch.float16, torch.float64)
@@ -181,7 +190,8 @@ class Weight:
         """This rank's slice of each part of a quantized checkpoint, canonical, in order."""
         assert self.reader is not None, "floats are quantized by ops.quantize.canonical()"
         assert not self.padded, "what has padding is held in floats"
-        return [self.reader.matrix(part, self.cut(part), tensors) for part in self.parts]
+        matrices = [self.reader.matrix(part, self.cut(part), tensors) for part in self.parts]
+        return matrices if self.form.plain else [each._replace(form=self.form) for each in matrices]
 
     def cut(self, part: Part) -> Cut:
         """This rank's share of the part, within the tensor that it is stored in."""

@@ -32,7 +32,8 @@ KVKind kind_of(const char* kv) {
     if (std::strcmp(kv, "same") == 0) return kKVSame;
     if (std::strcmp(kv, "int8") == 0) return kKVInt8;
     if (std::strcmp(kv, "fp8") == 0) return kKVFloat8;
-    throw std::invalid_argument(std::string("a cache is same, int8 or fp8, not ") + kv);
+    if (std::strcmp(kv, "fp8_e5m2") == 0) return kKVFloat8Wide;
+    throw std::invalid_argument(std::string("a cache is same, int8, fp8 or fp8_e5m2, not ") + kv);
 }
 
 struct Attend {

@@ -85,6 +85,19 @@ void compute(int kind, int op, bool gates, uintptr_t out, uintptr_t x, uintptr_t
                                          static_cast<Elementwise>(op)});
 }
 
+void heads(int kind, uintptr_t out, uintptr_t x, uintptr_t factors, long tokens, long heads, long groups, long dim,
+           long token_stride, long head_stride) {
+    const FloatType type = type_of(kind);
+    at_least("tokens", tokens, 0);
+    at_least("groups", groups, 1);
+    at_least("heads", heads, groups);
+    at_least("dim", dim, 1);
+    if (heads % groups) throw std::invalid_argument("heads must be a multiple of groups");
+    const nb::gil_scoped_release released;
+    submit(scale_heads, {at(out), at(x), at<const float>(factors), tokens, heads, groups, dim, token_stride, head_stride,
+                         type});
+}
+
 void look_up(uintptr_t out, uintptr_t ids, uintptr_t table, long count, long rows, long width, long stride, long first,
              bool partial) {
     at_least("count", count, 0);
@@ -117,6 +130,10 @@ void bind_layers(nb::module_& m) {
     m.def("elementwise", &compute, nb::arg("kind"), nb::arg("op"), nb::arg("gated"), nb::arg("out"), nb::arg("x"),
           nb::arg("y"), nb::arg("rows"), nb::arg("width"), nb::arg("x_stride"), nb::arg("y_stride"), nb::arg("factor"),
           "ELEMENTWISE[op] of x [rows, width]; `gated`: an activation, times y.");
+    m.def("scale_heads", &heads, nb::arg("kind"), nb::arg("out"), nb::arg("x"), nb::arg("factors"), nb::arg("tokens"),
+          nb::arg("heads"), nb::arg("groups"), nb::arg("dim"), nb::arg("token_stride"), nb::arg("head_stride"),
+          "x [tokens, heads, dim], strides in elements, each head times its factor (float32 [groups]), into out, which is "
+          "contiguous.");
     m.def("embedding", &look_up, nb::arg("out"), nb::arg("ids"), nb::arg("table"), nb::arg("count"), nb::arg("rows"),
           nb::arg("width"), nb::arg("stride"), nb::arg("first"), nb::arg("partial"),
           "Rows of the table by int32 ids; width and stride in bytes. What a partial table does not hold is zeros, and "

@@ -28,6 +28,19 @@ void elementwise(const ElementwiseCall& call) {
     run(QUINTET_KERNELS(kElementwise).of[static_cast<int>(call.op)][call.type], call);
 }
 
+void scale_heads(const HeadsCall& c) {
+    const ElementwiseKernel kernel = QUINTET_KERNELS(kElementwise).of[static_cast<int>(Elementwise::scale)][c.type];
+    const long size = size_of(c.type), each = c.heads / c.groups;
+    for_rows(c.tokens * c.heads, c.dim * size, [&](long first, long last) {
+        for (long row = first; row < last; ++row) {
+            const long token = row / c.heads, head = row % c.heads;
+            kernel(static_cast<char*>(c.out) + row * c.dim * size,
+                   static_cast<const char*>(c.x) + (token * c.token_stride + head * c.head_stride) * size, nullptr,
+                   c.factors[head / each], c.dim);
+        }
+    });
+}
+
 void gated(const ElementwiseCall& call) {
     run(QUINTET_KERNELS(kElementwise).gated[static_cast<int>(call.op)][call.type], call);
 }

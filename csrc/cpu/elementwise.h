@@ -15,7 +15,16 @@ struct ElementwiseCall {
     Elementwise op;
 };
 
+struct HeadsCall {
+    void* out;             // [tokens, heads, dim]
+    const void* x;         // [tokens, heads, dim]
+    const float* factors;  // [groups], each for heads / groups heads in a row
+    long tokens, heads, groups, dim, token_stride, head_stride;
+    FloatType type;
+};
+
 void elementwise(const ElementwiseCall& call);
+void scale_heads(const HeadsCall& call);
 void gated(const ElementwiseCall& call);  // the activation of x, rounded, times y
 
 }  // namespace quintet::cpu

@@ -71,6 +71,13 @@ float float8(uint8_t bits) {
     return static_cast<float>(bits & 128 ? -value : value);
 }
 
+float float8_wide(uint8_t bits) {
+    const int power = bits >> 2 & 31, fraction = bits & 3;
+    const double size = std::ldexp(fraction + (power ? 4 : 0), (power ? power : 1) - 17);
+    const double value = power < 31 ? size : fraction ? std::numeric_limits<double>::quiet_NaN() : HUGE_VAL;
+    return static_cast<float>(bits & 128 ? -value : value);
+}
+
 struct Shape {
     long heads, kv_heads, dim, page_size, window;
     float softcap;
@@ -179,6 +186,7 @@ struct Step {
         const uint8_t* const from = kv.data() + place(r, position, side, head);
         if (kind == cpu::kKVSame) return get(from + i * static_cast<long>(size_of(type)), type);
         if (kind == cpu::kKVFloat8) return float8(from[i]);
+        if (kind == cpu::kKVFloat8Wide) return float8_wide(from[i]);
         float scale;
         std::memcpy(&scale, from + shape.dim, sizeof scale);
         return static_cast<double>(scale) * static_cast<int8_t>(from[i]);
@@ -330,7 +338,7 @@ int attention_failures() {
             continue;
         }
         for (const auto type : {cpu::kFloat32, cpu::kBfloat16, cpu::kFloat16}) {
-            for (const auto kind : {cpu::kKVSame, cpu::kKVInt8, cpu::kKVFloat8}) {
+            for (const auto kind : {cpu::kKVSame, cpu::kKVInt8, cpu::kKVFloat8, cpu::kKVFloat8Wide}) {
                 for (const Shape& shape : shapes) attention_is_the_textbooks(isa, shape, type, kind);
                 for (const Shape& shape : shapes) pieces_change_no_bit(isa, shape, type, kind);
                 for (const Shape& shape : shapes) broken_values_reach_who_sees_them(isa, shape, type, kind);

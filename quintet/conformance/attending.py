@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quintet.conformance.cases import randn
 from quintet.conformance.check import Lacking
+from quintet.conformance.drawn import randn
 from quintet.conformance.formats import kept, steady
 from quintet.conformance.laid import Stretch, laid
 from quintet.conformance.subject import Subject

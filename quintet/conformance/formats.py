@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quintet.conformance.cases import untied
+from quintet.conformance.product_cases import untied
 
 INT8_MOST = 127  # steps of a row's scale; -128 is not used
 

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from quintet.conformance.calls import Call, results, send
-from quintet.conformance.cases import CASES, long_sums, randn, untied
+from quintet.conformance.cases import CASES
 from quintet.conformance.check import require
 from quintet.conformance.close import require_close
+from quintet.conformance.drawn import randn
+from quintet.conformance.product_cases import long_sums, untied
 from quintet.conformance.subject import Subject
 from quintet.layers.build import Build, Layer, replacements, whole
 from quintet.layers.forms import Forms, fitting

@@ -1,4 +1,4 @@
-"""Which forms a model's products get: of what was asked for, of what its checkpoint says, and of what the device keeps."""
+"""Which forms a model's products get: as they were asked for, as its checkpoint says, as the device keeps them."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -119,6 +119,7 @@ def described(forms: Forms, worker: Worker) -> list[str]:
         undone = sum(weight.form.plain and weight.reader is not None for weight in weights)
         held += [f"{undone} weights dequantized while they are loaded"] if undone else []
         said.insert(0, f"checkpoint quantized by {forms.checkpoint.method}: {', '.join(held) or 'nothing of it here'}")
+        said += forms.checkpoint.notes
     return said
 
 

@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from quintet.engine.json_object import read_object
 from quintet.engine.mapped import MappedFiles
+from quintet.layers import kv_scales
 from quintet.layers.build import Layer
 from quintet.layers.decoder import Family
 from quintet.platforms.interface import Platform
@@ -28,10 +29,12 @@ DTYPES = {  # safetensors' names
     "F16": torch.float16,
     "BF16": torch.bfloat16,
     "I32": torch.int32,
+    "I16": torch.int16,
     "I8": torch.int8,
     "U8": torch.uint8,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
 }
 COUNTED = {  # in the modules' names of tensors -> what the config calls the number of them
     re.compile(r"(?:^|\.)(?:layers|h)\.(\d{1,9})\."): ("num_hidden_layers",),
@@ -248,7 +251,10 @@ class Checkpoint:
                 )
 
     def _passed(self, name: str) -> bool:
-        return name.endswith(self._silent) or any(pattern.fullmatch(name) for pattern in self._ignored)
+        silent = name.endswith(self._silent) or kv_scales.passed(name)
+        if silent or any(pattern.fullmatch(name) for pattern in self._ignored):
+            return True
+        return name.endswith(".bias") and not self._where[name].tensor().any()  # AutoGPTQ gives one to every product
 
     def read(self, name: str, entry: OnFile) -> Tensor:
         return self._where[name].tensor()
@@ -260,7 +266,7 @@ class Checkpoint:
 
     def _misshapen(self, name: str, want: OnFile) -> str | None:
         there = self._where[name]
-        if want.shape is not None and there.shape != want.shape:
+        if want.shape is not None and there.shape not in (want.shape, *want.also):
             return f"{name} is {list(there.shape)}, not {list(want.shape)}"
         if there.dtype in want.dtypes:
             return None
@@ -272,7 +278,8 @@ def tensors_of(folder: Path, family: type[Family]) -> dict[str, OnFile]:
     """The tensors of a folder's files by the modules' names; types that torch lacks have none."""
     found = {}
     for name, entry in _index(folder, family):
-        found[name] = OnFile(entry.shape, (entry.dtype,) if isinstance(entry.dtype, torch.dtype) else ())
+        dtypes = (entry.dtype,) if isinstance(entry.dtype, torch.dtype) else ()
+        found[name] = OnFile(entry.shape, dtypes, name=entry.name, read=entry.tensor)
     return found
 
 

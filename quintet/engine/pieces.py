@@ -67,12 +67,12 @@ class Pieces:
         token = self._backend.id_to_token(token_id)
         if token is None:  # the model's vocabulary is padded beyond the tokenizer's
             return b""
+        for old, new in self._replaced:
+            token = token.replace(old, new)
         if self._alphabet is not None:
             alphabet = self._alphabet
             known = all(character in alphabet for character in token)
             return bytes(alphabet[character] for character in token) if known else token.encode()
-        for old, new in self._replaced:
-            token = token.replace(old, new)
         if self._fallback and (match := _BYTE_TOKEN.fullmatch(token)):
             return bytes([int(match[1], 16)])
         return (token.replace(self._meta["replacement"], " ") if self._meta else token).encode()
@@ -82,7 +82,8 @@ def _is_known(steps: list[dict[str, Any]]) -> bool:
     kinds = [step["type"] for step in steps]
     if kinds in (["ByteLevel"], ["Metaspace"], ["Metaspace", "Fuse"]):
         return True
-    if not re.fullmatch("(Replace )*(ByteFallback )?Fuse (Strip )?", "".join(kind + " " for kind in kinds)):
+    known = "(Replace )*(ByteLevel |(ByteFallback )?Fuse (Strip )?)"
+    if not re.fullmatch(known, "".join(kind + " " for kind in kinds)):
         return False
     plain = all("String" in step["pattern"] for step in steps if step["type"] == "Replace")
     return plain and all(step["stop"] == 0 for step in steps if step["type"] == "Strip")

@@ -22,6 +22,7 @@ from quintet.engine.engine import Engine
 from quintet.engine.forms import Where, described, of_the_model, scheme_of, settled_forms
 from quintet.engine.grammar import Grammars
 from quintet.engine.hub import load_generation_config, load_model_config, resolve_model
+from quintet.engine.kv_calibration import calibrate
 from quintet.engine.loader import check_counts, tensors_of
 from quintet.engine.logits_processors import load_processors
 from quintet.engine.memory import Footprint, MemoryPlan, plan_memory
@@ -34,6 +35,8 @@ from quintet.engine.support import evidence
 from quintet.engine.tables import Tables
 from quintet.engine.variants import describe, plan_variants
 from quintet.engine.worker import ModelSizes, Worker
+from quintet.layers import kv_scales
+from quintet.layers.build import KVScaling
 from quintet.layers.decoder import Family
 from quintet.models import model_class
 from quintet.ops import bind
@@ -115,7 +118,8 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
     if files is not None:
         check_counts(folder, files.family, hf_config)
     dtype, kv_dtype = _dtype(config, hf_config, facts, reasons), _kv_dtype(config, facts)
-    sizes = ModelSizes(dtype, config.page_size, _length(config, hf_config), forms, kv_dtype)
+    scaling = _kv_scaling(config, facts, files, reasons)
+    sizes = ModelSizes(dtype, config.page_size, _length(config, hf_config), forms, kv_dtype, scaling)
     sizes = replace(sizes, attention=config.attention_backend)
     endpoint = f"inproc://quintet-{uuid.uuid4().hex}"
     size = config.tensor_parallel_size
@@ -184,7 +188,10 @@ def launch(prepared: Prepared, progress: bool = True, grammars: Grammars | None 
     tables = Tables(pool, config.page_size, groups, config.max_num_batched_tokens)
     drafts = None if config.speculative_config is None else Lookup(config.speculative_config)
     scheduler = Scheduler(_limits(config, plan.max_model_len), tables, drafts)
-    return Engine(scheduler, runner, overlap, grammars, profiler)
+    engine = Engine(scheduler, runner, overlap, grammars, profiler)
+    if config.calculate_kv_scales:
+        calibrate(engine, prepared.ranks, prepared.vocab_size, plan.max_model_len)
+    return engine
 
 
 def _limits(config: EngineConfig, length: int) -> Limits:
@@ -250,7 +257,23 @@ def _dtype(config: EngineConfig, hf_config: Any, facts: Capabilities, reasons: l
 
 def _kv_dtype(config: EngineConfig, facts: Capabilities) -> torch.dtype | None:
     """Of the cache; None: the layers'. Which fp8 it is, the device says."""
-    return {"auto": None, "int8": torch.int8, "fp8": facts.fp8 or torch.float8_e4m3fn}[config.kv_cache_dtype]
+    known = {"auto": None, "int8": torch.int8, "fp8": facts.fp8 or torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+    return known[config.kv_cache_dtype]
+
+
+def _kv_scaling(config: EngineConfig, facts: Capabilities, files: Files | None, reasons: list[str]) -> KVScaling:
+    """Where the scales of an fp8 cache come from; e5m2 reaches as far as float16 does, and has none, as in vLLM."""
+    if config.calculate_kv_scales:
+        if facts.opaque:
+            raise ValueError("calculate_kv_scales: K and V cannot be looked at on this device; leave it out")
+        reasons.append("scales of K and V: computed from a first prompt of random tokens, for each head")
+        return KVScaling(computed=True)
+    if config.kv_cache_dtype != "fp8" or files is None:
+        return KVScaling()
+    names = kv_scales.named(tensors_of(*files))
+    if names:
+        reasons.append(f"scales of K and V: the checkpoint's, in {len(names)} layers")
+    return KVScaling(names)
 
 
 def _length(config: EngineConfig, hf_config: Any) -> int:

@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tokenizer_config.json")
 _OTHERS = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".md")  # weights, and what is written of them
+GGUF_FORMAT = 1  # of readings made of GGUF files: raised with any change of how a vocabulary becomes a tokenizer
 _LONG = 2000  # characters or token ids; below, handing them to another thread costs more than they do
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -182,11 +183,13 @@ def _whole(backend: Any) -> Any:
 
 
 def load_tokenizer(path: str | Path, revision: str | None = None) -> Tokenizer:
-    """From a folder, or from a hub id where the hub's cache or the hub has it. Runs no code from there.
+    """From a folder, a GGUF file, or from a hub id where the hub's cache or the hub has it. Runs no code from there.
 
     Raises ValueError that says which files are missing or damaged.
     """
     folder = Path(path)
+    if folder.is_file():
+        return _of_gguf(folder)
     if folder.is_dir() and not any((folder / name).is_file() for name in _FILES):
         raise ValueError(f"{folder} holds no tokenizer: none of {', '.join(_FILES)}; copy them from the model's source")
     load = functools.partial(_by_transformers, path, revision)
@@ -207,6 +210,43 @@ def load_tokenizer(path: str | Path, revision: str | None = None) -> Tokenizer:
         if reading is not None:
             readings.keep(name, reading)
     return tokenizer
+
+
+def _of_gguf(file: Path) -> Tokenizer:
+    state, beginning = file.stat(), file.open("rb").read(2**16)
+    parts = [str(file.resolve()).encode(), f"{state.st_size} {state.st_mtime_ns}".encode(), beginning]
+    name = readings.digest(f"GGUF tokenizer {GGUF_FORMAT}", parts)
+    load = functools.partial(_wrapped, file)
+    if (kept := readings.find(name, lambda reading: _thaw(reading, file, load))) is not None:
+        return kept
+    tokenizer = Tokenizer(*_read_gguf(file), load)
+    if (reading := freeze(tokenizer, file)) is not None:
+        readings.keep(name, reading)
+    return tokenizer
+
+
+def _read_gguf(file: Path) -> tuple[Any, dict[str, str], str | dict[str, str] | None]:
+    """The backend, the tokens that have a name, and the chat templates."""
+    from quintet.gguf import defaults, tokenizer, vocabulary
+    from quintet.gguf.file import read_metadata
+
+    metadata = read_metadata(file)
+    try:
+        said = vocabulary.read_vocabulary(metadata)
+        with _no_panic("be built"):
+            return tokenizer.backend(said), tokenizer.named(said), defaults.templates(metadata)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
+
+
+def _wrapped(file: Path) -> Any:
+    """As transformers' own object."""
+    from transformers import PreTrainedTokenizerFast
+
+    made, names, template = _read_gguf(file)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, chat_template=template, clean_up_tokenization_spaces=False, **names
+    )
 
 
 def contents(folder: Path) -> Iterator[bytes]:

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from quintet.engine.groups import Arrangement, arrange
 from quintet.engine.loader import Reading, distinct, load, num_bytes
-from quintet.layers.build import Build, Wanted, replacements, settle
+from quintet.layers.build import Build, KVScaling, Wanted, replacements, settle
 from quintet.layers.decoder import Family
 from quintet.layers.forms import Forms
 from quintet.layers.mixing import Mixing
@@ -51,6 +51,7 @@ class ModelSizes:
     max_model_len: int
     forms: Forms = Forms()  # of the weights of products
     kv_dtype: torch.dtype | None = None  # of the cache; None: dtype
+    kv_scales: KVScaling = field(default_factory=KVScaling)
     wanted: Wanted = Wanted()
     attention: str = "auto"  # the provider of paged attention that was asked for
 
@@ -87,7 +88,8 @@ class Worker:
 
         build = Build(
             ops=self.ops, mixing=mixing, comm=self._comm, dtype=sizes.dtype, page_size=sizes.page_size,
-            max_model_len=sizes.max_model_len, forms=sizes.forms, kv_dtype=sizes.kv_dtype, wanted=sizes.wanted,
+            max_model_len=sizes.max_model_len, forms=sizes.forms, kv_dtype=sizes.kv_dtype, kv_scales=sizes.kv_scales,
+            wanted=sizes.wanted,
             layers=replacements(self.platform.layers),
         )  # fmt: skip
         self.model: Family = model_class(hf_config, self.platform.models)(hf_config, build).eval()

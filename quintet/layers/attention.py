@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from quintet.layers.build import Build, split_heads
+from quintet.layers.kv_scales import KVScales
 from quintet.layers.linear import Stored, columns, rows
 from quintet.layers.mixing import Cache
 from quintet.layers.norm import RMSNorm
@@ -55,6 +56,7 @@ class SelfAttention(nn.Module):
         self._head_dim, self.rotary = shape.head_dim, rotary
         self.q_norm: nn.Module | None = None  # [T, H, D] -> [T, H, D]
         self.k_norm: nn.Module | None = None
+        self.kv_scales = KVScales(build, keys)
         self.mixing = build.mixing(
             AttentionSpec(
                 heads=self._heads,
@@ -74,7 +76,10 @@ class SelfAttention(nn.Module):
     def forward(self, x: Tensor, cache: Cache) -> Tensor:
         q, k, v = self.project(x)
         q, k = self._turned(q, k, cache.batch.positions)
-        return self.out(self.mixing(q, k, v, cache).reshape(x.shape[0], -1))
+        if not self.kv_scales.there:
+            return self.out(self.mixing(q, k, v, cache).reshape(x.shape[0], -1))
+        mixed = self.mixing(*self.kv_scales.before(q, k, v), cache)
+        return self.out(self.kv_scales.after(mixed.reshape(q.shape)).reshape(x.shape[0], -1))
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [T, hidden] -> q [T, H, D], k and v [T, Hkv, D]."""

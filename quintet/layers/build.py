@@ -28,6 +28,14 @@ class Wanted:
 
 
 @dataclass(frozen=True)
+class KVScaling:
+    """Where the scales of K and V come from, for a cache in fp8."""
+
+    names: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # attention's path -> K's and V's tensor
+    computed: bool = False  # from what a first prompt gives, whatever a checkpoint says
+
+
+@dataclass(frozen=True)
 class Build:
     """Injected into every layer; there is no current platform."""
 
@@ -39,6 +47,7 @@ class Build:
     max_model_len: int  # tokens; rotary tables reach as far
     forms: Forms = Forms()  # of the products' weights
     kv_dtype: torch.dtype | None = None  # of the cache; None: dtype
+    kv_scales: KVScaling = field(default_factory=KVScaling)
     wanted: Wanted = Wanted()
 
     layers: Mapping[str, type] = field(default_factory=dict)  # a layer's class name -> the platform's subclass of it

@@ -8,7 +8,11 @@ from quintet.platforms.interface import Mixer, State
 from quintet.types import AttentionSpec, Batch, Books, Layout
 
 SCALE_BYTES = 4  # a float32 behind the numbers of an int8 row
-CACHED = (torch.int8, torch.float8_e4m3fn)  # what every provider of ours stores besides the type of the layer
+CACHED = (
+    torch.int8,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+)  # what every provider of ours stores besides the type of the layer
 
 
 def row_width(head_dim: int, dtype: torch.dtype) -> int:

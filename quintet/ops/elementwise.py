@@ -18,6 +18,12 @@ def scale(x: Tensor, factor: float) -> Tensor:
 
 
 @Op
+def scale_heads(x: Tensor, factors: Tensor) -> Tensor:
+    """x [T, H, D], each head times its factor, rounded once; factors [G, 1] float32, each for H / G heads in a row."""
+    return (x.float() * factors.repeat_interleave(x.shape[1] // factors.shape[0], 0)).to(x.dtype)
+
+
+@Op
 def softcap(x: Tensor, cap: float) -> Tensor:
     """cap * tanh(x / cap), in float32, rounded once (Gemma 2). May overwrite x; callers use what it returns."""
     return ((x.float() / cap).tanh() * cap).to(x.dtype)

@@ -32,7 +32,6 @@ LACKING: Mapping[str, str] = {
     "max_lora_rank": _NOT_YET,
     "limit_mm_per_prompt": _TEXT_ALONE,
     "mm_processor_kwargs": _TEXT_ALONE,
-    "calculate_kv_scales": "with kv_cache_dtype='int8' each row measures its own scale, and fp8 has none; leave it out",
     "tokenizer_mode": "the tokenizer's own fast form is always used; leave it out",
     "config_format": "config.json is always read; leave it out",
     "model_impl": "every supported family has one implementation; leave it out",

@@ -36,13 +36,23 @@ class MemoryOptions:
     )  # fmt: skip
     page_size: int = option(16, count(), "tokens in one page of the KV cache", group="memory", aliases=("block_size",))
     kv_cache_dtype: str = choice(
-        "auto", "auto", "int8", "fp8", fp8_e4m3="fp8", help="of the KV cache; auto: the weights'; int8: half of 16 "
-        "bits and a scale for each head of each token; fp8 (e4m3): half, without a scale", group="memory",
+        "auto", "auto", "int8", "fp8", "fp8_e5m2", fp8_e4m3="fp8", help="of the KV cache; auto: the weights'; int8: "
+        "half of 16 bits and a scale for each head of each token; fp8 (e4m3): half, with the checkpoint's scales if it "
+        "has some; fp8_e5m2: half, without scales", group="memory",
+    )  # fmt: skip
+    calculate_kv_scales: bool = option(
+        False, truth, "with kv_cache_dtype fp8: compute the scales of K and V for each head, from a first prompt of "
+        "random tokens, in the place of the checkpoint's", group="memory",
     )  # fmt: skip
     enable_prefix_caching: bool = option(
         True, truth, "keep pages of finished requests for prompts that begin alike", group="memory"
     )
 
     def _check(self) -> None:
+        if self.calculate_kv_scales and self.kv_cache_dtype != "fp8":
+            raise ValueError(
+                f"calculate_kv_scales is for kv_cache_dtype='fp8', and it is {self.kv_cache_dtype!r}, which has no "
+                "such scales; leave it out"
+            )
         if self.num_pages is not None and self.kv_cache_memory_bytes is not None:
             raise ValueError("num_pages and kv_cache_memory_bytes both fix the KV cache's size; give one of them")

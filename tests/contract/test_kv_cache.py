@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from quintet.conformance.batches import Cache, Request, spec
-from quintet.conformance.cases import DTYPES, MIXES, attended, randn
+from quintet.conformance.cases import DTYPES, MIXES, attended
 from quintet.conformance.close import require_close
+from quintet.conformance.drawn import randn
 from quintet.ops import Op
 from quintet.ops.attention import row_width, stored, widened
 from quintet.platforms import cpu

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from quintet.conformance.batches import Request, spec
-from quintet.conformance.cases import CASES, DTYPES, SPECS, TYPES, attended, randn, write_kv
+from quintet.conformance.cases import CASES, DTYPES, SPECS, TYPES, attended, write_kv
 from quintet.conformance.close import require_close
+from quintet.conformance.drawn import randn
 from quintet.ops import Op
 from quintet.ops.linear import linear
 from quintet.platforms import cpu

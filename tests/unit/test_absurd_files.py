@@ -340,10 +340,9 @@ def test_whole_numbers_are_not_taken_for_floats(name: str, quantized: bool, dtyp
 
 
 METHODS: list[tuple[dict[str, Any], str]] = [
-    ({"quant_method": "gptq", "bits": 4}, "quantized by gptq, which quintet does not read"),
-    ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quantized by bitsandbytes, which"),
-    ({"load_in_8bit": True}, "quantized by bitsandbytes, which"),
-    ({"quant_method": "compressed-tensors"}, "quantized by compressed-tensors, which"),
+    ({"quant_method": "gptq", "bits": 4, "group_size": "x"}, "group_size 'x'"),
+    ({"quant_method": "eetq"}, "quantized by eetq, which"),
+    ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "is sparse (marlin-24)"),
     ({"quant_method": ["awq"]}, "quantized by ['awq'], which"),
     ({"quant_method": "fp8", "weight_block_size": [2**70, 2**70]}, "weight_block_size"),
     ({"quant_method": "fp8", "weight_block_size": [0, 0]}, "weight_block_size [0, 0] is not of 16"),
@@ -372,8 +371,9 @@ def test_a_quantization_config_is_an_object(said: Any, folder: Path) -> None:
     [
         {"quant_method": "awq", "bits": 4, "group_size": 16},
         {"quant_method": "fp8", "weight_block_size": [16, 16]},
+        {"quant_method": "gptq", "bits": 4, "group_size": 16},
     ],
-    ids=["awq", "fp8"],
+    ids=["awq", "fp8", "gptq"],
 )
 def test_floats_that_are_said_to_be_quantized(said: dict[str, Any], folder: Path) -> None:
     edit(folder / "config.json", quantization_config=said)

@@ -19,8 +19,8 @@ constexpr long kAttentionStretch = 1024;
 enum AttentionType { kFloat32, kBfloat16, kFloat16, kAttentionTypes };  // of q and of the result
 
 // What a row of the cache is: head_dim numbers of q's type; as many int8, then the float32 that they are multiples of;
-// or as many of e4m3fn.
-enum KVKind { kKVSame, kKVInt8, kKVFloat8, kKVKinds };
+// or as many of e4m3fn, or of e5m2.
+enum KVKind { kKVSame, kKVInt8, kKVFloat8, kKVFloat8Wide, kKVKinds };
 
 constexpr long kScaleBytes = 4;
 

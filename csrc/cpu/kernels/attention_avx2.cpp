@@ -37,6 +37,11 @@ inline Floats load(const Float8* at) {
     return _mm256_cvtph_ps(_mm_or_si128(bits, _mm_and_si128(nan, _mm_set1_epi16(0x7E00))));
 }
 
+inline Floats load(const Float8Wide* at) {
+    const __m128i wide = _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at)));
+    return _mm256_cvtph_ps(_mm_slli_epi16(wide, 8));
+}
+
 inline Ints lane_numbers() { return Ints{0, 1, 2, 3, 4, 5, 6, 7}; }
 
 inline __m256 add_two(__m256 a, __m256 b) { return _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b)); }

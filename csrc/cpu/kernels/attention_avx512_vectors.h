@@ -39,6 +39,11 @@ inline Floats load(const Float8* at) {
     return _mm512_cvtph_ps(_mm256_mask_blend_epi16(nan, bits, _mm256_set1_epi16(0x7E00)));
 }
 
+inline Floats load(const Float8Wide* at) {
+    const __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
+    return _mm512_cvtph_ps(_mm256_slli_epi16(wide, 8));
+}
+
 inline Ints lane_numbers() { return Ints{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
 
 inline __m512 add_two(__m512 a, __m512 b) { return _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)); }

@@ -38,12 +38,12 @@ inline Floats load(const Bfloat16* at) {
     return (Floats)(Ints{at[0].bits, at[1].bits, at[2].bits, at[3].bits} << 16);
 }
 
-inline Floats load(const Float16* at) {
-    const Ints bits = {at[0].bits, at[1].bits, at[2].bits, at[3].bits};
+inline Floats of_halves(Ints bits) {
     const Floats size = (Floats)((bits & 0x7FFF) << 13) * 0x1p112F;  // subnormals come out right, too
     const Ints special = (Ints)((bits & 0x7C00) == 0x7C00) & 0x7F800000;
     return (Floats)((Ints)size | special | (bits & 0x8000) << 16);
 }
+inline Floats load(const Float16* at) { return of_halves(Ints{at[0].bits, at[1].bits, at[2].bits, at[3].bits}); }
 
 inline Floats load(const Int8* at) {
     return Floats{static_cast<float>(at[0].steps), static_cast<float>(at[1].steps), static_cast<float>(at[2].steps),
@@ -54,6 +54,10 @@ inline Floats load(const Float8* at) {
     const Ints bits = {at[0].bits, at[1].bits, at[2].bits, at[3].bits}, size = bits & 0x7F;
     const Ints nan = (Ints)(size == 0x7F) & 0x7FC00000;
     return (Floats)((Ints)((Floats)(size << 20) * 0x1p112F) | nan | (bits & 0x80) << 24);
+}
+
+inline Floats load(const Float8Wide* at) {
+    return of_halves(Ints{at[0].bits, at[1].bits, at[2].bits, at[3].bits} << 8);
 }
 
 inline Ints lane_numbers() { return Ints{0, 1, 2, 3}; }

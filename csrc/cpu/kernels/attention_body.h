@@ -2,7 +2,7 @@
 //
 // The including file defines: kLanes and kTile (how many sums stay in registers), Floats and Ints (vectors of kLanes
 // floats, and of as many uint32_t; operators work on both), splat(float), fma(a, b, c), load(at) for float, Bfloat16,
-// Float16, Int8 and Float8 (which gives a 256th of the number), store(float*, Floats), lane_numbers(), and
+// Float16, Int8, Float8Wide and Float8 (which gives a 256th of the number), store(float*, Floats), lane_numbers(), and
 // add_across(const Floats (&)[kLanes]) whose lane i is the sum of the i-th argument's lanes.
 //
 // Where QUINTET_DOT is defined, kLanes is 16, add_across() adds (0 + 2) + (1 + 3) in each quarter of the lanes and the
@@ -285,17 +285,17 @@ void join(const AttentionCall& call, const AttentionItem& item, long count, void
     finish<E>(call, item, width, s);
 }
 
-#define QUINTET_ATTENTION_KINDS(F)                                    \
-    {{F<float, float>, F<float, Int8>, F<float, Float8>},             \
-     {F<Bfloat16, Bfloat16>, F<Bfloat16, Int8>, F<Bfloat16, Float8>}, \
-     {F<Float16, Float16>, F<Float16, Int8>, F<Float16, Float8>}}
+#define QUINTET_ATTENTION_KINDS(F)                                                                \
+    {{F<float, float>, F<float, Int8>, F<float, Float8>, F<float, Float8Wide>},                   \
+     {F<Bfloat16, Bfloat16>, F<Bfloat16, Int8>, F<Bfloat16, Float8>, F<Bfloat16, Float8Wide>},    \
+     {F<Float16, Float16>, F<Float16, Int8>, F<Float16, Float8>, F<Float16, Float8Wide>}}
 
 #define QUINTET_ATTENTION_KERNELS                                                                     \
     {scratch_bytes, partial_bytes, QUINTET_ATTENTION_KINDS(attend), QUINTET_ATTENTION_KINDS(stretch), \
      {join<float>, join<Bfloat16>, join<Float16>},                                                    \
-     {{nullptr, to_int8<float>, to_float8<float>},                                                    \
-      {nullptr, to_int8<Bfloat16>, to_float8<Bfloat16>},                                              \
-      {nullptr, to_int8<Float16>, to_float8<Float16>}}}
+     {{nullptr, to_int8<float>, to_float8<float, Narrow8>, to_float8<float, Wide8>},                  \
+      {nullptr, to_int8<Bfloat16>, to_float8<Bfloat16, Narrow8>, to_float8<Bfloat16, Wide8>},         \
+      {nullptr, to_int8<Float16>, to_float8<Float16, Narrow8>, to_float8<Float16, Wide8>}}}
 
 }  // namespace
 }  // namespace quintet::cpu

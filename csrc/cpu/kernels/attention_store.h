@@ -55,15 +55,28 @@ void to_int8(const void* from, long head_dim, void* row) {
     __builtin_memcpy(to + head_dim, &scale, sizeof scale);
 }
 
-// The nearest of e4m3fn, ties to even; 448 and beyond, infinity too, become 448.
-template <typename E>
+struct Narrow8 {  // e4m3fn
+    static constexpr uint32_t kMost = 0x43E00000, kNormal = 0x3C800000;  // 448 and 2**-6, the least with an exponent
+    static constexpr uint32_t kMantissa = 3, kBias = 7;
+    static constexpr float kSmall = 16384.0F;  // 2**14: its last bit is 2**-9, the least number
+};
+struct Wide8 {  // e5m2
+    static constexpr uint32_t kMost = 0x47600000, kNormal = 0x38800000;  // 57344 and 2**-14
+    static constexpr uint32_t kMantissa = 2, kBias = 15;
+    static constexpr float kSmall = 128.0F;  // its last bit is 2**-16
+};
+
+// The nearest of the format, ties to even; its largest and beyond, infinity too, become its largest.
+template <typename E, typename Format>
 void to_float8(const void* from, long head_dim, void* row) {
-    constexpr uint32_t kMost = 0x43E00000, kNormal = 0x3C800000;  // 448 and 2**-6, the least with an exponent
+    constexpr uint32_t kCut = 23 - Format::kMantissa;
     each_vector(static_cast<const E*>(from), head_dim, [&](long i, Floats at) {
-        const Ints size = size_of(at), held = size > kMost ? (Ints)splat(448.0F) : size;
-        const Ints normal = ((held + 0x7FFFF + (held >> 20 & 1)) >> 20) - (120 << 3);
-        const Ints small = (Ints)((Floats)held + 16384.0F) - 0x46800000;  // 2**14: its last bit is 2**-9
-        Ints code = held < kNormal ? small : normal;
+        const Ints size = size_of(at), most = (Ints)splat(0.0F) + Format::kMost;
+        const Ints held = size > Format::kMost ? most : size;
+        const Ints normal = ((held + ((1U << (kCut - 1)) - 1) + (held >> kCut & 1)) >> kCut) -
+                            ((127 - Format::kBias) << Format::kMantissa);
+        const Ints small = (Ints)((Floats)held + Format::kSmall) - bits_of(Format::kSmall);
+        Ints code = held < Format::kNormal ? small : normal;
         code = size > 0x7F800000 ? (Ints)(code | 0x7F) : code;
         store_bytes(code | ((Ints)at >> 24 & 0x80), i, head_dim, static_cast<uint8_t*>(row));
     });

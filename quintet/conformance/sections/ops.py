@@ -10,9 +10,10 @@ from torch import Tensor
 
 from quintet.conformance import products
 from quintet.conformance.calls import Call, results, send
-from quintet.conformance.cases import ATTENTION, CASES, DTYPES, PACKED, SAMPLING, TYPES, USES, Case
+from quintet.conformance.cases import ATTENTION, CASES, DTYPES, PACKED, SAMPLING, TYPES, USES
 from quintet.conformance.check import Lacking, Trial, check, require, spread
 from quintet.conformance.close import require_close, short
+from quintet.conformance.drawn import Case
 from quintet.conformance.subject import Subject
 from quintet.layers.forms import ONLINE
 from quintet.ops import Op

@@ -31,13 +31,18 @@ class Forms:
         if reader is None:
             return self._made(module, cut.inputs[1] - cut.inputs[0])
         form = reader.form(cut)
-        return form if self.kept is None or form.needs <= self.kept else PLAIN, reader
+        for held in (form, form.exact):
+            if self.kept is None or held.needs <= self.kept:
+                return held, reader
+        return PLAIN, reader
 
     def _made(self, module: str, inputs: int) -> tuple[Form, Reader | None]:
         """Of floats; those that a platform does not keep are rounded to the form, and stay floats."""
         form = fitting(self.wanted.of(module) if isinstance(self.wanted, Wish) else self.wanted, inputs)
-        kept = self.kept is None or form.plain or form.needs <= self.kept
-        return (form, None) if kept else (PLAIN, Rounded(form))
+        for held in (form, form.exact):
+            if self.kept is None or held.plain or held.needs <= self.kept:
+                return held, None
+        return PLAIN, Rounded(form)
 
     def of_head(self) -> "Forms":
         """For the logits, which show every error: weights in 8 bits, whatever the others have, and activations as

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from quintet.layers.forms import awq, bitsandbytes, fp8, hqq, torchao
+from quintet.layers.forms import awq, bitsandbytes, compressed, compressed_plan, fp8, gptq_config, hqq, torchao
+from quintet.layers.forms.schemes import Packed
 from quintet.weights import OnFile, Reader
 
 
@@ -26,6 +27,7 @@ class Quantized:
     plan: Plan
     heads: bool = False  # the plan knows of heads and embeddings too; elsewhere they stayed in floats
     silent: tuple[str, ...] = ()  # ends of the names of tensors that say nothing to us
+    notes: tuple[str, ...] = ()  # what is computed otherwise than the checkpoint means it, for users
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,17 @@ class Everywhere:
         return None if any(matches(each, module) for each in self.ignored) else self.how
 
 
+@dataclass(frozen=True)
+class Left:
+    """A plan, but for modules that were left out, as Everywhere has it."""
+
+    plan: Plan
+    ignored: tuple[str, ...] = ()
+
+    def reader(self, module: str) -> Reader | None:
+        return None if any(matches(each, module) for each in self.ignored) else self.plan.reader(module)
+
+
 There = Callable[[], Mapping[str, OnFile]]  # the tensors of a checkpoint's files, by the modules' names; none if random
 Read = Callable[[Mapping[str, Any], There], Quantized]
 
@@ -47,11 +60,35 @@ def _everywhere(method: str, read: Callable[[Mapping[str, Any]], Reader]) -> Rea
     return lambda config, there: Quantized(method, Everywhere(read(config), ignored(config)))
 
 
+def _packed(method: str, read: Callable[[Mapping[str, Any], There], tuple[Packed, bool]]) -> Read:
+    def quantized(config: Mapping[str, Any], there: There) -> Quantized:
+        plan, heads = read(config, there)
+        return Quantized(method, Left(plan, ignored(config)), heads, (".g_idx",))
+
+    return quantized
+
+
+def _compressed(config: Mapping[str, Any], there: There) -> Quantized:
+    known, notes = compressed_plan.plan(config, there())
+    return Quantized(compressed.NAME, known, True, compressed.SILENT, notes)
+
+
+def _fp8(config: Mapping[str, Any], there: There) -> Quantized:
+    known = Left(fp8.read(config, there()), ignored(config))
+    return Quantized("fp8", known, silent=fp8.SILENT, notes=fp8.notes(config))
+
+
+def _fbgemm(config: Mapping[str, Any], there: There) -> Quantized:
+    known = Left(fp8.Fp8(files=there()), ignored(config))
+    return Quantized("fbgemm_fp8", known, silent=fp8.SILENT, notes=(fp8.ACTIVATIONS,))
+
+
 def _bitsandbytes(config: Mapping[str, Any], there: There) -> Quantized:
     skipped = ignored(config, ("llm_int8_skip_modules",))
     tensors = there()
     known = bitsandbytes.found(config, tensors) if tensors else Everywhere(bitsandbytes.said(config), skipped)
-    return Quantized("bitsandbytes", known, bool(tensors))
+    eights = any(name.endswith(".SCB") for name in tensors)
+    return Quantized("bitsandbytes", known, bool(tensors), notes=(bitsandbytes.ACTIVATIONS,) * eights)
 
 
 def _hqq(config: Mapping[str, Any], there: There) -> Quantized:
@@ -68,7 +105,10 @@ def _torchao(config: Mapping[str, Any], there: There) -> Quantized:
 METHODS: Mapping[str, Read] = {
     "awq": _everywhere("awq", awq.read),
     "bitsandbytes": _bitsandbytes,
-    "fp8": _everywhere("fp8", fp8.read),
+    "compressed-tensors": _compressed,
+    "fbgemm_fp8": _fbgemm,
+    "fp8": _fp8,
+    "gptq": _packed("gptq", gptq_config.read),
     "hqq": _hqq,
     "torchao": _torchao,
 }

@@ -1,67 +1,67 @@
-"""FP8 as DeepSeek-V3 (2024) and Qwen publish it: float8_e4m3fn [N, K] with a scale for each block of the matrix.
+"""FP8 checkpoints: in blocks as DeepSeek-V3 (2024) and Qwen publish them, per tensor, and per channel as FBGEMM does.
 
-weight_scale_inv [ceil(N / rows), ceil(K / columns)] multiplies, its name notwithstanding. The scales are written out
-for every output, so that any share of the outputs, and products side by side, are one matrix.
+weight_scale_inv [ceil(N / rows), ceil(K / columns)] multiplies, its name notwithstanding; others call it weight_scale.
 """
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from quintet.layers.forms.groups import fitted, floats, spread
-from quintet.weights import FLOATS, Cut, Form, Matrix, OnFile, Part
+from quintet.layers.forms.minifloats import Float8
+from quintet.layers.forms.scales import POWERS, Scales
+from quintet.weights import FLOATS, OnFile, Reader
 
 LARGEST = 2**20  # outputs or inputs of a block
+DTYPES = {"e4m3": torch.float8_e4m3fn, "float8_e4m3fn": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+NAMES = ("weight_scale_inv", "weight_scale")  # of the scales
+SILENT = (".input_scale", ".activation_scale", ".input_scale_ub", ".k_scale", ".v_scale", ".q_scale", ".output_scale")
+ACTIVATIONS = "activations stay in the model's type, where the checkpoint means floats of 8 bits"
 
 
-@dataclass(frozen=True)
-class BlockFp8:
-    """Reads one checkpoint's."""
+@dataclass(frozen=True, eq=False)
+class Fp8:
+    """One checkpoint's products. Where scales are not of blocks, its files say whether they are of outputs."""
 
-    rows: int  # outputs of a block
-    columns: int  # inputs
+    dtype: torch.dtype = torch.float8_e4m3fn
+    block: tuple[int, int] | None = None  # outputs and inputs
+    dtypes: tuple[torch.dtype, ...] = FLOATS  # of the scales
+    files: Mapping[str, OnFile] = field(default_factory=dict)  # the checkpoint's tensors, by the modules' names
 
-    def stored(self, part: Part) -> dict[str, OnFile]:
-        outputs, inputs = part.shape if part.total is None else (part.total, part.shape[1])
-        if part.transposed:
-            raise ValueError(f"{part.source} is stored by its inputs, which no FP8 checkpoint is")
-        blocks = -(-outputs // self.rows), -(-inputs // self.columns)
-        return {
-            part.source: OnFile((outputs, inputs), (torch.float8_e4m3fn,)),
-            f"{part.source}_scale_inv": OnFile(blocks, FLOATS),
-        }
-
-    def form(self, cut: Cut) -> Form:
-        return fitted(Form("fp8", 8, 16, self.columns, dtype=torch.float8_e4m3fn), cut)
-
-    def matrix(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Matrix:
-        form, (first, last) = self.form(cut), cut.outputs
-        values = tensors[part.source][first:last, slice(*cut.inputs)]
-        blocks = torch.arange(first, last) // self.rows
-        scales = tensors[f"{part.source}_scale_inv"].float()[blocks]
-        return Matrix(values, spread(scales, self.columns, form.group, cut.inputs), form=form)
-
-    def floats(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
-        return floats(self, self.columns, part, cut, tensors)
+    def reader(self, module: str) -> Reader:
+        usual = NAMES[0 if self.block else 1]
+        name = next((each for each in NAMES if f"{module}.{each}" in self.files), usual)
+        there = self.files.get(f"{module}.{name}")
+        single = there is None or there.shape is None or math.prod(there.shape) == 1
+        return Float8(Scales(*(self.block or ((0, 0) if single else (1, 0))), name, self.dtypes), self.dtype)
 
 
-def read(config: Mapping[str, Any]) -> BlockFp8:
+def read(config: Mapping[str, Any], files: Mapping[str, OnFile]) -> Fp8:
     """Of a quantization_config. ValueError says what in it is of another kind."""
     block, kind = config.get("weight_block_size"), str(config.get("fmt", "e4m3"))
-    if not (isinstance(block, (list, tuple)) and len(block) == 2 and all(isinstance(each, int) for each in block)):
+    if kind not in DTYPES or config.get("activation_scheme", "dynamic") not in ("dynamic", "static"):
         raise ValueError(
-            f"the checkpoint is of fp8 with weight_block_size {block!r}; quintet reads blocks, such as [128, 128]"
+            f"the checkpoint is of fp8 with fmt {kind:.40} and activation_scheme "
+            f"{config.get('activation_scheme')!r:.40}; quintet reads e4m3 and e5m2, dynamic and static"
         )
-    if kind not in ("e4m3", "float8_e4m3fn") or config.get("activation_scheme", "dynamic") != "dynamic":
+    dtypes = (*FLOATS, *POWERS) if config.get("scale_fmt") == "ue8m0" else FLOATS
+    if block is None:
+        return Fp8(DTYPES[kind], None, dtypes, files)
+    if not (isinstance(block, list | tuple) and len(block) == 2 and all(type(each) is int for each in block)):
         raise ValueError(
-            f"the checkpoint is of fp8 with fmt {kind} and activation_scheme {config.get('activation_scheme')}; "
-            "quintet reads e4m3 and dynamic"
+            f"the checkpoint is of fp8 with weight_block_size {block!r:.60}; quintet reads blocks, such as [128, 128], "
+            "and none"
         )
     if min(block) < 16 or max(block) > LARGEST or block[1] % 16:
         raise ValueError(
             f"fp8's weight_block_size {list(block)} is not of 16 to {LARGEST}, its second a multiple of 16"
         )
-    return BlockFp8(*block)
+    return Fp8(DTYPES[kind], (block[0], block[1]), dtypes, files)
+
+
+def notes(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """What is computed otherwise than the checkpoint means it."""
+    static = "; static scales of inputs are not used" * (config.get("activation_scheme") == "static")
+    return (f"{ACTIVATIONS}{static}",)

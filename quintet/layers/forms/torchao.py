@@ -140,9 +140,7 @@ def fits(name: str, module: str) -> bool:
     """Whether an entry's name means a module: its own, its weight's, or a pattern for all of either. ValueError for a
     pattern of other things than names and ".*"."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ValueError(
-            f"torchao's quant_type names {reprlib.repr(name)}, which is no module, or pattern with .* alone"
-        )
+        raise ValueError(f"torchao's quant_type names {reprlib.repr(name)}, no module or pattern of .* alone")
     return any(bool(_pattern(name).fullmatch(each)) for each in (module, f"{module}.weight"))
 
 

@@ -108,7 +108,7 @@ def wish(name: str, group: int | None = None, options: Mapping[str, Any] | None 
 
 def _exact(form: Form | None) -> Form | None:
     """In fp8 with activations as they are."""
-    return form if form is None or form.kind != "fp8a8" else replace(form, kind="fp8", activations=16)
+    return form.exact if form is not None and form.kind == "fp8a8" else form
 
 
 def _bitsandbytes(options: Mapping[str, Any]) -> Wish:

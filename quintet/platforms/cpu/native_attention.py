@@ -14,7 +14,7 @@ from quintet.platforms.cpu.native import extension
 from quintet.types import AttentionSpec, Batch, Books, Group
 
 SERVED = (torch.float32, torch.bfloat16, torch.float16)
-QUANTIZED = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
+QUANTIZED = {torch.int8: "int8", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8_e5m2"}
 
 
 def probe() -> str | None:

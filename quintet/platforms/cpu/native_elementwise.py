@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quintet.ops.activation import KINDS, activate, gated
-from quintet.ops.elementwise import add, scale, softcap
+from quintet.ops.elementwise import add, scale, scale_heads, softcap
 from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.native import extension, kind_of, missing
 
@@ -84,6 +84,29 @@ def _scale(x: Tensor, factor: float) -> Tensor:
 @softcap.provide("native", probe)
 def _softcap(x: Tensor, cap: float) -> Tensor:
     return _flat(_number("softcap"), x, x, True, cap)
+
+
+def probe_heads() -> str | None:
+    """Two heads of one number, times 2 and 3."""
+    if reason := missing("scale_heads"):
+        return reason
+    got = _scale_heads(torch.ones(1, 2, 1), torch.tensor([[2.0], [3.0]])).flatten().tolist()
+    return None if got == [2.0, 3.0] else f"1 and 1 times 2 and 3 gave {got}"
+
+
+@scale_heads.provide("native", probe_heads)
+def _scale_heads(x: Tensor, factors: Tensor) -> Tensor:
+    tokens, heads, dim = x.shape
+    if factors.dtype != torch.float32 or not factors.is_contiguous() or not 0 < len(factors) <= heads:
+        raise ValueError(f"factors {tuple(factors.shape)} {factors.dtype} do not fit {heads} heads")
+    if x.stride(2) != 1 and dim > 1:
+        x = x.contiguous()
+    out = empty(x.shape, x.dtype)
+    extension().scale_heads(
+        kind_of(x.dtype), out.data_ptr(), x.data_ptr(), factors.data_ptr(), tokens, heads, len(factors), dim,
+        x.stride(0), x.stride(1),
+    )  # fmt: skip
+    return out
 
 
 def _flat(op: int, x: Tensor, y: Tensor, overwrites: bool, factor: float) -> Tensor:

@@ -213,7 +213,12 @@ def _looks_up_packed(weight: Weight) -> bool:
     Not where ranks share the table out: each looks up its own rows, and knows them by their first.
     """
     alone = len(weight.parts) == 1 and len(weight.parts[0].ranges) == 1 and len(weight.shape) == 2
-    return weight.shared and alone and weight.shape[1] % native_linear.PAIRS.get(weight.dtype, 1) == 0
+    return (
+        weight.use != "vector"
+        and weight.shared
+        and alone
+        and weight.shape[1] % native_linear.PAIRS.get(weight.dtype, 1) == 0
+    )
 
 
 def _zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

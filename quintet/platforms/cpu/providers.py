@@ -23,6 +23,6 @@ PRIORITY: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("penalize", "bias_tokens", "ban_tokens", "keep_tokens"), ("native",)),
     **dict.fromkeys(("rms_norm", "add_rms_norm", "layer_norm", "rotary", "norm_rotary"), ("native",)),
     **dict.fromkeys(("embedding", "take_rows", "attention"), ("native",)),
-    **dict.fromkeys(("add", "scale", "softcap", "write_kv"), ("native",)),
+    **dict.fromkeys(("add", "scale", "scale_heads", "softcap", "write_kv"), ("native",)),
     **dict.fromkeys(("route", "route_grouped", "grouped_linear"), ("native",)),
 }

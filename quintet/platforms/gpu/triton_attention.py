@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from quintet.platforms.gpu.kernels.attention_layer import Layer, Limits
 
 SERVED = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-QUANTIZED = (torch.int8, torch.float8_e4m3fn)
+QUANTIZED = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
 MOST_GROUP = 128  # query heads per KV head: rows of a tile
 MOST_DIM = 512  # of V, and of K where it is no more
 MOST_REST = 128  # of K beyond V, where V is the beginning of it
@@ -119,14 +119,16 @@ def _seen(kv: Tensor, e4m3: bool) -> tuple[Tensor, Tensor | None]:
     """The cache as the kernels take it, and its scales."""
     if kv.dtype == torch.int8:
         return kv, kv.view(torch.float32)
-    return (kv.view(torch.uint8) if kv.dtype == torch.float8_e4m3fn and not e4m3 else kv), None
+    bytes_ = kv.dtype == torch.float8_e5m2 or (kv.dtype == torch.float8_e4m3fn and not e4m3)
+    return (kv.view(torch.uint8) if bytes_ else kv), None
 
 
 @functools.lru_cache(maxsize=256)
 def _layer(spec: AttentionSpec, sinks: bool, limits: "Limits") -> "Layer":
-    from quintet.platforms.gpu.kernels.attention_layer import E4M3, INT8, PLAIN, Layer
+    from quintet.platforms.gpu.kernels.attention_layer import E4M3, E5M2, INT8, PLAIN, Layer
 
-    stored = {torch.int8: INT8, torch.float8_e4m3fn: PLAIN if limits.e4m3 else E4M3}.get(spec.cached, PLAIN)
+    e4m3 = PLAIN if limits.e4m3 else E4M3
+    stored = {torch.int8: INT8, torch.float8_e4m3fn: e4m3, torch.float8_e5m2: E5M2}.get(spec.cached, PLAIN)
     return Layer(
         spec.heads, spec.kv_heads, spec.head_dim, spec.page_size, SERVED[spec.dtype], stored, spec.window or 0,
         spec.softcap is not None, spec.alibi is not None, sinks, not limits.bf16,

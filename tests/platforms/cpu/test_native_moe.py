@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.conformance.cases import CASES, randn
+from quintet.conformance.cases import CASES
+from quintet.conformance.drawn import randn
 from quintet.conformance.tiny import FAMILIES, make
 from quintet.ops import Op
 from quintet.ops.activation import KINDS

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.conformance.cases import randn
+from quintet.conformance.drawn import randn
 from quintet.ops import Op, bind
 from quintet.ops.activation import KINDS
 from quintet.ops.rotary import HeadNorms

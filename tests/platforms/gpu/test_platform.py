@@ -15,8 +15,9 @@ from torch import Tensor
 from quintet import SamplingParams
 from quintet.config import EngineConfig
 from quintet.conformance.batches import Cache, Request, spec
-from quintet.conformance.cases import DTYPES, MIXES, attended, randn
+from quintet.conformance.cases import DTYPES, MIXES, attended
 from quintet.conformance.direct import random_prompts
+from quintet.conformance.drawn import randn
 from quintet.conformance.tiny import FAMILIES, PLAIN, Tiny, make, variant
 from quintet.engine.client import Client
 from quintet.engine.prompts import Prompt

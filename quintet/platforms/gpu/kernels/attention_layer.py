@@ -14,7 +14,7 @@ from quintet.types import Books
 CHUNK = 256  # requests that a program looks through at a time
 MOST_ROWS, MOST_WIDE_ROWS = 128, 16  # query heads of a program; where V has more than 256 numbers
 LOG2E: float = parts.LOG2E.value
-INT8, E4M3, PLAIN = (each.value for each in (parts.INT8, parts.E4M3, parts.PLAIN))
+INT8, E4M3, E5M2, PLAIN = (each.value for each in (parts.INT8, parts.E4M3, parts.E5M2, parts.PLAIN))
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 COMPUTE = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
 
@@ -62,7 +62,9 @@ class Layer:
         extras = [f"V in K {self.shared}"] * bool(self.shared) + ["not causal"] * (not self.causal)
         extras += [f"window {self.window}"] * bool(self.window) + ["soft-cap"] * self.capped
         extras += ["slopes"] * self.sloped + ["sinks"] * self.sinks
-        cache = {PLAIN: "e4m3" if self.e4m3 else self.dtype, INT8: "int8", E4M3: "e4m3 bytes"}[self.stored]
+        cache = {PLAIN: "e4m3" if self.e4m3 else self.dtype, INT8: "int8", E4M3: "e4m3 bytes", E5M2: "e5m2"}[
+            self.stored
+        ]
         return " ".join([self.dtype, f"{self.heads}/{self.kv_heads}x{self.dim}", f"cache {cache}", *extras])
 
     @property
@@ -116,7 +118,7 @@ class Layer:
 
     def signature(self, results: Sequence[str], sizes: Sequence[str]) -> tuple[dict[str, str], dict[str, Any]]:
         """(types, constants) of a kernel that has these results and sizes beside Call's arrays and numbers."""
-        cache = {PLAIN: "fp8e4nv" if self.e4m3 else self.dtype, INT8: "i8", E4M3: "u8"}[self.stored]
+        cache = {PLAIN: "fp8e4nv" if self.e4m3 else self.dtype, INT8: "i8", E4M3: "u8", E5M2: "u8"}[self.stored]
         types = {"out": self.dtype, "q": self.dtype, "kv": cache, "scales": "fp32", "sinks": self.dtype}
         given = {"scales": self.stored == INT8, "sinks": self.sinks, "slopes": self.sloped}
         arrays = (*results, "q", "kv", "scales", "table", "starts", "lengths", "sinks", "slopes")

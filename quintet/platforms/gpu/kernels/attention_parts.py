@@ -12,6 +12,7 @@ LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 PLAIN: tl.constexpr = tl.constexpr(0)  # a row is numbers of a type that the device converts
 INT8: tl.constexpr = tl.constexpr(1)  # numbers, then the bytes of a float32 scale
 E4M3: tl.constexpr = tl.constexpr(2)  # bytes of e4m3fn, where Triton does not know that type
+E5M2: tl.constexpr = tl.constexpr(3)  # bytes of e5m2: the upper half of a float16
 
 
 @triton.jit
@@ -53,6 +54,8 @@ def widened(x, STORED: tl.constexpr, dtype: tl.constexpr):
     if STORED == E4M3:
         nothing = (x & 0x7F) == 0x7F
         x = tl.where(nothing, float("nan"), eight(x, tl.float16, 3, 7))
+    elif STORED == E5M2:
+        x = (x.to(tl.uint16) << 8).to(tl.float16, bitcast=True)
     return x.to(dtype)
 
 

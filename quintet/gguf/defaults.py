@@ -1,0 +1,47 @@
+"""What else a GGUF file says for those who use its model: chat templates, and how its answers are drawn and end."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from quintet.gguf.values import shown
+from quintet.gguf.vocabulary import read_ends
+
+TEMPLATE = "tokenizer.chat_template"
+MOST_TEMPLATES = 64
+# Of "general.sampling.<...>" -> what generation_config.json calls it, and the type of its value.
+SAMPLING: Mapping[str, tuple[str, type]] = {
+    "temp": ("temperature", float),
+    "top_k": ("top_k", int),
+    "top_p": ("top_p", float),
+    "min_p": ("min_p", float),
+    "penalty_repeat": ("repetition_penalty", float),
+}
+
+
+def templates(metadata: Mapping[str, Any]) -> str | dict[str, str] | None:
+    """The chat template, or several by their names; None if there is none."""
+    found = {key: value for key, value in metadata.items() if key == TEMPLATE or key.startswith(f"{TEMPLATE}.")}
+    wrong = next((key for key, value in found.items() if not isinstance(value, str)), None)
+    if wrong is not None or len(found) > MOST_TEMPLATES:
+        what = f"{wrong} is no text" if wrong else f"it has {len(found)} chat templates, more than {MOST_TEMPLATES}"
+        raise ValueError(f"{shown(what)}; give another conversion of the model")
+    if set(found) <= {TEMPLATE}:
+        return found.get(TEMPLATE)
+    return {key.removeprefix(TEMPLATE).removeprefix(".") or "default": value for key, value in found.items()}
+
+
+def generation(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """What generation_config.json would say: how answers are drawn, and "eos_token_id", all ids that end one.
+
+    Ways to draw that quintet does not have (mirostat, xtc) are left out.
+    """
+    said: dict[str, Any] = {}
+    for key, (name, kind) in SAMPLING.items():
+        value = metadata.get(f"general.sampling.{key}")
+        if value is None:
+            continue
+        if type(value) not in (int, kind) or not math.isfinite(value):
+            raise ValueError(f"general.sampling.{key} is {shown(str(value))}, not a number; give another conversion")
+        said[name] = kind(value)
+    return said | {"eos_token_id": list(read_ends(metadata))}

@@ -1,0 +1,169 @@
+"""A vocabulary as a tokenizer: the same tokens as llama.cpp makes of a text, and the same text of tokens."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from quintet.gguf.pretokens import WORDS
+from quintet.gguf.vocabulary import NAMED, Kind, Vocabulary
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+SPACE = "\u2581"
+# Letters of bytes that no UTF-8 has (C0, C1, F5 to FF) -> themselves in letters of bytes.
+_AS_LETTER = {"À": "Ã\u0122", "Á": "Ã\u0123", **{each: f"Ã{chr(ord(each) - 0x40)}" for each in "õö÷øùúûüýþÿ"}}
+LONGEST_WORD = 100  # characters that WordPiece looks at, as BERT's own tokenizer: what is longer is unknown
+
+
+def backend(vocabulary: Vocabulary) -> "Tokenizer":
+    """The tokenizer itself. ValueError where its parts do not fit together."""
+    try:
+        made = _MAKERS[vocabulary.model](vocabulary)
+    except ValueError:
+        raise
+    except Exception as error:  # what tokenizers raises
+        raise ValueError(f"its tokenizer cannot be built: {' '.join(str(error).split())[:200]}") from None
+    _add(made, vocabulary)
+    _frame(made, vocabulary)
+    return made
+
+
+def named(vocabulary: Vocabulary) -> dict[str, str]:
+    """The tokens that have a name, as transformers calls them: "bos_token" -> "<s>"."""
+    return {NAMED[name]: vocabulary.tokens[number] for name, number in vocabulary.named.items()}
+
+
+def _ids(tokens: Sequence[str]) -> dict[str, int]:
+    return {token: number for number, token in enumerate(tokens)}
+
+
+def _bpe(vocabulary: Vocabulary) -> "Tokenizer":
+    from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
+    from tokenizers.models import BPE
+
+    words, ids = WORDS[vocabulary.pre], _ids(vocabulary.tokens)
+    merges = [each for each in vocabulary.merges if each[0] in ids and each[1] in ids and "".join(each) in ids]
+    splits: list[Any] = [pre_tokenizers.Split(Regex(each), "isolated") for each in words.patterns]
+    if words.spelled:
+        made = Tokenizer(BPE(ids, merges, ignore_merges=words.whole))
+        splits.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+        made.decoder = _spelled(vocabulary)
+    else:
+        made = Tokenizer(BPE(ids, merges + _lines(ids, merges), ignore_merges=words.whole, byte_fallback=True))
+        made.normalizer = normalizers.Replace(" ", SPACE)
+        made.decoder = _unescaped(strip=False)
+    made.pre_tokenizer = pre_tokenizers.Sequence(splits)
+    return made
+
+
+def _spelled(vocabulary: Vocabulary) -> Any:
+    """From letters for bytes. Where a letter of a byte that no UTF-8 has is a token by itself, it means the letter."""
+    from tokenizers import decoders
+
+    own = {token for token, kind in vocabulary.pairs if kind == Kind.USER_DEFINED}
+    meant: list[Any] = [decoders.Replace(each, _AS_LETTER[each]) for each in sorted(_AS_LETTER) if each in own]
+    return decoders.Sequence([*meant, decoders.ByteLevel()]) if meant else decoders.ByteLevel()
+
+
+def _lines(ids: dict[str, int], merges: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Merges that make the tokens of runs of newlines, where a file has these alone: such a run is one token."""
+    if any(not "".join(each).strip("\n") for each in merges):
+        return []
+    runs = sorted((token for token in ids if token and not token.strip("\n")), key=len)
+    pairs = ((run[:cut], run[cut:]) for run in runs for cut in range(len(run) - 1, 0, -1))
+    return [pair for pair in pairs if pair[0] in ids and pair[1] in ids]
+
+
+def _spm(vocabulary: Vocabulary) -> "Tokenizer":
+    from tokenizers import Tokenizer, normalizers
+    from tokenizers.models import BPE
+
+    unknown = vocabulary.named.get("unknown")
+    made = Tokenizer(
+        BPE(
+            _ids(vocabulary.tokens),
+            list(_scored(vocabulary)),
+            unk_token=None if unknown is None else vocabulary.tokens[unknown],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    escape = normalizers.Replace(" ", SPACE)
+    made.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), escape]) if vocabulary.add_space else escape
+    made.decoder = _unescaped(strip=vocabulary.add_space)
+    return made
+
+
+def _scored(vocabulary: Vocabulary) -> Iterator[tuple[str, str]]:
+    """Pairs of tokens that make a third, the highest score first: what SPM merges, in its order."""
+    ids, scores, kinds = _ids(vocabulary.tokens), vocabulary.scores, vocabulary.kinds
+    usual = (number for number, token in enumerate(vocabulary.tokens) if len(token) > 1 and kinds[number] != Kind.BYTE)
+    for number in sorted(usual, key=lambda each: -scores[each]):
+        token = vocabulary.tokens[number]
+        for cut in range(1, len(token)):
+            if token[:cut] in ids and token[cut:] in ids:
+                yield token[:cut], token[cut:]
+
+
+def _unescaped(strip: bool) -> Any:
+    from tokenizers import decoders
+
+    steps: list[Any] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    return decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if strip else steps)
+
+
+def _wordpiece(vocabulary: Vocabulary) -> "Tokenizer":
+    """In the file, what begins a word has a space before it, and what continues one stands bare."""
+    from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
+    from tokenizers.models import WordPiece
+
+    ids = {_usual(token, kind): number for number, (token, kind) in enumerate(vocabulary.pairs)}
+    if len(ids) < len(vocabulary.tokens):
+        raise ValueError("its WordPiece vocabulary has tokens that differ by their marks alone; convert the model anew")
+    unknown = vocabulary.tokens[vocabulary.named["unknown"]] if "unknown" in vocabulary.named else "[UNK]"
+    made = Tokenizer(WordPiece(ids, unk_token=unknown, max_input_chars_per_word=LONGEST_WORD))
+    made.normalizer = normalizers.BertNormalizer(strip_accents=vocabulary.strip_accents, lowercase=vocabulary.lowercase)
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.decoder = decoders.WordPiece(cleanup=False)
+    return made
+
+
+def _usual(token: str, kind: int) -> str:
+    """As vocab.txt has it."""
+    if kind not in (Kind.NORMAL, Kind.UNUSED) or (token.startswith("[") and token.endswith("]") and len(token) > 2):
+        return token
+    return token.removeprefix(SPACE) if token.startswith(SPACE) else f"##{token}"
+
+
+_MAKERS = {"gpt2": _bpe, "gemma4": _bpe, "llama": _spm, "bert": _wordpiece}
+
+
+def _add(made: "Tokenizer", vocabulary: Vocabulary) -> None:
+    """Tokens that stand for themselves in a text."""
+    from tokenizers import AddedToken
+
+    control, own = [], []
+    for token, kind in vocabulary.pairs:
+        if kind in (Kind.CONTROL, Kind.UNKNOWN):
+            kept = not vocabulary.strips or token in ("<unk>", "<s>", "<|endoftext|>")
+            control.append(AddedToken(token, special=True, normalized=False, rstrip=not kept))
+        elif kind == Kind.USER_DEFINED:
+            own.append(AddedToken(token, normalized=False, rstrip=vocabulary.strips))
+    made.add_special_tokens(control)
+    made.add_tokens(own)
+
+
+def _frame(made: "Tokenizer", vocabulary: Vocabulary) -> None:
+    """What stands before and behind a text."""
+    from tokenizers.processors import TemplateProcessing
+
+    ends = "seperator" if vocabulary.model == "bert" else "eos"
+    before = ["bos"] if vocabulary.add_bos else []
+    behind = [ends] if vocabulary.add_eos else []
+    if not before + behind:
+        return
+    special = [(f"<{name}>", vocabulary.named[name]) for name in before + behind]
+    made.post_processor = TemplateProcessing(
+        single=[*(f"<{name}>:0" for name in before), "$A:0", *(f"<{name}>:0" for name in behind)],
+        special_tokens=special,
+    )

@@ -1,0 +1,286 @@
+"""What the metadata of a GGUF file says of its vocabulary, checked: tokens, kinds, scores, merges, and names."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from quintet.gguf.pretokens import WORDS
+from quintet.gguf.values import shown
+from quintet.names import nearest
+
+MOST = 2**21  # tokens, and merges: eight times those of the largest vocabulary known
+READ = ("llama", "gpt2", "gemma4", "bert")
+REFUSED = {
+    "t5": "a unigram model (T5's)",
+    "rwkv": "RWKV's own",
+    "plamo2": "PLaMo 2's own",
+    "hybriddna": "one of DNA",
+    "whitespace": "one of whole words",
+    "test": "one for tests",
+    "none": "none",
+    "no_vocab": "none",
+}
+NAMED = {  # of "tokenizer.ggml.<...>_token_id" -> what transformers calls the token
+    "bos": "bos_token",
+    "eos": "eos_token",
+    "unknown": "unk_token",
+    "seperator": "sep_token",  # the format's own spelling
+    "padding": "pad_token",
+    "mask": "mask_token",
+}
+# Ids that hold where a file says nothing, as in llama.cpp.
+DEFAULTS: Mapping[str, Mapping[str, int]] = {
+    "llama": {"bos": 1, "eos": 2, "unknown": 0},
+    "gpt2": {"bos": 11},
+    "gemma4": {},
+    "bert": {"bos": 101, "unknown": 100, "seperator": 102, "padding": 0, "mask": 103},
+}
+# Tokens that end an answer, by their text: many files name one of several.
+ENDS = frozenset(
+    (
+        "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
+        "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
+        "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~[",
+    )
+)  # fmt: skip
+# Where a model fills a hole in a text, these end what it writes.
+HOLES = frozenset(
+    (
+        "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]",
+        "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>",
+    )
+)  # fmt: skip
+ALSO_END = ("eot", "eom", "fim_pad", "fim_rep", "fim_sep")  # of "tokenizer.ggml.<...>_token_id"
+# Part of what a model says, whatever the file calls them: an answer is told by these into its channels.
+SAID = frozenset(("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"))
+
+
+class Kind(IntEnum):
+    """What a token is; the numbers are the format's."""
+
+    UNDEFINED = 0
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """A tokenizer as the file describes it."""
+
+    model: str  # one of READ
+    pre: str  # a key of WORDS; of a byte-level model
+    tokens: Sequence[str]  # by their ids
+    kinds: Sequence[int]  # of Kind
+    scores: Sequence[float]  # of an SPM model: the pair that makes the highest is merged first
+    merges: Sequence[tuple[str, str]]  # of a byte-level model: the first first
+    named: Mapping[str, int]  # of NAMED -> id
+    ends: tuple[int, ...]  # ids that end an answer, in their order
+    add_bos: bool
+    add_eos: bool
+    add_space: bool  # before a text, and after a control token
+    lowercase: bool  # of a WordPiece model
+    strip_accents: bool
+    strips: bool  # control tokens take the spaces behind them
+
+    @property
+    def pairs(self) -> Iterator[tuple[str, int]]:
+        """Each token with its kind."""
+        return zip(self.tokens, self.kinds, strict=True)
+
+
+def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
+    """Of a file's metadata, as quintet.gguf.file reads it. ValueError names what is missing or cannot be."""
+    said = _Said(metadata)
+    model = _model(said)
+    pre = _pre(said, model)
+    tokens = _tokens(said)
+    kinds = said.numbers("token_type", int, len(tokens)) or [Kind.NORMAL] * len(tokens)
+    named = _ids(said, model, len(tokens))
+    ends = _ends(said, tokens, named)
+    kinds = _corrected(tokens, kinds, ends)
+    spm, wordpiece = model == "llama", model == "bert"
+    lowercase = said.flag("normalizer.lowercase", True)
+    bos = pre == "gemma4" or said.flag("add_bos_token", spm or wordpiece or (not spm and WORDS[pre].bos))
+    eos = said.flag("add_eos_token", False)
+    if wordpiece:
+        bos, eos = True, True
+    for flag, name in ((bos, "bos"), (eos, "seperator" if wordpiece else "eos")):
+        if flag and name not in named:
+            raise ValueError(f"it says that a text has {name.upper()} and names no {name}_token_id; {_MEND}")
+    return Vocabulary(
+        model=model,
+        pre=pre,
+        tokens=tokens,
+        kinds=kinds,
+        scores=(said.numbers("scores", float, len(tokens)) or [0.0] * len(tokens)) if spm else (),
+        merges=() if spm or wordpiece else _merges(said),
+        named=named,
+        ends=ends,
+        add_bos=bos,
+        add_eos=eos,
+        add_space=said.flag("add_space_prefix", spm),
+        lowercase=lowercase,
+        strip_accents=said.flag("normalizer.strip_accents", lowercase),
+        strips=any(each in str(metadata.get("general.name", "")).lower() for each in ("phi-3", "phi3")),
+    )
+
+
+def read_ends(metadata: Mapping[str, Any]) -> tuple[int, ...]:
+    """The ids that end an answer, in their order; none where there is no vocabulary. ValueError as above."""
+    said = _Said(metadata)
+    tokens = said.texts("tokens") or []
+    model = said.get("model")
+    return _ends(said, tokens, _ids(said, model if model in READ else "gemma4", len(tokens)))
+
+
+_MEND = "give the tokenizer of the model's original with tokenizer=..., or another conversion of the file"
+
+
+class _Said:
+    """Entries under "tokenizer.ggml.", each of the type that it must have."""
+
+    def __init__(self, metadata: Mapping[str, Any]) -> None:
+        self._metadata = metadata
+
+    def get(self, name: str) -> Any:
+        return self._metadata.get(f"tokenizer.ggml.{name}")
+
+    def flag(self, name: str, default: bool) -> bool:
+        said = self.get(name)
+        if said is None or isinstance(said, bool):
+            return default if said is None else said
+        raise ValueError(f"tokenizer.ggml.{name} is {shown(str(said))}, not true or false; {_MEND}")
+
+    def number(self, name: str) -> int | None:
+        said = self.get(f"{name}_token_id")
+        if said is None or type(said) is int:
+            return said
+        raise ValueError(f"tokenizer.ggml.{name}_token_id is {shown(str(said))}, not a token's number; {_MEND}")
+
+    def items(self, name: str, count: int | None = None) -> list[Any] | None:
+        """A list, of so many or more entries, of which as many are taken; None if there is none."""
+        said = self.get(name)
+        if said is None:
+            return None
+        if isinstance(said, str | bytes) or not isinstance(said, Sequence) or len(said) > MOST:
+            what = f"{len(said)} entries" if isinstance(said, Sequence) else type(said).__name__
+            raise ValueError(f"tokenizer.ggml.{name} is no list of up to {MOST} entries but {what}; {_MEND}")
+        if count is not None and len(said) < count:
+            raise ValueError(f"tokenizer.ggml.{name} has {len(said)} entries for {count} tokens; {_MEND}")
+        return list(said)[:count]
+
+    def numbers(self, name: str, kind: type, count: int) -> list[Any] | None:
+        found = self.items(name, count)
+        if found is None:
+            return None
+        if not all(type(each) in (int, kind) and math.isfinite(each) for each in found):
+            raise ValueError(f"tokenizer.ggml.{name} holds what is no finite {kind.__name__}; {_MEND}")
+        return found
+
+    def texts(self, name: str) -> list[str] | None:
+        found = self.items(name)
+        if found is not None and not all(isinstance(each, str) for each in found):
+            raise ValueError(f"tokenizer.ggml.{name} holds what is no text; {_MEND}")
+        return found
+
+
+def _model(said: _Said) -> str:
+    model = said.get("model")
+    if model in READ:
+        return str(model)
+    if model is None:
+        raise ValueError(f"it has no tokenizer (tokenizer.ggml.model); {_MEND}")
+    what = REFUSED.get(model, "unknown") if isinstance(model, str) else "unknown"
+    raise ValueError(
+        f"its tokenizer is of the kind {shown(str(model))} ({what}), and quintet reads {', '.join(READ)}; {_MEND}"
+    )
+
+
+def _pre(said: _Said, model: str) -> str:
+    if model in ("llama", "bert"):
+        return "default"
+    pre = "gemma4" if model == "gemma4" else said.get("pre") or "default"
+    if pre not in WORDS:
+        match = nearest(pre, WORDS) if isinstance(pre, str) else None
+        hint = f" (the nearest is {match!r})" if match else ""
+        raise ValueError(f"nobody knows how its tokenizer.ggml.pre, {shown(str(pre))}, cuts texts{hint}; {_MEND}")
+    return str(pre)
+
+
+def _tokens(said: _Said) -> list[str]:
+    """Each once: what is empty, or no text, gets a name that no text has."""
+    found = said.texts("tokens")
+    if not found:
+        raise ValueError(f"it has no tokens (tokenizer.ggml.tokens); {_MEND}")
+    tokens = [_text(each, index) for index, each in enumerate(found)]
+    if len(set(tokens)) < len(tokens):
+        first: dict[str, int] = {}
+        twice = next(index for index, each in enumerate(tokens) if first.setdefault(each, index) != index)
+        raise ValueError(f"its tokens {first[tokens[twice]]} and {twice} are both {shown(tokens[twice])}; {_MEND}")
+    return tokens
+
+
+def _text(token: str, index: int) -> str:
+    if not token:
+        return f"[EMPTY_{index}]"
+    try:
+        token.encode()
+    except UnicodeEncodeError:
+        return f"[BYTES_{index}]"
+    return token
+
+
+def _merges(said: _Said) -> list[tuple[str, str]]:
+    found = said.texts("merges")
+    if found is None:
+        raise ValueError(f"it has no merges (tokenizer.ggml.merges), which a byte-level tokenizer needs; {_MEND}")
+    pairs: dict[tuple[str, str], None] = {}
+    for index, each in enumerate(found):
+        cut = each.find(" ", 1)  # the first part may begin with one
+        if cut < 0 or cut + 1 == len(each):
+            raise ValueError(f"its merge {index} is {shown(each)}, not two parts and a space between; {_MEND}")
+        pairs[each[:cut], each[cut + 1 :]] = None
+    return list(pairs)
+
+
+def _ids(said: _Said, model: str, count: int) -> dict[str, int]:
+    """Those that are said and there, else the defaults; a number past the vocabulary's end is as good as none."""
+    found = {}
+    for name in NAMED:
+        stated, default = said.number(name), DEFAULTS[model].get(name)
+        if stated is None and name == "seperator":
+            stated = said.number("separator")
+        number = default if stated is None or not 0 <= stated < count else stated
+        if number is not None and number < count:
+            found[name] = number
+    return found
+
+
+def _ends(said: _Said, tokens: Sequence[str], named: Mapping[str, int]) -> tuple[int, ...]:
+    stated = (said.number(name) for name in ALSO_END)
+    ends = {number for number in (named.get("eos"), *stated) if number is not None and 0 <= number < len(tokens)}
+    ends |= {number for number, token in enumerate(tokens) if token in ENDS or token in HOLES}
+    texts = {tokens[number] for number in ends}
+    # Where these are, "<|end|>" ends a message and not the answer, and "</s>" is a tag of HTML.
+    if {"<|return|>", "<|call|>"} <= texts or texts & {"<|call|>", "<|calls|>"} and "<|flush|>" in texts:
+        ends -= {number for number in ends if tokens[number] == "<|end|>"}
+    if texts & {"<|tool_response>", "<|plamo:eos|>"}:
+        ends -= {number for number in ends if tokens[number] == "</s>"}
+    return tuple(sorted(ends))
+
+
+def _corrected(tokens: Sequence[str], kinds: Sequence[int], ends: Sequence[int]) -> list[int]:
+    """What ends an answer is a control token, and what divides it is none, whatever the file says."""
+    found = [each if 0 <= each <= max(Kind) else Kind.UNDEFINED for each in kinds]
+    for number in ends:
+        found[number] = Kind.CONTROL
+    for number, token in enumerate(tokens):
+        if token in SAID or (token == "<|end|>" and number not in ends):
+            found[number] = Kind.USER_DEFINED
+    return found

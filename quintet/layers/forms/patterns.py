@@ -1,0 +1,93 @@
+"""Names of modules as quantization configurations list them: exact ones, regular expressions and wildcards.
+
+A pattern is a stranger's, and is tried on every module: what could take long to match is refused.
+"""
+
+import functools
+import re
+import reprlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+LONGEST = 2000  # characters of a pattern
+UNBOUNDED = 5  # quantifiers without an end on one way through a pattern: each may try every place of a name
+TEXT_TOWER = "language_model"  # the part of a path that models with other towers put around the text model's
+
+
+@dataclass(frozen=True)
+class Names:
+    """What a list of them means. Exact names are looked up, patterns tried one after the other."""
+
+    exact: frozenset[str] = frozenset()
+    patterns: tuple[re.Pattern[str], ...] = ()  # from the beginning of a name
+
+    def has(self, names: Iterable[str]) -> bool:
+        """Whether one of a module's names is meant."""
+        return any(name in self.exact or any(each.match(name) for each in self.patterns) for name in names)
+
+
+def regular(names: Iterable[object], where: str) -> Names:
+    """Of a list in which "re:" begins an expression, which is matched from a name's beginning. ValueError if not."""
+    exact, patterns = set(), []
+    for name in names:
+        if not isinstance(name, str) or not name or len(name) > LONGEST:
+            raise ValueError(f"{where} lists {reprlib.repr(name)}, which is no module's name")
+        if name.startswith("re:"):
+            patterns.append(expression(name.removeprefix("re:"), where))
+        else:
+            exact.add(name)
+    return Names(frozenset(exact), tuple(dict.fromkeys(patterns)))
+
+
+def wildcards(names: Iterable[object], where: str) -> Names:
+    """Of a list in which "*" stands for any characters, over a whole name. ValueError if not."""
+    exact, patterns = set(), []
+    for name in names:
+        if not isinstance(name, str) or not name or len(name) > LONGEST:
+            raise ValueError(f"{where} lists {reprlib.repr(name)}, which is no module's name")
+        pieces = re.split(r"\*+", name)
+        if len(pieces) == 1:
+            exact.add(name)
+        else:
+            patterns.append(expression(".*".join(re.escape(piece) for piece in pieces) + "$", where))
+    return Names(frozenset(exact), tuple(dict.fromkeys(patterns)))
+
+
+@functools.lru_cache(4096)
+def expression(pattern: str, where: str) -> re.Pattern[str]:
+    """Compiled; ValueError for what is none, or could take long: repeated groups, references, too many quantifiers."""
+    wrong = f"{where} has the pattern {reprlib.repr(pattern)}, "
+    if len(pattern) > LONGEST or _quantifiers(pattern) > UNBOUNDED:
+        raise ValueError(f"{wrong}which could take long to match; name the modules one by one")
+    try:
+        return re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"{wrong}which is no regular expression: {error}") from None
+
+
+def _quantifiers(pattern: str) -> int:
+    """Quantifiers without an end on the worst way through a pattern; more than are allowed where one repeats a group
+    or what a group matched is referred to."""
+    plain = re.sub(r"\[\^?\]?(?:\\.|[^\]\\])*\]", "c", re.sub(r"\\[^\d]", "e", pattern), flags=re.DOTALL)
+    if re.search(r"\\\d|\(\?P=|\)\??[*+{]", re.sub(r"\)\?(?![*+{])", ")", plain)):
+        return UNBOUNDED + 1
+    ways = [[0]]  # of the groups that are open, each with its alternatives
+    for token in re.findall(r"\(\?|[()|*+]|\{\d*,\d*\}|.", plain, re.DOTALL):
+        if token.startswith("("):
+            ways.append([0])
+        elif token == ")" and len(ways) > 1:
+            inner = max(ways.pop())
+            ways[-1][-1] += inner
+        elif token == "|":
+            ways[-1].append(0)
+        elif token in "*+" or (token.startswith("{") and len(token) > 1):
+            ways[-1][-1] += 1
+    return max(sum(max(each) for each in ways), 0)
+
+
+def spellings(module: str, filed: str | None = None) -> tuple[str, ...]:
+    """The names that a configuration may have for a module: ours, its file's, and those of a model with towers."""
+    towered = [f"{TEXT_TOWER}.{module}"]
+    if module.startswith("model."):
+        towered.append(f"model.{TEXT_TOWER}.{module.removeprefix('model.')}")
+    return tuple(dict.fromkeys([module, filed or module, *towered]))

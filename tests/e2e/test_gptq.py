@@ -1,0 +1,163 @@
+"""GPTQ checkpoints and their kin from disk, against transformers' model of what they stand for."""
+
+import functools
+import json
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from quintet import LLM, SamplingParams
+from quintet.conformance.direct import random_prompts
+from quintet.conformance.tiny import PLAIN, VOCAB, Tiny, make
+from quintet.engine.loader import tensors_of
+from quintet.layers.forms import Forms
+from quintet.layers.forms.checkpoint import quantized
+from quintet.models import model_class
+from quintet.platforms.cpu import PLATFORM
+from quintet.platforms.interface import Capabilities
+from quintet.types import Place
+from tests.helpers.loopback import LoopbackPlatform, each_rank
+from tests.helpers.packed import gptq
+from tests.helpers.run_model import Runner
+
+SIZES = {
+    **PLAIN, "hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 8, "num_key_value_heads": 4,
+    "head_dim": 16, "num_hidden_layers": 2,
+}  # fmt: skip
+GPT2 = {
+    "vocab_size": VOCAB, "n_embd": 128, "n_layer": 2, "n_head": 8, "n_positions": 128, "n_inner": 192,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+DYNAMIC = {r"-:.*layers\.1\.mlp\..*": {}, r".*k_proj": {"bits": 8}, r"+:.*v_proj": {"bits": 2, "group_size": 32}}
+
+
+def model(seed: int = 0, **more: Any) -> Tiny:
+    return make("llama", {**SIZES, **more}, seed)
+
+
+MADE: dict[str, Any] = {
+    "2 bits": lambda seed=0: gptq(model(seed), 2, 32),
+    "3 bits, asymmetric": lambda seed=0: gptq(model(seed), 3, 64, sym=False),
+    "4 bits": lambda seed=0: gptq(model(seed), 4, 64),
+    "4 bits of all, asymmetric": lambda seed=0: gptq(model(seed), 4, -1, sym=False, checkpoint_format="gptq_v2"),
+    "4 bits in order": lambda seed=0: gptq(model(seed), 4, 32, desc_act=True),
+    "8 bits": lambda seed=0: gptq(model(seed), 8, 32),
+    "8 bits, asymmetric, in order": lambda seed=0: gptq(model(seed), 8, 64, sym=False, desc_act=True),
+    "6 bits in planes": lambda seed=0: gptq(model(seed), 6, 64, checkpoint_format="gptq_p"),
+    "biases": lambda seed=0: gptq(make("qwen2", SIZES, seed), 4, 64, sym=False),
+    "inputs by outputs": lambda seed=0: gptq(make("gpt2", GPT2, seed), 4, 64, sym=False),
+    "inputs by outputs, in order": lambda seed=0: gptq(make("gpt2", GPT2, seed), 8, 64, desc_act=True),
+    "some left out": lambda seed=0: gptq(model(seed), 4, 64, ["layers.1.mlp", "k_proj"]),
+    "the head too": lambda seed=0: gptq(model(seed), 8, 32, lm_head=True),
+}
+
+
+def forms_of(tiny: Tiny) -> Forms:
+    """As an engine would have them."""
+    facts = PLATFORM.probe()
+    assert isinstance(facts, Capabilities)
+    said = json.loads((tiny.folder / "config.json").read_text())["quantization_config"]
+    there = functools.partial(tensors_of, tiny.folder, model_class(tiny.config))
+    return Forms(checkpoint=quantized(said, there), kept=facts.quant)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_logits_are_those_of_what_the_checkpoint_stands_for(name: str) -> None:
+    tiny = MADE[name]()
+    prompts = random_prompts(3, (23, 1, 40), VOCAB)
+    for prompt, logits in zip(prompts, Runner(tiny, forms=forms_of(tiny)).prompts(prompts), strict=True):
+        want = tiny.logits(prompt)
+        torch.testing.assert_close(logits, want, rtol=0, atol=2e-3 * float(want.std()))
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("name", ["4 bits", "4 bits in order", "3 bits, asymmetric", "8 bits, asymmetric, in order"])
+def test_ranks_read_their_shares(name: str, ranks: int) -> None:
+    """Where shares begin within groups and words, too."""
+    tiny, platform = MADE[name](), LoopbackPlatform()
+    (prompt,) = random_prompts(3, (23,), VOCAB)
+
+    def run(rank: int, endpoint: str) -> Tensor:
+        place = Place(rank, ranks, endpoint)
+        (logits,) = Runner(tiny, platform=platform, place=place, forms=forms_of(tiny)).prompts([prompt])
+        return logits
+
+    want = tiny.logits(prompt)
+    for logits in each_rank(platform, ranks, run):
+        torch.testing.assert_close(logits, want, rtol=0, atol=2e-3 * float(want.std()))
+
+
+# ---------------------------------------------------------------------------------------------------- whole engines
+
+
+def engine(tiny: Tiny, **settings: Any) -> LLM:
+    small = {"dtype": "float32", "kv_cache_memory_bytes": "16M", "max_model_len": 64, "use_tqdm": False}
+    return LLM(str(tiny.folder), device="cpu", skip_tokenizer_init=True, **{**small, **settings})
+
+
+def answers(llm: LLM, count: int = 8) -> list[list[int]]:
+    greedy = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)
+    prompts: Any = [{"prompt_token_ids": ids} for ids in random_prompts(5, (17, 3), VOCAB)]
+    return [list(each.outputs[0].token_ids) for each in llm.generate(prompts, greedy, use_tqdm=False)]
+
+
+def continued(tiny: Tiny, count: int = 8) -> list[list[int]]:
+    """By transformers."""
+    found = []
+    for ids in random_prompts(5, (17, 3), VOCAB):
+        for _ in range(count):
+            ids = [*ids, int(tiny.logits(ids)[-1].argmax())]
+        found.append(ids[-count:])
+    return found
+
+
+@pytest.mark.parametrize("name", ["4 bits", "4 bits in order", "the head too"])
+def test_an_engine_reads_what_config_json_says(name: str) -> None:
+    tiny = MADE[name]()
+    with engine(tiny) as llm:
+        assert answers(llm) == continued(tiny)
+        assert any("checkpoint quantized by gptq" in each for each in llm._client.prepared.reasons)
+
+
+def test_biases_of_zeros_are_none() -> None:
+    """AutoGPTQ gave every product one."""
+    tiny = gptq(model(), 4, 64)
+    tensors = load_file(tiny.folder / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.bias"
+    save_file({**tensors, name: torch.zeros(192)}, tiny.folder / "model.safetensors")
+    with engine(tiny) as llm:
+        assert answers(llm) == continued(tiny)
+    save_file({**tensors, name: torch.full((192,), 0.1)}, tiny.folder / "model.safetensors")
+    with pytest.raises(ValueError, match=f"holds {name}, which this model has no place for"):
+        engine(tiny)
+
+
+BROKEN: list[tuple[str, Any, str]] = [
+    ("qweight", lambda x: x[:-1], r"qweight is \[15, 192\], not \[16, 192\]"),
+    ("qweight", lambda x: x.long(), "qweight is of I64, not of torch.int32"),
+    ("qweight", lambda x: x[:0], r"qweight is \[0, 192\]"),
+    ("scales", lambda x: x.int(), "scales is of torch.int32, not of floats"),
+    ("scales", lambda x: x.repeat(2, 1), r"scales is \[4, 192\], not \[2, 192\]"),
+    ("qzeros", lambda x: x[:, :3].contiguous(), r"qzeros is \[2, 3\], not \[2, 24\]"),
+    ("g_idx", lambda x: x + 7, "g_idx says that an input is of group 8, and 128 inputs make groups 0 to 1"),
+    ("g_idx", lambda x: x[:9] * 0, r"g_idx is \[9\], not \[128\]"),
+    ("g_idx", lambda x: x.half(), "g_idx is of torch.float16, not of torch.int32"),
+    ("g_idx", lambda x: x.view(2, 64), r"g_idx is \[2, 64\], not \[128\]"),
+    ("qweight", None, r"lacks model\.layers\.0\.mlp\.up_proj"),
+]
+
+
+@pytest.mark.parametrize(("end", "change", "message"), BROKEN, ids=lambda value: str(value)[:30])
+def test_tensors_that_do_not_fit_are_named(end: str, change: Any, message: str) -> None:
+    tiny = gptq(model(), 4, 64, desc_act=True)
+    tensors, name = load_file(tiny.folder / "model.safetensors"), f"model.layers.0.mlp.up_proj.{end}"
+    broken = tensors.pop(name)
+    if change is not None:
+        tensors[name] = change(broken)
+    save_file(tensors, tiny.folder / "model.safetensors")
+    with pytest.raises(ValueError, match=message) as error:
+        engine(tiny)
+    assert "\n" not in str(error.value)
