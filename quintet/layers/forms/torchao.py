@@ -137,10 +137,10 @@ def entries(config: Mapping[str, Any]) -> list[tuple[str, tuple[str, Mapping[str
 
 
 def fits(name: str, module: str) -> bool:
-    """Whether an entry's name means a module: its own, its weight's, or a pattern for all of either. ValueError for a
-    pattern of other things than names and ".*"."""
+    """Whether an entry's name means a module: its own, its weight's, or a pattern of either. ValueError for a pattern
+    of other things than names and ".*"."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ValueError(f"torchao's quant_type names {reprlib.repr(name)}, no module or pattern of .* alone")
+        raise ValueError(f"quant_type names {reprlib.repr(name)}, no module or pattern of .* alone")
     return any(bool(_pattern(name).fullmatch(each)) for each in (module, f"{module}.weight"))
 
 
@@ -161,8 +161,8 @@ def _apart(said: Any) -> tuple[str, Mapping[str, Any]]:
     data = said.get("_data") if isinstance(said, Mapping) else None
     if not isinstance(said, Mapping) or not isinstance(data, Mapping):
         raise ValueError(
-            f"torchao's quant_type is {reprlib.repr(said)}; quintet reads configurations as torchao 0.15 and later write "
-            "them, with _type and _data"
+            f"torchao's quant_type is {reprlib.repr(said)}; quintet reads configurations as torchao 0.15 and later "
+            "write them, with _type and _data"
         )
     return str(said.get("_type")), data
 
