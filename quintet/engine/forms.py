@@ -25,7 +25,7 @@ BY_OPTIONS = ("bitsandbytes", "torchao")
 NEAREST = {"table4": "int4", "fp8": "int8", "fp8a8": "w8a8", "w4a8": "int4", "w8a8": "int8", "int4": "int8"}
 
 
-class Where(NamedTuple):
+class Target(NamedTuple):
     """The platform that the model is for."""
 
     name: str
@@ -44,7 +44,7 @@ def asked(config: EngineConfig) -> str | None:
     return config.quantization or ("bitsandbytes" if config.load_format == "bitsandbytes" else None)
 
 
-def settled_forms(config: EngineConfig, hf_config: Any, where: Where, there: There) -> Forms:
+def settled_forms(config: EngineConfig, hf_config: Any, where: Target, there: There) -> Forms:
     """ValueError if what was asked for, or what the checkpoint says, cannot be read or made here."""
     name = asked(config)
     places = [(each, key) for each in (hf_config, hf_config.get_text_config()) for key in SAID]
@@ -83,7 +83,7 @@ def _options(config: EngineConfig) -> Mapping[str, Any] | None:
     return {"quant_type": {"default": read_object(Path(file))}}
 
 
-def _served(wanted: Wish, where: Where) -> Wish:
+def _served(wanted: Wish, where: Target) -> Wish:
     """As this device multiplies it; ValueError where a platform keeps no form at all."""
     facts = where.facts
     if facts.fp8 != torch.float8_e4m3fn:

@@ -9,8 +9,14 @@ from typing import Any
 
 from quintet.config import BUNDLED, GENERATION_DEFAULTS, EngineConfig, Environment, read_environment
 from quintet.engine.config_checks import MOST, check_architectures, check_entries, check_shape
+from quintet.engine.downloads import download, exactly, listed
+from quintet.engine.gguf_source import model_of
 from quintet.engine.json_object import read_object
 from quintet.engine.model_config import ModelConfig, read_config
+from quintet.gguf.choice import Asked, asked, choose
+from quintet.gguf.config import config as gguf_config
+from quintet.gguf.config import generation
+from quintet.gguf.file import SPLIT, is_gguf
 from quintet.names import nearest, refuse_unknown
 from quintet.sampling_params import MAX_STOP_IDS, ParameterError, SamplingParams
 
@@ -18,8 +24,6 @@ logger = logging.getLogger(__name__)
 
 _TEXT_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")  # configs, tokenizers, chat templates
 _WEIGHTS = "*.safetensors"
-# The same weights once more in other layouts, which would double the download.
-_COPIES = ("consolidated*", "*/*.safetensors")
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -37,15 +41,83 @@ _ROPE_FIELDS = ("rope_parameters", "rope_scaling")  # transformers' name since 5
 
 
 def resolve_model(config: EngineConfig, environment: Environment | None = None) -> Path:
-    """The model's folder, downloaded if need be. OSError or ValueError says what is wrong and what to do."""
+    """The model's folder, downloaded if need be, or its GGUF file. OSError or ValueError says what is wrong and what
+    to do."""
     weights = config.load_format != "dummy"
     patterns = (*_TEXT_FILES, _WEIGHTS) if weights else _TEXT_FILES
+    environment = environment or read_environment()
     folder = _resolve(config.model, config.revision, config, patterns, environment)
+    if folder.is_dir() and not Path(config.model).expanduser().exists() and not _whole(folder, config.load_format):
+        folder = _published(config.model, config.revision, config, environment) or folder
+    if (file := gguf_of(folder, config.load_format)) is not None:
+        return file
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(_without_config(folder, config.model))
     if weights and not any(folder.glob(_WEIGHTS)):
         raise FileNotFoundError(_without_weights(folder, config.model))
     return folder
+
+
+def gguf_of(path: Path, load_format: str) -> Path | None:
+    """The GGUF file that a path means: itself, or the only model in a folder that holds no other weights."""
+    if path.is_file() and load_format == "safetensors":
+        raise ValueError(f"load_format='safetensors', and {path} is a GGUF file; leave load_format out")
+    if path.is_file():
+        return path
+    if load_format == "safetensors" or _whole(path, load_format):
+        return None
+    found = [each for each in sorted(path.glob("*.gguf")) if _begins(each.name)]
+    if len(found) > 1:
+        names = ", ".join(each.name for each in found[:8])
+        raise ValueError(
+            f"{path} holds {len(found)} GGUF models ({names}); give the path of one of them as the model, or "
+            f"{path}:QUANTIZATION"
+        )
+    if not found and load_format == "gguf":
+        raise FileNotFoundError(f"load_format='gguf', and {path} holds no GGUF file; give a model that does")
+    return found[0] if found else None
+
+
+def _whole(folder: Path, load_format: str) -> bool:
+    """Whether all is there that a model needs, in the layout that is asked for or ours."""
+    weights = load_format == "dummy" or any(folder.glob(_WEIGHTS))
+    return weights and (folder / "config.json").is_file() and load_format != "gguf"
+
+
+def _published(name: str, revision: str | None, config: EngineConfig, environment: Environment) -> Path | None:
+    """The GGUF file that a hub id means by itself; None where it has none."""
+    if config.load_format == "safetensors" or name == BUNDLED:
+        return None
+    files = listed(name, revision, config, environment)
+    return _fetched(Asked(name), files, revision, config, environment) if any(map(_is_gguf, files)) else None
+
+
+def _is_gguf(name: str) -> bool:
+    return name.endswith(".gguf")
+
+
+def _one_of(wanted: Asked, revision: str | None, config: EngineConfig, environment: Environment) -> Path:
+    """The GGUF file of a folder or a hub id that a name asks for."""
+    folder = Path(wanted.repository).expanduser()
+    if folder.is_dir():
+        there = [each.relative_to(folder).as_posix() for each in folder.rglob("*.gguf")]
+        return folder / choose(there, wanted)[0]
+    _check_id(wanted.repository)
+    return _fetched(wanted, listed(wanted.repository, revision, config, environment), revision, config, environment)
+
+
+def _fetched(
+    wanted: Asked, files: Iterable[str], revision: str | None, config: EngineConfig, environment: Environment
+) -> Path:
+    parts = choose(files, wanted)
+    logger.info("%s: %s", wanted.repository, ", ".join(parts))
+    return download(wanted.repository, revision, config, exactly(parts), environment) / parts[0]
+
+
+def _begins(name: str) -> bool:
+    """Whether a file is a model, or the first that one was split into."""
+    split = SPLIT.fullmatch(name)
+    return split is None or int(split[2]) == 1
 
 
 def resolve_tokenizer(config: EngineConfig, model: Path, environment: Environment | None = None) -> Path:
@@ -65,66 +137,26 @@ def _resolve(
     if name == BUNDLED:
         raise FileNotFoundError(f"the bundled model is missing from {local}: the installation is not whole; reinstall")
     if local.is_file():
-        raise ValueError(f"model {name!r} is a file; give the folder that holds its config.json and *.safetensors")
+        if is_gguf(local):
+            return local
+        raise ValueError(
+            f"model {name!r} is a file, and no GGUF file; give the folder that holds its config.json and *.safetensors"
+        )
+    environment, wanted = environment or read_environment(), asked(name)
+    if wanted != Asked(name):
+        return _one_of(wanted, revision, config, environment)
+    _check_id(name)
+    return download(name, revision, config, patterns, environment)
+
+
+def _check_id(name: str) -> None:
     if name.startswith((".", "/", "~", "\\")) or not _HUB_ID.fullmatch(name) or "--" in name or ".." in name:
         raise FileNotFoundError(
             f"no folder {name!r} here, and it is no hub id such as 'Qwen/Qwen3-0.6B'; check the path, or use 'bundled'"
         )
-    return _download(name, revision, config, patterns, environment or read_environment())
-
-
-def _download(
-    name: str, revision: str | None, config: EngineConfig, patterns: Iterable[str], environment: Environment
-) -> Path:
-    from huggingface_hub import errors, snapshot_download
-
-    at = f" at revision {revision!r}" if revision else ""
-    try:
-        return Path(
-            snapshot_download(
-                name,
-                revision=revision,
-                cache_dir=config.download_dir,
-                token=config.hf_token,
-                allow_patterns=list(patterns),
-                ignore_patterns=list(_COPIES),
-                local_files_only=environment.hf_hub_offline,
-            )
-        )
-    except errors.GatedRepoError as error:
-        raise PermissionError(
-            f"model {name!r} is gated: accept its terms at https://huggingface.co/{name}, then give a token "
-            "(`hf auth login`, HF_TOKEN or hf_token)"
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise FileNotFoundError(f"model {name!r} has no revision {revision!r}; see its branches and tags") from error
-    except errors.RepositoryNotFoundError as error:
-        raise FileNotFoundError(
-            f"no folder {name!r} here, and the hub knows no such model, or it is private: check the spelling, or give "
-            "a token that may read it (`hf auth login`, HF_TOKEN or hf_token)"
-        ) from error
-    except errors.LocalEntryNotFoundError as error:
-        raise ConnectionError(_not_cached(name + at, config, environment)) from error
-    except errors.HfHubHTTPError as error:
-        raise ConnectionError(f"the hub refused {name!r}{at}: {error}") from error
-    except (OSError, RuntimeError) as error:  # no route, no disk space, a broken transfer
-        raise ConnectionError(f"cannot download {name!r}{at}: {error}; {_or_else(config)}") from error
-
-
-def _not_cached(what: str, config: EngineConfig, environment: Environment) -> str:
-    where = config.download_dir or environment.hf_home or "the hub's cache"
-    if environment.hf_hub_offline:
-        return f"{what} is not in {where} and HF_HUB_OFFLINE is set; unset it to download, or {_or_else(config)}"
-    return f"{what} is not in {where} and the hub cannot be reached; {_or_else(config)}"
-
-
-def _or_else(config: EngineConfig) -> str:
-    return "give a local folder" + ("" if config.model == BUNDLED else " or use the model 'bundled'")
 
 
 def _without_config(folder: Path, name: str) -> str:
-    if any(folder.glob("*.gguf")):
-        return f"{name!r} holds GGUF files and no config.json; quintet reads safetensors: use the model's original"
     if (folder / "adapter_config.json").is_file():
         return f"{name!r} is an adapter, not a model: merge it into its base model and save that"
     inner = sorted(path.parent.name for path in folder.glob("*/config.json"))
@@ -134,8 +166,6 @@ def _without_config(folder: Path, name: str) -> str:
 
 def _without_weights(folder: Path, name: str) -> str:
     pickled = sorted(path.name for pattern in _PICKLED for path in folder.glob(pattern))
-    if not pickled and any(folder.glob("*.gguf")):
-        return f"{name!r} has GGUF files alone; quintet reads safetensors: use the model's original"
     what = f", only pickled ones ({', '.join(pickled[:3])})" if pickled else ""
     return (
         f"{name!r} has no *.safetensors weights{what}. A pickle runs code when it is read, so quintet reads none. "
@@ -152,8 +182,8 @@ def load_model_config(path: Path, overrides: Mapping[str, Any] | None = None) ->
     """The model's configuration with the user's entries merged in. Never runs code from the folder."""
     from quintet.models import families
 
-    file, overrides = path / "config.json", overrides or {}
-    raw = read_object(file)
+    file, overrides = path if path.is_file() else path / "config.json", overrides or {}
+    raw = gguf_config(model_of(path)) if path.is_file() else read_object(file)
     kind = overrides.get("model_type", raw.get("model_type"))
     if not isinstance(kind, str):
         raise ValueError(f"{file} names no model_type; supported: {', '.join(families())}")
@@ -233,7 +263,7 @@ def load_generation_config(
     and stays. ValueError names what no request could be served with.
     """
     own, elsewhere = path / "generation_config.json", None if mode in ("auto", "quintet") else _generation_file(mode)
-    model = read_object(own) if own.is_file() else {}
+    model = generation(model_of(path)) if path.is_file() else read_object(own) if own.is_file() else {}
     chosen = read_object(elsewhere) if elsewhere else model if mode == "auto" else {}
     replaced = _renamed(overrides or {})
     defaults = {name: value for name, value in _renamed(chosen).items() if name in GENERATION_DEFAULTS} | replaced
@@ -241,7 +271,7 @@ def load_generation_config(
     if defaults:
         shown = ", ".join(f"{name}={value}" for name, value in defaults.items())
         logger.info("sampling defaults from the generation config: %s (generation_config='quintet' opts out)", shown)
-    sources = [(elsewhere or own, chosen), (own, model), (path / "config.json", {})]
+    sources = [(elsewhere or own, chosen), (path if path.is_file() else own, model), (path / "config.json", {})]
     file, said = next((each for each in sources if each[1].get("eos_token_id") is not None), sources[-1])
     if not said and file.is_file():
         said = read_object(file)

@@ -19,7 +19,7 @@ from quintet.engine.batch import BatchBuilder
 from quintet.engine.config_checks import MOST
 from quintet.engine.drafts import Lookup
 from quintet.engine.engine import Engine
-from quintet.engine.forms import Where, described, of_the_model, scheme_of, settled_forms
+from quintet.engine.forms import Target, described, of_the_model, scheme_of, settled_forms
 from quintet.engine.grammar import Grammars
 from quintet.engine.hub import load_generation_config, load_model_config, resolve_model
 from quintet.engine.kv_calibration import calibrate
@@ -34,6 +34,7 @@ from quintet.engine.scheduler import Limits, Scheduler
 from quintet.engine.support import evidence
 from quintet.engine.tables import Tables
 from quintet.engine.variants import describe, plan_variants
+from quintet.engine.weights_cache import Where
 from quintet.engine.worker import ModelSizes, Worker
 from quintet.layers import kv_scales
 from quintet.layers.build import KVScaling
@@ -114,13 +115,13 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
     hf_config = whole.get_text_config()  # of a multimodal wrapper, its text
     files = Files(folder, model_class(hf_config, platform.models)) if config.load_format != "dummy" else None
     there = functools.partial(tensors_of, *files) if files else dict
-    forms = settled_forms(config, whole, Where(platform.name, facts), there)
+    forms = settled_forms(config, whole, Target(platform.name, facts), there)
     if files is not None:
         check_counts(folder, files.family, hf_config)
     dtype, kv_dtype = _dtype(config, hf_config, facts, reasons), _kv_dtype(config, facts)
     scaling = _kv_scaling(config, facts, files, reasons)
     sizes = ModelSizes(dtype, config.page_size, _length(config, hf_config), forms, kv_dtype, scaling)
-    sizes = replace(sizes, attention=config.attention_backend)
+    sizes = replace(sizes, attention=config.attention_backend, weights_cache=_weights_cache(config, facts))
     endpoint = f"inproc://quintet-{uuid.uuid4().hex}"
     size = config.tensor_parallel_size
     workers = 1 if facts.spmd else size
@@ -253,6 +254,14 @@ def _dtype(config: EngineConfig, hf_config: Any, facts: Capabilities, reasons: l
     why = "the checkpoint's" if dtype == saved else f"the checkpoint's {_name(saved)} is not computed in here"
     reasons.append(f"dtype {_name(dtype)}: {why}")
     return dtype
+
+
+def _weights_cache(config: EngineConfig, facts: Capabilities) -> Where | None:
+    if config.weights_cache is None:
+        return None
+    if not facts.placing:
+        raise ValueError("weights_cache: this device's weights do not lie in the host's memory; leave it out")
+    return Where(Path(config.weights_cache).expanduser(), facts.placing)
 
 
 def _kv_dtype(config: EngineConfig, facts: Capabilities) -> torch.dtype | None:

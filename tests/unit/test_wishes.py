@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from quintet.config import EngineConfig
-from quintet.engine.forms import Where, of_the_model, settled_forms
+from quintet.engine.forms import Target, of_the_model, settled_forms
 from quintet.layers.forms import Forms
 from quintet.layers.forms.bitsandbytes import NF4, TABLES
 from quintet.layers.forms.wishes import FP8, ONLINE, Rounded, fitting
@@ -78,7 +78,7 @@ def settled(*, quant: set[str], fp8: torch.dtype | None = None, **settings: Any)
             return self
 
     facts = Capabilities(1, (torch.float32,), fp8=fp8, quant=frozenset(quant))
-    return settled_forms(config, Model(), Where("a test's", facts), dict)
+    return settled_forms(config, Model(), Target("a test's", facts), dict)
 
 
 def kind(forms: Forms, module: str = "model.layers.0.self_attn.q_proj", inputs: int = 256) -> str:

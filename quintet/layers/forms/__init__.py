@@ -17,7 +17,7 @@ class Forms:
     checkpoint: Quantized | None = None
     kept: frozenset[str] | None = None  # what the platform keeps of Form.needs; other forms are dequantized. None: all
 
-    heads: bool = False  # these are of a head
+    heads: bool = False  # these are of a head, or a table
 
     def reader(self, module: str) -> Reader | None:
         """Of this module of the checkpoint; None if it holds floats."""
@@ -52,3 +52,7 @@ class Forms:
         if isinstance(self.wanted, Wish):
             return replace(self, wanted=self.wanted.head, heads=True)
         return Forms(ONLINE["int8" if self.wanted.activations == 16 else "w8a8"])
+
+    def of_table(self) -> "Forms":
+        """For rows that are looked up."""
+        return replace(self, wanted=None, heads=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from quintet.layers.forms import awq, bitsandbytes, compressed, compressed_plan, fp8, gptq_config, hqq, torchao
+from quintet.layers.forms import awq, bitsandbytes, compressed, compressed_plan, fp8, gguf, gptq_config, hqq, torchao
 from quintet.layers.forms.schemes import Packed
 from quintet.weights import OnFile, Reader
 
@@ -109,6 +109,7 @@ METHODS: Mapping[str, Read] = {
     "fbgemm_fp8": _fbgemm,
     "fp8": _fp8,
     "gptq": _packed("gptq", gptq_config.read),
+    "gguf": lambda config, there: _gguf(gguf.read(config)),
     "hqq": _hqq,
     "torchao": _torchao,
 }
@@ -128,6 +129,10 @@ def quantized(config: Mapping[str, Any] | None, there: There = dict) -> Quantize
             "which quantization= makes smaller while they are loaded: use the model's original, or one of these"
         )
     return METHODS[method](config, there)
+
+
+def _gguf(types: gguf.Types) -> Quantized:
+    return Quantized(f"gguf ({types.counted})", types, heads=True)
 
 
 def ignored(config: Mapping[str, Any], keys: tuple[str, ...] = IGNORED) -> tuple[str, ...]:
