@@ -76,7 +76,8 @@ def test_on_cpus(name: str) -> None:
     assert isinstance(facts, Capabilities)
     wanted = wish(name).without_activations()
     assert wanted.form is not None
-    agrees(wanted, CPU(), {"plain", *({wanted.form.kind} & facts.quant)}, 2e-3)
+    off = 0.15 if wanted.form.table else 2e-3  # nf4's table is of whole numbers in our products
+    agrees(wanted, CPU(), {"plain", *({wanted.form.kind} & facts.quant)}, off)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
