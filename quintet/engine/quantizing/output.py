@@ -38,8 +38,13 @@ class Output:
         if kind is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def finish(self) -> Path:
-        """Into its place, in one step; what was there is removed before."""
+    def finish(self, file: str | None = None) -> Path:
+        """Into its place, in one step: the folder, or only this file of it. What was there is removed before."""
+        if file is not None:
+            (self.folder / file).chmod(0o666 & ~_umask())
+            os.replace(self.folder / file, self._place)
+            self.folder.rmdir()
+            return self._place
         self.folder.chmod(0o777 & ~_umask())
         if self._overwrite and self._place.exists():
             aside = Path(tempfile.mkdtemp(prefix=f".{self._place.name}.", dir=self._place.parent))
