@@ -87,7 +87,8 @@ def _bitsandbytes(config: Mapping[str, Any], there: There) -> Quantized:
     skipped = ignored(config, ("llm_int8_skip_modules",))
     tensors = there()
     known = bitsandbytes.found(config, tensors) if tensors else Everywhere(bitsandbytes.said(config), skipped)
-    return Quantized("bitsandbytes", known, bool(tensors))
+    eights = any(name.endswith(".SCB") for name in tensors)
+    return Quantized("bitsandbytes", known, bool(tensors), notes=(bitsandbytes.ACTIVATIONS,) * eights)
 
 
 def _hqq(config: Mapping[str, Any], there: There) -> Quantized:
@@ -97,7 +98,7 @@ def _hqq(config: Mapping[str, Any], there: There) -> Quantized:
 
 def _torchao(config: Mapping[str, Any], there: There) -> Quantized:
     ignored(config)
-    return Quantized("torchao", torchao.found(config, there(), matches), True)
+    return Quantized("torchao", torchao.found(config, there()), True)
 
 
 # quant_method -> what reads it. One that is not here is refused before a file is opened.
