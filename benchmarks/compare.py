@@ -89,6 +89,17 @@ SETTINGS = {
         "vllm": ["w4a16"],
     },
 }
+# Published formats: quintet and a peer on the same file, which the peer's side of the protocol writes; beside them,
+# what quintet makes of the same weights in that width. "PEER:FORMAT" is the peer's file.
+SETTINGS |= {
+    kind: {"llama.cpp": [kind], "quintet": [f"llama.cpp:{kind}", own]}
+    for kind, own in (("Q8_0", "int8"), ("Q4_0", "int4"), ("Q4_K_M", "int4"))
+}
+SETTINGS |= {
+    kind: {"vllm": [kind], "quintet": [f"vllm:{kind}", own]}
+    for kind, own in (("w4a16", "int4"), ("gptq", "int4"), ("awq", "int4"), ("w8a8", "w8a8"))
+}
+SETTINGS["fp8"] = {"quintet": ["fp8-blocks", "int8"]}
 PEERS = (BEFORE, "transformers", "llama.cpp", "openvino", "vllm")
 READ_BYTES = 256 << 20  # far above the caches
 READ_SECONDS = 0.3
@@ -310,7 +321,7 @@ def main() -> None:
         "--work", type=Path, required=True, help="folder for converted checkpoints and logs; it is kept"
     )
     parser.add_argument("--peer", type=peer, action="append", default=[], metavar="NAME=PYTHON", dest="peers")
-    parser.add_argument("--bits", nargs="*", choices=list(SETTINGS), default=list(SETTINGS))
+    parser.add_argument("--bits", nargs="*", choices=list(SETTINGS), default=["bf16", "int8", "int4"])
     parser.add_argument("--only", nargs="*", choices=every, default=usual, help=f"{' '.join(usual)} by default")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)

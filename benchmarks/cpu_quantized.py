@@ -18,7 +18,7 @@ from torch import Tensor
 from benchmarks.cpu_linear import CACHES, FEW, GIGA, ROWS
 from quintet.ops import Op
 from quintet.ops.registry import of_kind
-from quintet.platforms.cpu import linear, quantized
+from quintet.platforms.cpu import linear, quantized, tiles
 from quintet.weights import Form, Matrix
 
 SHAPES = ((1024, 3072), (6144, 1024), (3072, 6144), (151936, 1024))  # outputs, inputs
@@ -70,7 +70,7 @@ def measure(threads: int, seconds: float, schemes: Sequence[str], tokens: Sequen
             before = time.perf_counter()
             first = quantized.pack(weight, SCHEMES[name])
             packing[name] = max(packing[name], weight.numel() / (time.perf_counter() - before) / GIGA)
-            packed, size = _copies(list(first.values())), quantized.packed_bytes(weight.shape, SCHEMES[name])
+            packed, size = _copies(list(first.values())), tiles.packed_bytes(weight.shape, SCHEMES[name])
             for count in tokens:
                 x = torch.randn(count, inputs).to(torch.bfloat16)
                 read = _cpu.read_bandwidth(1 << 28, threads, 0.1)  # a virtual machine's share changes by the second

@@ -10,37 +10,14 @@ whether both have the same likeliest token.
 
 import argparse
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-
-import torch
-from torch import Tensor
 
 from quintet import LLM, SamplingParams
 from quintet.config import BUNDLED, SCHEMES, EngineConfig
-from quintet.conformance.laid import Stretch, laid
-from quintet.engine.start import prepare
+from quintet.conformance.divergence import divergence
 
 CASES = Path(__file__).parent.parent / "tests" / "e2e" / "bundled_cases.json"
 LONGEST = 512  # tokens of one sequence
-
-
-@dataclass(frozen=True)
-class Divergence:
-    """Over all positions of all sequences."""
-
-    mean: float  # nats
-    p99: float
-    worst: float
-    same: float  # share of positions with the same likeliest token
-    positions: int
-
-    def __str__(self) -> str:
-        return (
-            f"KL mean {self.mean:.5f}  p99 {self.p99:.4f}  worst {self.worst:.3f} nats, "
-            f"same top-1 {self.same:.2%} of {self.positions} positions"
-        )
 
 
 def sequences(model: str, text: Path | None) -> list[list[int]]:
@@ -55,37 +32,6 @@ def sequences(model: str, text: Path | None) -> list[list[int]]:
     return [[*output.prompt_token_ids, *output.outputs[0].token_ids] for output in found]
 
 
-def logits(config: EngineConfig, rows: list[list[int]]) -> Iterator[Tensor]:
-    """[T, V] float32 for each sequence, straight from the step."""
-    prepared = prepare(config)
-    worker, size = prepared.ranks.workers[0], config.page_size
-    pages, groups = -(-LONGEST // size), worker.arrangement.groups
-    worker.load(prepared.folder, pages * len(groups) + 1, (), progress=False)
-    own = [range(1 + pages * index, 1 + pages * (index + 1)) for index in range(len(groups))]
-    for ids in rows:
-        logits = worker.run(laid([Stretch(ids, 0, own)], size, [kept.window for kept in groups])).logits
-        assert logits is not None
-        yield worker.device.to_host(logits)().float().clone()
-
-
-def divergence(config: EngineConfig, rows: list[list[int]]) -> Divergence:
-    """Of the config's model from the same without quantization."""
-    plain = config.replace(quantization=None, quantization_group_size=None)
-    divergences, same = [], []
-    for want, got in zip(logits(plain, rows), logits(config, rows), strict=True):
-        p, q = want.double().log_softmax(-1), got.double().log_softmax(-1)
-        divergences.append((p.exp() * (p - q)).sum(-1))
-        same.append(want.argmax(-1) == got.argmax(-1))
-    each, agreed = torch.cat(divergences), torch.cat(same)
-    return Divergence(
-        mean=each.mean().item(),
-        p99=each.quantile(0.99).item(),
-        worst=each.max().item(),
-        same=agreed.double().mean().item(),
-        positions=len(each),
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=BUNDLED)
@@ -94,10 +40,11 @@ def main() -> None:
     parser.add_argument("--text", type=Path, help="a file to look at, instead of the bundled conversations")
     args = parser.parse_args()
     rows = sequences(args.model, args.text)
+    plain = EngineConfig(args.model, device="cpu", max_model_len=LONGEST)
     for scheme in args.scheme or SCHEMES:
         group = None if scheme == "w8a8" else args.group
-        config = EngineConfig(args.model, device="cpu", quantization=scheme, quantization_group_size=group)
-        print(f"{scheme:5} {'' if group is None else group}", divergence(config.replace(max_model_len=LONGEST), rows))
+        config = plain.replace(quantization=scheme, quantization_group_size=group)
+        print(f"{scheme:5} {'' if group is None else group}", divergence(plain, config, rows))
 
 
 if __name__ == "__main__":

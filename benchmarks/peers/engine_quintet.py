@@ -1,6 +1,8 @@
 """quintet as it is measured: its public API, tokens as they stream."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,17 +20,18 @@ class Quintet:
 
     def __init__(self, job: Job) -> None:
         scheme, _, group = job.variant.partition("-g")
+        file = published(job)
         settings: dict[str, Any] = {
             "dtype": "bfloat16",
             "device": "cpu",
-            "quantization": None if scheme == "bf16" else scheme,
+            "quantization": None if scheme == "bf16" or file else scheme,
             "quantization_group_size": int(group) if group else None,
             "max_model_len": MAX_LEN,
             "max_num_seqs": SEQUENCES,
             "enable_prefix_caching": False,
         }
         settings["num_pages"] = MAX_TOKENS // quintet.EngineConfig().page_size + SEQUENCES + 1
-        self._llm = LLM(job.checkpoint, skip_tokenizer_init=True, use_tqdm=False, **settings)
+        self._llm = LLM(str(file or job.checkpoint), skip_tokenizer_init=True, use_tqdm=False, **settings)
         self.facts = {
             "versions": {"quintet": quintet.__version__, "torch": torch.__version__},
             "settings": settings,
@@ -53,8 +56,20 @@ def _read_bytes(worker: Worker) -> int:
     return worker.platform.estimate(worker.model, weights, Extent(Variant(1, 1, 1, ()), 0, 0)).weights
 
 
+def published(job: Job) -> Path | None:
+    """The file of "PEER:FORMAT", or of blocks of FP8; None where the checkpoint in floats is meant."""
+    peer, _, kind = job.variant.partition(":")
+    if kind:
+        return replace(job, engine=peer, variant=kind).converted(".gguf" if peer == "llama.cpp" else "")
+    return job.converted() if job.variant == "fp8-blocks" else None
+
+
 def convert(job: Job) -> None:
-    """Nothing: it loads checkpoints as they are."""
+    """Checkpoints are loaded as they are, but for blocks of FP8, which no peer here writes."""
+    if job.variant == "fp8-blocks" and not job.converted().exists():
+        from benchmarks.peers import published_files
+
+        published_files.write(Path(job.checkpoint), job.converted(), "fp8")
 
 
 def load(job: Job) -> Quintet:

@@ -138,6 +138,11 @@ def convert(job: Job) -> None:
     folder, part = job.converted(), job.converted(".part")
     if job.variant == "bf16" or folder.exists():
         return
+    if job.variant in ("gptq", "awq"):
+        from benchmarks.peers import published_files
+
+        published_files.write(Path(job.checkpoint), folder, job.variant)
+        return
     from safetensors.torch import load_file, save_file
 
     bits, source = BITS[job.variant], Path(job.checkpoint)

@@ -107,6 +107,14 @@ void look_up(uintptr_t out, uintptr_t ids, uintptr_t table, long count, long row
     submit(embedding, {at(out), at<const int32_t>(ids), at(table), count, rows, width, stride, first, partial});
 }
 
+void join(uintptr_t out, uintptr_t x, uintptr_t y, long rows, long x_width, long y_width, long x_stride, long y_stride) {
+    at_least("rows", rows, 0);
+    at_least("x_width", x_width, 0);
+    at_least("y_width", y_width, 0);
+    const nb::gil_scoped_release released;
+    submit(beside, {at(out), at<const void>(x), at<const void>(y), rows, x_width, y_width, x_stride, y_stride});
+}
+
 }  // namespace
 
 void bind_layers(nb::module_& m) {
@@ -138,6 +146,9 @@ void bind_layers(nb::module_& m) {
           nb::arg("width"), nb::arg("stride"), nb::arg("first"), nb::arg("partial"),
           "Rows of the table by int32 ids; width and stride in bytes. What a partial table does not hold is zeros, and "
           "ValueError otherwise.");
+    m.def("beside", &join, nb::arg("out"), nb::arg("x"), nb::arg("y"), nb::arg("rows"), nb::arg("x_width"), nb::arg("y_width"),
+          nb::arg("x_stride"), nb::arg("y_stride"),
+          "x [rows, x_width] and y [rows, y_width] side by side, into out [rows, x_width + y_width]; all in bytes.");
 }
 
 }  // namespace quintet::cpu

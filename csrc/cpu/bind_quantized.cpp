@@ -1,4 +1,5 @@
 // Quantized products for Python.
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -23,7 +24,7 @@ LinearType type_of(int kind) {
 }
 
 QuantizedScheme scheme_of(int scheme, long inputs, long outputs, long groups) {
-    expect(scheme >= 0 && scheme < kQuantizedSchemes, "scheme must be 0 to 3, not " + std::to_string(scheme));
+    expect(scheme >= 0 && scheme < kQuantizedSchemes, "scheme must be 0 to 6, not " + std::to_string(scheme));
     expect(inputs >= 1 && outputs >= 1 && groups >= 1, "a weight has inputs, outputs and groups");
     if (scheme == kW8a8) {
         expect(groups == 1 && inputs <= kMostInputs,
@@ -38,12 +39,22 @@ QuantizedScheme scheme_of(int scheme, long inputs, long outputs, long groups) {
 }
 
 void multiply(int scheme, int kind, uintptr_t out, uintptr_t x, long x_stride, uintptr_t weight, uintptr_t scales,
-              uintptr_t bias, long tokens, long inputs, long outputs, long groups) {
-    const QuantizedCall call{reinterpret_cast<void*>(out), reinterpret_cast<const void*>(x),
+              uintptr_t bias, long tokens, long inputs, long outputs, long groups, uintptr_t zeros, uintptr_t mins,
+              uintptr_t order, long span, bool powers, uintptr_t table) {
+    QuantizedCall call{reinterpret_cast<void*>(out), reinterpret_cast<const void*>(x),
                              reinterpret_cast<const void*>(weight), reinterpret_cast<const void*>(scales),
                              reinterpret_cast<const void*>(bias), tokens, inputs, outputs, groups, x_stride, type_of(kind),
                              scheme_of(scheme, inputs, outputs, groups)};
     expect(tokens >= 0 && (tokens <= 1 || x_stride >= inputs), "x has rows of its inputs");
+    expect(span >= 0 && span % (inputs / groups) == 0, "a row's scales are of whole groups");
+    expect(call.scheme != kW8a8 || (!zeros && !mins && !powers), "W8A8 of one group has scales, and nothing beside");
+    expect(looked_up(call.scheme) == (table != 0), "a table is what values are looked up in");
+    call.zeros = reinterpret_cast<const void*>(zeros);
+    call.mins = reinterpret_cast<const void*>(mins);
+    call.order = reinterpret_cast<const int32_t*>(order);
+    call.span = span;
+    call.powers = powers;
+    if (table) std::memcpy(call.table, reinterpret_cast<const void*>(table), sizeof call.table);
     const nb::gil_scoped_release released;
     submit(quantized, call);
 }
@@ -54,8 +65,28 @@ bool pack(int scheme, int kind, uintptr_t packed, uintptr_t scales, uintptr_t we
                             reinterpret_cast<const void*>(weight), outputs, inputs, groups, stride, type_of(kind),
                             scheme_of(scheme, inputs, outputs, groups)};
     expect(outputs <= 1 || stride >= inputs, "a weight has rows of its inputs");
+    expect(!looked_up(w.scheme), "floats do not become places in a table");
     const nb::gil_scoped_release released;
     return pack_quantized(w);
+}
+
+void lay(uintptr_t packed, uintptr_t values, uintptr_t bytes, long outputs, long inputs, bool four) {
+    expect(outputs >= 1 && inputs >= 1 && (!four || inputs % 2 == 0), "a weight has outputs and inputs, of 4 bits even ones");
+    const QuantizedLaying laying{reinterpret_cast<void*>(packed), reinterpret_cast<const void*>(values), outputs, inputs, four,
+                                 reinterpret_cast<const uint8_t*>(bytes)};
+    const nb::gil_scoped_release released;
+    lay_quantized(laying);
+}
+
+int scale(uintptr_t scales, uintptr_t mins, uintptr_t scales_in, uintptr_t mins_in, long outputs, long groups, long repeat,
+          bool powers) {
+    expect(outputs >= 1 && groups >= 1 && repeat >= 1, "a weight has outputs and groups");
+    expect((mins == 0) == (mins_in == 0), "minima go where there is room for them");
+    const ScalesLaying laying{reinterpret_cast<void*>(scales), reinterpret_cast<void*>(mins),
+                              reinterpret_cast<const float*>(scales_in), reinterpret_cast<const float*>(mins_in), outputs,
+                              groups, repeat, powers};
+    const nb::gil_scoped_release released;
+    return static_cast<int>(lay_scales(laying));
 }
 
 void look_up(int scheme, int kind, uintptr_t out, uintptr_t ids, uintptr_t weight, uintptr_t scales, long tokens, long inputs,
@@ -75,10 +106,22 @@ void look_up(int scheme, int kind, uintptr_t out, uintptr_t ids, uintptr_t weigh
 void bind_quantized(nb::module_& m) {
     m.def("quantized", &multiply, nb::arg("scheme"), nb::arg("kind"), nb::arg("out"), nb::arg("x"), nb::arg("x_stride"),
           nb::arg("weight"), nb::arg("scales"), nb::arg("bias"), nb::arg("tokens"), nb::arg("inputs"), nb::arg("outputs"),
-          nb::arg("groups"),
+          nb::arg("groups"), nb::arg("zeros") = 0, nb::arg("mins") = 0, nb::arg("order") = 0, nb::arg("span") = 0,
+          nb::arg("powers") = false, nb::arg("table") = 0,
           "x [tokens, inputs] times a weight that pack_quantized() packed, plus bias (0: none), into out [tokens, outputs], "
-          "which is contiguous. `scheme` is 0 for int8, 1 for int4, 2 for W8A8, 3 for W4A8; `kind`, of out, x and bias, as in "
-          "linear(); addresses, and sizes in elements.");
+          "which is contiguous. `scheme` is 0 for int8, 1 for int4, 2 for W8A8 of one group, 3 for W4A8, 4 for W8A8 in "
+          "groups, 5 and 6 for 4 bits looked up in `table` with rows of 16 and of 8 bits; `kind`, of out, x and bias, as in "
+          "linear(); addresses, and sizes in elements. Beside scales: zero points, minima, the inputs' order, how many inputs "
+          "share a scale of a row (0: a group), and whether powers of two follow a block's scales.");
+    m.def("lay_quantized", &lay, nb::arg("packed"), nb::arg("values"), nb::arg("bytes"), nb::arg("outputs"),
+          nb::arg("inputs"), nb::arg("four"),
+          "Values [outputs, inputs] of 8 bits, stored as `bytes` [256] says, or with `four` of 4 bits, two in a byte, to where "
+          "quantized() finds them.");
+    m.def("lay_scales", &scale, nb::arg("scales"), nb::arg("mins"), nb::arg("scales_in"), nb::arg("mins_in"),
+          nb::arg("outputs"), nb::arg("groups"), nb::arg("repeat"), nb::arg("powers"),
+          "float32 [outputs, groups] to float16 [blocks, groups * repeat, LINEAR_COLUMNS], with `powers` 128 numbers more after "
+          "each block's scales: the columns' powers of two in float32. 0: held to one part in 1024; 1: not all of them; 2: not "
+          "all are finite.");
     m.def("pack_quantized", &pack, nb::arg("scheme"), nb::arg("kind"), nb::arg("packed"), nb::arg("scales"),
           nb::arg("weight"), nb::arg("outputs"), nb::arg("inputs"), nb::arg("groups"), nb::arg("stride"),
           "Quantizes a weight [outputs, inputs] of `kind`, rows `stride` elements apart, into blocks of LINEAR_COLUMNS outputs "

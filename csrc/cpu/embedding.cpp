@@ -36,4 +36,15 @@ void embedding(const EmbeddingCall& c) {
     });
 }
 
+void beside(const BesideCall& c) {
+    const long width = c.x_width + c.y_width;
+    for_rows(c.rows, width, [&](long first, long last) {
+        for (long i = first; i < last; ++i) {
+            char* const out = static_cast<char*>(c.out) + i * width;
+            std::memcpy(out, static_cast<const char*>(c.x) + i * c.x_stride, static_cast<size_t>(c.x_width));
+            std::memcpy(out + c.x_width, static_cast<const char*>(c.y) + i * c.y_stride, static_cast<size_t>(c.y_width));
+        }
+    });
+}
+
 }  // namespace quintet::cpu

@@ -1,4 +1,4 @@
-// The look-up of rows. Tensors are addresses; sizes and strides are in bytes.
+// The look-up of rows, and rows side by side. Tensors are addresses; sizes and strides are in bytes.
 #pragma once
 
 #include <cstdint>
@@ -16,5 +16,14 @@ struct EmbeddingCall {
 
 // Throws std::invalid_argument for an id that is refused, before anything is written.
 void embedding(const EmbeddingCall& call);
+
+struct BesideCall {
+    void* out;      // [rows, x_width + y_width]
+    const void* x;  // [rows, x_width]
+    const void* y;  // [rows, y_width]
+    long rows, x_width, y_width, x_stride, y_stride;
+};
+
+void beside(const BesideCall& call);
 
 }  // namespace quintet::cpu

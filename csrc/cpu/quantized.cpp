@@ -8,6 +8,7 @@
 #include "common/huge_pages.h"
 #include "common/share.h"
 #include "cpu/features.h"
+#include "cpu/halves.h"
 #include "cpu/kernels/attention_types.h"
 
 namespace quintet::cpu {
@@ -80,23 +81,31 @@ uint8_t* scratch(long bytes) {
     return memory.data() + (kAlignment - first % kAlignment) % kAlignment;
 }
 
+template <typename E>
+void reorder(const QuantizedCall& call, const void* x, void* out) {
+    for (long i = 0; i < call.inputs; ++i) static_cast<E*>(out)[i] = static_cast<const E*>(x)[call.order[i]];
+}
+
+// A row in the weight's order, until this thread's next.
+const void* reordered(const QuantizedCall& call, const void* x) {
+    thread_local std::vector<float> row;
+    row.resize(static_cast<size_t>(call.inputs));
+    const bool whole = call.type == kLinearFloat32;
+    if (whole) reorder<uint32_t>(call, x, row.data());
+    if (!whole) reorder<uint16_t>(call, x, row.data());
+    return row.data();
+}
+
 void prepare_rows(const QuantizedCall& call, const RowLayout& layout, uint8_t* rows) {
     const auto prepare = kernels().prepare[call.scheme][call.type];
     share_out(call.tokens, parts_of(call.tokens, call.tokens * call.inputs, kThreadInputs), [&](long t) {
         uint8_t* const row = rows + t * layout.bytes;
         float* const scales = reinterpret_cast<float*>(row + layout.scales_at);
-        prepare({row, scales, reinterpret_cast<int32_t*>(scales + call.groups),
-                 static_cast<const char*>(call.x) + t * call.x_stride * size_of(call.type), call.groups, layout.group,
-                 largest_input(call.scheme), offset_of(call.scheme)});
+        const char* const x = static_cast<const char*>(call.x) + t * call.x_stride * size_of(call.type);
+        prepare({row, scales, reinterpret_cast<int32_t*>(scales + call.groups), call.order ? reordered(call, x) : x,
+                 call.groups, layout.group, call.span ? call.span : layout.group, largest_input(call.scheme),
+                 offset_of(call.scheme)});
     });
-}
-
-float float_of(uint16_t half) {
-    const uint32_t size = static_cast<uint32_t>(half & 0x7FFF) << 13, sign = static_cast<uint32_t>(half & 0x8000) << 16;
-    float x;
-    std::memcpy(&x, &size, sizeof x);
-    x *= 0x1p112F;  // scales are finite
-    return sign ? -x : x;
 }
 
 // A column of a block of 8 bits: its quads are kLinearColumns quads apart.
@@ -158,17 +167,25 @@ void quantized(const QuantizedCall& call) {
     prepare_rows(call, layout, rows);
     const long blocks = blocks_of(call.outputs), panels = panels_of(call.tokens, blocks);
     const long bytes = layout.quads * call.groups * kLinearColumns * (nibbles(call.scheme) ? kQuad / 2 : kQuad);
-    const long scale_bytes = call.groups * kLinearColumns * (call.scheme == kW8a8 ? 4 : 2);
+    const long at_powers = call.groups * kLinearColumns * (call.scheme == kW8a8 ? 4 : 2);
+    const long scale_bytes = at_powers + (call.powers ? kLinearColumns * 4 : 0);
     const auto run = [&](long item) {
         alignas(64) float sums[kLinearRows * kLinearColumns];
         const long panel = item / blocks, block = item % blocks, column = block * kLinearColumns;
         const long row = call.tokens * panel / panels, end = call.tokens * (panel + 1) / panels;
-        k.multiply[call.scheme]({sums, rows + row * layout.bytes, static_cast<const uint8_t*>(call.weight) + block * bytes,
-                                 static_cast<const char*>(call.scales) + block * scale_bytes, layout.bytes, layout.scales_at,
-                                 end - row, call.groups, layout.quads});
+        const char* const scales = static_cast<const char*>(call.scales) + block * scale_bytes;
+        const long added = block * call.groups * kLinearColumns;
+        const QuantizedPanel each{sums, rows + row * layout.bytes, static_cast<const uint8_t*>(call.weight) + block * bytes,
+                                  scales, layout.bytes, layout.scales_at, end - row, call.groups, layout.quads,
+                                  call.zeros ? static_cast<const uint8_t*>(call.zeros) + added : nullptr,
+                                  call.mins ? static_cast<const uint16_t*>(call.mins) + added : nullptr, call.table,
+                                  static_cast<float>(offset_of(call.scheme))};
+        k.begin(each);
+        k.multiply[call.scheme](each);
         const long size = size_of(call.type);
+        const float* const powers = call.powers ? reinterpret_cast<const float*>(scales + at_powers) : nullptr;
         k.finish[call.type]({static_cast<char*>(call.out) + (row * call.outputs + column) * size,
-                             call.bias ? static_cast<const char*>(call.bias) + column * size : nullptr, sums, call.outputs,
+                             call.bias ? static_cast<const char*>(call.bias) + column * size : nullptr, sums, powers, call.outputs,
                              end - row, std::min(kLinearColumns, call.outputs - column)});
     };
     share_out(panels * blocks, parts_of(panels * blocks, call.tokens * call.inputs * call.outputs, kThreadWork), run);

@@ -68,6 +68,56 @@ void product_is_near(cpu::QuantizedScheme scheme, long tokens, long inputs, long
     expect(near, "a row is far off", scheme, 3, inputs, outputs);
 }
 
+// Values of 0..15 less 3, and a half, in reverse order; inputs of -2..2.
+void laid_product_is_near(cpu::QuantizedScheme scheme, long tokens, long inputs, long outputs, long groups) {
+    const bool four = cpu::nibbles(scheme), few = cpu::largest_input(scheme) < 128.0F;
+    const long blocks = (outputs + cpu::kLinearColumns - 1) / cpu::kLinearColumns, in_blocks = blocks * cpu::kLinearColumns;
+    const auto value = [](long i) { return (i * 5 + i / 7) % 16; };
+    std::vector<uint8_t> values(static_cast<size_t>(outputs * inputs / (four ? 2 : 1))), bytes(256);
+    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(i + 128);
+    for (size_t i = 0; i < values.size(); ++i) {
+        const long at = static_cast<long>(i);
+        values[i] = static_cast<uint8_t>(four ? value(2 * at) | value(2 * at + 1) << 4 : value(at));
+    }
+    std::vector<uint8_t> packed(static_cast<size_t>(in_blocks * inputs / (four ? 2 : 1)));
+    cpu::lay_quantized({packed.data(), values.data(), outputs, inputs, four, bytes.data()});
+    const bool zeros_there = four && !cpu::looked_up(scheme);
+    const float less = zeros_there ? 0.5F : -2.5F;
+    const std::vector<float> scales_in(static_cast<size_t>(outputs * groups), 0x1p-20F);
+    const std::vector<float> mins_in(static_cast<size_t>(outputs * groups), less * 0x1p-20F);
+    std::vector<uint8_t> scales(static_cast<size_t>(in_blocks * groups * 2 + in_blocks * 4));
+    std::vector<uint8_t> mins(static_cast<size_t>(in_blocks * groups * 2));
+    const cpu::Laid laid = cpu::lay_scales({scales.data(), mins.data(), scales_in.data(), mins_in.data(), outputs, groups, 1, true});
+    expect(laid == cpu::Laid::exactly, "scales are not held", scheme, tokens, inputs, outputs);
+    const std::vector<uint8_t> zeros(static_cast<size_t>(in_blocks * groups), 3);
+    std::vector<int32_t> order(static_cast<size_t>(inputs));
+    for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(order.size() - 1 - i);
+    std::vector<float> x(static_cast<size_t>(tokens * inputs)), out(static_cast<size_t>(tokens * outputs));
+    for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(whole(static_cast<long>(i) + 1));
+    cpu::QuantizedCall call{out.data(), x.data(), packed.data(), scales.data(), nullptr, tokens, inputs, outputs, groups, inputs,
+                            cpu::kLinearFloat32, scheme};
+    call.mins = mins.data();
+    call.zeros = zeros_there ? zeros.data() : nullptr;
+    call.order = order.data();
+    call.span = few ? inputs : 0;
+    call.powers = true;
+    for (size_t i = 0; i < 16; ++i) call.table[i] = static_cast<uint8_t>(128 + i);
+    cpu::quantized(call);
+    const float off = static_cast<float>(inputs) * 16 * (few ? 0.01F : 0.0001F);
+    bool near = true;
+    for (long i = 0; i < tokens * outputs; ++i) {
+        const long t = i / outputs, n = i % outputs;
+        float sum = 0.0F;
+        for (long k = 0; k < inputs; ++k) {
+            const float each = static_cast<float>(value(n * inputs + k)) - 2.5F;
+            sum += static_cast<float>(whole(t * inputs + inputs - k)) * each;
+        }
+        const float error = out[static_cast<size_t>(i)] * 0x1p20F - sum;
+        near = near && error <= off && error >= -off;
+    }
+    expect(near, "a product of a canonical matrix is far off", scheme, tokens, inputs, outputs);
+}
+
 }  // namespace
 
 int quantized_failures() {
@@ -81,9 +131,12 @@ int quantized_failures() {
         }
         for (const long tokens : {1L, 2L, 3L, 4L, 5L, 6L, 7L, 13L, 60L}) {
             for (const long outputs : {1L, 64L, 77L}) {
-                for (const auto scheme : {cpu::kInt8, cpu::kInt4, cpu::kW4a8}) {
+                for (const auto scheme : {cpu::kInt8, cpu::kInt4, cpu::kW4a8, cpu::kW8a8Groups}) {
                     product_is_near(scheme, tokens, 32, outputs, 1);
                     product_is_near(scheme, tokens, 384, outputs, 3);
+                }
+                for (const auto scheme : {cpu::kInt8, cpu::kInt4, cpu::kW4a8, cpu::kW8a8Groups, cpu::kTable4, cpu::kTable4a8}) {
+                    laid_product_is_near(scheme, tokens, 96, outputs, 3);
                 }
                 for (const long inputs : {1L, 2L, 15L, 333L}) product_is_near(cpu::kW8a8, tokens, inputs, outputs, 1);
             }

@@ -65,9 +65,12 @@ class Product:
     def held(self, matrix: Matrix, bias: Tensor | None) -> dict[str, Tensor]:
         """The same of a canonical matrix, see Canonical."""
         found: dict[str, Tensor] = {}
-        for suffix, each in (("", matrix.values), (".scales", matrix.scales), (".zeros", matrix.zeros)):
+        by_output = {"": matrix.values, ".scales": matrix.scales, ".zeros": matrix.zeros, ".mins": matrix.mins}
+        for suffix, each in by_output.items():
             if each is not None:
                 found |= {f"{name[1:]}.weight{suffix}": piece for name, piece in self._cut(each)}
+        if matrix.order is not None:
+            found |= {f"{name[1:]}.weight.order": matrix.order.clone() for name, _ in self._cut(matrix.values)}
         return found | self._biases(bias)
 
     def _biases(self, bias: Tensor | None) -> dict[str, Tensor]:
@@ -229,9 +232,19 @@ def _specified(x: Tensor, weight: Tensor, bias: Tensor | None, scheme: Form | No
 
 
 E4M3 = torch.float8_e4m3fn
+E2M1 = tuple(sign * size for sign in (1.0, -1.0) for size in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0))
+E2M3 = tuple(sign * size / 8 for sign in (1, -1) for size in (*range(16), *range(16, 32, 2), *range(32, 64, 4)))
 HELD = (
     *(Form("int8", 8, 16, 128), Form("int8", 8, 16), Form("w8a8", 8, 8), Form("w4a8", 4, 8, 32)),
     *(Form("int4", 4, 16, 128, zeros=True), Form("int4", 4, 16, 32, zeros=True), Form("int4", 4, 16, 64)),
+    *(Form("int4", 4, 16, 32, mins=True), Form("int8", 8, 16, 16, mins=True), Form("w8a8", 8, 8, 32)),
+    *(Form("w4a8", 4, 8, 32, zeros=True), Form("w4a8", 4, 8), Form("w8a8", 8, 8, mins=True)),
+    *(Form("int4", 4, 16, 32, zeros=True, ordered=True), Form("int8", 8, 16, 64, ordered=True)),
+    *(
+        Form("table4", 4, 16, 32, table=E2M1),
+        Form("table4", 4, 8, 64, table=E2M1),
+        Form("table8", 8, 16, 32, table=E2M3),
+    ),
     *(Form("fp8", 8, 16, 128, dtype=E4M3), Form("fp8", 8, 16, dtype=E4M3), Form("fp8a8", 8, 8, 128, dtype=E4M3)),
 )
 
@@ -278,19 +291,23 @@ class Canonical:
         form, generator = self._fitted(inputs), torch.Generator().manual_seed(outputs + inputs)
         scales = torch.rand((outputs, form.groups(inputs)), generator=generator) * 0.01 + 0.005
         zeros = torch.randint(16, scales.shape, generator=generator, dtype=torch.uint8) if form.zeros else None
+        mins = (torch.randn(scales.shape, generator=generator) * 0.05).half().float() if form.mins else None
+        order = torch.randperm(inputs, generator=generator).int() if form.ordered else None
         if form.dtype is not None:
             values = torch.randn((outputs, inputs), generator=generator).to(form.dtype)
+        elif form.table and form.bits == 8:
+            values = torch.randint(len(form.table), (outputs, inputs), generator=generator, dtype=torch.uint8)
         elif form.bits == 8:
             values = torch.randint(-127, 128, (outputs, inputs), generator=generator, dtype=torch.int8)
             scales = scales / 16
         else:
             values = torch.randint(256, (outputs, inputs // 2), generator=generator, dtype=torch.uint8)
-        return Matrix(values, scales.half().float(), zeros, form=form)  # such scales as any platform can keep
+        return Matrix(values, scales.half().float(), zeros, order, form, mins)  # such scales as any platform can keep
 
 
 def held(kinds: Collection[str]) -> list[Form]:
     """What a platform that keeps these kinds must place."""
-    return [form for form in HELD if form.kind in kinds]
+    return [form for form in HELD if form.needs <= set(kinds)]
 
 
 def read(subject: Subject, form: Form, dtype: torch.dtype, most: int) -> None:

@@ -9,8 +9,12 @@ from typing import Any
 
 from quintet.config import BUNDLED, GENERATION_DEFAULTS, EngineConfig, Environment, read_environment
 from quintet.engine.config_checks import MOST, check_architectures, check_entries, check_shape
+from quintet.engine.gguf_source import model_of
 from quintet.engine.json_object import read_object
 from quintet.engine.model_config import ModelConfig, read_config
+from quintet.gguf.config import config as gguf_config
+from quintet.gguf.config import generation
+from quintet.gguf.file import SPLIT, is_gguf
 from quintet.names import nearest, refuse_unknown
 from quintet.sampling_params import MAX_STOP_IDS, ParameterError, SamplingParams
 
@@ -37,15 +41,42 @@ _ROPE_FIELDS = ("rope_parameters", "rope_scaling")  # transformers' name since 5
 
 
 def resolve_model(config: EngineConfig, environment: Environment | None = None) -> Path:
-    """The model's folder, downloaded if need be. OSError or ValueError says what is wrong and what to do."""
+    """The model's folder, downloaded if need be, or its GGUF file. OSError or ValueError says what is wrong and what
+    to do."""
     weights = config.load_format != "dummy"
     patterns = (*_TEXT_FILES, _WEIGHTS) if weights else _TEXT_FILES
     folder = _resolve(config.model, config.revision, config, patterns, environment)
+    if (file := gguf_of(folder, config.load_format)) is not None:
+        return file
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(_without_config(folder, config.model))
     if weights and not any(folder.glob(_WEIGHTS)):
         raise FileNotFoundError(_without_weights(folder, config.model))
     return folder
+
+
+def gguf_of(path: Path, load_format: str) -> Path | None:
+    """The GGUF file that a path means: itself, or the only model in a folder that holds no other weights."""
+    if path.is_file() and load_format == "safetensors":
+        raise ValueError(f"load_format='safetensors', and {path} is a GGUF file; leave load_format out")
+    if path.is_file():
+        return path
+    whole = (path / "config.json").is_file() and (load_format == "dummy" or any(path.glob(_WEIGHTS)))
+    if load_format == "safetensors" or (whole and load_format != "gguf"):
+        return None
+    found = [each for each in sorted(path.glob("*.gguf")) if _begins(each.name)]
+    if len(found) > 1:
+        names = ", ".join(each.name for each in found[:8])
+        raise ValueError(f"{path} holds {len(found)} GGUF models ({names}); give the path of one of them as the model")
+    if not found and load_format == "gguf":
+        raise FileNotFoundError(f"load_format='gguf', and {path} holds no GGUF file; give a model that does")
+    return found[0] if found else None
+
+
+def _begins(name: str) -> bool:
+    """Whether a file is a model, or the first that one was split into."""
+    split = SPLIT.fullmatch(name)
+    return split is None or int(split[2]) == 1
 
 
 def resolve_tokenizer(config: EngineConfig, model: Path, environment: Environment | None = None) -> Path:
@@ -65,7 +96,11 @@ def _resolve(
     if name == BUNDLED:
         raise FileNotFoundError(f"the bundled model is missing from {local}: the installation is not whole; reinstall")
     if local.is_file():
-        raise ValueError(f"model {name!r} is a file; give the folder that holds its config.json and *.safetensors")
+        if is_gguf(local):
+            return local
+        raise ValueError(
+            f"model {name!r} is a file, and no GGUF file; give the folder that holds its config.json and *.safetensors"
+        )
     if name.startswith((".", "/", "~", "\\")) or not _HUB_ID.fullmatch(name) or "--" in name or ".." in name:
         raise FileNotFoundError(
             f"no folder {name!r} here, and it is no hub id such as 'Qwen/Qwen3-0.6B'; check the path, or use 'bundled'"
@@ -123,8 +158,6 @@ def _or_else(config: EngineConfig) -> str:
 
 
 def _without_config(folder: Path, name: str) -> str:
-    if any(folder.glob("*.gguf")):
-        return f"{name!r} holds GGUF files and no config.json; quintet reads safetensors: use the model's original"
     if (folder / "adapter_config.json").is_file():
         return f"{name!r} is an adapter, not a model: merge it into its base model and save that"
     inner = sorted(path.parent.name for path in folder.glob("*/config.json"))
@@ -134,8 +167,6 @@ def _without_config(folder: Path, name: str) -> str:
 
 def _without_weights(folder: Path, name: str) -> str:
     pickled = sorted(path.name for pattern in _PICKLED for path in folder.glob(pattern))
-    if not pickled and any(folder.glob("*.gguf")):
-        return f"{name!r} has GGUF files alone; quintet reads safetensors: use the model's original"
     what = f", only pickled ones ({', '.join(pickled[:3])})" if pickled else ""
     return (
         f"{name!r} has no *.safetensors weights{what}. A pickle runs code when it is read, so quintet reads none. "
@@ -152,8 +183,8 @@ def load_model_config(path: Path, overrides: Mapping[str, Any] | None = None) ->
     """The model's configuration with the user's entries merged in. Never runs code from the folder."""
     from quintet.models import families
 
-    file, overrides = path / "config.json", overrides or {}
-    raw = read_object(file)
+    file, overrides = path if path.is_file() else path / "config.json", overrides or {}
+    raw = gguf_config(model_of(path)) if path.is_file() else read_object(file)
     kind = overrides.get("model_type", raw.get("model_type"))
     if not isinstance(kind, str):
         raise ValueError(f"{file} names no model_type; supported: {', '.join(families())}")
@@ -233,7 +264,7 @@ def load_generation_config(
     and stays. ValueError names what no request could be served with.
     """
     own, elsewhere = path / "generation_config.json", None if mode in ("auto", "quintet") else _generation_file(mode)
-    model = read_object(own) if own.is_file() else {}
+    model = generation(model_of(path)) if path.is_file() else read_object(own) if own.is_file() else {}
     chosen = read_object(elsewhere) if elsewhere else model if mode == "auto" else {}
     replaced = _renamed(overrides or {})
     defaults = {name: value for name, value in _renamed(chosen).items() if name in GENERATION_DEFAULTS} | replaced
@@ -241,7 +272,7 @@ def load_generation_config(
     if defaults:
         shown = ", ".join(f"{name}={value}" for name, value in defaults.items())
         logger.info("sampling defaults from the generation config: %s (generation_config='quintet' opts out)", shown)
-    sources = [(elsewhere or own, chosen), (own, model), (path / "config.json", {})]
+    sources = [(elsewhere or own, chosen), (path if path.is_file() else own, model), (path / "config.json", {})]
     file, said = next((each for each in sources if each[1].get("eos_token_id") is not None), sources[-1])
     if not said and file.is_file():
         said = read_object(file)

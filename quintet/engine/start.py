@@ -34,6 +34,7 @@ from quintet.engine.scheduler import Limits, Scheduler
 from quintet.engine.support import evidence
 from quintet.engine.tables import Tables
 from quintet.engine.variants import describe, plan_variants
+from quintet.engine.weights_cache import Where
 from quintet.engine.worker import ModelSizes, Worker
 from quintet.layers import kv_scales
 from quintet.layers.build import KVScaling
@@ -123,7 +124,7 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
     dtype, kv_dtype = _dtype(config, hf_config, facts, reasons), _kv_dtype(config, facts)
     scaling = _kv_scaling(config, facts, files, reasons)
     sizes = ModelSizes(dtype, config.page_size, _length(config, hf_config), forms, kv_dtype, scaling)
-    sizes = replace(sizes, attention=config.attention_backend)
+    sizes = replace(sizes, attention=config.attention_backend, weights_cache=_weights_cache(config, facts))
     endpoint = f"inproc://quintet-{uuid.uuid4().hex}"
     size = config.tensor_parallel_size
     workers = 1 if facts.spmd else size
@@ -256,6 +257,14 @@ def _dtype(config: EngineConfig, hf_config: Any, facts: Capabilities, reasons: l
     why = "the checkpoint's" if dtype == saved else f"the checkpoint's {_name(saved)} is not computed in here"
     reasons.append(f"dtype {_name(dtype)}: {why}")
     return dtype
+
+
+def _weights_cache(config: EngineConfig, facts: Capabilities) -> Where | None:
+    if config.weights_cache is None:
+        return None
+    if not facts.placing:
+        raise ValueError("weights_cache: this device's weights do not lie in the host's memory; leave it out")
+    return Where(Path(config.weights_cache).expanduser(), facts.placing)
 
 
 def _kv_dtype(config: EngineConfig, facts: Capabilities) -> torch.dtype | None:

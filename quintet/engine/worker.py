@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from quintet.engine.groups import Arrangement, arrange
 from quintet.engine.loader import Reading, distinct, load, num_bytes
+from quintet.engine.weights_cache import Where
 from quintet.layers.build import Build, KVScaling, Wanted, replacements, settle
 from quintet.layers.decoder import Family
 from quintet.layers.forms import Forms
@@ -54,6 +55,7 @@ class ModelSizes:
     kv_scales: KVScaling = field(default_factory=KVScaling)
     wanted: Wanted = Wanted()
     attention: str = "auto"  # the provider of paged attention that was asked for
+    weights_cache: Where | None = None  # where placed weights are kept between starts
 
 
 class Carried(NamedTuple):
@@ -92,6 +94,7 @@ class Worker:
             wanted=sizes.wanted,
             layers=replacements(self.platform.layers),
         )  # fmt: skip
+        self._cache = sizes.weights_cache
         self.model: Family = model_class(hf_config, self.platform.models)(hf_config, build).eval()
         self.model.silent = sizes.forms.checkpoint.silent if sizes.forms.checkpoint else ()
         settle(self.model)
@@ -136,7 +139,7 @@ class Worker:
 
     def _read(self, progress: bool) -> None:
         """The weights, from the checkpoint as it is now."""
-        load(self.model, self.platform, self._folder, progress, self.place.rank)
+        load(self.model, self.platform, self._folder, progress, self.place.rank, self._cache)
         self._empty = False
 
     def _begin(self, progress: bool) -> None:

@@ -42,6 +42,13 @@ class File:
     metadata: Mapping[str, Value]
     tensors: Mapping[str, Stored]
 
+    def floats(self, tensor: Stored) -> list[float]:
+        """The numbers of a short tensor of F32."""
+        with self.path.open("rb") as stream:
+            stream.seek(tensor.start)
+            raw = stream.read(tensor.size)
+        return list(struct.unpack(f"<{tensor.size // 4}f", raw.ljust(tensor.size, b"\0")))
+
 
 def read_metadata(path: Path) -> Mapping[str, Value]:
     """The key-value pairs of a file. ValueError says what is wrong with it; OSError that it cannot be opened."""

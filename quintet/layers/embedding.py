@@ -4,7 +4,7 @@ from torch import Tensor
 
 from quintet.layers.build import Build, Layer, padded, whole
 from quintet.types import Batch
-from quintet.weights import Part, Weight
+from quintet.weights import Part, Reader, Weight
 
 
 class Embedding(Layer):
@@ -15,12 +15,17 @@ class Embedding(Layer):
         self._build, self._shape = build, (count, width)
         self._split = whole(count, build.size) if replicated else padded(count, build.size)
         self._partial = build.size > 1 and not replicated
+        self._reader: Reader | None = None
         self._first = self._split.ranges[build.rank][0]
         self.weight: Tensor
 
+    def settle(self, path: str) -> None:
+        """A table that is quantized is looked up in floats."""
+        self._reader = self._build.forms.of_table().reader(path)
+
     def weights(self, path: str) -> list[Weight]:
-        part = Part(f"{path}.weight", self._shape, self._split.ranges)
-        return [Weight("weight", (part,), 0, self._build.rank, self._build.dtype, "embedding")]
+        part, build = Part(f"{path}.weight", self._shape, self._split.ranges), self._build
+        return [Weight("weight", (part,), 0, build.rank, build.dtype, "embedding", reader=self._reader)]
 
     def forward(self, ids: Tensor) -> Tensor:  # [T] -> [T, width]
         rows = self.ops.embedding(ids, self.weight, self._first, self._partial)

@@ -32,6 +32,7 @@ COMMANDS = {
     "explain": Command(_HOME + "explain", "show what would run a model here, and what was rejected"),
     "conformance": Command(_HOME + "conformance", "prove that a platform keeps the contract", "ERROR"),
     "new-platform": Command(_HOME + "new_platform", "write the package of a platform of your own, to start from"),
+    "quantize": Command(_HOME + "quantize", "write a quantized checkpoint, and say what it costs"),
     "bench latency": Command(_HOME + "bench_latency", "time one batch of requests"),
     "bench throughput": Command(_HOME + "bench_throughput", "time many requests at once"),
     "bench serve": Command(_HOME + "bench_serve", "put a load on a server and time its answers"),

@@ -65,8 +65,12 @@ class ModelOptions:
         None, optional(json_object), "entries that replace those of the model's config.json", group="model"
     )
     load_format: str = choice(
-        "auto", "auto", "safetensors", "dummy", help="dummy: random weights, none are read", group="model"
+        "auto", "auto", "safetensors", "gguf", "dummy", help="dummy: random weights, none are read", group="model"
     )
+    weights_cache: str | None = option(
+        None, optional(text), "keep the weights here as they were packed, so that the next start reads them at once; "
+        "may be deleted at any time", group="model", metavar="FOLDER", accepts=f"{PATH} | None",
+    )  # fmt: skip
     dtype: str = option(
         "auto", _dtype, "of weights and activations; auto: what the model was saved in, if the device can",
         group="model", choices=("auto", "float32", "bfloat16", "float16"), accepts="str | torch.dtype",

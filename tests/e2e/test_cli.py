@@ -285,3 +285,46 @@ def test_ctrl_c_ends_other_commands_quietly() -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
         assert process.stderr.read() == b""
+
+
+def test_quantize_writes_a_model_that_runs_and_says_what_it_costs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, report = tmp_path / "held-out.txt", tmp_path / "report.json"
+    text.write_text(f"{SKY}\n{BLUE}\n{FRANCE}\n{PARIS}\n" * 3)
+    words = [
+        "bundled",
+        "-o",
+        str(tmp_path / "made"),
+        "--scheme",
+        "W8A8",
+        "--evaluate",
+        str(text),
+        "--json",
+        str(report),
+    ]
+    assert cli.main(["quantize", *words, "--device", "cpu"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"42 products as W8A8 by rtn, 1 left as they were; 9.3 MB -> 5.2 MB in .* s\nKL mean 0\.", shown)
+    found = json.loads(report.read_text())
+    assert 0 < found["mean"] < 0.1
+    assert found["perplexity_after"] == pytest.approx(found["perplexity_before"], rel=0.2)
+    assert cli.main(["generate", "--model", str(tmp_path / "made"), "--chat", "--temperature", "0", FRANCE]) == 0
+    assert capsys.readouterr().out == PARIS + "\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "no model to quantize"),
+        (["bundled"], "-o DIR"),
+        (["bundled", "-o", "made", "--scheme", "W4A17"], "did you mean 'W4A16'"),
+        (["bundled", "-o", "made", "--method", "awq"], "needs calibration"),
+        (["./nothing", "-o", "made"], "no folder './nothing' here"),
+    ],
+)
+def test_quantize_refuses(words: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [str(tmp_path / word) if word == "made" else word for word in words]
+    assert cli.main(["quantize", *words]) == 1
+    assert says in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

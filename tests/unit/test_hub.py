@@ -47,7 +47,7 @@ def _write(folder: Path, name: str, content: Any) -> None:
         ("two words", FileNotFoundError, "no hub id"),
         ("../x", FileNotFoundError, "no hub id"),
         ("nobody/quintet-test-model", ConnectionError, "HF_HUB_OFFLINE is set"),
-        (__file__, ValueError, "is a file; give the folder"),
+        (__file__, ValueError, "no GGUF file; give the folder"),
     ],
 )
 def test_a_model_that_is_not_there(model: str, kind: type[Exception], says: str, tmp_path: Path) -> None:
@@ -81,7 +81,6 @@ def test_a_cached_model_is_found_offline(tmp_path: Path) -> None:
     ("remove", "add", "says"),
     [
         ("config.json", None, "has no config.json"),
-        ("config.json", "model.Q4.gguf", "reads safetensors"),
         ("config.json", "adapter_config.json", "is an adapter"),
         ("config.json", "inner/config.json", "there is one in inner"),
         ("model.safetensors", None, "has no *.safetensors weights."),
@@ -234,3 +233,27 @@ def test_without_a_generation_config_the_config_ends_texts(folder: Path) -> None
     assert load_generation_config(folder) == {"eos_token_id": []}
     _write(folder, "config.json", {**LLAMA, "eos_token_id": 3})
     assert load_generation_config(folder) == {"eos_token_id": [3]}
+
+
+def test_a_gguf_file_is_a_model_and_so_is_a_folder_with_one(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    for model in (file, tmp_path):
+        for load_format in ("auto", "gguf"):
+            assert resolve_model(EngineConfig(model=model, load_format=load_format), OFFLINE) == file
+    (tmp_path / "big-00002-of-00002.gguf").write_bytes(b"GGUF")  # no model by itself
+    assert resolve_model(EngineConfig(model=tmp_path), OFFLINE) == file
+    (tmp_path / "big-00001-of-00002.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ValueError, match="2 GGUF models .big-00001-of-00002.gguf, model.gguf."):
+        resolve_model(EngineConfig(model=tmp_path), OFFLINE)
+    with pytest.raises(ValueError, match="is a GGUF file"):
+        resolve_model(EngineConfig(model=file, load_format="safetensors"), OFFLINE)
+
+
+def test_weights_of_both_kinds_are_told_apart_by_load_format(folder: Path) -> None:
+    (folder / "model.gguf").write_bytes(b"GGUF")
+    assert resolve_model(EngineConfig(model=folder), OFFLINE) == folder
+    assert resolve_model(EngineConfig(model=folder, load_format="gguf"), OFFLINE) == folder / "model.gguf"
+    (folder / "model.gguf").unlink()
+    with pytest.raises(FileNotFoundError, match="holds no GGUF file"):
+        resolve_model(EngineConfig(model=folder, load_format="gguf"), OFFLINE)

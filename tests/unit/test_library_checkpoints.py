@@ -24,6 +24,8 @@ SHAPES = {
 }  # fmt: skip
 # what activations are quantized to differs (LLM.int8() does, we do not), and how they are rounded
 OFF = {"bitsandbytes_int8": 0.1, "torchao_mixed": 0.06}
+# minima are held in float16 here, and nf4 and fp4 in tables of 8 bits
+OFF |= {"bitsandbytes_nf4": 0.06, "bitsandbytes_fp4": 0.08, "torchao_int4": 4e-3, "hqq_mixed": 6e-3}
 NAMES = ["bitsandbytes_nf4", "bitsandbytes_fp4", "bitsandbytes_int8", "torchao_int4", "torchao_mixed", "hqq_mixed"]
 
 

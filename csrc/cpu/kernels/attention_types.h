@@ -28,15 +28,15 @@ uint32_t bits_of(float x) {
     return bits;
 }
 
-void narrow(float x, float* out) { *out = x; }
+[[maybe_unused]] void narrow(float x, float* out) { *out = x; }
 
-void narrow(float x, Bfloat16* out) {
+[[maybe_unused]] void narrow(float x, Bfloat16* out) {
     const uint32_t bits = bits_of(x);
     const uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
     out->bits = static_cast<uint16_t>((bits & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC0 : rounded);
 }
 
-void narrow(float x, Float16* out) {
+[[maybe_unused]] void narrow(float x, Float16* out) {
     const uint32_t sign = bits_of(x) >> 16 & 0x8000, size = bits_of(x) & 0x7FFFFFFF;
     uint32_t half;
     if (size >= 0x47800000) {  // 65536 and above, or NaN

@@ -22,14 +22,20 @@ enum QuantizedScheme {
     kInt4,
     kW8a8,  // rows in 8 bits, one scale for a row, and float32 scales for columns: all is one group
     kW4a8,  // rows in 8 bits, for each of their groups
+    kW8a8Groups,  // the same with weights of 8 bits
+    kTable4,      // 4 bits that are places in a table of 8 bits, which has 128 added; rows as kInt4 has them
+    kTable4a8,    // rows as kW4a8 has them
     kQuantizedSchemes
 };
 
-constexpr bool nibbles(QuantizedScheme s) { return s == kInt4 || s == kW4a8; }
-constexpr int32_t offset_of(QuantizedScheme s) { return nibbles(s) ? 8 : 128; }
+constexpr bool looked_up(QuantizedScheme s) { return s == kTable4 || s == kTable4a8; }
+constexpr bool nibbles(QuantizedScheme s) { return s == kInt4 || s == kW4a8 || looked_up(s); }
+constexpr int32_t offset_of(QuantizedScheme s) { return nibbles(s) && !looked_up(s) ? 8 : 128; }
 
 // 16 bits are 256 * high + low, both of -128..127, so the largest is 256 * 127 + 127.
-constexpr float largest_input(QuantizedScheme s) { return s == kInt8 || s == kInt4 ? 32639.0F : 127.0F; }
+constexpr float largest_input(QuantizedScheme s) {
+    return s == kInt8 || s == kInt4 || s == kTable4 ? 32639.0F : 127.0F;
+}
 
 constexpr long kQuad = 4;
 constexpr long kLargestGroup = 128;  // inputs: 128 * 128 * 32639 and 128 * 255 * 32639 are below 2^31
@@ -42,6 +48,7 @@ struct QuantizedRow {
     int32_t* starts;  // [groups]: where a sum starts, so that the offset of the weights counts for nothing
     const void* x;    // [groups * group]
     long groups, group;
+    long span;        // inputs that share a scale of the row: whole groups
     float largest;
     int32_t offset;
 };
@@ -55,18 +62,25 @@ struct QuantizedPanel {
     long scales_at;      // bytes from a row's beginning to its scales; its starts follow them
     long rows, groups;
     long quads;          // of a group
+    const uint8_t* zeros;   // [groups, kLinearColumns], or null: what stands for 0, instead of the offset
+    const uint16_t* mins;   // [groups, kLinearColumns], float16, or null: added to what values and scales stand for
+    const uint8_t* table;   // [16], of the schemes that look up
+    float offset;
 };
 
 struct QuantizedResult {
     void* out;         // [rows, columns]
     const void* bias;  // [columns], or null
     const float* sums; // [rows, kLinearColumns]
+    const float* powers;  // [kLinearColumns], of two, or null: the columns' scales are so many times what they say
     long out_stride, rows, columns;
 };
 
 struct QuantizedKernels {
     long quad_bytes[kQuantizedSchemes];  // of a prepared quad
     void (*prepare[kQuantizedSchemes][kLinearTypes])(const QuantizedRow& row);
+    // What zero points and minima give: sums begin with it, or with zeros.
+    void (*begin)(const QuantizedPanel& panel);
     void (*multiply[kQuantizedSchemes])(const QuantizedPanel& panel);
     void (*finish[kLinearTypes])(const QuantizedResult& result);
 };
@@ -80,7 +94,7 @@ struct QuantizedBlock {
 
 struct QuantizedPacking {
     // False where a number is not finite, or too large for a scale in float16. Other instruction sets may choose another
-    // scale where two are as good.
+    // scale where two are as good. Floats do not become places in a table.
     bool (*pack[kQuantizedSchemes][kLinearTypes])(const QuantizedBlock& block);
 };
 

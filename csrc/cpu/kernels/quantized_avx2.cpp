@@ -22,6 +22,14 @@ inline Ints low_even(Bytes x) { return _mm256_and_si256(x, _mm256_set1_epi16(15)
 inline Ints low_odd(Bytes x) { return low_even(_mm256_srli_epi16(x, 8)); }
 inline Ints high_even(Bytes x) { return low_even(_mm256_srli_epi16(x, 4)); }
 inline Ints high_odd(Bytes x) { return _mm256_srli_epi16(x, 12); }
+using Table = __m256i;
+inline Table table_at(const uint8_t* at) {
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
+}
+inline Bytes low_found(Table table, Bytes x) {
+    return _mm256_shuffle_epi8(table, _mm256_and_si256(x, _mm256_set1_epi8(15)));
+}
+inline Bytes high_found(Table table, Bytes x) { return low_found(table, _mm256_srli_epi16(x, 4)); }
 inline Sums add_products(Sums sum, Ints a, Ints b) { return sum + (Sums)_mm256_madd_epi16(a, b); }
 
 inline void put_words(Ints x, uint8_t* at) {

@@ -31,6 +31,9 @@ inline Ints magnitude_bits(Floats x) { return _mm256_and_si256(as_ints(x), ints(
 inline void store_ints(int32_t* at, Ints x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), x); }
 inline __m128i load_halves(const uint16_t* at) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at)); }
 inline Floats widen_half(const uint16_t* at) { return _mm256_cvtph_ps(load_halves(at)); }
+inline Floats widen_bytes(const uint8_t* at) {
+    return to_floats(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at))));
+}
 inline uint16_t half_of(float x) { return static_cast<uint16_t>(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT)); }
 inline float float_of(uint16_t x) { return _cvtsh_ss(x); }
 

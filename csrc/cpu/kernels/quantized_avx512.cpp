@@ -16,6 +16,14 @@ inline Ints low_even(Bytes x) { return _mm512_and_si512(x, _mm512_set1_epi16(15)
 inline Ints low_odd(Bytes x) { return low_even(_mm512_srli_epi16(x, 8)); }
 inline Ints high_even(Bytes x) { return low_even(_mm512_srli_epi16(x, 4)); }
 inline Ints high_odd(Bytes x) { return _mm512_srli_epi16(x, 12); }
+using Table = __m512i;
+inline Table table_at(const uint8_t* at) {
+    return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
+}
+inline Bytes low_found(Table table, Bytes x) {
+    return _mm512_shuffle_epi8(table, _mm512_and_si512(x, _mm512_set1_epi8(15)));
+}
+inline Bytes high_found(Table table, Bytes x) { return low_found(table, _mm512_srli_epi16(x, 4)); }
 inline Sums add_products(Sums sum, Ints a, Ints b) { return sum + (Sums)_mm512_madd_epi16(a, b); }
 
 inline void put_words(Ints x, uint8_t* at) {

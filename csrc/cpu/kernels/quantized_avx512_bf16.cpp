@@ -18,6 +18,15 @@ struct ByteWeights {
         w[0] = _mm512_and_si512(bytes, low);
         w[1] = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), low);
     }
+    using Table = __m512i;
+    static Table table(const uint8_t* at) {
+        return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
+    }
+    static void weights_of_table(const uint8_t* at, const Table& table, Weights (&w)[2]) {
+        weights_of_nibbles(at, w);
+        w[0] = _mm512_shuffle_epi8(table, w[0]);
+        w[1] = _mm512_shuffle_epi8(table, w[1]);
+    }
 };
 
 // Inputs in 8 bits.

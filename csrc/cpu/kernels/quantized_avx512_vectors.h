@@ -23,6 +23,11 @@ inline void store_ints(int32_t* at, Ints x) { _mm512_storeu_si512(at, x); }
 inline __m256i load_halves(const uint16_t* at) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)); }
 inline Floats widen_half(const uint16_t* at) { return _mm512_cvtph_ps(load_halves(at)); }
 
+inline Floats sub(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
+inline Floats widen_bytes(const uint8_t* at) {
+    return to_floats(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
+}
+
 struct Singles {
     using Element = float;
     static Floats widen(const float* at) { return load(at); }

@@ -27,6 +27,23 @@ inline Ints low_odd(Bytes x) { return (Ints)(x >> 8 & 15); }
 inline Ints high_even(Bytes x) { return (Ints)(x >> 4 & 15); }
 inline Ints high_odd(Bytes x) { return (Ints)(x >> 12); }
 
+struct Table {
+    uint8_t bytes[16];
+};
+inline Table table_at(const uint8_t* at) {
+    Table table;
+    __builtin_memcpy(&table, at, sizeof table);
+    return table;
+}
+inline Bytes found(const Table& table, Bytes places) {  // each byte 0..15
+    uint8_t bytes[sizeof places];
+    __builtin_memcpy(bytes, &places, sizeof places);
+    for (uint8_t& byte : bytes) byte = table.bytes[byte];
+    return load_bytes(bytes);
+}
+inline Bytes low_found(const Table& table, Bytes x) { return found(table, x & 0x0F0F); }
+inline Bytes high_found(const Table& table, Bytes x) { return found(table, x >> 4 & 0x0F0F); }
+
 inline Sums add_products(Sums sum, Ints a, Ints b) {
 #if defined(__SSE2__)
     return sum + (Sums)_mm_madd_epi16((__m128i)a, (__m128i)b);

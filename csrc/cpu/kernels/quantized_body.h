@@ -3,7 +3,8 @@
 // The including file defines kLanes, Floats, Ints (of kLanes) and what works on them (see quantized_*_vectors.h), and cores.
 // A core multiplies quads: Sum, Weights and Inputs; kBytes, of a prepared quad; kRows and kPairs, the sums that stay in
 // registers, and kAlone, the pairs for rows that are few (kFew); weights(at), bytes for kLanes columns;
-// weights_of_nibbles(at, Weights (&)[2]); inputs(at); start(int32_t); resume(Floats), total's bits again,
+// weights_of_nibbles(at, Weights (&)[2]); Table, of 16 bytes at an address, and weights_of_table(at, Table, Weights (&)[2]),
+// nibbles looked up; inputs(at); start(int32_t); resume(Floats), total's bits again,
 // of a core for kW8a8; step(Sum&, Weights, Inputs); total(Sum), which is Ints; put(Ints, at), kLanes prepared inputs.
 // A pair is two vectors of columns that are 16 columns apart: nibbles of the same bytes.
 #pragma once
@@ -19,6 +20,9 @@ constexpr long kByteQuad = kLinearColumns * kQuad;  // bytes of a block's quad: 
 constexpr long kLine = 64;  // bytes in a cache line
 // Quads that all rows of a panel pass before the next: 64 KiB, or half of it, which a core's second cache holds.
 constexpr long kStretch = 256;
+
+enum class Held { bytes, nibbles, table };
+constexpr long quad_step(Held held) { return held == Held::bytes ? kByteQuad : kByteQuad / 2; }
 
 // ---------------------------------------------------------------------------------------------------------- rows
 
@@ -61,8 +65,10 @@ template <typename Core, typename Type>
 void prepare(const QuantizedRow& row) {
     const auto* x = static_cast<const typename Type::Element*>(row.x);
     uint8_t* at = row.values;
+    const long shared = row.span / row.group;  // groups
+    float peak = 0.0F;
     for (long g = 0; g < row.groups; ++g) {
-        const float peak = peak_of<Type>(x, row.group);
+        if (g % shared == 0) peak = peak_of<Type>(x, (row.groups - g < shared ? row.groups - g : shared) * row.group);
         const bool finite = peak == peak;
         const Floats stretch = splat(row.largest / peak);
         Ints sum = ints(0);
@@ -89,12 +95,14 @@ struct QuantizedTile {
     const uint8_t* ahead;   // what is asked from memory meanwhile
 };
 
-template <typename Core, bool Nibbles, long Pairs>
-inline void load_weights(const uint8_t* at, typename Core::Weights (&w)[Pairs][2]) {
+template <typename Core, Held H, long Pairs>
+inline void load_weights(const uint8_t* at, const typename Core::Table& table, typename Core::Weights (&w)[Pairs][2]) {
 #pragma GCC unroll 4
     for (long p = 0; p < Pairs; ++p) {
-        if constexpr (Nibbles) {
+        if constexpr (H == Held::nibbles) {
             Core::weights_of_nibbles(at + p * kPairColumns * kQuad, w[p]);
+        } else if constexpr (H == Held::table) {
+            Core::weights_of_table(at + p * kPairColumns * kQuad, table, w[p]);
         } else {
             w[p][0] = Core::weights(at + p * 2 * kPairColumns * kQuad);
             w[p][1] = Core::weights(at + (p * 2 + 1) * kPairColumns * kQuad);
@@ -103,15 +111,15 @@ inline void load_weights(const uint8_t* at, typename Core::Weights (&w)[Pairs][2
 }
 
 // `count` quads of rows, at least one, added to their sums. With each, memory is asked for so many lines of what follows.
-template <typename Core, bool Nibbles, long Rows, long Pairs, long Lines>
-inline void grow(typename Core::Sum (&sums)[Rows][Pairs][2], const uint8_t* w, const uint8_t* x, long stride, long count,
-                 const uint8_t*& ahead) {
+template <typename Core, Held H, long Rows, long Pairs, long Lines>
+inline void grow(typename Core::Sum (&sums)[Rows][Pairs][2], const uint8_t* w, const typename Core::Table& table,
+                 const uint8_t* x, long stride, long count, const uint8_t*& ahead) {
     do {  // a loop that may not run at all costs the compiler registers, and us a third of the speed
 #pragma GCC unroll 4
         for (long i = 0; i < Lines; ++i) __builtin_prefetch(ahead + i * kLine, 0, 2);
         ahead += Lines * kLine;
         typename Core::Weights weights[Pairs][2];
-        load_weights<Core, Nibbles, Pairs>(w, weights);
+        load_weights<Core, H, Pairs>(w, table, weights);
 #pragma GCC unroll 8
         for (long r = 0; r < Rows; ++r) {
             const typename Core::Inputs inputs = Core::inputs(x + r * stride);
@@ -121,7 +129,7 @@ inline void grow(typename Core::Sum (&sums)[Rows][Pairs][2], const uint8_t* w, c
                 Core::step(sums[r][p][1], weights[p][1], inputs);
             }
         }
-        w += Nibbles ? kByteQuad / 2 : kByteQuad;
+        w += quad_step(H);
         x += Core::kBytes;
     } while (--count);
 }
@@ -131,13 +139,13 @@ inline long first_column(long pair) {
     return pair / kPer * 2 * kPairColumns + pair % kPer * kLanes;
 }
 
-template <typename Core, bool Nibbles, long Rows, long Pairs, long Lines>
+template <typename Core, Held H, long Rows, long Pairs, long Lines>
 __attribute__((noinline)) void tile_of_groups(const QuantizedTile& t) {
     const QuantizedPanel& panel = t.panel;
     const long column = first_column(t.pair), stride = panel.x_stride;
-    constexpr long kStep = Nibbles ? kByteQuad / 2 : kByteQuad;
+    const typename Core::Table table = H == Held::table ? Core::table(panel.table) : typename Core::Table{};
     const uint8_t* const row = panel.x + t.row * stride;
-    const long lane = Nibbles ? column / (2 * kPairColumns) * kPairColumns + column % kPairColumns : column;
+    const long lane = H != Held::bytes ? column / (2 * kPairColumns) * kPairColumns + column % kPairColumns : column;
     const uint8_t* w = t.weight + lane * kQuad;
     const uint8_t* x = row + t.group * t.quads * Core::kBytes;
     float* const kept = panel.sums + t.row * kLinearColumns + column;
@@ -152,8 +160,8 @@ __attribute__((noinline)) void tile_of_groups(const QuantizedTile& t) {
 #pragma GCC unroll 8
             for (long v = 0; v < 2 * Pairs; ++v) sums[r][v / 2][v % 2] = Core::start(start);
         }
-        grow<Core, Nibbles, Rows, Pairs, Lines>(sums, w, x, stride, t.quads, ahead);
-        w += t.quads * kStep;
+        grow<Core, H, Rows, Pairs, Lines>(sums, w, table, x, stride, t.quads, ahead);
+        w += t.quads * quad_step(H);
         x += t.quads * Core::kBytes;
         const uint16_t* const scales = static_cast<const uint16_t*>(panel.scales) + g * kLinearColumns + column;
 #pragma GCC unroll 8
@@ -189,8 +197,8 @@ __attribute__((noinline)) void tile_of_channels(const QuantizedTile& t) {
         }
     }
     const uint8_t* ahead = t.ahead;
-    grow<Core, false, Rows, Pairs, Lines>(sums, t.weight + column * kQuad, row + t.quad * Core::kBytes, stride, t.quads,
-                                          ahead);
+    grow<Core, Held::bytes, Rows, Pairs, Lines>(sums, t.weight + column * kQuad, typename Core::Table{},
+                                                row + t.quad * Core::kBytes, stride, t.quads, ahead);
     const bool last = t.quad + t.quads == panel.quads;
     const float* const scales = static_cast<const float*>(panel.scales) + column;
 #pragma GCC unroll 8
@@ -207,12 +215,12 @@ __attribute__((noinline)) void tile_of_channels(const QuantizedTile& t) {
     }
 }
 
-template <typename Core, bool Nibbles, bool Channels, long Rows, long Pairs, long Lines>
+template <typename Core, Held H, bool Channels, long Rows, long Pairs, long Lines>
 inline void tile(const QuantizedTile& t) {
     if constexpr (Channels) {
         tile_of_channels<Core, Rows, Pairs, Lines>(t);
     } else {
-        tile_of_groups<Core, Nibbles, Rows, Pairs, Lines>(t);
+        tile_of_groups<Core, H, Rows, Pairs, Lines>(t);
     }
 }
 
@@ -224,10 +232,10 @@ struct Asked {
     long tile, tiles;      // 0 tiles: nothing is asked for
 };
 
-template <typename Core, bool Nibbles, bool Channels, long Rows>
+template <typename Core, Held H, bool Channels, long Rows>
 inline void tiles_of(QuantizedTile t, long rows, const Asked& asked) {
     if constexpr (Rows > 1) {
-        if (rows < Rows) return tiles_of<Core, Nibbles, Channels, Rows - 1>(t, rows, asked);
+        if (rows < Rows) return tiles_of<Core, H, Channels, Rows - 1>(t, rows, asked);
     }
     constexpr long kPairs = Rows <= Core::kFew ? Core::kAlone : Core::kPairs, kPasses = kBlockPairs / kPairs;
     for (long pass = 0; pass < kPasses; ++pass, t.pair += kPairs) {
@@ -236,25 +244,24 @@ inline void tiles_of(QuantizedTile t, long rows, const Asked& asked) {
         t.ahead = asked.next + first * kLine * asked.count;
         if constexpr (Rows > 2) {  // fewer are hardly ever a tile among others
             if (last - first == 1) {
-                tile<Core, Nibbles, Channels, Rows, kPairs, 1>(t);
+                tile<Core, H, Channels, Rows, kPairs, 1>(t);
                 continue;
             }
             if (last - first > 1) {
-                tile<Core, Nibbles, Channels, Rows, kPairs, 2>(t);
+                tile<Core, H, Channels, Rows, kPairs, 2>(t);
                 continue;
             }
         }
-        tile<Core, Nibbles, Channels, Rows, kPairs, 0>(t);
+        tile<Core, H, Channels, Rows, kPairs, 0>(t);
     }
 }
 
-template <typename Core, bool Nibbles, bool Channels>
+template <typename Core, Held H, bool Channels>
 void multiply(const QuantizedPanel& panel) {
-    constexpr long kStep = Nibbles ? kByteQuad / 2 : kByteQuad;
+    constexpr long kStep = quad_step(H);
     const long tiles = (panel.rows + Core::kRows - 1) / Core::kRows, all = panel.groups * panel.quads;
     const bool streams = panel.rows <= Core::kFew && Core::kAlone == kBlockPairs;  // the block is read from end to end
     const long least = Channels ? 1 : panel.quads, wanted = streams ? all : kStretch / least * least;
-    __builtin_memset(panel.sums, 0, static_cast<size_t>(panel.rows * kLinearColumns) * sizeof(float));
     for (long first = 0; first < all; first += wanted) {
         const long count = all - first < wanted ? all - first : wanted;
         const uint8_t* const weight = panel.weight + first * kStep;
@@ -263,8 +270,67 @@ void multiply(const QuantizedPanel& panel) {
             const QuantizedTile t{panel, weight, Channels ? 0 : first / panel.quads, Channels ? first : 0,
                                   Channels ? 1 : count / panel.quads, Channels ? count : panel.quads, row, 0, nullptr};
             const Asked asked{weight + wanted * kStep, kStep, count, i, streams ? 0 : tiles};
-            tiles_of<Core, Nibbles, Channels, Core::kRows>(t, rows, asked);
+            tiles_of<Core, H, Channels, Core::kRows>(t, rows, asked);
         }
+    }
+}
+
+// ------------------------------------------------------------------------------------------- zero points and minima
+
+// A vector of what is added for each 1 of a row's inputs.
+inline Floats added_for(const QuantizedPanel& panel, long at) {
+    Floats each = panel.mins ? widen_half(panel.mins + at) : zeros();
+    if (panel.zeros) {
+        const Floats off = sub(splat(panel.offset), widen_bytes(panel.zeros + at));
+        each = fma(off, widen_half(static_cast<const uint16_t*>(panel.scales) + at), each);
+    }
+    return each;
+}
+
+constexpr long kBeginVectors = 4, kBeginRows = kLanes == 16 ? 4 : 2;  // whose sums stay in registers
+
+template <long Rows>
+inline void begin_rows(const QuantizedPanel& panel, long row, long column) {
+    Floats sums[Rows][kBeginVectors];
+#pragma GCC unroll 4
+    for (long r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
+        for (long v = 0; v < kBeginVectors; ++v) sums[r][v] = zeros();
+    }
+    for (long g = 0; g < panel.groups; ++g) {
+        Floats each[kBeginVectors];
+#pragma GCC unroll 4
+        for (long v = 0; v < kBeginVectors; ++v) each[v] = added_for(panel, g * kLinearColumns + column + v * kLanes);
+#pragma GCC unroll 4
+        for (long r = 0; r < Rows; ++r) {
+            const uint8_t* const own = panel.x + (row + r) * panel.x_stride + panel.scales_at + g * 4;
+            float scale;
+            int32_t start;  // the sum of the inputs, times the offset, which is a power of two
+            __builtin_memcpy(&scale, own, sizeof scale);
+            __builtin_memcpy(&start, own + panel.groups * 4, sizeof start);
+            const Floats sum = splat(scale * (static_cast<float>(start) / -panel.offset));
+#pragma GCC unroll 4
+            for (long v = 0; v < kBeginVectors; ++v) sums[r][v] = fma(each[v], sum, sums[r][v]);
+        }
+    }
+#pragma GCC unroll 4
+    for (long r = 0; r < Rows; ++r) {
+        float* const at = panel.sums + (row + r) * kLinearColumns + column;
+#pragma GCC unroll 4
+        for (long v = 0; v < kBeginVectors; ++v) store(at + v * kLanes, sums[r][v]);
+    }
+}
+
+// Before the products, so that their loops are the same for all.
+[[maybe_unused]] void begin(const QuantizedPanel& panel) {
+    if (!panel.zeros && !panel.mins) {
+        __builtin_memset(panel.sums, 0, static_cast<size_t>(panel.rows * kLinearColumns) * sizeof(float));
+        return;
+    }
+    for (long column = 0; column < kLinearColumns; column += kBeginVectors * kLanes) {
+        long row = 0;
+        for (; row + kBeginRows <= panel.rows; row += kBeginRows) begin_rows<kBeginRows>(panel, row, column);
+        for (; row < panel.rows; ++row) begin_rows<1>(panel, row, column);
     }
 }
 
@@ -281,7 +347,8 @@ void finish(const QuantizedResult& result) {
         const float* const sums = result.sums + r * kLinearColumns;
         E* const out = static_cast<E*>(result.out) + r * result.out_stride;
         for (long c = 0; c < result.columns; c += kLanes) {
-            const Floats sum = add(load(sums + c), load(bias + c));
+            const Floats own = result.powers ? mul(load(sums + c), load(result.powers + c)) : load(sums + c);
+            const Floats sum = add(own, load(bias + c));
             if (result.columns - c >= kLanes) {
                 Type::round(sum, out + c);
             } else {
@@ -293,16 +360,34 @@ void finish(const QuantizedResult& result) {
     }
 }
 
+template <typename Core>
+struct Prepared {
+    static constexpr void (*of[kLinearTypes])(const QuantizedRow&) = {prepare<Core, Singles>, prepare<Core, Brains>,
+                                                                      prepare<Core, Halves>};
+};
+
+template <typename Core>
+constexpr void kernels_of(QuantizedKernels& all, QuantizedScheme scheme, void (*multiply)(const QuantizedPanel&)) {
+    all.quad_bytes[scheme] = Core::kBytes;
+    for (int i = 0; i < kLinearTypes; ++i) all.prepare[scheme][i] = Prepared<Core>::of[i];
+    all.multiply[scheme] = multiply;
+}
+
 template <typename Wide, typename Narrow>
 constexpr QuantizedKernels quantized_kernels() {
-    return {{Wide::kBytes, Wide::kBytes, Narrow::kBytes, Narrow::kBytes},
-            {{prepare<Wide, Singles>, prepare<Wide, Brains>, prepare<Wide, Halves>},
-             {prepare<Wide, Singles>, prepare<Wide, Brains>, prepare<Wide, Halves>},
-             {prepare<Narrow, Singles>, prepare<Narrow, Brains>, prepare<Narrow, Halves>},
-             {prepare<Narrow, Singles>, prepare<Narrow, Brains>, prepare<Narrow, Halves>}},
-            {multiply<Wide, false, false>, multiply<Wide, true, false>, multiply<Narrow, false, true>,
-             multiply<Narrow, true, false>},
-            {finish<Singles>, finish<Brains>, finish<Halves>}};
+    QuantizedKernels all{};
+    kernels_of<Wide>(all, kInt8, multiply<Wide, Held::bytes, false>);
+    kernels_of<Wide>(all, kInt4, multiply<Wide, Held::nibbles, false>);
+    kernels_of<Narrow>(all, kW8a8, multiply<Narrow, Held::bytes, true>);
+    kernels_of<Narrow>(all, kW4a8, multiply<Narrow, Held::nibbles, false>);
+    kernels_of<Narrow>(all, kW8a8Groups, multiply<Narrow, Held::bytes, false>);
+    kernels_of<Wide>(all, kTable4, multiply<Wide, Held::table, false>);
+    kernels_of<Narrow>(all, kTable4a8, multiply<Narrow, Held::table, false>);
+    all.begin = begin;
+    all.finish[kLinearFloat32] = finish<Singles>;
+    all.finish[kLinearBfloat16] = finish<Brains>;
+    all.finish[kLinearFloat16] = finish<Halves>;
+    return all;
 }
 
 }  // namespace

@@ -173,7 +173,10 @@ constexpr QuantizedPacking kPacking = {
     {{pack_groups<Singles, false>, pack_groups<Brains, false>, pack_groups<Halves, false>},
      {pack_groups<Singles, true>, pack_groups<Brains, true>, pack_groups<Halves, true>},
      {pack_channels<Singles>, pack_channels<Brains>, pack_channels<Halves>},
-     {pack_groups<Singles, true>, pack_groups<Brains, true>, pack_groups<Halves, true>}}};
+     {pack_groups<Singles, true>, pack_groups<Brains, true>, pack_groups<Halves, true>},
+     {pack_groups<Singles, false>, pack_groups<Brains, false>, pack_groups<Halves, false>},
+     {},
+     {}}};
 
 }  // namespace
 }  // namespace quintet::cpu

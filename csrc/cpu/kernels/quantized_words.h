@@ -2,7 +2,8 @@
 //
 // The including file defines, beside its vectors, kWordRows, kWordPairs and kWordAlone; Bytes, a vector of kLanes * 4 bytes,
 // and load_bytes(at); even_words(Bytes) and odd_words(Bytes), bytes 0, 2, .. and 1, 3, .. in 16 bits; low_even, low_odd,
-// high_even, high_odd, the same of low and high bits of bytes; Sums, kLanes numbers that may wrap around, and
+// high_even, high_odd, the same of low and high bits of bytes; Table, table_at(at) of 16 bytes and low_found(Table, Bytes)
+// and high_found(Table, Bytes), low and high bits of bytes looked up there; Sums, kLanes numbers that may wrap around, and
 // add_products(Sums, Ints, Ints); put_words(Ints, at).
 #pragma once
 
@@ -28,6 +29,13 @@ struct Words {
         const Bytes bytes = load_bytes(at);
         w[0] = {low_even(bytes), low_odd(bytes)};
         w[1] = {high_even(bytes), high_odd(bytes)};
+    }
+    using Table = quintet::cpu::Table;
+    static Table table(const uint8_t* at) { return table_at(at); }
+    static void weights_of_table(const uint8_t* at, const Table& table, Weights (&w)[2]) {
+        const Bytes bytes = load_bytes(at), low = low_found(table, bytes), high = high_found(table, bytes);
+        w[0] = {even_words(low), odd_words(low)};
+        w[1] = {even_words(high), odd_words(high)};
     }
     static Inputs inputs(const uint8_t* at) { return {ints(quad_at(at)), ints(quad_at(at + 4))}; }
     static Sum start(int32_t x) { return (Sum)ints(x); }

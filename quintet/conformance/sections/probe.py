@@ -17,7 +17,7 @@ from quintet.config import EngineConfig
 from quintet.conformance.check import Broken, Trial, check, require
 from quintet.conformance.subject import Subject
 from quintet.interpreter import on_our_path
-from quintet.ops.linear import KINDS
+from quintet.ops.linear import EXTRAS, KINDS
 from quintet.platforms.interface import Capabilities, Platform
 
 PATIENCE = 5.0  # seconds that the user of a command waits without wondering
@@ -171,7 +171,7 @@ def facts(subject: Subject) -> Iterator[Trial]:
         require(said.fp8 is None or said.fp8 in known, f"fp8 is to be None or one of {known}, not {said.fp8!r}")
 
     def quant() -> None:
-        strange = sorted(said.quant - set(KINDS))
+        strange = sorted(said.quant - {*KINDS, *EXTRAS})
         require(not strange, f"quant names forms that quintet does not have: {strange}; it has {sorted(KINDS)}")
 
     def truths() -> None:

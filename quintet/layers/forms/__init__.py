@@ -18,7 +18,7 @@ class Forms:
     checkpoint: Quantized | None = None
     kept: frozenset[str] | None = None  # what the platform keeps of Form.needs; other forms are dequantized. None: all
 
-    heads: bool = False  # these are of a head
+    heads: bool = False  # these are of a head, or a table
 
     def reader(self, module: str) -> Reader | None:
         """Of this module of the checkpoint; None if it holds floats."""
@@ -43,6 +43,10 @@ class Forms:
         if self.wanted is None:
             return replace(self, heads=True)
         return Forms(ONLINE["int8" if self.wanted.activations == 16 else "w8a8"])
+
+    def of_table(self) -> "Forms":
+        """For rows that are looked up."""
+        return replace(self, wanted=None, heads=True)
 
 
 def online(name: str | None, group: int | None) -> Form | None:

@@ -14,6 +14,7 @@ from quintet.layers.forms import (
     compressed,
     compressed_plan,
     fp8,
+    gguf,
     gptq_config,
     hqq,
     torchao,
@@ -119,6 +120,7 @@ METHODS: Mapping[str, Read] = {
     "fbgemm_fp8": _fbgemm,
     "fp8": _fp8,
     "gptq": _packed("gptq", gptq_config.read),
+    "gguf": lambda config, there: _gguf(gguf.read(config)),
     "hqq": _hqq,
     "inc": _packed("inc", auto_round.read),
     "intel/auto-round": _packed("auto-round", auto_round.read),
@@ -140,6 +142,10 @@ def quantized(config: Mapping[str, Any] | None, there: There = dict) -> Quantize
             "which quantization= makes smaller while they are loaded: use the model's original, or one of these"
         )
     return METHODS[method](config, there)
+
+
+def _gguf(types: gguf.Types) -> Quantized:
+    return Quantized(f"gguf ({types.counted})", types, heads=True)
 
 
 def ignored(config: Mapping[str, Any], keys: tuple[str, ...] = IGNORED) -> tuple[str, ...]:

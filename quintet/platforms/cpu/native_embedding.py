@@ -1,11 +1,11 @@
-"""Rows by number, by quintet._cpu."""
+"""Rows by number, and rows side by side, by quintet._cpu."""
 
 import torch
 from torch import Tensor
 
 from quintet.ops.embedding import embedding
-from quintet.ops.rows import take_rows
-from quintet.platforms.cpu import quantized
+from quintet.ops.rows import beside, take_rows
+from quintet.platforms.cpu import quantized, tiles
 from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.native import extension, indices, missing
 
@@ -24,9 +24,7 @@ def _embedding(ids: Tensor, weight: Tensor, first: int, partial: bool) -> Tensor
     """ValueError for an id that a whole table does not hold."""
     if weight.dim() == 3:  # packed for a product that shares it
         blocks, depth, lanes = weight.shape
-        return quantized.rows(
-            weight, None, ids, blocks * quantized.COLUMNS, depth * lanes // quantized.COLUMNS, weight.dtype
-        )
+        return quantized.rows(weight, None, ids, blocks * tiles.COLUMNS, depth * lanes // tiles.COLUMNS, weight.dtype)
     count, (rows, width), size = ids.numel(), weight.shape, weight.element_size()
     if weight.stride(1) != 1:
         weight = weight.contiguous()
@@ -43,3 +41,23 @@ def _take_rows(x: Tensor, rows: Tensor) -> Tensor:
     """ValueError for a row that there is not."""
     taken: Tensor = _embedding(rows, x, 0, False)
     return taken
+
+
+def probe_beside() -> str | None:
+    """Two rows of one number and of two."""
+    if reason := missing("beside"):
+        return reason
+    got = _beside(torch.tensor([[1.0], [4.0]]), torch.tensor([[2.0, 3.0], [5.0, 6.0]]))
+    return None if got.flatten().tolist() == [1, 2, 3, 4, 5, 6] else f"1 to 6 came out as {got.tolist()}"
+
+
+@beside.provide("native", probe_beside)
+def _beside(x: Tensor, y: Tensor) -> Tensor:
+    if len(x) != len(y) or x.dtype != y.dtype:
+        raise ValueError(f"x {tuple(x.shape)} {x.dtype} and y {tuple(y.shape)} {y.dtype} have no rows in common")
+    x, y = (each if each.stride(1) == 1 else each.contiguous() for each in (x, y))
+    (tokens, a), b, size = x.shape, y.shape[1], x.element_size()
+    out = empty((tokens, a + b), x.dtype)
+    places, strides = (out.data_ptr(), x.data_ptr(), y.data_ptr()), (x.stride(0) * size, y.stride(0) * size)
+    extension().beside(*places, tokens, a * size, b * size, *strides)
+    return out

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import os
 import platform as host
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -14,8 +15,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from quintet.config import SCHEMES, EngineConfig, read_environment
 from quintet.ops.attention import mixer
 from quintet.ops.quantize import attributes, canonical
+from quintet.platforms.cpu import float8, native_moe, providers, quantized, tiles
 from quintet.platforms.cpu import linear as native_linear
-from quintet.platforms.cpu import native_moe, providers, quantized
 from quintet.platforms.cpu.attention import SPLIT
 from quintet.platforms.cpu.features import describe
 from quintet.platforms.cpu.replay import MOST_TOKENS, Replay
@@ -90,9 +91,10 @@ class CPU(Platform):
         return Capabilities(
             devices=1,
             dtypes=(torch.bfloat16, torch.float32, torch.float16),
-            quant=frozenset(SCHEMES),
+            quant=frozenset([*SCHEMES, "table4", "table8", "mins", "order", "fp8"] if _packs() else SCHEMES),
             sleep=True,
             batch_invariant=True,
+            placing=_placing(),
             detail=f"{describe()}; {threads()} threads, {host.machine()}",
         )
 
@@ -147,11 +149,11 @@ class CPU(Platform):
         return {weight.name: self._shared[source]}
 
     def _quantized(self, weight: Weight, parts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        if not _packs():
+        if not _packs() or not _packer(weight).holds(weight.form, weight.shape[1]):
             return attributes(canonical(weight, parts))
         try:
             if weight.reader is not None:
-                return quantized.laid(canonical(weight, parts))
+                return _packer(weight).laid(canonical(weight, parts))
             return quantized.pack(weight.local(parts), weight.form)
         except ValueError as error:
             done = "quantized" if weight.reader is None else "packed"
@@ -164,7 +166,9 @@ class CPU(Platform):
 
     def _placed_bytes(self, weight: Weight) -> int:
         if not weight.form.plain:
-            return quantized.packed_bytes(weight.shape, weight.form) if _packs() else weight.nbytes
+            packer = _packer(weight)
+            packs = _packs() and packer.holds(weight.form, weight.shape[1])
+            return packer.packed_bytes(weight.shape, weight.form) if packs else weight.nbytes
         if weight.use == "experts" and native_moe.packs(weight):
             return native_moe.packed_bytes(weight)
         if _packs() and (weight.use == "linear" or _looks_up_packed(weight)):
@@ -202,9 +206,24 @@ class CPU(Platform):
         return Recording(HOW, stop)
 
 
+@functools.cache
+def _placing() -> str:
+    """Tiles are the compiled extension's, and so is the choice of scales, which may differ by instruction set."""
+    extension = _extension()
+    if extension is None:
+        return "torch"
+    state = os.stat(extension.__file__)
+    return f"{extension.__file__} {state.st_size} {state.st_mtime_ns} {read_environment().cpu_isa or extension.isa()}"
+
+
 def _eager(model: nn.Module, state: State, batch: Batch) -> tuple[Outputs, State]:
     result: tuple[Outputs, State] = model(state, batch)
     return result
+
+
+def _packer(weight: Weight) -> Any:
+    """What lays a canonical matrix of the weight's form: laid(), whether it holds() that, in packed_bytes()."""
+    return float8 if weight.form.kind == "fp8" else tiles
 
 
 def _looks_up_packed(weight: Weight) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from quintet.platforms.cpu import (  # noqa: F401
     attention,
+    float8,
     linear,
     native_attention,
     native_elementwise,
@@ -22,7 +23,7 @@ PRIORITY: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("greedy", "sample", "top_logprobs", "filter_logits", "widen", "scale_logits"), ("native",)),
     **dict.fromkeys(("penalize", "bias_tokens", "ban_tokens", "keep_tokens"), ("native",)),
     **dict.fromkeys(("rms_norm", "add_rms_norm", "layer_norm", "rotary", "norm_rotary"), ("native",)),
-    **dict.fromkeys(("embedding", "take_rows", "attention"), ("native",)),
+    **dict.fromkeys(("embedding", "take_rows", "beside", "attention"), ("native",)),
     **dict.fromkeys(("add", "scale", "scale_heads", "softcap", "write_kv"), ("native",)),
     **dict.fromkeys(("route", "route_grouped", "grouped_linear"), ("native",)),
 }

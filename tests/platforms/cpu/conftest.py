@@ -18,6 +18,20 @@ def _here() -> list[str]:
     return list(ORDER if best == "amx" else ORDER[: ORDER.index(best) + 1] if best in ORDER else ORDER[:1])
 
 
+@pytest.fixture
+def isas() -> Iterator[Iterator[str]]:
+    """The same within one test."""
+    before = _cpu.chosen_isa()
+
+    def each() -> Iterator[str]:
+        for name in _here():
+            _cpu.choose_isa(name)
+            yield name
+
+    yield each()
+    _cpu.choose_isa(before)
+
+
 @pytest.fixture(params=_here())
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     before = _cpu.chosen_isa()

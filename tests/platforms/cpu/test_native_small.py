@@ -367,3 +367,13 @@ def test_what_does_not_fit_is_refused() -> None:
     for name, args, message in calls:
         with pytest.raises(ValueError, match=message):
             native(name)(*args)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rows_stand_side_by_side_wherever_they_lie(dtype: torch.dtype) -> None:
+    x, y = torch.randn(7, 12).to(dtype), torch.randn(5, 7).to(dtype)
+    joined = Op.registry["beside"].providers["native"]
+    for a, b in ((x, y.T), (x[:, 3:8], x[:, :1]), (x[:0], y.T[:0])):
+        assert torch.equal(joined(a, b), torch.cat([a, b], -1))
+    with pytest.raises(ValueError, match="no rows in common"):
+        joined(x, y)

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.conformance.products import Canonical
+from quintet.conformance.products import E2M1, E2M3, Canonical
 from quintet.layers.forms import fitting
 from quintet.ops.linear import linear as product
 from quintet.ops.quantize import quantize
 from quintet.ops.quantized import dequantized
-from quintet.platforms.cpu import linear, quantized
+from quintet.platforms.cpu import linear, quantized, tiles
 from quintet.weights import Form, Matrix
 
 if reason := quantized.probe():
@@ -29,6 +29,7 @@ SCHEMES = {
     "int4 of 128": Form("int4", 4, 16, 128),
     "w8a8": Form("w8a8", 8, 8, 0),
     "w4a8": Form("w4a8", 4, 8, 64),
+    "w8a8 of 128": Form("w8a8", 8, 8, 128),
 }
 ROWS = (*range(1, 15), 19, 65)  # each number of rows in registers, few and many; the last: two panels
 # outputs, inputs: less than a block, parts of several; more than one stretch of a block, and groups that do not fill it
@@ -76,8 +77,8 @@ def served(kind: str) -> Any:
 def defined(x: Tensor, packed: dict[str, Tensor], bias: Tensor | None, outputs: int, name: str) -> Tensor:
     """The sums of groups in 64-bit integers; each other step in float32, rounded once."""
     tokens, inputs = x.shape
-    whole = quantized.integers(packed["weight"], outputs, inputs).numpy().astype(np.int64)
-    scales = quantized.columns(packed["scales"], outputs).numpy()
+    whole = tiles.integers(packed["weight"], outputs, inputs).numpy().astype(np.int64)
+    scales = tiles.columns(packed["scales"], outputs).numpy()
     groups = scales.shape[1]
     rows = x.float().numpy().reshape(tokens, groups, -1)
     largest = np.float32(32639 if SCHEMES[name].activations == 16 else 127)
@@ -139,14 +140,14 @@ def test_products_are_those_of_the_specification(name: str, dtype: torch.dtype) 
         packed = quantized.pack(weight, scheme)
         if scheme.activations == 8:
             x = untied(x, packed["scales"].shape[1])
-        plain = quantized.integers(packed["weight"], outputs, inputs)
+        plain = tiles.integers(packed["weight"], outputs, inputs)
         if scheme.bits == 4:
             bits = (plain + 8).to(torch.uint8)
             plain = bits[:, ::2] | bits[:, 1::2] << 4
-        matrix = Matrix(plain, quantized.columns(packed["scales"], outputs), form=scheme)
+        matrix = Matrix(plain, tiles.columns(packed["scales"], outputs), form=scheme)
         want = product.reference(x.float(), matrix, bias.float(), (outputs,))
         off = (native(x, packed, bias, outputs, name).float() - want).abs()
-        length = quantized.unpack(packed["weight"], packed["scales"], outputs, inputs).norm(dim=1)
+        length = tiles.unpack(packed, outputs, inputs, scheme).norm(dim=1)
         step = x.float().abs().amax(1, keepdim=True) * (1 / 32639 if scheme.activations == 16 else 2**-22)
         assert (off <= torch.finfo(dtype).eps * want.abs() * 0.51 + 6 * step / 12**0.5 * length + 1e-5).all()
         if dtype != torch.float32:
@@ -177,9 +178,9 @@ def test_packing_keeps_what_bits_can_hold(isa: str, name: str, dtype: torch.dtyp
     for drawn_weight in (normal, heavy, torch.zeros(3, 128)):
         weight = drawn_weight.to(dtype)
         packed = quantized.pack(weight, scheme)
-        back = quantized.unpack(packed["weight"], packed["scales"], *weight.shape)
+        back = tiles.unpack(packed, *weight.shape, scheme)
         groups = packed["scales"].shape[1]
-        assert quantized.packed_bytes(weight.shape, scheme) == sum(t.nbytes for t in packed.values())
+        assert tiles.packed_bytes(weight.shape, scheme) == sum(t.nbytes for t in packed.values())
         if scheme.bits == 8:
             largest = weight.float().reshape(len(weight), groups, -1).abs().amax(-1, keepdim=True)
             off = (back - weight.float()).reshape(len(weight), groups, -1).abs()
@@ -231,7 +232,7 @@ def test_rows_are_those_of_the_packed_weight(name: str, dtype: torch.dtype) -> N
     ids = torch.tensor([0, 199, 64, 63, 7, 64], dtype=torch.int32)
     packed = quantized.pack(weight, of(name, weight.shape[1]))
     got = quantized.rows(packed["weight"], packed["scales"], ids, outputs, inputs, dtype)
-    want = quantized.unpack(packed["weight"], packed["scales"], outputs, inputs).to(dtype)
+    want = tiles.unpack(packed, outputs, inputs, of(name, inputs)).to(dtype)
     assert torch.equal(got, want[ids])
     outside = torch.tensor([-1, 200], dtype=torch.int32)
     assert not quantized.rows(packed["weight"], packed["scales"], outside, outputs, inputs, dtype).any()
@@ -251,35 +252,95 @@ def test_a_group_divides_the_inputs() -> None:
             quantized.pack(torch.ones(5, inputs), SCHEMES["int8"])
 
 
+MIXED = (-1.0, -0.7, -0.5, -0.4, -0.3, -0.2, -0.1, 0.0, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)  # no whole multiples
 HELD = {
     "int8": Form("int8", 8, 16, 64), "int8 of all": Form("int8", 8, 16), "w8a8": Form("w8a8", 8, 8),
+    "int8 and minima": Form("int8", 8, 16, 16, mins=True), "int8 in order": Form("int8", 8, 16, 32, ordered=True),
+    "w8a8 of 32": Form("w8a8", 8, 8, 32), "w8a8 and minima": Form("w8a8", 8, 8, mins=True),
     "int4": Form("int4", 4, 16, 128), "w4a8": Form("w4a8", 4, 8, 32), "zeros": Form("int4", 4, 16, 128, zeros=True),
     "zeros of 32": Form("int4", 4, 16, 32, zeros=True), "zeros of all": Form("int4", 4, 16, zeros=True),
+    "minima": Form("int4", 4, 16, 32, mins=True), "minima of all": Form("int4", 4, 16, mins=True),
+    "w4a8 of all": Form("w4a8", 4, 8), "w4a8 and zeros": Form("w4a8", 4, 8, 64, zeros=True),
+    "w4a8 and minima": Form("w4a8", 4, 8, 32, mins=True), "both": Form("int4", 4, 16, 32, zeros=True, mins=True),
+    "in order": Form("int4", 4, 16, 32, zeros=True, ordered=True), "4 in order": Form("w4a8", 4, 8, 64, ordered=True),
+    "e2m1": Form("table4", 4, 16, 32, table=E2M1), "e2m1 by bytes": Form("table4", 4, 8, 128, table=E2M1),
+    "e2m3": Form("table8", 8, 16, 32, table=E2M3),
 }  # fmt: skip
+each_held = pytest.mark.parametrize("name", HELD)
 
 
-@pytest.mark.parametrize("name", HELD)
-def test_a_canonical_matrix_is_packed_without_rounding(name: str) -> None:
-    """In the shapes that were promised; products are the specification's, as those of pack() are."""
+def as_held(matrix: Matrix, packed: dict[str, Tensor]) -> Matrix:
+    rest = packed.get("zeros"), packed.get("order"), matrix.form, packed.get("mins")
+    return Matrix(packed["weight"], packed["scales"], *rest)
+
+
+def by_row(matrix: Matrix, x: Tensor) -> Tensor:
+    """x with nothing between two whole numbers, in the order in which they share scales."""
+    if matrix.form.activations == 16:
+        return x
+    order = torch.arange(x.shape[1]) if matrix.order is None else matrix.order.long()
+    return untied(x[:, order], matrix.form.groups(x.shape[1]))[:, order.argsort()]
+
+
+@each_held
+def test_a_canonical_matrix_is_packed_without_rounding(isa: str, name: str) -> None:
+    """In the shapes that were promised; products are the specification's; a row alone has the batch's bits."""
     form = HELD[name]
     for outputs, inputs in ((70, 384), (64, 128), (129, 1152)):
         matrix = Canonical(form).made(outputs, inputs)
-        packed = quantized.laid(matrix)
-        assert quantized.packed_bytes((outputs, inputs), form) == sum(each.nbytes for each in packed.values())
-        known = quantized.unpack(packed["weight"], packed["scales"], outputs, inputs)
-        assert torch.equal(known, dequantized(matrix))
-        x = untied(drawn(9, outputs, inputs, torch.bfloat16)[0], form.groups(inputs)).bfloat16()
-        got = served(form.kind)(x, Matrix(packed["weight"], packed["scales"], form=form), None, (outputs,))
+        packed = tiles.laid(matrix)
+        assert tiles.packed_bytes((outputs, inputs), form) == sum(each.nbytes for each in packed.values())
+        known = tiles.unpack(packed, outputs, inputs, form)
+        torch.testing.assert_close(known, dequantized(matrix._replace(order=None)), rtol=2e-7, atol=1e-7)
+        x = by_row(matrix, drawn(67, outputs, inputs, torch.bfloat16)[0]).bfloat16()
+        got = served(form.kind)(x, as_held(matrix, packed), None, (outputs,))
         want = linear_of(x.float(), matrix, outputs)
         assert (got.float() - want).abs().max() <= torch.finfo(torch.bfloat16).eps * want.abs().max()
+        for count in (1, 2, 5, 11):
+            assert torch.equal(served(form.kind)(x[:count], as_held(matrix, packed), None, (outputs,)), got[:count])
 
 
-def test_what_cannot_be_packed_exactly_is_refused() -> None:
+@each_held
+def test_canonical_matrices_give_every_instruction_set_the_same_bits(isas: Iterator[str], name: str) -> None:
+    results = []
+    for _ in isas:
+        matrix = Canonical(HELD[name]).made(129, 1152)
+        x, _, bias = drawn(19, 129, 1152, torch.float32)
+        results.append(served(HELD[name].kind)(x, as_held(matrix, tiles.laid(matrix)), bias, (129,)))
+    assert all(torch.equal(each, results[0]) for each in results)
+
+
+def test_a_table_of_any_numbers_is_held_to_a_127th_of_its_largest() -> None:
+    matrix = Canonical(Form("table4", 4, 16, 32, table=MIXED)).made(70, 128)
+    assert matrix.scales is not None
+    known = tiles.unpack(tiles.laid(matrix), 70, 128, matrix.form)
+    off = (known - dequantized(matrix)).abs().reshape(70, 4, 32)
+    assert (off <= matrix.scales[:, :, None] / 127).all()
+
+
+def test_scales_beyond_float16_are_held_with_powers_of_two() -> None:
+    """To the same part of a column's largest: nothing that is finite is refused."""
+    for name in ("zeros", "minima", "e2m1", "int8 and minima"):
+        matrix = Canonical(HELD[name]).made(70, 256)
+        assert matrix.scales is not None
+        powers = 2.0 ** torch.arange(-35, 35).reshape(70, 1)
+        mins = None if matrix.mins is None else matrix.mins * powers
+        wide = matrix._replace(scales=matrix.scales * powers, mins=mins)
+        packed = tiles.laid(wide)
+        torch.testing.assert_close(tiles.unpack(packed, 70, 256, wide.form), dequantized(wide), rtol=1e-6, atol=0)
+        x = drawn(9, 70, 256, torch.float32)[0]
+        got, want = served(wide.form.kind)(x, as_held(wide, packed), None, (70,)), linear_of(x, wide, 70)
+        assert ((got - want).abs() / powers.t()).max() <= 2**-13 * (want / powers.t()).abs().max()
+
+
+def test_what_cannot_be_packed_exactly_is_refused_or_held_otherwise() -> None:
     matrix = Canonical(HELD["zeros"]).made(70, 128)
-    with pytest.raises(ValueError, match="float16"):
-        quantized.laid(matrix._replace(scales=torch.full((70, 1), 1e-9)))
-    with pytest.raises(ValueError, match="no whole numbers"):
-        quantized.laid(matrix._replace(zeros=torch.full((70, 1), 7.5)))
+    for bad in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="not finite"):
+            tiles.laid(matrix._replace(scales=torch.full((70, 1), bad)))
+    odd = matrix._replace(zeros=torch.full((70, 1), 7.5))
+    known = tiles.unpack(tiles.laid(odd), 70, 128, odd.form)
+    torch.testing.assert_close(known, dequantized(odd), rtol=1e-3, atol=1e-5)
 
 
 def test_a_matrix_that_is_not_packed_goes_to_the_reference() -> None:

@@ -1,0 +1,116 @@
+"""The tensors of GGUF files by memory map, under the names and in the order that the modules have for them."""
+
+import functools
+import mmap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from quintet.gguf.config import Model
+from quintet.gguf.file import Stored, files
+from quintet.gguf.names import ROPE, unturned
+
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,
+}  # fmt: skip
+KEPT = 4  # models whose headers are kept: a start asks for one several times
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a tensor lies, and what makes of it what the model's own checkpoint holds.
+
+    Blocks stay as they are: uint8 [N, bytes of a row].
+    """
+
+    name: str  # in the file
+    data: Tensor  # uint8, the whole file
+    stored: Stored
+    rows: Tensor | None = None  # in this order
+    offset: float = 0.0  # that was added
+    transposed: bool = False
+    expert: int | None = None  # of a stack
+    wide: bool = False  # [K], where the model has [1, K]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return DTYPES.get(self.stored.kind.name, torch.uint8)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape = self._laid if self.expert is None else self._laid[1:]
+        return (1, *shape) if self.wide else shape[::-1] if self.transposed else shape
+
+    @property
+    def _laid(self) -> tuple[int, ...]:
+        """In the file; of blocks, their bytes."""
+        *outer, last = self.stored.shape
+        kind = self.stored.kind
+        return (*outer, last if kind.name in DTYPES else last // kind.values * kind.size)
+
+    def tensor(self) -> Tensor:
+        raw = self.data[self.stored.start : self.stored.start + self.stored.size]
+        aligned = raw.storage_offset() % self.dtype.itemsize == 0
+        found = (raw if aligned else raw.clone()).view(self.dtype).view(self._laid)
+        if self.expert is not None:
+            found = found[self.expert]
+        if self.rows is not None:
+            found = found[self.rows]
+        if self.offset:
+            found = found.float() - self.offset
+        return found[None] if self.wide else found.t() if self.transposed else found
+
+
+def model_of(path: Path) -> Model:
+    """What the files of a model say; `path` is any of them. ValueError or OSError says what is wrong with them."""
+    state = path.stat() if path.exists() else None
+    return _model(path, state and (state.st_mtime_ns, state.st_size))
+
+
+@functools.lru_cache(maxsize=KEPT)
+def _model(path: Path, state: tuple[int, int] | None) -> Model:
+    return Model(files(path))
+
+
+def paths(path: Path) -> list[Path]:
+    """All files of the model."""
+    return list({file.path: None for file, _ in model_of(path).tensors.values()})
+
+
+def entries(path: Path) -> Iterator[tuple[str, Entry]]:
+    """Every tensor by the modules' name for it; one that no module has, by its own."""
+    model = model_of(path)
+    maps: dict[Path, Tensor] = {each: _mapped(each) for each in paths(path)}
+    for name, (file, stored) in model.tensors.items():
+        if name not in ROPE:
+            yield from _named(model, name, Entry(name, maps[file.path], stored)).items()
+
+
+def _mapped(path: Path) -> Tensor:
+    """Private, so that nothing written to it gets into the file."""
+    with path.open("rb") as stream:
+        return torch.frombuffer(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY), dtype=torch.uint8)
+
+
+def _named(model: Model, name: str, entry: Entry) -> Mapping[str, Entry]:
+    names, (base, _, last) = model.architecture.names, name.rpartition(".")
+    module = names.module(base)
+    if module is None:
+        return {name: entry}
+    parent, _, own = module.rpartition(".")
+    if parent.endswith(".experts"):
+        count = entry.stored.shape[0] if len(entry.stored.shape) == 3 else 0
+        return {f"{parent}.{index}.{own}.{last}": replace(entry, expert=index) for index in range(count)}
+    blocks = entry.stored.kind.name not in DTYPES
+    if names.turned and own in ("q_proj", "k_proj"):
+        entry = replace(entry, rows=torch.tensor(unturned(entry.stored.shape[0], model.head_dim)))
+    if names.offset and own.endswith("norm"):
+        entry = replace(entry, offset=names.offset)
+    if own in names.transposed and last == "weight" and not blocks:
+        entry = replace(entry, transposed=True)
+    wide = own == "shared_expert_gate" and len(entry.stored.shape) == 1
+    return {f"{module}.{last}": replace(entry, wide=wide)}

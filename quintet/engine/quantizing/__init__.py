@@ -1,0 +1,1 @@
+"""Writes quantized checkpoints: `quintet quantize`."""

@@ -1,0 +1,81 @@
+"""From a model's folder to a quantized one."""
+
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from quintet.engine.json_object import read_object
+from quintet.engine.quantizing import packing, rounding
+from quintet.engine.quantizing.calibrated import calibrated, refuse
+from quintet.engine.quantizing.original import Original
+from quintet.engine.quantizing.output import Output, Shards, copy_rest, write_json
+from quintet.engine.quantizing.products import HEAD, Products, products
+from quintet.engine.quantizing.schemes import Scheme, scheme
+from quintet.engine.quantizing.settings import Quantizing
+
+
+@dataclass(frozen=True)
+class Written:
+    """What became of a model."""
+
+    folder: Path
+    scheme: str
+    method: str
+    products: int  # that were quantized
+    left: int  # products that stayed in floats
+    bytes_before: int
+    bytes_after: int
+    seconds: float
+
+
+@torch.inference_mode()
+def quantize(name: str, asked: Quantizing, progress: bool = True) -> Written:
+    """Writes asked.output. ValueError or OSError, before anything is written, says what cannot be done."""
+    began, how = time.monotonic(), scheme(asked.scheme, asked.group_size)
+    refuse(how, asked)
+    with Output(Path(asked.output), asked.overwrite) as output:
+        original = Original.of(name)
+        found = products(original.model, asked.ignore, how.unit)
+        output.need(original.num_bytes)
+        shards = Shards(output.folder)
+        done: set[str] = set()
+        if asked.calibration is not None:
+            done = calibrated(original, found, (how, asked), shards, progress)
+        for tensors in rest(original, found, how, progress, done):
+            shards.add(tensors)
+        shards.finish()
+        copy_rest(original.folder, output.folder)
+        said = {"quantization_config": how.config(_ignored(original, found), asked.act_order)}
+        write_json(output.folder / "config.json", {**read_object(original.folder / "config.json"), **said})
+        folder = output.finish()
+    after = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    return Written(
+        folder, how.name, asked.method, len(found.chosen), len(found.left), original.num_bytes, after,
+        time.monotonic() - began,
+    )  # fmt: skip
+
+
+def _ignored(original: Original, found: Products) -> list[str]:
+    """Names of the products that stayed in floats; a head that is tied is one, and no tensor of the file."""
+    there = [each for each in found.left if f"{each}.weight" in original.entries and "embed" not in each]
+    names = {original.stored(f"{each}.weight").removesuffix(".weight") for each in there}
+    return sorted(names if HEAD in found.chosen else {*names, HEAD})
+
+
+def rest(
+    original: Original, found: Products, how: Scheme, progress: bool, done: Collection[str]
+) -> Iterator[dict[str, Tensor]]:
+    """Every tensor of the new file but those of `done` ones, rounded to nearest where it is of a product."""
+    names = [name for name in original.entries if name not in done]
+    for name in tqdm(names, desc="Quantizing", unit="tensor", disable=not progress, mininterval=0.5):
+        stored, tensor = original.stored(name), original.read(name)
+        if name in found:
+            rounded = rounding.nearest(tensor, how, original.dtype)
+            yield packing.tensors(stored.removesuffix(".weight"), rounded, how, original.dtype)
+        else:
+            yield {stored: tensor.clone() if original.entries[name].at else tensor}

@@ -1,0 +1,362 @@
+"""A GGUF file's metadata as the config.json that the model was published with, in transformers' names."""
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from quintet.gguf import defaults
+from quintet.gguf.file import File, Stored
+from quintet.gguf.names import GEMMA, GPT2, MIXTURE, OLMO2, PHI3, TURNED, Names, unnumbered
+from quintet.gguf.values import Array
+
+Entries = dict[str, Any]
+
+FLOATS = ("F64", "F32", "F16", "BF16")
+DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float32"}
+COMMON: Mapping[str, str] = {
+    "context_length": "max_position_embeddings",
+    "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+}
+
+
+class Model:
+    """All files of a model: what they say, and their tensors."""
+
+    def __init__(self, files: Sequence[File]) -> None:
+        self.path, self.metadata = files[0].path, files[0].metadata
+        self.tensors: dict[str, tuple[File, Stored]] = {
+            name: (f, each) for f in files for name, each in f.tensors.items()
+        }
+        name = self.metadata.get("general.architecture")
+        if name not in ARCHITECTURES:
+            raise ValueError(
+                f"{self.path} is of architecture {str(name)[:60]!r}, which quintet does not read from GGUF; it reads "
+                f"{', '.join(sorted(ARCHITECTURES))}: use the model's original files, if its family is supported"
+            )
+        self.architecture = ARCHITECTURES[str(name)]
+        self.prefix = str(name)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Of the architecture's entries; a list of equal numbers, one for each layer, is the number."""
+        value = self.metadata.get(f"{self.prefix}.{key}", default)
+        if not isinstance(value, Array) or value.of_strings:
+            return value
+        found = set(value)
+        if len(found) > 1:
+            raise ValueError(
+                f"{self.path}: {self.prefix}.{key} differs from layer to layer, which quintet does not read"
+            )
+        return found.pop() if found else default
+
+    def whole(self, key: str, default: int | None = None) -> int:
+        """A number that the model cannot do without."""
+        value = self.get(key, default)
+        if type(value) is not int or value < 1:
+            raise ValueError(f"{self.path}: {self.prefix}.{key} is {str(value)[:40]}, not a whole number from 1")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ValueError(f"{self.path}: {self.prefix}.{key} is {str(value)[:40]}, not a number")
+        return float(value)
+
+    def has(self, name: str) -> bool:
+        return name in self.tensors
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """ValueError if there is no such tensor."""
+        if name not in self.tensors:
+            raise ValueError(f"{self.path} holds no tensor {name}: it is another sort of file, or not whole")
+        return self.tensors[name][1].shape
+
+    @property
+    def heads(self) -> int:
+        return self.whole("attention.head_count")
+
+    @property
+    def head_dim(self) -> int:
+        return self.whole("attention.key_length", max(1, self.whole("embedding_length") // self.heads))
+
+    @functools.cached_property
+    def turned(self) -> int:
+        """Features of a head that are turned."""
+        return self.whole("rope.dimension_count", self.head_dim)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How one of GGUF's is one of our families."""
+
+    kind: Callable[[Model], str]  # model_type
+    names: Names
+    entries: Callable[[Model], Entries] = lambda model: {}
+    common: Mapping[str, str] = field(default_factory=lambda: COMMON)
+    dtype: str | None = None  # where float16 does not reach as far as the activations
+
+
+def config(model: Model) -> Entries:
+    """What config.json says. ValueError names what the file lacks, or what of it is not understood."""
+    said = _shape(model) | model.architecture.entries(model)
+    said |= _tokens(model) | {"dtype": _dtype(model)}
+    types = _types(model)
+    if types:
+        said["quantization_config"] = {"quant_method": "gguf", "types": types}
+    return said
+
+
+def _shape(model: Model) -> Entries:
+    architecture = model.architecture
+    said: Entries = {}
+    for key, name in architecture.common.items():
+        default = model.heads if key == "attention.head_count_kv" else None
+        said[name] = model.number(key) if key.endswith("epsilon") else model.whole(key, default)
+    said["model_type"] = architecture.kind(model)
+    said["vocab_size"] = model.shape("token_embd.weight")[0]
+    said["tie_word_embeddings"] = not model.has("output.weight")
+    if architecture.common is COMMON:
+        said["head_dim"] = model.head_dim
+        if model.get("attention.value_length", model.head_dim) != model.head_dim:
+            raise ValueError(f"{model.path}: keys and values are of different lengths, which quintet does not read")
+    return said
+
+
+def _tokens(model: Model) -> Entries:
+    """The ids that a text begins, is padded and ends with."""
+    said: Entries = {}
+    for name, key in (("bos_token_id", "bos"), ("pad_token_id", "padding")):
+        said[name] = model.metadata.get(f"tokenizer.ggml.{key}_token_id")
+    return said | {"eos_token_id": generation(model)["eos_token_id"] or None}
+
+
+def generation(model: Model) -> Entries:
+    """What generation_config.json says."""
+    try:
+        return defaults.generation(model.metadata)
+    except ValueError as error:
+        raise ValueError(f"{model.path}: {error}") from None
+
+
+def _types(model: Model) -> dict[str, str]:
+    """The type of each module whose weight is not in floats."""
+    found: dict[str, str] = {}
+    for name, (_, each) in model.tensors.items():
+        base, _, last = name.rpartition(".")
+        module = model.architecture.names.module(base)
+        if module is None or last != "weight" or each.kind.name in FLOATS:
+            continue
+        if found.setdefault(unnumbered(module), each.kind.name) != each.kind.name:
+            raise ValueError(f"{model.path}: {name} is of another type than the other experts of its layer")
+    return found
+
+
+def _dtype(model: Model) -> str:
+    """What the matrices that are in floats are in, if they all are; those of blocks are computed in bfloat16."""
+    kinds = {each.kind.name for _, each in model.tensors.values() if len(each.shape) > 1}
+    wanted = {DTYPES.get(kind, "bfloat16") for kind in kinds}
+    one = next((each for each in ("bfloat16", "float16", "float32") if each in wanted), "bfloat16")
+    return model.architecture.dtype or one
+
+
+# ------------------------------------------------------------------------------------------------- rotary positions
+
+
+def _rope(model: Model, partial: bool = False, base: float = 1e4) -> Entries:
+    """rope_parameters; ValueError where part of each head is turned in a family that turns all of it."""
+    said: Entries = {"rope_type": "default", "rope_theta": model.number("rope.freq_base", base)}
+    if partial:
+        said["partial_rotary_factor"] = model.turned / model.head_dim
+    elif model.turned != model.head_dim:
+        raise ValueError(f"{model.path}: {model.turned} of {model.head_dim} features are turned, not all of them")
+    kind = model.get("rope.scaling.type", "linear" if model.get("rope.scale_linear") else "none")
+    if kind == "linear":
+        factor = model.number("rope.scaling.factor", model.get("rope.scale_linear", 1.0))
+        return said | ({"rope_type": "linear", "factor": factor} if factor != 1 else {})
+    if kind == "yarn":
+        return said | _yarn(model)
+    if kind not in ("none", "longrope"):
+        raise ValueError(f"{model.path}: rope.scaling.type is {str(kind)[:40]!r}, which quintet does not read")
+    return said | _divisors(model)
+
+
+def _yarn(model: Model) -> Entries:
+    said: Entries = {
+        "rope_type": "yarn",
+        "factor": model.number("rope.scaling.factor"),
+        "original_max_position_embeddings": model.whole("rope.scaling.original_context_length"),
+    }
+    for key, name in (("beta_fast", "beta_fast"), ("beta_slow", "beta_slow"), ("attn_factor", "attention_factor")):
+        if model.get(f"rope.scaling.yarn_{key}") is not None:
+            said[name] = model.number(f"rope.scaling.yarn_{key}")
+    return said
+
+
+def _divisors(model: Model) -> Entries:
+    """A divisor for each frequency: Llama 3's, which the file has computed, and those of LongRoPE."""
+    one, long, short = (_numbers(model, name) for name in ("rope_freqs", "rope_factors_long", "rope_factors_short"))
+    if one is not None:
+        long = short = one
+    if long is None or short is None:
+        return {}
+    length = model.whole("context_length")
+    return {
+        "rope_type": "longrope",
+        "long_factor": long,
+        "short_factor": short,
+        "attention_factor": model.number("rope.scaling.attn_factor", 1.0),
+        "original_max_position_embeddings": model.whole("rope.scaling.original_context_length", length),
+    }
+
+
+def _numbers(model: Model, name: str) -> list[float] | None:
+    if not model.has(f"{name}.weight"):
+        return None
+    file, each = model.tensors[f"{name}.weight"]
+    if each.kind.name != "F32" or each.shape != (model.turned // 2,):
+        raise ValueError(
+            f"{model.path}: {name}.weight is {list(each.shape)} of {each.kind.name}, not [{model.turned // 2}] of F32"
+        )
+    return file.floats(each)
+
+
+# ----------------------------------------------------------------------------------------------------- architectures
+
+
+def _llama(model: Model) -> Entries:
+    said: Entries = {"rope_parameters": _rope(model), "attention_bias": model.has("blk.0.attn_q.bias")}
+    said["mlp_bias"] = model.has("blk.0.ffn_up.bias")
+    return said | (_experts(model, "num_local_experts") if _mixed(model) else {})
+
+
+def _mixed(model: Model) -> bool:
+    return bool(model.get("expert_count", 0))
+
+
+def _experts(model: Model, name: str = "num_experts") -> Entries:
+    return {name: model.whole("expert_count"), "num_experts_per_tok": model.whole("expert_used_count")}
+
+
+def _qwen2(model: Model) -> Entries:
+    return {"rope_parameters": _rope(model), "use_sliding_window": False}
+
+
+def _qwen3(model: Model) -> Entries:
+    return _qwen2(model) | {"attention_bias": model.has("blk.0.attn_q.bias")}
+
+
+def _qwen2_moe(model: Model) -> Entries:
+    shared = model.shape("blk.0.ffn_gate_shexp.weight")[0]
+    said = {"shared_expert_intermediate_size": shared, "qkv_bias": model.has("blk.0.attn_q.bias")}
+    return _qwen2(model) | said | _qwen_experts(model, renormalized=False)
+
+
+def _qwen3_moe(model: Model) -> Entries:
+    return _qwen3(model) | _qwen_experts(model, renormalized=True)
+
+
+def _qwen_experts(model: Model, renormalized: bool) -> Entries:
+    """As llama.cpp computes them, which knows no other weights of the experts."""
+    width = model.shape("blk.0.ffn_gate_exps.weight")[1]
+    said = {"moe_intermediate_size": width, "norm_topk_prob": renormalized}
+    return {**_experts(model), **said, "decoder_sparse_step": 1, "mlp_only_layers": []}
+
+
+def _gemma2(model: Model) -> Entries:
+    return {
+        "rope_parameters": _rope(model),
+        "query_pre_attn_scalar": _scored(model, 46),
+        "sliding_window": model.whole("attention.sliding_window", 4096),
+        "attn_logit_softcapping": model.number("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": model.number("final_logit_softcapping", 30.0),
+    }
+
+
+def _gemma3(model: Model) -> Entries:
+    local = model.number("rope.freq_base_swa", 10000.0)
+    window, capped = model.get("attention.sliding_window"), model.get("final_logit_softcapping")
+    kinds = ["full_attention" if not window or not (i + 1) % 6 else "sliding_attention" for i in range(_layers(model))]
+    return {
+        "rope_parameters": {
+            "full_attention": _rope(model, base=1e6),
+            "sliding_attention": {"rope_type": "default", "rope_theta": local},
+        },
+        "query_pre_attn_scalar": _scored(model, 62),
+        "layer_types": kinds,
+        "sliding_window": window or 4096,
+        "final_logit_softcapping": None if capped is None else model.number("final_logit_softcapping"),
+    }
+
+
+def _layers(model: Model) -> int:
+    return min(model.whole("block_count"), len(model.tensors))
+
+
+def _scored(model: Model, deepest: int) -> float:
+    """What scores are divided by the root of: the file does not say, and the deepest Gemma has one of its own."""
+    return model.whole("embedding_length") // model.heads if model.whole("block_count") == deepest else model.head_dim
+
+
+def _phi3(model: Model) -> Entries:
+    length = model.whole("context_length")
+    return {
+        "rope_parameters": _rope(model, partial=True),
+        "original_max_position_embeddings": model.whole("rope.scaling.original_context_length", length),
+        "sliding_window": model.get("attention.sliding_window") or None,
+    }
+
+
+def _granite(model: Model) -> Entries:
+    return _llama(model) | {
+        "attention_multiplier": model.number("attention.scale", model.head_dim**-0.5),
+        "embedding_multiplier": model.number("embedding_scale", 1.0),
+        "residual_multiplier": model.number("residual_scale", 1.0),
+        "logits_scaling": model.number("logit_scale", 1.0),
+    }
+
+
+def _smollm3(model: Model) -> Entries:
+    return _llama(model) | {"use_sliding_window": False, "no_rope_layer_interval": 4}
+
+
+def _olmo2(model: Model) -> Entries:
+    if model.get("attention.sliding_window"):
+        raise ValueError(f"{model.path} is of OLMo 3, whose windows quintet does not compute")
+    return {"rope_parameters": _rope(model), "attention_bias": False}
+
+
+def _olmoe(model: Model) -> Entries:
+    return {"rope_parameters": _rope(model), "norm_topk_prob": False, **_experts(model)}
+
+
+def _gpt2(model: Model) -> Entries:
+    return {"activation_function": "gelu_new"}
+
+
+_GPT2 = {
+    "context_length": "n_positions", "block_count": "n_layer", "embedding_length": "n_embd",
+    "feed_forward_length": "n_inner", "attention.head_count": "n_head",
+    "attention.layer_norm_epsilon": "layer_norm_epsilon",
+}  # fmt: skip
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "gemma2": Architecture(lambda _: "gemma2", GEMMA, _gemma2, dtype="bfloat16"),
+    "gemma3": Architecture(lambda _: "gemma3_text", GEMMA, _gemma3, dtype="bfloat16"),
+    "gpt2": Architecture(lambda _: "gpt2", GPT2, _gpt2, _GPT2),
+    "granite": Architecture(lambda _: "granite", TURNED, _granite),
+    "llama": Architecture(lambda model: "mixtral" if _mixed(model) else "llama", TURNED, _llama),
+    "olmo2": Architecture(lambda _: "olmo2", OLMO2, _olmo2),
+    "olmoe": Architecture(lambda _: "olmoe", MIXTURE, _olmoe),
+    "phi3": Architecture(lambda _: "phi3", PHI3, _phi3),
+    "qwen2": Architecture(lambda _: "qwen2", MIXTURE, _qwen2),
+    "qwen2moe": Architecture(lambda _: "qwen2_moe", MIXTURE, _qwen2_moe),
+    "qwen3": Architecture(lambda _: "qwen3", MIXTURE, _qwen3),
+    "qwen3moe": Architecture(lambda _: "qwen3_moe", MIXTURE, _qwen3_moe),
+    "smollm3": Architecture(lambda _: "smollm3", TURNED, _smollm3),
+}

@@ -1,0 +1,60 @@
+"""GGUF files that llama.cpp's converter wrote, against transformers' models of them and llama.cpp's own logits.
+
+The matrices of the models lose nothing in the files (tests/data/quantized/README.md): transformers' logits are exact.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from quintet import LLM, SamplingParams
+from quintet.conformance.tiny import Tiny
+from quintet.engine.hub import load_model_config
+from quintet.layers.forms import Forms
+from quintet.layers.forms.checkpoint import quantized
+from quintet.platforms.cpu import PLATFORM
+from quintet.platforms.interface import Capabilities
+from tests.helpers.run_model import Runner
+
+FOLDER = Path(__file__).parents[1] / "data" / "quantized" / "gguf"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.gguf"))
+LOGITS = load_file(FOLDER / "logits.safetensors")
+IDS = LOGITS["ids"].tolist()
+
+
+def runner(path: Path, **sizes: Any) -> Runner:
+    config, facts = load_model_config(path), PLATFORM.probe()
+    assert isinstance(facts, Capabilities)
+    said = getattr(config, "quantization_config", None)
+    forms = Forms(checkpoint=quantized(said), kept=facts.quant)
+    return Runner(Tiny(path, config, None), forms=forms, max_model_len=64, **sizes)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_are_those_of_transformers_and_llama_cpp(name: str) -> None:
+    """Products are of activations in 16 bits here: 2^-15 of a group's largest; in llama.cpp of 8 bits."""
+    (got,) = runner(FOLDER / f"{name}.gguf").prompts([IDS])
+    for source, off in (("transformers", 2e-3), ("llama.cpp", 0.25)):
+        want = LOGITS[f"{name}.{source}"]
+        assert float(want.std()) > 0.3
+        torch.testing.assert_close(got, want, rtol=0, atol=off * float(want.std()))
+
+
+def test_a_file_is_served_by_its_path() -> None:
+    llm = LLM(FOLDER / "llama.gguf", skip_tokenizer_init=True, num_pages=32, dtype="float32")
+    params = SamplingParams(max_tokens=5, temperature=0.0, detokenize=False, ignore_eos=True)
+    alone = [llm.generate({"prompt_token_ids": IDS[:n]}, params)[0].outputs[0].token_ids for n in (12, 5, 9)]
+    batch = llm.generate([{"prompt_token_ids": IDS[:n]} for n in (12, 5, 9)], params)
+    assert [each.outputs[0].token_ids for each in batch] == alone
+    assert alone[0][0] == int(LOGITS["llama.transformers"][-1].argmax())
+
+
+def test_alone_is_batched_bit_for_bit() -> None:
+    for name in ("llama", "qwen3moe", "llama-f16"):
+        run = runner(FOLDER / f"{name}.gguf")
+        prompts = [IDS, IDS[:5], IDS[3:10]]
+        for prompt, got in zip(prompts, run.prompts(prompts), strict=True):
+            assert torch.equal(got, run.prompts([prompt])[0])
