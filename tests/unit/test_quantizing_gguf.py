@@ -95,6 +95,8 @@ def test_metadata_and_tokens_of_the_bundled_model(tmp_path: Path) -> None:
     scores = dict(zip(tokens, said["tokenizer.ggml.scores"], strict=True))
     assert scores[",\u2581"] == 0.0 > scores["th"]
     assert "<|assistant|>" in said["tokenizer.chat_template"]
+    written("bundled", tmp_path / "out", "Q4_0", overwrite=True)
+    assert [each.name for each in (tmp_path / "out").iterdir()] == ["out-Q4_0.gguf"]
 
 
 @pytest.mark.parametrize("scheme", ["Q4_K_M", "Q4_0"])
