@@ -290,7 +290,7 @@ def _kv_scaling(config: EngineConfig, facts: Capabilities, files: Files | None, 
 
 def _forms(config: EngineConfig, hf_config: Any, platform: Platform, facts: Capabilities, files: Files | None) -> Forms:
     """What was asked for, and what the checkpoint says; ValueError if that cannot be read or made here."""
-    wanted = online(config.quantization, config.quantization_group_size)
+    wanted, bits = online(config.quantization, config.quantization_group_size), config.activation_bits
     places = [(each, name) for each in (hf_config, hf_config.get_text_config()) for name in QUANTIZATION]
     said = next((said for each, name in places if (said := getattr(each, name, None))), None)
     found = quantized(said, functools.partial(tensors_of, *files) if files else dict)
@@ -299,13 +299,23 @@ def _forms(config: EngineConfig, hf_config: Any, platform: Platform, facts: Capa
             f"quantization={wanted.kind!r} is for checkpoints in floats, and this one is quantized by {found.method}; "
             "leave it out"
         )
+    if bits is not None and wanted is None and found is None:
+        raise ValueError(
+            f"activation_bits={bits} is for quantized weights, and this checkpoint holds floats; set quantization, or "
+            "leave it out"
+        )
     if wanted is not None and wanted.kind not in facts.quant:
         there = ", ".join(sorted(facts.quant & set(SCHEMES)))
         raise ValueError(
             f"quantization={wanted.kind!r} is not there on platform {platform.name}, which packs "
             + (f"{there}; use one of them, or leave it out" if there else "no scheme; leave it out")
         )
-    return Forms(wanted, found, facts.quant)
+    if wanted is not None and not wanted.taking(bits).needs <= facts.quant:
+        raise ValueError(
+            f"activation_bits={bits} is not there for quantization={wanted.kind!r} on platform {platform.name}; "
+            "leave it out"
+        )
+    return Forms(wanted and wanted.taking(bits), found, facts.quant, bits)
 
 
 def _quantized(forms: Forms, worker: Worker) -> list[str]:
@@ -320,7 +330,8 @@ def _quantized(forms: Forms, worker: Worker) -> list[str]:
         plain = sum(each.form.plain and fitting(forms.wanted, each.shape[1]).plain for each in products)
         left = f", {plain} stay as they are: no group of 32 or more divides their inputs" if plain else ""
         left += "; experts and their routers stay as they are" * mixed
-        said.insert(0, f"quantization {forms.wanted.kind}: {held.total()} products{left}; the head in 8 bits")
+        how = f"{forms.wanted.kind}{f' in groups of {forms.wanted.group}' * bool(forms.wanted.group)}"
+        said.insert(0, f"quantization {how}: {held.total()} products{left}; the head in 8 bits")
     if forms.checkpoint is not None:
         undone = sum(weight.form.plain and weight.reader is not None for weight in weights)
         found = [f"{count} products as {kind}" for kind, count in held.items()]

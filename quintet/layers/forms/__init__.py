@@ -18,6 +18,8 @@ class Forms:
     checkpoint: Quantized | None = None
     kept: frozenset[str] | None = None  # what the platform keeps of Form.needs; other forms are dequantized. None: all
 
+    activations: int | None = None  # bits that quantized ones of a checkpoint take, 8 or 16; None: as it says
+
     heads: bool = False  # these are of a head, or a table
 
     def reader(self, module: str) -> Reader | None:
@@ -31,7 +33,7 @@ class Forms:
         reader = self.reader(module)
         if reader is None:
             return fitting(self.wanted, cut.inputs[1] - cut.inputs[0]), None
-        form = reader.form(cut)
+        form = reader.form(cut).taking(self.activations)
         for held in (form, form.exact):
             if self.kept is None or held.needs <= self.kept:
                 return held, reader
@@ -42,6 +44,8 @@ class Forms:
         theirs. Most checkpoints keep a head's floats."""
         if self.wanted is None:
             return replace(self, heads=True)
+        if self.wanted.kind == "w8a8":
+            return Forms(self.wanted)
         return Forms(ONLINE["int8" if self.wanted.activations == 16 else "w8a8"])
 
     def of_table(self) -> "Forms":
