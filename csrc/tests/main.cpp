@@ -23,6 +23,7 @@
 namespace cpu = quintet::cpu;
 
 int attention_failures();  // attention_test.cpp
+int float8_failures();     // float8_test.cpp
 int linear_failures();     // linear_test.cpp
 int moe_failures();        // moe_test.cpp
 int quantized_failures();  // quantized_test.cpp
@@ -262,6 +263,7 @@ int main() {
     topology_reads_plain_machines();
     lower_isas_can_be_chosen();
     failures += attention_failures();
+    failures += float8_failures();
     failures += linear_failures();
     failures += moe_failures();
     failures += quantized_failures();

@@ -2,11 +2,10 @@
 
 import math
 import re
-import reprlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -15,8 +14,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from quintet.engine import gguf_source
-from quintet.engine.json_object import read_object
 from quintet.engine.mapped import MappedFiles
+from quintet.engine.weight_files import files, listed
 from quintet.engine.weights_cache import WeightsCache, Where, digest
 from quintet.layers import kv_scales
 from quintet.layers.build import Layer
@@ -42,12 +41,12 @@ COUNTED = {  # in the modules' names of tensors -> what the config calls the num
     re.compile(r"(?:^|\.)(?:layers|h)\.(\d{1,9})\."): ("num_hidden_layers",),
     re.compile(r"\.experts\.(\d{1,9})\."): ("num_local_experts", "num_experts"),
 }
+LONGEST = 400  # characters of what safetensors says of a file
 # Ends of the names of tensors that quantized checkpoints alone hold.
 QUANTIZED = (
     *(".qweight", ".qzeros", ".g_idx", ".weight_packed", ".weight_scale", ".weight_scale_inv"),
     *(".SCB", ".absmax", ".W_q", "._weight_qdata"),
 )
-NAMED = 8  # tensors that an error lists before it only counts
 
 
 @dataclass(frozen=True)
@@ -96,8 +95,8 @@ def load(
     rank: int = 0,
     cache: Where | None = None,
 ) -> None:
-    """Fills a rank's model from the folder's safetensors or a GGUF file; from random numbers where there is none. With a
-    `cache`, from what an earlier start kept there, which is kept otherwise."""
+    """Fills a rank's model from the folder's safetensors or a GGUF file; from random numbers where there is none.
+    With a `cache`, from what an earlier start kept there, which is kept otherwise."""
     if cache is None or folder is None:
         _fill(model, platform, folder, progress, rank)
         return
@@ -110,7 +109,7 @@ def load(
 
 def sources(folder: Path) -> list[Path]:
     """The files that the weights are read from."""
-    return _files(folder)
+    return files(folder)
 
 
 def _fill(model: Family, platform: Platform, folder: Path | None, progress: bool, rank: int) -> None:
@@ -231,12 +230,12 @@ class Checkpoint:
     def __init__(self, folder: Path, model: Family) -> None:
         self._folder, self._ignored = folder, [re.compile(pattern) for pattern in model.ignored]
         self._silent = model.silent
-        self._where: dict[str, Entry | gguf_source.Entry] = {}
+        self._where: dict[str, Entry] = {}
         for name, place in _index(folder, model):
             if name in self._where:
                 raise ValueError(f"{folder} holds {name} twice; remove the files that are not the model's")
             self._where[name] = place
-        self._mapped = MappedFiles(_files(folder))
+        self._mapped = MappedFiles(files(folder))
 
     @property
     def entries(self) -> Mapping[str, Entry]:
@@ -250,19 +249,19 @@ class Checkpoint:
         self._check_quantized(missing, surplus)
         if missing:
             raise ValueError(
-                f"{self._folder} lacks {_list(missing)}, which the model's config.json asks for; "
+                f"{self._folder} lacks {listed(missing)}, which the model's config.json asks for; "
                 "the files may be incomplete, or the config another model's"
             )
         wrong = [message for name, want in needed.items() if (message := self._misshapen(name, want))]
         if wrong:
             raise ValueError(
-                f"{self._folder} does not fit its config.json: {_list(wrong)}; fetch the model anew, or its "
+                f"{self._folder} does not fit its config.json: {listed(wrong)}; fetch the model anew, or its "
                 "original if it was quantized"
             )
         extra = [name for name in surplus if not self._passed(name)]
         if extra:
             raise ValueError(
-                f"{self._folder} holds {_list(extra)}, which this model has no place for; "
+                f"{self._folder} holds {listed(extra)}, which this model has no place for; "
                 "quintet would compute something else than the checkpoint means"
             )
 
@@ -271,8 +270,8 @@ class Checkpoint:
         quantized = [name for name in surplus if name.endswith(QUANTIZED) and not name.endswith(self._silent)]
         if quantized:
             raise ValueError(
-                f"{self._folder} holds {_list(quantized)}, as quantized checkpoints do, and the quantization_config of "
-                "its config.json does not say so of them; fetch config.json again, or use the model's original"
+                f"{self._folder} holds {listed(quantized)}, as quantized checkpoints do, and the quantization_config "
+                "of its config.json does not say so of them; fetch config.json again, or use the model's original"
             )
         for name in missing:
             plain = f"{name.rpartition('.')[0]}.weight"
@@ -334,11 +333,12 @@ def _index(folder: Path, model: Family | type[Family]) -> Iterator[tuple[str, An
     if folder.is_file():
         yield from gguf_source.entries(folder)
         return
-    for file in _files(folder):
+    for file in files(folder):
         try:
             handle = safe_open(file, framework="pt")
         except (SafetensorError, OSError) as error:
-            raise ValueError(f"{file} cannot be read ({error}); fetch it again") from None
+            why = " ".join(str(error).split())[:LONGEST]  # of several lines where a header names no type
+            raise ValueError(f"{file} cannot be read ({why}); fetch it again") from None
         for name in handle.keys():  # a handle is no mapping
             own = model.canonical(name)
             several = model.unstacked(own, handle.get_slice(name).get_shape())
@@ -346,65 +346,3 @@ def _index(folder: Path, model: Family | type[Family]) -> Iterator[tuple[str, An
                 yield from ((each, Entry(handle, name, at)) for each, at in several.items())
             else:
                 yield own, Entry(handle, name)
-
-
-def _files(folder: Path) -> list[Path]:
-    """The files that make up the model: those that an index names, or the one of the usual name, or all there are.
-
-    Some folders hold the same weights again in another layout (consolidated.safetensors), or an adapter's.
-    """
-    if folder.is_file():
-        return gguf_source.paths(folder)
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        return _regular(_indexed(index))
-    if (folder / "model.safetensors").exists():
-        return _regular([folder / "model.safetensors"])
-    found = sorted(folder.glob("*.safetensors"))
-    if not found:
-        pickles = sorted(file.name for file in folder.glob("*.bin"))
-        raise ValueError(
-            f"{folder} has no *.safetensors file"
-            + (f", only {_list(pickles)}, and a pickle runs code when it is read" if pickles else "")
-            + "; convert the checkpoint with transformers' save_pretrained(), or use load_format='dummy'"
-        )
-    return _regular(found)
-
-
-def _regular(files: list[Path]) -> list[Path]:
-    """ValueError for what would block when it is opened (a named pipe), or is a folder."""
-    wrong = next((file for file in files if not file.is_file()), None)
-    if wrong is not None:
-        raise ValueError(f"{wrong} is no regular file; fetch it again")
-    return files
-
-
-def _indexed(index: Path) -> list[Path]:
-    """The files that it names. A link may lead out of the folder, as in the hub's cache; a name may not."""
-    where = read_object(index).get("weight_map")
-    if not isinstance(where, dict) or not where:
-        raise ValueError(f"{index} is not an index of safetensors files: it has no weight_map; fetch it again")
-    for tensor, name in where.items():
-        if not _is_inside(name):
-            raise ValueError(
-                f"{index}: weight_map says that {tensor[:80]} is in {reprlib.repr(name)}, which is no file of its "
-                "folder; fetch it again"
-            )
-    files = [index.parent / name for name in sorted(set(where.values()))]
-    absent = [file.name for file in files if not file.exists()]
-    if absent:
-        raise ValueError(f"{index.parent} lacks {_list(absent)}, which {index.name} names; fetch the rest of the model")
-    return files
-
-
-def _is_inside(name: Any) -> bool:
-    """Whether it is the path of a file within a folder."""
-    if not isinstance(name, str) or not name.endswith(".safetensors") or not name.isprintable() or len(name) > 255:
-        return False
-    path = PurePath(name)
-    return not path.is_absolute() and ".." not in path.parts
-
-
-def _list(names: list[str]) -> str:
-    shown = ", ".join(names[:NAMED])
-    return shown if len(names) <= NAMED else f"{shown} and {len(names) - NAMED} more"

@@ -15,8 +15,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from quintet.config import SCHEMES, EngineConfig, read_environment
 from quintet.ops.attention import mixer
 from quintet.ops.quantize import attributes, canonical
+from quintet.platforms.cpu import float8, native_moe, providers, quantized, tiles
 from quintet.platforms.cpu import linear as native_linear
-from quintet.platforms.cpu import native_moe, providers, quantized, tiles
 from quintet.platforms.cpu.attention import SPLIT
 from quintet.platforms.cpu.features import describe
 from quintet.platforms.cpu.replay import MOST_TOKENS, Replay
@@ -42,6 +42,7 @@ from quintet.weights import Weight
 GIB = 2**30
 KV_SHARE = 0.5  # of the memory that may be used, at most: host memory is everybody's
 KV_MOST = 4 * GIB  # what an unasked-for cache may take; a laptop has other things to do
+BESIDE = ("table4", "table8", "fp8", "mins", "order", "grouped")  # SCHEMES: what our products take
 WORTH_THREADS = 30_000_000  # parameters; in a smaller model threads wait for each other longer than they work
 
 
@@ -91,7 +92,7 @@ class CPU(Platform):
         return Capabilities(
             devices=1,
             dtypes=(torch.bfloat16, torch.float32, torch.float16),
-            quant=frozenset([*SCHEMES, "table4", "table8", "mins", "order", "grouped"] if _packs() else SCHEMES),
+            quant=frozenset([*SCHEMES, *BESIDE] if _packs() else SCHEMES),
             sleep=True,
             batch_invariant=True,
             placing=_placing(),
@@ -150,11 +151,11 @@ class CPU(Platform):
         return {weight.name: self._shared[source]}
 
     def _quantized(self, weight: Weight, parts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        if not _packs() or not tiles.holds(weight.form, weight.shape[1]):
+        if not _packs() or not _packer(weight).holds(weight.form, weight.shape[1]):
             return attributes(canonical(weight, parts))
         try:
             if weight.reader is not None:
-                return tiles.laid(canonical(weight, parts))
+                return _packer(weight).laid(canonical(weight, parts))
             return quantized.pack(weight.local(parts), weight.form)
         except ValueError as error:
             done = "quantized" if weight.reader is None else "packed"
@@ -167,8 +168,9 @@ class CPU(Platform):
 
     def _placed_bytes(self, weight: Weight) -> int:
         if not weight.form.plain:
-            packs = _packs() and tiles.holds(weight.form, weight.shape[1])
-            return tiles.packed_bytes(weight.shape, weight.form) if packs else weight.nbytes
+            packer = _packer(weight)
+            packs = _packs() and packer.holds(weight.form, weight.shape[1])
+            return packer.packed_bytes(weight.shape, weight.form) if packs else weight.nbytes
         if weight.use == "experts" and native_moe.packs(weight):
             return native_moe.packed_bytes(weight)
         if _packs() and (weight.use == "linear" or _looks_up_packed(weight)):
@@ -230,6 +232,11 @@ def _rounding(config: EngineConfig) -> tuple[EngineConfig, list[str]]:
 def _eager(model: nn.Module, state: State, batch: Batch) -> tuple[Outputs, State]:
     result: tuple[Outputs, State] = model(state, batch)
     return result
+
+
+def _packer(weight: Weight) -> Any:
+    """What lays a canonical matrix of the weight's form: laid(), whether it holds() that, in packed_bytes()."""
+    return float8 if weight.form.kind == "fp8" else tiles
 
 
 def _looks_up_packed(weight: Weight) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from quintet.platforms.cpu import (  # noqa: F401
     attention,
+    float8,
     linear,
     native_attention,
     native_elementwise,
