@@ -50,7 +50,7 @@ def quantize(weight: Tensor, form: Form) -> Matrix:
 
     Four bits reach from -8 to 7: the largest becomes -8, so that all 16 values serve; a scale may be negative.
     """
-    if form.dtype is not None or form.table or form.needs != {form.kind} or form.zeros:
+    if form.dtype is not None or form.table or form.zeros or form.mins or form.ordered:
         raise ValueError(f"{form.kind} with such numbers, zeros, minima or order is read from checkpoints, not made")
     outputs, inputs = weight.shape
     groups = weight.float().reshape(outputs, -1, form.group or inputs)

@@ -92,7 +92,7 @@ class CPU(Platform):
         return Capabilities(
             devices=1,
             dtypes=(torch.bfloat16, torch.float32, torch.float16),
-            quant=frozenset([*SCHEMES, *BESIDE] if _packs() else SCHEMES),
+            quant=frozenset([*SCHEMES, *(BESIDE if _packs() else ("grouped",))]),
             sleep=True,
             batch_invariant=True,
             placing=_placing(),
