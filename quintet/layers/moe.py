@@ -46,17 +46,20 @@ class Experts(Layer):
         super().__init__(build, "experts")
         self._build, self._names = build, tuple(names)
         (self._hidden, self._width), self.kind = sizes, known(kind)
-        self._reader: Reader | None = None
+        self._readers: dict[str, Reader | None] = {}  # of either stack
         self.gate_up: Tensor
         self.down: Tensor
 
     def settle(self, path: str) -> None:
-        modules = [part.source.removesuffix(".weight") for each in self.weights(path) for part in each.parts]
-        readers, size = {self._build.forms.reader(module) for module in modules}, self._build.size
-        if len(readers) > 1:
-            raise ValueError(f"the experts of {path} are held in {len(readers)} ways, and are one stack here")
-        (self._reader,) = readers
-        if self._reader is not None and _shares(self._width, size).ranges[-1][1] > self._width:
+        """The stacks may be held in different ways, the experts of one may not."""
+        for each in self.weights(path):
+            modules = [part.source.removesuffix(".weight") for part in each.parts]
+            readers = {self._build.forms.reader(module) for module in modules}
+            if len(readers) > 1:
+                raise ValueError(f"the experts of {path} are held in {len(readers)} ways, and are one stack here")
+            (self._readers[each.name],) = readers
+        size = self._build.size
+        if any(self._readers.values()) and _shares(self._width, size).ranges[-1][1] > self._width:
             raise ValueError(
                 f"{size} ranks do not divide the {self._width} features of these quantized experts evenly; "
                 "choose another tensor_parallel_size"
@@ -72,7 +75,7 @@ class Experts(Layer):
                 for expert in self._names
                 for projection in projections
             )
-            reader, stack = self._reader, len(self._names)
+            reader, stack = self._readers.get(name), len(self._names)
             return Weight(name, parts, axis, build.rank, build.dtype, "experts", reader=reader, stack=stack)
 
         return [
