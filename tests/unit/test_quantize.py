@@ -5,8 +5,9 @@ import torch
 
 from quintet.config import EngineConfig
 from quintet.conformance.products import Canonical
-from quintet.layers.forms import ONLINE, Forms, fitting, online
+from quintet.layers.forms import ONLINE, Forms, fitting
 from quintet.layers.forms.checkpoint import Everywhere, Quantized
+from quintet.layers.forms.wishes import wish
 from quintet.ops.linear import linear
 from quintet.ops.quantize import attributes, quantize
 from quintet.weights import PLAIN, Cut, Form
@@ -63,7 +64,7 @@ def test_the_head_keeps_eight_bits() -> None:
 
 
 def test_a_group_size_is_taken_where_it_means_something() -> None:
-    assert online("int4", 128) == Form("int4", 4, 16, 128)
+    assert wish("int4", 128).form == Form("int4", 4, 16, 128)
     assert EngineConfig(quantization="int4", quantization_group_size="64").quantization_group_size == 64
     for settings in ({"quantization": "w8a8"}, {}):
         with pytest.raises(ValueError, match="quantization_group_size means nothing"):
@@ -79,7 +80,8 @@ def test_activations_are_what_the_user_says() -> None:
     assert nf4.taking(8).activations == 8 and nf4.taking(8).taking(16) == nf4
     floats = Form("fp8", 8, 16, dtype=torch.float8_e4m3fn)
     assert floats.taking(8) == floats and PLAIN.taking(8) == PLAIN
-    assert Forms(ONLINE["int8"].taking(8)).of_head().wanted == Form("w8a8", 8, 8, 128)
+    head = Forms(wish("int8"), activations=8).of_head()
+    assert head.of("lm_head", Cut((0, 64), (0, 256)))[0] == Form("w8a8", 8, 8, 128)
 
 
 def test_a_checkpoints_activations_are_what_the_user_says_where_the_platform_keeps_that() -> None:
@@ -103,10 +105,12 @@ def test_bits_of_activations_mean_nothing_without_quantized_weights() -> None:
 def test_the_cpu_rounds_activations_unless_the_user_does_not_want_that(scheme: str) -> None:
     from quintet.engine.start import prepare
 
+    exact = EngineConfig(device="cpu", quantization=scheme, activation_bits=16)
     said = prepare(EngineConfig(device="cpu", quantization=scheme)).reasons
     assert any(each.startswith(f"activation_bits=8: quantization='{scheme}' multiplies bytes") for each in said)
-    forms = prepare(EngineConfig(device="cpu", quantization=scheme, activation_bits=16)).sizes.forms
-    assert forms.wanted == ONLINE[scheme]
+    for config, bits in ((EngineConfig(device="cpu", quantization=scheme), 8), (exact, 16)):
+        forms = prepare(config).sizes.forms
+        assert forms.of("model.layers.0.mlp.down_proj", Cut((0, 64), (0, 256)))[0] == ONLINE[scheme].taking(bits)
 
 
 def test_a_platform_that_packs_no_scheme_says_so() -> None:

@@ -154,7 +154,7 @@ class CPU(Platform):
         if not _packs() or not _packer(weight).holds(weight.form, weight.shape[1]):
             return attributes(canonical(weight, parts))
         try:
-            if weight.reader is not None:
+            if weight.reader is not None or weight.form.dtype is not None or weight.form.table:
                 return _packer(weight).laid(canonical(weight, parts))
             return quantized.pack(weight.local(parts), weight.form)
         except ValueError as error:
