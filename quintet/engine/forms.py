@@ -44,11 +44,13 @@ def asked(config: EngineConfig) -> str | None:
     return config.quantization or ("bitsandbytes" if config.load_format == "bitsandbytes" else None)
 
 
-def settled_forms(config: EngineConfig, hf_config: Any, where: Target, there: There) -> Forms:
-    """ValueError if what was asked for, or what the checkpoint says, cannot be read or made here."""
+def settled_forms(config: EngineConfig, hf_config: Any, where: Target, there: There, beside: Any = None) -> Forms:
+    """ValueError if what was asked for, or what the checkpoint says, cannot be read or made here. `beside` counts where
+    config.json says nothing."""
     name = asked(config)
     places = [(each, key) for each in (hf_config, hf_config.get_text_config()) for key in SAID]
     said = next((said for each, key in places if (said := getattr(each, key, None))), None)
+    said = said if any(hasattr(each, key) for each, key in places) else beside
     found = quantized(said, there)
     if found is not None:
         _check(name, found, said)
