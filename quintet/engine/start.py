@@ -315,15 +315,19 @@ def _quantized(forms: Forms, worker: Worker) -> list[str]:
     held = Counter(weight.form.kind for weight in products if not weight.form.plain)
     slow = [kind for kind in held if worker.ops.choice(of_kind("linear", kind)).provider == "reference"]
     said = [f"products as {kind} have no provider here: each step dequantizes their weights" for kind in slow]
-    mixed = any(weight.use == "experts" for weight in weights)
+    stacks = [weight.form for weight in weights if weight.use == "experts"]
+    kept = Counter(form.kind for form in stacks if not form.plain)
     if forms.wanted is not None:
         plain = sum(each.form.plain and fitting(forms.wanted, each.shape[1]).plain for each in products)
         left = f", {plain} stay as they are: no group of 32 or more divides their inputs" if plain else ""
-        left += "; experts and their routers stay as they are" * mixed
+        if stacks:
+            done = f", {kept.total()} stacks of experts" if kept else ""
+            left += f"{done}; {'their' if kept else 'experts and their'} routers stay as they are"
         said.insert(0, f"quantization {forms.wanted.kind}: {held.total()} products{left}; the head in 8 bits")
     if forms.checkpoint is not None:
         undone = sum(weight.form.plain and weight.reader is not None for weight in weights)
         found = [f"{count} products as {kind}" for kind, count in held.items()]
+        found += [f"{count} stacks of experts as {kind}" for kind, count in kept.items()]
         found += [f"{undone} weights dequantized while they are loaded"] if undone else []
         said.insert(0, f"checkpoint quantized by {forms.checkpoint.method}: {', '.join(found) or 'nothing of it here'}")
         said += forms.checkpoint.notes
