@@ -1,5 +1,4 @@
-"""A bfloat16 checkpoint in a published quantized format, by the rule of the nearest: a step costs the same however the
-numbers were chosen."""
+"""A bfloat16 checkpoint in a published quantized format, by the rule of the nearest."""
 
 import json
 import shutil

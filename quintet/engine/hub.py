@@ -9,9 +9,11 @@ from typing import Any
 
 from quintet.config import BUNDLED, GENERATION_DEFAULTS, EngineConfig, Environment, read_environment
 from quintet.engine.config_checks import MOST, check_architectures, check_entries, check_shape
+from quintet.engine.downloads import download, exactly, listed
 from quintet.engine.gguf_source import model_of
 from quintet.engine.json_object import read_object
 from quintet.engine.model_config import ModelConfig, read_config
+from quintet.gguf.choice import Asked, asked, choose
 from quintet.gguf.config import config as gguf_config
 from quintet.gguf.config import generation
 from quintet.gguf.file import SPLIT, is_gguf
@@ -22,8 +24,6 @@ logger = logging.getLogger(__name__)
 
 _TEXT_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")  # configs, tokenizers, chat templates
 _WEIGHTS = "*.safetensors"
-# The same weights once more in other layouts, which would double the download.
-_COPIES = ("consolidated*", "*/*.safetensors")
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -45,7 +45,10 @@ def resolve_model(config: EngineConfig, environment: Environment | None = None) 
     to do."""
     weights = config.load_format != "dummy"
     patterns = (*_TEXT_FILES, _WEIGHTS) if weights else _TEXT_FILES
+    environment = environment or read_environment()
     folder = _resolve(config.model, config.revision, config, patterns, environment)
+    if folder.is_dir() and not Path(config.model).expanduser().exists() and not _whole(folder, config.load_format):
+        folder = _published(config.model, config.revision, config, environment) or folder
     if (file := gguf_of(folder, config.load_format)) is not None:
         return file
     if not (folder / "config.json").is_file():
@@ -61,16 +64,54 @@ def gguf_of(path: Path, load_format: str) -> Path | None:
         raise ValueError(f"load_format='safetensors', and {path} is a GGUF file; leave load_format out")
     if path.is_file():
         return path
-    whole = (path / "config.json").is_file() and (load_format == "dummy" or any(path.glob(_WEIGHTS)))
-    if load_format == "safetensors" or (whole and load_format != "gguf"):
+    if load_format == "safetensors" or _whole(path, load_format):
         return None
     found = [each for each in sorted(path.glob("*.gguf")) if _begins(each.name)]
     if len(found) > 1:
         names = ", ".join(each.name for each in found[:8])
-        raise ValueError(f"{path} holds {len(found)} GGUF models ({names}); give the path of one of them as the model")
+        raise ValueError(
+            f"{path} holds {len(found)} GGUF models ({names}); give the path of one of them as the model, or "
+            f"{path}:QUANTIZATION"
+        )
     if not found and load_format == "gguf":
         raise FileNotFoundError(f"load_format='gguf', and {path} holds no GGUF file; give a model that does")
     return found[0] if found else None
+
+
+def _whole(folder: Path, load_format: str) -> bool:
+    """Whether all is there that a model needs, in the layout that is asked for or ours."""
+    weights = load_format == "dummy" or any(folder.glob(_WEIGHTS))
+    return weights and (folder / "config.json").is_file() and load_format != "gguf"
+
+
+def _published(name: str, revision: str | None, config: EngineConfig, environment: Environment) -> Path | None:
+    """The GGUF file that a hub id means by itself; None where it has none."""
+    if config.load_format == "safetensors" or name == BUNDLED:
+        return None
+    files = listed(name, revision, config, environment)
+    return _fetched(Asked(name), files, revision, config, environment) if any(map(_is_gguf, files)) else None
+
+
+def _is_gguf(name: str) -> bool:
+    return name.endswith(".gguf")
+
+
+def _one_of(wanted: Asked, revision: str | None, config: EngineConfig, environment: Environment) -> Path:
+    """The GGUF file of a folder or a hub id that a name asks for."""
+    folder = Path(wanted.repository).expanduser()
+    if folder.is_dir():
+        there = [each.relative_to(folder).as_posix() for each in folder.rglob("*.gguf")]
+        return folder / choose(there, wanted)[0]
+    _check_id(wanted.repository)
+    return _fetched(wanted, listed(wanted.repository, revision, config, environment), revision, config, environment)
+
+
+def _fetched(
+    wanted: Asked, files: Iterable[str], revision: str | None, config: EngineConfig, environment: Environment
+) -> Path:
+    parts = choose(files, wanted)
+    logger.info("%s: %s", wanted.repository, ", ".join(parts))
+    return download(wanted.repository, revision, config, exactly(parts), environment) / parts[0]
 
 
 def _begins(name: str) -> bool:
@@ -101,60 +142,18 @@ def _resolve(
         raise ValueError(
             f"model {name!r} is a file, and no GGUF file; give the folder that holds its config.json and *.safetensors"
         )
+    environment, wanted = environment or read_environment(), asked(name)
+    if wanted != Asked(name):
+        return _one_of(wanted, revision, config, environment)
+    _check_id(name)
+    return download(name, revision, config, patterns, environment)
+
+
+def _check_id(name: str) -> None:
     if name.startswith((".", "/", "~", "\\")) or not _HUB_ID.fullmatch(name) or "--" in name or ".." in name:
         raise FileNotFoundError(
             f"no folder {name!r} here, and it is no hub id such as 'Qwen/Qwen3-0.6B'; check the path, or use 'bundled'"
         )
-    return _download(name, revision, config, patterns, environment or read_environment())
-
-
-def _download(
-    name: str, revision: str | None, config: EngineConfig, patterns: Iterable[str], environment: Environment
-) -> Path:
-    from huggingface_hub import errors, snapshot_download
-
-    at = f" at revision {revision!r}" if revision else ""
-    try:
-        return Path(
-            snapshot_download(
-                name,
-                revision=revision,
-                cache_dir=config.download_dir,
-                token=config.hf_token,
-                allow_patterns=list(patterns),
-                ignore_patterns=list(_COPIES),
-                local_files_only=environment.hf_hub_offline,
-            )
-        )
-    except errors.GatedRepoError as error:
-        raise PermissionError(
-            f"model {name!r} is gated: accept its terms at https://huggingface.co/{name}, then give a token "
-            "(`hf auth login`, HF_TOKEN or hf_token)"
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise FileNotFoundError(f"model {name!r} has no revision {revision!r}; see its branches and tags") from error
-    except errors.RepositoryNotFoundError as error:
-        raise FileNotFoundError(
-            f"no folder {name!r} here, and the hub knows no such model, or it is private: check the spelling, or give "
-            "a token that may read it (`hf auth login`, HF_TOKEN or hf_token)"
-        ) from error
-    except errors.LocalEntryNotFoundError as error:
-        raise ConnectionError(_not_cached(name + at, config, environment)) from error
-    except errors.HfHubHTTPError as error:
-        raise ConnectionError(f"the hub refused {name!r}{at}: {error}") from error
-    except (OSError, RuntimeError) as error:  # no route, no disk space, a broken transfer
-        raise ConnectionError(f"cannot download {name!r}{at}: {error}; {_or_else(config)}") from error
-
-
-def _not_cached(what: str, config: EngineConfig, environment: Environment) -> str:
-    where = config.download_dir or environment.hf_home or "the hub's cache"
-    if environment.hf_hub_offline:
-        return f"{what} is not in {where} and HF_HUB_OFFLINE is set; unset it to download, or {_or_else(config)}"
-    return f"{what} is not in {where} and the hub cannot be reached; {_or_else(config)}"
-
-
-def _or_else(config: EngineConfig) -> str:
-    return "give a local folder" + ("" if config.model == BUNDLED else " or use the model 'bundled'")
 
 
 def _without_config(folder: Path, name: str) -> str:

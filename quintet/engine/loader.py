@@ -41,6 +41,7 @@ COUNTED = {  # in the modules' names of tensors -> what the config calls the num
     re.compile(r"(?:^|\.)(?:layers|h)\.(\d{1,9})\."): ("num_hidden_layers",),
     re.compile(r"\.experts\.(\d{1,9})\."): ("num_local_experts", "num_experts"),
 }
+LONGEST = 400  # characters of what safetensors says of a file
 # Ends of the names of tensors that quantized checkpoints alone hold.
 QUANTIZED = (
     *(".qweight", ".qzeros", ".g_idx", ".weight_packed", ".weight_scale", ".weight_scale_inv"),
@@ -336,7 +337,8 @@ def _index(folder: Path, model: Family | type[Family]) -> Iterator[tuple[str, An
         try:
             handle = safe_open(file, framework="pt")
         except (SafetensorError, OSError) as error:
-            raise ValueError(f"{file} cannot be read ({error}); fetch it again") from None
+            why = " ".join(str(error).split())[:LONGEST]  # of several lines where a header names no type
+            raise ValueError(f"{file} cannot be read ({why}); fetch it again") from None
         for name in handle.keys():  # a handle is no mapping
             own = model.canonical(name)
             several = model.unstacked(own, handle.get_slice(name).get_shape())

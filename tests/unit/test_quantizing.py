@@ -164,7 +164,7 @@ def test_nothing_is_written_over_unless_asked(model: Path, tmp_path: Path) -> No
     (place / "mine.txt").write_text("mine")
     with pytest.raises(ValueError, match="is there already"):
         written(model, place)
-    with pytest.raises(ValueError, match="no model, and is not written over"):
+    with pytest.raises(ValueError, match="is no model, and is not written over"):
         written(model, place, overwrite=True)
     assert (place / "mine.txt").read_text() == "mine"
     shutil.rmtree(place)

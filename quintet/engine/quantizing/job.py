@@ -12,8 +12,10 @@ from tqdm import tqdm
 from quintet.engine.json_object import read_object
 from quintet.engine.quantizing import packing, rounding
 from quintet.engine.quantizing.calibrated import calibrated, refuse
+from quintet.engine.quantizing.gguf_file import library, write
 from quintet.engine.quantizing.original import Original
 from quintet.engine.quantizing.output import Output, Shards, copy_rest, write_json
+from quintet.engine.quantizing.presets import PRESETS, Preset
 from quintet.engine.quantizing.products import HEAD, Products, products
 from quintet.engine.quantizing.schemes import Scheme, scheme
 from quintet.engine.quantizing.settings import Quantizing
@@ -36,7 +38,10 @@ class Written:
 @torch.inference_mode()
 def quantize(name: str, asked: Quantizing, progress: bool = True) -> Written:
     """Writes asked.output. ValueError or OSError, before anything is written, says what cannot be done."""
-    began, how = time.monotonic(), scheme(asked.scheme, asked.group_size)
+    began = time.monotonic()
+    if (preset := PRESETS.get(asked.scheme.upper())) is not None:
+        return _gguf(name, preset, asked, progress)
+    how = scheme(asked.scheme, asked.group_size, PRESETS)
     refuse(how, asked)
     with Output(Path(asked.output), asked.overwrite) as output:
         original = Original.of(name)
@@ -57,6 +62,27 @@ def quantize(name: str, asked: Quantizing, progress: bool = True) -> Written:
     return Written(
         folder, how.name, asked.method, len(found.chosen), len(found.left), original.num_bytes, after,
         time.monotonic() - began,
+    )  # fmt: skip
+
+
+def _gguf(name: str, preset: Preset, asked: Quantizing, progress: bool) -> Written:
+    """One file, of its own or in a folder."""
+    began, place = time.monotonic(), Path(asked.output)
+    for field in ("method", "group_size", "ignore", "calibration"):
+        if getattr(asked, field) != getattr(Quantizing(output="."), field):
+            raise ValueError(f"{field} is not for GGUF files, whose types have groups of their own; leave it out")
+    library()
+    with Output(place, asked.overwrite) as output:
+        original = Original.of(name)
+        output.need(original.num_bytes)
+        title = place.stem if place.suffix == ".gguf" else place.name
+        file = output.folder / (place.name if place.suffix == ".gguf" else f"{title}-{preset.name}.gguf")
+        count, others = write(original, preset, file, title, progress)
+        folder = output.finish(file.name if place.suffix == ".gguf" else None)
+    made = folder if folder.is_file() else folder / file.name
+    return Written(
+        folder, preset.name, "search" if "_K" in preset.name else "rtn", count, others,
+        original.num_bytes, made.stat().st_size, time.monotonic() - began,
     )  # fmt: skip
 
 

@@ -25,8 +25,8 @@ class Output:
         self._place, self._overwrite = place.absolute(), overwrite
         if (place.exists() or place.is_symlink()) and not overwrite:
             raise ValueError(f"{place} is there already; give another folder, or overwrite it (--overwrite)")
-        if overwrite and place.is_dir() and any(place.iterdir()) and not (place / "config.json").exists():
-            raise ValueError(f"{place} is a folder without config.json, so no model, and is not written over")
+        if overwrite and place.is_dir() and any(place.iterdir()) and not _is_model(place):
+            raise ValueError(f"{place} has neither config.json nor *.gguf, so it is no model, and is not written over")
         self._place.parent.mkdir(parents=True, exist_ok=True)
         self.folder: Path  # the one in the making
 
@@ -38,8 +38,13 @@ class Output:
         if kind is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def finish(self) -> Path:
-        """Into its place, in one step; what was there is removed before."""
+    def finish(self, file: str | None = None) -> Path:
+        """Into its place, in one step: the folder, or only this file of it. What was there is removed before."""
+        if file is not None:
+            (self.folder / file).chmod(0o666 & ~_umask())
+            os.replace(self.folder / file, self._place)
+            self.folder.rmdir()
+            return self._place
         self.folder.chmod(0o777 & ~_umask())
         if self._overwrite and self._place.exists():
             aside = Path(tempfile.mkdtemp(prefix=f".{self._place.name}.", dir=self._place.parent))
@@ -114,6 +119,10 @@ def copy_rest(model: Path, folder: Path) -> None:
 
 def write_json(file: Path, content: Any) -> None:
     file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _is_model(folder: Path) -> bool:
+    return (folder / "config.json").exists() or any(folder.glob("*.gguf"))
 
 
 def _umask() -> int:

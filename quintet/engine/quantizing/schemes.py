@@ -1,5 +1,6 @@
 """What a checkpoint can be quantized to: compressed-tensors' presets by their names."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -97,11 +98,12 @@ SCHEMES = {
 }
 
 
-def scheme(name: str, group: int | None = None) -> Scheme:
-    """By name, in any case; with this group where the scheme has groups, -1 for one over all inputs."""
+def scheme(name: str, group: int | None = None, others: Iterable[str] = ()) -> Scheme:
+    """By name, in any case; with this group where the scheme has groups, -1 for one over all inputs. `others` are names
+    that might have been meant."""
     found = SCHEMES.get(name.upper().replace("-", "_"))
     if found is None:
-        raise ValueError(unknown("scheme", name, SCHEMES))
+        raise ValueError(unknown("scheme", name, [*SCHEMES, *others]))
     if group is None:
         return found
     if not found.group:

@@ -98,7 +98,7 @@ class FourBits:
         """The JSON text, once it is known to say what the rest of the file does."""
         name, text = part.source, tensors[f"{part.source}.{STATE}{self.table}"]
         try:
-            state = json.loads(bytes(text[: LONGEST + 1].tolist())) if text.numel() <= LONGEST else None
+            state = json.loads(bytes(text.flatten().tolist())) if text.numel() <= LONGEST else None
         except (ValueError, RecursionError):
             state = None
         if not isinstance(state, dict):
