@@ -3,7 +3,7 @@
 from quintet.settings.engine import EngineConfig
 from quintet.settings.environment import Environment, all_variables, read_environment, unchanged_environment
 from quintet.settings.lacking import LACKING, lacking
-from quintet.settings.model import BUNDLED, GENERATION_DEFAULTS, SCHEMES
+from quintet.settings.model import BUNDLED, GENERATION_DEFAULTS, ONLINE, SCHEMES, WRITTEN
 from quintet.settings.option import dotted, gathered, option, settings, settle
 from quintet.settings.profiling import ProfilerConfig
 from quintet.settings.reasoning import ReasoningConfig
@@ -14,7 +14,9 @@ __all__ = [
     "BUNDLED",
     "GENERATION_DEFAULTS",
     "LACKING",
+    "ONLINE",
     "SCHEMES",
+    "WRITTEN",
     "EngineConfig",
     "Environment",
     "ProfilerConfig",

@@ -27,6 +27,7 @@ class Form:
     ordered: bool = False  # groups are of inputs in another order than they come in
     dtype: torch.dtype | None = None  # of values that are floats; None: whole numbers
     mins: bool = False  # numbers are added to groups: K-quants' minima, zero points that are no whole numbers
+    together: int = 1  # outputs in a row that share their scales, of floats that are quantized; 0: all of a tensor
     table: tuple[float, ...] = ()  # what the values of a table's kind stand for, before they are scaled
 
     @property

@@ -202,8 +202,15 @@ def _numbers(product: Product, scheme: Form | None, dtype: torch.dtype) -> tuple
     if fits.plain:
         return x, randn(outputs, inputs, dtype=dtype, scale=inputs**-0.5), bias
     if fits.activations == 8:
-        x = untied(x, fits.group, 127.0, torch.round)
+        x = _untied(x, fits)
     return x, _on_grid(outputs, inputs, fits).to(dtype), bias
+
+
+def _untied(x: Tensor, form: Form) -> Tensor:
+    """Without what lies between two numbers of the activations' type."""
+    if form.dtype is None:
+        return untied(x, form.group, 127.0, torch.round)
+    return untied(x, form.group, torch.finfo(form.dtype).max, lambda v: v.to(E4M3).float())
 
 
 def _on_grid(outputs: int, inputs: int, scheme: Form) -> Tensor:
@@ -212,7 +219,11 @@ def _on_grid(outputs: int, inputs: int, scheme: Form) -> Tensor:
     group = scheme.group or inputs
     first, last = (-127, 127) if scheme.bits == 8 else (-8, 7)
     shape = outputs, inputs // group, group
-    whole = torch.randint(first, last + 1, shape, generator=generator).float()
+    if scheme.dtype is None:
+        whole = torch.randint(first, last + 1, shape, generator=generator).float()
+    else:
+        first = -int(torch.finfo(scheme.dtype).max)
+        whole = (torch.randn(shape, generator=generator) * 100).to(scheme.dtype).float().clamp(first, -first)
     ends = torch.randint(group, (*shape[:2], 1), generator=generator)
     whole.scatter_(-1, ends, float(first))
     powers = torch.randint(5, 9, (*shape[:2], 1), generator=generator)
@@ -319,9 +330,7 @@ def read(subject: Subject, form: Form, dtype: torch.dtype, most: int) -> None:
         matrix, bias = reader.made(sum(product.widths), product.inputs), None
         x = randn(product.rows, product.inputs, dtype=dtype)
         if form.activations == 8:
-            largest = 127.0 if form.dtype is None else torch.finfo(form.dtype).max
-            rounded = torch.round if form.dtype is None else lambda v: v.to(E4M3).float()
-            x = untied(x, matrix.form.group, largest, rounded)
+            x = _untied(x, matrix.form)
         if product.bias:
             bias = randn(sum(product.widths), dtype=dtype)
         layer = _loaded(there, product.layer(build), product.held(matrix, bias))

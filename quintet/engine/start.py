@@ -7,7 +7,6 @@ import contextlib
 import functools
 import logging
 import uuid
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,15 +14,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from quintet.config import SCHEMES, EngineConfig, read_environment
+from quintet.config import EngineConfig, read_environment
 from quintet.engine.batch import BatchBuilder
 from quintet.engine.config_checks import MOST
 from quintet.engine.drafts import Lookup
 from quintet.engine.engine import Engine
+from quintet.engine.forms import Target, described, of_the_model, scheme_of, settled_forms
 from quintet.engine.grammar import Grammars
-from quintet.engine.hub import load_generation_config, load_model_config, resolve_model
+from quintet.engine.hub import load_generation_config, load_model_config, quantization_beside, resolve_model
 from quintet.engine.kv_calibration import calibrate
-from quintet.engine.loader import check_counts, declared, tensors_of
+from quintet.engine.loader import check_counts, tensors_of
 from quintet.engine.logits_processors import load_processors
 from quintet.engine.memory import Footprint, MemoryPlan, plan_memory
 from quintet.engine.pages import PagePool
@@ -39,19 +39,15 @@ from quintet.engine.worker import ModelSizes, Worker
 from quintet.layers import kv_scales
 from quintet.layers.build import KVScaling
 from quintet.layers.decoder import Family
-from quintet.layers.forms import Forms, fitting, online
-from quintet.layers.forms.checkpoint import quantized
 from quintet.models import model_class
 from quintet.ops import bind
 from quintet.ops.activation import UnknownActivation
-from quintet.ops.registry import of_kind
 from quintet.platforms import Chosen, choose
 from quintet.platforms.interface import Capabilities, Platform
 from quintet.types import Extent, Place, Variant
 
 logger = logging.getLogger(__name__)
 
-QUANTIZATION = ("quantization_config", "compression_config")  # where a config.json says how its weights are kept
 LONG = 0.04  # of max_model_len: a prompt with more tokens is long, where nobody says when it is
 LEAST_LOGIT_ROWS = 256  # of a step, if it has as many tokens: the scores of a prompt come so many at a time
 
@@ -114,11 +110,12 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
     platform = chosen.platform(config)
     reasons = [f"platform {platform.name}: {chosen.reason}", *settled]
     folder = resolve_model(config)
-    whole = load_model_config(folder, config.hf_overrides)
+    whole = load_model_config(folder, of_the_model(config))
     generation = load_generation_config(folder, config.generation_config, config.override_generation_config)
     hf_config = whole.get_text_config()  # of a multimodal wrapper, its text
     files = Files(folder, model_class(hf_config, platform.models)) if config.load_format != "dummy" else None
-    forms = _forms(config, whole, platform, facts, files)
+    there = functools.partial(tensors_of, *files) if files else dict
+    forms = settled_forms(config, whole, Target(platform.name, facts), there, quantization_beside(folder))
     if files is not None:
         check_counts(folder, files.family, hf_config)
     dtype, kv_dtype = _dtype(config, hf_config, facts, reasons), _kv_dtype(config, facts)
@@ -150,7 +147,7 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
         reasons.append(f"{', '.join(captures)}: nothing changes, for platform {platform.name} captures no steps")
     if config.logits_processors and facts.opaque:
         reasons.append("sampling on the host: logits processors cannot read what the device holds")
-    reasons += _quantized(forms, ranks.workers[0])
+    reasons += described(forms, ranks.workers[0])
     doubts = evidence(chosen).doubts(platform.name, _features(config, hf_config, sizes))
     return Prepared(
         config, platform, facts, tuple(reasons), folder, hf_config, generation, sizes, ranks, plan, doubts, profiler
@@ -234,7 +231,7 @@ def _features(config: EngineConfig, hf_config: Any, sizes: ModelSizes) -> list[s
     asked = {
         "family": hf_config.model_type,
         "dtype": _name(sizes.dtype),
-        "scheme": sizes.forms.wanted.kind if sizes.forms.wanted else None,
+        "scheme": scheme_of(sizes.forms),
         "kv": _name(sizes.kv_dtype) if sizes.kv_dtype else None,
         "parallel": config.tensor_parallel_size if config.tensor_parallel_size > 1 else None,
     }
@@ -286,52 +283,6 @@ def _kv_scaling(config: EngineConfig, facts: Capabilities, files: Files | None, 
     if names:
         reasons.append(f"scales of K and V: the checkpoint's, in {len(names)} layers")
     return KVScaling(names)
-
-
-def _forms(config: EngineConfig, hf_config: Any, platform: Platform, facts: Capabilities, files: Files | None) -> Forms:
-    """What was asked for, and what the checkpoint says; ValueError if that cannot be read or made here."""
-    wanted = online(config.quantization, config.quantization_group_size)
-    places = [(each, name) for each in (hf_config, hf_config.get_text_config()) for name in QUANTIZATION]
-    said = next((said for each, name in places if (said := getattr(each, name, None))), None)
-    found = quantized(said, functools.partial(tensors_of, *files) if files else dict)
-    if wanted is not None and found is not None:
-        raise ValueError(
-            f"quantization={wanted.kind!r} is for checkpoints in floats, and this one is quantized by {found.method}; "
-            "leave it out"
-        )
-    if wanted is not None and wanted.kind not in facts.quant:
-        there = ", ".join(sorted(facts.quant & set(SCHEMES)))
-        raise ValueError(
-            f"quantization={wanted.kind!r} is not there on platform {platform.name}, which packs "
-            + (f"{there}; use one of them, or leave it out" if there else "no scheme; leave it out")
-        )
-    return Forms(wanted, found, facts.quant)
-
-
-def _quantized(forms: Forms, worker: Worker) -> list[str]:
-    """Which products have which form, and what multiplies them where nothing is made for it."""
-    weights = [each.weight for each in declared(worker.model)]
-    products = [weight for weight in weights if weight.use == "linear"]
-    held = Counter(weight.form.kind for weight in products if not weight.form.plain)
-    slow = [kind for kind in held if worker.ops.choice(of_kind("linear", kind)).provider == "reference"]
-    said = [f"products as {kind} have no provider here: each step dequantizes their weights" for kind in slow]
-    stacks = [weight.form for weight in weights if weight.use == "experts"]
-    kept = Counter(form.kind for form in stacks if not form.plain)
-    if forms.wanted is not None:
-        plain = sum(each.form.plain and fitting(forms.wanted, each.shape[1]).plain for each in products)
-        left = f", {plain} stay as they are: no group of 32 or more divides their inputs" if plain else ""
-        if stacks:
-            done = f", {kept.total()} stacks of experts" if kept else ""
-            left += f"{done}; {'their' if kept else 'experts and their'} routers stay as they are"
-        said.insert(0, f"quantization {forms.wanted.kind}: {held.total()} products{left}; the head in 8 bits")
-    if forms.checkpoint is not None:
-        undone = sum(weight.form.plain and weight.reader is not None for weight in weights)
-        found = [f"{count} products as {kind}" for kind, count in held.items()]
-        found += [f"{count} stacks of experts as {kind}" for kind, count in kept.items()]
-        found += [f"{undone} weights dequantized while they are loaded"] if undone else []
-        said.insert(0, f"checkpoint quantized by {forms.checkpoint.method}: {', '.join(found) or 'nothing of it here'}")
-        said += forms.checkpoint.notes
-    return said
 
 
 def _length(config: EngineConfig, hf_config: Any) -> int:

@@ -70,15 +70,15 @@ class Experts(Layer):
         """Plain where the platform keeps no quantized experts."""
         forms = self._build.forms
         modules = [(part.source.removesuffix(".weight"), weight.cut(part)) for part in weight.parts]
-        held = {forms.of(module, cut) for module, cut in modules}
+        kept = forms.kept is not None and "experts" in forms.kept and not weight.padded
+        held = {forms.of(module, cut) if kept else (PLAIN, forms.reader(module)) for module, cut in modules}
         if len(held) > 1:
             raise ValueError(
                 f"the experts' {weight.name} of {path} are held in {len(held)} ways, and are one stack here; use a "
                 "checkpoint that holds gate and up of all experts alike"
             )
         ((form, reader),) = held
-        kept = forms.kept is not None and "experts" in forms.kept and not weight.padded
-        return form if kept else PLAIN, reader
+        return form, forms.reader(modules[0][0]) if form.plain else reader
 
     def weights(self, path: str) -> list[Weight]:
         parent = path[: path.rfind(".") + 1]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from quintet.ops.quantized import MIDDLE
 from quintet.weights import Form, Matrix, Weight
@@ -55,8 +56,12 @@ def quantize(weight: Tensor, form: Form) -> Matrix:
 
     Four bits reach from -8 to 7: the largest becomes -8, so that all 16 values serve; a scale may be negative.
     """
-    if form.dtype is not None or form.table or form.needs != {form.kind} or form.zeros:
-        raise ValueError(f"{form.kind} with such numbers, zeros, minima or order is read from checkpoints, not made")
+    if form.needs != {form.kind} or form.zeros:
+        raise ValueError(f"{form.kind} with zeros, minima or order is read from checkpoints, not made")
+    if form.table:
+        return _nearest(weight, form)
+    if form.dtype is not None:
+        return _floats(weight, form, form.dtype)
     outputs, inputs = weight.shape
     groups = weight.float().reshape(outputs, -1, form.group or inputs)
     if form.bits == 8:
@@ -67,6 +72,38 @@ def quantize(weight: Tensor, form: Form) -> Matrix:
     scales = largest / -MIDDLE
     values = (_divided(groups, scales).clamp(-MIDDLE, MIDDLE - 1) + MIDDLE).to(torch.uint8).reshape(outputs, inputs)
     return Matrix(values[:, ::2] | values[:, 1::2] << 4, scales[..., 0], form=form)
+
+
+def _floats(weight: Tensor, form: Form, dtype: torch.dtype) -> Matrix:
+    """The largest of a block, by its magnitude, becomes the type's largest."""
+    (outputs, inputs), largest = weight.shape, torch.finfo(dtype).max
+    rows, columns = form.together or outputs, form.group or inputs
+    wide = functional.pad(weight.float(), (0, -inputs % columns, 0, -outputs % rows))
+    blocks = wide.reshape(len(wide) // rows, rows, -1, columns)
+    scales = _finite(blocks.abs().amax((1, 3), keepdim=True)) / largest
+    values = (blocks / torch.where(scales == 0, 1.0, scales)).clamp(-largest, largest).to(dtype)
+    known = scales[..., 0].expand(-1, rows, -1).reshape(len(wide), -1)[:outputs]
+    return Matrix(values.reshape(wide.shape)[:outputs, :inputs].contiguous(), known.contiguous(), form=form)
+
+
+def _nearest(weight: Tensor, form: Form) -> Matrix:
+    """Each number becomes the nearest of the table's, once the largest of its group is brought to the table's; halfway,
+    the lower one. With the tables of bitsandbytes, what its quantize_4bit() gives, bit for bit."""
+    outputs, inputs = weight.shape
+    table, order = torch.tensor(form.table, device=weight.device).sort(stable=True)
+    groups, most = weight.float().reshape(outputs, -1, form.group or inputs), float(table.abs().max())
+    peaks = _finite(groups.abs().amax(-1, keepdim=True))
+    scaled = (groups * (1.0 / peaks.clamp(min=1e-38))).clamp(-1, 1) * most
+    values = order.to(torch.uint8)[torch.bucketize(scaled, (table[:-1] + table[1:]) / 2, out_int32=True)]
+    values = values.reshape(outputs, inputs)
+    packed = values[:, ::2] | values[:, 1::2] << 4 if form.bits == 4 else values
+    return Matrix(packed, peaks[..., 0] / most, form=form)
+
+
+def _finite(peaks: Tensor) -> Tensor:
+    if not bool(peaks.isfinite().all()):
+        raise ValueError("the weight holds numbers that are not finite")
+    return peaks
 
 
 def _divided(groups: Tensor, scales: Tensor) -> Tensor:

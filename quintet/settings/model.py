@@ -9,6 +9,17 @@ from quintet.values import json_object, one_of, optional, text, truth
 
 # What floats may become while they are loaded: bits of a weight, bits of an activation, inputs that share a scale
 SCHEMES = {"int8": (8, 16, 128), "int4": (4, 16, 32), "w8a8": (8, 8, 0), "w4a8": (4, 8, 32)}
+# Further ones: floats of 8 bits, with a scale for each output, tensor or block; what other libraries make
+ONLINE = (*SCHEMES, "fp8", "fp8a8", "fp8_per_tensor", "fp8_per_block", "bitsandbytes", "torchao")
+GROUPED = ("int8", "int4", "w4a8")  # of these a user may say how many inputs share a scale
+# vLLM's names of what checkpoints may be quantized by -> what config.json calls them
+WRITTEN = {
+    **{name: (name,) for name in ("awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "gguf", "gptq")},
+    **{name: (name,) for name in ("hqq", "modelopt", "modelopt_fp4", "mxfp4", "quark", "torchao", "bitblas")},
+    "auto-round": ("auto-round", "intel/auto-round", "inc"), "inc": ("auto-round", "intel/auto-round", "inc"),
+    "awq_marlin": ("awq",), "gptq_marlin": ("gptq",), "gptq_bitblas": ("gptq",), "marlin": ("marlin", "gptq"),
+    "moe_wna16": ("awq", "gptq"), "modelopt_mxfp8": ("modelopt", "modelopt_mxfp8"),
+}  # fmt: skip
 PATH = "str | PathLike[str]"  # for type checkers
 BUNDLED = "bundled"  # the model inside the package: the first run needs no download
 
@@ -65,8 +76,9 @@ class ModelOptions:
         None, optional(json_object), "entries that replace those of the model's config.json", group="model"
     )
     load_format: str = choice(
-        "auto", "auto", "safetensors", "gguf", "dummy", help="dummy: random weights, none are read", group="model"
-    )
+        "auto", "auto", "safetensors", "gguf", "bitsandbytes", "dummy",
+        help="dummy: random weights, none are read; bitsandbytes: as quantization=bitsandbytes", group="model",
+    )  # fmt: skip
     weights_cache: str | None = option(
         None, optional(text), "keep the weights here as they were packed, so that the next start reads them at once; "
         "may be deleted at any time", group="model", metavar="FOLDER", accepts=f"{PATH} | None",
@@ -76,8 +88,10 @@ class ModelOptions:
         group="model", choices=("auto", "float32", "bfloat16", "float16"), accepts="str | torch.dtype",
     )  # fmt: skip
     quantization: str | None = option(
-        None, optional(one_of(*SCHEMES)), "quantize the weights of a bfloat16, float16 or float32 checkpoint while it "
-        "is loaded: int8, int4, or w8a8, w4a8 with activations in int8 too", group="model", choices=tuple(SCHEMES),
+        None, optional(one_of(*dict.fromkeys((*ONLINE, *WRITTEN)))), "quantize the weights of a bfloat16, float16 or "
+        "float32 checkpoint while it is loaded: int8, int4, fp8, bitsandbytes (nf4), torchao; w8a8, w4a8, fp8a8 with "
+        "activations in 8 bits too. Of a quantized checkpoint its method, as vLLM names it, or nothing",
+        group="model", choices=ONLINE,
     )  # fmt: skip
     quantization_group_size: int | None = option(
         None, optional(_group_size), "weights in a row that share a scale: 32, 64 or 128; the scheme's own "
@@ -102,10 +116,14 @@ class ModelOptions:
                 "trust_remote_code=True: quintet never runs code that comes with a model, since whoever can write to "
                 "its repository could run anything here; leave it out, the supported families are built in"
             )
-        if self.quantization_group_size is not None and self.quantization in (None, "w8a8"):
+        if self.quantization_group_size is not None and self.quantization not in GROUPED:
             raise ValueError(
                 f"quantization_group_size means nothing with quantization={self.quantization!r}, where no weights "
                 "share a scale in groups; leave it out, or set quantization to int8, int4 or w4a8"
+            )
+        if self.load_format == "bitsandbytes" and self.quantization not in (None, "bitsandbytes"):
+            raise ValueError(
+                f"load_format='bitsandbytes' is of quantization='bitsandbytes', not {self.quantization!r}; leave it out"
             )
         if self.skip_tokenizer_init and self.tokenizer is not None:
             raise ValueError("skip_tokenizer_init=True loads no tokenizer, so tokenizer must not be given")

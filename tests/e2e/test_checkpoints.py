@@ -154,9 +154,9 @@ def test_an_engine_reads_what_config_json_says(name: str) -> None:
     assert (
         said
         == {
-            "awq": "checkpoint quantized by awq: 8 products as int4",
-            "fp8": "checkpoint quantized by fp8: 8 products as fp8",
-            "fp8, but for some": "checkpoint quantized by fp8: 6 products as fp8",
+            "awq": "checkpoint quantized by awq: 8 products as int4 by native",
+            "fp8": "checkpoint quantized by fp8: 8 products as fp8 by native",
+            "fp8, but for some": "checkpoint quantized by fp8: 6 products as fp8 by native",
         }[name]
     )
 

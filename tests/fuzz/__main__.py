@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 
-from tests.fuzz.runs import bounded, run
+from tests.fuzz.runs import ROOM, bounded, run
 from tests.fuzz.targets import TARGETS
 
 BATCH = 5000
@@ -34,7 +34,7 @@ def _spread(given: argparse.Namespace) -> tuple[list[int], list[int]]:
 
 def _here(name: str, first: int, inputs: int) -> int:
     target = TARGETS[name]()
-    with tempfile.TemporaryDirectory() as kept, bounded():
+    with tempfile.TemporaryDirectory() as kept, bounded(ROOM):
         os.environ["XDG_CACHE_HOME"] = kept
         found = run(target, range(first, first + inputs))
     print(" ".join(f"{count} {what}" for what, count in sorted(found.items())), flush=True)

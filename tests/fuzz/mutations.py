@@ -22,7 +22,7 @@ TEXTS = (
     "▁",
     "1e999",
 )
-VALUES = (*ODD, *TEXTS, None, True, -1, 0.5, float("inf"), [], {}, [[]], {"a": {}}, [1, "x", None])
+VALUES: tuple[Any, ...] = (*ODD, *TEXTS, None, True, -1, 0.5, float("inf"), [], {}, [[]], {"a": {}}, [1, "x", None])
 
 
 def number(draw: random.Random, size: int) -> int:

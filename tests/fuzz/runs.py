@@ -24,52 +24,58 @@ class TooLong(BaseException):
 
 
 @contextmanager
-def bounded() -> Iterator[None]:
-    """Of this process: what it allocates, for good. Of each file: how long it takes."""
-    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (taken + ROOM, resource.getrlimit(resource.RLIMIT_AS)[1]))
+def bounded(room: int | None = None) -> Iterator[None]:
+    """Of each file: how long it takes. Of this process, for good: how much it may take beyond what it has."""
+    if room is not None:
+        taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (taken + room, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
     def ring(number: int, frame: FrameType | None) -> None:
         raise TooLong(f"over {SECONDS:g} s")
 
-    signal.signal(signal.SIGPROF, ring)
+    before = signal.signal(signal.SIGPROF, ring)
     tracemalloc.start()
     try:
         yield
     finally:
         tracemalloc.stop()
         signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
-def run(target: Target, seeds: range, measured: int = 1) -> Counter[str]:
+def run(target: Target, seeds: range, whole: int = 1) -> Counter[str]:
     """How many were read and how many refused; AssertionError names the seed of what ended otherwise.
 
-    Every so manieth is measured: its header's memory.
+    Of one in so many, more than the header is read.
     """
     found: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(dir=_fast()) as name:
-        folder = Path(name)
         for seed in seeds:
             try:
                 signal.setitimer(signal.ITIMER_PROF, SECONDS)
-                path = target.make(random.Random(seed), folder)
-                if seed % measured == 0:
-                    _measure(target, path)
-                found["refused" if allowed(lambda path=path: target.read(path)) else "read"] += 1
-            except BaseException as error:
-                if isinstance(error, KeyboardInterrupt):
-                    raise
-                raise AssertionError(f"seed {seed}: {type(error).__name__}: {str(error)[:300]}") from error
+                found[_one(target, seed, Path(name), seed % whole == 0)] += 1
+            except (Exception, TooLong) as error:
+                said = f"{type(error).__name__}: {str(error)[:300]}"
+                raise AssertionError(f"seed {seed}: {said}") from error
     return found
 
 
-def _measure(target: Target, path: Path) -> None:
+def _one(target: Target, seed: int, folder: Path, whole: bool) -> str:
+    path = target.make(random.Random(seed), folder)
+    refused = _measure(target, path)
+    if whole:
+        refused = allowed(lambda: target.read(path))
+    return "refused" if refused else "read"
+
+
+def _measure(target: Target, path: Path) -> str | None:
     size = sum(each.stat().st_size for each in (path.iterdir() if path.is_dir() else [path]))
     before, _ = tracemalloc.get_traced_memory()
     tracemalloc.reset_peak()
-    allowed(lambda: target.header(path))
+    refused = allowed(lambda: target.header(path))
     taken = tracemalloc.get_traced_memory()[1] - before
     assert taken <= FLOOR + FACTOR * size, f"the header of a file of {size} bytes took {taken}"
+    return refused
 
 
 def _fast() -> str | None:

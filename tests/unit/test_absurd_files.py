@@ -346,7 +346,7 @@ METHODS: list[tuple[dict[str, Any], str]] = [
     ({"quant_method": ["awq"]}, "quantized by ['awq'], which"),
     ({"quant_method": "fp8", "weight_block_size": [2**70, 2**70]}, "weight_block_size"),
     ({"quant_method": "fp8", "weight_block_size": [0, 0]}, "weight_block_size [0, 0] is not of 16"),
-    ({"quant_method": "awq", "bits": "x"}, "AWQ with x bits"),
+    ({"quant_method": "awq", "bits": "x"}, "AWQ with 'x' bits"),
     ({"quant_method": "awq", "bits": 4, "group_size": "x"}, "group_size 'x'"),
     ({"quant_method": "awq", "bits": 4, "group_size": 16, "modules_to_not_convert": 5}, "leaves out 5, which is no"),
 ]
@@ -372,8 +372,9 @@ def test_a_quantization_config_is_an_object(said: Any, folder: Path) -> None:
         {"quant_method": "awq", "bits": 4, "group_size": 16},
         {"quant_method": "fp8", "weight_block_size": [16, 16]},
         {"quant_method": "gptq", "bits": 4, "group_size": 16},
+        {"quant_method": "auto-round", "bits": 4, "group_size": 16, "packing_format": "auto_round"},
     ],
-    ids=["awq", "fp8", "gptq"],
+    ids=["awq", "fp8", "gptq", "auto-round"],
 )
 def test_floats_that_are_said_to_be_quantized(said: dict[str, Any], folder: Path) -> None:
     edit(folder / "config.json", quantization_config=said)

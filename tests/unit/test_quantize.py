@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from quintet.config import EngineConfig
-from quintet.layers.forms import ONLINE, Forms, fitting, online
+from quintet.layers.forms import ONLINE, Forms, fitting
+from quintet.layers.forms.wishes import wish
 from quintet.ops.linear import linear
 from quintet.ops.quantize import attributes, quantize
 from quintet.weights import PLAIN, Form
@@ -61,7 +62,7 @@ def test_the_head_keeps_eight_bits() -> None:
 
 
 def test_a_group_size_is_taken_where_it_means_something() -> None:
-    assert online("int4", 128) == Form("int4", 4, 16, 128)
+    assert wish("int4", 128).form == Form("int4", 4, 16, 128)
     assert EngineConfig(quantization="int4", quantization_group_size="64").quantization_group_size == 64
     for settings in ({"quantization": "w8a8"}, {}):
         with pytest.raises(ValueError, match="quantization_group_size means nothing"):

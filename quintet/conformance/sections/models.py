@@ -14,10 +14,10 @@ from quintet.conformance.subject import Subject
 from quintet.conformance.tiny import FAMILIES, PLAIN, VOCAB, Tiny, make, smooth, variant
 from quintet.conformance.traffic import closeness, named, plain_dtype
 from quintet.layers.build import Wanted
-from quintet.layers.forms import ONLINE, Forms, fitting
+from quintet.layers.forms import ONLINE, Forms
 from quintet.ops.quantize import quantize
 from quintet.ops.quantized import dequantized
-from quintet.weights import Form
+from quintet.weights import Cut, Form
 
 LENGTHS = (30, 1, 37, 9)  # of the requests whose tokens go through a model
 # the tokens of each request in each step: prompts in one piece and in chunks, decodes beside them, all within 64
@@ -181,7 +181,7 @@ def _quantized(tiny: Tiny, scheme: Form) -> Tiny:
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear):
             forms = Forms(scheme).of_head() if name == "lm_head" else Forms(scheme)
-            kept = fitting(forms.wanted, module.in_features)
+            kept, _ = forms.of(name, Cut((0, module.out_features), (0, module.in_features)))
             if not kept.plain:
                 module.weight.copy_(dequantized(quantize(module.weight, kept)))
     return Tiny(tiny.folder, tiny.config, model)

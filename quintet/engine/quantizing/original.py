@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from quintet.config import EngineConfig
+from quintet.engine.forms import SAID
 from quintet.engine.hub import load_model_config, resolve_model
 from quintet.engine.loader import Checkpoint, Entry
 from quintet.engine.quantizing.products import outline
-from quintet.engine.start import QUANTIZATION
 from quintet.layers.decoder import Family
 from quintet.weights import FLOATS, OnFile
 
@@ -34,7 +34,7 @@ class Original:
         folder = resolve_model(EngineConfig(name))
         whole = load_model_config(folder)
         config = whole.get_text_config()
-        if any(getattr(each, said, None) for each in (whole, config) for said in QUANTIZATION):
+        if any(getattr(each, said, None) for each in (whole, config) for said in SAID):
             raise ValueError(f"{name!r} is quantized already; give the original, in floats")
         model = outline(config)
         return cls(folder, config, model, Checkpoint(folder, model))

@@ -2,19 +2,18 @@
 
 from dataclasses import dataclass, replace
 
-from quintet.config import SCHEMES
 from quintet.layers.forms.checkpoint import Quantized
+from quintet.layers.forms.wishes import ONLINE, Rounded, Wish, fitting
 from quintet.weights import PLAIN, Cut, Form, Reader
 
-GROUPS = (128, 64, 32)  # inputs that may share a scale, of floats that are quantized
-ONLINE = {name: Form(name, *numbers) for name, numbers in SCHEMES.items()}
+__all__ = ["ONLINE", "Forms", "fitting"]
 
 
 @dataclass(frozen=True)
 class Forms:
     """Decides, once it is known which module of the model a product is."""
 
-    wanted: Form | None = None  # what floats become while they are loaded
+    wanted: Form | Wish | None = None  # what floats become while they are loaded
     checkpoint: Quantized | None = None
     kept: frozenset[str] | None = None  # what the platform keeps of Form.needs; other forms are dequantized. None: all
 
@@ -30,37 +29,30 @@ class Forms:
         """For a product with this module of the checkpoint, and this share of it."""
         reader = self.reader(module)
         if reader is None:
-            return fitting(self.wanted, cut.inputs[1] - cut.inputs[0]), None
+            return self._made(module, cut.inputs[1] - cut.inputs[0])
         form = reader.form(cut)
         for held in (form, form.exact):
             if self.kept is None or held.needs <= self.kept:
                 return held, reader
         return PLAIN, reader
 
+    def _made(self, module: str, inputs: int) -> tuple[Form, Reader | None]:
+        """Of floats; those that a platform does not keep are rounded to the form, and stay floats."""
+        form = fitting(self.wanted.of(module) if isinstance(self.wanted, Wish) else self.wanted, inputs)
+        for held in (form, form.exact):
+            if self.kept is None or held.plain or held.needs <= self.kept:
+                return held, None
+        return PLAIN, Rounded(form)
+
     def of_head(self) -> "Forms":
         """For the logits, which show every error: weights in 8 bits, whatever the others have, and activations as
         theirs. Most checkpoints keep a head's floats."""
         if self.wanted is None:
             return replace(self, heads=True)
+        if isinstance(self.wanted, Wish):
+            return replace(self, wanted=self.wanted.head, heads=True)
         return Forms(ONLINE["int8" if self.wanted.activations == 16 else "w8a8"])
 
     def of_table(self) -> "Forms":
         """For rows that are looked up."""
         return replace(self, wanted=None, heads=True)
-
-
-def online(name: str | None, group: int | None) -> Form | None:
-    """What the user asked for; a group of None is the scheme's own."""
-    if name is None:
-        return None
-    return ONLINE[name] if group is None else replace(ONLINE[name], group=group)
-
-
-def fitting(wanted: Form | None, inputs: int) -> Form:
-    """For a product of so many inputs: with a smaller group where that divides them, plain where none does."""
-    if wanted is None:
-        return PLAIN
-    if wanted.group == 0:
-        return wanted
-    group = next((each for each in GROUPS if each <= wanted.group and inputs % each == 0), None)
-    return PLAIN if group is None else replace(wanted, group=group)

@@ -6,7 +6,6 @@ likewise, scales [G, N] floats. The i-th 4 bits of a number, from the lowest, ar
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,19 +61,3 @@ def _outputs(packed: Tensor, cut: Cut) -> Tensor:
     shifts = 4 * torch.tensor(ORDER).argsort().to(torch.int32)
     apart = (words[:, :, None] >> shifts & 15).to(torch.uint8).reshape(len(words), -1)
     return apart[:, start % PACKED : start % PACKED + stop - start]
-
-
-def read(config: Mapping[str, Any]) -> Awq:
-    """Of a quantization_config. ValueError says what in it is of another kind."""
-    bits, group = (
-        config.get(name, config.get(other)) for name, other in (("bits", "w_bit"), ("group_size", "q_group_size"))
-    )
-    layout = str(config.get("version", config.get("format", "gemm"))).lower()
-    if bits != 4 or layout != "gemm" or config.get("zero_point", True) is not True:
-        raise ValueError(
-            f"the checkpoint is of AWQ with {bits} bits, layout {layout} and zero_point "
-            f"{config.get('zero_point', True)}; quintet reads 4 bits, gemm, with zero points"
-        )
-    if not isinstance(group, int) or (group != -1 and (group < 16 or group % 16)):
-        raise ValueError(f"AWQ's group_size {group!r} is not -1 or a multiple of 16")
-    return Awq(max(group, 0))

@@ -31,6 +31,7 @@ NF4 = (
 )  # fmt: skip
 FP4 = tuple(sign * each / 12 for sign in (1.0, -1.0) for each in (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0))
 TABLES = {"nf4": NF4, "fp4": FP4}
+ACTIVATIONS = "LLM.int8() quantizes activations but for outliers; they stay as they are, so llm_int8_threshold is moot"
 BLOCKS = tuple(2**i for i in range(5, 13))  # numbers in a run: 32 to 4096
 NESTED = 256  # of absmax in a run of its own
 LONGEST = 4096  # bytes of a quant_state

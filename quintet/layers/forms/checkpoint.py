@@ -7,7 +7,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from quintet.layers.forms import awq, bitsandbytes, compressed, compressed_plan, fp8, gguf, gptq_config, hqq, torchao
+from quintet.layers.forms import (
+    auto_round,
+    awq_config,
+    bitsandbytes,
+    compressed,
+    compressed_plan,
+    fp8,
+    gguf,
+    gptq_config,
+    hqq,
+    minifloats,
+    modelopt,
+    quark,
+    torchao,
+)
+from quintet.layers.forms.patterns import Listed, regular, wildcards
 from quintet.layers.forms.schemes import Packed
 from quintet.weights import OnFile, Reader
 
@@ -83,11 +98,27 @@ def _fbgemm(config: Mapping[str, Any], there: There) -> Quantized:
     return Quantized("fbgemm_fp8", known, silent=fp8.SILENT, notes=(fp8.ACTIVATIONS,))
 
 
+def _modelopt(config: Mapping[str, Any], there: There) -> Quantized:
+    return Quantized("modelopt", modelopt.plan(config, there()), True, modelopt.SILENT, (modelopt.NOTE,))
+
+
+def _quark(config: Mapping[str, Any], there: There) -> Quantized:
+    known, notes = quark.plan(config, there())
+    return Quantized("quark", known, True, quark.SILENT, notes)
+
+
+def _mxfp4(config: Mapping[str, Any], there: There) -> Quantized:
+    """gpt-oss: its experts alone."""
+    experts = regular([r"re:.*\.experts\..*"], "a list")
+    return Quantized("mxfp4", Listed(((experts, minifloats.gpt_oss()),), None, wildcards(ignored(config), "a list")))
+
+
 def _bitsandbytes(config: Mapping[str, Any], there: There) -> Quantized:
     skipped = ignored(config, ("llm_int8_skip_modules",))
     tensors = there()
     known = bitsandbytes.found(config, tensors) if tensors else Everywhere(bitsandbytes.said(config), skipped)
-    return Quantized("bitsandbytes", known, bool(tensors))
+    eights = any(name.endswith(".SCB") for name in tensors)
+    return Quantized("bitsandbytes", known, bool(tensors), notes=(bitsandbytes.ACTIVATIONS,) * eights)
 
 
 def _hqq(config: Mapping[str, Any], there: There) -> Quantized:
@@ -97,12 +128,13 @@ def _hqq(config: Mapping[str, Any], there: There) -> Quantized:
 
 def _torchao(config: Mapping[str, Any], there: There) -> Quantized:
     ignored(config)
-    return Quantized("torchao", torchao.found(config, there(), matches), True)
+    return Quantized("torchao", torchao.found(config, there()), True)
 
 
 # quant_method -> what reads it. One that is not here is refused before a file is opened.
 METHODS: Mapping[str, Read] = {
-    "awq": _everywhere("awq", awq.read),
+    "auto-round": _packed("auto-round", auto_round.read),
+    "awq": _everywhere("awq", awq_config.read),
     "bitsandbytes": _bitsandbytes,
     "compressed-tensors": _compressed,
     "fbgemm_fp8": _fbgemm,
@@ -110,6 +142,11 @@ METHODS: Mapping[str, Read] = {
     "gptq": _packed("gptq", gptq_config.read),
     "gguf": lambda config, there: _gguf(gguf.read(config)),
     "hqq": _hqq,
+    "inc": _packed("inc", auto_round.read),
+    "intel/auto-round": _packed("auto-round", auto_round.read),
+    "modelopt": _modelopt,
+    "mxfp4": _mxfp4,
+    "quark": _quark,
     "torchao": _torchao,
 }
 IGNORED = ("modules_to_not_convert", "ignored_layers")  # where a configuration lists what stayed in floats

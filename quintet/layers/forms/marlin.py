@@ -49,7 +49,7 @@ class Marlin:
         start = first // TILE
         known = _untiled(tensors[f"{name}{weight}"][start : -(-last // TILE)])
         values = known[slice(*cut.outputs), first - start * TILE : last - start * TILE]
-        scales = _unshuffled(tensors[f"{name}{scale}"], not self.group).t().float()[slice(*cut.outputs)]
+        scales = _unshuffled(tensors[f"{name}{scale}"]).t().float()[slice(*cut.outputs)]
         return Matrix(nibbles(values), spread(scales, self.group, form.group, cut.inputs), form=form)
 
     def floats(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -76,9 +76,9 @@ def _order() -> Tensor:
     return whole[..., [0, 2, 4, 6, 1, 3, 5, 7]].reshape(-1)
 
 
-def _unshuffled(scales: Tensor, single: bool) -> Tensor:
+def _unshuffled(scales: Tensor) -> Tensor:
     """[G, N], in the order of outputs."""
-    if single:
+    if len(scales) == 1:
         order = (2 * torch.arange(4).view(-1, 1) + torch.tensor([0, 1, 8, 9, 16, 17, 24, 25])).reshape(-1)
     else:
         order = (torch.arange(8).view(-1, 1) + 8 * torch.arange(8)).reshape(-1)

@@ -11,7 +11,7 @@ from torch import Tensor
 from quintet.layers.forms.awq import Awq
 from quintet.layers.forms.gptq import Gptq
 from quintet.layers.forms.marlin import Marlin
-from quintet.layers.forms.patterns import expression
+from quintet.layers.forms.patterns import expression, spellings
 from quintet.layers.forms.words import words
 from quintet.weights import OnFile, Reader
 
@@ -36,14 +36,18 @@ class Rule:
 
     pattern: str
     scheme: Scheme | None  # None: they stayed in floats
-    anywhere: bool = False  # the pattern may begin within a name
+    exact: bool = False  # it is a name
+    anywhere: bool = False  # it may begin within a name
 
     def __post_init__(self) -> None:
-        expression(self.pattern, WHERE)
+        if not self.exact:
+            expression(self.pattern, WHERE)
 
-    def fits(self, module: str) -> bool:
+    def fits(self, names: Iterable[str]) -> bool:
+        if self.exact:
+            return self.pattern in names
         known = expression(self.pattern, WHERE)
-        return module == self.pattern or bool((known.search if self.anywhere else known.match)(module))
+        return any((known.search if self.anywhere else known.match)(name) for name in names)
 
 
 @dataclass(frozen=True)
@@ -52,12 +56,14 @@ class Packed:
 
     scheme: Scheme
     rules: tuple[Rule, ...] = ()
+    blocks: tuple[str, ...] = ()  # how names begin of what is packed at all, unless a rule speaks of it; (): of all
     layout: str = "gptq"  # or awq, marlin
     first: bool = True  # as in Gptq
     planar: bool = False
     planes: tuple[int, ...] = ()  # bits that are planar in any case
     floats: frozenset[str] = frozenset()  # modules whose weights the files hold in floats
     orders: Mapping[str, int] = field(default_factory=dict, hash=False)  # module -> Gptq.ordered, if it has one
+    filed: Mapping[str, str] = field(default_factory=dict, hash=False)  # module -> its name in the files
 
     def reader(self, module: str) -> Reader | None:
         scheme = None if module in self.floats else self.of(module)
@@ -71,19 +77,24 @@ class Packed:
 
     def of(self, module: str) -> Scheme | None:
         """What the configuration says."""
-        return next((rule.scheme for rule in self.rules if rule.fits(module)), self.scheme)
+        names = spellings(module, self.filed.get(module))
+        for rule in self.rules:
+            if rule.fits(names):
+                return rule.scheme
+        return self.scheme if not self.blocks or any(name.startswith(self.blocks) for name in names) else None
 
     def speaks_of(self, module: str) -> bool:
         """Whether a rule says how this one is packed."""
-        return any(rule.scheme is not None and rule.fits(module) for rule in self.rules)
+        return any(rule.scheme is not None and rule.fits([module]) for rule in self.rules)
 
     def beside(self, files: Mapping[str, OnFile]) -> "Packed":
         """With what the files say: which modules they hold in floats, and which groups are not of neighbours."""
         end = ".B" if self.layout == "marlin" else ".qweight"
-        packed = {name.removesuffix(end) for name in files if name.endswith(end)}
-        plain = {name.removesuffix(".weight") for name in files if name.endswith(".weight")} - packed
-        orders = {module: known for module in packed if (known := self._order(module, files)) is not None}
-        return replace(self, floats=frozenset(plain if packed else ()), orders=orders)
+        packed = {name.removesuffix(end): on.name.removesuffix(end) for name, on in files.items() if name.endswith(end)}
+        plain = {name.removesuffix(".weight") for name in files if name.endswith(".weight")} - set(packed)
+        named = replace(self, filed={module: name for module, name in packed.items() if name not in ("", module)})
+        orders = {module: known for module in packed if (known := named._order(module, files)) is not None}
+        return replace(named, floats=frozenset(plain if packed else ()), orders=orders)
 
     def _order(self, module: str, files: Mapping[str, OnFile]) -> int | None:
         """As in `orders`; None where groups are of neighbours."""

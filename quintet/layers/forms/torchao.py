@@ -8,8 +8,10 @@ point [G, N]: Int4Tensor, the lower bits first, each -8..7, that stand for numbe
 What activations are quantized to, quant_type says, the configuration as torchao writes it to JSON.
 """
 
+import functools
+import re
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -113,24 +115,45 @@ class Said:
     shifted: bool = False
 
 
-Named = list[tuple[str, Said | None]]  # names, or "re:" and a pattern, in order; "_default" for all others
-
-
-def found(config: Mapping[str, Any], tensors: Mapping[str, OnFile], matches: Callable[[str, str], bool]) -> Found:
+def found(config: Mapping[str, Any], tensors: Mapping[str, OnFile]) -> Found:
     """The modules that the files hold so. ValueError for what is not read."""
-    named = _named(config.get("quant_type"))
-    return Found({module: _reader(module, tensors, _of(module, named, matches)) for module in modules(tensors, DATA)})
+    named = [(name, None if each is None else _said(*each)) for name, each in entries(config)]
+    return Found({module: _reader(module, tensors, _of(module, named)) for module in modules(tensors, DATA)})
 
 
-def _named(said: Any) -> Named:
-    said = said.get("default") if isinstance(said, Mapping) else said
-    kind, data = _apart(said)
+def entries(config: Mapping[str, Any]) -> list[tuple[str, tuple[str, Mapping[str, Any]] | None]]:
+    """What quant_type says, in order: a module's name, or "re:" and a pattern, or "_default" for all others; and a
+    type and its fields, or None for those that stay in floats."""
+    said = config.get("quant_type")
+    kind, data = _apart(said.get("default") if isinstance(said, Mapping) else said)
     if kind not in BY_MODULE:
-        return [("_default", _said(kind, data))]
+        return [("_default", (kind, data))]
     each = data.get("fqn_to_config") or data.get("module_fqn_to_config") or {}
     if not isinstance(each, Mapping):
         raise ValueError(f"torchao's {kind} is of {reprlib.repr(each)}, which names no modules")
-    return [(str(name), None if entry is None else _said(*_apart(entry))) for name, entry in each.items()]
+    for name in each:
+        fits(name, "")
+    return [(name, None if entry is None else _apart(entry)) for name, entry in each.items()]
+
+
+def fits(name: str, module: str) -> bool:
+    """Whether an entry's name means a module: its own, its weight's, or a pattern of either. ValueError for a pattern
+    of other things than names and ".*"."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError(f"quant_type names {reprlib.repr(name)}, no module or pattern of .* alone")
+    return any(bool(_pattern(name).fullmatch(each)) for each in (module, f"{module}.weight"))
+
+
+_NAME = re.compile(r"(re:)?\^?[\w\-.*\\]{1,500}\$?")  # "*" behind a dot alone means something
+
+
+@functools.cache
+def _pattern(name: str) -> re.Pattern[str]:
+    plain = name.removeprefix("re:").strip("^$")
+    if not name.startswith("re:"):
+        return re.compile(re.escape(plain))
+    pieces = [re.escape(piece.replace("\\.", ".")) for piece in plain.split(".*")]
+    return re.compile(".*".join(pieces))
 
 
 def _apart(said: Any) -> tuple[str, Mapping[str, Any]]:
@@ -138,8 +161,8 @@ def _apart(said: Any) -> tuple[str, Mapping[str, Any]]:
     data = said.get("_data") if isinstance(said, Mapping) else None
     if not isinstance(said, Mapping) or not isinstance(data, Mapping):
         raise ValueError(
-            f"the checkpoint is of torchao with quant_type {reprlib.repr(said)}; quintet reads configurations as "
-            "torchao 0.15 and later write them, with _type and _data"
+            f"torchao's quant_type is {reprlib.repr(said)}; quintet reads configurations as torchao 0.15 and later "
+            "write them, with _type and _data"
         )
     return str(said.get("_type")), data
 
@@ -149,24 +172,22 @@ def _said(kind: str, data: Mapping[str, Any]) -> Said:
     if kind not in DYNAMIC | WEIGHTS:
         known = ", ".join(sorted(DYNAMIC | WEIGHTS))
         raise ValueError(f"the checkpoint is of torchao's {reprlib.repr(kind)}; quintet reads {known}")
-    mapping, width = _enum(data.get("mapping_type")), _enum(data.get("weight_dtype"))
+    mapping, width = enumerated(data.get("mapping_type")), enumerated(data.get("weight_dtype"))
     bits = int(width.removeprefix("int")) if width.removeprefix("int") in "12345678" and width else 8
-    by_token = _enum(data.get("act_mapping_type")) in ("", "SYMMETRIC") and not data.get("weight_only_decode")
+    by_token = enumerated(data.get("act_mapping_type")) in ("", "SYMMETRIC") and not data.get("weight_only_decode")
     return Said(kind in DYNAMIC and by_token, bits, mapping not in ("", "SYMMETRIC"))
 
 
-def _enum(said: Any) -> str:
+def enumerated(said: Any) -> str:
+    """The name of a type or of an enumeration's value, as torchao writes it; "" if it is none."""
     return str(said.get("_data")) if isinstance(said, Mapping) else ""
 
 
-def _of(module: str, named: Named, matches: Callable[[str, str], bool]) -> Said:
-    """A module's own entry, or its weight's, or the first pattern that it fits, or the default."""
-    exact = dict(named)
-    for name in (f"{module}.weight", module):
-        if name in exact:
-            return exact[name] or Said()
-    fits = (said for name, said in named if name.startswith("re:") and matches(name, module))
-    return next(fits, exact.get("_default")) or Said()
+def _of(module: str, named: list[tuple[str, Said | None]]) -> Said:
+    """Its own entry, or the first pattern that it fits, or the default."""
+    own = [said for name, said in named if not name.startswith("re:") and fits(name, module)]
+    by_pattern = [said for name, said in named if name.startswith("re:") and fits(name, module)]
+    return next(iter([*own, *by_pattern]), dict(named).get("_default")) or Said()
 
 
 def _reader(module: str, tensors: Mapping[str, OnFile], said: Said) -> Torchao | Fours:

@@ -155,7 +155,7 @@ class CPU(Platform):
         if not _packs() or not packer_of(weight.form).holds(weight.form, weight.shape[1]):
             return attributes(canonical(weight, parts))
         try:
-            if weight.reader is not None:
+            if weight.reader is not None or weight.form.dtype is not None or weight.form.table:
                 return packer_of(weight.form).laid(canonical(weight, parts))
             return quantized.pack(weight.local(parts), weight.form)
         except ValueError as error:

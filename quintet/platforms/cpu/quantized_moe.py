@@ -56,7 +56,7 @@ def placed_bytes(weight: Weight) -> int:
 
 def _packed(weight: Weight, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     spare = -weight.shape[1] % COLUMNS
-    if weight.reader is None:
+    if weight.reader is None and weight.form.dtype is None and not weight.form.table:
         wide = functional.pad(weight.local(parts), (0, 0, 0, spare))
         return quantized.pack(wide.reshape(-1, wide.shape[2]), weight.form)
     found: dict[str, Tensor] = packer_of(weight.form).laid(_canonical(weight, parts, spare))

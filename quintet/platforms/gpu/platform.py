@@ -13,7 +13,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from quintet.config import EngineConfig
 from quintet.ops import attention
 from quintet.ops.linear import KINDS
-from quintet.ops.quantize import attributes, canonical, quantize
+from quintet.ops.quantize import attributes, canonical, joined, quantize
 from quintet.platforms.gpu import packing, providers, small_sum
 from quintet.platforms.gpu.attention import GraphAttention, Planning
 from quintet.platforms.gpu.comm import GroupCommunicator, Meeting, nccl
@@ -194,8 +194,12 @@ class GPU(Platform):
             matrix = canonical(weight, parts)
             there = {name: device.upload(each, each.dtype) for name, each in attributes(matrix).items()}
             return packing.laid(there, matrix.form) if packed else there
-        local = weight.local(parts)
         try:
+            if weight.form.dtype is not None or weight.form.table:  # their scales may be of each part as a whole
+                pieces = [quantize(device.upload(each, each.dtype), weight.form) for each in weight.pieces(parts)]
+                placed = attributes(joined(pieces))
+                return packing.laid(placed, weight.form) if packed else placed
+            local = weight.local(parts)
             up = device.upload(local, local.dtype)
             return packing.pack(up, weight.form) if packed else attributes(quantize(up, weight.form))
         except ValueError as error:
@@ -213,7 +217,8 @@ class GPU(Platform):
         return Estimate(placed, extent.workspace, self._captured_bytes(model, variants, extent), variants)
 
     def _placed_bytes(self, weight: Weight) -> int:
-        if weight.form.plain or weight.reader is not None or not self._is_packed(weight.form):
+        form = weight.form
+        if form.plain or form.dtype is not None or weight.reader is not None or not self._is_packed(form):
             return weight.nbytes
         return packing.packed_bytes(weight.shape, weight.form)
 

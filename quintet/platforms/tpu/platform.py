@@ -56,7 +56,7 @@ class TPU(Platform):
         return Capabilities(
             devices=found.devices,
             dtypes=(torch.bfloat16, torch.float32),
-            quant=frozenset({"int8", "int4", "w8a8", "fp8", "fp8a8"}),
+            quant=frozenset({"int8", "int4", "w8a8", "w4a8", "fp8", "fp8a8"}),
             static_shapes=True,
             opaque=True,
             spmd=True,

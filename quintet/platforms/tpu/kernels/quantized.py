@@ -20,7 +20,7 @@ from quintet.weights import Form, Matrix
 FEW = 16
 
 
-@serve(linear, static=("outputs",), forms=("int8", "int4", "fp8", "w8a8", "fp8a8"))
+@serve(linear, static=("outputs",), forms=("int8", "int4", "fp8", "w8a8", "w4a8", "fp8a8"))
 def quantized(x: jax.Array, weight: Matrix, bias: jax.Array | None, outputs: tuple[int, ...]) -> jax.Array:
     """x [T, K], weight [N, K], or with its tensors' rows [ranks, N / ranks] (see sharding.Placement), bias shaped like
     them -> [T, N] like x."""
@@ -68,6 +68,20 @@ def _by_integers(x: jax.Array, weight: Arrays) -> jax.Array:
     return sums.astype(jnp.float32) * own * weight.scales.T
 
 
+def _fours_by_integers(x: jax.Array, weight: Arrays) -> jax.Array:
+    """Group by group [G, T, N]; of each group the even inputs by the low bits, the odd ones by the high bits."""
+    packed, scales, _, _ = weight
+    groups = scales.shape[1]
+    stretched, own = _stretched(x.astype(jnp.float32).reshape(len(x), groups, -1), 127.0)
+    whole, packed = jnp.round(stretched).astype(jnp.int8), packed.reshape(len(packed), groups, -1)
+
+    def half(values: jax.Array, bits: jax.Array) -> jax.Array:
+        return jax.vmap(product, in_axes=1)(values, bits.astype(jnp.int8) - MIDDLE)
+
+    sums = half(whole[..., ::2], packed & 15) + half(whole[..., 1::2], packed >> 4)
+    return (sums.astype(jnp.float32) * own.transpose(1, 0, 2) * scales.T[:, None, :]).sum(0)
+
+
 def _by_float8(x: jax.Array, weight: Arrays) -> jax.Array:
     values, scales, _, form = weight
     (tokens, inputs), largest = x.shape, float(jnp.finfo(values.dtype).max)
@@ -81,7 +95,10 @@ def _by_float8(x: jax.Array, weight: Arrays) -> jax.Array:
     return _scaled(known, values, scales, form.group)
 
 
-BY_KIND = {"int8": _eights, "int4": _fours, "fp8": _eights, "w8a8": _by_integers, "fp8a8": _by_float8}
+BY_KIND = {
+    "int8": _eights, "int4": _fours, "fp8": _eights, "w8a8": _by_integers, "w4a8": _fours_by_integers,
+    "fp8a8": _by_float8,
+}  # fmt: skip
 
 
 def _scaled(x: jax.Array, weight: jax.Array, scales: jax.Array, group: int) -> jax.Array:
