@@ -70,6 +70,8 @@ PLAIN = Form()
 class Matrix(NamedTuple):
     """A weight [N, K] as products take it: canonical, as said here, or as place() packed it for their provider.
 
+    A stack of such weights, as experts have them, is [E, N, K] in all of its tensors.
+
     8 bits: int8, float8_e4m3fn or float8_e5m2 [N, K], of a table uint8. 4 bits: uint8 [N, K / 2], byte i holds the
     inputs 2 i (low bits) and 2 i + 1 (high bits), each 0..15.
     """
@@ -169,7 +171,9 @@ class Weight:
     @property
     def nbytes(self) -> int:
         """Of what this rank keeps, in its form."""
-        return math.prod(self.shape) * self.dtype.itemsize if self.form.plain else self.form.num_bytes(self.shape)
+        if self.form.plain:
+            return math.prod(self.shape) * self.dtype.itemsize
+        return (self.stack or 1) * self.form.num_bytes(self.shape[-2:])
 
     @property
     def stored(self) -> dict[str, OnFile]:

@@ -45,6 +45,11 @@ def attributes(matrix: Matrix) -> dict[str, Tensor]:
     return {name: each for name, each in {**named, "mins": matrix.mins}.items() if each is not None}
 
 
+def of_stack(name: str, placed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same of a stack that a layer calls `name`: "gate_up", "gate_up_scales", and so on."""
+    return {name if each == "weight" else f"{name}_{each}": tensor for each, tensor in placed.items()}
+
+
 def quantize(weight: Tensor, form: Form) -> Matrix:
     """[N, K] -> canonical; symmetric: the largest of a group, by its magnitude, is met exactly. K is a multiple of the
     form's group.

@@ -15,10 +15,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from quintet.config import SCHEMES, EngineConfig, read_environment
 from quintet.ops.attention import mixer
 from quintet.ops.quantize import attributes, canonical
-from quintet.platforms.cpu import float8, native_moe, providers, quantized, tiles
 from quintet.platforms.cpu import linear as native_linear
+from quintet.platforms.cpu import native_moe, providers, quantized, quantized_moe
 from quintet.platforms.cpu.attention import SPLIT
 from quintet.platforms.cpu.features import describe
+from quintet.platforms.cpu.quantized_moe import packer_of
 from quintet.platforms.cpu.replay import MOST_TOKENS, Replay
 from quintet.platforms.cpu.traced import HOW, TorchCalls
 from quintet.platforms.host import host_memory, threads
@@ -42,7 +43,7 @@ from quintet.weights import Weight
 GIB = 2**30
 KV_SHARE = 0.5  # of the memory that may be used, at most: host memory is everybody's
 KV_MOST = 4 * GIB  # what an unasked-for cache may take; a laptop has other things to do
-BESIDE = ("table4", "table8", "fp8", "mins", "order", "grouped")  # SCHEMES: what our products take
+BESIDE = ("table4", "table8", "fp8", "mins", "order", "grouped", "experts")  # SCHEMES: what our products take
 WORTH_THREADS = 30_000_000  # parameters; in a smaller model threads wait for each other longer than they work
 
 
@@ -151,11 +152,13 @@ class CPU(Platform):
         return {weight.name: self._shared[source]}
 
     def _quantized(self, weight: Weight, parts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        if not _packs() or not _packer(weight).holds(weight.form, weight.shape[1]):
+        if weight.stack:
+            return quantized_moe.placed(weight, parts)
+        if not _packs() or not packer_of(weight.form).holds(weight.form, weight.shape[1]):
             return attributes(canonical(weight, parts))
         try:
             if weight.reader is not None or weight.form.dtype is not None or weight.form.table:
-                return _packer(weight).laid(canonical(weight, parts))
+                return packer_of(weight.form).laid(canonical(weight, parts))
             return quantized.pack(weight.local(parts), weight.form)
         except ValueError as error:
             done = "quantized" if weight.reader is None else "packed"
@@ -168,7 +171,9 @@ class CPU(Platform):
 
     def _placed_bytes(self, weight: Weight) -> int:
         if not weight.form.plain:
-            packer = _packer(weight)
+            if weight.stack:
+                return quantized_moe.placed_bytes(weight)
+            packer = packer_of(weight.form)
             packs = _packs() and packer.holds(weight.form, weight.shape[1])
             return packer.packed_bytes(weight.shape, weight.form) if packs else weight.nbytes
         if weight.use == "experts" and native_moe.packs(weight):
@@ -232,11 +237,6 @@ def _rounding(config: EngineConfig) -> tuple[EngineConfig, list[str]]:
 def _eager(model: nn.Module, state: State, batch: Batch) -> tuple[Outputs, State]:
     result: tuple[Outputs, State] = model(state, batch)
     return result
-
-
-def _packer(weight: Weight) -> Any:
-    """What lays a canonical matrix of the weight's form: laid(), whether it holds() that, in packed_bytes()."""
-    return float8 if weight.form.kind == "fp8" else tiles
 
 
 def _looks_up_packed(weight: Weight) -> bool:
