@@ -40,10 +40,18 @@ class Form:
         kinds = {"w8a8": "int8", "w4a8": "int4", "fp8a8": "fp8"}
         return replace(self, kind=kinds.get(self.kind, self.kind), activations=16)
 
+    def taking(self, activations: int | None) -> "Form":
+        """The same with activations of so many bits, 8 or 16; None: as it says. Floats take them as they are."""
+        if activations is None or self.plain or (activations == 8 and self.dtype is not None):
+            return self
+        kinds = {"int8": "w8a8", "int4": "w4a8"}
+        return self.exact if activations == 16 else replace(self, kind=kinds.get(self.kind, self.kind), activations=8)
+
     @property
     def needs(self) -> frozenset[str]:
         """What a platform has to keep (Capabilities.quant) for this form to stay as it is."""
-        return frozenset([self.kind, *["mins"] * self.mins, *["order"] * self.ordered])
+        coarse = self.group > 0 if self.kind == "w8a8" else self.kind == "w4a8" and (self.zeros or not self.group)
+        return frozenset([self.kind, *["mins"] * self.mins, *["order"] * self.ordered, *["grouped"] * coarse])
 
     def groups(self, inputs: int) -> int:
         """Scales of an output. What is left at the end is a group too."""

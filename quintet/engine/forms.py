@@ -54,8 +54,13 @@ def settled_forms(config: EngineConfig, hf_config: Any, where: Target, there: Th
     found = quantized(said, there)
     if found is not None:
         _check(name, found, said)
-        return Forms(None, found, where.facts.quant)
+        return Forms(None, found, where.facts.quant, config.activation_bits)
     if name is None:
+        if config.activation_bits is not None:
+            raise ValueError(
+                f"activation_bits={config.activation_bits} is for quantized weights, and this checkpoint holds floats; "
+                "set quantization, or leave it out"
+            )
         return Forms(None, None, where.facts.quant)
     if name not in ONLINE:
         raise ValueError(
@@ -63,7 +68,7 @@ def settled_forms(config: EngineConfig, hf_config: Any, where: Target, there: Th
             f"out, or let floats be quantized while they are loaded by one of {', '.join(ONLINE)}"
         )
     wanted = wish(name, config.quantization_group_size, _options(config) if name in BY_OPTIONS else None)
-    return Forms(_served(wanted, where), None, where.facts.quant)
+    return Forms(_served(wanted, where), None, where.facts.quant, config.activation_bits)
 
 
 def _check(name: str | None, found: Quantized, said: Any) -> None:

@@ -56,7 +56,7 @@ def quantize(weight: Tensor, form: Form) -> Matrix:
 
     Four bits reach from -8 to 7: the largest becomes -8, so that all 16 values serve; a scale may be negative.
     """
-    if form.needs != {form.kind} or form.zeros:
+    if form.zeros or form.mins or form.ordered:
         raise ValueError(f"{form.kind} with zeros, minima or order is read from checkpoints, not made")
     if form.table:
         return _nearest(weight, form)
