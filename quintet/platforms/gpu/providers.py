@@ -16,7 +16,8 @@ MODULES = (
     *("triton_rotary", "triton_sampling", "gathered_attention"),
 )
 # Left to the specification: `linear` by tables and by plain weights, which is the vendor's library here; `activate`,
-# `add`, `scale`, `widen`, `scale_logits`, `layer_norm`, `take_rows` and `place_rows`, which torch does in one pass or two.
+# `add`, `scale`, `widen`, `scale_logits`, `layer_norm`, `take_rows` and `place_rows`, for which torch takes one pass or
+# two.
 PRIORITY: Mapping[str, Sequence[str]] = {
     "paged_attention": ("triton", "gathered"),
     "attention": ("gathered",),
