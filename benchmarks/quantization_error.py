@@ -37,13 +37,14 @@ def main() -> None:
     parser.add_argument("--model", default=BUNDLED)
     parser.add_argument("--scheme", action="append", choices=SCHEMES, help="may be repeated; all if not given")
     parser.add_argument("--group", type=int, help="inputs that share a scale, where the scheme has groups")
+    parser.add_argument("--activation-bits", type=int, choices=(8, 16), help="what activations are rounded to")
     parser.add_argument("--text", type=Path, help="a file to look at, instead of the bundled conversations")
     args = parser.parse_args()
     rows = sequences(args.model, args.text)
     plain = EngineConfig(args.model, device="cpu", max_model_len=LONGEST)
     for scheme in args.scheme or SCHEMES:
         group = None if scheme == "w8a8" else args.group
-        config = plain.replace(quantization=scheme, quantization_group_size=group)
+        config = plain.replace(quantization=scheme, quantization_group_size=group, activation_bits=args.activation_bits)
         print(f"{scheme:5} {'' if group is None else group}", divergence(plain, config, rows))
 
 

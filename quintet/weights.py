@@ -40,10 +40,18 @@ class Form:
         kinds = {"w8a8": "int8", "w4a8": "int4", "fp8a8": "fp8"}
         return replace(self, kind=kinds.get(self.kind, self.kind), activations=16)
 
+    def taking(self, activations: int | None) -> "Form":
+        """The same with activations of so many bits, 8 or 16; None: as it says. Floats take them as they are."""
+        if activations is None or self.plain or (activations == 8 and self.dtype is not None):
+            return self
+        kinds = {"int8": "w8a8", "int4": "w4a8"}
+        return self.exact if activations == 16 else replace(self, kind=kinds.get(self.kind, self.kind), activations=8)
+
     @property
     def needs(self) -> frozenset[str]:
         """What a platform has to keep (Capabilities.quant) for this form to stay as it is."""
-        return frozenset([self.kind, *["mins"] * self.mins, *["order"] * self.ordered])
+        coarse = self.group > 0 if self.kind == "w8a8" else self.kind == "w4a8" and (self.zeros or not self.group)
+        return frozenset([self.kind, *["mins"] * self.mins, *["order"] * self.ordered, *["grouped"] * coarse])
 
     def groups(self, inputs: int) -> int:
         """Scales of an output. What is left at the end is a group too."""
@@ -61,6 +69,8 @@ PLAIN = Form()
 
 class Matrix(NamedTuple):
     """A weight [N, K] as products take it: canonical, as said here, or as place() packed it for their provider.
+
+    A stack of such weights, as experts have them, is [E, N, K] in all of its tensors.
 
     8 bits: int8, float8_e4m3fn or float8_e5m2 [N, K], of a table uint8. 4 bits: uint8 [N, K / 2], byte i holds the
     inputs 2 i (low bits) and 2 i + 1 (high bits), each 0..15.
@@ -161,7 +171,9 @@ class Weight:
     @property
     def nbytes(self) -> int:
         """Of what this rank keeps, in its form."""
-        return math.prod(self.shape) * self.dtype.itemsize if self.form.plain else self.form.num_bytes(self.shape)
+        if self.form.plain:
+            return math.prod(self.shape) * self.dtype.itemsize
+        return (self.stack or 1) * self.form.num_bytes(self.shape[-2:])
 
     @property
     def stored(self) -> dict[str, OnFile]:

@@ -74,6 +74,7 @@ NB_MODULE(_cpu, m) {
     cpu::bind_linear(m);
     cpu::bind_attention(m);
     cpu::bind_moe(m);
+    cpu::bind_moe_quantized(m);
     cpu::bind_quantized(m);
     cpu::bind_sampling(m);
 }

@@ -138,4 +138,26 @@ void experts(const ExpertsCall& call) {
     sum_by_token(call, size_of(type));
 }
 
+void experts_by(const ExpertsCall& call, const ExpertsProduct& gate_up, const ExpertsProduct& down) {
+    const long pairs = call.tokens * call.k, inner = call.inner;
+    const FloatType type = static_cast<FloatType>(call.type);
+    const int32_t* const counts = call.numbers + pairs;
+    const auto multiply = [&](const ExpertsProduct& product, long inputs, long outputs) {
+        long first = 0;
+        for (long e = 0; e < call.experts; ++e) {
+            if (counts[e] == 0) continue;
+            product.multiply(product.stack, e, static_cast<char*>(call.second) + first * outputs * size_of(type),
+                             static_cast<const char*>(call.first) + first * inputs * size_of(type), counts[e]);
+            first += counts[e];
+        }
+    };
+    const long rows = sort_by_expert(call);
+    gather_rows(call, size_of(type));
+    multiply(gate_up, call.hidden, 2 * inner);
+    gated({call.first, call.second, static_cast<const char*>(call.second) + inner * size_of(type), rows, inner, 2 * inner,
+           2 * inner, 0.0F, type, static_cast<Elementwise>(call.activation)});
+    multiply(down, inner, call.hidden);
+    sum_by_token(call, size_of(type));
+}
+
 }  // namespace quintet::cpu

@@ -55,4 +55,13 @@ struct ExpertsCall {
 
 void experts(const ExpertsCall& call);
 
+// The products of one stack: rows of `expert`, [rows, inputs] at x -> [rows, outputs] at out, both contiguous.
+struct ExpertsProduct {
+    void (*multiply)(const void* stack, long expert, void* out, const void* x, long rows);
+    const void* stack;
+};
+
+// experts() whose products are these, instead of those with call's gate_up and down.
+void experts_by(const ExpertsCall& call, const ExpertsProduct& gate_up, const ExpertsProduct& down);
+
 }  // namespace quintet::cpu

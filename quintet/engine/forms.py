@@ -44,16 +44,23 @@ def asked(config: EngineConfig) -> str | None:
     return config.quantization or ("bitsandbytes" if config.load_format == "bitsandbytes" else None)
 
 
-def settled_forms(config: EngineConfig, hf_config: Any, where: Target, there: There) -> Forms:
-    """ValueError if what was asked for, or what the checkpoint says, cannot be read or made here."""
+def settled_forms(config: EngineConfig, hf_config: Any, where: Target, there: There, beside: Any = None) -> Forms:
+    """ValueError if what was asked for, or what the checkpoint says, cannot be read or made here. `beside` counts where
+    config.json says nothing."""
     name = asked(config)
     places = [(each, key) for each in (hf_config, hf_config.get_text_config()) for key in SAID]
     said = next((said for each, key in places if (said := getattr(each, key, None))), None)
+    said = said if any(hasattr(each, key) for each, key in places) else beside
     found = quantized(said, there)
     if found is not None:
         _check(name, found, said)
-        return Forms(None, found, where.facts.quant)
+        return Forms(None, found, where.facts.quant, config.activation_bits)
     if name is None:
+        if config.activation_bits is not None:
+            raise ValueError(
+                f"activation_bits={config.activation_bits} is for quantized weights, and this checkpoint holds floats; "
+                "set quantization, or leave it out"
+            )
         return Forms(None, None, where.facts.quant)
     if name not in ONLINE:
         raise ValueError(
@@ -61,7 +68,7 @@ def settled_forms(config: EngineConfig, hf_config: Any, where: Target, there: Th
             f"out, or let floats be quantized while they are loaded by one of {', '.join(ONLINE)}"
         )
     wanted = wish(name, config.quantization_group_size, _options(config) if name in BY_OPTIONS else None)
-    return Forms(_served(wanted, where), None, where.facts.quant)
+    return Forms(_served(wanted, where), None, where.facts.quant, config.activation_bits)
 
 
 def _check(name: str | None, found: Quantized, said: Any) -> None:
@@ -108,6 +115,8 @@ def described(forms: Forms, worker: Worker) -> list[str]:
     counts = Counter(weight.form.kind for weight in products if not weight.form.plain)
     by = {kind: worker.ops.choice(of_kind("linear", kind)).provider for kind in counts}
     held = [f"{count} products as {kind} by {by[kind]}" for kind, count in counts.items()]
+    stacks = Counter(weight.form.kind for weight in weights if weight.use == "experts" and not weight.form.plain)
+    held += [f"{count} stacks of experts as {kind}" for kind, count in stacks.items()]
     said = [
         f"products as {kind} have no provider here: each step dequantizes their weights"
         for kind, provider in by.items()
@@ -138,5 +147,8 @@ def _rest(wanted: Wish, weights: list[Weight]) -> list[str]:
         for weight in products
     )  # fmt: skip
     said += [f"{plain} stay as they are: no group of 32 or more divides their inputs"] if plain else []
-    said += ["experts and their routers stay as they are"] * any(weight.use == "experts" for weight in weights)
+    stacks = [weight.form for weight in weights if weight.use == "experts"]
+    if stacks:
+        kept = any(not form.plain for form in stacks)
+        said.append(f"{'' if kept else 'experts and '}their routers stay as they are")
     return [*said, "the head in 8 bits" if wanted.head else "the head as it is"]

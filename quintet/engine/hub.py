@@ -314,3 +314,9 @@ def _generation_file(mode: str) -> Path:
     if not file.is_file():
         raise FileNotFoundError(f"generation_config={mode!r} is not auto, quintet, or a folder with that file")
     return file
+
+
+def quantization_beside(folder: Path) -> dict[str, Any] | None:
+    """What ModelOpt says of a checkpoint's weights, where config.json says nothing."""
+    file = folder / "hf_quant_config.json"
+    return {"quant_method": "modelopt", **read_object(file)} if file.is_file() else None

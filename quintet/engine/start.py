@@ -21,7 +21,7 @@ from quintet.engine.drafts import Lookup
 from quintet.engine.engine import Engine
 from quintet.engine.forms import Target, described, of_the_model, scheme_of, settled_forms
 from quintet.engine.grammar import Grammars
-from quintet.engine.hub import load_generation_config, load_model_config, resolve_model
+from quintet.engine.hub import load_generation_config, load_model_config, quantization_beside, resolve_model
 from quintet.engine.kv_calibration import calibrate
 from quintet.engine.loader import check_counts, tensors_of
 from quintet.engine.logits_processors import load_processors
@@ -115,7 +115,7 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
     hf_config = whole.get_text_config()  # of a multimodal wrapper, its text
     files = Files(folder, model_class(hf_config, platform.models)) if config.load_format != "dummy" else None
     there = functools.partial(tensors_of, *files) if files else dict
-    forms = settled_forms(config, whole, Target(platform.name, facts), there)
+    forms = settled_forms(config, whole, Target(platform.name, facts), there, quantization_beside(folder))
     if files is not None:
         check_counts(folder, files.family, hf_config)
     dtype, kv_dtype = _dtype(config, hf_config, facts, reasons), _kv_dtype(config, facts)

@@ -11,7 +11,7 @@ from quintet.layers.build import Build, Layer, Split, padded, whole
 from quintet.layers.forms import Forms
 from quintet.layers.linear import columns
 from quintet.layers.mlp import known
-from quintet.weights import Part, Reader, Weight
+from quintet.weights import PLAIN, Form, Matrix, Part, Reader, Weight
 
 GATE, UP, DOWN = "gate_proj", "up_proj", "down_proj"  # of each expert, as most checkpoints call them
 
@@ -37,8 +37,9 @@ class Mixture:
 class Experts(Layer):
     """Gated feed-forwards, one per name: [E, 2 I, D] gate over up, and [E, D, I]. Names are relative to the parent.
 
-    Every rank keeps some features of every expert; what it gives is its share of a sum over the ranks. The weights stay
-    in floats, whatever the products' form; those of a quantized checkpoint are dequantized.
+    Every rank keeps some features of every expert; what it gives is its share of a sum over the ranks. Where the
+    platform keeps "experts" (Capabilities.quant) both stacks may be quantized, each in one form; elsewhere they are
+    floats.
     """
 
     def __init__(self, build: Build, sizes: tuple[int, int], kind: str, names: Sequence[str]) -> None:
@@ -46,24 +47,38 @@ class Experts(Layer):
         super().__init__(build, "experts")
         self._build, self._names = build, tuple(names)
         (self._hidden, self._width), self.kind = sizes, known(kind)
-        self._readers: dict[str, Reader | None] = {}  # of either stack
+        self._held: dict[str, tuple[Form, Reader | None]] = {}  # of each stack, once settled
+        self.quantized = False  # both stacks, or none
         self.gate_up: Tensor
         self.down: Tensor
 
     def settle(self, path: str) -> None:
-        """The stacks may be held in different ways, the experts of one may not."""
-        for each in self.weights(path):
-            modules = [part.source.removesuffix(".weight") for part in each.parts]
-            readers = {self._build.forms.reader(module) for module in modules}
-            if len(readers) > 1:
-                raise ValueError(f"the experts of {path} are held in {len(readers)} ways, and are one stack here")
-            (self._readers[each.name],) = readers
-        size = self._build.size
-        if any(self._readers.values()) and _shares(self._width, size).ranges[-1][1] > self._width:
+        """The forms of both stacks, and the provider for them."""
+        size, found = self._build.size, {each.name: self._settled(path, each) for each in self.weights(path)}
+        readers = [reader for _, reader in found.values() if reader is not None]
+        if readers and _shares(self._width, size).ranges[-1][1] > self._width:
             raise ValueError(
                 f"{size} ranks do not divide the {self._width} features of these quantized experts evenly; "
                 "choose another tensor_parallel_size"
             )
+        self.quantized = not any(form.plain or form.ordered for form, _ in found.values())
+        self._held = {name: (form if self.quantized else PLAIN, reader) for name, (form, reader) in found.items()}
+        if self.quantized:
+            self.ops.take("quantized_experts")
+
+    def _settled(self, path: str, weight: Weight) -> tuple[Form, Reader | None]:
+        """Plain where the platform keeps no quantized experts."""
+        forms = self._build.forms
+        modules = [(part.source.removesuffix(".weight"), weight.cut(part)) for part in weight.parts]
+        kept = forms.kept is not None and "experts" in forms.kept and not weight.padded
+        held = {forms.of(module, cut) if kept else (PLAIN, forms.reader(module)) for module, cut in modules}
+        if len(held) > 1:
+            raise ValueError(
+                f"the experts' {weight.name} of {path} are held in {len(held)} ways, and are one stack here; use a "
+                "checkpoint that holds gate and up of all experts alike"
+            )
+        ((form, reader),) = held
+        return form, forms.reader(modules[0][0]) if form.plain else reader
 
     def weights(self, path: str) -> list[Weight]:
         parent = path[: path.rfind(".") + 1]
@@ -75,8 +90,8 @@ class Experts(Layer):
                 for expert in self._names
                 for projection in projections
             )
-            reader, stack = self._readers.get(name), len(self._names)
-            return Weight(name, parts, axis, build.rank, build.dtype, "experts", reader=reader, stack=stack)
+            form, reader = self._held.get(name, (PLAIN, None))
+            return Weight(name, parts, axis, build.rank, build.dtype, "experts", form, reader, stack=len(self._names))
 
         return [
             stacked("gate_up", (GATE, UP), (self._width, self._hidden), 0),
@@ -85,8 +100,18 @@ class Experts(Layer):
 
     def forward(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
         """x [T, D], weights [T, k] float32 and ids [T, k] int32 of its experts -> [T, D], this rank's share."""
+        if self.quantized:
+            held: Tensor = self.ops.quantized_experts(
+                x, self._stack("gate_up"), self._stack("down"), weights, ids, self.kind
+            )
+            return held
         share: Tensor = self.ops.experts(x, self.gate_up, self.down, weights, ids, self.kind)
         return share
+
+    def _stack(self, name: str) -> Matrix:
+        held: Mapping[str, Any] = self._parameters
+        scales, zeros, mins = (held.get(f"{name}_{each}") for each in ("scales", "zeros", "mins"))
+        return Matrix(held[name], scales, zeros, form=self._held[name][0], mins=mins)
 
 
 class MoE(Layer):

@@ -9,7 +9,8 @@ from quintet.weights import Matrix
 
 KINDS = ("int8", "int4", "fp8", "w8a8", "w4a8", "fp8a8", "table4", "table8")  # of weights.Form, beside plain
 
-EXTRAS = ("mins", "order")  # what a platform may keep of a form beside its kind
+# what a platform may keep of a form beside its kind; grouped: w8a8 in groups, w4a8 without them or with zero points
+EXTRAS = ("mins", "order", "grouped", "experts")
 
 
 @Op.of_forms(*KINDS)

@@ -7,7 +7,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from quintet.ops.activation import gated
+from quintet.ops.linear import linear
 from quintet.ops.registry import Op
+from quintet.weights import Matrix
 
 
 @Op
@@ -80,6 +82,29 @@ def experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tens
         return found
 
     return mixed(x, weights, ids, gate_up.shape[0], serve)
+
+
+@Op
+def quantized_experts(x: Tensor, gate_up: Matrix, down: Matrix, weights: Tensor, ids: Tensor, kind: str) -> Tensor:
+    """experts() with stacks [E, 2 I, D] and [E, D, I] that are not plain: each product is linear()'s by such a matrix.
+
+    The stacks may be in different forms. Called where Capabilities.quant has "experts"; elsewhere experts are floats.
+    """
+    each = x.new_zeros(*ids.shape, x.shape[1])
+    for expert in range(len(down.values)):
+        served = (ids == expert).nonzero(as_tuple=True)  # tokens, and the places that the expert has among theirs
+        if len(served[0]):
+            inner = gated.reference(linear.reference(x[served[0]], one_of(gate_up, expert), None, (0,)), kind)
+            each[served] = linear.reference(inner, one_of(down, expert), None, (0,))
+    return (each.float() * weights[..., None]).sum(1).to(x.dtype)
+
+
+def one_of(stack: Matrix, expert: int) -> Matrix:
+    """A stack's matrix [N, K]."""
+    values, scales, zeros, _, form, mins = stack
+    rest = (None if each is None else each[expert] for each in (scales, zeros, mins))
+    scales, zeros, mins = rest
+    return Matrix(values[expert], scales, zeros, form=form, mins=mins)
 
 
 def mixed(x: Tensor, weights: Tensor, ids: Tensor, num: int, serve: Callable[[Tensor, Tensor], Tensor]) -> Tensor:

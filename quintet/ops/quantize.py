@@ -45,13 +45,18 @@ def attributes(matrix: Matrix) -> dict[str, Tensor]:
     return {name: each for name, each in {**named, "mins": matrix.mins}.items() if each is not None}
 
 
+def of_stack(name: str, placed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same of a stack that a layer calls `name`: "gate_up", "gate_up_scales", and so on."""
+    return {name if each == "weight" else f"{name}_{each}": tensor for each, tensor in placed.items()}
+
+
 def quantize(weight: Tensor, form: Form) -> Matrix:
     """[N, K] -> canonical; symmetric: the largest of a group, by its magnitude, is met exactly. K is a multiple of the
     form's group.
 
     Four bits reach from -8 to 7: the largest becomes -8, so that all 16 values serve; a scale may be negative.
     """
-    if form.needs != {form.kind} or form.zeros:
+    if form.zeros or form.mins or form.ordered:
         raise ValueError(f"{form.kind} with zeros, minima or order is read from checkpoints, not made")
     if form.table:
         return _nearest(weight, form)

@@ -41,6 +41,10 @@ def _group_size(value: Any) -> int:
     return int(one_of("32", "64", "128")(str(value)))
 
 
+def _activation_bits(value: Any) -> int:
+    return int(one_of("8", "16")(str(value)))
+
+
 def _generation_config(value: Any) -> str:
     return "quintet" if value == "vllm" else text(value)  # the same opt-out under the name people know
 
@@ -96,6 +100,11 @@ class ModelOptions:
     quantization_group_size: int | None = option(
         None, optional(_group_size), "weights in a row that share a scale: 32, 64 or 128; the scheme's own "
         "if not given", group="model", metavar="WEIGHTS",
+    )  # fmt: skip
+    activation_bits: int | None = option(
+        None, optional(_activation_bits), "what products with quantized weights round activations to: 8 bits for each "
+        "group of weights, or 16; what the scheme or the checkpoint says if not given", group="model",
+        metavar="BITS", choices=(8, 16),
     )  # fmt: skip
     trust_remote_code: bool = option(False, truth, "refused: a model's repository never runs code here", group="model")
     generation_config: str = option(

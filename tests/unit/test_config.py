@@ -150,6 +150,7 @@ def test_no_name_is_both_there_and_lacking() -> None:
 SAMPLES = {"max_model_len": "4K", "dtype": "half", "gpu_memory_utilization": "0.5", "hf_overrides": '{"a": 1}'}
 SAMPLES |= {"override_generation_config": '{"top_p": 0.5}', "load_format": "dummy", "scheduling_policy": "priority"}
 SAMPLES |= {"logprobs_mode": "raw_logits", "quantization": "int4", "quantization_group_size": "64"}
+SAMPLES["activation_bits"] = "8"
 SAMPLES["kv_cache_dtype"] = "fp8_e4m3"
 SAMPLES |= {"optimization_level": "2", "attention_backend": "triton"}
 NESTED = {each.name: each.metadata["nested"] for each in settings(EngineConfig) if "nested" in each.metadata}

@@ -140,8 +140,8 @@ def test_with_a_scheme_experts_and_routers_stay_as_they_are_and_the_plan_says_so
     (said,) = [reason for reason in prepared.reasons if reason.startswith("quantization")]
     # a head, 3 layers' qkv and output, and a gate and up; the product down has 77 inputs
     assert said == (
-        "quantization int8: 8 products, 1 stay as they are: no group of 32 or more divides their inputs; "
-        "experts and their routers stay as they are; the head in 8 bits"
+        "quantization int8: 8 products as w8a8 by native, 1 stay as they are: no group of 32 or more divides their "
+        "inputs, experts and their routers stay as they are, the head in 8 bits"
     )
     model = prepared.ranks.workers[0].model
     assert all(each.weight.form.plain for each in declared(model) if each.weight.use == "experts")

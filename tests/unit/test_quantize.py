@@ -4,11 +4,13 @@ import pytest
 import torch
 
 from quintet.config import EngineConfig
+from quintet.conformance.products import Canonical
 from quintet.layers.forms import ONLINE, Forms, fitting
+from quintet.layers.forms.checkpoint import Everywhere, Quantized
 from quintet.layers.forms.wishes import wish
 from quintet.ops.linear import linear
 from quintet.ops.quantize import attributes, quantize
-from quintet.weights import PLAIN, Form
+from quintet.weights import PLAIN, Cut, Form
 
 
 @pytest.mark.parametrize("group", [32, 64, 128])
@@ -69,6 +71,46 @@ def test_a_group_size_is_taken_where_it_means_something() -> None:
             EngineConfig(quantization_group_size=64, **settings)
     with pytest.raises(ValueError, match="32, 64, 128"):
         EngineConfig(quantization="int4", quantization_group_size=48)
+
+
+def test_activations_are_what_the_user_says() -> None:
+    assert ONLINE["int8"].taking(8) == Form("w8a8", 8, 8, 128) and ONLINE["int4"].taking(8) == ONLINE["w4a8"]
+    assert ONLINE["w4a8"].taking(16) == ONLINE["int4"] and ONLINE["int4"].taking(None) == ONLINE["int4"]
+    nf4 = Form("table4", 4, 16, 64, table=(0.0, 1.0))
+    assert nf4.taking(8).activations == 8 and nf4.taking(8).taking(16) == nf4
+    floats = Form("fp8", 8, 16, dtype=torch.float8_e4m3fn)
+    assert floats.taking(8) == floats and PLAIN.taking(8) == PLAIN
+    head = Forms(wish("int8"), activations=8).of_head()
+    assert head.of("lm_head", Cut((0, 64), (0, 256)))[0] == Form("w8a8", 8, 8, 128)
+
+
+def test_a_checkpoints_activations_are_what_the_user_says_where_the_platform_keeps_that() -> None:
+    held = Form("int4", 4, 16, 32, zeros=True)
+    plan = Quantized("the test's", Everywhere(Canonical(held)))
+    cut = Cut((0, 64), (0, 128))
+    assert Forms(checkpoint=plan, activations=8).of("layer", cut)[0] == Form("w4a8", 4, 8, 32, zeros=True)
+    assert Forms(checkpoint=plan, activations=8, kept=frozenset({"int4", "w4a8"})).of("layer", cut)[0] == held
+
+
+def test_bits_of_activations_mean_nothing_without_quantized_weights() -> None:
+    from quintet.engine.start import prepare
+
+    with pytest.raises(ValueError, match="activation_bits=8 is for quantized weights"):
+        prepare(EngineConfig(device="cpu", activation_bits=8))
+    with pytest.raises(ValueError, match="8, 16"):
+        EngineConfig(quantization="int8", activation_bits=4)
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_the_cpu_rounds_activations_unless_the_user_does_not_want_that(scheme: str) -> None:
+    from quintet.engine.start import prepare
+
+    exact = EngineConfig(device="cpu", quantization=scheme, activation_bits=16)
+    said = prepare(EngineConfig(device="cpu", quantization=scheme)).reasons
+    assert any(each.startswith(f"activation_bits=8: quantization='{scheme}' multiplies bytes") for each in said)
+    for config, bits in ((EngineConfig(device="cpu", quantization=scheme), 8), (exact, 16)):
+        forms = prepare(config).sizes.forms
+        assert forms.of("model.layers.0.mlp.down_proj", Cut((0, 64), (0, 256)))[0] == ONLINE[scheme].taking(bits)
 
 
 def test_a_platform_that_packs_no_scheme_says_so() -> None:

@@ -287,12 +287,13 @@ inline Floats added_for(const QuantizedPanel& panel, long at) {
     return each;
 }
 
-constexpr long kBeginVectors = 4, kBeginRows = kLanes == 16 ? 4 : 2;  // whose sums stay in registers
+constexpr long kBeginVectors = 4, kBeginRows = kLanes == 16 ? 6 : 2;  // whose sums stay in registers
 
 template <long Rows>
 inline void begin_rows(const QuantizedPanel& panel, long row, long column) {
+    const float back = -1.0F / panel.offset;  // of a power of two
     Floats sums[Rows][kBeginVectors];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (long r = 0; r < Rows; ++r) {
 #pragma GCC unroll 4
         for (long v = 0; v < kBeginVectors; ++v) sums[r][v] = zeros();
@@ -301,19 +302,19 @@ inline void begin_rows(const QuantizedPanel& panel, long row, long column) {
         Floats each[kBeginVectors];
 #pragma GCC unroll 4
         for (long v = 0; v < kBeginVectors; ++v) each[v] = added_for(panel, g * kLinearColumns + column + v * kLanes);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (long r = 0; r < Rows; ++r) {
             const uint8_t* const own = panel.x + (row + r) * panel.x_stride + panel.scales_at + g * 4;
             float scale;
-            int32_t start;  // the sum of the inputs, times the offset, which is a power of two
+            int32_t start;  // the sum of the inputs, times the offset, less than 0
             __builtin_memcpy(&scale, own, sizeof scale);
             __builtin_memcpy(&start, own + panel.groups * 4, sizeof start);
-            const Floats sum = splat(scale * (static_cast<float>(start) / -panel.offset));
+            const Floats sum = splat(scale * (static_cast<float>(start) * back));
 #pragma GCC unroll 4
             for (long v = 0; v < kBeginVectors; ++v) sums[r][v] = fma(each[v], sum, sums[r][v]);
         }
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (long r = 0; r < Rows; ++r) {
         float* const at = panel.sums + (row + r) * kLinearColumns + column;
 #pragma GCC unroll 4

@@ -17,6 +17,8 @@ class Forms:
     checkpoint: Quantized | None = None
     kept: frozenset[str] | None = None  # what the platform keeps of Form.needs; other forms are dequantized. None: all
 
+    activations: int | None = None  # bits that products take of them, 8 or 16; None: what the forms say
+
     heads: bool = False  # these are of a head, or a table
 
     def reader(self, module: str) -> Reader | None:
@@ -30,7 +32,7 @@ class Forms:
         reader = self.reader(module)
         if reader is None:
             return self._made(module, cut.inputs[1] - cut.inputs[0])
-        form = reader.form(cut)
+        form = reader.form(cut).taking(self.activations)
         for held in (form, form.exact):
             if self.kept is None or held.needs <= self.kept:
                 return held, reader
@@ -38,7 +40,8 @@ class Forms:
 
     def _made(self, module: str, inputs: int) -> tuple[Form, Reader | None]:
         """Of floats; those that a platform does not keep are rounded to the form, and stay floats."""
-        form = fitting(self.wanted.of(module) if isinstance(self.wanted, Wish) else self.wanted, inputs)
+        wanted = self.wanted.of(module) if isinstance(self.wanted, Wish) else self.wanted
+        form = fitting(wanted, inputs).taking(self.activations)
         for held in (form, form.exact):
             if self.kept is None or held.plain or held.needs <= self.kept:
                 return held, None

@@ -17,8 +17,12 @@ from quintet.layers.forms import (
     gguf,
     gptq_config,
     hqq,
+    minifloats,
+    modelopt,
+    quark,
     torchao,
 )
+from quintet.layers.forms.patterns import Listed, regular, wildcards
 from quintet.layers.forms.schemes import Packed
 from quintet.weights import OnFile, Reader
 
@@ -94,6 +98,21 @@ def _fbgemm(config: Mapping[str, Any], there: There) -> Quantized:
     return Quantized("fbgemm_fp8", known, silent=fp8.SILENT, notes=(fp8.ACTIVATIONS,))
 
 
+def _modelopt(config: Mapping[str, Any], there: There) -> Quantized:
+    return Quantized("modelopt", modelopt.plan(config, there()), True, modelopt.SILENT, (modelopt.NOTE,))
+
+
+def _quark(config: Mapping[str, Any], there: There) -> Quantized:
+    known, notes = quark.plan(config, there())
+    return Quantized("quark", known, True, quark.SILENT, notes)
+
+
+def _mxfp4(config: Mapping[str, Any], there: There) -> Quantized:
+    """gpt-oss: its experts alone."""
+    experts = regular([r"re:.*\.experts\..*"], "a list")
+    return Quantized("mxfp4", Listed(((experts, minifloats.gpt_oss()),), None, wildcards(ignored(config), "a list")))
+
+
 def _bitsandbytes(config: Mapping[str, Any], there: There) -> Quantized:
     skipped = ignored(config, ("llm_int8_skip_modules",))
     tensors = there()
@@ -125,6 +144,9 @@ METHODS: Mapping[str, Read] = {
     "hqq": _hqq,
     "inc": _packed("inc", auto_round.read),
     "intel/auto-round": _packed("auto-round", auto_round.read),
+    "modelopt": _modelopt,
+    "mxfp4": _mxfp4,
+    "quark": _quark,
     "torchao": _torchao,
 }
 IGNORED = ("modules_to_not_convert", "ignored_layers")  # where a configuration lists what stayed in floats

@@ -1,12 +1,11 @@
 """Which module of a compressed-tensors checkpoint is held how."""
 
-import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quintet.layers.forms.compressed import NAME, PLAIN, Group, arguments, named, notes, reader, refuse_others
-from quintet.layers.forms.patterns import Names, regular, spellings
+from quintet.layers.forms.patterns import Modules, Names, regular
 from quintet.layers.forms.whole import Whole
 from quintet.weights import OnFile, Reader
 
@@ -18,36 +17,24 @@ class Groups:
 
     groups: tuple[Group, ...]
     ignored: Names
-    files: Mapping[str, OnFile] = field(default_factory=dict)  # the checkpoint's tensors, by the modules' names
+    modules: Modules = Modules()
 
     def reader(self, module: str) -> Reader | None:
-        names = spellings(module, self._filed(module))
+        names = self.modules.names(module)
         if self.ignored.has(names):
             return None
         exact = [each for each in self.groups if any(name in each.targets.exact for name in names)]
         by_name = exact or [each for each in self.groups if each.targets.has(names)]
-        of_all = [each for each in self.groups if each.everything and self._inside(module)]
+        of_all = [each for each in self.groups if each.everything and self.modules.is_inside(module)]
         found = next(iter(by_name or of_all), None)
         return None if found is None else self._settled(found.reader, module)
 
     def _settled(self, known: Reader | None, module: str) -> Reader | None:
         """With what the files alone say: whether groups have an order of their own."""
-        order = self.files.get(f"{module}.weight_g_idx")
+        order = self.modules.files.get(f"{module}.weight_g_idx")
         if not isinstance(known, Whole) or order is None or not order.shape:
             return known
         return replace(known, ordered=order.shape[0])
-
-    def _inside(self, module: str) -> bool:
-        return any(each.isdecimal() for each in module.split(".")) or f"{module}.weight_scale" in self.files
-
-    def _filed(self, module: str) -> str | None:
-        return self._filings.get(module)
-
-    @functools.cached_property
-    def _filings(self) -> Mapping[str, str]:
-        """Our names of modules -> their files', where these differ."""
-        pairs = ((ours.rpartition(".")[0], each.name.rpartition(".")[0]) for ours, each in self.files.items())
-        return {ours: theirs for ours, theirs in pairs if ours != theirs}
 
 
 def plan(config: Mapping[str, Any], files: Mapping[str, OnFile]) -> tuple[Groups, tuple[str, ...]]:
@@ -77,4 +64,4 @@ def plan(config: Mapping[str, Any], files: Mapping[str, OnFile]) -> tuple[Groups
     ignored = config.get("ignore") or []
     if not isinstance(ignored, list | tuple):
         raise ValueError(f"{NAME}'s ignore is {ignored!r:.60}, not a list of names")
-    return Groups(tuple(groups), regular(ignored, f"{NAME}'s ignore"), files), tuple(dict.fromkeys(remarks))
+    return Groups(tuple(groups), regular(ignored, f"{NAME}'s ignore"), Modules(files)), tuple(dict.fromkeys(remarks))

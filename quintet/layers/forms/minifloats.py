@@ -11,6 +11,7 @@ from torch import Tensor
 
 from quintet.layers.forms.groups import fitted, floats
 from quintet.layers.forms.scales import POWERS, SMALL, Scales, beside, one, whole
+from quintet.layers.forms.whole import unpacked
 from quintet.weights import Cut, Form, Matrix, OnFile, Part
 
 BLOCK, SMALL_BLOCK = 32, 16  # inputs that share a scale: of the MX formats, and of NVFP4
@@ -99,6 +100,34 @@ class Float4:
         return floats(self, self.scales.columns, part, cut, tensors)
 
 
+@dataclass(frozen=True)
+class Float6:
+    """Six bits a number, one after the other from the lowest: "weight" uint8 [N, 3 K / 4], a power of 2 for 32."""
+
+    table: tuple[float, ...]  # E2M3 or E3M2
+    scales: Scales = Scales(1, BLOCK, dtypes=POWERS)
+
+    def stored(self, part: Part) -> dict[str, OnFile]:
+        outputs, inputs = whole(part)
+        if inputs % BLOCK:
+            raise ValueError(f"{part.source} has {inputs} inputs, which blocks of {BLOCK} do not divide")
+        return {
+            part.source: OnFile((outputs, inputs * 3 // 4), (torch.uint8,)),
+            beside(part, self.scales.name): self.scales.on_file((outputs, inputs)),
+        }
+
+    def form(self, cut: Cut) -> Form:
+        return fitted(Form("table8", 8, 16, BLOCK, table=self.table), cut)
+
+    def matrix(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Matrix:
+        form = self.form(cut)
+        values = unpacked(tensors[part.source][slice(*cut.outputs)], 6 * torch.arange(*cut.inputs), 6)
+        return Matrix(values, self.scales.of(tensors[beside(part, self.scales.name)], part, cut, form), form=form)
+
+    def floats(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
+        return floats(self, BLOCK, part, cut, tensors)
+
+
 def mxfp8() -> Float8:
     """float8 with a power of 2 for every 32 inputs."""
     return Float8(Scales(1, BLOCK, dtypes=POWERS))
@@ -109,6 +138,11 @@ def mxfp4(values: str = "weight_packed", scales: str = "weight_scale") -> Float4
     return Float4(Scales(1, BLOCK, scales, POWERS), values)
 
 
-def nvfp4(values: str, tensor: str, divides: bool) -> Float4:
+def nvfp4(values: str, tensor: str, divides: bool, block: int = SMALL_BLOCK) -> Float4:
     """e2m1 with a float8 for every 16 inputs, and one float32 for all."""
-    return Float4(Scales(1, SMALL_BLOCK, dtypes=SMALL), values, tensor, divides)
+    return Float4(Scales(1, block, dtypes=SMALL), values, tensor, divides)
+
+
+def gpt_oss() -> Float4:
+    """MXFP4 as gpt-oss (OpenAI, 2025) has its experts: "_blocks" uint8 [N, K / 32, 16] and "_scales" [N, K / 32]."""
+    return Float4(Scales(1, BLOCK, "_scales", POWERS), "_blocks")

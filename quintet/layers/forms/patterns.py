@@ -6,8 +6,10 @@ A pattern is a stranger's, and is tried on every module: what could take long to
 import functools
 import re
 import reprlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from quintet.weights import OnFile, Reader
 
 LONGEST = 2000  # characters of a pattern
 UNBOUNDED = 5  # quantifiers without an end on one way through a pattern: each may try every place of a name
@@ -25,6 +27,12 @@ class Names:
         """Whether one of a module's names is meant."""
         return any(name in self.exact or any(each.match(name) for each in self.patterns) for name in names)
 
+    def cover(self, names: Iterable[str]) -> bool:
+        """The same where an exact name means all that is inside it too."""
+        known = list(names)
+        inside = (name[: found.start()] for name in known for found in re.finditer(r"\.", name))
+        return self.has(known) or any(each in self.exact for each in inside)
+
 
 def regular(names: Iterable[object], where: str) -> Names:
     """Of a list in which "re:" begins an expression, which is matched from a name's beginning. ValueError if not."""
@@ -40,17 +48,27 @@ def regular(names: Iterable[object], where: str) -> Names:
 
 
 def wildcards(names: Iterable[object], where: str) -> Names:
-    """Of a list in which "*" stands for any characters, over a whole name. ValueError if not."""
+    """Of a list in which "*" stands for any characters, "?" for one and "[ab]" for one of these. ValueError if not."""
     exact, patterns = set(), []
     for name in names:
         if not isinstance(name, str) or not name or len(name) > LONGEST:
             raise ValueError(f"{where} lists {reprlib.repr(name)}, which is no module's name")
-        pieces = re.split(r"\*+", name)
+        pieces = _WILD.split(name)
         if len(pieces) == 1:
             exact.add(name)
         else:
-            patterns.append(expression(".*".join(re.escape(piece) for piece in pieces) + "$", where))
+            patterns.append(expression("".join(map(_meant, pieces)) + r"\Z", where))
     return Names(frozenset(exact), tuple(dict.fromkeys(patterns)))
+
+
+_WILD = re.compile(r"(\*+|\?|\[!?[\w\-]+\])")
+
+
+def _meant(piece: str) -> str:
+    """A piece of a name with wildcards, as an expression."""
+    if piece.startswith("*") or piece == "?":
+        return ".*" if piece != "?" else "."
+    return piece.replace("[!", "[^") if _WILD.fullmatch(piece) else re.escape(piece)
 
 
 @functools.lru_cache(4096)
@@ -83,6 +101,46 @@ def _quantifiers(pattern: str) -> int:
         elif token in "*+" or (token.startswith("{") and len(token) > 1):
             ways[-1][-1] += 1
     return max(sum(max(each) for each in ways), 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Modules:
+    """The modules of a checkpoint, as its files have them."""
+
+    files: Mapping[str, OnFile] = field(default_factory=dict)  # its tensors, by the modules' names
+
+    def names(self, module: str) -> tuple[str, ...]:
+        """That a configuration may have for a module."""
+        return spellings(module, self._filed.get(module))
+
+    def is_inside(self, module: str) -> bool:
+        """Whether it is of the blocks, or held quantized though it is not (a head)."""
+        return any(each.isdecimal() for each in module.split(".")) or f"{module}.weight_scale" in self.files
+
+    @functools.cached_property
+    def _filed(self) -> Mapping[str, str]:
+        """Our names of modules -> their files', where these differ."""
+        pairs = ((ours.rpartition(".")[0], each.name.rpartition(".")[0]) for ours, each in self.files.items())
+        return {ours: theirs for ours, theirs in pairs if theirs and ours != theirs}
+
+
+@dataclass(frozen=True, eq=False)
+class Listed:
+    """A plan by lists of names: what is ignored is in floats, the first that names a module decides, then `rest`."""
+
+    chosen: tuple[tuple[Names, Reader | None], ...]
+    rest: Reader | None
+    ignored: Names
+    modules: Modules = Modules()
+
+    def reader(self, module: str) -> Reader | None:
+        names = self.modules.names(module)
+        if self.ignored.cover(names):
+            return None
+        for each, how in self.chosen:
+            if each.has(names):
+                return how
+        return self.rest if self.modules.is_inside(module) else None
 
 
 def spellings(module: str, filed: str | None = None) -> tuple[str, ...]:

@@ -59,8 +59,8 @@ def whole(part: Part) -> tuple[int, int]:
 
 
 def beside(part: Part, name: str) -> str:
-    """A tensor of the same module."""
-    return part.source.removesuffix("weight") + name
+    """A tensor of the same module, or, with "_" before it, of a parameter."""
+    return (part.source.removesuffix(".weight") if name.startswith("_") else part.source.removesuffix("weight")) + name
 
 
 def one(tensors: Mapping[str, Tensor], name: str) -> Tensor:

@@ -124,7 +124,7 @@ class Whole:
 
 
 def unpacked(words: Tensor, starts: Tensor, bits: int) -> Tensor:
-    """int32 [M, W] -> uint8 [M, K], the numbers that begin at these bits of a row [K], counted from its lowest."""
+    """int32 or uint8 [M, W] -> uint8 [M, K], the numbers that begin at these bits of a row [K], from its lowest."""
     held = words.contiguous().view(torch.uint8)
     first, shifts = starts // 8, (starts % 8).to(torch.int16)
     low = held[:, first]

@@ -15,10 +15,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from quintet.config import SCHEMES, EngineConfig, read_environment
 from quintet.ops.attention import mixer
 from quintet.ops.quantize import attributes, canonical
-from quintet.platforms.cpu import float8, native_moe, providers, quantized, tiles
 from quintet.platforms.cpu import linear as native_linear
+from quintet.platforms.cpu import native_moe, providers, quantized, quantized_moe
 from quintet.platforms.cpu.attention import SPLIT
 from quintet.platforms.cpu.features import describe
+from quintet.platforms.cpu.quantized_moe import packer_of
 from quintet.platforms.cpu.replay import MOST_TOKENS, Replay
 from quintet.platforms.cpu.traced import HOW, TorchCalls
 from quintet.platforms.host import host_memory, threads
@@ -42,6 +43,7 @@ from quintet.weights import Weight
 GIB = 2**30
 KV_SHARE = 0.5  # of the memory that may be used, at most: host memory is everybody's
 KV_MOST = 4 * GIB  # what an unasked-for cache may take; a laptop has other things to do
+BESIDE = ("table4", "table8", "fp8", "mins", "order", "grouped", "experts")  # SCHEMES: what our products take
 WORTH_THREADS = 30_000_000  # parameters; in a smaller model threads wait for each other longer than they work
 
 
@@ -91,7 +93,7 @@ class CPU(Platform):
         return Capabilities(
             devices=1,
             dtypes=(torch.bfloat16, torch.float32, torch.float16),
-            quant=frozenset([*SCHEMES, "table4", "table8", "mins", "order", "fp8"] if _packs() else SCHEMES),
+            quant=frozenset([*SCHEMES, *(BESIDE if _packs() else ("grouped",))]),
             sleep=True,
             batch_invariant=True,
             placing=_placing(),
@@ -104,14 +106,15 @@ class CPU(Platform):
             raise ValueError(f"page_size {config.page_size} must divide {SPLIT} on this platform; use 16, 32 or 64")
         if config.tensor_parallel_size > 1:
             raise ValueError("tensor_parallel_size must be 1 on this platform: it has one device; leave it out")
+        config, reasons = _rounding(config)
         if config.kv_cache_memory_bytes is not None or config.num_pages is not None:
-            return config, []
+            return config, reasons
         share = min(KV_MOST, int(host_memory().free * config.gpu_memory_utilization * KV_SHARE))
         reason = (
             f"kv_cache_memory_bytes={share} ({share / GIB:.1f} GiB): nothing was asked for, so at most {KV_SHARE:.0%} "
             f"of the host memory that may be used, and {KV_MOST // GIB} GiB"
         )
-        return config.replace(kv_cache_memory_bytes=share), [reason]
+        return config.replace(kv_cache_memory_bytes=share), [*reasons, reason]
 
     def open(self, rank: int) -> Device:
         _granted()  # before any step changes it
@@ -149,11 +152,13 @@ class CPU(Platform):
         return {weight.name: self._shared[source]}
 
     def _quantized(self, weight: Weight, parts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        if not _packs() or not _packer(weight).holds(weight.form, weight.shape[1]):
+        if weight.stack:
+            return quantized_moe.placed(weight, parts)
+        if not _packs() or not packer_of(weight.form).holds(weight.form, weight.shape[1]):
             return attributes(canonical(weight, parts))
         try:
             if weight.reader is not None or weight.form.dtype is not None or weight.form.table:
-                return _packer(weight).laid(canonical(weight, parts))
+                return packer_of(weight.form).laid(canonical(weight, parts))
             return quantized.pack(weight.local(parts), weight.form)
         except ValueError as error:
             done = "quantized" if weight.reader is None else "packed"
@@ -166,7 +171,9 @@ class CPU(Platform):
 
     def _placed_bytes(self, weight: Weight) -> int:
         if not weight.form.plain:
-            packer = _packer(weight)
+            if weight.stack:
+                return quantized_moe.placed_bytes(weight)
+            packer = packer_of(weight.form)
             packs = _packs() and packer.holds(weight.form, weight.shape[1])
             return packer.packed_bytes(weight.shape, weight.form) if packs else weight.nbytes
         if weight.use == "experts" and native_moe.packs(weight):
@@ -216,14 +223,20 @@ def _placing() -> str:
     return f"{extension.__file__} {state.st_size} {state.st_mtime_ns} {read_environment().cpu_isa or extension.isa()}"
 
 
+def _rounding(config: EngineConfig) -> tuple[EngineConfig, list[str]]:
+    """What int8 and int4 mean here: products of bytes, unless the user wants activations as they are."""
+    if config.quantization not in ("int8", "int4") or config.activation_bits is not None:
+        return config, []
+    reason = (
+        f"activation_bits=8: quantization={config.quantization!r} multiplies bytes here, with activations rounded for "
+        "each group of weights: prompts and batches are up to twice as fast; 16 leaves activations as they are"
+    )
+    return config.replace(activation_bits=8), [reason]
+
+
 def _eager(model: nn.Module, state: State, batch: Batch) -> tuple[Outputs, State]:
     result: tuple[Outputs, State] = model(state, batch)
     return result
-
-
-def _packer(weight: Weight) -> Any:
-    """What lays a canonical matrix of the weight's form: laid(), whether it holds() that, in packed_bytes()."""
-    return float8 if weight.form.kind == "fp8" else tiles
 
 
 def _looks_up_packed(weight: Weight) -> bool:

@@ -15,6 +15,7 @@ from quintet.platforms.cpu import (  # noqa: F401
     native_sampling,
     ops,
     quantized,
+    quantized_moe,
 )
 
 PRIORITY: Mapping[str, Sequence[str]] = {
@@ -25,5 +26,5 @@ PRIORITY: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("rms_norm", "add_rms_norm", "layer_norm", "rotary", "norm_rotary"), ("native",)),
     **dict.fromkeys(("embedding", "take_rows", "beside", "attention"), ("native",)),
     **dict.fromkeys(("add", "scale", "scale_heads", "softcap", "write_kv"), ("native",)),
-    **dict.fromkeys(("route", "route_grouped", "grouped_linear"), ("native",)),
+    **dict.fromkeys(("route", "route_grouped", "grouped_linear", "quantized_experts"), ("native",)),
 }

@@ -106,7 +106,7 @@ def _product(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int,
     packed, scales = weight.values, weight.scales
     assert scales is not None
     count, (tokens, inputs), dtype = sum(outputs), x.shape, x.dtype
-    known = _settled(weight.form, inputs)
+    known = settled(weight.form, inputs)
     blocks = len(packed)
     if (
         packed.shape[1:] != known.packed
@@ -128,7 +128,7 @@ def _product(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int,
     return out
 
 
-class _Settled(NamedTuple):
+class Settled(NamedTuple):
     """What products with matrices of a form and so many inputs have in common."""
 
     number: int
@@ -140,12 +140,13 @@ class _Settled(NamedTuple):
 
 
 @functools.cache
-def _settled(form: Form, inputs: int) -> _Settled:
+def settled(form: Form, inputs: int) -> Settled:
+    """Looked up in each step."""
     number, own = number_of(form), held(form, inputs)
     (_, *packed), (_, groups, _) = shapes(1, inputs, own)
     span = (form.group or inputs) if form.activations == 8 else 0
     table = stored_table(form) if number in (TABLE4, TABLE4_A8) else None
-    return _Settled(number, (packed[0], packed[1]), groups, scale_type(number), span, table)
+    return Settled(number, (packed[0], packed[1]), groups, scale_type(number), span, table)
 
 
 def _address(x: Tensor | None) -> int:

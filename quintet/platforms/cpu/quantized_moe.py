@@ -1,0 +1,198 @@
+"""The mixture of experts with quantized weights by quintet._cpu: each expert's product is that of a matrix by itself.
+
+Stacks lie as matrices do, one expert after another, each padded to whole blocks of outputs. What was not packed has its
+canonical shape, and goes to the specification.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from quintet.ops.activation import gated
+from quintet.ops.linear import linear
+from quintet.ops.moe import mixed, one_of, quantized_experts
+from quintet.ops.quantize import attributes, canonicals, joined, of_stack
+from quintet.platforms.cpu import float8, quantized, tiles
+from quintet.platforms.cpu.arena import empty
+from quintet.platforms.cpu.native import extension, indices, kind_of, missing
+from quintet.platforms.cpu.native_elementwise import NATIVE, lacking
+from quintet.platforms.cpu.tiles import COLUMNS
+from quintet.weights import Form, Matrix, Weight
+
+
+def packer_of(form: Form) -> Any:
+    """What lays a canonical matrix of the form: laid(), whether it holds() that, in packed_bytes()."""
+    return float8 if form.kind == "fp8" else tiles
+
+
+def packs(weight: Weight) -> bool:
+    """Whether a stack is laid as our products read it."""
+    whole = weight.shape[2] % tiles.QUAD == 0  # so that packed stacks say how many inputs they have
+    return probe() is None and whole and bool(packer_of(weight.form).holds(weight.form, weight.shape[2]))
+
+
+def placed(weight: Weight, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A stack from the checkpoint's tensors, by the names that its layer has for them. ValueError names the first."""
+    try:
+        found = _packed(weight, parts) if packs(weight) else attributes(_canonical(weight, parts))
+    except ValueError as error:
+        done = "quantized" if weight.reader is None else "packed"
+        raise ValueError(f"{weight.parts[0].source} cannot be {done}: {error}") from None
+    count = weight.stack
+    return of_stack(weight.name, {name: each.view(count, -1, *each.shape[1:]) for name, each in found.items()})
+
+
+def placed_bytes(weight: Weight) -> int:
+    """Of placed()'s results, without powers of two beside scales."""
+    if not packs(weight):
+        return weight.nbytes
+    each: int = packer_of(weight.form).packed_bytes(weight.shape[1:], weight.form)
+    return weight.stack * each
+
+
+def _packed(weight: Weight, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    spare = -weight.shape[1] % COLUMNS
+    if weight.reader is None and weight.form.dtype is None and not weight.form.table:
+        wide = functional.pad(weight.local(parts), (0, 0, 0, spare))
+        return quantized.pack(wide.reshape(-1, wide.shape[2]), weight.form)
+    found: dict[str, Tensor] = packer_of(weight.form).laid(_canonical(weight, parts, spare))
+    return found
+
+
+def _canonical(weight: Weight, parts: Mapping[str, Tensor], spare: int = 0) -> Matrix:
+    """All experts, one under the other, with so many outputs of zeros after each."""
+    pieces = canonicals(weight, parts)
+    each = len(pieces) // weight.stack
+    whole = (joined(pieces[first : first + each]) for first in range(0, len(pieces), each))
+    return joined([_longer(matrix, spare) for matrix in whole])
+
+
+def _longer(matrix: Matrix, spare: int) -> Matrix:
+    if not spare:
+        return matrix
+    values, scales, zeros, order, form, mins = matrix
+    scales, zeros, mins = (None if x is None else _under(x, spare) for x in (scales, zeros, mins))
+    return Matrix(_under(values, spare), scales, zeros, order, form, mins)
+
+
+def _under(x: Tensor, spare: int) -> Tensor:
+    """With so many rows of zeros."""
+    return torch.cat([x.view(torch.uint8), x.new_zeros(spare, x.shape[1]).view(torch.uint8)]).view(x.dtype)
+
+
+@functools.cache
+def probe() -> str | None:
+    """Two tokens, each of whom has an expert alone: one whose numbers are 1, and one whose are 2."""
+    if reason := missing("quantized_experts"):
+        return reason
+    form, x = Form("fp8", 8, 16, dtype=torch.float8_e4m3fn), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
+    eye, stacks = torch.eye(2), []
+    for experts in ([eye.repeat(2, 1)] * 2, [eye, 2 * eye]):
+        rows = [Matrix(each.to(form.dtype), torch.ones(len(each), 1), form=form) for each in experts]
+        laid = float8.laid(joined([_longer(each, -len(each.values) % COLUMNS) for each in rows]))
+        weight, scales = (laid[name].view(2, 1, *laid[name].shape[1:]) for name in ("weight", "scales"))
+        stacks.append(Matrix(weight, scales, form=form))
+    ids = torch.tensor([[0], [1]], dtype=torch.int32)
+    got = _experts(x, stacks[0], stacks[1], torch.ones(2, 1), ids, "relu").tolist()
+    want = [[1.0, 4.0], [32.0, 128.0]]  # x * x, once or twice
+    return None if got == want else f"quantized experts gave {got}, not {want}"
+
+
+@quantized_experts.provide("native", probe)
+def _experts(x: Tensor, gate_up: Matrix, down: Matrix, weights: Tensor, ids: Tensor, kind: str) -> Tensor:
+    (tokens, hidden), k, num = x.shape, ids.shape[1], len(down.values)
+    inner = _inputs(down)
+    if gate_up.values.dim() == 3 or down.values.dim() == 3:
+        gate_up, down = _unpacked(gate_up, 2 * inner, hidden), _unpacked(down, hidden, inner)
+        plain: Tensor = quantized_experts.reference(x, gate_up, down, weights, ids, kind)
+        return plain
+    if ids.shape != weights.shape or len(ids) != tokens or weights.dtype != torch.float32:
+        raise ValueError(f"weights {tuple(weights.shape)} {weights.dtype} and ids {tuple(ids.shape)}: {tokens} tokens")
+    if lacking(kind):
+        return mixed(x, weights, ids, num, _by_all(gate_up, down, inner, kind))
+    x = x if x.stride(1) == 1 and x.stride(0) >= hidden else x.contiguous()
+    weights, ids = weights.contiguous(), ids.contiguous()
+    out = empty((tokens, hidden), x.dtype)
+    first, second = (empty((tokens * k, max(hidden, width)), x.dtype) for width in (inner, 2 * inner))
+    numbers = empty((tokens * k + 2 * num,), torch.int32)
+    extension().quantized_experts(
+        kind_of(x.dtype), out.data_ptr(), x.data_ptr(), x.stride(0), _described(gate_up, hidden),
+        _described(down, inner), weights.data_ptr(), indices(ids), first.data_ptr(), second.data_ptr(),
+        numbers.data_ptr(), tokens, num, k, hidden, inner, extension().ELEMENTWISE.index(NATIVE.get(kind, kind)),
+    )  # fmt: skip
+    return out
+
+
+def _inputs(stack: Matrix) -> int:
+    """Of its matrices: whole words of them where they are packed, see packs()."""
+    if stack.values.dim() == 3:
+        return stack.values.shape[2] * 8 // stack.form.bits
+    return stack.values.shape[2] * (2 if stack.form.kind == "fp8" else tiles.QUAD)
+
+
+def _unpacked(stack: Matrix, outputs: int, inputs: int) -> Matrix:
+    """In floats, where the other stack of its layer is in groups that are not packed."""
+    if stack.values.dim() == 3:
+        return stack
+    blocks, form = stack.values.shape[1], stack.form
+    known = []
+    for each in (one_of(stack, expert) for expert in range(len(stack.values))):
+        if form.dtype is not None:
+            assert each.scales is not None, "8-bit floats have scales"
+            values = float8.unpack(each.values, blocks * COLUMNS, inputs, form.dtype).float()
+            wide = tiles.columns(each.scales, blocks * COLUMNS).repeat_interleave(form.group or inputs, 1)[:, :inputs]
+            known.append((values * wide)[:outputs])
+        else:
+            known.append(tiles.unpack(attributes(each), outputs, inputs, form))
+    values = torch.stack(known)
+    return Matrix(values, torch.ones(*values.shape[:2], 1), form=Form("fp8", 8, 16, dtype=torch.float8_e4m3fn))
+
+
+def _described(stack: Matrix, inputs: int) -> list[int]:
+    """As csrc/cpu/bind_moe_quantized.cpp reads it."""
+    values, scales, form = stack.values, stack.scales, stack.form
+    assert scales is not None, "what is quantized has scales"
+    beside = [stack.zeros, stack.mins]
+    if form.dtype is not None:
+        head = [1, float8.FORMATS[form.dtype], form.group or inputs, 0, 0, 0]
+        packed, groups = (-(-inputs // 2), float8.STEP), [form.groups(inputs)]
+    else:
+        known = quantized.settled(form, inputs)
+        powers = scales.shape[2] > known.groups
+        table = 0 if known.table is None else known.table.data_ptr()
+        head = [0, known.number, known.groups, known.span, int(powers), table]
+        packed, groups = known.packed, [known.groups, known.groups + tiles.POWERS]
+    if values.shape[2:] != packed or scales.shape[2] not in groups or not values.is_contiguous():
+        raise ValueError(
+            f"{inputs} inputs do not fit packed experts {tuple(values.shape)}, scales {tuple(scales.shape)}"
+        )
+    tensors = [values, scales, *beside]
+    places = [0 if each is None else each.data_ptr() for each in tensors]
+    return [*head, *places, *(0 if each is None else each[0].nbytes for each in tensors)]
+
+
+def _by_all(gate_up: Matrix, down: Matrix, inner: int, kind: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """For an activation that the extension lacks: every expert on all rows: a step's calls stay the same."""
+    hidden = _inputs(gate_up)
+
+    def serve(rows: Tensor, counts: Tensor) -> Tensor:
+        ends = counts.cumsum(0)
+        owners = (torch.arange(len(rows))[:, None] >= ends).sum(-1, keepdim=True)
+        out = rows.new_zeros(rows.shape)
+        for expert in range(len(counts)):
+            both = _product(rows, one_of(gate_up, expert), 2 * inner)
+            out = torch.where(
+                owners == expert, _product(gated.reference(both, kind), one_of(down, expert), hidden), out
+            )
+        return out
+
+    return serve
+
+
+def _product(x: Tensor, weight: Matrix, outputs: int) -> Tensor:
+    product: Tensor = linear.kinds[weight.form.kind].providers["native"](x, weight, None, (outputs,))
+    return product

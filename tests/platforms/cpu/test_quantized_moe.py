@@ -1,0 +1,121 @@
+"""Experts with quantized weights: the specification's on each instruction set, a token's bits anywhere."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from quintet.conformance.products import Canonical
+from quintet.ops import Op
+from quintet.ops.activation import KINDS
+from quintet.ops.moe import one_of
+from quintet.ops.quantize import joined
+from quintet.ops.quantized import dequantized
+from quintet.platforms.cpu import quantized_moe
+from quintet.weights import Cut, Form, Matrix, Part, Weight
+
+if reason := quantized_moe.probe():
+    pytest.skip(reason, allow_module_level=True)
+
+E4M3 = torch.float8_e4m3fn
+FORMS = {
+    "fp8": Form("fp8", 8, 16, 128, dtype=E4M3),
+    "fp8 by channel": Form("fp8", 8, 16, dtype=E4M3),
+    "int8": Form("int8", 8, 16, 32),
+    "int4 with zeros": Form("int4", 4, 16, 32, zeros=True),
+    "w8a8": Form("w8a8", 8, 8),
+    "w4a8": Form("w4a8", 4, 8, 32),
+}
+EXPERTS, HIDDEN, INNER = 5, 64, 96  # gate and up are three blocks of outputs, down one
+
+
+def stacked(form: Form, outputs: int, inputs: int) -> Matrix:
+    """Canonical, each expert another."""
+    made = Canonical(form).made(EXPERTS * outputs, inputs)
+    scales, zeros = (None if x is None else x.view(EXPERTS, outputs, -1) for x in (made.scales, made.zeros))
+    return Matrix(made.values.view(EXPERTS, outputs, -1), scales, zeros, form=made.form)
+
+
+def packed(matrix: Matrix) -> Matrix:
+    """As place() lays it."""
+    spare = -matrix.values.shape[1] % quantized_moe.COLUMNS
+    each = [quantized_moe._longer(one_of(matrix, expert), spare) for expert in range(EXPERTS)]
+    laid = quantized_moe.packer_of(matrix.form).laid(joined(each))
+    laid = {name: x.view(EXPERTS, -1, *x.shape[1:]) for name, x in laid.items()}
+    return Matrix(laid["weight"], laid["scales"], laid.get("zeros"), form=matrix.form)
+
+
+def drawn(tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(tokens)
+    ids = torch.rand(tokens, EXPERTS, generator=generator).argsort(-1)[:, :2].to(torch.int32)
+    ids[::5, 1] = -1  # of another rank
+    weights = torch.rand(tokens, 2, generator=generator).softmax(-1)
+    return torch.randn(tokens, HIDDEN, generator=generator).to(dtype), weights, ids
+
+
+def native(x: Tensor, gate_up: Matrix, down: Matrix, weights: Tensor, ids: Tensor, kind: str = "silu") -> Tensor:
+    got: Tensor = Op.registry["quantized_experts"].providers["native"](x, gate_up, down, weights, ids, kind)
+    return got
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", FORMS)
+def test_experts_are_the_specifications_and_a_token_has_its_bits_anywhere(
+    isa: str, name: str, dtype: torch.dtype
+) -> None:
+    gate_up, down = stacked(FORMS[name], 2 * INNER, HIDDEN), stacked(FORMS[name], HIDDEN, INNER)
+    held = packed(gate_up), packed(down)
+    x, weights, ids = drawn(23, dtype)
+    want = Op.registry["quantized_experts"].reference(x.float(), gate_up, down, weights, ids, "silu")
+    got = native(x, *held, weights, ids)
+    near = 3e-2 if dtype == torch.bfloat16 or FORMS[name].activations == 8 else 2e-3
+    assert (got.float() - want).norm() <= near * want.norm()
+    for first, last in ((0, 1), (7, 12), (22, 23)):
+        alone = native(x[first:last], *held, weights[first:last], ids[first:last])
+        assert torch.equal(alone, got[first:last])
+
+
+def test_an_activation_that_the_extension_lacks_is_computed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KINDS, "relu2", lambda x: x.relu().square())
+    gate_up, down = stacked(FORMS["fp8"], 2 * INNER, HIDDEN), stacked(FORMS["fp8"], HIDDEN, INNER)
+    x, weights, ids = drawn(9, torch.float32)
+    want = Op.registry["quantized_experts"].reference(x, gate_up, down, weights, ids, "relu2")
+    got = native(x, packed(gate_up), packed(down), weights, ids, "relu2")
+    assert (got - want).norm() <= 1e-5 * want.norm()
+
+
+def test_both_stacks_may_be_in_different_forms_and_one_unpacked() -> None:
+    gate_up, down = stacked(FORMS["w4a8"], 2 * INNER, HIDDEN), stacked(FORMS["fp8"], HIDDEN, INNER)
+    x, weights, ids = drawn(9, torch.float32)
+    want = Op.registry["quantized_experts"].reference(x, gate_up, down, weights, ids, "silu")
+    for second in (packed(down), down):
+        got = native(x, packed(gate_up), second, weights, ids)
+        assert (got - want).norm() <= 3e-2 * want.norm()
+
+
+def test_stacks_that_do_not_fit_are_refused() -> None:
+    gate_up, down = packed(stacked(FORMS["int8"], 2 * INNER, HIDDEN)), packed(stacked(FORMS["int8"], HIDDEN, INNER))
+    x, weights, ids = drawn(9, torch.float32)
+    with pytest.raises(ValueError, match="do not fit"):
+        native(x[:, :32], gate_up, down, weights, ids)
+    with pytest.raises(ValueError, match="tokens"):
+        native(x[:4], gate_up, down, weights, ids)
+
+
+def test_a_checkpoints_stack_is_packed_without_rounding_in_the_bytes_that_were_promised() -> None:
+    reader = Canonical(FORMS["int4 with zeros"])
+    matrix = reader.made(EXPERTS * 2 * INNER, HIDDEN)
+    names = [f"experts.{expert}.{each}" for expert in range(EXPERTS) for each in ("gate_proj", "up_proj")]
+    parts = tuple(Part(f"{name}.weight", (INNER, HIDDEN), ((0, INNER),)) for name in names)
+    form = reader.form(Cut((0, INNER), (0, HIDDEN)))
+    weight = Weight("gate_up", parts, 0, 0, torch.float32, "experts", form, reader, stack=EXPERTS)
+    tensors = {}
+    for i, part in enumerate(parts):
+        for suffix, x in (("", matrix.values), (".scales", matrix.scales), (".zeros", matrix.zeros)):
+            assert x is not None
+            tensors[part.source + suffix] = x[i * INNER : (i + 1) * INNER]
+    found = quantized_moe.placed(weight, tensors)
+    assert set(found) == {"gate_up", "gate_up_scales", "gate_up_zeros"}
+    assert quantized_moe.placed_bytes(weight) == sum(each.nbytes for each in found.values())
+    held = Matrix(found["gate_up"], found["gate_up_scales"], found["gate_up_zeros"], form=form)
+    back = quantized_moe._unpacked(held, 2 * INNER, HIDDEN).values
+    assert torch.equal(back.reshape(-1, HIDDEN), dequantized(matrix))
