@@ -43,6 +43,7 @@ class Quantized:
     heads: bool = False  # the plan knows of heads and embeddings too; elsewhere they stayed in floats
     silent: tuple[str, ...] = ()  # ends of the names of tensors that say nothing to us
     notes: tuple[str, ...] = ()  # what is computed otherwise than the checkpoint means it, for users
+    activations: int | None = None  # bits that its products take of them, if not those of its forms
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,9 @@ def quantized(config: Mapping[str, Any] | None, there: There = dict) -> Quantize
 
 
 def _gguf(types: gguf.Types) -> Quantized:
-    return Quantized(f"gguf ({types.counted})", types, heads=True)
+    """llama.cpp, whose files these are, multiplies all quantized types with activations in 8 bits."""
+    notes = ("activations in 8 bits, as llama.cpp has them, where the platform can; activation_bits=16 keeps them",)
+    return Quantized(f"gguf ({types.counted})", types, heads=True, notes=notes, activations=8)
 
 
 def ignored(config: Mapping[str, Any], keys: tuple[str, ...] = IGNORED) -> tuple[str, ...]:
