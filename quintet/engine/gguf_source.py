@@ -17,6 +17,7 @@ DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,
 }  # fmt: skip
+MOST_EXPERTS = 2**12  # of a layer: each is an entry of ours, however small it is
 KEPT = 4  # models whose headers are kept: a start asks for one several times
 
 
@@ -104,10 +105,15 @@ def _named(model: Model, name: str, entry: Entry) -> Mapping[str, Entry]:
     parent, _, own = module.rpartition(".")
     if parent.endswith(".experts"):
         count = entry.stored.shape[0] if len(entry.stored.shape) == 3 else 0
+        if count > MOST_EXPERTS:
+            raise ValueError(f"{model.path}: {name} is of {count} experts, more than any model has; fetch it again")
         return {f"{parent}.{index}.{own}.{last}": replace(entry, expert=index) for index in range(count)}
     blocks = entry.stored.kind.name not in DTYPES
     if names.turned and own in ("q_proj", "k_proj"):
-        entry = replace(entry, rows=torch.tensor(unturned(entry.stored.shape[0], model.head_dim)))
+        try:
+            entry = replace(entry, rows=torch.tensor(unturned(entry.stored.shape[0], model.head_dim)))
+        except ValueError as error:
+            raise ValueError(f"{model.path}: {name}: {error}") from None
     if names.offset and own.endswith("norm"):
         entry = replace(entry, offset=names.offset)
     if own in names.transposed and last == "weight" and not blocks:

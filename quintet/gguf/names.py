@@ -93,8 +93,13 @@ EXPERT = re.compile(r"\.experts\.\d+\.")
 def unturned(rows: int, head_dim: int) -> list[int]:
     """For each row of q or k as the model has them, the row of the file.
 
-    Rotations are of the features i and i + head_dim / 2 in the model, and of neighbours in the file.
+    Rotations are of the features i and i + head_dim / 2 in the model, and of neighbours in the file. ValueError where
+    the rows are no heads.
     """
+    if head_dim < 2 or head_dim % 2 or rows % head_dim:
+        raise ValueError(
+            f"{rows} rows of queries or keys are no heads of {head_dim} features, in pairs; fetch it again"
+        )
     half = head_dim // 2
 
     def place(feature: int) -> int:

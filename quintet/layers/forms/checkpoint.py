@@ -165,7 +165,10 @@ def quantized(config: Mapping[str, Any] | None, there: There = dict) -> Quantize
             f"the checkpoint is quantized by {method}, which quintet does not read; it reads {_known()}, and floats, "
             "which quantization= makes smaller while they are loaded: use the model's original, or one of these"
         )
-    return METHODS[method](config, there)
+    try:
+        return METHODS[method](config, there)
+    except ValueError as error:  # a value of the file's that it quotes may have any letters
+        raise ValueError(" ".join(str(error).split())) from None
 
 
 def _gguf(types: gguf.Types) -> Quantized:
