@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quintet.layers.forms import Forms
-from quintet.layers.forms.patterns import regular, wildcards
+from quintet.layers.forms.patterns import expression, regular, wildcards
 from quintet.weights import PLAIN, Cut
 from tests.helpers.quantized_files import plan_of, read_out
 
@@ -126,6 +126,29 @@ def test_products_of_eight_bits_leave_activations_where_a_platform_has_no_others
     kinds = {"w8a8": {"w8a8", "int8"}, "int8": {"int8"}, "plain": {"int4"}}
     for kind, kept in kinds.items():
         assert Forms(None, found, frozenset(kept)).of(Q, cut)[0].kind == kind
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *(".?" * 40 + "Z", "(.|..)" * 40 + "Z", "(?:.*a|.*b)" * 6, ".{0,9}" * 9, "(?x)(.+) +Z", "(?sx:(.+) +Z)"),
+        *("(a+)(?#[)+x]", "(a+)+", r"(a)\1", "(?P<a>.)(?P=a)", "(a{2,}){2}", "(" + "(.|..)" * 40, ".?" * 40 + ")"),
+    ],
+)
+def test_patterns_that_could_take_long_are_refused(pattern: str) -> None:
+    with pytest.raises(ValueError, match="a list has the pattern .* which could take long to match"):
+        expression(pattern, "a list")
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        rf".*layers\.({'|'.join(map(str, range(64)))})\.(self_attn|mlp)\.(q|k|v|o|gate|up|down)_proj$",
+        *(r".*\.experts\.[0-9]+?\.(gate|up)(_proj)?$", "(?i).*q_proj", r"^(?!.*(lm_head|embed)$).*[?+*)]?a{2}b"),
+    ],
+)
+def test_patterns_that_people_write_are_taken(pattern: str) -> None:
+    assert expression(pattern, "a list").match("model.layers.12.mlp.experts.7.down_proj.") is None
 
 
 ONLINE = {"config_groups": {"R4": {"type": "hadamard", "apply": [{"location": "input"}, {"location": "weight_input"}]}}}
