@@ -71,11 +71,14 @@ class Model:
     def has(self, name: str) -> bool:
         return name in self.tensors
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """ValueError if there is no such tensor."""
+    def shape(self, name: str, axes: int = 1) -> tuple[int, ...]:
+        """ValueError if there is no such tensor, or if it has fewer axes."""
         if name not in self.tensors:
             raise ValueError(f"{self.path} holds no tensor {name}: it is another sort of file, or not whole")
-        return self.tensors[name][1].shape
+        found = self.tensors[name][1].shape
+        if len(found) < axes:
+            raise ValueError(f"{self.path}: {name} is {list(found)}, and it is to have {axes} axes; fetch it again")
+        return found
 
     @property
     def heads(self) -> int:
@@ -263,7 +266,7 @@ def _qwen3_moe(model: Model) -> Entries:
 
 def _qwen_experts(model: Model, renormalized: bool) -> Entries:
     """As llama.cpp computes them, which knows no other weights of the experts."""
-    width = model.shape("blk.0.ffn_gate_exps.weight")[1]
+    width = model.shape("blk.0.ffn_gate_exps.weight", axes=3)[1]
     said = {"moe_intermediate_size": width, "norm_topk_prob": renormalized}
     return {**_experts(model), **said, "decoder_sparse_step": 1, "mlp_only_layers": []}
 

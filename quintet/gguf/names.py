@@ -95,7 +95,7 @@ def unturned(rows: int, head_dim: int) -> list[int]:
 
     Rotations are of the features i and i + head_dim / 2 in the model, and of neighbours in the file.
     """
-    half = head_dim // 2
+    half = max(1, head_dim // 2)
 
     def place(feature: int) -> int:
         return feature % half * 2 + feature // half

@@ -135,7 +135,7 @@ def test_products_of_eight_bits_leave_activations_where_a_platform_has_no_others
         *("(a+)(?#[)+x]", "(a+)+", r"(a)\1", "(?P<a>.)(?P=a)", "(a{2,}){2}", "(" + "(.|..)" * 40, ".?" * 40 + ")"),
     ],
 )
-def test_patterns_that_could_take_long_are_refused(pattern: str) -> None:
+def test_patterns_with_too_many_ways_through_them_are_refused(pattern: str) -> None:
     with pytest.raises(ValueError, match="a list has the pattern .* which could take long to match"):
         expression(pattern, "a list")
 

@@ -122,6 +122,29 @@ def test_rows_of_q_and_k_are_put_back() -> None:
     assert torch.equal(stored[unturned(24, 8)], rows)
 
 
+def test_a_head_of_one_feature_is_as_it_was() -> None:
+    assert unturned(3, 1) == [0, 1, 2]
+
+
+def test_a_stack_of_more_experts_than_any_model_has_is_refused(tmp_path: Path) -> None:
+    """Each would take hundreds of bytes for its byte of the file."""
+    path = tmp_path / "crowd.gguf"
+    many = 2**17 + 1
+    rows = [Row(f"blk.{each}.ffn_up_exps.weight", (1, 1, many), 24, each * (2**17 + 32)) for each in range(2)]
+    path.write_bytes(header({ARCHITECTURE: "llama"}, rows) + bytes(2 * many + 64))
+    with pytest.raises(ValueError, match=r"blk\.1\.ffn_up_exps.*more than 262144 matrices, and no model has; fetch"):
+        list(entries(path))
+
+
+def test_experts_that_are_no_stack_are_refused(tmp_path: Path) -> None:
+    said = {key: value for key, value in read(FOLDER / "qwen3moe.gguf").metadata.items() if key.startswith("qwen3moe.")}
+    rows = [Row("token_embd.weight", (4, 1), 0, 0), Row("blk.0.ffn_gate_exps.weight", (8,), 0, 32)]
+    path = tmp_path / "flat.gguf"
+    path.write_bytes(header({ARCHITECTURE: "qwen3moe", **said}, rows) + bytes(64))
+    with pytest.raises(ValueError, match=r"blk\.0\.ffn_gate_exps\.weight is \[8\], and it is to have 3 axes; fetch it"):
+        load_model_config(path)
+
+
 def test_names_of_experts() -> None:
     names = ARCHITECTURES["llama"].names
     assert names.module("blk.3.ffn_up_exps") == "model.layers.3.mlp.experts.up_proj"
