@@ -126,7 +126,7 @@ def _computed(model: Family) -> Iterator[tuple[Any, ...]]:
     """What no file says and settings do: rotary tables turn with rope_theta, and reach as far as max_model_len."""
     for path, layer in ((path, module) for path, module in model.named_modules() if isinstance(module, Layer)):
         for name, tensor in layer.constants().items():
-            content = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+            content = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
             yield path, name, tensor.dtype, tensor.shape, hashlib.sha256(content).hexdigest()
 
 

@@ -163,6 +163,7 @@ def test_transforms_that_are_in_the_weights_ask_for_nothing() -> None:
     ("config", "message"),
     [
         (said(INT4, transform_config=ONLINE), "transforms activations while it runs .transform_config at input"),
+        (said(INT4, transform_config={"config_groups": {"a": {"apply": 5}}}), "transform_config at an unknown place"),
         (said(INT4, transform_config={"config_groups": [1]}), "transform_config at an unknown place"),
         (said(INT4, "marlin-24"), r"is sparse \(marlin-24\).*use the model's W4A16"),
         (said(INT4, sparsity_config={"format": "sparse-24-bitmask"}), r"is sparse \(sparse-24-bitmask\)"),

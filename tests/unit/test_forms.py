@@ -99,6 +99,9 @@ def torchao_of(modules: dict[str, Any]) -> dict[str, Any]:
         ({**AWQ, "modules_to_not_convert": ["(a+)+b"]}, r"leaves out '\(a\+\)\+b', which is no module's name"),
         ({**AWQ, "modules_to_not_convert": [7]}, "leaves out 7"),
         ({**AWQ, "modules_to_not_convert": [".*" * 30 + "Z"]}, "could take long to match"),
+        ({**AWQ, "version": ["gemm"]}, "layout"),
+        ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": ["a"]}}}, r"weights as \"\['a'\]\""),
+        ({"quant_method": "gguf", "types": {"a": ["Q4_0"]}}, r"tensors of type \['Q4_0'\]"),
         (torchao_of({"re:" + ".*" * 30 + "Z": None}), "could take long to match"),
     ],
 )
