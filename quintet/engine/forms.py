@@ -54,7 +54,7 @@ def settled_forms(config: EngineConfig, hf_config: Any, where: Target, there: Th
     found = quantized(said, there)
     if found is not None:
         _check(name, found, said)
-        return Forms(None, found, where.facts.quant, config.activation_bits)
+        return Forms(None, found, where.facts.quant, config.activation_bits or found.activations)
     if name is None:
         if config.activation_bits is not None:
             raise ValueError(

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from quintet.gguf.config import Model
 from quintet.gguf.file import Stored, files
-from quintet.gguf.names import ROPE, unturned
+from quintet.gguf.names import ROPE, refuse_no_heads, unturned
 from quintet.gguf.values import shown
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,
 }  # fmt: skip
+MOST_EXPERTS = 2**12  # of a layer: each is an entry of ours, however small it is
 MOST_MATRICES = 2**18  # of experts, and tensors: several times those of the largest models
 KEPT = 4  # models whose headers are kept: a start asks for one several times
 
@@ -113,10 +114,16 @@ def _named(model: Model, name: str, entry: Entry) -> Mapping[str, Entry]:
         return {name: entry}
     parent, _, own = module.rpartition(".")
     if parent.endswith(".experts"):
-        count = min(entry.stored.shape[0], MOST_MATRICES + 1) if len(entry.stored.shape) == 3 else 0
+        count = entry.stored.shape[0] if len(entry.stored.shape) == 3 else 0
+        if count > MOST_EXPERTS:
+            raise ValueError(f"{model.path}: {name} is of {count} experts, more than any model has; fetch it again")
         return {f"{parent}.{index}.{own}.{last}": replace(entry, expert=index) for index in range(count)}
     blocks = entry.stored.kind.name not in DTYPES
     if names.turned and own in ("q_proj", "k_proj"):
+        try:
+            refuse_no_heads(entry.stored.shape[0], model.head_dim)
+        except ValueError as error:
+            raise ValueError(f"{model.path}: {name}: {error}") from None
         entry = replace(entry, turned=model.head_dim)
     if names.offset and own.endswith("norm"):
         entry = replace(entry, offset=names.offset)

@@ -9,7 +9,7 @@ from typing import Any
 from quintet.gguf import defaults
 from quintet.gguf.file import File, Stored
 from quintet.gguf.names import GEMMA, GPT2, MIXTURE, OLMO2, PHI3, TURNED, Names, unnumbered
-from quintet.gguf.values import Array
+from quintet.gguf.values import Array, shown
 
 Entries = dict[str, Any]
 
@@ -59,13 +59,13 @@ class Model:
         """A number that the model cannot do without."""
         value = self.get(key, default)
         if type(value) is not int or value < 1:
-            raise ValueError(f"{self.path}: {self.prefix}.{key} is {str(value)[:40]}, not a whole number from 1")
+            raise ValueError(f"{self.path}: {self.prefix}.{key} is {_as_said(value)}, not a whole number from 1")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise ValueError(f"{self.path}: {self.prefix}.{key} is {str(value)[:40]}, not a number")
+            raise ValueError(f"{self.path}: {self.prefix}.{key} is {_as_said(value)}, not a number")
         return float(value)
 
     def has(self, name: str) -> bool:
@@ -92,6 +92,11 @@ class Model:
     def turned(self) -> int:
         """Features of a head that are turned."""
         return self.whole("rope.dimension_count", self.head_dim)
+
+
+def _as_said(value: Any) -> str:
+    """A text in quotes, without line ends; others as they are."""
+    return shown(value) if isinstance(value, str) else str(value)[:40]
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,17 @@ The matrices of the models lose nothing in the files (tests/data/quantized/READM
 """
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from quintet import LLM, SamplingParams
+from quintet.config import EngineConfig
 from quintet.conformance.tiny import Tiny
 from quintet.engine.hub import load_model_config
+from quintet.engine.start import prepare
 from quintet.gguf.file import read
 from quintet.gguf.kinds import KINDS
 from quintet.layers.forms import Forms
@@ -94,3 +97,19 @@ def test_a_split_model_is_one(tmp_path: Path) -> None:
         (tmp_path / f"llama-0000{index + 1}-of-00002.gguf").write_bytes(header(said, rows) + data)
     (got,) = runner(tmp_path / "llama-00001-of-00002.gguf").prompts([IDS])
     assert torch.equal(got, runner(FOLDER / "llama.gguf").prompts([IDS])[0])
+
+
+def test_activations_have_eight_bits_as_in_llama_cpp_unless_asked_otherwise() -> None:
+    def logprob(**settings: Any) -> float:
+        llm = LLM(FOLDER / "llama.gguf", skip_tokenizer_init=True, num_pages=32, dtype="float32", **settings)
+        params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, logprobs=1)
+        (output,) = llm.generate({"prompt_token_ids": IDS}, params)
+        found = output.outputs[0].logprobs
+        assert found
+        return next(iter(found[0].values())).logprob
+
+    exact, rounded = logprob(activation_bits=16), logprob()
+    assert rounded == logprob(activation_bits=8) != exact
+    assert abs(exact - float(LOGITS["llama.transformers"][-1].log_softmax(-1).max())) < 1e-3
+    said = "\n".join(prepare(EngineConfig(FOLDER / "llama.gguf", device="cpu")).reasons)
+    assert "activations in 8 bits, as llama.cpp has them" in said and "w8a8 by native" in said

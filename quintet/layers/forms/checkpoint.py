@@ -43,6 +43,7 @@ class Quantized:
     heads: bool = False  # the plan knows of heads and embeddings too; elsewhere they stayed in floats
     silent: tuple[str, ...] = ()  # ends of the names of tensors that say nothing to us
     notes: tuple[str, ...] = ()  # what is computed otherwise than the checkpoint means it, for users
+    activations: int | None = None  # bits that its products take of them, if not those of its forms
 
 
 @dataclass(frozen=True)
@@ -164,11 +165,16 @@ def quantized(config: Mapping[str, Any] | None, there: There = dict) -> Quantize
             f"the checkpoint is quantized by {method}, which quintet does not read; it reads {_known()}, and floats, "
             "which quantization= makes smaller while they are loaded: use the model's original, or one of these"
         )
-    return METHODS[method](config, there)
+    try:
+        return METHODS[method](config, there)
+    except ValueError as error:  # a value of the file's that it quotes may have any letters
+        raise ValueError(" ".join(str(error).split())) from None
 
 
 def _gguf(types: gguf.Types) -> Quantized:
-    return Quantized(f"gguf ({types.counted})", types, heads=True)
+    """llama.cpp, whose files these are, multiplies all quantized types with activations in 8 bits."""
+    notes = ("activations in 8 bits, as llama.cpp has them, where the platform can; activation_bits=16 keeps them",)
+    return Quantized(f"gguf ({types.counted})", types, heads=True, notes=notes, activations=8)
 
 
 def ignored(config: Mapping[str, Any], keys: tuple[str, ...] = IGNORED) -> tuple[str, ...]:

@@ -93,7 +93,7 @@ def _of_one(said: object, where: str, rounds: str, reordered: bool) -> Reader:
     lie = {"per_tensor": Scales(0, 0), "per_channel": Scales(1, 0)}.get(scheme)
     if lie is not None and scheme == "per_channel" and said.get("ch_axis") not in (0, None):
         raise ValueError(f"{where} has Quark's scales along the axis {said.get('ch_axis')!r:.20}; quintet reads 0")
-    if dtype in FLOAT8 and lie is not None:
+    if isinstance(dtype, str) and dtype in FLOAT8 and lie is not None:
         return Float8(lie, FLOAT8[dtype])
     if dtype == "int8" and lie is not None:
         return Whole(8, lie, said.get("symmetric") is False, 8 if rounds == "int8" else 16)
@@ -110,6 +110,6 @@ def _of_one(said: object, where: str, rounds: str, reordered: bool) -> Reader:
             "fp6_e3m2": Float6(E3M2),
             "fp4": minifloats.mxfp4("weight"),
         }
-        if dtype in floats:
+        if isinstance(dtype, str) and dtype in floats:
             return floats[dtype]
     raise ValueError(f"{where} has Quark's weights as {dtype!r:.40} {scheme!r:.40}; quintet reads {READ}")
