@@ -150,4 +150,4 @@ def _said(config: Any) -> tuple[int, int, int]:
         )
     if config.get("scale_quant_params") or config.get("zero_quant_params"):
         raise ValueError("the checkpoint is of hqq with quantized scales or zeros; quintet reads those in floats")
-    return int(bits), group, axis
+    return bits, group, axis
