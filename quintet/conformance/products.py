@@ -1,6 +1,6 @@
 """Products as layers make them: checkpoint tensors through place(), by every scheme, against the specification."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quintet.conformance.calls import Call, results, send
 from quintet.conformance.cases import CASES
-from quintet.conformance.check import require
+from quintet.conformance.check import Lacking, require
 from quintet.conformance.close import require_close
 from quintet.conformance.drawn import randn
 from quintet.conformance.product_cases import long_sums, untied
@@ -31,6 +31,7 @@ L = TypeVar("L", bound=Layer)
 
 # a product may turn activations that a scheme leaves as they are into whole numbers of 16 bits, group by group
 SIXTEEN_BITS = 2**-13
+IN_BYTES = 2**-7  # a table may be held in bytes, which only whole multiples of a step lose nothing by
 
 
 @dataclass(frozen=True)
@@ -175,6 +176,8 @@ def _build(subject: Subject, forms: Forms, dtype: torch.dtype) -> Build:
 
 
 def _least(scheme: Form | None) -> float:
+    if scheme is not None and any(8 * each % 1 for each in scheme.table):
+        return IN_BYTES
     return SIXTEEN_BITS if scheme is not None and scheme.activations == 16 else 0.0
 
 
@@ -243,21 +246,6 @@ def _specified(x: Tensor, weight: Tensor, bias: Tensor | None, scheme: Form | No
 
 
 E4M3 = torch.float8_e4m3fn
-E2M1 = tuple(sign * size for sign in (1.0, -1.0) for size in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0))
-E2M3 = tuple(sign * size / 8 for sign in (1, -1) for size in (*range(16), *range(16, 32, 2), *range(32, 64, 4)))
-HELD = (
-    *(Form("int8", 8, 16, 128), Form("int8", 8, 16), Form("w8a8", 8, 8), Form("w4a8", 4, 8, 32)),
-    *(Form("int4", 4, 16, 128, zeros=True), Form("int4", 4, 16, 32, zeros=True), Form("int4", 4, 16, 64)),
-    *(Form("int4", 4, 16, 32, mins=True), Form("int8", 8, 16, 16, mins=True), Form("w8a8", 8, 8, 32)),
-    *(Form("w4a8", 4, 8, 32, zeros=True), Form("w4a8", 4, 8), Form("w8a8", 8, 8, mins=True)),
-    *(Form("int4", 4, 16, 32, zeros=True, ordered=True), Form("int8", 8, 16, 64, ordered=True)),
-    *(
-        Form("table4", 4, 16, 32, table=E2M1),
-        Form("table4", 4, 8, 64, table=E2M1),
-        Form("table8", 8, 16, 32, table=E2M3),
-    ),
-    *(Form("fp8", 8, 16, 128, dtype=E4M3), Form("fp8", 8, 16, dtype=E4M3), Form("fp8a8", 8, 8, 128, dtype=E4M3)),
-)
 
 
 @dataclass(frozen=True)
@@ -316,17 +304,15 @@ class Canonical:
         return Matrix(values, scales.half().float(), zeros, order, form, mins)  # such scales as any platform can keep
 
 
-def held(kinds: Collection[str]) -> list[Form]:
-    """What a platform that keeps these kinds must place."""
-    return [form for form in HELD if form.needs <= set(kinds)]
-
-
 def read(subject: Subject, form: Form, dtype: torch.dtype, most: int) -> None:
     """Each of the products, `most` of them, from a checkpoint that holds the form."""
+    if not form.needs <= subject.facts.quant:
+        raise Lacking("dequantized while it is loaded")
     there, reader = subject.fresh() if subject.facts.opaque else subject, Canonical(form)
     build = _build(there, Forms(checkpoint=Quantized("the kit's", Everywhere(reader))), dtype)
     calls, wants = [], []
-    for product in [each for each in PRODUCTS if not each.stored.transposed][:most]:
+    usual = [each for each in PRODUCTS if not each.stored.transposed]
+    for product in [each for each in usual if not form.ordered or len(each.widths) == 1][:most]:  # an order is of one
         matrix, bias = reader.made(sum(product.widths), product.inputs), None
         x = randn(product.rows, product.inputs, dtype=dtype)
         if form.activations == 8:

@@ -11,12 +11,15 @@ from torch import Tensor
 
 from quintet.gguf.config import Model
 from quintet.gguf.file import Stored, files
-from quintet.gguf.names import ROPE, unturned
+from quintet.gguf.names import ROPE, refuse_no_heads, unturned
+from quintet.gguf.values import shown
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,
 }  # fmt: skip
+MOST_EXPERTS = 2**12  # of a layer: each is an entry of ours, however small it is
+MOST_MATRICES = 2**18  # of experts, and tensors: several times those of the largest models
 KEPT = 4  # models whose headers are kept: a start asks for one several times
 
 
@@ -30,7 +33,7 @@ class Entry:
     name: str  # in the file
     data: Tensor  # uint8, the whole file
     stored: Stored
-    rows: Tensor | None = None  # in this order
+    turned: int = 0  # features of a head, whose rows are in the order of unturned()
     offset: float = 0.0  # that was added
     transposed: bool = False
     expert: int | None = None  # of a stack
@@ -58,8 +61,8 @@ class Entry:
         found = (raw if aligned else raw.clone()).view(self.dtype).view(self._laid)
         if self.expert is not None:
             found = found[self.expert]
-        if self.rows is not None:
-            found = found[self.rows]
+        if self.turned:
+            found = found[unturned(len(found), self.turned)]
         if self.offset:
             found = found.float() - self.offset
         return found[None] if self.wide else found.t() if self.transposed else found
@@ -85,9 +88,17 @@ def entries(path: Path) -> Iterator[tuple[str, Entry]]:
     """Every tensor by the modules' name for it; one that no module has, by its own."""
     model = model_of(path)
     maps: dict[Path, Tensor] = {each: _mapped(each) for each in paths(path)}
+    count = 0
     for name, (file, stored) in model.tensors.items():
-        if name not in ROPE:
-            yield from _named(model, name, Entry(name, maps[file.path], stored)).items()
+        if name in ROPE:
+            continue
+        found = _named(model, name, Entry(name, maps[file.path], stored))
+        if (count := count + len(found)) > MOST_MATRICES:
+            raise ValueError(
+                f"{path}: with the experts of {shown(name)}, {list(stored.shape)}, it has more than {MOST_MATRICES} "
+                "matrices, and no model has; fetch it again"
+            )
+        yield from found.items()
 
 
 def _mapped(path: Path) -> Tensor:
@@ -104,10 +115,16 @@ def _named(model: Model, name: str, entry: Entry) -> Mapping[str, Entry]:
     parent, _, own = module.rpartition(".")
     if parent.endswith(".experts"):
         count = entry.stored.shape[0] if len(entry.stored.shape) == 3 else 0
+        if count > MOST_EXPERTS:
+            raise ValueError(f"{model.path}: {name} is of {count} experts, more than any model has; fetch it again")
         return {f"{parent}.{index}.{own}.{last}": replace(entry, expert=index) for index in range(count)}
     blocks = entry.stored.kind.name not in DTYPES
     if names.turned and own in ("q_proj", "k_proj"):
-        entry = replace(entry, rows=torch.tensor(unturned(entry.stored.shape[0], model.head_dim)))
+        try:
+            refuse_no_heads(entry.stored.shape[0], model.head_dim)
+        except ValueError as error:
+            raise ValueError(f"{model.path}: {name}: {error}") from None
+        entry = replace(entry, turned=model.head_dim)
     if names.offset and own.endswith("norm"):
         entry = replace(entry, offset=names.offset)
     if own in names.transposed and last == "weight" and not blocks:

@@ -1,5 +1,6 @@
 """Reads a checkpoint's tensors by memory map straight to where the platform places them."""
 
+import hashlib
 import math
 import re
 from collections import Counter
@@ -100,7 +101,8 @@ def load(
     if cache is None or folder is None:
         _fill(model, platform, folder, progress, rank)
         return
-    name = digest([type(model), platform.name, cache.placing, declared(model)], sources(folder))
+    parts = [type(model), platform.name, cache.placing, declared(model), *_computed(model)]
+    name = digest(parts, sources(folder))
     kept = WeightsCache(cache.folder / f"{name}.weights")
     if not kept.find(model):
         _fill(model, platform, folder, progress, rank)
@@ -118,6 +120,14 @@ def _fill(model: Family, platform: Platform, folder: Path | None, progress: bool
     for layer in (module for module in model.modules() if isinstance(module, Layer)):
         for name, tensor in layer.constants().items():
             layer.assign(platform.place(_constant(name, tensor, rank), {name: tensor}))
+
+
+def _computed(model: Family) -> Iterator[tuple[Any, ...]]:
+    """What no file says and settings do: rotary tables turn with rope_theta, and reach as far as max_model_len."""
+    for path, layer in ((path, module) for path, module in model.named_modules() if isinstance(module, Layer)):
+        for name, tensor in layer.constants().items():
+            content = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
+            yield path, name, tensor.dtype, tensor.shape, hashlib.sha256(content).hexdigest()
 
 
 class Reading:

@@ -9,7 +9,7 @@ from typing import Any
 from quintet.gguf import defaults
 from quintet.gguf.file import File, Stored
 from quintet.gguf.names import GEMMA, GPT2, MIXTURE, OLMO2, PHI3, TURNED, Names, unnumbered
-from quintet.gguf.values import Array
+from quintet.gguf.values import Array, shown
 
 Entries = dict[str, Any]
 
@@ -59,23 +59,26 @@ class Model:
         """A number that the model cannot do without."""
         value = self.get(key, default)
         if type(value) is not int or value < 1:
-            raise ValueError(f"{self.path}: {self.prefix}.{key} is {str(value)[:40]}, not a whole number from 1")
+            raise ValueError(f"{self.path}: {self.prefix}.{key} is {_as_said(value)}, not a whole number from 1")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise ValueError(f"{self.path}: {self.prefix}.{key} is {str(value)[:40]}, not a number")
+            raise ValueError(f"{self.path}: {self.prefix}.{key} is {_as_said(value)}, not a number")
         return float(value)
 
     def has(self, name: str) -> bool:
         return name in self.tensors
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """ValueError if there is no such tensor."""
+    def shape(self, name: str, axes: int = 1) -> tuple[int, ...]:
+        """ValueError if there is no such tensor, or if it has fewer axes."""
         if name not in self.tensors:
             raise ValueError(f"{self.path} holds no tensor {name}: it is another sort of file, or not whole")
-        return self.tensors[name][1].shape
+        found = self.tensors[name][1].shape
+        if len(found) < axes:
+            raise ValueError(f"{self.path}: {name} is {list(found)}, and it is to have {axes} axes; fetch it again")
+        return found
 
     @property
     def heads(self) -> int:
@@ -89,6 +92,11 @@ class Model:
     def turned(self) -> int:
         """Features of a head that are turned."""
         return self.whole("rope.dimension_count", self.head_dim)
+
+
+def _as_said(value: Any) -> str:
+    """A text in quotes, without line ends; others as they are."""
+    return shown(value) if isinstance(value, str) else str(value)[:40]
 
 
 @dataclass(frozen=True)
@@ -263,7 +271,7 @@ def _qwen3_moe(model: Model) -> Entries:
 
 def _qwen_experts(model: Model, renormalized: bool) -> Entries:
     """As llama.cpp computes them, which knows no other weights of the experts."""
-    width = model.shape("blk.0.ffn_gate_exps.weight")[1]
+    width = model.shape("blk.0.ffn_gate_exps.weight", axes=3)[1]
     said = {"moe_intermediate_size": width, "norm_topk_prob": renormalized}
     return {**_experts(model), **said, "decoder_sparse_step": 1, "mlp_only_layers": []}
 

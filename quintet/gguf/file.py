@@ -166,7 +166,7 @@ def _metadata(cursor: Cursor, count: int) -> dict[str, Value]:
 def _alignment(metadata: Mapping[str, Value]) -> int:
     said = metadata.get("general.alignment", ALIGNMENT)
     if type(said) is not int or not 1 <= said <= MOST_ALIGNMENT or said & (said - 1):
-        raise Damaged(f"general.alignment is {str(said)[:40]}, not a power of two up to {MOST_ALIGNMENT}")
+        raise Damaged(f"general.alignment is {shown(str(said))}, not a power of two up to {MOST_ALIGNMENT}")
     return said
 
 

@@ -93,11 +93,21 @@ EXPERT = re.compile(r"\.experts\.\d+\.")
 def unturned(rows: int, head_dim: int) -> list[int]:
     """For each row of q or k as the model has them, the row of the file.
 
-    Rotations are of the features i and i + head_dim / 2 in the model, and of neighbours in the file.
+    Rotations are of the features i and i + head_dim / 2 in the model, and of neighbours in the file. ValueError where
+    the rows are no heads.
     """
+    refuse_no_heads(rows, head_dim)
     half = head_dim // 2
 
     def place(feature: int) -> int:
         return feature % half * 2 + feature // half
 
     return [row - row % head_dim + place(row % head_dim) for row in range(rows)]
+
+
+def refuse_no_heads(rows: int, head_dim: int) -> None:
+    """ValueError where rows of q or k are no heads."""
+    if head_dim < 2 or head_dim % 2 or rows % head_dim:
+        raise ValueError(
+            f"{rows} rows of queries or keys are no heads of {head_dim} features, in pairs; fetch it again"
+        )

@@ -31,8 +31,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tokens(folder: Path, cache: Path, **settings: Any) -> list[int]:
-    small = {"dtype": "bfloat16", "kv_cache_memory_bytes": "16M", "max_model_len": 64, "use_tqdm": False}
-    llm = LLM(str(folder), device="cpu", skip_tokenizer_init=True, weights_cache=cache, **small, **settings)
+    small = {"dtype": "bfloat16", "kv_cache_memory_bytes": "16M", "max_model_len": 64, "use_tqdm": False, **settings}
+    llm = LLM(str(folder), device="cpu", skip_tokenizer_init=True, weights_cache=cache, **small)
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
     (output,) = llm.generate([{"prompt_token_ids": random_prompts(3, (20,), 101)[0]}], params, use_tqdm=False)
     assert len(output.outputs[0].token_ids) == 12
@@ -73,7 +73,7 @@ def test_a_tied_table_is_kept_once(tmp_path: Path) -> None:
     assert sizes[0] + 512 * 64 * 2 <= sizes[1]
 
 
-@pytest.mark.parametrize("change", ["settings", "weights", "times", "extension"])
+@pytest.mark.parametrize("change", ["settings", "weights", "times", "extension", "rope", "length"])
 def test_what_was_kept_for_another_start_is_not_used(
     change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,15 +81,17 @@ def test_what_was_kept_for_another_start_is_not_used(
     shutil.copytree(model().folder, folder)
     tokens(folder, tmp_path / "kept")
     PLACED.clear()
-    settings = {}
-    if change == "settings":
-        settings = {"quantization": "int8"}
-    elif change == "weights":
+    settings: dict[str, Any] = {
+        "settings": {"quantization": "int8"},
+        "rope": {"hf_overrides": {"rope_theta": 10.0}},
+        "length": {"max_model_len": 32},
+    }.get(change, {})
+    if change == "weights":
         tensors = load_file(folder / "model.safetensors")
         save_file({name: each + 0.01 for name, each in tensors.items()}, folder / "model.safetensors")
     elif change == "times":
         os.utime(folder / "model.safetensors", ns=(1, 1))
-    else:
+    elif change == "extension":
         monkeypatch.setattr("quintet.platforms.cpu.platform._placing", lambda: "of tomorrow")
     tokens(folder, tmp_path / "kept", **settings)
     assert PLACED and len(list((tmp_path / "kept").iterdir())) == 2

@@ -92,14 +92,14 @@ def _change(made: Any, draw: random.Random) -> None:
     holder, key = draw.choice(places)
     way = draw.random()
     if way < 0.6:
-        holder[key] = draw.choice(VALUES)
+        holder[key] = json.loads(json.dumps(draw.choice(VALUES)))  # its own: what is put in may be changed later
     elif way < 0.75:
         del holder[key]
     elif way < 0.9:
         other, theirs = draw.choice(places)
         holder[key] = json.loads(json.dumps(other[theirs])) if other is not holder or theirs != key else None
     elif isinstance(holder, dict):
-        holder[draw.choice(TEXTS)] = draw.choice(VALUES)
+        holder[draw.choice(TEXTS)] = json.loads(json.dumps(draw.choice(VALUES)))
 
 
 def _places(said: Any) -> list[tuple[Any, Any]]:

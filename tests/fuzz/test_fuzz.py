@@ -1,9 +1,19 @@
 """Readers refuse in one line what is wrong, and take no memory for what a file only says: a little of tests.fuzz."""
 
-import pytest
+import functools
+import json
+import random
+from typing import Any
 
+import pytest
+from safetensors import safe_open
+
+from quintet.engine.loader import DTYPES
+from quintet.layers.forms.checkpoint import quantized
+from quintet.weights import OnFile
+from tests.fuzz.mutations import changed
 from tests.fuzz.runs import bounded, run
-from tests.fuzz.targets import TARGETS
+from tests.fuzz.targets import DATA, TARGETS, allowed
 
 INPUTS = {"gguf": (1500, 100), "safetensors": (200, 20)}  # files, of which one in so many is read whole
 
@@ -15,3 +25,18 @@ def test_spoilt_files_are_refused_or_read(name: str) -> None:
         found = run(target, range(inputs), whole)
     assert found.total() == inputs
     assert found["read"] > inputs // 100 and found["refused"] > inputs // 3
+
+
+@pytest.mark.parametrize("folder", sorted(each.parent.name for each in DATA.glob("*/model.safetensors")))
+def test_spoilt_configurations_are_refused_or_read(folder: str) -> None:
+    said = json.loads((DATA / folder / "config.json").read_text()).get("quantization_config")
+    with safe_open(DATA / folder / "model.safetensors", "pt") as file:
+        there = {name: _listed(file.get_slice(name)) for name in list(file.keys())}
+    for seed in range(100):
+        draw = random.Random(seed)
+        allowed(functools.partial(quantized, changed({"it": said}, draw).get("it"), lambda: there))
+
+
+def _listed(tensor: Any) -> OnFile:
+    kind = DTYPES.get(tensor.get_dtype())
+    return OnFile(tuple(tensor.get_shape()), () if kind is None else (kind,))

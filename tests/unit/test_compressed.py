@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quintet.layers.forms import Forms
-from quintet.layers.forms.patterns import regular, wildcards
+from quintet.layers.forms.patterns import expression, regular, wildcards
 from quintet.weights import PLAIN, Cut
 from tests.helpers.quantized_files import plan_of, read_out
 
@@ -128,6 +128,29 @@ def test_products_of_eight_bits_leave_activations_where_a_platform_has_no_others
         assert Forms(None, found, frozenset(kept)).of(Q, cut)[0].kind == kind
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *(".?" * 40 + "Z", "(.|..)" * 40 + "Z", "(?:.*a|.*b)" * 6, ".{0,9}" * 9, "(?x)(.+) +Z", "(?sx:(.+) +Z)"),
+        *("(a+)(?#[)+x]", "(a+)+", r"(a)\1", "(?P<a>.)(?P=a)", "(a{2,}){2}", "(" + "(.|..)" * 40, ".?" * 40 + ")"),
+    ],
+)
+def test_patterns_with_too_many_ways_through_them_are_refused(pattern: str) -> None:
+    with pytest.raises(ValueError, match="a list has the pattern .* which could take long to match"):
+        expression(pattern, "a list")
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        rf".*layers\.({'|'.join(map(str, range(64)))})\.(self_attn|mlp)\.(q|k|v|o|gate|up|down)_proj$",
+        *(r".*\.experts\.[0-9]+?\.(gate|up)(_proj)?$", "(?i).*q_proj", r"^(?!.*(lm_head|embed)$).*[?+*)]?a{2}b"),
+    ],
+)
+def test_patterns_that_people_write_are_taken(pattern: str) -> None:
+    assert expression(pattern, "a list").match("model.layers.12.mlp.experts.7.down_proj.") is None
+
+
 ONLINE = {"config_groups": {"R4": {"type": "hadamard", "apply": [{"location": "input"}, {"location": "weight_input"}]}}}
 FUSED = {"config_groups": {"R1": {"type": "hadamard", "apply": [{"location": "weight_output"}]}}}
 
@@ -140,6 +163,7 @@ def test_transforms_that_are_in_the_weights_ask_for_nothing() -> None:
     ("config", "message"),
     [
         (said(INT4, transform_config=ONLINE), "transforms activations while it runs .transform_config at input"),
+        (said(INT4, transform_config={"config_groups": {"a": {"apply": 5}}}), "transform_config at an unknown place"),
         (said(INT4, transform_config={"config_groups": [1]}), "transform_config at an unknown place"),
         (said(INT4, "marlin-24"), r"is sparse \(marlin-24\).*use the model's W4A16"),
         (said(INT4, sparsity_config={"format": "sparse-24-bitmask"}), r"is sparse \(sparse-24-bitmask\)"),

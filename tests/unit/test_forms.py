@@ -79,6 +79,11 @@ def test_a_form_that_a_platform_does_not_keep_is_read_as_floats() -> None:
     assert set(forms.values()) == {PLAIN}
 
 
+def torchao_of(modules: dict[str, Any]) -> dict[str, Any]:
+    said = {"_type": "FqnToConfig", "_data": {"fqn_to_config": modules}}
+    return {"quant_method": "torchao", "quant_type": {"default": said}}
+
+
 @pytest.mark.parametrize(
     ("said", "message"),
     [
@@ -93,6 +98,11 @@ def test_a_form_that_a_platform_does_not_keep_is_read_as_floats() -> None:
         ({**FP8, "fmt": "e3m4"}, "fmt e3m4"),
         ({**AWQ, "modules_to_not_convert": ["(a+)+b"]}, r"leaves out '\(a\+\)\+b', which is no module's name"),
         ({**AWQ, "modules_to_not_convert": [7]}, "leaves out 7"),
+        ({**AWQ, "modules_to_not_convert": [".*" * 30 + "Z"]}, "could take long to match"),
+        ({**AWQ, "version": ["gemm"]}, "layout"),
+        ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": ["a"]}}}, r"weights as \"\['a'\]\""),
+        ({"quant_method": "gguf", "types": {"a": ["Q4_0"]}}, r"tensors of type \['Q4_0'\]"),
+        (torchao_of({"re:" + ".*" * 30 + "Z": None}), "could take long to match"),
     ],
 )
 def test_what_is_not_read_is_refused_by_name(said: dict[str, Any], message: str) -> None:

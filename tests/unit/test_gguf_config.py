@@ -83,7 +83,7 @@ def test_answers_end_with_what_the_file_says(tmp_path: Path) -> None:
         ("llama", {"architecture": None}, "'None'"),
         ("llama", {"embedding_length": None}, "llama.embedding_length is None"),
         ("llama", {"block_count": -1}, "block_count is -1, not a whole number from 1"),
-        ("llama", {"attention__head_count": "4"}, "head_count is 4, not a whole number"),
+        ("llama", {"attention__head_count": "4"}, "head_count is '4', not a whole number"),
         ("llama", {"attention__layer_norm_rms_epsilon": float("nan")}, "not a number"),
         ("llama", {"rope__dimension_count": 4}, "4 of 8 features are turned"),
         ("llama", {"rope__scaling__type": "ntk"}, "'ntk'"),
@@ -120,6 +120,24 @@ def test_rows_of_q_and_k_are_put_back() -> None:
     rows = torch.arange(24)
     stored = rows.reshape(3, 2, 4).swapaxes(1, 2).reshape(24)
     assert torch.equal(stored[unturned(24, 8)], rows)
+
+
+def test_a_file_of_more_matrices_than_any_model_has_is_refused(tmp_path: Path) -> None:
+    """Each expert takes hundreds of bytes for its byte of the file."""
+    path = tmp_path / "crowd.gguf"
+    rows = [Row(f"blk.{each}.ffn_up_exps.weight", (1, 1, 2**12), 24, each * 2**12) for each in range(65)]
+    path.write_bytes(header({ARCHITECTURE: "llama"}, rows) + bytes(65 * 2**12))
+    with pytest.raises(ValueError, match=r"blk\.64\.ffn_up_exps.*more than 262144 matrices, and no model has; fetch"):
+        list(entries(path))
+
+
+def test_experts_that_are_no_stack_are_refused(tmp_path: Path) -> None:
+    said = {key: value for key, value in read(FOLDER / "qwen3moe.gguf").metadata.items() if key.startswith("qwen3moe.")}
+    rows = [Row("token_embd.weight", (4, 1), 0, 0), Row("blk.0.ffn_gate_exps.weight", (8,), 0, 32)]
+    path = tmp_path / "flat.gguf"
+    path.write_bytes(header({ARCHITECTURE: "qwen3moe", **said}, rows) + bytes(64))
+    with pytest.raises(ValueError, match=r"blk\.0\.ffn_gate_exps\.weight is \[8\], and it is to have 3 axes; fetch it"):
+        load_model_config(path)
 
 
 def test_names_of_experts() -> None:

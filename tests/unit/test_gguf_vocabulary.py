@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from quintet.gguf.defaults import generation, templates
+from quintet.gguf.names import unturned
 from quintet.gguf.tokenizer import backend
 from quintet.gguf.vocabulary import read_vocabulary
 
@@ -104,3 +105,10 @@ def test_phi_3_takes_the_spaces_behind_its_tokens() -> None:
     plain, phi = (backend(read_vocabulary(each)) for each in (said, {**said, "general.name": "Phi-3 Mini"}))
     assert plain.encode("<|user|>\na", add_special_tokens=False).ids == [4, 6, 3]
     assert phi.encode("<|user|>\na", add_special_tokens=False).ids == [4, 3]
+
+
+def test_rows_that_are_no_heads_are_not_turned() -> None:
+    assert unturned(8, 4) == [0, 2, 1, 3, 4, 6, 5, 7]
+    for rows, head_dim in ((8, 1), (8, 3), (8, 6)):
+        with pytest.raises(ValueError, match=f"8 rows of queries or keys are no heads of {head_dim} features"):
+            unturned(rows, head_dim)

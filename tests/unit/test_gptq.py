@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quintet.layers.forms.checkpoint import quantized
 from quintet.layers.forms.gptq import Gptq
+from quintet.layers.forms.marlin import Marlin
 from quintet.ops.quantized import dequantized
 from quintet.weights import FLOATS, Cut, OnFile, Part
 from tests.helpers.packed import Numbers, gptq_tensors, marlin_tensors, numbers
@@ -196,6 +197,21 @@ def test_names_that_were_quantized_leave_out_all_others() -> None:
     assert found is not None
     names = ["layers.0.self_attn.q_proj", "layers.0.self_attn.v_proj", "layers.1.mlp.up_proj", "layers.3.mlp.up_proj"]
     assert [found.plan.reader(f"model.{name}") is not None for name in names] == [True, False, True, False]
+
+
+def test_names_may_lie_in_any_depth_of_lists() -> None:
+    only: list[Any] = ["up_proj"]
+    for _ in range(5000):
+        only = [only, None]
+    found = quantized({**GPTQ, "modules_in_block_to_quantize": only})
+    assert found is not None
+    assert [found.plan.reader(f"layers.0.{name}") is None for name in ("up_proj", "q_proj")] == [False, True]
+
+
+def test_an_order_means_nothing_to_marlins_layout() -> None:
+    files = {"a.B": torch.zeros(8, 256, dtype=torch.int32), "a.g_idx": torch.arange(128, dtype=torch.int32)}
+    found = quantized({**GPTQ, "checkpoint_format": "marlin"}, lambda: there(files))
+    assert found is not None and isinstance(found.plan.reader("a"), Marlin)
 
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}

@@ -167,6 +167,7 @@ def test_what_does_not_fit_together_is_an_error_that_names_the_tensor(
         ({"quant_method": "torchao", "quant_type": "int8_weight_only"}, "torchao 0.15 and later"),
         ({"quant_method": "torchao", "quant_type": {"default": {"_type": "A", "_data": {}}}}, "torchao's 'A'; quintet"),
         ({"quant_method": "hqq"}, "quant_config None"),
+        ({"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": [4]}}}, "reads 8, 4, 3, 2 and 1"),
         ({"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 5}}}, "reads 8, 4, 3, 2 and 1 bits"),
         (
             {"quant_method": "hqq", "quant_config": {

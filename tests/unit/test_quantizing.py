@@ -19,6 +19,7 @@ from quintet.engine.quantizing.job import Written, quantize
 from quintet.engine.quantizing.settings import Quantizing
 from quintet.engine.tokenizer import load_tokenizer
 from scripts.check_quantized import dequantized, tensors_of
+from tests.helpers.quantized_files import DATA
 
 SIZES = {
     **PLAIN, "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -142,6 +143,7 @@ def test_large_models_come_in_several_files(tmp_path: Path) -> None:
         ({"method": "gptq"}, "needs calibration"),
         ({"act_order": True}, "of method 'gptq'"),
         ({"ignore": ["q_prj"]}, "means no product"),
+        ({"ignore": ["re:("]}, "ignore has the pattern '(', which is no regular expression"),
         ({"scheme": "W4A16", "group_size": 512}, "no product of this model"),
     ],
 )
@@ -172,6 +174,25 @@ def test_nothing_is_written_over_unless_asked(model: Path, tmp_path: Path) -> No
     written(model, place, scheme="W8A8", overwrite=True)
     assert tensors_of(place)[f"{PRODUCT}.weight"].dtype == torch.int8
     assert list(tmp_path.iterdir()) == [place]
+
+
+@pytest.mark.parametrize("scheme", ["W4A16", "Q8_0"])
+def test_a_model_is_not_written_over_itself(scheme: str, model: Path, tmp_path: Path) -> None:
+    """Nor is a folder that it is in: the floats would be gone, and the report would compare the result with itself."""
+    own = tmp_path / "own" / "model"
+    shutil.copytree(model, own)
+    shutil.copyfile(own / "config.json", own.parent / "config.json")
+    (tmp_path / "link").symlink_to(own)
+    for place in (own, own.parent, tmp_path / "link"):
+        with pytest.raises(ValueError, match=r"is where the original is; give another folder"):
+            written(own, place, scheme=scheme, overwrite=True)
+    assert load_file(own / "model.safetensors").keys() == load_file(model / "model.safetensors").keys()
+    assert {each.name for each in tmp_path.iterdir()} == {"own", "link"}
+
+
+def test_a_gguf_file_is_no_original(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"llama3-bf16.gguf' is a GGUF file; give the original"):
+        written(DATA / "gguf" / "llama3-bf16.gguf", tmp_path / "made", scheme="W8A8")
 
 
 def test_no_room_is_found_out_before_anything_is_written(model: Path, tmp_path: Path) -> None:

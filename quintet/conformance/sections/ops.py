@@ -14,6 +14,7 @@ from quintet.conformance.cases import ATTENTION, CASES, DTYPES, PACKED, SAMPLING
 from quintet.conformance.check import Lacking, Trial, check, require, spread
 from quintet.conformance.close import require_close, short
 from quintet.conformance.drawn import Case
+from quintet.conformance.published import FORMS
 from quintet.conformance.subject import Subject
 from quintet.layers.forms import ONLINE
 from quintet.ops import Op
@@ -60,12 +61,17 @@ def products_with_placed_weights(subject: Subject) -> Iterator[Trial]:
             call = partial(products.tried, subject, scheme, dtype, most)
             features = (f"scheme/{scheme.kind}", f"op/{of_kind('linear', scheme.kind)}")
             yield Trial(f"products by {scheme.kind} in {short(dtype)}", call, features)
-        for form in products.held(subject.facts.quant):
+        for what, form in FORMS.items():
             call = partial(products.read, subject, form, dtype, most)
-            what = (
-                f"a checkpoint's {form.kind} in groups of {form.group}{', zero points' * form.zeros} in {short(dtype)}"
+            yield Trial(
+                f"a checkpoint's {form.kind} ({what}) in {short(dtype)}", call, _features_of(what, form, subject)
             )
-            yield Trial(what, call, (f"op/{of_kind('linear', form.kind)}",))
+
+
+def _features_of(what: str, form: Form, subject: Subject) -> tuple[str, ...]:
+    """An op that is not asked for is not lacking."""
+    op = f"op/{of_kind('linear', form.kind)}"
+    return (f"form/{what}", op) if form.needs <= subject.facts.quant else (f"form/{what}",)
 
 
 @check("ops.finite")

@@ -45,6 +45,7 @@ def quantize(name: str, asked: Quantizing, progress: bool = True) -> Written:
     refuse(how, asked)
     with Output(Path(asked.output), asked.overwrite) as output:
         original = Original.of(name)
+        output.spare(original.folder)
         found = products(original.model, asked.ignore, how.unit)
         output.need(original.num_bytes)
         shards = Shards(output.folder)
@@ -74,6 +75,7 @@ def _gguf(name: str, preset: Preset, asked: Quantizing, progress: bool) -> Writt
     library()
     with Output(place, asked.overwrite) as output:
         original = Original.of(name)
+        output.spare(original.folder)
         output.need(original.num_bytes)
         title = place.stem if place.suffix == ".gguf" else place.name
         file = output.folder / (place.name if place.suffix == ".gguf" else f"{title}-{preset.name}.gguf")

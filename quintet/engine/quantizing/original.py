@@ -32,6 +32,8 @@ class Original:
     def of(cls, name: str) -> "Original":
         """A folder, a hub id or "bundled". ValueError or OSError says why it cannot be quantized."""
         folder = resolve_model(EngineConfig(name))
+        if folder.is_file():
+            raise ValueError(f"{name!r} is a GGUF file; give the original, a folder of safetensors")
         whole = load_model_config(folder)
         config = whole.get_text_config()
         if any(getattr(each, said, None) for each in (whole, config) for said in SAID):

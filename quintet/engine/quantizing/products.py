@@ -1,6 +1,5 @@
 """Which tensors of a checkpoint are weights of products, and which of these are to be quantized."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -11,6 +10,7 @@ from quintet.engine.loader import Declared, declared
 from quintet.layers.build import Build, settle
 from quintet.layers.decoder import Family
 from quintet.layers.forms import Forms
+from quintet.layers.forms.patterns import expression
 from quintet.layers.mixing import Mixing
 from quintet.models import model_class
 from quintet.ops import bind
@@ -74,7 +74,7 @@ def matches(name: str, module: str) -> bool:
     """Whether what a user leaves out means this module: its name, the end of it, or "re:" and a pattern from its
     beginning on, as compressed-tensors has it."""
     if name.startswith("re:"):
-        return re.match(name[3:], module) is not None
+        return expression(name[3:], "ignore").match(module) is not None
     return module == name or module.endswith(f".{name}")
 
 

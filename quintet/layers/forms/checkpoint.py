@@ -22,7 +22,7 @@ from quintet.layers.forms import (
     quark,
     torchao,
 )
-from quintet.layers.forms.patterns import Listed, regular, wildcards
+from quintet.layers.forms.patterns import Listed, expression, regular, wildcards
 from quintet.layers.forms.schemes import Packed
 from quintet.weights import OnFile, Reader
 
@@ -165,7 +165,10 @@ def quantized(config: Mapping[str, Any] | None, there: There = dict) -> Quantize
             f"the checkpoint is quantized by {method}, which quintet does not read; it reads {_known()}, and floats, "
             "which quantization= makes smaller while they are loaded: use the model's original, or one of these"
         )
-    return METHODS[method](config, there)
+    try:
+        return METHODS[method](config, there)
+    except ValueError as error:  # a value of the file's that it quotes may have any letters
+        raise ValueError(" ".join(str(error).split())) from None
 
 
 def _gguf(types: gguf.Types) -> Quantized:
@@ -181,6 +184,7 @@ def ignored(config: Mapping[str, Any], keys: tuple[str, ...] = IGNORED) -> tuple
     for name in names:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ValueError(f"quantization_config leaves out {reprlib.repr(name)}, which is no module's name")
+        _pattern(name)
     return tuple(names)
 
 
@@ -206,4 +210,5 @@ _NAME = re.compile(r"(re:)?[\^]?[\w\-.*\\]+\$?")  # of a module, or one with ".*
 def _pattern(name: str) -> re.Pattern[str]:
     """Whole parts of a path: "mlp.gate" is in "layers.3.mlp.gate", and not in "layers.3.mlp.gate_proj"."""
     plain = name.removeprefix("re:").strip("^$").replace("\\.", ".")
-    return re.compile(rf"(^|\.){'.*'.join(re.escape(piece) for piece in plain.split('.*'))}(\.|$)")
+    pieces = ".*".join(re.escape(piece) for piece in plain.split(".*"))
+    return expression(rf"(^|\.){pieces}(\.|$)", "quantization_config")

@@ -170,7 +170,7 @@ def refuse_others(config: Mapping[str, Any]) -> None:
     where = [
         str(each.get("location")) if isinstance(each, Mapping) else "an unknown place"
         for scheme in (schemes.values() if isinstance(schemes, Mapping) else [None])
-        for each in (scheme.get("apply") or [] if isinstance(scheme, Mapping) else [None])
+        for each in _places(scheme)
     ]
     online = next((each for each in where if each not in ("weight_input", "weight_output")), None)
     if online is not None:
@@ -178,6 +178,12 @@ def refuse_others(config: Mapping[str, Any]) -> None:
             f"the checkpoint transforms activations while it runs (transform_config at {online[:40]}: Hadamard and the "
             "like), which quintet does not; use one without, or whose transforms are all in its weights"
         )
+
+
+def _places(scheme: object) -> list[Any]:
+    """Where a transform applies; None for what is not understood."""
+    said = (scheme.get("apply") or []) if isinstance(scheme, Mapping) else None
+    return said if isinstance(said, list) else [None]
 
 
 def named(targets: object, where: str) -> tuple[Names, bool]:

@@ -1,5 +1,6 @@
 """Which module of a compressed-tensors checkpoint is held how."""
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -44,7 +45,7 @@ def plan(config: Mapping[str, Any], files: Mapping[str, OnFile]) -> tuple[Groups
     if not isinstance(said, Mapping):
         raise ValueError(f"config_groups is {said!r:.60}, not an object; correct config.json")
     for name, scheme in said.items():
-        where = f"config_groups' {str(name)[:40]}"
+        where = f"config_groups' {reprlib.repr(name)}"
         if not isinstance(scheme, Mapping):
             raise ValueError(f"{where} names a preset, not a scheme; write out its weights and input_activations")
         weights = arguments(scheme.get("weights"), f"{where}: weights")

@@ -130,7 +130,8 @@ def _tq2_0(x: Tensor) -> Numbers:
 
 def _mxfp4(x: Tensor) -> Numbers:
     """Scales are powers of 2 (OCP's MX, 2023)."""
-    halves = torch.ldexp(torch.ones(()), x[..., :1].int() - 128)
+    power = x[..., :1].int() - 128
+    halves = torch.ldexp(torch.ones(power.shape), power)
     return Numbers(fields(x[..., 1:], 16, FOUR, 4), halves)
 
 

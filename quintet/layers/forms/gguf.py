@@ -113,7 +113,7 @@ def read(config: Mapping[str, Any]) -> Types:
     types = config.get("types")
     if not isinstance(types, Mapping):
         raise ValueError("quantization_config of gguf has no types of its modules; give the .gguf file as the model")
-    unknown = sorted({str(name)[:40] for name in types.values() if name not in TYPES and name not in GRIDS})
+    unknown = sorted({str(name)[:40] for name in types.values() if name not in (*TYPES, *GRIDS)})
     if unknown:
         raise ValueError(f"the file has tensors of type {', '.join(unknown)}; quintet reads {', '.join(TYPES)}")
     return Types(tuple(types.items()))

@@ -137,11 +137,17 @@ def _said(config: Any) -> tuple[int, int, int]:
     said = said if isinstance(said, Mapping) else {}
     bits, group, axis = said.get("nbits"), said.get("group_size") or 0, said.get("axis", 0)
     fits = isinstance(group, int) and 0 <= group <= LARGEST
-    if bits not in PACKED or not fits or axis not in (0, 1) or said.get("channel_wise", True) is not True:
+    if (
+        type(bits) is not int
+        or bits not in PACKED
+        or not fits
+        or axis not in (0, 1)
+        or said.get("channel_wise", True) is not True
+    ):
         raise ValueError(
             f"the checkpoint is of hqq with {reprlib.repr(dict(said))}; quintet reads 8, 4, 3, 2 and 1 bits with "
             "scales of groups along axis 0 or 1"
         )
     if config.get("scale_quant_params") or config.get("zero_quant_params"):
         raise ValueError("the checkpoint is of hqq with quantized scales or zeros; quintet reads those in floats")
-    return int(bits), group, axis
+    return bits, group, axis

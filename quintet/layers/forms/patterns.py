@@ -4,15 +4,18 @@ A pattern is a stranger's, and is tried on every module: what could take long to
 """
 
 import functools
+import math
 import re
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from quintet.weights import OnFile, Reader
 
 LONGEST = 2000  # characters of a pattern
 UNBOUNDED = 5  # quantifiers without an end on one way through a pattern: each may try every place of a name
+CHARACTERS = 64  # of a name
+MOST_WAYS = 8 * math.comb(CHARACTERS, UNBOUNDED)  # through a pattern: so many quantifiers, or 25 optional characters
 TEXT_TOWER = "language_model"  # the part of a path that models with other towers put around the text model's
 
 
@@ -73,9 +76,9 @@ def _meant(piece: str) -> str:
 
 @functools.lru_cache(4096)
 def expression(pattern: str, where: str) -> re.Pattern[str]:
-    """Compiled; ValueError for what is none, or could take long: repeated groups, references, too many quantifiers."""
+    """Compiled; ValueError for what is none, or could take long: repeated groups, references, too many choices."""
     wrong = f"{where} has the pattern {reprlib.repr(pattern)}, "
-    if len(pattern) > LONGEST or _quantifiers(pattern) > UNBOUNDED:
+    if len(pattern) > LONGEST or _ways(pattern) > MOST_WAYS:
         raise ValueError(f"{wrong}which could take long to match; name the modules one by one")
     try:
         return re.compile(pattern)
@@ -83,24 +86,35 @@ def expression(pattern: str, where: str) -> re.Pattern[str]:
         raise ValueError(f"{wrong}which is no regular expression: {error}") from None
 
 
-def _quantifiers(pattern: str) -> int:
-    """Quantifiers without an end on the worst way through a pattern; more than are allowed where one repeats a group
-    or what a group matched is referred to."""
+def _ways(pattern: str) -> int:
+    """Through a pattern, in a name of CHARACTERS, at most. Too many where a quantifier repeats a group, where what a
+    group matched is referred to, and where comments or a verbose mode hide either."""
     plain = re.sub(r"\[\^?\]?(?:\\.|[^\]\\])*\]", "c", re.sub(r"\\[^\d]", "e", pattern), flags=re.DOTALL)
-    if re.search(r"\\\d|\(\?P=|\)\??[*+{]", re.sub(r"\)\?(?![*+{])", ")", plain)):
-        return UNBOUNDED + 1
-    ways = [[0]]  # of the groups that are open, each with its alternatives
-    for token in re.findall(r"\(\?|[()|*+]|\{\d*,\d*\}|.", plain, re.DOTALL):
+    if re.search(r"\\\d|\(\?P=|\)\??[*+{]", re.sub(r"\)\?(?![*+{])", ")", plain)) or _HIDING.search(pattern):
+        return MOST_WAYS + 1
+    groups = [[(0, 1)]]  # that are open, with their alternatives: quantifiers without an end, and ways but for them
+    for token in _TOKENS.findall(plain):
         if token.startswith("("):
-            ways.append([0])
-        elif token == ")" and len(ways) > 1:
-            inner = max(ways.pop())
-            ways[-1][-1] += inner
+            groups.append([(0, 1)])
         elif token == "|":
-            ways[-1].append(0)
-        elif token in "*+" or (token.startswith("{") and len(token) > 1):
-            ways[-1][-1] += 1
-    return max(sum(max(each) for each in ways), 0)
+            groups[-1].append((0, 1))
+        elif token == ")" and len(groups) > 1:
+            groups[-1][-1] = _after(groups.pop(), groups[-1][-1])
+        elif token[0] in "*+?{" and token != "{":
+            unbounded, ways = groups[-1][-1]
+            groups[-1][-1] = (unbounded, 2 * ways) if token[0] == "?" else (unbounded + 1, ways)
+    unbounded, ways = functools.reduce(lambda before, each: _after(each, before), groups, (0, 1))
+    return math.comb(CHARACTERS, unbounded) * ways if unbounded <= UNBOUNDED else MOST_WAYS + 1
+
+
+def _after(alternatives: Sequence[tuple[int, int]], before: tuple[int, int]) -> tuple[int, int]:
+    """A group's ways, behind what comes before it."""
+    unbounded, ways = (list(each) for each in zip(*alternatives, strict=True))
+    return before[0] + max(unbounded), before[1] * sum(ways)
+
+
+_TOKENS = re.compile(r"\(\?|[()|]|[*+][?+]?|\{\d*,\d*\}[?+]?|\?[?+]?|.", re.DOTALL)
+_HIDING = re.compile(r"\(\?(#|[aiLmsu]*x)")
 
 
 @dataclass(frozen=True, eq=False)

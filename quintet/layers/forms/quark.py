@@ -89,11 +89,11 @@ def _of_two(stages: list[Any], where: str) -> Reader:
 def _of_one(said: object, where: str, rounds: str, reordered: bool) -> Reader:
     if not isinstance(said, Mapping):
         raise ValueError(f"{where} has Quark's weights {said!r:.60}, which is no object")
-    dtype, scheme, group = (said.get(key) for key in ("dtype", "qscheme", "group_size"))
-    lie = {"per_tensor": Scales(0, 0), "per_channel": Scales(1, 0)}.get(str(scheme))
+    dtype, scheme, group = str(said.get("dtype")), str(said.get("qscheme")), said.get("group_size")
+    lie = {"per_tensor": Scales(0, 0), "per_channel": Scales(1, 0)}.get(scheme)
     if lie is not None and scheme == "per_channel" and said.get("ch_axis") not in (0, None):
         raise ValueError(f"{where} has Quark's scales along the axis {said.get('ch_axis')!r:.20}; quintet reads 0")
-    if dtype in FLOAT8 and lie is not None:
+    if isinstance(dtype, str) and dtype in FLOAT8 and lie is not None:
         return Float8(lie, FLOAT8[dtype])
     if dtype == "int8" and lie is not None:
         return Whole(8, lie, said.get("symmetric") is False, 8 if rounds == "int8" else 16)
@@ -105,11 +105,11 @@ def _of_one(said: object, where: str, rounds: str, reordered: bool) -> Reader:
             raise ValueError(f"{where} has Quark's int4 with zero points; quintet reads uint4 with them")
         return Nibbles(size, dtype == "int4", reordered)
     if scheme == "per_group" and group == BLOCK and said.get("scale_format") == "e8m0":
-        floats: dict[Any, Reader] = {
+        floats: dict[str, Reader] = {
             "fp6_e2m3": Float6(E2M3),
             "fp6_e3m2": Float6(E3M2),
             "fp4": minifloats.mxfp4("weight"),
         }
-        if dtype in floats:
+        if isinstance(dtype, str) and dtype in floats:
             return floats[dtype]
     raise ValueError(f"{where} has Quark's weights as {dtype!r:.40} {scheme!r:.40}; quintet reads {READ}")

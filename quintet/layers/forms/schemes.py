@@ -93,7 +93,8 @@ class Packed:
         packed = {name.removesuffix(end): on.name.removesuffix(end) for name, on in files.items() if name.endswith(end)}
         plain = {name.removesuffix(".weight") for name in files if name.endswith(".weight")} - set(packed)
         named = replace(self, filed={module: name for module, name in packed.items() if name not in ("", module)})
-        orders = {module: known for module in packed if (known := named._order(module, files)) is not None}
+        ordered = packed if self.layout == "gptq" else ()
+        orders = {module: known for module in ordered if (known := named._order(module, files)) is not None}
         return replace(named, floats=frozenset(plain if packed else ()), orders=orders)
 
     def _order(self, module: str, files: Mapping[str, OnFile]) -> int | None:
@@ -147,7 +148,12 @@ def scheme_of(config: Mapping[str, Any], method: str, otherwise: Scheme | None =
 
 
 def flattened(names: Any) -> Iterable[Any]:
-    """Of lists in lists."""
-    if isinstance(names, list | tuple):
-        return [name for each in names for name in flattened(each)]
-    return [] if names is None else [names]
+    """Of lists in lists, however deep."""
+    found, rest = [], [names]
+    while rest:
+        each = rest.pop()
+        if isinstance(each, list | tuple):
+            rest += reversed(each)
+        elif each is not None:
+            found.append(each)
+    return found

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from quintet.layers.forms.found import Found, modules, outputs_of
 from quintet.layers.forms.groups import fitted, floats, spread
+from quintet.layers.forms.patterns import expression
 from quintet.ops.quantized import MIDDLE
 from quintet.weights import FLOATS, Cut, Form, Matrix, OnFile, Part
 
@@ -153,7 +154,7 @@ def _pattern(name: str) -> re.Pattern[str]:
     if not name.startswith("re:"):
         return re.compile(re.escape(plain))
     pieces = [re.escape(piece.replace("\\.", ".")) for piece in plain.split(".*")]
-    return re.compile(".*".join(pieces))
+    return expression(".*".join(pieces), "quant_type")
 
 
 def _apart(said: Any) -> tuple[str, Mapping[str, Any]]:

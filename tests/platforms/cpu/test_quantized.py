@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.conformance.products import E2M1, E2M3, Canonical
+from quintet.conformance.products import Canonical
 from quintet.layers.forms import fitting
+from quintet.layers.forms.minifloats import E2M1, E2M3
 from quintet.ops.linear import linear as product
 from quintet.ops.quantize import quantize
 from quintet.ops.quantized import dequantized
