@@ -58,7 +58,7 @@ struct ScalesLaying {
     const float* mins_in;    // [outputs, groups], or null
     long outputs, groups;
     long repeat;             // groups that one becomes
-    bool powers;             // a column's numbers are held as multiples of a power of two, which float16 holds best
+    bool powers;             // a column's numbers are held as multiples of a power of two, with which float16 holds them
 };
 
 enum class Laid { exactly, rounded, not_finite };

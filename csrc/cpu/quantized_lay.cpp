@@ -97,13 +97,15 @@ struct Column {
     const float* scales_in;
     const float* mins_in;
     long groups, repeat;
+    float off;  // how far a number may be, as a part of it
 };
 
-// The half nearest to x. `good` stays where it is one part in 1024 off at most.
-uint16_t halved(float x, bool& good) {
+// The half nearest to x. `good` stays where it is no further than `off`.
+uint16_t halved(float x, float off, bool& good) {
     Float16 half;
     narrow(x, &half);
-    good = good && std::fabs(float_of(half.bits) - x) <= std::fabs(x) * 0x1p-10F;
+    const bool finite = (half.bits & 0x7FFF) < 0x7C00;  // float_of() takes infinity for 65536, which is near to 65520
+    good = good && finite && std::fabs(float_of(half.bits) - x) <= std::fabs(x) * off;
     return half.bits;
 }
 
@@ -113,11 +115,11 @@ bool lay_column(const Column& column, float factor) {
     long at = 0;
     for (long g = 0; g < column.groups; ++g) {
         const float scale = column.scales_in[g] * factor;
-        const uint16_t half = halved(scale, good);
+        const uint16_t half = halved(scale, column.off, good);
         uint16_t added = 0;
         if (column.mins) {
             const float back = scale == 0.0F ? 1.0F : float_of(half) / scale, least = column.mins_in[g] * factor;
-            added = halved(back > 0.5F && back < 2.0F ? least * back : least, good);
+            added = halved(back > 0.5F && back < 2.0F ? least * back : least, column.off, good);
         }
         for (long i = 0; i < column.repeat; ++i, at += kLinearColumns) {
             column.scales[at] = half;
@@ -140,11 +142,15 @@ Laid lay_scales_of(const ScalesLaying& laying, long block) {
         const float* const in = laying.scales_in + at;
         const float* const mins_in = mins ? laying.mins_in + at : nullptr;
         if (!finite(in, laying.groups) || !finite(mins_in, laying.groups)) return Laid::not_finite;
-        const float most = std::max(largest(in, laying.groups), largest(mins_in, laying.groups));
-        const int power = laying.powers ? power_of(most) : 0;
+        const Column column{scales + c, mins ? mins + c : nullptr, in, mins_in, laying.groups, laying.repeat,
+                            laying.powers ? 0.0F : 0x1p-10F};
+        const bool as_they_are = lay_column(column, 1.0F);
+        powers[c] = 1.0F;
+        good = good && as_they_are;
+        if (as_they_are || !laying.powers) continue;
+        const int power = power_of(std::max(largest(in, laying.groups), largest(mins_in, laying.groups)));
         powers[c] = std::ldexp(1.0F, power);
-        const float factor = std::ldexp(1.0F, -power); 
-        good = lay_column({scales + c, mins ? mins + c : nullptr, in, mins_in, laying.groups, laying.repeat}, factor) && good;
+        lay_column(column, std::ldexp(1.0F, -power));
     }
     if (laying.powers) std::memcpy(scales + numbers, powers, sizeof powers);
     return good || laying.powers ? Laid::exactly : Laid::rounded;
@@ -154,7 +160,7 @@ Laid lay_scales_of(const ScalesLaying& laying, long block) {
 
 void lay_quantized(const QuantizedLaying& laying) {
     const long blocks = (laying.outputs + kLinearColumns - 1) / kLinearColumns;
-    const long bytes = blocks * kLinearColumns * (laying.inputs + kQuad - 1) / kQuad * (laying.nibbles ? 2 : kQuad);
+    const long bytes = (laying.inputs + kQuad - 1) / kQuad * blocks * kLinearColumns * (laying.nibbles ? 2 : kQuad);
     wish_huge_pages(laying.packed, bytes);
     share_out(blocks, parts_of(blocks, bytes), [&](long block) { lay_block(laying, block); });
 }

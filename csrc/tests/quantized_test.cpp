@@ -83,8 +83,8 @@ void laid_product_is_near(cpu::QuantizedScheme scheme, long tokens, long inputs,
     cpu::lay_quantized({packed.data(), values.data(), outputs, inputs, four, bytes.data()});
     const bool zeros_there = four && !cpu::looked_up(scheme);
     const float less = zeros_there ? 0.5F : -2.5F;
-    const std::vector<float> scales_in(static_cast<size_t>(outputs * groups), 0x1p-20F);
-    const std::vector<float> mins_in(static_cast<size_t>(outputs * groups), less * 0x1p-20F);
+    const std::vector<float> scales_in(static_cast<size_t>(outputs * groups), 0x1p-30F);
+    const std::vector<float> mins_in(static_cast<size_t>(outputs * groups), less * 0x1p-30F);
     std::vector<uint8_t> scales(static_cast<size_t>(in_blocks * groups * 2 + in_blocks * 4));
     std::vector<uint8_t> mins(static_cast<size_t>(in_blocks * groups * 2));
     const cpu::Laid laid = cpu::lay_scales({scales.data(), mins.data(), scales_in.data(), mins_in.data(), outputs, groups, 1, true});
@@ -112,7 +112,7 @@ void laid_product_is_near(cpu::QuantizedScheme scheme, long tokens, long inputs,
             const float each = static_cast<float>(value(n * inputs + k)) - 2.5F;
             sum += static_cast<float>(whole(t * inputs + inputs - k)) * each;
         }
-        const float error = out[static_cast<size_t>(i)] * 0x1p20F - sum;
+        const float error = out[static_cast<size_t>(i)] * 0x1p30F - sum;
         near = near && error <= off && error >= -off;
     }
     expect(near, "a product of a canonical matrix is far off", scheme, tokens, inputs, outputs);

@@ -79,6 +79,6 @@ def test_experts_are_quantized_while_they_are_loaded_and_the_plan_says_so() -> N
     prepared = prepare(config)
     model = prepared.ranks.workers[0].model
     experts = [each.weight.form.kind for each in declared(model) if each.weight.use == "experts"]
-    assert experts and set(experts) == {"int8"}
+    assert experts and set(experts) == {"w8a8"}
     (said,) = [reason for reason in prepared.reasons if reason.startswith("quantization")]
     assert f"{len(experts)} stacks of experts" in said and "routers stay as they are" in said

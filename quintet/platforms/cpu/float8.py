@@ -23,7 +23,7 @@ COLUMNS, STEP = 64, 128  # outputs in a block; bytes of a pair of inputs for all
 def laid(matrix: Matrix) -> dict[str, Tensor]:
     """A canonical matrix -> "weight" uint8 [blocks, ceil(K / 2), 128] and "scales" float32 [blocks, G, 64].
 
-    The values may be a memory map. ValueError for numbers that are not finite, and for groups of an odd size.
+    The values may be a memory map. ValueError for numbers or scales that are not finite, and for groups of an odd size.
     """
     form, values, scales = matrix.form, matrix.values, matrix.scales
     assert scales is not None and matrix.order is None and matrix.mins is None, "8-bit floats have scales alone"
@@ -39,6 +39,8 @@ def laid(matrix: Matrix) -> dict[str, Tensor]:
     sizes = outputs, inputs, values.stride(0)
     if not extension().pack_float8(FORMATS[values.dtype], packed.data_ptr(), values.data_ptr(), *sizes):
         raise ValueError("it holds numbers that are not finite")
+    if not bool(scales.isfinite().all()):
+        raise ValueError("its scales are not finite")
     wide = functional.pad(scales.float(), (0, 0, 0, packed_shape[0] * COLUMNS - outputs))
     return {"weight": packed, "scales": wide.reshape(-1, COLUMNS, scales_shape[1]).transpose(1, 2).contiguous()}
 
@@ -46,6 +48,11 @@ def laid(matrix: Matrix) -> dict[str, Tensor]:
 def holds(form: Form, inputs: int) -> bool:
     """Whether laid() takes matrices of the form, with so many inputs."""
     return form.dtype in FORMATS and (form.group % 2 == 0 or form.group >= inputs)
+
+
+def shared(form: Form, inputs: int) -> int:
+    """Inputs that share scales, as products count them."""
+    return min(form.group or inputs, inputs)
 
 
 def packed_bytes(shape: tuple[int, ...], form: Form) -> int:
@@ -91,7 +98,7 @@ def _linear(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, 
     out = empty((tokens, count), dtype)
     extension().float8(
         FORMATS[form.dtype], KINDS[dtype], out.data_ptr(), x.data_ptr(), x.stride(0), packed.data_ptr(),
-        scales.data_ptr(), 0 if bias is None else bias.data_ptr(), tokens, inputs, count, form.group or inputs,
+        scales.data_ptr(), 0 if bias is None else bias.data_ptr(), tokens, inputs, count, shared(form, inputs),
     )  # fmt: skip
     return out
 

@@ -157,9 +157,9 @@ class CPU(Platform):
         if not _packs() or not packer_of(weight.form).holds(weight.form, weight.shape[1]):
             return attributes(canonical(weight, parts))
         try:
-            if weight.reader is not None or weight.form.dtype is not None or weight.form.table:
-                return packer_of(weight.form).laid(canonical(weight, parts))
-            return quantized.pack(weight.local(parts), weight.form)
+            if quantized_moe.quantizes(weight):
+                return quantized.pack(weight.local(parts), weight.form)
+            return packer_of(weight.form).laid(canonical(weight, parts))
         except ValueError as error:
             done = "quantized" if weight.reader is None else "packed"
             raise ValueError(f"{weight.parts[0].source} cannot be {done}: {error}") from None
@@ -173,9 +173,8 @@ class CPU(Platform):
         if not weight.form.plain:
             if weight.stack:
                 return quantized_moe.placed_bytes(weight)
-            packer = packer_of(weight.form)
-            packs = _packs() and packer.holds(weight.form, weight.shape[1])
-            return packer.packed_bytes(weight.shape, weight.form) if packs else weight.nbytes
+            packs = _packs() and packer_of(weight.form).holds(weight.form, weight.shape[1])
+            return quantized_moe.packed_bytes(weight) if packs else weight.nbytes
         if weight.use == "experts" and native_moe.packs(weight):
             return native_moe.packed_bytes(weight)
         if _packs() and (weight.use == "linear" or _looks_up_packed(weight)):

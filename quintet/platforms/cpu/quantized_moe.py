@@ -47,16 +47,27 @@ def placed(weight: Weight, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def placed_bytes(weight: Weight) -> int:
-    """Of placed()'s results, without powers of two beside scales."""
-    if not packs(weight):
-        return weight.nbytes
-    each: int = packer_of(weight.form).packed_bytes(weight.shape[1:], weight.form)
-    return weight.stack * each
+    """Of placed()'s results."""
+    return weight.stack * packed_bytes(weight) if packs(weight) else weight.nbytes
+
+
+def quantizes(weight: Weight) -> bool:
+    """Whether it holds floats that quantized.pack() makes whole numbers of; what else is packed is laid."""
+    return weight.reader is None and weight.form.dtype is None and not weight.form.table
+
+
+def packed_bytes(weight: Weight) -> int:
+    """Of a matrix of it, once that is packed."""
+    shape, form = weight.shape[-2:], weight.form
+    if quantizes(weight):
+        return tiles.packed_bytes(shape, form, powers=False)
+    found: int = packer_of(form).packed_bytes(shape, form)
+    return found
 
 
 def _packed(weight: Weight, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     spare = -weight.shape[1] % COLUMNS
-    if weight.reader is None and weight.form.dtype is None and not weight.form.table:
+    if quantizes(weight):
         wide = functional.pad(weight.local(parts), (0, 0, 0, spare))
         return quantized.pack(wide.reshape(-1, wide.shape[2]), weight.form)
     found: dict[str, Tensor] = packer_of(weight.form).laid(_canonical(weight, parts, spare))
@@ -158,7 +169,7 @@ def _described(stack: Matrix, inputs: int) -> list[int]:
     assert scales is not None, "what is quantized has scales"
     beside = [stack.zeros, stack.mins]
     if form.dtype is not None:
-        head = [1, float8.FORMATS[form.dtype], form.group or inputs, 0, 0, 0]
+        head = [1, float8.FORMATS[form.dtype], float8.shared(form, inputs), 0, 0, 0]
         packed, groups = (-(-inputs // 2), float8.STEP), [form.groups(inputs)]
     else:
         known = quantized.settled(form, inputs)

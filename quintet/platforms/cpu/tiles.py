@@ -20,16 +20,17 @@ GROUPS = (128, 64, 32, 16)  # inputs that may share a scale
 MOST_GROUP, LEAST_GROUP = GROUPS[0], GROUPS[-1]
 COLUMNS, QUAD = 64, 4  # outputs in a block; inputs that stand side by side
 MOST_INPUTS = 131072  # of W8A8, whose sums are of 32 bits
-POWERS = 2  # rows of 64 halves after a block's scales: the columns' powers of two in float32
+POWERS = 2  # rows of 64 halves after laid()'s scales of a block: the columns' powers of two in float32
 LARGEST = 127  # of a table's numbers, once they are whole
+NOT_FINITE = 2  # lay_scales() says of them
 
 
 def laid(matrix: Matrix) -> dict[str, Tensor]:
     """A canonical matrix as pack() lays it, its whole numbers exactly. ValueError for scales that are not finite.
 
     Beside weight and scales: "zeros" uint8 and "mins" float16 [blocks, G, 64], "order" int32 [K]. Scales and minima are
-    held in float16, to one part in 2048; where that is too narrow for them, the scales of a block are followed by its
-    columns' powers of two. Numbers of a table become whole ones, see whole_table().
+    held in float16, to one part in 2048. They are followed by their columns' powers of two, 1 but where float16 is too
+    narrow: always, so that other numbers go where these are. Numbers of a table become whole ones, see whole_table().
     """
     matrix = _centred(matrix)
     assert matrix.scales is not None, "what is quantized has scales"
@@ -68,13 +69,14 @@ def holds(form: Form, inputs: int) -> bool:
     return inputs % group == 0 and group % LEAST_GROUP == 0 and group <= MOST_GROUP
 
 
-def packed_bytes(shape: tuple[int, ...], form: Form) -> int:
-    """Of laid()'s results for a weight [N, K] of this shape, without powers of two, or of pack()'s."""
+def packed_bytes(shape: tuple[int, ...], form: Form, powers: bool = True) -> int:
+    """Of laid()'s results for a weight [N, K] of this shape; without powers of two, of pack()'s."""
     outputs, inputs = shape
     form = held(form, inputs)
     packed, scales = (math.prod(each) for each in shapes(outputs, inputs, form))
     each = scale_type(number_of(form)).itemsize + form.zeros + 2 * form.mins
-    return packed + scales * each + 4 * inputs * form.ordered
+    beside = -(-outputs // COLUMNS) * COLUMNS * 4 if powers and number_of(form) != W8A8 else 0
+    return packed + scales * each + beside + 4 * inputs * form.ordered
 
 
 def number_of(form: Form) -> int:
@@ -144,19 +146,15 @@ def _added(matrix: Matrix) -> tuple[Tensor | None, Tensor | None]:
 
 
 def _scales(scales: Tensor, mins: Tensor | None, shape: tuple[int, ...]) -> dict[str, Tensor]:
-    """float32 [N, G] as products take them, with powers of two where float16 would round what they are."""
+    """float32 [N, G] as products take them, with powers of two."""
     blocks, groups, _ = shape
     scales = scales.contiguous()
-    found = {} if mins is None else {"mins": torch.empty(shape, dtype=torch.float16)}
-    mins = None if mins is None else mins.float().contiguous()
-    places = found["mins"].data_ptr() if found else 0, scales.data_ptr(), 0 if mins is None else mins.data_ptr()
+    found = {"scales": torch.empty(blocks, groups + POWERS, COLUMNS, dtype=torch.float16)}
+    if mins is not None:
+        mins, found["mins"] = mins.float().contiguous(), torch.empty(shape, dtype=torch.float16)
+    places = (0 if each is None else each.data_ptr() for each in (found["scales"], found.get("mins"), scales, mins))
     sizes = len(scales), scales.shape[1], groups // scales.shape[1]
-    laid = 1
-    for powers in (False, True):
-        if laid == 1:
-            found["scales"] = torch.empty(blocks, groups + POWERS * powers, COLUMNS, dtype=torch.float16)
-            laid = extension().lay_scales(found["scales"].data_ptr(), *places, *sizes, powers)
-    if laid == 2:
+    if extension().lay_scales(*places, *sizes, True) == NOT_FINITE:
         raise ValueError("its scales or minima are not finite")
     return found
 

@@ -21,7 +21,7 @@ ROWS = (*range(1, 15), 19, 65)  # each number of rows in registers, few and many
 # outputs, inputs, group: less than a block, parts of several; stretches side by side, and what is left; short ends
 SHAPES = (
     *((1, 1, 0), (5, 2, 0), (63, 64, 32), (129, 1120, 128)),
-    *((64, 1024, 256), (33, 1801, 0), (65, 300, 128), (7, 33, 16)),
+    *((64, 1024, 256), (33, 1801, 0), (65, 300, 128), (7, 33, 16), (5, 32, 33)),
 )
 
 each_type = pytest.mark.parametrize("dtype", TYPES, ids=str)
@@ -150,3 +150,5 @@ def test_what_is_not_finite_is_refused(kind: torch.dtype) -> None:
         values[69, 128] = bad
         with pytest.raises(ValueError, match="not finite"):
             float8.laid(matrix._replace(values=values.to(kind)))
+        with pytest.raises(ValueError, match="not finite"):
+            float8.laid(matrix._replace(scales=torch.full((70, 1), bad)))

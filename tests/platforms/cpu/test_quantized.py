@@ -181,7 +181,7 @@ def test_packing_keeps_what_bits_can_hold(isa: str, name: str, dtype: torch.dtyp
         packed = quantized.pack(weight, scheme)
         back = tiles.unpack(packed, *weight.shape, scheme)
         groups = packed["scales"].shape[1]
-        assert tiles.packed_bytes(weight.shape, scheme) == sum(t.nbytes for t in packed.values())
+        assert tiles.packed_bytes(weight.shape, scheme, powers=False) == sum(t.nbytes for t in packed.values())
         if scheme.bits == 8:
             largest = weight.float().reshape(len(weight), groups, -1).abs().amax(-1, keepdim=True)
             off = (back - weight.float()).reshape(len(weight), groups, -1).abs()
@@ -332,6 +332,23 @@ def test_scales_beyond_float16_are_held_with_powers_of_two() -> None:
         x = drawn(9, 70, 256, torch.float32)[0]
         got, want = served(wide.form.kind)(x, as_held(wide, packed), None, (70,)), linear_of(x, wide, 70)
         assert ((got - want).abs() / powers.t()).max() <= 2**-13 * (want / powers.t()).abs().max()
+
+
+def test_other_numbers_of_a_form_are_laid_where_these_are() -> None:
+    """Weights are reloaded into the same tensors, whatever float16 holds of their scales."""
+    for name in ("int8", "w8a8", "zeros", "minima", "e2m1"):
+        matrix = Canonical(HELD[name]).made(70, 256)
+        assert matrix.scales is not None
+        there, other = tiles.laid(matrix), tiles.laid(matrix._replace(scales=matrix.scales * 1e-9))
+        assert {key: each.shape for key, each in there.items()} == {key: each.shape for key, each in other.items()}
+
+
+@pytest.mark.parametrize("scale", [65504.0, 65530.0, 65599.0, 1e38, 1e-38])
+def test_scales_at_the_ends_of_float16_stay_finite(scale: float) -> None:
+    matrix = Canonical(HELD["int8"]).made(3, 64)
+    assert matrix.scales is not None
+    ends = matrix._replace(scales=torch.full_like(matrix.scales, scale))
+    torch.testing.assert_close(tiles.unpack(tiles.laid(ends), 3, 64, ends.form), dequantized(ends), rtol=1e-3, atol=0)
 
 
 def test_what_cannot_be_packed_exactly_is_refused_or_held_otherwise() -> None:
