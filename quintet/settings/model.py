@@ -15,10 +15,10 @@ GROUPED = ("int8", "int4", "w4a8")  # of these a user may say how many inputs sh
 # vLLM's names of what checkpoints may be quantized by -> what config.json calls them
 WRITTEN = {
     **{name: (name,) for name in ("awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "gguf", "gptq")},
-    **{name: (name,) for name in ("hqq", "modelopt", "modelopt_fp4", "mxfp4", "quark", "torchao", "bitblas")},
+    **{name: (name,) for name in ("hqq", "modelopt", "mxfp4", "quark", "torchao", "bitblas")},
     "auto-round": ("auto-round", "intel/auto-round", "inc"), "inc": ("auto-round", "intel/auto-round", "inc"),
     "awq_marlin": ("awq",), "gptq_marlin": ("gptq",), "gptq_bitblas": ("gptq",), "marlin": ("marlin", "gptq"),
-    "moe_wna16": ("awq", "gptq"), "modelopt_mxfp8": ("modelopt", "modelopt_mxfp8"),
+    "moe_wna16": ("awq", "gptq"), "modelopt_fp4": ("modelopt",), "modelopt_mxfp8": ("modelopt",),
 }  # fmt: skip
 PATH = "str | PathLike[str]"  # for type checkers
 BUNDLED = "bundled"  # the model inside the package: the first run needs no download

@@ -68,7 +68,7 @@ def test_what_is_not_finite_is_refused(form: Form, number: float) -> None:
         quantize(weight, form)
 
 
-def settled(*, quant: set[str], fp8: torch.dtype | None = None, **settings: Any) -> Forms:
+def settled(*, quant: set[str], fp8: torch.dtype | None = None, beside: Any = None, **settings: Any) -> Forms:
     config = EngineConfig(**settings)
 
     class Model:
@@ -78,7 +78,7 @@ def settled(*, quant: set[str], fp8: torch.dtype | None = None, **settings: Any)
             return self
 
     facts = Capabilities(1, (torch.float32,), fp8=fp8, quant=frozenset(quant))
-    return settled_forms(config, Model(), Target("a test's", facts), dict)
+    return settled_forms(config, Model(), Target("a test's", facts), dict, beside)
 
 
 def kind(forms: Forms, module: str = "model.layers.0.self_attn.q_proj", inputs: int = 256) -> str:
@@ -169,6 +169,22 @@ def test_the_configuration_may_stand_in_a_file(tmp_path: Path) -> None:
 def test_what_cannot_be_made_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         settled(quant=ALL, **settings)
+
+
+NVFP4 = {"quant_method": "modelopt", "quantization": {"quant_algo": "NVFP4", "group_size": 16}}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        *(("modelopt", NVFP4), ("modelopt_fp4", NVFP4), ("modelopt_mxfp8", NVFP4), ("gptq", GPTQ)),
+        *(("gptq_marlin", GPTQ), ("inc", {**GPTQ, "quant_method": "auto-round"}), ("mxfp4", {"quant_method": "mxfp4"})),
+    ],
+)
+def test_vllms_names_of_a_checkpoints_method_are_taken(name: str, said: dict[str, Any]) -> None:
+    found = settled(quant=ALL, beside=said, quantization=name).checkpoint
+    assert found is not None and found.method == said["quant_method"]
 
 
 def test_a_load_format_that_contradicts_the_quantization_is_refused() -> None:
