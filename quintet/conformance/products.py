@@ -307,7 +307,7 @@ class Canonical:
 def read(subject: Subject, form: Form, dtype: torch.dtype, most: int) -> None:
     """Each of the products, `most` of them, from a checkpoint that holds the form."""
     if not form.needs <= subject.facts.quant:
-        raise Lacking("dequantized while it is loaded")
+        raise Lacking("held in another form, or in floats")
     there, reader = subject.fresh() if subject.facts.opaque else subject, Canonical(form)
     build = _build(there, Forms(checkpoint=Quantized("the kit's", Everywhere(reader))), dtype)
     calls, wants = [], []

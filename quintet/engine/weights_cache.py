@@ -75,14 +75,14 @@ class WeightsCache:
         try:
             with self.file.open("rb") as stream:
                 kept, start = _header(stream)
+                named = _parameters(kept, model)
                 tensors = _tensors(stream, kept, start)
-        except (OSError, KeyError, RecursionError, TypeError, ValueError) as error:
+        except (AttributeError, OSError, KeyError, RecursionError, TypeError, ValueError) as error:
             logger.info("%s is damaged (%s); it is made anew", self.file, error)
             return False
-        named = {name: tensor for each, tensor in zip(kept, tensors, strict=True) for name in each.names}
-        for path, tensor in named.items():
-            parent, _, name = path.rpartition(".")
-            model.get_submodule(parent).register_parameter(name, nn.Parameter(tensor, requires_grad=False))
+        for places, tensor in zip(named, tensors, strict=True):
+            for module, name in places:
+                module.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
         logger.info("weights as they were placed before: %s", self.file)
         return True
 
@@ -116,6 +116,12 @@ def digest(parts: Iterable[Any], files: Sequence[Path]) -> str:
         with file.open("rb") as stream:
             named.update(hashlib.sha256(stream.read(HEADS)).digest())
     return named.hexdigest()
+
+
+def _parameters(kept: Sequence[Kept], model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
+    """Where each tensor belongs; AttributeError for a name of another model's."""
+    split = [[name.rpartition(".") for name in each.names] for each in kept]
+    return [[(model.get_submodule(parent), name) for parent, _, name in each] for each in split]
 
 
 def _laid(parameters: Sequence[tuple[str, Tensor]]) -> tuple[list[Kept], list[Tensor]]:

@@ -9,6 +9,7 @@ from quintet.gguf.vocabulary import NAMED, Kind, Vocabulary
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+MOST_LETTERS = 1024  # letters of a token that is cut in all its places; those of real vocabularies have 256 at most
 SPACE = "\u2581"
 # Letters of bytes that no UTF-8 has (C0, C1, F5 to FF) -> themselves in letters of bytes.
 _AS_LETTER = {"À": "Ã\u0122", "Á": "Ã\u0123", **{each: f"Ã{chr(ord(each) - 0x40)}" for each in "õö÷øùúûüýþÿ"}}
@@ -100,6 +101,10 @@ def _scored(vocabulary: Vocabulary) -> Iterator[tuple[str, str]]:
     usual = (number for number, token in enumerate(vocabulary.tokens) if len(token) > 1 and kinds[number] != Kind.BYTE)
     for number in sorted(usual, key=lambda each: -scores[each]):
         token = vocabulary.tokens[number]
+        if len(token) > MOST_LETTERS:
+            raise ValueError(
+                f"token {number} of the file has {len(token)} letters, and {MOST_LETTERS} are read; use another"
+            )
         for cut in range(1, len(token)):
             if token[:cut] in ids and token[cut:] in ids:
                 yield token[:cut], token[cut:]

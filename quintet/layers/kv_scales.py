@@ -79,6 +79,7 @@ class KVScales(Layer):
         self._names: tuple[str, str] | None = None  # in the checkpoint
         self.computed = build.kv_scales.computed
         self.peaks: dict[str, Tensor] | None = None  # of each head's K and V, while they are looked at
+        self._scales: dict[str, Tensor] = {}  # what was computed: weights that are read again find it
         if self.computed:
             self.ops.take("scale_heads")
 
@@ -105,7 +106,8 @@ class KVScales(Layer):
 
     def constants(self) -> Mapping[str, Tensor]:
         names = [f"{side}{end}" for side in SIDES for end in ("", "_inverse")] if self.computed else []
-        return {name: torch.ones(self._heads.local(self._build.rank), 1) for name in names}  # written to, one by one
+        ones = torch.ones(self._heads.local(self._build.rank), 1)
+        return {name: self._scales.get(name, ones).clone() for name in names}  # written to, one by one
 
     def before(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, and k and v as the cache holds them; all [T, heads, D]."""
@@ -130,4 +132,6 @@ class KVScales(Layer):
         assert self.peaks, "nothing was looked at"
         scales = {side: (peak * MARGIN / largest).clamp(min=1e-6)[:, None] for side, peak in self.peaks.items()}
         self.peaks = None
-        return scales | {f"{side}_inverse": 1 / scale for side, scale in scales.items()}
+        found = scales | {f"{side}_inverse": 1 / scale for side, scale in scales.items()}
+        self._scales = {name: scale.float().cpu() for name, scale in found.items()}
+        return found

@@ -97,7 +97,7 @@ def test_what_was_kept_for_another_start_is_not_used(
     assert PLACED and len(list((tmp_path / "kept").iterdir())) == 2
 
 
-@pytest.mark.parametrize("damage", ["empty", "cut", "header", "long", "shape"])
+@pytest.mark.parametrize("damage", ["empty", "cut", "header", "long", "shape", "name"])
 def test_a_damaged_file_is_made_anew(damage: str, tmp_path: Path) -> None:
     tiny = model()
     want = tokens(tiny.folder, tmp_path / "kept")
@@ -111,10 +111,11 @@ def test_a_damaged_file_is_made_anew(damage: str, tmp_path: Path) -> None:
             "cut": whole[:-1],
             "header": whole[:8] + b"[" * length + whole[8 + length :],
             "long": (2**63 - 1).to_bytes(8, "little") + whole[8:],
+            "name": whole[:8] + header.replace(b"model.layers.0", b"model.layers.7", 1) + whole[8 + length :],
             "shape": whole[:8] + header.replace(b"[101, 64]", b"[999, 64]", 1) + whole[8 + length :],
         }[damage]
     )
-    if damage == "shape":
+    if damage in ("shape", "name"):
         assert file.read_bytes() != whole
     PLACED.clear()
     assert tokens(tiny.folder, tmp_path / "kept") == want

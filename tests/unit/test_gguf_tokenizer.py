@@ -152,3 +152,12 @@ def test_letters_of_unused_bytes_are_letters() -> None:
     pieces = Pieces.read(made)
     assert pieces is not None
     assert b"".join(pieces[each] for each in ids) == text.encode()
+
+
+def test_a_token_of_endless_letters_is_refused() -> None:
+    """Each of its places would be tried as a merge's."""
+    metadata = _metadata("spm")
+    tokens = [*metadata["tokenizer.ggml.tokens"]]
+    tokens[-1] = "a" * 5000
+    with pytest.raises(ValueError, match=rf"token {len(tokens) - 1} of the file has 5000 letters, and 1024 are read"):
+        backend(read_vocabulary(metadata | {"tokenizer.ggml.tokens": tokens}))
