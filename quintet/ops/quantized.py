@@ -45,15 +45,26 @@ def by_integers(x: Tensor, weight: Matrix) -> Tensor:
     With m the largest magnitude there: round(x * (127 / m)), half to even, with the scale m / 127. With one group, the
     dynamic quantization of SmoothQuant (Xiao et al. 2022) and of compressed-tensors' W8A8.
     """
-    assert weight.scales is not None, "what is quantized has scales"
-    tokens, groups = x.shape[0], weight.scales.shape[1]
-    x = x if weight.order is None else x[:, weight.order]
-    values, own = _stretched(x.float().reshape(tokens, groups, -1), 127.0)
     if weight.zeros is not None or weight.mins is not None or weight.form.table:
-        return functional.linear((values.round() * own).reshape(x.shape), dequantized(weight._replace(order=None)))
-    whole = unpacked(weight).to(torch.int32).reshape(len(weight.values), groups, -1)
+        return functional.linear(rounded(x, weight), dequantized(weight._replace(order=None)))
+    values, own = _grouped(x, weight)
+    assert weight.scales is not None, "what is quantized has scales"
+    whole = unpacked(weight).to(torch.int32).reshape(len(weight.values), values.shape[1], -1)
     sums = torch.einsum("tgk,ngk->tng", values.round().to(torch.int32), whole).float()
     return (sums * own[:, None, :, 0] * weight.scales).sum(-1)
+
+
+def rounded(x: Tensor, weight: Matrix) -> Tensor:
+    """x [T, K] as its int8 stands for it, in float32, inputs in the weight's order."""
+    values, own = _grouped(x, weight)
+    return (values.round() * own).reshape(x.shape)
+
+
+def _grouped(x: Tensor, weight: Matrix) -> tuple[Tensor, Tensor]:
+    """x in the weight's groups [T, G, K / G], stretched, and their scales [T, G, 1]."""
+    assert weight.scales is not None, "what is quantized has scales"
+    x = x if weight.order is None else x[:, weight.order]
+    return _stretched(x.float().reshape(x.shape[0], weight.scales.shape[1], -1), 127.0)
 
 
 def by_float8(x: Tensor, weight: Matrix) -> Tensor:

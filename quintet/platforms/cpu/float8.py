@@ -14,6 +14,7 @@ from torch.nn import functional
 from quintet.ops.linear import linear
 from quintet.platforms.cpu.arena import empty, lasting
 from quintet.platforms.cpu.native import KINDS, extension, fitting, missing
+from quintet.platforms.cpu.quantized import by_torch
 from quintet.weights import Form, Matrix
 
 FORMATS = {torch.float8_e4m3fn: 0, torch.float8_e5m2: 1}  # as csrc/cpu/kernels/float8.h numbers them
@@ -87,11 +88,10 @@ def probe() -> str | None:
 
 @linear.provide("native", probe, forms=("fp8",))
 def _linear(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
-    """A weight of two dimensions was not packed, and goes to the reference."""
+    """A weight of two dimensions was not packed."""
     packed, scales, form = weight.values, weight.scales, weight.form
     if packed.dim() == 2 or scales is None or form.dtype is None:
-        plain: Tensor = linear.reference(x, weight, bias, outputs)
-        return plain
+        return by_torch(x, weight, bias, outputs)
     (tokens, inputs), count, dtype = x.shape, sum(outputs), x.dtype
     fit(packed, scales, form, count, inputs)
     x, bias = fitting(x, bias, count)

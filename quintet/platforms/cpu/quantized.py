@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from quintet.ops.linear import linear
+from quintet.ops.quantized import dequantized, rounded
+from quintet.platforms.cpu import ops  # noqa: F401  registers torch's product
 from quintet.platforms.cpu.arena import empty, lasting
 from quintet.platforms.cpu.native import KINDS, extension, fitting
 from quintet.platforms.cpu.tiles import (
@@ -95,11 +97,23 @@ def probe() -> str | None:
 
 @linear.provide("native", probe, forms=HELD)
 def _linear(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
-    """A weight of two dimensions was not packed, and goes to the reference."""
+    """A weight of two dimensions was not packed."""
     if weight.values.dim() == 2 or weight.scales is None:
+        return by_torch(x, weight, bias, outputs)
+    return _product(x, weight, bias, outputs)
+
+
+def by_torch(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
+    """The reference's product with what was not packed, a row's bits the same whatever rows stand beside it."""
+    dtype, shifted = x.dtype, weight.zeros is not None or weight.mins is not None or bool(weight.form.table)
+    if weight.form.activations == 8 and not shifted:  # sums of whole numbers
         plain: Tensor = linear.reference(x, weight, bias, outputs)
         return plain
-    return _product(x, weight, bias, outputs)
+    if weight.form.activations == 8:
+        x, weight = rounded(x, weight), weight._replace(order=None)
+    bias = None if bias is None else bias.float()
+    y: Tensor = linear.providers["torch"](x.float(), Matrix(dequantized(weight)), bias, outputs)
+    return y.to(dtype)
 
 
 def _product(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:

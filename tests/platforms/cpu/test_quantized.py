@@ -365,7 +365,16 @@ def test_a_matrix_that_is_not_packed_goes_to_the_reference() -> None:
     x = torch.randn(3, 64)
     for form in HELD.values():
         matrix = Canonical(form).made(5, 64)
-        assert torch.equal(served(form.kind)(x, matrix, None, (5,)), linear_of(x, matrix, 5))
+        torch.testing.assert_close(served(form.kind)(x, matrix, None, (5,)), linear_of(x, matrix, 5))
+
+
+def test_a_row_has_its_bits_in_every_batch_where_its_matrix_is_not_packed() -> None:
+    x = torch.randn(19, 100)
+    for form in (each for each in HELD.values() if not each.group):
+        matrix = Canonical(form).made(129, 100)
+        whole = served(form.kind)(x, matrix, None, (129,))
+        for row in range(19):
+            assert torch.equal(served(form.kind)(x[row : row + 1], matrix, None, (129,)), whole[row : row + 1]), form
 
 
 def linear_of(x: Tensor, matrix: Matrix, outputs: int) -> Tensor:
