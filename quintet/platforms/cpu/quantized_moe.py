@@ -118,9 +118,7 @@ def _experts(x: Tensor, gate_up: Matrix, down: Matrix, weights: Tensor, ids: Ten
     (tokens, hidden), k, num = x.shape, ids.shape[1], len(down.values)
     inner = _inputs(down)
     if gate_up.values.dim() == 3 or down.values.dim() == 3:
-        gate_up, down = _unpacked(gate_up, 2 * inner, hidden), _unpacked(down, hidden, inner)
-        plain: Tensor = quantized_experts.reference(x, gate_up, down, weights, ids, kind)
-        return plain
+        return mixed(x, weights, ids, num, _one_by_one(gate_up, down, inner, kind))
     if ids.shape != weights.shape or len(ids) != tokens or weights.dtype != torch.float32:
         raise ValueError(f"weights {tuple(weights.shape)} {weights.dtype} and ids {tuple(ids.shape)}: {tokens} tokens")
     if lacking(kind):
@@ -145,22 +143,21 @@ def _inputs(stack: Matrix) -> int:
     return stack.values.shape[2] * (2 if stack.form.kind == "fp8" else tiles.QUAD)
 
 
-def _unpacked(stack: Matrix, outputs: int, inputs: int) -> Matrix:
-    """In floats, where the other stack of its layer is in groups that are not packed."""
-    if stack.values.dim() == 3:
-        return stack
-    blocks, form = stack.values.shape[1], stack.form
-    known = []
-    for each in (one_of(stack, expert) for expert in range(len(stack.values))):
-        if form.dtype is not None:
-            assert each.scales is not None, "8-bit floats have scales"
-            values = float8.unpack(each.values, blocks * COLUMNS, inputs, form.dtype).float()
-            wide = tiles.columns(each.scales, blocks * COLUMNS).repeat_interleave(form.group or inputs, 1)[:, :inputs]
-            known.append((values * wide)[:outputs])
-        else:
-            known.append(tiles.unpack(attributes(each), outputs, inputs, form))
-    values = torch.stack(known)
-    return Matrix(values, torch.ones(*values.shape[:2], 1), form=Form("fp8", 8, 16, dtype=torch.float8_e4m3fn))
+def _one_by_one(gate_up: Matrix, down: Matrix, inner: int, kind: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """Where a stack is not packed: each expert on the rows that are its own."""
+    hidden = _inputs(gate_up)
+
+    def serve(rows: Tensor, counts: Tensor) -> Tensor:
+        out, first = rows.new_zeros(rows.shape), 0
+        for expert, count in enumerate(counts.tolist()):
+            if count:
+                both = _product(rows[first : first + count], one_of(gate_up, expert), 2 * inner)
+                served = _product(gated.reference(both, kind), one_of(down, expert), hidden)
+                out[first : first + count] = served
+            first += count
+        return out
+
+    return serve
 
 
 def _described(stack: Matrix, inputs: int) -> list[int]:

@@ -8,9 +8,9 @@ from quintet.conformance.products import Canonical
 from quintet.ops import Op
 from quintet.ops.activation import KINDS
 from quintet.ops.moe import one_of
-from quintet.ops.quantize import joined
+from quintet.ops.quantize import attributes, joined
 from quintet.ops.quantized import dequantized
-from quintet.platforms.cpu import quantized_moe
+from quintet.platforms.cpu import quantized_moe, tiles
 from quintet.weights import Cut, Form, Matrix, Part, Weight
 
 if reason := quantized_moe.probe():
@@ -90,6 +90,8 @@ def test_both_stacks_may_be_in_different_forms_and_one_unpacked() -> None:
     for second in (packed(down), down):
         got = native(x, packed(gate_up), second, weights, ids)
         assert (got - want).norm() <= 3e-2 * want.norm()
+        alone = native(x[3:4], packed(gate_up), second, weights[3:4], ids[3:4])
+        assert torch.equal(alone, got[3:4])
 
 
 def test_stacks_that_do_not_fit_are_refused() -> None:
@@ -117,5 +119,6 @@ def test_a_checkpoints_stack_is_packed_without_rounding_in_the_bytes_that_were_p
     assert set(found) == {"gate_up", "gate_up_scales", "gate_up_zeros"}
     assert quantized_moe.placed_bytes(weight) == sum(each.nbytes for each in found.values())
     held = Matrix(found["gate_up"], found["gate_up_scales"], found["gate_up_zeros"], form=form)
-    back = quantized_moe._unpacked(held, 2 * INNER, HIDDEN).values
+    each = (attributes(one_of(held, expert)) for expert in range(EXPERTS))
+    back = torch.stack([tiles.unpack(laid, 2 * INNER, HIDDEN, form) for laid in each])
     assert torch.equal(back.reshape(-1, HIDDEN), dequantized(matrix))
