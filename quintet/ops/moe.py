@@ -115,5 +115,5 @@ def mixed(x: Tensor, weights: Tensor, ids: Tensor, num: int, serve: Callable[[Te
     counts = (flat[:, None] == torch.arange(num, device=x.device)).sum(0, dtype=torch.int32)
     rows = torch.index_select(x, 0, torch.div(order, k, rounding_mode="floor"))
     back = torch.sort(order).indices  # where each (token, j) went
-    each = torch.index_select(serve(rows, counts), 0, back).reshape(*ids.shape, -1)
+    each = torch.index_select(serve(rows, counts), 0, back).reshape(*ids.shape, x.shape[1])
     return (each.float() * weights[..., None]).sum(1).to(x.dtype)

@@ -92,6 +92,7 @@ def test_both_stacks_may_be_in_different_forms_and_one_unpacked() -> None:
         assert (got - want).norm() <= 3e-2 * want.norm()
         alone = native(x[3:4], packed(gate_up), second, weights[3:4], ids[3:4])
         assert torch.equal(alone, got[3:4])
+        assert native(x[:0], packed(gate_up), second, weights[:0], ids[:0]).shape == (0, HIDDEN)
 
 
 def test_stacks_that_do_not_fit_are_refused() -> None:
