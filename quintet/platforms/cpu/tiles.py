@@ -66,6 +66,8 @@ def holds(form: Form, inputs: int) -> bool:
     if number_of(form) == W8A8:
         return inputs <= MOST_INPUTS
     group = held(form, inputs).group
+    if form.group and inputs % form.group:  # its last group is short, and pieces of the others would not fit it
+        return False
     return inputs % group == 0 and group % LEAST_GROUP == 0 and group <= MOST_GROUP
 
 

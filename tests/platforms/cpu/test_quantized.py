@@ -400,3 +400,11 @@ def test_what_does_not_fit_is_refused() -> None:
         for scheme in SCHEMES.values():
             with pytest.raises(ValueError, match="not finite"):
                 quantized.pack(weight, scheme)
+
+
+@pytest.mark.parametrize(
+    ("group", "inputs", "there"), [(256, 512, True), (256, 384, False), (32, 80, False), (16, 80, True)]
+)
+def test_a_short_group_at_the_end_is_not_held(group: int, inputs: int, there: bool) -> None:
+    """Larger groups are cut into pieces of one size, which would not fit it: such a matrix goes to torch."""
+    assert tiles.holds(Form("int8", 8, 16, group), inputs) is there
