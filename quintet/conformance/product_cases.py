@@ -122,7 +122,22 @@ def _int8(*shape: int) -> Tensor:
     return torch.randint(-128, 128, shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.int8)
 
 
+def quantized_experts(dtype: torch.dtype) -> Iterator[Case]:
+    """gate_up by 8 bits, down by 4, in groups of 16."""
+    for tokens, num, hidden, inner, k in ((1, 4, 32, 48, 1), (7, 6, 64, 16, 2), (33, 3, 32, 32, 3)):
+        x, seed = randn(tokens, hidden, dtype=dtype), torch.Generator().manual_seed(tokens)
+        eight, four = Form("int8", 8, 16, 16), Form("int4", 4, 16, 16)
+        scales = _scales(num, 2 * inner, hidden // 16) / 16, _scales(num, hidden, inner // 16)
+        gate_up = Matrix(_int8(num, 2 * inner, hidden), scales[0], form=eight)
+        down = Matrix(_int8(num, hidden, inner // 2).view(torch.uint8), scales[1], form=four)
+        ids = torch.rand(tokens, num, generator=seed).argsort(-1)[:, :k].to(torch.int32)
+        weights = torch.rand(tokens, k, generator=seed).softmax(-1)
+        for what, chosen in (("", ids), (", one for all", ids * 0), (", some elsewhere", ids * 2 - 2)):
+            yield f"{tokens} tokens, {k} of {num}{what}", (x, gate_up, down, weights, chosen, "silu")
+
+
 PRODUCTS: dict[str, Cases] = {
+    "quantized_experts": quantized_experts,
     "linear:fp8": linear_fp8,
     "linear:fp8a8": linear_fp8a8,
     "linear:int4": linear_int4,
