@@ -27,7 +27,7 @@ ATTENTION = (
     "attention",
 )  # not called by a platform whose attention is made of something else
 # of these a platform that packs the scheme takes what its place() made, and nothing else
-PACKED = {of_kind("linear", kind): kind for kind in FORMS} | {"quantized_experts": "experts"}
+PACKED = {of_kind("linear", kind): kind for kind in FORMS}
 USES = {"linear": {1: "linear"}, "embedding": {1: "embedding"}}  # arguments that place() may repack, and for what
 TYPES: dict[str, tuple[torch.dtype, ...]] = {  # of results; elsewhere the arguments'
     **dict.fromkeys(("route", "route_grouped"), (torch.float32, torch.int32)),

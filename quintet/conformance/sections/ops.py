@@ -24,10 +24,10 @@ from quintet.weights import Form
 FEW = 6  # cases of an op where each shape is compiled; of these fewer, since they take seconds each
 FEWER = {"experts": 3, "grouped_linear": 3, "paged_attention": 2, "write_kv": 2}
 
-QUANTIZED_EXPERTS = "quantized_experts"  # which a platform that keeps them proves by whole layers
+QUANTIZED_EXPERTS = "quantized_experts"  # called where experts are kept as they are, and nowhere else
 # ops whose results are made row by row of their first argument, or of their first two
 ROWS = ("activate", "add", "add_rms_norm", "experts", "gated", "layer_norm", "linear") + (
-    *sorted(set(PACKED) - {QUANTIZED_EXPERTS}), "rms_norm", "route", "route_grouped", "scale", "softcap"
+    *PACKED, "rms_norm", "route", "route_grouped", "scale", "softcap"
 )  # fmt: skip
 PAIRS = ("norm_rotary", "rotary")
 POISONED = 1  # the row
@@ -109,7 +109,7 @@ def _specified(subject: Subject, name: str, dtype: torch.dtype) -> None:
     there = subject.fresh() if subject.facts.opaque else subject
     if name in ATTENTION and subject.facts.opaque and there.ops.choice(name).provider == "reference":
         raise Lacking("no provider of its own: its attention is proven as a whole, in the section `attention`")
-    if name == QUANTIZED_EXPERTS and there.ops.choice(name).provider == "reference":
+    if name == QUANTIZED_EXPERTS and "experts" not in there.facts.quant:
         raise Lacking("experts come to this platform in floats")
     cases = list(CASES[name](dtype))
     if name in ATTENTION:
