@@ -89,18 +89,6 @@ int scale(uintptr_t scales, uintptr_t mins, uintptr_t scales_in, uintptr_t mins_
     return static_cast<int>(lay_scales(laying));
 }
 
-void look_up(int scheme, int kind, uintptr_t out, uintptr_t ids, uintptr_t weight, uintptr_t scales, long tokens, long inputs,
-             long outputs, long groups) {
-    const bool plain = scales == 0;
-    const GatherCall call{reinterpret_cast<void*>(out), reinterpret_cast<const int32_t*>(ids),
-                          reinterpret_cast<const void*>(weight), reinterpret_cast<const void*>(scales), tokens, inputs,
-                          outputs, groups, type_of(kind), plain ? kInt8 : scheme_of(scheme, inputs, outputs, groups)};
-    expect(tokens >= 0 && inputs >= 1 && outputs >= 1, "a table has rows of its inputs");
-    expect(plain || !nibbles(call.scheme), "rows are taken out of weights of 8 bits, or of plain ones");
-    const nb::gil_scoped_release released;
-    submit(gather, call);
-}
-
 }  // namespace
 
 void bind_quantized(nb::module_& m) {
@@ -126,10 +114,6 @@ void bind_quantized(nb::module_& m) {
           nb::arg("weight"), nb::arg("outputs"), nb::arg("inputs"), nb::arg("groups"), nb::arg("stride"),
           "Quantizes a weight [outputs, inputs] of `kind`, rows `stride` elements apart, into blocks of LINEAR_COLUMNS outputs "
           "and their scales. False where it holds numbers that are not finite, or too large for a scale in float16.");
-    m.def("gather", &look_up, nb::arg("scheme"), nb::arg("kind"), nb::arg("out"), nb::arg("ids"), nb::arg("weight"),
-          nb::arg("scales"), nb::arg("tokens"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("groups"),
-          "Rows ids [tokens] (int32) of a weight of 8 bits, or with scales 0 of one that pack_linear() packed in `kind`, into "
-          "out [tokens, inputs].");
 }
 
 }  // namespace quintet::cpu

@@ -43,7 +43,9 @@ from quintet.weights import Weight
 GIB = 2**30
 KV_SHARE = 0.5  # of the memory that may be used, at most: host memory is everybody's
 KV_MOST = 4 * GIB  # what an unasked-for cache may take; a laptop has other things to do
-BESIDE = ("table4", "table8", "fp8", "mins", "order", "grouped", "experts")  # SCHEMES: what our products take
+# SCHEMES: what our products take
+BESIDE = ("table4", "table8", "fp8", "mins", "order", "grouped", "experts", "rows")
+Packing = Callable[[], Mapping[str, Tensor]]
 WORTH_THREADS = 30_000_000  # parameters; in a smaller model threads wait for each other longer than they work
 
 
@@ -85,7 +87,8 @@ class CPU(Platform):
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         super().__init__(config)
-        self._shared: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # checkpoint tensors of two layers -> packed
+        # checkpoint tensors that two layers want -> what was packed of them, by the form and the share
+        self._shared: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._tell: Tell | None = None  # of calls, while a trace runs
 
     @classmethod
@@ -146,14 +149,25 @@ class CPU(Platform):
         pieces = [weight.local(parts)] if weight.axis else weight.pieces(parts)
         if not _looks_up_packed(weight):
             return {weight.name: native_linear.pack(*(piece.to(weight.dtype) for piece in pieces))}
-        source = parts[weight.parts[0].source]
-        if source not in self._shared:
-            self._shared[source] = native_linear.pack(pieces[0].to(weight.dtype))
-        return {weight.name: self._shared[source]}
+        return self._once(weight, parts, lambda: {weight.name: native_linear.pack(pieces[0].to(weight.dtype))})
 
     def _quantized(self, weight: Weight, parts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         if weight.stack:
             return quantized_moe.placed(weight, parts)
+        if weight.shared and len(weight.parts) == 1:
+            return self._once(weight, parts, lambda: self._laid(weight, parts))
+        return self._laid(weight, parts)
+
+    def _once(self, weight: Weight, parts: Mapping[str, Tensor], make: Packing) -> Mapping[str, Tensor]:
+        """A tied head and its table live on the same memory."""
+        part = weight.parts[0]
+        key = weight.form, weight.dtype, weight.axis, part.offset, part.ranges[weight.rank]
+        found: dict[Any, Mapping[str, Tensor]] = self._shared.setdefault(parts[next(iter(weight.stored))], {})
+        if key not in found:
+            found[key] = make()
+        return found[key]
+
+    def _laid(self, weight: Weight, parts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         if not _packs() or not packer_of(weight.form).holds(weight.form, weight.shape[1]):
             return attributes(canonical(weight, parts))
         try:
