@@ -1,9 +1,9 @@
 // Rows of packed weights for Python.
 #include <cstring>
-#include <stdexcept>
 #include <string>
 
 #include "cpu/bind.h"
+#include "cpu/bind_checks.h"
 #include "cpu/graph.h"
 #include "cpu/quantized_rows.h"
 
@@ -13,21 +13,16 @@ namespace quintet::cpu {
 
 namespace {
 
-void expect(bool holds, const std::string& what) {
-    if (!holds) throw std::invalid_argument(what);
-}
-
-void expect_rows(int kind, long tokens, long inputs, long outputs) {
-    expect(kind >= 0 && kind < kLinearTypes, "kind must be 0 (float32), 1 (bfloat16) or 2 (float16), not " + std::to_string(kind));
+void expect_rows(long tokens, long inputs, long outputs) {
     expect(tokens >= 0 && inputs >= 1 && outputs >= 1, "a table has rows of its inputs");
 }
 
 void look_up(int scheme, int kind, uintptr_t out, uintptr_t ids, uintptr_t weight, uintptr_t scales, long tokens, long inputs,
              long outputs, long groups, long first, uintptr_t zeros, uintptr_t mins, uintptr_t order, bool powers,
              uintptr_t table) {
-    expect_rows(kind, tokens, inputs, outputs);
+    expect_rows(tokens, inputs, outputs);
     GatherCall call{reinterpret_cast<void*>(out), reinterpret_cast<const int32_t*>(ids), reinterpret_cast<const void*>(weight),
-                    reinterpret_cast<const void*>(scales), tokens, inputs, outputs, groups, static_cast<LinearType>(kind), kInt8,
+                    reinterpret_cast<const void*>(scales), tokens, inputs, outputs, groups, linear_type(kind), kInt8,
                     first};
     if (scales) {
         expect(scheme >= 0 && scheme < kQuantizedSchemes, "a scheme is 0 to " + std::to_string(kQuantizedSchemes - 1));
@@ -46,12 +41,12 @@ void look_up(int scheme, int kind, uintptr_t out, uintptr_t ids, uintptr_t weigh
 
 void look_up_float8(int format, int kind, uintptr_t out, uintptr_t ids, uintptr_t weight, uintptr_t scales, long tokens,
                     long inputs, long outputs, long group, long first) {
-    expect_rows(kind, tokens, inputs, outputs);
+    expect_rows(tokens, inputs, outputs);
     expect(format >= 0 && format < kFloat8Formats, "a format is 0 (e4m3fn) or 1 (e5m2)");
     expect(group >= 1, "scales are of groups");
     const Float8GatherCall call{reinterpret_cast<void*>(out), reinterpret_cast<const int32_t*>(ids),
                                 reinterpret_cast<const void*>(weight), reinterpret_cast<const float*>(scales), tokens, inputs,
-                                outputs, group, static_cast<LinearType>(kind), static_cast<Float8Format>(format), first};
+                                outputs, group, linear_type(kind), static_cast<Float8Format>(format), first};
     const nb::gil_scoped_release released;
     submit(gather_float8, call);
 }
