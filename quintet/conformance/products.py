@@ -148,23 +148,22 @@ def tied(subject: Subject, dtype: torch.dtype) -> None:
 
 
 def looked_up(subject: Subject, dtype: torch.dtype, forms: Sequence[tuple[str, Form]]) -> None:
-    """Rows of tables that a checkpoint holds quantized, in their form or in floats, and beside each a head that is tied
-    to it."""
+    """Rows of tables that a checkpoint holds quantized, in their form or in floats, and a head that is tied to each."""
     there = subject.fresh() if subject.facts.opaque else subject
     ids, x, calls, wants = torch.tensor([0, 76, 7, 7, 64], dtype=torch.int32), randn(5, 128, dtype=dtype), [], []
     for what, form in forms:
-        reader = Canonical(form)
-        matrix = reader.made(77, 128)
-        checkpoint = Forms(checkpoint=Quantized("the kit's", Everywhere(reader)), kept=there.facts.quant, activations=16)
-        build = _build(there, checkpoint, dtype)
+        reader = Canonical(form.exact)
+        matrix, quantized = reader.made(77, 128), Quantized("the kit's", Everywhere(reader))
+        build = _build(there, Forms(checkpoint=quantized, kept=there.facts.quant), dtype)
         table, head = Embedding(build, 77, 128), columns(build, 128, {"/layer": whole(77, 1)})
         _tied(there, (table, head), matrix)
-        calls += [Call(f"rows of {what}", table, (send(there, ids),)), Call(f"a head of {what}", head, (send(there, x),))]
+        for each, layer, given in (("rows", table, ids), ("a head", head, x)):
+            calls.append(Call(f"{each} of {what}", layer, (send(there, given),)))
         known = dequantized(matrix)
-        wants += [known[ids.long()], x.float() @ known.t()]
-    for call, (got,), want in zip(calls, results(there, calls), wants, strict=True):
+        wants += [(known[ids.long()], form), (x.float() @ known.t(), form)]
+    for call, (got,), (want, form) in zip(calls, results(there, calls), wants, strict=True):
         require(got.dtype == dtype, f"{call.what}: the result is {got.dtype}, {dtype} is wanted")
-        require_close(call.what, got, want, IN_BYTES)
+        require_close(call.what, got, want, _least(form.exact))
 
 
 def _tied(subject: Subject, layers: Sequence[Layer], matrix: Matrix) -> None:

@@ -21,9 +21,7 @@ def embedding(ids: Tensor, weight: Tensor, first: int, partial: bool) -> Tensor:
 
 
 @Op
-def quantized_embedding(
-    ids: Tensor, weight: Matrix, first: int, shape: tuple[int, int], dtype: torch.dtype
-) -> Tensor:
+def quantized_embedding(ids: Tensor, weight: Matrix, first: int, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
     """Rows of a table [V, D] = shape that is not plain, as place() returned it, for ids [T] -> [T, D] in `dtype`.
 
     A row is what its numbers stand for in float32, rounded once. The table holds the rows from `first` on; other ids

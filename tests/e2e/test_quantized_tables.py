@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from quintet import LLM, SamplingParams
-from quintet.conformance.tiny import PLAIN, Tiny, make
+from quintet.conformance.tiny import PLAIN, Tiny
 from quintet.engine.hub import load_model_config
 from quintet.engine.quantizing.job import quantize
 from quintet.engine.quantizing.settings import Quantizing
@@ -68,7 +68,9 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("scheme", "off"), [("Q8_0", 0.0), ("Q4_0", 0.0), ("Q5_1", 0.0), ("Q6_K", 2e-3), ("Q4_K_S", 2e-3)])
+@pytest.mark.parametrize(
+    ("scheme", "off"), [("Q8_0", 0.0), ("Q4_0", 0.0), ("Q5_1", 0.0), ("Q6_K", 2e-3), ("Q4_K_S", 2e-3)]
+)
 def test_a_tied_model_of_any_type_takes_its_table_once(scheme: str, off: float, tmp_path: Path) -> None:
     """K-quants' scales are products, which float16 rounds to one part in 2048; others are exact."""
     folder = original("llama", tmp_path / "model", **SIZES)

@@ -16,7 +16,7 @@ from quintet.config import SCHEMES, EngineConfig, read_environment
 from quintet.ops.attention import mixer
 from quintet.ops.quantize import attributes, canonical
 from quintet.platforms.cpu import linear as native_linear
-from quintet.platforms.cpu import native_moe, providers, quantized, quantized_moe
+from quintet.platforms.cpu import native_moe, providers, quantized, quantized_moe, quantized_rows
 from quintet.platforms.cpu.attention import SPLIT
 from quintet.platforms.cpu.features import describe
 from quintet.platforms.cpu.quantized_moe import packer_of
@@ -43,8 +43,7 @@ from quintet.weights import Weight
 GIB = 2**30
 KV_SHARE = 0.5  # of the memory that may be used, at most: host memory is everybody's
 KV_MOST = 4 * GIB  # what an unasked-for cache may take; a laptop has other things to do
-# SCHEMES: what our products take
-BESIDE = ("table4", "table8", "fp8", "mins", "order", "grouped", "experts", "rows")
+BESIDE = ("table4", "table8", "fp8", "mins", "order", "grouped", "experts")  # SCHEMES: what our products take
 Packing = Callable[[], Mapping[str, Tensor]]
 WORTH_THREADS = 30_000_000  # parameters; in a smaller model threads wait for each other longer than they work
 
@@ -96,7 +95,7 @@ class CPU(Platform):
         return Capabilities(
             devices=1,
             dtypes=(torch.bfloat16, torch.float32, torch.float16),
-            quant=frozenset([*SCHEMES, *(BESIDE if _packs() else ("grouped",))]),
+            quant=frozenset([*SCHEMES, *(BESIDE if _packs() else ("grouped",)), *["rows"] * _looks_up()]),
             sleep=True,
             batch_invariant=True,
             placing=_placing(),
@@ -275,6 +274,11 @@ def _zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 def _packs() -> bool:
     """Whether products are our own, so that weights had better lie as they want them."""
     return native_linear.probe() is None
+
+
+def _looks_up() -> bool:
+    """Whether rows are found in what our products read."""
+    return _packs() and quantized_rows.probe() is None
 
 
 def _extension() -> Any:

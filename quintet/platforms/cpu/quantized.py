@@ -18,12 +18,9 @@ from quintet.platforms.cpu.native import KINDS, extension, fitting
 from quintet.platforms.cpu.tiles import (
     COLUMNS,
     HELD,
-    INT8,
     POWERS,
-    QUAD,
     TABLE4,
     TABLE4_A8,
-    W8A8,
     held,
     number_of,
     scale_type,

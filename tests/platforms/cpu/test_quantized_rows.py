@@ -1,4 +1,4 @@
-"""Rows that are looked up in packed weights: what products read there, rounded once; a tied head holds no second copy."""
+"""Rows that are looked up in packed weights: what products read there, rounded once; a tied head has no copy."""
 
 from collections.abc import Mapping
 
@@ -50,7 +50,9 @@ def test_rows_are_the_dequantized_ones_bit_for_bit(what: str, dtype: torch.dtype
 
 
 @each_type
-@pytest.mark.parametrize("what", ["Q8_0, Q6_K", "Q4_1, Q4_K", "W8A8, Quark INT8, torchao int8 with dynamic activations"])
+@pytest.mark.parametrize(
+    "what", ["Q8_0, Q6_K", "Q4_1, Q4_K", "W8A8, Quark INT8, torchao int8 with dynamic activations"]
+)
 def test_rows_are_what_products_read_whatever_float16_makes_of_the_scales(what: str, dtype: torch.dtype) -> None:
     matrix = Canonical(FORMS[what]).made(*SHAPE)
     assert matrix.scales is not None
