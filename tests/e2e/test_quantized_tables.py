@@ -45,7 +45,7 @@ def table_of(run: Runner) -> torch.Tensor:
 def held(run: Runner) -> int:
     """Bytes of the parameters that files hold, each once."""
     named = run.worker.model.named_parameters(remove_duplicate=False)
-    each = {p.data_ptr(): p.nbytes for name, p in named if not name.endswith(".table")}
+    each = {p.data_ptr(): p.nbytes for name, p in named if not name.endswith((".table", ".counted", ".unbiased"))}
     return sum(each.values())
 
 

@@ -35,7 +35,7 @@ def held(packed: Mapping[str, Tensor], form: Form) -> Matrix:
 
 
 @each_type
-@pytest.mark.parametrize("what", FORMS)
+@pytest.mark.parametrize("what", [what for what, form in FORMS.items() if form.kind != "fp8a8"])
 def test_rows_are_the_dequantized_ones_bit_for_bit(what: str, dtype: torch.dtype) -> None:
     """Where float16 holds the scales. Tables that are no whole multiples of a step are held to a 127th."""
     matrix = Canonical(FORMS[what]).made(*SHAPE)
@@ -75,7 +75,7 @@ def test_ids_that_are_no_rows_give_zeros() -> None:
             got = look_up(table, torch.float32, ids)
             assert torch.equal(got[3], known[5]) and not got[[0, 1, 2, 4, 5, 6]].any()
             got = look_up(table, torch.float32, ids, first=5)
-            assert torch.equal(got[[3, 4]], known[[0, 199]]) and not got[[0, 1, 5, 6]].any()
+            assert torch.equal(got[[3, 4]], known[[0, 199]]) and not got[[0, 2, 5, 6]].any()
             assert torch.equal(got[1], known[195])
         assert look_up(table, torch.bfloat16, ids[:0]).shape == (0, SHAPE[1])
 
