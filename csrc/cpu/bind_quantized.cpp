@@ -2,10 +2,10 @@
 #include <nanobind/stl/string.h>
 
 #include <cstring>
-#include <stdexcept>
 #include <string>
 
 #include "cpu/bind.h"
+#include "cpu/bind_checks.h"
 #include "cpu/blocks.h"
 #include "cpu/graph.h"
 #include "cpu/quantized.h"
@@ -15,16 +15,6 @@ namespace nb = nanobind;
 namespace quintet::cpu {
 
 namespace {
-
-void expect(bool holds, const std::string& what) {
-    if (!holds) throw std::invalid_argument(what);
-}
-
-LinearType type_of(int kind) {
-    expect(kind >= 0 && kind < kLinearTypes,
-           "kind must be 0 (float32), 1 (bfloat16) or 2 (float16), not " + std::to_string(kind));
-    return static_cast<LinearType>(kind);
-}
 
 QuantizedScheme scheme_of(int scheme, long inputs, long outputs, long groups) {
     expect(scheme >= 0 && scheme < kQuantizedSchemes, "scheme must be 0 to 10, not " + std::to_string(scheme));
@@ -48,7 +38,7 @@ void multiply(int scheme, int kind, uintptr_t out, uintptr_t x, long x_stride, u
               uintptr_t order, long span, bool powers, uintptr_t table) {
     QuantizedCall call{reinterpret_cast<void*>(out), reinterpret_cast<const void*>(x),
                              reinterpret_cast<const void*>(weight), reinterpret_cast<const void*>(scales),
-                             reinterpret_cast<const void*>(bias), tokens, inputs, outputs, groups, x_stride, type_of(kind),
+                             reinterpret_cast<const void*>(bias), tokens, inputs, outputs, groups, x_stride, linear_type(kind),
                              scheme_of(scheme, inputs, outputs, groups)};
     expect(tokens >= 0 && (tokens <= 1 || x_stride >= inputs), "x has rows of its inputs");
     expect(span >= 0 && span % (inputs / groups) == 0, "a row's scales are of whole groups");
@@ -68,7 +58,7 @@ void multiply(int scheme, int kind, uintptr_t out, uintptr_t x, long x_stride, u
 bool pack(int scheme, int kind, uintptr_t packed, uintptr_t scales, uintptr_t weight, long outputs, long inputs, long groups,
           long stride) {
     const QuantizedWeight w{reinterpret_cast<void*>(packed), reinterpret_cast<void*>(scales),
-                            reinterpret_cast<const void*>(weight), outputs, inputs, groups, stride, type_of(kind),
+                            reinterpret_cast<const void*>(weight), outputs, inputs, groups, stride, linear_type(kind),
                             scheme_of(scheme, inputs, outputs, groups)};
     expect(outputs <= 1 || stride >= inputs, "a weight has rows of its inputs");
     expect(w.scheme < kTable4, "floats do not become places in a table, nor scales of two levels");
@@ -128,7 +118,7 @@ void look_up(int scheme, int kind, uintptr_t out, uintptr_t ids, uintptr_t weigh
     const bool plain = scales == 0;
     const GatherCall call{reinterpret_cast<void*>(out), reinterpret_cast<const int32_t*>(ids),
                           reinterpret_cast<const void*>(weight), reinterpret_cast<const void*>(scales), tokens, inputs,
-                          outputs, groups, type_of(kind), plain ? kInt8 : scheme_of(scheme, inputs, outputs, groups)};
+                          outputs, groups, linear_type(kind), plain ? kInt8 : scheme_of(scheme, inputs, outputs, groups)};
     expect(tokens >= 0 && inputs >= 1 && outputs >= 1, "a table has rows of its inputs");
     expect(plain || (!nibbles(call.scheme) && !leveled(call.scheme)), "rows are taken out of weights of 8 bits, or of plain ones");
     const nb::gil_scoped_release released;

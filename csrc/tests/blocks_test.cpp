@@ -2,12 +2,9 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <stdexcept>
 #include <vector>
 
-#include "common/pool.h"
 #include "cpu/blocks.h"
-#include "cpu/features.h"
 #include "cpu/quantized.h"
 #include "tests/isas.h"
 
@@ -85,30 +82,20 @@ void products_are_near(const cpu::BlockKind& kind, cpu::QuantizedScheme scheme, 
 }  // namespace
 
 int blocks_failures() {
-    const int threads = quintet::pool_threads();
-    quintet::set_pool_threads(3);
     for (const cpu::BlockKind& kind : cpu::block_kinds()) {
         const long inputs = 512, stride = inputs / kind.values * kind.bytes;
         const Canonical whole(kind, drawn(17 * stride), 17, inputs);
         expect(std::isfinite(whole.at(kind, 17 * inputs - 1)), "the last number is none", kind.name, 17);
     }
     expect(cpu::block_kind("Q9_K") == nullptr, "what is not there is found", "Q9_K", 0);
-    for (const char* isa : kIsas) {
-        try {
-            cpu::choose_isa(isa);
-        } catch (const std::invalid_argument&) {
-            continue;
-        }
+    with_each_isa([] {
         for (const cpu::BlockKind& kind : cpu::block_kinds()) {
             if (!kind.levels) continue;
-            const bool six = !kind.nibbles;
             for (const long tokens : {1L, 3L, 7L, 61L}) {
-                products_are_near(kind, six ? cpu::kInt6Levels : cpu::kInt4Levels, tokens);
-                products_are_near(kind, six ? cpu::kW6a8Levels : cpu::kW4a8Levels, tokens);
+                products_are_near(kind, kind.nibbles ? cpu::kInt4Levels : cpu::kInt6Levels, tokens);
+                products_are_near(kind, kind.nibbles ? cpu::kW4a8Levels : cpu::kW6a8Levels, tokens);
             }
         }
-    }
-    cpu::choose_isa(cpu::isa_name(cpu::isa()));
-    quintet::set_pool_threads(threads);
+    });
     return failures;
 }
