@@ -14,9 +14,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from quintet.config import SCHEMES, EngineConfig, read_environment
 from quintet.ops.attention import mixer
-from quintet.ops.quantize import attributes, canonical
+from quintet.ops.quantize import attributes
+from quintet.platforms.cpu import blocks, native_moe, providers, quantized, quantized_moe
 from quintet.platforms.cpu import linear as native_linear
-from quintet.platforms.cpu import native_moe, providers, quantized, quantized_moe
 from quintet.platforms.cpu.attention import SPLIT
 from quintet.platforms.cpu.features import describe
 from quintet.platforms.cpu.quantized_moe import packer_of
@@ -155,11 +155,13 @@ class CPU(Platform):
         if weight.stack:
             return quantized_moe.placed(weight, parts)
         if not _packs() or not packer_of(weight.form).holds(weight.form, weight.shape[1]):
-            return attributes(canonical(weight, parts))
+            return attributes(blocks.canonical(weight, parts))
         try:
             if quantized_moe.quantizes(weight):
                 return quantized.pack(weight.local(parts), weight.form)
-            return packer_of(weight.form).laid(canonical(weight, parts))
+            if blocks.lays(weight):
+                return blocks.laid(weight, parts)
+            return packer_of(weight.form).laid(blocks.canonical(weight, parts))
         except ValueError as error:
             done = "quantized" if weight.reader is None else "packed"
             raise ValueError(f"{weight.parts[0].source} cannot be {done}: {error}") from None
