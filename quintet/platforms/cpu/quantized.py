@@ -83,7 +83,7 @@ def probe() -> str | None:
         from quintet import _cpu
     except ImportError as error:
         return f"the compiled extension is not there: {error}"
-    if not hasattr(_cpu, "lay_quantized"):
+    if not hasattr(_cpu, "lay_blocks"):
         return "the compiled extension is older than this provider; build it again with `make`"
     x, weight = torch.zeros(1, 32), torch.zeros(2, 32)
     x[0, 5], x[0, 7], weight[0, 5], weight[1, 7] = 1.0, -1.0, 3.0, 2.0
