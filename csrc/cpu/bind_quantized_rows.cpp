@@ -28,6 +28,7 @@ void look_up(int scheme, int kind, uintptr_t out, uintptr_t ids, uintptr_t weigh
         expect(scheme >= 0 && scheme < kQuantizedSchemes, "a scheme is 0 to " + std::to_string(kQuantizedSchemes - 1));
         expect(groups >= 1 && inputs % groups == 0, "groups are of equal size");
         call.scheme = static_cast<QuantizedScheme>(scheme);
+        expect(!leveled(call.scheme) || inputs % kLevelInputs == 0, "levels are of 256 inputs");
         expect(looked_up(call.scheme) == (table != 0), "a table is what values are looked up in");
         call.zeros = reinterpret_cast<const void*>(zeros);
         call.mins = reinterpret_cast<const void*>(mins);

@@ -41,24 +41,37 @@ void for_tokens(const Call& call, long bytes, const Body& body) {
 // ---------------------------------------------------------------------------------------------- quantized weights
 // How a column's values lie in a block of tiles: a format more is a reader more, and what Scales makes of its groups.
 
+const uint8_t* block_of(const GatherCall& call, Column column) {
+    return static_cast<const uint8_t*>(call.weight) + column.block * ((call.inputs + kQuad - 1) / kQuad) * quad_bytes(call.scheme);
+}
+
 struct Bytes {
-    static constexpr long kQuadBytes = kLinearColumns * kQuad;
     const uint8_t* at;
-    Bytes(const GatherCall& call, Column column)
-        : at(static_cast<const uint8_t*>(call.weight) + column.block * rounded_up(call.inputs, kQuad) * kLinearColumns +
-             column.lane * kQuad) {}
-    int operator()(long k) const { return at[k / kQuad * kQuadBytes + k % kQuad]; }
+    Bytes(const GatherCall& call, Column column) : at(block_of(call, column) + column.lane * kQuad) {}
+    int operator()(long k) const { return at[k / kQuad * quad_bytes(kInt8) + k % kQuad]; }
 };
 
-struct Nibbles {
-    static constexpr long kQuadBytes = kLinearColumns * kQuad / 2;
+template <QuantizedScheme Scheme>
+struct LowBits {
     const uint8_t* at;
     long shift;
-    Nibbles(const GatherCall& call, Column column)
-        : at(static_cast<const uint8_t*>(call.weight) + column.block * rounded_up(call.inputs, kQuad) * kLinearColumns / 2 +
-             (column.lane / (2 * kPairColumns) * kPairColumns + column.lane % kPairColumns) * kQuad),
+    LowBits(const GatherCall& call, Column column)
+        : at(block_of(call, column) + (column.lane / (2 * kPairColumns) * kPairColumns + column.lane % kPairColumns) * kQuad),
           shift(column.lane / kPairColumns % 2 * 4) {}
-    int operator()(long k) const { return at[k / kQuad * kQuadBytes + k % kQuad] >> shift & 15; }
+    int operator()(long k) const { return at[k / kQuad * quad_bytes(Scheme) + k % kQuad] >> shift & 15; }
+};
+
+using Nibbles = LowBits<kInt4>;
+
+struct Sixes : LowBits<kInt6Levels> {
+    const uint8_t* above;
+    long height;
+    Sixes(const GatherCall& call, Column column)
+        : LowBits(call, column), above(block_of(call, column) + quad_bytes(kInt4) + column.lane % kPairColumns * kQuad),
+          height(column.lane / kPairColumns * 2) {}
+    int operator()(long k) const {
+        return LowBits::operator()(k) | (above[k / kQuad * quad_bytes(kInt6Levels) + k % kQuad] >> height & 3) << 4;
+    }
 };
 
 struct LookedUp : Nibbles {
@@ -72,6 +85,7 @@ struct Group {
     float zero, scale, minimum;
 };
 
+// Of groups whose scales are numbers by themselves.
 struct Scales {
     const GatherCall& call;
     Column column;
@@ -96,10 +110,35 @@ struct Scales {
     }
 };
 
-template <typename Values, typename E>
+// Of groups whose scales are whole numbers, times what so many of them share.
+struct Levels {
+    const GatherCall& call;
+    Column column;
+    long units, bytes;  // of a block
+
+    Levels(const GatherCall& c, Column at)
+        : call(c), column(at), units(c.inputs / kLevelInputs), bytes((c.groups + 2 * units) * kLinearColumns) {}
+
+    Group operator()(long g) const {
+        const float zero = call.mins ? 0.0F : static_cast<float>(offset_of(call.scheme));
+        return {zero, number(call.scales, g), call.mins ? number(call.mins, g) : -0.0F};
+    }
+    float power() const { return 1.0F; }
+
+   private:
+    float number(const void* levels, long g) const {
+        const int8_t* const codes = static_cast<const int8_t*>(levels) + column.block * bytes;
+        const int8_t* const unit = codes + (call.groups + g * units / call.groups * 2) * kLinearColumns + column.lane * 2;
+        uint16_t half;
+        std::memcpy(&half, unit, sizeof half);
+        return codes[g * kLinearColumns + column.lane] * float_of(half);
+    }
+};
+
+template <typename Values, typename Groups, typename E>
 void row_of(const GatherCall& call, Column column, E* out) {
     const Values values(call, column);
-    const Scales scales(call, column);
+    const Groups scales(call, column);
     const float power = scales.power();
     const long group = call.inputs / call.groups;
     for (long g = 0, k = 0; g < call.groups; ++g) {
@@ -114,12 +153,12 @@ void row_of(const GatherCall& call, Column column, E* out) {
 template <typename E>
 void quantized_row(const GatherCall& call, Column column, void* out) {
     E* const row = static_cast<E*>(out);
-    if (looked_up(call.scheme)) {
-        row_of<LookedUp>(call, column, row);
-    } else if (nibbles(call.scheme)) {
-        row_of<Nibbles>(call, column, row);
+    if (leveled(call.scheme)) {
+        (six(call.scheme) ? row_of<Sixes, Levels, E> : row_of<Nibbles, Levels, E>)(call, column, row);
+    } else if (looked_up(call.scheme)) {
+        row_of<LookedUp, Scales>(call, column, row);
     } else {
-        row_of<Bytes>(call, column, row);
+        (nibbles(call.scheme) ? row_of<Nibbles, Scales, E> : row_of<Bytes, Scales, E>)(call, column, row);
     }
 }
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "common/pool.h"
+#include "cpu/blocks.h"
 #include "cpu/float8.h"
 #include "cpu/quantized.h"
 #include "cpu/quantized_rows.h"
@@ -101,6 +102,43 @@ void rows_of_float8_are_exact(cpu::Float8Format format, cpu::LinearType type, lo
     std::printf("rows: format %d, type %d, %ld x %ld, group %ld\n", format, type, outputs, inputs, group);
 }
 
+// What is unpacked otherwise, too: (value - zero) * scale + minimum.
+void rows_of_levels_are_near(const char* name, cpu::QuantizedScheme scheme, long outputs) {
+    const cpu::BlockKind& kind = *cpu::block_kind(name);
+    const long inputs = 512, stride = inputs / kind.values * kind.bytes, groups = inputs / kind.group;
+    const long columns = (outputs + cpu::kLinearColumns - 1) / cpu::kLinearColumns * cpu::kLinearColumns;
+    std::vector<uint8_t> rows(static_cast<size_t>(outputs * stride));  // bytes of small numbers in float16
+    for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<uint8_t>((i * 7 + i / 5) % 0x30);
+    std::vector<uint8_t> packed(static_cast<size_t>(columns * inputs / 4 * cpu::quad_bytes(scheme) / cpu::kLinearColumns));
+    std::vector<int8_t> scales(static_cast<size_t>((groups + inputs / 128) * columns)), mins(kind.mins ? scales.size() : 0);
+    bool good = cpu::lay_blocks({rows.data(), packed.data(), scales.data(), kind.mins ? mins.data() : nullptr, outputs, inputs,
+                                 stride, &kind});
+    std::vector<uint8_t> values(static_cast<size_t>(outputs * inputs / (kind.nibbles ? 2 : 1)));
+    std::vector<float> known(static_cast<size_t>(outputs * groups)), least(kind.mins ? known.size() : 0);
+    cpu::unpack_blocks({rows.data(), values.data(), known.data(), kind.mins ? least.data() : nullptr, outputs, inputs, stride, &kind});
+    const std::vector<int32_t> ids = ids_of(outputs);
+    const long tokens = static_cast<long>(ids.size());
+    std::vector<float> out(static_cast<size_t>(tokens * inputs), 9.0F);
+    cpu::gather({out.data(), ids.data(), packed.data(), scales.data(), tokens, inputs, outputs, groups, cpu::kLinearFloat32, scheme,
+                 kFirst, nullptr, kind.mins ? mins.data() : nullptr});
+    for (long i = 0; i < tokens * inputs; ++i) {
+        const long row = ids[static_cast<size_t>(i / inputs)] - kFirst, at = row * inputs + i % inputs;
+        double number = 0.0;
+        if (row >= 0 && row < outputs) {
+            const uint8_t byte = values[static_cast<size_t>(kind.nibbles ? at / 2 : at)];
+            const int nibble = at % 2 ? byte >> 4 : byte & 15;
+            const int value = !kind.nibbles ? static_cast<int8_t>(byte) : kind.mins ? nibble : nibble - 8;
+            const size_t group = static_cast<size_t>(at / kind.group);
+            number = static_cast<double>(value) * known[group] + (kind.mins ? least[group] : 0.0F);
+        }
+        const double error = out[static_cast<size_t>(i)] - number;
+        good = good && error <= 1e-4 && error >= -1e-4;
+    }
+    if (good) return;
+    ++failures;
+    std::printf("rows: %s, %ld outputs\n", name, outputs);
+}
+
 }  // namespace
 
 int quantized_rows_failures() {
@@ -112,6 +150,8 @@ int quantized_rows_failures() {
                 rows_of_tiles_are_exact(scheme, type, 96, outputs, 3);
                 rows_of_tiles_are_exact(scheme, type, 16384, outputs, 128);
             }
+            for (const char* name : {"Q2_K", "Q3_K", "Q4_K"}) rows_of_levels_are_near(name, cpu::kInt4Levels, outputs);
+            for (const char* name : {"Q5_K", "Q6_K"}) rows_of_levels_are_near(name, cpu::kW6a8Levels, outputs);
             for (const auto format : {cpu::kE4m3fn, cpu::kE5m2}) {
                 rows_of_float8_are_exact(format, type, 33, outputs, 16);
                 rows_of_float8_are_exact(format, type, 96, outputs, 96);

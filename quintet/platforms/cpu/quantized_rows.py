@@ -55,9 +55,9 @@ def _embedding(ids: Tensor, weight: Matrix, first: int, shape: Shape, dtype: tor
         _float8(out, at, weight, first, shape)
         return out
     values, scales, known = weight.values, weight.scales, settled(weight.form, shape[1])
-    powers = scales.shape[1] > known.groups
-    groups = known.groups, known.groups + POWERS
-    fits = values.shape[1:] == known.packed and scales.dtype == known.scale and scales.shape[1] in groups
+    powers = scales.shape[1] > known.rows
+    held = known.rows, known.rows + POWERS
+    fits = values.shape[1:] == known.packed and scales.dtype == known.scale and scales.shape[1] in held
     if not fits or not _covers(values, shape[0]):
         raise ValueError(f"a table {shape} is not {_described(values)} with scales {_described(scales)}")
     extension().gather(
