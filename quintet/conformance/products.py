@@ -153,7 +153,7 @@ def looked_up(subject: Subject, dtype: torch.dtype, forms: Sequence[tuple[str, F
     ids, x, calls, wants = torch.tensor([0, 76, 7, 7, 64], dtype=torch.int32), randn(5, 128, dtype=dtype), [], []
     for what, form in forms:
         reader = Canonical(form.exact)
-        matrix, quantized = reader.made(77, 128), Quantized("the kit's", Everywhere(reader))
+        matrix, quantized = reader.made(77, 128), Quantized("the kit's", Everywhere(reader), heads=True)
         build = _build(there, Forms(checkpoint=quantized, kept=there.facts.quant), dtype)
         table, head = Embedding(build, 77, 128), columns(build, 128, {"/layer": whole(77, 1)})
         _tied(there, (table, head), matrix)
