@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import torch
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -42,18 +43,23 @@ def placements(weight: Weight, mesh: Mesh) -> dict[str, Placement]:
     """Of each tensor that the weight becomes, by its attribute's name."""
     if weight.form.plain:
         return {weight.name: _placement(weight, mesh, weight.shape, dtype_of(weight.dtype))}
-    return {
+    found = {
         name: _placement(weight, mesh, (weight.shape[0], piece.width), piece.dtype)
         for name, piece in _pieces(weight.form, weight.shape[1]).items()
     }
+    if weight.form.ordered:  # any device may want any input
+        shape = jax.ShapeDtypeStruct(weight.shape[1:], jnp.int32, sharding=NamedSharding(mesh, PartitionSpec()))
+        found["order"] = Placement(shape, False)
+    return found
 
 
 def _pieces(form: Form, inputs: int) -> dict[str, Piece]:
-    """What a canonical matrix of so many inputs consists of."""
-    assert not form.ordered, "products here take inputs as they come"
-    values = torch.int8 if form.bits == 8 else torch.uint8
+    """What a canonical matrix of so many inputs has for each output."""
+    values = torch.int8 if form.bits == 8 and not form.table else torch.uint8
     pieces = {"weight": Piece(inputs * form.bits // 8, dtype_of(form.dtype or values))}
     pieces["scales"] = Piece(form.groups(inputs), dtype_of(torch.float32))
+    if form.mins:
+        pieces["mins"] = pieces["scales"]
     return pieces | ({"zeros": Piece(form.groups(inputs), dtype_of(torch.uint8))} if form.zeros else {})
 
 
