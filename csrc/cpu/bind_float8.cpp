@@ -1,8 +1,8 @@
 // Products with 8-bit floats for Python.
-#include <stdexcept>
 #include <string>
 
 #include "cpu/bind.h"
+#include "cpu/bind_checks.h"
 #include "cpu/float8.h"
 #include "cpu/graph.h"
 
@@ -11,16 +11,6 @@ namespace nb = nanobind;
 namespace quintet::cpu {
 
 namespace {
-
-void expect(bool holds, const std::string& what) {
-    if (!holds) throw std::invalid_argument(what);
-}
-
-LinearType type_of(int kind) {
-    expect(kind >= 0 && kind < kLinearTypes,
-           "kind must be 0 (float32), 1 (bfloat16) or 2 (float16), not " + std::to_string(kind));
-    return static_cast<LinearType>(kind);
-}
 
 Float8Format format_of(int format) {
     expect(format >= 0 && format < kFloat8Formats, "format must be 0 (e4m3fn) or 1 (e5m2), not " + std::to_string(format));
@@ -31,7 +21,7 @@ void multiply(int format, int kind, uintptr_t out, uintptr_t x, long x_stride, u
               uintptr_t bias, long tokens, long inputs, long outputs, long group) {
     const Float8Call call{reinterpret_cast<void*>(out), reinterpret_cast<const void*>(x),
                           reinterpret_cast<const void*>(weight), reinterpret_cast<const float*>(scales),
-                          reinterpret_cast<const void*>(bias), tokens, inputs, outputs, group, x_stride, type_of(kind),
+                          reinterpret_cast<const void*>(bias), tokens, inputs, outputs, group, x_stride, linear_type(kind),
                           format_of(format)};
     expect(inputs >= 1 && outputs >= 1, "a weight has inputs and outputs");
     expect(group >= 1 && (group % 2 == 0 || group == inputs), "a group is of an even number of inputs, or of all");

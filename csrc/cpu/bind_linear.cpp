@@ -3,6 +3,7 @@
 #include <string>
 
 #include "cpu/bind.h"
+#include "cpu/bind_checks.h"
 #include "cpu/graph.h"
 #include "cpu/linear.h"
 
@@ -19,16 +20,9 @@ void at_least(const char* name, long value, long least) {
     }
 }
 
-LinearType type_of(int kind) {
-    if (kind < 0 || kind >= kLinearTypes) {
-        throw std::invalid_argument("kind must be 0 (float32), 1 (bfloat16) or 2 (float16), not " + std::to_string(kind));
-    }
-    return static_cast<LinearType>(kind);
-}
-
 void multiply(int kind, uintptr_t out, uintptr_t x, long x_stride, uintptr_t weight, uintptr_t bias, long tokens,
               long inputs, long outputs) {
-    const LinearType type = type_of(kind);
+    const LinearType type = linear_type(kind);
     at_least("tokens", tokens, 0);
     at_least("inputs", inputs, 1);
     at_least("outputs", outputs, 1);
@@ -40,7 +34,7 @@ void multiply(int kind, uintptr_t out, uintptr_t x, long x_stride, uintptr_t wei
 }
 
 void pack(int kind, uintptr_t packed, uintptr_t weight, long outputs, long inputs, long stride) {
-    const LinearType type = type_of(kind);
+    const LinearType type = linear_type(kind);
     at_least("inputs", inputs, 1);
     at_least("outputs", outputs, 1);
     if (outputs > 1) at_least("stride", stride, inputs);

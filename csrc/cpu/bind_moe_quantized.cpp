@@ -2,13 +2,13 @@
 #include <algorithm>
 #include <climits>
 #include <cstring>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include <nanobind/stl/vector.h>
 
 #include "cpu/bind.h"
+#include "cpu/bind_checks.h"
 #include "cpu/graph.h"
 #include "cpu/kernels/elementwise.h"
 #include "cpu/moe_quantized.h"
@@ -18,10 +18,6 @@ namespace nb = nanobind;
 namespace quintet::cpu {
 
 namespace {
-
-void expect(bool holds, const std::string& what) {
-    if (!holds) throw std::invalid_argument(what);
-}
 
 // A stack as Python writes it: numbers and addresses, in this order.
 enum Field { kFloat8, kScheme, kGroups, kSpan, kPowers, kTable, kWeight, kScales, kZeros, kMins, kWeightBytes, kScaleBytes,
@@ -66,13 +62,12 @@ QuantizedStack stack_of(const std::vector<long>& f, LinearType type, long inputs
 void serve(int kind, uintptr_t out, uintptr_t x, long x_stride, const std::vector<long>& gate_up,
            const std::vector<long>& down, uintptr_t weights, uintptr_t ids, uintptr_t first, uintptr_t second,
            uintptr_t numbers, long tokens, long count, long k, long hidden, long inner, int activation) {
-    expect(kind >= 0 && kind < kLinearTypes, "kind must be 0 (float32), 1 (bfloat16) or 2 (float16)");
     expect(tokens >= 0 && tokens <= INT32_MAX && count >= 1 && count <= INT32_MAX, "tokens and experts are counted in 32 bits");
     expect(k >= 1 && k <= INT32_MAX / std::max(1L, tokens), "rows are counted in 32 bits");
     expect(hidden >= 1 && hidden <= INT32_MAX && inner >= 1 && inner <= INT32_MAX / 2, "experts have features");
     expect(activation >= 0 && activation < kActivations, "no such activation");
     expect(tokens <= 1 || x_stride >= hidden, "x has rows of its features");
-    const LinearType type = static_cast<LinearType>(kind);
+    const LinearType type = linear_type(kind);
     const ExpertsCall plain{reinterpret_cast<void*>(out), reinterpret_cast<const void*>(x), nullptr, nullptr,
                             reinterpret_cast<const float*>(weights), reinterpret_cast<const int32_t*>(ids),
                             reinterpret_cast<void*>(first), reinterpret_cast<void*>(second),

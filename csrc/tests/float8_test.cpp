@@ -1,11 +1,8 @@
 // Products with 8-bit floats without Python: buffers of the exact size, for the sanitizers; exact numbers, for the sums.
 #include <cstdint>
 #include <cstdio>
-#include <stdexcept>
 #include <vector>
 
-#include "common/pool.h"
-#include "cpu/features.h"
 #include "cpu/float8.h"
 #include "tests/isas.h"
 #include "tests/numbers.h"
@@ -51,14 +48,7 @@ void product_is_exact(cpu::Float8Format format, long tokens, long inputs, long o
 }  // namespace
 
 int float8_failures() {
-    const int threads = quintet::pool_threads();
-    quintet::set_pool_threads(3);
-    for (const char* isa : kIsas) {
-        try {
-            cpu::choose_isa(isa);
-        } catch (const std::invalid_argument&) {
-            continue;
-        }
+    with_each_isa([] {
         for (const auto format : {cpu::kE4m3fn, cpu::kE5m2}) {
             for (const long tokens : {1L, 2L, 3L, 5L, 7L, 13L, 60L}) {
                 for (const long outputs : {1L, 64L, 77L}) {
@@ -69,8 +59,6 @@ int float8_failures() {
                 }
             }
         }
-    }
-    cpu::choose_isa(cpu::isa_name(cpu::isa()));
-    quintet::set_pool_threads(threads);
+    });
     return failures;
 }

@@ -1,11 +1,8 @@
 // Linear without Python: buffers of the exact size, for the sanitizers; exact numbers, for the sums.
 #include <cstdint>
 #include <cstdio>
-#include <stdexcept>
 #include <vector>
 
-#include "common/pool.h"
-#include "cpu/features.h"
 #include "cpu/linear.h"
 #include "tests/isas.h"
 #include "tests/numbers.h"
@@ -77,14 +74,7 @@ void tiles_multiply_as_vectors_do(long rows, long inputs, long columns) {
 }  // namespace
 
 int linear_failures() {
-    const int threads = quintet::pool_threads();
-    quintet::set_pool_threads(3);
-    for (const char* isa : kIsas) {
-        try {
-            cpu::choose_isa(isa);
-        } catch (const std::invalid_argument&) {
-            continue;
-        }
+    with_each_isa([] {
         for (const auto type : {cpu::kLinearFloat32, cpu::kLinearBfloat16, cpu::kLinearFloat16}) {
             for (const long tokens : {1L, 2L, 5L, 6L, 7L, 13L, 260L}) {
                 for (const long inputs : {1L, 2L, 15L, 333L}) {
@@ -93,14 +83,12 @@ int linear_failures() {
             }
             product_is_exact(type, 9, 2051, 65);  // several stretches of a block
         }
-        if (cpu::chosen_isa() != cpu::Isa::avx512_bf16) continue;
+        if (cpu::chosen_isa() != cpu::Isa::avx512_bf16) return;
         for (const long rows : {1L, 15L, 16L, 17L, 32L, 33L, 70L}) {
             for (const long inputs : {1L, 31L, 32L, 65L, 320L}) {
                 for (const long columns : {1L, 16L, 33L, 64L}) tiles_multiply_as_vectors_do(rows, inputs, columns);
             }
         }
-    }
-    cpu::choose_isa(cpu::isa_name(cpu::isa()));
-    quintet::set_pool_threads(threads);
+    });
     return failures;
 }

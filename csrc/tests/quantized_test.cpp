@@ -1,22 +1,17 @@
 // Quantized products without Python: buffers of the exact size, for the sanitizers; exact numbers, for the sums.
 #include <cstdint>
 #include <cstdio>
-#include <stdexcept>
 #include <vector>
 
-#include "common/pool.h"
-#include "cpu/features.h"
 #include "cpu/quantized.h"
 #include "tests/isas.h"
+#include "tests/numbers.h"
 
 namespace {
 
 namespace cpu = quintet::cpu;
 
 int failures = 0;
-
-// Small whole numbers.
-long whole(long i) { return (i * 7 + i / 3) % 5 - 2; }
 
 struct Packed {
     std::vector<uint8_t> bytes, scales;
@@ -121,14 +116,7 @@ void laid_product_is_near(cpu::QuantizedScheme scheme, long tokens, long inputs,
 }  // namespace
 
 int quantized_failures() {
-    const int threads = quintet::pool_threads();
-    quintet::set_pool_threads(3);
-    for (const char* isa : kIsas) {
-        try {
-            cpu::choose_isa(isa);
-        } catch (const std::invalid_argument&) {
-            continue;
-        }
+    with_each_isa([] {
         for (const long tokens : {1L, 2L, 3L, 4L, 5L, 6L, 7L, 13L, 60L}) {
             for (const long outputs : {1L, 64L, 77L}) {
                 for (const auto scheme : {cpu::kInt8, cpu::kInt4, cpu::kW4a8, cpu::kW8a8Groups}) {
@@ -141,8 +129,6 @@ int quantized_failures() {
                 for (const long inputs : {1L, 2L, 15L, 333L}) product_is_near(cpu::kW8a8, tokens, inputs, outputs, 1);
             }
         }
-    }
-    cpu::choose_isa(cpu::isa_name(cpu::isa()));
-    quintet::set_pool_threads(threads);
+    });
     return failures;
 }

@@ -42,7 +42,7 @@ COUNTED = {  # in the modules' names of tensors -> what the config calls the num
     re.compile(r"(?:^|\.)(?:layers|h)\.(\d{1,9})\."): ("num_hidden_layers",),
     re.compile(r"\.experts\.(\d{1,9})\."): ("num_local_experts", "num_experts"),
 }
-LONGEST = 400  # characters of what safetensors says of a file
+LONGEST = 400  # characters of what safetensors says of a file, and of a tensor's name
 # Ends of the names of tensors that quantized checkpoints alone hold.
 QUANTIZED = (
     *(".qweight", ".qzeros", ".g_idx", ".weight_packed", ".weight_scale", ".weight_scale_inv"),
@@ -350,6 +350,8 @@ def _index(folder: Path, model: Family | type[Family]) -> Iterator[tuple[str, An
             why = " ".join(str(error).split())[:LONGEST]  # of several lines where a header names no type
             raise ValueError(f"{file} cannot be read ({why}); fetch it again") from None
         for name in handle.keys():  # a handle is no mapping
+            if not name.isprintable() or len(name) > LONGEST:
+                raise ValueError(f"{file} holds a tensor called {name[:64]!r}, which no model has; fetch it again")
             own = model.canonical(name)
             several = model.unstacked(own, handle.get_slice(name).get_shape())
             if several:

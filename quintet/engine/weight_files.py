@@ -49,7 +49,7 @@ def _indexed(index: Path) -> list[Path]:
     for tensor, name in where.items():
         if not _is_inside(name):
             raise ValueError(
-                f"{index}: weight_map says that {tensor[:80]} is in {reprlib.repr(name)}, which is no file of its "
+                f"{index}: weight_map says that {tensor[:80]!r} is in {reprlib.repr(name)}, which is no file of its "
                 "folder; fetch it again"
             )
     files = [index.parent / name for name in sorted(set(where.values()))]

@@ -183,6 +183,8 @@ def _tensors(cursor: Cursor, count: int, alignment: int) -> dict[str, Stored]:
     listed: dict[str, _Listed] = {}
     for index in range(count):
         name = cursor.text(f"the name of tensor {index}", MOST_NAME)
+        if not name.isprintable():
+            raise Damaged(f"tensor {shown(name)} has a name that cannot be printed")
         if name in listed:
             raise Damaged(f"tensor {shown(name)} stands there twice")
         listed[name] = _listed(cursor, name, alignment)

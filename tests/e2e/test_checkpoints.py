@@ -10,21 +10,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
-from quintet import LLM, AsyncLLM, SamplingParams
+from quintet import AsyncLLM, SamplingParams
 from quintet.config import EngineConfig
 from quintet.conformance.direct import random_prompts
 from quintet.conformance.tiny import PLAIN, VOCAB, Tiny, make
 from quintet.engine.worker import ModelSizes, Worker
-from quintet.layers.forms import Forms
-from quintet.layers.forms.checkpoint import quantized
 from quintet.platforms.cpu import PLATFORM
-from quintet.platforms.interface import Capabilities, Platform
-from quintet.types import Place
 from tests.helpers import tpu
 from tests.helpers.checkpoints import awq, fp8
-from tests.helpers.loopback import LoopbackPlatform, each_rank
+from tests.helpers.engines import answers, continued, engine, forms_of, ranked
 from tests.helpers.run_model import Runner
 from tests.platforms.gpu.fake_torch import FakeGPU, FakeRuntime
 
@@ -45,13 +40,6 @@ MADE: dict[str, Any] = {
     ),
 }
 FORMS = {"awq": "int4", "fp8": "fp8"}
-
-
-def forms_of(tiny: Tiny, platform: type[Platform] | Platform) -> Forms:
-    facts = platform.probe()
-    assert isinstance(facts, Capabilities)
-    said = json.loads((tiny.folder / "config.json").read_text())["quantization_config"]
-    return Forms(checkpoint=quantized(said), kept=facts.quant)
 
 
 def assert_agrees(tiny: Tiny, run: Runner, off: float) -> None:
@@ -108,41 +96,14 @@ def test_transformers_reads_the_same_out_of_blocks_of_fp8() -> None:
 @pytest.mark.parametrize("name", ["awq of 32", "awq of 64, but for some", "fp8 with ends", "fp8, but for some"])
 def test_ranks_read_their_shares(name: str, ranks: int) -> None:
     """Where shares begin within groups and blocks, too."""
-    tiny, platform = MADE[name](), LoopbackPlatform()
+    tiny = MADE[name]()
     (prompt,) = random_prompts(3, (23,), VOCAB)
-
-    def run(rank: int, endpoint: str) -> Tensor:
-        forms = forms_of(tiny, PLATFORM)  # what the CPU keeps: its ranks are the CPU's
-        (logits,) = Runner(tiny, platform=platform, place=Place(rank, ranks, endpoint), forms=forms).prompts([prompt])
-        return logits
-
     want = tiny.logits(prompt)
-    for logits in each_rank(platform, ranks, run):
+    for logits in ranked(tiny, ranks, prompt):
         torch.testing.assert_close(logits, want, rtol=0, atol=2e-3 * float(want.std()))
 
 
 # ---------------------------------------------------------------------------------------------------- whole engines
-
-
-def engine(tiny: Tiny, **settings: Any) -> LLM:
-    small = {"dtype": "float32", "kv_cache_memory_bytes": "16M", "max_model_len": 64, "use_tqdm": False}
-    return LLM(str(tiny.folder), device="cpu", skip_tokenizer_init=True, **{**small, **settings})
-
-
-def answers(llm: LLM, count: int = 12) -> list[list[int]]:
-    greedy = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)
-    prompts: Any = [{"prompt_token_ids": ids} for ids in random_prompts(5, (17, 3, 30), VOCAB)]
-    return [list(each.outputs[0].token_ids) for each in llm.generate(prompts, greedy, use_tqdm=False)]
-
-
-def continued(tiny: Tiny, count: int = 12) -> list[list[int]]:
-    """By transformers."""
-    found = []
-    for ids in random_prompts(5, (17, 3, 30), VOCAB):
-        for _ in range(count):
-            ids = [*ids, int(tiny.logits(ids)[-1].argmax())]
-        found.append(ids[-count:])
-    return found
 
 
 @pytest.mark.parametrize("name", ["awq", "fp8", "fp8, but for some"])

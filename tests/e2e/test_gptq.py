@@ -1,25 +1,14 @@
 """GPTQ checkpoints and their kin from disk, against transformers' model of what they stand for."""
 
-import functools
-import json
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
-from quintet import LLM, SamplingParams
 from quintet.conformance.direct import random_prompts
 from quintet.conformance.tiny import PLAIN, VOCAB, Tiny, make
-from quintet.engine.loader import tensors_of
-from quintet.layers.forms import Forms
-from quintet.layers.forms.checkpoint import quantized
-from quintet.models import model_class
-from quintet.platforms.cpu import PLATFORM
-from quintet.platforms.interface import Capabilities
-from quintet.types import Place
-from tests.helpers.loopback import LoopbackPlatform, each_rank
+from tests.helpers.engines import answers, continued, engine, forms_of, ranked
 from tests.helpers.packed import gptq
 from tests.helpers.run_model import Runner
 
@@ -55,15 +44,6 @@ MADE: dict[str, Any] = {
 }
 
 
-def forms_of(tiny: Tiny) -> Forms:
-    """As an engine would have them."""
-    facts = PLATFORM.probe()
-    assert isinstance(facts, Capabilities)
-    said = json.loads((tiny.folder / "config.json").read_text())["quantization_config"]
-    there = functools.partial(tensors_of, tiny.folder, model_class(tiny.config))
-    return Forms(checkpoint=quantized(said, there), kept=facts.quant)
-
-
 @pytest.mark.parametrize("name", MADE)
 def test_logits_are_those_of_what_the_checkpoint_stands_for(name: str) -> None:
     tiny = MADE[name]()
@@ -77,41 +57,14 @@ def test_logits_are_those_of_what_the_checkpoint_stands_for(name: str) -> None:
 @pytest.mark.parametrize("name", ["4 bits", "4 bits in order", "3 bits, asymmetric", "8 bits, asymmetric, in order"])
 def test_ranks_read_their_shares(name: str, ranks: int) -> None:
     """Where shares begin within groups and words, too."""
-    tiny, platform = MADE[name](), LoopbackPlatform()
+    tiny = MADE[name]()
     (prompt,) = random_prompts(3, (23,), VOCAB)
-
-    def run(rank: int, endpoint: str) -> Tensor:
-        place = Place(rank, ranks, endpoint)
-        (logits,) = Runner(tiny, platform=platform, place=place, forms=forms_of(tiny)).prompts([prompt])
-        return logits
-
     want = tiny.logits(prompt)
-    for logits in each_rank(platform, ranks, run):
+    for logits in ranked(tiny, ranks, prompt):
         torch.testing.assert_close(logits, want, rtol=0, atol=2e-3 * float(want.std()))
 
 
 # ---------------------------------------------------------------------------------------------------- whole engines
-
-
-def engine(tiny: Tiny, **settings: Any) -> LLM:
-    small = {"dtype": "float32", "kv_cache_memory_bytes": "16M", "max_model_len": 64, "use_tqdm": False}
-    return LLM(str(tiny.folder), device="cpu", skip_tokenizer_init=True, **{**small, **settings})
-
-
-def answers(llm: LLM, count: int = 8) -> list[list[int]]:
-    greedy = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)
-    prompts: Any = [{"prompt_token_ids": ids} for ids in random_prompts(5, (17, 3), VOCAB)]
-    return [list(each.outputs[0].token_ids) for each in llm.generate(prompts, greedy, use_tqdm=False)]
-
-
-def continued(tiny: Tiny, count: int = 8) -> list[list[int]]:
-    """By transformers."""
-    found = []
-    for ids in random_prompts(5, (17, 3), VOCAB):
-        for _ in range(count):
-            ids = [*ids, int(tiny.logits(ids)[-1].argmax())]
-        found.append(ids[-count:])
-    return found
 
 
 @pytest.mark.parametrize("name", ["4 bits", "4 bits in order", "the head too"])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet import LLM, SamplingParams
+from quintet import SamplingParams
 from quintet.config import EngineConfig
 from quintet.conformance.direct import random_prompts
 from quintet.conformance.tiny import PLAIN, VOCAB, Tiny, make
@@ -19,6 +19,7 @@ from quintet.platforms.cpu import PLATFORM as CPU
 from quintet.platforms.interface import Capabilities, Platform
 from quintet.weights import Cut, Form, Part
 from tests.helpers import tpu
+from tests.helpers.engines import engine
 from tests.helpers.run_model import Runner
 from tests.platforms.gpu.fake_torch import FakeGPU, FakeRuntime
 
@@ -107,11 +108,6 @@ def test_on_tpus_by_jax(name: str, off: float) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- whole engines
-
-
-def engine(tiny: Tiny, **settings: Any) -> LLM:
-    small = {"dtype": "float32", "kv_cache_memory_bytes": "16M", "max_model_len": 64, "use_tqdm": False}
-    return LLM(str(tiny.folder), device="cpu", skip_tokenizer_init=True, **{**small, **settings})
 
 
 AO = {"_type": "Int8WeightOnlyConfig", "_data": {}}

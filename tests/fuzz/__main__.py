@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 
 from tests.fuzz.runs import ROOM, bounded, run
 from tests.fuzz.targets import TARGETS
@@ -19,13 +20,19 @@ MINUTES = 20  # for a batch, which takes one
 
 
 def main() -> int:
+    given = arguments()
+    return sum(map(_here if given.here else _batches, given.targets, *_spread(given)))
+
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("targets", nargs="*", default=list(TARGETS), choices=[[], *TARGETS], metavar="TARGET")
+    parser.add_argument("targets", nargs="*", default=[], choices=[[], *TARGETS], metavar="TARGET")
     parser.add_argument("--inputs", type=int, default=100_000, help="files for each reader (default: 100000)")
     parser.add_argument("--first", type=int, default=0, help="seed of the first (default: 0)")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    return sum(map(_here if given.here else _batches, given.targets, *_spread(given)))
+    given = parser.parse_args(words)
+    given.targets = given.targets or list(TARGETS)
+    return given
 
 
 def _spread(given: argparse.Namespace) -> tuple[list[int], list[int]]:

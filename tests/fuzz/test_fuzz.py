@@ -1,5 +1,6 @@
 """Readers refuse in one line what is wrong, and take no memory for what a file only says: a little of tests.fuzz."""
 
+import collections
 import functools
 import json
 import random
@@ -11,6 +12,7 @@ from safetensors import safe_open
 from quintet.engine.loader import DTYPES
 from quintet.layers.forms.checkpoint import quantized
 from quintet.weights import OnFile
+from tests.fuzz.__main__ import arguments
 from tests.fuzz.mutations import changed
 from tests.fuzz.runs import bounded, run
 from tests.fuzz.targets import DATA, TARGETS, allowed
@@ -32,9 +34,17 @@ def test_spoilt_configurations_are_refused_or_read(folder: str) -> None:
     said = json.loads((DATA / folder / "config.json").read_text()).get("quantization_config")
     with safe_open(DATA / folder / "model.safetensors", "pt") as file:
         there = {name: _listed(file.get_slice(name)) for name in list(file.keys())}
+    found = collections.Counter[str]()
     for seed in range(100):
-        draw = random.Random(seed)
-        allowed(functools.partial(quantized, changed({"it": said}, draw).get("it"), lambda: there))
+        spoilt = changed({"it": said}, random.Random(seed)).get("it")
+        found["read" if allowed(functools.partial(quantized, spoilt, lambda: there)) is None else "refused"] += 1
+    assert found.total() == 100
+    assert found["read"] > 0 and found["refused"] > 0, found
+
+
+@pytest.mark.parametrize(("words", "targets"), [([], [*TARGETS]), (["gguf"], ["gguf"])])
+def test_the_program_takes_all_readers_or_those_that_are_named(words: list[str], targets: list[str]) -> None:
+    assert arguments(words).targets == targets
 
 
 def _listed(tensor: Any) -> OnFile:

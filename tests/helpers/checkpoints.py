@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers.pytorch_utils import Conv1D
 
 from quintet.conformance.tiny import Tiny
 
@@ -35,7 +36,7 @@ def awq(tiny: Tiny, group: int, ignored: Sequence[str] = ()) -> Tiny:
         return tensors, ((values - zeros) * scales).reshape(outputs, inputs)
 
     said = {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True, "version": "gemm"}
-    return written(tiny, quantize, {**said, "modules_to_not_convert": list(ignored) or None}, ignored)
+    return written(tiny, quantize, {**said, "modules_to_not_convert": list(ignored) or None}, [*ignored, "lm_head"])
 
 
 def packed(values: Tensor) -> Tensor:
@@ -61,20 +62,21 @@ def fp8(tiny: Tiny, block: tuple[int, int] = (128, 128), ignored: Sequence[str] 
         return {f"{name}.weight": values, f"{name}.weight_scale_inv": scales}, values.float() * wide
 
     said = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": list(block)}
-    return written(tiny, quantize, {**said, "modules_to_not_convert": list(ignored)}, ignored)
+    return written(tiny, quantize, {**said, "modules_to_not_convert": list(ignored)}, [*ignored, "lm_head"])
 
 
 @torch.no_grad()
 def written(tiny: Tiny, quantize: Quantize, said: dict[str, Any], ignored: Sequence[str]) -> Tiny:
-    """The checkpoint with every product but the head, and what is ignored, quantized."""
+    """The checkpoint with every product but what is ignored quantized, weights [in, out] too."""
     folder, model = Path(tempfile.mkdtemp(dir=tiny.folder.parent)), copy.deepcopy(tiny.reference)
     tensors = load_file(tiny.folder / "model.safetensors")
     for name, module in model.named_modules():
-        left_out = name == "lm_head" or any(each in name for each in ignored)
-        if isinstance(module, torch.nn.Linear) and not left_out:
-            made, known = quantize(name, tensors.pop(f"{name}.weight").float())
-            tensors |= made
-            module.weight.copy_(known)
+        if not isinstance(module, torch.nn.Linear | Conv1D) or any(each in name for each in ignored):
+            continue
+        weight = tensors.pop(f"{name}.weight").float()
+        made, known = quantize(name, weight.t() if isinstance(module, Conv1D) else weight)
+        module.weight.copy_(known.t() if isinstance(module, Conv1D) else known)
+        tensors |= made
     save_file(tensors, folder / "model.safetensors")
     config = json.loads((tiny.folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": said}))

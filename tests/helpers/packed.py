@@ -1,19 +1,13 @@
 """Matrices packed by the published rules of GPTQ and its kin, value by value, and what they stand for."""
 
-import copy
-import json
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers.pytorch_utils import Conv1D
 
 from quintet.conformance.tiny import Tiny
-from tests.helpers.checkpoints import Quantize
+from tests.helpers.checkpoints import written
 
 
 class Numbers(NamedTuple):
@@ -136,21 +130,3 @@ def gptq(tiny: Tiny, bits: int = 4, group: int = 32, ignored: Sequence[str] = ()
         **said,
     }
     return written(tiny, quantize, config, [*ignored, *["lm_head"] * (not said["lm_head"])])
-
-
-@torch.no_grad()
-def written(tiny: Tiny, quantize: Quantize, said: dict[str, Any], ignored: Sequence[str]) -> Tiny:
-    """The checkpoint with every product but what is ignored quantized, weights [in, out] too."""
-    folder, model = Path(tempfile.mkdtemp(dir=tiny.folder.parent)), copy.deepcopy(tiny.reference)
-    tensors = load_file(tiny.folder / "model.safetensors")
-    for name, module in model.named_modules():
-        if not isinstance(module, torch.nn.Linear | Conv1D) or any(each in name for each in ignored):
-            continue
-        weight = tensors.pop(f"{name}.weight").float()
-        made, known = quantize(name, weight.t() if isinstance(module, Conv1D) else weight)
-        module.weight.copy_(known.t() if isinstance(module, Conv1D) else known)
-        tensors |= made
-    save_file(tensors, folder / "model.safetensors")
-    config = json.loads((tiny.folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": said}))
-    return Tiny(folder, tiny.config, model)

@@ -127,6 +127,13 @@ def test_tensors_that_cannot_be_are_refused_by_name(tmp_path: Path, row: Row, wh
     assert "'blk'" in message and why in message
 
 
+@pytest.mark.parametrize("name", ["\n", "a\x1b[2J", "b\u2028"], ids=ascii)
+def test_names_that_cannot_be_printed_are_refused(name: str, tmp_path: Path) -> None:
+    """They would stand in errors and logs."""
+    said = refused(tmp_path, header(ARCHITECTURE, [Row(name, (4,), F32, 0)]) + bytes(64))
+    assert f"tensor {name!r} has a name that cannot be printed" in said
+
+
 def test_tensors_that_overlap_are_refused(tmp_path: Path) -> None:
     rows = [Row("b", (4,), F32, 32), Row("a", (16,), F32, 0)]
     assert "'b' begins within 'a'" in refused(tmp_path, header(ARCHITECTURE, rows) + bytes(64))

@@ -1,0 +1,65 @@
+"""Small models on the CPU: whole engines, ranks, and what transformers would answer in their place."""
+
+import functools
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from quintet import LLM, SamplingParams
+from quintet.conformance.direct import random_prompts
+from quintet.conformance.tiny import VOCAB, Tiny
+from quintet.engine.loader import tensors_of
+from quintet.layers.forms import Forms
+from quintet.layers.forms.checkpoint import quantized
+from quintet.models import model_class
+from quintet.platforms.cpu import PLATFORM
+from quintet.platforms.interface import Capabilities, Platform
+from quintet.types import Place
+from tests.helpers.loopback import LoopbackPlatform, each_rank
+from tests.helpers.run_model import Runner
+
+LENGTHS = (17, 3, 30)  # of prompts, in tokens
+
+
+def engine(tiny: Tiny, **settings: Any) -> LLM:
+    small = {"dtype": "float32", "kv_cache_memory_bytes": "16M", "max_model_len": 64, "use_tqdm": False}
+    return LLM(str(tiny.folder), device="cpu", skip_tokenizer_init=True, **{**small, **settings})
+
+
+def answers(llm: LLM, count: int = 12) -> list[list[int]]:
+    greedy = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)
+    prompts: Any = [{"prompt_token_ids": ids} for ids in random_prompts(5, LENGTHS, VOCAB)]
+    return [list(each.outputs[0].token_ids) for each in llm.generate(prompts, greedy, use_tqdm=False)]
+
+
+def continued(tiny: Tiny, count: int = 12) -> list[list[int]]:
+    """By transformers."""
+    found = []
+    for ids in random_prompts(5, LENGTHS, VOCAB):
+        for _ in range(count):
+            ids = [*ids, int(tiny.logits(ids)[-1].argmax())]
+        found.append(ids[-count:])
+    return found
+
+
+def forms_of(tiny: Tiny, platform: type[Platform] | Platform = PLATFORM) -> Forms:
+    """As an engine would have them of a quantized checkpoint."""
+    facts = platform.probe()
+    assert isinstance(facts, Capabilities)
+    said = json.loads((tiny.folder / "config.json").read_text())["quantization_config"]
+    there = functools.partial(tensors_of, tiny.folder, model_class(tiny.config))
+    return Forms(checkpoint=quantized(said, there), kept=facts.quant)
+
+
+def ranked(tiny: Tiny, ranks: int, prompt: Sequence[int]) -> list[Tensor]:
+    """The prompt's logits by each of so many ranks, which read their shares of a quantized checkpoint."""
+    platform = LoopbackPlatform()
+
+    def run(rank: int, endpoint: str) -> Tensor:
+        place, forms = Place(rank, ranks, endpoint), forms_of(tiny)  # what the CPU keeps: its ranks are the CPU's
+        (logits,) = Runner(tiny, platform=platform, place=place, forms=forms).prompts([list(prompt)])
+        return logits
+
+    return each_rank(platform, ranks, run)
