@@ -308,7 +308,7 @@ def _splits(wide: int, steps: int, tile: Tile, row: int, processors: int) -> int
     return max(1, min(most, triton.cdiv(WAVES * processors, wide)))
 
 
-TABLES = {tl.bfloat16: "*bf16", tl.float16: "*fp16"}
+TABLES = {tl.bfloat16: "*bf16", tl.float16: "*fp16"}  # of variants, by what they compute in
 
 
 def variants() -> list[Variant]:

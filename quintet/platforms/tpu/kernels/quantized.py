@@ -26,7 +26,8 @@ def quantized(x: jax.Array, weight: Matrix, bias: jax.Array | None, outputs: tup
     them -> [T, N] like x."""
     order: Any = weight.order
     if order is not None:
-        x = jnp.take(x, order, axis=1, mode="clip")
+        # in float32: of gathered bfloat16, XLA for CPUs makes products that it cannot run
+        x = jnp.take(x.astype(jnp.float32), order, axis=1, mode="clip").astype(x.dtype)
     held = _arrays(weight)
     if held.values.ndim == 2:
         return finish(_whole(x, held), bias, x.dtype)
