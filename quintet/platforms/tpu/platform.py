@@ -57,7 +57,7 @@ class TPU(Platform):
         return Capabilities(
             devices=found.devices,
             dtypes=(torch.bfloat16, torch.float32),
-            quant=frozenset({*KINDS, "mins", "order", "grouped"}),
+            quant=frozenset({*KINDS, "mins", "grouped"}),
             static_shapes=True,
             opaque=True,
             spmd=True,

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import torch
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -43,18 +42,15 @@ def placements(weight: Weight, mesh: Mesh) -> dict[str, Placement]:
     """Of each tensor that the weight becomes, by its attribute's name."""
     if weight.form.plain:
         return {weight.name: _placement(weight, mesh, weight.shape, dtype_of(weight.dtype))}
-    found = {
+    return {
         name: _placement(weight, mesh, (weight.shape[0], piece.width), piece.dtype)
         for name, piece in _pieces(weight.form, weight.shape[1]).items()
     }
-    if weight.form.ordered:  # any device may want any input
-        shape = jax.ShapeDtypeStruct(weight.shape[1:], jnp.int32, sharding=NamedSharding(mesh, PartitionSpec()))
-        found["order"] = Placement(shape, False)
-    return found
 
 
 def _pieces(form: Form, inputs: int) -> dict[str, Piece]:
     """What a canonical matrix of so many inputs has for each output."""
+    assert not form.ordered, "products here take inputs as they come"
     values = torch.int8 if form.bits == 8 and not form.table else torch.uint8
     pieces = {"weight": Piece(inputs * form.bits // 8, dtype_of(form.dtype or values))}
     pieces["scales"] = Piece(form.groups(inputs), dtype_of(torch.float32))

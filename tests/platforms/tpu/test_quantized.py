@@ -24,16 +24,14 @@ OTHERS = {
     "int4 of 16 with minima": Form("int4", 4, 16, 16, mins=True),
     "int4 of 64, zero points and minima": Form("int4", 4, 16, 64, zeros=True, mins=True),
     "int4 with one minimum": Form("int4", 4, 16, 0, mins=True),
-    "int4 in an order with minima": Form("int4", 4, 16, 128, ordered=True, mins=True),
-    "w4a8 in an order": Form("w4a8", 4, 8, 32, ordered=True),
+    "int4 of 128 with minima": Form("int4", 4, 16, 128, mins=True),
     "w4a8 with zero points and minima": Form("w4a8", 4, 8, 16, zeros=True, mins=True),
     "w8a8 of 16 with minima": Form("w8a8", 8, 8, 16, mins=True),
     "table4 of one": Form("table4", 4, 16, 0, table=NF4),
-    "table4 in an order": Form("table4", 4, 16, 32, table=E2M1, ordered=True),
     "table4 of 16 at 8 bits": Form("table4", 4, 8, 16, table=E2M1),
     "table8 of 16 at 8 bits": Form("table8", 8, 8, 16, table=E2M3),
 }
-ALL = {**FORMS, **OTHERS}
+ALL = {what: form for what, form in {**FORMS, **OTHERS}.items() if not form.ordered}
 
 
 @functools.cache
@@ -48,10 +46,9 @@ def numbers(form: Form, rows: int, outputs: int, inputs: int, dtype: torch.dtype
     matrix, x = Canonical(form).made(outputs, inputs), randn(rows, inputs, dtype=dtype)
     if form.activations == 8:
         largest = 127.0 if form.dtype is None else torch.finfo(form.dtype).max
-        order = torch.arange(inputs) if matrix.order is None else matrix.order.long()
         kind = form.dtype
         rounded = torch.round if kind is None else lambda v: v.to(kind).float()
-        x[:, order] = untied(x[:, order], matrix.form.group, largest, rounded)
+        x = untied(x, matrix.form.group, largest, rounded)
     return x, matrix
 
 
@@ -59,7 +56,7 @@ def placed(matrix: Matrix, devices: int, parts: int, by_inputs: bool) -> Matrix:
     """As a layer of so many products gets it back from place()."""
     outputs, inputs = len(matrix.values), matrix.values.shape[1] * 8 // matrix.form.bits
     by_output = {"": matrix.values, ".scales": matrix.scales, ".zeros": matrix.zeros, ".mins": matrix.mins}
-    tensors = {} if matrix.order is None else {"p0.order": matrix.order}
+    tensors: dict[str, Tensor] = {}
     for name, each in by_output.items():
         tensors |= {} if each is None else {f"p{part}{name}": piece for part, piece in enumerate(each.chunk(parts))}
     size = inputs if by_inputs else outputs // parts
@@ -67,7 +64,7 @@ def placed(matrix: Matrix, devices: int, parts: int, by_inputs: bool) -> Matrix:
     reader = Canonical(matrix.form)
     weight = Weight("weight", known, int(by_inputs), 0, torch.float32, "linear", matrix.form, reader)
     found = opened(devices)[0].place(weight, tensors)
-    return Matrix(found["weight"], *map(found.get, ("scales", "zeros", "order")), matrix.form, found.get("mins"))
+    return Matrix(found["weight"], *map(found.get, ("scales", "zeros")), None, matrix.form, found.get("mins"))
 
 
 def multiplied(x: Tensor, weight: Matrix, outputs: tuple[int, ...], devices: int = 1) -> Tensor:
@@ -96,9 +93,8 @@ def test_a_form_is_multiplied_as_it_is_held(what: str) -> None:
 
 @pytest.mark.parametrize("what", OTHERS)
 def test_a_form_over_a_mesh(what: str) -> None:
-    """Cut by outputs, two products side by side where these may have one matrix, and by inputs."""
-    parts = 1 if OTHERS[what].ordered else 2
-    for many, by_inputs in ((parts, False), (1, True)):
+    """Cut by outputs, two products side by side, and by inputs."""
+    for many, by_inputs in ((2, False), (1, True)):
         x, matrix = numbers(OTHERS[what], 3, 32, 256, torch.float32)
         weight = placed(matrix, tpu.DEVICES, many, by_inputs)
         assert len(shards(weight.values)) == tpu.DEVICES, "each device keeps a piece"

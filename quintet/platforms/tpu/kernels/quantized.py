@@ -24,10 +24,6 @@ FEW = 16
 def quantized(x: jax.Array, weight: Matrix, bias: jax.Array | None, outputs: tuple[int, ...]) -> jax.Array:
     """x [T, K], weight [N, K], or with its tensors' rows [ranks, N / ranks] (see sharding.Placement), bias shaped like
     them -> [T, N] like x."""
-    order: Any = weight.order
-    if order is not None:
-        # in float32: of gathered bfloat16, XLA for CPUs makes products that it cannot run
-        x = jnp.take(x.astype(jnp.float32), order, axis=1, mode="clip").astype(x.dtype)
     held = _arrays(weight)
     if held.values.ndim == 2:
         return finish(_whole(x, held), bias, x.dtype)
@@ -36,7 +32,7 @@ def quantized(x: jax.Array, weight: Matrix, bias: jax.Array | None, outputs: tup
 
 
 class Arrays(NamedTuple):
-    """A matrix's tensors, inputs in their order, and its form."""
+    """A matrix's tensors, and its form."""
 
     values: jax.Array
     scales: jax.Array
