@@ -100,6 +100,13 @@ SETTINGS |= {
     for kind, own in (("w4a16", "int4"), ("gptq", "int4"), ("awq", "int4"), ("w8a8", "w8a8"))
 }
 SETTINGS["fp8"] = {"quintet": ["fp8-blocks", "int8"]}
+# Which to choose: ours beside each other, on files that were made for the settings above.
+SETTINGS["forms"] = {
+    "quintet": [
+        *("bf16", "int8", "int8-a16", "int4", "int4-a16", "w8a8", "w4a8", "fp8-blocks"),
+        *("vllm:gptq", "vllm:w8a8", "llama.cpp:Q8_0", "llama.cpp:Q4_0", "llama.cpp:Q4_K_M"),
+    ]
+}
 PEERS = (BEFORE, "transformers", "llama.cpp", "openvino", "vllm")
 READ_BYTES = 256 << 20  # far above the caches
 READ_SECONDS = 0.3

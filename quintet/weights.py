@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -29,6 +29,9 @@ class Form:
     mins: bool = False  # numbers are added to groups: K-quants' minima, zero points that are no whole numbers
     together: int = 1  # outputs in a row that share their scales, of floats that are quantized; 0: all of a tensor
     table: tuple[float, ...] = ()  # what the values of a table's kind stand for, before they are scaled
+    blocks: str = (
+        ""  # the published type of blocks that it is of (GGUF's), which a platform may hold more tightly than so
+    )
 
     @property
     def plain(self) -> bool:
@@ -116,6 +119,13 @@ class OnFile(NamedTuple):
     read: Callable[[], Tensor] | None = None  # of one that is there
 
 
+class Rows(NamedTuple):
+    """A matrix as a file has it: each row a number of blocks."""
+
+    kind: str  # of the blocks: Form.blocks
+    bytes: Tensor  # uint8 [N, B]; a row's bytes are neighbours
+
+
 FLOATS = (torch.bfloat16, torch.float32, torch.float16, torch.float64)
 
 
@@ -141,6 +151,14 @@ class Reader(Protocol):
 
     def floats(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
         """The share of it, dequantized: float32 [N, K]."""
+
+
+@runtime_checkable
+class OfBlocks(Protocol):
+    """A reader of matrices in blocks, which a platform may unpack itself."""
+
+    def rows(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Rows | None:
+        """The share of it; None where that begins or ends within a block."""
 
 
 @dataclass(frozen=True)
@@ -204,6 +222,13 @@ class Weight:
         assert not self.padded, "what has padding is held in floats"
         matrices = [self.reader.matrix(part, self.cut(part), tensors) for part in self.parts]
         return matrices if self.form.plain else [each._replace(form=self.form) for each in matrices]
+
+    def rows(self, tensors: Mapping[str, Tensor]) -> list[Rows] | None:
+        """The same as the file has it, if that is in blocks."""
+        if self.padded or not isinstance(self.reader, OfBlocks):
+            return None
+        found = [self.reader.rows(part, self.cut(part), tensors) for part in self.parts]
+        return None if None in found else [each for each in found if each is not None]
 
     def cut(self, part: Part) -> Cut:
         """This rank's share of the part, within the tensor that it is stored in."""

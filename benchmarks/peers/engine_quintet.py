@@ -20,12 +20,14 @@ class Quintet:
 
     def __init__(self, job: Job) -> None:
         scheme, _, group = job.variant.partition("-g")
+        scheme, _, activations = scheme.partition("-a")
         file = published(job)
         settings: dict[str, Any] = {
             "dtype": "bfloat16",
             "device": "cpu",
             "quantization": None if scheme == "bf16" or file else scheme,
             "quantization_group_size": int(group) if group else None,
+            "activation_bits": int(activations) if activations else None,
             "max_model_len": MAX_LEN,
             "max_num_seqs": SEQUENCES,
             "enable_prefix_caching": False,

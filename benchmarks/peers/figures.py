@@ -112,6 +112,9 @@ def kv_token_bytes(config: Mapping[str, Any], element_bytes: int) -> int:
     return int(2 * config["num_hidden_layers"] * config["num_key_value_heads"] * head_dim * element_bytes)
 
 
+FLOATS = f"{OURS} bf16"
+
+
 def is_ours(label: str) -> bool:
     return label.split()[0] == OURS
 
@@ -169,7 +172,8 @@ def rows(rounds: Sequence[Round], bits: str) -> Iterator[Row]:
 def summary(row: Row, traffic: Mapping[str, Traffic]) -> dict[str, Any]:
     """A row in numbers: medians, shares, and each of our settings' ratios to every peer."""
     labels = row.labels()
-    ours, peers = [x for x in labels if is_ours(x)], [x for x in labels if not is_ours(x)]
+    ours = [x for x in labels if is_ours(x)]
+    peers = [x for x in labels if not is_ours(x)] or [x for x in labels if x == FLOATS]
     pairs = {(mine, peer): row.ratios(mine, peer) for mine in ours for peer in peers}
     return {
         "figure": row.figure.title,
@@ -182,7 +186,7 @@ def summary(row: Row, traffic: Mapping[str, Traffic]) -> dict[str, Any]:
 
 def table(rounds: Sequence[Round], bits: str, traffic: Mapping[str, Traffic]) -> str:
     """Markdown: a column for each setting, then for each of ours its ratio to the best peer (above 1: ours is better),
-    or to itself before a change where that was measured.
+    or to itself before a change where that was measured, or without peers to ours in floats.
 
     A share in parentheses is of the roofline: the setting's own bytes of weights and context at the bandwidth measured
     in the same round. The range behind a ratio is that of its pairs.
@@ -206,7 +210,7 @@ def _cell(row: Row, label: str, traffic: Mapping[str, Traffic]) -> str:
 
 def _ratio(row: Row, label: str) -> str:
     before = label.replace(OURS, BEFORE, 1)
-    peer = before if before in row.labels() else row.best_peer()
+    peer = before if before in row.labels() else row.best_peer() or FLOATS
     found = row.ratios(label, peer) if peer else []
     if not found:
         return "-"

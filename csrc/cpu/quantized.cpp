@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cstring>
 #include <vector>
 
@@ -55,6 +56,24 @@ long panels_of(long tokens, long blocks) {
     return std::max((tokens + kLinearRows - 1) / kLinearRows, std::min(wanted, tokens / kFewest));
 }
 
+// Of a row's starts: with levels they begin no sums where there are minima, and tell these the inputs' sums.
+int32_t row_offset(const QuantizedCall& call) {
+    return leveled(call.scheme) && call.mins ? 1 : offset_of(call.scheme);
+}
+
+// Rows of 64 bytes that a block's scales take, or its minima, with levels.
+constexpr long level_rows(long groups, long inputs) { return groups + inputs / kLevelInputs * 2; }
+
+long scale_bytes_of(const QuantizedCall& call) {
+    if (leveled(call.scheme)) return level_rows(call.groups, call.inputs) * kLinearColumns;
+    return call.groups * kLinearColumns * (call.scheme == kW8a8 ? 4 : 2);
+}
+
+int shared_by(const QuantizedCall& call) {
+    if (!leveled(call.scheme)) return -1;
+    return std::countr_zero(static_cast<unsigned long>(kLevelInputs / (call.inputs / call.groups)));
+}
+
 // How a prepared row lies: values, scales, starts.
 struct RowLayout {
     long group, quads;  // of a group
@@ -104,7 +123,7 @@ void prepare_rows(const QuantizedCall& call, const RowLayout& layout, uint8_t* r
         const char* const x = static_cast<const char*>(call.x) + t * call.x_stride * size_of(call.type);
         prepare({row, scales, reinterpret_cast<int32_t*>(scales + call.groups), call.order ? reordered(call, x) : x,
                  call.groups, layout.group, call.span ? call.span : layout.group, largest_input(call.scheme),
-                 offset_of(call.scheme)});
+                 row_offset(call)});
     });
 }
 
@@ -166,8 +185,8 @@ void quantized(const QuantizedCall& call) {
     uint8_t* const rows = scratch(call.tokens * layout.bytes);
     prepare_rows(call, layout, rows);
     const long blocks = blocks_of(call.outputs), panels = panels_of(call.tokens, blocks);
-    const long bytes = layout.quads * call.groups * kLinearColumns * (nibbles(call.scheme) ? kQuad / 2 : kQuad);
-    const long at_powers = call.groups * kLinearColumns * (call.scheme == kW8a8 ? 4 : 2);
+    const long bytes = layout.quads * call.groups * quad_bytes(call.scheme);
+    const long at_powers = scale_bytes_of(call), min_bytes = leveled(call.scheme) ? at_powers : call.groups * kLinearColumns * 2;
     const long scale_bytes = at_powers + (call.powers ? kLinearColumns * 4 : 0);
     const auto run = [&](long item) {
         alignas(64) float sums[kLinearRows * kLinearColumns];
@@ -178,8 +197,8 @@ void quantized(const QuantizedCall& call) {
         const QuantizedPanel each{sums, rows + row * layout.bytes, static_cast<const uint8_t*>(call.weight) + block * bytes,
                                   scales, layout.bytes, layout.scales_at, end - row, call.groups, layout.quads,
                                   call.zeros ? static_cast<const uint8_t*>(call.zeros) + added : nullptr,
-                                  call.mins ? static_cast<const uint16_t*>(call.mins) + added : nullptr, call.table,
-                                  static_cast<float>(offset_of(call.scheme))};
+                                  call.mins ? static_cast<const char*>(call.mins) + block * min_bytes : nullptr, call.table,
+                                  static_cast<float>(row_offset(call)), shared_by(call), call.mins != nullptr};
         k.begin(each);
         k.multiply[call.scheme](each);
         const long size = size_of(call.type);
@@ -193,7 +212,7 @@ void quantized(const QuantizedCall& call) {
 
 bool pack_quantized(const QuantizedWeight& w) {
     const long blocks = blocks_of(w.outputs), group = w.inputs / w.groups;
-    const long bytes = (w.inputs + kQuad - 1) / kQuad * kLinearColumns * (nibbles(w.scheme) ? kQuad / 2 : kQuad);
+    const long bytes = (w.inputs + kQuad - 1) / kQuad * quad_bytes(w.scheme);
     const long scale_bytes = w.groups * kLinearColumns * (w.scheme == kW8a8 ? 4 : 2);
     wish_huge_pages(w.packed, blocks * bytes);
     const auto pack = packing().pack[w.scheme][w.type];

@@ -23,6 +23,7 @@
 namespace cpu = quintet::cpu;
 
 int attention_failures();  // attention_test.cpp
+int blocks_failures();     // blocks_test.cpp
 int float8_failures();     // float8_test.cpp
 int linear_failures();     // linear_test.cpp
 int moe_failures();        // moe_test.cpp
@@ -263,6 +264,7 @@ int main() {
     topology_reads_plain_machines();
     lower_isas_can_be_chosen();
     failures += attention_failures();
+    failures += blocks_failures();
     failures += float8_failures();
     failures += linear_failures();
     failures += moe_failures();

@@ -25,19 +25,32 @@ enum QuantizedScheme {
     kW8a8Groups,  // the same with weights of 8 bits
     kTable4,      // 4 bits that are places in a table of 8 bits, which has 128 added; rows as kInt4 has them
     kTable4a8,    // rows as kW4a8 has them
+    // Scales and minima are whole numbers of 8 bits, times one in float16 that 256 inputs share; rows as the above.
+    kInt4Levels,
+    kW4a8Levels,
+    kInt6Levels,  // [quads, 128 + 64 bytes]: nibbles, and two bits of each value above them, in heights of 16 columns
+    kW6a8Levels,
     kQuantizedSchemes
 };
 
+constexpr long kLevelInputs = 256;
+constexpr int kMiddleOfSix = 32;  // what 0 is stored as, in 6 bits without minima
+
 constexpr bool looked_up(QuantizedScheme s) { return s == kTable4 || s == kTable4a8; }
-constexpr bool nibbles(QuantizedScheme s) { return s == kInt4 || s == kW4a8 || looked_up(s); }
-constexpr int32_t offset_of(QuantizedScheme s) { return nibbles(s) && !looked_up(s) ? 8 : 128; }
+constexpr bool leveled(QuantizedScheme s) { return s >= kInt4Levels && s <= kW6a8Levels; }
+constexpr bool six(QuantizedScheme s) { return s == kInt6Levels || s == kW6a8Levels; }
+constexpr bool nibbles(QuantizedScheme s) { return s == kInt4 || s == kW4a8 || looked_up(s) || (leveled(s) && !six(s)); }
+constexpr int32_t offset_of(QuantizedScheme s) { return six(s) ? kMiddleOfSix : nibbles(s) && !looked_up(s) ? 8 : 128; }
 
 // 16 bits are 256 * high + low, both of -128..127, so the largest is 256 * 127 + 127.
 constexpr float largest_input(QuantizedScheme s) {
-    return s == kInt8 || s == kInt4 || s == kTable4 ? 32639.0F : 127.0F;
+    return s == kInt8 || s == kInt4 || s == kTable4 || s == kInt4Levels || s == kInt6Levels ? 32639.0F : 127.0F;
 }
 
 constexpr long kQuad = 4;
+// Bytes of a block's quad.
+constexpr long quad_bytes(QuantizedScheme s) { return kLinearColumns * (six(s) ? 3 : nibbles(s) ? 2 : 4); }
+constexpr long kLeastGroup = 16;     // inputs
 constexpr long kLargestGroup = 128;  // inputs: 128 * 128 * 32639 and 128 * 255 * 32639 are below 2^31
 constexpr long kMostInputs = 131072;  // of kW8a8: 131072 * 128 * 127 is below 2^31; what lies between may wrap around
 constexpr long kRowPadding = 16;  // inputs: a row is prepared in whole vectors
@@ -57,15 +70,17 @@ struct QuantizedPanel {
     float* sums;         // [rows, kLinearColumns]
     const uint8_t* x;    // prepared rows
     const uint8_t* weight;
-    const void* scales;  // [groups, kLinearColumns], float16, or float32 for kW8a8
+    const void* scales;  // [groups, kLinearColumns], float16, or float32 for kW8a8; with levels see level_at()
     long x_stride;       // bytes
     long scales_at;      // bytes from a row's beginning to its scales; its starts follow them
     long rows, groups;
     long quads;          // of a group
     const uint8_t* zeros;   // [groups, kLinearColumns], or null: what stands for 0, instead of the offset
-    const uint16_t* mins;   // [groups, kLinearColumns], float16, or null: added to what values and scales stand for
+    const void* mins;       // as scales of groups lie, or null: added to what values and scales stand for
     const uint8_t* table;   // [16], of the schemes that look up
-    float offset;
+    float offset;           // of the rows' starts
+    int shared;             // with levels: 2 to the power of it groups share a number in float16; -1: there are none
+    bool counted;           // the starts do not begin sums: the minima alone ask for them
 };
 
 struct QuantizedResult {

@@ -34,6 +34,9 @@ inline Floats widen_half(const uint16_t* at) { return _mm256_cvtph_ps(load_halve
 inline Floats widen_bytes(const uint8_t* at) {
     return to_floats(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at))));
 }
+[[maybe_unused]] inline Floats widen_signed(const int8_t* at) {
+    return to_floats(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at))));
+}
 inline uint16_t half_of(float x) { return static_cast<uint16_t>(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT)); }
 inline float float_of(uint16_t x) { return _cvtsh_ss(x); }
 

@@ -28,6 +28,10 @@ inline Floats widen_bytes(const uint8_t* at) {
     return to_floats(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
 }
 
+inline Floats widen_signed(const int8_t* at) {
+    return to_floats(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
+}
+
 struct Singles {
     using Element = float;
     static Floats widen(const float* at) { return load(at); }

@@ -26,6 +26,9 @@ inline Ints low_even(Bytes x) { return (Ints)(x & 15); }
 inline Ints low_odd(Bytes x) { return (Ints)(x >> 8 & 15); }
 inline Ints high_even(Bytes x) { return (Ints)(x >> 4 & 15); }
 inline Ints high_odd(Bytes x) { return (Ints)(x >> 12); }
+inline Bytes lower(Bytes x, int bits) { return x >> static_cast<uint16_t>(bits); }
+inline Bytes low_six(Bytes low, Bytes above) { return (low & 0x0F0F) | (above << 4 & 0x3030); }
+inline Bytes high_six(Bytes high, Bytes above) { return low_six(high >> 4, above >> 2); }
 
 struct Table {
     uint8_t bytes[16];

@@ -64,6 +64,7 @@ inline Floats widen_halves(Bits bits) {
 }
 inline Floats widen_half(const uint16_t* at) { return widen_halves(Bits{at[0], at[1], at[2], at[3]}); }
 inline Floats widen_bytes(const uint8_t* at) { return to_floats(Ints{at[0], at[1], at[2], at[3]}); }
+[[maybe_unused]] inline Floats widen_signed(const int8_t* at) { return to_floats(Ints{at[0], at[1], at[2], at[3]}); }
 [[maybe_unused]] inline float float_of(uint16_t x) { return widen_halves(Bits{x, 0, 0, 0})[0]; }
 [[maybe_unused]] inline uint16_t half_of(float x) {
     Float16 half;

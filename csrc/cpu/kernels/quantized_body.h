@@ -3,9 +3,11 @@
 // The including file defines kLanes, Floats, Ints (of kLanes) and what works on them (see quantized_*_vectors.h), and cores.
 // A core multiplies quads: Sum, Weights and Inputs; kBytes, of a prepared quad; kRows and kPairs, the sums that stay in
 // registers, and kAlone, the pairs for rows that are few (kFew); weights(at), bytes for kLanes columns;
-// weights_of_nibbles(at, Weights (&)[2]); Table, of 16 bytes at an address, and weights_of_table(at, Table, Weights (&)[2]),
-// nibbles looked up; inputs(at); start(int32_t); resume(Floats), total's bits again,
-// of a core for kW8a8; step(Sum&, Weights, Inputs); total(Sum), which is Ints; put(Ints, at), kLanes prepared inputs.
+// weights_of_nibbles(at, Weights (&)[2]); weights_of_sixes(at, plane, height, Weights (&)[2]), with two bits of the plane's
+// bytes above each, from that height on, and widen_sixes(at, plane, height, first, second), which stores these bytes; Table,
+// of 16 bytes at an address, and weights_of_table(at, Table, Weights (&)[2]), nibbles looked up; inputs(at); start(int32_t);
+// resume(Floats), total's bits again, of a core for kW8a8; step(Sum&, Weights, Inputs); total(Sum), which is Ints;
+// put(Ints, at), kLanes prepared inputs.
 // A pair is two vectors of columns that are 16 columns apart: nibbles of the same bytes.
 #pragma once
 
@@ -21,8 +23,13 @@ constexpr long kLine = 64;  // bytes in a cache line
 // Quads that all rows of a panel pass before the next: 64 KiB, or half of it, which a core's second cache holds.
 constexpr long kStretch = 256;
 
-enum class Held { bytes, nibbles, table };
-constexpr long quad_step(Held held) { return held == Held::bytes ? kByteQuad : kByteQuad / 2; }
+// What shares a scale: a group, one with levels, such as floats for a stretch, or all inputs.
+enum class Span { groups, levels, floats, channels };
+enum class Held { bytes, nibbles, table, sixes };
+constexpr long quad_step(Held held) {
+    return held == Held::bytes ? kByteQuad : held == Held::sixes ? kByteQuad / 4 * 3 : kByteQuad / 2;
+}
+constexpr long kPlane = kByteQuad / 2;  // where a quad of 6 bits has those above its nibbles
 
 // ---------------------------------------------------------------------------------------------------------- rows
 
@@ -93,16 +100,28 @@ struct QuantizedTile {
     long groups, quads;     // of the stretch; quads are a group's
     long row, pair;
     const uint8_t* ahead;   // what is asked from memory meanwhile
+    const float* scales;    // of the stretch's groups, [groups, kLinearColumns]
+};
+
+// A place in a block's weights: of a pair of columns, and for 6 bits of the plane's bits that are theirs.
+struct Place {
+    const uint8_t* at;
+    const uint8_t* plane;
+    int height;
 };
 
 template <typename Core, Held H, long Pairs>
-inline void load_weights(const uint8_t* at, const typename Core::Table& table, typename Core::Weights (&w)[Pairs][2]) {
+inline void load_weights(const Place& place, const typename Core::Table& table, typename Core::Weights (&w)[Pairs][2]) {
+    const uint8_t* const at = place.at;
 #pragma GCC unroll 4
     for (long p = 0; p < Pairs; ++p) {
         if constexpr (H == Held::nibbles) {
             Core::weights_of_nibbles(at + p * kPairColumns * kQuad, w[p]);
         } else if constexpr (H == Held::table) {
             Core::weights_of_table(at + p * kPairColumns * kQuad, table, w[p]);
+        } else if constexpr (H == Held::sixes) {
+            const int height = Pairs == kBlockPairs ? static_cast<int>(p * 4) : place.height + static_cast<int>(p * 4);
+            Core::weights_of_sixes(at + p * kPairColumns * kQuad, place.plane, height, w[p]);
         } else {
             w[p][0] = Core::weights(at + p * 2 * kPairColumns * kQuad);
             w[p][1] = Core::weights(at + (p * 2 + 1) * kPairColumns * kQuad);
@@ -112,7 +131,7 @@ inline void load_weights(const uint8_t* at, const typename Core::Table& table, t
 
 // `count` quads of rows, at least one, added to their sums. With each, memory is asked for so many lines of what follows.
 template <typename Core, Held H, long Rows, long Pairs, long Lines>
-inline void grow(typename Core::Sum (&sums)[Rows][Pairs][2], const uint8_t* w, const typename Core::Table& table,
+inline void grow(typename Core::Sum (&sums)[Rows][Pairs][2], Place w, const typename Core::Table& table,
                  const uint8_t* x, long stride, long count, const uint8_t*& ahead) {
     do {  // a loop that may not run at all costs the compiler registers, and us a third of the speed
 #pragma GCC unroll 4
@@ -129,7 +148,8 @@ inline void grow(typename Core::Sum (&sums)[Rows][Pairs][2], const uint8_t* w, c
                 Core::step(sums[r][p][1], weights[p][1], inputs);
             }
         }
-        w += quad_step(H);
+        w.at += quad_step(H);
+        if constexpr (H == Held::sixes) w.plane += quad_step(H);
         x += Core::kBytes;
     } while (--count);
 }
@@ -139,14 +159,28 @@ inline long first_column(long pair) {
     return pair / kPer * 2 * kPairColumns + pair % kPer * kLanes;
 }
 
-template <typename Core, Held H, long Rows, long Pairs, long Lines>
+// Numbers of a group with levels: rows of codes for all groups, then of what they are multiples of.
+inline Floats level_at(const QuantizedPanel& panel, const void* levels, long group, long column) {
+    const int8_t* const codes = static_cast<const int8_t*>(levels);
+    const int8_t* const units = codes + panel.groups * kLinearColumns + (group >> panel.shared) * kLinearColumns * 2;
+    return mul(widen_signed(codes + group * kLinearColumns + column), widen_half(reinterpret_cast<const uint16_t*>(units) + column));
+}
+
+template <Span S>
+inline Floats scale_at(const QuantizedTile& t, long group, long column) {
+    if constexpr (S == Span::levels) return level_at(t.panel, t.panel.scales, group, column);
+    if constexpr (S == Span::floats) return load(t.scales + (group - t.group) * kLinearColumns + column);
+    return widen_half(static_cast<const uint16_t*>(t.panel.scales) + group * kLinearColumns + column);
+}
+
+template <typename Core, Held H, Span S, long Rows, long Pairs, long Lines>
 __attribute__((noinline)) void tile_of_groups(const QuantizedTile& t) {
     const QuantizedPanel& panel = t.panel;
     const long column = first_column(t.pair), stride = panel.x_stride;
     const typename Core::Table table = H == Held::table ? Core::table(panel.table) : typename Core::Table{};
     const uint8_t* const row = panel.x + t.row * stride;
     const long lane = H != Held::bytes ? column / (2 * kPairColumns) * kPairColumns + column % kPairColumns : column;
-    const uint8_t* w = t.weight + lane * kQuad;
+    Place w{t.weight + lane * kQuad, t.weight + kPlane + column % kPairColumns * kQuad, static_cast<int>(column / (2 * kPairColumns) * 4)};
     const uint8_t* x = row + t.group * t.quads * Core::kBytes;
     float* const kept = panel.sums + t.row * kLinearColumns + column;
     const uint8_t* ahead = t.ahead;
@@ -157,16 +191,17 @@ __attribute__((noinline)) void tile_of_groups(const QuantizedTile& t) {
         for (long r = 0; r < Rows; ++r) {
             int32_t start;
             __builtin_memcpy(&start, own + r * stride + panel.groups * static_cast<long>(sizeof(float)), sizeof start);
+            if ((S == Span::levels || S == Span::floats) && panel.counted) start = 0;
 #pragma GCC unroll 8
             for (long v = 0; v < 2 * Pairs; ++v) sums[r][v / 2][v % 2] = Core::start(start);
         }
         grow<Core, H, Rows, Pairs, Lines>(sums, w, table, x, stride, t.quads, ahead);
-        w += t.quads * quad_step(H);
+        w.at += t.quads * quad_step(H);
+        w.plane += t.quads * quad_step(H);
         x += t.quads * Core::kBytes;
-        const uint16_t* const scales = static_cast<const uint16_t*>(panel.scales) + g * kLinearColumns + column;
 #pragma GCC unroll 8
         for (long v = 0; v < 2 * Pairs; ++v) {
-            const Floats scale = widen_half(scales + v * kPairColumns);
+            const Floats scale = scale_at<S>(t, g, column + v * kPairColumns);
 #pragma GCC unroll 8
             for (long r = 0; r < Rows; ++r) {
                 float own_scale;
@@ -197,7 +232,7 @@ __attribute__((noinline)) void tile_of_channels(const QuantizedTile& t) {
         }
     }
     const uint8_t* ahead = t.ahead;
-    grow<Core, Held::bytes, Rows, Pairs, Lines>(sums, t.weight + column * kQuad, typename Core::Table{},
+    grow<Core, Held::bytes, Rows, Pairs, Lines>(sums, {t.weight + column * kQuad, nullptr, 0}, typename Core::Table{},
                                                 row + t.quad * Core::kBytes, stride, t.quads, ahead);
     const bool last = t.quad + t.quads == panel.quads;
     const float* const scales = static_cast<const float*>(panel.scales) + column;
@@ -215,12 +250,12 @@ __attribute__((noinline)) void tile_of_channels(const QuantizedTile& t) {
     }
 }
 
-template <typename Core, Held H, bool Channels, long Rows, long Pairs, long Lines>
+template <typename Core, Held H, Span S, long Rows, long Pairs, long Lines>
 inline void tile(const QuantizedTile& t) {
-    if constexpr (Channels) {
+    if constexpr (S == Span::channels) {
         tile_of_channels<Core, Rows, Pairs, Lines>(t);
     } else {
-        tile_of_groups<Core, H, Rows, Pairs, Lines>(t);
+        tile_of_groups<Core, H, S, Rows, Pairs, Lines>(t);
     }
 }
 
@@ -232,10 +267,10 @@ struct Asked {
     long tile, tiles;      // 0 tiles: nothing is asked for
 };
 
-template <typename Core, Held H, bool Channels, long Rows>
+template <typename Core, Held H, Span S, long Rows>
 inline void tiles_of(QuantizedTile t, long rows, const Asked& asked) {
     if constexpr (Rows > 1) {
-        if (rows < Rows) return tiles_of<Core, H, Channels, Rows - 1>(t, rows, asked);
+        if (rows < Rows) return tiles_of<Core, H, S, Rows - 1>(t, rows, asked);
     }
     constexpr long kPairs = Rows <= Core::kFew ? Core::kAlone : Core::kPairs, kPasses = kBlockPairs / kPairs;
     for (long pass = 0; pass < kPasses; ++pass, t.pair += kPairs) {
@@ -244,42 +279,79 @@ inline void tiles_of(QuantizedTile t, long rows, const Asked& asked) {
         t.ahead = asked.next + first * kLine * asked.count;
         if constexpr (Rows > 2) {  // fewer are hardly ever a tile among others
             if (last - first == 1) {
-                tile<Core, H, Channels, Rows, kPairs, 1>(t);
+                tile<Core, H, S, Rows, kPairs, 1>(t);
                 continue;
             }
             if (last - first > 1) {
-                tile<Core, H, Channels, Rows, kPairs, 2>(t);
+                tile<Core, H, S, Rows, kPairs, 2>(t);
                 continue;
             }
         }
-        tile<Core, H, Channels, Rows, kPairs, 0>(t);
+        tile<Core, H, S, Rows, kPairs, 0>(t);
     }
 }
 
-template <typename Core, Held H, bool Channels>
-void multiply(const QuantizedPanel& panel) {
-    constexpr long kStep = quad_step(H);
-    const long tiles = (panel.rows + Core::kRows - 1) / Core::kRows, all = panel.groups * panel.quads;
+// Quads of 6 bits in bytes, as rows that are many read them.
+template <typename Core>
+inline void widen_sixes(const uint8_t* from, long quads, uint8_t* to) {
+    for (; quads > 0; --quads, from += quad_step(Held::sixes), to += kByteQuad) {
+#pragma GCC unroll 4
+        for (long pair = 0; pair < kBlockPairs; ++pair) {
+            const long column = first_column(pair), lane = column % kPairColumns, both = column / (2 * kPairColumns);
+            Core::widen_sixes(from + (both * kPairColumns + lane) * kQuad, from + kPlane + lane * kQuad, static_cast<int>(both * 4),
+                              to + column * kQuad, to + (column + kPairColumns) * kQuad);
+        }
+    }
+}
+
+// Scales of groups with levels, [groups, kLinearColumns].
+inline void widen_levels(const QuantizedPanel& panel, long first, long groups, float* to) {
+    for (long g = first; g < first + groups; ++g) {
+        for (long c = 0; c < kLinearColumns; c += kLanes, to += kLanes) store(to, level_at(panel, panel.scales, g, c));
+    }
+}
+
+template <typename Core, Held H, Span S, bool Many>
+void multiply_as(const QuantizedPanel& panel) {
+    constexpr long kStep = quad_step(H), kMost = S == Span::levels && !Many ? Core::kFew : Core::kRows;
+    // What many rows read is made of what is held once for all of them.
+    constexpr bool kWidened = S == Span::levels && Many, kBytes = kWidened && H == Held::sixes;
+    alignas(64) uint8_t wide[kBytes ? kStretch * kByteQuad : 1];
+    alignas(64) float scales[kWidened ? kStretch * kQuad / kLeastGroup * kLinearColumns : 1];
+    const long tiles = (panel.rows + kMost - 1) / kMost, all = panel.groups * panel.quads;
     const bool streams = panel.rows <= Core::kFew && Core::kAlone == kBlockPairs;  // the block is read from end to end
-    const long least = Channels ? 1 : panel.quads, wanted = streams ? all : kStretch / least * least;
+    const long least = S == Span::channels ? 1 : panel.quads, wanted = streams ? all : kStretch / least * least;
     for (long first = 0; first < all; first += wanted) {
         const long count = all - first < wanted ? all - first : wanted;
         const uint8_t* const weight = panel.weight + first * kStep;
+        if constexpr (kBytes) widen_sixes<Core>(weight, count, wide);
+        if constexpr (kWidened) widen_levels(panel, first / panel.quads, count / panel.quads, scales);
         for (long i = 0; i < tiles; ++i) {  // of nearly the same height
             const long row = panel.rows * i / tiles, rows = panel.rows * (i + 1) / tiles - row;
-            const QuantizedTile t{panel, weight, Channels ? 0 : first / panel.quads, Channels ? first : 0,
-                                  Channels ? 1 : count / panel.quads, Channels ? count : panel.quads, row, 0, nullptr};
+            const bool whole = S == Span::channels;
+            const QuantizedTile t{panel, kBytes ? wide : weight, whole ? 0 : first / panel.quads, whole ? first : 0,
+                                  whole ? 1 : count / panel.quads, whole ? count : panel.quads, row, 0, nullptr, scales};
             const Asked asked{weight + wanted * kStep, kStep, count, i, streams ? 0 : tiles};
-            tiles_of<Core, H, Channels, Core::kRows>(t, rows, asked);
+            tiles_of<Core, kBytes ? Held::bytes : H, kWidened ? Span::floats : S, kMost>(t, rows, asked);
         }
     }
+}
+
+template <typename Core, Held H, Span S>
+void multiply(const QuantizedPanel& panel) {
+    if constexpr (S == Span::levels) {
+        if (panel.rows <= Core::kFew) return multiply_as<Core, H, S, false>(panel);
+    }
+    multiply_as<Core, H, S, true>(panel);
 }
 
 // ------------------------------------------------------------------------------------------- zero points and minima
 
 // A vector of what is added for each 1 of a row's inputs.
-inline Floats added_for(const QuantizedPanel& panel, long at) {
-    Floats each = panel.mins ? widen_half(panel.mins + at) : zeros();
+inline Floats added_for(const QuantizedPanel& panel, long group, long column) {
+    if (panel.shared >= 0) return level_at(panel, panel.mins, group, column);
+    const long at = group * kLinearColumns + column;
+    Floats each = panel.mins ? widen_half(static_cast<const uint16_t*>(panel.mins) + at) : zeros();
     if (panel.zeros) {
         const Floats off = sub(splat(panel.offset), widen_bytes(panel.zeros + at));
         each = fma(off, widen_half(static_cast<const uint16_t*>(panel.scales) + at), each);
@@ -301,7 +373,7 @@ inline void begin_rows(const QuantizedPanel& panel, long row, long column) {
     for (long g = 0; g < panel.groups; ++g) {
         Floats each[kBeginVectors];
 #pragma GCC unroll 4
-        for (long v = 0; v < kBeginVectors; ++v) each[v] = added_for(panel, g * kLinearColumns + column + v * kLanes);
+        for (long v = 0; v < kBeginVectors; ++v) each[v] = added_for(panel, g, column + v * kLanes);
 #pragma GCC unroll 8
         for (long r = 0; r < Rows; ++r) {
             const uint8_t* const own = panel.x + (row + r) * panel.x_stride + panel.scales_at + g * 4;
@@ -377,13 +449,17 @@ constexpr void kernels_of(QuantizedKernels& all, QuantizedScheme scheme, void (*
 template <typename Wide, typename Narrow>
 constexpr QuantizedKernels quantized_kernels() {
     QuantizedKernels all{};
-    kernels_of<Wide>(all, kInt8, multiply<Wide, Held::bytes, false>);
-    kernels_of<Wide>(all, kInt4, multiply<Wide, Held::nibbles, false>);
-    kernels_of<Narrow>(all, kW8a8, multiply<Narrow, Held::bytes, true>);
-    kernels_of<Narrow>(all, kW4a8, multiply<Narrow, Held::nibbles, false>);
-    kernels_of<Narrow>(all, kW8a8Groups, multiply<Narrow, Held::bytes, false>);
-    kernels_of<Wide>(all, kTable4, multiply<Wide, Held::table, false>);
-    kernels_of<Narrow>(all, kTable4a8, multiply<Narrow, Held::table, false>);
+    kernels_of<Wide>(all, kInt8, multiply<Wide, Held::bytes, Span::groups>);
+    kernels_of<Wide>(all, kInt4, multiply<Wide, Held::nibbles, Span::groups>);
+    kernels_of<Narrow>(all, kW8a8, multiply<Narrow, Held::bytes, Span::channels>);
+    kernels_of<Narrow>(all, kW4a8, multiply<Narrow, Held::nibbles, Span::groups>);
+    kernels_of<Narrow>(all, kW8a8Groups, multiply<Narrow, Held::bytes, Span::groups>);
+    kernels_of<Wide>(all, kTable4, multiply<Wide, Held::table, Span::groups>);
+    kernels_of<Narrow>(all, kTable4a8, multiply<Narrow, Held::table, Span::groups>);
+    kernels_of<Wide>(all, kInt4Levels, multiply<Wide, Held::nibbles, Span::levels>);
+    kernels_of<Narrow>(all, kW4a8Levels, multiply<Narrow, Held::nibbles, Span::levels>);
+    kernels_of<Wide>(all, kInt6Levels, multiply<Wide, Held::sixes, Span::levels>);
+    kernels_of<Narrow>(all, kW6a8Levels, multiply<Narrow, Held::sixes, Span::levels>);
     all.begin = begin;
     all.finish[kLinearFloat32] = finish<Singles>;
     all.finish[kLinearBfloat16] = finish<Brains>;

@@ -15,6 +15,7 @@ from quintet.weights import FLOATS, Cut, Form, Matrix, OnFile, Part
 
 PACKED = 8  # outputs in an int32
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+LOW = 0x0F0F0F0F  # the low bits of four bytes
 
 
 @dataclass(frozen=True)
@@ -42,16 +43,30 @@ class Awq:
     def matrix(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Matrix:
         name, form = part.source.removesuffix("weight"), self.form(cut)
         first, last = cut.inputs
-        values = _outputs(tensors[f"{name}qweight"][first:last], cut).t().contiguous()
+        values = _nibbles(tensors[f"{name}qweight"][first:last], cut)
         zeros, scales = (
             _outputs(tensors[f"{name}qzeros"], cut).t(),
             tensors[f"{name}scales"][:, slice(*cut.outputs)].t(),
         )
         scales, zeros = (spread(each, self.group, form.group, cut.inputs) for each in (scales.float(), zeros))
-        return Matrix(values[:, ::2] | values[:, 1::2] << 4, scales, zeros, form=form)
+        return Matrix(values, scales, zeros, form=form)
 
     def floats(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
         return floats(self, self.group, part, cut, tensors)
+
+
+def _nibbles(packed: Tensor, cut: Cut) -> Tensor:
+    """int32 [K, N / 8] -> uint8 [outputs of the cut, K / 2], as Matrix has them: whole words at a time."""
+    start, stop = cut.outputs
+    words = packed[:, start // PACKED : -(-stop // PACKED)].t().contiguous()
+    first, second = words[:, ::2], words[:, 1::2]  # inputs
+    known = words.new_empty(len(words), PACKED, first.shape[1], dtype=torch.uint8)
+    low = first & LOW | (second & LOW) << 4  # of each byte of a number: the output in its low bits
+    high = first >> 4 & LOW | second & ~LOW
+    for byte in range(PACKED // 2):
+        known[:, ORDER[2 * byte]] = low.view(torch.uint8)[:, byte::4]
+        known[:, ORDER[2 * byte + 1]] = high.view(torch.uint8)[:, byte::4]
+    return known.flatten(0, 1)[start % PACKED :][: stop - start]
 
 
 def _outputs(packed: Tensor, cut: Cut) -> Tensor:

@@ -3,7 +3,7 @@
 import functools
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from quintet.gguf.names import unnumbered
 from quintet.layers.forms.ggml import GRIDS, TYPES
 from quintet.layers.forms.groups import fitted, spread
 from quintet.ops.quantized import dequantized
-from quintet.weights import PLAIN, Cut, Form, Matrix, OnFile, Part, Reader
+from quintet.weights import PLAIN, Cut, Form, Matrix, OnFile, Part, Reader, Rows
 
 _KINDS = {kind.name: kind for kind in KINDS.values()}
 ROWS = 2**24  # values that are dequantized at a time: what lies between takes several times their memory
@@ -37,7 +37,14 @@ class Blocks:
         return {part.source: OnFile((outputs, inputs // self.kind.values * self.kind.size), (torch.uint8,))}
 
     def form(self, cut: Cut) -> Form:
-        return PLAIN if self.name in GRIDS else fitted(TYPES[self.name].form, cut)
+        if self.name in GRIDS:
+            return PLAIN
+        return fitted(replace(TYPES[self.name].form, blocks=self.name if self._whole(cut) else ""), cut)
+
+    def rows(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Rows | None:
+        if not self._whole(cut):
+            return None
+        return Rows(self.name, self._blocks(tensors[part.source][slice(*cut.outputs)], cut.inputs)[0].flatten(1))
 
     def matrix(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Matrix:
         return self._matrix(tensors[part.source][slice(*cut.outputs)], cut.inputs, self.form(cut))
@@ -73,6 +80,9 @@ class Blocks:
         else:
             known = dequantized(self._matrix(blocks.flatten(1), whole, TYPES[self.name].form))
         return known[:, inputs[0] - first : inputs[1] - first]
+
+    def _whole(self, cut: Cut) -> bool:
+        return not any(each % self.kind.values for each in cut.inputs)
 
     def _blocks(self, rows: Tensor, inputs: tuple[int, int]) -> tuple[Tensor, int]:
         """[N, B, bytes] of the blocks that hold these inputs, and the first input of them."""

@@ -71,6 +71,9 @@ class Whole:
         form, order = self.form(cut), self._order(part, tensors)
         scales = self.scales.of(tensors[beside(part, self.scales.name)], part, cut, form)
         zeros = self._points(part, cut, tensors, form)
+        if self.packed and self.bits == 4 and order is None and cut.inputs[0] % 2 == 0:
+            known = self._bytes(part, cut, tensors)  # as Matrix has them
+            return Matrix(known, scales, None if zeros is None else (zeros + MIDDLE).to(torch.uint8), form=form)
         values = self._values(part, cut, tensors)  # signed
         if order is not None:
             values = values[:, order.long()]
@@ -95,12 +98,19 @@ class Whole:
         """int8 [n, k]."""
         if not self.packed:
             return tensors[part.source][slice(*cut.outputs), slice(*cut.inputs)]
+        if self.bits == 8:
+            return _signed(self._bytes(part, cut, tensors), 8)
         words = tensors[beside(part, "weight_packed")][slice(*cut.outputs)]
         places = torch.arange(*cut.inputs)
         each = WORD // self.bits
         dense = words.shape[1] == self._words(part.shape[1])
         starts = places * self.bits if dense else places // each * WORD + places % each * self.bits
         return _signed(unpacked(words, starts, self.bits), self.bits)
+
+    def _bytes(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
+        """uint8 [n, bytes of k], of numbers that none crosses."""
+        words = tensors[beside(part, "weight_packed")][slice(*cut.outputs)].contiguous()
+        return words.view(torch.uint8)[:, slice(*(each * self.bits // 8 for each in cut.inputs))].contiguous()
 
     def _points(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor], form: Form) -> Tensor | None:
         """int8 [n, G]."""

@@ -14,9 +14,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from quintet.config import SCHEMES, EngineConfig, read_environment
 from quintet.ops.attention import mixer
-from quintet.ops.quantize import attributes, canonical
+from quintet.ops.quantize import attributes
+from quintet.platforms.cpu import blocks, float8, native_moe, providers, quantized, quantized_moe
 from quintet.platforms.cpu import linear as native_linear
-from quintet.platforms.cpu import native_moe, providers, quantized, quantized_moe
 from quintet.platforms.cpu.attention import SPLIT
 from quintet.platforms.cpu.features import describe
 from quintet.platforms.cpu.quantized_moe import packer_of
@@ -154,12 +154,14 @@ class CPU(Platform):
     def _quantized(self, weight: Weight, parts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         if weight.stack:
             return quantized_moe.placed(weight, parts)
-        if not _packs() or not packer_of(weight.form).holds(weight.form, weight.shape[1]):
-            return attributes(canonical(weight, parts))
+        if not _lays(weight):
+            return attributes(blocks.canonical(weight, parts))
         try:
             if quantized_moe.quantizes(weight):
                 return quantized.pack(weight.local(parts), weight.form)
-            return packer_of(weight.form).laid(canonical(weight, parts))
+            if blocks.lays(weight):
+                return blocks.laid(weight, parts)
+            return packer_of(weight.form).laid(blocks.canonical(weight, parts))
         except ValueError as error:
             done = "quantized" if weight.reader is None else "packed"
             raise ValueError(f"{weight.parts[0].source} cannot be {done}: {error}") from None
@@ -173,8 +175,7 @@ class CPU(Platform):
         if not weight.form.plain:
             if weight.stack:
                 return quantized_moe.placed_bytes(weight)
-            packs = _packs() and packer_of(weight.form).holds(weight.form, weight.shape[1])
-            return quantized_moe.packed_bytes(weight) if packs else weight.nbytes
+            return quantized_moe.packed_bytes(weight) if _lays(weight) else weight.nbytes
         if weight.use == "experts" and native_moe.packs(weight):
             return native_moe.packed_bytes(weight)
         if _packs() and (weight.use == "linear" or _looks_up_packed(weight)):
@@ -261,6 +262,12 @@ def _zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 def _packs() -> bool:
     """Whether products are our own, so that weights had better lie as they want them."""
     return native_linear.probe() is None
+
+
+def _lays(weight: Weight) -> bool:
+    """Whether a quantized matrix is packed: for products that are there, and serve it."""
+    serves = float8 if weight.form.kind == "fp8" else quantized
+    return serves.probe() is None and bool(packer_of(weight.form).holds(weight.form, weight.shape[1]))
 
 
 def _extension() -> Any:

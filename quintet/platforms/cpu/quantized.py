@@ -25,6 +25,7 @@ from quintet.platforms.cpu.tiles import (
     TABLE4_A8,
     W8A8,
     held,
+    leveled,
     number_of,
     scale_type,
     shapes,
@@ -76,13 +77,14 @@ def rows(weight: Tensor, scales: Tensor | None, ids: Tensor, outputs: int, input
     return out
 
 
+@functools.cache
 def probe() -> str | None:
     """32 inputs, two outputs, by every form."""
     try:
         from quintet import _cpu
     except ImportError as error:
         return f"the compiled extension is not there: {error}"
-    if not hasattr(_cpu, "lay_quantized"):
+    if not hasattr(_cpu, "lay_blocks"):
         return "the compiled extension is older than this provider; build it again with `make`"
     x, weight = torch.zeros(1, 32), torch.zeros(2, 32)
     x[0, 5], x[0, 7], weight[0, 5], weight[1, 7] = 1.0, -1.0, 3.0, 2.0
@@ -126,7 +128,7 @@ def _product(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int,
         packed.shape[1:] != known.packed
         or not (blocks - 1) * COLUMNS < count <= blocks * COLUMNS
         or scales.dtype != known.scale
-        or scales.shape[1] not in (known.groups, known.groups + POWERS)
+        or scales.shape[1] not in (known.rows, known.rows + POWERS)
     ):
         raise ValueError(
             f"x {_described(x)} and {count} outputs do not fit a packed weight {_described(packed)} "
@@ -137,7 +139,7 @@ def _product(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int,
     extension().quantized(
         known.number, KINDS[dtype], out.data_ptr(), x.data_ptr(), x.stride(0), packed.data_ptr(), scales.data_ptr(),
         _address(bias), tokens, inputs, count, known.groups, _address(weight.zeros), _address(weight.mins),
-        _address(weight.order), known.span, scales.shape[1] > known.groups, _address(known.table),
+        _address(weight.order), known.span, scales.shape[1] > known.rows, _address(known.table),
     )  # fmt: skip
     return out
 
@@ -148,6 +150,7 @@ class Settled(NamedTuple):
     number: int
     packed: tuple[int, int]  # of a block
     groups: int
+    rows: int  # of a block's scales; its powers of two may follow
     scale: torch.dtype
     span: int  # inputs that share a scale of the row; 0: a group
     table: Tensor | None  # uint8 [16]
@@ -157,10 +160,11 @@ class Settled(NamedTuple):
 def settled(form: Form, inputs: int) -> Settled:
     """Looked up in each step."""
     number, own = number_of(form), held(form, inputs)
-    (_, *packed), (_, groups, _) = shapes(1, inputs, own)
+    (_, *packed), (_, rows, _) = shapes(1, inputs, own)
+    groups = inputs // own.group if leveled(own) else rows
     span = (form.group or inputs) if form.activations == 8 else 0
     table = stored_table(form) if number in (TABLE4, TABLE4_A8) else None
-    return Settled(number, (packed[0], packed[1]), groups, scale_type(number), span, table)
+    return Settled(number, (packed[0], packed[1]), groups, rows, scale_type(number), span, table)
 
 
 def _address(x: Tensor | None) -> int:

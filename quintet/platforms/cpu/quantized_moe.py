@@ -15,8 +15,8 @@ from torch.nn import functional
 from quintet.ops.activation import gated
 from quintet.ops.linear import linear
 from quintet.ops.moe import mixed, one_of, quantized_experts
-from quintet.ops.quantize import attributes, canonicals, joined, of_stack
-from quintet.platforms.cpu import float8, quantized, tiles
+from quintet.ops.quantize import attributes, joined, of_stack
+from quintet.platforms.cpu import blocks, float8, quantized, tiles
 from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.native import extension, indices, kind_of, missing
 from quintet.platforms.cpu.native_elementwise import NATIVE, lacking
@@ -70,13 +70,15 @@ def _packed(weight: Weight, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if quantizes(weight):
         wide = functional.pad(weight.local(parts), (0, 0, 0, spare))
         return quantized.pack(wide.reshape(-1, wide.shape[2]), weight.form)
+    if blocks.lays(weight):
+        return blocks.laid(weight, parts)
     found: dict[str, Tensor] = packer_of(weight.form).laid(_canonical(weight, parts, spare))
     return found
 
 
 def _canonical(weight: Weight, parts: Mapping[str, Tensor], spare: int = 0) -> Matrix:
     """All experts, one under the other, with so many outputs of zeros after each."""
-    pieces = canonicals(weight, parts)
+    pieces = blocks.canonicals(weight, parts)
     each = len(pieces) // weight.stack
     whole = (joined(pieces[first : first + each]) for first in range(0, len(pieces), each))
     return joined([_longer(matrix, spare) for matrix in whole])
@@ -170,10 +172,10 @@ def _described(stack: Matrix, inputs: int) -> list[int]:
         packed, groups = (-(-inputs // 2), float8.STEP), [form.groups(inputs)]
     else:
         known = quantized.settled(form, inputs)
-        powers = scales.shape[2] > known.groups
+        powers = scales.shape[2] > known.rows
         table = 0 if known.table is None else known.table.data_ptr()
         head = [0, known.number, known.groups, known.span, int(powers), table]
-        packed, groups = known.packed, [known.groups, known.groups + tiles.POWERS]
+        packed, groups = known.packed, [known.rows, known.rows + tiles.POWERS]
     if values.shape[2:] != packed or scales.shape[2] not in groups or not values.is_contiguous():
         raise ValueError(
             f"{inputs} inputs do not fit packed experts {tuple(values.shape)}, scales {tuple(scales.shape)}"

@@ -14,13 +14,15 @@ from quintet.platforms.cpu.native import extension
 from quintet.weights import Form, Matrix
 
 # as csrc/cpu/kernels/quantized.h numbers them
-INT8, INT4, W8A8, W4A8, W8A8_GROUPS, TABLE4, TABLE4_A8 = range(7)
+INT8, INT4, W8A8, W4A8, W8A8_GROUPS, TABLE4, TABLE4_A8, INT4_LEVELS, W4A8_LEVELS, INT6_LEVELS, W6A8_LEVELS = range(11)
 HELD = ("int8", "int4", "w8a8", "w4a8", "table4", "table8")  # kinds of forms
 GROUPS = (128, 64, 32, 16)  # inputs that may share a scale
 MOST_GROUP, LEAST_GROUP = GROUPS[0], GROUPS[-1]
 COLUMNS, QUAD = 64, 4  # outputs in a block; inputs that stand side by side
 MOST_INPUTS = 131072  # of W8A8, whose sums are of 32 bits
 POWERS = 2  # rows of 64 halves after laid()'s scales of a block: the columns' powers of two in float32
+# Types of blocks whose scales and minima stay whole numbers, times one that so many inputs share -> bits of a value.
+LEVELS, LEVEL_INPUTS = {"Q2_K": 4, "Q3_K": 4, "Q4_K": 4, "Q5_K": 6, "Q6_K": 6}, 256
 LARGEST = 127  # of a table's numbers, once they are whole
 NOT_FINITE = 2  # lay_scales() says of them
 
@@ -54,6 +56,11 @@ def laid(matrix: Matrix) -> dict[str, Tensor]:
     return found if matrix.order is None else {**found, "order": matrix.order.int().contiguous()}
 
 
+def leveled(form: Form) -> bool:
+    """Whether its products read scales of two levels: rows of int8, then of float16 for each LEVEL_INPUTS."""
+    return form.blocks in LEVELS
+
+
 def held(form: Form, inputs: int) -> Form:
     """What laid() makes of a canonical matrix of the form: groups that its products can add up."""
     if number_of(form) == W8A8 or 0 < form.group <= MOST_GROUP:
@@ -65,6 +72,8 @@ def holds(form: Form, inputs: int) -> bool:
     """Whether laid() takes a matrix of the form: its groups are of whole vectors."""
     if number_of(form) == W8A8:
         return inputs <= MOST_INPUTS
+    if leveled(form):
+        return inputs % LEVEL_INPUTS == 0
     group = held(form, inputs).group
     if form.group and inputs % form.group:  # its last group is short, and pieces of the others would not fit it
         return False
@@ -76,6 +85,8 @@ def packed_bytes(shape: tuple[int, ...], form: Form, powers: bool = True) -> int
     outputs, inputs = shape
     form = held(form, inputs)
     packed, scales = (math.prod(each) for each in shapes(outputs, inputs, form))
+    if leveled(form):
+        return packed + scales * (1 + form.mins)
     each = scale_type(number_of(form)).itemsize + form.zeros + 2 * form.mins
     beside = -(-outputs // COLUMNS) * COLUMNS * 4 if powers and number_of(form) != W8A8 else 0
     return packed + scales * each + beside + 4 * inputs * form.ordered
@@ -84,6 +95,9 @@ def packed_bytes(shape: tuple[int, ...], form: Form, powers: bool = True) -> int
 def number_of(form: Form) -> int:
     """Of the products that take a matrix of the form."""
     few = form.activations == 8
+    if leveled(form):
+        numbers = (INT4_LEVELS, W4A8_LEVELS) if LEVELS[form.blocks] == 4 else (INT6_LEVELS, W6A8_LEVELS)
+        return numbers[few]
     if form.bits == 4:
         return (TABLE4_A8 if few else TABLE4) if form.table else W4A8 if few else INT4
     if not few:
@@ -176,6 +190,8 @@ def _blocks(x: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 def unpack(packed: Mapping[str, Tensor], outputs: int, inputs: int, form: Form) -> Tensor:
     """pack()'s or laid()'s results -> [outputs, inputs] in float32: what they stand for, and the form."""
+    if leveled(form):
+        return _unpack_levels(packed, outputs, inputs, form)
     whole, groups = integers(packed["weight"], outputs, inputs), shapes(outputs, inputs, held(form, inputs))[1][1]
 
     def wide(x: Tensor) -> Tensor:
@@ -190,6 +206,27 @@ def unpack(packed: Mapping[str, Tensor], outputs: int, inputs: int, form: Form) 
     if "mins" in packed:
         numbers = numbers + wide(packed["mins"])
     return numbers if powers is None else numbers * powers.reshape(-1, 1)[:outputs]
+
+
+def _unpack_levels(packed: Mapping[str, Tensor], outputs: int, inputs: int, form: Form) -> Tensor:
+    def wide(x: Tensor) -> Tensor:
+        rows = x.shape[1] - inputs // LEVEL_INPUTS * 2
+        units = columns(x[:, rows:].reshape(len(x), -1, 2 * COLUMNS).contiguous().view(torch.float16), outputs)
+        codes = columns(x[:, :rows], outputs)
+        return (codes * units.repeat_interleave(rows // units.shape[1], 1)).repeat_interleave(inputs // rows, 1)
+
+    weight = packed["weight"]
+    whole = integers(weight[..., : COLUMNS * QUAD // 2], outputs, inputs).float() + 8
+    if weight.shape[2] > COLUMNS * QUAD // 2:
+        plane = weight[..., COLUMNS * QUAD // 2 :].reshape(*weight.shape[:2], 1, 16, QUAD)
+        above = torch.cat([plane >> 2 * height & 3 for height in range(4)], 2)
+        whole = (
+            whole
+            + 16 * above.reshape(*weight.shape[:2], COLUMNS, QUAD).permute(0, 2, 1, 3).reshape(-1, inputs)[:outputs]
+        )
+    if "mins" in packed:
+        return whole * wide(packed["scales"]) + wide(packed["mins"])
+    return (whole - (32 if LEVELS[form.blocks] == 6 else 8)) * wide(packed["scales"])
 
 
 def _powers(scales: Tensor, groups: int) -> Tensor | None:
@@ -217,12 +254,18 @@ def columns(scales: Tensor, outputs: int) -> Tensor:
 
 
 def scale_type(number: int) -> torch.dtype:
+    if number >= INT4_LEVELS:
+        return torch.int8
     return torch.float32 if number == W8A8 else torch.float16
 
 
 def shapes(outputs: int, inputs: int, form: Form) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Of pack()'s weight and scales."""
-    blocks, width = -(-outputs // COLUMNS), COLUMNS * QUAD * form.bits // 8
+    bits = LEVELS.get(form.blocks, form.bits)
+    blocks, width = -(-outputs // COLUMNS), COLUMNS * QUAD * bits // 8
+    if leveled(form):
+        rows = inputs // form.group + inputs // LEVEL_INPUTS * 2
+        return (blocks, inputs // QUAD, width), (blocks, rows, COLUMNS)
     if number_of(form) == W8A8:
         if inputs > MOST_INPUTS:
             raise ValueError(f"{inputs} inputs of 8 bits are too many for sums of 32; {MOST_INPUTS} at most")

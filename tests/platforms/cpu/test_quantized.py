@@ -15,7 +15,8 @@ from quintet.ops.linear import linear as product
 from quintet.ops.quantize import quantize
 from quintet.ops.quantized import dequantized
 from quintet.platforms.cpu import linear, quantized, tiles
-from quintet.weights import Form, Matrix
+from quintet.platforms.cpu.platform import CPU
+from quintet.weights import Form, Matrix, Part, Weight
 
 if reason := quantized.probe():
     pytest.skip(reason, allow_module_level=True)
@@ -408,3 +409,16 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_a_short_group_at_the_end_is_not_held(group: int, inputs: int, there: bool) -> None:
     """Larger groups are cut into pieces of one size, which would not fit it: such a matrix goes to torch."""
     assert tiles.holds(Form("int8", 8, 16, group), inputs) is there
+
+
+@pytest.mark.parametrize("name", ["int8", "w4a8"])
+def test_nothing_is_packed_for_products_that_are_not_there(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the extension is older than the package: what is left takes canonical matrices."""
+    part = Part("x.weight", (70, 256), ((0, 70),))
+    weight = Weight("weight", (part,), 0, 0, torch.float32, "linear", SCHEMES[name])
+    tensors, platform = {"x.weight": torch.ones(70, 256)}, CPU()
+    assert platform.place(weight, tensors)["weight"].dim() == 3
+    monkeypatch.setattr(quantized, "probe", lambda: "the compiled extension is older than this provider")
+    found = platform.place(weight, tensors)
+    assert found["weight"].shape == (70, 256 * SCHEMES[name].bits // 8)
+    assert found["scales"].shape == (70, 256 // (SCHEMES[name].group or 256))

@@ -1,0 +1,146 @@
+"""GGUF's blocks, unpacked and laid by the extension: the reader's numbers bit for bit, and products with them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from quintet.layers.forms.gguf import Blocks
+from quintet.ops.linear import linear
+from quintet.ops.moe import quantized_experts
+from quintet.ops.quantize import canonical
+from quintet.ops.quantized import dequantized, rounded
+from quintet.platforms.cpu import blocks, quantized_moe, tiles
+from quintet.weights import Cut, Matrix, Part, Weight
+
+if reason := blocks.missing("lay_blocks"):
+    pytest.skip(reason, allow_module_level=True)
+
+from quintet import _cpu
+
+FILE = load_file(Path(__file__).parents[2] / "data" / "quantized" / "gguf" / "types.safetensors")
+OUTPUTS, INPUTS = 150, FILE["Q8_0.floats"].shape[1]  # two blocks of tiles and a part of one
+BOTH = (8, 16)  # bits of activations
+EXPERTS = 3
+
+each_type = pytest.mark.parametrize("name", _cpu.BLOCKS)
+each_leveled = pytest.mark.parametrize("name", tiles.LEVELS)
+
+
+def rows_of(name: str, outputs: int = OUTPUTS) -> Tensor:
+    """Those of the file in turn, each begun with a stretch of the next."""
+    rows = FILE[name]
+    mixed = torch.cat([rows[:, : rows.shape[1] // 2], rows.roll(1, 0)[:, rows.shape[1] // 2 :]], 1)
+    return torch.cat([rows, mixed]).repeat(-(-outputs // (2 * len(rows))), 1)[:outputs].contiguous()
+
+
+def weight_of(name: str, activations: int = 16, parts: int = 1, stack: int = 0) -> Weight:
+    reader, each = Blocks(name), OUTPUTS // parts
+    made = tuple(Part(f"{i}", (each, INPUTS), ((0, each),)) for i in range(parts * (stack or 1)))
+    form = reader.form(Cut((0, each), (0, INPUTS))).taking(activations)
+    return Weight("weight", made, 0, 0, torch.bfloat16, "linear", form, reader, stack=stack)
+
+
+def tensors_of(weight: Weight, name: str) -> dict[str, Tensor]:
+    each = weight.parts[0].shape[0]
+    whole = rows_of(name, each * len(weight.parts))
+    return {part.source: whole[i * each : (i + 1) * each] for i, part in enumerate(weight.parts)}
+
+
+def as_held(weight: Weight, found: dict[str, Tensor]) -> Matrix:
+    return Matrix(found["weight"], found["scales"], found.get("zeros"), None, weight.form, found.get("mins"))
+
+
+@each_type
+def test_unpacked_is_what_the_reader_makes_of_them(name: str) -> None:
+    weight = weight_of(name, parts=2)
+    got = blocks.canonical(weight, tensors_of(weight, name))
+    want = canonical(weight, tensors_of(weight, name))
+    assert got.form == want.form and got.order is None
+    for mine, readers in ((got.values, want.values), (got.scales, want.scales), (got.mins, want.mins)):
+        assert (mine is None) == (readers is None)
+        assert mine is None or readers is None or (mine.dtype == readers.dtype and torch.equal(mine, readers))
+    assert (got.zeros is None) == (want.zeros is None)
+
+
+@each_leveled
+def test_laid_stands_for_what_the_file_says(name: str) -> None:
+    weight = weight_of(name, parts=3)
+    found = blocks.laid(weight, tensors_of(weight, name))
+    want = dequantized(canonical(weight, tensors_of(weight, name)))
+    got = tiles.unpack(found, OUTPUTS, INPUTS, weight.form)
+    assert torch.allclose(got, want, rtol=0, atol=float(want.abs().max()) * 2**-22)  # minima are added in one rounding
+    assert sum(each.nbytes for each in found.values()) == tiles.packed_bytes((OUTPUTS, INPUTS), weight.form)
+
+
+def test_a_k_quants_bits_are_its_own_and_few_more() -> None:
+    bits = {name: tiles.packed_bytes((192, 2048), weight_of(name).form) * 8 / (192 * 2048) for name in tiles.LEVELS}
+    assert bits == {"Q2_K": 5.125, "Q3_K": 4.5625, "Q4_K": 4.625, "Q5_K": 6.625, "Q6_K": 6.5625}
+
+
+@pytest.mark.parametrize("activations", BOTH)
+@each_leveled
+def test_products_are_the_specifications_and_a_row_has_its_bits_anywhere(isa: str, name: str, activations: int) -> None:
+    weight = weight_of(name, activations)
+    tensors = tensors_of(weight, name)
+    held, matrix = as_held(weight, blocks.laid(weight, tensors)), canonical(weight, tensors)
+    x = torch.randn(70, INPUTS, generator=torch.Generator().manual_seed(7))
+    known = rounded(x, matrix) if activations == 8 else x
+    native = linear.kinds[weight.form.kind].providers["native"]
+    got, want = native(x, held, None, (OUTPUTS,)), known @ dequantized(matrix).T
+    assert torch.allclose(got, want, rtol=0, atol=float(want.abs().max()) * (1e-5 if activations == 8 else 2e-4))
+    for count in (*range(1, 9), 19):
+        assert torch.equal(native(x[:count], held, None, (OUTPUTS,)), got[:count])
+
+
+@each_leveled
+def test_instruction_sets_give_the_same_bits(isas: Iterator[str], name: str) -> None:
+    weight = weight_of(name, 8)
+    held = as_held(weight, blocks.laid(weight, tensors_of(weight, name)))
+    x = torch.randn(9, INPUTS, generator=torch.Generator().manual_seed(4)).bfloat16()
+    native = linear.kinds[weight.form.kind].providers["native"]
+    first, *others = (native(x, held, None, (OUTPUTS,)) for _ in isas)
+    assert all(torch.equal(each, first) for each in others) and bool(first.any())
+
+
+@each_leveled
+def test_scales_that_are_not_finite_are_refused(name: str) -> None:
+    weight = weight_of(name)
+    tensors = tensors_of(weight, name)
+    at = {"Q2_K": 80, "Q3_K": 108, "Q4_K": 0, "Q5_K": 0, "Q6_K": 208}[name]
+    tensors["0"][-1, at : at + 2] = torch.tensor([float("inf")], dtype=torch.float16).view(torch.uint8)
+    with pytest.raises(ValueError, match="not finite"):
+        blocks.laid(weight, tensors)
+
+
+def stack_of(name: str, outputs: int, inputs: int, parts: int) -> tuple[Matrix, Matrix]:
+    """Of EXPERTS, as placed, and canonical."""
+    each, reader = outputs // parts, Blocks(name)
+    made = tuple(Part(f"{i}", (each, inputs), ((0, each),)) for i in range(parts * EXPERTS))
+    form = reader.form(Cut((0, each), (0, inputs))).taking(8)
+    weight = Weight("it", made, 0, 0, torch.bfloat16, "experts", form, reader, stack=EXPERTS)
+    rows = rows_of(name, outputs * EXPERTS)[:, : FILE[name].shape[1] * inputs // INPUTS]
+    tensors = {part.source: rows[i * each : (i + 1) * each] for i, part in enumerate(made)}
+    found, whole = quantized_moe.placed(weight, tensors), canonical(weight, tensors)
+    held = Matrix(found["it"], found["it_scales"], found.get("it_zeros"), None, form, found.get("it_mins"))
+    values, scales, zeros, mins = (
+        None if x is None else x.view(EXPERTS, outputs, -1)
+        for x in (whole.values, whole.scales, whole.zeros, whole.mins)
+    )
+    assert values is not None
+    return held, Matrix(values, scales, zeros, None, form, mins)
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q4_0"])
+def test_experts_are_the_specifications(isa: str, name: str) -> None:
+    (gate_up, first), (down, second) = stack_of(name, 512, 256, 2), stack_of(name, 256, 256, 1)
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(11, 256, generator=generator)
+    ids = torch.rand(11, EXPERTS, generator=generator).argsort(-1)[:, :2].to(torch.int32)
+    weights = torch.rand(11, 2, generator=generator)
+    got = quantized_experts.providers["native"](x, gate_up, down, weights, ids, "silu")
+    want = quantized_experts.reference(x, first, second, weights, ids, "silu")
+    assert (got - want).norm() <= 2e-2 * want.norm()
