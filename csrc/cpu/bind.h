@@ -13,6 +13,7 @@ void bind_attention(nanobind::module_& m);
 void bind_moe_quantized(nanobind::module_& m);
 void bind_moe(nanobind::module_& m);
 void bind_quantized(nanobind::module_& m);
+void bind_quantized_rows(nanobind::module_& m);
 void bind_sampling(nanobind::module_& m);
 
 }  // namespace quintet::cpu

@@ -113,18 +113,6 @@ bool lay_rows(const std::string& name, uintptr_t packed, uintptr_t scales, uintp
     return lay_blocks(call);
 }
 
-void look_up(int scheme, int kind, uintptr_t out, uintptr_t ids, uintptr_t weight, uintptr_t scales, long tokens, long inputs,
-             long outputs, long groups) {
-    const bool plain = scales == 0;
-    const GatherCall call{reinterpret_cast<void*>(out), reinterpret_cast<const int32_t*>(ids),
-                          reinterpret_cast<const void*>(weight), reinterpret_cast<const void*>(scales), tokens, inputs,
-                          outputs, groups, linear_type(kind), plain ? kInt8 : scheme_of(scheme, inputs, outputs, groups)};
-    expect(tokens >= 0 && inputs >= 1 && outputs >= 1, "a table has rows of its inputs");
-    expect(plain || (!nibbles(call.scheme) && !leveled(call.scheme)), "rows are taken out of weights of 8 bits, or of plain ones");
-    const nb::gil_scoped_release released;
-    submit(gather, call);
-}
-
 }  // namespace
 
 void bind_quantized(nb::module_& m) {
@@ -163,10 +151,6 @@ void bind_quantized(nb::module_& m) {
           "Rows of a K-quant's blocks to where quantized() finds them: packed [blocks, inputs / 4, 128 or 192], scales and minima "
           "int8 [blocks, groups + inputs / 128, LINEAR_COLUMNS]: codes, then float16 for each 256 inputs. False where a number "
           "is not finite.");
-    m.def("gather", &look_up, nb::arg("scheme"), nb::arg("kind"), nb::arg("out"), nb::arg("ids"), nb::arg("weight"),
-          nb::arg("scales"), nb::arg("tokens"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("groups"),
-          "Rows ids [tokens] (int32) of a weight of 8 bits, or with scales 0 of one that pack_linear() packed in `kind`, into "
-          "out [tokens, inputs].");
 }
 
 }  // namespace quintet::cpu

@@ -31,9 +31,6 @@ const Float8Kernels& kernels() {
 constexpr long size_of(LinearType type) { return type == kLinearFloat32 ? 4 : 2; }
 constexpr long blocks_of(long outputs) { return (outputs + kLinearColumns - 1) / kLinearColumns; }
 
-// Where the first byte of a column's pair is within a step; the other is two further on: see kFloat8Step.
-constexpr long place_of(long column) { return column / 32 * 64 + column % 16 * 4 + (column % 32 < 16 ? 1 : 0); }
-
 bool finite(Float8Format format, uint8_t bits) {
     return format == kE4m3fn ? (bits & 0x7F) != 0x7F : (bits & 0x7C) != 0x7C;
 }
@@ -48,7 +45,7 @@ bool pack_block(uint8_t* packed, const uint8_t* weight, long columns, long input
         const long start = 2 * first, end = std::min(2 * (first + kDepth), inputs);
         for (long c = 0; c < columns; ++c) {
             const uint8_t* const row = weight + c * stride;
-            uint8_t* const out = packed + place_of(c);
+            uint8_t* const out = packed + float8_place(c);
             for (long k = start; k < end; ++k) {
                 good = good && finite(format, row[k]);
                 out[k / 2 * kFloat8Step + k % 2 * 2] = row[k];

@@ -76,5 +76,6 @@ NB_MODULE(_cpu, m) {
     cpu::bind_moe(m);
     cpu::bind_moe_quantized(m);
     cpu::bind_quantized(m);
+    cpu::bind_quantized_rows(m);
     cpu::bind_sampling(m);
 }

@@ -9,8 +9,6 @@
 #include "common/huge_pages.h"
 #include "common/share.h"
 #include "cpu/features.h"
-#include "cpu/halves.h"
-#include "cpu/kernels/attention_types.h"
 
 namespace quintet::cpu {
 
@@ -127,57 +125,7 @@ void prepare_rows(const QuantizedCall& call, const RowLayout& layout, uint8_t* r
     });
 }
 
-// A column of a block of 8 bits: its quads are kLinearColumns quads apart.
-template <typename E>
-void gather_bytes(E* out, const uint8_t* column, const GatherCall& call, const void* scales, long lane) {
-    const long group = call.inputs / call.groups;
-    for (long g = 0; g < call.groups; ++g) {
-        const float scale = call.scheme == kW8a8 ? static_cast<const float*>(scales)[lane]
-                                                 : float_of(static_cast<const uint16_t*>(scales)[g * kLinearColumns + lane]);
-        for (long k = g * group; k < (g + 1) * group; ++k) {
-            const int value = column[k / kQuad * kLinearColumns * kQuad + k % kQuad] - offset_of(call.scheme);
-            narrow(static_cast<float>(value) * scale, out + k);
-        }
-    }
-}
-
-template <typename E>
-void gather_quantized(const GatherCall& call, long token) {
-    E* const out = static_cast<E*>(call.out) + token * call.inputs;
-    const long id = call.ids[token], block = id / kLinearColumns, lane = id % kLinearColumns;
-    if (id < 0 || id >= call.outputs) {
-        std::memset(out, 0, static_cast<size_t>(call.inputs) * sizeof(E));
-        return;
-    }
-    const long bytes = rounded_up(call.inputs, kQuad) * kLinearColumns;
-    const long scale_bytes = call.groups * kLinearColumns * (call.scheme == kW8a8 ? 4 : 2);
-    gather_bytes(out, static_cast<const uint8_t*>(call.weight) + block * bytes + lane * kQuad, call,
-                 static_cast<const char*>(call.scales) + block * scale_bytes, lane);
-}
-
-// A column of what pack_linear() left: units of `pair` numbers, kLinearColumns units apart.
-template <typename Word>
-void gather_plain(const GatherCall& call, long token) {
-    Word* const out = static_cast<Word*>(call.out) + token * call.inputs;
-    const long pair = linear_pair(call.type), id = call.ids[token];
-    if (id < 0 || id >= call.outputs) {
-        std::memset(out, 0, static_cast<size_t>(call.inputs) * sizeof(Word));
-        return;
-    }
-    const long each = rounded_up(call.inputs, pair) * kLinearColumns;
-    const Word* column = static_cast<const Word*>(call.weight) + id / kLinearColumns * each + id % kLinearColumns * pair;
-    for (long k = 0; k < call.inputs; ++k) out[k] = column[k / pair * kLinearColumns * pair + k % pair];
-}
-
 }  // namespace
-
-void gather(const GatherCall& call) {
-    const auto row = !call.scales ? (call.type == kLinearFloat32 ? gather_plain<uint32_t> : gather_plain<uint16_t>)
-                     : call.type == kLinearFloat32  ? gather_quantized<float>
-                     : call.type == kLinearBfloat16 ? gather_quantized<Bfloat16>
-                                                    : gather_quantized<Float16>;
-    share_out(call.tokens, parts_of(call.tokens, call.tokens * call.inputs, kThreadInputs), [&](long t) { row(call, t); });
-}
 
 void quantized(const QuantizedCall& call) {
     const QuantizedKernels& k = kernels();

@@ -1,5 +1,4 @@
-// Products of rows with quantized weights, and rows out of packed weights. Tensors are addresses; sizes and strides are in
-// elements.
+// Products of rows with quantized weights. Tensors are addresses; sizes and strides are in elements.
 #pragma once
 
 #include "cpu/kernels/quantized.h"
@@ -65,18 +64,5 @@ enum class Laid { exactly, rounded, not_finite };
 
 // Whether float16 holds the numbers: to one part in 1024, or with powers to that of a column's largest.
 Laid lay_scales(const ScalesLaying& laying);
-
-struct GatherCall {
-    void* out;           // [T, inputs]
-    const int32_t* ids;  // [T], of rows: 0..outputs - 1; others give zeros
-    const void* weight;  // as pack_quantized() of 8 bits, or pack_linear(), left it
-    const void* scales;  // null: as pack_linear() left it, in `type`
-    long tokens, inputs, outputs, groups;
-    LinearType type;     // of out
-    QuantizedScheme scheme;
-};
-
-// out[t] = weight[ids[t]], as an embedding looks it up.
-void gather(const GatherCall& call);
 
 }  // namespace quintet::cpu

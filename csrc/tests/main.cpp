@@ -28,6 +28,7 @@ int float8_failures();     // float8_test.cpp
 int linear_failures();     // linear_test.cpp
 int moe_failures();        // moe_test.cpp
 int quantized_failures();  // quantized_test.cpp
+int quantized_rows_failures();  // quantized_rows_test.cpp
 
 namespace {
 
@@ -269,6 +270,7 @@ int main() {
     failures += linear_failures();
     failures += moe_failures();
     failures += quantized_failures();
+    failures += quantized_rows_failures();
     expect(cpu::read_bandwidth((1 << 20) + 64, 3, 0.01) > 0.0, "bandwidth is positive");
     expect(cpu::fma_peak(2, 0.01) > 0.0, "peak is positive");
     expect(refuses([] { cpu::read_bandwidth(0, 1, 1.0); }), "an empty buffer is refused");

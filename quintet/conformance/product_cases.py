@@ -136,7 +136,22 @@ def quantized_experts(dtype: torch.dtype) -> Iterator[Case]:
             yield f"{tokens} tokens, {k} of {num}{what}", (x, gate_up, down, weights, chosen, "silu")
 
 
+def quantized_embedding(dtype: torch.dtype) -> Iterator[Case]:
+    """Rows of whole tables, and of a part that begins further on: what is not in it gives zeros."""
+    ids = torch.tensor([0, 76, 63, 3, 64, 3, 39], dtype=torch.int32)
+    for op, take in (("int8", 1), ("int4", 0), ("int4", 3), ("fp8", 1), ("w4a8", 1), ("table4", 0)):
+        what, (_, weight, *_) = list(PRODUCTS[f"linear:{op}"](dtype))[take]
+        yield f"{op}, {what}", (ids, weight, 0, (len(weight.values), width_of(weight)), dtype)
+        yield f"{op}, {what}, from 60", (ids, weight, 60, (len(weight.values), width_of(weight)), dtype)
+
+
+def width_of(weight: Matrix) -> int:
+    """Inputs of a canonical matrix."""
+    return weight.values.shape[1] * 8 // weight.form.bits
+
+
 PRODUCTS: dict[str, Cases] = {
+    "quantized_embedding": quantized_embedding,
     "quantized_experts": quantized_experts,
     "linear:fp8": linear_fp8,
     "linear:fp8a8": linear_fp8a8,

@@ -1,7 +1,7 @@
 """Products as layers make them: checkpoint tensors through place(), by every scheme, against the specification."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -15,13 +15,14 @@ from quintet.conformance.drawn import randn
 from quintet.conformance.product_cases import long_sums, untied
 from quintet.conformance.subject import Subject
 from quintet.layers.build import Build, Layer, replacements, whole
+from quintet.layers.embedding import Embedding
 from quintet.layers.forms import Forms, fitting
 from quintet.layers.forms.checkpoint import Everywhere, Quantized
 from quintet.layers.forms.groups import fitted
 from quintet.layers.linear import Linear, Stored, columns, rows
 from quintet.layers.moe import DOWN, GATE, UP, Experts
 from quintet.ops import Op
-from quintet.ops.quantize import quantize
+from quintet.ops.quantize import attributes, quantize
 from quintet.ops.quantized import dequantized
 from quintet.platforms.interface import Alone
 from quintet.types import AttentionSpec
@@ -144,6 +145,38 @@ def tied(subject: Subject, dtype: torch.dtype) -> None:
     wants = [table.float()[ids.long()], x.float() @ table.float().t()]
     for call, (got,), want in zip(calls, results(there, calls), wants, strict=True):
         require_close(f"{call.what} in a table that both share", got, want)
+
+
+def looked_up(subject: Subject, dtype: torch.dtype, forms: Sequence[tuple[str, Form]]) -> None:
+    """Rows of tables that a checkpoint holds quantized, in their form or in floats, and a head that is tied to each."""
+    there = subject.fresh() if subject.facts.opaque else subject
+    ids, x, calls, wants = torch.tensor([0, 76, 7, 7, 64], dtype=torch.int32), randn(5, 128, dtype=dtype), [], []
+    for what, form in forms:
+        reader = Canonical(form.exact)
+        matrix, quantized = reader.made(77, 128), Quantized("the kit's", Everywhere(reader), heads=True)
+        build = _build(there, Forms(checkpoint=quantized, kept=there.facts.quant), dtype)
+        table, head = Embedding(build, 77, 128), columns(build, 128, {"/layer": whole(77, 1)})
+        _tied(there, (table, head), matrix)
+        for each, layer, given in (("rows", table, ids), ("a head", head, x)):
+            calls.append(Call(f"{each} of {what}", layer, (send(there, given),)))
+        known = dequantized(matrix)
+        wants += [(known[ids.long()], form), (x.float() @ known.t(), form)]
+    for call, (got,), (want, form) in zip(calls, results(there, calls), wants, strict=True):
+        require(got.dtype == dtype, f"{call.what}: the result is {got.dtype}, {dtype} is wanted")
+        require_close(call.what, got, want, _least(form.exact))
+
+
+def _tied(subject: Subject, layers: Sequence[Layer], matrix: Matrix) -> None:
+    """All of them on one matrix, as the loader places it."""
+    named = attributes(matrix).items()
+    tensors = {"layer.weight" if name == "weight" else f"layer.weight.{name}": each.clone() for name, each in named}
+    for layer in layers:
+        layer.settle("layer")
+    weights = [weight for layer in layers for weight in layer.weights("layer")]
+    shared = len({weight.form for weight in weights}) == 1
+    for layer, weight in zip(layers, weights, strict=True):
+        given = {name: tensors[name] for name in weight.stored}
+        layer.assign(subject.platform.place(replace(weight, shared=shared), given))
 
 
 def mixed(subject: Subject, dtype: torch.dtype, most: int) -> None:

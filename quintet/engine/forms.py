@@ -118,6 +118,8 @@ def described(forms: Forms, worker: Worker) -> list[str]:
     held = [f"{count} products as {kind} by {by[kind]}" for kind, count in counts.items()]
     stacks = Counter(weight.form.kind for weight in weights if weight.use == "experts" and not weight.form.plain)
     held += [f"{count} stacks of experts as {kind}" for kind, count in stacks.items()]
+    tables = Counter(weight.form.kind for weight in weights if weight.use == "embedding" and not weight.form.plain)
+    held += [f"{count} table{'s' * (count > 1)} of embeddings as {kind}" for kind, count in tables.items()]
     said = [
         f"products as {kind} have no provider here: each step dequantizes their weights"
         for kind, provider in by.items()

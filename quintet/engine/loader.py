@@ -181,7 +181,7 @@ class Shelf:
         return {name: self._read(name, each, weight) for name, each in weight.stored.items()}
 
     def _read(self, name: str, entry: OnFile, weight: Weight) -> Tensor:
-        if self._uses[name] == 1 or not weight.form.plain:
+        if self._uses[name] == 1 or not (weight.form.plain or weight.shared):
             return self._source.read(name, entry)
         key = name, weight.dtype
         if key not in self._kept:

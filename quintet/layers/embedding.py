@@ -1,35 +1,59 @@
 """Look-up tables: tokens, and learned positions."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import Tensor
 
 from quintet.layers.build import Build, Layer, padded, whole
 from quintet.types import Batch
-from quintet.weights import Part, Reader, Weight
+from quintet.weights import PLAIN, Form, Matrix, Part, Reader, Weight
 
 
 class Embedding(Layer):
-    """Rows by id; shared out over the ranks by rows unless `replicated`."""
+    """Rows by id; shared out over the ranks by rows unless `replicated`.
+
+    A table that a checkpoint holds quantized stays so where the platform looks rows up in its form ("rows" of
+    Capabilities.quant): a tied head has the same form, and the two are held once.
+    """
 
     def __init__(self, build: Build, count: int, width: int, replicated: bool = False) -> None:
         super().__init__(build, "embedding", "place_rows", "scale")
         self._build, self._shape = build, (count, width)
         self._split = whole(count, build.size) if replicated else padded(count, build.size)
         self._partial = build.size > 1 and not replicated
+        self.form: Form = PLAIN  # of the table, once settled
         self._reader: Reader | None = None
         self._first = self._split.ranges[build.rank][0]
         self.weight: Tensor
 
     def settle(self, path: str) -> None:
-        """A table that is quantized is looked up in floats."""
-        self._reader = self._build.forms.of_table().reader(path)
+        """The form, and the provider for it. What has padding is held in floats."""
+        (weight,) = self.weights(path)
+        form, self._reader = self._build.forms.of_table().of(path, weight.cut(weight.parts[0]))
+        self.form = PLAIN if weight.padded else form
+        if not self.form.plain:
+            self.ops.take("quantized_embedding")
 
     def weights(self, path: str) -> list[Weight]:
         part, build = Part(f"{path}.weight", self._shape, self._split.ranges), self._build
-        return [Weight("weight", (part,), 0, build.rank, build.dtype, "embedding", reader=self._reader)]
+        return [Weight("weight", (part,), 0, build.rank, build.dtype, "embedding", self.form, self._reader)]
 
     def forward(self, ids: Tensor) -> Tensor:  # [T] -> [T, width]
-        rows = self.ops.embedding(ids, self.weight, self._first, self._partial)
+        rows = self._looked_up(ids, self._first, self._partial)
         return self._build.comm.all_reduce(rows) if self._partial else rows
+
+    def _looked_up(self, ids: Tensor, first: int, partial: bool) -> Tensor:
+        """The table's own rows, which begin with number `first`."""
+        if self.form.plain:
+            plain: Tensor = self.ops.embedding(ids, self.weight, first, partial)
+            return plain
+        held: Mapping[str, Any] = self._parameters
+        beside = held.get("scales"), held.get("zeros"), held.get("order")
+        table = Matrix(held["weight"], *beside, self.form, held.get("mins"))
+        shape = self._split.local(self._build.rank), self.width
+        rows: Tensor = self.ops.quantized_embedding(ids, table, first, shape, self._build.dtype)
+        return rows
 
     @property
     def width(self) -> int:
@@ -59,4 +83,4 @@ class PositionEmbedding(Embedding):
         self._offset = first
 
     def forward(self, positions: Tensor) -> Tensor:  # [T] -> [T, width]
-        return self.ops.embedding(positions, self.weight, -self._offset, self._offset > 0)
+        return self._looked_up(positions, -self._offset, self._offset > 0)

@@ -1,10 +1,12 @@
-"""Specification of the look-up of rows."""
+"""Specifications of the look-up of rows."""
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from quintet.ops.quantized import dequantized
 from quintet.ops.registry import Op
+from quintet.weights import Matrix
 
 
 @Op
@@ -16,3 +18,24 @@ def embedding(ids: Tensor, weight: Tensor, first: int, partial: bool) -> Tensor:
     inside = (local >= 0) & (local < weight.shape[0])
     rows = functional.embedding(torch.where(inside, local, 0), weight)
     return torch.where(inside[:, None], rows, 0.0)
+
+
+@Op
+def quantized_embedding(ids: Tensor, weight: Matrix, first: int, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    """Rows of a table [V, D] = shape that is not plain, as place() returned it, for ids [T] -> [T, D] in `dtype`.
+
+    A row is what its numbers stand for in float32, rounded once. The table holds the rows from `first` on; other ids
+    give 0. Called where Capabilities.quant has "rows"; elsewhere tables are floats.
+    """
+    local = ids.long() - first
+    inside = (local >= 0) & (local < shape[0])
+    rows = dequantized(_rows(weight, torch.where(inside, local, 0))).to(dtype)
+    return torch.where(inside[:, None], rows, 0.0)
+
+
+def _rows(matrix: Matrix, chosen: Tensor) -> Matrix:
+    """Of a canonical matrix, in this order."""
+    values, (scales, zeros, mins) = matrix.values, (matrix.scales, matrix.zeros, matrix.mins)
+    taken = values.view(torch.uint8)[chosen].view(values.dtype)  # torch takes no rows of 8-bit floats
+    scales, zeros, mins = (None if each is None else each[chosen] for each in (scales, zeros, mins))
+    return Matrix(taken, scales, zeros, matrix.order, matrix.form, mins)

@@ -9,8 +9,9 @@ from quintet.weights import Matrix
 
 KINDS = ("int8", "int4", "fp8", "w8a8", "w4a8", "fp8a8", "table4", "table8")  # of weights.Form, beside plain
 
-# what a platform may keep of a form beside its kind; grouped: w8a8 in groups, w4a8 without them or with zero points
-EXTRAS = ("mins", "order", "grouped", "experts")
+# what a platform may keep of a form beside its kind; grouped: w8a8 in groups, w4a8 without them or with zero points;
+# experts: stacks of such matrices; rows: tables in which rows are looked up
+EXTRAS = ("mins", "order", "grouped", "experts", "rows")
 
 
 @Op.of_forms(*KINDS)

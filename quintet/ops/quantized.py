@@ -32,7 +32,7 @@ def unpacked(matrix: Matrix) -> Tensor:
     zero points do."""
     values, form = matrix.values, matrix.form
     if form.bits == 4:
-        values = torch.stack([values & 15, values >> 4], -1).reshape(len(values), -1)
+        values = torch.stack([values & 15, values >> 4], -1).flatten(1)
     if form.table:
         return torch.tensor(form.table, device=values.device)[values.int()]
     return values.float() - MIDDLE if form.bits == 4 and matrix.zeros is None else values.float()

@@ -23,6 +23,8 @@ constexpr long kFloat8Stretch = 128;
 // column 1, ..; the word's high byte is the column's own, its low byte that of the column 16 further on. So words that are
 // taken apart come out as vectors of neighbouring columns, however wide those are.
 constexpr long kFloat8Step = kLinearColumns * 2;
+// Where the first byte of a column's pair is within a step; the other is two further on.
+constexpr long float8_place(long column) { return column / 32 * 64 + column % 16 * 4 + (column % 32 < 16 ? 1 : 0); }
 
 struct Float8Panel {
     void* out;              // [rows, columns]

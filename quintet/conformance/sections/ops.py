@@ -24,7 +24,8 @@ from quintet.weights import Form
 FEW = 6  # cases of an op where each shape is compiled; of these fewer, since they take seconds each
 FEWER = {"experts": 3, "grouped_linear": 3, "paged_attention": 2, "write_kv": 2}
 
-QUANTIZED_EXPERTS = "quantized_experts"  # called where experts are kept as they are, and nowhere else
+# called where such weights are kept as they are (Capabilities.quant), and nowhere else
+KEPT = {"quantized_experts": ("experts", "experts"), "quantized_embedding": ("rows", "tables")}
 # ops whose results are made row by row of their first argument, or of their first two
 ROWS = ("activate", "add", "add_rms_norm", "experts", "gated", "layer_norm", "linear") + (
     *PACKED, "rms_norm", "route", "route_grouped", "scale", "softcap"
@@ -58,6 +59,8 @@ def products_with_placed_weights(subject: Subject) -> Iterator[Trial]:
         yield Trial(f"a tied head in {short(dtype)}", partial(products.tied, subject, dtype), ("op/linear",))
         call = partial(products.mixed, subject, dtype, FEWER["experts"] if _is_compiled(subject) else FEW)
         yield Trial(f"experts in {short(dtype)}", call, ("op/experts",))
+        call = partial(products.looked_up, subject, dtype, spread(list(FORMS.items()), most))
+        yield Trial(f"tables of quantized checkpoints in {short(dtype)}", call, ("op/embedding",))
         for scheme in _schemes(subject):
             call = partial(products.tried, subject, scheme, dtype, most)
             features = (f"scheme/{scheme.kind}", f"op/{of_kind('linear', scheme.kind)}")
@@ -109,8 +112,9 @@ def _specified(subject: Subject, name: str, dtype: torch.dtype) -> None:
     there = subject.fresh() if subject.facts.opaque else subject
     if name in ATTENTION and subject.facts.opaque and there.ops.choice(name).provider == "reference":
         raise Lacking("no provider of its own: its attention is proven as a whole, in the section `attention`")
-    if name == QUANTIZED_EXPERTS and "experts" not in there.facts.quant:
-        raise Lacking("experts come to this platform in floats")
+    kept, them = KEPT.get(name, ("", ""))
+    if kept and kept not in there.facts.quant:
+        raise Lacking(f"{them} come to this platform in floats")
     cases = list(CASES[name](dtype))
     if name in ATTENTION:
         cases = cases[::3]  # each setting with each size and each mix once; the reference is slow

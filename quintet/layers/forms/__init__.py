@@ -20,6 +20,7 @@ class Forms:
     activations: int | None = None  # bits that products take of them, 8 or 16; None: what the forms say
 
     heads: bool = False  # these are of a head, or a table
+    tables: bool = False  # rows are looked up in them
 
     def reader(self, module: str) -> Reader | None:
         """Of this module of the checkpoint; None if it holds floats."""
@@ -34,16 +35,22 @@ class Forms:
             return self._made(module, cut.inputs[1] - cut.inputs[0])
         form = reader.form(cut).taking(self.activations)
         for held in (form, form.exact):
-            if self.kept is None or held.needs <= self.kept:
+            if self._keeps(held):
                 return held, reader
         return PLAIN, reader
+
+    def _keeps(self, form: Form) -> bool:
+        """A table's rows have to be looked up in it, too: who says nothing of what is kept does not say that either."""
+        if self.tables:
+            return self.kept is not None and form.needs | {"rows"} <= self.kept
+        return self.kept is None or form.needs <= self.kept
 
     def _made(self, module: str, inputs: int) -> tuple[Form, Reader | None]:
         """Of floats; those that a platform does not keep are rounded to the form, and stay floats."""
         wanted = self.wanted.of(module) if isinstance(self.wanted, Wish) else self.wanted
         form = fitting(wanted, inputs).taking(self.activations)
         for held in (form, form.exact):
-            if self.kept is None or held.plain or held.needs <= self.kept:
+            if held.plain or self._keeps(held):
                 return held, None
         return PLAIN, Rounded(form)
 
@@ -57,5 +64,5 @@ class Forms:
         return Forms(ONLINE["int8" if self.wanted.activations == 16 else "w8a8"])
 
     def of_table(self) -> "Forms":
-        """For rows that are looked up."""
-        return replace(self, wanted=None, heads=True)
+        """For rows that are looked up: in the form that a head has which shares their tensors."""
+        return replace(self, wanted=None, heads=True, tables=True)

@@ -5,9 +5,10 @@ from torch import Tensor
 
 from quintet.ops.embedding import embedding
 from quintet.ops.rows import beside, take_rows
-from quintet.platforms.cpu import quantized, tiles
 from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.native import extension, indices, missing
+from quintet.platforms.cpu.quantized_rows import plain_rows
+from quintet.platforms.cpu.tiles import COLUMNS
 
 
 def probe() -> str | None:
@@ -24,7 +25,7 @@ def _embedding(ids: Tensor, weight: Tensor, first: int, partial: bool) -> Tensor
     """ValueError for an id that a whole table does not hold."""
     if weight.dim() == 3:  # packed for a product that shares it
         blocks, depth, lanes = weight.shape
-        return quantized.rows(weight, None, ids, blocks * tiles.COLUMNS, depth * lanes // tiles.COLUMNS, weight.dtype)
+        return plain_rows(weight, ids, (blocks * COLUMNS, depth * lanes // COLUMNS))
     count, (rows, width), size = ids.numel(), weight.shape, weight.element_size()
     if weight.stride(1) != 1:
         weight = weight.contiguous()

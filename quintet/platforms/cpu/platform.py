@@ -15,7 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from quintet.config import SCHEMES, EngineConfig, read_environment
 from quintet.ops.attention import mixer
 from quintet.ops.quantize import attributes
-from quintet.platforms.cpu import blocks, float8, native_moe, providers, quantized, quantized_moe
+from quintet.platforms.cpu import blocks, float8, native_moe, providers, quantized, quantized_moe, quantized_rows
 from quintet.platforms.cpu import linear as native_linear
 from quintet.platforms.cpu.attention import SPLIT
 from quintet.platforms.cpu.features import describe
@@ -44,6 +44,7 @@ GIB = 2**30
 KV_SHARE = 0.5  # of the memory that may be used, at most: host memory is everybody's
 KV_MOST = 4 * GIB  # what an unasked-for cache may take; a laptop has other things to do
 BESIDE = ("table4", "table8", "fp8", "mins", "order", "grouped", "experts")  # SCHEMES: what our products take
+Packing = Callable[[], Mapping[str, Tensor]]
 WORTH_THREADS = 30_000_000  # parameters; in a smaller model threads wait for each other longer than they work
 
 
@@ -85,7 +86,8 @@ class CPU(Platform):
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         super().__init__(config)
-        self._shared: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # checkpoint tensors of two layers -> packed
+        # checkpoint tensors that two layers want -> what was packed of them, by the form and the share
+        self._shared: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._tell: Tell | None = None  # of calls, while a trace runs
 
     @classmethod
@@ -93,7 +95,7 @@ class CPU(Platform):
         return Capabilities(
             devices=1,
             dtypes=(torch.bfloat16, torch.float32, torch.float16),
-            quant=frozenset([*SCHEMES, *(BESIDE if _packs() else ("grouped",))]),
+            quant=frozenset([*SCHEMES, *(BESIDE if _packs() else ("grouped",)), *["rows"] * _looks_up()]),
             sleep=True,
             batch_invariant=True,
             placing=_placing(),
@@ -146,14 +148,25 @@ class CPU(Platform):
         pieces = [weight.local(parts)] if weight.axis else weight.pieces(parts)
         if not _looks_up_packed(weight):
             return {weight.name: native_linear.pack(*(piece.to(weight.dtype) for piece in pieces))}
-        source = parts[weight.parts[0].source]
-        if source not in self._shared:
-            self._shared[source] = native_linear.pack(pieces[0].to(weight.dtype))
-        return {weight.name: self._shared[source]}
+        return self._once(weight, parts, lambda: {weight.name: native_linear.pack(pieces[0].to(weight.dtype))})
 
     def _quantized(self, weight: Weight, parts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         if weight.stack:
             return quantized_moe.placed(weight, parts)
+        if weight.shared and len(weight.parts) == 1:
+            return self._once(weight, parts, lambda: self._laid(weight, parts))
+        return self._laid(weight, parts)
+
+    def _once(self, weight: Weight, parts: Mapping[str, Tensor], make: Packing) -> Mapping[str, Tensor]:
+        """A tied head and its table live on the same memory."""
+        part = weight.parts[0]
+        key = weight.form, weight.dtype, weight.axis, part.offset, part.ranges[weight.rank]
+        found: dict[Any, Mapping[str, Tensor]] = self._shared.setdefault(parts[next(iter(weight.stored))], {})
+        if key not in found:
+            found[key] = make()
+        return found[key]
+
+    def _laid(self, weight: Weight, parts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         if not _lays(weight):
             return attributes(blocks.canonical(weight, parts))
         try:
@@ -262,6 +275,11 @@ def _zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 def _packs() -> bool:
     """Whether products are our own, so that weights had better lie as they want them."""
     return native_linear.probe() is None
+
+
+def _looks_up() -> bool:
+    """Whether rows are found in what our products read."""
+    return _packs() and quantized_rows.probe() is None
 
 
 def _lays(weight: Weight) -> bool:

@@ -16,6 +16,7 @@ from quintet.platforms.cpu import (  # noqa: F401
     ops,
     quantized,
     quantized_moe,
+    quantized_rows,
 )
 
 PRIORITY: Mapping[str, Sequence[str]] = {
@@ -24,7 +25,7 @@ PRIORITY: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("greedy", "sample", "top_logprobs", "filter_logits", "widen", "scale_logits"), ("native",)),
     **dict.fromkeys(("penalize", "bias_tokens", "ban_tokens", "keep_tokens"), ("native",)),
     **dict.fromkeys(("rms_norm", "add_rms_norm", "layer_norm", "rotary", "norm_rotary"), ("native",)),
-    **dict.fromkeys(("embedding", "take_rows", "beside", "attention"), ("native",)),
+    **dict.fromkeys(("embedding", "quantized_embedding", "take_rows", "beside", "attention"), ("native",)),
     **dict.fromkeys(("add", "scale", "scale_heads", "softcap", "write_kv"), ("native",)),
     **dict.fromkeys(("route", "route_grouped", "grouped_linear", "quantized_experts"), ("native",)),
 }

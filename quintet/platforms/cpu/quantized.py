@@ -18,12 +18,9 @@ from quintet.platforms.cpu.native import KINDS, extension, fitting
 from quintet.platforms.cpu.tiles import (
     COLUMNS,
     HELD,
-    INT8,
     POWERS,
-    QUAD,
     TABLE4,
     TABLE4_A8,
-    W8A8,
     held,
     leveled,
     number_of,
@@ -53,28 +50,6 @@ def pack(weight: Tensor, form: Form) -> dict[str, Tensor]:
     if not extension().pack_quantized(number, KINDS[weight.dtype], *places, *sizes):
         raise ValueError("the weight holds numbers that are not finite, or too large for a scale in float16")
     return {"weight": packed, "scales": scales}
-
-
-def rows(weight: Tensor, scales: Tensor | None, ids: Tensor, outputs: int, inputs: int, dtype: torch.dtype) -> Tensor:
-    """Rows ids [T] (int32) of a packed weight [outputs, inputs] -> [T, inputs] in `dtype`, as an embedding does.
-
-    The weight is pack()'s with 8 bits, or without scales linear.pack()'s in `dtype`. An id that is no row gives zeros.
-    """
-    plain = scales is None
-    number = W8A8 if scales is not None and scales.dtype == torch.float32 else INT8
-    if plain and weight.dtype != dtype or not plain and weight.shape[2] != COLUMNS * QUAD:
-        raise ValueError(f"rows in {dtype} are not to be had of {_described(weight)}; 8 bits or {dtype} would do")
-    if (
-        ids.dtype != torch.int32
-        or not ids.is_contiguous()
-        or not (len(weight) - 1) * COLUMNS < outputs <= len(weight) * COLUMNS
-    ):
-        raise ValueError(f"ids {_described(ids)} of {outputs} rows do not fit {_described(weight)}; ids are int32")
-    out = empty((len(ids), inputs), dtype)
-    at, groups = (0, 1) if scales is None else (scales.data_ptr(), scales.shape[1])
-    places = out.data_ptr(), ids.data_ptr(), weight.data_ptr(), at
-    extension().gather(number, KINDS[dtype], *places, len(ids), inputs, outputs, groups)
-    return out
 
 
 @functools.cache

@@ -178,10 +178,9 @@ class GPU(Platform):
         """A tied head and its embedding live on the same memory."""
         part = weight.parts[0]
         key = weight.rank, weight.dtype, weight.axis, part.offset, part.ranges[weight.rank], part.transposed
+        source = tensors[next(iter(weight.stored))]
         with self._lock:
-            if tensors[part.source] not in self._shared:
-                self._shared[tensors[part.source]] = {}
-            put = self._shared[tensors[part.source]]
+            put = self._shared.setdefault(source, {})
         if key not in put:
             put[key] = device.upload(weight.local(tensors), weight.dtype)
         found: Tensor = put[key]

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from quintet.layers.forms.gguf import Blocks
+from quintet.ops.embedding import quantized_embedding
 from quintet.ops.linear import linear
 from quintet.ops.moe import quantized_experts
 from quintet.ops.quantize import canonical
@@ -74,6 +75,19 @@ def test_laid_stands_for_what_the_file_says(name: str) -> None:
     got = tiles.unpack(found, OUTPUTS, INPUTS, weight.form)
     assert torch.allclose(got, want, rtol=0, atol=float(want.abs().max()) * 2**-22)  # minima are added in one rounding
     assert sum(each.nbytes for each in found.values()) == tiles.packed_bytes((OUTPUTS, INPUTS), weight.form)
+
+
+@each_leveled
+def test_rows_are_looked_up_where_products_read(name: str) -> None:
+    """Bit for bit what stands there, whatever bits activations have."""
+    ids, shape = torch.tensor([0, 149, 63, 64, 17, 150], dtype=torch.int32), (OUTPUTS, INPUTS)
+    for activations in BOTH:
+        weight = weight_of(name, activations)
+        found = blocks.laid(weight, tensors_of(weight, name))
+        known = tiles.unpack(found, *shape, weight.form)[ids[:5].long()]
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            got = quantized_embedding.providers["native"](ids, as_held(weight, found), 0, shape, dtype)
+            assert torch.equal(got[:5], known.to(dtype)) and not got[5].any()
 
 
 def test_a_k_quants_bits_are_its_own_and_few_more() -> None:

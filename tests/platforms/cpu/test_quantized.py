@@ -14,7 +14,7 @@ from quintet.layers.forms.minifloats import E2M1, E2M3
 from quintet.ops.linear import linear as product
 from quintet.ops.quantize import quantize
 from quintet.ops.quantized import dequantized
-from quintet.platforms.cpu import linear, quantized, tiles
+from quintet.platforms.cpu import quantized, tiles
 from quintet.platforms.cpu.platform import CPU
 from quintet.weights import Form, Matrix, Part, Weight
 
@@ -226,28 +226,6 @@ def test_what_is_not_finite_stays_in_its_row(isa: str, name: str) -> None:
         assert torch.equal(got[rest], clean[rest])
 
 
-@pytest.mark.parametrize("name", ["int8", "w8a8"])
-@each_type
-def test_rows_are_those_of_the_packed_weight(name: str, dtype: torch.dtype) -> None:
-    outputs, inputs = 200, 384
-    _, weight, _ = drawn(1, outputs, inputs, dtype)
-    ids = torch.tensor([0, 199, 64, 63, 7, 64], dtype=torch.int32)
-    packed = quantized.pack(weight, of(name, weight.shape[1]))
-    got = quantized.rows(packed["weight"], packed["scales"], ids, outputs, inputs, dtype)
-    want = tiles.unpack(packed, outputs, inputs, of(name, inputs)).to(dtype)
-    assert torch.equal(got, want[ids])
-    outside = torch.tensor([-1, 200], dtype=torch.int32)
-    assert not quantized.rows(packed["weight"], packed["scales"], outside, outputs, inputs, dtype).any()
-
-
-@each_type
-def test_rows_of_a_plain_packed_weight_are_the_weights(dtype: torch.dtype) -> None:
-    ids = torch.tensor([0, 199, 64, 63, 7, 64], dtype=torch.int32)
-    for inputs in (384, 33):
-        _, weight, _ = drawn(1, 200, inputs, dtype)
-        assert torch.equal(quantized.rows(linear.pack(weight), None, ids, 200, inputs, dtype), weight[ids])
-
-
 def test_a_group_divides_the_inputs() -> None:
     for inputs in (192, 48):
         with pytest.raises(ValueError, match="do not divide into groups"):
@@ -391,9 +369,6 @@ def test_what_does_not_fit_is_refused() -> None:
             native(wrong[0], packed, *wrong[1:])
     with pytest.raises(ValueError, match="bias"):
         native(x, packed, bias[:5], 70, "int8")
-    four = quantized.pack(weight, SCHEMES["int4"])
-    with pytest.raises(ValueError, match="8 bits"):
-        quantized.rows(four["weight"], four["scales"], torch.zeros(1, dtype=torch.int32), 70, 128, torch.float32)
     with pytest.raises(ValueError, match="float64"):
         quantized.pack(weight.double(), SCHEMES["int8"])
     for bad in (float("nan"), float("inf")):
