@@ -22,6 +22,7 @@ SAID = ("quantization_config", "compression_config")  # where a config.json says
 # Entries of hf_overrides that are no model's: vLLM's way to say how weights are quantized while they are loaded
 OPTIONS = ("quantization_config_dict_json", "quantization_config_file")
 BY_OPTIONS = ("bitsandbytes", "torchao")
+ORDERED = "experts in orders of their own (act-order) are dequantized while they are loaded"
 NEAREST = {"table4": "int4", "fp8": "int8", "fp8a8": "w8a8", "w4a8": "int4", "w8a8": "int8", "int4": "int8"}
 
 
@@ -130,8 +131,16 @@ def described(forms: Forms, worker: Worker) -> list[str]:
         undone = sum(weight.form.plain and weight.reader is not None for weight in weights)
         held += [f"{undone} weights dequantized while they are loaded"] if undone else []
         said.insert(0, f"checkpoint quantized by {forms.checkpoint.method}: {', '.join(held) or 'nothing of it here'}")
+        said += [ORDERED] if any(map(_in_orders, weights)) else []
         said += forms.checkpoint.notes
     return said
+
+
+def _in_orders(weight: Weight) -> bool:
+    """Whether it is a stack that is dequantized, and of experts that have groups of inputs in orders of their own."""
+    if weight.use != "experts" or not weight.form.plain or weight.reader is None:
+        return False
+    return weight.reader.form(weight.cut(weight.parts[0])).ordered
 
 
 def _rest(wanted: Wish, weights: list[Weight]) -> list[str]:

@@ -1,6 +1,7 @@
 """The tensors of GGUF files by memory map, under the names and in the order that the modules have for them."""
 
 import functools
+import itertools
 import mmap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -37,6 +38,7 @@ class Entry:
     offset: float = 0.0  # that was added
     transposed: bool = False
     expert: int | None = None  # of a stack
+    rows: tuple[int, int] | None = None  # first and last + 1, of what the file has joined
     wide: bool = False  # [K], where the model has [1, K]
 
     @property
@@ -46,6 +48,8 @@ class Entry:
     @property
     def shape(self) -> tuple[int, ...]:
         shape = self._laid if self.expert is None else self._laid[1:]
+        if self.rows is not None:
+            shape = (self.rows[1] - self.rows[0], *shape[1:])
         return (1, *shape) if self.wide else shape[::-1] if self.transposed else shape
 
     @property
@@ -61,6 +65,8 @@ class Entry:
         found = (raw if aligned else raw.clone()).view(self.dtype).view(self._laid)
         if self.expert is not None:
             found = found[self.expert]
+        if self.rows is not None:
+            found = found[slice(*self.rows)]
         if self.turned:
             found = found[unturned(len(found), self.turned)]
         if self.offset:
@@ -108,22 +114,40 @@ def _mapped(path: Path) -> Tensor:
 
 
 def _named(model: Model, name: str, entry: Entry) -> Mapping[str, Entry]:
-    names, (base, _, last) = model.architecture.names, name.rpartition(".")
-    module = names.module(base)
-    if module is None:
+    base, _, last = name.rpartition(".")
+    modules = model.architecture.names.modules(base)
+    if not modules:
         return {name: entry}
-    parent, _, own = module.rpartition(".")
+    if len(modules) == 1:
+        return _of_module(model, modules[0], last, entry)
+    found: dict[str, Entry] = {}
+    for module, rows in zip(modules, _cut(model, name, entry, len(modules)), strict=True):
+        found |= _of_module(model, module, last, replace(entry, rows=rows))
+    return found
+
+
+def _cut(model: Model, name: str, entry: Entry, count: int) -> list[tuple[int, int]]:
+    """The rows of queries, keys and values, or of gate and up of each expert. ValueError where there are others."""
+    shape = entry.stored.shape
+    rows = shape[0] if len(shape) < 3 else shape[1]
+    sizes = [each * model.head_dim for each in (model.heads, model.kv_heads, model.kv_heads)]
+    sizes = sizes if count == 3 else [rows // 2] * 2
+    if sum(sizes) != rows:
+        raise ValueError(f"{model.path}: {name} has {rows} rows, not {' + '.join(map(str, sizes))}; fetch it again")
+    ends = list(itertools.accumulate(sizes))
+    return list(zip([0, *ends], ends, strict=False))
+
+
+def _of_module(model: Model, module: str, last: str, entry: Entry) -> Mapping[str, Entry]:
+    names, (parent, _, own) = model.architecture.names, module.rpartition(".")
     if parent.endswith(".experts"):
-        count = entry.stored.shape[0] if len(entry.stored.shape) == 3 else 0
-        if count > MOST_EXPERTS:
-            raise ValueError(f"{model.path}: {name} is of {count} experts, more than any model has; fetch it again")
-        return {f"{parent}.{index}.{own}.{last}": replace(entry, expert=index) for index in range(count)}
+        return _of_experts(model, module, last, entry)
     blocks = entry.stored.kind.name not in DTYPES
     if names.turned and own in ("q_proj", "k_proj"):
         try:
-            refuse_no_heads(entry.stored.shape[0], model.head_dim)
+            refuse_no_heads(entry.shape[0], model.head_dim)
         except ValueError as error:
-            raise ValueError(f"{model.path}: {name}: {error}") from None
+            raise ValueError(f"{model.path}: {entry.name}: {error}") from None
         entry = replace(entry, turned=model.head_dim)
     if names.offset and own.endswith("norm"):
         entry = replace(entry, offset=names.offset)
@@ -131,3 +155,11 @@ def _named(model: Model, name: str, entry: Entry) -> Mapping[str, Entry]:
         entry = replace(entry, transposed=True)
     wide = own == "shared_expert_gate" and len(entry.stored.shape) == 1
     return {f"{module}.{last}": replace(entry, wide=wide)}
+
+
+def _of_experts(model: Model, module: str, last: str, entry: Entry) -> Mapping[str, Entry]:
+    parent, _, own = module.rpartition(".")
+    count = entry.stored.shape[0] if len(entry.stored.shape) == 3 else 0
+    if count > MOST_EXPERTS:
+        raise ValueError(f"{model.path}: {entry.name} is of {count} experts, more than any model has; fetch it again")
+    return {f"{parent}.{index}.{own}.{last}": replace(entry, expert=index) for index in range(count)}

@@ -30,6 +30,7 @@ def _layers(worker: Worker) -> list[KVScales]:
 
 
 def _look(worker: Worker) -> None:
+    worker.recorded(False)  # or only the first pieces of a prompt would be looked at, which comes in small ones
     for layer in _layers(worker):
         layer.peaks = {}
 
@@ -40,3 +41,4 @@ def _settle(worker: Worker) -> None:
         dtype = worker.layouts[0].dtype
         for name, scale in layer.found(float(torch.finfo(dtype).max)).items():
             layer.placed[name].copy_(scale)
+    worker.recorded(True)

@@ -197,6 +197,11 @@ class Worker:
         self._empty = True
         return sum(held.values())
 
+    def recorded(self, wanted: bool) -> None:
+        """Whether steps may be recorded or captured: what they leave out, such as looking at numbers, is done in none
+        that is replayed."""
+        self._step = self._whole if wanted else torch.inference_mode()(self.model)
+
     def renew_cache(self) -> None:
         """An empty cache, once the one before is let go."""
         self._state = ()

@@ -85,6 +85,15 @@ class Model:
         return self.whole("attention.head_count")
 
     @property
+    def kv_heads(self) -> int:
+        return self.whole("attention.head_count_kv", self.heads)
+
+    @property
+    def biased(self) -> bool:
+        """Whether queries have a bias."""
+        return self.has("blk.0.attn_q.bias") or self.has("blk.0.attn_qkv.bias")
+
+    @property
     def head_dim(self) -> int:
         return self.whole("attention.key_length", max(1, self.whole("embedding_length") // self.heads))
 
@@ -157,11 +166,11 @@ def _types(model: Model) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, (_, each) in model.tensors.items():
         base, _, last = name.rpartition(".")
-        module = model.architecture.names.module(base)
-        if module is None or last != "weight" or each.kind.name in FLOATS:
+        if last != "weight" or each.kind.name in FLOATS:
             continue
-        if found.setdefault(unnumbered(module), each.kind.name) != each.kind.name:
-            raise ValueError(f"{model.path}: {name} is of another type than the other experts of its layer")
+        for module in model.architecture.names.modules(base):
+            if found.setdefault(unnumbered(module), each.kind.name) != each.kind.name:
+                raise ValueError(f"{model.path}: {name} is of another type than the other experts of its layer")
     return found
 
 
@@ -238,9 +247,17 @@ def _numbers(model: Model, name: str) -> list[float] | None:
 
 
 def _llama(model: Model) -> Entries:
-    said: Entries = {"rope_parameters": _rope(model), "attention_bias": model.has("blk.0.attn_q.bias")}
+    said: Entries = {"rope_parameters": _rope(model), "attention_bias": model.biased}
     said["mlp_bias"] = model.has("blk.0.ffn_up.bias")
+    said["sliding_window"] = model.get("attention.sliding_window") or None
     return said | (_experts(model, "num_local_experts") if _mixed(model) else {})
+
+
+def _llama_kind(model: Model) -> str:
+    """llama.cpp has all of them in one architecture; windows are ours, which it passes over."""
+    if _mixed(model):
+        return "mixtral"
+    return "mistral" if model.get("attention.sliding_window") else "llama"
 
 
 def _mixed(model: Model) -> bool:
@@ -256,12 +273,12 @@ def _qwen2(model: Model) -> Entries:
 
 
 def _qwen3(model: Model) -> Entries:
-    return _qwen2(model) | {"attention_bias": model.has("blk.0.attn_q.bias")}
+    return _qwen2(model) | {"attention_bias": model.biased}
 
 
 def _qwen2_moe(model: Model) -> Entries:
     shared = model.shape("blk.0.ffn_gate_shexp.weight")[0]
-    said = {"shared_expert_intermediate_size": shared, "qkv_bias": model.has("blk.0.attn_q.bias")}
+    said = {"shared_expert_intermediate_size": shared, "qkv_bias": model.biased}
     return _qwen2(model) | said | _qwen_experts(model, renormalized=False)
 
 
@@ -271,7 +288,9 @@ def _qwen3_moe(model: Model) -> Entries:
 
 def _qwen_experts(model: Model, renormalized: bool) -> Entries:
     """As llama.cpp computes them, which knows no other weights of the experts."""
-    width = model.shape("blk.0.ffn_gate_exps.weight", axes=3)[1]
+    both = model.has("blk.0.ffn_gate_up_exps.weight")
+    name = "blk.0.ffn_gate_up_exps.weight" if both else "blk.0.ffn_gate_exps.weight"
+    width = model.shape(name, axes=3)[1] // (2 if both else 1)
     said = {"moe_intermediate_size": width, "norm_topk_prob": renormalized}
     return {**_experts(model), **said, "decoder_sparse_step": 1, "mlp_only_layers": []}
 
@@ -358,7 +377,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gemma3": Architecture(lambda _: "gemma3_text", GEMMA, _gemma3, dtype="bfloat16"),
     "gpt2": Architecture(lambda _: "gpt2", GPT2, _gpt2, _GPT2),
     "granite": Architecture(lambda _: "granite", TURNED, _granite),
-    "llama": Architecture(lambda model: "mixtral" if _mixed(model) else "llama", TURNED, _llama),
+    "llama": Architecture(_llama_kind, TURNED, _llama),
     "olmo2": Architecture(lambda _: "olmo2", OLMO2, _olmo2),
     "olmoe": Architecture(lambda _: "olmoe", MIXTURE, _olmoe),
     "phi3": Architecture(lambda _: "phi3", PHI3, _phi3),

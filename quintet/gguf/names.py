@@ -59,7 +59,20 @@ class Names:
             return None
         return f"{self.layers}.{int(block[1])}.{self.blocks[block[2]]}"
 
+    def modules(self, name: str) -> tuple[str, ...]:
+        """All that a tensor is of, in the order of its rows: several where the file joins what the model has apart."""
+        block = BLOCK.fullmatch(name)
+        apart = FUSED.get(block[2], ()) if block is not None and block[2] not in self.blocks else ()
+        found = [self.module(f"blk.{block[1]}.{each}") for each in apart] if block is not None else []
+        known = found or [self.module(name)]
+        return tuple(each for each in known if each is not None)
 
+
+# What llama.cpp's converter joins if asked (--fuse-qkv, --fuse-gate-up-exps): rows over one another.
+FUSED: Mapping[str, tuple[str, ...]] = {
+    "attn_qkv": ("attn_q", "attn_k", "attn_v"),
+    "ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps"),
+}
 BLOCK = re.compile(r"blk\.(\d{1,5})\.(\w+)")
 ALONE = re.compile(r"blk\.(\d{1,5})\.ffn_(gate|up|down)\.(\d{1,5})")  # an expert of the first files of Mixtral
 

@@ -1,5 +1,6 @@
 """The mixture of experts: a router picks k of E gated feed-forwards for each token, and their outputs are weighted."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -169,17 +170,34 @@ def _shares(width: int, size: int) -> Split:
 def unstacked(name: str, shape: Sequence[int]) -> Mapping[str, tuple[Any, ...]]:
     """Names of the experts' own tensors in a stack that transformers 5 may store, and where each lies in it.
 
-    [E, 2 I, D] experts.gate_up_proj (gate over up), [E, D, I] experts.down_proj; nothing for other tensors.
+    [E, 2 I, D] experts.gate_up_proj (gate over up), [E, D, I] experts.down_proj; with another end their scales, of
+    blocks in the same order. Nothing for other tensors; ValueError for scales that are cut by where gate ends.
     """
-    parent, _, last = name.rpartition(".")
-    if not parent.endswith(".experts") or len(shape) != 3 or 0 in shape or last not in ("gate_up_proj", DOWN):
+    found = _STACK.fullmatch(name)
+    if found is None or (own := OWN.get(found[3])) is None:
         return {}
-    inner = shape[1] // 2
-    found: dict[str, tuple[Any, ...]] = {}
-    for expert in range(shape[0]):
-        if last == DOWN:
-            found[f"{parent}.{expert}.{DOWN}.weight"] = (expert,)
-        else:
-            found[f"{parent}.{expert}.{GATE}.weight"] = expert, slice(0, inner)
-            found[f"{parent}.{expert}.{UP}.weight"] = expert, slice(inner, shape[1])
-    return found
+    dims = (1, 2, 3) if found[3] else (3,)
+    if len(shape) not in dims or 0 in shape or shape[0] > MOST:
+        return {}
+    parent, rows = found[1], shape[1] if len(shape) > 1 else 1
+    if found[2] == DOWN:
+        return {f"{parent}.{expert}.{DOWN}.{own}": (expert,) for expert in range(shape[0])}
+    if rows % 2 and (rows > 1 or not found[3]):
+        raise ValueError(f"{name} has {rows} rows, which are not gate's and up's, half of them each")
+    cuts = [(slice(0, rows // 2),), (slice(rows // 2, rows),)] if rows > 1 else [(slice(0, 1),)] * 2
+    return {
+        f"{parent}.{expert}.{projection}.{own}": (expert, *cut) if len(shape) > 1 else (expert,)
+        for expert in range(shape[0])
+        for projection, cut in zip((GATE, UP), cuts, strict=True)
+    }
+
+
+MOST = 2**16  # experts of a layer, far beyond any model
+_STACK = re.compile(rf"(.+\.experts)\.(gate_up_proj|{DOWN})(|_[a-z_]+)")
+OWN = {
+    "": "weight",
+    "_scale_inv": "weight_scale_inv",
+    "_scale": "weight_scale",
+    "_activation_scale": "activation_scale",
+    "_input_scale": "input_scale",
+}  # what of an expert's a stack's tensor is, by its end

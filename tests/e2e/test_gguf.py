@@ -3,6 +3,7 @@
 The matrices of the models lose nothing in the files (tests/data/quantized/README.md): transformers' logits are exact.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from quintet.layers.forms import Forms
 from quintet.layers.forms.checkpoint import quantized
 from quintet.platforms.cpu import PLATFORM
 from quintet.platforms.interface import Capabilities
-from tests.helpers.gguf import Row, header
+from tests.helpers.gguf import Row, header, joined
 from tests.helpers.run_model import Runner
 
 FOLDER = Path(__file__).parents[1] / "data" / "quantized" / "gguf"
@@ -57,6 +58,24 @@ def test_dequantized_logits_are_exact(name: str) -> None:
     (got,) = runner(FOLDER / f"{name}.gguf", keeps=False).prompts([IDS])
     want = LOGITS[f"{name}.transformers"]
     torch.testing.assert_close(got, want, rtol=0, atol=2e-4 * float(want.std()))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "smollm3", "mixtral", "qwen3moe", "olmoe"])
+def test_what_a_file_has_joined_is_read_by_rows(name: str, tmp_path: Path) -> None:
+    """As by llama.cpp's --fuse-qkv and --fuse-gate-up-exps: the same numbers, so the same bits."""
+    path = joined(FOLDER / f"{name}.gguf", tmp_path / f"{name}.gguf")
+    left = [each for each in read(path).tensors if re.search(r"attn_[qkv]\.|ffn_(gate|up)_exps", each)]
+    assert not left and any(".attn_qkv." in each for each in read(path).tensors)
+    ((got,), (want,)) = (runner(each).prompts([IDS]) for each in (path, FOLDER / f"{name}.gguf"))
+    assert torch.equal(got, want)
+
+
+def test_joined_rows_that_are_no_heads_are_refused(tmp_path: Path) -> None:
+    path = joined(FOLDER / "llama.gguf", tmp_path / "made.gguf", {"attn_qkv": ("attn_q", "attn_k")})
+    with pytest.raises(
+        ValueError, match=r"blk\.0\.attn_qkv\.weight has \d+ rows, not \d+ \+ \d+ \+ \d+; fetch it again"
+    ):
+        runner(path)
 
 
 def test_a_file_is_served_by_its_path() -> None:

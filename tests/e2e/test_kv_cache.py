@@ -17,6 +17,7 @@ from quintet.conformance.direct import random_prompts
 from quintet.conformance.tiny import FAMILIES, PLAIN, SERVED, Tiny, make, variant
 from quintet.engine.start import prepare
 from quintet.engine.worker import ModelSizes, Worker
+from quintet.layers.kv_scales import KVScales
 from tests.e2e.test_bundled import CASES, GREEDY, alike, as_expected
 from tests.helpers.run_model import Runner
 
@@ -161,6 +162,25 @@ def test_computed_scales_save_it_too(tmp_path: Path) -> None:
     exact, cut = logprobs(plain), logprobs(plain, kv_cache_dtype="fp8")
     computed = logprobs(plain, kv_cache_dtype="fp8", calculate_kv_scales=True)
     assert float((computed - exact).abs().mean()) < float((cut - exact).abs().mean()) / 4
+
+
+def test_all_of_the_first_prompt_is_looked_at_however_it_is_cut(tmp_path: Path) -> None:
+    """Steps that come again are replayed, and what is replayed looks at nothing."""
+    plain, _ = scaled(tmp_path, 4096.0, ["k_scale", "v_scale"])
+    whole, cut = computed_scales(plain), computed_scales(plain, max_num_batched_tokens=16, page_size=16)
+    assert whole.keys() == cut.keys() and whole
+    assert all(torch.equal(whole[name], cut[name]) for name in whole)
+
+
+def computed_scales(tiny: Tiny, **settings: Any) -> dict[str, Tensor]:
+    small = {"dtype": "float32", "kv_cache_memory_bytes": "16M", "max_model_len": 128, "max_num_seqs": 4, **settings}
+    with LLM(
+        str(tiny.folder), device="cpu", skip_tokenizer_init=True, use_tqdm=False, kv_cache_dtype="fp8",
+        calculate_kv_scales=True, **small,
+    ) as llm:  # fmt: skip
+        layers = dict(llm._client.prepared.ranks.workers[0].model.named_modules())
+        found = {path: each for path, each in layers.items() if isinstance(each, KVScales)}
+        return {f"{path}.{name}": scale.clone() for path, each in found.items() for name, scale in each._scales.items()}
 
 
 @pytest.mark.parametrize(("value", "shape"), [(0.0, ()), (float("nan"), (2,)), (1.0, (3,))])

@@ -1,78 +1,119 @@
 """Mixtures whose experts are quantized, against transformers' model of what they stand for."""
 
-import json
 import shutil
-from dataclasses import replace
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from quintet.config import EngineConfig
 from quintet.conformance.direct import random_prompts
-from quintet.conformance.tiny import FAMILIES, VOCAB, make
+from quintet.conformance.tiny import FAMILIES, VOCAB, Tiny, make
 from quintet.engine.loader import declared
 from quintet.engine.start import prepare
-from quintet.layers.forms import Forms
-from quintet.layers.forms.checkpoint import quantized
-from quintet.platforms.cpu import PLATFORM, quantized_moe
-from quintet.platforms.interface import Capabilities
+from quintet.platforms.cpu import quantized_moe
+from tests.helpers.checkpoints import awq, fp8
+from tests.helpers.engines import answers, continued, engine, forms_of, ranked
+from tests.helpers.packed import gptq
 from tests.helpers.run_model import Runner
 
 if reason := quantized_moe.probe():
     pytest.skip(reason, allow_module_level=True)
 
-SETTINGS = {**FAMILIES["qwen3_moe"]["plain"], "hidden_size": 128, "moe_intermediate_size": 64}
+HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16}
+SIZES = {**FAMILIES["qwen3_moe"]["plain"], **HEADS, "hidden_size": 128, "moe_intermediate_size": 64}
+MIXTRAL = {**FAMILIES["mixtral"]["plain"], **HEADS, "hidden_size": 128, "intermediate_size": 64}
+ROUTERS = ("mlp.gate", "block_sparse_moe.gate")
+MADE: dict[str, Callable[[], Tiny]] = {
+    "fp8 in blocks": lambda: fp8(make("qwen3_moe", SIZES), ignored=ROUTERS),
+    "fp8 in blocks, stacked": lambda: stacked(fp8(make("qwen3_moe", SIZES), (32, 32), ROUTERS)),
+    "fp8 in blocks of gate and up, stacked": lambda: stacked(of_both(make("qwen3_moe", SIZES))),
+    "awq": lambda: awq(make("mixtral", MIXTRAL), 32, ROUTERS),
+    "gptq": lambda: gptq(make("mixtral", MIXTRAL), 4, 32, ROUTERS),
+    "gptq in order": lambda: gptq(make("mixtral", MIXTRAL), 4, 32, ROUTERS, desc_act=True),
+}
+KINDS = {"fp8 in blocks": "fp8", "awq": "int4", "gptq": "int4", "gptq in order": "plain"}
 
 
-def fp8(folder: Path, of: Path) -> Path:
-    """Writes the experts' tensors in FP8 blocks of 128 x 128; beside it the model that they stand for."""
-    meant = folder / "meant"
-    shutil.copytree(of, folder / "fp8")
-    shutil.copytree(of, meant)
-    tensors, known = load_file(of / "model.safetensors"), {}
-    held: dict[str, Tensor] = {}
-    for name, x in tensors.items():
-        held[name], known[name] = x, x
-        if ".experts." in name:
-            scale = x.float().abs().max() / 448  # one block
-            held[name] = (x.float() / scale).to(torch.float8_e4m3fn)
-            held[f"{name}_scale_inv"], known[name] = scale.reshape(1, 1), (held[name].float() * scale).to(x.dtype)
-    save_file(held, folder / "fp8" / "model.safetensors")
-    save_file(known, meant / "model.safetensors", {"format": "pt"})
-    said = {"quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_not_convert": ["self_attn", "mlp.gate"]}
-    config = json.loads((of / "config.json").read_text())
-    (folder / "fp8" / "config.json").write_text(json.dumps({**config, "quantization_config": said}))
-    return folder / "fp8"
+def of_both(tiny: Tiny) -> Tiny:
+    """FP8 in which one scale is of gate and up together: 128 x 128 of 64 features each."""
+    known = dict(tiny.reference.named_parameters())
+    with torch.no_grad():
+        for name in [name for name in known if name.endswith(".gate_up_proj")]:
+            for expert in known[name]:
+                expert[64, 0] = expert[0, 0] = expert.abs().max()  # so that both halves have the same scale
+    tiny.reference.save_pretrained(folder := Path(tempfile.mkdtemp(dir=tiny.folder.parent)))
+    return fp8(Tiny(folder, tiny.config, tiny.reference), ignored=ROUTERS)
 
 
-def forms_of(folder: Path) -> Forms:
-    facts = PLATFORM.probe()
-    assert isinstance(facts, Capabilities)
-    return Forms(checkpoint=quantized(json.loads((folder / "config.json").read_text())["quantization_config"]),
-                 kept=facts.quant)  # fmt: skip
+def stacked(tiny: Tiny) -> Tiny:
+    """The experts' tensors joined as transformers 5 has them (FP8Experts): gate over up, scales likewise."""
+    tensors, joined = load_file(tiny.folder / "model.safetensors"), dict[str, Tensor]()
+    for name in [name for name in tensors if ".experts.0.down_proj." in name]:
+        stem, end = name.split(".experts.0.down_proj.weight")
+        count = sum(each.startswith(stem) and each.endswith(f".down_proj.weight{end}") for each in tensors)
+        gates, ups, downs = (
+            [tensors.pop(f"{stem}.experts.{expert}.{own}_proj.weight{end}") for expert in range(count)]
+            for own in ("gate", "up", "down")
+        )
+        shared = end and all(torch.equal(gate, up) for gate, up in zip(gates, ups, strict=True))
+        pairs = gates if shared else [torch.cat(pair) for pair in zip(gates, ups, strict=True)]
+        joined[f"{stem}.experts.gate_up_proj{end}"] = torch.stack(pairs)
+        joined[f"{stem}.experts.down_proj{end}"] = torch.stack(downs)
+    folder = Path(shutil.copytree(tiny.folder, tempfile.mkdtemp(dir=tiny.folder.parent), dirs_exist_ok=True))
+    save_file({**tensors, **joined}, folder / "model.safetensors")
+    return Tiny(folder, tiny.config, tiny.reference)
 
 
-def test_experts_in_fp8_blocks_stay_so_and_answer_as_transformers_does(tmp_path: Path) -> None:
-    tiny = make("qwen3_moe", SETTINGS)
-    folder = fp8(tmp_path, tiny.folder)
-    held = replace(tiny, folder=folder)
-    run = Runner(held, torch.float32, forms=forms_of(folder))
+@pytest.mark.parametrize("name", MADE)
+def test_logits_are_those_of_what_the_checkpoint_stands_for(name: str) -> None:
+    tiny = MADE[name]()
+    run = Runner(tiny, torch.float32, forms=forms_of(tiny))
     kinds = {each.weight.form.kind for each in declared(run.worker.model) if each.weight.use == "experts"}
-    assert kinds == {"fp8"}
-    reference = AutoModelForCausalLM.from_pretrained(folder.parent / "meant", dtype=torch.float32).eval()
+    assert kinds == {KINDS.get(name, "fp8")}
     for prompt in random_prompts(3, (23, 1, 40), VOCAB):
         (logits,) = run.prompts([prompt])
-        with torch.inference_mode():
-            want = reference(torch.tensor([prompt])).logits[0]
-        assert torch.allclose(logits, want[-len(logits) :], atol=2e-4)
+        want = tiny.logits(prompt)[-len(logits) :]
+        torch.testing.assert_close(logits, want, rtol=0, atol=2e-3 * float(want.std()))
+
+
+def test_scales_of_stacks_are_in_the_stacks() -> None:
+    tensors = load_file(MADE["fp8 in blocks, stacked"]().folder / "model.safetensors")
+    assert tensors["model.layers.0.mlp.experts.gate_up_proj_scale_inv"].shape == (7, 4, 4)
+    tensors = load_file(MADE["fp8 in blocks of gate and up, stacked"]().folder / "model.safetensors")
+    assert tensors["model.layers.0.mlp.experts.gate_up_proj_scale_inv"].shape == (7, 1, 1)
+
+
+@pytest.mark.parametrize("ranks", [2])
+@pytest.mark.parametrize("name", ["awq", "fp8 in blocks, stacked"])
+def test_ranks_read_their_shares_of_experts(name: str, ranks: int) -> None:
+    tiny = MADE[name]()
+    (prompt,) = random_prompts(3, (23,), VOCAB)
+    want = tiny.logits(prompt)
+    for logits in ranked(tiny, ranks, prompt):
+        torch.testing.assert_close(logits, want, rtol=0, atol=2e-3 * float(want.std()))
+
+
+def test_experts_with_orders_of_their_own_are_dequantized_and_that_is_said_once() -> None:
+    with engine(MADE["gptq in order"]()) as llm:
+        reasons = [each for each in llm._client.prepared.reasons if "act-order" in each]
+    assert reasons == ["experts in orders of their own (act-order) are dequantized while they are loaded"]
+
+
+def test_an_engine_answers_from_an_awq_mixtral_as_transformers_does() -> None:
+    tiny = MADE["awq"]()
+    with engine(tiny) as llm:
+        assert answers(llm) == continued(tiny)
+        (said,) = [each for each in llm._client.prepared.reasons if "quantized by" in each]
+    assert said == "checkpoint quantized by awq: 6 products as int4 by native, 6 stacks of experts as int4"
 
 
 def test_experts_are_quantized_while_they_are_loaded_and_the_plan_says_so() -> None:
-    tiny = make("qwen3_moe", SETTINGS)
+    tiny = make("qwen3_moe", SIZES)
     config = EngineConfig.from_kwargs(
         model=str(tiny.folder), device="cpu", dtype="float32", quantization="int8", skip_tokenizer_init=True
     )

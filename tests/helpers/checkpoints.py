@@ -2,8 +2,9 @@
 
 import copy
 import json
+import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,19 +66,37 @@ def fp8(tiny: Tiny, block: tuple[int, int] = (128, 128), ignored: Sequence[str] 
     return written(tiny, quantize, {**said, "modules_to_not_convert": list(ignored)}, [*ignored, "lm_head"])
 
 
+EXPERT = re.compile(r"(.+)\.(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)\.weight")
+GATES, UPS = ("w1", "gate_proj"), ("w3", "up_proj")
+
+
 @torch.no_grad()
 def written(tiny: Tiny, quantize: Quantize, said: dict[str, Any], ignored: Sequence[str]) -> Tiny:
-    """The checkpoint with every product but what is ignored quantized, weights [in, out] too."""
+    """The checkpoint with every product but what is ignored quantized, weights [in, out] and experts' too."""
     folder, model = Path(tempfile.mkdtemp(dir=tiny.folder.parent)), copy.deepcopy(tiny.reference)
     tensors = load_file(tiny.folder / "model.safetensors")
-    for name, module in model.named_modules():
-        if not isinstance(module, torch.nn.Linear | Conv1D) or any(each in name for each in ignored):
+    for name, weight in places(model, tensors).items():
+        if any(each in name for each in ignored):
             continue
-        weight = tensors.pop(f"{name}.weight").float()
-        made, known = quantize(name, weight.t() if isinstance(module, Conv1D) else weight)
-        module.weight.copy_(known.t() if isinstance(module, Conv1D) else known)
+        made, known = quantize(name, weight.float())
+        del tensors[f"{name}.weight"]
+        weight.copy_(known)
         tensors |= made
     save_file(tensors, folder / "model.safetensors")
     config = json.loads((tiny.folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": said}))
     return Tiny(folder, tiny.config, model)
+
+
+def places(model: Any, tensors: Iterable[str]) -> dict[str, Tensor]:
+    """The products that the tensors are of, by the files' names, and where transformers' model has each: [N, K]."""
+    found = {}
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear | Conv1D):
+            found[name] = module.weight.t() if isinstance(module, Conv1D) else module.weight
+    for named in filter(None, map(EXPERT.fullmatch, tensors)):
+        held, expert = model.get_submodule(f"{named[1]}.mlp.experts"), int(named[2])
+        gate, up = held.gate_up_proj[expert].chunk(2)
+        place = gate if named[3] in GATES else up if named[3] in UPS else held.down_proj[expert]
+        found[named[0].removesuffix(".weight")] = place
+    return found

@@ -2,7 +2,11 @@
 
 import struct
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
+
+from quintet.gguf.file import read
+from quintet.gguf.kinds import KINDS
 
 U32, F32, BOOL, STRING, ARRAY, U64 = 4, 6, 7, 8, 9, 10
 CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -49,3 +53,33 @@ def header(
         made += text(row.name) + struct.pack(f"<I{len(row.axes)}Q", len(row.axes), *row.axes)
         made += struct.pack("<IQ", row.kind, row.offset)
     return made + bytes(-len(made) % 32)
+
+
+FUSED = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps")}
+
+
+def joined(path: Path, to: Path, groups: Mapping[str, Sequence[str]] = FUSED) -> Path:
+    """The same file with the rows of some tensors over one another, of each expert where there are experts."""
+    raw, tensors = path.read_bytes(), dict(read(path).tensors)
+    entries = struct.unpack("<Q", raw[16:24])[0]
+    metadata = raw[24 : raw.index(text(next(iter(tensors))))]
+    made = {name: (each.kind, each.shape, raw[each.start : each.start + each.size]) for name, each in tensors.items()}
+    for whole, parts in groups.items():
+        for name in [name for name in made if f".{parts[0]}." in name]:
+            found = [made.pop(name.replace(parts[0], each)) for each in parts]
+            kind, shape, _ = found[0]
+            stacks = shape[0] if len(shape) == 3 else 1
+            cuts = [[data[i * len(data) // stacks : (i + 1) * len(data) // stacks] for _, _, data in found]
+                    for i in range(stacks)]  # fmt: skip
+            axis = 1 if len(shape) == 3 else 0
+            rows = sum(each[1][axis] for each in found)
+            new = (*shape[:axis], rows, *shape[axis + 1 :])
+            made[name.replace(parts[0], whole)] = kind, new, b"".join(b"".join(each) for each in cuts)
+    table, data = b"", b""
+    numbers = {kind.name: number for number, kind in KINDS.items()}
+    for name, (kind, shape, each) in made.items():
+        table += text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape[::-1], numbers[kind.name], len(data))
+        data += each + bytes(-len(each) % 32)
+    start = b"GGUF" + struct.pack("<IQQ", 3, len(made), entries) + metadata + table
+    to.write_bytes(start + bytes(-len(start) % 32) + data)
+    return to

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from quintet.conformance.products import Canonical
 from quintet.layers.build import Build, settle, whole
-from quintet.layers.forms import ONLINE, Forms
+from quintet.layers.forms import ONLINE, Forms, patterns
 from quintet.layers.forms.checkpoint import Quantized, quantized
 from quintet.layers.forms.groups import fitted
 from quintet.layers.linear import LMHead, columns, rows
@@ -198,3 +198,32 @@ def made(on_file: OnFile, name: str) -> Tensor:
     if dtype.is_floating_point:
         return torch.randn(shape, generator=generator)
     return torch.randint(0, 100, shape, generator=generator, dtype=dtype)
+
+
+class Counted:
+    """A pattern that counts how often it is tried, and matches nothing."""
+
+    def __init__(self) -> None:
+        self.tries = 0
+
+    def search(self, name: str) -> None:
+        self.tries += 1
+
+
+def test_long_lists_of_modules_are_looked_up_and_not_tried_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a mixture of 48 layers with 128 experts, whose routers and norms are each named."""
+    kept = [f"model.layers.{i}.{name}" for i in range(48) for name in ("mlp.gate", "input_layernorm")]
+    pattern, made = Counted(), list[str]()
+
+    def expression(text: str, where: str) -> Any:
+        made.append(text)
+        return pattern
+
+    monkeypatch.setattr(patterns, "expression", expression)
+    found = quantized({**FP8, "modules_to_not_convert": [*kept, "visual.*", "lm_head"]})
+    assert found is not None
+    modules = [f"model.layers.{i}.mlp.experts.{expert}.up_proj" for i in range(48) for expert in range(8)]
+    assert all(found.plan.reader(module) is not None for module in modules)
+    assert all(found.plan.reader(name) is None for name in kept)
+    assert pattern.tries == len(modules)  # by the one pattern there is; what is looked up comes first
+    assert len(set(made)) == 1 and len(made) <= 2  # checked when it is read, and compiled when it is used

@@ -79,6 +79,21 @@ def test_other_tensors_are_no_stacks() -> None:
     assert unstacked("model.layers.0.mlp.experts.down_proj", (8, 4)) == {}
 
 
+def test_scales_of_stacks_are_their_experts() -> None:
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    found = unstacked(f"{name}_scale_inv", (2, 4, 3))
+    assert found["model.layers.0.mlp.experts.1.gate_proj.weight_scale_inv"] == (1, slice(0, 2))
+    assert found["model.layers.0.mlp.experts.1.up_proj.weight_scale_inv"] == (1, slice(2, 4))
+    of_both = unstacked(f"{name}_scale", (2, 1, 3))  # of gate and up together
+    assert of_both["model.layers.0.mlp.experts.0.up_proj.weight_scale"] == (0, slice(0, 1))
+    single = unstacked(f"{name}_activation_scale", (2,))
+    assert single["model.layers.0.mlp.experts.1.up_proj.activation_scale"] == (1,)
+    down = unstacked("model.layers.0.mlp.experts.down_proj_scale_inv", (2, 4, 3))
+    assert down["model.layers.0.mlp.experts.1.down_proj.weight_scale_inv"] == (1,)
+    with pytest.raises(ValueError, match=r"gate_up_proj_scale_inv has 3 rows, .* gate's and up's"):
+        unstacked(f"{name}_scale_inv", (2, 3, 3))
+
+
 def changed(family: str, folder: Path, change: Any) -> Any:
     """Loads a checkpoint with its tensors changed."""
     tiny = variant(family, "plain")

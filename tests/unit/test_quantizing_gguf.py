@@ -1,5 +1,6 @@
 """GGUF files that we write: blocks, names, metadata and tokens, as the package gguf and transformers read them."""
 
+import math
 import shutil
 import sys
 from pathlib import Path
@@ -11,9 +12,12 @@ import pytest
 import torch
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 from tokenizers.models import BPE
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import quintet
 from quintet.conformance.tiny import PLAIN, make
+from quintet.engine.hub import load_model_config
 from quintet.engine.quantizing import ggml, gguf_tokens
 from quintet.engine.quantizing.gguf_file import _divisors
 from quintet.engine.quantizing.job import Written, quantize
@@ -175,3 +179,59 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(ValueError, match="pip install"):
         written("bundled", tmp_path / "made.gguf", "Q8_0")
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({}, {}),
+        ({"attention_factor": 0.5, "beta_fast": 16.0, "beta_slow": 2.0}, {"attention_factor": 0.5, "beta_fast": 16.0}),
+        (
+            {"mscale": 2.0, "mscale_all_dim": 1.0},
+            {"attention_factor": (1 + 0.2 * math.log(4)) / (1 + 0.1 * math.log(4))},
+        ),
+    ],
+)
+def test_all_that_yarn_says_is_read_back(more: dict[str, Any], said: dict[str, Any], tmp_path: Path) -> None:
+    folder = original("llama", tmp_path / "model", rope_parameters={**YARN, **more}, max_position_embeddings=256)
+    rope = load_model_config(written(folder, tmp_path / "out" / "made.gguf", "F32").folder).rope_parameters
+    assert {name: rope[name] for name in YARN} == YARN
+    assert {name: rope[name] for name in said} == pytest.approx(said)
+    want = LlamaConfig(head_dim=16, rope_parameters={**YARN, **more})
+    torch.testing.assert_close(turning(LlamaConfig(head_dim=16, rope_parameters=rope)), turning(want))
+
+
+def turning(config: Any) -> torch.Tensor:
+    """Frequencies, and behind them attention's factor, by transformers."""
+    frequencies, factor = ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
+    return torch.cat([frequencies, torch.tensor([factor])])
+
+
+def test_a_window_of_all_layers_is_read_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = original("mistral", tmp_path / "model", sliding_window=8)
+    config = load_model_config(written(folder, tmp_path / "out" / "made.gguf", "F32").folder)
+    assert (config.model_type, config.sliding_window) == ("mistral", 8)
+    assert "llama.cpp computes no windows in this architecture" in caplog.text
+
+
+def test_a_window_that_reaches_as_far_as_the_context_is_none(tmp_path: Path) -> None:
+    folder = original("mistral", tmp_path / "model", sliding_window=128, max_position_embeddings=128)
+    config = load_model_config(written(folder, tmp_path / "out" / "made.gguf", "F32").folder)
+    assert config.model_type == "llama"
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "why"),
+    [
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, "qwen2 with windows"),
+        ("llama", {"rope_parameters": {**YARN, "truncate": False}}, "YaRN whose range is not rounded"),
+    ],
+)
+def test_what_gguf_has_no_word_for_is_refused(family: str, settings: Any, why: str, tmp_path: Path) -> None:
+    folder = original(family, tmp_path / "model", **settings)
+    with pytest.raises(ValueError, match=why):
+        written(folder, tmp_path / "out" / "made.gguf", "F32")
+    assert not (tmp_path / "out" / "made.gguf").exists()

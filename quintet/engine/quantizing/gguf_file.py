@@ -1,5 +1,6 @@
 """A model as a GGUF file, written by the package gguf: names, metadata, and types tensor by tensor."""
 
+import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,8 @@ from quintet.engine.quantizing.original import Original
 from quintet.engine.quantizing.presets import Preset
 from quintet.engine.quantizing.schemes import Entries
 from quintet.engine.tokenizer import load_tokenizer
+
+logger = logging.getLogger(__name__)
 
 ARCHITECTURES = {"llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3"}  # of gguf.MODEL_ARCH
 TURNED = ("LLAMA",)  # whose rotations are of neighbouring rows of q and k
@@ -122,6 +125,7 @@ def _describe(writer: Any, original: Original, preset: Preset, name: str) -> Non
     writer.add_rope_dimension_count(head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     _rotations(writer, config.rope_parameters or {})
+    _window(writer, config)
     _tokenizer(writer, original)
 
 
@@ -137,7 +141,45 @@ def _rotations(writer: Any, rope: Mapping[str, Any]) -> None:
     writer.add_rope_scaling_type(getattr(gguf.RopeScalingType, kind.upper()))
     writer.add_rope_scaling_factor(rope["factor"])
     if kind == "yarn":
-        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        _yarn(writer, rope)
+
+
+def _yarn(writer: Any, rope: Mapping[str, Any]) -> None:
+    """What is not said has the same default in GGUF."""
+    if not rope.get("truncate", True):
+        raise ValueError(
+            "YaRN whose range is not rounded (truncate: false) is not written to GGUF, which has no word for it; "
+            "compressed-tensors' schemes, such as W4A16, leave config.json as it is"
+        )
+    writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    factor, scales = rope.get("attention_factor"), [rope.get("mscale") or 0.0, rope.get("mscale_all_dim") or 0.0]
+    if factor is None and all(scales):  # as transformers makes one of them
+        one, other = (1 + 0.1 * each * math.log(max(1.0, rope["factor"])) for each in scales)
+        factor = one / other
+    if factor is not None:
+        writer.add_rope_scaling_yarn_attn_factor(factor)
+    if rope.get("beta_fast"):
+        writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+    if rope.get("beta_slow"):
+        writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
+
+
+def _window(writer: Any, config: Any) -> None:
+    """Of every layer. Qwen's, of some layers, has no place in the architectures that llama.cpp has for it."""
+    window = getattr(config, "sliding_window", None)
+    if window is None or window >= config.max_position_embeddings:
+        return
+    if config.model_type != "mistral":
+        raise ValueError(
+            f"a {config.model_type} with windows (use_sliding_window) is not written to GGUF, whose architecture has "
+            "none; compressed-tensors' schemes, such as W4A16, leave config.json as it is"
+        )
+    writer.add_sliding_window(window)
+    logger.warning(
+        "the window of %d tokens is written as llama.attention.sliding_window, which quintet reads; llama.cpp computes "
+        "no windows in this architecture, so that its results differ beyond so many tokens",
+        window,
+    )
 
 
 def _divisors(config: Any) -> Tensor | None:

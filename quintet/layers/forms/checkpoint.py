@@ -22,7 +22,7 @@ from quintet.layers.forms import (
     quark,
     torchao,
 )
-from quintet.layers.forms.patterns import Listed, expression, regular, wildcards
+from quintet.layers.forms.patterns import Listed, Parts, parts, regular, wildcards
 from quintet.layers.forms.schemes import Packed
 from quintet.weights import OnFile, Reader
 
@@ -54,7 +54,11 @@ class Everywhere:
     ignored: tuple[str, ...] = ()  # names of modules, or their beginnings or ends; ".*" for anything between
 
     def reader(self, module: str) -> Reader | None:
-        return None if any(matches(each, module) for each in self.ignored) else self.how
+        return None if self._left.has(module) else self.how
+
+    @functools.cached_property
+    def _left(self) -> Parts:
+        return parts(self.ignored)
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,11 @@ class Left:
     ignored: tuple[str, ...] = ()
 
     def reader(self, module: str) -> Reader | None:
-        return None if any(matches(each, module) for each in self.ignored) else self.plan.reader(module)
+        return None if self._left.has(module) else self.plan.reader(module)
+
+    @functools.cached_property
+    def _left(self) -> Parts:
+        return parts(self.ignored)
 
 
 There = Callable[[], Mapping[str, OnFile]]  # the tensors of a checkpoint's files, by the modules' names; none if random
@@ -184,13 +192,18 @@ def ignored(config: Mapping[str, Any], keys: tuple[str, ...] = IGNORED) -> tuple
     for name in names:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ValueError(f"quantization_config leaves out {reprlib.repr(name)}, which is no module's name")
-        _pattern(name)
+    parts(names)
     return tuple(names)
 
 
 def matches(name: str, module: str) -> bool:
-    """Whether a configuration's name of modules, or pattern, means this one."""
-    return bool(_pattern(name).search(module))
+    """Whether a configuration's name of modules, or pattern, means this one. Of many, parts() is for."""
+    return _alone(name).has(module)
+
+
+@functools.cache
+def _alone(name: str) -> Parts:
+    return parts([name])
 
 
 def _method(config: Mapping[str, Any]) -> str:
@@ -204,11 +217,3 @@ def _known() -> str:
 
 
 _NAME = re.compile(r"(re:)?[\^]?[\w\-.*\\]+\$?")  # of a module, or one with ".*" in it
-
-
-@functools.cache
-def _pattern(name: str) -> re.Pattern[str]:
-    """Whole parts of a path: "mlp.gate" is in "layers.3.mlp.gate", and not in "layers.3.mlp.gate_proj"."""
-    plain = name.removeprefix("re:").strip("^$").replace("\\.", ".")
-    pieces = ".*".join(re.escape(piece) for piece in plain.split(".*"))
-    return expression(rf"(^|\.){pieces}(\.|$)", "quantization_config")

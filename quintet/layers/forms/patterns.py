@@ -74,6 +74,36 @@ def _meant(piece: str) -> str:
     return piece.replace("[!", "[^") if _WILD.fullmatch(piece) else re.escape(piece)
 
 
+@dataclass(frozen=True)
+class Parts:
+    """Whole parts of paths: "mlp.gate" is in "layers.3.mlp.gate", and not in "layers.3.mlp.gate_proj".
+
+    A model of many experts has tens of thousands of modules: parts are looked up, and patterns alone are tried.
+    """
+
+    exact: frozenset[str] = frozenset()
+    patterns: tuple[re.Pattern[str], ...] = ()  # anywhere in a name
+
+    def has(self, module: str) -> bool:
+        pieces = module.split(".")
+        inside = (".".join(pieces[i:j]) for i in range(len(pieces)) for j in range(i + 1, len(pieces) + 1))
+        return (bool(self.exact) and any(map(self.exact.__contains__, inside))) or any(
+            each.search(module) for each in self.patterns
+        )
+
+
+def parts(names: Iterable[str]) -> Parts:
+    """Of names in which ".*" stands for anything between. ValueError for one that could take long to match."""
+    plain = [name.removeprefix("re:").strip("^$").replace("\\.", ".") for name in names]
+    patterned = [name for name in plain if ".*" in name or len(name) > LONGEST]
+    return Parts(frozenset(plain) - {*patterned}, tuple(dict.fromkeys(map(_between, patterned))))
+
+
+def _between(name: str) -> re.Pattern[str]:
+    pieces = ".*".join(re.escape(piece) for piece in name.split(".*"))
+    return expression(rf"(^|\.){pieces}(\.|$)", "quantization_config")
+
+
 @functools.lru_cache(4096)
 def expression(pattern: str, where: str) -> re.Pattern[str]:
     """Compiled; ValueError for what is none, or could take long: repeated groups, references, too many choices."""

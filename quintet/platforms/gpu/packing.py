@@ -2,7 +2,8 @@
 
 Eight bits lie as the specification has them. Four bits come in blocks of a row's inputs: byte i of a block holds input
 i in its low bits and, in its high ones, the input half a block further: a kernel then reads activations as they lie.
-Scales and zero points have the specification's shape and lie group by group, as the tiles of a product read them.
+Scales, zero points and minima have the specification's shape and lie group by group, as the tiles of a product read
+them.
 """
 
 import math
@@ -15,7 +16,7 @@ from quintet.ops.quantize import attributes, quantize
 from quintet.weights import Form
 
 SCALES = {4: torch.float16, 8: torch.float32}  # by a weight's bits: half of one of 4's would be its scales otherwise
-HALF = 64  # bytes of a block; half of a group of 128
+HALF, LEAST_HALF = 64, 16  # bytes of a block; half of a group of 128, and what a step of a product takes at least
 MOST_INPUTS = 131072  # of W8A8, whose sums are of 32 bits
 AT_A_TIME = 1 << 25  # numbers that are quantized together: their float32 copies are for a moment only
 
@@ -43,10 +44,20 @@ def pack(weight: Tensor, form: Form) -> dict[str, Tensor]:
 
 
 def laid(matrix: Mapping[str, Tensor], form: Form) -> dict[str, Tensor]:
-    """The attributes of a canonical matrix, on the device already, as pack() lays them; scales stay in their type."""
+    """The attributes of a canonical matrix, on the device already, as pack() lays them; scales stay in their type.
+
+    Groups that no product of ours takes stay as they are.
+    """
     values = matrix["weight"]
-    by_group = {name: matrix[name].t().contiguous().t() for name in ("scales", "zeros") if name in matrix}
-    return {"weight": values if form.bits == 8 else in_halves(values, _half(form)), **by_group}
+    by_group = {name: matrix[name].t().contiguous().t() for name in ("scales", "zeros", "mins") if name in matrix}
+    return {**matrix, "weight": in_halves(values, _half(form)) if _in_halves(form) else values, **by_group}
+
+
+def laid_bytes(shape: tuple[int, ...], form: Form) -> int:
+    """Of laid()'s results for a matrix [N, K] of this shape."""
+    outputs, inputs = shape
+    spare = -inputs % (2 * _half(form)) if _in_halves(form) else 0
+    return form.num_bytes((outputs, inputs)) + outputs * spare // 2
 
 
 def packed_bytes(shape: tuple[int, ...], form: Form) -> int:
@@ -54,6 +65,10 @@ def packed_bytes(shape: tuple[int, ...], form: Form) -> int:
     outputs, inputs = shape
     scales = form.groups(inputs) * outputs * SCALES[form.bits].itemsize
     return math.prod(_shape((outputs, inputs), form)) + scales
+
+
+def _in_halves(form: Form) -> bool:
+    return form.bits == 4 and _half(form) >= LEAST_HALF
 
 
 def in_halves(weight: Tensor, half: int) -> Tensor:

@@ -84,7 +84,7 @@ class GPU(Platform):
             devices=len(found.names),
             dtypes=found.dtypes,
             fp8=found.fp8,
-            quant=frozenset(set(KINDS) - {"table4", "table8"}),
+            quant=frozenset({*KINDS, "mins", "order", "grouped"}),
             overlap=True,
             sleep=True,
             detail=f"{found.detail}; {UNVERIFIED.partition(';')[0]}",
@@ -217,8 +217,10 @@ class GPU(Platform):
 
     def _placed_bytes(self, weight: Weight) -> int:
         form = weight.form
-        if form.plain or form.dtype is not None or weight.reader is not None or not self._is_packed(form):
+        if form.plain or not self._is_packed(form):
             return weight.nbytes
+        if form.dtype is not None or form.table or weight.reader is not None:
+            return packing.laid_bytes(weight.shape, form)
         return packing.packed_bytes(weight.shape, weight.form)
 
     def _captured_bytes(self, model: nn.Module, variants: Sequence[Variant], extent: Extent) -> int:

@@ -15,9 +15,8 @@ MODULES = (
     *("triton_attention", "triton_edits", "triton_elementwise", "triton_moe", "triton_norm", "triton_quantized"),
     *("triton_rotary", "triton_sampling", "gathered_attention"),
 )
-# Left to the specification: `linear` by tables and by plain weights, which is the vendor's library here; `activate`,
-# `add`, `scale`, `widen`, `scale_logits`, `layer_norm`, `take_rows` and `place_rows`, for which torch takes one pass or
-# two.
+# Left to the specification: `linear` by plain weights, which is the vendor's library here; `activate`, `add`, `scale`,
+# `widen`, `scale_logits`, `layer_norm`, `take_rows` and `place_rows`, for which torch takes one pass or two.
 PRIORITY: Mapping[str, Sequence[str]] = {
     "paged_attention": ("triton", "gathered"),
     "attention": ("gathered",),
@@ -26,7 +25,7 @@ PRIORITY: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("greedy", "sample", "gumbel", "top_logprobs", "filter_logits"), ("triton",)),
     **dict.fromkeys(("penalize", "bias_tokens", "ban_tokens", "keep_tokens"), ("triton",)),
     **dict.fromkeys(("route", "route_grouped", "grouped_linear", "experts"), ("triton",)),
-    **dict.fromkeys((of_kind("linear", kind) for kind in KINDS if not kind.startswith("table")), ("triton",)),
+    **dict.fromkeys((of_kind("linear", kind) for kind in KINDS), ("triton",)),
 }
 
 

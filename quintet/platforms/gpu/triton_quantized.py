@@ -1,7 +1,7 @@
 """Products with quantized weights by Triton: as packing.py lays them, or as the specification has them.
 
-Not verified on a GPU yet. What its tiles cannot cut (groups of fewer than 16 inputs, and of 4 bits in pairs of fewer
-than 32) goes to the reference; place() makes none of it.
+Not verified on a GPU yet. What its tiles cannot cut (groups of fewer than 16 inputs or of no multiple of that, and in
+pairs of 4 bits of 32) goes to the reference.
 """
 
 from collections.abc import Callable
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from quintet.ops.linear import linear
+from quintet.ops.quantize import attributes, quantize
 from quintet.platforms.gpu.packing import pack
 from quintet.platforms.gpu.triton_probe import probing
 from quintet.weights import Form, Matrix
@@ -25,7 +26,9 @@ def _check(form: Form) -> Callable[[torch.device], str | None]:
     def check(device: torch.device) -> str | None:
         x, weight = torch.zeros(1, 64, device=device), torch.zeros(2, 64, device=device)
         x[0, 5], x[0, 7], weight[0, 5], weight[1, 7] = 1.0, -1.0, 3.0, 2.0
-        if form.dtype is None:
+        if form.table:
+            packed = attributes(quantize(weight, form))
+        elif form.dtype is None:
             packed = pack(weight, form)
         else:
             packed = {"weight": weight.to(form.dtype), "scales": torch.ones(2, 1, device=device)}
@@ -39,19 +42,22 @@ def _check(form: Form) -> Callable[[torch.device], str | None]:
 
 def _linear(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
     form, packed = weight.form, _packed(x, weight, sum(outputs))
-    exact = form.activations == 8 and form.dtype is None
-    if not packed.part(32 if exact else 16):
+    if not packed.part():
         plain: Tensor = linear.reference(x, weight, bias, outputs)
         return plain
+    if weight.order is not None:  # a row of x is short beside the weight
+        x = torch.index_select(x, 1, weight.order)
     if form.activations == 16:
         return _product(x, None, packed, bias, x.dtype)
-    kind = torch.int8 if exact else weight.values.dtype
+    kind = torch.int8 if form.dtype is None else weight.values.dtype
     return _product(*_quantized(x, form.group or x.shape[1], kind), packed, bias, x.dtype)
 
 
+_HALVES = tuple(each / 2 for each in range(-7, 9))
 for _form in (
     *(Form("int8", 8, 16, 64), Form("int4", 4, 16, 32), Form("w8a8", 8, 8), Form("w4a8", 4, 8, 64)),
     *(Form("fp8", 8, 16, dtype=torch.float8_e4m3fn), Form("fp8a8", 8, 8, dtype=torch.float8_e4m3fn)),
+    *(Form("table4", 4, 16, 32, table=_HALVES), Form("table8", 8, 16, 32, table=_HALVES)),
 ):
     linear.provide("triton", probing(_check(_form)), forms=(_form.kind,))(_linear)
 
@@ -60,7 +66,7 @@ def _packed(x: Tensor, weight: Matrix, count: int) -> "Packed":
     """ValueError where x, weight and scales do not fit."""
     from quintet.platforms.gpu.kernels.quantized import WHOLE, Packed
 
-    values, scales, zeros, form = weight.values, weight.scales, weight.zeros, weight.form
+    values, scales, zeros, _, form, mins = weight
     inputs, bits = x.shape[1], form.bits
     assert scales is not None, "what is quantized has scales"
     row = values.shape[1:].numel() * 8 // bits
@@ -70,10 +76,15 @@ def _packed(x: Tensor, weight: Matrix, count: int) -> "Packed":
             f"x {tuple(x.shape)} and {count} outputs do not fit a weight {tuple(values.shape)} of {bits} bits "
             f"with scales {tuple(scales.shape)} for groups of {form.group}"
         )
-    group = form.group if scales.shape[1] > 1 else 0 if zeros is None else WHOLE
-    if zeros is not None and zeros.stride() != scales.stride():
-        zeros = torch.empty_like(scales, dtype=zeros.dtype).copy_(zeros)
-    return Packed(_rows(values), scales, count, bits, group, zeros, torch.int8 if form.dtype is None else values.dtype)
+    group = form.group if scales.shape[1] > 1 else 0 if zeros is None and mins is None else WHOLE
+    zeros, mins = (None if each is None else _beside(scales, each) for each in (zeros, mins))
+    kind = torch.int8 if form.dtype is None else values.dtype
+    return Packed(_rows(values), scales, count, bits, group, zeros, kind, mins, form.table)
+
+
+def _beside(scales: Tensor, each: Tensor) -> Tensor:
+    """With the strides of the scales; itself as place() leaves it."""
+    return each if each.stride() == scales.stride() else torch.empty_like(scales, dtype=each.dtype).copy_(each)
 
 
 def _quantized(x: Tensor, group: int, kind: torch.dtype) -> tuple[Tensor, Tensor]:

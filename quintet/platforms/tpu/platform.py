@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from quintet.config import EngineConfig
 from quintet.kept import kept_folder, trouble
+from quintet.ops.linear import KINDS
 from quintet.platforms.host import host_memory
 from quintet.platforms.interface import (
     Alone,
@@ -56,7 +57,7 @@ class TPU(Platform):
         return Capabilities(
             devices=found.devices,
             dtypes=(torch.bfloat16, torch.float32),
-            quant=frozenset({"int8", "int4", "w8a8", "w4a8", "fp8", "fp8a8"}),
+            quant=frozenset({*KINDS, "mins", "grouped"}),
             static_shapes=True,
             opaque=True,
             spmd=True,

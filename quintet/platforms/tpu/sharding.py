@@ -49,11 +49,13 @@ def placements(weight: Weight, mesh: Mesh) -> dict[str, Placement]:
 
 
 def _pieces(form: Form, inputs: int) -> dict[str, Piece]:
-    """What a canonical matrix of so many inputs consists of."""
+    """What a canonical matrix of so many inputs has for each output."""
     assert not form.ordered, "products here take inputs as they come"
-    values = torch.int8 if form.bits == 8 else torch.uint8
+    values = torch.int8 if form.bits == 8 and not form.table else torch.uint8
     pieces = {"weight": Piece(inputs * form.bits // 8, dtype_of(form.dtype or values))}
     pieces["scales"] = Piece(form.groups(inputs), dtype_of(torch.float32))
+    if form.mins:
+        pieces["mins"] = pieces["scales"]
     return pieces | ({"zeros": Piece(form.groups(inputs), dtype_of(torch.uint8))} if form.zeros else {})
 
 

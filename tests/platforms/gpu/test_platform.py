@@ -18,6 +18,8 @@ from quintet.conformance.batches import Cache, Request, spec
 from quintet.conformance.cases import DTYPES, MIXES, attended
 from quintet.conformance.direct import random_prompts
 from quintet.conformance.drawn import randn
+from quintet.conformance.products import Canonical, Product
+from quintet.conformance.published import FORMS
 from quintet.conformance.tiny import FAMILIES, PLAIN, Tiny, make, variant
 from quintet.engine.client import Client
 from quintet.engine.prompts import Prompt
@@ -30,7 +32,7 @@ from quintet.platforms.gpu.attention import GraphAttention, Planning
 from quintet.platforms.gpu.platform import UNVERIFIED
 from quintet.platforms.interface import Capabilities
 from quintet.types import Books, Extent, HostBatch, HostGroup, Layout, Variant
-from quintet.weights import Part, Weight
+from quintet.weights import Cut, Part, Weight
 from tests.e2e.test_oracle import ENGINES, WIDE, mix, run
 from tests.e2e.test_oracle import client as cpu_client
 from tests.helpers.run_model import Runner
@@ -250,6 +252,23 @@ def test_what_is_quantized_takes_what_was_planned(name: str, packed: bool, monke
     of = weight(form=ONLINE[name])
     placed = platform.place(of, {"w": torch.randn(64, 128)})
     assert set(placed) == {"weight", "scales"}
+    assert sum(each.nbytes for each in placed.values()) == platform._placed_bytes(of)
+
+
+@pytest.mark.parametrize("what", FORMS)
+@pytest.mark.parametrize("packed", [True, False])
+def test_what_a_checkpoint_holds_takes_what_was_planned(
+    what: str, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(providers, "packs", lambda kind, priority: packed)
+    platform, _ = opened()
+    reader, product = Canonical(FORMS[what]), Product(1, 160, (64,))
+    form = reader.form(Cut((0, 64), (0, 160)))
+    of = Weight("weight", (Part("part0.weight", (64, 160), ((0, 64),)),), 0, 0, torch.bfloat16, "linear", form, reader)
+    placed = platform.place(of, product.held(reader.made(64, 160), None))
+    beside = {"zeros": form.zeros, "mins": form.mins, "order": form.ordered}
+    assert set(placed) == {"weight", "scales"} | {name for name, there in beside.items() if there}
+    assert form.needs <= FakeGPU.probe().quant
     assert sum(each.nbytes for each in placed.values()) == platform._placed_bytes(of)
 
 

@@ -18,7 +18,7 @@ from quintet.weights import Form, Matrix
 from tests.helpers.triton import DTYPES, needs_triton, randn, triton_op
 
 DEVICE = needs_triton()
-OPS = tuple(of_kind("linear", kind) for kind in KINDS if not kind.startswith("table"))
+OPS = tuple(of_kind("linear", kind) for kind in KINDS)
 SCHEMES = {
     "int8": Form("int8", 8, 16, 128),
     "int8 of 32": Form("int8", 8, 16, 32),

@@ -7,6 +7,7 @@ A result does not depend on the batch among up to 16 tokens, among up to 64, and
 these, the splits of the inputs by the weight's shape, and splits are added in order.
 """
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quintet.platforms.gpu.kernels.formats import FLOAT8, UNITS, eight, fours, whole
-from quintet.platforms.gpu.kernels.matmul import added, computed, finish, tile_of, units
+from quintet.platforms.gpu.kernels.matmul import TYPES, added, computed, finish, tile_of, units
 from quintet.platforms.gpu.kernels.variant import Variant
 
 
@@ -38,10 +39,12 @@ WAVES = 4  # programs per processor that splits should come to, where a split ha
 LEAST = 4
 WHOLE = 1 << 30  # a group that no row ends: its scales come in before the end, as zero points want it
 SPLIT_UP_TO = 64  # tokens
+LEAST_PART, LEAST_WHOLE = 16, 32  # numbers that tensor cores add up at least: of 16 bits, and of 8
 
 
 def tile_for(tokens: int, heavy: bool) -> Tile:
-    """`heavy`: sums that are scaled by both sides group by group, or in float32, leave no registers for large tiles."""
+    """`heavy`: sums that are scaled by both sides group by group, sums of activations beside numbers of 4 bits, and
+    float32 leave no registers for large tiles."""
     tiles = TILES[:-1] if heavy else TILES
     return next((tile for most, tile in tiles if tokens <= most), tiles[-1][1])
 
@@ -65,21 +68,30 @@ def _bytes(at, k, there, EVEN: tl.constexpr):
 
 
 @triton.jit
-def _scaled(acc, part, x, group, scales, zeros, own, scale_column, UNIT: tl.constexpr):
-    """acc + a group's products, which weights' zero points shift by the sum of x, by its scales."""
+def _looked_up(table, places):
+    """The table is 64 to 1024 bytes, and stays beside the processor."""
+    return tl.load(table + places.to(tl.int32))
+
+
+@triton.jit
+def _scaled(acc, part, x, group, scales, zeros, mins, own, scale_column, UNIT: tl.constexpr):
+    """acc + a group's products by its scales. Zero points and minima of weights come in by the sum of x."""
     sums = part.to(tl.float32)
     if zeros is not None:
         shift = (tl.load(zeros + group * scale_column).to(tl.float32) - 8.0) / UNIT
         sums -= shift[:, None] * tl.sum(x.to(tl.float32), 0)[None, :]
-    factor = (tl.load(scales + group * scale_column).to(tl.float32) * UNIT)[:, None]
+    sums *= (tl.load(scales + group * scale_column).to(tl.float32) * UNIT)[:, None]
+    if mins is not None:
+        lowest = tl.load(mins + group * scale_column).to(tl.float32)
+        sums += lowest[:, None] * tl.sum(x.to(tl.float32), 0)[None, :]
     if own is not None:
-        factor = factor * tl.load(own + group)[None, :]
-    return acc + sums * factor
+        sums *= tl.load(own + group)[None, :]
+    return acc + sums
 
 
 @triton.jit
 def _eights(
-    acc, x, own, weight, scales, inputs, first, last, scale_column,
+    acc, x, own, weight, scales, mins, table, inputs, first, last, scale_column,
     GROUP: tl.constexpr, PART: tl.constexpr, MANTISSA: tl.constexpr, BIAS: tl.constexpr, COMPUTE: tl.constexpr,
     UNIT: tl.constexpr, EVEN: tl.constexpr, FLOAT8_X: tl.constexpr,
 ):  # fmt: skip
@@ -87,7 +99,9 @@ def _eights(
     for step in range(first, last):
         k = step * PART + tl.arange(0, PART)
         raw = _bytes(weight, k, inputs, EVEN)
-        if MANTISSA > 0:
+        if table is not None:
+            values = _looked_up(table, raw)
+        elif MANTISSA > 0:
             values = eight(raw, COMPUTE, MANTISSA, BIAS)
         else:
             values = whole(raw, COMPUTE)
@@ -99,13 +113,13 @@ def _eights(
             acc = tl.dot(values, cut, acc, input_precision="ieee", out_dtype=acc.dtype)
         else:
             part = tl.dot(values, cut, input_precision="ieee")
-            acc = _scaled(acc, part, cut, step * PART // GROUP, scales, None, own, scale_column, UNIT)
+            acc = _scaled(acc, part, cut, step * PART // GROUP, scales, None, mins, own, scale_column, UNIT)
     return acc
 
 
 @triton.jit
 def _fours(
-    acc, x, own, weight, scales, zeros, inputs, row, first, last, scale_column,
+    acc, x, own, weight, scales, zeros, mins, table, inputs, row, first, last, scale_column,
     GROUP: tl.constexpr, PART: tl.constexpr, PAIRS: tl.constexpr, COMPUTE: tl.constexpr, UNIT: tl.constexpr,
     EVEN: tl.constexpr,
 ):  # fmt: skip
@@ -120,7 +134,10 @@ def _fours(
         else:
             k = step * many + at
             beyond = PART
-        low, high = fours(raw, COMPUTE)
+        if table is not None:
+            low, high = _looked_up(table, raw & 15), _looked_up(table, raw >> 4)
+        else:
+            low, high = fours(raw, COMPUTE)
         x_low = _inputs(x, k, inputs, EVEN, COMPUTE)
         x_high = _inputs(x, k + beyond, inputs, EVEN, COMPUTE)
         if GROUP == 0:
@@ -131,26 +148,28 @@ def _fours(
             part = tl.dot(low, x_low, input_precision="ieee")
             if GROUP % many == 0 or PAIRS:
                 part = tl.dot(high, x_high, part, input_precision="ieee", out_dtype=part.dtype)
-                both = x_low if zeros is None else x_low.to(tl.float32) + x_high.to(tl.float32)
-                acc = _scaled(acc, part, both, group, scales, zeros, own, scale_column, UNIT)
+                both = x_low
+                if zeros is not None or mins is not None:
+                    both = x_low.to(tl.float32) + x_high.to(tl.float32)
+                acc = _scaled(acc, part, both, group, scales, zeros, mins, own, scale_column, UNIT)
             else:
-                acc = _scaled(acc, part, x_low, group, scales, zeros, own, scale_column, UNIT)
+                acc = _scaled(acc, part, x_low, group, scales, zeros, mins, own, scale_column, UNIT)
                 part = tl.dot(high, x_high, input_precision="ieee")
                 after = tl.minimum((step * many + PART) // GROUP, (inputs - 1) // GROUP)  # past the end x is 0
-                acc = _scaled(acc, part, x_high, after, scales, zeros, own, scale_column, UNIT)
+                acc = _scaled(acc, part, x_high, after, scales, zeros, mins, own, scale_column, UNIT)
     return acc
 
 
 @triton.jit(do_not_specialize=["tokens", "steps", "share"])  # or some numbers of tokens would compile anew
 def product(
-    out, x, own, weight, scales, zeros, bias, tokens, outputs, inputs, steps, share, x_row, weight_row, scale_row,
-    scale_column, own_row, BITS: tl.constexpr, GROUP: tl.constexpr, PART: tl.constexpr,
+    out, x, own, weight, scales, zeros, mins, table, bias, tokens, outputs, inputs, steps, share, x_row, weight_row,
+    scale_row, scale_column, own_row, BITS: tl.constexpr, GROUP: tl.constexpr, PART: tl.constexpr,
     PAIRS: tl.constexpr, MANTISSA: tl.constexpr, BIAS: tl.constexpr, FLOAT8_X: tl.constexpr, COMPUTE: tl.constexpr,
     UNIT: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
     """x [tokens, K] by weight [N, K] -> out [tokens, N], or the sums [S, tokens, N] of S stretches of `share` steps.
 
-    GROUP inputs share a scale (0: all). EVEN: no row ends within a step.
+    GROUP inputs share a scale (0: all). EVEN: no row ends within a step. With a table, weights are places in it.
     """
     wide, tall = tile_of(tl.program_id(0), tl.cdiv(outputs, BN), tl.cdiv(tokens, BM))
     split = tl.program_id(1)
@@ -160,17 +179,19 @@ def product(
     first, last = split * share, tl.minimum(split * share + share, steps)
     weight += n[:, None] * weight_row
     x += m[None, :] * x_row
-    at_scales, at_own, at_zeros = scales + n * scale_row, own, zeros
+    at_scales, at_own, at_zeros, at_mins = scales + n * scale_row, own, zeros, mins
     if own is not None:
         at_own = own + m * own_row
     if zeros is not None:
         at_zeros = zeros + n * scale_row
+    if mins is not None:
+        at_mins = mins + n * scale_row
     sums = tl.zeros((BN, BM), tl.int32 if COMPUTE == tl.int8 and GROUP == 0 else tl.float32)
     if BITS == 4:
-        sums = _fours(sums, x, at_own, weight, at_scales, at_zeros, inputs, weight_row, first, last, scale_column,
-                      GROUP, PART, PAIRS, COMPUTE, UNIT, EVEN)  # fmt: skip
+        sums = _fours(sums, x, at_own, weight, at_scales, at_zeros, at_mins, table, inputs, weight_row, first, last,
+                      scale_column, GROUP, PART, PAIRS, COMPUTE, UNIT, EVEN)  # fmt: skip
     else:
-        sums = _eights(sums, x, at_own, weight, at_scales, inputs, first, last, scale_column,
+        sums = _eights(sums, x, at_own, weight, at_scales, at_mins, table, inputs, first, last, scale_column,
                        GROUP, PART, MANTISSA, BIAS, COMPUTE, UNIT, EVEN, FLOAT8_X)  # fmt: skip
     if GROUP == 0 and UNIT != 1.0:
         sums *= UNIT
@@ -188,7 +209,7 @@ def product(
 
 @dataclass(frozen=True)
 class Packed:
-    """A quantized weight: [N, bytes] or, with 4 bits in halves, [N, steps, PART]; scales and zeros [N, G]."""
+    """A quantized weight: [N, bytes] or, with 4 bits in halves, [N, steps, PART]; scales, zeros and minima [N, G]."""
 
     weight: Tensor
     scales: Tensor
@@ -197,18 +218,40 @@ class Packed:
     group: int = 0  # inputs that share a scale; 0: all
     zeros: Tensor | None = None
     kind: torch.dtype = torch.int8  # with 8 bits, int8 or a float8
+    mins: Tensor | None = None
+    table: tuple[float, ...] = ()  # what the values are places in
 
-    def part(self, least: int, tile: Tile = TILES[0][1]) -> int:
-        """Bytes of a row in one step; 0 where a step cannot hold `least` numbers of one group."""
+    def part(self, tile: Tile = TILES[0][1]) -> int:
+        """Bytes of a row in one step; 0 where a step cannot hold 16 numbers of one group."""
         if self.bits == 4 and self.weight.dim() == 3:
             return self.weight.shape[2]
         within, wanted = (self.group // 2, 64) if self.bits == 4 else (self.group, 128)
-        if self.kind != torch.int8 and tile.tokens > 16:
-            wanted = 64  # numbers in float8 are unpacked one by one, and fill the registers
+        if (self.table or self.kind != torch.int8) and tile.tokens > 16:
+            wanted = 64  # numbers in float8 are unpacked one by one, and fill the registers; so do those of tables
         if self.group in (0, WHOLE):
             return wanted
         size = min(wanted, within & -within)  # the largest power of two that divides it
-        return size if size >= least else 0
+        return size if size >= LEAST_PART else 0
+
+    def compute(self, whole: bool, dtype: torch.dtype) -> Any:
+        """What factors are in; `whole`: activations have 8 bits, which float16 holds as well as int8."""
+        if not whole or (self.table and dtype == torch.float32):
+            return computed(dtype, self.weight.device)
+        exact = self.kind == torch.int8 and not self.table and self.part() >= LEAST_WHOLE
+        return tl.int8 if exact else tl.float16
+
+    def stand_for(self, compute: Any) -> Tensor | None:
+        """The table, as factors are; zeros in places that it has not."""
+        if not self.table:
+            return None
+        dtype = next(each for each, other in TYPES.items() if other == compute)
+        return table_on(self.table + (0.0,) * (2**self.bits - len(self.table)), dtype, self.weight.device)
+
+
+@functools.cache
+def table_on(table: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A graph that reads it is captured after a step that made it."""
+    return torch.tensor(table, dtype=dtype, device=device)
 
 
 def multiplied(
@@ -219,30 +262,31 @@ def multiplied(
     out = torch.empty((tokens, outputs), dtype=dtype, device=x.device)
     if not out.numel():
         return out
-    exact = own is not None and packed.kind == torch.int8
-    compute = tl.int8 if exact else tl.float16 if own is not None else computed(dtype, x.device)
-    tile = tile_for(tokens, own is not None and packed.group > 0 or compute == tl.float32)
-    part = packed.part(32 if exact else 16, tile)
+    compute = packed.compute(own is not None, dtype)
+    summed = bits == 4 and not (packed.zeros is None and packed.mins is None)
+    tile = tile_for(tokens, own is not None and packed.group > 0 or summed or compute == tl.float32)
+    part = packed.part(tile)
     assert part, "the provider asks for part() before"
     steps = triton.cdiv(inputs, part * 8 // bits)
     wide, tall = triton.cdiv(outputs, tile.outputs), triton.cdiv(tokens, tile.tokens)
     share = triton.cdiv(steps, splits or _splits(wide, steps, tile, inputs * bits // 8, units(x.device)))
     count = triton.cdiv(steps, share)
-    whole = exact and not packed.group
+    whole = compute == tl.int8 and not packed.group
     sums = out
     if count > 1:
         kind = torch.int32 if whole else torch.float32
         sums = torch.empty((count, tokens, outputs), dtype=kind, device=x.device)
     mantissa, exponent, _ = FLOAT8.get(packed.kind, (0, 0, 0))
     weight = packed.weight if packed.kind == torch.int8 else packed.weight.view(torch.uint8)
-    scales, zeros = packed.scales, packed.zeros
+    scales = packed.scales
     product[wide * tall, count](
-        sums, x, own, weight, scales, zeros, bias, tokens, outputs, inputs, steps, share, x.stride(0), weight.stride(0),
-        scales.stride(0) if len(scales) > 1 else 0, scales.stride(1), 0 if own is None else own.stride(0),
+        sums, x, own, weight, scales, packed.zeros, packed.mins, packed.stand_for(compute), bias, tokens, outputs,
+        inputs, steps, share, x.stride(0), weight.stride(0), scales.stride(0) if len(scales) > 1 else 0,
+        scales.stride(1), 0 if own is None else own.stride(0),
         BITS=bits, GROUP=packed.group, PART=part, PAIRS=bits == 4 and weight.dim() == 2,
         MANTISSA=mantissa, BIAS=exponent, FLOAT8_X=own is not None and mantissa > 0, COMPUTE=compute,
-        UNIT=unit_of(compute, mantissa), EVEN=inputs % (part * 8 // bits) == 0, SPLIT=count > 1,
-        BN=tile.outputs, BM=tile.tokens, num_warps=tile.warps,
+        UNIT=1.0 if packed.table else unit_of(compute, mantissa), EVEN=inputs % (part * 8 // bits) == 0,
+        SPLIT=count > 1, BN=tile.outputs, BM=tile.tokens, num_warps=tile.warps,
         num_stages=SHALLOW if compute == tl.float32 else tile.stages,
     )  # fmt: skip
     if count == 1:
@@ -264,6 +308,9 @@ def _splits(wide: int, steps: int, tile: Tile, row: int, processors: int) -> int
     return max(1, min(most, triton.cdiv(WAVES * processors, wide)))
 
 
+TABLES = {tl.bfloat16: "*bf16", tl.float16: "*fp16"}  # of variants, by what they compute in
+
+
 def variants() -> list[Variant]:
     """What place() packs and what checkpoints in float8 hold, by each tile; with splits where tokens are few."""
     found = []
@@ -277,9 +324,17 @@ def variants() -> list[Variant]:
             "w4a8": (4, 32, 32, 0, 0, tl.int8, "*u8", "*fp16", "*i8"),
             "fp8": (8, 128, 128, 3, 7, compute, "*u8", "*fp32", f"*{dtype}"),
             "fp8 dynamic": (8, 128, 128, 3, 7, tl.float16, "*u8", "*fp32", "*u8"),
+            "int8 with minima": (8, 32, 32, 0, 0, compute, "*i8", "*fp32", f"*{dtype}"),
+            "int4 with zero points": (4, 128, 64, 0, 0, compute, "*u8", "*fp32", f"*{dtype}"),
+            "int4 with minima": (4, 32, 32, 0, 0, compute, "*u8", "*fp32", f"*{dtype}"),
+            "w4a8 with minima": (4, 32, 32, 0, 0, tl.int8, "*u8", "*fp32", "*i8"),
+            "w8a8 of 16": (8, 16, 16, 0, 0, tl.float16, "*i8", "*fp32", "*i8"),
+            "table4": (4, 64, 64, 0, 0, compute, "*u8", "*fp32", f"*{dtype}"),
+            "table4 dynamic": (4, 32, 32, 0, 0, tl.float16, "*u8", "*fp32", "*i8"),
+            "table8": (8, 32, 32, 0, 0, compute, "*u8", "*fp32", f"*{dtype}"),
         }
         for what, kind in kinds.items():
-            heavy = kind[-1] in ("*i8", "*u8") and kind[1] > 0
+            heavy = kind[-1] in ("*i8", "*u8") and kind[1] > 0 or what.startswith("int4 with")
             found += [_variant(f"{what} {dtype}", dtype, kind, tile) for _, tile in TILES[: 2 if heavy else 3]]
     return found
 
@@ -289,16 +344,18 @@ def _variant(what: str, dtype: str, kind: tuple[Any, ...], tile: Tile) -> Varian
     fixed = dict(zip(names, kind[:6], strict=True))
     if kind[3] and tile.tokens > 16:
         fixed["PART"] = 64
+    table = "table" in what
     weight, scales, x = kind[6:]
     split = tile.tokens <= SPLIT_UP_TO
     whole = kind[5] == tl.int8 and kind[1] == 0
     out = f"*{dtype}" if not split else "*i32" if whole else "*fp32"
-    dynamic = x in ("*i8", "*u8")
-    fixed |= {"PAIRS": False, "FLOAT8_X": x == "*u8", "EVEN": True, "SPLIT": split, "bias": None, "zeros": None}
-    fixed |= {"UNIT": unit_of(kind[5], kind[3]), "BN": tile.outputs, "BM": tile.tokens} | (
-        {} if dynamic else {"own": None}
-    )
-    signature = {"out": out, "x": x, "weight": weight, "scales": scales} | ({"own": "*fp32"} if dynamic else {})
+    fixed |= {"PAIRS": False, "FLOAT8_X": x == "*u8", "EVEN": True, "SPLIT": split, "bias": None}
+    fixed |= {"UNIT": 1.0 if table else unit_of(kind[5], kind[3]), "BN": tile.outputs, "BM": tile.tokens}
+    signature = {"out": out, "x": x, "weight": weight, "scales": scales}
+    beside = {"own": x in ("*i8", "*u8") and "*fp32", "table": table and TABLES[kind[5]]}
+    beside |= {"zeros": "zero points" in what and "*u8", "mins": "minima" in what and "*fp32"}
+    signature |= {name: each for name, each in beside.items() if each}
+    fixed |= {name: None for name, each in beside.items() if not each}
     signature |= dict.fromkeys(("tokens", "steps", "share", "scale_row", "own_row"), "i32")
     signature |= dict.fromkeys(("outputs", "inputs", "x_row", "weight_row", "scale_column"), "i32:16")
     most = 2 if kind[0] == 8 and tile.tokens > SPLIT_UP_TO else 0  # outside of the loop

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from quintet.ops.linear import linear
+from quintet.ops.linear import KINDS, linear
 from quintet.ops.quantized import MIDDLE, SMALLEST
 from quintet.platforms.tpu.bridge import serve
 from quintet.platforms.tpu.kernels.linear import finish, in_order, product
@@ -20,14 +20,14 @@ from quintet.weights import Form, Matrix
 FEW = 16
 
 
-@serve(linear, static=("outputs",), forms=("int8", "int4", "fp8", "w8a8", "w4a8", "fp8a8"))
+@serve(linear, static=("outputs",), forms=KINDS)
 def quantized(x: jax.Array, weight: Matrix, bias: jax.Array | None, outputs: tuple[int, ...]) -> jax.Array:
     """x [T, K], weight [N, K], or with its tensors' rows [ranks, N / ranks] (see sharding.Placement), bias shaped like
     them -> [T, N] like x."""
-    multiply, values = BY_KIND[weight.form.kind], _arrays(weight).values
-    if values.ndim == 2:
-        return finish(multiply(x, _arrays(weight)), bias, x.dtype)
-    y = jax.vmap(multiply, in_axes=(None, 0), out_axes=1)(x, _arrays(weight))
+    held = _arrays(weight)
+    if held.values.ndim == 2:
+        return finish(_whole(x, held), bias, x.dtype)
+    y = jax.vmap(_whole, in_axes=(None, 0), out_axes=1)(x, held)
     return in_order(finish(y, bias, x.dtype), outputs)
 
 
@@ -37,23 +37,47 @@ class Arrays(NamedTuple):
     values: jax.Array
     scales: jax.Array
     zeros: jax.Array | None
+    mins: jax.Array | None
     form: Form
 
 
 def _arrays(weight: Matrix) -> Arrays:
     held: Any = weight  # arrays of JAX, typed as tensors
-    return Arrays(held.values, held.scales, held.zeros, held.form)
+    return Arrays(held.values, held.scales, held.zeros, held.mins, held.form)
+
+
+def _whole(x: jax.Array, weight: Arrays) -> jax.Array:
+    """[T, N] float32; what is added to a group comes in by the sum of the group's inputs."""
+    y, added = BY_KIND[weight.form.kind](x, weight), weight.mins
+    if weight.form.activations == 8 and weight.zeros is not None:
+        shift = (MIDDLE - weight.zeros.astype(jnp.float32)) * weight.scales
+        added = shift if added is None else added + shift
+    return y if added is None else y + product(_as_taken(x, weight).sum(-1), added)
+
+
+def _as_taken(x: jax.Array, weight: Arrays) -> jax.Array:
+    """x as products take it, float32 [T, G, K / G]."""
+    cut = x.astype(jnp.float32).reshape(x.shape[0], weight.scales.shape[1], -1)
+    if weight.form.activations == 16:
+        return cut
+    values, own = _stretched(cut, 127.0)
+    return jnp.round(values) * own
+
+
+def _rounded(x: jax.Array, weight: Arrays) -> jax.Array:
+    return _as_taken(x, weight).reshape(x.shape).astype(x.dtype)
 
 
 def _fours(x: jax.Array, weight: Arrays) -> jax.Array:
     """Two products, of the even inputs by the low bits and of the odd ones by the high bits: what is unpacked is
     never put in order."""
-    values, scales, zeros, _ = weight
+    values, scales, zeros, _, form = weight
     num = values.shape[1]
     wide, middle = _columns(scales, num), MIDDLE if zeros is None else _columns(zeros.astype(jnp.float32), num)
 
     def half(inputs: jax.Array, bits: jax.Array) -> jax.Array:
-        return product(inputs, ((bits.astype(jnp.float32) - middle) * wide).astype(x.dtype))
+        known = looked_up(form.table, bits) if form.table else bits.astype(jnp.float32) - middle
+        return product(inputs, (known * wide).astype(x.dtype))
 
     return half(x[:, ::2], values & 15) + half(x[:, 1::2], values >> 4)
 
@@ -62,28 +86,53 @@ def _eights(x: jax.Array, weight: Arrays) -> jax.Array:
     return _scaled(x, weight.values, weight.scales, weight.form.group)
 
 
+def _by_table(x: jax.Array, weight: Arrays) -> jax.Array:
+    if weight.form.activations == 8:
+        x = _rounded(x, weight)
+    if weight.form.bits == 4:
+        return _fours(x, weight)
+    return _scaled(x, looked_up(weight.form.table, weight.values), weight.scales, weight.form.group)
+
+
+def looked_up(table: tuple[float, ...], places: jax.Array) -> jax.Array:
+    """float32 of uint8, by choices bit after bit, which may become part of a product."""
+    known: list[Any] = [*table, *[0.0] * ((1 << (len(table) - 1).bit_length()) - len(table))]
+    for bit in range((len(table) - 1).bit_length()):
+        odd = (places >> bit) & 1 == 1
+        known = [jnp.where(odd, high, low) for low, high in zip(known[::2], known[1::2], strict=True)]
+    return jnp.broadcast_to(jnp.asarray(known[0], jnp.float32), places.shape)
+
+
 def _by_integers(x: jax.Array, weight: Arrays) -> jax.Array:
     values, own = _stretched(x.astype(jnp.float32), 127.0)
     sums = product(jnp.round(values).astype(jnp.int8), weight.values)
     return sums.astype(jnp.float32) * own * weight.scales.T
 
 
-def _fours_by_integers(x: jax.Array, weight: Arrays) -> jax.Array:
-    """Group by group [G, T, N]; of each group the even inputs by the low bits, the odd ones by the high bits."""
-    packed, scales, _, _ = weight
-    groups = scales.shape[1]
+def _groups_by_integers(x: jax.Array, weight: Arrays) -> jax.Array:
+    """Group by group [G, T, N]; of 4 bits the even inputs of a group by the low bits, the odd ones by the high bits.
+
+    Of many tokens that would be too much memory: there x is rounded, and multiplied as floats.
+    """
+    scales, groups = weight.scales, weight.scales.shape[1]
+    if weight.form.bits == 8 and groups == 1:
+        return _by_integers(x, weight)
+    if len(x) > FEW and groups > 1:
+        exact = _eights if weight.form.bits == 8 else _fours
+        return exact(_rounded(x, weight), weight._replace(zeros=None))
     stretched, own = _stretched(x.astype(jnp.float32).reshape(len(x), groups, -1), 127.0)
-    whole, packed = jnp.round(stretched).astype(jnp.int8), packed.reshape(len(packed), groups, -1)
-
-    def half(values: jax.Array, bits: jax.Array) -> jax.Array:
-        return jax.vmap(product, in_axes=1)(values, bits.astype(jnp.int8) - MIDDLE)
-
-    sums = half(whole[..., ::2], packed & 15) + half(whole[..., 1::2], packed >> 4)
+    whole, values = jnp.round(stretched).astype(jnp.int8), weight.values.reshape(len(weight.values), groups, -1)
+    each = jax.vmap(product, in_axes=1)
+    if weight.form.bits == 8:
+        sums = each(whole, values)
+    else:
+        low, high = ((bits.astype(jnp.int8) - MIDDLE) for bits in (values & 15, values >> 4))
+        sums = each(whole[..., ::2], low) + each(whole[..., 1::2], high)
     return (sums.astype(jnp.float32) * own.transpose(1, 0, 2) * scales.T[:, None, :]).sum(0)
 
 
 def _by_float8(x: jax.Array, weight: Arrays) -> jax.Array:
-    values, scales, _, form = weight
+    values, scales, _, _, form = weight
     (tokens, inputs), largest = x.shape, float(jnp.finfo(values.dtype).max)
     if scales.shape[1] == 1:
         stretched, own = _stretched(x.astype(jnp.float32), largest)
@@ -96,8 +145,8 @@ def _by_float8(x: jax.Array, weight: Arrays) -> jax.Array:
 
 
 BY_KIND = {
-    "int8": _eights, "int4": _fours, "fp8": _eights, "w8a8": _by_integers, "w4a8": _fours_by_integers,
-    "fp8a8": _by_float8,
+    "int8": _eights, "int4": _fours, "fp8": _eights, "w8a8": _groups_by_integers, "w4a8": _groups_by_integers,
+    "fp8a8": _by_float8, "table4": _by_table, "table8": _by_table,
 }  # fmt: skip
 
 
