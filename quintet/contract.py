@@ -48,7 +48,7 @@ from quintet.types import (
     leaves,
     mapped,
 )
-from quintet.weights import PLAIN, Cut, Form, Matrix, OnFile, Part, Reader, Weight
+from quintet.weights import PLAIN, Cut, Form, Matrix, OfBlocks, OnFile, Part, Reader, Rows, Weight
 
 __all__ = [
     "ASIDE",
@@ -79,6 +79,7 @@ __all__ = [
     "Memory",
     "Mixer",
     "Numbers",
+    "OfBlocks",
     "OnFile",
     "Op",
     "Ops",
@@ -90,6 +91,7 @@ __all__ = [
     "Platform",
     "Reader",
     "Recording",
+    "Rows",
     "State",
     "Step",
     "Tell",

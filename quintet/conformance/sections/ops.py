@@ -59,8 +59,6 @@ def products_with_placed_weights(subject: Subject) -> Iterator[Trial]:
         yield Trial(f"a tied head in {short(dtype)}", partial(products.tied, subject, dtype), ("op/linear",))
         call = partial(products.mixed, subject, dtype, FEWER["experts"] if _is_compiled(subject) else FEW)
         yield Trial(f"experts in {short(dtype)}", call, ("op/experts",))
-        call = partial(products.looked_up, subject, dtype, spread(list(FORMS.items()), most))
-        yield Trial(f"tables of quantized checkpoints in {short(dtype)}", call, ("op/embedding",))
         for scheme in _schemes(subject):
             call = partial(products.tried, subject, scheme, dtype, most)
             features = (f"scheme/{scheme.kind}", f"op/{of_kind('linear', scheme.kind)}")
@@ -70,6 +68,8 @@ def products_with_placed_weights(subject: Subject) -> Iterator[Trial]:
             yield Trial(
                 f"a checkpoint's {form.kind} ({what}) in {short(dtype)}", call, _features_of(what, form, subject)
             )
+        call = partial(products.looked_up, subject, dtype, spread(list(FORMS.items()), most))
+        yield Trial(f"tables of quantized checkpoints in {short(dtype)}", call, ("op/embedding",))
 
 
 def _features_of(what: str, form: Form, subject: Subject) -> tuple[str, ...]:
