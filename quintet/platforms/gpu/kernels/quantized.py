@@ -43,8 +43,8 @@ LEAST_PART, LEAST_WHOLE = 16, 32  # numbers that tensor cores add up at least: o
 
 
 def tile_for(tokens: int, heavy: bool) -> Tile:
-    """`heavy`: sums that are scaled by both sides group by group, sums of activations and tables beside numbers of 4 bits,
-    and float32 leave no registers for large tiles."""
+    """`heavy`: sums that are scaled by both sides group by group, sums of activations or tables beside numbers of 4
+    bits, and float32 leave no registers for large tiles."""
     tiles = TILES[:-1] if heavy else TILES
     return next((tile for most, tile in tiles if tokens <= most), tiles[-1][1])
 
