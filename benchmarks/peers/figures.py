@@ -211,7 +211,7 @@ def _cell(row: Row, label: str, traffic: Mapping[str, Traffic]) -> str:
 def _ratio(row: Row, label: str) -> str:
     before = label.replace(OURS, BEFORE, 1)
     peer = before if before in row.labels() else row.best_peer() or FLOATS
-    found = row.ratios(label, peer) if peer else []
+    found = row.ratios(label, peer) if peer != label else []
     if not found:
         return "-"
     return f"{statistics.median(found):.2f} ({min(found):.2f}-{max(found):.2f}) of {peer}"

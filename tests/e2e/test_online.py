@@ -103,8 +103,7 @@ def test_on_tpus_by_jax(name: str, off: float) -> None:
     wanted, platform = wish(name), tpu.platform()
     assert wanted.form is not None
     kept = wanted.form.kind in type(platform).probe().quant
-    head = {"w8a8"} if wanted.head else {"plain"}
-    agrees(wanted, platform, {*head, *[wanted.form.kind] * kept}, off)
+    agrees(wanted, platform, {"plain", *["w8a8"] * bool(wanted.head), *[wanted.form.kind] * kept}, off)
 
 
 # ---------------------------------------------------------------------------------------------------- whole engines

@@ -203,7 +203,8 @@ def test_capabilities_are_the_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     probed = PLATFORM.probe()
     assert isinstance(probed, Capabilities)
     assert (probed.devices, probed.overlap, probed.static_shapes, probed.spmd) == (2, True, False, False)
-    assert probed.quant == {"int8", "int4", "w8a8", "w4a8", "fp8", "fp8a8"} and not probed.batch_invariant
+    kinds = {"int8", "int4", "w8a8", "w4a8", "fp8", "fp8a8", "table4", "table8"}
+    assert probed.quant == {*kinds, "mins", "order", "grouped"} and not probed.batch_invariant
     assert "NVIDIA H200" in probed.detail and "unverified" in probed.detail
 
 
