@@ -91,6 +91,8 @@ def test_answers_end_with_what_the_file_says(tmp_path: Path) -> None:
         ("llama3-bf16", {"rope__dimension_count": 8}, "8 of 16"),
         ("phi3", {"rope__dimension_count": 4}, "rope_factors_long.weight is .4. of F32, not .2."),
         ("olmo2", {"attention__sliding_window": 64}, "OLMo 3"),
+        ("llama", {"attention__sliding_window": -8}, "sliding_window is -8, not a whole number"),
+        ("gemma3", {"attention__sliding_window": "many"}, "sliding_window is 'many', not a whole number"),
     ],
 )
 def test_what_is_not_understood_is_refused_by_name(name: str, said: dict[str, Any], why: str) -> None:
