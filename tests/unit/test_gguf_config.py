@@ -142,6 +142,13 @@ def test_experts_that_are_no_stack_are_refused(tmp_path: Path) -> None:
         load_model_config(path)
 
 
+def test_a_bias_of_experts_keeps_its_name(tmp_path: Path) -> None:
+    """No model here has a place for it, and what has no place is refused by its name."""
+    path = tmp_path / "biased.gguf"
+    path.write_bytes(header({ARCHITECTURE: "llama"}, [Row("blk.0.ffn_down_exps.bias", (4, 2), 0, 0)]) + bytes(32))
+    assert list(dict(entries(path))) == ["blk.0.ffn_down_exps.bias"]
+
+
 def test_names_of_experts() -> None:
     names = ARCHITECTURES["llama"].names
     assert names.module("blk.3.ffn_up_exps") == "model.layers.3.mlp.experts.up_proj"
