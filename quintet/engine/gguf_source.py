@@ -159,7 +159,9 @@ def _of_module(model: Model, module: str, last: str, entry: Entry) -> Mapping[st
 
 def _of_experts(model: Model, module: str, last: str, entry: Entry) -> Mapping[str, Entry]:
     parent, _, own = module.rpartition(".")
-    count = entry.stored.shape[0] if len(entry.stored.shape) == 3 else 0
+    if len(entry.stored.shape) != 3:  # a bias of each, say: the loader then says that the model has no place for it
+        return {entry.name: entry}
+    count = entry.stored.shape[0]
     if count > MOST_EXPERTS:
         raise ValueError(f"{model.path}: {entry.name} is of {count} experts, more than any model has; fetch it again")
     return {f"{parent}.{index}.{own}.{last}": replace(entry, expert=index) for index in range(count)}

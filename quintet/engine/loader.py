@@ -58,9 +58,9 @@ class Declared:
     layer: Layer
     weight: Weight
 
-    def told_of_sharing(self, wanted: Mapping[tuple[str, Form], int]) -> "Declared":
-        """With Weight.shared set, where a tensor is wanted more than once in the same form."""
-        shared = any(wanted[part.source, self.weight.form] > 1 for part in self.weight.parts)
+    def told_of_sharing(self, wanted: Mapping[tuple[str, int, Form], int]) -> "Declared":
+        """With Weight.shared set, where the same of a tensor is wanted more than once in the same form."""
+        shared = any(wanted[part.source, part.offset, self.weight.form] > 1 for part in self.weight.parts)
         return replace(self, weight=replace(self.weight, shared=shared)) if shared else self
 
 
@@ -70,7 +70,7 @@ def declared(model: nn.Module) -> list[Declared]:
     for path, module in model.named_modules():
         if isinstance(module, Layer):
             found += [Declared(path, module, weight) for weight in module.weights(path)]
-    wanted = Counter((part.source, each.weight.form) for each in found for part in each.weight.parts)
+    wanted = Counter((part.source, part.offset, each.weight.form) for each in found for part in each.weight.parts)
     return [each.told_of_sharing(wanted) for each in found]
 
 

@@ -97,6 +97,11 @@ class Model:
     def head_dim(self) -> int:
         return self.whole("attention.key_length", max(1, self.whole("embedding_length") // self.heads))
 
+    @property
+    def window(self) -> int | None:
+        """Tokens that are looked back at; None for all of them, as 0 says too."""
+        return self.whole("attention.sliding_window") if self.get("attention.sliding_window") else None
+
     @functools.cached_property
     def turned(self) -> int:
         """Features of a head that are turned."""
@@ -249,7 +254,7 @@ def _numbers(model: Model, name: str) -> list[float] | None:
 def _llama(model: Model) -> Entries:
     said: Entries = {"rope_parameters": _rope(model), "attention_bias": model.biased}
     said["mlp_bias"] = model.has("blk.0.ffn_up.bias")
-    said["sliding_window"] = model.get("attention.sliding_window") or None
+    said["sliding_window"] = model.window
     return said | (_experts(model, "num_local_experts") if _mixed(model) else {})
 
 
@@ -257,7 +262,7 @@ def _llama_kind(model: Model) -> str:
     """llama.cpp has all of them in one architecture; windows are ours, which it passes over."""
     if _mixed(model):
         return "mixtral"
-    return "mistral" if model.get("attention.sliding_window") else "llama"
+    return "mistral" if model.window else "llama"
 
 
 def _mixed(model: Model) -> bool:
@@ -307,7 +312,7 @@ def _gemma2(model: Model) -> Entries:
 
 def _gemma3(model: Model) -> Entries:
     local = model.number("rope.freq_base_swa", 10000.0)
-    window, capped = model.get("attention.sliding_window"), model.get("final_logit_softcapping")
+    window, capped = model.window, model.get("final_logit_softcapping")
     kinds = ["full_attention" if not window or not (i + 1) % 6 else "sliding_attention" for i in range(_layers(model))]
     return {
         "rope_parameters": {
@@ -335,7 +340,7 @@ def _phi3(model: Model) -> Entries:
     return {
         "rope_parameters": _rope(model, partial=True),
         "original_max_position_embeddings": model.whole("rope.scaling.original_context_length", length),
-        "sliding_window": model.get("attention.sliding_window") or None,
+        "sliding_window": model.window,
     }
 
 

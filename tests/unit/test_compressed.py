@@ -43,6 +43,14 @@ def test_words_that_no_number_crosses_are_read_too(bits: int) -> None:
         assert torch.equal(share, want[slice(*cut.outputs), slice(*cut.inputs)])
 
 
+def test_nibbles_of_an_odd_number_of_inputs_are_read() -> None:
+    """No matrix of 4 bits has half a byte: it is floats."""
+    values, scales = torch.randint(0, 16, (OUTPUTS, 97)), torch.rand(OUTPUTS, 1)
+    tensors = {"a.0.b.weight_packed": loosely(values, 4), "a.0.b.weight_scale": scales}
+    found = plan_of(said({**INT4, "strategy": "channel", "group_size": None}), tensors)
+    assert torch.equal(read_out(found, "a.0.b", (OUTPUTS, 97), tensors), (values - 8) * scales)
+
+
 def ordered() -> tuple[dict[str, Tensor], Tensor]:
     values, groups = torch.randint(0, 16, SIZES), torch.arange(INPUTS)[torch.randperm(INPUTS)] // 32
     scales = torch.rand(OUTPUTS, 3)

@@ -200,6 +200,26 @@ def made(on_file: OnFile, name: str) -> Tensor:
     return torch.randint(0, 100, shape, generator=generator, dtype=dtype)
 
 
+@pytest.mark.parametrize(("gate", "rows", "unclear"), [(96, 1, True), (352, 3, True), (160, 2, False), (64, 1, False)])
+def test_scales_of_stacks_may_not_be_of_gate_and_up_at_once(gate: int, rows: int, unclear: bool) -> None:
+    """Two blocks of 128 have gate's 96 rows and up's, and the 192 that transformers multiplies: which, nothing says."""
+    stack = "model.layers.0.mlp.experts.gate_up_proj"
+    files = {
+        f"{GATE}.weight": OnFile((gate, 256), (torch.float8_e4m3fn,), name=stack),
+        f"{GATE}.weight_scale_inv": OnFile((rows, 2), (torch.float32,), name=f"{stack}_scale_inv"),
+    }
+    found = quantized(FP8, lambda: files)
+    assert found is not None
+    if unclear:
+        with pytest.raises(ValueError, match=rf"{stack}_scale_inv is of blocks of 128 rows, .* one by one"):
+            found.plan.reader(GATE)
+    else:
+        assert found.plan.reader(GATE) is not None
+
+
+GATE = "model.layers.0.mlp.experts.3.gate_proj"
+
+
 class Counted:
     """A pattern that counts how often it is tried, and matches nothing."""
 

@@ -91,6 +91,8 @@ def test_answers_end_with_what_the_file_says(tmp_path: Path) -> None:
         ("llama3-bf16", {"rope__dimension_count": 8}, "8 of 16"),
         ("phi3", {"rope__dimension_count": 4}, "rope_factors_long.weight is .4. of F32, not .2."),
         ("olmo2", {"attention__sliding_window": 64}, "OLMo 3"),
+        ("llama", {"attention__sliding_window": -8}, "sliding_window is -8, not a whole number"),
+        ("gemma3", {"attention__sliding_window": "many"}, "sliding_window is 'many', not a whole number"),
     ],
 )
 def test_what_is_not_understood_is_refused_by_name(name: str, said: dict[str, Any], why: str) -> None:
@@ -138,6 +140,13 @@ def test_experts_that_are_no_stack_are_refused(tmp_path: Path) -> None:
     path.write_bytes(header({ARCHITECTURE: "qwen3moe", **said}, rows) + bytes(64))
     with pytest.raises(ValueError, match=r"blk\.0\.ffn_gate_exps\.weight is \[8\], and it is to have 3 axes; fetch it"):
         load_model_config(path)
+
+
+def test_a_bias_of_experts_keeps_its_name(tmp_path: Path) -> None:
+    """No model here has a place for it, and what has no place is refused by its name."""
+    path = tmp_path / "biased.gguf"
+    path.write_bytes(header({ARCHITECTURE: "llama"}, [Row("blk.0.ffn_down_exps.bias", (4, 2), 0, 0)]) + bytes(32))
+    assert list(dict(entries(path))) == ["blk.0.ffn_down_exps.bias"]
 
 
 def test_names_of_experts() -> None:

@@ -9,11 +9,20 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
+from quintet.conformance.products import Canonical
 from quintet.conformance.tiny import FAMILIES, PLAIN, Tiny, make, variant
+from quintet.engine.loader import declared
 from quintet.engine.worker import ModelSizes, Worker
+from quintet.layers.build import Build, settle, whole
+from quintet.layers.forms import Forms
+from quintet.layers.forms.checkpoint import Everywhere, Quantized
+from quintet.layers.linear import Stored, columns
+from quintet.ops import bind
 from quintet.platforms.cpu import PLATFORM
+from quintet.platforms.interface import Alone
+from quintet.weights import Form
 
 Change = Callable[[dict[str, Tensor]], Any]
 
@@ -175,6 +184,21 @@ def test_a_tied_head_is_held_once(family: str, name: str, dtype: torch.dtype, du
     head = model.lm_head.linear.weight
     assert head.data_ptr() == embedding.data_ptr()
     assert head.shape == embedding.shape
+
+
+def test_pieces_of_one_tensor_share_none_of_it() -> None:
+    """Outputs in orders of their own: each piece is packed from a part of the fused tensor."""
+    form, stored = Form("int4", 4, 16, 32, zeros=True, ordered=True), Stored(fused="qkv")
+    forms = Forms(checkpoint=Quantized("a test's", Everywhere(Canonical(form))))
+    build = Build(bind({}), lambda spec: pytest.fail("nothing attends"), Alone(), torch.float32, 16, 64, forms)
+    outputs = {name: whole(64, 1) for name in ("q", "k", "v")}
+    model = nn.ModuleDict({"fused": columns(build, 64, outputs, stored=stored)})
+    settle(model)
+    wanted = [each.weight for each in declared(model)]
+    assert [(each.parts[0].source, each.parts[0].offset) for each in wanted] == [
+        ("qkv.weight", i) for i in (0, 64, 128)
+    ]
+    assert not any(each.shared for each in wanted)
 
 
 def test_a_stored_head_beside_a_tied_config_is_ignored(tmp_path: Path) -> None:

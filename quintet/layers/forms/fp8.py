@@ -17,6 +17,7 @@ from quintet.weights import FLOATS, OnFile, Reader
 LARGEST = 2**20  # outputs or inputs of a block
 DTYPES = {"e4m3": torch.float8_e4m3fn, "float8_e4m3fn": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 NAMES = ("weight_scale_inv", "weight_scale")  # of the scales
+STACKED = ".experts.gate_up_proj_scale"  # how the names of scales go on that experts' stacks have
 SILENT = (".input_scale", ".activation_scale", ".input_scale_ub", ".k_scale", ".v_scale", ".q_scale", ".output_scale")
 ACTIVATIONS = "activations stay in the model's type, where the checkpoint means floats of 8 bits"
 
@@ -34,8 +35,23 @@ class Fp8:
         usual = NAMES[0 if self.block else 1]
         name = next((each for each in NAMES if f"{module}.{each}" in self.files), usual)
         there = self.files.get(f"{module}.{name}")
+        if there is not None and self.block is not None:
+            _refuse_blocks_of_both(there, self.files.get(f"{module}.weight"), self.block[0])
         single = there is None or there.shape is None or math.prod(there.shape) == 1
         return Float8(Scales(*(self.block or ((0, 0) if single else (1, 0))), name, self.dtypes), self.dtype)
+
+
+def _refuse_blocks_of_both(scales: OnFile, weight: OnFile | None, rows: int) -> None:
+    """ValueError where a stack's scales are as many for blocks of gate, then of up, as for blocks of both together, one
+    of which would have rows of each."""
+    if STACKED not in scales.name or not scales.shape or weight is None or not weight.shape:
+        return
+    each = weight.shape[0]
+    if each % rows and 2 * scales.shape[0] == -(-2 * each // rows):
+        raise ValueError(
+            f"{scales.name} is of blocks of {rows} rows, and gate has {each}: one block may be of gate's last rows and "
+            "up's first, which it does not say; use a checkpoint that holds the experts one by one"
+        )
 
 
 def read(config: Mapping[str, Any], files: Mapping[str, OnFile]) -> Fp8:

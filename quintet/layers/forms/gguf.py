@@ -44,7 +44,11 @@ class Blocks:
     def rows(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Rows | None:
         if not self._whole(cut):
             return None
-        return Rows(self.name, self._blocks(tensors[part.source][slice(*cut.outputs)], cut.inputs)[0].flatten(1))
+        (first, last), count = cut.outputs, (cut.inputs[1] - cut.inputs[0]) // self.kind.values
+        found = self._blocks(tensors[part.source][first:last], cut.inputs)[0]
+        if found.shape[:2] != (last - first, count):  # a platform reads them by their addresses
+            raise ValueError(f"{part.source} has {list(found.shape[:2])} rows and blocks, not {[last - first, count]}")
+        return Rows(self.name, found.flatten(1))
 
     def matrix(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Matrix:
         return self._matrix(tensors[part.source][slice(*cut.outputs)], cut.inputs, self.form(cut))

@@ -71,7 +71,7 @@ class Whole:
         form, order = self.form(cut), self._order(part, tensors)
         scales = self.scales.of(tensors[beside(part, self.scales.name)], part, cut, form)
         zeros = self._points(part, cut, tensors, form)
-        if self.packed and self.bits == 4 and order is None and cut.inputs[0] % 2 == 0:
+        if self.packed and self.bits == form.bits == 4 and order is None and cut.inputs[0] % 2 == 0:
             known = self._bytes(part, cut, tensors)  # as Matrix has them
             return Matrix(known, scales, None if zeros is None else (zeros + MIDDLE).to(torch.uint8), form=form)
         values = self._values(part, cut, tensors)  # signed

@@ -15,7 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from quintet.config import SCHEMES, EngineConfig, read_environment
 from quintet.ops.attention import mixer
 from quintet.ops.quantize import attributes
-from quintet.platforms.cpu import blocks, float8, native_moe, providers, quantized, quantized_moe, quantized_rows
+from quintet.platforms.cpu import blocks, native_moe, providers, quantized, quantized_moe, quantized_rows
 from quintet.platforms.cpu import linear as native_linear
 from quintet.platforms.cpu.attention import SPLIT
 from quintet.platforms.cpu.features import describe
@@ -283,9 +283,7 @@ def _looks_up() -> bool:
 
 
 def _lays(weight: Weight) -> bool:
-    """Whether a quantized matrix is packed: for products that are there, and serve it."""
-    serves = float8 if weight.form.kind == "fp8" else quantized
-    return serves.probe() is None and bool(packer_of(weight.form).holds(weight.form, weight.shape[1]))
+    return quantized_moe.lays(weight.form, weight.shape[1])
 
 
 def _extension() -> Any:

@@ -29,10 +29,16 @@ def packer_of(form: Form) -> Any:
     return float8 if form.kind == "fp8" else tiles
 
 
+def lays(form: Form, inputs: int) -> bool:
+    """Whether a quantized matrix is packed: for products that are there, and serve it."""
+    serves = float8 if form.kind == "fp8" else quantized
+    return serves.probe() is None and bool(packer_of(form).holds(form, inputs))
+
+
 def packs(weight: Weight) -> bool:
     """Whether a stack is laid as our products read it."""
     whole = weight.shape[2] % tiles.QUAD == 0  # so that packed stacks say how many inputs they have
-    return probe() is None and whole and bool(packer_of(weight.form).holds(weight.form, weight.shape[2]))
+    return probe() is None and whole and lays(weight.form, weight.shape[2])
 
 
 def placed(weight: Weight, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:

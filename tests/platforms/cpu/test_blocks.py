@@ -130,6 +130,16 @@ def test_scales_that_are_not_finite_are_refused(name: str) -> None:
         blocks.laid(weight, tensors)
 
 
+@each_leveled
+def test_tensors_of_fewer_rows_or_blocks_than_the_weight_has_are_refused(name: str) -> None:
+    """What lies behind them is another's memory."""
+    weight = weight_of(name)
+    whole = tensors_of(weight, name)["0"]
+    for short in (whole[:-1], whole[:1], whole[:, : whole.shape[1] // 2], whole[:, : whole.shape[1] // 2].contiguous()):
+        with pytest.raises(ValueError, match="rows"):
+            blocks.laid(weight, {"0": short})
+
+
 def stack_of(name: str, outputs: int, inputs: int, parts: int) -> tuple[Matrix, Matrix]:
     """Of EXPERTS, as placed, and canonical."""
     each, reader = outputs // parts, Blocks(name)

@@ -123,3 +123,17 @@ def test_a_checkpoints_stack_is_packed_without_rounding_in_the_bytes_that_were_p
     each = (attributes(one_of(held, expert)) for expert in range(EXPERTS))
     back = torch.stack([tiles.unpack(laid, 2 * INNER, HIDDEN, form) for laid in each])
     assert torch.equal(back.reshape(-1, HIDDEN), dequantized(matrix))
+
+
+def test_no_stack_is_packed_for_products_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the extension is older than the package: its tiles are others."""
+    parts = tuple(Part(f"{i}.weight", (64, 96), ((0, 64),)) for i in range(EXPERTS))
+    stacks = [
+        Weight("down", parts, 0, 0, torch.float32, "experts", FORMS[name], stack=EXPERTS) for name in ("fp8", "w4a8")
+    ]
+    assert all(map(quantized_moe.packs, stacks))
+    monkeypatch.setattr(quantized_moe.quantized, "probe", lambda: "the compiled extension is older than this provider")
+    assert [quantized_moe.packs(each) for each in stacks] == [True, False]
+    found = quantized_moe.placed(stacks[1], {part.source: torch.ones(64, 96) for part in parts})
+    assert found["down"].shape == (EXPERTS, 64, 48)
+    assert quantized_moe.placed_bytes(stacks[1]) == sum(each.nbytes for each in found.values())

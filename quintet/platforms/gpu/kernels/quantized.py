@@ -43,8 +43,8 @@ LEAST_PART, LEAST_WHOLE = 16, 32  # numbers that tensor cores add up at least: o
 
 
 def tile_for(tokens: int, heavy: bool) -> Tile:
-    """`heavy`: sums that are scaled by both sides group by group, sums of activations beside numbers of 4 bits, and
-    float32 leave no registers for large tiles."""
+    """`heavy`: sums that are scaled by both sides group by group, sums of activations or tables beside numbers of 4
+    bits, and float32 leave no registers for large tiles."""
     tiles = TILES[:-1] if heavy else TILES
     return next((tile for most, tile in tiles if tokens <= most), tiles[-1][1])
 
@@ -226,9 +226,12 @@ class Packed:
         if self.bits == 4 and self.weight.dim() == 3:
             return self.weight.shape[2]
         within, wanted = (self.group // 2, 64) if self.bits == 4 else (self.group, 128)
-        if (self.table or self.kind != torch.int8) and tile.tokens > 16:
-            wanted = 64  # numbers in float8 are unpacked one by one, and fill the registers; so do those of tables
-        if self.group in (0, WHOLE):
+        apart = self.group in (0, WHOLE)
+        if tile.tokens > (16 if self.table or self.kind != torch.int8 else wanted if apart else SPLIT_UP_TO):
+            wanted = (
+                64  # what is unpacked one by one, in float8 or by tables, fills the registers; so do sums of groups
+            )
+        if apart:
             return wanted
         size = min(wanted, within & -within)  # the largest power of two that divides it
         return size if size >= LEAST_PART else 0
@@ -263,7 +266,7 @@ def multiplied(
     if not out.numel():
         return out
     compute = packed.compute(own is not None, dtype)
-    summed = bits == 4 and not (packed.zeros is None and packed.mins is None)
+    summed = bits == 4 and not (packed.zeros is None and packed.mins is None and not packed.table)
     tile = tile_for(tokens, own is not None and packed.group > 0 or summed or compute == tl.float32)
     part = packed.part(tile)
     assert part, "the provider asks for part() before"
@@ -334,7 +337,7 @@ def variants() -> list[Variant]:
             "table8": (8, 32, 32, 0, 0, compute, "*u8", "*fp32", f"*{dtype}"),
         }
         for what, kind in kinds.items():
-            heavy = kind[-1] in ("*i8", "*u8") and kind[1] > 0 or what.startswith("int4 with")
+            heavy = kind[-1] in ("*i8", "*u8") and kind[1] > 0 or what.startswith(("int4 with", "table4"))
             found += [_variant(f"{what} {dtype}", dtype, kind, tile) for _, tile in TILES[: 2 if heavy else 3]]
     return found
 
@@ -342,8 +345,8 @@ def variants() -> list[Variant]:
 def _variant(what: str, dtype: str, kind: tuple[Any, ...], tile: Tile) -> Variant:
     names = "BITS", "GROUP", "PART", "MANTISSA", "BIAS", "COMPUTE"
     fixed = dict(zip(names, kind[:6], strict=True))
-    if kind[3] and tile.tokens > 16:
-        fixed["PART"] = 64
+    if tile.tokens > (16 if kind[3] else SPLIT_UP_TO) and kind[1]:
+        fixed["PART"] = min(fixed["PART"], 64)
     table = "table" in what
     weight, scales, x = kind[6:]
     split = tile.tokens <= SPLIT_UP_TO
