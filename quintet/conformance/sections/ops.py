@@ -45,7 +45,8 @@ def equals_the_specification(subject: Subject) -> Iterator[Trial]:
             yield Trial(f"{name}: an op that the platform brought", partial(_unknown, name))
             continue
         for dtype in subject.facts.dtypes if not _packs(subject, name) else ():
-            features = (f"op/{name}", f"dtype/{short(dtype)}")
+            typed = () if name in KEPT else (f"dtype/{short(dtype)}",)  # a form that is not kept says nothing of types
+            features = (f"op/{name}", *typed)
             hidden = name in ATTENTION and subject.facts.opaque
             yield Trial(f"{name} in {short(dtype)}", partial(_specified, subject, name, dtype), features * (not hidden))
 
