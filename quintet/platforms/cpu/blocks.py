@@ -14,27 +14,38 @@ from quintet.weights import Form, Matrix, Rows, Weight
 
 
 def canonical(weight: Weight, parts: Mapping[str, Tensor]) -> Matrix:
-    """This rank's matrix, in the weight's form."""
-    return joined(canonicals(weight, parts))
+    """This rank's matrix, in the weight's form: what the reader would give, bit for bit."""
+    rows = _known(weight, parts)
+    return joined(by_reader(weight, parts)) if rows is None else _unpacked(rows, weight.shape[-1], weight.form)
 
 
 def canonicals(weight: Weight, parts: Mapping[str, Tensor]) -> list[Matrix]:
-    """The same, each part by itself: what the reader would give, bit for bit."""
+    """The same, each part by itself."""
+    rows = _known(weight, parts)
+    if rows is None:
+        return by_reader(weight, parts)
+    return [_unpacked([each], weight.shape[-1], weight.form) for each in rows]
+
+
+def _known(weight: Weight, parts: Mapping[str, Tensor]) -> list[Rows] | None:
+    """As the file has them, if they are in blocks that the extension unpacks."""
     rows = weight.rows(parts)
     if rows is None or missing("unpack_blocks") or not {each.kind for each in rows} <= set(extension().BLOCKS):
-        return by_reader(weight, parts)
-    return [_unpacked(each, weight.shape[-1], weight.form) for each in rows]
+        return None
+    return rows
 
 
-def _unpacked(rows: Rows, inputs: int, form: Form) -> Matrix:
-    outputs, groups = len(rows.bytes), inputs // form.group
+def _unpacked(rows: Sequence[Rows], inputs: int, form: Form) -> Matrix:
+    """One after the other by their outputs."""
+    outputs, groups, first = sum(len(each.bytes) for each in rows), inputs // form.group, 0
     values = torch.empty(outputs, inputs * form.bits // 8, dtype=torch.uint8)
     scales = torch.empty(outputs, groups)
     mins = torch.empty(outputs, groups) if form.mins else None
-    extension().unpack_blocks(
-        rows.kind, values.data_ptr(), scales.data_ptr(), 0 if mins is None else mins.data_ptr(),
-        rows.bytes.data_ptr(), outputs, inputs, _stride(rows),
-    )  # fmt: skip
+    for each in rows:
+        places = (0 if x is None else x[first:].data_ptr() for x in (values, scales, mins))
+        count = len(each.bytes)
+        extension().unpack_blocks(each.kind, *places, each.bytes.data_ptr(), count, inputs, _stride(each))
+        first += count
     zeros = torch.zeros(scales.shape, dtype=torch.uint8) if form.zeros else None
     return Matrix(values if form.bits == 4 else values.view(torch.int8), scales, zeros, form=form, mins=mins)
 
