@@ -33,6 +33,7 @@ int type_of(int kind) {
     return kind;
 }
 
+template <bool Limited>
 void choose(int kind, uintptr_t weights, uintptr_t ids, uintptr_t logits, uintptr_t bias, long tokens, long experts,
             long stride, long k, long groups, long kept, bool renormalize) {
     const FloatType type = static_cast<FloatType>(type_of(kind));
@@ -42,9 +43,10 @@ void choose(int kind, uintptr_t weights, uintptr_t ids, uintptr_t logits, uintpt
     within("groups", groups, 1, experts);
     within("kept", kept, 1, groups);
     if (experts % groups) throw std::invalid_argument("experts must be a multiple of groups");
-    if (kept < groups) within("experts of a group", experts / groups, 2, experts);
+    if (Limited && !bias) throw std::invalid_argument("route_limited() has a bias");
+    if (kept < groups && !Limited) within("experts of a group", experts / groups, 2, experts);
     const nb::gil_scoped_release released;
-    submit(bias ? route_grouped : route, {at<float>(weights), at<int32_t>(ids), at(logits), at<const float>(bias), tokens,
+    submit(Limited ? route_limited : bias ? route_grouped : route, {at<float>(weights), at<int32_t>(ids), at(logits), at<const float>(bias), tokens,
                                           experts, stride, k, groups, kept, renormalize, type});
 }
 
@@ -80,12 +82,16 @@ void serve(int kind, uintptr_t out, uintptr_t x, long x_stride, uintptr_t gate_u
 }  // namespace
 
 void bind_moe(nb::module_& m) {
-    m.def("route", &choose, nb::arg("kind"), nb::arg("weights"), nb::arg("ids"), nb::arg("logits"), nb::arg("bias"),
+    m.def("route", &choose<false>, nb::arg("kind"), nb::arg("weights"), nb::arg("ids"), nb::arg("logits"), nb::arg("bias"),
           nb::arg("tokens"), nb::arg("experts"), nb::arg("stride"), nb::arg("k"), nb::arg("groups"), nb::arg("kept"),
           nb::arg("renormalize"),
           "The k largest of logits [tokens, experts]: float32 weights and int32 ids [tokens, k]. With a float32 bias by "
           "sigmoid, out of `kept` of the groups; without (0) by softmax. `kind` is 0 for float32, 1 for bfloat16, 2 for "
           "float16; addresses, and sizes in elements.");
+    m.def("route_limited", &choose<true>, nb::arg("kind"), nb::arg("weights"), nb::arg("ids"), nb::arg("logits"),
+          nb::arg("bias"), nb::arg("tokens"), nb::arg("experts"), nb::arg("stride"), nb::arg("k"), nb::arg("groups"),
+          nb::arg("kept"), nb::arg("renormalize"),
+          "route() by softmax, chosen by that plus a float32 bias, out of the `kept` groups with the largest.");
     m.def("grouped_linear", &multiply, nb::arg("kind"), nb::arg("out"), nb::arg("x"), nb::arg("x_stride"),
           nb::arg("weight"), nb::arg("counts"), nb::arg("rows"), nb::arg("experts"), nb::arg("inputs"), nb::arg("outputs"),
           "x [rows, inputs] times packed weights, the first counts[0] (int32) rows times the first, and so on, into out "

@@ -24,6 +24,7 @@ struct RouteCall {
 
 void route(const RouteCall& call);          // by softmax
 void route_grouped(const RouteCall& call);  // by sigmoid
+void route_limited(const RouteCall& call);  // by softmax, out of groups that rank by their largest
 
 struct GroupedCall {
     void* out;              // [rows, outputs]

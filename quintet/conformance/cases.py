@@ -30,7 +30,7 @@ ATTENTION = (
 PACKED = {of_kind("linear", kind): kind for kind in FORMS}
 USES = {"linear": {1: "linear"}, "embedding": {1: "embedding"}}  # arguments that place() may repack, and for what
 TYPES: dict[str, tuple[torch.dtype, ...]] = {  # of results; elsewhere the arguments'
-    **dict.fromkeys(("route", "route_grouped"), (torch.float32, torch.int32)),
+    **dict.fromkeys(("route", "route_grouped", "route_limited"), (torch.float32, torch.int32)),
     "place_tokens": (torch.int32,),
 }
 
@@ -210,6 +210,20 @@ def route_grouped(dtype: torch.dtype) -> Iterator[Case]:
         yield what, (logits, bias, k, groups, kept, k > 2)
 
 
+def route_limited(dtype: torch.dtype) -> Iterator[Case]:
+    for what, (logits, bias, k, groups, kept, renormalize) in route_grouped(dtype):
+        yield what, (logits * 2, bias * 0.1, k, groups, kept, renormalize)
+
+
+def by_heads(dtype: torch.dtype) -> Iterator[Case]:
+    for tokens, heads, inputs, outputs in ((1, 3, 16, 40), (9, 2, 40, 16), (33, 5, 24, 70), (70, 1, 128, 64)):
+        wide = randn(tokens, heads, inputs + 8, dtype=dtype)
+        x, weight = wide[..., :inputs], randn(heads, outputs, inputs, dtype=dtype, scale=inputs**-0.5)
+        what = f"{tokens} tokens, {heads} heads, {inputs} by {outputs}"
+        yield what, (x, weight, outputs, False)
+        yield f"{what}, turned", (x, weight.mT.contiguous(), outputs, True)
+
+
 def grouped_linear(dtype: torch.dtype) -> Iterator[Case]:
     for counts, spare in (((3,), 0), ((0, 4, 0, 1), 3), ((5, 5, 5), 0), ((0, 0), 2), ((1, 0, 30, 2, 0, 7), 1)):
         for inputs, outputs in ((48, 77), (256, 40)):
@@ -254,6 +268,7 @@ CASES: dict[str, Cases] = {
     "add_rms_norm": add_rms_norm,
     "attention": attention,
     "beside": beside,
+    "by_heads": by_heads,
     "embedding": embedding,
     "experts": experts,
     "gated": activations,
@@ -261,6 +276,7 @@ CASES: dict[str, Cases] = {
     "layer_norm": layer_norm,
     "linear": linear,
     "norm_rotary": norm_rotary,
+    "pair_rotary": rotary,
     "paged_attention": paged_attention,
     "place_rows": place_rows,
     "place_tokens": place_tokens,
@@ -268,6 +284,7 @@ CASES: dict[str, Cases] = {
     "rotary": rotary,
     "route": route,
     "route_grouped": route_grouped,
+    "route_limited": route_limited,
     "scale": scale,
     "scale_heads": scale_heads,
     "softcap": softcap,

@@ -45,6 +45,25 @@ def route_grouped(
     return _renormalized(weights.gather(1, ids), renormalize), ids.to(torch.int32)
 
 
+@Op
+def route_limited(
+    logits: Tensor, bias: Tensor, k: int, groups: int, kept: int, renormalize: bool
+) -> tuple[Tensor, Tensor]:
+    """route() chosen by weight + bias [E] from `kept` of the `groups` of experts, which rank by their largest.
+
+    DeepSeek-V2 (2024), section 2.2.2, without a bias; Ernie 4.5 (2025) with one, and one group.
+    """
+    weights = logits.float().softmax(-1)
+    ranks = weights + bias.float()
+    if kept < groups:
+        each = ranks.reshape(-1, groups, ranks.shape[1] // groups)
+        best = _largest(each.amax(-1), kept)
+        chosen = torch.zeros_like(each[..., 0], dtype=torch.bool).scatter(1, best, True)
+        ranks = torch.where(chosen[..., None], each, float("-inf")).reshape(ranks.shape)
+    ids = _largest(ranks, k)
+    return _renormalized(weights.gather(1, ids), renormalize), ids.to(torch.int32)
+
+
 def _largest(x: Tensor, k: int) -> Tensor:
     """Where the k largest of each row stand, largest first, equal ones by place; torch.topk promises no order."""
     return torch.sort(x, dim=-1, descending=True, stable=True).indices[:, :k]

@@ -28,9 +28,9 @@ FEWER = {"experts": 3, "grouped_linear": 3, "paged_attention": 2, "write_kv": 2}
 KEPT = {"quantized_experts": ("experts", "experts"), "quantized_embedding": ("rows", "tables")}
 # ops whose results are made row by row of their first argument, or of their first two
 ROWS = ("activate", "add", "add_rms_norm", "experts", "gated", "layer_norm", "linear") + (
-    *PACKED, "rms_norm", "route", "route_grouped", "scale", "softcap"
+    *PACKED, "by_heads", "rms_norm", "route", "route_grouped", "route_limited", "scale", "softcap"
 )  # fmt: skip
-PAIRS = ("norm_rotary", "rotary")
+PAIRS = ("norm_rotary", "pair_rotary", "rotary")
 POISONED = 1  # the row
 POISONS = (torch.nan, torch.inf, -torch.inf)
 

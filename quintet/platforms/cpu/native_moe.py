@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quintet.ops.activation import gated
-from quintet.ops.moe import experts, grouped_linear, mixed, route, route_grouped
+from quintet.ops.moe import experts, grouped_linear, mixed, route, route_grouped, route_limited
 from quintet.platforms.cpu import linear
 from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.native import KINDS, extension, indices, kind_of, missing
@@ -98,13 +98,32 @@ def _route_grouped(
     return _chosen(logits, bias.float().contiguous(), k, groups, kept, renormalize)
 
 
+def probe_limited() -> str | None:
+    """Two tokens: the bias has the second chosen, which is the less likely."""
+    if reason := missing("route_limited"):
+        return reason
+    weights, ids = _route_limited(torch.zeros(2, 2), torch.tensor([0.0, 1.0]), 1, 1, 1, False)
+    good = weights.tolist() == [[0.5], [0.5]] and ids.tolist() == [[1], [1]]
+    return None if good else f"the second of two was {ids.tolist()} by {weights.tolist()}"
+
+
+@route_limited.provide("native", probe_limited)
+def _route_limited(
+    logits: Tensor, bias: Tensor, k: int, groups: int, kept: int, renormalize: bool
+) -> tuple[Tensor, Tensor]:
+    if bias.shape != logits.shape[1:]:
+        raise ValueError(f"a bias {tuple(bias.shape)} does not fit logits {tuple(logits.shape)}")
+    return _chosen(logits, bias.float().contiguous(), k, groups, kept, renormalize, limited=True)
+
+
 def _chosen(
-    logits: Tensor, bias: Tensor | None, k: int, groups: int, kept: int, renormalize: bool
+    logits: Tensor, bias: Tensor | None, k: int, groups: int, kept: int, renormalize: bool, limited: bool = False
 ) -> tuple[Tensor, Tensor]:
     tokens, num = logits.shape
     logits = _rows(logits)
     weights, ids = empty((tokens, k), torch.float32), empty((tokens, k), torch.int32)
-    extension().route(
+    choose = extension().route_limited if limited else extension().route
+    choose(
         kind_of(logits.dtype), weights.data_ptr(), ids.data_ptr(), logits.data_ptr(),
         0 if bias is None else bias.data_ptr(), tokens, num, logits.stride(0), k, groups, kept, renormalize,
     )  # fmt: skip

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from quintet.ops.activation import KINDS, activate, gated
+from quintet.ops.heads import by_heads
 from quintet.ops.linear import linear
 from quintet.ops.moe import experts
 from quintet.weights import Matrix
@@ -91,3 +92,11 @@ def _experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Ten
             inner = _gated(_linear(x[served[0]], Matrix(first), None, (len(first),)), kind)
             each[served] = _linear(inner, Matrix(second), None, (len(second),))
     return (each.float() * weights[..., None]).sum(1).to(x.dtype)
+
+
+@by_heads.provide("torch")
+def _by_heads(x: Tensor, weight: Tensor, outputs: int, turned: bool) -> Tensor:
+    """Head by head."""
+    weights = weight.mT.contiguous() if turned else weight
+    each = [_linear(x[:, h].contiguous(), Matrix(own), None, (len(own),)) for h, own in enumerate(weights)]
+    return torch.stack(each, 1)
