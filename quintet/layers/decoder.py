@@ -1,7 +1,7 @@
 """The trunk that decoder-only families share: embed, run the blocks, keep the rows that are asked for, normalise."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -114,7 +114,7 @@ class SandwichBlock(nn.Module):
 class Family(nn.Module):
     """What the loader asks of a family's Model: what its checkpoints hold besides, or call otherwise."""
 
-    ignored: ClassVar[tuple[str, ...]] = ()  # patterns of tensors that a checkpoint may hold and no layer asks for
+    ignored: tuple[str, ...] = ()  # patterns of tensors that a checkpoint may hold and no layer asks for
     silent: tuple[str, ...] = ()  # ends of the names of such tensors, by the checkpoint's quantization
     vocab_size: int
 
@@ -139,7 +139,7 @@ class CausalLM(Family):
     """A trunk and a head: what the Model is of every family that generates."""
 
     # a head that is tied may be stored again
-    ignored: ClassVar[tuple[str, ...]] = (r".*rotary_emb\.inv_freq", r"lm_head\.weight")
+    ignored: tuple[str, ...] = (r".*rotary_emb\.inv_freq", r"lm_head\.weight")
     model: nn.Module  # the trunk: a Cache -> hidden states of the step's rows, and taps
     lm_head: LMHead
 

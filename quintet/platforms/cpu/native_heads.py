@@ -15,7 +15,6 @@ from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.native import KINDS, extension, kind_of, missing
 from quintet.weights import Weight
 
-
 USES = ("heads", "turned heads")
 
 

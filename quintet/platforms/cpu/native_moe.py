@@ -5,7 +5,7 @@ as outputs: they are 0. Weights that were not packed have three dimensions, and 
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -86,7 +86,7 @@ def probe() -> str | None:
 
 @route.provide("native", probe)
 def _route(logits: Tensor, k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
-    return _chosen(logits, None, k, 1, 1, renormalize)
+    return _chosen(logits, None, (k, 1, 1, renormalize), extension().route)
 
 
 @route_grouped.provide("native", probe)
@@ -95,7 +95,7 @@ def _route_grouped(
 ) -> tuple[Tensor, Tensor]:
     if bias.shape != logits.shape[1:]:
         raise ValueError(f"a bias {tuple(bias.shape)} does not fit logits {tuple(logits.shape)}")
-    return _chosen(logits, bias.float().contiguous(), k, groups, kept, renormalize)
+    return _chosen(logits, bias.float().contiguous(), (k, groups, kept, renormalize), extension().route)
 
 
 def probe_limited() -> str | None:
@@ -113,19 +113,19 @@ def _route_limited(
 ) -> tuple[Tensor, Tensor]:
     if bias.shape != logits.shape[1:]:
         raise ValueError(f"a bias {tuple(bias.shape)} does not fit logits {tuple(logits.shape)}")
-    return _chosen(logits, bias.float().contiguous(), k, groups, kept, renormalize, limited=True)
+    return _chosen(logits, bias.float().contiguous(), (k, groups, kept, renormalize), extension().route_limited)
 
 
 def _chosen(
-    logits: Tensor, bias: Tensor | None, k: int, groups: int, kept: int, renormalize: bool, limited: bool = False
+    logits: Tensor, bias: Tensor | None, how: tuple[int, int, int, bool], choose: Callable[..., None]
 ) -> tuple[Tensor, Tensor]:
+    """`how`: k, groups, those that are kept, and whether weights are renormalised."""
     tokens, num = logits.shape
     logits = _rows(logits)
-    weights, ids = empty((tokens, k), torch.float32), empty((tokens, k), torch.int32)
-    choose = extension().route_limited if limited else extension().route
+    weights, ids = empty((tokens, how[0]), torch.float32), empty((tokens, how[0]), torch.int32)
     choose(
         kind_of(logits.dtype), weights.data_ptr(), ids.data_ptr(), logits.data_ptr(),
-        0 if bias is None else bias.data_ptr(), tokens, num, logits.stride(0), k, groups, kept, renormalize,
+        0 if bias is None else bias.data_ptr(), tokens, num, logits.stride(0), *how,
     )  # fmt: skip
     return weights, ids
 

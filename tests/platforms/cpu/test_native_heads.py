@@ -1,4 +1,4 @@
-"""Products of heads with weights of their own, on packed weights: the specification's results, a token's bits anywhere."""
+"""Products of heads with weights of their own, packed: the specification's results, a token's bits anywhere."""
 
 from collections.abc import Iterator
 
