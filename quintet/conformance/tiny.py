@@ -37,7 +37,12 @@ GEMMA = {**PLAIN, "head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scal
 MIXED = {"num_local_experts": 5, "num_experts_per_tok": 2}
 QWEN_MIXED = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 61, "head_dim": 16}
 SHARED = {**QWEN_MIXED, "shared_expert_intermediate_size": 71}
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # names that configs have for their number
+EXPERTS = (
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+    "moe_num_experts",
+)  # names that configs have for their number
 OLMOE = {"num_experts": 8, "num_experts_per_tok": 3}
 LATENT = {
     "num_key_value_heads": 6,
@@ -53,6 +58,17 @@ LATENT = {
     "n_shared_experts": 2,
     "n_group": 4,
     "topk_group": 2,
+    "routed_scaling_factor": 1.5,
+}
+GROUPED = {
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 31,
+    "n_shared_experts": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "norm_topk_prob": True,
     "routed_scaling_factor": 1.5,
 }
 YARN = {
@@ -191,6 +207,32 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
         "plain": {**PLAIN, **LATENT, "rope_parameters": YARN},
         "one group, halves turned": {**PLAIN, **LATENT, "n_group": 1, "topk_group": 1, "rope_interleave": False},
     },
+    "glm4_moe": {
+        "plain": {**PLAIN, **GROUPED, "head_dim": 16, "attention_bias": True, "use_qk_norm": True},
+        "no norms": {**PLAIN, **GROUPED, "head_dim": 12, "n_group": 1, "topk_group": 1, "norm_topk_prob": False},
+    },
+    "dots1": {"plain": {**PLAIN, **GROUPED, "head_dim": 16, "sliding_window": WINDOW, "max_window_layers": 1}},
+    "minimax_m2": {"plain": {**PLAIN, **MIXED, "head_dim": 16, "rotary_dim": 8}},
+    "granitemoe": {
+        "plain": {
+            **PLAIN,
+            **MIXED,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 2.0,
+        }
+    },
+    "ernie4_5_moe": {
+        "plain": {
+            **PLAIN,
+            "moe_num_experts": 8,
+            "moe_k": 3,
+            "moe_intermediate_size": 31,
+            "moe_num_shared_experts": 2,
+            "moe_layer_start_index": 1,
+        }
+    },
     "olmo2": {"plain": PLAIN, "biased": {**PLAIN, "attention_bias": True, "num_key_value_heads": 2}},
     "smollm3": {
         "plain": {**PLAIN, "no_rope_layers": [1, 0, 1], "tie_word_embeddings": True},
@@ -256,7 +298,12 @@ def smooth(family: str) -> Tiny:
     settings = next(iter(FAMILIES[family].values()))
     experts = next((settings[name] for name in EXPERTS if name in settings), None)
     groups = {"topk_group": settings["n_group"]} if "n_group" in settings else {}
-    return make(family, {**settings, **groups, "num_experts_per_tok": experts} if experts else settings)
+    return make(
+        family,
+        {**settings, **groups, ("moe_k" if "moe_k" in settings else "num_experts_per_tok"): experts}
+        if experts
+        else settings,
+    )
 
 
 @functools.lru_cache(maxsize=64)
@@ -299,6 +346,6 @@ def scatter(model: Any) -> None:
         else:
             inputs = parameter.shape[0] if transposed and "lm_head" not in name else parameter.shape[-1]
             parameter.normal_(0, 1.5 * inputs**-0.5)
-    for name, buffer in model.named_buffers():
+    for name, each in (*model.named_buffers(), *model.named_parameters()):
         if "correction_bias" in name:  # moves a router's choice
-            buffer.add_(torch.randn_like(buffer) * 0.1)
+            each.normal_(0, 0.1)

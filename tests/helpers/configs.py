@@ -166,6 +166,57 @@ def _deepseek_v3(layers: int) -> st.SearchStrategy[dict[str, Any]]:
     return st.builds(lambda a, b: {**a, **b}, _latent(layers), own)
 
 
+def _grouped(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    experts = st.sampled_from([(8, 4, 2), (6, 1, 1), (9, 3, 3)]).map(
+        lambda sizes: dict(zip(("n_routed_experts", "n_group", "topk_group"), sizes, strict=True))
+    )
+    own = st.fixed_dictionaries(
+        {
+            "first_k_dense_replace": st.integers(0, layers),
+            "num_experts_per_tok": st.integers(1, 3),
+            "moe_intermediate_size": st.integers(1, 40),
+            "n_shared_experts": st.integers(1, 2),
+            "routed_scaling_factor": st.sampled_from([1.0, 2.5]),
+            "norm_topk_prob": st.booleans(),
+            "attention_bias": st.booleans(),
+            "head_dim": st.integers(1, 6).map(lambda quarter: 4 * quarter),
+            "use_qk_norm": st.booleans(),
+        }
+    )
+    return st.builds(lambda a, b: {**a, **b}, experts, own)
+
+
+def _dots1(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    own = st.fixed_dictionaries({"sliding_window": st.integers(1, 12), "max_window_layers": st.integers(0, layers)})
+    plain = _grouped(layers).map(lambda given: {k: v for k, v in given.items() if k != "use_qk_norm"})
+    return st.builds(lambda a, b: {**a, **b}, plain, own)
+
+
+def _minimax_m2(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    sizes = {"num_local_experts": st.integers(2, 9), "num_experts_per_tok": st.integers(1, 2)}
+    turned = st.sampled_from([(8, 8), (16, 8), (12, 4)]).map(lambda of: {"head_dim": of[0], "rotary_dim": of[1]})
+    return st.builds(lambda a, b: {**a, **b}, st.fixed_dictionaries(sizes), turned)
+
+
+def _granitemoe(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    sizes = {"num_local_experts": st.integers(2, 9), "num_experts_per_tok": st.integers(1, 2)}
+    plain = _granite(layers).map(lambda given: {k: v for k, v in given.items() if k != "mlp_bias"})
+    return st.builds(lambda a, b: {**a, **b}, plain, st.fixed_dictionaries(sizes))
+
+
+def _ernie4_5_moe(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries(
+        {
+            "moe_num_experts": st.integers(3, 9),
+            "moe_k": st.integers(1, 3),
+            "moe_intermediate_size": st.integers(1, 40),
+            "moe_num_shared_experts": st.integers(0, 2),
+            "moe_layer_start_index": st.integers(0, layers - 1),
+            "moe_layer_interval": st.integers(1, 2),
+        }
+    )
+
+
 def _olmoe(layers: int) -> st.SearchStrategy[dict[str, Any]]:
     sizes = {"num_experts": st.integers(3, 9), "num_experts_per_tok": st.integers(1, 3)}
     return st.fixed_dictionaries({**sizes, "norm_topk_prob": st.booleans(), "attention_bias": st.booleans()})
@@ -186,12 +237,17 @@ def _smollm3(layers: int) -> st.SearchStrategy[dict[str, Any]]:
 _OWN = {
     "deepseek_v2": _deepseek_v2,
     "deepseek_v3": _deepseek_v3,
+    "dots1": _dots1,
+    "ernie4_5_moe": _ernie4_5_moe,
     "gemma2": _gemma2,
     "gemma3_text": _gemma,
     "gpt2": _gpt2,
+    "glm4_moe": _grouped,
     "granite": _granite,
+    "granitemoe": _granitemoe,
     "llama": _llama,
     "mistral": _mistral,
+    "minimax_m2": _minimax_m2,
     "mixtral": _mixtral,
     "olmo2": _olmo2,
     "olmoe": _olmoe,
