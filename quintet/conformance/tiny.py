@@ -37,12 +37,7 @@ GEMMA = {**PLAIN, "head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scal
 MIXED = {"num_local_experts": 5, "num_experts_per_tok": 2}
 QWEN_MIXED = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 61, "head_dim": 16}
 SHARED = {**QWEN_MIXED, "shared_expert_intermediate_size": 71}
-EXPERTS = (
-    "num_experts",
-    "num_local_experts",
-    "n_routed_experts",
-    "moe_num_experts",
-)  # names that configs have for their number
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")  # what configs call them
 OLMOE = {"num_experts": 8, "num_experts_per_tok": 3}
 LATENT = {
     "num_key_value_heads": 6,
@@ -297,13 +292,11 @@ def smooth(family: str) -> Tiny:
     """The first variant; of a mixture, with every expert for each token: a choice of some jumps where two are near."""
     settings = next(iter(FAMILIES[family].values()))
     experts = next((settings[name] for name in EXPERTS if name in settings), None)
+    if experts is None:
+        return make(family, settings)
     groups = {"topk_group": settings["n_group"]} if "n_group" in settings else {}
-    return make(
-        family,
-        {**settings, **groups, ("moe_k" if "moe_k" in settings else "num_experts_per_tok"): experts}
-        if experts
-        else settings,
-    )
+    chosen = "moe_k" if "moe_k" in settings else "num_experts_per_tok"
+    return make(family, {**settings, **groups, chosen: experts})
 
 
 @functools.lru_cache(maxsize=64)
