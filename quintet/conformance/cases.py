@@ -245,6 +245,15 @@ def experts(dtype: torch.dtype) -> Iterator[Case]:
         yield f"{tokens} tokens, {k} of {num}, gelu", (x, gate_up, down, weights, ids, "gelu")
 
 
+def biased_experts(dtype: torch.dtype) -> Iterator[Case]:
+    """Some of the gate's numbers are past the limit."""
+    for what, (x, gate_up, down, weights, ids, kind) in experts(dtype):
+        if kind == "silu":
+            num, hidden, inner = down.shape
+            biases = randn(num, 2 * inner, dtype=dtype), randn(num, hidden, dtype=dtype)
+            yield what, (x, (Matrix(gate_up), Matrix(down)), biases, weights, ids, (1.702, 0.9))
+
+
 def place_tokens(dtype: torch.dtype) -> Iterator[Case]:
     """Of any dtype the same: a step's tokens are int32."""
     sampled = torch.tensor([7, -1, 90, 3], dtype=torch.int32)  # the second could not be drawn
@@ -268,6 +277,7 @@ CASES: dict[str, Cases] = {
     "add_rms_norm": add_rms_norm,
     "attention": attention,
     "beside": beside,
+    "biased_experts": biased_experts,
     "by_heads": by_heads,
     "embedding": embedding,
     "experts": experts,

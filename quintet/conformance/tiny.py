@@ -228,6 +228,16 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
             "moe_layer_start_index": 1,
         }
     },
+    "gpt_oss": {
+        "plain": {
+            **PLAIN,
+            **MIXED,
+            "head_dim": 16,
+            "sliding_window": WINDOW,
+            "swiglu_limit": 1.5,
+            "rope_parameters": {**YARN, "truncate": False},
+        }
+    },
     "olmo2": {"plain": PLAIN, "biased": {**PLAIN, "attention_bias": True, "num_key_value_heads": 2}},
     "smollm3": {
         "plain": {**PLAIN, "no_rope_layers": [1, 0, 1], "tie_word_embeddings": True},

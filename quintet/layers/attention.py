@@ -3,15 +3,17 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from quintet.layers.build import Build, split_heads
+from quintet.layers.build import Build, Layer, Split, split_heads
 from quintet.layers.kv_scales import KVScales
 from quintet.layers.linear import Stored, columns, rows
 from quintet.layers.mixing import Cache
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary, head_dim
 from quintet.types import AttentionSpec
+from quintet.weights import Part, Weight
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Heads:
     output_bias: bool = False
     names: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj")
     output: str = "o_proj"
+    sinks: bool = False  # a logit of each head joins its softmax
     stored: Stored = field(default_factory=Stored)
     output_stored: Stored = field(default_factory=Stored)
 
@@ -56,6 +59,7 @@ class SelfAttention(nn.Module):
         self._head_dim, self.rotary = shape.head_dim, rotary
         self.q_norm: nn.Module | None = None  # [T, H, D] -> [T, H, D]
         self.k_norm: nn.Module | None = None
+        self.sinks = Sinks(build, queries) if shape.sinks else None
         self.kv_scales = KVScales(build, keys)
         self.mixing = build.mixing(
             AttentionSpec(
@@ -67,6 +71,7 @@ class SelfAttention(nn.Module):
                 page_size=build.page_size,
                 window=shape.window,
                 softcap=shape.softcap,
+                sinks=shape.sinks,
                 kv_dtype=build.kv_dtype,
                 causal=shape.causal,
                 source="self" if shape.keeps else "none",
@@ -76,9 +81,10 @@ class SelfAttention(nn.Module):
     def forward(self, x: Tensor, cache: Cache) -> Tensor:
         q, k, v = self.project(x)
         q, k = self._turned(q, k, cache.batch.positions)
+        sinks = None if self.sinks is None else self.sinks.logits
         if not self.kv_scales.there:
-            return self.out(self.mixing(q, k, v, cache).reshape(x.shape[0], -1))
-        mixed = self.mixing(*self.kv_scales.before(q, k, v), cache)
+            return self.out(self.mixing(q, k, v, cache, sinks).reshape(x.shape[0], -1))
+        mixed = self.mixing(*self.kv_scales.before(q, k, v), cache, sinks)
         return self.out(self.kv_scales.after(mixed.reshape(q.shape)).reshape(x.shape[0], -1))
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,3 +101,16 @@ class SelfAttention(nn.Module):
                 return self.rotary.of_normed(q, k, (self.q_norm, self.k_norm), positions)
             q, k = self.q_norm(q), self.k_norm(k)
         return (q, k) if self.rotary is None else self.rotary(q, k, positions)
+
+
+class Sinks(Layer):
+    """A logit for each of this rank's heads: what they may look at instead of tokens."""
+
+    def __init__(self, build: Build, heads: Split) -> None:
+        super().__init__(build)
+        self._build, self._heads = build, heads
+        self.logits: Tensor
+
+    def weights(self, path: str) -> list[Weight]:
+        part = Part(path, (self._heads.total,), self._heads.ranges)
+        return [Weight("logits", (part,), 0, self._build.rank, torch.float32, "vector")]

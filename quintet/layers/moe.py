@@ -61,9 +61,10 @@ class Experts(Layer):
 
     def settle(self, path: str) -> None:
         """The forms of both stacks, and the provider for them."""
-        size, found = self._build.size, {each.name: self._settled(path, each) for each in self.weights(path)}
+        size, stacks = self._build.size, [each for each in self.weights(path) if each.use == "experts"]
+        found = {each.name: self._settled(path, each) for each in stacks}
         readers = [reader for _, reader in found.values() if reader is not None]
-        if readers and _shares(self._width, size).ranges[-1][1] > self._width:
+        if readers and shares(self._width, size).ranges[-1][1] > self._width:
             raise ValueError(
                 f"{size} ranks do not divide the {self._width} features of these quantized experts evenly; "
                 "choose another tensor_parallel_size"
@@ -89,7 +90,7 @@ class Experts(Layer):
 
     def weights(self, path: str) -> list[Weight]:
         parent = path[: path.rfind(".") + 1]
-        inner, build = _shares(self._width, self._build.size), self._build
+        inner, build = shares(self._width, self._build.size), self._build
 
         def stacked(name: str, projections: Sequence[str], shape: tuple[int, int], axis: int) -> Weight:
             parts = tuple(
@@ -97,13 +98,17 @@ class Experts(Layer):
                 for expert in self._names
                 for projection in projections
             )
-            form, reader = self._held.get(name, (PLAIN, None))
+            form, reader = self._form_of(name)
             return Weight(name, parts, axis, build.rank, build.dtype, "experts", form, reader, stack=len(self._names))
 
         return [
             stacked("gate_up", (GATE, UP), (self._width, self._hidden), 0),
             stacked("down", (DOWN,), (self._hidden, self._width), 1),
         ]
+
+    def _form_of(self, name: str) -> tuple[Form, Reader | None]:
+        """Of a stack; in floats until it is settled."""
+        return self._held.get(name, (PLAIN, None))
 
     def forward(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
         """x [T, D], weights [T, k] float32 and ids [T, k] int32 of its experts -> [T, D], this rank's share."""
@@ -116,6 +121,7 @@ class Experts(Layer):
         return share
 
     def _stack(self, name: str) -> Matrix:
+        """Quantized, or plain."""
         held: Mapping[str, Any] = self._parameters
         scales, zeros, mins = (held.get(f"{name}_{each}") for each in ("scales", "zeros", "mins"))
         return Matrix(held[name], scales, zeros, form=self._held[name][0], mins=mins)
@@ -197,12 +203,12 @@ class SharedMoE(MoE):
         return both
 
 
-def router(build: Build, hidden: int, name: str, outputs: int) -> nn.Module:
+def router(build: Build, hidden: int, name: str, outputs: int, bias: bool = False) -> nn.Module:
     """x [T, hidden] -> logits [T, outputs] on every rank; in floats: a logit that is off sends a token elsewhere."""
-    return columns(replace(build, forms=Forms()), hidden, {name: whole(outputs, build.size)})
+    return columns(replace(build, forms=Forms()), hidden, {name: whole(outputs, build.size)}, bias)
 
 
-def _shares(width: int, size: int) -> Split:
+def shares(width: int, size: int) -> Split:
     """Equal shares of whole pairs of features, zeros past the end: half precision is packed in pairs of inputs."""
     return Split(width, padded(-(-width // 2), size).times(2).ranges)
 

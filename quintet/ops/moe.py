@@ -118,6 +118,57 @@ def quantized_experts(x: Tensor, gate_up: Matrix, down: Matrix, weights: Tensor,
     return (each.float() * weights[..., None]).sum(1).to(x.dtype)
 
 
+@Op
+def biased_experts(
+    x: Tensor,
+    stacks: tuple[Matrix, Matrix],
+    biases: tuple[Tensor, Tensor],
+    weights: Tensor,
+    ids: Tensor,
+    clamp: tuple[float, float],
+) -> Tensor:
+    """experts() with biases and another gate (gpt-oss; OpenAI 2025): down[e] @ inner + its bias.
+
+    stacks [E, 2 I, D] and [E, D, I], plain or, where quantized_experts() is called, in any form; biases [E, 2 I] and
+    [E, D]. Of the first product's outputs 2 i is gate's and 2 i + 1 up's. With clamp (alpha, limit), inner is
+    (up + 1) * gate * sigmoid(alpha * gate), where gate is at most the limit, and up within it.
+    """
+    gate_up, down = stacks
+
+    def serve(rows: Tensor, counts: Tensor) -> Tensor:
+        ends = counts.cumsum(0)
+        owners = (torch.arange(len(rows), device=rows.device)[:, None] >= ends).sum(-1)
+        owners = owners.clamp(max=len(down.values) - 1)  # rows of nobody, which count for nothing
+        both = _grouped(rows, gate_up, counts) + torch.index_select(biases[0], 0, owners)
+        inner = clamped(both, clamp)
+        return _grouped(inner, down, counts) + torch.index_select(biases[1], 0, owners)
+
+    # an id outside of 0..E-1 adds nothing, and a bias is added to every row
+    known = (ids >= 0) & (ids < len(down.values))
+    return mixed(x, torch.where(known, weights, 0.0), ids, len(down.values), serve)
+
+
+def clamped(both: Tensor, clamp: tuple[float, float]) -> Tensor:
+    """biased_experts()'s gate: [M, 2 I] -> [M, I], in float32, rounded once."""
+    alpha, limit = clamp
+    gate, up = both.float().unflatten(-1, (-1, 2)).unbind(-1)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return ((up + 1) * (gate / (1 + (gate * -alpha).exp()))).to(both.dtype)
+
+
+def _grouped(x: Tensor, stack: Matrix, counts: Tensor) -> Tensor:
+    """grouped_linear() of any form."""
+    if stack.form.plain:
+        plain: Tensor = grouped_linear.reference(x, stack.values, counts)
+        return plain
+    firsts = [0, *counts.cumsum(0).tolist()]
+    served = [
+        linear.reference(x[first:last], one_of(stack, expert), None, (0,))
+        for expert, (first, last) in enumerate(zip(firsts[:-1], firsts[1:], strict=True))
+    ]
+    return torch.cat([*served, x.new_zeros(len(x) - firsts[-1], served[0].shape[1])])
+
+
 def one_of(stack: Matrix, expert: int) -> Matrix:
     """A stack's matrix [N, K]."""
     values, scales, zeros, _, form, mins = stack

@@ -39,7 +39,7 @@ MADE: dict[str, Callable[[], Tiny]] = {
 }
 LATENT = {
     **FAMILIES["deepseek_v3"]["plain"], "hidden_size": 128, "moe_intermediate_size": 64, "intermediate_size": 96,
-    "kv_lora_rank": 64, "q_lora_rank": 96, "qk_nope_head_dim": 24, "v_head_dim": 40, "num_hidden_layers": 2,
+    "kv_lora_rank": 64, "q_lora_rank": 96, "qk_nope_head_dim": 24, "v_head_dim": 40, "first_k_dense_replace": 0,
 }  # fmt: skip
 KINDS = {"fp8 in blocks": "fp8", "awq": "int4", "gptq": "int4", "gptq in order": "plain"}
 

@@ -198,6 +198,20 @@ def _minimax_m2(layers: int) -> st.SearchStrategy[dict[str, Any]]:
     return st.builds(lambda a, b: {**a, **b}, st.fixed_dictionaries(sizes), turned)
 
 
+def _gpt_oss(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries(
+        {
+            "num_local_experts": st.integers(2, 9),
+            "num_experts_per_tok": st.integers(1, 2),
+            "head_dim": st.integers(1, 12).map(lambda half: 2 * half),
+            "sliding_window": st.integers(1, 12),
+            "layer_types": st.lists(KINDS, min_size=layers, max_size=layers),
+            "swiglu_limit": st.sampled_from([0.7, 7.0]),
+            "attention_bias": st.booleans(),
+        }
+    )
+
+
 def _granitemoe(layers: int) -> st.SearchStrategy[dict[str, Any]]:
     sizes = {"num_local_experts": st.integers(2, 9), "num_experts_per_tok": st.integers(1, 2)}
     plain = _granite(layers).map(lambda given: {k: v for k, v in given.items() if k != "mlp_bias"})
@@ -242,6 +256,7 @@ _OWN = {
     "gemma2": _gemma2,
     "gemma3_text": _gemma,
     "gpt2": _gpt2,
+    "gpt_oss": _gpt_oss,
     "glm4_moe": _grouped,
     "granite": _granite,
     "granitemoe": _granitemoe,

@@ -156,7 +156,7 @@ def _experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Ten
         plain: Tensor = experts.providers["torch"](x, gate_up, down, weights, ids, kind)
         return plain
     (tokens, hidden), k, dtype = x.shape, ids.shape[1], x.dtype
-    inner = _inner(x, gate_up, down)
+    inner = inner_of(x, gate_up, down)
     if ids.shape != weights.shape or len(ids) != tokens or weights.dtype != torch.float32:
         raise ValueError(f"weights {tuple(weights.shape)} {weights.dtype} and ids {tuple(ids.shape)}: {tokens} tokens")
     if lacking(kind):
@@ -178,7 +178,7 @@ def _experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Ten
     return out
 
 
-def _inner(x: Tensor, gate_up: Tensor, down: Tensor) -> int:
+def inner_of(x: Tensor, gate_up: Tensor, down: Tensor) -> int:
     """I, of packed [E, 2 I, D] and [E, D, I]; ValueError where they do not fit each other or x [T, D]."""
     columns, hidden = extension().LINEAR_COLUMNS, x.shape[1]
     inner = down.shape[2] * linear.PAIRS.get(down.dtype, 1) if down.dim() == 4 else 0

@@ -30,5 +30,6 @@ PRIORITY: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("add", "scale", "scale_heads", "softcap", "write_kv"), ("native",)),
     **dict.fromkeys(("route", "route_grouped", "route_limited", "grouped_linear"), ("native",)),
     "quantized_experts": ("native",),
+    "biased_experts": ("native", "torch"),
     "by_heads": ("native", "torch"),
 }
