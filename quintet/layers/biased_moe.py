@@ -15,11 +15,10 @@ class BiasedExperts(Experts):
     Files that hold floats keep them [in, out].
     """
 
-    def __init__(
-        self, build: Build, sizes: tuple[int, int], names: tuple[str, ...], clamp: tuple[float, float]
-    ) -> None:
-        """sizes: (hidden, features inside one expert); clamp: see the op biased_experts."""
-        super().__init__(build, sizes, "silu", names)
+    def __init__(self, build: Build, mixture: Mixture, clamp: tuple[float, float]) -> None:
+        """clamp: see the op biased_experts."""
+        names = [f"experts.{expert}" for expert in range(mixture.experts)]
+        super().__init__(build, (mixture.hidden, mixture.width), mixture.kind, names)
         self.ops.take("biased_experts")
         self._clamp = clamp
         self.gate_up_bias: Tensor
