@@ -3,7 +3,9 @@
 import logging
 import re
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatch
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,16 @@ from quintet.engine.config_checks import MOST, check_architectures, check_entrie
 from quintet.engine.downloads import download, exactly, listed
 from quintet.engine.gguf_source import model_of
 from quintet.engine.json_object import read_object
-from quintet.engine.model_config import ModelConfig, read_config
+from quintet.engine.model_config import ModelConfig, Overrides, changed_config, read_config
+from quintet.engine.other_readers import STORES, fetch
 from quintet.engine.plugins import load_plugins
+from quintet.engine.weight_files import PICKLED, PICKLES, has_pickles, patterns_of
 from quintet.gguf.choice import Asked, asked, choose
 from quintet.gguf.config import config as gguf_config
 from quintet.gguf.config import generation
 from quintet.gguf.file import SPLIT, is_gguf
+from quintet.kept import kept_folder
+from quintet.models import added_for, families
 from quintet.names import nearest, refuse_unknown
 from quintet.sampling_params import MAX_STOP_IDS, ParameterError, SamplingParams
 
@@ -25,7 +31,6 @@ logger = logging.getLogger(__name__)
 
 _TEXT_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")  # configs, tokenizers, chat templates
 _WEIGHTS = "*.safetensors"
-_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 # What a rotary embedding's parameters may hold, over all the kinds there are.
@@ -44,28 +49,29 @@ _ROPE_FIELDS = ("rope_parameters", "rope_scaling")  # transformers' name since 5
 def resolve_model(config: EngineConfig, environment: Environment | None = None) -> Path:
     """The model's folder, downloaded if need be, or its GGUF file. OSError or ValueError says what is wrong and what
     to do."""
-    weights = config.load_format != "dummy"
-    patterns = (*_TEXT_FILES, _WEIGHTS) if weights else _TEXT_FILES
+    patterns = (*_TEXT_FILES, *patterns_of(config.load_format))
     environment = environment or read_environment()
     folder = _resolve(config.model, config.revision, config, patterns, environment)
-    if folder.is_dir() and not Path(config.model).expanduser().exists() and not _whole(folder, config.load_format):
+    if folder.is_dir() and not Path(config.model).expanduser().exists() and not _whole(folder, config):
         folder = _published(config.model, config.revision, config, environment) or folder
-    if (file := gguf_of(folder, config.load_format)) is not None:
+    if (file := gguf_of(folder, config)) is not None:
         return file
-    if not (folder / "config.json").is_file():
+    if config.hf_config_path is None and not (folder / "config.json").is_file():
         raise FileNotFoundError(_without_config(folder, config.model))
-    if weights and not any(folder.glob(_WEIGHTS)):
-        raise FileNotFoundError(_without_weights(folder, config.model))
+    if not _has_weights(folder, config):
+        raise FileNotFoundError(_without_weights(folder, config))
     return folder
 
 
-def gguf_of(path: Path, load_format: str) -> Path | None:
+def gguf_of(path: Path, config: EngineConfig) -> Path | None:
     """The GGUF file that a path means: itself, or the only model in a folder that holds no other weights."""
-    if path.is_file() and load_format == "safetensors":
-        raise ValueError(f"load_format='safetensors', and {path} is a GGUF file; leave load_format out")
+    load_format = config.load_format
+    other = load_format not in ("auto", "gguf", "bitsandbytes", "dummy")
+    if path.is_file() and other:
+        raise ValueError(f"load_format={load_format!r}, and {path} is a GGUF file; leave load_format out")
     if path.is_file():
         return path
-    if load_format == "safetensors" or _whole(path, load_format):
+    if other or _whole(path, config):
         return None
     found = [each for each in sorted(path.glob("*.gguf")) if _begins(each.name)]
     if len(found) > 1:
@@ -79,18 +85,33 @@ def gguf_of(path: Path, load_format: str) -> Path | None:
     return found[0] if found else None
 
 
-def _whole(folder: Path, load_format: str) -> bool:
+def _whole(folder: Path, config: EngineConfig) -> bool:
     """Whether all is there that a model needs, in the layout that is asked for or ours."""
-    weights = load_format == "dummy" or any(folder.glob(_WEIGHTS))
-    return weights and (folder / "config.json").is_file() and load_format != "gguf"
+    named = bool((config.model_loader_extra_config or {}).get("tensorizer_uri"))
+    weights = named or config.load_format == "dummy" or any(map(_some(folder), patterns_of(config.load_format)))
+    described = config.hf_config_path is not None or (folder / "config.json").is_file()
+    return weights and described and config.load_format != "gguf"
+
+
+def _has_weights(folder: Path, config: EngineConfig) -> bool:
+    if config.load_format not in PICKLES and _whole(folder, config):
+        return True
+    return config.load_format in ("auto", *PICKLES) and has_pickles(folder)
+
+
+def _some(folder: Path) -> Callable[[str], bool]:
+    return lambda pattern: any(folder.glob(pattern))
 
 
 def _published(name: str, revision: str | None, config: EngineConfig, environment: Environment) -> Path | None:
-    """The GGUF file that a hub id means by itself; None where it has none."""
-    if config.load_format == "safetensors" or name == BUNDLED:
+    """The GGUF file that a hub id means by itself, or the folder with what torch.save wrote; None if it has neither."""
+    if config.load_format not in ("auto", "gguf") or name == BUNDLED:
         return None
     files = listed(name, revision, config, environment)
-    return _fetched(Asked(name), files, revision, config, environment) if any(map(_is_gguf, files)) else None
+    if any(map(_is_gguf, files)):
+        return _fetched(Asked(name), files, revision, config, environment)
+    pickled = config.load_format == "auto" and any(fnmatch(file, each) for file in files for each in PICKLED)
+    return download(name, revision, config, (*_TEXT_FILES, *PICKLED), environment) if pickled else None
 
 
 def _is_gguf(name: str) -> bool:
@@ -121,6 +142,16 @@ def _begins(name: str) -> bool:
     return split is None or int(split[2]) == 1
 
 
+def resolve_config(config: EngineConfig, model: Path, environment: Environment | None = None) -> Path:
+    """Where the model's configuration is: beside its weights, or what hf_config_path names."""
+    if config.hf_config_path is None:
+        return model
+    folder = _resolve(config.hf_config_path, config.revision, config, _TEXT_FILES, environment)
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"hf_config_path: {_without_config(folder, config.hf_config_path)}")
+    return folder
+
+
 def resolve_tokenizer(config: EngineConfig, model: Path, environment: Environment | None = None) -> Path:
     """The tokenizer's folder: the model's own unless the configuration names another."""
     if config.tokenizer is None and config.tokenizer_revision in (None, config.revision):
@@ -135,6 +166,8 @@ def _resolve(
     local = Path(__file__).parents[1] / BUNDLED if name == BUNDLED else Path(name).expanduser()
     if local.is_dir():
         return local
+    if name.startswith(STORES):
+        return _of_a_store(name, config, patterns)
     if name == BUNDLED:
         raise FileNotFoundError(f"the bundled model is missing from {local}: the installation is not whole; reinstall")
     if local.is_file():
@@ -148,6 +181,16 @@ def _resolve(
         return _one_of(wanted, revision, config, environment)
     _check_id(name)
     return download(name, revision, config, patterns, environment)
+
+
+def _of_a_store(address: str, config: EngineConfig, patterns: Iterable[str]) -> Path:
+    """The folder where its files were put."""
+    if config.load_format != "runai_streamer":
+        raise ValueError(f"{address} is in a store, which load_format='runai_streamer' alone reads; give that")
+    kept = Path(config.download_dir).expanduser() if config.download_dir else kept_folder("stores")
+    folder = kept / sha256(address.encode()).hexdigest()[:32]
+    fetch(address, folder, patterns)
+    return folder
 
 
 def _check_id(name: str) -> None:
@@ -165,35 +208,29 @@ def _without_config(folder: Path, name: str) -> str:
     return f"{name!r} has no config.json, so it is not a model in the Hugging Face layout{hint}"
 
 
-def _without_weights(folder: Path, name: str) -> str:
-    pickled = sorted(path.name for pattern in _PICKLED for path in folder.glob(pattern))
-    what = f", only pickled ones ({', '.join(pickled[:3])})" if pickled else ""
-    return (
-        f"{name!r} has no *.safetensors weights{what}. A pickle runs code when it is read, so quintet reads none. "
-        "To convert, where you trust the file: "
-        f"AutoModelForCausalLM.from_pretrained({name!r}).save_pretrained('converted'), then use model 'converted'. "
-        "load_format='dummy' runs without weights"
-    )
+def _without_weights(folder: Path, config: EngineConfig) -> str:
+    name = config.model
+    there = ", only what torch.save wrote, which load_format='pt' reads" if has_pickles(folder) else ""
+    wanted = ", ".join(patterns_of(config.load_format))
+    return f"{name!r} has no {wanted} weights{there}; load_format='dummy' runs without weights"
 
 
 # --------------------------------------------------------------------------------------------------- what its files say
 
 
-def load_model_config(path: Path, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
+def load_model_config(path: Path, overrides: Overrides = None) -> ModelConfig:
     """The model's configuration with the user's entries merged in. Never runs code from the folder."""
-    from quintet.models import added_for, families
-
     load_plugins()
-    file, overrides = path if path.is_file() else path / "config.json", overrides or {}
+    file = path if path.is_file() else path / "config.json"
     raw = gguf_config(model_of(path)) if path.is_file() else read_object(file)
+    if callable(overrides):
+        return _changed(raw, file, overrides)
+    overrides = overrides or {}
     kind = overrides.get("model_type", raw.get("model_type"))
     if not isinstance(kind, str):
         raise ValueError(f"{file} names no model_type; supported: {', '.join(families())}")
-    supported, architectures = families(), {**raw, **overrides}.get("architectures")
-    if kind not in supported and not (isinstance(architectures, list) and added_for(kind, architectures)):
-        match = nearest(kind, supported) if "model_type" in overrides else None  # in a file nobody misspelt it
-        hint = f" (the nearest is {match!r})" if match else ""
-        raise ValueError(f"model type {reprlib.repr(kind)} is not supported{hint}; supported: {', '.join(supported)}")
+    architectures = {**raw, **overrides}.get("architectures")
+    _check_kind(kind, architectures, "model_type" in overrides)
     check_entries(raw, str(file))
     check_entries(overrides, "hf_overrides")
     if "model_type" not in overrides:
@@ -204,6 +241,26 @@ def load_model_config(path: Path, overrides: Mapping[str, Any] | None = None) ->
         config = read_config(kind, _merge(raw, overrides, config.to_dict()), file)
     check_shape(config.get_text_config(), str(file))
     return config
+
+
+def _changed(raw: dict[str, Any], file: Path, change: Callable[[Any], Any]) -> ModelConfig:
+    """What a user's function makes of transformers' config; that is checked, and the file only where it must be."""
+    check_entries(raw, str(file))
+    config = changed_config(raw, file, change)
+    _check_kind(config.model_type, config.architectures, True)
+    check_entries(config.to_dict(), "hf_overrides")
+    check_architectures(config.model_type, config.architectures, "hf_overrides")
+    check_shape(config.get_text_config(), "hf_overrides")
+    return config
+
+
+def _check_kind(kind: str, architectures: Any, given: bool) -> None:
+    """ValueError where nothing builds a type, with the nearest if it was `given`: in a file nobody misspelt it."""
+    supported = families()
+    if kind not in supported and not (isinstance(architectures, list) and added_for(kind, architectures)):
+        match = nearest(kind, supported) if given else None
+        hint = f" (the nearest is {match!r})" if match else ""
+        raise ValueError(f"model type {reprlib.repr(kind)} is not supported{hint}; supported: {', '.join(supported)}")
 
 
 def _known(config: ModelConfig) -> set[str]:
