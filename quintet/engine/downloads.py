@@ -25,7 +25,7 @@ def download(
                 cache_dir=config.download_dir,
                 token=config.hf_token,
                 allow_patterns=list(patterns),
-                ignore_patterns=[*COPIES, *config.ignore_patterns],
+                ignore_patterns=[*(COPIES if config.load_format != "mistral" else ()), *config.ignore_patterns],
                 local_files_only=environment.hf_hub_offline,
             )
         )

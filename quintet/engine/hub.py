@@ -14,8 +14,10 @@ from quintet.engine.config_checks import MOST, check_architectures, check_entrie
 from quintet.engine.downloads import download, exactly, listed
 from quintet.engine.gguf_source import model_of
 from quintet.engine.json_object import read_object
+from quintet.engine.mistral import PARAMS, TEKKEN, config_of
 from quintet.engine.model_config import ModelConfig, Overrides, changed_config, read_config
 from quintet.engine.other_readers import STORES, fetch
+from quintet.engine.overrides import known, merged
 from quintet.engine.plugins import load_plugins
 from quintet.engine.weight_files import PICKLED, PICKLES, has_pickles, patterns_of
 from quintet.gguf.choice import Asked, asked, choose
@@ -33,15 +35,6 @@ _TEXT_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")  # configs
 _WEIGHTS = "*.safetensors"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
-# What a rotary embedding's parameters may hold, over all the kinds there are.
-_ROPE_KEYS = (
-    "attention_factor", "beta_fast", "beta_slow", "factor", "full_attention", "high_freq_factor", "long_factor",
-    "long_mscale", "low_freq_factor", "mscale", "mscale_all_dim", "original_max_position_embeddings",
-    "partial_rotary_factor", "rope_theta", "rope_type", "short_factor", "short_mscale", "sliding_attention",
-    "truncate", "type",
-)  # fmt: skip
-_ROPE_FIELDS = ("rope_parameters", "rope_scaling")  # transformers' name since 5.0, and before
-
 
 # --------------------------------------------------------------------------------------------------------- the folder
 
@@ -56,7 +49,7 @@ def resolve_model(config: EngineConfig, environment: Environment | None = None) 
         folder = _published(config.model, config.revision, config, environment) or folder
     if (file := gguf_of(folder, config)) is not None:
         return file
-    if config.hf_config_path is None and not (folder / "config.json").is_file():
+    if not _described(folder, config):
         raise FileNotFoundError(_without_config(folder, config.model))
     if not _has_weights(folder, config):
         raise FileNotFoundError(_without_weights(folder, config))
@@ -89,8 +82,13 @@ def _whole(folder: Path, config: EngineConfig) -> bool:
     """Whether all is there that a model needs, in the layout that is asked for or ours."""
     named = bool((config.model_loader_extra_config or {}).get("tensorizer_uri"))
     weights = named or config.load_format == "dummy" or any(map(_some(folder), patterns_of(config.load_format)))
-    described = config.hf_config_path is not None or (folder / "config.json").is_file()
-    return weights and described and config.load_format != "gguf"
+    return weights and _described(folder, config) and config.load_format != "gguf"
+
+
+def _described(folder: Path, config: EngineConfig) -> bool:
+    """Whether there is a configuration of the model, in the format that may be read."""
+    names = {"auto": ("config.json", PARAMS), "hf": ("config.json",), "mistral": (PARAMS,)}[config.config_format]
+    return config.hf_config_path is not None or any((folder / name).is_file() for name in names)
 
 
 def _has_weights(folder: Path, config: EngineConfig) -> bool:
@@ -145,19 +143,34 @@ def _begins(name: str) -> bool:
 def resolve_config(config: EngineConfig, model: Path, environment: Environment | None = None) -> Path:
     """Where the model's configuration is: beside its weights, or what hf_config_path names."""
     if config.hf_config_path is None:
-        return model
+        return _config_in(model, config)
     folder = _resolve(config.hf_config_path, config.revision, config, _TEXT_FILES, environment)
-    if folder.is_dir() and not (folder / "config.json").is_file():
+    if folder.is_dir() and not _described(folder, config.replace(hf_config_path=None)):
         raise FileNotFoundError(f"hf_config_path: {_without_config(folder, config.hf_config_path)}")
-    return folder
+    return _config_in(folder, config)
+
+
+def _config_in(folder: Path, config: EngineConfig) -> Path:
+    """The folder, or Mistral's file in it where that counts."""
+    own = folder.is_dir() and not (folder / "config.json").is_file() and config.config_format == "auto"
+    return folder / PARAMS if (own and (folder / PARAMS).is_file()) or config.config_format == "mistral" else folder
 
 
 def resolve_tokenizer(config: EngineConfig, model: Path, environment: Environment | None = None) -> Path:
     """The tokenizer's folder: the model's own unless the configuration names another."""
     if config.tokenizer is None and config.tokenizer_revision in (None, config.revision):
-        return model
+        return _tokenizer_in(model, config)
     name = config.tokenizer or config.model
-    return _resolve(name, config.tokenizer_revision, config, _TEXT_FILES, environment)
+    return _tokenizer_in(_resolve(name, config.tokenizer_revision, config, _TEXT_FILES, environment), config)
+
+
+def _tokenizer_in(folder: Path, config: EngineConfig) -> Path:
+    """The folder, or Mistral's file in it where that was asked for."""
+    if config.tokenizer_mode != "mistral":
+        return folder
+    if not (folder / TEKKEN).is_file():
+        raise FileNotFoundError(f"tokenizer_mode='mistral', and {folder} has no {TEKKEN}; leave it out")
+    return folder / TEKKEN
 
 
 def _resolve(
@@ -222,7 +235,8 @@ def load_model_config(path: Path, overrides: Overrides = None) -> ModelConfig:
     """The model's configuration with the user's entries merged in. Never runs code from the folder."""
     load_plugins()
     file = path if path.is_file() else path / "config.json"
-    raw = gguf_config(model_of(path)) if path.is_file() else read_object(file)
+    own = path.name == PARAMS
+    raw = config_of(path) if own else gguf_config(model_of(path)) if path.is_file() else read_object(file)
     if callable(overrides):
         return _changed(raw, file, overrides)
     overrides = overrides or {}
@@ -237,8 +251,8 @@ def load_model_config(path: Path, overrides: Overrides = None) -> ModelConfig:
         check_architectures(kind, architectures, str(file))
     config = read_config(kind, raw, file)
     if overrides:
-        refuse_unknown("entry of hf_overrides", overrides, {*raw, *_known(config)})
-        config = read_config(kind, _merge(raw, overrides, config.to_dict()), file)
+        refuse_unknown("entry of hf_overrides", overrides, {*raw, *known(config)})
+        config = read_config(kind, merged(raw, overrides, config.to_dict()), file)
     check_shape(config.get_text_config(), str(file))
     return config
 
@@ -263,56 +277,6 @@ def _check_kind(kind: str, architectures: Any, given: bool) -> None:
         raise ValueError(f"model type {reprlib.repr(kind)} is not supported{hint}; supported: {', '.join(supported)}")
 
 
-def _known(config: ModelConfig) -> set[str]:
-    names = set(vars(config))
-    if "rope_parameters" in names:
-        names |= {"rope_scaling", "rope_theta", "partial_rotary_factor"}
-    return names
-
-
-def _merge(raw: dict[str, Any], overrides: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Deep: an object is merged entry by entry, anything else is replaced. `known` refuses typos inside objects."""
-    merged = dict(raw)
-    for name, value in _where_rope_lives(raw, overrides).items():
-        old = raw.get(name)
-        if name in _ROPE_FIELDS and isinstance(value, Mapping):
-            merged[name] = _merge_rope(old if isinstance(old, dict) else {}, value)
-        elif isinstance(value, Mapping) and isinstance(known.get(name), Mapping):
-            inner = known[name]
-            if inner and not all(isinstance(key, int) for key in inner):
-                refuse_unknown(f"entry of hf_overrides[{name!r}]", value, {*inner, *(old or {})})
-            merged[name] = _merge(old or {}, value, inner)
-        else:
-            merged[name] = value
-    return merged
-
-
-def _where_rope_lives(raw: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The overrides under the name that this config.json uses, for of two names transformers would drop one."""
-    home = next((name for name in _ROPE_FIELDS if raw.get(name)), None)
-    if home is None:
-        return dict(overrides)
-    moved = {home if name in _ROPE_FIELDS else name: value for name, value in overrides.items()}
-    for name in ("rope_theta", "partial_rotary_factor"):
-        inner = moved.get(home, raw[home])
-        if name in moved and name in raw[home] and isinstance(inner, Mapping):
-            moved[home] = {**inner, name: moved.pop(name)}
-    return moved
-
-
-def _merge_rope(old: dict[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Entries of one kind mean nothing to another, so a change of kind starts afresh, but for the base."""
-    refuse_unknown("entry of the rope parameters", new, _ROPE_KEYS)
-    kinds = [entries.get("rope_type", entries.get("type")) for entries in (old, new)]
-    if kinds[1] is not None and kinds[0] != kinds[1]:
-        old = {name: old[name] for name in ("rope_theta", "partial_rotary_factor") if name in old}
-    inner = {
-        name: _merge_rope(old.get(name) or {}, value) if isinstance(value, Mapping) else value
-        for name, value in new.items()
-    }
-    return {**old, **inner}
-
-
 def load_generation_config(
     path: Path, mode: str = "auto", overrides: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
@@ -321,6 +285,7 @@ def load_generation_config(
     `mode` is EngineConfig.generation_config. "quintet" takes no defaults; what ends a text is the model's matter
     and stays. ValueError names what no request could be served with.
     """
+    path = path.parent if path.name == PARAMS else path
     own, elsewhere = path / "generation_config.json", None if mode in ("auto", "quintet") else _generation_file(mode)
     model = generation(model_of(path)) if path.is_file() else read_object(own) if own.is_file() else {}
     chosen = read_object(elsewhere) if elsewhere else model if mode == "auto" else {}

@@ -16,6 +16,7 @@ from torch import Tensor
 from quintet.config import EngineConfig
 from quintet.engine import gguf_source
 from quintet.engine.json_object import read_object
+from quintet.engine.mistral import PARAMS, Renamed, heads_of
 from quintet.engine.np_cache import NpCache
 from quintet.engine.other_readers import PACKAGES, reader
 from quintet.engine.torch_file import Shape, TorchFile
@@ -23,6 +24,7 @@ from quintet.engine.torch_file import Shape, TorchFile
 NAMED = 8  # tensors that an error lists before it only counts
 LONGEST = 400  # characters of what safetensors says of a file
 PICKLED = ("*.bin", "*.pt", "*.pth")
+CONSOLIDATED = "consolidated*.safetensors"  # Mistral's
 PICKLES = ("pt", "npcache")  # formats that read them
 BESIDE = ("training_args.*", "optimizer.*", "scheduler.*", "scaler.*", "rng_state*", "random_states*")  # of a training
 AT_A_TIME = 2**24  # bytes that are read ahead
@@ -49,6 +51,8 @@ class Weights:
             return gguf_source.paths(self.folder)
         if self.load_format == "tensorizer":
             return _regular([Path(self.options.get("tensorizer_uri") or _only(self.folder, "*.tensors"))])
+        if self.load_format == "mistral":
+            return _files(self.folder, "consolidated.safetensors", _consolidated)
         if self.load_format in PICKLES:
             return _files(self.folder, "pytorch_model.bin", _pickled)
         return _files(self.folder, "model.safetensors", _safetensors)
@@ -61,7 +65,7 @@ class Weights:
             readers = {self.load_format: lambda file: Held(file, whole)}
         read = readers.get(self.load_format, self._safetensors)
         for file in self.files():
-            yield file, read(file)
+            yield file, Renamed(read(file), self.options) if self.load_format == "mistral" else read(file)
 
     def _safetensors(self, file: Path) -> Any:
         try:
@@ -103,6 +107,9 @@ def weights_of(config: EngineConfig, path: Path) -> Weights:
     strategy, options = config.safetensors_load_strategy, config.model_loader_extra_config or {}
     if config.load_format in PICKLES:
         return Weights(path, config.load_format)
+    own = config.load_format == "auto" and path.is_dir() and not (path / "config.json").exists()
+    if config.load_format == "mistral" or (own and (path / PARAMS).exists() and any(path.glob("consolidated*"))):
+        return Weights(path, "mistral", strategy, heads_of(path))
     if config.load_format in PACKAGES:
         reader(config.load_format)  # refused here, where the package is missing
         return Weights(path, config.load_format, options=options)
@@ -120,7 +127,9 @@ def patterns_of(load_format: str) -> tuple[str, ...]:
     """The files that hold a format's weights."""
     if load_format in PACKAGES:
         return (PACKAGES[load_format].pattern,)
-    return {"dummy": (), **dict.fromkeys(PICKLES, PICKLED)}.get(load_format, ("*.safetensors",))
+    return {"dummy": (), "mistral": (CONSOLIDATED,), **dict.fromkeys(PICKLES, PICKLED)}.get(
+        load_format, ("*.safetensors",)
+    )
 
 
 def _only(folder: Path, pattern: str) -> Path:
@@ -161,6 +170,12 @@ def _safetensors(folder: Path) -> list[Path]:
         raise ValueError(
             f"{folder} has no *.safetensors file{there}; fetch the rest of the model, or use load_format='dummy'"
         )
+    return found
+
+
+def _consolidated(folder: Path) -> list[Path]:
+    if not (found := sorted(folder.glob(CONSOLIDATED))):
+        raise ValueError(f"{folder} has no {CONSOLIDATED} file; fetch the rest of the model")
     return found
 
 

@@ -25,7 +25,7 @@ def _patterns(value: Any) -> tuple[str, ...]:
 def _tokenizer_mode(value: Any) -> str:
     if value == "slow":
         raise ValueError("is 'slow', and tokenizers are fast here, which give the same tokens; leave it out")
-    return str(one_of("auto", hf="auto")(value))
+    return str(one_of("auto", "mistral", hf="auto")(value))
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,18 @@ class LoadingOptions:
         "from transformers' config to the one that counts", group="model",
         accepts="Mapping[str, Any] | str | Callable[[Any], Any] | None",
     )  # fmt: skip
-    config_format: str = choice("auto", "auto", "hf", help="of the model's configuration", group="model")
+    config_format: str = choice(
+        "auto",
+        "auto",
+        "hf",
+        "mistral",
+        help="of the model's configuration: config.json (hf), or params.json (mistral)",
+        group="model",
+    )
     tokenizer_mode: str = option(
-        "auto", _tokenizer_mode, "which library reads the tokenizer: auto and hf are transformers'", group="model",
-        choices=("auto", "hf"),
+        "auto", _tokenizer_mode, "whose files the tokenizer is read from: transformers' (hf), or Mistral's tekken.json",
+        group="model",
+        choices=("auto", "hf", "mistral"),
     )  # fmt: skip
     code_revision: str | None = option(
         None, optional(text), "branch, tag or commit of the code that comes with a model on the hub", group="model"
@@ -54,10 +62,11 @@ class LoadingOptions:
         accepts="Sequence[str] | str",
     )  # fmt: skip
     load_format: str = choice(
-        "auto", "auto", "safetensors", "pt", "npcache", "gguf", "bitsandbytes", "dummy", *READERS,
+        "auto", "auto", "safetensors", "pt", "npcache", "gguf", "bitsandbytes", "dummy", "mistral", *READERS,
         help="of the weights. auto: safetensors, GGUF, or pt where there is neither; pt: what torch.save "
         "wrote (*.bin), read without running it; npcache: the same, kept as arrays beside; dummy: random weights; "
-        "bitsandbytes: as quantization=bitsandbytes; the others: by the package of that name", group="model",
+        "bitsandbytes: as quantization=bitsandbytes; mistral: consolidated*.safetensors; the others: by the "
+        "package of that name", group="model",
     )  # fmt: skip
     safetensors_load_strategy: str | None = option(
         None, optional(one_of("lazy", "eager", "prefetch")), "how safetensors are read: lazy, by memory map (the "
@@ -73,7 +82,7 @@ class LoadingOptions:
     )  # fmt: skip
 
     def _check(self) -> None:
-        if self.safetensors_load_strategy is not None and self.load_format not in ("auto", "safetensors"):
+        if self.safetensors_load_strategy is not None and self.load_format not in ("auto", "safetensors", "mistral"):
             raise ValueError(
                 f"safetensors_load_strategy={self.safetensors_load_strategy!r} is for safetensors, and not for "
                 f"load_format={self.load_format!r}; leave one of them out"
