@@ -1,5 +1,6 @@
 """Arguments that say how a model is found, by vLLM's names: another config, functions over it, files left out."""
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,8 @@ import huggingface_hub
 import pytest
 
 from quintet import LLM, EngineConfig
-from quintet.config import Environment
+from quintet.config import Environment, read_environment
+from quintet.engine import modelscope
 from quintet.engine.hub import load_model_config, resolve_config, resolve_model
 from quintet.engine.start import prepare
 from tests.helpers.null_engine import expected, folder, greedy
@@ -85,3 +87,62 @@ def test_what_means_nothing_is_refused(settings: dict[str, Any], says: str) -> N
     with pytest.raises(ValueError, match=says):
         EngineConfig(**settings)
     assert EngineConfig(tokenizer_mode="hf", config_format="hf", model_loader_extra_config={}).tokenizer_mode == "auto"
+
+
+# ------------------------------------------------------------------------------------------------------- ModelScope
+
+MODELSCOPE = Environment(use_modelscope=True)
+
+
+class Scope:
+    """ModelScope's package, as far as we ask it."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder, self.asked = folder, []  # type: ignore[var-annotated]
+
+    def HubApi(self) -> "Scope":
+        return self
+
+    def get_model_files(self, name: str, **how: Any) -> list[dict[str, str]]:
+        return [{"Path": "config.json", "Type": "blob"}, {"Path": "more", "Type": "tree"}]
+
+    def snapshot_download(self, name: str, **how: Any) -> str:
+        self.asked.append((name, how))
+        if self.folder is None:
+            raise RuntimeError("no such model")
+        return str(self.folder)
+
+
+def test_modelscope_stands_in_for_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = told(tmp_path / "made")
+    (made / "model.safetensors").touch()
+    scope = Scope(made)
+    monkeypatch.setattr(modelscope, "_imported", lambda module: scope)
+    config = EngineConfig(model="owner/name", revision="v1", ignore_patterns="*.onnx", download_dir=str(tmp_path))
+    assert resolve_model(config, MODELSCOPE) == made
+    ((name, how),) = scope.asked
+    assert (name, how["revision"], how["cache_dir"], how["local_files_only"]) == (
+        "owner/name",
+        "v1",
+        str(tmp_path),
+        False,
+    )
+    assert "*.onnx" in how["ignore_patterns"] and "*.safetensors" in how["allow_patterns"]
+    assert modelscope.listed(modelscope.Asked("a/b", None)) == ["config.json"]
+    scope.folder = None
+    with pytest.raises(ConnectionError, match="'owner/name' at revision 'v1' from ModelScope: no such model"):
+        resolve_model(config, MODELSCOPE)
+
+
+def test_modelscope_that_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"package modelscope is missing: pip install 'quintet\[modelscope\]'"):
+        resolve_model(EngineConfig(model="owner/name"), MODELSCOPE)
+    assert read_environment({"QUINTET_USE_MODELSCOPE": "1"}).use_modelscope
+
+
+def test_modelscopes_own_functions_take_what_we_give(tmp_path: Path) -> None:
+    pytest.importorskip("modelscope")
+    config = EngineConfig(model="owner/name", download_dir=str(tmp_path))
+    with pytest.raises(ConnectionError, match="from ModelScope"):
+        modelscope.download(modelscope.Asked("owner/name", None), config, (["*.json"], []), offline=True)
