@@ -81,9 +81,10 @@ def grouped_linear(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     """
     ends = counts.cumsum(0)
     owners = (torch.arange(x.shape[0], device=x.device)[:, None] >= ends).sum(-1, keepdim=True)  # [M, 1]
-    out = x.new_zeros(x.shape[0], weight.shape[1])
+    out: Tensor | float = 0.0
     for expert, matrix in enumerate(weight.unbind(0)):
         out = torch.where(owners == expert, functional.linear(x, matrix), out)
+    assert isinstance(out, Tensor), "there is an expert"
     return out
 
 
@@ -151,8 +152,8 @@ def biased_experts(
 def clamped(both: Tensor, clamp: tuple[float, float]) -> Tensor:
     """biased_experts()'s gate: [M, 2 I] -> [M, I], in float32, rounded once."""
     alpha, limit = clamp
-    gate, up = both.float().unflatten(-1, (-1, 2)).unbind(-1)
-    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    pairs = both.float().reshape(both.shape[0], -1, 2)
+    gate, up = pairs[:, :, 0].clamp(max=limit), pairs[:, :, 1].clamp(-limit, limit)
     return ((up + 1) * (gate / (1 + (gate * -alpha).exp()))).to(both.dtype)
 
 
