@@ -26,7 +26,7 @@ Model = Callable[[State, Batch], tuple[Outputs, State]]
 
 KEPT = 64  # graphs; who was not used for longest goes first
 MOST_TOKENS = 1024  # of a step that is recorded: above, Python's share is lost, and the arena would be large
-DEAR = 16  # tokens of a step that take as long as Python's share of it: a proof costs a step, and a replay saves that share
+DEAR = 16  # tokens that take as long as Python's share of a step: a proof costs the step, and a replay saves that share
 LEAST_PAGES = 32  # columns of a recorded page table; more are powers of two, so that a growing request seldom asks anew
 
 
