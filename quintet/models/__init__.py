@@ -5,7 +5,12 @@ import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
-_ALIASES = {"gemma3_text": "gemma3"}  # model_type in config.json -> file, where they differ
+_ALIASES = {  # model_type in config.json -> file, where they differ
+    "cwm": "ministral",
+    "gemma3_text": "gemma3",
+    "internlm3": "llama",
+    "iquestcoder": "llama",
+}
 _REGISTERED: dict[str, str] = {}  # what packages add: model_type -> dotted module name
 
 
