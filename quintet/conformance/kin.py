@@ -16,6 +16,10 @@ GPT_NEO = {
     "vocab_size": VOCAB, "hidden_size": 48, "num_layers": 3, "num_heads": 6, "max_position_embeddings": LENGTH,
     "window_size": WINDOW, "attention_types": [[["global", "local", "local"], 1]], "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
+BLOOM = {
+    "vocab_size": VOCAB, "hidden_size": 48, "n_layer": 3, "n_head": 6, "seq_length": LENGTH, "bos_token_id": 1,
+    "eos_token_id": 2,
+}  # fmt: skip
 MPT = {
     "vocab_size": VOCAB, "d_model": 48, "n_layers": 3, "n_heads": 6, "max_seq_len": LENGTH, "bos_token_id": 1,
     "eos_token_id": 2,
@@ -34,6 +38,7 @@ ALPHA = {"rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0, "rope_theta": 1
 KIN: dict[str, dict[str, dict[str, Any]]] = {
     "apertus": {"plain": {**PLAIN, "rope_parameters": LLAMA3}},
     "arcee": {"plain": PLAIN},
+    "bloom": {"plain": BLOOM},
     "codegen": {"plain": {**GPT, "rotary_dim": 6, "n_head": 8}},
     "cohere": {"norms of heads": {**PLAIN, "use_qk_norm": True, "attention_bias": True, "logit_scale": 0.5}},
     "cwm": {"plain": {**WINDOWS, "rope_parameters": LLAMA3}},

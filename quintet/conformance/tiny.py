@@ -146,17 +146,6 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
     },
     "olmo2": {"plain": PLAIN, "biased": {**PLAIN, "attention_bias": True, "num_key_value_heads": 2}},
     "cohere2": {"plain": {**PLAIN, "sliding_window": WINDOW, "sliding_window_pattern": 2, "tie_word_embeddings": True}},
-    "bloom": {
-        "plain": {
-            "vocab_size": VOCAB,
-            "hidden_size": 48,
-            "n_layer": 3,
-            "n_head": 6,
-            "seq_length": LENGTH,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-        }
-    },
     "smollm3": {
         "plain": {**PLAIN, "no_rope_layers": [1, 0, 1], "tie_word_embeddings": True},
         "windows": {

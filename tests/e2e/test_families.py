@@ -86,7 +86,7 @@ def test_longrope_turns_long_requests_by_the_long_factors() -> None:
 
 
 HALF = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
-WHOLE_HEADS = sorted({*FAMILIES} - {"bloom", "gpt2", "opt", "phi3"})  # the others turn nothing, or a part
+WHOLE_HEADS = sorted({*FAMILIES} - {"gpt2", "opt", "phi3"})  # the others turn nothing, or a part
 
 
 @pytest.mark.parametrize("family", WHOLE_HEADS)

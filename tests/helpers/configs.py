@@ -53,7 +53,7 @@ def kin_configs(draw: st.DrawFn, family: str) -> dict[str, Any]:
     )
     sizes = {"num_key_value_heads": kv_heads, "num_kv_heads": kv_heads, "intermediate_size": draw(st.integers(3, 90))}
     sizes |= dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), heads)
-    sizes |= dict.fromkeys(("hidden_size", "n_embd", "d_model"), heads * dim)
+    sizes |= dict.fromkeys(("hidden_size", "n_embd", "d_model"), heads * settings.get("head_dim", dim))
     return settings | {name: size for name, size in sizes.items() if name in settings}
 
 
@@ -173,12 +173,7 @@ def _cohere2(layers: int) -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({**own, "logit_scale": st.floats(0.3, 2.0)})
 
 
-def _bloom(layers: int) -> st.SearchStrategy[dict[str, Any]]:
-    return st.fixed_dictionaries({"seq_length": st.just(LENGTH)})
-
-
 _OWN = {
-    "bloom": _bloom,
     "cohere2": _cohere2,
     "gemma2": _gemma2,
     "gemma3_text": _gemma,

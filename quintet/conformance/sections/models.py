@@ -71,7 +71,7 @@ def outputs(subject: Subject) -> Iterator[Trial]:
 
 
 def _variants(subject: Subject) -> Iterator[tuple[str, str]]:
-    """All; where shapes are fixed, and every model is compiled, the first of families that have something of their own."""
+    """All; where shapes are fixed, and each model is compiled, the first of families with something of their own."""
     for family, variants in (FAMILIES if subject.facts.static_shapes else EVERY).items():
         for name in list(variants)[: 1 if subject.facts.static_shapes else None]:
             yield family, name
