@@ -191,7 +191,7 @@ def test_first_checkpoints_without_prefix(family: str, tmp_path: Path) -> None:
         ("gpt2", {"add_cross_attention": True}, "add_cross_attention"),
         ("bloom", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm"),
         ("falcon", {"new_decoder_architecture": True, "parallel_attn": False}, "without parallel_attn"),
-        ("gptj", {"rotary_dim": None}, "rotary_dim=None"),
+        ("gptj", {"rotary_dim": 5}, "rotary_dim=5"),
         ("mpt", {"attn_config": {"alibi": False}}, "attn_config.alibi=False"),
         ("llama", {"hidden_act": "mish"}, "activation 'mish' is not known"),
         ("qwen2", {"layer_types": ["chunked_attention"] * 3}, "layer_types"),

@@ -49,6 +49,7 @@ def turned_by(dim: int, turned: int, dtype: torch.dtype, tokens: int = TOKENS) -
 
 def test_every_instruction_set_passes_its_probe(isa: str) -> None:
     assert [each.probe() for each in (native_elementwise, native_embedding, native_norm, native_rotary)] == [None] * 4
+    assert native_rotary.probe_pairs() is None
 
 
 @pytest.fixture
@@ -186,14 +187,15 @@ def test_gated_rounds_the_activation_first(isa: str) -> None:
             assert torch.equal(native("gated")(x, kind), native("activate")(gate.contiguous(), kind) * up)
 
 
+@pytest.mark.parametrize("op", ["rotary", "pair_rotary"])
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_heads_are_turned_as_the_specification_does(isa: str, dtype: torch.dtype) -> None:
+def test_heads_are_turned_as_the_specification_does(isa: str, dtype: torch.dtype, op: str) -> None:
     """Half-precision bit for bit: cosines, sines and products are rounded there too."""
     for dim, turned in ((8, 8), (64, 64), (80, 32), (24, 10), (6, 2), (128, 128)):
         q, k, table, positions = turned_by(dim, turned, dtype)
         exact = torch.float64 if dtype == torch.float32 else dtype
-        wants = Op.registry["rotary"].reference(q.to(exact), k.to(exact), table, positions)
-        for got, want in zip(native("rotary")(q, k, table, positions), wants, strict=True):
+        wants = Op.registry[op].reference(q.to(exact), k.to(exact), table, positions)
+        for got, want in zip(native(op)(q, k, table, positions), wants, strict=True):
             assert got.dtype == dtype and got.is_contiguous()
             if dtype == torch.float32:
                 torch.testing.assert_close(got.double(), want, rtol=0, atol=2e-6)
@@ -239,6 +241,7 @@ def rowwise(dtype: torch.dtype, width: int) -> Iterator[tuple[str, Rowwise]]:
     yield "add_rms_norm", lambda at: native("add_rms_norm")(x[at], y[at], weight, 1e-6, 0.0)
     yield "layer_norm", lambda at: (native("layer_norm")(x[at], weight, weight, 1e-6),)
     yield "rotary", lambda at: native("rotary")(q[at], k[at], table, positions[at])
+    yield "pair_rotary", lambda at: native("pair_rotary")(q[at], k[at], table, positions[at])
     yield "norm_rotary", lambda at: native("norm_rotary")(q[at], k[at], norms, table, positions[at])
     yield "embedding", lambda at: (native("embedding")(ids[at], x, 0, False),)
     yield "add", lambda at: (native("add")(x[at].clone(), y[at]),)
