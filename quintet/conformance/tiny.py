@@ -15,7 +15,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as talk
 
 from quintet.conformance.kin import KIN
-from quintet.conformance.sizes import LENGTH, PLAIN, SERVED, VOCAB, WINDOW
+from quintet.conformance.sizes import LENGTH as LENGTH
+from quintet.conformance.sizes import PLAIN as PLAIN
+from quintet.conformance.sizes import SERVED as SERVED
+from quintet.conformance.sizes import VOCAB as VOCAB
+from quintet.conformance.sizes import WINDOW
 
 BIASED = {"attention_bias": True, "mlp_bias": True}
 GEMMA = {**PLAIN, "head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scalar": 24, "tie_word_embeddings": True}

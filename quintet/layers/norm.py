@@ -113,8 +113,10 @@ class HeadLayerNorm(Layer):
         if not self._name:
             part = Part(f"{path}.weight", (self._heads.total, self._dim), ranges)
             return [Weight("weight", (part,), 0, rank, torch.float32, "vector")]
-        every = ((0, self._dim),) * self._build.size
-        parts = [Part(f"{path}.{self._name.format(i)}", (self._dim,), every) for i in range(*ranges[rank])]
+        parts = []
+        for head in range(self._heads.total):
+            kept = tuple((0, self._dim if start <= head < stop else 0) for start, stop in ranges)
+            parts.append(Part(f"{path}.{self._name.format(head)}", (self._dim,), kept))
         return [Weight("weight", tuple(parts), 0, rank, torch.float32, "vector")]
 
     def constants(self) -> dict[str, Tensor]:
