@@ -120,7 +120,7 @@ void join(uintptr_t out, uintptr_t x, uintptr_t y, long rows, long x_width, long
 
 void bind_layers(nb::module_& m) {
     nb::list names;  // a number each, in this order: compute()'s `op`
-    for (const char* name : {"gelu", "gelu_tanh", "relu", "silu", "add", "scale", "softcap"}) names.append(name);
+    for (const char* name : {"gelu", "gelu_tanh", "relu", "relu2", "silu", "add", "scale", "softcap"}) names.append(name);
     m.attr("ELEMENTWISE") = nb::tuple(names);
     m.def("rms_norm", &rms, nb::arg("kind"), nb::arg("out"), nb::arg("sum"), nb::arg("x"), nb::arg("residual"),
           nb::arg("weight"), nb::arg("rows"), nb::arg("width"), nb::arg("inner"), nb::arg("outer_stride"),

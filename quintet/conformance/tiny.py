@@ -14,30 +14,19 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as talk
 
-VOCAB = 101  # odd, so that no number of ranks divides it
-LENGTH = 256  # positions that the models are made for
-SERVED = 128  # positions that the tests use, unless they say otherwise
+from quintet.conformance.kin import KIN
+from quintet.conformance.sizes import LENGTH as LENGTH
+from quintet.conformance.sizes import PLAIN as PLAIN
+from quintet.conformance.sizes import SERVED as SERVED
+from quintet.conformance.sizes import VOCAB as VOCAB
+from quintet.conformance.sizes import WINDOW
 
-PLAIN = {
-    "vocab_size": VOCAB,
-    "hidden_size": 48,
-    "intermediate_size": 77,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 3,
-    "max_position_embeddings": LENGTH,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-    "tie_word_embeddings": False,
-}
 BIASED = {"attention_bias": True, "mlp_bias": True}
-WINDOW = 17  # tokens; longer than a page of 16, shorter than the prompts of the tests
 GEMMA = {**PLAIN, "head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scalar": 24, "tie_word_embeddings": True}
 MIXED = {"num_local_experts": 5, "num_experts_per_tok": 2}
 QWEN_MIXED = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 61, "head_dim": 16}
 SHARED = {**QWEN_MIXED, "shared_expert_intermediate_size": 71}
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")  # what configs call them
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # what configs call them
 OLMOE = {"num_experts": 8, "num_experts_per_tok": 3}
 LATENT = {
     "num_key_value_heads": 6,
@@ -53,17 +42,6 @@ LATENT = {
     "n_shared_experts": 2,
     "n_group": 4,
     "topk_group": 2,
-    "routed_scaling_factor": 1.5,
-}
-GROUPED = {
-    "first_k_dense_replace": 1,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 61,
-    "n_shared_experts": 1,
-    "n_group": 4,
-    "topk_group": 2,
-    "norm_topk_prob": True,
     "routed_scaling_factor": 1.5,
 }
 YARN = {
@@ -82,7 +60,8 @@ LONG = {
     "partial_rotary_factor": 0.75,
 }
 
-# family -> variant -> what its config is made of
+# family -> variant -> what its config is made of. Each has something that no other has: they go through every check, on
+# every platform
 FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
     "llama": {
         "plain": PLAIN,
@@ -202,32 +181,6 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
         "plain": {**PLAIN, **LATENT, "rope_parameters": YARN},
         "one group, halves turned": {**PLAIN, **LATENT, "n_group": 1, "topk_group": 1, "rope_interleave": False},
     },
-    "glm4_moe": {
-        "plain": {**PLAIN, **GROUPED, "head_dim": 16, "attention_bias": True, "use_qk_norm": True},
-        "no norms": {**PLAIN, **GROUPED, "head_dim": 12, "n_group": 1, "topk_group": 1, "norm_topk_prob": False},
-    },
-    "dots1": {"plain": {**PLAIN, **GROUPED, "head_dim": 16, "sliding_window": WINDOW, "max_window_layers": 1}},
-    "minimax_m2": {"plain": {**PLAIN, **MIXED, "head_dim": 16, "rotary_dim": 8}},
-    "granitemoe": {
-        "plain": {
-            **PLAIN,
-            **MIXED,
-            "embedding_multiplier": 3.0,
-            "residual_multiplier": 0.4,
-            "attention_multiplier": 0.2,
-            "logits_scaling": 2.0,
-        }
-    },
-    "ernie4_5_moe": {
-        "plain": {
-            **PLAIN,
-            "moe_num_experts": 8,
-            "moe_k": 3,
-            "moe_intermediate_size": 61,
-            "moe_num_shared_experts": 2,
-            "moe_layer_start_index": 1,
-        }
-    },
     "gpt_oss": {
         "plain": {
             **PLAIN,
@@ -239,6 +192,7 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
         }
     },
     "olmo2": {"plain": PLAIN, "biased": {**PLAIN, "attention_bias": True, "num_key_value_heads": 2}},
+    "cohere2": {"plain": {**PLAIN, "sliding_window": WINDOW, "sliding_window_pattern": 2, "tie_word_embeddings": True}},
     "smollm3": {
         "plain": {**PLAIN, "no_rope_layers": [1, 0, 1], "tie_word_embeddings": True},
         "windows": {
@@ -250,6 +204,7 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
 }
+EVERY = {**FAMILIES, **KIN}
 VARIANTS = [(family, variant) for family, variants in FAMILIES.items() for variant in variants]
 
 
@@ -295,7 +250,7 @@ def make(family: str, settings: Mapping[str, Any], seed: int = 0) -> Tiny:
 
 
 def variant(family: str, name: str) -> Tiny:
-    return make(family, FAMILIES[family][name])
+    return make(family, EVERY[family][name])
 
 
 def smooth(family: str) -> Tiny:
@@ -305,8 +260,7 @@ def smooth(family: str) -> Tiny:
     if experts is None:
         return make(family, settings)
     groups = {"topk_group": settings["n_group"]} if "n_group" in settings else {}
-    chosen = "moe_k" if "moe_k" in settings else "num_experts_per_tok"
-    return make(family, {**settings, **groups, chosen: experts})
+    return make(family, {**settings, **groups, "num_experts_per_tok": experts})
 
 
 @functools.lru_cache(maxsize=64)

@@ -9,7 +9,13 @@ from typing import Any
 
 GROUP = "quintet.models"  # entry points: model_type or architecture = package.module[:Class]
 
-_ALIASES = {"gemma3_text": "gemma3", "kimi_k2": "deepseek_v3"}  # model_type in config.json -> file, where they differ
+_ALIASES = {  # model_type in config.json -> file, where they differ
+    "cwm": "ministral",
+    "gemma3_text": "gemma3",
+    "internlm3": "llama",
+    "iquestcoder": "llama",
+    "kimi_k2": "deepseek_v3",
+}
 _REGISTERED: dict[str, str | type] = {}  # by model_type or architecture: what a program adds
 
 

@@ -4,7 +4,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from quintet.conformance.tiny import LENGTH, VOCAB
+from quintet.conformance.kin import KIN
+from quintet.conformance.sizes import LENGTH, VOCAB
 
 KINDS = st.sampled_from(["sliding_attention", "full_attention"])
 FREE_HEAD_DIM = (
@@ -39,6 +40,21 @@ def configs(draw: st.DrawFn, family: str) -> dict[str, Any]:
     if family in FREE_HEAD_DIM:
         common |= {"hidden_size": heads * draw(st.integers(1, 9)), "head_dim": head_dim}
     return common | draw(_OWN[family](layers))
+
+
+@st.composite
+def kin_configs(draw: st.DrawFn, family: str) -> dict[str, Any]:
+    """A variant of a family whose parts others have too, with other numbers of heads and features."""
+    settings = dict(draw(st.sampled_from(list(KIN[family].values()))))
+    heads, kv_heads, dim = (
+        draw(st.sampled_from([4, 8])),
+        draw(st.sampled_from([1, 2, 4])),
+        draw(st.sampled_from([8, 12])),
+    )
+    sizes = {"num_key_value_heads": kv_heads, "num_kv_heads": kv_heads, "intermediate_size": draw(st.integers(3, 90))}
+    sizes |= dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), heads)
+    sizes |= dict.fromkeys(("hidden_size", "n_embd", "d_model"), heads * settings.get("head_dim", dim))
+    return settings | {name: size for name, size in sizes.items() if name in settings}
 
 
 def _llama(layers: int) -> st.SearchStrategy[dict[str, Any]]:
@@ -166,38 +182,6 @@ def _deepseek_v3(layers: int) -> st.SearchStrategy[dict[str, Any]]:
     return st.builds(lambda a, b: {**a, **b}, _latent(layers), own)
 
 
-def _grouped(layers: int) -> st.SearchStrategy[dict[str, Any]]:
-    experts = st.sampled_from([(8, 4, 2), (6, 1, 1), (9, 3, 3)]).map(
-        lambda sizes: dict(zip(("n_routed_experts", "n_group", "topk_group"), sizes, strict=True))
-    )
-    own = st.fixed_dictionaries(
-        {
-            "first_k_dense_replace": st.integers(0, layers),
-            "num_experts_per_tok": st.integers(1, 3),
-            "moe_intermediate_size": st.integers(1, 40),
-            "n_shared_experts": st.integers(1, 2),
-            "routed_scaling_factor": st.sampled_from([1.0, 2.5]),
-            "norm_topk_prob": st.booleans(),
-            "attention_bias": st.booleans(),
-            "head_dim": st.integers(1, 6).map(lambda quarter: 4 * quarter),
-            "use_qk_norm": st.booleans(),
-        }
-    )
-    return st.builds(lambda a, b: {**a, **b}, experts, own)
-
-
-def _dots1(layers: int) -> st.SearchStrategy[dict[str, Any]]:
-    own = st.fixed_dictionaries({"sliding_window": st.integers(1, 12), "max_window_layers": st.integers(0, layers)})
-    plain = _grouped(layers).map(lambda given: {k: v for k, v in given.items() if k != "use_qk_norm"})
-    return st.builds(lambda a, b: {**a, **b}, plain, own)
-
-
-def _minimax_m2(layers: int) -> st.SearchStrategy[dict[str, Any]]:
-    sizes = {"num_local_experts": st.integers(2, 9), "num_experts_per_tok": st.integers(1, 2)}
-    turned = st.sampled_from([(8, 8), (16, 8), (12, 4)]).map(lambda of: {"head_dim": of[0], "rotary_dim": of[1]})
-    return st.builds(lambda a, b: {**a, **b}, st.fixed_dictionaries(sizes), turned)
-
-
 def _gpt_oss(layers: int) -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries(
         {
@@ -208,25 +192,6 @@ def _gpt_oss(layers: int) -> st.SearchStrategy[dict[str, Any]]:
             "layer_types": st.lists(KINDS, min_size=layers, max_size=layers),
             "swiglu_limit": st.sampled_from([0.7, 7.0]),
             "attention_bias": st.booleans(),
-        }
-    )
-
-
-def _granitemoe(layers: int) -> st.SearchStrategy[dict[str, Any]]:
-    sizes = {"num_local_experts": st.integers(2, 9), "num_experts_per_tok": st.integers(1, 2)}
-    plain = _granite(layers).map(lambda given: {k: v for k, v in given.items() if k != "mlp_bias"})
-    return st.builds(lambda a, b: {**a, **b}, plain, st.fixed_dictionaries(sizes))
-
-
-def _ernie4_5_moe(layers: int) -> st.SearchStrategy[dict[str, Any]]:
-    return st.fixed_dictionaries(
-        {
-            "moe_num_experts": st.integers(3, 9),
-            "moe_k": st.integers(1, 3),
-            "moe_intermediate_size": st.integers(1, 40),
-            "moe_num_shared_experts": st.integers(0, 2),
-            "moe_layer_start_index": st.integers(0, layers - 1),
-            "moe_layer_interval": st.integers(1, 2),
         }
     )
 
@@ -248,21 +213,23 @@ def _smollm3(layers: int) -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
+def _cohere2(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    kinds = st.lists(KINDS, min_size=layers, max_size=layers)
+    own = {"layer_types": kinds, "sliding_window": st.integers(1, 12), "attention_bias": st.booleans()}
+    return st.fixed_dictionaries({**own, "logit_scale": st.floats(0.3, 2.0)})
+
+
 _OWN = {
+    "cohere2": _cohere2,
     "deepseek_v2": _deepseek_v2,
     "deepseek_v3": _deepseek_v3,
-    "dots1": _dots1,
-    "ernie4_5_moe": _ernie4_5_moe,
     "gemma2": _gemma2,
     "gemma3_text": _gemma,
     "gpt2": _gpt2,
     "gpt_oss": _gpt_oss,
-    "glm4_moe": _grouped,
     "granite": _granite,
-    "granitemoe": _granitemoe,
     "llama": _llama,
     "mistral": _mistral,
-    "minimax_m2": _minimax_m2,
     "mixtral": _mixtral,
     "olmo2": _olmo2,
     "olmoe": _olmoe,

@@ -58,7 +58,7 @@ FILES: list[tuple[str, dict[str, Any]]] = [
 ]
 # transformers has no class kimi_k2; and 96 heads do not divide the hidden size that glm4_moe has where it says nothing
 BARE: list[tuple[str, dict[str, Any]]] = [(family, {}) for family in sorted({*families()} - {"glm4_moe", "kimi_k2"})]
-TINY = [(family, models.FAMILIES[family][name]) for family, name in models.VARIANTS]
+TINY = [(family, each) for family, variants in models.EVERY.items() for each in variants.values()]
 PER_LAYER = "allow_global_per_layer_attribute_access"
 # Of the installation; an object of transformers' own, plain in the file; and the text, which is compared by itself.
 ASIDE = {"transformers_version", "_name_or_path", "per_layer_config", "text_config", PER_LAYER}
