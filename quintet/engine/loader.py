@@ -38,7 +38,7 @@ DTYPES = {  # safetensors' names
     "F8_E8M0": torch.float8_e8m0fnu,
 }
 COUNTED = {  # in the modules' names of tensors -> what the config calls the number of them
-    re.compile(r"(?:^|\.)(?:layers|h)\.(\d{1,9})\."): ("num_hidden_layers",),
+    re.compile(r"(?:^|\.)(?:layers|blocks|h)\.(\d{1,9})\."): ("num_hidden_layers",),
     re.compile(r"\.experts\.(\d{1,9})\."): ("num_local_experts", "num_experts"),
 }
 LONGEST = 400  # characters of a tensor's name

@@ -56,6 +56,7 @@ from quintet.types import Extent, Place, Variant
 logger = logging.getLogger(__name__)
 
 LONG = 0.04  # of max_model_len: a prompt with more tokens is long, where nobody says when it is
+LENGTHS = ("max_position_embeddings", "max_seq_len", "seq_length")  # what configs call the longest text
 LEAST_LOGIT_ROWS = 256  # of a step, if it has as many tokens: the scores of a prompt come so many at a time
 
 
@@ -322,7 +323,13 @@ def _length(config: EngineConfig, hf_config: Any) -> int:
 
 def model_length(hf_config: Any) -> int:
     """Positions that the model was made for, stretched where its rotary scaling stretches them; they are int32."""
-    trained = int(hf_config.max_position_embeddings)
+    said = (getattr(hf_config, name, None) for name in LENGTHS)
+    trained = next((int(each) for each in said if each), 0)
+    if not trained:
+        raise ValueError(
+            f"config.json does not say how long a text {hf_config.model_type} was made for; set "
+            "hf_overrides={'max_position_embeddings': ...}"
+        )
     rope = getattr(hf_config, "rope_parameters", None) or {}
     kind, factor = rope.get("rope_type"), rope.get("factor") or 1
     if kind in ("linear", "dynamic"):
