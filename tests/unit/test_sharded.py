@@ -18,7 +18,7 @@ from tests.helpers.loopback import LoopbackPlatform, each_rank
 from tests.helpers.null_engine import folder
 
 
-@pytest.mark.parametrize("settings", [{}, {"quantization": "int8"}], ids=["plain", "int8"])
+@pytest.mark.parametrize("settings", [{}, {"quantization": "fp8"}], ids=["plain", "fp8"])
 def test_what_was_saved_answers_as_before(settings: dict[str, Any], tmp_path: Path) -> None:
     made = variant("llama", "plain")
     first = engine(made, **settings)
@@ -38,7 +38,7 @@ def test_other_settings_and_damaged_files_are_refused(tmp_path: Path) -> None:
     llm = engine(made)
     llm.save_sharded_state(str(tmp_path))
     saved = Tiny(tmp_path, made.config, made.reference)
-    for other in ({"dtype": "bfloat16"}, {"quantization": "int8"}):
+    for other in ({"dtype": "bfloat16"}, {"quantization": "fp8"}):
         with pytest.raises(ValueError, match="was saved by another version of quintet, or with other settings"):
             engine(saved, load_format="sharded_state", **other)
     (file,) = tmp_path.glob("*.safetensors")
