@@ -16,7 +16,7 @@ def register(model_type: str, module: str) -> None:
 
 def families() -> list[str]:
     """The model types that can be loaded, sorted."""
-    files = [m.name for m in pkgutil.iter_modules(__path__)]
+    files = [m.name for m in pkgutil.iter_modules(__path__) if not m.ispkg]
     return sorted({*files, *_ALIASES, *_REGISTERED})
 
 
@@ -25,8 +25,12 @@ def built_in(kind: str) -> str | None:
     return None if kind in _REGISTERED else _ALIASES.get(kind, kind)
 
 
-def model_class(config: Any, overrides: Mapping[str, str] | None = None) -> type:
-    """The class of a transformers config's family, a platform's own first; ValueError with what there is, if none."""
+def model_class(config: Any, overrides: Mapping[str, str] | None = None, backend: bool = False) -> type:
+    """The class of a transformers config's family, a platform's own first; ValueError with what there is, if none.
+    With `backend`, the one that runs any model by transformers' own code."""
+    if backend:
+        made: type = importlib.import_module("quintet.models.backend").Model
+        return made
     kind, overrides = config.model_type, overrides or {}
     if kind not in families() and kind not in overrides:
         raise ValueError(
