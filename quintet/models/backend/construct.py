@@ -29,9 +29,11 @@ def constructed(config: Any, dtype: torch.dtype, length: int) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
     config = copy.deepcopy(config)
-    _check_config(config)
-    register()
     trusted = bool(getattr(config, "runs_own_code", False))
+    _check_config(config)
+    if not trusted:
+        _check_known(config)
+    register()
     try:
         with _Empty():
             model = AutoModelForCausalLM.from_config(
@@ -42,7 +44,7 @@ def constructed(config: Any, dtype: torch.dtype, length: int) -> nn.Module:
         raise Unserved(config, f"transformers does not build it ({type(error).__name__}: {reason})") from error
     model.config.use_cache = False
     use_own_loop(model)
-    _check_class(model)
+    _check_class(type(model), config)
     _settle_rotary(model, length)
     model.eval()
     built: nn.Module = model
@@ -57,19 +59,27 @@ def _check_config(config: Any) -> None:
         raise Unserved(config, f"it has layers of {', '.join(odd)}, and those of {' and '.join(KNOWN)} alone are served")
 
 
-def _check_class(model: Any) -> None:
+def _check_known(config: Any) -> None:
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise Unserved(config, "transformers has no class of it that generates text (AutoModelForCausalLM)")
+    _check_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], config)
+
+
+def _check_class(made: Any, config: Any) -> None:
     """What the class says of itself."""
-    if getattr(model, "_is_stateful", False):
-        raise Unserved(model.config, "its layers keep a recurrent state")
-    if not getattr(model, "_supports_attention_backend", False):
+    if getattr(made, "_is_stateful", False):
+        raise Unserved(config, "its layers keep a recurrent state")
+    if not getattr(made, "_supports_attention_backend", False):
         raise Unserved(
-            model.config,
-            f"{type(model).__name__} does not say that others may compute its attention (_supports_attention_backend)",
+            config,
+            f"{made.__name__} does not say that others may compute its attention (_supports_attention_backend)",
         )
-    taken = inspect.signature(model.forward).parameters
+    taken = inspect.signature(made.forward).parameters
     missing = [each for each in ("input_ids", "position_ids") if each not in taken]
     if missing:
-        raise Unserved(model.config, f"its forward() takes no {' and no '.join(missing)}")
+        raise Unserved(config, f"its forward() takes no {' and no '.join(missing)}")
 
 
 class _Empty(TorchFunctionMode):
@@ -119,8 +129,8 @@ def register() -> None:
         AttentionMaskInterface.register(TRACED, _masked)
 
 
-def _attended(module: Any, q: Any, k: Any, v: Any, mask: Any, **more: Any) -> Any:
-    return module.attended(q, k, v, more.get("s_aux"))
+def _attended(module: Any, query: Any, key: Any, value: Any, *mask: Any, **more: Any) -> Any:
+    return module.attended(query, key, value, more.get("s_aux"))
 
 
 def _traced(module: Any, *args: Any, **more: Any) -> Any:

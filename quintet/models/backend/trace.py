@@ -85,9 +85,12 @@ def traced(model: Any) -> Trace:
 def _run(model: Any, ids: Tensor, trace: Trace) -> Tensor:
     """-> logits [1, T, V], in float32."""
 
-    def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **more: Any) -> tuple[Tensor, None]:
-        trace.calls.append(_call(model.config, module, (q, k, v), _seen(model.config, mask, trace, more), more))
-        own = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+    def attend(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **more: Any
+    ) -> tuple[Tensor, None]:
+        seen = _seen(model.config, attention_mask, trace, more)
+        trace.calls.append(_call(model.config, module, (query, key, value), seen, more))
+        own = value.repeat_interleave(query.shape[1] // value.shape[1], 1)
         return own.transpose(1, 2).contiguous(), None
 
     def mask(*args: Any, **more: Any) -> Tensor:
