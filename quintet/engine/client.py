@@ -10,11 +10,11 @@ from typing import Any
 from quintet.config import EngineConfig
 from quintet.engine.admission import Admission, Bounds
 from quintet.engine.engine import Engine
-from quintet.engine.forms import of_the_model
 from quintet.engine.grammar import Grammars
-from quintet.engine.hub import load_model_config, resolve_model, resolve_tokenizer
+from quintet.engine.hub import resolve_model, resolve_tokenizer
 from quintet.engine.interrupts import Uninterrupted
 from quintet.engine.logits_processors import load_processors
+from quintet.engine.model_impl import read_model
 from quintet.engine.output import OutputProcessor
 from quintet.engine.prompts import Prompt, parse_prompts
 from quintet.engine.sleep import check_tags
@@ -127,7 +127,7 @@ class Client:
         folder = resolve_model(self.config.replace(model=model))
         ours, other = (
             {name: value for name, value in each.get_text_config().to_dict().items() if name not in _OF_A_FILE}
-            for each in (self.prepared.hf_config, load_model_config(folder, of_the_model(self.config)))
+            for each in (self.prepared.hf_config, read_model(self.config, folder, self.prepared.platform.models)[0])
         )
         differs = sorted(name for name in {*ours, *other} if ours.get(name) != other.get(name))
         if differs:

@@ -38,18 +38,19 @@ def read_config(kind: str, raw: Mapping[str, Any], file: Path) -> ModelConfig:
     name = digest(kind, raw)
     if (kept := readings.find(name, thaw)) is not None:
         return kept
-    config = _by_transformers(kind, raw, file)
-    made = json.loads(json.dumps(freeze(config)))
+    config = made(kind, raw, file)
+    reading = json.loads(json.dumps(freeze(config)))
     if type(config).__module__.startswith("transformers."):  # another package's class may change without transformers
-        readings.keep(name, made)
-    return thaw(made)
+        readings.keep(name, reading)
+    return thaw(reading)
 
 
 def digest(kind: str, raw: Mapping[str, Any]) -> str:
     return readings.digest("config", [kind.encode(), json.dumps(raw, sort_keys=True).encode()])
 
 
-def _by_transformers(kind: str, raw: Mapping[str, Any], file: Path) -> "PretrainedConfig":
+def made(kind: str, raw: Mapping[str, Any], file: Path) -> "PretrainedConfig":
+    """transformers' own object. ValueError as read_config()."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING
 

@@ -19,13 +19,14 @@ from quintet.engine.batch import BatchBuilder
 from quintet.engine.config_checks import MOST
 from quintet.engine.drafts import Lookup
 from quintet.engine.engine import Engine
-from quintet.engine.forms import Target, described, of_the_model, scheme_of, settled_forms
+from quintet.engine.forms import Target, described, scheme_of, settled_forms
 from quintet.engine.grammar import Grammars
-from quintet.engine.hub import load_generation_config, load_model_config, quantization_beside, resolve_model
+from quintet.engine.hub import load_generation_config, quantization_beside, resolve_model
 from quintet.engine.kv_calibration import calibrate
 from quintet.engine.loader import check_counts, tensors_of
 from quintet.engine.logits_processors import load_processors
 from quintet.engine.memory import Footprint, MemoryPlan, plan_memory
+from quintet.engine.model_impl import read_model
 from quintet.engine.pages import PagePool
 from quintet.engine.profiler import Profiler
 from quintet.engine.runner import Ranks, Runner
@@ -110,10 +111,13 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
     platform = chosen.platform(config)
     reasons = [f"platform {platform.name}: {chosen.reason}", *settled]
     folder = resolve_model(config)
-    whole = load_model_config(folder, of_the_model(config))
+    whole, backend = read_model(config, folder, platform.models)
+    reasons += [backend] if backend else []
     generation = load_generation_config(folder, config.generation_config, config.override_generation_config)
     hf_config = whole.get_text_config()  # of a multimodal wrapper, its text
-    files = Files(folder, model_class(hf_config, platform.models)) if config.load_format != "dummy" else None
+    files = (
+        Files(folder, model_class(hf_config, platform.models, bool(backend))) if config.load_format != "dummy" else None
+    )
     there = functools.partial(tensors_of, *files) if files else dict
     forms = settled_forms(config, whole, Target(platform.name, facts), there, quantization_beside(folder))
     if files is not None:
@@ -122,6 +126,7 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
     scaling = _kv_scaling(config, facts, files, reasons)
     sizes = ModelSizes(dtype, config.page_size, _length(config, hf_config), forms, kv_dtype, scaling)
     sizes = replace(sizes, attention=config.attention_backend, weights_cache=_weights_cache(config, facts))
+    sizes = replace(sizes, backend=bool(backend))
     endpoint = f"inproc://quintet-{uuid.uuid4().hex}"
     size = config.tensor_parallel_size
     workers = 1 if facts.spmd else size
@@ -301,7 +306,7 @@ def _length(config: EngineConfig, hf_config: Any) -> int:
 
 def model_length(hf_config: Any) -> int:
     """Positions that the model was made for, stretched where its rotary scaling stretches them; they are int32."""
-    trained = int(hf_config.max_position_embeddings)
+    trained = _trained(hf_config)
     rope = getattr(hf_config, "rope_parameters", None) or {}
     kind, factor = rope.get("rope_type"), rope.get("factor") or 1
     if kind in ("linear", "dynamic"):
@@ -309,6 +314,17 @@ def model_length(hf_config: Any) -> int:
     if kind == "yarn":
         return min(max(trained, int(rope.get("original_max_position_embeddings", 0) * factor)), MOST)
     return trained
+
+
+def _trained(hf_config: Any) -> int:
+    """Under the names that configs have for it."""
+    for name in ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length"):
+        if isinstance(found := getattr(hf_config, name, None), int):
+            return found
+    raise ValueError(
+        f"the config.json of model type {hf_config.model_type!r} does not say how many positions the model was made "
+        "for; say it with hf_overrides={'max_position_embeddings': ...}"
+    )
 
 
 def _plan(config: EngineConfig, hf_config: Any, sizes: ModelSizes, ranks: Ranks) -> MemoryPlan:

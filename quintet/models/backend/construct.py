@@ -56,7 +56,9 @@ def _check_config(config: Any) -> None:
         raise Unserved(config, "it has an encoder and a decoder")
     odd = sorted({*(getattr(config, "layer_types", None) or ())} - {*KNOWN})
     if odd:
-        raise Unserved(config, f"it has layers of {', '.join(odd)}, and those of {' and '.join(KNOWN)} alone are served")
+        raise Unserved(
+            config, f"it has layers of {', '.join(odd)}, and those of {' and '.join(KNOWN)} alone are served"
+        )
 
 
 def _check_known(config: Any) -> None:
@@ -95,7 +97,7 @@ def use_own_loop(model: Any) -> None:
     """Experts by the model's own code: what transformers would choose in its place depends on the machine."""
     for module in model.modules():
         config = getattr(module, "config", None)
-        if hasattr(config, "_experts_implementation"):
+        if config is not None and hasattr(config, "_experts_implementation"):
             config._experts_implementation = "eager"
 
 

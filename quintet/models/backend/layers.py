@@ -11,6 +11,7 @@ from quintet.layers.build import Build, Layer
 from quintet.layers.embedding import Embedding
 from quintet.layers.linear import Linear, LMHead, RowLinear
 from quintet.layers.mixing import Cache, Mixing
+from quintet.layers.moe import Experts
 from quintet.layers.norm import RMSNorm
 from quintet.weights import Part, Weight
 
@@ -126,6 +127,16 @@ class Head(Layer):
         return logits[None]
 
 
+class Chosen(Experts):
+    """The experts of a mixture, by the indices and weights of a router of transformers."""
+
+    def forward(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:  # type: ignore[override]
+        """x [..., H], ids and weights [T, k] -> [..., H]."""
+        rows = x.reshape(-1, x.shape[-1])
+        share = super().forward(rows, weights.float().contiguous(), ids.int().contiguous())
+        return self._build.comm.all_reduce(share).reshape(x.shape)
+
+
 @dataclass(frozen=True)
 class Loose:
     """A tensor of a module that is none of our layers."""
@@ -154,7 +165,7 @@ class Rest(Layer):
         found, build = [], self._build
         for name, each in self._loose.items():
             if each.stored:
-                shape = tuple(each.tensor.shape)
+                shape = tuple(each.tensor.shape) or (1,)  # a number is a vector here, as names.py has it
                 part = Part(name, shape, ((0, shape[0]),) * build.size)
                 found.append(Weight(name, (part,), 0, build.rank, each.dtype, "vector"))
         return found

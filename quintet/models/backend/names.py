@@ -2,12 +2,16 @@
 them."""
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from quintet.layers.moe import DOWN, GATE, UP, unstacked
+
+GATE_UP = "gate_up_proj"  # of transformers' stacks
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,24 @@ class Made:
         return {name: each[0] if isinstance(each, list) else each for name, each in found.items()}
 
 
+@dataclass(frozen=True)
+class Number:
+    """A tensor without axes, as a vector."""
+
+    entry: Any
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.entry, name)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.entry.shape) or (1,)
+
+    def tensor(self) -> Tensor:
+        tensor: Tensor = self.entry.tensor()
+        return tensor.reshape(self.shape)
+
+
 class Names:
     """What transformers does with the names of a model's checkpoints. Made before modules are replaced."""
 
@@ -58,6 +80,20 @@ class Names:
         self._renamings = [each for each in transforms if not isinstance(each, WeightConverter)]
         self._prefix, self._config = model.base_model_prefix, model.config
         self._wanted = dict.fromkeys(model.state_dict(), True)
+        self._numbers = {name for name, tensor in model.state_dict().items() if not tensor.dim()}
+        self._apart: set[str] = set()  # modules of experts whose matrices are wanted one by one
+
+    def separable(self, path: str) -> bool:
+        """Whether checkpoints keep the experts of this module one by one, gate before up, or as the stacks themselves:
+        their matrices are then given one by one."""
+        for name, merged in ((GATE_UP, ["MergeModulelist", "Concatenate"]), (DOWN, ["MergeModulelist"])):
+            for each in self._converters:
+                if f"{path}.{name}".endswith(each.target_patterns[0]):
+                    done = [type(operation).__name__ for operation in each.operations]
+                    if done != merged or len(each.source_patterns) != len(merged):
+                        return False
+        self._apart.add(path)
+        return True
 
     def gathered(self, entries: Mapping[str, Any]) -> dict[str, Any]:
         """A checkpoint's tensors under the modules' names. ValueError where two come by one name."""
@@ -69,14 +105,30 @@ class Names:
             own, pattern = self._renamed(name)
             if pattern is None:
                 if own in found:
-                    raise ValueError(f"the checkpoint holds {own} twice, once as {name}; remove what is not the model's")
-                found[own] = entries[name]
+                    raise ValueError(
+                        f"the checkpoint holds {own} twice, once as {name}; remove what is not the model's"
+                    )
+                found.update(self._whole(own, entries[name]))
                 continue
             converter = next(each for each in self._converters if pattern in each.source_patterns)
             several.setdefault(own, (converter, {}))[1].setdefault(pattern, []).append(entries[name])
-        for name, each in self._made(several):
-            found[name] = each
+        for target, (converter, sources) in several.items():
+            path, _, stack = target.rpartition(".")
+            made = (
+                _apart(path, stack, converter, sources)
+                if path in self._apart
+                else self._made(target, converter, sources)
+            )
+            found.update(made)
         return found
+
+    def _whole(self, name: str, entry: Any) -> dict[str, Any]:
+        """A tensor of the checkpoint's, by its name; of a stack whose matrices are wanted one by one, these."""
+        if name in self._numbers:
+            return {name: Number(entry)}
+        if name.rpartition(".")[0] not in self._apart:
+            return {name: entry}
+        return {each: entry._replace(at=at) for each, at in unstacked(name, entry.shape).items()} or {name: entry}
 
     def _renamed(self, name: str) -> tuple[str, str | None]:
         """The modules' name, and the pattern of the converter that the tensor is for."""
@@ -88,14 +140,22 @@ class Names:
         plain, _ = rename_source_key(name, [], [], self._prefix, self._wanted)
         return plain, None
 
-    def _made(self, several: Mapping[str, tuple[Any, dict[str, list[Any]]]]) -> Iterator[tuple[str, Made]]:
-        for target, (converter, sources) in several.items():
-            whole = tuple((pattern, tuple(entries)) for pattern, entries in sources.items())
-            made = Made(target, converter, whole, target, self._config)
-            try:
-                names = made.names()
-            except (RuntimeError, ValueError, IndexError, KeyError, TypeError) as error:
-                reason = " ".join(str(error).split())[:200]
-                raise ValueError(f"the checkpoint's tensors do not make {target} ({reason}); fetch it anew") from error
-            for name in names:
-                yield name, Made(name, converter, whole, target, self._config)
+    def _made(self, target: str, converter: Any, sources: Mapping[str, list[Any]]) -> dict[str, Any]:
+        whole = tuple((pattern, tuple(entries)) for pattern, entries in sources.items())
+        made = Made(target, converter, whole, target, self._config)
+        try:
+            names = made.names()
+        except (RuntimeError, ValueError, IndexError, KeyError, TypeError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ValueError(f"the checkpoint's tensors do not make {target} ({reason}); fetch it anew") from error
+        return {name: Made(name, converter, whole, target, self._config) for name in names}
+
+
+def _apart(path: str, stack: str, converter: Any, sources: Mapping[str, list[Any]]) -> dict[str, Any]:
+    """The matrices of which a stack would be made, under our names for them."""
+    own = (DOWN,) if stack == DOWN else (GATE, UP)
+    return {
+        f"{path}.{expert}.{name}.weight": entry
+        for name, pattern in zip(own, converter.source_patterns, strict=True)
+        for expert, entry in enumerate(sources.get(pattern, ()))
+    }

@@ -1,7 +1,7 @@
 """One tiny step of a model without weights: which attention it has, and that nothing else mixes positions.
 
-The step runs on the host. Products and tables give numbers that depend on their inputs alone, and no memory is taken
-for their weights. Attention gives each token its own value, so that a token's outputs must not depend on its neighbours.
+The step runs on the host. Products and tables give numbers that depend on their inputs alone: weights take no memory.
+Attention gives each token its own value, so that a token's outputs must not depend on its neighbours.
 """
 
 import copy
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from quintet.models.backend.construct import Unserved, traced_by
+from quintet.ops.moe import experts
 
 TOKENS = (3, 7, 5, 11)  # of the step; more than one, and no two alike
 FAR = 10_000_000  # a position, beyond any window
@@ -147,7 +148,7 @@ def _seen(config: Any, mask: Any, trace: Trace, more: dict[str, Any]) -> Seen:
 
 
 def _by_mask(made: Callable[..., Any]) -> Seen | None:
-    """What a function of (batch, head, query, key) lets a token see; None for what is neither all before nor a window."""
+    """What a function of (batch, head, query, key) lets a token see; None for neither all before it nor a window."""
 
     def sees(query: int, key: int) -> bool:
         nought = torch.tensor(0)
@@ -215,6 +216,38 @@ def _product(x: Tensor, outputs: int) -> Tensor:
 
 def _rows(ids: Tensor, table: Tensor) -> Tensor:
     return torch.cos((ids[..., None] + 1) * torch.arange(1, table.shape[1] + 1) * 0.37).to(table.dtype)
+
+
+def alike_experts(module: Any, kind: str) -> bool:
+    """Whether a module of experts computes what ours do: both are computed, on three small ones."""
+    generator = torch.Generator().manual_seed(3)
+    gate_up, down, x = (torch.randn(*shape, generator=generator) for shape in ((3, 10, 4), (3, 4, 5), (6, 4)))
+    ids = torch.tensor([[0, 2], [2, 1], [1, 0], [0, 1], [2, 0], [1, 2]])
+    weights = torch.rand(ids.shape, generator=generator)
+    other = copy.copy(module)
+    held = {"gate_up_proj": gate_up, "down_proj": down}
+    other._parameters = {name: nn.Parameter(each, requires_grad=False) for name, each in held.items()}
+    other.num_experts, other.hidden_dim, other.intermediate_dim = 3, 4, 5
+    try:
+        with torch.no_grad():
+            theirs = other(x, ids, weights)
+    except Exception:  # whatever a class raises that wants something else
+        return False
+    ours = experts(x, gate_up, down, weights, ids.int(), kind)
+    return isinstance(theirs, Tensor) and torch.allclose(theirs, ours, rtol=1e-4, atol=1e-5)
+
+
+def alike_table(module: nn.Module, scale: float) -> bool:
+    """Whether a table gives its rows, multiplied."""
+    weight, ids = torch.randn(7, 4, generator=torch.Generator().manual_seed(7)), torch.tensor([[5, 0, 3]])
+    other = copy.copy(module)
+    other._parameters = {"weight": nn.Parameter(weight, requires_grad=False)}
+    try:
+        with torch.no_grad():
+            theirs = other(ids)
+    except Exception:  # whatever a class raises that wants something else
+        return False
+    return isinstance(theirs, Tensor) and torch.allclose(theirs, weight[ids] * scale, rtol=1e-2)
 
 
 def alike(module: nn.Module, ours: Callable[[Tensor, Tensor], Tensor], width: int) -> bool:
