@@ -112,6 +112,8 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
     reasons = [f"platform {platform.name}: {chosen.reason}", *settled]
     folder = resolve_model(config)
     whole, backend = read_model(config, folder, platform.models)
+    if backend and facts.opaque:
+        raise ValueError(f"{backend}, which platform {platform.name} does not compile; choose another device or model")
     reasons += [backend] if backend else []
     generation = load_generation_config(folder, config.generation_config, config.override_generation_config)
     hf_config = whole.get_text_config()  # of a multimodal wrapper, its text

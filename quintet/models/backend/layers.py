@@ -70,14 +70,6 @@ class Product(Linear):
         return _in_rows(super().forward, x)
 
 
-class Gathered(Linear):
-    """nn.Linear whose outputs every rank wants, and computes a share of."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = _in_rows(super().forward, x)
-        return y if self._build.size == 1 else self._build.comm.all_gather(y, -1)
-
-
 class RowProduct(RowLinear):
     """nn.Linear that sees a rank's share of the inputs."""
 

@@ -1,5 +1,7 @@
-"""Checkpoints' names for a model's tensors, and the tensors that several of a checkpoint's make, as transformers has
-them."""
+"""Checkpoints' names for a model's tensors, as transformers has them, and tensors that are made of several.
+
+A tensor is made when it is read, one at a time.
+"""
 
 import copy
 from collections.abc import Mapping
@@ -26,7 +28,7 @@ class Made:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(self._run("meta")[self.name].shape)
+        return tuple(self._run(False)[self.name].shape)
 
     @property
     def dtype(self) -> torch.dtype | str:
@@ -34,17 +36,18 @@ class Made:
         return found
 
     def tensor(self) -> Tensor:
-        return self._run("cpu")[self.name]
+        return self._run(True)[self.name]
 
     def names(self) -> list[str]:
         """All that the converter makes of the same entries."""
-        return list(self._run("meta"))
+        return list(self._run(False))
 
-    def _run(self, device: str) -> dict[str, Tensor]:
+    def _run(self, read: bool) -> dict[str, Tensor]:
+        """Of what the entries hold, or of nothing but their shapes."""
         converter = copy.deepcopy(self.converter)
         for pattern, entries in self.sources:
             for entry in entries:
-                tensor = entry.tensor() if device == "cpu" else torch.empty(entry.shape, device="meta")
+                tensor = entry.tensor() if read else torch.empty(entry.shape, device="meta")
                 converter.collected_tensors[pattern].append(tensor)
         found = converter.convert(self.target, config=self.config)
         return {name: each[0] if isinstance(each, list) else each for name, each in found.items()}

@@ -8,10 +8,10 @@ from torch import nn
 
 from quintet.layers.build import Build, even, whole
 from quintet.models.backend.construct import Unserved
-from quintet.models.backend.layers import Gathered, Product, RowProduct
+from quintet.models.backend.layers import Product, RowProduct
 from quintet.types import AttentionSpec
 
-SHARED = {"colwise": Product, "rowwise": RowProduct, "colwise_gather_output": Gathered, "colwise_rep": Gathered}
+SHARED = ("colwise", "rowwise")
 
 
 class Plan:
@@ -41,9 +41,7 @@ class Plan:
             return Product(build, whole(inputs, size), {name: whole(outputs, size)}, bias)
         if style == "rowwise":
             return RowProduct(build, even(inputs, size), {name: whole(outputs, size)}, bias)
-        if style != "colwise" and outputs % size:
-            raise Unserved(self._config, f"{size} ranks cannot share the {outputs} outputs of {path} evenly")
-        return SHARED[style](build, whole(inputs, size), {name: even(outputs, size)}, bias)
+        return Product(build, whole(inputs, size), {name: even(outputs, size)}, bias)
 
     def _style(self, path: str) -> str | None:
         for pattern, style in self._styles.items():

@@ -179,7 +179,10 @@ class _WithoutWeights(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is nn.functional.linear and _absent(args[1]):
             self._trace.products[id(args[1])] += 1
-            return _product(args[0], args[1].shape[0])
+            outputs, inputs = args[1].shape
+            if args[0].shape[-1] != inputs:
+                raise ValueError(f"a product takes {inputs} inputs and is given {args[0].shape[-1]}")
+            return _product(args[0], outputs)
         if func is nn.functional.embedding and _absent(args[1]):
             return _rows(args[0], args[1])
         return func(*self._filled(args), **dict(zip(kwargs, self._filled(kwargs.values()), strict=True)))
