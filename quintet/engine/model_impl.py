@@ -8,33 +8,36 @@ from typing import Any
 from quintet.config import EngineConfig
 from quintet.engine.config_checks import check_entries, check_shape
 from quintet.engine.forms import of_the_model
-from quintet.engine.hub import load_model_config, merged
+from quintet.engine.hub import load_model_config
 from quintet.engine.json_object import read_object
-from quintet.engine.model_config import made
+from quintet.engine.model_config import Overrides, made
+from quintet.engine.overrides import known, merged
 from quintet.engine.plugins import load_plugins
 from quintet.models import added_for, families
+from quintet.names import refuse_unknown
 
 logger = logging.getLogger(__name__)
 
 
-def read_model(config: EngineConfig, folder: Path, own: Mapping[str, str]) -> tuple[Any, str]:
+def read_model(config: EngineConfig, place: Path, own: Mapping[str, str]) -> tuple[Any, str]:
     """The model's configuration, and why transformers' code computes it; "" where a family's file does. `own`: families
-    that the platform brings."""
+    that the platform brings; `place`: of resolve_config()."""
     load_plugins()
-    why = _why_backend(config, folder, own)
+    why = _why_backend(config, place, own)
     if not why:
-        return load_model_config(folder, of_the_model(config)), ""
-    return _for_backend(folder / "config.json", of_the_model(config) or {}, config.trust_remote_code), why
+        return load_model_config(place, of_the_model(config)), ""
+    return _for_backend(place / "config.json", of_the_model(config), config.trust_remote_code), why
 
 
-def _why_backend(config: EngineConfig, folder: Path, own: Mapping[str, str]) -> str:
-    if folder.is_file():
+def _why_backend(config: EngineConfig, place: Path, own: Mapping[str, str]) -> str:
+    if place.is_file():
         if config.model_impl == "transformers":
-            raise ValueError("model_impl='transformers' does not read GGUF files; leave it out")
+            raise ValueError(f"model_impl='transformers' reads a config.json, not {place.name}; leave it out")
         return ""
     if config.model_impl == "transformers":
         return "model_impl transformers: asked for"
-    raw = {**read_object(folder / "config.json"), **(of_the_model(config) or {})}
+    overrides = of_the_model(config)
+    raw = {**read_object(place / "config.json"), **({} if callable(overrides) else overrides or {})}
     kind, architectures = raw.get("model_type"), raw.get("architectures")
     if not isinstance(kind, str) or config.model_impl == "quintet" or kind in families() or kind in own:
         return ""
@@ -51,19 +54,21 @@ def _known(kind: Any) -> bool:
     return isinstance(kind, str) and kind in CONFIG_MAPPING
 
 
-def _for_backend(file: Path, overrides: Mapping[str, Any], trusted: bool) -> Any:
+def _for_backend(file: Path, overrides: Overrides, trusted: bool) -> Any:
     """transformers' own object, with the user's entries merged in."""
     raw = read_object(file)
     check_entries(raw, str(file))
-    check_entries(overrides, "hf_overrides")
+    entries = {} if callable(overrides) else overrides or {}
+    check_entries(entries, "hf_overrides")
     code = raw.get("auto_map")
-    kind = overrides.get("model_type", raw.get("model_type"))
+    kind = entries.get("model_type", raw.get("model_type"))
     if code and not trusted and not _known(kind):
         raise ValueError(
             f"{file}: the code of model type {kind!r} comes with the model (auto_map), and none of it was run. "
             "trust_remote_code=True (--trust-remote-code) runs it: it can then do whatever you can; read it first"
         )
-    config = _by_code(file, raw, overrides) if code and trusted else _by_transformers(kind, raw, overrides, file)
+    config = _by_code(file, raw, entries) if code and trusted else _by_transformers(kind, raw, entries, file)
+    config = overrides(config) if callable(overrides) else config
     check_shape(config.get_text_config(), str(file))
     return config
 
@@ -72,7 +77,12 @@ def _by_transformers(kind: Any, raw: dict[str, Any], overrides: Mapping[str, Any
     if not isinstance(kind, str):
         raise ValueError(f"{file} names no model_type, so that transformers does not know it either")
     config = made(kind, raw, file)
-    return made(kind, merged(raw, overrides, config), file) if overrides else config
+    return made(kind, _changed(raw, overrides, config), file) if overrides else config
+
+
+def _changed(raw: dict[str, Any], overrides: Mapping[str, Any], config: Any) -> dict[str, Any]:
+    refuse_unknown("entry of hf_overrides", overrides, {*raw, *known(config)})
+    return merged(raw, overrides, config.to_dict())
 
 
 def _by_code(file: Path, raw: dict[str, Any], overrides: Mapping[str, Any]) -> Any:
@@ -88,7 +98,7 @@ def _by_code(file: Path, raw: dict[str, Any], overrides: Mapping[str, Any]) -> A
     try:
         config = AutoConfig.from_pretrained(file.parent, trust_remote_code=True)
         if overrides:
-            entries = merged(raw, overrides, config)
+            entries = _changed(raw, overrides, config)
             config = type(config).from_dict({**entries, "_name_or_path": str(file.parent)})
     except Exception as error:  # whatever that code raises
         raise ValueError(

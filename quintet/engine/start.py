@@ -21,7 +21,12 @@ from quintet.engine.drafts import Lookup
 from quintet.engine.engine import Engine
 from quintet.engine.forms import Target, described, scheme_of, settled_forms
 from quintet.engine.grammar import Grammars
-from quintet.engine.hub import load_generation_config, quantization_beside, resolve_model
+from quintet.engine.hub import (
+    load_generation_config,
+    quantization_beside,
+    resolve_config,
+    resolve_model,
+)
 from quintet.engine.kv_calibration import calibrate
 from quintet.engine.loader import check_counts, tensors_of
 from quintet.engine.logits_processors import load_processors
@@ -35,6 +40,7 @@ from quintet.engine.scheduler import Limits, Scheduler
 from quintet.engine.support import evidence
 from quintet.engine.tables import Tables
 from quintet.engine.variants import describe, plan_variants
+from quintet.engine.weight_files import Weights, weights_of
 from quintet.engine.weights_cache import Where
 from quintet.engine.worker import ModelSizes, Worker
 from quintet.layers import kv_scales
@@ -50,13 +56,14 @@ from quintet.types import Extent, Place, Variant
 logger = logging.getLogger(__name__)
 
 LONG = 0.04  # of max_model_len: a prompt with more tokens is long, where nobody says when it is
+LENGTHS = ("max_position_embeddings", "max_seq_len", "seq_length")  # what configs call the longest text
 LEAST_LOGIT_ROWS = 256  # of a step, if it has as many tokens: the scores of a prompt come so many at a time
 
 
 class Files(NamedTuple):
     """A model's weights, and who reads them."""
 
-    folder: Path
+    folder: Weights
     family: type[Family]
 
 
@@ -111,19 +118,22 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
     platform = chosen.platform(config)
     reasons = [f"platform {platform.name}: {chosen.reason}", *settled]
     folder = resolve_model(config)
-    whole, backend = read_model(config, folder, platform.models)
+    place = resolve_config(config, folder)
+    whole, backend = read_model(config, place, platform.models)
     if backend and facts.opaque:
         raise ValueError(f"{backend}, which platform {platform.name} does not compile; choose another device or model")
     reasons += [backend] if backend else []
-    generation = load_generation_config(folder, config.generation_config, config.override_generation_config)
+    generation = load_generation_config(place, config.generation_config, config.override_generation_config)
     hf_config = whole.get_text_config()  # of a multimodal wrapper, its text
-    files = (
-        Files(folder, model_class(hf_config, platform.models, bool(backend))) if config.load_format != "dummy" else None
-    )
+    weights = weights_of(config, folder)
+    if weights.load_format == "pt" and config.load_format == "auto":
+        reasons.append(f"weights: {folder} has only what torch.save wrote; it is read without running what is in it")
+    family = model_class(hf_config, platform.models, bool(backend))
+    files = Files(weights, family) if config.load_format != "dummy" else None
     there = functools.partial(tensors_of, *files) if files else dict
     forms = settled_forms(config, whole, Target(platform.name, facts), there, quantization_beside(folder))
     if files is not None:
-        check_counts(folder, files.family, hf_config)
+        check_counts(weights, files.family, hf_config)
     dtype, kv_dtype = _dtype(config, hf_config, facts, reasons), _kv_dtype(config, facts)
     scaling = _kv_scaling(config, facts, files, reasons)
     sizes = ModelSizes(dtype, config.page_size, _length(config, hf_config), forms, kv_dtype, scaling)
@@ -182,7 +192,7 @@ def launch(prepared: Prepared, progress: bool = True, grammars: Grammars | None 
     fixed, variants = prepared.fixed, prepared.variants
     if fixed:
         logger.info("sizes: %s", describe(fixed))
-    folder = None if config.load_format == "dummy" else prepared.folder
+    folder = None if config.load_format == "dummy" else weights_of(config, prepared.folder)
     ahead = plan.variants if config.capture_ahead else ()
     with _named(config.model):  # a device that compiles sees what a layer asks for only now
         prepared.ranks.each(lambda w: w.load(folder, plan.num_pages, variants, progress and w.place.rank == 0, ahead))
@@ -308,7 +318,13 @@ def _length(config: EngineConfig, hf_config: Any) -> int:
 
 def model_length(hf_config: Any) -> int:
     """Positions that the model was made for, stretched where its rotary scaling stretches them; they are int32."""
-    trained = _trained(hf_config)
+    said = (getattr(hf_config, name, None) for name in LENGTHS)
+    trained = next((int(each) for each in said if each), 0)
+    if not trained:
+        raise ValueError(
+            f"config.json does not say how long a text {hf_config.model_type} was made for; set "
+            "hf_overrides={'max_position_embeddings': ...}"
+        )
     rope = getattr(hf_config, "rope_parameters", None) or {}
     kind, factor = rope.get("rope_type"), rope.get("factor") or 1
     if kind in ("linear", "dynamic"):
@@ -316,17 +332,6 @@ def model_length(hf_config: Any) -> int:
     if kind == "yarn":
         return min(max(trained, int(rope.get("original_max_position_embeddings", 0) * factor)), MOST)
     return trained
-
-
-def _trained(hf_config: Any) -> int:
-    """Under the names that configs have for it."""
-    for name in ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length"):
-        if isinstance(found := getattr(hf_config, name, None), int):
-            return found
-    raise ValueError(
-        f"the config.json of model type {hf_config.model_type!r} does not say how many positions the model was made "
-        "for; say it with hf_overrides={'max_position_embeddings': ...}"
-    )
 
 
 def _plan(config: EngineConfig, hf_config: Any, sizes: ModelSizes, ranks: Ranks) -> MemoryPlan:

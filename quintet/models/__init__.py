@@ -9,7 +9,12 @@ from typing import Any
 
 GROUP = "quintet.models"  # entry points: model_type or architecture = package.module[:Class]
 
-_ALIASES = {"gemma3_text": "gemma3"}  # model_type in config.json -> file, where they differ
+_ALIASES = {  # model_type in config.json -> file, where they differ
+    "cwm": "ministral",
+    "gemma3_text": "gemma3",
+    "internlm3": "llama",
+    "iquestcoder": "llama",
+}
 _REGISTERED: dict[str, str | type] = {}  # by model_type or architecture: what a program adds
 
 
