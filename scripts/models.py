@@ -192,6 +192,9 @@ MIDDLE = """
 
 ## Left out
 
+What has no file here and transformers has code for may run through that:
+[transformers-backend.md](transformers-backend.md).
+
 """
 END = """
 ## Add a family
