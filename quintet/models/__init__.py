@@ -14,6 +14,7 @@ _ALIASES = {  # model_type in config.json -> file, where they differ
     "gemma3_text": "gemma3",
     "internlm3": "llama",
     "iquestcoder": "llama",
+    "kimi_k2": "deepseek_v3",
 }
 _REGISTERED: dict[str, str | type] = {}  # by model_type or architecture: what a program adds
 
