@@ -69,8 +69,8 @@ class EngineConfig(
             )
         if self.code_revision not in (None, self.revision):
             raise ValueError(
-                f"code_revision={self.code_revision!r}: code that comes with a model is that of its revision here; give "
-                "revision instead, or leave it out"
+                f"code_revision={self.code_revision!r}: code that comes with a model is that of its revision here; "
+                "give revision instead, or leave it out"
             )
 
     def replace(self, **changes: Any) -> "EngineConfig":
