@@ -158,6 +158,17 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
         "plain": {**PLAIN, **OLMOE},
         "biased": {**PLAIN, **OLMOE, "norm_topk_prob": True, "attention_bias": True, "num_key_value_heads": 2},
     },
+    "lfm2": {
+        "plain": {**PLAIN, "layer_types": ["conv", "full_attention", "conv"]},
+        "convolutions alone, biased": {
+            **PLAIN,
+            "layer_types": ["conv", "conv", "conv"],
+            "conv_bias": True,
+            "conv_L_cache": 4,
+            "tie_word_embeddings": True,
+            "block_auto_adjust_ff_dim": False,
+        },
+    },
     "olmo2": {"plain": PLAIN, "biased": {**PLAIN, "attention_bias": True, "num_key_value_heads": 2}},
     "smollm3": {
         "plain": {**PLAIN, "no_rope_layers": [1, 0, 1], "tie_word_embeddings": True},

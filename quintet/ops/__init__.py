@@ -13,6 +13,7 @@ from quintet.ops import (
     rotary,
     rows,
     sampling,
+    states,
     tokens,
 )
 from quintet.ops.registry import Choice, Op, Ops, bind
@@ -34,5 +35,6 @@ __all__ = [
     "rotary",
     "rows",
     "sampling",
+    "states",
     "tokens",
 ]

@@ -1,0 +1,115 @@
+"""Specifications of what carries one state per request from token to token, and the mixer that is made of them.
+
+Every state is kept in float32, or exactly as it came in, and advances token by token in one order: where a prompt is
+cut, and what else is in the batch, changes no bit. Only exp, log1p and plain arithmetic are used: torch rounds those
+alike wherever a number stands in a tensor.
+
+An op reads each request's state where the group's table says, and writes it where that says; rows without tokens, and
+padding, write to unit 0, which nobody reads. May write in place; use what it returns.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quintet.ops.registry import Op, Ops
+from quintet.platforms.interface import Mixer, State
+from quintet.types import Array, Books, HostBatch, HostGroup, Layout, StateSpec
+
+Given = tuple[Any, ...]  # what an op takes, in its order
+
+
+class Conv(NamedTuple):
+    """Of a short convolution: each channel's weights, the oldest token's first."""
+
+    weight: Tensor  # [C, K]
+    bias: Tensor | None = None  # [C]
+
+
+@Op
+def short_conv(
+    x: Tensor, gates: Tensor | None, conv: Conv, state: Tensor, books: Books, silu: bool
+) -> tuple[Tensor, Tensor]:
+    """x [T, C], each channel convolved with its own weights over its request's last K tokens -> [T, C].
+
+    state [units, C, K - 1], in the type of x: the tokens before, the oldest first. Sums in float32, from the oldest
+    token on, then the bias, then silu where it is asked for, rounded once. With gates [T, 2 C] (LFM2, Liquid AI 2025)
+    x is first multiplied by the first C of them, and what comes out by the others, each rounded.
+    """
+    kept, taps = _read(state, books), conv.weight.float()
+    bias = None if conv.bias is None else conv.bias.float()
+    x = x if gates is None else x * gates[:, : x.shape[1]]
+
+    def step(at: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+        seen = torch.cat([before, torch.index_select(x, 0, at)[:, :, None]], dim=2)
+        out = seen[:, :, 0].float() * taps[:, 0]
+        for k in range(1, taps.shape[1]):
+            out = out + seen[:, :, k].float() * taps[:, k]
+        out = out if bias is None else out + bias
+        return (_silu(out) if silu else out).to(x.dtype), seen[:, :, 1:]
+
+    out, kept = _through(step, kept, books)
+    return out if gates is None else out * gates[:, x.shape[1] :], _written(state, kept, books)
+
+
+def _silu(x: Tensor) -> Tensor:
+    return x / (1 + torch.exp(-x))
+
+
+def longest(books: Books) -> int:
+    """The most tokens of a request in the step: as planned, or looked up."""
+    if books.group.plan:
+        return books.group.plan[0].shape[1]
+    return int((books.batch.starts[1:] - books.batch.starts[:-1]).max())
+
+
+def _read(state: Tensor, books: Books) -> Tensor:
+    """Each request's state [R, *shape], zeros where it begins."""
+    units = books.group.table[:, 0]
+    begins = (units == 0).reshape(-1, *[1] * (state.dim() - 1))
+    return torch.where(begins, torch.zeros((), dtype=state.dtype, device=state.device), state[units])
+
+
+def _written(state: Tensor, kept: Tensor, books: Books) -> Tensor:
+    state[books.group.table[:, 1]] = kept.to(state.dtype)
+    return state
+
+
+def _through(
+    step: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], kept: Tensor, books: Books
+) -> tuple[Tensor, Tensor]:
+    """All requests token by token: step(token of each request [R], their states) -> (what it gives [R, ...], states).
+    -> what it gives for each token of the step [T, ...], and the states after each request's last."""
+    batch, outs = books.batch, []
+    starts, tokens = batch.starts, batch.token_ids.shape[0]
+    for place in range(longest(books)):
+        at = starts[:-1] + place
+        out, after = step(at.clamp(max=tokens - 1), kept)
+        kept = torch.where((at < starts[1:]).reshape(-1, *[1] * (kept.dim() - 1)), after, kept)
+        outs.append(out)
+    first = torch.index_select(starts, 0, batch.owners)
+    places = (torch.arange(tokens, device=starts.device) - first).clamp(max=len(outs) - 1)  # padding stands past it
+    return torch.stack(outs)[places, batch.owners], kept
+
+
+class StateMixer(Mixer):
+    """The spec's op on its one tensor [units, *shape]."""
+
+    def __init__(self, spec: StateSpec, ops: Ops) -> None:
+        self.layouts = (Layout(spec.dtype, spec.shape, unit="request"),)
+        self._advance = getattr(ops.take(spec.op), spec.op)
+
+    def plan(self, batch: HostBatch, group: HostGroup) -> tuple[Array, ...]:
+        """One empty array; its second size is the most tokens of a request."""
+        most = int(np.diff(batch.starts).max(initial=1))
+        return (np.zeros((0, max(1, most)), np.int32),)
+
+    def __call__(  # type: ignore[override]  # what it is called with is the op's
+        self, given: Given, settings: tuple[Any, ...], state: State, books: Books
+    ) -> tuple[Tensor, State]:
+        """given and settings: what the op takes before the state, and after the books -> (its result, the state)."""
+        out, after = self._advance(*given, state[0], books, *settings)
+        return out, (after,)
