@@ -38,6 +38,7 @@ MIXED = {"num_local_experts": 5, "num_experts_per_tok": 2}
 QWEN_MIXED = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 61, "head_dim": 16}
 SHARED = {**QWEN_MIXED, "shared_expert_intermediate_size": 71}
 OLMOE = {"num_experts": 8, "num_experts_per_tok": 3}
+SPACES = {"mamba_n_heads": 6, "mamba_n_groups": 2, "mamba_d_state": 8, "mamba_chunk_size": 16}
 LONG = {
     "rope_type": "longrope",
     "short_factor": [1.0, 1.5, 2.0],
@@ -158,6 +159,12 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
         "plain": {**PLAIN, **OLMOE},
         "biased": {**PLAIN, **OLMOE, "norm_topk_prob": True, "attention_bias": True, "num_key_value_heads": 2},
     },
+    "bamba": {
+        "plain": {**PLAIN, **SPACES, "attn_layer_indices": [1], "num_attention_heads": 4, "num_key_value_heads": 2},
+    },
+    "mamba2": {
+        "plain": {**PLAIN, "num_heads": 6, "head_dim": 16, "state_size": 8, "n_groups": 2, "chunk_size": 16},
+    },
     "lfm2": {
         "plain": {**PLAIN, "layer_types": ["conv", "full_attention", "conv"]},
         "convolutions alone, biased": {
@@ -181,6 +188,7 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
 }
+STATEFUL = {"bamba", "lfm2", "mamba2"}  # families with layers that keep a state per request, which not every platform serves
 VARIANTS = [(family, variant) for family, variants in FAMILIES.items() for variant in variants]
 
 

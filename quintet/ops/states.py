@@ -59,6 +59,47 @@ def _silu(x: Tensor) -> Tensor:
     return x / (1 + torch.exp(-x))
 
 
+class Scan(NamedTuple):
+    """Of a state space: how fast each head forgets, and what goes past it."""
+
+    a_log: Tensor  # [H] float32; a head keeps exp(-exp(a_log) * dt) of its state
+    dt_bias: Tensor | None = None  # [H] float32, added to dt before softplus; None: dt is 1
+    skip: Tensor | None = None  # [H] float32; a head's x, times this, is added to what it gives (D)
+
+
+@Op
+def state_space(
+    x: Tensor, dt: Tensor | None, into: Tensor, out: Tensor, scan: Scan, state: Tensor, books: Books, least: float
+) -> tuple[Tensor, Tensor]:
+    """The selective state space of Mamba 2 (Dao and Gu 2024) -> y [T, H, P] float32.
+
+    Per head, with x [T, H, P], into (B) and out (C) [T, G, N] for H / G heads in a row each, dt [T, H]:
+    h = exp(-exp(a_log) dt) h + (dt x) B', y = h C + skip x, where dt is softplus(dt + bias), `least` at least. Without
+    a dt it is 1, and a_log the logarithm of a fixed decay's (lightning attention). state [units, H, P, N] float32.
+    """
+    heads, groups = x.shape[1], into.shape[1]
+    steps = torch.ones_like(x[:, :, 0], dtype=torch.float32)
+    if dt is not None:
+        assert scan.dt_bias is not None, "a dt comes with a bias"
+        steps = _softplus(dt.float() + scan.dt_bias).clamp(min=least)
+    decay = torch.exp(-torch.exp(scan.a_log) * steps)  # [T, H]
+    wide, keys, queries = x.float() * steps[:, :, None], into.float(), out.float()
+
+    def step(at: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+        kept, given, key, query = (torch.index_select(each, 0, at) for each in (decay, wide, keys, queries))
+        key, query = (each.repeat_interleave(heads // groups, 1)[:, :, None, :] for each in (key, query))
+        after = before * kept[:, :, None, None] + given[:, :, :, None] * key
+        return (after * query).sum(-1), after
+
+    made, kept = _through(step, _read(state, books), books)
+    made = made if scan.skip is None else made + x.float() * scan.skip[:, None]
+    return made, _written(state, kept, books)
+
+
+def _softplus(x: Tensor) -> Tensor:
+    return torch.where(x > 20, x, torch.log1p(torch.exp(x.clamp(max=20))))
+
+
 def longest(books: Books) -> int:
     """The most tokens of a request in the step: as planned, or looked up."""
     if books.group.plan:

@@ -151,11 +151,49 @@ def _smollm3(layers: int) -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
+def _lfm2(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    kinds = st.sampled_from(["conv", "full_attention"])
+    return st.fixed_dictionaries(
+        {
+            "layer_types": st.lists(kinds, min_size=layers, max_size=layers),
+            "conv_bias": st.booleans(),
+            "conv_L_cache": st.integers(2, 5),
+            "block_auto_adjust_ff_dim": st.booleans(),
+            "block_multiple_of": st.integers(1, 9),
+        }
+    )
+
+
+def _spaces(layers: int, prefix: str, names: tuple[str, str, str]) -> st.SearchStrategy[dict[str, Any]]:
+    """Heads that are a multiple of the groups; their features make up twice the hidden size, which here is given."""
+
+    def sized(groups: int, more: int, state: int, taps: int, bias: bool) -> dict[str, Any]:
+        heads, group, of = names
+        sizes = {heads: 2 * groups * more, group: groups, of: state, "hidden_size": 8 * groups * more}
+        return {**sizes, f"{prefix}conv_bias": bias, "num_attention_heads": 2 * more, "num_key_value_heads": more}
+
+    return st.builds(sized, *[st.integers(1, 3)] * 2, st.integers(1, 9), st.integers(2, 5), st.booleans())
+
+
+def _bamba(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    own = st.fixed_dictionaries({"attn_layer_indices": st.lists(st.integers(0, layers - 1), max_size=2)})
+    sizes = _spaces(layers, "mamba_", ("mamba_n_heads", "mamba_n_groups", "mamba_d_state"))
+    return st.builds(lambda a, b: {**a, **b}, sizes, own)
+
+
+def _mamba2(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    sizes = _spaces(layers, "use_", ("num_heads", "n_groups", "state_size"))
+    return sizes.map(lambda own: {**own, "head_dim": 8, "num_attention_heads": 1, "num_key_value_heads": 1})
+
+
 _OWN = {
     "gemma2": _gemma2,
     "gemma3_text": _gemma,
     "gpt2": _gpt2,
     "granite": _granite,
+    "bamba": _bamba,
+    "lfm2": _lfm2,
+    "mamba2": _mamba2,
     "llama": _llama,
     "mistral": _mistral,
     "mixtral": _mixtral,
