@@ -54,10 +54,10 @@ class Gain:
 
 def timed(llm: LLM, prompt: Any, temperature: float, tokens: int) -> tuple[float, list[int], dict[str, float]]:
     """Seconds, tokens, and what the engine counted."""
-    before, start = llm.get_metrics(), time.perf_counter()
+    before, start = llm.get_stats(), time.perf_counter()
     params = SamplingParams(temperature=temperature, seed=1, max_tokens=tokens, ignore_eos=True, detokenize=False)
     (output,) = llm.generate([prompt], params, use_tqdm=False)
-    took, after = time.perf_counter() - start, llm.get_metrics()
+    took, after = time.perf_counter() - start, llm.get_stats()
     return took, list(output.outputs[0].token_ids), {name: after[name] - before[name] for name in after}
 
 

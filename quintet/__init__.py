@@ -6,13 +6,24 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOME = {
+    "AsyncEngineArgs": "quintet.server.engine_args",
     "AsyncLLM": "quintet.engine.async_llm",
+    "AsyncLLMEngine": "quintet.engine.async_llm",
     "BatchUpdate": "quintet.engine.logits_processors",
     "CompletionOutput": "quintet.outputs",
+    "Counter": "quintet.engine.metrics",
+    "EngineArgs": "quintet.server.engine_args",
     "EngineConfig": "quintet.config",
+    "FlexibleArgumentParser": "quintet.server.engine_args",
+    "Gauge": "quintet.engine.metrics",
+    "Histogram": "quintet.engine.metrics",
     "LLM": "quintet.engine.llm",
+    "LLMEngine": "quintet.engine.llm_engine",
     "Logprob": "quintet.outputs",
     "LogitsProcessor": "quintet.engine.logits_processors",
+    "Metric": "quintet.engine.metrics",
+    "ModelRegistry": "quintet.engine.model_registry",
+    "PromptType": "quintet.engine.prompts",
     "RequestLogitsProcessor": "quintet.engine.logits_processors",
     "RequestOutput": "quintet.outputs",
     "RequestOutputKind": "quintet.sampling_params",
@@ -22,6 +33,7 @@ _HOME = {
     "TokensPrompt": "quintet.engine.prompts",
     "StructuredOutputsParams": "quintet.sampling_params",
     "RepetitionDetectionParams": "quintet.sampling_params",
+    "Vector": "quintet.engine.metrics",
 }
 
 __all__ = ["__version__", *sorted(_HOME)]
@@ -29,10 +41,19 @@ __all__ = ["__version__", *sorted(_HOME)]
 if TYPE_CHECKING:
     from quintet.config import EngineConfig as EngineConfig
     from quintet.engine.async_llm import AsyncLLM as AsyncLLM
+    from quintet.engine.async_llm import AsyncLLMEngine as AsyncLLMEngine
     from quintet.engine.llm import LLM as LLM
+    from quintet.engine.llm_engine import LLMEngine as LLMEngine
     from quintet.engine.logits_processors import BatchUpdate as BatchUpdate
     from quintet.engine.logits_processors import LogitsProcessor as LogitsProcessor
     from quintet.engine.logits_processors import RequestLogitsProcessor as RequestLogitsProcessor
+    from quintet.engine.metrics import Counter as Counter
+    from quintet.engine.metrics import Gauge as Gauge
+    from quintet.engine.metrics import Histogram as Histogram
+    from quintet.engine.metrics import Metric as Metric
+    from quintet.engine.metrics import Vector as Vector
+    from quintet.engine.model_registry import ModelRegistry as ModelRegistry
+    from quintet.engine.prompts import PromptType as PromptType
     from quintet.engine.prompts import TextPrompt as TextPrompt
     from quintet.engine.prompts import TokensPrompt as TokensPrompt
     from quintet.outputs import CompletionOutput as CompletionOutput
@@ -43,6 +64,9 @@ if TYPE_CHECKING:
     from quintet.sampling_params import RequestOutputKind as RequestOutputKind
     from quintet.sampling_params import SamplingParams as SamplingParams
     from quintet.sampling_params import StructuredOutputsParams as StructuredOutputsParams
+    from quintet.server.engine_args import AsyncEngineArgs as AsyncEngineArgs
+    from quintet.server.engine_args import EngineArgs as EngineArgs
+    from quintet.server.engine_args import FlexibleArgumentParser as FlexibleArgumentParser
 
 
 def __getattr__(name: str) -> Any:

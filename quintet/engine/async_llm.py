@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quintet.config import EngineConfig
 from quintet.engine.arguments import AsyncLLMArguments
-from quintet.engine.client import Client
+from quintet.engine.opened import Opened
 from quintet.engine.profiler import Trace
 from quintet.engine.prompts import Prompt, PromptType
 from quintet.engine.talks import Talks
@@ -44,7 +44,7 @@ class Follower(NamedTuple):
         return True
 
 
-class AsyncLLM(AsyncLLMArguments):
+class AsyncLLM(AsyncLLMArguments, Opened):
     """Many requests at once from coroutines. Keyword arguments are EngineConfig's fields.
 
     llm = AsyncLLM("bundled")
@@ -63,18 +63,16 @@ class AsyncLLM(AsyncLLMArguments):
         if model is not None:
             kwargs["model"] = model
         with keywords(kwargs, EngineConfig):
-            self._client = Client(EngineConfig.from_kwargs(**kwargs), use_tqdm)
+            self._begin(EngineConfig.from_kwargs(**kwargs), use_tqdm)
+
+    def _begin(self, config: EngineConfig, use_tqdm: bool) -> None:
+        super()._begin(config, use_tqdm)
         self._followers: dict[str, Follower] = {}  # of running requests; the engine's thread alone touches it
         self._calls: queue.SimpleQueue[tuple[Callable[[], None], Future[None]]] = queue.SimpleQueue()
         self._gate = threading.Lock()  # once _closed is set, no call is queued any more
         self._closed = False
         self._thread = threading.Thread(target=self._loop, name="quintet-engine", daemon=True)
         self._thread.start()
-
-    @property
-    def config(self) -> EngineConfig:
-        """As the platform settled it."""
-        return self._client.config
 
     @without_lacking
     async def generate(
@@ -128,13 +126,6 @@ class AsyncLLM(AsyncLLMArguments):
         """transformers' tokenizer object, or None without a tokenizer."""
         return self._client.tokenizer.hf if self._client.tokenizer else None
 
-    def get_default_sampling_params(self) -> SamplingParams:
-        return self._client.admission.default_params()
-
-    def get_metrics(self) -> dict[str, float]:
-        """Numbers of the engine since its start: see quintet.engine.engine.Stats."""
-        return self._client.metrics()
-
     async def reset_prefix_cache(self) -> None:
         await self._call(self._client.engine.reset_prefix_cache)
 
@@ -175,7 +166,7 @@ class AsyncLLM(AsyncLLMArguments):
     if not TYPE_CHECKING:  # a checker shall see what is there
 
         def __getattr__(self, name: str) -> Any:
-            raise no_attribute("AsyncLLM", name, vars(AsyncLLM))
+            raise no_attribute("AsyncLLM", name, dir(AsyncLLM))
 
     async def _follow(
         self, prompt: Prompt, params: SamplingParams | None, request_id: str | None, priority: int
@@ -261,6 +252,9 @@ class AsyncLLM(AsyncLLMArguments):
         for follower in followers.values():
             follower.put(Stopped(why))
         self._client.abort(followers)
+
+
+AsyncLLMEngine = AsyncLLM  # vLLM has both names too
 
 
 def _resolve(future: Future[None], error: BaseException | None) -> None:

@@ -4,7 +4,7 @@ import reprlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from quintet.models import built_in
+from quintet.models import added_for, built_in
 
 MOST = 2**31 - 1  # tokens and positions are int32
 LAYERS, PARTS, FEATURES = 4096, 2**16, 2**24  # far beyond any model
@@ -106,7 +106,7 @@ def check_shape(config: Any, source: str) -> None:
 def check_architectures(kind: str, architectures: list[str] | None, source: str) -> None:
     """ValueError where the file names classes, and none of them is the family's that generates text."""
     family = built_in(kind)
-    if not architectures or family is None:  # a package's family has names of its own
+    if not architectures or family is None or added_for(kind, architectures):  # what is added has names of its own
         return
     names = ", ".join(map(repr, architectures[:3]))
     heads = [name for name in architectures if name.endswith(GENERATES)]

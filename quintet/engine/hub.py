@@ -13,6 +13,7 @@ from quintet.engine.downloads import download, exactly, listed
 from quintet.engine.gguf_source import model_of
 from quintet.engine.json_object import read_object
 from quintet.engine.model_config import ModelConfig, read_config
+from quintet.engine.plugins import load_plugins
 from quintet.gguf.choice import Asked, asked, choose
 from quintet.gguf.config import config as gguf_config
 from quintet.gguf.config import generation
@@ -180,22 +181,23 @@ def _without_weights(folder: Path, name: str) -> str:
 
 def load_model_config(path: Path, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
     """The model's configuration with the user's entries merged in. Never runs code from the folder."""
-    from quintet.models import families
+    from quintet.models import added_for, families
 
+    load_plugins()
     file, overrides = path if path.is_file() else path / "config.json", overrides or {}
     raw = gguf_config(model_of(path)) if path.is_file() else read_object(file)
     kind = overrides.get("model_type", raw.get("model_type"))
     if not isinstance(kind, str):
         raise ValueError(f"{file} names no model_type; supported: {', '.join(families())}")
-    supported = families()
-    if kind not in supported:
+    supported, architectures = families(), {**raw, **overrides}.get("architectures")
+    if kind not in supported and not (isinstance(architectures, list) and added_for(kind, architectures)):
         match = nearest(kind, supported) if "model_type" in overrides else None  # in a file nobody misspelt it
         hint = f" (the nearest is {match!r})" if match else ""
         raise ValueError(f"model type {reprlib.repr(kind)} is not supported{hint}; supported: {', '.join(supported)}")
     check_entries(raw, str(file))
     check_entries(overrides, "hf_overrides")
     if "model_type" not in overrides:
-        check_architectures(kind, {**raw, **overrides}.get("architectures"), str(file))
+        check_architectures(kind, architectures, str(file))
     config = read_config(kind, raw, file)
     if overrides:
         refuse_unknown("entry of hf_overrides", overrides, {*raw, *_known(config)})

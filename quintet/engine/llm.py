@@ -1,5 +1,6 @@
 """LLM: the offline API. The engine runs in the caller's process, and starts fast."""
 
+import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -9,11 +10,10 @@ from tqdm import tqdm
 from quintet.config import EngineConfig
 from quintet.engine import beam
 from quintet.engine.arguments import LLMArguments
-from quintet.engine.client import Client
+from quintet.engine.llm_engine import LLMEngine
+from quintet.engine.opened import Driven
 from quintet.engine.prompts import Prompt, PromptType
-from quintet.engine.shared import Shared
 from quintet.engine.talks import Hearing, Talks
-from quintet.engine.traced import Traced
 from quintet.outputs import RequestOutput
 from quintet.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from quintet.settings.describe import takes
@@ -23,7 +23,7 @@ from quintet.settings.wording import keywords
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 
-class LLM(LLMArguments, Traced):
+class LLM(LLMArguments, Driven):
     """A model, ready to generate. Keyword arguments are EngineConfig's fields. Any thread may call it at any time.
 
     llm = LLM("bundled")
@@ -42,13 +42,12 @@ class LLM(LLMArguments, Traced):
         if model is not None:
             kwargs["model"] = model
         with keywords(kwargs, EngineConfig):
-            self._client = Client(EngineConfig.from_kwargs(**kwargs), use_tqdm)
-        self._shared = Shared(self._client)
+            self._begin(EngineConfig.from_kwargs(**kwargs), use_tqdm)
 
-    @property
-    def config(self) -> EngineConfig:
-        """As the platform settled it."""
-        return self._client.config
+    @functools.cached_property
+    def llm_engine(self) -> LLMEngine:
+        """The same engine as vLLM's examples step it."""
+        return LLMEngine.within(self)
 
     @without_lacking
     def generate(
@@ -116,49 +115,6 @@ class LLM(LLMArguments, Traced):
         """transformers' tokenizer object."""
         return self._tokenizer().hf
 
-    def get_default_sampling_params(self) -> SamplingParams:
-        """What the model's generation config asks for; a fresh copy."""
-        return self._client.admission.default_params()
-
-    def get_metrics(self) -> dict[str, float]:
-        """Numbers of the engine since its start: see quintet.engine.engine.Stats."""
-        return self._client.metrics()
-
-    def reset_prefix_cache(self) -> None:
-        """Forgets cached beginnings, as after a change of weights."""
-        self._shared.call(self._client.engine.reset_prefix_cache)
-
-    def reload_weights(self, path: str | None = None) -> None:
-        """Takes over the weights of a folder or hub id, or of the engine's own folder as it is now, while it runs.
-
-        They are of the same model, in the same form. Nothing is compiled or recorded anew; cached beginnings are
-        forgotten, and running requests go on with the tokens that they have. ValueError: nothing has changed.
-        """
-        self._shared.call(lambda: self._client.reload_weights(path))
-
-    def sleep(self, level: int = 1) -> None:
-        """Gives the device's memory back until wake_up(). Level 1 puts weights aside on the host, level 2 drops them.
-
-        Cached beginnings are forgotten. ValueError while requests run; NotImplementedError if the platform cannot.
-        """
-        self._shared.call(lambda: self._client.engine.sleep(level))
-
-    def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Ends the sleep; after level 2 the weights are read again, from the folder as it is now.
-
-        If there is no room any more, MemoryError says what is missing, and the call may be repeated. `tags` may name
-        what sleeps, weights and kv_cache: both, or none.
-        """
-        self._shared.call(lambda: self._client.wake_up(tags))
-
-    def is_sleeping(self) -> bool:
-        """Whether it was put to sleep, and takes no requests."""
-        return bool(self._client.engine.asleep)
-
-    def close(self) -> None:
-        """Ends the engine. Calls of other threads that wait for it, and all later ones, raise RuntimeError."""
-        self._shared.close()
-
     def __enter__(self) -> "LLM":
         return self
 
@@ -168,7 +124,7 @@ class LLM(LLMArguments, Traced):
     if not TYPE_CHECKING:  # a checker shall see what is there
 
         def __getattr__(self, name: str) -> Any:
-            raise no_attribute("LLM", name, vars(LLM))
+            raise no_attribute("LLM", name, dir(LLM))
 
     def _tokenizer(self) -> Any:
         if self._client.tokenizer is None:

@@ -57,6 +57,17 @@ class Shared:
         caller = _Caller(request_ids)
         return self._during(caller, lambda: self._step(caller))
 
+    def step(self, request_ids: Set[str]) -> list[RequestOutput]:
+        """At most one step -> the outputs of these requests that there are then; maybe none."""
+        caller = _Caller(request_ids)
+
+        def once() -> list[RequestOutput]:
+            if not caller.outputs:
+                self._advance(caller)
+            return caller.outputs
+
+        return self._during(caller, once)
+
     def abort(self, request_ids: Collection[str]) -> None:
         """Ends requests, now or after the step that runs; ids that are not running are passed over. Never waits."""
         self._left.append(tuple(request_ids))
@@ -123,16 +134,20 @@ class Shared:
             if self._turn is not caller:
                 self._enter(caller)
                 continue
-            self.client.engine.compute()
-            with Uninterrupted():
-                self._hand_out(self.client.collect())
-                self._end_left()
-                lost = not caller.outputs and not self.client.busy
-                if any(other.ids is None for other in self._line):
-                    self._pass_on()
-            if lost:
-                raise RuntimeError(f"the engine has none of the requests {', '.join(sorted(caller.ids or ())[:9])}")
+            self._advance(caller)
         return caller.outputs
+
+    def _advance(self, caller: _Caller) -> None:
+        """One step, by the caller who has the turn; those who only do something in between get it then."""
+        self.client.engine.compute()
+        with Uninterrupted():
+            self._hand_out(self.client.collect())
+            self._end_left()
+            lost = not caller.outputs and not self.client.busy
+            if any(other.ids is None for other in self._line):
+                self._pass_on()
+        if lost:
+            raise RuntimeError(f"the engine has none of the requests {', '.join(sorted(caller.ids or ())[:9])}")
 
     def _hand_out(self, outputs: list[RequestOutput]) -> None:
         """To those who wait for them; the rest is kept until it is asked for."""

@@ -1,38 +1,77 @@
-"""Model families: one file each, and the file's name is its registry entry."""
+"""Model families: one file each, and the file's name is its registry entry. Others come from installed packages."""
 
+import functools
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from importlib.metadata import entry_points
 from typing import Any
 
+GROUP = "quintet.models"  # entry points: model_type or architecture = package.module[:Class]
+
 _ALIASES = {"gemma3_text": "gemma3"}  # model_type in config.json -> file, where they differ
-_REGISTERED: dict[str, str] = {}  # what packages add: model_type -> dotted module name
+_REGISTERED: dict[str, str | type] = {}  # by model_type or architecture: what a program adds
 
 
-def register(model_type: str, module: str) -> None:
-    """Adds a family, or replaces one: `module` has a class Model(config, build) like the files here."""
-    _REGISTERED[model_type] = module
+def register(name: str, model: str | type) -> None:
+    """Adds a family by its model_type or by the name of an architecture, or replaces one.
+
+    `model` is a class made as Model(config, build) like those of the files here, "package.module:Class", or a module
+    that has a class Model.
+    """
+    _REGISTERED[name] = model
+
+
+@functools.cache
+def _plugged() -> dict[str, str]:
+    """What installed packages bring, by the same names; a program's own registrations come before."""
+    return {point.name: point.value for point in entry_points(group=GROUP)}
+
+
+def added() -> Mapping[str, str | type]:
+    """What packages and programs have added, by model_type or architecture."""
+    return {**_plugged(), **_REGISTERED}
 
 
 def families() -> list[str]:
-    """The model types that can be loaded, sorted."""
+    """The model types that can be loaded, and architectures that were added, sorted."""
     files = [m.name for m in pkgutil.iter_modules(__path__)]
-    return sorted({*files, *_ALIASES, *_REGISTERED})
+    return sorted({*files, *_ALIASES, *added()})
 
 
 def built_in(kind: str) -> str | None:
     """The file here that a model type is built from; None for what a package has added."""
-    return None if kind in _REGISTERED else _ALIASES.get(kind, kind)
+    return None if kind in added() else _ALIASES.get(kind, kind)
+
+
+def added_for(kind: str, architectures: Iterable[str] | None) -> str | None:
+    """The name under which something was added for a model: its architecture's comes before its type's."""
+    return next((name for name in (*(architectures or ()), kind) if name in added()), None)
 
 
 def model_class(config: Any, overrides: Mapping[str, str] | None = None) -> type:
     """The class of a transformers config's family, a platform's own first; ValueError with what there is, if none."""
     kind, overrides = config.model_type, overrides or {}
-    if kind not in families() and kind not in overrides:
+    name = added_for(kind, getattr(config, "architectures", None))
+    if name is None and kind not in families() and kind not in overrides:
         raise ValueError(
             f"model type {kind!r} is not supported; quintet has {', '.join(families())}; "
             "a package can add it with quintet.models.register()"
         )
-    module = overrides.get(kind) or _REGISTERED.get(kind) or f"quintet.models.{_ALIASES.get(kind, kind)}"
-    model: type = importlib.import_module(module).Model
-    return model
+    if kind in overrides or name is None:
+        return _loaded(kind, overrides.get(kind) or f"quintet.models.{_ALIASES.get(kind, kind)}")
+    return _loaded(name, added()[name])
+
+
+def _loaded(name: str, model: str | type) -> type:
+    """ValueError names what was added and cannot be imported."""
+    if isinstance(model, type):
+        return model
+    module, _, attribute = model.partition(":")
+    try:
+        found: type = getattr(importlib.import_module(module), attribute or "Model")
+    except (ImportError, AttributeError) as error:
+        if module.startswith(f"{__name__}."):
+            raise
+        raise ValueError(f"model {name!r} comes from {model!r}, which cannot be loaded: {error}") from error
+    return found

@@ -18,6 +18,7 @@ from quintet.values import integer
 
 T = TypeVar("T")
 Read = Callable[[str], Any]
+Group = argparse._ArgumentGroup
 
 
 class Parser(argparse.ArgumentParser):
@@ -42,7 +43,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Prompts and flags may be mixed. Exits with 2 on what it does not know."""
-        words = _with_dashes(argv)
+        words = with_dashes(argv)
         self.typed = typed(self._option_string_actions, argv, words)
         end = words.index("--") if "--" in words else len(words)
         namespace, extra = self.parse_known_intermixed_args(words[:end])
@@ -105,7 +106,7 @@ _STEMS = {
 }
 
 
-def _with_dashes(argv: Sequence[str]) -> list[str]:
+def with_dashes(argv: Sequence[str]) -> list[str]:
     """Underscores in a flag's name become dashes, short stems long; what follows "=" or "--" stays as it is."""
     end = list(argv).index("--") if "--" in argv else len(argv)
     return [_dashes(word) if at < end else word for at, word in enumerate(argv)]
@@ -143,7 +144,7 @@ class _Shape:
 
 
 def add_arguments(
-    parser: argparse.ArgumentParser,
+    parser: argparse.ArgumentParser | Group,
     cls: type,
     exclude: Collection[str] = (),
     group: str | None = None,
@@ -161,7 +162,7 @@ def add_arguments(
             continue
         title = group or each.metadata.get("group", "options")
         if title not in groups:
-            groups[title] = parser.add_argument_group(title)
+            groups[title] = parser if isinstance(parser, Group) else parser.add_argument_group(title)
         default = (defaults or {}).get(each.name, _default(each))
         _add(groups[title], cls, each, (_shape(hints[each.name]), default))
 

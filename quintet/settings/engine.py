@@ -64,7 +64,7 @@ class EngineConfig(
 
     def replace(self, **changes: Any) -> "EngineConfig":
         """A new one with these fields changed, checked again."""
-        return EngineConfig(**{**self._fields(), **_by_field(gathered(dotted(EngineConfig, changes)))})
+        return EngineConfig(**{**self._fields(), **named(changes)})
 
     def _fields(self) -> dict[str, Any]:
         return {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
@@ -72,7 +72,12 @@ class EngineConfig(
     @classmethod
     def from_kwargs(cls, **kwargs: Any) -> "EngineConfig":
         """From names that people know, vLLM's among them; ValueError names the nearest, or what to use instead."""
-        return cls(**_by_field(gathered(dotted(cls, kwargs))))
+        return cls(**named(kwargs))
+
+
+def named(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by the names of EngineConfig's fields. ValueError: an unknown name, or a setting that is given twice."""
+    return _by_field(gathered(dotted(EngineConfig, kwargs)))
 
 
 def _by_field(kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import ParamSpec, TypeVar
 
 from quintet.names import nearest
 
@@ -135,11 +135,11 @@ METHODS: Mapping[str, str] = {
     "pin_lora": "adapters do not exist yet",
     "collective_rpc": "workers run no code of the caller's; for other weights, use reload_weights(path)",
     "apply_model": "workers run no code of the caller's; for other weights, use reload_weights(path)",
-    "llm_engine": "LLM is the engine's only door; its settings are in config, its numbers in get_metrics()",
     "set_tokenizer": "use the engine argument tokenizer",
     "reset_mm_cache": "models take text alone",
-    "from_engine_args": "give the engine arguments to the class itself",
-    "from_vllm_config": "give the engine arguments to the class itself",
+    "from_vllm_config": "use from_engine_args",
+    "model_config": "use config",
+    "vllm_config": "use config",
     "do_log_stats": "use get_metrics()",
     "check_health": "every call says so where the engine has ended",
     "get_vllm_config": "use config",
@@ -154,11 +154,6 @@ NAMES: Mapping[str, str] = {
     "EmbeddingRequestOutput": _ONLY_GENERATES,
     "ClassificationRequestOutput": _ONLY_GENERATES,
     "ScoringRequestOutput": _ONLY_GENERATES,
-    "EngineArgs": "use EngineConfig, or give its fields to LLM",
-    "AsyncEngineArgs": "use EngineConfig, or give its fields to AsyncLLM",
-    "AsyncLLMEngine": "use AsyncLLM",
-    "LLMEngine": "use LLM, whose stream() gives outputs step by step, or AsyncLLM",
-    "ModelRegistry": "use quintet.models.register",
     "GuidedDecodingParams": "use StructuredOutputsParams",
 }
 
@@ -175,6 +170,7 @@ ARGUMENTS: Mapping[str, str] = {
     "concurrency_limit": "requests share steps as max_num_seqs says; leave it out",
     "trace_headers": "only `quintet serve` traces; leave it out",
     "data_parallel_rank": _ONE_DEVICE_GROUP,
+    "arrival_time": "a request arrives when it is added; leave it out, or use priority",
     "prompt_text": "give {'prompt': text, 'prompt_token_ids': ids} as the prompt",
 }
 
@@ -214,7 +210,7 @@ PARAMETERS: Mapping[str, str] = {
 }
 
 
-def no_attribute(owner: str, name: str, there: Mapping[str, Any]) -> AttributeError:
+def no_attribute(owner: str, name: str, there: Iterable[str]) -> AttributeError:
     """What to raise for an attribute that is not there."""
     if name in METHODS:
         return AttributeError(f"{owner}.{name} is not there: {METHODS[name]}")

@@ -37,7 +37,7 @@ def choice(default: str, *choices: str, help: str, group: str, **synonyms: str) 
 def settings(cls: type) -> list[Field[Any]]:
     """All that a caller may give: the fields, and what is taken in and not kept (InitVar)."""
     kept = dataclasses.fields(cls)
-    every: Mapping[str, Field[Any]] = vars(cls)["__dataclass_fields__"]
+    every: Mapping[str, Field[Any]] = cls.__dataclass_fields__  # type: ignore[attr-defined]
     return [each for each in every.values() if each in kept or isinstance(each.type, InitVar)]
 
 

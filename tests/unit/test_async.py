@@ -53,7 +53,7 @@ def test_async_requests_run_together_and_leaving_one_ends_it() -> None:
 
     asyncio.run(main())
     engine.shutdown()
-    assert engine.get_metrics()["num_running"] == 0
+    assert engine.get_stats()["num_running"] == 0
 
 
 @pytest.mark.parametrize("failure", [ZeroDivisionError(), SystemExit(3)])
@@ -81,7 +81,7 @@ def test_leaving_ends_the_request_before_aclose_returns() -> None:
         outputs = engine.generate([3], greedy(max_tokens=500, output_kind=DELTA))
         await anext(outputs)
         await outputs.aclose()
-        assert engine.get_metrics()["num_running"] == 0
+        assert engine.get_stats()["num_running"] == 0
 
     asyncio.run(main())
     engine.shutdown()
@@ -108,7 +108,7 @@ def test_one_cancelled_while_it_is_added_does_not_run() -> None:
 
     asyncio.run(main())
     engine.shutdown()
-    assert idle(engine) and engine.get_metrics()["num_generation_tokens"] < 50
+    assert idle(engine) and engine.get_stats()["num_generation_tokens"] < 50
 
 
 def test_the_loop_goes_on_while_a_step_runs() -> None:

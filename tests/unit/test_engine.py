@@ -245,7 +245,7 @@ def test_an_interrupted_step_leaves_nothing_in_the_cache(monkeypatch: pytest.Mon
     assert engine._client.engine.scheduler.pool.num_cached == 0
     got += [token for output in other for token in output.outputs[0].token_ids]
     assert got == expected(prompt, 30)  # its step was interrupted too, and it goes on
-    assert engine.get_metrics()["kv_usage"] == 0
+    assert engine.get_stats()["kv_usage"] == 0
 
 
 def test_interrupted_adding_takes_back_what_was_added(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +254,7 @@ def test_interrupted_adding_takes_back_what_was_added(monkeypatch: pytest.Monkey
     monkeypatch.setattr(engine._client, "add", lambda *given: interrupt() if given[1].token_ids == [2] else add(*given))
     with pytest.raises(KeyboardInterrupt):
         engine.generate([[1], [2]], greedy(), use_tqdm=False)
-    assert engine.get_metrics()["num_waiting"] == 0
+    assert engine.get_stats()["num_waiting"] == 0
 
 
 def test_reset_prefix_cache_forgets() -> None:
@@ -318,7 +318,7 @@ def test_generate_leaves_the_callers_params_alone_and_refuses_before_it_runs() -
         engine.generate([[1], [1] * 600], params)
     with pytest.raises(ValueError, match="2 entries for 1"):
         engine.generate([[1]], [params, params])
-    assert engine.get_metrics()["num_waiting"] == engine.get_metrics()["num_running"] == 0
+    assert engine.get_stats()["num_waiting"] == engine.get_stats()["num_running"] == 0
 
 
 def test_streamed_deltas_join_to_the_whole_and_leaving_early_frees() -> None:
@@ -327,7 +327,7 @@ def test_streamed_deltas_join_to_the_whole_and_leaving_early_frees() -> None:
     assert len(parts) == 8 and [t for part in parts for t in part] == expected([5, 6], 8)
     next(stream := engine.stream([5, 6], greedy(max_tokens=50)))
     stream.close()
-    assert engine.get_metrics()["num_running"] == 0
+    assert engine.get_stats()["num_running"] == 0
     assert engine.generate([[5]], greedy(), use_tqdm=False)[0].finished
 
 
@@ -345,7 +345,7 @@ def test_calls_between_the_outputs_of_a_stream_take_nothing_from_it() -> None:
 def test_a_stream_that_nobody_reads_runs_nothing_and_one_that_is_left_keeps_nothing() -> None:
     engine = llm()
     engine.stream([5], greedy())
-    assert engine.get_metrics()["num_waiting"] == 0
+    assert engine.get_stats()["num_waiting"] == 0
     next(left := engine.stream([5], greedy(max_tokens=50)))
     engine.generate([[1]], greedy(), use_tqdm=False)
     left.close()

@@ -87,7 +87,7 @@ def test_calls_of_several_threads_run_in_the_same_steps(monkeypatch: pytest.Monk
     with Threads() as start:
         runs = [start(tokens, engine, [[i]], 40) for i in range(6)]
         assert [run.result(PATIENCE) for run in runs] == [[expected([i], 40)] for i in range(6)]
-    assert engine.get_metrics()["num_steps"] == 41, "all but the first begin in the second step"
+    assert engine.get_stats()["num_steps"] == 41, "all but the first begin in the second step"
 
 
 def test_an_error_reaches_its_own_caller(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ def test_a_generator_that_is_collected_in_a_step_ends_its_requests(monkeypatch: 
     def collects() -> None:
         stream.close()  # type: ignore[attr-defined]
         compute()
-        running.append(engine.get_metrics()["num_running"])
+        running.append(engine.get_stats()["num_running"])
 
     monkeypatch.setattr(engine._client.engine, "compute", collects)
     assert tokens(engine, [[2]], 8) == [expected([2], 8)]

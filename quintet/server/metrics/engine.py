@@ -2,26 +2,13 @@
 
 from collections.abc import Iterator
 
+from quintet.engine.metrics import COUNTERS, GAUGES
 from quintet.engine.stats import Stats
 from quintet.server.backend import Backend, EngineDead, Served
 from quintet.server.metrics.series import Row
 
 # metric -> the field of Engine.Stats that it shows
-_FIELDS = {
-    "vllm:num_requests_running": "num_running",
-    "vllm:num_requests_waiting": "num_waiting",
-    "vllm:kv_cache_usage_perc": "kv_usage",
-    "vllm:prefix_cache_queries_total": "prefix_queries",
-    "vllm:prefix_cache_hits_total": "prefix_hits",
-    "vllm:prompt_tokens_cached_total": "prefix_hits",
-    "vllm:num_preemptions_total": "num_preemptions",
-    "vllm:generation_tokens_total": "num_generation_tokens",
-    "vllm:spec_decode_num_drafts_total": "num_drafts",
-    "vllm:spec_decode_num_draft_tokens_total": "num_draft_tokens",
-    "vllm:spec_decode_num_accepted_tokens_total": "num_accepted_tokens",
-    "quintet:steps_total": "num_steps",
-    "quintet:jump_forward_tokens_total": "num_jumped",
-}
+_FIELDS = {**GAUGES, **{f"{name}_total": field for name, field in COUNTERS.items()}}
 _WAITING = "vllm:num_requests_waiting_by_reason"
 _SLEEP = ("awake", "weights_offloaded", "discard_all")  # by level
 

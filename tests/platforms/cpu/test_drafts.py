@@ -55,7 +55,7 @@ def test_the_same_bits_with_and_without(how: str) -> None:
         assert told(ours.generate([prompt], params[1], use_tqdm=False)) == told(
             theirs.generate([prompt], params[1], use_tqdm=False)
         )
-    stats = ours.get_metrics()
+    stats = ours.get_stats()
     assert 100 < stats["num_accepted_tokens"] < stats["num_draft_tokens"]
     if "few pages" in how:
         assert stats["num_preemptions"] > 0

@@ -1,0 +1,85 @@
+"""What the engine counts as objects with vLLM's names: counters, gauges, histograms and vectors of counters."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from quintet.engine.stats import STEP_BOUNDS, Stats
+
+# vLLM's names -> fields of Stats that show as they are
+GAUGES: Mapping[str, str] = {
+    "vllm:num_requests_running": "num_running",
+    "vllm:num_requests_waiting": "num_waiting",
+    "vllm:kv_cache_usage_perc": "kv_usage",
+}
+COUNTERS: Mapping[str, str] = {  # a scrape writes _total behind these
+    "vllm:prefix_cache_queries": "prefix_queries",
+    "vllm:prefix_cache_hits": "prefix_hits",
+    "vllm:prompt_tokens_cached": "prefix_hits",
+    "vllm:num_preemptions": "num_preemptions",
+    "vllm:generation_tokens": "num_generation_tokens",
+    "vllm:spec_decode_num_drafts": "num_drafts",
+    "vllm:spec_decode_num_draft_tokens": "num_draft_tokens",
+    "vllm:spec_decode_num_accepted_tokens": "num_accepted_tokens",
+    "quintet:steps": "num_steps",
+    "quintet:jump_forward_tokens": "num_jumped",
+}
+
+
+@dataclass
+class Metric:
+    """What is counted or measured, and of which model."""
+
+    name: str
+    labels: dict[str, str]
+
+
+@dataclass
+class Counter(Metric):
+    """Only grows."""
+
+    value: int
+
+
+@dataclass
+class Vector(Metric):
+    """Counters in a row: here, accepted tokens by their place in the guess."""
+
+    values: list[int]
+
+
+@dataclass
+class Gauge(Metric):
+    """Grows and shrinks."""
+
+    value: float
+
+
+@dataclass
+class Histogram(Metric):
+    """How many values there were up to each bound, those up to smaller ones among them; "+Inf" is of all."""
+
+    count: int
+    sum: float
+    buckets: dict[str, int]
+
+
+def metrics_of(stats: Stats, model: str) -> list[Metric]:
+    """All that the engine tells, the gauges first."""
+    return list(_all(stats, {"model_name": model, "engine": "0"}))
+
+
+def _all(stats: Stats, labels: dict[str, str]) -> Iterator[Metric]:
+    for name, field in GAUGES.items():
+        yield Gauge(name, dict(labels), float(getattr(stats, field)))
+    for name, field in COUNTERS.items():
+        yield Counter(name, dict(labels), getattr(stats, field))
+    yield Counter("vllm:prompt_tokens", dict(labels), stats.num_prompt_tokens + stats.prefix_hits)
+    yield Vector("vllm:spec_decode_num_accepted_tokens_per_pos", dict(labels), list(stats.accepted_at))
+    buckets = _buckets(stats.step_sizes)
+    yield Histogram("vllm:iteration_tokens_total", dict(labels), buckets["+Inf"], float(stats.num_tokens), buckets)
+
+
+def _buckets(counts: Sequence[int]) -> dict[str, int]:
+    bounds = [*(str(float(bound)) for bound in STEP_BOUNDS), "+Inf"]
+    return dict(zip(bounds, accumulate(counts), strict=True))
