@@ -39,6 +39,14 @@ QWEN_MIXED = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size
 SHARED = {**QWEN_MIXED, "shared_expert_intermediate_size": 71}
 OLMOE = {"num_experts": 8, "num_experts_per_tok": 3}
 SPACES = {"mamba_n_heads": 6, "mamba_n_groups": 2, "mamba_d_state": 8, "mamba_chunk_size": 16}
+GRANITE_4 = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "shared_intermediate_size": 61,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 2.0,
+}
 LONG = {
     "rope_type": "longrope",
     "short_factor": [1.0, 1.5, 2.0],
@@ -162,6 +170,21 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
     "bamba": {
         "plain": {**PLAIN, **SPACES, "attn_layer_indices": [1], "num_attention_heads": 4, "num_key_value_heads": 2},
     },
+    "falcon_h1": {
+        "plain": {
+            **PLAIN,
+            **SPACES,
+            "mamba_d_ssm": 72,
+            "ssm_multipliers": [0.7, 1.2, 0.9, 1.3, 0.8],
+            "mlp_multipliers": [0.7, 1.3],
+            **{f"{name}_multiplier": 0.9 for name in ("ssm_in", "ssm_out", "attention_out", "key", "lm_head")},
+        },
+        "normalised": {**PLAIN, **SPACES, "mamba_d_ssm": 96, "mamba_rms_norm": True, "projectors_bias": True},
+    },
+    "granitemoehybrid": {
+        "plain": {**PLAIN, **SPACES, **GRANITE_4, "num_local_experts": 0},
+        "experts": {**PLAIN, **SPACES, **GRANITE_4, "num_local_experts": 5, "position_embedding_type": "rope"},
+    },
     "mamba2": {
         "plain": {**PLAIN, "num_heads": 6, "head_dim": 16, "state_size": 8, "n_groups": 2, "chunk_size": 16},
     },
@@ -188,7 +211,13 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
 }
-STATEFUL = {"bamba", "lfm2", "mamba2"}  # families with layers that keep a state per request, which not every platform serves
+STATEFUL = {
+    "bamba",
+    "falcon_h1",
+    "granitemoehybrid",
+    "lfm2",
+    "mamba2",
+}  # families with layers that keep a state per request: not every platform serves them
 VARIANTS = [(family, variant) for family, variants in FAMILIES.items() for variant in variants]
 
 

@@ -9,9 +9,11 @@ from quintet.layers.build import Build, Layer, Split, split_heads
 from quintet.layers.linear import Stored, columns, rows
 from quintet.layers.mixing import Cache
 from quintet.layers.short_conv import ShortConv
-from quintet.ops.states import Scan
+from quintet.ops.states import Moves, Scan
 from quintet.types import StateSpec
 from quintet.weights import Part, Weight
+
+SCANNED = ("A_log", "dt_bias", "D")  # of each head
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,8 @@ class Mamba2(Layer):
         super().__init__(build, "gated_norm", "scale_heads")
         if shape.norm != "none" and shape.groups % build.size:
             raise ValueError(
-                f"{build.size} ranks cannot share {shape.groups} groups of heads that are normalised together; choose a "
-                "tensor_parallel_size that divides them"
+                f"{build.size} ranks cannot share {shape.groups} groups of heads that are normalised together; choose "
+                "a tensor_parallel_size that divides them"
             )
         self._build, self._shape = build, shape
         heads, groups = split_heads(shape.heads, shape.groups, build.size)
@@ -60,11 +62,9 @@ class Mamba2(Layer):
         self.factors: Tensor
 
     def weights(self, path: str) -> list[Weight]:
-        split, build = self._heads, self._build
-        return [
-            Weight(name, (Part(f"{path}.{name}", (split.total,), split.ranges),), 0, build.rank, torch.float32, "vector")
-            for name in ("A_log", "dt_bias", "D")
-        ]
+        rank = self._build.rank
+        parts = {name: Part(f"{path}.{name}", (self._heads.total,), self._heads.ranges) for name in SCANNED}
+        return [Weight(name, (part,), 0, rank, torch.float32, "vector") for name, part in parts.items()]
 
     def constants(self) -> dict[str, Tensor]:
         """A factor for each feature of what is projected."""
@@ -81,10 +81,9 @@ class Mamba2(Layer):
         inner, _, kept, _, heads = self._sizes
         gate, mixed, dt = made.split([inner, inner + 2 * kept, heads], dim=-1)
         given, into, out = self.conv1d(mixed, cache).split([inner, kept, kept], dim=-1)
-        y = self.mixing.advance(
-            cache, given.reshape(tokens, heads, -1), dt, into.reshape(tokens, -1, shape.state),
-            out.reshape(tokens, -1, shape.state), Scan(self.A_log, self.dt_bias, self.D), settings=(shape.least,),
-        ).reshape(tokens, inner)  # fmt: skip
+        into, out = into.reshape(tokens, -1, shape.state), out.reshape(tokens, -1, shape.state)
+        moves, scan = Moves(given.reshape(tokens, heads, -1), dt, into, out), Scan(self.A_log, self.dt_bias, self.D)
+        y = self.mixing.advance(cache, moves, scan, settings=(shape.least,)).reshape(tokens, inner)
         if self.norm is not None:
             return self.out_proj(self.norm(y, gate, inner * self._heads.total // heads // shape.groups))
         return self.out_proj(self.ops.gated_norm(y, gate, None, 0.0, inner, True))

@@ -60,23 +60,31 @@ def _silu(x: Tensor) -> Tensor:
 
 
 class Scan(NamedTuple):
-    """Of a state space: how fast each head forgets, and what goes past it."""
+    """The weights of a state space: how fast each head forgets, and what goes past it."""
 
     a_log: Tensor  # [H] float32; a head keeps exp(-exp(a_log) * dt) of its state
     dt_bias: Tensor | None = None  # [H] float32, added to dt before softplus; None: dt is 1
     skip: Tensor | None = None  # [H] float32; a head's x, times this, is added to what it gives (D)
 
 
+class Moves(NamedTuple):
+    """What a step gives to a state space."""
+
+    x: Tensor  # [T, H, P]
+    dt: Tensor | None  # [T, H]; None: 1
+    into: Tensor  # B [T, G, N], each for H / G heads in a row
+    out: Tensor  # C, alike
+
+
 @Op
-def state_space(
-    x: Tensor, dt: Tensor | None, into: Tensor, out: Tensor, scan: Scan, state: Tensor, books: Books, least: float
-) -> tuple[Tensor, Tensor]:
+def state_space(moves: Moves, scan: Scan, state: Tensor, books: Books, least: float) -> tuple[Tensor, Tensor]:
     """The selective state space of Mamba 2 (Dao and Gu 2024) -> y [T, H, P] float32.
 
-    Per head, with x [T, H, P], into (B) and out (C) [T, G, N] for H / G heads in a row each, dt [T, H]:
-    h = exp(-exp(a_log) dt) h + (dt x) B', y = h C + skip x, where dt is softplus(dt + bias), `least` at least. Without
-    a dt it is 1, and a_log the logarithm of a fixed decay's (lightning attention). state [units, H, P, N] float32.
+    Per head h = exp(-exp(a_log) dt) h + (dt x) B', y = h C + skip x, where dt is softplus(dt + bias), `least` at least.
+    Without a dt it is 1, and a_log the logarithm of a fixed decay's (lightning attention). state [units, H, P, N]
+    float32.
     """
+    x, dt, into, out = moves
     heads, groups = x.shape[1], into.shape[1]
     steps = torch.ones_like(x[:, :, 0], dtype=torch.float32)
     if dt is not None:

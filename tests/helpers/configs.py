@@ -186,12 +186,33 @@ def _mamba2(layers: int) -> st.SearchStrategy[dict[str, Any]]:
     return sizes.map(lambda own: {**own, "head_dim": 8, "num_attention_heads": 1, "num_key_value_heads": 1})
 
 
+def _falcon_h1(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    sizes = _spaces(layers, "mamba_", ("mamba_n_heads", "mamba_n_groups", "mamba_d_state"))
+    flags = st.fixed_dictionaries({name: st.booleans() for name in ("mamba_rms_norm", "mamba_norm_before_gate")})
+    return st.builds(lambda a, b: {**a, **b, "mamba_d_ssm": None}, sizes, flags)
+
+
+def _granite_4(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    kinds = st.sampled_from(["linear_attention", "full_attention"])
+    own = st.fixed_dictionaries(
+        {
+            "layer_types": st.lists(kinds, min_size=layers, max_size=layers),
+            "shared_intermediate_size": st.integers(3, 40),
+            "num_local_experts": st.sampled_from([0, 3]),
+        }
+    )
+    sizes = _spaces(layers, "mamba_", ("mamba_n_heads", "mamba_n_groups", "mamba_d_state"))
+    return st.builds(lambda a, b: {**a, **b}, sizes, own)
+
+
 _OWN = {
     "gemma2": _gemma2,
     "gemma3_text": _gemma,
     "gpt2": _gpt2,
     "granite": _granite,
     "bamba": _bamba,
+    "falcon_h1": _falcon_h1,
+    "granitemoehybrid": _granite_4,
     "lfm2": _lfm2,
     "mamba2": _mamba2,
     "llama": _llama,
