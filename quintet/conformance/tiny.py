@@ -37,6 +37,12 @@ GEMMA = {**PLAIN, "head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scal
 MIXED = {"num_local_experts": 5, "num_experts_per_tok": 2}
 QWEN_MIXED = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 61, "head_dim": 16}
 SHARED = {**QWEN_MIXED, "shared_expert_intermediate_size": 71}
+DELTA = {
+    "linear_num_key_heads": 3,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+}
 OLMOE = {"num_experts": 8, "num_experts_per_tok": 3}
 SPACES = {"mamba_n_heads": 6, "mamba_n_groups": 2, "mamba_d_state": 8, "mamba_chunk_size": 16}
 GRANITE_4 = {
@@ -151,6 +157,24 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
         "some layers": {**PLAIN, **QWEN_MIXED, "decoder_sparse_step": 2, "attention_bias": True},
         "but one layer": {**PLAIN, **QWEN_MIXED, "mlp_only_layers": [1], "tie_word_embeddings": True},
     },
+    "qwen3_next": {
+        "plain": {
+            **PLAIN,
+            **DELTA,
+            "num_hidden_layers": 4,
+            "full_attention_interval": 2,
+            "head_dim": 16,
+            "num_experts": 0,
+            "tie_word_embeddings": True,
+        },
+        "experts": {
+            **PLAIN,
+            **SHARED,
+            **DELTA,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_value_heads": 3,
+        },
+    },
     "qwen2_moe": {
         "plain": {**PLAIN, **SHARED, "norm_topk_prob": True},
         "some layers, windows": {
@@ -211,13 +235,8 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
 }
-STATEFUL = {
-    "bamba",
-    "falcon_h1",
-    "granitemoehybrid",
-    "lfm2",
-    "mamba2",
-}  # families with layers that keep a state per request: not every platform serves them
+# whose layers keep a state per request: not every platform serves them
+STATEFUL = {"bamba", "falcon_h1", "granitemoehybrid", "lfm2", "mamba2", "qwen3_next"}
 VARIANTS = [(family, variant) for family, variants in FAMILIES.items() for variant in variants]
 
 

@@ -78,11 +78,13 @@ def through(layers: nn.ModuleList, x: Tensor, cache: Cache, wanted: Sequence[int
 class PreNormBlock(nn.Module):
     """Llama's block. It hands its last branch and the residual on apart, so that the next norm can add them."""
 
-    def __init__(self, config: Any, build: Build, attention: nn.Module, mlp: nn.Module) -> None:
+    def __init__(
+        self, config: Any, build: Build, attention: nn.Module, mlp: nn.Module, norm_offset: float = 0.0
+    ) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(build, config.hidden_size, norm_eps(config))
+        self.input_layernorm = RMSNorm(build, config.hidden_size, norm_eps(config), norm_offset)
         self.self_attn = attention
-        self.post_attention_layernorm = RMSNorm(build, config.hidden_size, norm_eps(config))
+        self.post_attention_layernorm = RMSNorm(build, config.hidden_size, norm_eps(config), norm_offset)
         self.mlp = mlp
 
     def forward(self, x: Tensor, residual: Tensor | None, cache: Cache) -> tuple[Tensor, Tensor]:

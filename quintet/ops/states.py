@@ -104,6 +104,47 @@ def state_space(moves: Moves, scan: Scan, state: Tensor, books: Books, least: fl
     return made, _written(state, kept, books)
 
 
+class Turns(NamedTuple):
+    """What a step gives to a delta rule."""
+
+    q: Tensor  # [T, G, D], each for H / G heads in a row
+    k: Tensor  # alike
+    v: Tensor  # [T, H, V]
+    forget: Tensor  # [T, H]
+    learn: Tensor  # [T, H]
+
+
+@Op
+def delta_rule(turns: Turns, scan: Scan, state: Tensor, books: Books) -> tuple[Tensor, Tensor]:
+    """The gated delta rule (Yang, Kautz and Hatamizadeh 2025) -> o [T, H, V] float32.
+
+    Per head, with q and k of length 1 (q divided by sqrt(D) besides): S = exp(-exp(a_log) softplus(forget + bias)) S,
+    S = S + sigmoid(learn) (v - S k) k', o = S q. state [units, H, V, D] float32.
+    """
+    q, k, v, forget, learn = turns
+    assert scan.dt_bias is not None, "it forgets by a bias"
+    each = v.shape[1] // q.shape[1]
+    decay = torch.exp(-torch.exp(scan.a_log) * _softplus(forget.float() + scan.dt_bias))  # [T, H]
+    rate, values = 1 / (1 + torch.exp(-learn.float())), v.float()
+    queries, keys = (_unit(x.float()).repeat_interleave(each, 1) for x in (q, k))
+    queries = queries * q.shape[2] ** -0.5
+
+    def step(at: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+        given = (torch.index_select(x, 0, at) for x in (decay, rate, values, keys, queries))
+        kept, learned, value, key, query = given
+        faded, key, query = before * kept[:, :, None, None], key[:, :, None, :], query[:, :, None, :]
+        missing = (value - (faded * key).sum(-1)) * learned[:, :, None]
+        after = faded + missing[:, :, :, None] * key
+        return (after * query).sum(-1), after
+
+    made, kept = _through(step, _read(state, books), books)
+    return made, _written(state, kept, books)
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
+
+
 def _softplus(x: Tensor) -> Tensor:
     return torch.where(x > 20, x, torch.log1p(torch.exp(x.clamp(max=20))))
 
