@@ -13,6 +13,7 @@ from quintet.platforms.cpu import (  # noqa: F401
     native_norm,
     native_rotary,
     native_sampling,
+    native_states,
     ops,
     quantized,
     quantized_moe,
@@ -27,5 +28,6 @@ PRIORITY: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("rms_norm", "add_rms_norm", "layer_norm", "rotary", "norm_rotary"), ("native",)),
     **dict.fromkeys(("embedding", "quantized_embedding", "take_rows", "beside", "attention"), ("native",)),
     **dict.fromkeys(("add", "scale", "scale_heads", "softcap", "write_kv"), ("native",)),
+    **dict.fromkeys(("short_conv", "state_space", "delta_rule", "gated_norm", "sigmoid_gate"), ("native",)),
     **dict.fromkeys(("route", "route_grouped", "grouped_linear", "quantized_experts"), ("native",)),
 }
