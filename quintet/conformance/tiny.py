@@ -157,6 +157,7 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
         "some layers": {**PLAIN, **QWEN_MIXED, "decoder_sparse_step": 2, "attention_bias": True},
         "but one layer": {**PLAIN, **QWEN_MIXED, "mlp_only_layers": [1], "tie_word_embeddings": True},
     },
+    "qwen3_5_text": {"plain": {**PLAIN, **DELTA, "full_attention_interval": 2, "head_dim": 16}},
     "qwen3_next": {
         "plain": {
             **PLAIN,
@@ -209,6 +210,17 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
         "plain": {**PLAIN, **SPACES, **GRANITE_4, "num_local_experts": 0},
         "experts": {**PLAIN, **SPACES, **GRANITE_4, "num_local_experts": 5, "position_embedding_type": "rope"},
     },
+    "falcon_mamba": {"plain": {**PLAIN, "state_size": 5, "use_bias": True}},
+    "jamba": {
+        "plain": {
+            **PLAIN,
+            "num_experts": 4,
+            "attn_layer_period": 3,
+            "attn_layer_offset": 1,
+            "mamba_d_state": 5,
+        },
+    },
+    "mamba": {"plain": {**PLAIN, "state_size": 5}},
     "mamba2": {
         "plain": {**PLAIN, "num_heads": 6, "head_dim": 16, "state_size": 8, "n_groups": 2, "chunk_size": 16},
     },
@@ -236,7 +248,18 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 # whose layers keep a state per request: not every platform serves them
-STATEFUL = {"bamba", "falcon_h1", "granitemoehybrid", "lfm2", "mamba2", "qwen3_next"}
+STATEFUL = {
+    "bamba",
+    "falcon_h1",
+    "falcon_mamba",
+    "granitemoehybrid",
+    "jamba",
+    "lfm2",
+    "mamba",
+    "mamba2",
+    "qwen3_5_text",
+    "qwen3_next",
+}
 VARIANTS = [(family, variant) for family, variants in FAMILIES.items() for variant in variants]
 
 

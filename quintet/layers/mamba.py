@@ -1,13 +1,14 @@
-"""Mamba 2 (Dao and Gu 2024): a short convolution, a selective state space, and a gated norm."""
+"""Mamba 1 and 2 (Gu and Dao 2023, 2024): a short convolution, a selective state space, and a gate."""
 
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from quintet.layers.build import Build, Layer, Split, split_heads
+from quintet.layers.build import Build, Layer, Split, even, split_heads
 from quintet.layers.linear import Stored, columns, rows
 from quintet.layers.mixing import Cache
+from quintet.layers.norm import RMSNorm
 from quintet.layers.short_conv import ShortConv
 from quintet.ops.states import Moves, Scan
 from quintet.types import StateSpec
@@ -104,3 +105,61 @@ class GatedNorm(Layer):
     def forward(self, x: Tensor, gate: Tensor, width: int) -> Tensor:
         out: Tensor = self.ops.gated_norm(x, gate, self.weight, self._eps, width, self._after)
         return out
+
+
+@dataclass(frozen=True)
+class Channels:
+    """The sizes of a Mamba 1 layer, before it is shared out over ranks."""
+
+    hidden: int
+    inner: int
+    state: int  # numbers that each channel keeps
+    rank: int  # of the time steps
+    taps: int
+    conv_bias: bool = True
+    bias: bool = False
+    norm_eps: float | None = None  # of norms on the time steps, and on what goes into and comes out of states
+    weighed: bool = True  # these norms have weights
+
+
+class Mamba1(Layer):
+    """x [T, hidden] -> [T, hidden]. Ranks share the channels."""
+
+    def __init__(self, build: Build, shape: Channels) -> None:
+        super().__init__(build, "gated_norm", "rms_norm")
+        self._build, self._shape, self._split = build, shape, even(shape.inner, build.size)
+        parts = dict(zip(("x", "z"), (self._split, self._split), strict=True))
+        self.in_proj = columns(build, shape.hidden, parts, shape.bias, Stored(fused="in_proj"))
+        self.conv1d = ShortConv(build, [self._split], shape.taps, shape.conv_bias, silu=True)
+        self.x_proj = rows(build, self._split, ("x_proj", shape.rank + 2 * shape.state))
+        self.dt_proj = columns(build, shape.rank, {"dt_proj": self._split})
+        self.out_proj = rows(build, self._split, ("out_proj", shape.hidden), shape.bias)
+        self._norms: list[nn.Module] = []
+        if shape.norm_eps is not None:
+            widths = {"dt_layernorm": shape.rank, "b_layernorm": shape.state, "c_layernorm": shape.state}
+            for name, width in widths.items():
+                self.add_module(name, RMSNorm(build, width, shape.norm_eps, weighed=shape.weighed))
+                self._norms.append(getattr(self, name))
+        self.mixing = build.mixing(StateSpec("selective_scan", (self._split.local(build.rank), shape.state)))
+        self.A_log: Tensor  # [C, N] float32
+        self.dt_bias: Tensor  # [C] float32, as the next
+        self.D: Tensor
+
+    def weights(self, path: str) -> list[Weight]:
+        total, ranges, rank = self._split.total, self._split.ranges, self._build.rank
+        parts = {
+            "A_log": Part(f"{path}.A_log", (total, self._shape.state), ranges),
+            "dt_bias": Part(f"{path}.dt_proj.bias", (total,), ranges),
+            "D": Part(f"{path}.D", (total,), ranges),
+        }
+        return [Weight(name, (part,), 0, rank, torch.float32, "vector") for name, part in parts.items()]
+
+    def forward(self, x: Tensor, cache: Cache) -> Tensor:
+        inner, state = self._split.local(self._build.rank), self._shape.state
+        given, gate = self.in_proj(x).split([inner, inner], dim=-1)
+        given = self.conv1d(given, cache)
+        parts = self.x_proj(given).split([self._shape.rank, state, state], dim=-1)
+        dt, into, out = [norm(each) for norm, each in zip(self._norms, parts, strict=True)] if self._norms else parts
+        moves = Moves(given[:, :, None], self.dt_proj(dt), into[:, None], out[:, None])
+        y = self.mixing.advance(cache, moves, Scan(self.A_log, self.dt_bias, self.D)).squeeze(2)
+        return self.out_proj(self.ops.gated_norm(y, gate, None, 0.0, inner, True))

@@ -9,7 +9,8 @@ from typing import Any
 
 GROUP = "quintet.models"  # entry points: model_type or architecture = package.module[:Class]
 
-_ALIASES = {"gemma3_text": "gemma3"}  # model_type in config.json -> file, where they differ
+# model_type in config.json -> file, where they differ
+_ALIASES = {"falcon_mamba": "mamba", "gemma3_text": "gemma3", "qwen3_5_text": "qwen3_next"}
 _REGISTERED: dict[str, str | type] = {}  # by model_type or architecture: what a program adds
 
 

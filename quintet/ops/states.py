@@ -104,6 +104,25 @@ def state_space(moves: Moves, scan: Scan, state: Tensor, books: Books, least: fl
     return made, _written(state, kept, books)
 
 
+@Op
+def selective_scan(moves: Moves, scan: Scan, state: Tensor, books: Books) -> tuple[Tensor, Tensor]:
+    """The selective scan of Mamba (Gu and Dao 2023) -> y [T, C, 1] float32: a state space whose heads are channels of
+    one number, with a decay for each number of a state: a_log [C, N]. state [units, C, N] float32."""
+    x, dt, into, out = moves
+    assert dt is not None and scan.dt_bias is not None, "a scan is selective by its dt"
+    steps, rates = _softplus(dt.float() + scan.dt_bias), torch.exp(scan.a_log)  # [T, C], [C, N]
+    wide, keys, queries = x[:, :, 0].float() * steps, into[:, 0].float(), out[:, 0].float()
+
+    def step(at: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+        length, given, key, query = (torch.index_select(each, 0, at) for each in (steps, wide, keys, queries))
+        after = before * torch.exp(-rates * length[:, :, None]) + given[:, :, None] * key[:, None]
+        return (after * query[:, None]).sum(-1), after
+
+    made, kept = _through(step, _read(state, books), books)
+    made = made if scan.skip is None else made + x[:, :, 0].float() * scan.skip
+    return made[:, :, None], _written(state, kept, books)
+
+
 class Turns(NamedTuple):
     """What a step gives to a delta rule."""
 
