@@ -10,8 +10,10 @@ from quintet.weights import Part, Weight
 
 
 class RMSNorm(Layer):
-    """norm(x), or with a residual (norm(x + residual), x + residual). `offset` is 1 if the weight is kept around 0; what
-    has none (not `weighed`) has ones."""
+    """norm(x), or with a residual (norm(x + residual), x + residual).
+
+    `offset` is 1 if the weight is kept around 0. What is not `weighed` has ones.
+    """
 
     def __init__(self, build: Build, width: int, eps: float, offset: float = 0.0, weighed: bool = True) -> None:
         super().__init__(build, "rms_norm", "add_rms_norm")

@@ -205,6 +205,40 @@ def _granite_4(layers: int) -> st.SearchStrategy[dict[str, Any]]:
     return st.builds(lambda a, b: {**a, **b}, sizes, own)
 
 
+def _mamba(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    flags = st.fixed_dictionaries({name: st.booleans() for name in ("use_bias", "use_conv_bias")})
+    sizes = st.fixed_dictionaries({"state_size": st.integers(1, 9), "conv_kernel": st.integers(2, 5)})
+    return st.builds(lambda a, b: {**a, **b, "num_attention_heads": 1, "num_key_value_heads": 1}, flags, sizes)
+
+
+def _jamba(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries(
+        {
+            "mamba_d_state": st.integers(1, 9),
+            "mamba_conv_bias": st.booleans(),
+            "mamba_proj_bias": st.booleans(),
+            "attn_layer_period": st.just(2),
+            "attn_layer_offset": st.integers(0, 1),
+            "num_experts": st.sampled_from([1, 4]),
+        }
+    )
+
+
+def _delta(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    def sized(keys: int, more: int, width: int, value: int, interval: int) -> dict[str, Any]:
+        heads = {"linear_num_key_heads": keys, "linear_num_value_heads": keys * more}
+        sizes = {"linear_key_head_dim": width, "linear_value_head_dim": value, "head_dim": 16}
+        return {**heads, **sizes, "full_attention_interval": interval}
+
+    return st.builds(sized, *[st.integers(1, 3)] * 2, st.integers(1, 20), st.integers(1, 20), st.integers(1, 2))
+
+
+def _qwen3_next(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    return st.builds(lambda a, b: {**a, **b}, _qwen2_moe(layers), _delta(layers)).map(
+        lambda own: {**own, "use_sliding_window": False}
+    )
+
+
 _OWN = {
     "gemma2": _gemma2,
     "gemma3_text": _gemma,
@@ -213,6 +247,11 @@ _OWN = {
     "bamba": _bamba,
     "falcon_h1": _falcon_h1,
     "granitemoehybrid": _granite_4,
+    "falcon_mamba": _mamba,
+    "jamba": _jamba,
+    "mamba": _mamba,
+    "qwen3_5_text": _delta,
+    "qwen3_next": _qwen3_next,
     "lfm2": _lfm2,
     "mamba2": _mamba2,
     "llama": _llama,
