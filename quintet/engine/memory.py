@@ -96,6 +96,7 @@ def plan_memory(config: EngineConfig, footprint: Footprint, memory: Memory) -> M
         room = budget - takes.weights - takes.workspace - takes.captured
     slots = _slots(config, footprint, room)
     pages = (config.num_pages or 0) if room is None else (room - slots * footprint.arrangement.slot_bytes) // page
+    pages = pages if footprint.page else max(2, pages)  # of no bytes
     wanted = footprint.length if config.max_model_len is None else config.max_model_len
     fits = footprint.longest(max(0, pages - 1), config.page_size)
     length = fits if wanted == "auto" else int(wanted)
@@ -111,7 +112,7 @@ def plan_memory(config: EngineConfig, footprint: Footprint, memory: Memory) -> M
 
 def _slots(config: EngineConfig, footprint: Footprint, room: int | None) -> int:
     """Slots for the states of max_num_seqs requests, and as many to be found again; where that is more than half of the
-    room, all of it without pages, as many as that holds, and one request's at least."""
+    room, all of it without pages, as many as that holds. ValueError if one request's do not fit."""
     arrangement = footprint.arrangement
     if not arrangement.states:
         return 0
@@ -119,7 +120,15 @@ def _slots(config: EngineConfig, footprint: Footprint, room: int | None) -> int:
     if room is None:
         return wanted
     share = room // (2 if arrangement.groups else 1)
-    return max(1 + EACH, min(wanted, share // arrangement.slot_bytes))
+    slots = min(wanted, share // arrangement.slot_bytes)
+    if slots < 1 + EACH:
+        half = "half of " if arrangement.groups else ""
+        raise ValueError(
+            f"the state of one request needs {1 + EACH} slots of {arrangement.slot_bytes / 2**20:.2f} MiB, "
+            f"{max(0, slots)} fit into {half}the {_gib(room)} for the cache; raise kv_cache_memory_bytes or "
+            "gpu_memory_utilization"
+        )
+    return slots
 
 
 def _does_not_fit(config: EngineConfig, footprint: Footprint, budget: int, need: int, fit: int) -> str:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from quintet.layers.attention import Heads, SelfAttention
@@ -66,14 +67,17 @@ class Feed(GatedMLP):
 
     def __init__(self, config: Any, build: Build) -> None:
         super().__init__(build, config.hidden_size, config.intermediate_size, config.hidden_act, config.mlp_bias)
-        self._own = build.ops.take("scale", "beside")
+        self._own = build.ops.take("scale", "scale_heads")
         self._first, self._last = config.mlp_multipliers
+        self.factors: Tensor
+
+    def constants(self) -> dict[str, Tensor]:
+        return {"factors": torch.tensor([[self._first], [1.0]])}
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        if self._first != 1:
-            gate = self._own.scale(gate, self._first)
-        out: Tensor = self._own.scale(self.down(self.ops.gated(self._own.beside(gate, up), self.kind)), self._last)
+        made = self.gate_up(x).reshape(x.shape[0], 2, -1)
+        made = self._own.scale_heads(made, self.factors).reshape(x.shape[0], -1)
+        out: Tensor = self._own.scale(self.down(self.ops.gated(made, self.kind)), self._last)
         return out
 
 
