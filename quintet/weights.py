@@ -101,6 +101,10 @@ class Part:
     offset: int = 0
     transposed: bool = False  # stored [in, out]
     total: int | None = None  # the checkpoint tensor's size along the shard axis; None: the part is all of it
+    strips: int = (
+        0  # equal strips that it is cut in, `total / strips` apart in the tensor, from `offset` on; 0: it is one
+    )
+    shift: float = 0.0  # added to what the checkpoint holds: a norm's weight that is kept around 0
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
@@ -258,8 +262,13 @@ class Weight:
         if part.transposed:
             tensor = tensor.t()
         start, stop = part.ranges[self.rank]
-        end = part.shape[self.axis]
-        kept = tensor.narrow(self.axis, part.offset + min(start, end), max(0, min(stop, end) - start))
+        end, offset = part.shape[self.axis], part.offset
+        if part.strips:
+            apart = tensor.unflatten(self.axis, (part.strips, -1))
+            strip = apart.narrow(self.axis + 1, offset, end // part.strips)
+            tensor, offset = strip.flatten(self.axis, self.axis + 1), 0
+        kept = tensor.narrow(self.axis, offset + min(start, end), max(0, min(stop, end) - start))
+        kept = kept + part.shift if part.shift else kept
         if stop <= end:
             return kept
         shape = list(kept.shape)

@@ -17,7 +17,7 @@ from quintet.config import EngineConfig, settings
 FILE = Path(__file__).resolve().parent.parent / "quintet" / "engine" / "arguments.pyi"
 HEAD = '''"""Made by scripts/typed_arguments.py of the settings in quintet/settings; change those, and run it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any
 

@@ -56,6 +56,7 @@ void layer(int kind, uintptr_t out, uintptr_t x, uintptr_t weight, uintptr_t bia
                         inner_stride, eps, 0.0F, type});
 }
 
+template <bool neighbours>
 void turn(int kind, uintptr_t q_out, uintptr_t q, uintptr_t q_weight, long q_heads, long q_token, long q_head,
           uintptr_t k_out, uintptr_t k, uintptr_t k_weight, long k_heads, long k_token, long k_head, uintptr_t table,
           uintptr_t positions, long tokens, long dim, long turned, long positions_there, float eps, float offset) {
@@ -70,7 +71,7 @@ void turn(int kind, uintptr_t q_out, uintptr_t q, uintptr_t q_weight, long q_hea
     submit(rotary, {{{at(q_out), at(q), at(q_weight), q_heads, q_token, q_head},
                      {at(k_out), at(k), at(k_weight), k_heads, k_token, k_head}},
                     at<const float>(table), at<const int>(positions), tokens, dim, turned, positions_there, eps, offset,
-                    type});
+                    neighbours, type});
 }
 
 void compute(int kind, int op, bool gates, uintptr_t out, uintptr_t x, uintptr_t y, long rows, long width, long x_stride,
@@ -119,7 +120,7 @@ void join(uintptr_t out, uintptr_t x, uintptr_t y, long rows, long x_width, long
 
 void bind_layers(nb::module_& m) {
     nb::list names;  // a number each, in this order: compute()'s `op`
-    for (const char* name : {"gelu", "gelu_tanh", "relu", "silu", "add", "scale", "softcap"}) names.append(name);
+    for (const char* name : {"gelu", "gelu_tanh", "relu", "relu2", "silu", "add", "scale", "softcap"}) names.append(name);
     m.attr("ELEMENTWISE") = nb::tuple(names);
     m.def("rms_norm", &rms, nb::arg("kind"), nb::arg("out"), nb::arg("sum"), nb::arg("x"), nb::arg("residual"),
           nb::arg("weight"), nb::arg("rows"), nb::arg("width"), nb::arg("inner"), nb::arg("outer_stride"),
@@ -129,12 +130,19 @@ void bind_layers(nb::module_& m) {
     m.def("layer_norm", &layer, nb::arg("kind"), nb::arg("out"), nb::arg("x"), nb::arg("weight"), nb::arg("bias"),
           nb::arg("rows"), nb::arg("width"), nb::arg("inner"), nb::arg("outer_stride"), nb::arg("inner_stride"),
           nb::arg("eps"), "Of x as in rms_norm(); bias may be 0.");
-    m.def("rotary", &turn, nb::arg("kind"), nb::arg("q_out"), nb::arg("q"), nb::arg("q_weight"), nb::arg("q_heads"),
-          nb::arg("q_token"), nb::arg("q_head"), nb::arg("k_out"), nb::arg("k"), nb::arg("k_weight"), nb::arg("k_heads"),
-          nb::arg("k_token"), nb::arg("k_head"), nb::arg("table"), nb::arg("positions"), nb::arg("tokens"), nb::arg("dim"),
-          nb::arg("turned"), nb::arg("positions_there"), nb::arg("eps"), nb::arg("offset"),
+    m.def("rotary", &turn<false>, nb::arg("kind"), nb::arg("q_out"), nb::arg("q"), nb::arg("q_weight"),
+          nb::arg("q_heads"), nb::arg("q_token"), nb::arg("q_head"), nb::arg("k_out"), nb::arg("k"), nb::arg("k_weight"),
+          nb::arg("k_heads"), nb::arg("k_token"), nb::arg("k_head"), nb::arg("table"), nb::arg("positions"),
+          nb::arg("tokens"), nb::arg("dim"), nb::arg("turned"), nb::arg("positions_there"), nb::arg("eps"),
+          nb::arg("offset"),
           "q and k [tokens, heads, dim], token and head strides in elements, turned by int32 positions after rms_norm() "
           "of each head, whose weights may be 0. ValueError for a position that the table does not hold.");
+    m.def("pair_rotary", &turn<true>, nb::arg("kind"), nb::arg("q_out"), nb::arg("q"), nb::arg("q_weight"),
+          nb::arg("q_heads"), nb::arg("q_token"), nb::arg("q_head"), nb::arg("k_out"), nb::arg("k"), nb::arg("k_weight"),
+          nb::arg("k_heads"), nb::arg("k_token"), nb::arg("k_head"), nb::arg("table"), nb::arg("positions"),
+          nb::arg("tokens"), nb::arg("dim"), nb::arg("turned"), nb::arg("positions_there"), nb::arg("eps"),
+          nb::arg("offset"),
+          "The same without norms, where neighbours are paired: the results have the first of each pair, then the second.");
     m.def("elementwise", &compute, nb::arg("kind"), nb::arg("op"), nb::arg("gated"), nb::arg("out"), nb::arg("x"),
           nb::arg("y"), nb::arg("rows"), nb::arg("width"), nb::arg("x_stride"), nb::arg("y_stride"), nb::arg("factor"),
           "ELEMENTWISE[op] of x [rows, width]; `gated`: an activation, times y.");

@@ -247,6 +247,13 @@ def place_tokens(dtype: torch.dtype) -> Iterator[Case]:
             yield f"{what}, of {len(first)}", (token_ids, first, held)
 
 
+def xielu(dtype: torch.dtype) -> Iterator[Case]:
+    for rows, width in ((1, 2), (3, 74), (65, 130)):
+        learned = randn(2, dtype=torch.float32)
+        yield f"{rows}x{width}", (randn(rows, width, dtype=dtype, scale=4.0), learned)
+    yield "a learned number that softplus leaves", (randn(2, 74, dtype=dtype, scale=30.0), torch.tensor([25.0, -9.0]))
+
+
 CASES: dict[str, Cases] = {
     **PRODUCTS,
     "activate": activations,
@@ -261,6 +268,7 @@ CASES: dict[str, Cases] = {
     "layer_norm": layer_norm,
     "linear": linear,
     "norm_rotary": norm_rotary,
+    "pair_rotary": rotary,
     "paged_attention": paged_attention,
     "place_rows": place_rows,
     "place_tokens": place_tokens,
@@ -273,4 +281,5 @@ CASES: dict[str, Cases] = {
     "softcap": softcap,
     "take_rows": take_rows,
     "write_kv": write_kv,
+    "xielu": xielu,
 }

@@ -51,7 +51,8 @@ CLAUSES = {
     "sampling.edits": "Bans, biases, penalties and cuts are the specification's.",
     "sampling.logprobs": "Log-probabilities and ranks are the specification's.",
     # models
-    "models.families": "Small models of every family give the logits of transformers in float32.",
+    "models.families": "Small models of every family give the logits of transformers in float32; where each "
+    "model is compiled, of every family that has something of its own.",
     "models.dtypes": "Every dtype that a platform declares agrees with float32 as far as it goes.",
     "models.schemes": "Every scheme that a platform declares gives a model whose logits stay near the unquantized.",
     "models.outputs": "A step gives what its model was built for: logits, hidden states of rows, taps of all tokens.",

@@ -14,25 +14,14 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as talk
 
-VOCAB = 101  # odd, so that no number of ranks divides it
-LENGTH = 256  # positions that the models are made for
-SERVED = 128  # positions that the tests use, unless they say otherwise
+from quintet.conformance.kin import KIN
+from quintet.conformance.sizes import LENGTH as LENGTH
+from quintet.conformance.sizes import PLAIN as PLAIN
+from quintet.conformance.sizes import SERVED as SERVED
+from quintet.conformance.sizes import VOCAB as VOCAB
+from quintet.conformance.sizes import WINDOW
 
-PLAIN = {
-    "vocab_size": VOCAB,
-    "hidden_size": 48,
-    "intermediate_size": 77,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 3,
-    "max_position_embeddings": LENGTH,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-    "tie_word_embeddings": False,
-}
 BIASED = {"attention_bias": True, "mlp_bias": True}
-WINDOW = 17  # tokens; longer than a page of 16, shorter than the prompts of the tests
 GEMMA = {**PLAIN, "head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scalar": 24, "tie_word_embeddings": True}
 MIXED = {"num_local_experts": 5, "num_experts_per_tok": 2}
 QWEN_MIXED = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 61, "head_dim": 16}
@@ -61,7 +50,8 @@ LONG = {
     "partial_rotary_factor": 0.75,
 }
 
-# family -> variant -> what its config is made of
+# family -> variant -> what its config is made of. Each has something that no other has: they go through every check, on
+# every platform
 FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
     "llama": {
         "plain": PLAIN,
@@ -236,6 +226,7 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
     "olmo2": {"plain": PLAIN, "biased": {**PLAIN, "attention_bias": True, "num_key_value_heads": 2}},
+    "cohere2": {"plain": {**PLAIN, "sliding_window": WINDOW, "sliding_window_pattern": 2, "tie_word_embeddings": True}},
     "smollm3": {
         "plain": {**PLAIN, "no_rope_layers": [1, 0, 1], "tie_word_embeddings": True},
         "windows": {
@@ -260,6 +251,7 @@ STATEFUL = {
     "qwen3_5_text",
     "qwen3_next",
 }
+EVERY = {**FAMILIES, **KIN}
 VARIANTS = [(family, variant) for family, variants in FAMILIES.items() for variant in variants]
 
 
@@ -305,7 +297,7 @@ def make(family: str, settings: Mapping[str, Any], seed: int = 0) -> Tiny:
 
 
 def variant(family: str, name: str) -> Tiny:
-    return make(family, FAMILIES[family][name])
+    return make(family, EVERY[family][name])
 
 
 def smooth(family: str) -> Tiny:

@@ -1,6 +1,6 @@
 """Made by scripts/typed_arguments.py of the settings in quintet/settings; change those, and run it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
@@ -24,9 +24,6 @@ class LLMArguments:
         tokenizer_revision: str | None = None,
         download_dir: str | None = None,
         hf_token: str | bool | None = None,
-        hf_overrides: Mapping[str, Any] | str | None = None,
-        load_format: str = "auto",
-        weights_cache: str | PathLike[str] | None = None,
         dtype: str | torch.dtype = "auto",
         quantization: str | None = None,
         quantization_group_size: int | str | None = None,
@@ -35,6 +32,16 @@ class LLMArguments:
         generation_config: str = "auto",
         override_generation_config: Mapping[str, Any] | str | None = None,
         enable_prompt_embeds: bool = False,
+        hf_config_path: str | PathLike[str] | None = None,
+        hf_overrides: Mapping[str, Any] | str | Callable[[Any], Any] | None = None,
+        config_format: str = "auto",
+        tokenizer_mode: str = "auto",
+        code_revision: str | None = None,
+        ignore_patterns: Sequence[str] | str = (),
+        load_format: str = "auto",
+        safetensors_load_strategy: str | None = None,
+        model_loader_extra_config: Mapping[str, Any] | str | None = None,
+        weights_cache: str | PathLike[str] | None = None,
         device: str = "auto",
         tensor_parallel_size: int | str = 1,
         enforce_eager: bool = False,
@@ -89,9 +96,6 @@ class AsyncLLMArguments:
         tokenizer_revision: str | None = None,
         download_dir: str | None = None,
         hf_token: str | bool | None = None,
-        hf_overrides: Mapping[str, Any] | str | None = None,
-        load_format: str = "auto",
-        weights_cache: str | PathLike[str] | None = None,
         dtype: str | torch.dtype = "auto",
         quantization: str | None = None,
         quantization_group_size: int | str | None = None,
@@ -100,6 +104,16 @@ class AsyncLLMArguments:
         generation_config: str = "auto",
         override_generation_config: Mapping[str, Any] | str | None = None,
         enable_prompt_embeds: bool = False,
+        hf_config_path: str | PathLike[str] | None = None,
+        hf_overrides: Mapping[str, Any] | str | Callable[[Any], Any] | None = None,
+        config_format: str = "auto",
+        tokenizer_mode: str = "auto",
+        code_revision: str | None = None,
+        ignore_patterns: Sequence[str] | str = (),
+        load_format: str = "auto",
+        safetensors_load_strategy: str | None = None,
+        model_loader_extra_config: Mapping[str, Any] | str | None = None,
+        weights_cache: str | PathLike[str] | None = None,
         device: str = "auto",
         tensor_parallel_size: int | str = 1,
         enforce_eager: bool = False,

@@ -12,15 +12,17 @@ from quintet.engine.admission import Admission, Bounds
 from quintet.engine.engine import Engine
 from quintet.engine.forms import of_the_model
 from quintet.engine.grammar import Grammars
-from quintet.engine.hub import load_model_config, resolve_model, resolve_tokenizer
+from quintet.engine.hub import load_model_config, resolve_config, resolve_model, resolve_tokenizer
 from quintet.engine.interrupts import Uninterrupted
 from quintet.engine.logits_processors import load_processors
+from quintet.engine.model_config import ModelConfig
 from quintet.engine.output import OutputProcessor
 from quintet.engine.prompts import Prompt, parse_prompts
 from quintet.engine.sleep import check_tags
 from quintet.engine.start import Prepared, launch, prepare
 from quintet.engine.thoughts import Thoughts, find_parser, find_thoughts
 from quintet.engine.tokenizer import Tokenizer, load_tokenizer
+from quintet.engine.weight_files import weights_of
 from quintet.outputs import RequestOutput
 from quintet.parsers import load_plugin
 from quintet.sampling_params import SamplingParams
@@ -120,14 +122,14 @@ class Client:
     def reload_weights(self, path: str | None = None) -> None:
         """See LLM.reload_weights."""
         folder = self.prepared.folder if path is None else self._folder_of(path)
-        self.engine.reload_weights(None if self.config.load_format == "dummy" else folder)
+        self.engine.reload_weights(None if self.config.load_format == "dummy" else weights_of(self.config, folder))
 
     def _folder_of(self, model: str) -> Path:
         """ValueError if it is another model than the one that runs, by its config.json."""
         folder = resolve_model(self.config.replace(model=model))
         ours, other = (
             {name: value for name, value in each.get_text_config().to_dict().items() if name not in _OF_A_FILE}
-            for each in (self.prepared.hf_config, load_model_config(folder, of_the_model(self.config)))
+            for each in (self.prepared.hf_config, self._config_of(folder))
         )
         differs = sorted(name for name in {*ours, *other} if ours.get(name) != other.get(name))
         if differs:
@@ -136,6 +138,9 @@ class Client:
                 "start an engine on it"
             )
         return folder
+
+    def _config_of(self, folder: Path) -> ModelConfig:
+        return load_model_config(resolve_config(self.config, folder), of_the_model(self.config))
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """All of the engine. `tags` may name what sleeps, as vLLM's do; a part of it is refused."""

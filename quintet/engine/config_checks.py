@@ -11,25 +11,31 @@ LAYERS, PARTS, FEATURES = 4096, 2**16, 2**24  # far beyond any model
 
 # Names of whole numbers in the families' files -> the least and the most.
 WHOLE: Mapping[str, tuple[int, int]] = {
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "sliding_window_pattern", "no_rope_layer_interval"), (1, LAYERS)),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), (1, LAYERS)),
+    **dict.fromkeys(("sliding_window_pattern", "no_rope_layer_interval"), (1, LAYERS)),
     "decoder_sparse_step": (1, LAYERS),
     "max_window_layers": (0, MOST),
-    **dict.fromkeys(("num_attention_heads", "n_head", "num_key_value_heads"), (1, PARTS)),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "num_key_value_heads"), (1, PARTS)),
+    "num_kv_heads": (1, PARTS),
     **dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok"), (0, PARTS)),
     **dict.fromkeys(("hidden_size", "n_embd", "head_dim", "word_embed_proj_dim"), (1, FEATURES)),
-    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner"), (1, FEATURES)),
+    **dict.fromkeys(
+        ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "d_model", "n_embed"), (1, FEATURES)
+    ),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), (0, FEATURES)),
     **dict.fromkeys(("vocab_size", "type_vocab_size", "max_position_embeddings", "n_positions"), (1, MOST)),
-    **dict.fromkeys(("original_max_position_embeddings", "sliding_window"), (1, MOST)),
+    **dict.fromkeys(("original_max_position_embeddings", "sliding_window", "window_size"), (1, MOST)),
+    **dict.fromkeys(("max_seq_len", "seq_length"), (1, MOST)),
 }
 # Of numbers that need not be whole, likewise.
 REAL: Mapping[str, tuple[float, float]] = {
     **dict.fromkeys(("rope_theta", "rope_local_base_freq"), (1e-3, 1e18)),
     "factor": (1e-6, 1e6),
     "partial_rotary_factor": (1e-3, 1.0),
-    **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"), (0.0, 1.0)),
+    **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon"), (0.0, 1.0)),
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"), (1e-6, 1e9)),
-    "logits_scaling": (1e-6, 1e9),
+    **dict.fromkeys(("logits_scaling", "clip_qkv"), (1e-6, 1e9)),
+    "logit_scale": (-1e9, 1e9),
     **dict.fromkeys(("attention_multiplier", "embedding_multiplier", "residual_multiplier"), (-1e9, 1e9)),
 }
 LISTS: Mapping[str, type] = {"architectures": str, "layer_types": str, "mlp_only_layers": int, "no_rope_layers": int}

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from quintet.config import BUNDLED, EngineConfig, Environment
+from quintet.engine import modelscope
+from quintet.engine.modelscope import Asked
 
 # The same weights once more in other layouts, which would double the download.
 COPIES = ("consolidated*", "*/*.safetensors")
@@ -15,6 +17,9 @@ def download(
     name: str, revision: str | None, config: EngineConfig, patterns: Iterable[str], environment: Environment
 ) -> Path:
     """The folder of a hub id with the files that match. OSError says why there is none, and what to do."""
+    ignored = [*(COPIES if config.load_format != "mistral" else ()), *config.ignore_patterns]
+    if environment.use_modelscope:
+        return modelscope.download(Asked(name, revision), config, (list(patterns), ignored), environment.hf_hub_offline)
     from huggingface_hub import snapshot_download
 
     with _told(name, revision, config, environment):
@@ -25,7 +30,7 @@ def download(
                 cache_dir=config.download_dir,
                 token=config.hf_token,
                 allow_patterns=list(patterns),
-                ignore_patterns=list(COPIES),
+                ignore_patterns=ignored,
                 local_files_only=environment.hf_hub_offline,
             )
         )
@@ -38,6 +43,8 @@ def exactly(names: Iterable[str]) -> list[str]:
 
 def listed(name: str, revision: str | None, config: EngineConfig, environment: Environment) -> list[str]:
     """The files of a hub id, by their paths: on the hub, or in its cache where the hub is not to be asked."""
+    if environment.use_modelscope:
+        return modelscope.listed(Asked(name, revision))
     from huggingface_hub import HfApi
 
     if environment.hf_hub_offline:

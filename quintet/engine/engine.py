@@ -23,6 +23,7 @@ from quintet.engine.request import Admitted, FinishReason, Request
 from quintet.engine.runner import Runner
 from quintet.engine.scheduler import Plan, Scheduler
 from quintet.engine.stats import Stats
+from quintet.engine.weight_files import Weights
 from quintet.outputs import TokenDelta
 from quintet.platforms.interface import ASIDE, DROPPED, CacheLost
 
@@ -235,7 +236,7 @@ class Engine:
             self.asleep = 0
             logger.info("awake")
 
-    def reload_weights(self, folder: Path | None) -> None:
+    def reload_weights(self, folder: Path | Weights | None) -> None:
         """Other weights of the same model, written over those that are there; nothing is compiled or recorded anew.
 
         Steps that run are waited for. Requests go on with the tokens that they have: what these left in the cache is

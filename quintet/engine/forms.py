@@ -10,6 +10,7 @@ import torch
 from quintet.config import ONLINE, WRITTEN, EngineConfig
 from quintet.engine.json_object import read_object
 from quintet.engine.loader import declared
+from quintet.engine.model_config import Overrides
 from quintet.engine.worker import Worker
 from quintet.layers.forms import Forms
 from quintet.layers.forms.checkpoint import Quantized, There, quantized
@@ -33,9 +34,11 @@ class Target(NamedTuple):
     facts: Capabilities
 
 
-def of_the_model(config: EngineConfig) -> Mapping[str, Any] | None:
-    """The hf_overrides that replace entries of config.json; the others say how to quantize."""
+def of_the_model(config: EngineConfig) -> Overrides:
+    """The hf_overrides that replace entries of config.json, or a function; the others say how to quantize."""
     given = config.hf_overrides or {}
+    if callable(given):
+        return given
     options = (*OPTIONS, *SAID[:1]) if asked(config) in BY_OPTIONS and given.get(SAID[0]) else OPTIONS
     return {name: value for name, value in given.items() if name not in options} or None
 
@@ -83,6 +86,8 @@ def _check(name: str | None, found: Quantized, said: Any) -> None:
 
 def _options(config: EngineConfig) -> Mapping[str, Any] | None:
     given = config.hf_overrides or {}
+    if callable(given):
+        return options_of({})
     file = given.get("quantization_config_file")
     if file is None:
         return options_of(given)

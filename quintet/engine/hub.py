@@ -3,7 +3,9 @@
 import logging
 import re
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatch
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,18 @@ from quintet.engine.config_checks import MOST, check_architectures, check_entrie
 from quintet.engine.downloads import download, exactly, listed
 from quintet.engine.gguf_source import model_of
 from quintet.engine.json_object import read_object
-from quintet.engine.model_config import ModelConfig, read_config
+from quintet.engine.mistral import PARAMS, TEKKEN, config_of
+from quintet.engine.model_config import ModelConfig, Overrides, changed_config, read_config
+from quintet.engine.other_readers import STORES, fetch
+from quintet.engine.overrides import known, merged
 from quintet.engine.plugins import load_plugins
+from quintet.engine.weight_files import PICKLED, PICKLES, has_pickles, patterns_of
 from quintet.gguf.choice import Asked, asked, choose
 from quintet.gguf.config import config as gguf_config
 from quintet.gguf.config import generation
 from quintet.gguf.file import SPLIT, is_gguf
+from quintet.kept import kept_folder
+from quintet.models import added_for, families
 from quintet.names import nearest, refuse_unknown
 from quintet.sampling_params import MAX_STOP_IDS, ParameterError, SamplingParams
 
@@ -25,17 +33,7 @@ logger = logging.getLogger(__name__)
 
 _TEXT_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")  # configs, tokenizers, chat templates
 _WEIGHTS = "*.safetensors"
-_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-
-# What a rotary embedding's parameters may hold, over all the kinds there are.
-_ROPE_KEYS = (
-    "attention_factor", "beta_fast", "beta_slow", "factor", "full_attention", "high_freq_factor", "long_factor",
-    "long_mscale", "low_freq_factor", "mscale", "mscale_all_dim", "original_max_position_embeddings",
-    "partial_rotary_factor", "rope_theta", "rope_type", "short_factor", "short_mscale", "sliding_attention",
-    "truncate", "type",
-)  # fmt: skip
-_ROPE_FIELDS = ("rope_parameters", "rope_scaling")  # transformers' name since 5.0, and before
 
 
 # --------------------------------------------------------------------------------------------------------- the folder
@@ -44,28 +42,29 @@ _ROPE_FIELDS = ("rope_parameters", "rope_scaling")  # transformers' name since 5
 def resolve_model(config: EngineConfig, environment: Environment | None = None) -> Path:
     """The model's folder, downloaded if need be, or its GGUF file. OSError or ValueError says what is wrong and what
     to do."""
-    weights = config.load_format != "dummy"
-    patterns = (*_TEXT_FILES, _WEIGHTS) if weights else _TEXT_FILES
+    patterns = (*_TEXT_FILES, *patterns_of(config.load_format))
     environment = environment or read_environment()
     folder = _resolve(config.model, config.revision, config, patterns, environment)
-    if folder.is_dir() and not Path(config.model).expanduser().exists() and not _whole(folder, config.load_format):
+    if folder.is_dir() and not Path(config.model).expanduser().exists() and not _whole(folder, config):
         folder = _published(config.model, config.revision, config, environment) or folder
-    if (file := gguf_of(folder, config.load_format)) is not None:
+    if (file := gguf_of(folder, config)) is not None:
         return file
-    if not (folder / "config.json").is_file():
+    if not _described(folder, config):
         raise FileNotFoundError(_without_config(folder, config.model))
-    if weights and not any(folder.glob(_WEIGHTS)):
-        raise FileNotFoundError(_without_weights(folder, config.model))
+    if not _has_weights(folder, config):
+        raise FileNotFoundError(_without_weights(folder, config))
     return folder
 
 
-def gguf_of(path: Path, load_format: str) -> Path | None:
+def gguf_of(path: Path, config: EngineConfig) -> Path | None:
     """The GGUF file that a path means: itself, or the only model in a folder that holds no other weights."""
-    if path.is_file() and load_format == "safetensors":
-        raise ValueError(f"load_format='safetensors', and {path} is a GGUF file; leave load_format out")
+    load_format = config.load_format
+    other = load_format not in ("auto", "gguf", "bitsandbytes", "dummy")
+    if path.is_file() and other:
+        raise ValueError(f"load_format={load_format!r}, and {path} is a GGUF file; leave load_format out")
     if path.is_file():
         return path
-    if load_format == "safetensors" or _whole(path, load_format):
+    if other or _whole(path, config):
         return None
     found = [each for each in sorted(path.glob("*.gguf")) if _begins(each.name)]
     if len(found) > 1:
@@ -79,18 +78,38 @@ def gguf_of(path: Path, load_format: str) -> Path | None:
     return found[0] if found else None
 
 
-def _whole(folder: Path, load_format: str) -> bool:
+def _whole(folder: Path, config: EngineConfig) -> bool:
     """Whether all is there that a model needs, in the layout that is asked for or ours."""
-    weights = load_format == "dummy" or any(folder.glob(_WEIGHTS))
-    return weights and (folder / "config.json").is_file() and load_format != "gguf"
+    named = bool((config.model_loader_extra_config or {}).get("tensorizer_uri"))
+    weights = named or config.load_format == "dummy" or any(map(_some(folder), patterns_of(config.load_format)))
+    return weights and _described(folder, config) and config.load_format != "gguf"
+
+
+def _described(folder: Path, config: EngineConfig) -> bool:
+    """Whether there is a configuration of the model, in the format that may be read."""
+    names = {"auto": ("config.json", PARAMS), "hf": ("config.json",), "mistral": (PARAMS,)}[config.config_format]
+    return config.hf_config_path is not None or any((folder / name).is_file() for name in names)
+
+
+def _has_weights(folder: Path, config: EngineConfig) -> bool:
+    if config.load_format not in PICKLES and _whole(folder, config):
+        return True
+    return config.load_format in ("auto", *PICKLES) and has_pickles(folder)
+
+
+def _some(folder: Path) -> Callable[[str], bool]:
+    return lambda pattern: any(folder.glob(pattern))
 
 
 def _published(name: str, revision: str | None, config: EngineConfig, environment: Environment) -> Path | None:
-    """The GGUF file that a hub id means by itself; None where it has none."""
-    if config.load_format == "safetensors" or name == BUNDLED:
+    """The GGUF file that a hub id means by itself, or the folder with what torch.save wrote; None if it has neither."""
+    if config.load_format not in ("auto", "gguf") or name == BUNDLED:
         return None
     files = listed(name, revision, config, environment)
-    return _fetched(Asked(name), files, revision, config, environment) if any(map(_is_gguf, files)) else None
+    if any(map(_is_gguf, files)):
+        return _fetched(Asked(name), files, revision, config, environment)
+    pickled = config.load_format == "auto" and any(fnmatch(file, each) for file in files for each in PICKLED)
+    return download(name, revision, config, (*_TEXT_FILES, *PICKLED), environment) if pickled else None
 
 
 def _is_gguf(name: str) -> bool:
@@ -121,12 +140,37 @@ def _begins(name: str) -> bool:
     return split is None or int(split[2]) == 1
 
 
+def resolve_config(config: EngineConfig, model: Path, environment: Environment | None = None) -> Path:
+    """Where the model's configuration is: beside its weights, or what hf_config_path names."""
+    if config.hf_config_path is None:
+        return _config_in(model, config)
+    folder = _resolve(config.hf_config_path, config.revision, config, _TEXT_FILES, environment)
+    if folder.is_dir() and not _described(folder, config.replace(hf_config_path=None)):
+        raise FileNotFoundError(f"hf_config_path: {_without_config(folder, config.hf_config_path)}")
+    return _config_in(folder, config)
+
+
+def _config_in(folder: Path, config: EngineConfig) -> Path:
+    """The folder, or Mistral's file in it where that counts."""
+    own = folder.is_dir() and not (folder / "config.json").is_file() and config.config_format == "auto"
+    return folder / PARAMS if (own and (folder / PARAMS).is_file()) or config.config_format == "mistral" else folder
+
+
 def resolve_tokenizer(config: EngineConfig, model: Path, environment: Environment | None = None) -> Path:
     """The tokenizer's folder: the model's own unless the configuration names another."""
     if config.tokenizer is None and config.tokenizer_revision in (None, config.revision):
-        return model
+        return _tokenizer_in(model, config)
     name = config.tokenizer or config.model
-    return _resolve(name, config.tokenizer_revision, config, _TEXT_FILES, environment)
+    return _tokenizer_in(_resolve(name, config.tokenizer_revision, config, _TEXT_FILES, environment), config)
+
+
+def _tokenizer_in(folder: Path, config: EngineConfig) -> Path:
+    """The folder, or Mistral's file in it where that was asked for."""
+    if config.tokenizer_mode != "mistral":
+        return folder
+    if not (folder / TEKKEN).is_file():
+        raise FileNotFoundError(f"tokenizer_mode='mistral', and {folder} has no {TEKKEN}; leave it out")
+    return folder / TEKKEN
 
 
 def _resolve(
@@ -135,6 +179,8 @@ def _resolve(
     local = Path(__file__).parents[1] / BUNDLED if name == BUNDLED else Path(name).expanduser()
     if local.is_dir():
         return local
+    if name.startswith(STORES):
+        return _of_a_store(name, config, patterns)
     if name == BUNDLED:
         raise FileNotFoundError(f"the bundled model is missing from {local}: the installation is not whole; reinstall")
     if local.is_file():
@@ -148,6 +194,16 @@ def _resolve(
         return _one_of(wanted, revision, config, environment)
     _check_id(name)
     return download(name, revision, config, patterns, environment)
+
+
+def _of_a_store(address: str, config: EngineConfig, patterns: Iterable[str]) -> Path:
+    """The folder where its files were put."""
+    if config.load_format != "runai_streamer":
+        raise ValueError(f"{address} is in a store, which load_format='runai_streamer' alone reads; give that")
+    kept = Path(config.download_dir).expanduser() if config.download_dir else kept_folder("stores")
+    folder = kept / sha256(address.encode()).hexdigest()[:32]
+    fetch(address, folder, patterns)
+    return folder
 
 
 def _check_id(name: str) -> None:
@@ -165,95 +221,60 @@ def _without_config(folder: Path, name: str) -> str:
     return f"{name!r} has no config.json, so it is not a model in the Hugging Face layout{hint}"
 
 
-def _without_weights(folder: Path, name: str) -> str:
-    pickled = sorted(path.name for pattern in _PICKLED for path in folder.glob(pattern))
-    what = f", only pickled ones ({', '.join(pickled[:3])})" if pickled else ""
-    return (
-        f"{name!r} has no *.safetensors weights{what}. A pickle runs code when it is read, so quintet reads none. "
-        "To convert, where you trust the file: "
-        f"AutoModelForCausalLM.from_pretrained({name!r}).save_pretrained('converted'), then use model 'converted'. "
-        "load_format='dummy' runs without weights"
-    )
+def _without_weights(folder: Path, config: EngineConfig) -> str:
+    name = config.model
+    there = ", only what torch.save wrote, which load_format='pt' reads" if has_pickles(folder) else ""
+    wanted = ", ".join(patterns_of(config.load_format))
+    return f"{name!r} has no {wanted} weights{there}; load_format='dummy' runs without weights"
 
 
 # --------------------------------------------------------------------------------------------------- what its files say
 
 
-def load_model_config(path: Path, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
+def load_model_config(path: Path, overrides: Overrides = None) -> ModelConfig:
     """The model's configuration with the user's entries merged in. Never runs code from the folder."""
-    from quintet.models import added_for, families
-
     load_plugins()
-    file, overrides = path if path.is_file() else path / "config.json", overrides or {}
-    raw = gguf_config(model_of(path)) if path.is_file() else read_object(file)
+    file = path if path.is_file() else path / "config.json"
+    own = path.name == PARAMS
+    raw = config_of(path) if own else gguf_config(model_of(path)) if path.is_file() else read_object(file)
+    if callable(overrides):
+        return _changed(raw, file, overrides)
+    overrides = overrides or {}
     kind = overrides.get("model_type", raw.get("model_type"))
     if not isinstance(kind, str):
         raise ValueError(f"{file} names no model_type; supported: {', '.join(families())}")
-    supported, architectures = families(), {**raw, **overrides}.get("architectures")
-    if kind not in supported and not (isinstance(architectures, list) and added_for(kind, architectures)):
-        match = nearest(kind, supported) if "model_type" in overrides else None  # in a file nobody misspelt it
-        hint = f" (the nearest is {match!r})" if match else ""
-        raise ValueError(f"model type {reprlib.repr(kind)} is not supported{hint}; supported: {', '.join(supported)}")
+    architectures = {**raw, **overrides}.get("architectures")
+    _check_kind(kind, architectures, "model_type" in overrides)
     check_entries(raw, str(file))
     check_entries(overrides, "hf_overrides")
     if "model_type" not in overrides:
         check_architectures(kind, architectures, str(file))
     config = read_config(kind, raw, file)
     if overrides:
-        refuse_unknown("entry of hf_overrides", overrides, {*raw, *_known(config)})
-        config = read_config(kind, _merge(raw, overrides, config.to_dict()), file)
+        refuse_unknown("entry of hf_overrides", overrides, {*raw, *known(config)})
+        config = read_config(kind, merged(raw, overrides, config.to_dict()), file)
     check_shape(config.get_text_config(), str(file))
     return config
 
 
-def _known(config: ModelConfig) -> set[str]:
-    names = set(vars(config))
-    if "rope_parameters" in names:
-        names |= {"rope_scaling", "rope_theta", "partial_rotary_factor"}
-    return names
+def _changed(raw: dict[str, Any], file: Path, change: Callable[[Any], Any]) -> ModelConfig:
+    """What a user's function makes of transformers' config; that is checked, and the file only where it must be."""
+    check_entries(raw, str(file))
+    config = changed_config(raw, file, change)
+    _check_kind(config.model_type, config.architectures, True)
+    check_entries(config.to_dict(), "hf_overrides")
+    check_architectures(config.model_type, config.architectures, "hf_overrides")
+    check_shape(config.get_text_config(), "hf_overrides")
+    return config
 
 
-def _merge(raw: dict[str, Any], overrides: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Deep: an object is merged entry by entry, anything else is replaced. `known` refuses typos inside objects."""
-    merged = dict(raw)
-    for name, value in _where_rope_lives(raw, overrides).items():
-        old = raw.get(name)
-        if name in _ROPE_FIELDS and isinstance(value, Mapping):
-            merged[name] = _merge_rope(old if isinstance(old, dict) else {}, value)
-        elif isinstance(value, Mapping) and isinstance(known.get(name), Mapping):
-            inner = known[name]
-            if inner and not all(isinstance(key, int) for key in inner):
-                refuse_unknown(f"entry of hf_overrides[{name!r}]", value, {*inner, *(old or {})})
-            merged[name] = _merge(old or {}, value, inner)
-        else:
-            merged[name] = value
-    return merged
-
-
-def _where_rope_lives(raw: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The overrides under the name that this config.json uses, for of two names transformers would drop one."""
-    home = next((name for name in _ROPE_FIELDS if raw.get(name)), None)
-    if home is None:
-        return dict(overrides)
-    moved = {home if name in _ROPE_FIELDS else name: value for name, value in overrides.items()}
-    for name in ("rope_theta", "partial_rotary_factor"):
-        inner = moved.get(home, raw[home])
-        if name in moved and name in raw[home] and isinstance(inner, Mapping):
-            moved[home] = {**inner, name: moved.pop(name)}
-    return moved
-
-
-def _merge_rope(old: dict[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Entries of one kind mean nothing to another, so a change of kind starts afresh, but for the base."""
-    refuse_unknown("entry of the rope parameters", new, _ROPE_KEYS)
-    kinds = [entries.get("rope_type", entries.get("type")) for entries in (old, new)]
-    if kinds[1] is not None and kinds[0] != kinds[1]:
-        old = {name: old[name] for name in ("rope_theta", "partial_rotary_factor") if name in old}
-    inner = {
-        name: _merge_rope(old.get(name) or {}, value) if isinstance(value, Mapping) else value
-        for name, value in new.items()
-    }
-    return {**old, **inner}
+def _check_kind(kind: str, architectures: Any, given: bool) -> None:
+    """ValueError where nothing builds a type, with the nearest if it was `given`: in a file nobody misspelt it."""
+    supported = families()
+    if kind not in supported and not (isinstance(architectures, list) and added_for(kind, architectures)):
+        match = nearest(kind, supported) if given else None
+        hint = f" (the nearest is {match!r})" if match else ""
+        raise ValueError(f"model type {reprlib.repr(kind)} is not supported{hint}; supported: {', '.join(supported)}")
 
 
 def load_generation_config(
@@ -264,6 +285,7 @@ def load_generation_config(
     `mode` is EngineConfig.generation_config. "quintet" takes no defaults; what ends a text is the model's matter
     and stays. ValueError names what no request could be served with.
     """
+    path = path.parent if path.name == PARAMS else path
     own, elsewhere = path / "generation_config.json", None if mode in ("auto", "quintet") else _generation_file(mode)
     model = generation(model_of(path)) if path.is_file() else read_object(own) if own.is_file() else {}
     chosen = read_object(elsewhere) if elsewhere else model if mode == "auto" else {}

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from quintet.engine import gguf_source
 from quintet.engine.mapped import MappedFiles
-from quintet.engine.weight_files import files, listed
+from quintet.engine.weight_files import Weights, listed, of
 from quintet.engine.weights_cache import WeightsCache, Where, digest
 from quintet.layers import kv_scales
 from quintet.layers.build import Layer
@@ -39,10 +38,10 @@ DTYPES = {  # safetensors' names
     "F8_E8M0": torch.float8_e8m0fnu,
 }
 COUNTED = {  # in the modules' names of tensors -> what the config calls the number of them
-    re.compile(r"(?:^|\.)(?:layers|h)\.(\d{1,9})\."): ("num_hidden_layers",),
+    re.compile(r"(?:^|\.)(?:layers|blocks|h)\.(\d{1,9})\."): ("num_hidden_layers",),
     re.compile(r"\.experts\.(\d{1,9})\."): ("num_local_experts", "num_experts"),
 }
-LONGEST = 400  # characters of what safetensors says of a file, and of a tensor's name
+LONGEST = 400  # characters of a tensor's name
 # Ends of the names of tensors that quantized checkpoints alone hold.
 QUANTIZED = (
     *(".qweight", ".qzeros", ".g_idx", ".weight_packed", ".weight_scale", ".weight_scale_inv"),
@@ -91,30 +90,25 @@ def num_bytes(model: nn.Module, platform: Platform) -> int:
 def load(
     model: Family,
     platform: Platform,
-    folder: Path | None,
+    folder: Path | Weights | None,
     progress: bool = True,
     rank: int = 0,
     cache: Where | None = None,
 ) -> None:
-    """Fills a rank's model from the folder's safetensors or a GGUF file; from random numbers where there is none.
+    """Fills a rank's model from the folder's weights or a GGUF file; from random numbers where there is none.
     With a `cache`, from what an earlier start kept there, which is kept otherwise."""
     if cache is None or folder is None:
         _fill(model, platform, folder, progress, rank)
         return
     parts = [type(model), platform.name, cache.placing, declared(model), *_computed(model)]
-    name = digest(parts, sources(folder))
+    name = digest(parts, of(folder).files())
     kept = WeightsCache(cache.folder / f"{name}.weights")
     if not kept.find(model):
         _fill(model, platform, folder, progress, rank)
         kept.keep(model)
 
 
-def sources(folder: Path) -> list[Path]:
-    """The files that the weights are read from."""
-    return files(folder)
-
-
-def _fill(model: Family, platform: Platform, folder: Path | None, progress: bool, rank: int) -> None:
+def _fill(model: Family, platform: Platform, folder: Path | Weights | None, progress: bool, rank: int) -> None:
     for each, tensors in Reading(model, folder).weights(progress):
         each.layer.assign(platform.place(each.weight, tensors))
     for layer in (module for module in model.modules() if isinstance(module, Layer)):
@@ -133,7 +127,7 @@ def _computed(model: Family) -> Iterator[tuple[Any, ...]]:
 class Reading:
     """A folder's weights for a model: once it is made, all are known to be there and to fit."""
 
-    def __init__(self, model: Family, folder: Path | None) -> None:
+    def __init__(self, model: Family, folder: Path | Weights | None) -> None:
         self._wanted = declared(model)
         self._source: Checkpoint | Dummy = Dummy() if folder is None else Checkpoint(folder, model)
         self._source.check(self._wanted)
@@ -226,8 +220,8 @@ class Entry(NamedTuple):
     @property
     def dtype(self) -> torch.dtype | str:
         """torch's, or the file's own name for what torch does not have."""
-        name: str = self.file.get_slice(self.name).get_dtype()
-        return DTYPES.get(name, name)
+        name = self.file.get_slice(self.name).get_dtype()
+        return name if isinstance(name, torch.dtype) else DTYPES.get(name, str(name))
 
     def tensor(self) -> Tensor:
         tensor: Tensor = self.file.get_tensor(self.name)
@@ -235,9 +229,9 @@ class Entry(NamedTuple):
 
 
 class Checkpoint:
-    """A folder of safetensors files, or a GGUF file, opened once and read tensor by tensor without copies."""
+    """A folder of weights, or a GGUF file, opened once and read tensor by tensor without copies."""
 
-    def __init__(self, folder: Path, model: Family) -> None:
+    def __init__(self, folder: Path | Weights, model: Family) -> None:
         self._folder, self._ignored = folder, [re.compile(pattern) for pattern in model.ignored]
         self._silent = model.silent
         self._where: dict[str, Entry] = {}
@@ -245,7 +239,7 @@ class Checkpoint:
             if name in self._where:
                 raise ValueError(f"{folder} holds {name} twice; remove the files that are not the model's")
             self._where[name] = place
-        self._mapped = MappedFiles(files(folder))
+        self._mapped = MappedFiles(of(folder).files())
 
     @property
     def entries(self) -> Mapping[str, Entry]:
@@ -315,7 +309,7 @@ class Checkpoint:
         return f"{name} is of {there.dtype}, not of {wanted}"
 
 
-def tensors_of(folder: Path, family: type[Family]) -> dict[str, OnFile]:
+def tensors_of(folder: Path | Weights, family: type[Family]) -> dict[str, OnFile]:
     """The tensors of a folder's files by the modules' names; types that torch lacks have none."""
     found = {}
     for name, entry in _index(folder, family):
@@ -324,7 +318,7 @@ def tensors_of(folder: Path, family: type[Family]) -> dict[str, OnFile]:
     return found
 
 
-def check_counts(folder: Path, family: type[Family], config: Any) -> None:
+def check_counts(folder: Path | Weights, family: type[Family], config: Any) -> None:
     """ValueError where config.json has more layers or experts than the files: told before a model of them is built."""
     ignored = [re.compile(pattern) for pattern in family.ignored]
     names = [name for name, _ in _index(folder, family) if not any(each.fullmatch(name) for each in ignored)]
@@ -333,22 +327,18 @@ def check_counts(folder: Path, family: type[Family], config: Any) -> None:
         key = next((each for each in keys if getattr(config, each, None)), None)
         if key is not None and 0 < there < getattr(config, key):
             raise ValueError(
-                f"{folder / 'config.json'}: {key} is {getattr(config, key)}, and the weights there are of {there}; "
-                "fetch the rest of the model, or correct it"
+                f"{of(folder).folder / 'config.json'}: {key} is {getattr(config, key)}, and the weights there are of "
+                f"{there}; fetch the rest of the model, or correct it"
             )
 
 
-def _index(folder: Path, model: Family | type[Family]) -> Iterator[tuple[str, Any]]:
+def _index(folder: Path | Weights, model: Family | type[Family]) -> Iterator[tuple[str, Any]]:
     """Every tensor, by the name that the modules use for it."""
-    if folder.is_file():
-        yield from gguf_source.entries(folder)
+    weights = of(folder)
+    if weights.folder.is_file():
+        yield from gguf_source.entries(weights.folder)
         return
-    for file in files(folder):
-        try:
-            handle = safe_open(file, framework="pt")
-        except (SafetensorError, OSError) as error:
-            why = " ".join(str(error).split())[:LONGEST]  # of several lines where a header names no type
-            raise ValueError(f"{file} cannot be read ({why}); fetch it again") from None
+    for file, handle in weights.opened():
         for name in handle.keys():  # a handle is no mapping
             if not name.isprintable() or len(name) > LONGEST:
                 raise ValueError(f"{file} holds a tensor called {name[:64]!r}, which no model has; fetch it again")

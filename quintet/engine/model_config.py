@@ -1,7 +1,7 @@
 """A model's config.json as transformers' class reads it: every default filled in, in a plain object."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 Entries = dict[str, Any]
+Overrides = Mapping[str, Any] | Callable[[Any], Any] | None  # of a config.json, entry by entry or by a function
 LONGEST = 400  # characters of transformers' reason, which may repeat what the file says
 
 
@@ -43,6 +44,19 @@ def read_config(kind: str, raw: Mapping[str, Any], file: Path) -> ModelConfig:
     if type(config).__module__.startswith("transformers."):  # another package's class may change without transformers
         readings.keep(name, made)
     return thaw(made)
+
+
+def changed_config(raw: Mapping[str, Any], file: Path, change: Callable[[Any], Any]) -> ModelConfig:
+    """What a user's function makes of transformers' own object for a file; nothing of it is kept."""
+    from transformers import PretrainedConfig
+
+    kind = raw.get("model_type")
+    if not isinstance(kind, str):
+        raise ValueError(f"{file} names no model_type, so hf_overrides has no config to change")
+    changed = change(_by_transformers(kind, raw, file))
+    if not isinstance(changed, PretrainedConfig):
+        raise ValueError(f"hf_overrides is a function, and must return the config; it gave {type(changed).__name__}")
+    return thaw(json.loads(json.dumps(freeze(changed))))
 
 
 def digest(kind: str, raw: Mapping[str, Any]) -> str:

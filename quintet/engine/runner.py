@@ -20,6 +20,7 @@ from quintet.engine.rows import Rows
 from quintet.engine.sampler import LogprobTensors, Sampled, Sampler, likeliest
 from quintet.engine.scheduler import Plan
 from quintet.engine.spans import Spans
+from quintet.engine.weight_files import Weights
 from quintet.engine.worker import Carried, Worker
 from quintet.outputs import TokenLogprobs
 from quintet.types import HostBatch, Outputs, Variant
@@ -244,7 +245,7 @@ class Runner:
         """Memory and weights as before; what failed may be tried again."""
         self._ranks.each(lambda worker: worker.wake())
 
-    def reload(self, folder: Path | None) -> None:
+    def reload(self, folder: Path | Weights | None) -> None:
         """Other weights on every rank, in the place of those that are there."""
         self._ranks.each(lambda worker: worker.reload(folder))
 

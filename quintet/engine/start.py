@@ -21,7 +21,13 @@ from quintet.engine.drafts import Lookup
 from quintet.engine.engine import Engine
 from quintet.engine.forms import Target, described, of_the_model, scheme_of, settled_forms
 from quintet.engine.grammar import Grammars
-from quintet.engine.hub import load_generation_config, load_model_config, quantization_beside, resolve_model
+from quintet.engine.hub import (
+    load_generation_config,
+    load_model_config,
+    quantization_beside,
+    resolve_config,
+    resolve_model,
+)
 from quintet.engine.kv_calibration import calibrate
 from quintet.engine.loader import check_counts, tensors_of
 from quintet.engine.logits_processors import load_processors
@@ -35,6 +41,7 @@ from quintet.engine.slots import Slots
 from quintet.engine.support import evidence
 from quintet.engine.tables import Tables
 from quintet.engine.variants import describe, plan_variants
+from quintet.engine.weight_files import Weights, weights_of
 from quintet.engine.weights_cache import Where
 from quintet.engine.worker import ModelSizes, Room, Worker
 from quintet.layers import kv_scales
@@ -50,13 +57,14 @@ from quintet.types import Extent, Place, Variant
 logger = logging.getLogger(__name__)
 
 LONG = 0.04  # of max_model_len: a prompt with more tokens is long, where nobody says when it is
+LENGTHS = ("max_position_embeddings", "max_seq_len", "seq_length")  # what configs call the longest text
 LEAST_LOGIT_ROWS = 256  # of a step, if it has as many tokens: the scores of a prompt come so many at a time
 
 
 class Files(NamedTuple):
     """A model's weights, and who reads them."""
 
-    folder: Path
+    folder: Weights
     family: type[Family]
 
 
@@ -111,14 +119,18 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
     platform = chosen.platform(config)
     reasons = [f"platform {platform.name}: {chosen.reason}", *settled]
     folder = resolve_model(config)
-    whole = load_model_config(folder, of_the_model(config))
-    generation = load_generation_config(folder, config.generation_config, config.override_generation_config)
+    place = resolve_config(config, folder)
+    whole = load_model_config(place, of_the_model(config))
+    generation = load_generation_config(place, config.generation_config, config.override_generation_config)
     hf_config = whole.get_text_config()  # of a multimodal wrapper, its text
-    files = Files(folder, model_class(hf_config, platform.models)) if config.load_format != "dummy" else None
+    weights = weights_of(config, folder)
+    if weights.load_format == "pt" and config.load_format == "auto":
+        reasons.append(f"weights: {folder} has only what torch.save wrote; it is read without running what is in it")
+    files = Files(weights, model_class(hf_config, platform.models)) if config.load_format != "dummy" else None
     there = functools.partial(tensors_of, *files) if files else dict
     forms = settled_forms(config, whole, Target(platform.name, facts), there, quantization_beside(folder))
     if files is not None:
-        check_counts(folder, files.family, hf_config)
+        check_counts(weights, files.family, hf_config)
     dtype, kv_dtype = _dtype(config, hf_config, facts, reasons), _kv_dtype(config, facts)
     scaling = _kv_scaling(config, facts, files, reasons)
     sizes = ModelSizes(dtype, config.page_size, _length(config, hf_config), forms, kv_dtype, scaling)
@@ -176,7 +188,7 @@ def launch(prepared: Prepared, progress: bool = True, grammars: Grammars | None 
     fixed, variants = prepared.fixed, prepared.variants
     if fixed:
         logger.info("sizes: %s", describe(fixed))
-    folder = None if config.load_format == "dummy" else prepared.folder
+    folder = None if config.load_format == "dummy" else weights_of(config, prepared.folder)
     ahead, room = plan.variants if config.capture_ahead else (), Room(plan.num_pages, plan.num_slots)
     with _named(config.model):  # a device that compiles sees what a layer asks for only now
         prepared.ranks.each(lambda w: w.load(folder, room, variants, progress and w.place.rank == 0, ahead))
@@ -304,7 +316,13 @@ def _length(config: EngineConfig, hf_config: Any) -> int:
 
 def model_length(hf_config: Any) -> int:
     """Positions that the model was made for, stretched where its rotary scaling stretches them; they are int32."""
-    trained = int(hf_config.max_position_embeddings)
+    said = (getattr(hf_config, name, None) for name in LENGTHS)
+    trained = next((int(each) for each in said if each), 0)
+    if not trained:
+        raise ValueError(
+            f"config.json does not say how long a text {hf_config.model_type} was made for; set "
+            "hf_overrides={'max_position_embeddings': ...}"
+        )
     rope = getattr(hf_config, "rope_parameters", None) or {}
     kind, factor = rope.get("rope_type"), rope.get("factor") or 1
     if kind in ("linear", "dynamic"):

@@ -13,6 +13,7 @@ from typing import Any
 
 from quintet.engine import readings
 from quintet.engine.json_object import read_object
+from quintet.engine.mistral import TEKKEN
 from quintet.engine.pieces import Pieces
 
 logger = logging.getLogger(__name__)
@@ -189,7 +190,9 @@ def load_tokenizer(path: str | Path, revision: str | None = None) -> Tokenizer:
     """
     folder = Path(path)
     if folder.is_file():
-        return _of_gguf(folder)
+        return _of_tekken(folder) if folder.name == TEKKEN else _of_gguf(folder)
+    if (folder / TEKKEN).is_file() and not any((folder / name).is_file() for name in _FILES):
+        return _of_tekken(folder / TEKKEN)
     if folder.is_dir() and not any((folder / name).is_file() for name in _FILES):
         raise ValueError(f"{folder} holds no tokenizer: none of {', '.join(_FILES)}; copy them from the model's source")
     load = functools.partial(_by_transformers, path, revision)
@@ -210,6 +213,21 @@ def load_tokenizer(path: str | Path, revision: str | None = None) -> Tokenizer:
         if reading is not None:
             readings.keep(name, reading)
     return tokenizer
+
+
+def _of_tekken(file: Path) -> Tokenizer:
+    """Of Mistral's own file; without mistral-common it has no chat template."""
+    try:
+        from transformers.integrations.mistral import convert_tekken_tokenizer
+    except ImportError as error:
+        raise ValueError(f"{file}: transformers reads no tekken.json yet ({_line(error)}); upgrade it") from None
+    if importlib.util.find_spec("mistral_common") is None:
+        logger.info("%s: without mistral-common it has no chat template: pip install 'quintet[mistral]'", file)
+    try:
+        with _no_panic("be made of its description"):
+            return Tokenizer.of(convert_tekken_tokenizer(str(file)))
+    except Exception as error:  # what a damaged file does to transformers
+        raise ValueError(f"{file} cannot be read ({_line(error)}); fetch it again") from error
 
 
 def _of_gguf(file: Path) -> Tokenizer:

@@ -15,6 +15,7 @@ from tqdm import tqdm
 from quintet.engine.groups import Arrangement, arrange
 from quintet.engine.loader import Reading, distinct, load, num_bytes
 from quintet.engine.slots import EACH
+from quintet.engine.weight_files import Weights
 from quintet.engine.weights_cache import Where
 from quintet.layers.build import Build, KVScaling, Wanted, replacements, settle
 from quintet.layers.decoder import Family
@@ -139,7 +140,7 @@ class Worker:
 
     def load(
         self,
-        folder: Path | None,
+        folder: Path | Weights | None,
         room: Room | int,
         variants: Sequence[Variant],
         progress: bool,
@@ -193,7 +194,7 @@ class Worker:
             self._read(progress=False)
         self._begin(progress=False)
 
-    def reload(self, folder: Path | None) -> None:
+    def reload(self, folder: Path | Weights | None) -> None:
         """Other weights of the same model, written over those that are there: no step is compiled anew.
 
         ValueError if they do not fit, and then nothing has changed. What fails later may be tried again.

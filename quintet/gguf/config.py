@@ -359,7 +359,7 @@ def _smollm3(model: Model) -> Entries:
 
 def _olmo2(model: Model) -> Entries:
     if model.get("attention.sliding_window"):
-        raise ValueError(f"{model.path} is of OLMo 3, whose windows quintet does not compute")
+        raise ValueError(f"{model.path} is of OLMo 3, whose windows quintet does not read from GGUF")
     return {"rope_parameters": _rope(model), "attention_bias": False}
 
 

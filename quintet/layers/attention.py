@@ -25,6 +25,7 @@ class Heads:
     scale: float | None = None  # None: head_dim ** -0.5
     window: int | None = None
     softcap: float | None = None
+    alibi: tuple[float, ...] | None = None  # a slope per head, instead of rotary positions
     causal: bool = True
     keeps: bool = True  # K and V, for later steps
     bias: bool = False  # of q, k and v
@@ -37,7 +38,8 @@ class Heads:
     @classmethod
     def of(cls, config: Any, **differences: Any) -> "Heads":
         """The sizes under the names that most configs have, and what a family does otherwise."""
-        sizes = {"heads": config.num_attention_heads, "kv_heads": config.num_key_value_heads}
+        heads = config.num_attention_heads
+        sizes = {"heads": heads, "kv_heads": getattr(config, "num_key_value_heads", None) or heads}
         return cls(hidden=config.hidden_size, head_dim=head_dim(config), **{**sizes, **differences})
 
 
@@ -67,6 +69,7 @@ class SelfAttention(nn.Module):
                 page_size=build.page_size,
                 window=shape.window,
                 softcap=shape.softcap,
+                alibi=None if shape.alibi is None else shape.alibi[slice(*queries.ranges[build.rank])],
                 kv_dtype=build.kv_dtype,
                 causal=shape.causal,
                 source="self" if shape.keeps else "none",
@@ -95,3 +98,15 @@ class SelfAttention(nn.Module):
                 return self.rotary.of_normed(q, k, (self.q_norm, self.k_norm), positions)
             q, k = self.q_norm(q), self.k_norm(k)
         return (q, k) if self.rotary is None else self.rotary(q, k, positions)
+
+
+class ClippedAttention(SelfAttention):
+    """q, k and v kept within `most` of 0, where the family sets it."""
+
+    most: float | None = None
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().project(x)
+        if not self.most:
+            return q, k, v
+        return q.clamp(-self.most, self.most), k.clamp(-self.most, self.most), v.clamp(-self.most, self.most)

@@ -37,32 +37,34 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(block(config, build, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(build, config.hidden_size, norm_eps(config), norm_offset)
         self._ops, self._scale = build.ops.take("take_rows", "scale", "add"), scale
-        self._scales_given = scales_given
-        self._taps = frozenset(build.wanted.taps)
+        self._scales_given, self._build = scales_given, build
 
     def forward(self, cache: Cache) -> tuple[Tensor, list[Tensor]]:
         x = self.embed_tokens.of(cache.batch, 1.0 if self._scales_given else self._scale)
         if self._scales_given and self._scale != 1.0:
             x = self._ops.scale(x, self._scale)
-        residual: Tensor | None = None
-        taps: list[Tensor] = []
-        for index, layer in enumerate(self.layers):
-            if index in self._taps:
-                x, residual = self._sum(x, residual), None  # add() may have overwritten what it was given
-                taps.append(x)
-            x, residual = layer(x, residual, cache)
-        if len(self.layers) in self._taps:
-            x, residual = self._sum(x, residual), None
-            taps.append(x)
-        rows = cache.batch.rows
-        x = self._ops.take_rows(x, rows)
-        if residual is None:
-            return self.norm(x), taps
-        return self.norm(x, self._ops.take_rows(residual, rows))[0], taps
+        return across(self.layers, self.norm, x, cache, self._build)
 
-    def _sum(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        out: Tensor = x if residual is None else self._ops.add(x, residual)
-        return out
+
+def across(
+    layers: nn.ModuleList, norm: nn.Module, x: Tensor, cache: Cache, build: Build
+) -> tuple[Tensor, list[Tensor]]:
+    """x [T, H] through layers that hand their last branch and the residual on apart -> the step's rows, normalised, and
+    the taps."""
+    residual: Tensor | None = None
+    ops, wanted, taps = build.ops, build.wanted.taps, []
+    for index, layer in enumerate((*layers, None)):
+        if index in wanted:
+            # add() may have overwritten what it was given
+            x, residual = (x if residual is None else ops.add(x, residual)), None
+            taps.append(x)
+        if layer is not None:
+            x, residual = layer(x, residual, cache)
+    rows = cache.batch.rows
+    x = ops.take_rows(x, rows)
+    if residual is None:
+        return norm(x), taps
+    return norm(x, ops.take_rows(residual, rows))[0], taps
 
 
 def through(layers: nn.ModuleList, x: Tensor, cache: Cache, wanted: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
@@ -142,7 +144,8 @@ class CausalLM(Family):
 
     # a head that is tied may be stored again
     ignored: ClassVar[tuple[str, ...]] = (r".*rotary_emb\.inv_freq", r"lm_head\.weight")
-    model: nn.Module  # the trunk: a Cache -> hidden states of the step's rows, and taps
+    trunk_name: ClassVar[str] = "model"  # of the trunk, a Cache -> hidden states of the step's rows, and taps
+    model: nn.Module
     lm_head: LMHead
 
     def __init__(self, build: Build) -> None:
@@ -162,7 +165,7 @@ class CausalLM(Family):
 
     def trunk(self, cache: Cache) -> tuple[Tensor, list[Tensor]]:
         """A step -> hidden states of its rows, and taps."""
-        out: tuple[Tensor, list[Tensor]] = self.model(cache)
+        out: tuple[Tensor, list[Tensor]] = getattr(self, self.trunk_name)(cache)
         return out
 
     def head(self, x: Tensor) -> Tensor:

@@ -18,6 +18,8 @@ class Stored:
 
     fused: str | None = None  # all outputs stand one after the other in this one
     transposed: bool = False  # [in, out]
+    strips: int = 1  # of the fused one: that many times a share of each output, one after the other
+    order: tuple[int, ...] = ()  # in which the outputs stand in the fused one; (): as they are named
 
 
 class Linear(Layer):
@@ -62,6 +64,11 @@ class Linear(Layer):
 
     def _settled(self, module: str, weight: Weight, cut: Cut) -> tuple[Form, Reader | None]:
         form, reader = self._build.forms.of(module, cut)
+        if reader is not None and self._stored.strips > 1:
+            raise ValueError(
+                f"{module} is quantized, and shares of its outputs take turns in it: quintet reads such weights in "
+                "floats alone; use the model's original, with quantization= if it is to be quantized"
+            )
         return (PLAIN, reader) if weight.padded and reader is not None else (form, reader)
 
     def _split(self, path: str, held: Sequence[tuple[Form, Reader | None]]) -> None:
@@ -91,21 +98,29 @@ class Linear(Layer):
 
     def _weight(self, path: str) -> Weight:
         """In floats; its parts, one per output."""
-        parent, parts, offset = path.rpartition(".")[0], [], self._offset
-        fused, total = self._stored.fused, self._total
-        for source, split in self._outputs.items():
+        parent, stored, parts = path.rpartition(".")[0], self._stored, []
+        fused, total = stored.fused, self._total
+        for (source, split), offset in zip(self._outputs.items(), self._offsets(), strict=True):
             part = Part(
                 source=_checkpoint_name(parent, fused or source),
                 shape=(split.total, self._inputs.total),
                 ranges=self._inputs.ranges if self.by_inputs else split.ranges,
                 offset=offset if fused else 0,
-                transposed=self._stored.transposed,
+                transposed=stored.transposed,
                 total=total if fused else None,
+                strips=stored.strips if fused and stored.strips > 1 else 0,
             )
             parts.append(part)
-            offset += split.total
         build = self._build
         return Weight("weight", tuple(parts), int(self.by_inputs), build.rank, build.dtype, "linear")
+
+    def _offsets(self) -> list[int]:
+        """Where each output begins in the fused tensor, or in each of its strips."""
+        shares = [split.total // self._stored.strips for split in self._outputs.values()]
+        found, offset = [0] * len(shares), self._offset
+        for index in self._stored.order or range(len(shares)):
+            found[index], offset = offset, offset + shares[index]
+        return found
 
     def _bias(self, weight: Part, split: Split) -> Part:
         """Beside a part of the weight. A sum over ranks adds it once: all but one keep what is past its end, zeros."""

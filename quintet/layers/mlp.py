@@ -1,14 +1,19 @@
 """Feed-forward layers."""
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from quintet.layers.build import Build, Layer, even
 from quintet.layers.linear import Stored, columns, rows
 from quintet.ops.activation import KINDS, UnknownActivation
+from quintet.weights import Part, Weight
+
+OTHER_NAMES = {"gelu_fast": "gelu_new", "gelu_python": "gelu", "swish": "silu"}
 
 
 def known(kind: str) -> str:
     """The activation's name, or UnknownActivation with those that there are."""
+    kind = OTHER_NAMES.get(kind, kind)
     if kind not in KINDS:
         raise UnknownActivation(kind, KINDS)
     return kind
@@ -31,16 +36,55 @@ class GatedMLP(Layer):
 
 
 class MLP(Layer):
-    """down(act(up(x))), with biases; `names` are the checkpoint's for (up, down), relative to the parent."""
+    """down(act(up(x))); `names` are the checkpoint's for (up, down), relative to the parent."""
 
     def __init__(
-        self, build: Build, hidden: int, width: int, kind: str, names: tuple[str, str], stored: Stored | None = None
+        self,
+        build: Build,
+        sizes: tuple[int, int],  # of what comes in and out, and between
+        kind: str,
+        names: tuple[str, str],
+        bias: bool = True,
+        stored: Stored | None = None,
     ) -> None:
         super().__init__(build, "activate")
-        split = even(width, build.size)
-        self.up = columns(build, hidden, {names[0]: split}, True, stored)
-        self.down = rows(build, split, (names[1], hidden), True, stored)
+        hidden, split = sizes[0], even(sizes[1], build.size)
+        self.up = columns(build, hidden, {names[0]: split}, bias, stored)
+        self.down = rows(build, split, (names[1], hidden), bias, stored)
         self.kind = known(kind)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(self.ops.activate(self.up(x), self.kind))
+
+
+class Xielu(Layer):
+    """The activation of that name, with what a layer has learned of it."""
+
+    def __init__(self, build: Build) -> None:
+        super().__init__(build, "xielu")
+        self._build = build
+        self.learned: Tensor
+
+    def weights(self, path: str) -> list[Weight]:
+        every = ((0, 1),) * self._build.size
+        parts = tuple(Part(f"{path}.{name}", (1,), every) for name in ("alpha_p", "alpha_n"))
+        return [Weight("learned", parts, 0, self._build.rank, torch.float32, "vector")]
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.ops.xielu(x, self.learned)
+        return out
+
+
+class XieluMLP(nn.Module):
+    """down(xielu(up(x))), without biases; `sizes` and `names` as MLP's."""
+
+    def __init__(self, build: Build, sizes: tuple[int, int], names: tuple[str, str]) -> None:
+        super().__init__()
+        hidden, split = sizes[0], even(sizes[1], build.size)
+        self.up = columns(build, hidden, {names[0]: split})
+        self.act_fn = Xielu(build)
+        self.down = rows(build, split, (names[1], hidden))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down(self.act_fn(self.up(x)))
+        return out

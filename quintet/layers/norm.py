@@ -1,5 +1,6 @@
 """Normalisations, plain and joined with the residual."""
 
+from collections.abc import Sequence
 from typing import overload
 
 import torch
@@ -70,25 +71,66 @@ class ShardedRMSNorm(Layer):
 
 
 class LayerNorm(Layer):
-    """Mean and variance normalised; then, where it is affine, times a weight plus a bias."""
+    """Mean and variance normalised; then times a weight plus a bias, as far as `parts` has them ("weight", "bias").
 
-    def __init__(self, build: Build, width: int, eps: float, affine: bool = True) -> None:
-        super().__init__(build, "layer_norm")
-        self._build, self._width, self._eps, self._affine = build, width, eps, affine
+    With a residual as RMSNorm. `offset` is 1 if the weight is kept around 0.
+    """
+
+    def __init__(
+        self, build: Build, width: int, eps: float, parts: Sequence[str] = ("weight", "bias"), offset: float = 0.0
+    ) -> None:
+        super().__init__(build, "layer_norm", "add")
+        self._build, self._width, self._eps, self._parts, self._offset = build, width, eps, tuple(parts), offset
         self.weight: Tensor
         self.bias: Tensor | None = None
 
     def weights(self, path: str) -> list[Weight]:
-        names = ("weight", "bias") if self._affine else ()
-        return [_vector(self._build, path, name, whole(self._width, self._build.size)) for name in names]
+        shifts, split = {"weight": self._offset}, whole(self._width, self._build.size)
+        return [_vector(self._build, path, name, split, shifts.get(name, 0.0)) for name in self._parts]
 
     def constants(self) -> dict[str, Tensor]:
-        return {} if self._affine else {"weight": torch.ones(self._width, dtype=self._build.dtype)}
+        return {} if "weight" in self._parts else {"weight": torch.ones(self._width, dtype=self._build.dtype)}
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.ops.layer_norm(x, self.weight, self.bias, self._eps)
+    @overload
+    def forward(self, x: Tensor, /) -> Tensor: ...
+    @overload
+    def forward(self, x: Tensor, residual: Tensor | None, /) -> tuple[Tensor, Tensor]: ...
+    def forward(self, x: Tensor, /, *residual: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
+        if not residual:
+            return self.ops.layer_norm(x, self.weight, self.bias, self._eps)
+        total = x if residual[0] is None else self.ops.add(x, residual[0])
+        return self.ops.layer_norm(total, self.weight, self.bias, self._eps), total
 
 
-def _vector(build: Build, path: str, name: str, split: Split) -> Weight:
-    part = Part(f"{path}.{name}", (split.total,), split.ranges)
+def _vector(build: Build, path: str, name: str, split: Split, shift: float = 0.0) -> Weight:
+    part = Part(f"{path}.{name}", (split.total,), split.ranges, shift=shift)
     return Weight(name, (part,), 0, build.rank, build.dtype, "vector")
+
+
+class HeadLayerNorm(Layer):
+    """Mean and variance of each head normalised, then times a weight of its own: in float32, rounded once."""
+
+    def __init__(self, build: Build, heads: Split, head_dim: int, eps: float, name: str = "") -> None:
+        """`name`: of a head's weight, by its number, where the checkpoint has them apart, and not in one [H, D]."""
+        super().__init__(build, "layer_norm")
+        self._build, self._heads, self._dim, self._eps, self._name = build, heads, head_dim, eps, name
+        self.weight: Tensor
+        self.ones: Tensor
+
+    def weights(self, path: str) -> list[Weight]:
+        rank, ranges = self._build.rank, self._heads.ranges
+        if not self._name:
+            part = Part(f"{path}.weight", (self._heads.total, self._dim), ranges)
+            return [Weight("weight", (part,), 0, rank, torch.float32, "vector")]
+        parts = []
+        for head in range(self._heads.total):
+            kept = tuple((0, self._dim if start <= head < stop else 0) for start, stop in ranges)
+            parts.append(Part(f"{path}.{self._name.format(head)}", (self._dim,), kept))
+        return [Weight("weight", tuple(parts), 0, rank, torch.float32, "vector")]
+
+    def constants(self) -> dict[str, Tensor]:
+        return {"ones": torch.ones(self._dim)}
+
+    def forward(self, x: Tensor) -> Tensor:  # [T, H, D] -> [T, H, D]
+        y = self.ops.layer_norm(x.float(), self.ones, None, self._eps)
+        return (y * self.weight.reshape(x.shape[1:])).to(x.dtype)

@@ -31,13 +31,21 @@ class Extent:
 class Rotary(Layer):
     """One table of cosines and sines, shared by the layers that turn alike.
 
-    With `partial`, of the families whose layers turn the first part of a head where the checkpoint says so.
+    With `partial`, of the families whose layers turn the first part of a head where the checkpoint says so; with
+    `neighbours`, of those that pair features 2 i and 2 i + 1 instead of the halves.
     """
 
     def __init__(
-        self, build: Build, head_dim: int, parameters: Parameters, trained: int, partial: bool = False
+        self,
+        build: Build,
+        head_dim: int,
+        parameters: Parameters,
+        trained: int,
+        partial: bool = False,
+        neighbours: bool = False,
     ) -> None:
-        super().__init__(build, "rotary", "norm_rotary")
+        super().__init__(build, *(("pair_rotary",) if neighbours else ("rotary", "norm_rotary")))
+        self._neighbours = neighbours
         self._dim = turned(head_dim, parameters, partial)
         self._scaling = dict(parameters)  # not _parameters: that is nn.Module's own
         self._extent = Extent(trained, build.max_model_len)
@@ -45,15 +53,17 @@ class Rotary(Layer):
         self.table: Tensor
 
     @classmethod
-    def of(cls, build: Build, config: Any, partial: bool = False) -> "Rotary":
+    def of(cls, build: Build, config: Any, partial: bool = False, neighbours: bool = False) -> "Rotary":
         """For a model whose layers all turn alike."""
-        return cls(build, head_dim(config), config.rope_parameters, config.max_position_embeddings, partial)
+        trained = config.max_position_embeddings
+        return cls(build, head_dim(config), config.rope_parameters, trained, partial, neighbours)
 
     def constants(self) -> dict[str, Tensor]:
         return {"table": rotary_table(self._dim, self._scaling, self._extent)}
 
     def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        turned: tuple[Tensor, Tensor] = self.ops.rotary(q, k, self.table, positions)
+        turn = self.ops.pair_rotary if self._neighbours else self.ops.rotary
+        turned: tuple[Tensor, Tensor] = turn(q, k, self.table, positions)
         return turned
 
     def of_normed(
@@ -61,6 +71,8 @@ class Rotary(Layer):
     ) -> tuple[Tensor, Tensor]:
         """q and k turned after each head went through its norm: one op for both."""
         of_q, of_k = norms
+        if self._neighbours:
+            return self(of_q(q), of_k(k), positions)
         heads = HeadNorms(of_q.weight, of_k.weight, of_q.eps, of_q.offset)
         turned: tuple[Tensor, Tensor] = self.ops.norm_rotary(q, k, heads, self.table, positions)
         return turned

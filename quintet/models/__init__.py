@@ -9,8 +9,14 @@ from typing import Any
 
 GROUP = "quintet.models"  # entry points: model_type or architecture = package.module[:Class]
 
-# model_type in config.json -> file, where they differ
-_ALIASES = {"falcon_mamba": "mamba", "gemma3_text": "gemma3", "qwen3_5_text": "qwen3_next"}
+_ALIASES = {  # model_type in config.json -> file, where they differ
+    "cwm": "ministral",
+    "falcon_mamba": "mamba",
+    "gemma3_text": "gemma3",
+    "internlm3": "llama",
+    "iquestcoder": "llama",
+    "qwen3_5_text": "qwen3_next",
+}
 _REGISTERED: dict[str, str | type] = {}  # by model_type or architecture: what a program adds
 
 

@@ -37,7 +37,7 @@ class Block(nn.Module):
         self.attention = SelfAttention(build, shape, None)
         self.attention_norm = LayerNorm(build, width, config.layer_norm_eps)
         names = ("intermediate.dense", "output.dense")
-        self.mlp = MLP(build, width, config.intermediate_size, config.hidden_act, names)
+        self.mlp = MLP(build, (width, config.intermediate_size), config.hidden_act, names)
         self.norm = LayerNorm(build, width, config.layer_norm_eps)
 
     def forward(self, x: Tensor, cache: Cache) -> Tensor:

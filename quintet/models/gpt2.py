@@ -41,7 +41,7 @@ class Block(nn.Module):
         self.attn = SelfAttention(build, shape, None)
         self.ln_2 = LayerNorm(build, width, config.layer_norm_epsilon)
         inner = config.n_inner or 4 * width
-        self.mlp = MLP(build, width, inner, config.activation_function, ("c_fc", "c_proj"), stored=CONV)
+        self.mlp = MLP(build, (width, inner), config.activation_function, ("c_fc", "c_proj"), stored=CONV)
 
     def forward(self, x: Tensor, cache: Cache) -> Tensor:
         x = self._ops.add(self.attn(self.ln_1(x), cache), x)
@@ -69,6 +69,7 @@ class Trunk(nn.Module):
 class Model(CausalLM):
     """The trunk and a head that is tied to the token embedding, as a rule."""
 
+    trunk_name = "transformer"
     ignored = (*CausalLM.ignored, r"transformer\.h\.\d+\.attn\.(bias|masked_bias)")  # the causal mask, stored
 
     def __init__(self, config: Any, build: Build) -> None:
@@ -82,7 +83,3 @@ class Model(CausalLM):
     def canonical(name: str) -> str:
         """The first checkpoints have no prefix."""
         return name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
-
-    def trunk(self, cache: Cache) -> tuple[Tensor, list[Tensor]]:
-        out: tuple[Tensor, list[Tensor]] = self.transformer(cache)
-        return out

@@ -1,34 +1,16 @@
 """OLMo 2 (Walsh et al. 2024): norms after the branches, and q and k normalised over all heads together."""
 
+from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
-
 from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.blocks import PostNormBlock
 from quintet.layers.build import Build, split_heads
 from quintet.layers.decoder import CausalLM, Decoder, head_source
 from quintet.layers.linear import LMHead
-from quintet.layers.mixing import Cache
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import RMSNorm, ShardedRMSNorm
 from quintet.layers.rope import Rotary, head_dim
-
-
-class Block(nn.Module):
-    """Each branch reads the plain residual and is normalised before it joins it."""
-
-    def __init__(self, config: Any, build: Build, attention: nn.Module, mlp: nn.Module) -> None:
-        super().__init__()
-        self._ops = build.ops.take("add")
-        self.self_attn = attention
-        self.post_attention_layernorm = RMSNorm(build, config.hidden_size, config.rms_norm_eps)
-        self.mlp = mlp
-        self.post_feedforward_layernorm = RMSNorm(build, config.hidden_size, config.rms_norm_eps)
-
-    def forward(self, x: Tensor, residual: Tensor | None, cache: Cache) -> tuple[Tensor, Tensor]:
-        x = x if residual is None else self._ops.add(x, residual)
-        x = self._ops.add(self.post_attention_layernorm(self.self_attn(x, cache)), x)
-        return self.post_feedforward_layernorm(self.mlp(x)), x
 
 
 class Model(CausalLM):
@@ -36,20 +18,28 @@ class Model(CausalLM):
 
     def __init__(self, config: Any, build: Build) -> None:
         super().__init__(build)
-        rotary = Rotary.of(build, config)
+        norm = partial(RMSNorm, build, config.hidden_size, config.rms_norm_eps)
         queries, keys = split_heads(config.num_attention_heads, config.num_key_value_heads, build.size)
+        biased, attend = config.attention_bias, self._attending(config, build)
 
-        def block(config: Any, build: Build, index: int) -> Block:
-            shape = Heads.of(
-                config,
-                bias=config.attention_bias,
-                output_bias=config.attention_bias,
-            )
+        def block(config: Any, build: Build, index: int) -> PostNormBlock:
+            window, rotary = attend(index)
+            shape = Heads.of(config, bias=biased, output_bias=biased, window=window)
             attention = SelfAttention(build, shape, rotary)
             attention.q_norm = ShardedRMSNorm(build, queries.times(head_dim(config)), config.rms_norm_eps)
             attention.k_norm = ShardedRMSNorm(build, keys.times(head_dim(config)), config.rms_norm_eps)
-            mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
-            return Block(config, build, attention, mlp)
+            parts = {
+                "self_attn": attention,
+                "post_attention_layernorm": norm(),
+                "mlp": GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act),
+                "post_feedforward_layernorm": norm(),
+            }
+            return PostNormBlock(build, parts)
 
         self.model = Decoder(config, build, block)
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+
+    def _attending(self, config: Any, build: Build) -> Any:
+        """A layer's number -> its window, and what turns its heads."""
+        rotary = Rotary.of(build, config)
+        return lambda index: (None, rotary)

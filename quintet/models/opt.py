@@ -18,7 +18,8 @@ FIRST_ROW = 2  # of the position table; the rows before it are never looked up
 
 
 def _norm(config: Any, build: Build) -> LayerNorm:
-    return LayerNorm(build, config.hidden_size, EPS, affine=config.layer_norm_elementwise_affine)
+    parts = ("weight", "bias") if config.layer_norm_elementwise_affine else ()
+    return LayerNorm(build, config.hidden_size, EPS, parts)
 
 
 class Block(Layer):

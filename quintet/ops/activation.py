@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -12,11 +13,18 @@ def _gelu_tanh(x: Tensor) -> Tensor:
     return functional.gelu(x, approximate="tanh")
 
 
+def _relu2(x: Tensor) -> Tensor:
+    """So et al. 2021 (Primer)."""
+    y = functional.relu(x)
+    return y * y
+
+
 KINDS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "gelu_new": _gelu_tanh,
     "gelu_pytorch_tanh": _gelu_tanh,
     "relu": functional.relu,
+    "relu2": _relu2,
     "silu": functional.silu,
 }
 
@@ -39,3 +47,15 @@ def gated(x: Tensor, kind: str) -> Tensor:
     """kind(gate) * up, where x [T, 2 I] is gate beside up -> [T, I]; Shazeer 2020."""
     gate, up = x.chunk(2, dim=-1)
     return KINDS[kind](gate) * up
+
+
+@Op
+def xielu(x: Tensor, learned: Tensor) -> Tensor:
+    """p x^2 + x / 2 where x > 0, else n (exp(min(x, -1e-6)) - 1 - x) + x / 2: in float32, rounded once.
+
+    `learned` float32 [2] is p and n - 1 / 2 before softplus (Huang and Schlag 2024).
+    """
+    p, n = functional.softplus(learned).unbind(0)
+    y = x.float()
+    below = (y.clamp(max=-1e-6).exp() - 1 - y) * (n + 0.5)
+    return (torch.where(y > 0, p * y * y, below) + y * 0.5).to(x.dtype)

@@ -19,6 +19,16 @@ def rotary(q: Tensor, k: Tensor, table: Tensor, positions: Tensor) -> tuple[Tens
     return _turn(q, cos, sin), _turn(k, cos, sin)
 
 
+@Op
+def pair_rotary(q: Tensor, k: Tensor, table: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """rotary() where neighbours are paired (GPT-J 2021): features 2 i and 2 i + 1 of the first rot.
+
+    The results have the first of each pair, then the second, as rotary()'s: q and k alike, so that scores are the same.
+    """
+    rot = table.shape[1]
+    return rotary.reference(_apart(q, rot), _apart(k, rot), table, positions)
+
+
 class HeadNorms(NamedTuple):
     """rms_norm()'s parameters for the heads of q and of k."""
 
@@ -34,6 +44,12 @@ def norm_rotary(q: Tensor, k: Tensor, norms: HeadNorms, table: Tensor, positions
     q = rms_norm.reference(q, norms.q, norms.eps, norms.offset)
     k = rms_norm.reference(k, norms.k, norms.eps, norms.offset)
     return rotary.reference(q, k, table, positions)
+
+
+def _apart(x: Tensor, rot: int) -> Tensor:
+    """x [T, H, D] with the first of each pair of its first rot features before the second."""
+    pairs = x[..., :rot].unflatten(-1, (rot // 2, 2)).transpose(-1, -2).flatten(-2)
+    return torch.cat([pairs, x[..., rot:]], dim=-1)
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from quintet.names import refuse_unknown
 from quintet.settings.describe import documented
 from quintet.settings.device import DeviceOptions
 from quintet.settings.lacking import lacking
+from quintet.settings.loading import LoadingOptions
 from quintet.settings.memory import MemoryOptions
 from quintet.settings.model import ModelOptions
 from quintet.settings.observability import ObservabilityOptions
@@ -30,6 +31,7 @@ class EngineConfig(
     SchedulingOptions,
     MemoryOptions,
     DeviceOptions,
+    LoadingOptions,
     ModelOptions,
 ):
     """Everything that fixes an engine: which model, on what, with how much memory, and how requests share it.
@@ -59,8 +61,14 @@ class EngineConfig(
         settle(self)
         adopt(self, {"compilation_config": compilation_config, "attention_config": attention_config})
         adopt(self, {"optimization_level": optimization_level})
-        for concern in (ModelOptions, DeviceOptions, MemoryOptions, SchedulingOptions):
+        for concern in (ModelOptions, LoadingOptions, DeviceOptions, MemoryOptions, SchedulingOptions):
             concern._check(self)
+        if self.load_format == "bitsandbytes" and self.quantization not in (None, "bitsandbytes"):
+            raise ValueError(
+                f"load_format='bitsandbytes' is of quantization='bitsandbytes', not {self.quantization!r}; leave it out"
+            )
+        if self.code_revision is not None and not self.trust_remote_code:
+            raise ValueError("code_revision is of code that comes with a model, and none of it runs here; leave it out")
 
     def replace(self, **changes: Any) -> "EngineConfig":
         """A new one with these fields changed, checked again."""

@@ -31,6 +31,9 @@ class Environment:
     )  # fmt: skip
     hf_home: str | None = _variable("HF_HOME", None, text, "where the Hugging Face libraries keep downloads")
     hf_hub_offline: bool = _variable("HF_HUB_OFFLINE", False, truth, "use downloaded models alone, ask no network")
+    use_modelscope: bool = _variable(
+        "QUINTET_USE_MODELSCOPE", False, truth, "download models from ModelScope instead of the Hugging Face hub"
+    )
     cpu_isa: str | None = _variable(
         "QUINTET_CPU_ISA", None, text, "instruction set of CPU kernels, if not the processor's best: avx512, avx2 or "
         "baseline",

@@ -32,8 +32,6 @@ LACKING: Mapping[str, str] = {
     "max_lora_rank": _NOT_YET,
     "limit_mm_per_prompt": _TEXT_ALONE,
     "mm_processor_kwargs": _TEXT_ALONE,
-    "tokenizer_mode": "the tokenizer's own fast form is always used; leave it out",
-    "config_format": "config.json is always read; leave it out",
     "model_impl": "every supported family has one implementation; leave it out",
     "runner": "every model generates; leave it out",
     "task": "every model generates; leave it out",

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from quintet.names import refuse_unknown
-from quintet.settings.option import choice, option
+from quintet.settings.loading import PATH
+from quintet.settings.option import option
 from quintet.values import json_object, one_of, optional, text, truth
 
 # What floats may become while they are loaded: bits of a weight, bits of an activation, inputs that share a scale
@@ -20,7 +21,6 @@ WRITTEN = {
     "awq_marlin": ("awq",), "gptq_marlin": ("gptq",), "gptq_bitblas": ("gptq",), "marlin": ("marlin", "gptq"),
     "moe_wna16": ("awq", "gptq"), "modelopt_fp4": ("modelopt",), "modelopt_mxfp8": ("modelopt",),
 }  # fmt: skip
-PATH = "str | PathLike[str]"  # for type checkers
 BUNDLED = "bundled"  # the model inside the package: the first run needs no download
 
 # The sampling defaults that a generation_config.json may set, under the names of SamplingParams.
@@ -76,17 +76,6 @@ class ModelOptions:
         group="model",
         repr=False,
     )
-    hf_overrides: dict[str, Any] | None = option(
-        None, optional(json_object), "entries that replace those of the model's config.json", group="model"
-    )
-    load_format: str = choice(
-        "auto", "auto", "safetensors", "gguf", "bitsandbytes", "dummy",
-        help="dummy: random weights, none are read; bitsandbytes: as quantization=bitsandbytes", group="model",
-    )  # fmt: skip
-    weights_cache: str | None = option(
-        None, optional(text), "keep the weights here as they were packed, so that the next start reads them at once; "
-        "may be deleted at any time", group="model", metavar="FOLDER", accepts=f"{PATH} | None",
-    )  # fmt: skip
     dtype: str = option(
         "auto", _dtype, "of weights and activations; auto: what the model was saved in, if the device can",
         group="model", choices=("auto", "float32", "bfloat16", "float16"), accepts="str | torch.dtype",
@@ -129,10 +118,6 @@ class ModelOptions:
             raise ValueError(
                 f"quantization_group_size means nothing with quantization={self.quantization!r}, where no weights "
                 "share a scale in groups; leave it out, or set quantization to int8, int4 or w4a8"
-            )
-        if self.load_format == "bitsandbytes" and self.quantization not in (None, "bitsandbytes"):
-            raise ValueError(
-                f"load_format='bitsandbytes' is of quantization='bitsandbytes', not {self.quantization!r}; leave it out"
             )
         if self.skip_tokenizer_init and self.tokenizer is not None:
             raise ValueError("skip_tokenizer_init=True loads no tokenizer, so tokenizer must not be given")

@@ -17,10 +17,11 @@ from torch import Tensor
 from transformers import AutoConfig, Gemma3Config
 
 from quintet.conformance.direct import random_prompts
-from quintet.conformance.tiny import FAMILIES, LENGTH, PLAIN, SERVED, VOCAB, Tiny, make, variant
+from quintet.conformance.kin import KIN
+from quintet.conformance.tiny import EVERY, FAMILIES, LENGTH, PLAIN, SERVED, VOCAB, Tiny, make, variant
 from quintet.engine.worker import ModelSizes, Worker
 from quintet.platforms.cpu import PLATFORM
-from tests.helpers.configs import configs
+from tests.helpers.configs import configs, kin_configs
 from tests.helpers.run_model import Runner
 
 LENGTHS = (23, 1, 40, 7)  # of the prompts of one batch
@@ -54,6 +55,26 @@ def assert_close(logits: Tensor, reference: Tensor) -> None:
 def test_random_configs_agree(family: str, data: st.DataObject) -> None:
     tiny = make(family, data.draw(configs(family)))
     assert_agrees(tiny, seed=data.draw(st.integers(0, 9)), page_size=data.draw(st.sampled_from([8, 16, 32])))
+
+
+@pytest.mark.parametrize("family", KIN)
+@settings(derandomize=True, max_examples=2, deadline=None, database=None)
+@given(data=st.data())
+def test_random_configs_of_kin_agree(family: str, data: st.DataObject) -> None:
+    assert_agrees(make(family, data.draw(kin_configs(family))), seed=data.draw(st.integers(0, 9)))
+
+
+# families whose layers compute something by torch, and not by an op of the platform
+@pytest.mark.parametrize("family", ["apertus", "cohere", "ministral3", "olmo", "stablelm"])
+def test_bits_are_the_same_alone_batched_and_chunked(family: str) -> None:
+    run = Runner(variant(family, list(KIN[family])[-1]))
+    prompts = random_prompts(1, (37, 5, 20), VOCAB)
+    batched = run.prompts(prompts)
+    for prompt, together in zip(prompts, batched, strict=True):
+        alone = run.prompts([prompt])[0]
+        chunks = [run.step({0: prompt[at : at + 7]})[0] for at in range(0, len(prompt), 7)]
+        run.finish(0)
+        assert torch.equal(alone, together) and torch.equal(alone, torch.cat(chunks))
 
 
 def test_longrope_turns_long_requests_by_the_long_factors() -> None:
@@ -135,9 +156,25 @@ def test_gemma3_reads_the_text_model_of_a_checkpoint_that_sees(wrapped: str, tmp
     assert_agrees(replace(tiny, folder=tmp_path, config=seeing))
 
 
-@pytest.mark.parametrize("family", ["gpt2", "opt"])
+def test_falcon_adds_slopes_once() -> None:
+    """As transformers' sdpa does; its eager attention, by which other references compute, adds them twice."""
+    tiny = make("falcon", {**PLAIN, "hidden_size": 64, "num_attention_heads": 4, "alibi": True, "parallel_attn": False})
+    tiny.reference.config._attn_implementation = "sdpa"
+    assert_agrees(tiny)
+
+
+def test_gpt_neox_reads_a_head_by_its_published_name(tmp_path: Path) -> None:
+    tiny = variant("gpt_neox", "parallel")
+    tensors = load_file(tiny.folder / "model.safetensors")
+    save_file(
+        {name.replace("lm_head.", "embed_out."): t for name, t in tensors.items()}, tmp_path / "model.safetensors"
+    )
+    assert_agrees(replace(tiny, folder=tmp_path))
+
+
+@pytest.mark.parametrize("family", ["bloom", "gpt2", "opt"])
 def test_first_checkpoints_without_prefix(family: str, tmp_path: Path) -> None:
-    name, prefix = ("plain", "transformer.") if family == "gpt2" else ("norm before", "model.")
+    name, prefix = ("norm before", "model.") if family == "opt" else ("plain", "transformer.")
     tiny = variant(family, name)
     tensors = load_file(tiny.folder / "model.safetensors")
     bare = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
@@ -152,12 +189,16 @@ def test_first_checkpoints_without_prefix(family: str, tmp_path: Path) -> None:
     [
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("gpt2", {"add_cross_attention": True}, "add_cross_attention"),
+        ("bloom", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm"),
+        ("falcon", {"new_decoder_architecture": True, "parallel_attn": False}, "without parallel_attn"),
+        ("gptj", {"rotary_dim": 5}, "rotary_dim=5"),
+        ("mpt", {"attn_config": {"alibi": False}}, "attn_config.alibi=False"),
         ("llama", {"hidden_act": "mish"}, "activation 'mish' is not known"),
         ("qwen2", {"layer_types": ["chunked_attention"] * 3}, "layer_types"),
     ],
 )
 def test_what_is_not_computed_is_refused(family: str, settings: dict[str, Any], message: str) -> None:
-    config = AutoConfig.for_model(family, **{**next(iter(FAMILIES[family].values())), **settings})
+    config = AutoConfig.for_model(family, **{**next(iter(EVERY[family].values())), **settings})
     with pytest.raises(ValueError, match=message):
         Worker(PLATFORM(), config, ModelSizes(torch.float32, 16, SERVED))
 

@@ -46,6 +46,20 @@ def test_ranks_equal_one(family: str, name: str, size: int) -> None:
     assert_equal_on_ranks(variant(family, name), size)
 
 
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("bloom", "plain"),
+        ("codegen", "plain"),
+        ("cohere", "norms of heads"),
+        ("falcon", "few KV heads"),
+        ("stablelm", "parallel"),
+    ],
+)
+def test_two_ranks_equal_one_where_heads_lie_otherwise_in_the_file(family: str, name: str) -> None:
+    assert_equal_on_ranks(variant(family, name), 2)
+
+
 # heads, KV heads, ranks
 SHARES = {
     "odd heads, one KV head each": (5, 5, 2),

@@ -4,7 +4,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from quintet.conformance.tiny import LENGTH, VOCAB
+from quintet.conformance.kin import KIN
+from quintet.conformance.sizes import LENGTH, VOCAB
 
 KINDS = st.sampled_from(["sliding_attention", "full_attention"])
 FREE_HEAD_DIM = (
@@ -39,6 +40,21 @@ def configs(draw: st.DrawFn, family: str) -> dict[str, Any]:
     if family in FREE_HEAD_DIM:
         common |= {"hidden_size": heads * draw(st.integers(1, 9)), "head_dim": head_dim}
     return common | draw(_OWN[family](layers))
+
+
+@st.composite
+def kin_configs(draw: st.DrawFn, family: str) -> dict[str, Any]:
+    """A variant of a family whose parts others have too, with other numbers of heads and features."""
+    settings = dict(draw(st.sampled_from(list(KIN[family].values()))))
+    heads, kv_heads, dim = (
+        draw(st.sampled_from([4, 8])),
+        draw(st.sampled_from([1, 2, 4])),
+        draw(st.sampled_from([8, 12])),
+    )
+    sizes = {"num_key_value_heads": kv_heads, "num_kv_heads": kv_heads, "intermediate_size": draw(st.integers(3, 90))}
+    sizes |= dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), heads)
+    sizes |= dict.fromkeys(("hidden_size", "n_embd", "d_model"), heads * settings.get("head_dim", dim))
+    return settings | {name: size for name, size in sizes.items() if name in settings}
 
 
 def _llama(layers: int) -> st.SearchStrategy[dict[str, Any]]:
@@ -239,7 +255,14 @@ def _qwen3_next(layers: int) -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
+def _cohere2(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    kinds = st.lists(KINDS, min_size=layers, max_size=layers)
+    own = {"layer_types": kinds, "sliding_window": st.integers(1, 12), "attention_bias": st.booleans()}
+    return st.fixed_dictionaries({**own, "logit_scale": st.floats(0.3, 2.0)})
+
+
 _OWN = {
+    "cohere2": _cohere2,
     "gemma2": _gemma2,
     "gemma3_text": _gemma,
     "gpt2": _gpt2,

@@ -61,7 +61,7 @@ BAD = [
     ("gpu_memory_utilization", True, "over 0"),
     ("dtype", "int8", "one of auto, float32"),
     ("dtype", "bflot16", "did you mean 'bfloat16'"),
-    ("load_format", "pt", "auto, safetensors, gguf, bitsandbytes, dummy"),
+    ("load_format", "ptt", "auto, safetensors, pt, npcache, gguf, bitsandbytes, dummy"),
     ("scheduling_policy", "prio", "did you mean 'priority'"),
     ("logprobs_mode", 3, "one of raw_logprobs"),
     ("enforce_eager", "maybe", "true or false"),
@@ -150,7 +150,8 @@ def test_no_name_is_both_there_and_lacking() -> None:
 SAMPLES = {"max_model_len": "4K", "dtype": "half", "gpu_memory_utilization": "0.5", "hf_overrides": '{"a": 1}'}
 SAMPLES |= {"override_generation_config": '{"top_p": 0.5}', "load_format": "dummy", "scheduling_policy": "priority"}
 SAMPLES |= {"logprobs_mode": "raw_logits", "quantization": "int4", "quantization_group_size": "64"}
-SAMPLES["activation_bits"] = "8"
+SAMPLES |= {"activation_bits": "8", "config_format": "hf", "tokenizer_mode": "mistral"}
+SAMPLES |= {"safetensors_load_strategy": "eager", "model_loader_extra_config": "{}"}
 SAMPLES["kv_cache_dtype"] = "fp8_e4m3"
 SAMPLES |= {"optimization_level": "2", "attention_backend": "triton"}
 NESTED = {each.name: each.metadata["nested"] for each in settings(EngineConfig) if "nested" in each.metadata}

@@ -83,8 +83,7 @@ def test_a_cached_model_is_found_offline(tmp_path: Path) -> None:
         ("config.json", None, "has no config.json"),
         ("config.json", "adapter_config.json", "is an adapter"),
         ("config.json", "inner/config.json", "there is one in inner"),
-        ("model.safetensors", None, "has no *.safetensors weights."),
-        ("model.safetensors", "pytorch_model.bin", "only pickled ones (pytorch_model.bin)"),
+        ("model.safetensors", None, "has no *.safetensors weights;"),
     ],
 )
 def test_a_folder_that_is_no_model(folder: Path, remove: str, add: str | None, says: str) -> None:
@@ -95,6 +94,17 @@ def test_a_folder_that_is_no_model(folder: Path, remove: str, add: str | None, s
     with pytest.raises(FileNotFoundError, match=".") as error:
         resolve_model(EngineConfig(model=folder), OFFLINE)
     assert says in str(error.value)
+
+
+def test_what_torch_saved_is_there_if_it_may_be(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    for load_format in ("auto", "pt", "npcache"):
+        assert resolve_model(EngineConfig(model=folder, load_format=load_format), OFFLINE) == folder
+    with pytest.raises(FileNotFoundError, match="only what torch.save wrote, which load_format='pt' reads"):
+        resolve_model(EngineConfig(model=folder, load_format="safetensors"), OFFLINE)
+    (folder / "pytorch_model.bin").rename(folder / "training_args.bin")
+    with pytest.raises(FileNotFoundError, match=r"has no \*.bin, \*.pt, \*.pth weights"):
+        resolve_model(EngineConfig(model=folder, load_format="pt"), OFFLINE)
 
 
 def test_dummy_weights_need_none(folder: Path) -> None:

@@ -57,7 +57,7 @@ FILES: list[tuple[str, dict[str, Any]]] = [
     ("smollm3", {"use_sliding_window": True, "sliding_window": 64, "num_hidden_layers": 8}),
 ]
 BARE: list[tuple[str, dict[str, Any]]] = [(family, {}) for family in families()]
-TINY = [(family, models.FAMILIES[family][name]) for family, name in models.VARIANTS]
+TINY = [(family, each) for family, variants in models.EVERY.items() for each in variants.values()]
 PER_LAYER = "allow_global_per_layer_attribute_access"
 # Of the installation; an object of transformers' own, plain in the file; and the text, which is compared by itself.
 ASIDE = {"transformers_version", "_name_or_path", "per_layer_config", "text_config", PER_LAYER}

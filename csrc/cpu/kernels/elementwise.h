@@ -5,8 +5,8 @@
 
 namespace quintet::cpu {
 
-enum class Elementwise { gelu, gelu_tanh, relu, silu, add, scale, softcap };
-constexpr int kElementwise = 7, kActivations = 4;  // the activations come first
+enum class Elementwise { gelu, gelu_tanh, relu, relu2, silu, add, scale, softcap };
+constexpr int kElementwise = 8, kActivations = 5;  // the activations come first
 
 // out[i] of x[i], i < count; out may be x. `gated`: times y[i]. `factor` is scale's, and softcap's cap.
 using ElementwiseKernel = void (*)(void* out, const void* x, const void* y, float factor, long count);

@@ -19,6 +19,9 @@ struct GeluTanh {  // its approximation, to 2e-7 of x; (1 + tanh(u)) / 2 is the 
 struct Relu {
     static Floats of(Floats x) { return x < 0.0F ? splat(0.0F) : x; }
 };
+struct Relu2 {  // So et al. 2021
+    static Floats of(Floats x) { return x < 0.0F ? splat(0.0F) : x * x; }
+};
 struct Silu {
     static Floats of(Floats x) { return x * sigmoid_of(x); }
 };
@@ -67,6 +70,7 @@ void softcap(void* out, const void* x, const void*, float cap, long count) {
 #define QUINTET_OF_TYPES(...) {{__VA_ARGS__ float>, __VA_ARGS__ Bfloat16>, __VA_ARGS__ Float16>}}
 #define QUINTET_ELEMENTWISE_KERNELS                                                                                  \
     {{QUINTET_OF_TYPES(activate<Gelu,), QUINTET_OF_TYPES(activate<GeluTanh,), QUINTET_OF_TYPES(activate<Relu,),        \
-      QUINTET_OF_TYPES(activate<Silu,), QUINTET_OF_TYPES(add<), QUINTET_OF_TYPES(scale<), QUINTET_OF_TYPES(softcap<)}, \
+      QUINTET_OF_TYPES(activate<Relu2,), QUINTET_OF_TYPES(activate<Silu,), QUINTET_OF_TYPES(add<),                    \
+      QUINTET_OF_TYPES(scale<), QUINTET_OF_TYPES(softcap<)},                                                           \
      {QUINTET_OF_TYPES(gated<Gelu,), QUINTET_OF_TYPES(gated<GeluTanh,), QUINTET_OF_TYPES(gated<Relu,),                 \
-      QUINTET_OF_TYPES(gated<Silu,)}}
+      QUINTET_OF_TYPES(gated<Relu2,), QUINTET_OF_TYPES(gated<Silu,)}}

@@ -18,6 +18,7 @@ struct RotaryCall {
     const int* positions;      // [tokens]
     long tokens, dim, turned, positions_there;
     float eps, offset;         // of rms_norm
+    bool neighbours;           // pairs are of features 2 i and 2 i + 1; out has the first of each, then the second
     FloatType type;
 };
 

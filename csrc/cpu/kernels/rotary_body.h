@@ -28,6 +28,15 @@ inline void turn_heads(E* out, const E* x, long stride, long count, long dim, co
     });
 }
 
+// The first of each pair, then the second.
+template <typename E>
+inline void take_apart(E* out, const E* x, long half) {
+    for (long i = 0; i < half; ++i) {
+        out[i] = x[2 * i];
+        out[half + i] = x[2 * i + 1];
+    }
+}
+
 template <typename E>
 void turn(const RotaryCall& c, long first, long last) {
     const long half = c.turned / 2;
@@ -42,11 +51,12 @@ void turn(const RotaryCall& c, long first, long last) {
                 if (heads.weight) {
                     rms_row(out + h * c.dim, head, static_cast<const E*>(heads.weight), c.dim, {c.eps, c.offset});
                 } else {
+                    if (c.neighbours) take_apart(out + h * c.dim, head, half);
                     const size_t rest = static_cast<size_t>(c.dim - c.turned) * sizeof(E);
                     __builtin_memcpy(out + h * c.dim + c.turned, head + c.turned, rest);
                 }
             }
-            if (heads.weight) {
+            if (heads.weight || c.neighbours) {
                 x = out;
                 stride = c.dim;
             }

@@ -11,7 +11,7 @@ from torch import Tensor
 from quintet.conformance.check import Broken, Trial, check, require
 from quintet.conformance.direct import Runner, random_prompts
 from quintet.conformance.subject import Subject
-from quintet.conformance.tiny import FAMILIES, PLAIN, VOCAB, Tiny, make, smooth, variant
+from quintet.conformance.tiny import EVERY, FAMILIES, PLAIN, VOCAB, Tiny, make, smooth, variant
 from quintet.conformance.traffic import closeness, named, plain_dtype
 from quintet.layers.build import Wanted
 from quintet.layers.forms import ONLINE, Forms
@@ -71,8 +71,8 @@ def outputs(subject: Subject) -> Iterator[Trial]:
 
 
 def _variants(subject: Subject) -> Iterator[tuple[str, str]]:
-    """All; the first of each family where shapes are fixed, and every model is compiled."""
-    for family, variants in FAMILIES.items():
+    """All; where shapes are fixed, and each model is compiled, the first of families with something of their own."""
+    for family, variants in (FAMILIES if subject.facts.static_shapes else EVERY).items():
         for name in list(variants)[: 1 if subject.facts.static_shapes else None]:
             yield family, name
 

@@ -30,7 +30,7 @@ KEPT = {"quantized_experts": ("experts", "experts"), "quantized_embedding": ("ro
 ROWS = ("activate", "add", "add_rms_norm", "experts", "gated", "layer_norm", "linear") + (
     *PACKED, "rms_norm", "route", "route_grouped", "scale", "softcap"
 )  # fmt: skip
-PAIRS = ("norm_rotary", "rotary")
+PAIRS = ("norm_rotary", "pair_rotary", "rotary")
 POISONED = 1  # the row
 POISONS = (torch.nan, torch.inf, -torch.inf)
 

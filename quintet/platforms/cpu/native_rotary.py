@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from quintet.ops.rotary import HeadNorms, norm_rotary, rotary
+from quintet.ops.rotary import HeadNorms, norm_rotary, pair_rotary, rotary
 from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.native import extension, indices, kind_of, missing
 
@@ -22,6 +22,20 @@ def _rotary(q: Tensor, k: Tensor, table: Tensor, positions: Tensor) -> tuple[Ten
     return _turn(q, k, table, positions, None)
 
 
+def probe_pairs() -> str | None:
+    """A quarter turn takes (1, 2) and (3, 4), first and second of two pairs apart, to (-2, 1) and (-4, 3)."""
+    if reason := missing("pair_rotary"):
+        return reason
+    pairs, table = torch.tensor([[[1.0, 2.0, 3.0, 4.0]]]), torch.tensor([[0.0, 0.0, 1.0, 1.0]])
+    got, _ = _pair_rotary(pairs, pairs, table, torch.zeros(1, dtype=torch.int32))
+    return None if got.tolist() == [[[-2.0, -4.0, 1.0, 3.0]]] else f"quarter turns of two pairs gave {got.tolist()}"
+
+
+@pair_rotary.provide("native", probe_pairs)
+def _pair_rotary(q: Tensor, k: Tensor, table: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    return _turn(q, k, table, positions, None, neighbours=True)
+
+
 @norm_rotary.provide("native", probe)
 def _norm_rotary(q: Tensor, k: Tensor, norms: HeadNorms, table: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     for weight in norms[:2]:
@@ -32,7 +46,9 @@ def _norm_rotary(q: Tensor, k: Tensor, norms: HeadNorms, table: Tensor, position
     return _turn(q, k, table, positions, norms)
 
 
-def _turn(q: Tensor, k: Tensor, table: Tensor, positions: Tensor, norms: HeadNorms | None) -> tuple[Tensor, Tensor]:
+def _turn(
+    q: Tensor, k: Tensor, table: Tensor, positions: Tensor, norms: HeadNorms | None, neighbours: bool = False
+) -> tuple[Tensor, Tensor]:
     (tokens, heads, dim), (k_tokens, k_heads, k_dim) = q.shape, k.shape
     there, turned = table.shape
     if (k_tokens, k_dim, k.dtype) != (tokens, dim, q.dtype) or positions.shape != (tokens,) or turned > dim:
@@ -53,7 +69,8 @@ def _turn(q: Tensor, k: Tensor, table: Tensor, positions: Tensor, norms: HeadNor
     q_weight, k_weight, eps, offset = (0, 0, 0.0, 0.0)
     if norms is not None:
         q_weight, k_weight, eps, offset = norms.q.data_ptr(), norms.k.data_ptr(), norms.eps, norms.offset
-    extension().rotary(
+    turn = extension().pair_rotary if neighbours else extension().rotary
+    turn(
         kind_of(q.dtype), q_out.data_ptr(), q.data_ptr(), q_weight, heads, q_strides[0], q_strides[1],
         k_out.data_ptr(), k.data_ptr(), k_weight, k_heads, k_strides[0], k_strides[1],
         table.data_ptr(), indices(positions), tokens, dim, turned, there, eps, offset,

@@ -25,7 +25,7 @@ PRIORITY: Mapping[str, Sequence[str]] = {
     # but gumbel, which is the specification's to the last bit
     **dict.fromkeys(("greedy", "sample", "top_logprobs", "filter_logits", "widen", "scale_logits"), ("native",)),
     **dict.fromkeys(("penalize", "bias_tokens", "ban_tokens", "keep_tokens"), ("native",)),
-    **dict.fromkeys(("rms_norm", "add_rms_norm", "layer_norm", "rotary", "norm_rotary"), ("native",)),
+    **dict.fromkeys(("rms_norm", "add_rms_norm", "layer_norm", "rotary", "norm_rotary", "pair_rotary"), ("native",)),
     **dict.fromkeys(("embedding", "quantized_embedding", "take_rows", "beside", "attention"), ("native",)),
     **dict.fromkeys(("add", "scale", "scale_heads", "softcap", "write_kv"), ("native",)),
     **dict.fromkeys(("short_conv", "state_space", "delta_rule", "gated_norm", "sigmoid_gate"), ("native",)),

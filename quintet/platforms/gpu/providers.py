@@ -20,7 +20,7 @@ MODULES = (
 PRIORITY: Mapping[str, Sequence[str]] = {
     "paged_attention": ("triton", "gathered"),
     "attention": ("gathered",),
-    **dict.fromkeys(("write_kv", "embedding", "place_tokens", "rotary", "norm_rotary"), ("triton",)),
+    **dict.fromkeys(("write_kv", "embedding", "place_tokens", "rotary", "norm_rotary", "pair_rotary"), ("triton",)),
     **dict.fromkeys(("rms_norm", "add_rms_norm", "gated", "softcap"), ("triton",)),
     **dict.fromkeys(("greedy", "sample", "gumbel", "top_logprobs", "filter_logits"), ("triton",)),
     **dict.fromkeys(("penalize", "bias_tokens", "ban_tokens", "keep_tokens"), ("triton",)),

@@ -14,12 +14,12 @@ from quintet.platforms.gpu.triton_probe import probing
 
 
 def _check_gated(device: torch.device) -> str | None:
-    """Every activation of 0 is 0, and of 20 nearly 20."""
+    """Every activation of 0 is 0, and of 20 nearly 20, or its square."""
     from quintet.platforms.gpu.kernels.activation import KINDS
 
     rows = torch.tensor([[0.0, 3.0], [20.0, 0.5]], device=device)
     got = torch.stack([_gated(rows, kind)[:, 0] for kind in KINDS])
-    good = torch.allclose(got, torch.tensor([0.0, 10.0], device=device))
+    good = not got[:, 0].any() and all(abs(float(x) - 10) < 1e-3 or abs(float(x) - 200) < 1e-3 for x in got[:, 1])
     return None if good else f"gates of 0 and 20 gave {got.tolist()}"
 
 

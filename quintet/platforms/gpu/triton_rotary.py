@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from quintet.ops.rotary import HeadNorms, norm_rotary, rotary
+from quintet.ops.rotary import HeadNorms, norm_rotary, pair_rotary, rotary
 from quintet.platforms.gpu.triton_probe import probing
 
 
@@ -21,6 +21,11 @@ def _rotary(q: Tensor, k: Tensor, table: Tensor, positions: Tensor) -> tuple[Ten
     return _turn(q, k, table, positions, None)
 
 
+@pair_rotary.provide("triton", probing(_check))
+def _pair_rotary(q: Tensor, k: Tensor, table: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    return _turn(q, k, table, positions, None, neighbours=True)
+
+
 @norm_rotary.provide("triton", probing(_check))
 def _norm_rotary(q: Tensor, k: Tensor, norms: HeadNorms, table: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     for weight in norms[:2]:
@@ -31,7 +36,9 @@ def _norm_rotary(q: Tensor, k: Tensor, norms: HeadNorms, table: Tensor, position
     return _turn(q, k, table, positions, norms)
 
 
-def _turn(q: Tensor, k: Tensor, table: Tensor, positions: Tensor, norms: HeadNorms | None) -> tuple[Tensor, Tensor]:
+def _turn(
+    q: Tensor, k: Tensor, table: Tensor, positions: Tensor, norms: HeadNorms | None, neighbours: bool = False
+) -> tuple[Tensor, Tensor]:
     from quintet.platforms.gpu.kernels.rotary import rotary as launch
 
     tokens, _, dim = q.shape
@@ -42,4 +49,4 @@ def _turn(q: Tensor, k: Tensor, table: Tensor, positions: Tensor, norms: HeadNor
     if table.dtype != torch.float32 or not table.is_contiguous() or table.shape[1] > dim:
         raise ValueError(f"a table {tuple(table.shape)} {table.dtype} does not turn heads of {dim}")
     q, k = (x if x.stride(2) == 1 else x.contiguous() for x in (q, k))
-    return launch(q, k, table, positions.contiguous(), norms)
+    return launch(q, k, table, positions.contiguous(), norms, neighbours)

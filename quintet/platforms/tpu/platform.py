@@ -41,7 +41,17 @@ class TPU(Platform):
     op_priority = dict.fromkeys(PAGED, ("pallas", "jax")) | dict.fromkeys(
         (
             *("attention", "take_rows", "place_rows"),
-            *("linear", "embedding", "rotary", "rms_norm", "add_rms_norm", "layer_norm", "activate", "gated"),
+            *(
+                "linear",
+                "embedding",
+                "rotary",
+                "pair_rotary",
+                "rms_norm",
+                "add_rms_norm",
+                "layer_norm",
+                "activate",
+                "gated",
+            ),
             *("route", "route_grouped", "grouped_linear", "experts"),
             *("greedy", "sample", "gumbel", "scale_logits", "filter_logits", "top_logprobs", "widen"),
             *("penalize", "bias_tokens", "ban_tokens", "keep_tokens", "place_tokens"),

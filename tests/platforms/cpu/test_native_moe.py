@@ -113,12 +113,12 @@ def test_experts_with_an_activation_that_the_extension_lacks(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their products stay native; who is nobody's expert adds nothing."""
-    monkeypatch.setitem(KINDS, "relu2", lambda x: x.relu().square())
+    monkeypatch.setitem(KINDS, "relu3", lambda x: x.relu().pow(3))
     x, gate_up, down, weights, ids = layer(dtype)
     ids[3, 1], ids[4, 0] = -1, len(down)
-    want = Op.registry["experts"].reference(*(a.float() for a in (x, gate_up, down)), weights, ids, "relu2")
-    got = native("experts")(x, pack_experts(gate_up), pack_experts(down), weights, ids, "relu2")
-    assert_close(got, want, dtype, "relu2")
+    want = Op.registry["experts"].reference(*(a.float() for a in (x, gate_up, down)), weights, ids, "relu3")
+    got = native("experts")(x, pack_experts(gate_up), pack_experts(down), weights, ids, "relu3")
+    assert_close(got, want, dtype, "relu3")
 
 
 def test_each_product_is_rounded_to_the_type() -> None:

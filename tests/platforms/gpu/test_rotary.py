@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 import quintet.platforms.gpu.triton_rotary  # noqa: F401  registers its providers
-from quintet.ops.rotary import HeadNorms, norm_rotary, rotary
+from quintet.ops.rotary import HeadNorms, norm_rotary, pair_rotary, rotary
 from tests.helpers.triton import DTYPES, needs_triton, randn, triton_op
 
 DEVICE = needs_triton()
@@ -47,6 +47,13 @@ def test_heads_are_normalized_before(dtype: torch.dtype, shape: tuple[int, ...],
         size = max(1.0, float(want.abs().max()))
         limit = {torch.float32: 4, torch.float16: 3, torch.bfloat16: 8}[dtype] * torch.finfo(dtype).eps * size
         assert got.dtype == dtype and float((got.float() - want).abs().max()) <= limit
+
+
+@pytest.mark.parametrize("shape", [(5, 1, 24, 12), (4, 2, 64, 64)], ids=str)
+def test_neighbours_are_turned_as_the_specification_does(shape: tuple[int, ...]) -> None:
+    q, k, table, positions = heads_and_table(*shape, torch.float16)
+    gots = triton_op("pair_rotary", DEVICE)(q, k, table, positions)
+    assert all(map(torch.equal, gots, pair_rotary(q, k, table, positions)))
 
 
 def test_a_head_has_the_same_bits_in_every_batch() -> None:

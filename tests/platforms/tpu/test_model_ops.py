@@ -20,6 +20,7 @@ pytestmark = needs_jax
 MODULES = ("activation", "embedding", "linear", "moe", "norm", "quantized", "rotary", "rows", "step_attention")
 NAMES = (
     *("activate", "gated", "embedding", "linear", "rms_norm", "add_rms_norm", "layer_norm", "rotary"),
+    "pair_rotary",
     *("linear:int8", "linear:int4", "linear:fp8", "linear:fp8a8", "linear:w8a8"),
     *("route", "route_grouped", "grouped_linear", "experts"),
     *("attention", "take_rows", "place_rows"),

@@ -11,7 +11,10 @@ from torch import Tensor
 from quintet.platforms.gpu.kernels.variant import Variant
 
 BLOCK = 1024  # numbers of a program: 8 in each lane of 4 warps, one load of 16 bytes in half precision. Untuned
-KINDS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "silu": "silu"}
+KINDS = {
+    **{kind: kind for kind in ("gelu", "relu", "relu2", "silu")},
+    **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh"), "gelu_tanh"),
+}
 
 
 @triton.jit
@@ -29,6 +32,8 @@ def activated(x, KIND: tl.constexpr):
         return x / (1.0 + tl.exp(-x))
     elif KIND == "relu":
         return tl.where(x < 0.0, 0.0, x)  # NaN stays
+    elif KIND == "relu2":
+        return tl.where(x < 0.0, 0.0, x * x)
     elif KIND == "gelu":
         return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     else:

@@ -30,7 +30,7 @@ def _rotary(
     q, k, q_out, k_out, q_weight, k_weight, table, positions,
     q_heads, k_heads, q_step, q_head_step, k_step, k_head_step, q_blocks, eps, offset,
     DIM: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr, HEADS: tl.constexpr,
-    NORM: tl.constexpr, SHIFTED: tl.constexpr,
+    NORM: tl.constexpr, SHIFTED: tl.constexpr, NEIGHBOURS: tl.constexpr,
 ):  # fmt: skip
     token, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     x, out, weight, heads, step, head_step = q, q_out, q_weight, q_heads, q_step, q_head_step
@@ -44,8 +44,10 @@ def _rotary(
     there = own & inside
     x += token * step + head * head_step
     out += (token * heads + head) * DIM
-    a = tl.load(x + i, mask=there, other=0.0).to(tl.float32)
-    b = tl.load(x + HALF + i, mask=there, other=0.0).to(tl.float32)
+    first = 2 * i if NEIGHBOURS else i
+    second = first + (1 if NEIGHBOURS else HALF)
+    a = tl.load(x + first, mask=there, other=0.0).to(tl.float32)
+    b = tl.load(x + second, mask=there, other=0.0).to(tl.float32)
     j = 2 * HALF + tl.arange(0, REST_BLOCK)[None, :]
     rest = tl.zeros([HEADS, REST_BLOCK], tl.float32)
     if 2 * HALF < DIM:
@@ -71,11 +73,17 @@ def _rotary(
         tl.store(out + j, rest.to(kind), mask=own & (j < DIM))
 
 
-def rotary(q: Tensor, k: Tensor, table: Tensor, positions: Tensor, norms: HeadNorms | None) -> tuple[Tensor, Tensor]:
-    """q [T, H, D] and k [T, Hkv, D], whose last axis is dense; table [P, rot] float32; positions [T] int32."""
+def rotary(
+    q: Tensor, k: Tensor, table: Tensor, positions: Tensor, norms: HeadNorms | None, neighbours: bool = False
+) -> tuple[Tensor, Tensor]:
+    """q [T, H, D] and k [T, Hkv, D], whose last axis is dense; table [P, rot] float32; positions [T] int32.
+
+    Without norms, `neighbours` may be paired: the results have the first of each pair, then the second.
+    """
     tokens, heads, dim = q.shape
     q_out, k_out = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k))
     constants = _constants(dim, table.shape[1] // 2, norms is not None, norms is not None and norms.offset != 0)
+    constants["NEIGHBOURS"] = neighbours
     q_blocks, k_blocks = (triton.cdiv(x.shape[1], constants["HEADS"]) for x in (q, k))
     of_q, of_k, eps, offset = (q, k, 0.0, 0.0) if norms is None else norms
     _rotary[(tokens, q_blocks + k_blocks)](
@@ -95,6 +103,7 @@ def _constants(dim: int, half: int, norm: bool, shifted: bool) -> dict[str, Any]
         "HEADS": max(1, PER_PROGRAM // max(half_block, triton.next_power_of_2(dim) // 2)),
         "NORM": norm,
         "SHIFTED": shifted,
+        "NEIGHBOURS": False,
     }
 
 
@@ -111,4 +120,6 @@ def variants() -> list[Variant]:
             for norm, shifted in ((False, False), (True, False), (True, True)):
                 name = f"rotary {kind} {turned} of {dim}, norm {norm}, shifted {shifted}"
                 found.append(Variant(name, _rotary, signature, _constants(dim, turned // 2, norm, shifted)))
+        paired = _constants(128, 32, False, False) | {"NEIGHBOURS": True}
+        found.append(Variant(f"rotary {kind} 64 of 128, neighbours", _rotary, signature, paired))
     return found

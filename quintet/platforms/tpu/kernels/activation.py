@@ -17,11 +17,16 @@ def _gelu_tanh(x: jax.Array) -> jax.Array:
     return jax.nn.gelu(x, approximate=True)
 
 
+def _relu2(x: jax.Array) -> jax.Array:
+    return jnp.square(jax.nn.relu(x))
+
+
 KINDS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": _gelu,
     "gelu_new": _gelu_tanh,
     "gelu_pytorch_tanh": _gelu_tanh,
     "relu": jax.nn.relu,
+    "relu2": _relu2,
     "silu": jax.nn.silu,
 }
 

@@ -1,0 +1,80 @@
+"""Families that are made of what those of tiny.FAMILIES are made of: their logits are compared, and no more."""
+
+from typing import Any
+
+from quintet.conformance.sizes import LENGTH, PLAIN, VOCAB, WINDOW
+
+HEAD = {**PLAIN, "head_dim": 16}
+HALF = {**HEAD, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
+WINDOWS = {**HEAD, "sliding_window": WINDOW}
+MIXED = {**WINDOWS, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+GPT = {
+    "vocab_size": VOCAB, "n_positions": LENGTH, "n_embd": 48, "n_layer": 3, "n_head": 4, "bos_token_id": 1,
+    "eos_token_id": 2,
+}  # fmt: skip
+GPT_NEO = {
+    "vocab_size": VOCAB, "hidden_size": 48, "num_layers": 3, "num_heads": 6, "max_position_embeddings": LENGTH,
+    "window_size": WINDOW, "attention_types": [[["global", "local", "local"], 1]], "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+BLOOM = {
+    "vocab_size": VOCAB, "hidden_size": 48, "n_layer": 3, "n_head": 6, "seq_length": LENGTH, "bos_token_id": 1,
+    "eos_token_id": 2,
+}  # fmt: skip
+MPT = {
+    "vocab_size": VOCAB, "d_model": 48, "n_layers": 3, "n_heads": 6, "max_seq_len": LENGTH, "bos_token_id": 1,
+    "eos_token_id": 2,
+}  # fmt: skip
+GROWING = {  # every 16 positions, queries grow
+    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 16.0, "original_max_position_embeddings": 16,
+    "llama_4_scaling_beta": 0.5, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 64,
+    "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+}  # fmt: skip
+ALPHA = {"rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0, "rope_theta": 10000.0}
+
+# family -> variant -> what its config is made of
+KIN: dict[str, dict[str, dict[str, Any]]] = {
+    "apertus": {"plain": {**PLAIN, "rope_parameters": LLAMA3}},
+    "arcee": {"plain": PLAIN},
+    "bloom": {"plain": BLOOM},
+    "codegen": {"plain": {**GPT, "rotary_dim": 6, "n_head": 8}},
+    "cohere": {"norms of heads": {**PLAIN, "use_qk_norm": True, "attention_bias": True, "logit_scale": 0.5}},
+    "cwm": {"plain": {**WINDOWS, "rope_parameters": LLAMA3}},
+    "ernie4_5": {"biased": {**HEAD, "use_bias": True, "tie_word_embeddings": True}},
+    "exaone4": {
+        "windows": {**PLAIN, "sliding_window": WINDOW, "sliding_window_pattern": 2},
+        "no windows": {**PLAIN, "sliding_window": None, "layer_types": ["full_attention"] * 3},
+    },
+    "falcon": {
+        "one KV head": {**PLAIN, "bias": True},
+        "few KV heads": {**PLAIN, "new_decoder_architecture": True, "num_kv_heads": 3, "tie_word_embeddings": True},
+    },
+    "gemma": {"plain": {**HEAD, "tie_word_embeddings": True}},
+    "glm": {"plain": {**HALF, "attention_bias": True}},
+    "glm4": {"plain": HALF},
+    "gpt_bigcode": {"one KV head": GPT, "many": {**GPT, "multi_query": False, "n_inner": 50}},
+    "gpt_neo": {"plain": GPT_NEO},
+    "gpt_neox": {"parallel": PLAIN, "serial": {**PLAIN, "use_parallel_residual": False, "attention_bias": False}},
+    "gptj": {"plain": {**GPT, "rotary_dim": 6}},
+    "helium": {"plain": {**PLAIN, "head_dim": 8}},
+    "hunyuan_v1_dense": {"alpha": {**HEAD, "attention_bias": True, "rope_parameters": ALPHA}},
+    "internlm3": {"plain": HEAD},
+    "iquestcoder": {"plain": HEAD},
+    "jais2": {"plain": {**PLAIN, "head_dim": 8}},
+    "ministral": {"plain": MIXED},
+    "ministral3": {"plain": {**HEAD, "sliding_window": None, "rope_parameters": GROWING}},
+    "mpt": {"plain": MPT, "clipped": {**MPT, "n_heads": 4, "attn_config": {"clip_qkv": 0.5}}},
+    "nemotron": {"biased": {**HALF, "attention_bias": True, "mlp_bias": True}},
+    "olmo": {"clipped": {**PLAIN, "clip_qkv": 0.5}},
+    "olmo3": {"plain": MIXED},
+    "persimmon": {"plain": PLAIN},
+    "phi": {"plain": PLAIN, "norms of heads": {**PLAIN, "qk_layernorm": True}},
+    "seed_oss": {"plain": {**HEAD, "attention_bias": True}},
+    "stablelm": {
+        "plain": PLAIN,
+        "parallel": {**PLAIN, "use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": True},
+    },
+    "starcoder2": {"plain": WINDOWS},
+}

@@ -1,0 +1,20 @@
+"""How small the small models are that checks are made with."""
+
+VOCAB = 101  # odd, so that no number of ranks divides it
+LENGTH = 256  # positions that the models are made for
+SERVED = 128  # positions that the tests use, unless they say otherwise
+WINDOW = 17  # tokens; longer than a page of 16, shorter than the prompts of the tests
+
+PLAIN = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 77,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": LENGTH,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}

@@ -1,0 +1,91 @@
+"""Blocks and trunks whose parts stand in one order, under whatever names a family's checkpoints have for them."""
+
+import math
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from quintet.layers.build import Build
+from quintet.layers.decoder import across
+from quintet.layers.embedding import Embedding, PositionEmbedding
+from quintet.layers.mixing import Cache
+
+
+class Named(nn.Module):
+    """Modules by the checkpoint's names; subclasses say what each place is for."""
+
+    def __init__(self, build: Build, parts: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self._ops = build.ops.take("add")
+        for name, part in parts.items():
+            self.add_module(name, part)
+        self._parts = tuple(parts.values())
+
+
+class SerialBlock(Named):
+    """Norm, attention, norm, feed-forward: the second branch reads what the first has added."""
+
+    def forward(self, x: Tensor, residual: Tensor | None, cache: Cache) -> tuple[Tensor, Tensor]:
+        before, attend, between, feed = self._parts
+        x, residual = before(x, residual)
+        x, residual = between(attend(x, cache), residual)
+        assert residual is not None
+        return feed(x), residual
+
+
+class ParallelBlock(Named):
+    """Norm, attention, feed-forward, or with a norm before each: both branches read the same (GPT-J 2021)."""
+
+    def forward(self, x: Tensor, residual: Tensor | None, cache: Cache) -> tuple[Tensor, Tensor]:
+        before, attend, *own, feed = self._parts
+        normed, total = before(x, residual)
+        fed = feed(own[0](total) if own else normed)
+        return self._ops.add(attend(normed, cache), fed), total
+
+
+class PostNormBlock(Named):
+    """Attention, norm, feed-forward, norm: each branch reads the plain residual (OLMo 2, 2024)."""
+
+    def forward(self, x: Tensor, residual: Tensor | None, cache: Cache) -> tuple[Tensor, Tensor]:
+        attend, after, feed, last = self._parts
+        x = x if residual is None else self._ops.add(x, residual)
+        x = self._ops.add(after(attend(x, cache)), x)
+        return last(feed(x)), x
+
+
+class BetweenNormsBlock(Named):
+    """Norm, attention, norm, norm, feed-forward, norm: one before each branch and one after."""
+
+    def forward(self, x: Tensor, residual: Tensor | None, cache: Cache) -> tuple[Tensor, Tensor]:
+        before, attend, after, between, feed, last = self._parts
+        x, residual = before(x, residual)
+        x, residual = between(after(attend(x, cache)), residual)
+        assert residual is not None
+        return last(feed(x)), residual
+
+
+class Trunk(Named):
+    """As Decoder: an embedding, what is done to its rows (positions are added, norms applied), blocks, a last norm."""
+
+    def __init__(self, build: Build, parts: Mapping[str, nn.Module], scale: float = 1.0) -> None:
+        super().__init__(build, parts)
+        self._build, self._scale = build, scale
+        build.ops.take("take_rows", "scale")
+
+    def forward(self, cache: Cache) -> tuple[Tensor, list[Tensor]]:
+        table, *more, blocks, last = self._parts
+        assert isinstance(table, Embedding) and isinstance(blocks, nn.ModuleList)
+        x = table.of(cache.batch, self._scale)
+        for each in more:
+            placed = isinstance(each, PositionEmbedding)
+            x = self._ops.add(x, each(cache.batch.positions)) if placed else each(x)
+        return across(blocks, last, x, cache, self._build)
+
+
+def slopes(heads: int) -> tuple[float, ...]:
+    """ALiBi's, by head (Press et al. 2022): powers of 2 ** (-8 / n), where n is heads rounded down to a power of two;
+    the heads past it take every other one of 2 n heads'."""
+    rounded = 2 ** math.floor(math.log2(heads))
+    first = [2 ** (-8 * (i + 1) / rounded) for i in range(rounded)]
+    rest = [2 ** (-8 * (2 * i + 1) / (2 * rounded)) for i in range(heads - rounded)]
+    return (*first, *rest)

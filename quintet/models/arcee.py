@@ -1,0 +1,32 @@
+"""AFM (Arcee 2025): Llama with a plain feed-forward, whose activation is squared relu."""
+
+from typing import Any
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.linear import LMHead
+from quintet.layers.mlp import MLP
+from quintet.layers.rope import Rotary
+
+
+class Model(CausalLM):
+    """Pre-norm blocks, rotary positions."""
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        rotary = Rotary.of(build, config)
+
+        def block(config: Any, build: Build, index: int) -> PreNormBlock:
+            shape = Heads.of(config, bias=config.attention_bias, output_bias=config.attention_bias)
+            mlp = MLP(
+                build,
+                (config.hidden_size, config.intermediate_size),
+                config.hidden_act,
+                ("up_proj", "down_proj"),
+                config.mlp_bias,
+            )
+            return PreNormBlock(config, build, SelfAttention(build, shape, rotary), mlp)
+
+        self.model = Decoder(config, build, block)
+        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))

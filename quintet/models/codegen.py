@@ -1,0 +1,16 @@
+"""CodeGen (Nijkamp et al. 2022): GPT-J with q, v and k of a quarter of the heads side by side."""
+
+from typing import Any
+
+from quintet.layers.attention import Heads
+from quintet.layers.linear import Stored
+from quintet.models import gptj
+
+QUARTERS = Stored(fused="qkv_proj", strips=4, order=(0, 2, 1))  # as it was trained on TPUs
+
+
+class Model(gptj.Model):
+    """The same blocks."""
+
+    def _heads(self, config: Any) -> Heads:
+        return Heads.of(config, kv_heads=config.num_attention_heads, output="out_proj", stored=QUARTERS)

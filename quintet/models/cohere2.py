@@ -1,0 +1,49 @@
+"""Command R7B, Command A (Cohere 2024): windows, and positions in windowed layers alone."""
+
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.blocks import ParallelBlock, Trunk
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, head_source, layer_window
+from quintet.layers.embedding import Embedding
+from quintet.layers.linear import LMHead
+from quintet.layers.mlp import GatedMLP
+from quintet.layers.norm import LayerNorm
+from quintet.layers.rope import Rotary
+
+
+class Model(CausalLM):
+    """Parallel blocks under a LayerNorm without bias, neighbours turned, scaled logits, a tied head."""
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        hidden = config.hidden_size
+        norm = partial(LayerNorm, build, hidden, config.layer_norm_eps, ("weight",))
+        rotary = Rotary.of(build, config, neighbours=True)
+
+        def block(index: int) -> ParallelBlock:
+            attention = self._attention(config, build, rotary, index)
+            mlp = GatedMLP(build, hidden, config.intermediate_size, config.hidden_act)
+            return ParallelBlock(build, {"input_layernorm": norm(), "self_attn": attention, "mlp": mlp})
+
+        parts = {
+            "embed_tokens": Embedding(build, config.vocab_size, hidden),
+            "layers": nn.ModuleList(block(index) for index in range(config.num_hidden_layers)),
+            "norm": norm(),
+        }
+        self.model = Trunk(build, parts)
+        self.lm_head = LMHead(build, hidden, config.vocab_size, head_source(config))
+        self._ops, self._scale = build.ops.take("scale"), config.logit_scale
+
+    def _attention(self, config: Any, build: Build, rotary: Rotary, index: int) -> SelfAttention:
+        window, biased = layer_window(config, index), config.attention_bias
+        shape = Heads.of(config, window=window, bias=biased, output_bias=biased)
+        return SelfAttention(build, shape, None if window is None else rotary)
+
+    def head(self, x: Tensor) -> Tensor:
+        out: Tensor = self._ops.scale(super().head(x), self._scale)
+        return out

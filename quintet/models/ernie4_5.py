@@ -1,0 +1,26 @@
+"""Ernie 4.5, dense (Baidu 2025): Llama with neighbours turned, and one switch for all biases."""
+
+from typing import Any
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.linear import LMHead
+from quintet.layers.mlp import GatedMLP
+from quintet.layers.rope import Rotary
+
+
+class Model(CausalLM):
+    """Pre-norm blocks, a gated feed-forward."""
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        rotary = Rotary.of(build, config, neighbours=True)
+
+        def block(config: Any, build: Build, index: int) -> PreNormBlock:
+            shape = Heads.of(config, bias=config.use_bias, output_bias=config.use_bias)
+            mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act, config.use_bias)
+            return PreNormBlock(config, build, SelfAttention(build, shape, rotary), mlp)
+
+        self.model = Decoder(config, build, block)
+        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))

@@ -1,0 +1,39 @@
+"""EXAONE 4 (LG AI Research 2025): OLMo 2's blocks, each head's q and k normalised, positions in windows alone."""
+
+from functools import partial
+from typing import Any
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.blocks import PostNormBlock
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, Decoder, head_source, layer_window
+from quintet.layers.linear import LMHead
+from quintet.layers.mlp import GatedMLP
+from quintet.layers.norm import RMSNorm
+from quintet.layers.rope import Rotary, head_dim
+
+
+class Model(CausalLM):
+    """Of a checkpoint without windows (1.2B), every layer has positions."""
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        rotary, eps = Rotary.of(build, config), config.rms_norm_eps
+        norm = partial(RMSNorm, build, config.hidden_size, eps)
+
+        def block(config: Any, build: Build, index: int) -> PostNormBlock:
+            window = layer_window(config, index)
+            turned = config.sliding_window is None or window is not None
+            attention = SelfAttention(build, Heads.of(config, window=window), rotary if turned else None)
+            attention.q_norm = RMSNorm(build, head_dim(config), eps)
+            attention.k_norm = RMSNorm(build, head_dim(config), eps)
+            parts = {
+                "self_attn": attention,
+                "post_attention_layernorm": norm(),
+                "mlp": GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act),
+                "post_feedforward_layernorm": norm(),
+            }
+            return PostNormBlock(build, parts)
+
+        self.model = Decoder(config, build, block)
+        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))

@@ -1,0 +1,68 @@
+"""Falcon (Almazrouei et al. 2023): parallel blocks, one KV head or few, rotary positions or (RW) ALiBi."""
+
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.blocks import Named, ParallelBlock, SerialBlock, Trunk, slopes
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM
+from quintet.layers.embedding import Embedding
+from quintet.layers.linear import LMHead, Stored
+from quintet.layers.mlp import MLP
+from quintet.layers.norm import LayerNorm
+from quintet.layers.rope import Rotary
+
+
+class Model(CausalLM):
+    """Of 40B and 180B, each branch has a norm of its own, and a KV head stands beside its queries in the checkpoint."""
+
+    trunk_name = "transformer"
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        if config.new_decoder_architecture and not config.parallel_attn:
+            raise ValueError("falcon with new_decoder_architecture and without parallel_attn is not supported")
+        hidden = config.hidden_size
+        norm = partial(LayerNorm, build, hidden, config.layer_norm_epsilon)
+        rotary = None if config.alibi else Rotary.of(build, config)
+        shape, two = _heads(config), config.new_decoder_architecture and config.num_ln_in_parallel_attn != 1
+        names = "dense_h_to_4h", "dense_4h_to_h"
+
+        def block() -> Named:
+            attention = {"self_attention": SelfAttention(build, shape, rotary)}
+            mlp = {"mlp": MLP(build, (hidden, config.ffn_hidden_size), config.activation, names, config.bias)}
+            if two:
+                return ParallelBlock(build, {"ln_attn": norm(), **attention, "ln_mlp": norm(), **mlp})
+            if config.parallel_attn:
+                return ParallelBlock(build, {"input_layernorm": norm(), **attention, **mlp})
+            between = {"post_attention_layernorm": norm()}
+            return SerialBlock(build, {"input_layernorm": norm(), **attention, **between, **mlp})
+
+        parts = {
+            "word_embeddings": Embedding(build, config.vocab_size, hidden),
+            "h": nn.ModuleList(block() for _ in range(config.num_hidden_layers)),
+            "ln_f": norm(),
+        }
+        self.transformer = Trunk(build, parts)
+        source = "/transformer.word_embeddings" if config.tie_word_embeddings else "/lm_head"
+        self.lm_head = LMHead(build, hidden, config.vocab_size, source)
+
+
+def _heads(config: Any) -> Heads:
+    """Slopes are added before the scores are scaled, unlike Bloom's."""
+    heads, size = config.num_attention_heads, config.head_dim
+    kv_heads = config.num_kv_heads if config.new_decoder_architecture else 1 if config.multi_query else heads
+    return Heads(
+        hidden=config.hidden_size,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=size,
+        alibi=tuple(slope * size**-0.5 for slope in slopes(heads)) if config.alibi else None,
+        bias=config.bias,
+        output_bias=config.bias,
+        output="dense",
+        stored=Stored(fused="query_key_value", strips=kv_heads),
+    )

@@ -1,0 +1,37 @@
+"""GLM-4-0414 and GLM-Z1 (Z.ai 2025): GLM with norms behind the branches too."""
+
+from functools import partial
+from typing import Any
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.blocks import BetweenNormsBlock
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, Decoder, head_source
+from quintet.layers.linear import LMHead, Stored
+from quintet.layers.mlp import GatedMLP
+from quintet.layers.norm import RMSNorm
+from quintet.layers.rope import Rotary
+
+
+class Model(CausalLM):
+    """Norms around each branch, half of each head turned with neighbours paired, gate and up fused."""
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        rotary = Rotary.of(build, config, partial=True, neighbours=True)
+        norm = partial(RMSNorm, build, config.hidden_size, config.rms_norm_eps)
+
+        def block(config: Any, build: Build, index: int) -> BetweenNormsBlock:
+            fused = Stored(fused="gate_up_proj")
+            parts = {
+                "input_layernorm": norm(),
+                "self_attn": SelfAttention(build, Heads.of(config, bias=config.attention_bias), rotary),
+                "post_self_attn_layernorm": norm(),
+                "post_attention_layernorm": norm(),
+                "mlp": GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act, stored=fused),
+                "post_mlp_layernorm": norm(),
+            }
+            return BetweenNormsBlock(build, parts)
+
+        self.model = Decoder(config, build, block)
+        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))

@@ -1,0 +1,53 @@
+"""SantaCoder and StarCoder (Li et al. 2023): GPT-2 with one KV head for all queries."""
+
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.blocks import SerialBlock, Trunk
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, refuse
+from quintet.layers.embedding import Embedding, PositionEmbedding
+from quintet.layers.linear import LMHead, Stored
+from quintet.layers.mlp import MLP
+from quintet.layers.norm import LayerNorm
+
+
+class Model(CausalLM):
+    """Learned positions, LayerNorm, biases; a head that is tied as a rule."""
+
+    trunk_name = "transformer"
+    ignored = (*CausalLM.ignored, r"transformer\.h\.\d+\.attn\.(bias|masked_bias)")  # the causal mask, stored
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        refuse(config, "add_cross_attention")
+        hidden, heads = config.hidden_size, config.num_attention_heads
+        norm = partial(LayerNorm, build, hidden, config.layer_norm_epsilon)
+        shape = Heads.of(
+            config,
+            kv_heads=1 if config.multi_query else heads,
+            scale=None if config.scale_attn_weights else 1.0,
+            bias=True,
+            output_bias=True,
+            output="c_proj",
+            stored=Stored(fused="c_attn", strips=1 if config.multi_query else heads),
+        )
+
+        def block() -> SerialBlock:
+            sizes = hidden, config.n_inner or 4 * hidden
+            mlp = MLP(build, sizes, config.activation_function, ("c_fc", "c_proj"))
+            attention = SelfAttention(build, shape, None)
+            return SerialBlock(build, {"ln_1": norm(), "attn": attention, "ln_2": norm(), "mlp": mlp})
+
+        parts = {
+            "wte": Embedding(build, config.vocab_size, hidden),
+            "wpe": PositionEmbedding(build, config.max_position_embeddings, hidden),
+            "h": nn.ModuleList(block() for _ in range(config.num_hidden_layers)),
+            "ln_f": norm(),
+        }
+        self.transformer = Trunk(build, parts)
+        source = "/transformer.wte" if config.tie_word_embeddings else "/lm_head"
+        self.lm_head = LMHead(build, hidden, config.vocab_size, source)

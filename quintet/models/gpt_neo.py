@@ -1,0 +1,57 @@
+"""GPT-Neo (Black et al. 2021): learned positions, scores that are not scaled, windows in every other layer."""
+
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.blocks import SerialBlock, Trunk
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM
+from quintet.layers.embedding import Embedding, PositionEmbedding
+from quintet.layers.linear import LMHead
+from quintet.layers.mlp import MLP
+from quintet.layers.norm import LayerNorm
+
+
+class Model(CausalLM):
+    """Pre-norm blocks; a head that is tied as a rule."""
+
+    trunk_name = "transformer"
+    ignored = (*CausalLM.ignored, r"transformer\.h\.\d+\.attn\.(bias|masked_bias)")  # the causal mask, stored
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        hidden = config.hidden_size
+        norm = partial(LayerNorm, build, hidden, config.layer_norm_epsilon)
+
+        def block(kind: str) -> SerialBlock:
+            window = config.window_size if kind == "local" else None
+            shape = Heads.of(
+                config,
+                kv_heads=config.num_attention_heads,
+                scale=1.0,
+                window=window,
+                output_bias=True,
+                output="out_proj",
+            )
+            sizes = hidden, config.intermediate_size or 4 * hidden
+            mlp = MLP(build, sizes, config.activation_function, ("c_fc", "c_proj"))
+            attention = SelfAttention(build, shape, None)
+            return SerialBlock(build, {"ln_1": norm(), "attn": attention, "ln_2": norm(), "mlp": mlp})
+
+        parts = {
+            "wte": Embedding(build, config.vocab_size, hidden),
+            "wpe": PositionEmbedding(build, config.max_position_embeddings, hidden),
+            "h": nn.ModuleList(block(kind) for kind in config.attention_layers),
+            "ln_f": norm(),
+        }
+        self.transformer = Trunk(build, parts)
+        source = "/transformer.wte" if config.tie_word_embeddings else "/lm_head"
+        self.lm_head = LMHead(build, hidden, config.vocab_size, source)
+
+    @staticmethod
+    def canonical(name: str) -> str:
+        """Attention without the level between."""
+        return name.replace(".attn.attention.", ".attn.")

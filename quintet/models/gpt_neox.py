@@ -1,0 +1,58 @@
+"""GPT-NeoX and Pythia (Black et al. 2022; Biderman et al. 2023): both branches read the block's input."""
+
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.blocks import Named, ParallelBlock, SerialBlock, Trunk
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM
+from quintet.layers.embedding import Embedding
+from quintet.layers.linear import LMHead, Stored
+from quintet.layers.mlp import MLP
+from quintet.layers.norm import LayerNorm
+from quintet.layers.rope import Rotary
+
+
+class Model(CausalLM):
+    """Parallel blocks or serial ones, part of each head turned, q, k and v of a head together."""
+
+    trunk_name = "gpt_neox"
+    ignored = (*CausalLM.ignored, r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias)")  # the causal mask, stored
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        hidden, bias = config.hidden_size, config.attention_bias
+        norm = partial(LayerNorm, build, hidden, config.layer_norm_eps)
+        rotary = Rotary.of(build, config, partial=True)
+        stored = Stored(fused="query_key_value", strips=config.num_attention_heads)
+        names = "dense_h_to_4h", "dense_4h_to_h"
+        kind = ParallelBlock if config.use_parallel_residual else SerialBlock
+
+        def block() -> Named:
+            shape = Heads.of(
+                config, kv_heads=config.num_attention_heads, bias=bias, output_bias=bias, output="dense", stored=stored
+            )
+            parts = {
+                "input_layernorm": norm(),
+                "attention": SelfAttention(build, shape, rotary),
+                "post_attention_layernorm": norm(),
+                "mlp": MLP(build, (hidden, config.intermediate_size), config.hidden_act, names),
+            }
+            return kind(build, parts)
+
+        parts = {
+            "embed_in": Embedding(build, config.vocab_size, hidden),
+            "layers": nn.ModuleList(block() for _ in range(config.num_hidden_layers)),
+            "final_layer_norm": norm(),
+        }
+        self.gpt_neox = Trunk(build, parts)
+        source = "/gpt_neox.embed_in" if config.tie_word_embeddings else "/lm_head"
+        self.lm_head = LMHead(build, hidden, config.vocab_size, source)
+
+    @staticmethod
+    def canonical(name: str) -> str:
+        """Published checkpoints call the head embed_out."""
+        return name.replace("embed_out.", "lm_head.") if name.startswith("embed_out.") else name

@@ -1,0 +1,53 @@
+"""Hunyuan 0.5B to 7B (Tencent 2025): Llama with each head's q and k normalised once they are turned."""
+
+from typing import Any
+
+from torch import Tensor
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.linear import LMHead
+from quintet.layers.mlp import GatedMLP
+from quintet.layers.norm import RMSNorm
+from quintet.layers.rope import Rotary, head_dim
+
+
+class Turned(SelfAttention):
+    """Norms behind the rotation."""
+
+    def _turned(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.rotary is not None and self.q_norm is not None and self.k_norm is not None
+        q, k = self.rotary(q, k, positions)
+        return self.q_norm(q), self.k_norm(k)
+
+
+class Model(CausalLM):
+    """Pre-norm blocks, a gated feed-forward."""
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        size, biased = head_dim(config), config.attention_bias
+        rotary = Rotary(build, size, _rope(config.rope_parameters, size), config.max_position_embeddings)
+
+        def block(config: Any, build: Build, index: int) -> PreNormBlock:
+            attention = Turned(build, Heads.of(config, bias=biased, output_bias=biased), rotary)
+            attention.q_norm = RMSNorm(build, size, config.rms_norm_eps)
+            attention.k_norm = RMSNorm(build, size, config.rms_norm_eps)
+            mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
+            return PreNormBlock(config, build, attention, mlp)
+
+        self.model = Decoder(config, build, block)
+        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+
+    @staticmethod
+    def canonical(name: str) -> str:
+        """The norms of q and k by our names."""
+        return name.replace(".query_layernorm.", ".q_norm.").replace(".key_layernorm.", ".k_norm.")
+
+
+def _rope(said: Any, size: int) -> dict[str, Any]:
+    """ "dynamic" with an alpha is another base, whatever the length."""
+    if said["rope_type"] != "dynamic" or not said.get("alpha"):
+        return dict(said)
+    return {"rope_type": "default", "rope_theta": said["rope_theta"] * said["alpha"] ** (size / (size - 2))}

@@ -1,0 +1,32 @@
+"""Ministral 8B (Mistral 2024): Mistral whose layers are windowed one by one. CWM (Meta 2025) is built alike."""
+
+from typing import Any
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source, layer_window
+from quintet.layers.linear import LMHead
+from quintet.layers.mlp import GatedMLP
+from quintet.layers.rope import Rotary
+
+
+class Model(CausalLM):
+    """Pre-norm blocks, rotary positions, a gated feed-forward."""
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        rotary = Rotary.of(build, config)
+
+        def block(config: Any, build: Build, index: int) -> PreNormBlock:
+            shape = Heads.of(config, window=layer_window(config, index))
+            mlp = GatedMLP(
+                build,
+                config.hidden_size,
+                config.intermediate_size,
+                config.hidden_act,
+                getattr(config, "mlp_bias", False),
+            )
+            return PreNormBlock(config, build, SelfAttention(build, shape, rotary), mlp)
+
+        self.model = Decoder(config, build, block)
+        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))

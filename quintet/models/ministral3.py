@@ -1,0 +1,66 @@
+"""Ministral 3 (Mistral 2025): Mistral whose queries grow with their position, past what it was trained for first."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.build import Build, Layer
+from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.linear import LMHead
+from quintet.layers.mlp import GatedMLP
+from quintet.layers.rope import Rotary
+
+
+class Growth(Layer):
+    """A factor for each position: 1 + beta log(1 + floor(position / first)), as in Llama 4."""
+
+    def __init__(self, build: Build, beta: float, first: int) -> None:
+        super().__init__(build)
+        self._served, self._beta, self._first = build.max_model_len, beta, first
+        self.table: Tensor
+
+    def constants(self) -> dict[str, Tensor]:
+        steps = torch.div(torch.arange(self._served, dtype=torch.float32), self._first, rounding_mode="floor")
+        return {"table": 1 + self._beta * torch.log(1 + steps)}
+
+    def forward(self, q: Tensor, positions: Tensor) -> Tensor:
+        factors = torch.index_select(self.table, 0, positions)[:, None, None]
+        return q * factors.to(q.dtype)
+
+
+class Growing(SelfAttention):
+    """Queries times their position's factor, once they are turned."""
+
+    growth: Growth | None  # None: no position that is served has another than 1
+
+    def _turned(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        q, k = super()._turned(q, k, positions)
+        return (q if self.growth is None else self.growth(q, positions)), k
+
+
+class Model(CausalLM):
+    """Pre-norm blocks, rotary positions, windows where the checkpoint has them, a gated feed-forward."""
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        rotary, growth = Rotary.of(build, config), _growth(config, build)
+
+        def block(config: Any, build: Build, index: int) -> PreNormBlock:
+            attention = Growing(build, Heads.of(config, window=config.sliding_window), rotary)
+            attention.growth = growth
+            mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
+            return PreNormBlock(config, build, attention, mlp)
+
+        self.model = Decoder(config, build, block)
+        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+
+
+def _growth(config: Any, build: Build) -> Growth | None:
+    """One for all layers."""
+    said = config.rope_parameters
+    beta, first = said.get("llama_4_scaling_beta"), said.get("original_max_position_embeddings")
+    if not beta or not first or build.max_model_len <= first:
+        return None
+    return Growth(build, float(beta), int(first))

@@ -1,0 +1,58 @@
+"""MPT (MosaicML 2023): ALiBi, no biases, q, k and v in one, clipped where trained so."""
+
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from quintet.layers.attention import ClippedAttention, Heads
+from quintet.layers.blocks import SerialBlock, Trunk, slopes
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, refuse
+from quintet.layers.embedding import Embedding
+from quintet.layers.linear import LMHead, Stored
+from quintet.layers.mlp import MLP
+from quintet.layers.norm import LayerNorm
+
+
+class Model(CausalLM):
+    """Pre-norm blocks; a head that is tied as a rule."""
+
+    trunk_name = "transformer"
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        _refuse(config)
+        hidden, heads, said = config.hidden_size, config.num_attention_heads, config.attn_config
+        norm = partial(LayerNorm, build, hidden, config.layer_norm_epsilon, ("weight",))
+        stored = Stored(fused="Wqkv")
+        shape = Heads.of(
+            config, kv_heads=heads, scale=said.softmax_scale, output="out_proj", stored=stored, alibi=slopes(heads)
+        )
+
+        def block() -> SerialBlock:
+            attention = ClippedAttention(build, shape, None)
+            attention.most = said.clip_qkv
+            mlp = MLP(build, (hidden, 4 * hidden), "gelu", ("up_proj", "down_proj"), bias=False)
+            return SerialBlock(build, {"norm_1": norm(), "attn": attention, "norm_2": norm(), "ffn": mlp})
+
+        parts = {
+            "wte": Embedding(build, config.vocab_size, hidden),
+            "blocks": nn.ModuleList(block() for _ in range(config.num_hidden_layers)),
+            "norm_f": norm(),
+        }
+        self.transformer = Trunk(build, parts)
+        source = "/transformer.wte" if config.tie_word_embeddings else "/lm_head"
+        self.lm_head = LMHead(build, hidden, config.vocab_size, source)
+
+
+def _refuse(config: Any) -> None:
+    """ValueError for what MPT's own code knows and transformers' does not compute."""
+    said = config.attn_config
+    refuse(config, "logit_scale")
+    for name, plain in (("alibi", True), ("alibi_bias_max", 8), ("attn_type", "multihead_attention")):
+        if getattr(said, name) != plain:
+            raise ValueError(f"mpt with attn_config.{name}={getattr(said, name)!r} is not supported")
+    refuse(said, "qk_ln", "prefix_lm")
+    if not config.no_bias or config.expansion_ratio != 4:
+        raise ValueError("mpt with no_bias=False, or an expansion_ratio other than 4, is not supported")

@@ -1,0 +1,44 @@
+"""Nemotron 4 and Minitron (Parmar et al. 2024): LayerNorm kept around 0, a plain feed-forward with squared relu."""
+
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.blocks import SerialBlock, Trunk
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, head_source
+from quintet.layers.embedding import Embedding
+from quintet.layers.linear import LMHead
+from quintet.layers.mlp import MLP
+from quintet.layers.norm import LayerNorm
+from quintet.layers.rope import Rotary
+
+
+class Model(CausalLM):
+    """Pre-norm blocks, part of each head turned."""
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        hidden, biased = config.hidden_size, config.attention_bias
+        norm = partial(LayerNorm, build, hidden, config.norm_eps, offset=1.0)
+        rotary = Rotary.of(build, config, partial=True)
+        names = "up_proj", "down_proj"
+
+        def block() -> SerialBlock:
+            parts = {
+                "input_layernorm": norm(),
+                "self_attn": SelfAttention(build, Heads.of(config, bias=biased, output_bias=biased), rotary),
+                "post_attention_layernorm": norm(),
+                "mlp": MLP(build, (hidden, config.intermediate_size), config.hidden_act, names, config.mlp_bias),
+            }
+            return SerialBlock(build, parts)
+
+        parts = {
+            "embed_tokens": Embedding(build, config.vocab_size, hidden),
+            "layers": nn.ModuleList(block() for _ in range(config.num_hidden_layers)),
+            "norm": norm(),
+        }
+        self.model = Trunk(build, parts)
+        self.lm_head = LMHead(build, hidden, config.vocab_size, head_source(config))

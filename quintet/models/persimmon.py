@@ -1,0 +1,57 @@
+"""Persimmon 8B (Adept 2023): q, k and v of a head side by side, q and k normalised, squared relu."""
+
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.blocks import SerialBlock, Trunk
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, head_source
+from quintet.layers.embedding import Embedding
+from quintet.layers.linear import LMHead, Stored
+from quintet.layers.mlp import MLP
+from quintet.layers.norm import LayerNorm
+from quintet.layers.rope import Rotary, head_dim
+
+
+class Model(CausalLM):
+    """Pre-norm blocks with biases, half of each head turned."""
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        hidden, eps = config.hidden_size, config.layer_norm_eps
+        norm = partial(LayerNorm, build, hidden, eps)
+        rotary = Rotary.of(build, config, partial=True)
+        stored = Stored(fused="query_key_value", strips=config.num_attention_heads)
+        names = "dense_h_to_4h", "dense_4h_to_h"
+
+        def block() -> SerialBlock:
+            shape = Heads.of(
+                config, kv_heads=config.num_attention_heads, bias=True, output_bias=True, output="dense", stored=stored
+            )
+            attention = SelfAttention(build, shape, rotary)
+            if config.qk_layernorm:
+                attention.q_norm = LayerNorm(build, head_dim(config), eps)
+                attention.k_norm = LayerNorm(build, head_dim(config), eps)
+            parts = {
+                "input_layernorm": norm(),
+                "self_attn": attention,
+                "post_attention_layernorm": norm(),
+                "mlp": MLP(build, (hidden, config.intermediate_size), config.hidden_act, names),
+            }
+            return SerialBlock(build, parts)
+
+        parts = {
+            "embed_tokens": Embedding(build, config.vocab_size, hidden),
+            "layers": nn.ModuleList(block() for _ in range(config.num_hidden_layers)),
+            "final_layernorm": norm(),
+        }
+        self.model = Trunk(build, parts)
+        self.lm_head = LMHead(build, hidden, config.vocab_size, head_source(config))
+
+    @staticmethod
+    def canonical(name: str) -> str:
+        """The norms of q and k by our name."""
+        return name.replace("_layernorm.", "_norm.") if "self_attn" in name else name

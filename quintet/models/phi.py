@@ -1,0 +1,47 @@
+"""Phi-1, Phi-1.5 and Phi-2 (Gunasekar et al. 2023): both branches from one LayerNorm, biases throughout."""
+
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.blocks import ParallelBlock, Trunk
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, head_source
+from quintet.layers.embedding import Embedding
+from quintet.layers.linear import LMHead
+from quintet.layers.mlp import MLP
+from quintet.layers.norm import LayerNorm
+from quintet.layers.rope import Rotary, head_dim
+
+
+class Model(CausalLM):
+    """Parallel blocks, part of each head turned; q and k of each head normalised where the checkpoint says so."""
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        hidden, eps = config.hidden_size, config.layer_norm_eps
+        rotary = Rotary.of(build, config, partial=True)
+        norm = partial(LayerNorm, build, hidden, eps)
+
+        def block() -> ParallelBlock:
+            attention = SelfAttention(build, Heads.of(config, bias=True, output_bias=True, output="dense"), rotary)
+            if config.qk_layernorm:
+                attention.q_norm = LayerNorm(build, head_dim(config), eps)
+                attention.k_norm = LayerNorm(build, head_dim(config), eps)
+            mlp = MLP(build, (hidden, config.intermediate_size), config.hidden_act, ("fc1", "fc2"))
+            return ParallelBlock(build, {"input_layernorm": norm(), "self_attn": attention, "mlp": mlp})
+
+        parts = {
+            "embed_tokens": Embedding(build, config.vocab_size, hidden),
+            "layers": nn.ModuleList(block() for _ in range(config.num_hidden_layers)),
+            "final_layernorm": norm(),
+        }
+        self.model = Trunk(build, parts)
+        self.lm_head = LMHead(build, hidden, config.vocab_size, head_source(config), bias=True)
+
+    @staticmethod
+    def canonical(name: str) -> str:
+        """The norms of q and k by our name."""
+        return name.replace("_layernorm.", "_norm.") if "self_attn" in name else name

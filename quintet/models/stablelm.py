@@ -1,0 +1,51 @@
+"""StableLM 2 and Zephyr (Bellagente et al. 2024): LayerNorm, part of each head turned, a gated feed-forward."""
+
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.blocks import Named, ParallelBlock, SerialBlock, Trunk
+from quintet.layers.build import Build, split_heads
+from quintet.layers.decoder import CausalLM, head_source
+from quintet.layers.embedding import Embedding
+from quintet.layers.linear import LMHead
+from quintet.layers.mlp import GatedMLP
+from quintet.layers.norm import HeadLayerNorm, LayerNorm
+from quintet.layers.rope import Rotary, head_dim
+
+
+class Model(CausalLM):
+    """Pre-norm blocks, or (12B) parallel ones whose heads have norms of their own for q and k."""
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        hidden, eps = config.hidden_size, config.layer_norm_eps
+        norm = partial(LayerNorm, build, hidden, eps)
+        rotary = Rotary.of(build, config, partial=True)
+
+        def block() -> Named:
+            attention = SelfAttention(build, Heads.of(config, bias=config.use_qkv_bias), rotary)
+            if config.qk_layernorm:
+                queries, keys = split_heads(config.num_attention_heads, config.num_key_value_heads, build.size)
+                attention.q_norm = HeadLayerNorm(build, queries, head_dim(config), eps, "norms.{}.weight")
+                attention.k_norm = HeadLayerNorm(build, keys, head_dim(config), eps, "norms.{}.weight")
+            mlp = GatedMLP(build, hidden, config.intermediate_size, config.hidden_act)
+            if config.use_parallel_residual:
+                return ParallelBlock(build, {"input_layernorm": norm(), "self_attn": attention, "mlp": mlp})
+            between = {"post_attention_layernorm": norm()}
+            return SerialBlock(build, {"input_layernorm": norm(), "self_attn": attention, **between, "mlp": mlp})
+
+        parts = {
+            "embed_tokens": Embedding(build, config.vocab_size, hidden),
+            "layers": nn.ModuleList(block() for _ in range(config.num_hidden_layers)),
+            "norm": norm(),
+        }
+        self.model = Trunk(build, parts)
+        self.lm_head = LMHead(build, hidden, config.vocab_size, head_source(config))
+
+    @staticmethod
+    def canonical(name: str) -> str:
+        """The norms of q and k by our name."""
+        return name.replace("_layernorm.", "_norm.") if "self_attn" in name else name

@@ -1,0 +1,45 @@
+"""StarCoder 2 (Lozhkov et al. 2024): LayerNorm, biases, a plain feed-forward, windows where trained so."""
+
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.blocks import SerialBlock, Trunk
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, head_source
+from quintet.layers.embedding import Embedding
+from quintet.layers.linear import LMHead
+from quintet.layers.mlp import MLP
+from quintet.layers.norm import LayerNorm
+from quintet.layers.rope import Rotary
+
+
+class Model(CausalLM):
+    """Pre-norm blocks, rotary positions, a head that is tied as a rule."""
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        hidden, bias = config.hidden_size, config.use_bias
+        norm = partial(LayerNorm, build, hidden, config.norm_epsilon)
+        rotary = Rotary.of(build, config)
+
+        def block() -> SerialBlock:
+            shape = Heads.of(config, bias=bias, output_bias=bias, window=config.sliding_window)
+            sizes = hidden, config.intermediate_size
+            parts = {
+                "input_layernorm": norm(),
+                "self_attn": SelfAttention(build, shape, rotary),
+                "post_attention_layernorm": norm(),
+                "mlp": MLP(build, sizes, config.hidden_act, ("c_fc", "c_proj"), bias),
+            }
+            return SerialBlock(build, parts)
+
+        parts = {
+            "embed_tokens": Embedding(build, config.vocab_size, hidden),
+            "layers": nn.ModuleList(block() for _ in range(config.num_hidden_layers)),
+            "norm": norm(),
+        }
+        self.model = Trunk(build, parts)
+        self.lm_head = LMHead(build, hidden, config.vocab_size, head_source(config))

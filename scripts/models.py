@@ -1,0 +1,218 @@
+"""Writes docs/models.md of the families in quintet/models: what each has is read off a small model of it.
+
+    python scripts/models.py
+
+A family's first line is its file's; a rule in tests/rules holds the page and the families together. What no file says
+stands here: names of models that are built like another's, and what is left out.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig
+from transformers.models.auto import modeling_auto
+
+from quintet.conformance.tiny import EVERY, FAMILIES
+from quintet.engine.quantizing.products import Unmixed
+from quintet.layers import blocks
+from quintet.layers.attention import SelfAttention
+from quintet.layers.build import Build, Wanted
+from quintet.layers.embedding import PositionEmbedding
+from quintet.layers.mixing import Mixing
+from quintet.layers.norm import LayerNorm
+from quintet.layers.rope import Rotary
+from quintet.models import built_in, families, model_class
+from quintet.ops import bind
+from quintet.platforms.interface import Alone
+
+ROOT = Path(__file__).parents[1]
+FILE = Path("docs/models.md")
+
+# model_type -> models that say so of themselves, beside those that the family's file names
+ALSO = {
+    "cwm": "CWM 32B",
+    "falcon": "not Falcon 3, which is `llama`",
+    "gpt_neox": "Dolly, StableLM Alpha, RedPajama-INCITE",
+    "internlm3": "InternLM 3 8B",
+    "iquestcoder": "IQuest-Coder",
+    "llama": "Yi, SmolLM 2, TinyLlama, Vicuna, SOLAR 10.7B, DeepSeek LLM and Coder, Falcon 3",
+    "mistral": "Zephyr, Nemo, Devstral",
+    "qwen2": "QwQ, DeepSeek-R1-Distill-Qwen",
+}
+# families that give hidden states alone: a config, and where they are compared
+HEADLESS: dict[str, tuple[dict[str, Any], str]] = {
+    "bert": ({"hidden_size": 48, "num_attention_heads": 6, "num_hidden_layers": 2}, "tests/e2e/test_trunks.py"),
+}
+# wrappers of several modalities, whose text is read -> the text's model_type
+WRAPPED = {"gemma3": "gemma3_text"}
+NO_CLASS = "transformers has neither configuration nor code for it, so there is no reference"
+# what was asked for -> why it is not there
+LEFT_OUT = {
+    "Baichuan 1 and 2 (`baichuan`)": NO_CLASS,
+    "ChatGLM 2 and 3, GLM-4-9B as first published (`chatglm`)": f"{NO_CLASS}. GLM-4's `-hf` checkpoints are `glm`",
+    "EXAONE 3 and 3.5 (`exaone`)": f"{NO_CLASS}. EXAONE 4 is there",
+    "InternLM 2 (`internlm2`)": f"{NO_CLASS}. Checkpoints that were converted to Llama's form are read",
+    "MiMo 7B (`mimo`)": f"{NO_CLASS}. It is Qwen 2 with a head for drafts",
+    "Solar Pro (`solar`)": NO_CLASS,
+    "Gemma 3n (`gemma3n`, `gemma3n_text`)": (
+        "its layers mix four streams (AltUp), and some read another layer's cache, for which there is no group of state"
+    ),
+    "DiffLlama (`diffllama`)": "its attention is the difference of two, which no platform's attention computes",
+    "BitNet (`bitnet`)": "its weights are of three values, packed in a form that no product here takes",
+    "XGLM (`xglm`)": "its positions are sinusoids, a table that no layer here makes yet",
+    "BioGPT (`biogpt`)": "no checkpoint of it chats or codes; nobody asked for it yet",
+}
+
+
+def page() -> str:
+    """docs/models.md."""
+    rows = [_row(kind) for kind in families()]
+    left = [f"- {what}: {why}." for what, why in sorted(LEFT_OUT.items())]
+    return HEAD + "\n".join(rows) + MIDDLE + "\n".join(left) + "\n" + END
+
+
+def _row(kind: str) -> str:
+    name, what = _first_line(kind)
+    config, proof = _config(kind)
+    cells = [f"`{kind}`", _names(kind, name), _classes(kind), _said(what, facts(config)), proof]
+    return f"| {' | '.join(cells)} |"
+
+
+def _names(kind: str, name: str) -> str:
+    also = ALSO.get(kind)
+    if built_in(kind) != kind:
+        return f"{also} (built as `{built_in(kind)}`)" if also else f"built as `{built_in(kind)}`"
+    return f"{name}; {also}" if also else name
+
+
+def _said(what: str, has: list[str]) -> str:
+    return f"{what[0].upper()}{what[1:]} ({', '.join(has)})" if has else what
+
+
+def _first_line(kind: str) -> tuple[str, str]:
+    """The name with its source, and what it is, of the docstring of the family's file."""
+    text = (ROOT / "quintet" / "models" / f"{built_in(kind)}.py").read_text(encoding="utf-8")
+    line = text.split('"""')[1].splitlines()[0].removesuffix(".")
+    name, found, what = line.partition(": ")
+    if not found:
+        return line, "llama's blocks" if built_in(kind) == "llama" else line
+    return name, what
+
+
+def _config(kind: str) -> tuple[Any, str]:
+    """Of the family's first small model, and what its numbers are compared with."""
+    if kind in HEADLESS:
+        settings, where = HEADLESS[kind]
+        return AutoConfig.for_model(kind, **settings), f"transformers ({where})"
+    kind = WRAPPED.get(kind, kind)
+    if kind not in EVERY:
+        raise ValueError(f"{kind} has no line in quintet/conformance/tiny.py or kin.py: what is it compared with?")
+    settings = next(iter(EVERY[kind].values()))
+    return AutoConfig.for_model(kind, **settings), "every check" if kind in FAMILIES else "logits, greedy tokens"
+
+
+def _classes(kind: str) -> str:
+    causal, trunks = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, modeling_auto.MODEL_MAPPING_NAMES
+    found = trunks[kind] if kind in HEADLESS else causal[kind]
+    return f"`{found}`" if isinstance(found, str) else ", ".join(f"`{each}`" for each in found)
+
+
+def facts(config: Any) -> list[str]:
+    """What a model of this config has that another may lack."""
+    specs: list[Any] = []
+
+    def mixing(spec: Any) -> Mixing:
+        specs.append(spec)
+        return Mixing(Unmixed())
+
+    wanted = Wanted(logits=config.model_type not in HEADLESS, hidden=config.model_type in HEADLESS)
+    build = Build(bind({}), mixing, Alone(), torch.float32, page_size=16, max_model_len=64, wanted=wanted)
+    model = model_class(config)(config, build)
+    parts = list(model.modules())
+    return [*_attention(specs), *_positions(parts, specs), *_layers(parts)]
+
+
+def _attention(specs: list[Any]) -> list[str]:
+    windows = [getattr(spec, "window", None) for spec in specs]
+    found = [] if not any(windows) else ["windows" if all(windows) else "windows in some layers"]
+    names = {"softcap": "soft-capped scores", "sinks": "sinks", "alibi": "ALiBi", "shared": "latent attention"}
+    found += [name for field, name in names.items() if any(getattr(spec, field, None) for spec in specs)]
+    return found + (["both ways"] if any(getattr(spec, "causal", True) is False for spec in specs) else [])
+
+
+def _positions(parts: list[nn.Module], specs: list[Any]) -> list[str]:
+    attends = [part for part in parts if isinstance(part, SelfAttention)]
+    rotaries = [part for part in parts if isinstance(part, Rotary)]
+    found = ["learned positions"] if any(isinstance(part, PositionEmbedding) for part in parts) else []
+    if any(rotary._neighbours for rotary in rotaries):
+        found.append("neighbours turned")
+    if any(rotary._dim < attend._head_dim for attend in attends if (rotary := attend.rotary) is not None):
+        found.append("part of each head turned")
+    if rotaries and any(attend.rotary is None for attend in attends):
+        found.append("no positions in some layers")
+    return found + (["QK-norm"] if any(attend.q_norm is not None for attend in attends) else [])
+
+
+def _layers(parts: list[nn.Module]) -> list[str]:
+    kinds = {type(part).__name__ for part in parts}
+    found = ["parallel blocks"] if any(isinstance(part, blocks.ParallelBlock) for part in parts) else []
+    found += ["experts"] if "Experts" in kinds else []
+    return found + (["LayerNorm"] if any(isinstance(part, LayerNorm) for part in parts) else [])
+
+
+HEAD = """# Models
+
+Which families run, what each has, and what its numbers are compared with. Written by `scripts/models.py` of the
+files in `quintet/models`; do not edit it.
+
+A checkpoint's `config.json` names its family (`model_type`); transformers reads the file, our modules compute. What
+a config may say and a family does not compute is refused by name.
+
+Every family is made small with random weights by transformers' own class, which is the reference: logits within
+tolerance, greedy tokens equal in float32 (`tests/e2e/test_families.py`). "Every check" besides: every dtype and
+platform, alone = batched = chunked = preempted = cached, ranks, the recorded step, embeddings as input
+(`quintet/conformance/tiny.py`). "Logits, greedy tokens": families that are made of the same layers
+(`quintet/conformance/kin.py`), on CPU in the tests and wherever `quintet conformance` runs uncompiled models. No
+published checkpoint of these families was run here, unless [performance.md](performance.md) names it.
+
+| `model_type` | models | transformers' class | what it is | compared |
+|---|---|---|---|---|
+"""
+MIDDLE = """
+
+## Left out
+
+"""
+END = """
+## Add a family
+
+1. Read transformers' `models/<name>/modular_<name>.py` (it says what differs from a family that may be here
+   already) and the nearest file of `quintet/models`. If nothing differs, a line in `_ALIASES` of
+   `quintet/models/__init__.py` is all.
+2. Write `quintet/models/<model_type>.py`: a class `Model(CausalLM)`, made as `Model(config, build)`. Modules have
+   the checkpoint's names; `quintet/layers/blocks.py` has blocks and trunks that take parts under any name, and
+   `canonical()` renames what does not fit. Fused tensors are `Stored` of `quintet/layers/linear.py`. The file's
+   first line is the family's name with its source, a colon, and what it is: this page shows it.
+3. What the config may say and you do not compute: `refuse(config, "flag")`.
+4. New mathematics is an op: its specification in `quintet/ops`, cases in `quintet/conformance/cases.py`, and
+   providers where they pay. Platforms without one run the specification.
+5. A line in `quintet/conformance/kin.py`, with one or two small configs that use what the family has; in
+   `quintet/conformance/tiny.py` instead, and in `tests/helpers/configs.py`, if it has a layer or an op that no
+   other has.
+6. Compare, and write this page anew:
+
+```
+python -m pytest tests/e2e/test_families.py -k <model_type>
+quintet conformance --device cpu --section models
+python scripts/models.py
+```
+
+A package can bring a family without touching this repository: an entry point in the group `quintet.models`, or
+`quintet.models.register()` ([vllm.md](vllm.md)).
+"""
+
+if __name__ == "__main__":
+    (ROOT / FILE).write_text(page(), encoding="utf-8")
+    print(FILE)

@@ -1,0 +1,63 @@
+"""A fused tensor in which shares of its outputs take turns, and weights that are kept around another number."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from quintet.engine.quantizing.products import Unmixed
+from quintet.layers.build import Build, even
+from quintet.layers.linear import Linear, Stored, columns
+from quintet.layers.mixing import Mixing
+from quintet.ops import bind
+from quintet.platforms.interface import Alone
+from quintet.weights import PLAIN, Part, Weight
+
+ROWS = torch.arange(12.0)[:, None].expand(12, 3)  # each row says which it is
+
+
+class Second(Alone):
+    """Of two ranks."""
+
+    rank, size = 1, 2  # type: ignore[assignment]
+
+
+def linear(stored: Stored, comm: Alone | None = None, forms: Any = None) -> Linear:
+    """q of 6 features, k and v of 3 each."""
+    settings = {} if forms is None else {"forms": forms}
+    build = Build(bind({}), lambda spec: Mixing(Unmixed()), comm or Alone(), torch.float32, 16, 64, **settings)
+    sizes = {"q": 6, "k": 3, "v": 3}
+    return columns(build, 3, {name: even(size, build.size) for name, size in sizes.items()}, stored=stored)
+
+
+def kept(layer: Linear) -> list[int]:
+    """The rows that the rank keeps, in order."""
+    (weight,) = layer.weights("attention.qkv")
+    rows: list[int] = weight.local({"attention.fused.weight": ROWS})[:, 0].int().tolist()
+    return rows
+
+
+def test_strips_come_apart_into_their_outputs() -> None:
+    """Three times two rows of q, one of k and one of v."""
+    assert kept(linear(Stored(fused="fused", strips=3))) == [0, 1, 4, 5, 8, 9, 2, 6, 10, 3, 7, 11]
+
+
+def test_strips_may_hold_outputs_in_another_order() -> None:
+    assert kept(linear(Stored(fused="fused", strips=3, order=(0, 2, 1))))[6:] == [3, 7, 11, 2, 6, 10]
+
+
+def test_a_rank_keeps_its_share_of_each_output() -> None:
+    assert kept(linear(Stored(fused="fused", strips=3), Second())) == [5, 8, 9, 6, 10, 7, 11]
+
+
+def test_a_quantized_tensor_in_strips_is_refused_by_name() -> None:
+    forms = SimpleNamespace(of=lambda module, cut: (PLAIN, object()))
+    with pytest.raises(ValueError, match=r"attention\.fused is quantized, and shares of its outputs take turns in it"):
+        linear(Stored(fused="fused", strips=3), forms=forms).settle("attention.qkv")
+
+
+def test_what_a_norm_keeps_around_0_is_shifted() -> None:
+    part = Part("norm.weight", (2,), ((0, 2),), shift=1.0)
+    weight = Weight("weight", (part,), 0, 0, torch.float32, "vector")
+    assert weight.local({"norm.weight": torch.tensor([0.0, -0.5])}).tolist() == [1.0, 0.5]
