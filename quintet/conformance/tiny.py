@@ -15,25 +15,18 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as talk
 
 from quintet.conformance.kin import KIN
+from quintet.conformance.sizes import DELTA, SPACES, WINDOW
 from quintet.conformance.sizes import LENGTH as LENGTH
 from quintet.conformance.sizes import PLAIN as PLAIN
 from quintet.conformance.sizes import SERVED as SERVED
 from quintet.conformance.sizes import VOCAB as VOCAB
-from quintet.conformance.sizes import WINDOW
 
 BIASED = {"attention_bias": True, "mlp_bias": True}
 GEMMA = {**PLAIN, "head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scalar": 24, "tie_word_embeddings": True}
 MIXED = {"num_local_experts": 5, "num_experts_per_tok": 2}
 QWEN_MIXED = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 61, "head_dim": 16}
 SHARED = {**QWEN_MIXED, "shared_expert_intermediate_size": 71}
-DELTA = {
-    "linear_num_key_heads": 3,
-    "linear_num_value_heads": 6,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 12,
-}
 OLMOE = {"num_experts": 8, "num_experts_per_tok": 3}
-SPACES = {"mamba_n_heads": 6, "mamba_n_groups": 2, "mamba_d_state": 8, "mamba_chunk_size": 16}
 GRANITE_4 = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     "shared_intermediate_size": 61,
@@ -147,7 +140,6 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
         "some layers": {**PLAIN, **QWEN_MIXED, "decoder_sparse_step": 2, "attention_bias": True},
         "but one layer": {**PLAIN, **QWEN_MIXED, "mlp_only_layers": [1], "tie_word_embeddings": True},
     },
-    "qwen3_5_text": {"plain": {**PLAIN, **DELTA, "full_attention_interval": 2, "head_dim": 16}},
     "qwen3_next": {
         "plain": {
             **PLAIN,
@@ -182,33 +174,9 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
         "plain": {**PLAIN, **OLMOE},
         "biased": {**PLAIN, **OLMOE, "norm_topk_prob": True, "attention_bias": True, "num_key_value_heads": 2},
     },
-    "bamba": {
-        "plain": {**PLAIN, **SPACES, "attn_layer_indices": [1], "num_attention_heads": 4, "num_key_value_heads": 2},
-    },
-    "falcon_h1": {
-        "plain": {
-            **PLAIN,
-            **SPACES,
-            "mamba_d_ssm": 72,
-            "ssm_multipliers": [0.7, 1.2, 0.9, 1.3, 0.8],
-            "mlp_multipliers": [0.7, 1.3],
-            **{f"{name}_multiplier": 0.9 for name in ("ssm_in", "ssm_out", "attention_out", "key", "lm_head")},
-        },
-        "normalised": {**PLAIN, **SPACES, "mamba_d_ssm": 96, "mamba_rms_norm": True, "projectors_bias": True},
-    },
     "granitemoehybrid": {
         "plain": {**PLAIN, **SPACES, **GRANITE_4, "num_local_experts": 0},
         "experts": {**PLAIN, **SPACES, **GRANITE_4, "num_local_experts": 5, "position_embedding_type": "rope"},
-    },
-    "falcon_mamba": {"plain": {**PLAIN, "state_size": 5, "use_bias": True}},
-    "jamba": {
-        "plain": {
-            **PLAIN,
-            "num_experts": 4,
-            "attn_layer_period": 3,
-            "attn_layer_offset": 1,
-            "mamba_d_state": 5,
-        },
     },
     "mamba": {"plain": {**PLAIN, "state_size": 5}},
     "mamba2": {
@@ -239,18 +207,7 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 # whose layers keep a state per request: not every platform serves them
-STATEFUL = {
-    "bamba",
-    "falcon_h1",
-    "falcon_mamba",
-    "granitemoehybrid",
-    "jamba",
-    "lfm2",
-    "mamba",
-    "mamba2",
-    "qwen3_5_text",
-    "qwen3_next",
-}
+STATEFUL = {"granitemoehybrid", "lfm2", "mamba", "mamba2", "qwen3_next"}
 EVERY = {**FAMILIES, **KIN}
 VARIANTS = [(family, variant) for family, variants in FAMILIES.items() for variant in variants]
 

@@ -1,4 +1,4 @@
-"""Mamba (Gu and Dao 2023) and Falcon-Mamba (TII 2024), which normalises what steers its states."""
+"""Mamba (Gu and Dao 2023): selective scans alone; in Falcon-Mamba (TII 2024) what steers them is normalised."""
 
 import math
 from typing import Any

@@ -191,21 +191,9 @@ def _spaces(layers: int, prefix: str, names: tuple[str, str, str]) -> st.SearchS
     return st.builds(sized, *[st.integers(1, 3)] * 2, st.integers(1, 9), st.integers(2, 5), st.booleans())
 
 
-def _bamba(layers: int) -> st.SearchStrategy[dict[str, Any]]:
-    own = st.fixed_dictionaries({"attn_layer_indices": st.lists(st.integers(0, layers - 1), max_size=2)})
-    sizes = _spaces(layers, "mamba_", ("mamba_n_heads", "mamba_n_groups", "mamba_d_state"))
-    return st.builds(lambda a, b: {**a, **b}, sizes, own)
-
-
 def _mamba2(layers: int) -> st.SearchStrategy[dict[str, Any]]:
     sizes = _spaces(layers, "use_", ("num_heads", "n_groups", "state_size"))
     return sizes.map(lambda own: {**own, "head_dim": 8, "num_attention_heads": 1, "num_key_value_heads": 1})
-
-
-def _falcon_h1(layers: int) -> st.SearchStrategy[dict[str, Any]]:
-    sizes = _spaces(layers, "mamba_", ("mamba_n_heads", "mamba_n_groups", "mamba_d_state"))
-    flags = st.fixed_dictionaries({name: st.booleans() for name in ("mamba_rms_norm", "mamba_norm_before_gate")})
-    return st.builds(lambda a, b: {**a, **b, "mamba_d_ssm": None}, sizes, flags)
 
 
 def _granite_4(layers: int) -> st.SearchStrategy[dict[str, Any]]:
@@ -225,19 +213,6 @@ def _mamba(layers: int) -> st.SearchStrategy[dict[str, Any]]:
     flags = st.fixed_dictionaries({name: st.booleans() for name in ("use_bias", "use_conv_bias")})
     sizes = st.fixed_dictionaries({"state_size": st.integers(1, 9), "conv_kernel": st.integers(2, 5)})
     return st.builds(lambda a, b: {**a, **b, "num_attention_heads": 1, "num_key_value_heads": 1}, flags, sizes)
-
-
-def _jamba(layers: int) -> st.SearchStrategy[dict[str, Any]]:
-    return st.fixed_dictionaries(
-        {
-            "mamba_d_state": st.integers(1, 9),
-            "mamba_conv_bias": st.booleans(),
-            "mamba_proj_bias": st.booleans(),
-            "attn_layer_period": st.just(2),
-            "attn_layer_offset": st.integers(0, 1),
-            "num_experts": st.sampled_from([1, 4]),
-        }
-    )
 
 
 def _delta(layers: int) -> st.SearchStrategy[dict[str, Any]]:
@@ -267,13 +242,8 @@ _OWN = {
     "gemma3_text": _gemma,
     "gpt2": _gpt2,
     "granite": _granite,
-    "bamba": _bamba,
-    "falcon_h1": _falcon_h1,
     "granitemoehybrid": _granite_4,
-    "falcon_mamba": _mamba,
-    "jamba": _jamba,
     "mamba": _mamba,
-    "qwen3_5_text": _delta,
     "qwen3_next": _qwen3_next,
     "lfm2": _lfm2,
     "mamba2": _mamba2,
