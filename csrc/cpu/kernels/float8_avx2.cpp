@@ -54,6 +54,6 @@ private:
 namespace quintet::cpu {
 
 constexpr Float8Kernels kFloat8Avx2 =
-    float8_kernels<Singly<float, 4, 2, 1, 8>, Singly<Bfloat16, 4, 2, 1, 8>, Singly<Float16, 4, 2, 1, 8>>();
+    float8_kernels<Singly<float, 4, 2, 1>, Singly<Bfloat16, 4, 2, 1>, Singly<Float16, 4, 2, 1>>();
 
 }  // namespace quintet::cpu

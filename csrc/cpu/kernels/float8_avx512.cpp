@@ -5,6 +5,6 @@
 namespace quintet::cpu {
 
 constexpr Float8Kernels kFloat8Avx512 =
-    float8_kernels<Singly<float, 4, 4, 2, 16>, Singly<Bfloat16, 4, 4, 2, 16>, Singly<Float16, 4, 4, 2, 16>>();
+    float8_kernels<Singly<float, 4, 4, 2>, Singly<Bfloat16, 4, 4, 2>, Singly<Float16, 4, 4, 2>>();
 
 }  // namespace quintet::cpu

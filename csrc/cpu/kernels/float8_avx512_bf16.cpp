@@ -10,7 +10,7 @@ struct Pairs {
     using Element = Bfloat16;
     using Weights = __m512bh;
     using Inputs = __m512bh;
-    static constexpr long kRows = 6, kVectors = 4, kFew = 6, kSums = 16;
+    static constexpr long kRows = 6, kVectors = 4, kFew = 6;
     static Weights weights(Ints pairs) { return (__m512bh)pairs; }
     static Inputs inputs(const Bfloat16* at) {
         int both;
@@ -22,6 +22,6 @@ struct Pairs {
 
 }  // namespace
 
-constexpr Float8Kernels kFloat8Avx512Bf16 = float8_kernels<Singly<float, 4, 4, 2, 16>, Pairs, Singly<Float16, 4, 4, 2, 16>>();
+constexpr Float8Kernels kFloat8Avx512Bf16 = float8_kernels<Singly<float, 4, 4, 2>, Pairs, Singly<Float16, 4, 4, 2>>();
 
 }  // namespace quintet::cpu

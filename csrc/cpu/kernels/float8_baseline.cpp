@@ -34,6 +34,6 @@ private:
 namespace quintet::cpu {
 
 constexpr Float8Kernels kFloat8Baseline =
-    float8_kernels<Singly<float, 4, 2, 1, 16>, Singly<Bfloat16, 4, 2, 1, 16>, Singly<Float16, 4, 2, 1, 16>>();
+    float8_kernels<Singly<float, 4, 2, 1>, Singly<Bfloat16, 4, 2, 1>, Singly<Float16, 4, 2, 1>>();
 
 }  // namespace quintet::cpu

@@ -4,7 +4,7 @@
 // The including file defines one(E), a number for all lanes, of each type; Widener<Format>, whose widen(at, Ints&, Ints&)
 // spreads 4 * kLanes bytes to the pairs of kLanes columns and of those 16 columns on; and cores, one for each type:
 // Element; Weights and Inputs; kRows and kVectors, the sums that stay in registers; kFew, the rows whose weights are widened
-// in registers (at least 1), and kSums, the sums that then stay there; weights(Ints); inputs(const Element*), a pair; step(Floats, Weights, Inputs).
+// in registers (at least 1); weights(Ints); inputs(const Element*), a pair; step(Floats, Weights, Inputs).
 #pragma once
 
 #include "cpu/kernels/float8.h"
@@ -57,32 +57,25 @@ inline void grow_few(Floats (&sums)[Rows][kLoads][2], const uint8_t* w, const ty
     }
 }
 
-// Stretches of as many inputs, side by side: each starts from zero, so that their sums need not wait for each other.
-template <typename Core, typename Widen, long Rows, long Streams>
-__attribute__((noinline)) void few_rows(const Float8Panel& panel, const Stretch* stretches) {
-    Floats sums[Streams][Rows][kLoads][2];
+// One stretch after the other: a processor that reads several at once gets less of its memory.
+template <typename Core, typename Widen, long Rows>
+__attribute__((noinline)) void few_rows(const Float8Panel& panel, const Stretch& s) {
+    Floats sums[Rows][kLoads][2];
 #pragma GCC unroll 16
-    for (long i = 0; i < Streams * Rows * kLoads * 2; ++i) (&sums[0][0][0][0])[i] = splat(0.0F);
-    const auto* x = static_cast<const typename Core::Element*>(panel.x) + stretches->input;
-    const uint8_t* w = stretches->weight;
-    const long inputs = stretches->inputs, far = (inputs + 1) / 2 * kFloat8Step, stride = panel.x_stride;
-    for (long i = 0; i < inputs / 2; ++i, w += kFloat8Step, x += 2) {
-#pragma GCC unroll 4
-        for (long s = 0; s < Streams; ++s) {  // the same place of the next ones is asked from memory meanwhile
-            __builtin_prefetch(w + (s + Streams) * far, 0, 2);
-            __builtin_prefetch(w + (s + Streams) * far + kLine, 0, 2);
-            grow_few<Core, Widen, Rows>(sums[s], w + s * far, x + s * inputs, stride, false);
-        }
+    for (long i = 0; i < Rows * kLoads * 2; ++i) (&sums[0][0][0])[i] = splat(0.0F);
+    const auto* x = static_cast<const typename Core::Element*>(panel.x) + s.input;
+    const uint8_t* w = s.weight;
+    const long far = (s.inputs + 1) / 2 * kFloat8Step, stride = panel.x_stride;
+    for (long i = 0; i < s.inputs / 2; ++i, w += kFloat8Step, x += 2) {
+        __builtin_prefetch(w + far, 0, 2);  // the same place of the next one
+        __builtin_prefetch(w + far + kLine, 0, 2);
+        grow_few<Core, Widen, Rows>(sums, w, x, stride, false);
     }
-    if (inputs % 2) grow_few<Core, Widen, Rows>(sums[0], w, x, stride, true);  // the last stretch, by itself
-#pragma GCC unroll 4
-    for (long s = 0; s < Streams; ++s) {
-        const float* const scales = stretches[s].scales;
-#pragma GCC unroll 8
-        for (long i = 0; i < Rows * kLoads * 2; ++i) {
-            const long r = i / (2 * kLoads), column = first_column(i / 2 % kLoads) + i % 2 * kFar;
-            join(panel.sums + r * kLinearColumns + column, scales + column, sums[s][r][i / 2 % kLoads][i % 2]);
-        }
+    if (s.inputs % 2) grow_few<Core, Widen, Rows>(sums, w, x, stride, true);
+#pragma GCC unroll 16
+    for (long i = 0; i < Rows * kLoads * 2; ++i) {
+        const long r = i / (2 * kLoads), column = first_column(i / 2 % kLoads) + i % 2 * kFar;
+        join(panel.sums + r * kLinearColumns + column, s.scales + column, sums[r][i / 2 % kLoads][i % 2]);
     }
 }
 
@@ -177,24 +170,10 @@ void add_all_few(const Float8Panel& panel) {
     if constexpr (Rows > 1) {
         if (panel.rows < Rows) return add_all_few<Core, Widen, Rows - 1>(panel);
     }
-    constexpr long kMost = Core::kSums / (Rows * kLoads * 2), kStreams = kMost > 1 ? kMost : 1;
-    Stretch stretches[kStreams];
-    long count = 0;
     for (long input = 0; input < panel.inputs;) {
-        stretches[count] = stretch_at(panel, input);
-        if (stretches[count].inputs == stretches[0].inputs && stretches[count].inputs % 2 == 0 && ++count < kStreams) {
-            input += stretches[0].inputs;
-            if (input < panel.inputs) continue;
-        }
-        if (count == kStreams) {
-            input = stretches[kStreams - 1].input + stretches[kStreams - 1].inputs;
-            few_rows<Core, Widen, Rows, kStreams>(panel, stretches);
-        } else {  // one after the other
-            const long done = count > 0 ? count : 1;
-            for (long s = 0; s < done; ++s) few_rows<Core, Widen, Rows, 1>(panel, stretches + s);
-            input = stretches[done - 1].input + stretches[done - 1].inputs;
-        }
-        count = 0;
+        const Stretch s = stretch_at(panel, input);
+        few_rows<Core, Widen, Rows>(panel, s);
+        input += s.inputs;
     }
 }
 
@@ -231,14 +210,14 @@ void multiply(const Float8Panel& panel) {
 }
 
 // A core of float32 multiply-adds: the first of a pair is the lower half, every processor here being little-endian.
-template <typename E, long Rows, long Vectors, long Few, long Sums>
+template <typename E, long Rows, long Vectors, long Few>
 struct Singly {
     using Element = E;
     struct Weights {
         Floats first, second;
     };
     using Inputs = Weights;
-    static constexpr long kRows = Rows, kVectors = Vectors, kFew = Few, kSums = Sums;
+    static constexpr long kRows = Rows, kVectors = Vectors, kFew = Few;
     static Weights weights(Ints pairs) { return {(Floats)(pairs << 16), (Floats)(pairs & 0xFFFF0000)}; }
     static Inputs inputs(const E* at) { return {one(at[0]), one(at[1])}; }
     static Floats step(Floats sum, const Weights& w, const Inputs& x) {

@@ -26,6 +26,7 @@ Model = Callable[[State, Batch], tuple[Outputs, State]]
 
 KEPT = 64  # graphs; who was not used for longest goes first
 MOST_TOKENS = 1024  # of a step that is recorded: above, Python's share is lost, and the arena would be large
+DEAR = 16  # tokens that take as long as Python's share of a step: a proof costs the step, and a replay saves that share
 LEAST_PAGES = 32  # columns of a recorded page table; more are powers of two, so that a growing request seldom asks anew
 
 
@@ -51,7 +52,7 @@ class Replay:
         self._model, self._extension = model, extension
         self._arena = Arena()
         self._graphs: OrderedDict[Size, Graph] = OrderedDict()
-        self._seen: set[Size] = set()
+        self._seen: dict[Size, int] = {}  # how often each size came
         self._state: State = ()
         self.refused: dict[Size, str] = {}  # sizes that stay eager, and why
 
@@ -79,16 +80,16 @@ class Replay:
         self._state = state
 
     def _worth(self, size: Size, batch: Batch) -> bool:
-        """A step in which all decode comes again at once; others may be the only ones of their size."""
+        """A step in which all decode comes again at once; of others, a size that came as often as its proof costs."""
         tokens = batch.token_ids.shape[0]
         beside = leaves(batch.inputs)  # torch places those: no call of ours, that a recording could hold
         if tokens > MOST_TOKENS or beside:
             return False
-        again = tokens == batch.starts.shape[0] - 1 or size in self._seen
+        times = self._seen.get(size, 0)
         if len(self._seen) > 16 * KEPT:
             self._seen.clear()
-        self._seen.add(size)
-        return again
+        self._seen[size] = times + 1
+        return tokens == batch.starts.shape[0] - 1 or times >= max(1, tokens // DEAR)
 
     def _record(self, size: Size, state: State, batch: Batch) -> Outputs:
         """Runs the step on memory that stays, and keeps its calls."""

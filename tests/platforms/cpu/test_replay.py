@@ -88,6 +88,16 @@ def test_a_size_that_came_once_is_not_recorded(watched: type[Watched]) -> None:
     assert watched.last.recorded == 1
 
 
+def test_a_long_step_is_recorded_once_its_size_came_as_often_as_its_proof_costs(watched: type[Watched]) -> None:
+    run = runner("llama", False)
+    (prompt,) = random_prompts(5, [3 * replay.DEAR], 90)
+    for turn in range(4):
+        assert watched.last.recorded == 0
+        run.step({turn: prompt})
+        run.finish(turn)
+    assert watched.last.recorded == 1
+
+
 def test_another_cache_is_not_written_through_old_addresses(watched: type[Watched]) -> None:
     run = runner("llama", False)
     for token in (1, 2):
