@@ -48,7 +48,8 @@ def activations(dtype: torch.dtype) -> Iterator[Case]:
     for kind in KINDS:
         for rows, width in ((1, 2), (3, 74), (65, 130)):
             yield f"{kind} {rows}x{width}", (randn(rows, width, dtype=dtype, scale=4.0), kind)
-        yield f"{kind} of numbers whose exponentials overflow", (randn(2, 74, dtype=dtype, scale=50.0), kind)
+        if kind != "relu2":  # has none, and its squares would overflow
+            yield f"{kind} of numbers whose exponentials overflow", (randn(2, 74, dtype=dtype, scale=50.0), kind)
 
 
 def rms_norm(dtype: torch.dtype) -> Iterator[Case]:
@@ -251,7 +252,7 @@ def xielu(dtype: torch.dtype) -> Iterator[Case]:
     for rows, width in ((1, 2), (3, 74), (65, 130)):
         learned = randn(2, dtype=torch.float32)
         yield f"{rows}x{width}", (randn(rows, width, dtype=dtype, scale=4.0), learned)
-    yield "a learned number that softplus leaves", (randn(2, 74, dtype=dtype, scale=30.0), torch.tensor([25.0, -9.0]))
+    yield "a learned number that softplus leaves", (randn(2, 74, dtype=dtype, scale=8.0), torch.tensor([25.0, -9.0]))
 
 
 CASES: dict[str, Cases] = {

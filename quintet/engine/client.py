@@ -14,10 +14,13 @@ from quintet.engine.forms import of_the_model
 from quintet.engine.grammar import Grammars
 from quintet.engine.hub import load_model_config, resolve_config, resolve_model, resolve_tokenizer
 from quintet.engine.interrupts import Uninterrupted
+from quintet.engine.loader import fingerprint
 from quintet.engine.logits_processors import load_processors
 from quintet.engine.model_config import ModelConfig
 from quintet.engine.output import OutputProcessor
 from quintet.engine.prompts import Prompt, parse_prompts
+from quintet.engine.sharded import SHARDS, copy_beside
+from quintet.engine.sharded import save as save_shard
 from quintet.engine.sleep import check_tags
 from quintet.engine.start import Prepared, launch, prepare
 from quintet.engine.thoughts import Thoughts, find_parser, find_thoughts
@@ -121,8 +124,28 @@ class Client:
 
     def reload_weights(self, path: str | None = None) -> None:
         """See LLM.reload_weights."""
+        if self.config.load_format == "sharded_state":
+            raise ValueError("with load_format='sharded_state' weights are not reloaded; start an engine on the others")
         folder = self.prepared.folder if path is None else self._folder_of(path)
         self.engine.reload_weights(None if self.config.load_format == "dummy" else weights_of(self.config, folder))
+
+    def save_sharded_state(self, path: str) -> None:
+        """See LLM.save_sharded_state."""
+        self.engine.check_awake()
+        placing, original, folder = self.prepared.capabilities.placing, self.prepared.folder, Path(path).expanduser()
+        if not placing:
+            raise ValueError("save_sharded_state: this device's weights do not lie in the host's memory")
+        if original.is_file() or folder.resolve() == original.resolve():
+            raise ValueError(f"save_sharded_state: {original} is a GGUF file or the folder itself; give another folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        for stale in folder.glob(SHARDS):
+            stale.unlink()
+        self.prepared.ranks.each(
+            lambda worker: save_shard(
+                worker.model, folder, worker.place.rank, fingerprint(worker.model, worker.platform, placing)
+            )
+        )
+        copy_beside(original, folder)
 
     def _folder_of(self, model: str) -> Path:
         """ValueError if it is another model than the one that runs, by its config.json."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from quintet.engine import gguf_source
+from quintet.engine import gguf_source, sharded
 from quintet.engine.mapped import MappedFiles
 from quintet.engine.weight_files import Weights, listed, of
 from quintet.engine.weights_cache import WeightsCache, Where, digest
@@ -97,15 +97,26 @@ def load(
 ) -> None:
     """Fills a rank's model from the folder's weights or a GGUF file; from random numbers where there is none.
     With a `cache`, from what an earlier start kept there, which is kept otherwise."""
+    if isinstance(folder, Weights) and folder.load_format == "sharded_state":
+        sharded.fill(model, folder.folder, rank, fingerprint(model, platform, folder.options["placing"]))
+        return
     if cache is None or folder is None:
         _fill(model, platform, folder, progress, rank)
         return
-    parts = [type(model), platform.name, cache.placing, declared(model), *_computed(model)]
-    name = digest(parts, of(folder).files())
+    name = digest(_placed_by(model, platform, cache.placing), of(folder).files())
     kept = WeightsCache(cache.folder / f"{name}.weights")
     if not kept.find(model):
         _fill(model, platform, folder, progress, rank)
         kept.keep(model)
+
+
+def fingerprint(model: Family, platform: Platform, placing: str) -> str:
+    """Of all that a rank's weights depend on when they are placed, but what they are."""
+    return digest(_placed_by(model, platform, placing), ())
+
+
+def _placed_by(model: Family, platform: Platform, placing: str) -> list[Any]:
+    return [type(model), platform.name, placing, declared(model), *_computed(model)]
 
 
 def _fill(model: Family, platform: Platform, folder: Path | Weights | None, progress: bool, rank: int) -> None:

@@ -68,6 +68,13 @@ class Driven(Opened):
         """
         self._shared.call(lambda: self._client.reload_weights(path))
 
+    def save_sharded_state(self, path: str) -> None:
+        """Writes each rank's weights as they are placed, for load_format="sharded_state" with the same settings.
+
+        The configuration and the tokenizer are copied beside. ValueError where weights are not in the host's memory.
+        """
+        self._shared.call(lambda: self._client.save_sharded_state(path))
+
     def sleep(self, level: int = 1) -> None:
         """Gives the device's memory back until wake_up(). Level 1 puts weights aside on the host, level 2 drops them.
 

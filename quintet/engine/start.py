@@ -123,10 +123,11 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
     whole = load_model_config(place, of_the_model(config))
     generation = load_generation_config(place, config.generation_config, config.override_generation_config)
     hf_config = whole.get_text_config()  # of a multimodal wrapper, its text
-    weights = weights_of(config, folder)
+    weights = _weights(config, folder, facts)
     if weights.load_format == "pt" and config.load_format == "auto":
         reasons.append(f"weights: {folder} has only what torch.save wrote; it is read without running what is in it")
-    files = Files(weights, model_class(hf_config, platform.models)) if config.load_format != "dummy" else None
+    read = config.load_format not in ("dummy", "sharded_state")
+    files = Files(weights, model_class(hf_config, platform.models)) if read else None
     there = functools.partial(tensors_of, *files) if files else dict
     forms = settled_forms(config, whole, Target(platform.name, facts), there, quantization_beside(folder))
     if files is not None:
@@ -188,7 +189,7 @@ def launch(prepared: Prepared, progress: bool = True, grammars: Grammars | None 
     fixed, variants = prepared.fixed, prepared.variants
     if fixed:
         logger.info("sizes: %s", describe(fixed))
-    folder = None if config.load_format == "dummy" else weights_of(config, prepared.folder)
+    folder = None if config.load_format == "dummy" else _weights(config, prepared.folder, prepared.capabilities)
     ahead, room = plan.variants if config.capture_ahead else (), Room(plan.num_pages, plan.num_slots)
     with _named(config.model):  # a device that compiles sees what a layer asks for only now
         prepared.ranks.each(lambda w: w.load(folder, room, variants, progress and w.place.rank == 0, ahead))
@@ -269,6 +270,15 @@ def _dtype(config: EngineConfig, hf_config: Any, facts: Capabilities, reasons: l
     why = "the checkpoint's" if dtype == saved else f"the checkpoint's {_name(saved)} is not computed in here"
     reasons.append(f"dtype {_name(dtype)}: {why}")
     return dtype
+
+
+def _weights(config: EngineConfig, path: Path, facts: Capabilities) -> Weights:
+    weights = weights_of(config, path)
+    if weights.load_format != "sharded_state":
+        return weights
+    if not facts.placing:
+        raise ValueError("load_format='sharded_state': this device's weights do not lie in the host's memory")
+    return replace(weights, options={"placing": facts.placing})
 
 
 def _weights_cache(config: EngineConfig, facts: Capabilities) -> Where | None:

@@ -19,6 +19,7 @@ from quintet.engine.json_object import read_object
 from quintet.engine.mistral import PARAMS, Renamed, heads_of
 from quintet.engine.np_cache import NpCache
 from quintet.engine.other_readers import PACKAGES, reader
+from quintet.engine.sharded import SHARDS
 from quintet.engine.torch_file import Shape, TorchFile
 
 NAMED = 8  # tensors that an error lists before it only counts
@@ -110,6 +111,8 @@ def weights_of(config: EngineConfig, path: Path) -> Weights:
     own = config.load_format == "auto" and path.is_dir() and not (path / "config.json").exists()
     if config.load_format == "mistral" or (own and (path / PARAMS).exists() and any(path.glob("consolidated*"))):
         return Weights(path, "mistral", strategy, heads_of(path))
+    if config.load_format == "sharded_state":
+        return Weights(path, "sharded_state")
     if config.load_format in PACKAGES:
         reader(config.load_format)  # refused here, where the package is missing
         return Weights(path, config.load_format, options=options)
@@ -127,7 +130,7 @@ def patterns_of(load_format: str) -> tuple[str, ...]:
     """The files that hold a format's weights."""
     if load_format in PACKAGES:
         return (PACKAGES[load_format].pattern,)
-    return {"dummy": (), "mistral": (CONSOLIDATED,), **dict.fromkeys(PICKLES, PICKLED)}.get(
+    return {"dummy": (), "mistral": (CONSOLIDATED,), "sharded_state": (SHARDS,), **dict.fromkeys(PICKLES, PICKLED)}.get(
         load_format, ("*.safetensors",)
     )
 

@@ -62,11 +62,12 @@ class LoadingOptions:
         accepts="Sequence[str] | str",
     )  # fmt: skip
     load_format: str = choice(
-        "auto", "auto", "safetensors", "pt", "npcache", "gguf", "bitsandbytes", "dummy", "mistral", *READERS,
+        "auto", "auto", "safetensors", "pt", "npcache", "gguf", "bitsandbytes", "dummy", "mistral", "sharded_state",
+        *READERS,
         help="of the weights. auto: safetensors, GGUF, or pt where there is neither; pt: what torch.save "
         "wrote (*.bin), read without running it; npcache: the same, kept as arrays beside; dummy: random weights; "
-        "bitsandbytes: as quantization=bitsandbytes; mistral: consolidated*.safetensors; the others: by the "
-        "package of that name", group="model",
+        "bitsandbytes: as quantization=bitsandbytes; mistral: consolidated*.safetensors; sharded_state: what "
+        "save_sharded_state() wrote; the others: by the package of that name", group="model",
     )  # fmt: skip
     safetensors_load_strategy: str | None = option(
         None, optional(one_of("lazy", "eager", "prefetch")), "how safetensors are read: lazy, by memory map (the "

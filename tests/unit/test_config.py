@@ -61,7 +61,7 @@ BAD = [
     ("gpu_memory_utilization", True, "over 0"),
     ("dtype", "int8", "one of auto, float32"),
     ("dtype", "bflot16", "did you mean 'bfloat16'"),
-    ("load_format", "ptt", "auto, safetensors, pt, npcache, gguf, bitsandbytes, dummy"),
+    ("load_format", "ptt", "auto, safetensors, pt, npcache, gguf, bitsandbytes, dummy, mistral"),
     ("scheduling_policy", "prio", "did you mean 'priority'"),
     ("logprobs_mode", 3, "one of raw_logprobs"),
     ("enforce_eager", "maybe", "true or false"),

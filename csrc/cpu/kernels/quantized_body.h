@@ -22,6 +22,7 @@ constexpr long kByteQuad = kLinearColumns * kQuad;  // bytes of a block's quad: 
 constexpr long kLine = 64;  // bytes in a cache line
 // Quads that all rows of a panel pass before the next: 64 KiB, or half of it, which a core's second cache holds.
 constexpr long kStretch = 256;
+constexpr long kFarAhead = 4096;  // bytes: where few rows ask for weights that are taken apart while they are read
 
 // What shares a scale: a group, one with levels, such as floats for a stretch, or all inputs.
 enum class Span { groups, levels, floats, channels };
@@ -129,14 +130,17 @@ inline void load_weights(const Place& place, const typename Core::Table& table, 
     }
 }
 
-// `count` quads of rows, at least one, added to their sums. With each, memory is asked for so many lines of what follows.
+// `count` quads of rows, at least one, added to their sums. With each, memory is asked for so many lines of what follows;
+// less than 0: of these weights, kFarAhead.
 template <typename Core, Held H, long Rows, long Pairs, long Lines>
 inline void grow(typename Core::Sum (&sums)[Rows][Pairs][2], Place w, const typename Core::Table& table,
                  const uint8_t* x, long stride, long count, const uint8_t*& ahead) {
     do {  // a loop that may not run at all costs the compiler registers, and us a third of the speed
 #pragma GCC unroll 4
         for (long i = 0; i < Lines; ++i) __builtin_prefetch(ahead + i * kLine, 0, 2);
-        ahead += Lines * kLine;
+#pragma GCC unroll 4
+        for (long i = 0; i < -Lines; ++i) __builtin_prefetch(w.at + kFarAhead + i * kLine, 0, 3);
+        if constexpr (Lines > 0) ahead += Lines * kLine;
         typename Core::Weights weights[Pairs][2];
         load_weights<Core, H, Pairs>(w, table, weights);
 #pragma GCC unroll 8
@@ -160,11 +164,29 @@ inline long first_column(long pair) {
 }
 
 // Numbers of a group with levels: rows of codes for all groups, then of what they are multiples of.
-inline Floats level_at(const QuantizedPanel& panel, const void* levels, long group, long column) {
-    const int8_t* const codes = static_cast<const int8_t*>(levels);
-    const int8_t* const units = codes + panel.groups * kLinearColumns + (group >> panel.shared) * kLinearColumns * 2;
-    return mul(widen_signed(codes + group * kLinearColumns + column), widen_half(reinterpret_cast<const uint16_t*>(units) + column));
+inline Floats unit_at(const QuantizedPanel& panel, const void* levels, long group, long column) {
+    const int8_t* const units = static_cast<const int8_t*>(levels) + (panel.groups + (group >> panel.shared) * 2) * kLinearColumns;
+    return widen_half(reinterpret_cast<const uint16_t*>(units) + column);
 }
+
+inline Floats code_at(const void* levels, long group, long column) {
+    return widen_signed(static_cast<const int8_t*>(levels) + group * kLinearColumns + column);
+}
+
+inline Floats level_at(const QuantizedPanel& panel, const void* levels, long group, long column) {
+    return mul(code_at(levels, group, column), unit_at(panel, levels, group, column));
+}
+
+// Asks for what the next block has in the group's place, codes and units.
+inline void ask_levels(const QuantizedPanel& panel, const void* levels, long group) {
+    const long units = panel.groups >> panel.shared << 1, row = panel.groups + units + group;
+    const int8_t* const next = static_cast<const int8_t*>(levels) + row * kLinearColumns;
+    __builtin_prefetch(next, 0, 2);
+    __builtin_prefetch(next + (panel.groups - group + (group << 1 >> panel.shared)) * kLinearColumns, 0, 2);
+}
+
+// Whether other units begin with the group.
+inline bool turns(const QuantizedPanel& panel, long group) { return !(group & ((1L << panel.shared) - 1)); }
 
 template <Span S>
 inline Floats scale_at(const QuantizedTile& t, long group, long column) {
@@ -184,7 +206,13 @@ __attribute__((noinline)) void tile_of_groups(const QuantizedTile& t) {
     const uint8_t* x = row + t.group * t.quads * Core::kBytes;
     float* const kept = panel.sums + t.row * kLinearColumns + column;
     const uint8_t* ahead = t.ahead;
+    constexpr bool kUnits = S == Span::levels && Rows <= 2;  // more rows leave no registers for them
+    Floats units[2 * Pairs] = {};
     for (long g = t.group; g < t.group + t.groups; ++g) {
+        if (kUnits && (g == t.group || turns(panel, g))) {
+#pragma GCC unroll 8
+            for (long v = 0; v < 2 * Pairs; ++v) units[v] = unit_at(panel, panel.scales, g, column + v * kPairColumns);
+        }
         const uint8_t* const own = row + panel.scales_at + g * static_cast<long>(sizeof(float));
         typename Core::Sum sums[Rows][Pairs][2];
 #pragma GCC unroll 8
@@ -196,12 +224,17 @@ __attribute__((noinline)) void tile_of_groups(const QuantizedTile& t) {
             for (long v = 0; v < 2 * Pairs; ++v) sums[r][v / 2][v % 2] = Core::start(start);
         }
         grow<Core, H, Rows, Pairs, Lines>(sums, w, table, x, stride, t.quads, ahead);
+        if constexpr (S == Span::levels && Lines < 0) {
+            ask_levels(panel, panel.scales, g);
+            if (panel.mins) ask_levels(panel, panel.mins, g);
+        }
         w.at += t.quads * quad_step(H);
         w.plane += t.quads * quad_step(H);
         x += t.quads * Core::kBytes;
 #pragma GCC unroll 8
         for (long v = 0; v < 2 * Pairs; ++v) {
-            const Floats scale = scale_at<S>(t, g, column + v * kPairColumns);
+            const long at_column = column + v * kPairColumns;
+            const Floats scale = kUnits ? mul(code_at(panel.scales, g, at_column), units[v]) : scale_at<S>(t, g, at_column);
 #pragma GCC unroll 8
             for (long r = 0; r < Rows; ++r) {
                 float own_scale;
@@ -273,6 +306,9 @@ inline void tiles_of(QuantizedTile t, long rows, const Asked& asked) {
         if (rows < Rows) return tiles_of<Core, H, S, Rows - 1>(t, rows, asked);
     }
     constexpr long kPairs = Rows <= Core::kFew ? Core::kAlone : Core::kPairs, kPasses = kBlockPairs / kPairs;
+    if constexpr (H != Held::bytes && Rows <= Core::kFew && kPasses == 1) {
+        if (!asked.tiles) return tile<Core, H, S, Rows, kPairs, -quad_step(H) / kLine>(t);
+    }
     for (long pass = 0; pass < kPasses; ++pass, t.pair += kPairs) {
         const long turn = asked.tile * kPasses + pass, turns = asked.tiles * kPasses, lines = asked.bytes / kLine;
         const long first = turns ? lines * turn / turns : 0, last = turns ? lines * (turn + 1) / turns : 0;
@@ -349,7 +385,6 @@ void multiply(const QuantizedPanel& panel) {
 
 // A vector of what is added for each 1 of a row's inputs.
 inline Floats added_for(const QuantizedPanel& panel, long group, long column) {
-    if (panel.shared >= 0) return level_at(panel, panel.mins, group, column);
     const long at = group * kLinearColumns + column;
     Floats each = panel.mins ? widen_half(static_cast<const uint16_t*>(panel.mins) + at) : zeros();
     if (panel.zeros) {
@@ -370,10 +405,18 @@ inline void begin_rows(const QuantizedPanel& panel, long row, long column) {
 #pragma GCC unroll 4
         for (long v = 0; v < kBeginVectors; ++v) sums[r][v] = zeros();
     }
+    Floats units[kBeginVectors] = {};
     for (long g = 0; g < panel.groups; ++g) {
+        if (panel.shared >= 0 && turns(panel, g)) {
+#pragma GCC unroll 4
+            for (long v = 0; v < kBeginVectors; ++v) units[v] = unit_at(panel, panel.mins, g, column + v * kLanes);
+        }
         Floats each[kBeginVectors];
 #pragma GCC unroll 4
-        for (long v = 0; v < kBeginVectors; ++v) each[v] = added_for(panel, g, column + v * kLanes);
+        for (long v = 0; v < kBeginVectors; ++v) {
+            const long at = column + v * kLanes;
+            each[v] = panel.shared >= 0 ? mul(code_at(panel.mins, g, at), units[v]) : added_for(panel, g, at);
+        }
 #pragma GCC unroll 8
         for (long r = 0; r < Rows; ++r) {
             const uint8_t* const own = panel.x + (row + r) * panel.x_stride + panel.scales_at + g * 4;

@@ -1,0 +1,62 @@
+"""Each rank's weights as they were placed, in a folder of safetensors that a later engine reads as they are.
+
+The layout is vLLM's sharded_state, one file for each rank; what is in a file is ours: forms and tables included.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+PATTERN = "model-rank-{rank}-part-{part}.safetensors"
+SHARDS = "model-rank-*-part-*.safetensors"
+BESIDE = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")  # what a model needs besides its weights
+INDEX = ".index.json"
+
+
+def save(model: nn.Module, folder: Path, rank: int, named: str) -> None:
+    """One rank's part. `named` says everything that placing depends on."""
+    first: dict[Any, str] = {}
+    tensors: dict[str, Tensor] = {}
+    kept: dict[str, str] = {}  # every parameter -> under which name its memory is kept
+    for name, tensor in model.named_parameters(remove_duplicate=False):
+        key = tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+        kept[name] = first.setdefault(key, name) if tensor.numel() else name
+        if kept[name] == name:
+            tensors[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
+    save_file(tensors, folder / PATTERN.format(rank=rank, part=0), {"of": named, "kept": json.dumps(kept)})
+
+
+def copy_beside(original: Path, folder: Path) -> None:
+    """The configuration and the tokenizer."""
+    for file in (file for pattern in BESIDE for file in original.glob(pattern)):
+        if not file.name.endswith(INDEX):
+            shutil.copy(file, folder / file.name)
+
+
+def fill(model: nn.Module, folder: Path, rank: int, named: str) -> None:
+    """A rank's model, from what save() wrote of one that is placed alike. ValueError where it is not."""
+    file = folder / PATTERN.format(rank=rank, part=0)
+    try:
+        with safe_open(file, framework="pt") as opened:
+            said: Mapping[str, str] = opened.metadata() or {}
+            if said.get("of") != named:
+                raise ValueError(
+                    f"{file} was saved by another version of quintet, or with other settings (dtype, quantization, "
+                    "max_model_len, tensor_parallel_size) or on another platform; give the same, or save it anew"
+                )
+            kept = json.loads(said["kept"])
+            found = {name: opened.get_tensor(name).clone() for name in opened.keys()}
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{file} cannot be read ({' '.join(str(error).split())[:400]}); save it anew") from None
+    if lost := sorted(set(kept.values()) - found.keys()):
+        raise ValueError(f"{file} lacks {', '.join(lost[:8])}; save it anew")
+    for name, source in kept.items():
+        parent, _, own = name.rpartition(".")
+        model.get_submodule(parent).register_parameter(own, nn.Parameter(found[source], requires_grad=False))
