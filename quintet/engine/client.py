@@ -10,13 +10,12 @@ from typing import Any
 from quintet.config import EngineConfig
 from quintet.engine.admission import Admission, Bounds
 from quintet.engine.engine import Engine
-from quintet.engine.forms import of_the_model
 from quintet.engine.grammar import Grammars
-from quintet.engine.hub import load_model_config, resolve_config, resolve_model, resolve_tokenizer
+from quintet.engine.hub import resolve_config, resolve_model, resolve_tokenizer
 from quintet.engine.interrupts import Uninterrupted
 from quintet.engine.loader import fingerprint
 from quintet.engine.logits_processors import load_processors
-from quintet.engine.model_config import ModelConfig
+from quintet.engine.model_impl import read_model
 from quintet.engine.output import OutputProcessor
 from quintet.engine.prompts import Prompt, parse_prompts
 from quintet.engine.sharded import SHARDS, copy_beside
@@ -162,8 +161,9 @@ class Client:
             )
         return folder
 
-    def _config_of(self, folder: Path) -> ModelConfig:
-        return load_model_config(resolve_config(self.config, folder), of_the_model(self.config))
+    def _config_of(self, folder: Path) -> Any:
+        place = resolve_config(self.config, folder)
+        return read_model(self.config, place, self.prepared.platform.models)[0]
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """All of the engine. `tags` may name what sleeps, as vLLM's do; a part of it is refused."""

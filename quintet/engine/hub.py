@@ -42,7 +42,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 def resolve_model(config: EngineConfig, environment: Environment | None = None) -> Path:
     """The model's folder, downloaded if need be, or its GGUF file. OSError or ValueError says what is wrong and what
     to do."""
-    patterns = (*_TEXT_FILES, *patterns_of(config.load_format))
+    patterns = (*_TEXT_FILES, *patterns_of(config.load_format), *["*.py"] * config.trust_remote_code)
     environment = environment or read_environment()
     folder = _resolve(config.model, config.revision, config, patterns, environment)
     if folder.is_dir() and not Path(config.model).expanduser().exists() and not _whole(folder, config):

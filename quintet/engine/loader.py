@@ -250,6 +250,7 @@ class Checkpoint:
             if name in self._where:
                 raise ValueError(f"{folder} holds {name} twice; remove the files that are not the model's")
             self._where[name] = place
+        self._where = dict(model.gathered(self._where))
         self._mapped = MappedFiles(of(folder).files())
 
     @property

@@ -39,11 +39,11 @@ def read_config(kind: str, raw: Mapping[str, Any], file: Path) -> ModelConfig:
     name = digest(kind, raw)
     if (kept := readings.find(name, thaw)) is not None:
         return kept
-    config = _by_transformers(kind, raw, file)
-    made = json.loads(json.dumps(freeze(config)))
+    config = made(kind, raw, file)
+    reading = json.loads(json.dumps(freeze(config)))
     if type(config).__module__.startswith("transformers."):  # another package's class may change without transformers
-        readings.keep(name, made)
-    return thaw(made)
+        readings.keep(name, reading)
+    return thaw(reading)
 
 
 def changed_config(raw: Mapping[str, Any], file: Path, change: Callable[[Any], Any]) -> ModelConfig:
@@ -53,7 +53,7 @@ def changed_config(raw: Mapping[str, Any], file: Path, change: Callable[[Any], A
     kind = raw.get("model_type")
     if not isinstance(kind, str):
         raise ValueError(f"{file} names no model_type, so hf_overrides has no config to change")
-    changed = change(_by_transformers(kind, raw, file))
+    changed = change(made(kind, raw, file))
     if not isinstance(changed, PretrainedConfig):
         raise ValueError(f"hf_overrides is a function, and must return the config; it gave {type(changed).__name__}")
     return thaw(json.loads(json.dumps(freeze(changed))))
@@ -63,7 +63,8 @@ def digest(kind: str, raw: Mapping[str, Any]) -> str:
     return readings.digest("config", [kind.encode(), json.dumps(raw, sort_keys=True).encode()])
 
 
-def _by_transformers(kind: str, raw: Mapping[str, Any], file: Path) -> "PretrainedConfig":
+def made(kind: str, raw: Mapping[str, Any], file: Path) -> "PretrainedConfig":
+    """transformers' own object. ValueError as read_config()."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING
 

@@ -19,11 +19,10 @@ from quintet.engine.batch import BatchBuilder
 from quintet.engine.config_checks import MOST
 from quintet.engine.drafts import Lookup
 from quintet.engine.engine import Engine
-from quintet.engine.forms import Target, described, of_the_model, scheme_of, settled_forms
+from quintet.engine.forms import Target, described, scheme_of, settled_forms
 from quintet.engine.grammar import Grammars
 from quintet.engine.hub import (
     load_generation_config,
-    load_model_config,
     quantization_beside,
     resolve_config,
     resolve_model,
@@ -32,6 +31,7 @@ from quintet.engine.kv_calibration import calibrate
 from quintet.engine.loader import check_counts, tensors_of
 from quintet.engine.logits_processors import load_processors
 from quintet.engine.memory import Footprint, MemoryPlan, plan_memory
+from quintet.engine.model_impl import read_model
 from quintet.engine.pages import PagePool
 from quintet.engine.profiler import Profiler
 from quintet.engine.runner import Ranks, Runner
@@ -120,14 +120,17 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
     reasons = [f"platform {platform.name}: {chosen.reason}", *settled]
     folder = resolve_model(config)
     place = resolve_config(config, folder)
-    whole = load_model_config(place, of_the_model(config))
+    whole, backend = read_model(config, place, platform.models)
+    if backend and facts.opaque:
+        raise ValueError(f"{backend}, which platform {platform.name} does not compile; choose another device or model")
+    reasons += [backend] if backend else []
     generation = load_generation_config(place, config.generation_config, config.override_generation_config)
     hf_config = whole.get_text_config()  # of a multimodal wrapper, its text
     weights = _weights(config, folder, facts)
     if weights.load_format == "pt" and config.load_format == "auto":
         reasons.append(f"weights: {folder} has only what torch.save wrote; it is read without running what is in it")
-    read = config.load_format not in ("dummy", "sharded_state")
-    files = Files(weights, model_class(hf_config, platform.models)) if read else None
+    family = model_class(hf_config, platform.models, bool(backend))
+    files = Files(weights, family) if config.load_format not in ("dummy", "sharded_state") else None
     there = functools.partial(tensors_of, *files) if files else dict
     forms = settled_forms(config, whole, Target(platform.name, facts), there, quantization_beside(folder))
     if files is not None:
@@ -136,6 +139,7 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
     scaling = _kv_scaling(config, facts, files, reasons)
     sizes = ModelSizes(dtype, config.page_size, _length(config, hf_config), forms, kv_dtype, scaling)
     sizes = replace(sizes, attention=config.attention_backend, weights_cache=_weights_cache(config, facts))
+    sizes = replace(sizes, backend=bool(backend))
     endpoint = f"inproc://quintet-{uuid.uuid4().hex}"
     size = config.tensor_parallel_size
     workers = 1 if facts.spmd else size

@@ -345,7 +345,10 @@ def _why_not(folder: Path, error: Exception) -> str:
         except ValueError as damage:
             return str(damage)
     if "trust_remote_code" in str(error):
-        return f"the tokenizer in {folder} is code of its own, and quintet runs none: it needs a tokenizer.json"
+        return (
+            f"the tokenizer in {folder} is code of its own, and quintet runs none of tokenizers, trust_remote_code or "
+            "not: it needs a tokenizer.json"
+        )
     if not (folder / "tokenizer.json").exists():
         return _without_json(folder, _line(error))
     return f"cannot load the tokenizer in {folder}: {_line(error)}; fetch its files again from the model's source"

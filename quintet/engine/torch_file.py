@@ -25,6 +25,7 @@ STORAGES = {
     "BFloat16Storage": torch.bfloat16, "LongStorage": torch.int64, "IntStorage": torch.int32,
     "ShortStorage": torch.int16, "CharStorage": torch.int8, "ByteStorage": torch.uint8, "BoolStorage": torch.bool,
 }  # fmt: skip
+ZIP_ERRORS = (zipfile.BadZipFile, struct.error, EOFError, OverflowError)  # that zipfile raises for damaged ones
 MARK = object()
 
 
@@ -53,10 +54,12 @@ class TorchFile:
         self._path = path
         try:
             with zipfile.ZipFile(path) as archive, path.open("rb") as stream:
-                self._entries = _entries(archive)
-                said = archive.read(self._entries["data.pkl"])
                 self._memory = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
-        except (zipfile.BadZipFile, KeyError, OSError, NotImplementedError, RuntimeError, ValueError) as error:
+                self._entries = _entries(archive.infolist())
+            said = self._content("data.pkl", MOST_SAID)
+            if "byteorder" in self._entries and self._content("byteorder", 16) != b"little":
+                raise ValueError("its numbers are big-endian")
+        except (*ZIP_ERRORS, KeyError, OSError, NotImplementedError, RuntimeError, ValueError) as error:
             raise ValueError(
                 f"{path} is no file that torch.save has written since torch 1.6 ({error}); fetch it again, or convert "
                 "the checkpoint with transformers' save_pretrained()"
@@ -65,7 +68,7 @@ class TorchFile:
             self._tensors = _tensors(_Reading(said).result())
             for name, stored in self._tensors.items():
                 self._check(name, stored)
-        except (ValueError, IndexError, KeyError, TypeError, AttributeError, UnicodeError, RecursionError) as error:
+        except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(f"{path} is refused: {error}; convert the checkpoint where you trust it") from None
 
     def keys(self) -> list[str]:
@@ -83,6 +86,13 @@ class TorchFile:
         first = self._start(self._entries[f"data/{stored.key}"])
         numbers = torch.frombuffer(self._memory, dtype=stored.dtype, count=stored.numbers, offset=first)
         return numbers.as_strided(stored.shape, stored.strides, stored.offset)
+
+    def _content(self, name: str, most: int) -> bytes:
+        entry = self._entries[name]
+        if entry.file_size > most:
+            raise ValueError(f"its {name} takes {entry.file_size} bytes")
+        first = self._start(entry)
+        return self._memory[first : first + entry.file_size]
 
     def _check(self, name: str, stored: Stored) -> None:
         entry = self._entries.get(f"data/{stored.key}")
@@ -118,18 +128,11 @@ class Shape(NamedTuple):
         return self.dtype
 
 
-def _entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+def _entries(found: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
     """By name, without the folder that all stand in; ValueError for more than is ever there."""
-    found = archive.infolist()
     if len(found) > MOST_ENTRIES:
         raise ValueError(f"it has {len(found)} entries")
-    entries = {each.filename.partition("/")[2]: each for each in found}
-    said, order = entries["data.pkl"], entries.get("byteorder")
-    if said.file_size > MOST_SAID or said.compress_type != zipfile.ZIP_STORED:
-        raise ValueError(f"its pickle takes {said.file_size} bytes")
-    if order is not None and (order.file_size > 16 or archive.read(order) != b"little"):
-        raise ValueError("its numbers are big-endian")
-    return entries
+    return {each.filename.partition("/")[2]: each for each in found}
 
 
 def _tensors(result: Any) -> Mapping[str, Stored]:

@@ -58,6 +58,7 @@ class ModelSizes:
     kv_scales: KVScaling = field(default_factory=KVScaling)
     wanted: Wanted = Wanted()
     attention: str = "auto"  # the provider of paged attention that was asked for
+    backend: bool = False  # the model runs by transformers' own code
     weights_cache: Where | None = None  # where placed weights are kept between starts
 
 
@@ -110,7 +111,7 @@ class Worker:
             layers=replacements(self.platform.layers),
         )  # fmt: skip
         self._cache = sizes.weights_cache
-        self.model: Family = model_class(hf_config, self.platform.models)(hf_config, build).eval()
+        self.model: Family = model_class(hf_config, self.platform.models, sizes.backend)(hf_config, build).eval()
         self.model.silent = sizes.forms.checkpoint.silent if sizes.forms.checkpoint else ()
         settle(self.model)
         self.arrangement: Arrangement = arrange(mixings)

@@ -120,6 +120,7 @@ class Family(nn.Module):
 
     ignored: ClassVar[tuple[str, ...]] = ()  # patterns of tensors that a checkpoint may hold and no layer asks for
     silent: tuple[str, ...] = ()  # ends of the names of such tensors, by the checkpoint's quantization
+    recordable = True  # False: a step computes with more than ops, so that their calls alone are not the step
     vocab_size: int
 
     @staticmethod
@@ -131,6 +132,10 @@ class Family(nn.Module):
     def unstacked(name: str, shape: Sequence[int]) -> Mapping[str, tuple[Any, ...]]:
         """Of a checkpoint's tensor that is a stack of several: the modules' names for them, and where each lies."""
         return {}
+
+    def gathered(self, entries: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A checkpoint's tensors, by name, where several of them make one of the modules'."""
+        return entries
 
     @property
     def width(self) -> int:

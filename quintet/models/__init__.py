@@ -42,7 +42,7 @@ def added() -> Mapping[str, str | type]:
 
 def families() -> list[str]:
     """The model types that can be loaded, and architectures that were added, sorted."""
-    files = [m.name for m in pkgutil.iter_modules(__path__)]
+    files = [m.name for m in pkgutil.iter_modules(__path__) if not m.ispkg]
     return sorted({*files, *_ALIASES, *added()})
 
 
@@ -56,8 +56,12 @@ def added_for(kind: str, architectures: Iterable[str] | None) -> str | None:
     return next((name for name in (*(architectures or ()), kind) if name in added()), None)
 
 
-def model_class(config: Any, overrides: Mapping[str, str] | None = None) -> type:
-    """The class of a transformers config's family, a platform's own first; ValueError with what there is, if none."""
+def model_class(config: Any, overrides: Mapping[str, str] | None = None, backend: bool = False) -> type:
+    """The class of a transformers config's family, a platform's own first; ValueError with what there is, if none.
+    With `backend`, the one that runs any model by transformers' own code."""
+    if backend:
+        made: type = importlib.import_module("quintet.models.backend").Model
+        return made
     kind, overrides = config.model_type, overrides or {}
     name = added_for(kind, getattr(config, "architectures", None))
     if name is None and kind not in families() and kind not in overrides:

@@ -34,7 +34,6 @@ LACKING: Mapping[str, str] = {
     "mm_processor_kwargs": _TEXT_ALONE,
     "pt_load_map_location": "tensors are read into the host's memory wherever they were; leave it out",
     "use_tqdm_on_load": "use use_tqdm",
-    "model_impl": "every supported family has one implementation; leave it out",
     "runner": "every model generates; leave it out",
     "task": "every model generates; leave it out",
     "convert": "every model generates; leave it out",

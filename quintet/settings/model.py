@@ -5,7 +5,7 @@ from typing import Any
 
 from quintet.names import refuse_unknown
 from quintet.settings.loading import PATH
-from quintet.settings.option import option
+from quintet.settings.option import choice, option
 from quintet.values import json_object, one_of, optional, text, truth
 
 # What floats may become while they are loaded: bits of a weight, bits of an activation, inputs that share a scale
@@ -95,7 +95,15 @@ class ModelOptions:
         "group of weights, or 16; what the scheme or the checkpoint says if not given", group="model",
         metavar="BITS", choices=(8, 16),
     )  # fmt: skip
-    trust_remote_code: bool = option(False, truth, "refused: a model's repository never runs code here", group="model")
+    model_impl: str = choice(
+        "auto", "auto", "quintet", "transformers", vllm="quintet",
+        help="whose code computes the model: quintet's file of its family; transformers' own, on quintet's cache and "
+        "layers; auto: transformers' where quintet has no file", group="model",
+    )  # fmt: skip
+    trust_remote_code: bool = option(
+        False, truth, "run code that comes with the model: it can do whatever you can; for model_impl=transformers",
+        group="model",
+    )  # fmt: skip
     generation_config: str = option(
         "auto", _generation_config, "where sampling defaults come from: auto (the model's generation_config.json), "
         "quintet (none), or a folder", group="model",
@@ -109,11 +117,6 @@ class ModelOptions:
     )
 
     def _check(self) -> None:
-        if self.trust_remote_code:
-            raise ValueError(
-                "trust_remote_code=True: quintet never runs code that comes with a model, since whoever can write to "
-                "its repository could run anything here; leave it out, the supported families are built in"
-            )
         if self.quantization_group_size is not None and self.quantization not in GROUPED:
             raise ValueError(
                 f"quantization_group_size means nothing with quantization={self.quantization!r}, where no weights "

@@ -1,4 +1,4 @@
-"""Feeds spoilt files to the readers: python -m tests.fuzz [--inputs 100000] [--first SEED] [gguf] [safetensors]
+"""Feeds spoilt files to the readers: python -m tests.fuzz [--inputs 100000] [--first SEED] [gguf] [safetensors] [torch]
 
 Batches run in processes of their own, so that a crash is told from an error; a failure names the seed that repeats it:
 python -m tests.fuzz gguf --first SEED --inputs 1

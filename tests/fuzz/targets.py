@@ -1,15 +1,17 @@
 """What is done with a spoilt file: all that a start does before and while it reads the weights."""
 
+import io
 import json
 import random
 import struct
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tests.fuzz.gguf_files import gguf
-from tests.fuzz.mutations import changed, safetensors
+from tests.fuzz.mutations import changed, safetensors, spoilt
 
 DATA = Path(__file__).parents[1] / "data/quantized"
 PLACED = 6  # of so many weights, one is dequantized and packed
@@ -141,6 +143,34 @@ def safetensors_target() -> Target:
     return Target(make, whole, headers)
 
 
+def torch_target() -> Target:
+    import torch
+
+    from quintet.engine.torch_file import TorchFile
+
+    made = io.BytesIO()
+    torch.save({"a": torch.arange(12.0).reshape(3, 4), "b": torch.nn.Parameter(torch.ones(2).half())}, made)
+    with zipfile.ZipFile(made) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+
+    def make(draw: random.Random, folder: Path) -> Path:
+        file = folder / "pytorch_model.bin"
+        if draw.random() < 0.3:
+            file.write_bytes(spoilt(made.getvalue(), draw))
+            return file
+        with zipfile.ZipFile(file, "w") as archive:  # whole as a zip: the pickle is spoilt
+            for name, content in entries.items():
+                archive.writestr(name, spoilt(content, draw) if name.endswith("data.pkl") else content)
+        return file
+
+    def whole(path: Path) -> None:
+        file = TorchFile(path)
+        for name in file.keys():
+            file.get_tensor(name).sum()
+
+    return Target(make, whole, lambda path: _none(TorchFile(path)))
+
+
 def load_some(path: Path, it: Model, platform: Any, models: dict[Any, Any]) -> None:
     """As a start does, but that most weights are not dequantized: they are like others."""
     import torch
@@ -164,4 +194,8 @@ def load_some(path: Path, it: Model, platform: Any, models: dict[Any, Any]) -> N
             platform.place(each.weight, tensors)
 
 
-TARGETS: Mapping[str, Callable[[], Target]] = {"gguf": gguf_target, "safetensors": safetensors_target}
+TARGETS: Mapping[str, Callable[[], Target]] = {
+    "gguf": gguf_target,
+    "safetensors": safetensors_target,
+    "torch": torch_target,
+}

@@ -17,7 +17,11 @@ from tests.fuzz.mutations import changed
 from tests.fuzz.runs import bounded, run
 from tests.fuzz.targets import DATA, TARGETS, allowed
 
-INPUTS = {"gguf": (1500, 100), "safetensors": (200, 20)}  # files, of which one in so many is read whole
+INPUTS = {
+    "gguf": (1500, 100),
+    "safetensors": (200, 20),
+    "torch": (300, 2),
+}  # files, of which one in so many is read whole
 
 
 @pytest.mark.parametrize("name", TARGETS)

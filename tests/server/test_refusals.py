@@ -95,7 +95,6 @@ EXPLAIN = [
      "and --no-enable-chunked-prefill cuts none"),
     ("--device nonsense", "--device: unknown device 'nonsense'"),
     ("-m /nowhere", "-m: no folder '/nowhere' here"),
-    ("--trust-remote-code", "--trust-remote-code: quintet never"),
     ("--compilation-config '{\"mode\": 1}'", "--compilation-config.mode 1 asks for torch.compile"),
     ("-cc '{\"cudagraph_mode\": \"FULL\"}'", "-cc.cudagraph_mode FULL captures"),
     ("-O0 --no-enforce-eager --capture-ahead", "--enforce-eager captures nothing"),

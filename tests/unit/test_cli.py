@@ -51,7 +51,7 @@ def _log() -> Iterator[None]:
         (["generate", "--logit-bias", "{", "x"], 2, "JSON"),
         (["generate", "--n", "0", "x"], 2, "from 1 to"),
         (["generate", "--min-tokens", "9", "--max-tokens", "3", "x"], 1, "--min-tokens must be at most --max-tokens"),
-        (["generate", "--trust-remote-code", "x"], 1, "never runs code"),
+        (["generate", "--model-impl", "other", "x"], 2, "one of auto, quintet, transformers"),
         (["generate", "--quantization", "int3", "x"], 2, "one of int8, int4, w8a8, w4a8"),
         (["generate", "--quantization", "awq", "x"], 1, "by one of int8, int4, w8a8, w4a8, fp8"),
         (["generate", "--num-pages", "9", "--kv-cache-memory-bytes", "1G", "x"], 1, "give one of them"),

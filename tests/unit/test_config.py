@@ -72,7 +72,8 @@ BAD = [
     ("logits_processors", "a.b:C", "must be a list"),
     ("override_generation_config", {"temprature": 1}, "did you mean 'temperature'"),
     ("quantization", "int3", "one of int8, int4, w8a8, w4a8"),
-    ("trust_remote_code", True, "never runs code"),
+    ("trust_remote_code", 2, "true or false"),
+    ("model_impl", "other", "one of auto, quintet, transformers"),
     ("device", "", "not empty"),
     ("seed", "x", "whole number"),
     ("tensor_parallel_size", 0, "at least 1"),
@@ -152,6 +153,7 @@ SAMPLES |= {"override_generation_config": '{"top_p": 0.5}', "load_format": "dumm
 SAMPLES |= {"logprobs_mode": "raw_logits", "quantization": "int4", "quantization_group_size": "64"}
 SAMPLES |= {"activation_bits": "8", "config_format": "hf", "tokenizer_mode": "mistral"}
 SAMPLES |= {"safetensors_load_strategy": "eager", "model_loader_extra_config": "{}"}
+SAMPLES["model_impl"] = "transformers"
 SAMPLES["kv_cache_dtype"] = "fp8_e4m3"
 SAMPLES |= {"optimization_level": "2", "attention_backend": "triton"}
 NESTED = {each.name: each.metadata["nested"] for each in settings(EngineConfig) if "nested" in each.metadata}

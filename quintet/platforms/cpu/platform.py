@@ -202,7 +202,8 @@ class CPU(Platform):
         # torch's threads spin on our cores after each of its ops: where the products are ours, it gets one
         torchs = 1 if _packs() else count
 
-        run = model if extension is None or self._config.enforce_eager else Replay(model, extension)
+        eager = extension is None or self._config.enforce_eager or not getattr(model, "recordable", True)
+        run = model if eager else Replay(model, extension)
 
         @torch.inference_mode()
         def step(state: State, batch: Batch) -> tuple[Outputs, State]:
