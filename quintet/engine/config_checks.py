@@ -136,4 +136,5 @@ def _family_of(name: str) -> str:
 
 
 def _plain(name: str) -> str:
-    return name.lower().replace("_", "")
+    """v1 stands in the middle of Hunyuan's model types, and at the end of its classes."""
+    return name.lower().replace("_", "").replace("v1", "")

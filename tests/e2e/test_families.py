@@ -16,9 +16,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, Gemma3Config
 
+from quintet.config import EngineConfig
 from quintet.conformance.direct import random_prompts
 from quintet.conformance.kin import KIN
 from quintet.conformance.tiny import EVERY, FAMILIES, LENGTH, PLAIN, SERVED, VOCAB, Tiny, make, variant
+from quintet.engine.start import prepare
 from quintet.engine.worker import ModelSizes, Worker
 from quintet.platforms.cpu import PLATFORM
 from tests.helpers.configs import configs, kin_configs
@@ -75,6 +77,14 @@ def test_bits_are_the_same_alone_batched_and_chunked(family: str) -> None:
         chunks = [run.step({0: prompt[at : at + 7]})[0] for at in range(0, len(prompt), 7)]
         run.finish(0)
         assert torch.equal(alone, together) and torch.equal(alone, torch.cat(chunks))
+
+
+@pytest.mark.parametrize("family", KIN)
+def test_an_engine_takes_what_transformers_writes(family: str) -> None:
+    """Its names of classes, and where it says how long a text may be."""
+    tiny = variant(family, next(iter(KIN[family])))
+    settings = EngineConfig(model=str(tiny.folder), device="cpu", skip_tokenizer_init=True, max_model_len=LENGTH)
+    assert prepare(settings).plan.max_model_len == LENGTH
 
 
 def test_longrope_turns_long_requests_by_the_long_factors() -> None:
