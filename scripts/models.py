@@ -37,8 +37,10 @@ ALSO = {
     "falcon_mamba": "Falcon-Mamba (TII 2024)",
     "falcon": "not Falcon 3, which is `llama`",
     "gpt_neox": "Dolly, StableLM Alpha, RedPajama-INCITE",
+    "deepseek_v3": "R1, Moonlight",
     "internlm3": "InternLM 3 8B",
     "iquestcoder": "IQuest-Coder",
+    "kimi_k2": "Kimi K2",
     "llama": "Yi, SmolLM 2, TinyLlama, Vicuna, SOLAR 10.7B, DeepSeek LLM and Coder, Falcon 3",
     "qwen3_5_text": "Qwen3.5, its text",
     "mistral": "Zephyr, Nemo, Devstral",
@@ -48,8 +50,8 @@ ALSO = {
 HEADLESS: dict[str, tuple[dict[str, Any], str]] = {
     "bert": ({"hidden_size": 48, "num_attention_heads": 6, "num_hidden_layers": 2}, "tests/e2e/test_trunks.py"),
 }
-# wrappers of several modalities, whose text is read -> the text's model_type
-WRAPPED = {"gemma3": "gemma3_text"}
+# wrappers of several modalities, whose text is read, and types of repositories' own code -> what transformers calls it
+WRAPPED = {"gemma3": "gemma3_text", "kimi_k2": "deepseek_v3"}
 NO_CLASS = "transformers has neither configuration nor code for it, so there is no reference"
 # what was asked for -> why it is not there
 LEFT_OUT = {
@@ -64,6 +66,12 @@ LEFT_OUT = {
     ),
     "DiffLlama (`diffllama`)": "its attention is the difference of two, which no platform's attention computes",
     "BitNet (`bitnet`)": "its weights are of three values, packed in a form that no product here takes",
+    "DeepSeek V3.2, GLM-5 (`deepseek_v32`, `glm_moe_dsa`)": (
+        "an indexer chooses the tokens that latent attention looks at, which no platform's attention computes"
+    ),
+    "Llama 4 (`llama4`, `llama4_text`)": "its chunked local attention is no kind of group yet",
+    "Phi-3.5-MoE (`phimoe`)": "its router masks what is far below the largest (sparsemixer), which no op computes",
+    "Ling and Ring (`bailing_moe`)": NO_CLASS,
     "XGLM (`xglm`)": "its positions are sinusoids, a table that no layer here makes yet",
     "BioGPT (`biogpt`)": "no checkpoint of it chats or codes; nobody asked for it yet",
 }
@@ -118,7 +126,7 @@ def _config(kind: str) -> tuple[Any, str]:
 
 def _classes(kind: str) -> str:
     causal, trunks = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, modeling_auto.MODEL_MAPPING_NAMES
-    found = trunks[kind] if kind in HEADLESS else causal[kind]
+    found = trunks[kind] if kind in HEADLESS else causal.get(kind) or causal[WRAPPED[kind]]
     return f"`{found}`" if isinstance(found, str) else ", ".join(f"`{each}`" for each in found)
 
 
@@ -162,7 +170,7 @@ def _positions(parts: list[nn.Module], specs: list[Any]) -> list[str]:
 def _layers(parts: list[nn.Module]) -> list[str]:
     kinds = {type(part).__name__ for part in parts}
     found = ["parallel blocks"] if any(isinstance(part, blocks.ParallelBlock) for part in parts) else []
-    found += ["experts"] if "Experts" in kinds else []
+    found += ["experts"] if kinds & {"Experts", "BiasedExperts"} else []
     return found + (["LayerNorm"] if any(isinstance(part, LayerNorm) for part in parts) else [])
 
 
@@ -187,6 +195,9 @@ published checkpoint of these families was run here, unless [performance.md](per
 MIDDLE = """
 
 ## Left out
+
+What has no file here and transformers has code for may run through that:
+[transformers-backend.md](transformers-backend.md).
 
 """
 END = """

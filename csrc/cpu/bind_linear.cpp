@@ -33,6 +33,21 @@ void multiply(int kind, uintptr_t out, uintptr_t x, long x_stride, uintptr_t wei
                     x_stride, type});
 }
 
+void by_heads(int kind, uintptr_t out, uintptr_t x, long token_stride, long head_stride, uintptr_t weight, long tokens,
+              long heads, long inputs, long outputs) {
+    const LinearType type = linear_type(kind);
+    at_least("tokens", tokens, 0);
+    at_least("heads", heads, 1);
+    at_least("inputs", inputs, 1);
+    at_least("outputs", outputs, 1);
+    if (heads > 1) at_least("head_stride", head_stride, inputs);
+    if (tokens > 1) at_least("token_stride", token_stride, (heads - 1) * head_stride + inputs);
+    const nb::gil_scoped_release released;
+    submit(linear_by_heads, {reinterpret_cast<void*>(out), reinterpret_cast<const void*>(x),
+                             reinterpret_cast<const void*>(weight), tokens, heads, inputs, outputs, token_stride,
+                             head_stride, type});
+}
+
 void pack(int kind, uintptr_t packed, uintptr_t weight, long outputs, long inputs, long stride) {
     const LinearType type = linear_type(kind);
     at_least("inputs", inputs, 1);
@@ -50,6 +65,11 @@ void bind_linear(nb::module_& m) {
           nb::arg("bias"), nb::arg("tokens"), nb::arg("inputs"), nb::arg("outputs"),
           "x [tokens, inputs] times a packed weight, plus bias (0: none), into out [tokens, outputs], which is contiguous. "
           "`kind` is 0 for float32, 1 for bfloat16, 2 for float16; addresses, and sizes in elements.");
+    m.def("linear_by_heads", &by_heads, nb::arg("kind"), nb::arg("out"), nb::arg("x"), nb::arg("token_stride"),
+          nb::arg("head_stride"), nb::arg("weight"), nb::arg("tokens"), nb::arg("heads"), nb::arg("inputs"),
+          nb::arg("outputs"),
+          "x [tokens, heads, inputs], strides in elements, each head times its packed weight, into out [tokens, heads, "
+          "outputs], which is contiguous.");
     m.def("pack_linear", &pack, nb::arg("kind"), nb::arg("packed"), nb::arg("weight"), nb::arg("outputs"),
           nb::arg("inputs"), nb::arg("stride"),
           "A weight [outputs, inputs], rows `stride` elements apart, in the order in which linear() reads it: blocks of "

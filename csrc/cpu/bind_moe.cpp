@@ -33,6 +33,7 @@ int type_of(int kind) {
     return kind;
 }
 
+template <bool Limited>
 void choose(int kind, uintptr_t weights, uintptr_t ids, uintptr_t logits, uintptr_t bias, long tokens, long experts,
             long stride, long k, long groups, long kept, bool renormalize) {
     const FloatType type = static_cast<FloatType>(type_of(kind));
@@ -42,9 +43,10 @@ void choose(int kind, uintptr_t weights, uintptr_t ids, uintptr_t logits, uintpt
     within("groups", groups, 1, experts);
     within("kept", kept, 1, groups);
     if (experts % groups) throw std::invalid_argument("experts must be a multiple of groups");
-    if (kept < groups) within("experts of a group", experts / groups, 2, experts);
+    if (Limited && !bias) throw std::invalid_argument("route_limited() has a bias");
+    if (kept < groups && !Limited) within("experts of a group", experts / groups, 2, experts);
     const nb::gil_scoped_release released;
-    submit(bias ? route_grouped : route, {at<float>(weights), at<int32_t>(ids), at(logits), at<const float>(bias), tokens,
+    submit(Limited ? route_limited : bias ? route_grouped : route, {at<float>(weights), at<int32_t>(ids), at(logits), at<const float>(bias), tokens,
                                           experts, stride, k, groups, kept, renormalize, type});
 }
 
@@ -63,7 +65,7 @@ void multiply(int kind, uintptr_t out, uintptr_t x, long x_stride, uintptr_t wei
 
 void serve(int kind, uintptr_t out, uintptr_t x, long x_stride, uintptr_t gate_up, uintptr_t down, uintptr_t weights,
            uintptr_t ids, uintptr_t first, uintptr_t second, uintptr_t numbers, long tokens, long count, long k, long hidden,
-           long inner, int activation) {
+           long inner, int activation, uintptr_t gate_up_bias, uintptr_t down_bias, float alpha, float limit) {
     const LinearType type = static_cast<LinearType>(type_of(kind));
     within("tokens", tokens, 0, INT32_MAX);
     within("experts", count, 1, INT32_MAX);
@@ -74,18 +76,24 @@ void serve(int kind, uintptr_t out, uintptr_t x, long x_stride, uintptr_t gate_u
     if (tokens > 1) within("x_stride", x_stride, hidden, LONG_MAX);
     const nb::gil_scoped_release released;
     submit(experts, {at(out), at(x), at(gate_up), at(down), at<const float>(weights), at<const int32_t>(ids), at(first),
-                     at(second), at<int32_t>(numbers), tokens, count, k, hidden, inner, x_stride, activation, type});
+                     at(second), at<int32_t>(numbers), tokens, count, k, hidden, inner, x_stride, activation, type,
+                     at(gate_up_bias), at(down_bias), alpha, limit});
 }
 
 }  // namespace
 
 void bind_moe(nb::module_& m) {
-    m.def("route", &choose, nb::arg("kind"), nb::arg("weights"), nb::arg("ids"), nb::arg("logits"), nb::arg("bias"),
+    m.attr("EXPERT_BIASES") = true;  // experts() and quantized_experts() know them
+    m.def("route", &choose<false>, nb::arg("kind"), nb::arg("weights"), nb::arg("ids"), nb::arg("logits"), nb::arg("bias"),
           nb::arg("tokens"), nb::arg("experts"), nb::arg("stride"), nb::arg("k"), nb::arg("groups"), nb::arg("kept"),
           nb::arg("renormalize"),
           "The k largest of logits [tokens, experts]: float32 weights and int32 ids [tokens, k]. With a float32 bias by "
           "sigmoid, out of `kept` of the groups; without (0) by softmax. `kind` is 0 for float32, 1 for bfloat16, 2 for "
           "float16; addresses, and sizes in elements.");
+    m.def("route_limited", &choose<true>, nb::arg("kind"), nb::arg("weights"), nb::arg("ids"), nb::arg("logits"),
+          nb::arg("bias"), nb::arg("tokens"), nb::arg("experts"), nb::arg("stride"), nb::arg("k"), nb::arg("groups"),
+          nb::arg("kept"), nb::arg("renormalize"),
+          "route() by softmax, chosen by that plus a float32 bias, out of the `kept` groups with the largest.");
     m.def("grouped_linear", &multiply, nb::arg("kind"), nb::arg("out"), nb::arg("x"), nb::arg("x_stride"),
           nb::arg("weight"), nb::arg("counts"), nb::arg("rows"), nb::arg("experts"), nb::arg("inputs"), nb::arg("outputs"),
           "x [rows, inputs] times packed weights, the first counts[0] (int32) rows times the first, and so on, into out "
@@ -93,9 +101,11 @@ void bind_moe(nb::module_& m) {
     m.def("experts", &serve, nb::arg("kind"), nb::arg("out"), nb::arg("x"), nb::arg("x_stride"), nb::arg("gate_up"),
           nb::arg("down"), nb::arg("weights"), nb::arg("ids"), nb::arg("first"), nb::arg("second"), nb::arg("numbers"),
           nb::arg("tokens"), nb::arg("experts"), nb::arg("k"), nb::arg("hidden"), nb::arg("inner"), nb::arg("activation"),
+          nb::arg("gate_up_bias") = 0, nb::arg("down_bias") = 0, nb::arg("alpha") = 0.0F, nb::arg("limit") = 0.0F,
           "x [tokens, hidden] through the gated experts of each token, added up by float32 weights [tokens, k] in the order "
           "of k. Scratch: `first` [tokens k, max(hidden, inner)], `second` [tokens k, max(hidden, 2 inner)], int32 "
-          "`numbers` [tokens k + 2 experts].");
+          "`numbers` [tokens k + 2 experts]. With biases [experts, 2 inner] and [experts, hidden], outputs of gate and up take "
+          "turns, and what comes out of them is (up + 1) * gate * sigmoid(alpha * gate), both within the limit.");
 }
 
 }  // namespace quintet::cpu

@@ -93,6 +93,27 @@ void linear(const LinearCall& call) {
     share_out(panels * blocks, linear_parts(panels * blocks, call.tokens * call.inputs * call.outputs), run);
 }
 
+void linear_by_heads(const LinearHeadsCall& call) {
+    const LinearType type = call.type;
+    const long size = size_of(type), pair = linear_pair(type);
+    const long blocks = (call.outputs + kLinearColumns - 1) / kLinearColumns;
+    const long bytes = (call.inputs + pair - 1) / pair * pair * kLinearColumns * size;  // of a block
+    const long panels = linear_panels(call.tokens, call.heads * blocks), each = panels * blocks;
+    const long row_stride = call.heads * call.outputs;
+    const LinearMultiply multiply = linear_multiply(type);
+    const auto run = [&](long item) {
+        alignas(64) float sums[kLinearRows * kLinearColumns];
+        const long head = item / each, panel = item % each / blocks, block = item % blocks, column = block * kLinearColumns;
+        const long row = call.tokens * panel / panels, end = call.tokens * (panel + 1) / panels;
+        multiply({static_cast<char*>(call.out) + (row * row_stride + head * call.outputs + column) * size,
+                  static_cast<const char*>(call.x) + (row * call.token_stride + head * call.head_stride) * size,
+                  static_cast<const char*>(call.weight) + (head * blocks + block) * bytes, nullptr, row_stride,
+                  call.token_stride, end - row, std::min(kLinearColumns, call.outputs - column), call.inputs, sums});
+    };
+    const long items = call.heads * each;
+    share_out(items, linear_parts(items, call.tokens * call.heads * call.inputs * call.outputs), run);
+}
+
 void pack_linear(void* packed, const void* weight, long outputs, long inputs, long stride, LinearType type) {
     const long pair = linear_pair(type), blocks = (outputs + kLinearColumns - 1) / kLinearColumns;
     const long each = (inputs + pair - 1) / pair * pair * kLinearColumns;

@@ -18,6 +18,18 @@ struct LinearCall {
 // An output is computed in one order, whatever rows stand beside its own and whatever number of threads there is.
 void linear(const LinearCall& call);
 
+struct LinearHeadsCall {
+    void* out;           // [T, heads, outputs]
+    const void* x;       // [T, heads, inputs]
+    const void* weight;  // of each head as pack_linear() left it, one after the other
+    long tokens, heads, inputs, outputs;
+    long token_stride, head_stride;  // of x
+    LinearType type;
+};
+
+// linear() of each head by its own weight.
+void linear_by_heads(const LinearHeadsCall& call);
+
 // What every product with such weights is made of. The kernel for one block:
 using LinearMultiply = void (*)(const LinearPanel& panel);
 LinearMultiply linear_multiply(LinearType type);

@@ -85,6 +85,47 @@ void gather_rows(const ExpertsCall& call, long size) {
     });
 }
 
+// each(row, its expert) for the rows that are sorted by expert.
+template <typename Each>
+void for_owned(const ExpertsCall& call, long rows, long bytes, const Each& each) {
+    const int32_t* const counts = call.numbers + call.tokens * call.k;
+    for_rows(rows, bytes, [&](long first, long last) {
+        long expert = 0, end = counts[0];
+        for (long row = first; row < last; ++row) {
+            while (row >= end) end += counts[++expert];
+            each(row, expert);
+        }
+    });
+}
+
+// From second [rows, 2 inner] to first [rows, inner].
+void activate(const ExpertsCall& call, long rows) {
+    const FloatType type = static_cast<FloatType>(call.type);
+    const long inner = call.inner, size = size_of(type);
+    char *const out = static_cast<char*>(call.first), *const x = static_cast<char*>(call.second);
+    if (!call.gate_up_bias) {
+        return gated({out, x, x + inner * size, rows, inner, 2 * inner, 2 * inner, 0.0F, type,
+                      static_cast<Elementwise>(call.activation)});
+    }
+    const auto kernel = QUINTET_KERNELS(kMoe).clamped[type];
+    const char* const bias = static_cast<const char*>(call.gate_up_bias);
+    for_owned(call, rows, 3 * inner * size, [&](long row, long expert) {
+        kernel({out + row * inner * size, x + 2 * row * inner * size, bias + 2 * expert * inner * size, inner, call.alpha,
+                call.limit});
+    });
+}
+
+void add_down_bias(const ExpertsCall& call, long rows) {
+    if (!call.down_bias) return;
+    const FloatType type = static_cast<FloatType>(call.type);
+    const auto kernel = QUINTET_KERNELS(kMoe).biased[type];
+    const long bytes = call.hidden * size_of(type);
+    for_owned(call, rows, 2 * bytes, [&](long row, long expert) {
+        char* const out = static_cast<char*>(call.second) + row * bytes;
+        kernel({out, out, static_cast<const char*>(call.down_bias) + expert * bytes, call.hidden, 0.0F, 0.0F});
+    });
+}
+
 void sum_by_token(const ExpertsCall& call, long size) {
     const auto sum = QUINTET_KERNELS(kMoe).sum[static_cast<FloatType>(call.type)];
     const long bytes = call.hidden * size;
@@ -132,9 +173,9 @@ void experts(const ExpertsCall& call) {
     gather_rows(call, size_of(type));
     grouped_linear({call.second, call.first, call.gate_up, counts, rows, call.experts, call.hidden, 2 * inner, call.hidden,
                     call.type});
-    gated({call.first, call.second, static_cast<const char*>(call.second) + inner * size_of(type), rows, inner, 2 * inner,
-           2 * inner, 0.0F, type, static_cast<Elementwise>(call.activation)});
+    activate(call, rows);
     grouped_linear({call.second, call.first, call.down, counts, rows, call.experts, inner, call.hidden, inner, call.type});
+    add_down_bias(call, rows);
     sum_by_token(call, size_of(type));
 }
 
@@ -154,9 +195,9 @@ void experts_by(const ExpertsCall& call, const ExpertsProduct& gate_up, const Ex
     const long rows = sort_by_expert(call);
     gather_rows(call, size_of(type));
     multiply(gate_up, call.hidden, 2 * inner);
-    gated({call.first, call.second, static_cast<const char*>(call.second) + inner * size_of(type), rows, inner, 2 * inner,
-           2 * inner, 0.0F, type, static_cast<Elementwise>(call.activation)});
+    activate(call, rows);
     multiply(down, inner, call.hidden);
+    add_down_bias(call, rows);
     sum_by_token(call, size_of(type));
 }
 

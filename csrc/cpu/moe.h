@@ -24,6 +24,7 @@ struct RouteCall {
 
 void route(const RouteCall& call);          // by softmax
 void route_grouped(const RouteCall& call);  // by sigmoid
+void route_limited(const RouteCall& call);  // by softmax, out of groups that rank by their largest
 
 struct GroupedCall {
     void* out;              // [rows, outputs]
@@ -51,6 +52,10 @@ struct ExpertsCall {
     long x_stride;                  // from token to token
     int activation;                 // below kActivations of kernels/elementwise.h
     LinearType type;
+    // [experts, 2 inner] and [experts, hidden]; where they are, outputs of gate and up take turns, and BiasedRow says
+    // what comes out of them
+    const void *gate_up_bias = nullptr, *down_bias = nullptr;
+    float alpha = 0.0F, limit = 0.0F;
 };
 
 void experts(const ExpertsCall& call);

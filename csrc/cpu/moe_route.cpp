@@ -62,8 +62,9 @@ void softmax(const std::vector<float>& x, std::vector<float>& out) {
     for (float& each : out) each /= sum;
 }
 
-// Ranks outside of the `kept` groups whose two largest add up to the most become those of nobody.
-void keep_groups(const RouteCall& call, Row& row) {
+// Ranks outside of the `kept` groups whose two largest add up to the most become those of nobody; with `one`, whose
+// largest is the most.
+void keep_groups(const RouteCall& call, Row& row, bool one) {
     const long each = call.experts / call.groups;
     std::vector<float>& sums = row.logits;  // no longer needed
     sums.resize(static_cast<size_t>(call.groups));
@@ -75,7 +76,7 @@ void keep_groups(const RouteCall& call, Row& row) {
             second = std::max(second, std::min(most, key));
             most = std::max(most, key);
         }
-        sums[static_cast<size_t>(g)] = ranks[id_of(most)] + ranks[id_of(second)];
+        sums[static_cast<size_t>(g)] = one ? ranks[id_of(most)] : ranks[id_of(most)] + ranks[id_of(second)];
     }
     select(sums, call.kept, row.groups);
     for (auto key = row.groups.begin() + call.kept; key != row.groups.end(); ++key) {
@@ -95,7 +96,15 @@ void by_sigmoid(const RouteCall& call, Row& row) {
         row.values[i] = 1.0F / (1.0F + std::exp(-row.logits[i]));
         row.ranks[i] = row.values[i] + call.bias[i];
     }
-    if (call.kept < call.groups) keep_groups(call, row);
+    if (call.kept < call.groups) keep_groups(call, row, false);
+    select(row.ranks, call.k, row.keys);
+}
+
+void by_limits(const RouteCall& call, Row& row) {
+    softmax(row.logits, row.values);
+    row.ranks.resize(row.values.size());
+    for (size_t i = 0; i < row.values.size(); ++i) row.ranks[i] = row.values[i] + call.bias[i];
+    if (call.kept < call.groups) keep_groups(call, row, true);
     select(row.ranks, call.k, row.keys);
 }
 
@@ -127,5 +136,6 @@ void for_tokens(const RouteCall& call, void (*choose)(const RouteCall& call, Row
 
 void route(const RouteCall& call) { for_tokens(call, by_softmax); }
 void route_grouped(const RouteCall& call) { for_tokens(call, by_sigmoid); }
+void route_limited(const RouteCall& call) { for_tokens(call, by_limits); }
 
 }  // namespace quintet::cpu

@@ -31,7 +31,7 @@ ATTENTION = (
 PACKED = {of_kind("linear", kind): kind for kind in FORMS}
 USES = {"linear": {1: "linear"}, "embedding": {1: "embedding"}}  # arguments that place() may repack, and for what
 TYPES: dict[str, tuple[torch.dtype, ...]] = {  # of results; elsewhere the arguments'
-    **dict.fromkeys(("route", "route_grouped"), (torch.float32, torch.int32)),
+    **dict.fromkeys(("route", "route_grouped", "route_limited"), (torch.float32, torch.int32)),
     "place_tokens": (torch.int32,),
     **dict.fromkeys(("delta_rule", "selective_scan", "state_space"), (torch.float32, torch.float32)),
 }
@@ -213,6 +213,20 @@ def route_grouped(dtype: torch.dtype) -> Iterator[Case]:
         yield what, (logits, bias, k, groups, kept, k > 2)
 
 
+def route_limited(dtype: torch.dtype) -> Iterator[Case]:
+    for what, (logits, bias, k, groups, kept, renormalize) in route_grouped(dtype):
+        yield what, (logits * 2, bias * 0.1, k, groups, kept, renormalize)
+
+
+def by_heads(dtype: torch.dtype) -> Iterator[Case]:
+    for tokens, heads, inputs, outputs in ((1, 3, 16, 40), (9, 2, 40, 16), (33, 5, 24, 70), (70, 1, 128, 64)):
+        wide = randn(tokens, heads, inputs + 8, dtype=dtype)
+        x, weight = wide[..., :inputs], randn(heads, outputs, inputs, dtype=dtype, scale=inputs**-0.5)
+        what = f"{tokens} tokens, {heads} heads, {inputs} by {outputs}"
+        yield what, (x, weight, outputs, False)
+        yield f"{what}, turned", (x, weight.mT.contiguous(), outputs, True)
+
+
 def grouped_linear(dtype: torch.dtype) -> Iterator[Case]:
     for counts, spare in (((3,), 0), ((0, 4, 0, 1), 3), ((5, 5, 5), 0), ((0, 0), 2), ((1, 0, 30, 2, 0, 7), 1)):
         for inputs, outputs in ((48, 77), (256, 40)):
@@ -232,6 +246,15 @@ def experts(dtype: torch.dtype) -> Iterator[Case]:
         for what, chosen in (("", ids), (", one for all", ids * 0), (", some elsewhere", ids * 2 - 2)):
             yield f"{tokens} tokens, {k} of {num}{what}", (x, gate_up, down, weights, chosen, "silu")
         yield f"{tokens} tokens, {k} of {num}, gelu", (x, gate_up, down, weights, ids, "gelu")
+
+
+def biased_experts(dtype: torch.dtype) -> Iterator[Case]:
+    """Some of the gate's numbers are past the limit."""
+    for what, (x, gate_up, down, weights, ids, kind) in experts(dtype):
+        if kind == "silu":
+            num, hidden, inner = down.shape
+            biases = randn(num, 2 * inner, dtype=dtype), randn(num, hidden, dtype=dtype)
+            yield what, (x, (Matrix(gate_up), Matrix(down)), biases, weights, ids, (1.702, 0.9))
 
 
 def place_tokens(dtype: torch.dtype) -> Iterator[Case]:
@@ -266,6 +289,8 @@ CASES: dict[str, Cases] = {
     "add_rms_norm": add_rms_norm,
     "attention": attention,
     "beside": beside,
+    "biased_experts": biased_experts,
+    "by_heads": by_heads,
     "embedding": embedding,
     "experts": experts,
     "gated": activations,
@@ -281,6 +306,7 @@ CASES: dict[str, Cases] = {
     "rotary": rotary,
     "route": route,
     "route_grouped": route_grouped,
+    "route_limited": route_limited,
     "scale": scale,
     "scale_heads": scale_heads,
     "softcap": softcap,

@@ -34,6 +34,19 @@ LLAMA3 = {
 }  # fmt: skip
 ALPHA = {"rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0, "rope_theta": 10000.0}
 
+GROUPED = {
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 61,
+    "n_shared_experts": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.5,
+}
+EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2}
+
 # family -> variant -> what its config is made of
 KIN: dict[str, dict[str, dict[str, Any]]] = {
     "bamba": {
@@ -102,4 +115,30 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
         "parallel": {**PLAIN, "use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": True},
     },
     "starcoder2": {"plain": WINDOWS},
+    "glm4_moe": {
+        "plain": {**PLAIN, **GROUPED, "head_dim": 16, "attention_bias": True, "use_qk_norm": True},
+        "no norms": {**PLAIN, **GROUPED, "head_dim": 12, "n_group": 1, "topk_group": 1, "norm_topk_prob": False},
+    },
+    "dots1": {"plain": {**PLAIN, **GROUPED, "head_dim": 16, "sliding_window": WINDOW, "max_window_layers": 1}},
+    "minimax_m2": {"plain": {**PLAIN, **EXPERTS, "head_dim": 16, "rotary_dim": 8}},
+    "granitemoe": {
+        "plain": {
+            **PLAIN,
+            **EXPERTS,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 2.0,
+        }
+    },
+    "ernie4_5_moe": {
+        "plain": {
+            **PLAIN,
+            "moe_num_experts": 8,
+            "moe_k": 3,
+            "moe_intermediate_size": 61,
+            "moe_num_shared_experts": 2,
+            "moe_layer_start_index": 1,
+        }
+    },
 }

@@ -26,7 +26,9 @@ GEMMA = {**PLAIN, "head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scal
 MIXED = {"num_local_experts": 5, "num_experts_per_tok": 2}
 QWEN_MIXED = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 61, "head_dim": 16}
 SHARED = {**QWEN_MIXED, "shared_expert_intermediate_size": 71}
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # what configs call them
 OLMOE = {"num_experts": 8, "num_experts_per_tok": 3}
+<<<<<<< HEAD
 GRANITE_4 = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     "shared_intermediate_size": 61,
@@ -34,6 +36,31 @@ GRANITE_4 = {
     "residual_multiplier": 0.4,
     "attention_multiplier": 0.2,
     "logits_scaling": 2.0,
+=======
+LATENT = {
+    "num_key_value_heads": 6,
+    "q_lora_rank": 28,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 61,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.5,
+}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "rope_theta": 10000.0,
+    "mscale": 0.7,
+    "mscale_all_dim": 1.2,
+>>>>>>> main
 }
 LONG = {
     "rope_type": "longrope",
@@ -174,6 +201,7 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
         "plain": {**PLAIN, **OLMOE},
         "biased": {**PLAIN, **OLMOE, "norm_topk_prob": True, "attention_bias": True, "num_key_value_heads": 2},
     },
+<<<<<<< HEAD
     "granitemoehybrid": {
         "plain": {**PLAIN, **SPACES, **GRANITE_4, "num_local_experts": 0},
         "experts": {**PLAIN, **SPACES, **GRANITE_4, "num_local_experts": 5, "position_embedding_type": "rope"},
@@ -192,6 +220,25 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
             "block_auto_adjust_ff_dim": False,
         },
+=======
+    "deepseek_v2": {
+        "plain": {**PLAIN, **LATENT, "topk_method": "group_limited_greedy"},
+        "no latent of q": {**PLAIN, **LATENT, "q_lora_rank": None, "topk_method": "greedy", "rope_parameters": YARN},
+    },
+    "deepseek_v3": {
+        "plain": {**PLAIN, **LATENT, "rope_parameters": YARN},
+        "one group, halves turned": {**PLAIN, **LATENT, "n_group": 1, "topk_group": 1, "rope_interleave": False},
+    },
+    "gpt_oss": {
+        "plain": {
+            **PLAIN,
+            **MIXED,
+            "head_dim": 16,
+            "sliding_window": WINDOW,
+            "swiglu_limit": 1.5,
+            "rope_parameters": {**YARN, "truncate": False},
+        }
+>>>>>>> main
     },
     "olmo2": {"plain": PLAIN, "biased": {**PLAIN, "attention_bias": True, "num_key_value_heads": 2}},
     "cohere2": {"plain": {**PLAIN, "sliding_window": WINDOW, "sliding_window_pattern": 2, "tie_word_embeddings": True}},
@@ -260,8 +307,11 @@ def variant(family: str, name: str) -> Tiny:
 def smooth(family: str) -> Tiny:
     """The first variant; of a mixture, with every expert for each token: a choice of some jumps where two are near."""
     settings = next(iter(FAMILIES[family].values()))
-    experts = settings.get("num_experts", settings.get("num_local_experts"))
-    return make(family, {**settings, "num_experts_per_tok": experts} if experts else settings)
+    experts = next((settings[name] for name in EXPERTS if name in settings), None)
+    if experts is None:
+        return make(family, settings)
+    groups = {"topk_group": settings["n_group"]} if "n_group" in settings else {}
+    return make(family, {**settings, **groups, "num_experts_per_tok": experts})
 
 
 @functools.lru_cache(maxsize=64)
@@ -304,3 +354,6 @@ def scatter(model: Any) -> None:
         else:
             inputs = parameter.shape[0] if transposed and "lm_head" not in name else parameter.shape[-1]
             parameter.normal_(0, 1.5 * inputs**-0.5)
+    for name, each in (*model.named_buffers(), *model.named_parameters()):
+        if "correction_bias" in name:  # moves a router's choice
+            each.normal_(0, 0.1)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 Entries = dict[str, Any]
+# types that repositories give with code of their own, where the entries are those of a type that transformers has
+KIN = {"kimi_k2": "deepseek_v3"}
 Overrides = Mapping[str, Any] | Callable[[Any], Any] | None  # of a config.json, entry by entry or by a function
 LONGEST = 400  # characters of transformers' reason, which may repeat what the file says
 
@@ -68,6 +70,7 @@ def made(kind: str, raw: Mapping[str, Any], file: Path) -> "PretrainedConfig":
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING
 
+    kind = KIN.get(kind, kind)
     if kind not in CONFIG_MAPPING:
         raise ValueError(
             f"transformers has no config for model type {kind!r}; the package that adds the family "

@@ -3,15 +3,17 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from quintet.layers.build import Build, split_heads
+from quintet.layers.build import Build, Layer, Split, split_heads
 from quintet.layers.kv_scales import KVScales
 from quintet.layers.linear import Stored, columns, rows
 from quintet.layers.mixing import Cache
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary, head_dim
 from quintet.types import AttentionSpec
+from quintet.weights import Part, Weight
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Heads:
     output_bias: bool = False
     names: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj")
     output: str = "o_proj"
+    sinks: bool = False  # a logit of each head joins its softmax
     stored: Stored = field(default_factory=Stored)
     output_stored: Stored = field(default_factory=Stored)
 
@@ -58,6 +61,7 @@ class SelfAttention(nn.Module):
         self._head_dim, self.rotary = shape.head_dim, rotary
         self.q_norm: nn.Module | None = None  # [T, H, D] -> [T, H, D]
         self.k_norm: nn.Module | None = None
+        self.sinks = Sinks(build, queries) if shape.sinks else None
         self.kv_scales = KVScales(build, keys)
         self.mixing = build.mixing(
             AttentionSpec(
@@ -69,6 +73,7 @@ class SelfAttention(nn.Module):
                 page_size=build.page_size,
                 window=shape.window,
                 softcap=shape.softcap,
+                sinks=shape.sinks,
                 alibi=None if shape.alibi is None else shape.alibi[slice(*queries.ranges[build.rank])],
                 kv_dtype=build.kv_dtype,
                 causal=shape.causal,
@@ -79,9 +84,10 @@ class SelfAttention(nn.Module):
     def forward(self, x: Tensor, cache: Cache) -> Tensor:
         q, k, v = self.project(x)
         q, k = self._turned(q, k, cache.batch.positions)
+        sinks = None if self.sinks is None else self.sinks.logits
         if not self.kv_scales.there:
-            return self.out(self.mixing(q, k, v, cache).reshape(x.shape[0], -1))
-        mixed = self.mixing(*self.kv_scales.before(q, k, v), cache)
+            return self.out(self.mixing(q, k, v, cache, sinks).reshape(x.shape[0], -1))
+        mixed = self.mixing(*self.kv_scales.before(q, k, v), cache, sinks)
         return self.out(self.kv_scales.after(mixed.reshape(q.shape)).reshape(x.shape[0], -1))
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -110,3 +116,16 @@ class ClippedAttention(SelfAttention):
         if not self.most:
             return q, k, v
         return q.clamp(-self.most, self.most), k.clamp(-self.most, self.most), v.clamp(-self.most, self.most)
+
+
+class Sinks(Layer):
+    """A logit for each of this rank's heads: what they may look at instead of tokens."""
+
+    def __init__(self, build: Build, heads: Split) -> None:
+        super().__init__(build)
+        self._build, self._heads = build, heads
+        self.logits: Tensor
+
+    def weights(self, path: str) -> list[Weight]:
+        part = Part(path, (self._heads.total,), self._heads.ranges)
+        return [Weight("logits", (part,), 0, self._build.rank, torch.float32, "vector")]

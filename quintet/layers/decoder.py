@@ -118,7 +118,7 @@ class SandwichBlock(nn.Module):
 class Family(nn.Module):
     """What the loader asks of a family's Model: what its checkpoints hold besides, or call otherwise."""
 
-    ignored: ClassVar[tuple[str, ...]] = ()  # patterns of tensors that a checkpoint may hold and no layer asks for
+    ignored: tuple[str, ...] = ()  # patterns of tensors that a checkpoint may hold and no layer asks for
     silent: tuple[str, ...] = ()  # ends of the names of such tensors, by the checkpoint's quantization
     recordable = True  # False: a step computes with more than ops, so that their calls alone are not the step
     vocab_size: int
@@ -148,7 +148,7 @@ class CausalLM(Family):
     """A trunk and a head: what the Model is of every family that generates."""
 
     # a head that is tied may be stored again
-    ignored: ClassVar[tuple[str, ...]] = (r".*rotary_emb\.inv_freq", r"lm_head\.weight")
+    ignored: tuple[str, ...] = (r".*rotary_emb\.inv_freq", r"lm_head\.weight")
     trunk_name: ClassVar[str] = "model"  # of the trunk, a Cache -> hidden states of the step's rows, and taps
     model: nn.Module
     lm_head: LMHead

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from quintet.layers.build import Build, Layer, Split, padded, whole
 from quintet.layers.forms import Forms
 from quintet.layers.linear import columns
-from quintet.layers.mlp import known
+from quintet.layers.mlp import GatedMLP, known
 from quintet.weights import PLAIN, Form, Matrix, Part, Reader, Weight
 
 GATE, UP, DOWN = "gate_proj", "up_proj", "down_proj"  # of each expert, as most checkpoints call them
@@ -27,6 +27,12 @@ class Mixture:
     chosen: int  # experts of a token (top-k)
     kind: str  # activation
     renormalize: bool  # a token's weights add up to 1 over the experts that it has
+    scores: str = "softmax"  # of the router's logits; or "sigmoid"
+    bias: str | None = None  # the tensor, relative to the layer, that is added to scores for the choice alone
+    groups: int = 1  # of neighbouring experts
+    kept: int = 1  # of them, that a token chooses from
+    scale: float = 1.0  # of what the experts add up to
+    shared: int = 0  # features of one more feed-forward, shared_experts, which serves every token; 0: there is none
 
     def __post_init__(self) -> None:
         if self.experts < 1 or self.width < 1:
@@ -55,9 +61,10 @@ class Experts(Layer):
 
     def settle(self, path: str) -> None:
         """The forms of both stacks, and the provider for them."""
-        size, found = self._build.size, {each.name: self._settled(path, each) for each in self.weights(path)}
+        size, stacks = self._build.size, [each for each in self.weights(path) if each.use == "experts"]
+        found = {each.name: self._settled(path, each) for each in stacks}
         readers = [reader for _, reader in found.values() if reader is not None]
-        if readers and _shares(self._width, size).ranges[-1][1] > self._width:
+        if readers and shares(self._width, size).ranges[-1][1] > self._width:
             raise ValueError(
                 f"{size} ranks do not divide the {self._width} features of these quantized experts evenly; "
                 "choose another tensor_parallel_size"
@@ -83,7 +90,7 @@ class Experts(Layer):
 
     def weights(self, path: str) -> list[Weight]:
         parent = path[: path.rfind(".") + 1]
-        inner, build = _shares(self._width, self._build.size), self._build
+        inner, build = shares(self._width, self._build.size), self._build
 
         def stacked(name: str, projections: Sequence[str], shape: tuple[int, int], axis: int) -> Weight:
             parts = tuple(
@@ -91,13 +98,17 @@ class Experts(Layer):
                 for expert in self._names
                 for projection in projections
             )
-            form, reader = self._held.get(name, (PLAIN, None))
+            form, reader = self._form_of(name)
             return Weight(name, parts, axis, build.rank, build.dtype, "experts", form, reader, stack=len(self._names))
 
         return [
             stacked("gate_up", (GATE, UP), (self._width, self._hidden), 0),
             stacked("down", (DOWN,), (self._hidden, self._width), 1),
         ]
+
+    def _form_of(self, name: str) -> tuple[Form, Reader | None]:
+        """Of a stack; in floats until it is settled."""
+        return self._held.get(name, (PLAIN, None))
 
     def forward(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
         """x [T, D], weights [T, k] float32 and ids [T, k] int32 of its experts -> [T, D], this rank's share."""
@@ -110,6 +121,7 @@ class Experts(Layer):
         return share
 
     def _stack(self, name: str) -> Matrix:
+        """Quantized, or plain."""
         held: Mapping[str, Any] = self._parameters
         scales, zeros, mins = (held.get(f"{name}_{each}") for each in ("scales", "zeros", "mins"))
         return Matrix(held[name], scales, zeros, form=self._held[name][0], mins=mins)
@@ -119,20 +131,54 @@ class MoE(Layer):
     """x [T, D] -> [T, D]. Every rank routes alike: the router is whole on each, and exact."""
 
     def __init__(self, build: Build, mixture: Mixture) -> None:
-        super().__init__(build, "route")
+        super().__init__(build)
         self._comm, self._mixture = build.comm, mixture
         self.gate = router(build, mixture.hidden, "gate", mixture.experts)
+        self.choice = Choice(build, mixture)
+        self.shared_experts = GatedMLP(build, mixture.hidden, mixture.shared, mixture.kind) if mixture.shared else None
+        self._added = build.ops.take(*["add"] * bool(mixture.shared))
         names = [f"experts.{expert}" for expert in range(mixture.experts)]
         self.experts = Experts(build, (mixture.hidden, mixture.width), mixture.kind, names)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._comm.all_reduce(self.share(x))
+        out = self._comm.all_reduce(self.share(x))
+        return out if self.shared_experts is None else self._added.add(out, self.shared_experts(x))
 
     def share(self, x: Tensor) -> Tensor:
         """What this rank adds to the sum over the ranks."""
-        weights, ids = self.ops.route(self.gate(x), self._mixture.chosen, self._mixture.renormalize)
+        weights, ids = self.choice(self.gate(x))
         share: Tensor = self.experts(x, weights, ids)
         return share
+
+
+class Choice(Layer):
+    """The router's logits [T, E] -> weights [T, k] float32 and ids [T, k] int32 of each token's experts."""
+
+    def __init__(self, build: Build, mixture: Mixture) -> None:
+        self._build, self._mixture = build, mixture
+        plain = mixture.bias is None and mixture.groups == 1
+        self._op = "route_grouped" if mixture.scores == "sigmoid" else "route" if plain else "route_limited"
+        super().__init__(build, self._op, *["scale"] * (mixture.scale != 1))
+        self.bias: Tensor
+
+    def weights(self, path: str) -> list[Weight]:
+        name, size = self._mixture.bias, self._mixture.experts
+        if name is None:
+            return []
+        part = Part(f"{path.rpartition('.')[0]}.{name}", (size,), whole(size, self._build.size).ranges)
+        return [Weight("bias", (part,), 0, self._build.rank, torch.float32, "vector")]
+
+    def constants(self) -> Mapping[str, Tensor]:
+        lacking = self._mixture.bias is None and self._op != "route"
+        return {"bias": torch.zeros(self._mixture.experts)} if lacking else {}
+
+    def forward(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        of, choose = self._mixture, getattr(self.ops, self._op)
+        if self._op == "route":
+            weights, ids = choose(logits, of.chosen, of.renormalize)
+        else:
+            weights, ids = choose(logits, self.bias, of.chosen, of.groups, of.kept, of.renormalize)
+        return (weights if of.scale == 1 else self.ops.scale(weights, of.scale)), ids
 
 
 class SharedMoE(MoE):
@@ -157,12 +203,12 @@ class SharedMoE(MoE):
         return both
 
 
-def router(build: Build, hidden: int, name: str, outputs: int) -> nn.Module:
+def router(build: Build, hidden: int, name: str, outputs: int, bias: bool = False) -> nn.Module:
     """x [T, hidden] -> logits [T, outputs] on every rank; in floats: a logit that is off sends a token elsewhere."""
-    return columns(replace(build, forms=Forms()), hidden, {name: whole(outputs, build.size)})
+    return columns(replace(build, forms=Forms()), hidden, {name: whole(outputs, build.size)}, bias)
 
 
-def _shares(width: int, size: int) -> Split:
+def shares(width: int, size: int) -> Split:
     """Equal shares of whole pairs of features, zeros past the end: half precision is packed in pairs of inputs."""
     return Split(width, padded(-(-width // 2), size).times(2).ranges)
 

@@ -45,6 +45,25 @@ def route_grouped(
     return _renormalized(weights.gather(1, ids), renormalize), ids.to(torch.int32)
 
 
+@Op
+def route_limited(
+    logits: Tensor, bias: Tensor, k: int, groups: int, kept: int, renormalize: bool
+) -> tuple[Tensor, Tensor]:
+    """route() chosen by weight + bias [E] from `kept` of the `groups` of experts, which rank by their largest.
+
+    DeepSeek-V2 (2024), section 2.2.2, without a bias; Ernie 4.5 (2025) with one, and one group.
+    """
+    weights = logits.float().softmax(-1)
+    ranks = weights + bias.float()
+    if kept < groups:
+        each = ranks.reshape(-1, groups, ranks.shape[1] // groups)
+        best = _largest(each.amax(-1), kept)
+        chosen = torch.zeros_like(each[..., 0], dtype=torch.bool).scatter(1, best, True)
+        ranks = torch.where(chosen[..., None], each, float("-inf")).reshape(ranks.shape)
+    ids = _largest(ranks, k)
+    return _renormalized(weights.gather(1, ids), renormalize), ids.to(torch.int32)
+
+
 def _largest(x: Tensor, k: int) -> Tensor:
     """Where the k largest of each row stand, largest first, equal ones by place; torch.topk promises no order."""
     return torch.sort(x, dim=-1, descending=True, stable=True).indices[:, :k]
@@ -62,9 +81,10 @@ def grouped_linear(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     """
     ends = counts.cumsum(0)
     owners = (torch.arange(x.shape[0], device=x.device)[:, None] >= ends).sum(-1, keepdim=True)  # [M, 1]
-    out = x.new_zeros(x.shape[0], weight.shape[1])
+    out: Tensor | float = 0.0
     for expert, matrix in enumerate(weight.unbind(0)):
         out = torch.where(owners == expert, functional.linear(x, matrix), out)
+    assert isinstance(out, Tensor), "there is an expert"
     return out
 
 
@@ -97,6 +117,57 @@ def quantized_experts(x: Tensor, gate_up: Matrix, down: Matrix, weights: Tensor,
             inner = gated.reference(linear.reference(x[served[0]], one_of(gate_up, expert), None, (0,)), kind)
             each[served] = linear.reference(inner, one_of(down, expert), None, (0,))
     return (each.float() * weights[..., None]).sum(1).to(x.dtype)
+
+
+@Op
+def biased_experts(
+    x: Tensor,
+    stacks: tuple[Matrix, Matrix],
+    biases: tuple[Tensor, Tensor],
+    weights: Tensor,
+    ids: Tensor,
+    clamp: tuple[float, float],
+) -> Tensor:
+    """experts() with biases and another gate (gpt-oss; OpenAI 2025): down[e] @ inner + its bias.
+
+    stacks [E, 2 I, D] and [E, D, I], plain or, where quantized_experts() is called, in any form; biases [E, 2 I] and
+    [E, D]. Of the first product's outputs 2 i is gate's and 2 i + 1 up's. With clamp (alpha, limit), inner is
+    (up + 1) * gate * sigmoid(alpha * gate), where gate is at most the limit, and up within it.
+    """
+    gate_up, down = stacks
+
+    def serve(rows: Tensor, counts: Tensor) -> Tensor:
+        ends = counts.cumsum(0)
+        owners = (torch.arange(len(rows), device=rows.device)[:, None] >= ends).sum(-1)
+        owners = owners.clamp(max=len(down.values) - 1)  # rows of nobody, which count for nothing
+        both = _grouped(rows, gate_up, counts) + torch.index_select(biases[0], 0, owners)
+        inner = clamped(both, clamp)
+        return _grouped(inner, down, counts) + torch.index_select(biases[1], 0, owners)
+
+    # an id outside of 0..E-1 adds nothing, and a bias is added to every row
+    known = (ids >= 0) & (ids < len(down.values))
+    return mixed(x, torch.where(known, weights, 0.0), ids, len(down.values), serve)
+
+
+def clamped(both: Tensor, clamp: tuple[float, float]) -> Tensor:
+    """biased_experts()'s gate: [M, 2 I] -> [M, I], in float32, rounded once."""
+    alpha, limit = clamp
+    pairs = both.float().reshape(both.shape[0], -1, 2)
+    gate, up = pairs[:, :, 0].clamp(max=limit), pairs[:, :, 1].clamp(-limit, limit)
+    return ((up + 1) * (gate / (1 + (gate * -alpha).exp()))).to(both.dtype)
+
+
+def _grouped(x: Tensor, stack: Matrix, counts: Tensor) -> Tensor:
+    """grouped_linear() of any form."""
+    if stack.form.plain:
+        plain: Tensor = grouped_linear.reference(x, stack.values, counts)
+        return plain
+    firsts = [0, *counts.cumsum(0).tolist()]
+    served = [
+        linear.reference(x[first:last], one_of(stack, expert), None, (0,))
+        for expert, (first, last) in enumerate(zip(firsts[:-1], firsts[1:], strict=True))
+    ]
+    return torch.cat([*served, x.new_zeros(len(x) - firsts[-1], served[0].shape[1])])
 
 
 def one_of(stack: Matrix, expert: int) -> Matrix:

@@ -59,6 +59,8 @@ def _raised(x: Any) -> Any:
     """Activations and weights in float32; fp8 is a format, and stays."""
     if isinstance(x, Matrix):
         return x._replace(values=_raised(x.values))
+    if type(x) is tuple:
+        return tuple(map(_raised, x))
     return x.float() if isinstance(x, Tensor) and x.dtype in DTYPES else x
 
 

@@ -49,6 +49,7 @@ MODELS: list["Model"] = [  # family, variant, dtype, what else is set
     ("qwen3", "plain", "bfloat16", {}),
     ("qwen3", "plain", "bfloat16", {"kv_cache_dtype": "int8"}),
     ("gemma2", "plain", "float32", {"kv_cache_dtype": "fp8"}),
+    ("deepseek_v3", "plain", "bfloat16", {"kv_cache_dtype": "int8"}),
     ("llama", "wide", "bfloat16", {"quantization": "w4a8"}),
     ("llama", "wide", "float32", {"quantization": "int4"}),
 ]

@@ -32,10 +32,15 @@ MADE: dict[str, Callable[[], Tiny]] = {
     "fp8 in blocks": lambda: fp8(make("qwen3_moe", SIZES), ignored=ROUTERS),
     "fp8 in blocks, stacked": lambda: stacked(fp8(make("qwen3_moe", SIZES), (32, 32), ROUTERS)),
     "fp8 in blocks of gate and up, stacked": lambda: stacked(of_both(make("qwen3_moe", SIZES))),
+    "fp8 in blocks, latent": lambda: fp8(make("deepseek_v3", LATENT), (32, 32), ROUTERS),
     "awq": lambda: awq(make("mixtral", MIXTRAL), 32, ROUTERS),
     "gptq": lambda: gptq(make("mixtral", MIXTRAL), 4, 32, ROUTERS),
     "gptq in order": lambda: gptq(make("mixtral", MIXTRAL), 4, 32, ROUTERS, desc_act=True),
 }
+LATENT = {
+    **FAMILIES["deepseek_v3"]["plain"], "hidden_size": 128, "moe_intermediate_size": 64, "intermediate_size": 96,
+    "kv_lora_rank": 64, "q_lora_rank": 96, "qk_nope_head_dim": 24, "v_head_dim": 40, "first_k_dense_replace": 0,
+}  # fmt: skip
 KINDS = {"fp8 in blocks": "fp8", "awq": "int4", "gptq": "int4", "gptq in order": "plain"}
 
 

@@ -150,6 +150,52 @@ def _qwen2_moe(layers: int) -> st.SearchStrategy[dict[str, Any]]:
     return st.builds(lambda a, b: {**a, **b}, _qwen3_moe(layers), own)
 
 
+def _latent(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    experts = st.sampled_from([(8, 4, 2), (6, 1, 1), (9, 3, 3)]).map(
+        lambda sizes: dict(zip(("n_routed_experts", "n_group", "topk_group"), sizes, strict=True))
+    )
+    own = st.fixed_dictionaries(
+        {
+            "q_lora_rank": st.none() | st.integers(3, 30),
+            "kv_lora_rank": st.integers(2, 35).map(lambda half: 2 * half),  # transformers turns slices, of pairs
+            "qk_nope_head_dim": st.integers(1, 10).map(lambda half: 2 * half),
+            "qk_rope_head_dim": st.integers(1, 8).map(lambda half: 2 * half),
+            "v_head_dim": st.integers(1, 70),
+            "first_k_dense_replace": st.integers(0, layers),
+            "num_experts_per_tok": st.integers(1, 3),
+            "moe_intermediate_size": st.integers(1, 40),
+            "n_shared_experts": st.integers(1, 2),
+            "routed_scaling_factor": st.sampled_from([1.0, 2.5]),
+            "num_key_value_heads": st.none(),
+        }
+    )
+    return st.builds(lambda a, b: {**a, **b}, experts, own)
+
+
+def _deepseek_v2(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    own = st.fixed_dictionaries({"topk_method": st.sampled_from(["greedy", "group_limited_greedy"])})
+    return st.builds(lambda a, b: {**a, **b}, _latent(layers), own)
+
+
+def _deepseek_v3(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    own = st.fixed_dictionaries({"norm_topk_prob": st.booleans(), "rope_interleave": st.booleans()})
+    return st.builds(lambda a, b: {**a, **b}, _latent(layers), own)
+
+
+def _gpt_oss(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries(
+        {
+            "num_local_experts": st.integers(2, 9),
+            "num_experts_per_tok": st.integers(1, 2),
+            "head_dim": st.integers(1, 12).map(lambda half: 2 * half),
+            "sliding_window": st.integers(1, 12),
+            "layer_types": st.lists(KINDS, min_size=layers, max_size=layers),
+            "swiglu_limit": st.sampled_from([0.7, 7.0]),
+            "attention_bias": st.booleans(),
+        }
+    )
+
+
 def _olmoe(layers: int) -> st.SearchStrategy[dict[str, Any]]:
     sizes = {"num_experts": st.integers(3, 9), "num_experts_per_tok": st.integers(1, 3)}
     return st.fixed_dictionaries({**sizes, "norm_topk_prob": st.booleans(), "attention_bias": st.booleans()})
@@ -238,9 +284,12 @@ def _cohere2(layers: int) -> st.SearchStrategy[dict[str, Any]]:
 
 _OWN = {
     "cohere2": _cohere2,
+    "deepseek_v2": _deepseek_v2,
+    "deepseek_v3": _deepseek_v3,
     "gemma2": _gemma2,
     "gemma3_text": _gemma,
     "gpt2": _gpt2,
+    "gpt_oss": _gpt_oss,
     "granite": _granite,
     "granitemoehybrid": _granite_4,
     "mamba": _mamba,

@@ -56,7 +56,8 @@ FILES: list[tuple[str, dict[str, Any]]] = [
     ("smollm3", {"rope_theta": 5e6, "no_rope_layer_interval": 3, "num_hidden_layers": 7, "use_sliding_window": False}),
     ("smollm3", {"use_sliding_window": True, "sliding_window": 64, "num_hidden_layers": 8}),
 ]
-BARE: list[tuple[str, dict[str, Any]]] = [(family, {}) for family in families()]
+# transformers has no class kimi_k2; and 96 heads do not divide the hidden size that glm4_moe has where it says nothing
+BARE: list[tuple[str, dict[str, Any]]] = [(family, {}) for family in sorted({*families()} - {"glm4_moe", "kimi_k2"})]
 TINY = [(family, each) for family, variants in models.EVERY.items() for each in variants.values()]
 PER_LAYER = "allow_global_per_layer_attribute_access"
 # Of the installation; an object of transformers' own, plain in the file; and the text, which is compared by itself.

@@ -20,7 +20,7 @@ from quintet.platforms.cpu import PLATFORM
 from quintet.weights import Part, Weight
 from tests.helpers.run_model import Runner
 
-MIXED = ["mixtral", "olmoe", "qwen2_moe", "qwen3_moe"]
+MIXED = ["deepseek_v2", "deepseek_v3", "ernie4_5_moe", "minimax_m2", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"]
 
 
 def weight(rank: int, axis: int, per_matrix: int, stack: int = 3) -> Weight:

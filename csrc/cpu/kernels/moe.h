@@ -16,8 +16,18 @@ struct WeightedRows {  // of one token
     long k, width, stride;
 };
 
+struct BiasedRow {
+    void* out;         // [width]
+    const void* x;     // [width]; of clamped() [2 width], gate and up taking turns
+    const void* bias;  // as x
+    long width;
+    float alpha, limit;
+};
+
 struct MoeKernels {
     OfTypes<void (*)(const WeightedRows& token)> sum;  // in float32, in the order of k
+    OfTypes<void (*)(const BiasedRow& row)> biased;         // x + bias
+    OfTypes<void (*)(const BiasedRow& row)> clamped;        // of them, (up + 1) * gate * sigmoid(alpha * gate)
 };
 
 extern const MoeKernels kMoeBaseline;

@@ -33,7 +33,7 @@ class Model(Family):
         replacing = Replacing(theirs, build, trace, self._names, self._running)
         self._give_attention(build, trace, replacing.plan)
         self.vocab_size = int(theirs.get_output_embeddings().weight.shape[0])  # type: ignore[operator]
-        self.ignored = _ignored(theirs)  # type: ignore[misc]
+        self.ignored = _ignored(theirs)
         loose = replacing.replace()
         theirs.set_attn_implementation(NAME)  # type: ignore[operator]
         for name, module in theirs.named_children():

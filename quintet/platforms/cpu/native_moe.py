@@ -5,13 +5,13 @@ as outputs: they are 0. Weights that were not packed have three dimensions, and 
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from quintet.ops.activation import gated
-from quintet.ops.moe import experts, grouped_linear, mixed, route, route_grouped
+from quintet.ops.moe import experts, grouped_linear, mixed, route, route_grouped, route_limited
 from quintet.platforms.cpu import linear
 from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.native import KINDS, extension, indices, kind_of, missing
@@ -86,7 +86,7 @@ def probe() -> str | None:
 
 @route.provide("native", probe)
 def _route(logits: Tensor, k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
-    return _chosen(logits, None, k, 1, 1, renormalize)
+    return _chosen(logits, None, (k, 1, 1, renormalize), extension().route)
 
 
 @route_grouped.provide("native", probe)
@@ -95,18 +95,37 @@ def _route_grouped(
 ) -> tuple[Tensor, Tensor]:
     if bias.shape != logits.shape[1:]:
         raise ValueError(f"a bias {tuple(bias.shape)} does not fit logits {tuple(logits.shape)}")
-    return _chosen(logits, bias.float().contiguous(), k, groups, kept, renormalize)
+    return _chosen(logits, bias.float().contiguous(), (k, groups, kept, renormalize), extension().route)
+
+
+def probe_limited() -> str | None:
+    """Two tokens: the bias has the second chosen, which is the less likely."""
+    if reason := missing("route_limited"):
+        return reason
+    weights, ids = _route_limited(torch.zeros(2, 2), torch.tensor([0.0, 1.0]), 1, 1, 1, False)
+    good = weights.tolist() == [[0.5], [0.5]] and ids.tolist() == [[1], [1]]
+    return None if good else f"the second of two was {ids.tolist()} by {weights.tolist()}"
+
+
+@route_limited.provide("native", probe_limited)
+def _route_limited(
+    logits: Tensor, bias: Tensor, k: int, groups: int, kept: int, renormalize: bool
+) -> tuple[Tensor, Tensor]:
+    if bias.shape != logits.shape[1:]:
+        raise ValueError(f"a bias {tuple(bias.shape)} does not fit logits {tuple(logits.shape)}")
+    return _chosen(logits, bias.float().contiguous(), (k, groups, kept, renormalize), extension().route_limited)
 
 
 def _chosen(
-    logits: Tensor, bias: Tensor | None, k: int, groups: int, kept: int, renormalize: bool
+    logits: Tensor, bias: Tensor | None, how: tuple[int, int, int, bool], choose: Callable[..., None]
 ) -> tuple[Tensor, Tensor]:
+    """`how`: k, groups, those that are kept, and whether weights are renormalised."""
     tokens, num = logits.shape
     logits = _rows(logits)
-    weights, ids = empty((tokens, k), torch.float32), empty((tokens, k), torch.int32)
-    extension().route(
+    weights, ids = empty((tokens, how[0]), torch.float32), empty((tokens, how[0]), torch.int32)
+    choose(
         kind_of(logits.dtype), weights.data_ptr(), ids.data_ptr(), logits.data_ptr(),
-        0 if bias is None else bias.data_ptr(), tokens, num, logits.stride(0), k, groups, kept, renormalize,
+        0 if bias is None else bias.data_ptr(), tokens, num, logits.stride(0), *how,
     )  # fmt: skip
     return weights, ids
 
@@ -137,7 +156,7 @@ def _experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Ten
         plain: Tensor = experts.providers["torch"](x, gate_up, down, weights, ids, kind)
         return plain
     (tokens, hidden), k, dtype = x.shape, ids.shape[1], x.dtype
-    inner = _inner(x, gate_up, down)
+    inner = inner_of(x, gate_up, down)
     if ids.shape != weights.shape or len(ids) != tokens or weights.dtype != torch.float32:
         raise ValueError(f"weights {tuple(weights.shape)} {weights.dtype} and ids {tuple(ids.shape)}: {tokens} tokens")
     if lacking(kind):
@@ -159,7 +178,7 @@ def _experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Ten
     return out
 
 
-def _inner(x: Tensor, gate_up: Tensor, down: Tensor) -> int:
+def inner_of(x: Tensor, gate_up: Tensor, down: Tensor) -> int:
     """I, of packed [E, 2 I, D] and [E, D, I]; ValueError where they do not fit each other or x [T, D]."""
     columns, hidden = extension().LINEAR_COLUMNS, x.shape[1]
     inner = down.shape[2] * linear.PAIRS.get(down.dtype, 1) if down.dim() == 4 else 0

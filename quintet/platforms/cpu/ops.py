@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from quintet.ops.activation import KINDS, activate, gated
+from quintet.ops.heads import by_heads
 from quintet.ops.linear import linear
-from quintet.ops.moe import experts
+from quintet.ops.moe import biased_experts, clamped, experts, one_of
 from quintet.weights import Matrix
 
 
@@ -91,3 +92,36 @@ def _experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Ten
             inner = _gated(_linear(x[served[0]], Matrix(first), None, (len(first),)), kind)
             each[served] = _linear(inner, Matrix(second), None, (len(second),))
     return (each.float() * weights[..., None]).sum(1).to(x.dtype)
+
+
+@by_heads.provide("torch")
+def _by_heads(x: Tensor, weight: Tensor, outputs: int, turned: bool) -> Tensor:
+    """Head by head."""
+    weights = weight.mT.contiguous() if turned else weight
+    each = [_linear(x[:, h].contiguous(), Matrix(own), None, (len(own),)) for h, own in enumerate(weights)]
+    return torch.stack(each, 1)
+
+
+@biased_experts.provide("torch")
+def _biased_experts(
+    x: Tensor,
+    stacks: tuple[Matrix, Matrix],
+    biases: tuple[Tensor, Tensor],
+    weights: Tensor,
+    ids: Tensor,
+    clamp: tuple[float, float],
+) -> Tensor:
+    """Expert by expert, each on the tokens that it serves."""
+    each = x.new_zeros(*ids.shape, x.shape[1])  # [T, k, D]
+    for expert, (first, second) in enumerate(zip(*biases, strict=True)):
+        served = (ids == expert).nonzero(as_tuple=True)
+        if len(served[0]):
+            both = _product(x[served[0]], one_of(stacks[0], expert)) + first
+            each[served] = _product(clamped(both, clamp), one_of(stacks[1], expert)) + second
+    return (each.float() * weights[..., None]).sum(1).to(x.dtype)
+
+
+def _product(x: Tensor, weight: Matrix) -> Tensor:
+    serve = _linear if weight.form.plain else linear.reference
+    product: Tensor = serve(x, weight, None, (len(weight.values),))
+    return product

@@ -15,7 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from quintet.config import SCHEMES, EngineConfig, read_environment
 from quintet.ops.mixers import mixer
 from quintet.ops.quantize import attributes
-from quintet.platforms.cpu import blocks, native_moe, providers, quantized, quantized_moe, quantized_rows
+from quintet.platforms.cpu import blocks, native_heads, native_moe, providers, quantized, quantized_moe, quantized_rows
 from quintet.platforms.cpu import linear as native_linear
 from quintet.platforms.cpu.attention import SPLIT
 from quintet.platforms.cpu.features import describe
@@ -143,6 +143,8 @@ class CPU(Platform):
     def _plain(self, weight: Weight, parts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         if weight.use == "experts" and native_moe.packs(weight):
             return {weight.name: native_moe.pack(weight, parts)}
+        if native_heads.packs(weight):
+            return {weight.name: native_heads.pack(weight, parts)}
         if not _packs() or (weight.use != "linear" and not _looks_up_packed(weight)):
             # an embedding stays a view of the checkpoint's memory map where types agree
             return {weight.name: weight.local(parts).to(weight.dtype)}
@@ -192,6 +194,8 @@ class CPU(Platform):
             return quantized_moe.packed_bytes(weight) if _lays(weight) else weight.nbytes
         if weight.use == "experts" and native_moe.packs(weight):
             return native_moe.packed_bytes(weight)
+        if native_heads.packs(weight):
+            return native_heads.packed_bytes(weight)
         if _packs() and (weight.use == "linear" or _looks_up_packed(weight)):
             return native_linear.packed_bytes(weight.shape, weight.dtype)
         return weight.nbytes

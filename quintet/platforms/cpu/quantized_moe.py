@@ -14,9 +14,9 @@ from torch.nn import functional
 
 from quintet.ops.activation import gated
 from quintet.ops.linear import linear
-from quintet.ops.moe import mixed, one_of, quantized_experts
+from quintet.ops.moe import biased_experts, mixed, one_of, quantized_experts
 from quintet.ops.quantize import attributes, joined, of_stack
-from quintet.platforms.cpu import blocks, float8, quantized, tiles
+from quintet.platforms.cpu import blocks, float8, native_moe, quantized, tiles
 from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.native import extension, indices, kind_of, missing
 from quintet.platforms.cpu.native_elementwise import NATIVE, lacking
@@ -123,23 +123,55 @@ def probe() -> str | None:
 
 @quantized_experts.provide("native", probe)
 def _experts(x: Tensor, gate_up: Matrix, down: Matrix, weights: Tensor, ids: Tensor, kind: str) -> Tensor:
-    (tokens, hidden), k, num = x.shape, ids.shape[1], len(down.values)
-    inner = _inputs(down)
+    num, inner = len(down.values), _inputs(down)
     if gate_up.values.dim() == 3 or down.values.dim() == 3:
         return mixed(x, weights, ids, num, _one_by_one(gate_up, down, inner, kind))
-    if ids.shape != weights.shape or len(ids) != tokens or weights.dtype != torch.float32:
-        raise ValueError(f"weights {tuple(weights.shape)} {weights.dtype} and ids {tuple(ids.shape)}: {tokens} tokens")
     if lacking(kind):
         return mixed(x, weights, ids, num, _by_all(gate_up, down, inner, kind))
+    return _served(x, (gate_up, down), weights, ids, (extension().ELEMENTWISE.index(NATIVE.get(kind, kind)),))
+
+
+def probe_biased() -> str | None:
+    return probe() or missing("EXPERT_BIASES")
+
+
+@biased_experts.provide("native", probe_biased)
+def _biased_experts(
+    x: Tensor,
+    stacks: tuple[Matrix, Matrix],
+    biases: tuple[Tensor, Tensor],
+    weights: Tensor,
+    ids: Tensor,
+    clamp: tuple[float, float],
+) -> Tensor:
+    """Stacks are both packed, or go to torch."""
+    plain = [stack.form.plain for stack in stacks]
+    if any(stack.values.dim() == 3 for stack in stacks) or plain[0] != plain[1]:
+        other: Tensor = biased_experts.providers["torch"](x, stacks, biases, weights, ids, clamp)
+        return other
+    if any(bias.dtype != x.dtype or not bias.is_contiguous() for bias in biases):
+        raise ValueError(f"biases are contiguous and of the type of x, {x.dtype}")
+    return _served(x, stacks, weights, ids, (0, *(bias.data_ptr() for bias in biases), *clamp))
+
+
+def _served(x: Tensor, stacks: tuple[Matrix, Matrix], weights: Tensor, ids: Tensor, gate: tuple[float, ...]) -> Tensor:
+    """`gate`: the number of an activation, or biases and their clamp behind it."""
+    (tokens, hidden), k, num = x.shape, ids.shape[1], len(stacks[1].values)
+    if ids.shape != weights.shape or len(ids) != tokens or weights.dtype != torch.float32:
+        raise ValueError(f"weights {tuple(weights.shape)} {weights.dtype} and ids {tuple(ids.shape)}: {tokens} tokens")
+    plain = stacks[0].form.plain
+    inner = native_moe.inner_of(x, *(each.values for each in stacks)) if plain else _inputs(stacks[1])
     x = x if x.stride(1) == 1 and x.stride(0) >= hidden else x.contiguous()
     weights, ids = weights.contiguous(), ids.contiguous()
     out = empty((tokens, hidden), x.dtype)
     first, second = (empty((tokens * k, max(hidden, width)), x.dtype) for width in (inner, 2 * inner))
     numbers = empty((tokens * k + 2 * num,), torch.int32)
-    extension().quantized_experts(
-        kind_of(x.dtype), out.data_ptr(), x.data_ptr(), x.stride(0), _described(gate_up, hidden),
-        _described(down, inner), weights.data_ptr(), indices(ids), first.data_ptr(), second.data_ptr(),
-        numbers.data_ptr(), tokens, num, k, hidden, inner, extension().ELEMENTWISE.index(NATIVE.get(kind, kind)),
+    serve = extension().experts if plain else extension().quantized_experts
+    sizes = zip(stacks, (hidden, inner), strict=True)
+    held = [each.values.data_ptr() if plain else _described(each, width) for each, width in sizes]
+    serve(
+        kind_of(x.dtype), out.data_ptr(), x.data_ptr(), x.stride(0), *held, weights.data_ptr(), indices(ids),
+        first.data_ptr(), second.data_ptr(), numbers.data_ptr(), tokens, num, k, hidden, inner, *gate,
     )  # fmt: skip
     return out
 

@@ -367,3 +367,14 @@ def test_odd_inputs_in_half_precision_keep_both_stacks_as_they_are() -> None:
     assert [each.dim() for each in kept] == [3, 3]
     (logits,) = run.prompts([[5, 6, 7]])
     assert logits.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_packed_experts_with_biases_equal_the_specification(isa: str, dtype: torch.dtype) -> None:
+    for what, (x, stacks, biases, *rest) in CASES["biased_experts"](dtype):
+        if stacks[1].values.shape[2] % linear.PAIRS[dtype]:
+            continue
+        exact = [Matrix(each.values.float()) for each in stacks], [each.float() for each in biases]
+        want = Op.registry["biased_experts"].reference(x.float(), *exact, *rest)
+        packed = tuple(Matrix(pack_experts(each.values)) for each in stacks)
+        assert_close(native("biased_experts")(x, packed, biases, *rest), want, dtype, what)

@@ -207,6 +207,16 @@ def test_heads_are_turned_as_the_specification_does(isa: str, dtype: torch.dtype
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_neighbours_are_turned_as_the_specification_does(isa: str, dtype: torch.dtype) -> None:
+    for dim, turned in ((8, 8), (64, 64), (80, 32), (24, 10), (6, 2), (200, 192)):
+        q, k, table, positions = turned_by(dim, turned, dtype)
+        exact = torch.float64 if dtype == torch.float32 else dtype
+        wants = Op.registry["pair_rotary"].reference(q.to(exact), k.to(exact), table, positions)
+        for got, want in zip(native("pair_rotary")(q, k, table, positions), wants, strict=True):
+            torch.testing.assert_close(got.to(exact), want, rtol=0, atol=2e-6 if dtype == torch.float32 else 0)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_norm_and_turn_at_once_equal_one_after_the_other(isa: str, dtype: torch.dtype) -> None:
     for (dim, turned), offset in itertools.product(((8, 8), (80, 32), (128, 128)), (0.0, 1.0)):
         q, k, table, positions = turned_by(dim, turned, dtype)

@@ -1,0 +1,66 @@
+"""Experts with biases whose gate is clamped, as gpt-oss has them (OpenAI 2025)."""
+
+from torch import Tensor
+
+from quintet.layers.build import Build, Split
+from quintet.layers.moe import DOWN, Experts, Mixture, MoE, router, shares
+from quintet.weights import Part, Weight
+
+BOTH = "gate_up_proj"  # of each expert: gate's outputs and up's take turns
+
+
+class BiasedExperts(Experts):
+    """Stacks [E, 2 I, D], whose outputs are gate's and up's in turns, and [E, D, I], each with biases.
+
+    Files that hold floats keep them [in, out].
+    """
+
+    def __init__(self, build: Build, mixture: Mixture, clamp: tuple[float, float]) -> None:
+        """clamp: see the op biased_experts."""
+        names = [f"experts.{expert}" for expert in range(mixture.experts)]
+        super().__init__(build, (mixture.hidden, mixture.width), mixture.kind, names)
+        self.ops.take("biased_experts")
+        self._clamp = clamp
+        self.gate_up_bias: Tensor
+        self.down_bias: Tensor
+
+    def weights(self, path: str) -> list[Weight]:
+        build, parent, size = self._build, path[: path.rfind(".") + 1], self._build.size
+        inner, once = shares(self._width, size), ((0, self._hidden),) + ((self._hidden, 2 * self._hidden),) * (size - 1)
+        gate_up, down = inner.times(2), Split(self._hidden, once)  # one rank adds the bias of the sum
+        floats = self._reads_floats(parent)
+
+        def stacked(name: str, own: str, shape: tuple[int, int], axis: int, split: Split) -> Weight:
+            modules = [f"{parent}{expert}.{own}" for expert in self._names]
+            parts = tuple(Part(f"{each}.weight", shape, split.ranges, transposed=floats) for each in modules)
+            form, reader = self._form_of(name)
+            return Weight(name, parts, axis, build.rank, build.dtype, "experts", form, reader, stack=len(modules))
+
+        def biases(name: str, own: str, split: Split) -> Weight:
+            parts = tuple(Part(f"{parent}{each}.{own}.bias", (split.total,), split.ranges) for each in self._names)
+            return Weight(name, parts, 0, build.rank, build.dtype, "vector", stack=len(parts))
+
+        found = [
+            stacked("gate_up", BOTH, (2 * self._width, self._hidden), 0, gate_up),
+            stacked("down", DOWN, (self._hidden, self._width), 1, inner),
+        ]
+        return [*found, biases("gate_up_bias", BOTH, gate_up), biases("down_bias", DOWN, down)]
+
+    def _reads_floats(self, parent: str) -> bool:
+        return self._build.forms.reader(f"{parent}{self._names[0]}.{BOTH}") is None
+
+    def forward(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+        stacks = (self._stack("gate_up"), self._stack("down"))
+        share: Tensor = self.ops.biased_experts(
+            x, stacks, (self.gate_up_bias, self.down_bias), weights, ids, self._clamp
+        )
+        return share
+
+
+class BiasedMoE(MoE):
+    """A mixture of such experts; its router has a bias too."""
+
+    def __init__(self, build: Build, mixture: Mixture, clamp: tuple[float, float]) -> None:
+        super().__init__(build, mixture)
+        self.gate = router(build, mixture.hidden, "gate", mixture.experts, bias=True)
+        self.experts = BiasedExperts(build, mixture, clamp)

@@ -1,0 +1,34 @@
+"""DeepSeek-V2 and its Lite and Coder models (DeepSeek-AI 2024): latent attention, experts chosen by softmax."""
+
+from typing import Any
+
+from quintet.layers.moe import Mixture
+from quintet.models import deepseek_v3
+
+
+class Model(deepseek_v3.Model):
+    """V3's blocks. Weights are the softmax's own: neither scaled to 1, nor moved by a bias."""
+
+    @staticmethod
+    def neighbours(config: Any) -> bool:
+        return True
+
+    @staticmethod
+    def mixture(config: Any) -> Mixture:
+        if config.topk_method not in ("greedy", "group_limited_greedy"):
+            raise ValueError(
+                f"topk_method {config.topk_method!r} is not known; deepseek_v2 here has greedy and group_limited_greedy"
+            )
+        limited = config.topk_method == "group_limited_greedy"
+        return Mixture(
+            hidden=config.hidden_size,
+            width=config.moe_intermediate_size,
+            experts=config.n_routed_experts,
+            chosen=config.num_experts_per_tok,
+            kind=config.hidden_act,
+            renormalize=False,
+            groups=config.n_group if limited else 1,
+            kept=config.topk_group if limited else 1,
+            scale=config.routed_scaling_factor,
+            shared=config.moe_intermediate_size * (config.n_shared_experts or 0),
+        )

@@ -1,0 +1,76 @@
+"""DeepSeek-V3 and R1, Kimi K2 (DeepSeek-AI 2024; Moonshot 2025): latent attention, experts chosen by sigmoid."""
+
+from typing import Any
+
+from torch import nn
+
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.latent import Latent, LatentAttention
+from quintet.layers.linear import LMHead
+from quintet.layers.mlp import GatedMLP
+from quintet.layers.moe import Mixture, MoE, unstacked
+from quintet.layers.rope import Rotary
+
+
+class Model(CausalLM):
+    """Pre-norm blocks; the first have one feed-forward, the others experts and some that serve every token."""
+
+    unstacked = staticmethod(unstacked)
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        self.ignored = (*CausalLM.ignored, beyond(config))
+        shape = Latent.of(config)
+        rotary = Rotary(
+            build,
+            config.qk_rope_head_dim,
+            config.rope_parameters,
+            config.max_position_embeddings,
+            neighbours=self.neighbours(config),
+        )
+
+        def block(config: Any, build: Build, index: int) -> PreNormBlock:
+            mlp: nn.Module
+            if index < config.first_k_dense_replace:
+                mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
+            else:
+                mlp = MoE(build, self.mixture(config))
+            return PreNormBlock(config, build, LatentAttention(build, shape, rotary), mlp)
+
+        self.model = Decoder(config, build, block)
+        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+
+    @staticmethod
+    def neighbours(config: Any) -> bool:
+        """Whether pairs of features that are turned are neighbours."""
+        return bool(config.rope_interleave)
+
+    @staticmethod
+    def mixture(config: Any) -> Mixture:
+        """The router as this family has it."""
+        return grouped(config)
+
+
+def grouped(config: Any) -> Mixture:
+    """By sigmoid, with a bias for the choice, out of groups; under the names of DeepSeek's configs."""
+    return Mixture(
+        hidden=config.hidden_size,
+        width=config.moe_intermediate_size,
+        experts=config.n_routed_experts,
+        chosen=config.num_experts_per_tok,
+        kind=config.hidden_act,
+        renormalize=config.norm_topk_prob,
+        scores="sigmoid",
+        bias="gate.e_score_correction_bias",
+        groups=config.n_group or 1,
+        kept=config.topk_group or 1,
+        scale=config.routed_scaling_factor,
+        shared=config.moe_intermediate_size * (config.n_shared_experts or 0),
+    )
+
+
+def beyond(config: Any) -> str:
+    """Layers past the last: they guess further tokens (multi-token prediction), and none here asks for them."""
+    first, more = config.num_hidden_layers, getattr(config, "num_nextn_predict_layers", None) or 1
+    return rf"model\.layers\.({'|'.join(str(first + i) for i in range(more))})\..*"

@@ -1,0 +1,62 @@
+"""ERNIE 4.5 with experts (Baidu 2025), the text models: neighbours turned, a softmax moved by a bias for the choice."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source, refuse
+from quintet.layers.linear import LMHead
+from quintet.layers.mlp import GatedMLP
+from quintet.layers.moe import Mixture, MoE, unstacked
+from quintet.layers.rope import Rotary
+
+BIAS = "moe_statics.e_score_correction_bias"
+
+
+class Model(CausalLM):
+    """Pre-norm blocks; experts, and some that serve every token, in a stretch of the layers."""
+
+    ignored = (*CausalLM.ignored, r"model\.mtp_.*")
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        refuse(config, "use_bias")
+        rotary = Rotary.of(build, config, neighbours=True)
+        mixture = Mixture(
+            hidden=config.hidden_size,
+            width=config.moe_intermediate_size,
+            experts=config.moe_num_experts,
+            chosen=config.moe_k,
+            kind=config.hidden_act,
+            renormalize=True,
+            bias=BIAS,
+            shared=config.moe_intermediate_size * config.moe_num_shared_experts,
+        )
+
+        def block(config: Any, build: Build, index: int) -> PreNormBlock:
+            inside = config.moe_layer_start_index <= index <= config.moe_layer_end_index
+            mlp: nn.Module
+            if inside and (index + 1) % config.moe_layer_interval == 0:
+                mlp = MoE(build, mixture)
+            else:
+                mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
+            return PreNormBlock(config, build, SelfAttention(build, Heads.of(config), rotary), mlp)
+
+        self.model = Decoder(config, build, block)
+        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+
+    @staticmethod
+    def canonical(name: str) -> str:
+        """transformers 5 may write the bias beside the router's weight."""
+        return re.sub(rf"\.mlp\.gate\.{re.escape(BIAS)}$", f".mlp.{BIAS}", name)
+
+    @staticmethod
+    def unstacked(name: str, shape: Sequence[int]) -> Mapping[str, tuple[Any, ...]]:
+        """The bias is a row of a matrix of one."""
+        if name.endswith(BIAS) and len(shape) == 2 and shape[0] == 1:
+            return {name: (0,)}
+        return unstacked(name, shape)

@@ -1,0 +1,43 @@
+"""GLM-4.5, 4.6 and 4.7 (Zeng et al. 2025): partly turned heads, DeepSeek-V3's experts."""
+
+from typing import Any
+
+from torch import nn
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.linear import LMHead
+from quintet.layers.mlp import GatedMLP
+from quintet.layers.moe import MoE, unstacked
+from quintet.layers.norm import RMSNorm
+from quintet.layers.rope import Rotary
+from quintet.models.deepseek_v3 import beyond, grouped
+
+
+class Model(CausalLM):
+    """Pre-norm blocks, QK-norm where the checkpoint has it; the first layers have one feed-forward."""
+
+    unstacked = staticmethod(unstacked)
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        self.ignored = (*CausalLM.ignored, beyond(config))
+        rotary = Rotary.of(build, config, partial=True)
+
+        def block(config: Any, build: Build, index: int) -> PreNormBlock:
+            attention = SelfAttention(build, Heads.of(config, bias=config.attention_bias), rotary)
+            if config.use_qk_norm:
+                attention.q_norm = RMSNorm(build, config.head_dim, config.rms_norm_eps)
+                attention.k_norm = RMSNorm(build, config.head_dim, config.rms_norm_eps)
+            return PreNormBlock(config, build, attention, feed_forward(config, build, index))
+
+        self.model = Decoder(config, build, block)
+        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+
+
+def feed_forward(config: Any, build: Build, index: int) -> nn.Module:
+    """Of a layer of those configs that name their entries as DeepSeek's do."""
+    if index < config.first_k_dense_replace:
+        return GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
+    return MoE(build, grouped(config))

@@ -1,0 +1,53 @@
+"""gpt-oss (OpenAI 2025): windows in every other layer, a sink for each head, experts with biases and a clamped gate."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.biased_moe import BOTH, BiasedMoE
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source, layer_window
+from quintet.layers.linear import LMHead
+from quintet.layers.moe import DOWN, MOST, Mixture
+from quintet.layers.rope import Rotary
+
+STACK = re.compile(rf"(.+\.experts)\.({BOTH}|{DOWN})(|_bias|_blocks|_scales)")
+OWN = {"": ".weight", "_bias": ".bias", "_blocks": "_blocks", "_scales": "_scales"}  # of an expert, by the stack's end
+
+
+class Model(CausalLM):
+    """Pre-norm blocks, YaRN, a softmax over the experts that a token has."""
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        rotary = Rotary.of(build, config)
+        mixture = Mixture(
+            hidden=config.hidden_size,
+            width=config.intermediate_size,
+            experts=config.num_local_experts,
+            chosen=config.num_experts_per_tok,
+            kind=config.hidden_act,
+            renormalize=True,
+        )
+        clamp = getattr(config, "swiglu_alpha", 1.702), getattr(config, "swiglu_limit", 7.0)
+
+        def block(config: Any, build: Build, index: int) -> PreNormBlock:
+            bias = config.attention_bias
+            shape = Heads.of(config, window=layer_window(config, index), bias=bias, output_bias=bias, sinks=True)
+            return PreNormBlock(config, build, SelfAttention(build, shape, rotary), BiasedMoE(build, mixture, clamp))
+
+        self.model = Decoder(config, build, block)
+        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+
+    @staticmethod
+    def canonical(name: str) -> str:
+        return name.replace(".mlp.router.", ".mlp.gate.")
+
+    @staticmethod
+    def unstacked(name: str, shape: Sequence[int]) -> Mapping[str, tuple[Any, ...]]:
+        """[E, D, 2 I] and [E, I, D], or blocks of 4 bits and their scales [E, outputs, ...]; biases [E, outputs]."""
+        found = STACK.fullmatch(name)
+        if found is None or len(shape) < 2 or not 0 < shape[0] <= MOST:
+            return {}
+        return {f"{found[1]}.{expert}.{found[2]}{OWN[found[3]]}": (expert,) for expert in range(shape[0])}

@@ -1,0 +1,59 @@
+"""Granite 3 MoE and PowerMoE (IBM 2024): Granite, whose feed-forward is a mixture of experts in every layer."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, Decoder, head_source
+from quintet.layers.linear import LMHead
+from quintet.layers.moe import DOWN, GATE, UP, Mixture, MoE, unstacked
+from quintet.layers.rope import Rotary
+from quintet.models.granite import Block
+
+NAMES = {
+    ".block_sparse_moe.router.layer.": ".mlp.gate.",
+    ".block_sparse_moe.input_linear.weight": f".mlp.experts.{GATE[:4]}_{UP}",
+    ".block_sparse_moe.output_linear.weight": f".mlp.experts.{DOWN}",
+}  # what a checkpoint calls them -> as transformers' other mixtures do
+
+
+class Model(CausalLM):
+    """Granite's multipliers; a softmax over the experts that a token has."""
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        rotary = Rotary.of(build, config)
+        mixture = Mixture(
+            hidden=config.hidden_size,
+            width=config.intermediate_size,
+            experts=config.num_local_experts,
+            chosen=config.num_experts_per_tok,
+            kind=config.hidden_act,
+            renormalize=True,
+        )
+
+        def block(config: Any, build: Build, index: int) -> Block:
+            bias = config.attention_bias
+            shape = Heads.of(config, scale=config.attention_multiplier, bias=bias, output_bias=bias)
+            return Block(config, build, SelfAttention(build, shape, rotary), MoE(build, mixture))
+
+        self.model = Decoder(config, build, block, scale=config.embedding_multiplier, scales_given=True)
+        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self._ops, self._factor = build.ops.take("scale"), 1 / config.logits_scaling
+
+    @staticmethod
+    def canonical(name: str) -> str:
+        for own, ours in NAMES.items():
+            name = name.replace(own, ours)
+        return name
+
+    @staticmethod
+    def unstacked(name: str, shape: Sequence[int]) -> Mapping[str, tuple[Any, ...]]:
+        return unstacked(name, shape)
+
+    def head(self, x: Tensor) -> Tensor:
+        out: Tensor = self._ops.scale(super().head(x), self._factor)
+        return out

@@ -1,0 +1,44 @@
+"""MiniMax-M2 (MiniMax 2025): q and k normalised over all heads together, experts chosen by sigmoid in every layer."""
+
+from typing import Any
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.build import Build, split_heads
+from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.linear import LMHead
+from quintet.layers.moe import Mixture, MoE, unstacked
+from quintet.layers.norm import ShardedRMSNorm
+from quintet.layers.rope import Rotary, head_dim
+from quintet.models import mixtral
+
+
+class Model(CausalLM):
+    """Pre-norm blocks, partly turned heads; the bias of the choice stands beside the router."""
+
+    ignored = (*CausalLM.ignored, r"model\.mtp.*")
+    unstacked = staticmethod(unstacked)
+    canonical = staticmethod(mixtral.Model.canonical)
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        rotary = Rotary.of(build, config, partial=True)
+        queries, keys = split_heads(config.num_attention_heads, config.num_key_value_heads, build.size)
+        mixture = Mixture(
+            hidden=config.hidden_size,
+            width=config.intermediate_size,
+            experts=config.num_local_experts,
+            chosen=config.num_experts_per_tok,
+            kind=config.hidden_act,
+            renormalize=True,
+            scores="sigmoid",
+            bias="e_score_correction_bias",
+        )
+
+        def block(config: Any, build: Build, index: int) -> PreNormBlock:
+            attention = SelfAttention(build, Heads.of(config), rotary)
+            attention.q_norm = ShardedRMSNorm(build, queries.times(head_dim(config)), config.rms_norm_eps)
+            attention.k_norm = ShardedRMSNorm(build, keys.times(head_dim(config)), config.rms_norm_eps)
+            return PreNormBlock(config, build, attention, MoE(build, mixture))
+
+        self.model = Decoder(config, build, block)
+        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))

@@ -1,0 +1,16 @@
+"""Specification of products whose heads have a weight each: what latent attention absorbs into q and out of V."""
+
+import torch
+from torch import Tensor
+
+from quintet.ops.registry import Op
+
+
+@Op
+def by_heads(x: Tensor, weight: Tensor, outputs: int, turned: bool) -> Tensor:
+    """x [T, H, K], each head by its own matrix -> [T, H, outputs]; rounded once, as linear() is.
+
+    weight [H, outputs, K], or with `turned` [H, K, outputs], as place() returned it: its use is "heads", or "turned
+    heads".
+    """
+    return torch.einsum("thk,hkn->thn" if turned else "thk,hnk->thn", x, weight)

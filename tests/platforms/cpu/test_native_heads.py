@@ -1,0 +1,66 @@
+"""Products of heads with weights of their own, packed: the specification's results, a token's bits anywhere."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from quintet.conformance.cases import CASES
+from quintet.conformance.drawn import randn
+from quintet.ops import Op
+from quintet.platforms.cpu import linear, native_heads, native_moe
+from quintet.platforms.cpu.native import missing
+from quintet.weights import Matrix, Part, Weight
+from tests.helpers.native import native
+
+if reason := missing("linear_by_heads"):
+    pytest.skip(reason, allow_module_level=True)
+
+from quintet import _cpu
+
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = _cpu.threads()
+    _cpu.set_threads(2)
+    yield
+    _cpu.set_threads(before)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_packed_heads_equal_the_specification(isa: str, dtype: torch.dtype) -> None:
+    for what, (x, weight, outputs, turned) in CASES["by_heads"](dtype):
+        want = Op.registry["by_heads"].reference(x.float(), weight.float(), outputs, turned)
+        packed = native_moe.pack_experts(weight.mT.contiguous() if turned else weight)
+        got = native("by_heads")(x, packed, outputs, turned)
+        limit = (20 if dtype == torch.float32 else 6) * torch.finfo(dtype).eps * float(want.abs().max())
+        assert got.shape == want.shape and got.dtype == dtype, what
+        assert ((got.float() - want).abs() <= limit).all(), what
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_a_token_is_its_own_and_each_head_a_product_by_itself(isa: str, dtype: torch.dtype) -> None:
+    x, weight = randn(70, 3, 40, dtype=dtype), randn(3, 100, 40, dtype=dtype)
+    packed = native_moe.pack_experts(weight)
+    whole = native("by_heads")(x, packed, 100, False)
+    for token in (0, 41, 69):
+        assert torch.equal(native("by_heads")(x[token : token + 1], packed, 100, False)[0], whole[token])
+    for head in range(3):
+        alone = native("linear")(x[:, head].contiguous(), Matrix(linear.pack(weight[head])), None, (100,))
+        assert torch.equal(alone, whole[:, head])
+
+
+@pytest.mark.parametrize("use", native_heads.USES)
+def test_a_stack_is_packed_from_slices_of_one_tensor(use: str) -> None:
+    """Heads 1 and 2 of three, of which each has 6 and 4 rows one under the other: the last 4."""
+    parts = tuple(Part("kv_b.weight", (4, 8), ((0, 4),), 10 * head + 6, total=30) for head in (1, 2))
+    weight = Weight("of_values", parts, 0, 0, torch.bfloat16, use, stack=2)
+    whole = torch.randn(30, 8)
+    packed = native_heads.pack(weight, {"kv_b.weight": whole})
+    outputs, inputs = (8, 4) if use == "turned heads" else (4, 8)
+    heads = torch.stack([whole[16:20], whole[26:30]]).bfloat16()
+    got = torch.stack([linear.unpack(each, outputs, inputs) for each in packed])
+    assert torch.equal(got, heads.mT if use == "turned heads" else heads)
+    assert packed.nbytes == native_heads.packed_bytes(weight)
