@@ -28,7 +28,6 @@ QWEN_MIXED = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size
 SHARED = {**QWEN_MIXED, "shared_expert_intermediate_size": 71}
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # what configs call them
 OLMOE = {"num_experts": 8, "num_experts_per_tok": 3}
-<<<<<<< HEAD
 GRANITE_4 = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     "shared_intermediate_size": 61,
@@ -36,7 +35,7 @@ GRANITE_4 = {
     "residual_multiplier": 0.4,
     "attention_multiplier": 0.2,
     "logits_scaling": 2.0,
-=======
+}
 LATENT = {
     "num_key_value_heads": 6,
     "q_lora_rank": 28,
@@ -60,7 +59,6 @@ YARN = {
     "rope_theta": 10000.0,
     "mscale": 0.7,
     "mscale_all_dim": 1.2,
->>>>>>> main
 }
 LONG = {
     "rope_type": "longrope",
@@ -201,7 +199,6 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
         "plain": {**PLAIN, **OLMOE},
         "biased": {**PLAIN, **OLMOE, "norm_topk_prob": True, "attention_bias": True, "num_key_value_heads": 2},
     },
-<<<<<<< HEAD
     "granitemoehybrid": {
         "plain": {**PLAIN, **SPACES, **GRANITE_4, "num_local_experts": 0},
         "experts": {**PLAIN, **SPACES, **GRANITE_4, "num_local_experts": 5, "position_embedding_type": "rope"},
@@ -220,7 +217,7 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
             "block_auto_adjust_ff_dim": False,
         },
-=======
+    },
     "deepseek_v2": {
         "plain": {**PLAIN, **LATENT, "topk_method": "group_limited_greedy"},
         "no latent of q": {**PLAIN, **LATENT, "q_lora_rank": None, "topk_method": "greedy", "rope_parameters": YARN},
@@ -238,7 +235,6 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
             "swiglu_limit": 1.5,
             "rope_parameters": {**YARN, "truncate": False},
         }
->>>>>>> main
     },
     "olmo2": {"plain": PLAIN, "biased": {**PLAIN, "attention_bias": True, "num_key_value_heads": 2}},
     "cohere2": {"plain": {**PLAIN, "sliding_window": WINDOW, "sliding_window_pattern": 2, "tie_word_embeddings": True}},

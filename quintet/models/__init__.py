@@ -15,11 +15,8 @@ _ALIASES = {  # model_type in config.json -> file, where they differ
     "gemma3_text": "gemma3",
     "internlm3": "llama",
     "iquestcoder": "llama",
-<<<<<<< HEAD
-    "qwen3_5_text": "qwen3_next",
-=======
     "kimi_k2": "deepseek_v3",
->>>>>>> main
+    "qwen3_5_text": "qwen3_next",
 }
 _REGISTERED: dict[str, str | type] = {}  # by model_type or architecture: what a program adds
 

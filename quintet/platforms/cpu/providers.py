@@ -29,13 +29,9 @@ PRIORITY: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("rms_norm", "add_rms_norm", "layer_norm", "rotary", "norm_rotary", "pair_rotary"), ("native",)),
     **dict.fromkeys(("embedding", "quantized_embedding", "take_rows", "beside", "attention"), ("native",)),
     **dict.fromkeys(("add", "scale", "scale_heads", "softcap", "write_kv"), ("native",)),
-<<<<<<< HEAD
     **dict.fromkeys(("short_conv", "state_space", "delta_rule", "gated_norm", "sigmoid_gate"), ("native",)),
-    **dict.fromkeys(("route", "route_grouped", "grouped_linear", "quantized_experts"), ("native",)),
-=======
     **dict.fromkeys(("route", "route_grouped", "route_limited", "grouped_linear"), ("native",)),
     "quantized_experts": ("native",),
     "biased_experts": ("native", "torch"),
     "by_heads": ("native", "torch"),
->>>>>>> main
 }
