@@ -8,6 +8,7 @@ from quintet.config import EngineConfig
 from quintet.ops import Op, Ops, bind
 from quintet.ops.attention import PagedAttention, PlainAttention
 from quintet.ops.quantize import attributes, canonical
+from quintet.ops.states import StateMixer
 from quintet.platforms.interface import (
     ASIDE,
     CONTRACT_VERSION,
@@ -44,6 +45,7 @@ from quintet.types import (
     Numbers,
     Outputs,
     Place,
+    StateSpec,
     Variant,
     leaves,
     mapped,
@@ -93,6 +95,8 @@ __all__ = [
     "Recording",
     "Rows",
     "State",
+    "StateMixer",
+    "StateSpec",
     "Step",
     "Tell",
     "Unavailable",

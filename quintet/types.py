@@ -10,6 +10,7 @@ from torch import Tensor
 
 Array = np.ndarray[Any, np.dtype[np.int32]]
 Numbers = np.ndarray[Any, np.dtype[np.float32]]
+PAGE_AXES = 4  # of a page: K and V, heads, tokens, numbers
 
 
 class Variant(NamedTuple):
@@ -49,6 +50,11 @@ class Group(NamedTuple):
 
     The layers of a group keep alike: all positions, or those in a window. The pages of a request that no later token
     can see are 0 in its row of the table, from the left.
+
+    Layers that keep one state per request make the last group. Its table is [R, 2]: the unit that holds the state
+    before the step (0: the request begins, from zeros), and the one that takes the state after it (0: padding). The two
+    are never the same, and no unit is written twice in a step or read where it is written, but for 0: a step may be
+    run again. Its slots are 0.
     """
 
     slots: Tensor  # [T]       where each token's K and V go: page * page_size + offset (field: slot_mapping)
@@ -179,7 +185,7 @@ class Layout:
 
     dtype: torch.dtype
     shape: tuple[int, ...]  # of one page (page_size included), or of one request's state
-    unit: str = "page"  # or "request": a state of fixed size
+    unit: str = "page"  # or "request": a state of fixed size, in units of their own
     keeps: int | None = None  # positions that later tokens can see; None: all
     shares: int = 1  # devices of an SPMD platform that each keep one equal part
 
@@ -220,6 +226,21 @@ class AttentionSpec:
     def value_dim(self) -> int:
         """Of a head of V, and of what comes out."""
         return self.shared or self.head_dim
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """One layer that keeps a state of fixed size per request, as this rank sees it.
+
+    `op` of quintet/ops/states.py says what it computes, and what its mixer is called with.
+    """
+
+    op: str
+    shape: tuple[int, ...]  # of one request's state, without 4 axes: those are pages'
+    dtype: torch.dtype = torch.float32  # of the state
+
+    def __post_init__(self) -> None:
+        assert len(self.shape) != PAGE_AXES, "a state has other axes than a page"
 
 
 class Place(NamedTuple):

@@ -26,6 +26,7 @@ from quintet.layers.rope import Rotary
 from quintet.models import built_in, families, model_class
 from quintet.ops import bind
 from quintet.platforms.interface import Alone
+from quintet.types import StateSpec
 
 ROOT = Path(__file__).parents[1]
 FILE = Path("docs/models.md")
@@ -33,6 +34,7 @@ FILE = Path("docs/models.md")
 # model_type -> models that say so of themselves, beside those that the family's file names
 ALSO = {
     "cwm": "CWM 32B",
+    "falcon_mamba": "Falcon-Mamba (TII 2024)",
     "falcon": "not Falcon 3, which is `llama`",
     "gpt_neox": "Dolly, StableLM Alpha, RedPajama-INCITE",
     "deepseek_v3": "R1, Moonlight",
@@ -40,6 +42,7 @@ ALSO = {
     "iquestcoder": "IQuest-Coder",
     "kimi_k2": "Kimi K2",
     "llama": "Yi, SmolLM 2, TinyLlama, Vicuna, SOLAR 10.7B, DeepSeek LLM and Coder, Falcon 3",
+    "qwen3_5_text": "Qwen3.5, its text",
     "mistral": "Zephyr, Nemo, Devstral",
     "qwen2": "QwQ, DeepSeek-R1-Distill-Qwen",
 }
@@ -147,6 +150,7 @@ def _attention(specs: list[Any]) -> list[str]:
     found = [] if not any(windows) else ["windows" if all(windows) else "windows in some layers"]
     names = {"softcap": "soft-capped scores", "sinks": "sinks", "alibi": "ALiBi", "shared": "latent attention"}
     found += [name for field, name in names.items() if any(getattr(spec, field, None) for spec in specs)]
+    found += ["a state per request"] if any(isinstance(spec, StateSpec) for spec in specs) else []
     return found + (["both ways"] if any(getattr(spec, "causal", True) is False for spec in specs) else [])
 
 
@@ -191,6 +195,9 @@ published checkpoint of these families was run here, unless [performance.md](per
 MIDDLE = """
 
 ## Left out
+
+What has no file here and transformers has code for may run through that:
+[transformers-backend.md](transformers-backend.md).
 
 """
 END = """

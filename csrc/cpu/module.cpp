@@ -78,4 +78,5 @@ NB_MODULE(_cpu, m) {
     cpu::bind_quantized(m);
     cpu::bind_quantized_rows(m);
     cpu::bind_sampling(m);
+    cpu::bind_states(m);
 }

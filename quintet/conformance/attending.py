@@ -124,7 +124,7 @@ class Session:
         self._there = there = opened(subject, spec.page_size)
         widest = -(-max(lengths) // spec.page_size)
         build = Build(
-            there.ops, lambda of: Mixing(mixer_of(there.platform, of, there.ops)), Alone(), spec.dtype, spec.page_size,
+            there.ops, lambda _: Mixing(mixer_of(there.platform, spec, there.ops)), Alone(), spec.dtype, spec.page_size,
             widest * spec.page_size, kv_dtype=spec.kv_dtype, layers=replacements(there.platform.layers),
         )  # fmt: skip
         model = AttentionModel(build, spec, len(self.numbers.q)).eval()

@@ -9,6 +9,7 @@ from torch import Tensor
 from quintet.conformance.batches import Cache, Request, spec
 from quintet.conformance.drawn import Case, Cases, randn
 from quintet.conformance.product_cases import PRODUCTS
+from quintet.conformance.state_cases import BESIDE, STATES
 from quintet.ops.activation import KINDS
 from quintet.ops.linear import KINDS as FORMS
 from quintet.ops.registry import of_kind
@@ -32,6 +33,7 @@ USES = {"linear": {1: "linear"}, "embedding": {1: "embedding"}}  # arguments tha
 TYPES: dict[str, tuple[torch.dtype, ...]] = {  # of results; elsewhere the arguments'
     **dict.fromkeys(("route", "route_grouped", "route_limited"), (torch.float32, torch.int32)),
     "place_tokens": (torch.int32,),
+    **dict.fromkeys(("delta_rule", "selective_scan", "state_space"), (torch.float32, torch.float32)),
 }
 
 
@@ -280,6 +282,8 @@ def xielu(dtype: torch.dtype) -> Iterator[Case]:
 
 CASES: dict[str, Cases] = {
     **PRODUCTS,
+    **STATES,
+    **BESIDE,
     "activate": activations,
     "add": add,
     "add_rms_norm": add_rms_norm,

@@ -11,7 +11,8 @@ from quintet.conformance.check import Lacking
 from quintet.conformance.laid import Stretch, laid
 from quintet.conformance.tiny import SERVED, Tiny
 from quintet.engine.batch import pad, pad_decode
-from quintet.engine.worker import ModelSizes, Worker
+from quintet.engine.slots import EACH
+from quintet.engine.worker import ModelSizes, Room, Worker
 from quintet.platforms import choose
 from quintet.platforms.interface import Capabilities, Platform
 from quintet.types import Extent, HostBatch, Outputs, Place, Variant
@@ -19,6 +20,7 @@ from quintet.types import Extent, HostBatch, Outputs, Place, Variant
 PAGED_TOKENS = 2048  # what the cache holds
 SIZES = (16, 128)
 REQUESTS = 8
+HELD = 64  # requests whose states are kept at once, where layers keep some
 
 
 class Runner:
@@ -41,7 +43,7 @@ class Runner:
             raise Lacking(str(reasons)) from None
         self._windows = [kept.window for kept in self.worker.arrangement.groups]
         pages = 2 + PAGED_TOKENS // own.page_size * len(self._windows)
-        tables = (-(-own.max_model_len // own.page_size),) * len(self._windows)
+        tables = self.worker.arrangement.widths(-(-own.max_model_len // own.page_size))
         self._fixed: list[Variant] = []
         self._decodes: list[Variant] = []
         facts = platform.probe()
@@ -51,13 +53,16 @@ class Runner:
             most = Variant(PAGED_TOKENS, REQUESTS, PAGED_TOKENS, tables)
             took = self.worker.estimate(Extent(most, tiny.text.hidden_size, tiny.text.vocab_size))
             self._decodes = sorted({each.tokens: each for each in took.variants}.values())
-        self.worker.load(tiny.folder, pages, self._fixed or self._decodes, progress=False)
+        slots = 1 + EACH * HELD
+        self.worker.load(tiny.folder, Room(pages, slots), self._fixed or self._decodes, progress=False)
         torch.set_num_threads(1)  # see tiny.make
         self._page_size = own.page_size
         self._free = list(range(1, pages))
         random.Random(0).shuffle(self._free)
         self._pages: dict[Any, list[list[int]]] = {}  # by group
         self._lengths: dict[Any, int] = {}
+        self._slots: dict[Any, tuple[int, int]] = {}  # of the last step: read, and written
+        self._free_slots = list(range(1, slots)) if self.worker.arrangement.states else []
 
     def step(self, chunks: Mapping[Any, Sequence[int]]) -> dict[Any, Tensor]:
         """Runs each request's next tokens in one batch -> logits [T, vocab] of all of them, per request."""
@@ -92,6 +97,7 @@ class Runner:
 
     def finish(self, key: Any) -> None:
         self._free += [page for pages in self._pages.pop(key) for page in pages if page]
+        self._free_slots += [slot for slot in self._slots.pop(key, ()) if slot]
         del self._lengths[key]
 
     def prompts(self, prompts: Sequence[Sequence[int]]) -> list[Tensor]:
@@ -120,8 +126,16 @@ class Runner:
                 pages.append(self._free.pop())
         self._lengths[key] = length
 
+    def _turned(self, before: int, state: int) -> tuple[int, int]:
+        """A step reads what the last one wrote, and writes where that one read."""
+        return state, before or self._free_slots.pop(0)
+
     def _batch(self, chunks: Mapping[Any, Sequence[int]], firsts: dict[Any, int]) -> HostBatch:
-        stretches = [Stretch(tokens, firsts[key], self._pages[key]) for key, tokens in chunks.items()]
+        stretches = []
+        for key, tokens in chunks.items():
+            if self.worker.arrangement.states:
+                self._slots[key] = self._turned(*self._slots.get(key, (0, 0)))
+            stretches.append(Stretch(tokens, firsts[key], self._pages[key], self._slots.get(key)))
         return laid(stretches, self._page_size, self._windows)
 
 

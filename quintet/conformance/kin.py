@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from quintet.conformance.sizes import LENGTH, PLAIN, VOCAB, WINDOW
+from quintet.conformance.sizes import DELTA, LENGTH, PLAIN, SPACES, VOCAB, WINDOW
 
 HEAD = {**PLAIN, "head_dim": 16}
 HALF = {**HEAD, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
@@ -49,6 +49,31 @@ EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2}
 
 # family -> variant -> what its config is made of
 KIN: dict[str, dict[str, dict[str, Any]]] = {
+    "bamba": {
+        "plain": {**PLAIN, **SPACES, "attn_layer_indices": [1], "num_attention_heads": 4, "num_key_value_heads": 2},
+    },
+    "falcon_h1": {
+        "plain": {
+            **PLAIN,
+            **SPACES,
+            "mamba_d_ssm": 72,
+            "ssm_multipliers": [0.7, 1.2, 0.9, 1.3, 0.8],
+            "mlp_multipliers": [0.7, 1.3],
+            **{f"{name}_multiplier": 0.9 for name in ("ssm_in", "ssm_out", "attention_out", "key", "lm_head")},
+        },
+        "normalised": {**PLAIN, **SPACES, "mamba_d_ssm": 96, "mamba_rms_norm": True, "projectors_bias": True},
+    },
+    "falcon_mamba": {"plain": {**PLAIN, "state_size": 5, "use_bias": True}},
+    "jamba": {
+        "plain": {
+            **PLAIN,
+            "num_experts": 4,
+            "attn_layer_period": 3,
+            "attn_layer_offset": 1,
+            "mamba_d_state": 5,
+        },
+    },
+    "qwen3_5_text": {"plain": {**PLAIN, **DELTA, "full_attention_interval": 2, "head_dim": 16}},
     "apertus": {"plain": {**PLAIN, "rope_parameters": LLAMA3}},
     "arcee": {"plain": PLAIN},
     "bloom": {"plain": BLOOM},

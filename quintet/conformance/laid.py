@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from quintet.engine.batch import state_group
 from quintet.types import Array, HostBatch, HostGroup
 
 
@@ -16,6 +17,7 @@ class Stretch:
     token_ids: Sequence[int]
     first: int
     pages: Sequence[Sequence[int]]
+    slots: tuple[int, int] | None = None  # of its state, where layers keep one: read, and written
 
 
 def laid(stretches: Sequence[Stretch], page_size: int, windows: Sequence[int | None]) -> HostBatch:
@@ -33,6 +35,9 @@ def laid(stretches: Sequence[Stretch], page_size: int, windows: Sequence[int | N
             table[row, p // page_size] * page_size + p % page_size for row, p in zip(owners, positions, strict=True)
         ]
         groups.append(HostGroup(int32(slots), table, lengths))
+    states = [each.slots for each in stretches if each.slots is not None]
+    if states:
+        groups.append(state_group(states, len(positions), lengths))
     return HostBatch(
         token_ids=int32([token for each in stretches for token in each.token_ids]),
         positions=int32(positions),

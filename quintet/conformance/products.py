@@ -25,7 +25,7 @@ from quintet.ops import Op
 from quintet.ops.quantize import attributes, quantize
 from quintet.ops.quantized import dequantized
 from quintet.platforms.interface import Alone
-from quintet.types import AttentionSpec
+from quintet.types import AttentionSpec, StateSpec
 from quintet.weights import FLOATS, Cut, Form, Matrix, OnFile, Part
 
 L = TypeVar("L", bound=Layer)
@@ -214,7 +214,7 @@ def _least(scheme: Form | None) -> float:
     return SIXTEEN_BITS if scheme is not None and scheme.activations == 16 else 0.0
 
 
-def _no_attention(spec: AttentionSpec) -> Any:
+def _no_attention(spec: AttentionSpec | StateSpec) -> Any:
     raise AssertionError("a product attends to nothing")
 
 

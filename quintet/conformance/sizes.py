@@ -18,3 +18,10 @@ PLAIN = {
     "pad_token_id": 0,
     "tie_word_embeddings": False,
 }
+SPACES = {"mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 8, "mamba_chunk_size": 16}
+DELTA = {
+    "linear_num_key_heads": 3,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+}

@@ -15,11 +15,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as talk
 
 from quintet.conformance.kin import KIN
+from quintet.conformance.sizes import DELTA, SPACES, WINDOW
 from quintet.conformance.sizes import LENGTH as LENGTH
 from quintet.conformance.sizes import PLAIN as PLAIN
 from quintet.conformance.sizes import SERVED as SERVED
 from quintet.conformance.sizes import VOCAB as VOCAB
-from quintet.conformance.sizes import WINDOW
 
 BIASED = {"attention_bias": True, "mlp_bias": True}
 GEMMA = {**PLAIN, "head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scalar": 24, "tie_word_embeddings": True}
@@ -28,6 +28,14 @@ QWEN_MIXED = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size
 SHARED = {**QWEN_MIXED, "shared_expert_intermediate_size": 71}
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # what configs call them
 OLMOE = {"num_experts": 8, "num_experts_per_tok": 3}
+GRANITE_4 = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "shared_intermediate_size": 61,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 2.0,
+}
 LATENT = {
     "num_key_value_heads": 6,
     "q_lora_rank": 28,
@@ -157,6 +165,24 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
         "some layers": {**PLAIN, **QWEN_MIXED, "decoder_sparse_step": 2, "attention_bias": True},
         "but one layer": {**PLAIN, **QWEN_MIXED, "mlp_only_layers": [1], "tie_word_embeddings": True},
     },
+    "qwen3_next": {
+        "plain": {
+            **PLAIN,
+            **DELTA,
+            "num_hidden_layers": 4,
+            "full_attention_interval": 2,
+            "head_dim": 16,
+            "num_experts": 0,
+            "tie_word_embeddings": True,
+        },
+        "experts": {
+            **PLAIN,
+            **SHARED,
+            **DELTA,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_value_heads": 3,
+        },
+    },
     "qwen2_moe": {
         "plain": {**PLAIN, **SHARED, "norm_topk_prob": True},
         "some layers, windows": {
@@ -172,6 +198,25 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
     "olmoe": {
         "plain": {**PLAIN, **OLMOE},
         "biased": {**PLAIN, **OLMOE, "norm_topk_prob": True, "attention_bias": True, "num_key_value_heads": 2},
+    },
+    "granitemoehybrid": {
+        "plain": {**PLAIN, **SPACES, **GRANITE_4, "num_local_experts": 0},
+        "experts": {**PLAIN, **SPACES, **GRANITE_4, "num_local_experts": 5, "position_embedding_type": "rope"},
+    },
+    "mamba": {"plain": {**PLAIN, "state_size": 5}},
+    "mamba2": {
+        "plain": {**PLAIN, "num_heads": 6, "head_dim": 16, "state_size": 8, "n_groups": 2, "chunk_size": 16},
+    },
+    "lfm2": {
+        "plain": {**PLAIN, "layer_types": ["conv", "full_attention", "conv"]},
+        "convolutions alone, biased": {
+            **PLAIN,
+            "layer_types": ["conv", "conv", "conv"],
+            "conv_bias": True,
+            "conv_L_cache": 4,
+            "tie_word_embeddings": True,
+            "block_auto_adjust_ff_dim": False,
+        },
     },
     "deepseek_v2": {
         "plain": {**PLAIN, **LATENT, "topk_method": "group_limited_greedy"},
@@ -204,6 +249,8 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
 }
+# whose layers keep a state per request: not every platform serves them
+STATEFUL = {"granitemoehybrid", "lfm2", "mamba", "mamba2", "qwen3_next"}
 EVERY = {**FAMILIES, **KIN}
 VARIANTS = [(family, variant) for family, variants in FAMILIES.items() for variant in variants]
 

@@ -82,6 +82,8 @@ class Answers:
         self.num_drafts, self.num_drafted = self.num_drafts + 1, self.num_drafted + len(drafts)
         if deltas[-1].finish_reason is None:
             request.settle()
+            if self._scheduler.tables.slots is not None:
+                self._scheduler.tables.slots.settle(request)
             deltas += self._jump(request)
         return deltas
 

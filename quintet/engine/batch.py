@@ -14,8 +14,9 @@ from quintet.types import Array, HostBatch, HostGroup, HostInputs, Variant
 class BatchBuilder:
     """Builds the steps of one engine. A step in which all decode, the usual one, takes a shorter way."""
 
-    def __init__(self, page_size: int, variants: Sequence[Variant] = (), groups: int = 1) -> None:
-        self._page_size, self._groups = page_size, range(groups)
+    def __init__(self, page_size: int, variants: Sequence[Variant] = (), groups: int = 1, states: bool = False) -> None:
+        """`groups`: of pages. With `states`, one more is of layers that keep a state per request."""
+        self._page_size, self._groups, self._states = page_size, range(groups), states
         self._fixed = [each for each in variants if not each.decode]
         self._decodes = sorted({each.tokens: each for each in variants if each.decode}.values())
         self._count = np.arange(256, dtype=np.int32)  # 0, 1, 2, ...; views of it are given out and never written to
@@ -42,6 +43,8 @@ class BatchBuilder:
         for index in self._groups:
             slots = [r.pages[index][p // size] * size + p % size for r, p in zip(requests, positions, strict=True)]
             groups.append(HostGroup(np.array(slots, np.int32), _table(requests, index), lengths))
+        if self._states:
+            groups.append(state_group([(r.slots.state, r.slots.following) for r in requests], count, lengths))
         batch = HostBatch(
             token_ids=np.array([request.token_ids[-1] for request in requests], np.int32),
             positions=at,
@@ -65,6 +68,9 @@ class BatchBuilder:
         for index in self._groups:
             table = _table(requests, index)
             groups.append(HostGroup(table[owners, places] * self._page_size + offsets, table, lengths))
+        if self._states:
+            slots = [(request.slots.state, request.slots.following) for request in requests]
+            groups.append(state_group(slots, len(positions), lengths))
         wanted, rows = rows_of(requests, list(plan.tokens.values()), starts)
         batch = HostBatch(
             token_ids=_token_ids(plan),
@@ -83,6 +89,11 @@ class BatchBuilder:
         if count > len(self._count):
             self._count = np.arange(2 * count, dtype=np.int32)
         return self._count[:count]
+
+
+def state_group(slots: Sequence[tuple[int, int]], tokens: int, lengths: Array) -> HostGroup:
+    """Of layers that keep a state per request, which each reads and writes in these slots."""
+    return HostGroup(np.zeros(tokens, np.int32), np.array(slots, np.int32).reshape(-1, 2), lengths)
 
 
 def _token_ids(plan: Plan) -> Array:

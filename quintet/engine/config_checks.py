@@ -118,7 +118,7 @@ def check_architectures(kind: str, architectures: list[str] | None, source: str)
     heads = [name for name in architectures if name.endswith(GENERATES)]
     if not heads:
         why = "which is no class that generates text: its head, or the lack of one, is not computed here"
-    elif all(_family_of(name) not in (_plain(kind), _plain(family)) for name in heads):
+    elif all(_family_of(name) not in map(_plain, (kind, kind.removesuffix("_text"), family)) for name in heads):
         why = f"which is another model than its model_type, {kind!r}"
     else:
         return

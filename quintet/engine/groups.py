@@ -3,10 +3,13 @@
 Pages come out of one pool, and a page of any group takes the same bytes: the groups have equally many layers, and the
 j-th layers of all groups share one tensor of the state, in which each page belongs to one group at a time (as in
 vLLM's hybrid cache). Layers whose tensors differ in shape share none: each page then lies in all of them.
+
+Layers that keep a state per request, of whatever shape, make one group together, the last. Each has a tensor of its
+own, with a place for each slot; slots have a pool of their own.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quintet.layers.mixing import Mixing
 from quintet.types import Layout
@@ -35,12 +38,23 @@ class Keeping:
 class Arrangement:
     """The groups of a model, and one layout for each tensor of its state."""
 
-    groups: tuple[Keeping, ...]
+    groups: tuple[Keeping, ...]  # of pages
     layouts: tuple[Layout, ...]
+    states: tuple[Layout, ...] = ()  # one for each tensor that has slots; these come last
 
     @property
     def indices(self) -> range:
-        return range(len(self.groups))
+        """Of all groups: those of pages, and perhaps one of states."""
+        return range(len(self.groups) + bool(self.states))
+
+    @property
+    def slot_bytes(self) -> int:
+        """What the state of one request takes, on one device."""
+        return sum(layout.nbytes for layout in self.states)
+
+    def widths(self, pages: int) -> tuple[int, ...]:
+        """Columns of each group's table, for requests of so many pages."""
+        return (pages,) * len(self.groups) + (2,) * bool(self.states)
 
     @property
     def page_bytes(self) -> int:
@@ -54,10 +68,22 @@ class Arrangement:
 
 def arrange(mixings: Sequence[Mixing]) -> Arrangement:
     """Settles the group and the places of every mixing of a model."""
+    keeping = [mixing for mixing in mixings if mixing.layouts]
+    stateful = [mixing for mixing in keeping if {layout.unit for layout in mixing.layouts} == {"request"}]
+    paged = _paged([mixing for mixing in keeping if mixing not in stateful])
+    states: list[Layout] = []
+    for mixing in stateful:
+        place = len(paged.layouts) + len(states)
+        mixing.group, mixing.places = len(paged.groups), range(place, place + len(mixing.layouts))
+        states += mixing.layouts
+    return replace(paged, states=tuple(states))
+
+
+def _paged(mixings: Sequence[Mixing]) -> Arrangement:
+    """Of those that keep pages."""
     kinds: dict[int | None, list[Mixing]] = {}
     for mixing in mixings:
-        if mixing.layouts:
-            kinds.setdefault(_keeps(mixing), []).append(mixing)
+        kinds.setdefault(_keeps(mixing), []).append(mixing)
     if not kinds:
         return Arrangement((), ())
     shapes = {tuple((each.dtype, each.shape, each.shares) for each in m.layouts) for ms in kinds.values() for m in ms}
@@ -76,7 +102,7 @@ def arrange(mixings: Sequence[Mixing]) -> Arrangement:
 def _keeps(mixing: Mixing) -> int | None:
     keeps = {layout.keeps for layout in mixing.layouts}
     if len(keeps) > 1 or {layout.unit for layout in mixing.layouts} != {"page"}:
-        raise ValueError(f"a layer keeps {mixing.layouts}: pages of one window are all that is kept here")
+        raise ValueError(f"a layer keeps {mixing.layouts}: pages of one window, or states, are all that is kept here")
     return next(iter(keeps))
 
 

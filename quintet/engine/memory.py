@@ -1,10 +1,11 @@
-"""The memory plan: how many pages fit beside the weights, and how long a request may get."""
+"""The memory plan: how many pages and states fit beside the weights, and how long a request may get."""
 
 from bisect import bisect_right
 from dataclasses import dataclass
 
 from quintet.config import EngineConfig
 from quintet.engine.groups import Arrangement
+from quintet.engine.slots import EACH
 from quintet.types import Estimate, Memory, Variant
 
 GIB = 2**30
@@ -42,10 +43,20 @@ class MemoryPlan:
     footprint: Footprint
     budget: int  # bytes for weights, workspace and cache together; 0 where the cache was sized by hand
     each: int = 0  # pages of a request of max_model_len
+    num_slots: int = 0  # of states, where layers keep some; the first takes the writes of padding
 
     @property
     def kv_bytes(self) -> int:
-        return self.num_pages * self.footprint.page
+        return self.num_pages * self.footprint.page + self.state_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        return self.num_slots * self.footprint.arrangement.slot_bytes
+
+    @property
+    def num_requests(self) -> int | None:
+        """The most that find slots at once; None: no layer keeps a state."""
+        return (self.num_slots - 1) // EACH if self.num_slots else None
 
     @property
     def num_tokens(self) -> int:
@@ -62,6 +73,11 @@ class MemoryPlan:
         captured = f"captured steps {_gib(takes.captured)}, " if takes.captured else ""
         groups = len(self.footprint.arrangement.groups)
         shared = f" that {groups} groups of layers share" if groups > 1 else ""
+        shared += (
+            f", of which {_gib(self.state_bytes)} in {self.num_slots} states of {self.num_requests} requests at once"
+            if self.num_slots
+            else ""
+        )
         return (
             f"weights {_gib(takes.weights)}, workspace {_gib(takes.workspace)}, {captured}"
             f"KV cache {_gib(self.kv_bytes)} in {self.num_pages} pages{shared}, max_model_len {self.max_model_len}"
@@ -72,13 +88,15 @@ class MemoryPlan:
 def plan_memory(config: EngineConfig, footprint: Footprint, memory: Memory) -> MemoryPlan:
     """Pages from num_pages, kv_cache_memory_bytes or the rest of the budget; ValueError with the numbers if too few."""
     budget, takes, page = 0, footprint.takes, max(1, footprint.page)
-    if config.num_pages is not None:
-        pages = config.num_pages
-    elif config.kv_cache_memory_bytes is not None:
-        pages = config.kv_cache_memory_bytes // page
-    else:
+    room: int | None = None  # bytes for the cache; None: pages were counted
+    if config.kv_cache_memory_bytes is not None:
+        room = config.kv_cache_memory_bytes
+    elif config.num_pages is None:
         budget = min(int(memory.total * config.gpu_memory_utilization), memory.free)
-        pages = (budget - takes.weights - takes.workspace - takes.captured) // page
+        room = budget - takes.weights - takes.workspace - takes.captured
+    slots = _slots(config, footprint, room)
+    pages = (config.num_pages or 0) if room is None else (room - slots * footprint.arrangement.slot_bytes) // page
+    pages = pages if footprint.page else max(2, pages)  # of no bytes
     wanted = footprint.length if config.max_model_len is None else config.max_model_len
     fits = footprint.longest(max(0, pages - 1), config.page_size)
     length = fits if wanted == "auto" else int(wanted)
@@ -89,7 +107,28 @@ def plan_memory(config: EngineConfig, footprint: Footprint, memory: Memory) -> M
     if config.num_pages is None:
         need = each + 1
         pages = max(need, min(pages, max(useful, 2 * need) if config.enable_prefix_caching else useful))
-    return MemoryPlan(max(2, int(pages)), length, footprint, budget, each)
+    return MemoryPlan(max(2, int(pages)), length, footprint, budget, each, slots)
+
+
+def _slots(config: EngineConfig, footprint: Footprint, room: int | None) -> int:
+    """Slots for the states of max_num_seqs requests, and as many to be found again; where that is more than half of the
+    room, all of it without pages, as many as that holds. ValueError if one request's do not fit."""
+    arrangement = footprint.arrangement
+    if not arrangement.states:
+        return 0
+    wanted = 1 + config.max_num_seqs * (EACH + config.enable_prefix_caching)
+    if room is None:
+        return wanted
+    share = room // (2 if arrangement.groups else 1)
+    slots = min(wanted, share // arrangement.slot_bytes)
+    if slots < 1 + EACH:
+        half = "half of " if arrangement.groups else ""
+        raise ValueError(
+            f"the state of one request needs {1 + EACH} slots of {arrangement.slot_bytes / 2**20:.2f} MiB, "
+            f"{max(0, slots)} fit into {half}the {_gib(room)} for the cache; raise kv_cache_memory_bytes or "
+            "gpu_memory_utilization"
+        )
+    return slots
 
 
 def _does_not_fit(config: EngineConfig, footprint: Footprint, budget: int, need: int, fit: int) -> str:

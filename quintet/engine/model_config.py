@@ -78,13 +78,19 @@ def made(kind: str, raw: Mapping[str, Any], file: Path) -> "PretrainedConfig":
         )
     try:
         # A deep copy: transformers moves entries about in what it is given.
-        config: PretrainedConfig = CONFIG_MAPPING[kind](**json.loads(json.dumps({**raw, "model_type": kind})))
+        copied = json.loads(json.dumps({**raw, "model_type": kind}), object_hook=_number)
+        config: PretrainedConfig = CONFIG_MAPPING[kind](**copied)
         if config.dtype is not None and not isinstance(config.dtype, torch.dtype):
             raise ValueError(f"{config.dtype} is no dtype of torch")
     except (StrictDataclassError, TypeError, LookupError, ArithmeticError, AttributeError, ValueError) as error:
         reason = " ".join(str(error).split())[:LONGEST]
         raise ValueError(f"{file} (with hf_overrides) is no valid {kind} config: {reason}") from error
     return config
+
+
+def _number(entry: Entries) -> Any:
+    """What JSON has no number for, as transformers writes it: {"__float__": "Infinity"}."""
+    return float(entry["__float__"]) if entry.keys() == {"__float__"} else entry
 
 
 def freeze(config: "PretrainedConfig") -> Entries:

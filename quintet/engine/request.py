@@ -57,6 +57,23 @@ class Admitted:
         return memoryview(self.embeds)[row * start : row * stop]
 
 
+@dataclass(slots=True)
+class Held:
+    """The slots of a request's states, in a model that has some; 0: none. Slots' own books (slots.py draws them)."""
+
+    state: int = 0  # after num_state tokens, which are all that are computed
+    following: int = 0  # that the planned step writes
+    before: int = 0  # that the step before read, while its drafts are checked
+    num_state: int = 0
+    num_before: int = 0
+    branch: int = 0  # tokens that others have begun with: a state after them is worth keeping
+    latest: bytes = b""  # the hash under which a state of its output was kept last
+
+    @property
+    def held(self) -> list[int]:
+        return [slot for slot in (self.state, self.following, self.before) if slot]
+
+
 @dataclass(eq=False, slots=True)
 class Request:
     """The books of one completion.
@@ -85,6 +102,7 @@ class Request:
     pages: list[list[int]] = field(default_factory=list)  # by group of layers; empty while it waits
     rows: "list[Array | None]" = field(default_factory=list)  # pages as the batch wants them, None where they changed
     trimmed: list[int] = field(default_factory=list)  # pages of each group that were given back behind its window
+    slots: Held = field(default_factory=Held)  # of its state
     found: "Found | None" = None  # of its beginning in the prefix cache, while it waits
     page_hashes: list[bytes] = field(default_factory=list)  # one per full page of token_ids, computed as needed
     generation: int = 0  # of the prefix cache that they are for

@@ -177,7 +177,8 @@ class Scheduler:
 
     def _chunk(self, request: Request, plan: Plan, start: int) -> int:
         """The same for a prompt, of which a step may have to compute less."""
-        return min(self._share(request, plan, start), self._longest)
+        count = min(self._share(request, plan, start), self._longest)
+        return self.tables.cut(request, start, start + count) - start if self.limits.chunked else count
 
     def _grow(self, request: Request, plan: Plan, count: int) -> None:
         """Gives a running request pages for its next tokens, taking them from the last in line if there are none."""
@@ -260,6 +261,8 @@ class Scheduler:
     def _enter(self, request: Request, plan: Plan, count: int) -> None:
         """Into the plan; the pages that the step fills can be found from now on, by this very step too."""
         plan.enter(request, count)
+        if self.tables.slots is not None:
+            self.tables.slots.follow(request)
         full = (request.num_computed + count) // self.tables.page_size
         if not self.pool.caching or full <= request.num_committed:
             return
@@ -282,6 +285,9 @@ class Scheduler:
             if start < request.num_prompt:
                 plan.num_prompt_tokens += min(count, request.num_prompt - start)
             request.num_computed = start + count
+            if self.tables.slots is not None:
+                self.tables.slots.advance(request)
+                self.tables.keep_state(request)
 
     def expect(self, plan: Plan, failed: Collection[Request] = ()) -> None:
         """The step was drawn, and the next may be planned before it has landed: who samples is one token longer by

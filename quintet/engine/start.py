@@ -37,12 +37,13 @@ from quintet.engine.profiler import Profiler
 from quintet.engine.runner import Ranks, Runner
 from quintet.engine.sampler import Host, Sampler, logprob_sizes
 from quintet.engine.scheduler import Limits, Scheduler
+from quintet.engine.slots import Slots
 from quintet.engine.support import evidence
 from quintet.engine.tables import Tables
 from quintet.engine.variants import describe, plan_variants
 from quintet.engine.weight_files import Weights, weights_of
 from quintet.engine.weights_cache import Where
-from quintet.engine.worker import ModelSizes, Worker
+from quintet.engine.worker import ModelSizes, Room, Worker
 from quintet.layers import kv_scales
 from quintet.layers.build import KVScaling
 from quintet.layers.decoder import Family
@@ -193,31 +194,33 @@ def launch(prepared: Prepared, progress: bool = True, grammars: Grammars | None 
     if fixed:
         logger.info("sizes: %s", describe(fixed))
     folder = None if config.load_format == "dummy" else _weights(config, prepared.folder, prepared.capabilities)
-    ahead = plan.variants if config.capture_ahead else ()
+    ahead, room = plan.variants if config.capture_ahead else (), Room(plan.num_pages, plan.num_slots)
     with _named(config.model):  # a device that compiles sees what a layer asks for only now
-        prepared.ranks.each(lambda w: w.load(folder, plan.num_pages, variants, progress and w.place.rank == 0, ahead))
+        prepared.ranks.each(lambda w: w.load(folder, room, variants, progress and w.place.rank == 0, ahead))
     overlap = prepared.capabilities.overlap
     groups = prepared.ranks.workers[0].arrangement.groups
-    batches = BatchBuilder(config.page_size, variants, len(groups))
+    slots = Slots(plan.num_slots, config.enable_prefix_caching) if plan.num_slots else None
+    batches = BatchBuilder(config.page_size, variants, len(groups), states=slots is not None)
     profiler = prepared.profiler
     runner = Runner(prepared.ranks, _sampler(prepared), batches, fixed, overlap, profiler.spans)
     runner.warm_up(progress)
     pool = PagePool(plan.num_pages, config.enable_prefix_caching)
-    tables = Tables(pool, config.page_size, groups, config.max_num_batched_tokens)
+    tables = Tables(pool, config.page_size, groups, config.max_num_batched_tokens, slots)
     drafts = None if config.speculative_config is None else Lookup(config.speculative_config)
-    scheduler = Scheduler(_limits(config, plan.max_model_len), tables, drafts)
+    scheduler = Scheduler(_limits(config, plan), tables, drafts)
     engine = Engine(scheduler, runner, overlap, grammars, profiler)
     if config.calculate_kv_scales:
         calibrate(engine, prepared.ranks, prepared.vocab_size, plan.max_model_len)
     return engine
 
 
-def _limits(config: EngineConfig, length: int) -> Limits:
-    """What a step may hold, with requests of up to so many tokens. How many prompts are long, as in vLLM."""
+def _limits(config: EngineConfig, plan: MemoryPlan) -> Limits:
+    """What a step may hold. How many prompts are long, as in vLLM; how many requests run, states have a say in."""
+    length, most = plan.max_model_len, plan.num_requests
     several = (config.max_num_partial_prefills or 1) > 1
     long = config.long_prefill_token_threshold or (max(1, int(length * LONG)) if several else 0)
     return Limits(
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=config.max_num_seqs if most is None else min(config.max_num_seqs, most),
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_logit_rows=_logit_rows(config),
         chunked=config.enable_chunked_prefill,
@@ -360,8 +363,8 @@ def _plan(config: EngineConfig, hf_config: Any, sizes: ModelSizes, ranks: Ranks)
 def _most(config: EngineConfig, worker: Worker, length: int) -> Variant:
     """The largest step, with requests of so many tokens."""
     pages = -(-length // config.page_size)
-    groups = (pages,) * len(worker.arrangement.groups)
-    return Variant(config.max_num_batched_tokens, config.max_num_seqs, _logit_rows(config), groups)
+    widths = worker.arrangement.widths(pages)
+    return Variant(config.max_num_batched_tokens, config.max_num_seqs, _logit_rows(config), widths)
 
 
 def _logit_rows(config: EngineConfig) -> int:

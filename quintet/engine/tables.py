@@ -1,6 +1,7 @@
 """The pages of requests, by group: reserved as they grow, found again by what they hold, given back behind a window.
 
-A request holds one list of pages per group. What no later token of a group can see is 0 there, from the left.
+A request holds one list of pages per group. What no later token of a group can see is 0 there, from the left. Where
+layers keep a state instead (slots.py), a beginning counts as cached as far as both are there.
 """
 
 import hashlib
@@ -10,7 +11,8 @@ from dataclasses import dataclass, field
 
 from quintet.engine.groups import Keeping
 from quintet.engine.pages import DUMP, PagePool
-from quintet.engine.request import Request
+from quintet.engine.request import Held, Request
+from quintet.engine.slots import Slots
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,8 @@ class Found:
     pages: tuple[list[int], ...] = ()
     losses: int = -1  # the pool's, when it was looked up
     following: bytes = b""  # the hash that would have made it longer
+    state: bytes | None = None  # the hash of the state after them, where layers keep one
+    branch: int = 0  # tokens that are cached but for a state: one is worth keeping there
 
 
 @dataclass
@@ -31,6 +35,7 @@ class Tables:
     page_size: int
     groups: tuple[Keeping, ...] = (Keeping(),)
     step: int = 1  # tokens of one request in a step, at most
+    slots: Slots | None = None  # of states, where layers keep some
     generation: int = field(default=0, init=False)  # of what is cached; no page is found in a later one
     windows: tuple[int, ...] = field(default=(), init=False)  # groups that forget
 
@@ -59,17 +64,25 @@ class Tables:
 
         A request that waits asks in every step, and is told what it was told as long as that holds.
         """
-        if not self.pool.caching or not self.groups or request.wants_scores:
+        if not self.pool.caching or not (self.groups or self.slots) or request.wants_scores:
             return Found(pages=tuple([] for _ in self.groups))
-        known = request.found
-        if known is not None and known.losses == self.pool.losses and not self.pool.has(known.following):
+        known, losses = request.found, self._losses
+        if known is not None and known.losses == losses and not self.pool.has(known.following):
             return known
         chain = self._chain(request, len(request.token_ids) - 1)
-        count = self._longest(chain)
+        branch = self._longest(chain)
+        count = branch if self.slots is None else self._met(chain, branch)
         pages = tuple(self._needed(chain, count, index) for index in range(len(self.groups)))
         following = _own(chain[count], 0) if count < len(chain) else b""
-        request.found = Found(count * self.page_size, pages, self.pool.losses, following)
+        state = chain[count - 1] if count and self.slots is not None else None
+        size, waits = self.page_size, branch if self.groups else 0
+        request.found = Found(count * size, pages, losses, following, state, waits * size)
         return request.found
+
+    @property
+    def _losses(self) -> int:
+        """Counts what may make a beginning shorter that was found, and, of states, longer."""
+        return self.pool.losses + (0 if self.slots is None else self.slots.losses)
 
     def _longest(self, chain: Sequence[bytes]) -> int:
         """Pages of the longest beginning of which each group has what the next token sees."""
@@ -78,6 +91,15 @@ class Tables:
             before = count
             for index in range(len(self.groups)):
                 count = self._covered(chain, count, index)
+        return count
+
+    def _met(self, chain: Sequence[bytes], count: int) -> int:
+        """The same, where a state after them is kept, too."""
+        assert self.slots is not None
+        before = -1
+        while count != before:
+            before = self.slots.longest(chain[:count])
+            count = self._longest(chain[:before])
         return count
 
     def _covered(self, chain: Sequence[bytes], count: int, index: int) -> int:
@@ -93,7 +115,7 @@ class Tables:
 
     def _chain(self, request: Request, tokens: int) -> list[bytes]:
         """The hashes of the full pages among its first `tokens`. The generation is part of the root."""
-        if request.generation != self.generation and not request.pages:
+        if request.generation != self.generation and not request.pages and not request.num_computed:
             request.page_hashes, request.generation = [], self.generation
         known = request.num_known
         if len(request.page_hashes) < known // self.page_size:
@@ -122,6 +144,30 @@ class Tables:
         request.trimmed = [sum(page == DUMP for page in pages) for pages in found.pages]
         request.rows, request.found = [None] * len(self.groups), None
         request.num_computed, request.num_committed = found.tokens, self.count(found.tokens)
+        if self.slots is not None:
+            self.slots.begin(request, found.state)
+            request.slots.branch = found.branch
+
+    def keep_state(self, request: Request) -> None:
+        """Its state can be found, if it ends with a page and all its tokens are known."""
+        end = request.num_computed
+        if self.slots is None or not self.pool.caching or end % self.page_size or end > request.num_known:
+            return
+        if request.generation == self.generation:
+            self.slots.keep(request, self._chain(request, end)[-1])
+
+    def cut(self, request: Request, start: int, stop: int) -> int:
+        """Where a step that computes its tokens from `start` on had better stop, at `stop` or before: a state is kept
+        where a page ends, and needed where others have gone on, or will."""
+        if self.slots is None or not self.pool.caching or stop - start <= self.page_size:
+            return stop
+        last = (len(request.token_ids) - 1) // self.page_size * self.page_size  # the most that can be found of it
+        branch = request.slots.branch if request.found is None else request.found.branch
+        wanted = [end for end in (branch, last) if start < end < stop]
+        if wanted:
+            return min(wanted)
+        border = stop // self.page_size * self.page_size
+        return border if start < border and stop < len(request.token_ids) else stop
 
     def commit(self, request: Request, full: int) -> list[int]:
         """Its first `full` pages of each group can be found from now on -> those that were entered."""
@@ -148,25 +194,32 @@ class Tables:
         """It holds nothing any more."""
         for pages in request.pages:
             self.pool.release([page for page in pages if page != DUMP])
+        if self.slots is not None:
+            self.slots.release(request)
         self.forget(request)
 
     def forget(self, request: Request) -> None:
         """It held what it held in books that are no more."""
         request.pages, request.rows, request.trimmed, request.found = [], [], [], None
+        request.slots = Held()
         request.num_computed = request.num_committed = 0
 
     def reset(self) -> None:
         """No page of today is found from now on, nor one that a running request adds to its own."""
         self.pool.reset_cache()
+        if self.slots is not None:
+            self.slots.reset()
         self.generation += 1
 
     def clear(self) -> None:
         """Nobody holds a page, and nothing is cached, whatever stood in the books."""
         self.pool.clear()
+        if self.slots is not None:
+            self.slots.clear()
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """Asserts that the books agree with what the requests hold."""
-        held = []
+        held, requests = [], list(requests)
         for request in requests:
             for kept, pages, trimmed in zip(self.groups, request.pages, request.trimmed, strict=True):
                 assert len(pages) >= self.count(request.num_computed), request
@@ -174,6 +227,8 @@ class Tables:
                 assert trimmed <= kept.first(request.num_computed) // self.page_size, request
             held.append([page for pages in request.pages for page in pages if page != DUMP])
         self.pool.check_integrity(held)
+        if self.slots is not None:
+            self.slots.check_integrity(requests)
 
 
 def _own(digest: bytes, index: int) -> bytes:

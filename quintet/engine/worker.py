@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from quintet.engine.groups import Arrangement, arrange
 from quintet.engine.loader import Reading, distinct, load, num_bytes
+from quintet.engine.slots import EACH
 from quintet.engine.weight_files import Weights
 from quintet.engine.weights_cache import Where
 from quintet.layers.build import Build, KVScaling, Wanted, replacements, settle
@@ -35,6 +36,7 @@ from quintet.types import (
     Memory,
     Outputs,
     Place,
+    StateSpec,
     Variant,
     leaves,
 )
@@ -58,6 +60,13 @@ class ModelSizes:
     attention: str = "auto"  # the provider of paged attention that was asked for
     backend: bool = False  # the model runs by transformers' own code
     weights_cache: Where | None = None  # where placed weights are kept between starts
+
+
+class Room(NamedTuple):
+    """Units of the cache; the first of each takes the writes of padding."""
+
+    pages: int
+    slots: int = 1 + EACH  # of states, where layers keep some
 
 
 class Carried(NamedTuple):
@@ -86,7 +95,12 @@ class Worker:
         """Makes the model without its weights; again, if the plan settles on another length."""
         mixings: list[Mixing] = []
 
-        def mixing(spec: AttentionSpec) -> Mixing:
+        def mixing(spec: AttentionSpec | StateSpec) -> Mixing:
+            if isinstance(spec, StateSpec) and not self.platform.states:
+                raise ValueError(
+                    f"platform {self.platform.name} keeps pages alone, and layers of {hf_config.model_type} keep a "
+                    f"state per request ({spec.op}); run this model on another platform"
+                )
             mixings.append(Mixing(self.platform.mixer(spec, self.ops, self.place.rank)))
             return mixings[-1]
 
@@ -107,7 +121,7 @@ class Worker:
     @property
     def layouts(self) -> tuple[Layout, ...]:
         """Of each tensor of the state."""
-        return self.arrangement.layouts
+        return self.arrangement.layouts + self.arrangement.states
 
     @property
     def page_bytes(self) -> int:
@@ -128,14 +142,15 @@ class Worker:
     def load(
         self,
         folder: Path | Weights | None,
-        pages: int,
+        room: Room | int,
         variants: Sequence[Variant],
         progress: bool,
         ahead: Sequence[Variant] = (),
     ) -> None:
         """Reads the weights (random ones without a folder), makes the cache, compiles the step, and runs those of
         `ahead` so that they are captured."""
-        self._folder, self._pages, self._variants, self._ahead = folder, pages, variants, ahead
+        self._room = room if isinstance(room, Room) else Room(room)
+        self._folder, self._variants, self._ahead = folder, variants, ahead
         self._read(progress)
         self._begin(progress)
 
@@ -207,7 +222,10 @@ class Worker:
     def renew_cache(self) -> None:
         """An empty cache, once the one before is let go."""
         self._state = ()
-        self._state = self.device.allocate(self.layouts, self._pages)
+        made, arrangement = self._room, self.arrangement
+        self._state = self.device.allocate(arrangement.layouts, made.pages)
+        if arrangement.states:
+            self._state += self.device.allocate(arrangement.states, made.slots)
 
     def run(self, host: HostBatch, carried: Carried | None = None) -> Outputs:
         """One step -> what it gives, on the device."""

@@ -12,7 +12,7 @@ from quintet.layers.forms import Forms
 from quintet.layers.mixing import Mixing
 from quintet.ops import Ops
 from quintet.platforms.interface import Communicator
-from quintet.types import AttentionSpec
+from quintet.types import AttentionSpec, StateSpec
 from quintet.weights import Weight
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class Build:
     """Injected into every layer; there is no current platform."""
 
     ops: Ops
-    mixing: Callable[[AttentionSpec], Mixing]
+    mixing: Callable[[AttentionSpec | StateSpec], Mixing]
     comm: Communicator
     dtype: torch.dtype
     page_size: int

@@ -35,7 +35,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.embed_tokens = Embedding(build, config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(block(config, build, i) for i in range(config.num_hidden_layers))
-        self.norm = RMSNorm(build, config.hidden_size, config.rms_norm_eps, norm_offset)
+        self.norm = RMSNorm(build, config.hidden_size, norm_eps(config), norm_offset)
         self._ops, self._scale = build.ops.take("take_rows", "scale", "add"), scale
         self._scales_given, self._build = scales_given, build
 
@@ -80,11 +80,13 @@ def through(layers: nn.ModuleList, x: Tensor, cache: Cache, wanted: Sequence[int
 class PreNormBlock(nn.Module):
     """Llama's block. It hands its last branch and the residual on apart, so that the next norm can add them."""
 
-    def __init__(self, config: Any, build: Build, attention: nn.Module, mlp: nn.Module) -> None:
+    def __init__(
+        self, config: Any, build: Build, attention: nn.Module, mlp: nn.Module, norm_offset: float = 0.0
+    ) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(build, config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = RMSNorm(build, config.hidden_size, norm_eps(config), norm_offset)
         self.self_attn = attention
-        self.post_attention_layernorm = RMSNorm(build, config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(build, config.hidden_size, norm_eps(config), norm_offset)
         self.mlp = mlp
 
     def forward(self, x: Tensor, residual: Tensor | None, cache: Cache) -> tuple[Tensor, Tensor]:
@@ -175,6 +177,13 @@ class CausalLM(Family):
         """Hidden states [L, H] -> logits [L, vocab]."""
         logits: Tensor = self.lm_head(x)
         return logits
+
+
+def norm_eps(config: Any) -> float:
+    """Of a model's norms, under the names that configs have for it."""
+    names = ("rms_norm_eps", "norm_eps", "layer_norm_epsilon")
+    eps: float = next(getattr(config, name) for name in names if hasattr(config, name))
+    return eps
 
 
 def layer_window(config: Any, index: int) -> int | None:

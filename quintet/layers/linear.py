@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -155,6 +155,38 @@ class Piece(Linear):
 
     def _weight(self, path: str) -> Weight:
         return super()._weight(self._path)
+
+
+class Section(NamedTuple):
+    """Some rows in a row of a checkpoint's tensor, and how they are shared out."""
+
+    source: str
+    first: int
+    split: Split
+    total: int  # rows of the tensor
+
+
+class Sections(Linear):
+    """Outputs in another order than checkpoints hold them in: each is a section of one of their tensors."""
+
+    def __init__(self, build: Build, inputs: int, sections: Sequence[Section], bias: bool = False) -> None:
+        outputs = {f"{each.source}:{number}": each.split for number, each in enumerate(sections)}
+        super().__init__(build, whole(inputs, build.size), outputs, bias)
+        self._sections = tuple(sections)
+
+    def _weight(self, path: str) -> Weight:
+        parent, build = path.rpartition(".")[0], self._build
+        parts = tuple(
+            Part(
+                _checkpoint_name(parent, each.source), (each.split.total, self._inputs.total), each.split.ranges,
+                each.first, total=each.total,
+            )
+            for each in self._sections
+        )  # fmt: skip
+        return Weight("weight", parts, 0, build.rank, build.dtype, "linear")
+
+    def _split(self, path: str, held: Sequence[tuple[Form, Reader | None]]) -> None:
+        raise ValueError(f"{path} is held in several forms, and is one product here; use a checkpoint that holds one")
 
 
 class RowLinear(Linear):

@@ -1,5 +1,7 @@
 """The state on its way through a step, and the place in it of each layer that mixes positions."""
 
+from typing import Any
+
 from torch import Tensor
 
 from quintet.platforms.interface import Mixer, State
@@ -45,7 +47,17 @@ class Mixing:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor | None, cache: Cache, sinks: Tensor | None = None) -> Tensor:
         """q [T, H, D], k and v [T, Hkv, D] -> [T, H, value_dim]."""
-        books = Books(cache.batch, _NOTHING if self.group is None else cache.batch.groups[self.group])
-        out, state = self.mixer(q, k, v, cache.of(self.places), books, sinks)
+        out, state = self.mixer(q, k, v, cache.of(self.places), self._books(cache), sinks)
         cache.replace(self.places, state)
         return out
+
+    def advance(self, cache: Cache, *given: Any, settings: tuple[Any, ...] = ()) -> Tensor:
+        """For a StateSpec: what its op makes of what is given."""
+        mixer: Any = self.mixer  # what it is called with is the op's
+        out, state = mixer(given, settings, cache.of(self.places), self._books(cache))
+        cache.replace(self.places, state)
+        made: Tensor = out
+        return made
+
+    def _books(self, cache: Cache) -> Books:
+        return Books(cache.batch, _NOTHING if self.group is None else cache.batch.groups[self.group])

@@ -11,14 +11,23 @@ from quintet.weights import Part, Weight
 
 
 class RMSNorm(Layer):
-    """norm(x), or with a residual (norm(x + residual), x + residual). `offset` is 1 if the weight is kept around 0."""
+    """norm(x), or with a residual (norm(x + residual), x + residual).
 
-    def __init__(self, build: Build, width: int, eps: float, offset: float = 0.0) -> None:
+    `offset` is 1 if the weight is kept around 0. What is not `weighed` has ones.
+    """
+
+    def __init__(self, build: Build, width: int, eps: float, offset: float = 0.0, weighed: bool = True) -> None:
         super().__init__(build, "rms_norm", "add_rms_norm")
         self._build, self._width, self.eps, self.offset = build, width, eps, offset
+        self._weighed = weighed
         self.weight: Tensor
 
+    def constants(self) -> dict[str, Tensor]:
+        return {} if self._weighed else {"weight": torch.ones(self._width, dtype=self._build.dtype)}
+
     def weights(self, path: str) -> list[Weight]:
+        if not self._weighed:
+            return []
         return [_vector(self._build, path, "weight", whole(self._width, self._build.size))]
 
     @overload

@@ -11,10 +11,12 @@ GROUP = "quintet.models"  # entry points: model_type or architecture = package.m
 
 _ALIASES = {  # model_type in config.json -> file, where they differ
     "cwm": "ministral",
+    "falcon_mamba": "mamba",
     "gemma3_text": "gemma3",
     "internlm3": "llama",
     "iquestcoder": "llama",
     "kimi_k2": "deepseek_v3",
+    "qwen3_5_text": "qwen3_next",
 }
 _REGISTERED: dict[str, str | type] = {}  # by model_type or architecture: what a program adds
 

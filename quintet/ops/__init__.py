@@ -14,6 +14,7 @@ from quintet.ops import (
     rotary,
     rows,
     sampling,
+    states,
     tokens,
 )
 from quintet.ops.registry import Choice, Op, Ops, bind
@@ -36,5 +37,6 @@ __all__ = [
     "rotary",
     "rows",
     "sampling",
+    "states",
     "tokens",
 ]

@@ -1,5 +1,6 @@
 """Specifications of what a step computes number by number besides its activations."""
 
+import torch
 from torch import Tensor
 
 from quintet.ops.registry import Op
@@ -27,3 +28,9 @@ def scale_heads(x: Tensor, factors: Tensor) -> Tensor:
 def softcap(x: Tensor, cap: float) -> Tensor:
     """cap * tanh(x / cap), in float32, rounded once (Gemma 2). May overwrite x; callers use what it returns."""
     return ((x.float() / cap).tanh() * cap).to(x.dtype)
+
+
+@Op
+def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
+    """x * sigmoid(gate), of one shape and type, in float32, rounded once."""
+    return (x.float() / (1 + torch.exp(-gate.float()))).to(x.dtype)

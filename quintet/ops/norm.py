@@ -31,3 +31,19 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """(x - mean) / sqrt(variance + eps) * weight + bias over the last axis; Ba, Kiros and Hinton 2016."""
     return functional.layer_norm(x, weight.shape, weight, bias, eps)
+
+
+@Op
+def gated_norm(x: Tensor, gate: Tensor, weight: Tensor | None, eps: float, width: int, after: bool) -> Tensor:
+    """x [T, C] normalised in pieces of `width` by their root mean square, times weight ([C], or [width] for each piece
+    alike) and silu(gate) -> [T, C] in gate's type. All in float32, rounded once.
+
+    The gate comes before the norm (Mamba 2, Dao and Gu 2024), or `after` it; without a weight there is no norm.
+    """
+    y, factor = x.float(), gate.float() / (1 + torch.exp(-gate.float()))
+    y = y if after else y * factor
+    if weight is not None:
+        pieces = y.reshape(y.shape[0], -1, width)
+        pieces = pieces * torch.rsqrt(pieces.pow(2).mean(-1, keepdim=True) + eps)
+        y = (pieces * weight.float().reshape(-1, width)).reshape(y.shape)
+    return (y * factor if after else y).to(gate.dtype)

@@ -24,6 +24,7 @@ from quintet.types import (
     Memory,
     Outputs,
     Place,
+    StateSpec,
     Variant,
 )
 from quintet.weights import Weight
@@ -85,7 +86,10 @@ class Device(ABC):
 
     @abstractmethod
     def allocate(self, layouts: Sequence[Layout], units: int) -> State:
-        """One zeroed tensor [units, *shape] per layout. Raises MemoryError with the numbers if it does not fit."""
+        """One zeroed tensor [units, *shape] per layout. Raises MemoryError with the numbers if it does not fit.
+
+        Where layers keep pages and others a state per request, it is called for each in turn.
+        """
 
     @abstractmethod
     def to_device(self, arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[Tensor, ...]:
@@ -131,10 +135,11 @@ class CacheLost(RuntimeError):
 
 
 class Mixer(ABC):
-    """Given to a layer that mixes positions when it is built: attention over what is kept, or (later) a recurrence.
+    """Given to a layer that mixes positions when it is built: attention over what is kept, or a recurrence.
 
     Layers that keep alike form a group; `batch.groups` has each group's books. A mixer is a function of its inputs, of
-    its own tensors of the state and of the step's books, and says what becomes of the state.
+    its own tensors of the state and of the step's books, and says what becomes of the state. One for a StateSpec takes
+    (inputs of the spec's op, state, books), see ops.states.StateMixer, and keeps one layout, whose unit is "request".
     """
 
     layouts: tuple[Layout, ...] = ()  # what it keeps; nothing: it sees the step alone
@@ -224,6 +229,7 @@ class Platform(ABC):
     layers: ClassVar[Mapping[str, str]] = {}
     # model_type of a checkpoint -> module whose Model(config, build) is built in the place of quintet's own
     models: ClassVar[Mapping[str, str]] = {}
+    states: ClassVar[bool] = False  # whether mixer() takes a StateSpec, too
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         self._config = config or EngineConfig()  # as configure() settled it
@@ -256,8 +262,10 @@ class Platform(ABC):
         """Joins the ranks that meet at the place's endpoint; blocks until all have come. Size 1 needs no endpoint."""
 
     @abstractmethod
-    def mixer(self, spec: AttentionSpec, ops: Any, rank: int) -> Mixer:
-        """The mixer for such a layer, on the rank's ops; or ValueError with *all* the reasons why there is none."""
+    def mixer(self, spec: AttentionSpec | StateSpec, ops: Any, rank: int) -> Mixer:
+        """The mixer for such a layer, on the rank's ops; or ValueError with *all* the reasons why there is none.
+
+        A platform whose `states` is False is asked for attention alone."""
 
     @abstractmethod
     def place(

@@ -67,8 +67,11 @@ class EngineConfig(
             raise ValueError(
                 f"load_format='bitsandbytes' is of quantization='bitsandbytes', not {self.quantization!r}; leave it out"
             )
-        if self.code_revision is not None and not self.trust_remote_code:
-            raise ValueError("code_revision is of code that comes with a model, and none of it runs here; leave it out")
+        if self.code_revision not in (None, self.revision):
+            raise ValueError(
+                f"code_revision={self.code_revision!r}: code that comes with a model is that of its revision here; "
+                "give revision instead, or leave it out"
+            )
 
     def replace(self, **changes: Any) -> "EngineConfig":
         """A new one with these fields changed, checked again."""

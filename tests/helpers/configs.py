@@ -213,6 +213,69 @@ def _smollm3(layers: int) -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
+def _lfm2(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    kinds = st.sampled_from(["conv", "full_attention"])
+    return st.fixed_dictionaries(
+        {
+            "layer_types": st.lists(kinds, min_size=layers, max_size=layers),
+            "conv_bias": st.booleans(),
+            "conv_L_cache": st.integers(2, 5),
+            "block_auto_adjust_ff_dim": st.booleans(),
+            "block_multiple_of": st.integers(1, 9),
+        }
+    )
+
+
+def _spaces(layers: int, prefix: str, names: tuple[str, str, str]) -> st.SearchStrategy[dict[str, Any]]:
+    """Heads that are a multiple of the groups; their features make up twice the hidden size, which here is given."""
+
+    def sized(groups: int, more: int, state: int, taps: int, bias: bool) -> dict[str, Any]:
+        heads, group, of = names
+        sizes = {heads: 2 * groups * more, group: groups, of: state, "hidden_size": 8 * groups * more}
+        return {**sizes, f"{prefix}conv_bias": bias, "num_attention_heads": 2 * more, "num_key_value_heads": more}
+
+    return st.builds(sized, *[st.integers(1, 3)] * 2, st.integers(1, 9), st.integers(2, 5), st.booleans())
+
+
+def _mamba2(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    sizes = _spaces(layers, "use_", ("num_heads", "n_groups", "state_size"))
+    return sizes.map(lambda own: {**own, "head_dim": 8, "num_attention_heads": 1, "num_key_value_heads": 1})
+
+
+def _granite_4(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    kinds = st.sampled_from(["linear_attention", "full_attention"])
+    own = st.fixed_dictionaries(
+        {
+            "layer_types": st.lists(kinds, min_size=layers, max_size=layers),
+            "shared_intermediate_size": st.integers(3, 40),
+            "num_local_experts": st.sampled_from([0, 3]),
+        }
+    )
+    sizes = _spaces(layers, "mamba_", ("mamba_n_heads", "mamba_n_groups", "mamba_d_state"))
+    return st.builds(lambda a, b: {**a, **b}, sizes, own)
+
+
+def _mamba(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    flags = st.fixed_dictionaries({name: st.booleans() for name in ("use_bias", "use_conv_bias")})
+    sizes = st.fixed_dictionaries({"state_size": st.integers(1, 9), "conv_kernel": st.integers(2, 5)})
+    return st.builds(lambda a, b: {**a, **b, "num_attention_heads": 1, "num_key_value_heads": 1}, flags, sizes)
+
+
+def _delta(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    def sized(keys: int, more: int, width: int, value: int, interval: int) -> dict[str, Any]:
+        heads = {"linear_num_key_heads": keys, "linear_num_value_heads": keys * more}
+        sizes = {"linear_key_head_dim": width, "linear_value_head_dim": value, "head_dim": 16}
+        return {**heads, **sizes, "full_attention_interval": interval}
+
+    return st.builds(sized, *[st.integers(1, 3)] * 2, st.integers(1, 20), st.integers(1, 20), st.integers(1, 2))
+
+
+def _qwen3_next(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    return st.builds(lambda a, b: {**a, **b}, _qwen2_moe(layers), _delta(layers)).map(
+        lambda own: {**own, "use_sliding_window": False}
+    )
+
+
 def _cohere2(layers: int) -> st.SearchStrategy[dict[str, Any]]:
     kinds = st.lists(KINDS, min_size=layers, max_size=layers)
     own = {"layer_types": kinds, "sliding_window": st.integers(1, 12), "attention_bias": st.booleans()}
@@ -228,6 +291,11 @@ _OWN = {
     "gpt2": _gpt2,
     "gpt_oss": _gpt_oss,
     "granite": _granite,
+    "granitemoehybrid": _granite_4,
+    "mamba": _mamba,
+    "qwen3_next": _qwen3_next,
+    "lfm2": _lfm2,
+    "mamba2": _mamba2,
     "llama": _llama,
     "mistral": _mistral,
     "mixtral": _mixtral,

@@ -78,7 +78,7 @@ def test_patterns_are_left_out_of_a_download(tmp_path: Path, monkeypatch: pytest
         ({"tokenizer_mode": "slow"}, "tokenizer_mode is 'slow', and tokenizers are fast here"),
         ({"tokenizer_mode": "fast"}, "tokenizer_mode must be one of auto"),
         ({"config_format": "yaml"}, "config_format must be one of auto, hf"),
-        ({"code_revision": "main"}, "code_revision is of code that comes with a model, and none of it runs here"),
+        ({"code_revision": "main"}, "code that comes with a model is that of its revision here; give revision"),
         ({"model_loader_extra_config": {"x": 1}}, "model_loader_extra_config has x, .* has no options"),
         ({"ignore_patterns": 3}, "ignore_patterns must be a list"),
     ],
@@ -86,6 +86,7 @@ def test_patterns_are_left_out_of_a_download(tmp_path: Path, monkeypatch: pytest
 def test_what_means_nothing_is_refused(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         EngineConfig(**settings)
+    assert EngineConfig(revision="v1", code_revision="v1").code_revision == "v1"
     assert EngineConfig(tokenizer_mode="hf", config_format="hf", model_loader_extra_config={}).tokenizer_mode == "auto"
 
 

@@ -15,7 +15,7 @@ from quintet.conformance.products import Canonical
 from quintet.conformance.tiny import FAMILIES, PLAIN, Tiny, make, variant
 from quintet.engine.loader import declared
 from quintet.engine.worker import ModelSizes, Worker
-from quintet.layers.build import Build, settle, whole
+from quintet.layers.build import Build, Layer, settle, whole
 from quintet.layers.forms import Forms
 from quintet.layers.forms.checkpoint import Everywhere, Quantized
 from quintet.layers.linear import Stored, columns
@@ -224,7 +224,8 @@ def test_weight_bytes_are_what_is_held(family: str) -> None:
     worker = Worker(PLATFORM(), tiny.config, ModelSizes(torch.bfloat16, 16, 64))
     planned = worker.weight_bytes
     worker.load(tiny.folder, 4, (), progress=False)
+    layers = [(path, each) for path, each in worker.model.named_modules() if isinstance(each, Layer)]
+    computed = {f"{path}.{name}" for path, each in layers for name in each.constants()}
     named = worker.model.named_parameters()
-    computed = (".table", ".counted", ".unbiased")
-    held = {p.data_ptr(): p.numel() * p.element_size() for name, p in named if not name.endswith(computed)}
+    held = {p.data_ptr(): p.numel() * p.element_size() for name, p in named if name not in computed}
     assert sum(held.values()) == planned

@@ -15,6 +15,7 @@ from quintet.conformance.check import Lacking, Trial, check, require, spread
 from quintet.conformance.close import require_close, short
 from quintet.conformance.drawn import Case
 from quintet.conformance.published import FORMS
+from quintet.conformance.state_cases import STATES
 from quintet.conformance.subject import Subject
 from quintet.layers.forms import ONLINE
 from quintet.ops import Op
@@ -113,6 +114,8 @@ def _specified(subject: Subject, name: str, dtype: torch.dtype) -> None:
     there = subject.fresh() if subject.facts.opaque else subject
     if name in ATTENTION and subject.facts.opaque and there.ops.choice(name).provider == "reference":
         raise Lacking("no provider of its own: its attention is proven as a whole, in the section `attention`")
+    if name in STATES and not there.platform.states:
+        raise Lacking("this platform keeps no states: no layer calls it")
     kept, them = KEPT.get(name, ("", ""))
     if kept and kept not in there.facts.quant:
         raise Lacking(f"{them} come to this platform in floats")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from quintet.config import SCHEMES, EngineConfig, read_environment
-from quintet.ops.attention import mixer
+from quintet.ops.mixers import mixer
 from quintet.ops.quantize import attributes
 from quintet.platforms.cpu import blocks, native_heads, native_moe, providers, quantized, quantized_moe, quantized_rows
 from quintet.platforms.cpu import linear as native_linear
@@ -37,7 +37,7 @@ from quintet.platforms.interface import (
     Unavailable,
     written,
 )
-from quintet.types import AttentionSpec, Batch, Estimate, Extent, Layout, Memory, Outputs, Place, Variant
+from quintet.types import AttentionSpec, Batch, Estimate, Extent, Layout, Memory, Outputs, Place, StateSpec, Variant
 from quintet.weights import Weight
 
 GIB = 2**30
@@ -83,6 +83,7 @@ class CPU(Platform):
 
     name = "cpu"
     op_priority = providers.PRIORITY
+    states = True
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         super().__init__(config)
@@ -130,7 +131,7 @@ class CPU(Platform):
             raise ValueError(f"{place.size} ranks asked for, and this platform has one device")
         return Alone()
 
-    def mixer(self, spec: AttentionSpec, ops: Any, rank: int) -> Mixer:
+    def mixer(self, spec: AttentionSpec | StateSpec, ops: Any, rank: int) -> Mixer:
         return mixer(spec, ops)
 
     def place(

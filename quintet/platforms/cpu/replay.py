@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from quintet.platforms.cpu.arena import Arena, lending
 from quintet.platforms.interface import State
-from quintet.types import Batch, Outputs, leaves, mapped
+from quintet.types import PAGE_AXES, Batch, Outputs, leaves, mapped
 
 logger = logging.getLogger(__name__)
 
@@ -29,8 +29,6 @@ MOST_TOKENS = 1024  # of a step that is recorded: above, Python's share is lost,
 DEAR = 16  # tokens that take as long as Python's share of a step: a proof costs the step, and a replay saves that share
 LEAST_PAGES = 32  # columns of a recorded page table; more are powers of two, so that a growing request seldom asks anew
 
-
-PAGED = 5  # axes of pages: what else is kept cannot be compared by slots, and so not be proven
 
 Size = tuple[tuple[int, ...], ...]  # of the batch's leaves; a table's width is what it is rounded up to
 
@@ -84,8 +82,6 @@ class Replay:
     def _worth(self, size: Size, batch: Batch) -> bool:
         """A step in which all decode comes again at once; of others, a size that came as often as its proof costs."""
         tokens = batch.token_ids.shape[0]
-        if any(each.dim() != PAGED for each in self._state):
-            return False
         beside = leaves(batch.inputs)  # torch places those: no call of ours, that a recording could hold
         if tokens > MOST_TOKENS or beside:
             return False
@@ -109,14 +105,15 @@ class Replay:
 
     def _prove(self, size: Size, graph: Graph, state: State, batch: Batch) -> Outputs:
         """Replays the step, and runs it: both write the same to the state, and give the same to the bit."""
-        new, slots = not _same(graph.inputs, batch), _slots(batch)
+        new, written = not _same(graph.inputs, batch), [_places(each, batch) for each in state]
         _fill(graph.inputs, batch)
-        for each in state:  # what a replay does not write is told from what was there
-            _bytes(each)[_places(each, slots)] = 0xFF
+        for each, places in zip(state, written, strict=True):  # else what was there would hide what is not written
+            _bytes(each)[places] = 0xFF
         graph.calls.run()
-        got = [leaf.clone() for leaf in leaves(graph.outputs)] + [_bytes(each)[_places(each, slots)] for each in state]
+        got = [leaf.clone() for leaf in leaves(graph.outputs)]
+        got += [_bytes(each)[places] for each, places in zip(state, written, strict=True)]
         outputs, _ = self._model(state, batch)
-        want = leaves(outputs) + [_bytes(each)[_places(each, slots)] for each in state]
+        want = leaves(outputs) + [_bytes(each)[places] for each, places in zip(state, written, strict=True)]
         wrong = [i for i, (a, b) in enumerate(zip(got, want, strict=True)) if not _equal_bits(a, b)]
         if wrong:
             what = f"result {wrong[0] + 1} of {len(got)}"
@@ -163,15 +160,13 @@ def _same(arrays: tuple[np.ndarray[Any, Any], ...], batch: Batch) -> bool:
     return all(np.array_equal(array[..., : x.shape[-1]], x.numpy()) for array, x in given)
 
 
-def _slots(batch: Batch) -> Tensor:
-    """Where the step writes, in any group: page * page_size + offset. Page 0 takes what is not looked at again."""
-    slots = torch.cat([group.slots for group in batch.groups]) if batch.groups else batch.positions[:0]
-    return slots.unique().long()
-
-
-def _places(pages: Tensor, slots: Tensor) -> tuple[Any, ...]:
-    """Of these slots in a tensor [P, sides, heads, page_size, row] of the state."""
-    size = pages.shape[3]
+def _places(kept: Tensor, batch: Batch) -> tuple[Any, ...]:
+    """Where the step writes in a tensor of the state: in pages [P, sides, heads, page_size, row], at the slots of any
+    group; in states [units, ...], which have other axes, where the last group's table says. Unit 0 takes what is not
+    looked at again."""
+    if kept.dim() != 1 + PAGE_AXES:
+        return (batch.groups[-1].table[:, 1].unique().long(),)
+    slots, size = torch.cat([group.slots for group in batch.groups]).unique().long(), kept.shape[3]
     return slots // size, slice(None), slice(None), slots % size
 
 

@@ -13,6 +13,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from quintet.config import EngineConfig
 from quintet.ops import attention
 from quintet.ops.linear import KINDS
+from quintet.ops.mixers import mixer
 from quintet.ops.quantize import attributes, canonical, joined, quantize
 from quintet.platforms.gpu import packing, providers, small_sum
 from quintet.platforms.gpu.attention import GraphAttention, Planning
@@ -36,7 +37,7 @@ from quintet.platforms.interface import (
     Unavailable,
     written,
 )
-from quintet.types import AttentionSpec, Estimate, Extent, Place, Variant
+from quintet.types import AttentionSpec, Estimate, Extent, Place, StateSpec, Variant
 from quintet.weights import Form, Weight
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class GPU(Platform):
     """A base: a platform on top of it says what devices there are and which of torch's modules drives them."""
 
     op_priority = providers.PRIORITY
+    states = True
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         super().__init__(config)
@@ -141,9 +143,9 @@ class GPU(Platform):
         stream: int = self._runtime.current().cuda_stream
         return stream
 
-    def mixer(self, spec: AttentionSpec, ops: Any, rank: int) -> Mixer:
-        if spec.source == "none":
-            return attention.mixer(spec, ops)
+    def mixer(self, spec: AttentionSpec | StateSpec, ops: Any, rank: int) -> Mixer:
+        if isinstance(spec, StateSpec) or spec.source == "none":
+            return mixer(spec, ops)
         with self._lock:
             planning = self._planning.setdefault(rank, Planning())
         asked = self._config.attention_backend != "auto"

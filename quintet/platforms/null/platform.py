@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from quintet.config import EngineConfig
-from quintet.ops.attention import mixer
+from quintet.ops.mixers import mixer
 from quintet.ops.sampling import greedy
 from quintet.platforms.interface import (
     Alone,
@@ -21,7 +21,7 @@ from quintet.platforms.interface import (
     Step,
     Unavailable,
 )
-from quintet.types import AttentionSpec, Batch, Layout, Memory, Outputs, Place, Variant
+from quintet.types import AttentionSpec, Batch, Layout, Memory, Outputs, Place, StateSpec, Variant
 from quintet.weights import Weight
 
 TOTAL = 64 * 2**30  # bytes that it claims to have
@@ -62,6 +62,7 @@ class Null(Platform):
 
     name = "null"
     op_priority = {"greedy": ("null",)}
+    states = True
 
     @classmethod
     def probe(cls) -> Capabilities | Unavailable:
@@ -86,7 +87,7 @@ class Null(Platform):
     def connect(self, place: Place) -> Communicator:
         return Alone()
 
-    def mixer(self, spec: AttentionSpec, ops: Any, rank: int) -> Mixer:
+    def mixer(self, spec: AttentionSpec | StateSpec, ops: Any, rank: int) -> Mixer:
         return mixer(spec, ops)
 
     def place(

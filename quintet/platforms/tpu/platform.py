@@ -23,7 +23,7 @@ from quintet.platforms.interface import (
     Unavailable,
 )
 from quintet.platforms.tpu.facts import Facts, facts
-from quintet.types import AttentionSpec, Estimate, Extent, Place, Variant
+from quintet.types import AttentionSpec, Estimate, Extent, Place, StateSpec, Variant
 from quintet.weights import Weight
 
 logger = logging.getLogger(__name__)
@@ -125,7 +125,9 @@ class TPU(Platform):
     def connect(self, place: Place) -> Communicator:
         return Alone()
 
-    def mixer(self, spec: AttentionSpec, ops: Any, rank: int) -> Mixer:
+    def mixer(self, spec: AttentionSpec | StateSpec, ops: Any, rank: int) -> Mixer:
+        if isinstance(spec, StateSpec):
+            raise ValueError("its programs advance no states, one per request; run this model on another platform")
         from quintet.platforms.tpu.attention import mixer
 
         made = mixer(spec, ops, self._device.mesh)

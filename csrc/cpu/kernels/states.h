@@ -1,0 +1,103 @@
+// What carries one state per request from token to token, one object for each instruction set.
+//
+// These files are compiled with flags that the processor at hand may not obey: see ceiling.h for what they may include.
+// A state advances token by token, and each number of it in one order: where a prompt is cut changes no bit.
+#pragma once
+
+#include "cpu/kernels/floats.h"
+
+namespace quintet::cpu {
+
+constexpr long kMostTaps = 8;  // of a convolution
+
+// Whose tokens these are, and where each request's state lies: row r has the tokens starts[r]..starts[r + 1] - 1, reads
+// its state from unit table[r * columns], 0 being zeros, and writes it to unit table[r * columns + 1], another one.
+struct StateRows {
+    const int* starts;
+    const int* table;
+    long requests, columns, units;
+};
+
+struct ConvCall {
+    void* out;           // [tokens, channels]
+    const void* x;       // [tokens, channels]
+    const void* gates;   // [tokens, 2 channels]: factors before, then after; or null
+    const void* weight;  // [channels, taps]
+    const void* bias;    // [channels], or null
+    void* state;         // [units, channels, taps - 1]
+    long x_stride, gate_stride, channels, taps;
+    bool silu;
+    FloatType type;
+    StateRows rows;
+};
+
+struct SpaceCall {
+    float* out;          // [tokens, heads, dim]
+    const void* x;       // [tokens, heads, dim]
+    const void* dt;      // [tokens, heads], or null: 1
+    const void* into;    // [tokens, groups, width]
+    const void* out_of;  // [tokens, groups, width]
+    const float *a_log, *dt_bias, *skip;  // [heads]; the last may be null
+    float* steps;        // [2, tokens, heads]: what is made of dt, and what of a state stays
+    float* state;        // [units, heads, dim, width]
+    long x_stride, dt_stride, into_stride, out_of_stride;
+    long tokens, heads, groups, dim, width;
+    float least;
+    FloatType type;
+    StateRows rows;
+};
+
+struct DeltaCall {
+    float* out;           // [tokens, heads, values]
+    const void* q;        // [tokens, groups, width]
+    const void* k;        // [tokens, groups, width]
+    const void* v;        // [tokens, heads, values]
+    const void* forget;   // [tokens, heads]
+    const void* learn;    // [tokens, heads]
+    const float *a_log, *dt_bias;  // [heads]
+    float* steps;         // [2, tokens, heads]: the rate of learning, and what of a state stays
+    float* units;         // [2, tokens, groups, width]: q and k of length 1, q divided by the root of the width
+    float* state;         // [units, heads, values, width]
+    long q_stride, k_stride, v_stride, forget_stride, learn_stride;
+    long tokens, heads, groups, values, width;
+    FloatType type;
+    StateRows rows;
+};
+
+struct GatedNormCall {
+    void* out;           // [tokens, pieces, width]
+    const float* x;      // [tokens, pieces, width]
+    const void* gate;    // [tokens, pieces * width]
+    const void* weight;  // [weights, width], or null: there is no norm
+    long gate_stride, tokens, pieces, width, weights;  // weights: 1 or pieces
+    float eps;
+    bool after;          // the gate comes after the norm
+    FloatType type;
+};
+
+struct SigmoidCall {
+    void* out;         // [rows, width]
+    const void* x;     // [rows, width]
+    const void* gate;  // [rows, width]
+    long x_stride, gate_stride, rows, width;
+    FloatType type;
+};
+
+struct StateKernels {  // each for units first..last-1
+    OfTypes<void (*)(const ConvCall& call, long first, long last)> conv;    // request * blocks + block, of kConvBlock channels
+    OfTypes<void (*)(const SpaceCall& call, long first, long last)> space;  // request * heads + head
+    OfTypes<void (*)(const DeltaCall& call, long first, long last)> unit;   // token * groups + group
+    OfTypes<void (*)(const DeltaCall& call, long first, long last)> delta;  // request * heads + head
+    OfTypes<void (*)(const GatedNormCall& call, long first, long last)> norm;  // token * pieces + piece
+    OfTypes<void (*)(const SigmoidCall& call, long first, long last)> sigmoid;  // rows
+};
+
+constexpr long kConvBlock = 64;  // channels: whole vectors of every instruction set
+
+extern const StateKernels kStatesBaseline;
+#if defined(__x86_64__)
+extern const StateKernels kStatesAvx2;
+extern const StateKernels kStatesAvx512;
+#endif
+
+}  // namespace quintet::cpu

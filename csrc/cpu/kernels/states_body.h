@@ -1,0 +1,213 @@
+// The loops of states.h, written once over the vectors of one instruction set. After vectors_*.h.
+#pragma once
+
+#include "cpu/kernels/activation_math.h"
+#include "cpu/kernels/states.h"
+#include "cpu/kernels/norm_row.h"
+
+namespace quintet::cpu {
+namespace {
+
+constexpr long kTokens = 32;  // that one row of a state is taken through before the next: what they bring stays near
+
+template <typename E>
+inline float one(const E* at) {
+    return load_some(at, 1)[0];
+}
+
+template <typename E>
+inline const E* as(const void* at, long place) {
+    return static_cast<const E*>(at) + place;
+}
+
+struct Stretch {  // of one request
+    long begin, end, read, write;
+};
+
+inline Stretch stretch_of(const StateRows& rows, long request) {
+    const int* const units = rows.table + request * rows.columns;
+    return {rows.starts[request], rows.starts[request + 1], units[0], units[1]};
+}
+
+// A head's state, as it was, where it is to be.
+inline float* taken_over(float* state, const Stretch& at, long heads, long head, long size) {
+    float* const to = state + (at.write * heads + head) * size;
+    const float* const from = state + (at.read * heads + head) * size;
+    for_vectors(size, [=](long i, long count) {
+        store_some(to + i, at.read ? load_some(from + i, count) : splat(0.0F), count);
+    });
+    return to;
+}
+
+// A block's channels through a request's tokens. `seen` goes round: the oldest token of those that are seen stands at
+// `oldest`.
+template <typename E>
+void conv(const ConvCall& c, long first, long last) {
+    const long blocks = (c.channels + kConvBlock - 1) / kConvBlock, past = c.taps - 1;
+    for (long unit = first; unit < last; ++unit) {
+        const Stretch at = stretch_of(c.rows, unit / blocks);
+        const long start = unit % blocks * kConvBlock;
+        const long count = c.channels - start < kConvBlock ? c.channels - start : kConvBlock;
+        float seen[kMostTaps][kConvBlock] = {}, taps[kMostTaps][kConvBlock] = {}, bias[kConvBlock] = {};
+        for (long i = 0; i < count; ++i) {
+            const E* const weight = as<E>(c.weight, (start + i) * c.taps);
+            for (long k = 0; k < c.taps; ++k) taps[k][i] = one(weight + k);
+            if (c.bias) bias[i] = one(as<E>(c.bias, start + i));
+            const E* const state = as<E>(c.state, (at.read * c.channels + start + i) * past);
+            for (long k = 0; k < past && at.read; ++k) seen[k][i] = one(state + k);
+        }
+        long oldest = 0;
+        for (long t = at.begin; t < at.end; ++t) {
+            const E* const x = as<E>(c.x, t * c.x_stride + start);
+            const E* const gate = c.gates ? as<E>(c.gates, t * c.gate_stride + start) : nullptr;
+            E* const out = static_cast<E*>(c.out) + t * c.channels + start;
+            float* const now = seen[(oldest + past) % c.taps];
+            for_vectors(count, [&](long i, long some) {
+                Floats given = load_some(x + i, some);
+                if (gate) given = rounded(given * load_some(gate + i, some), E{});
+                store_some(now + i, given, some);
+                Floats sum = load_some(seen[oldest] + i, some) * load_some(taps[0] + i, some);
+                for (long k = 1; k < c.taps; ++k) {
+                    sum = fma(load_some(seen[(oldest + k) % c.taps] + i, some), load_some(taps[k] + i, some), sum);
+                }
+                if (c.bias) sum = sum + load_some(bias + i, some);
+                if (c.silu) sum = sum * sigmoid_of(sum);
+                if (gate) sum = rounded(sum, E{}) * load_some(gate + c.channels + i, some);
+                store_some(out + i, sum, some);
+            });
+            oldest = (oldest + 1) % c.taps;
+        }
+        for (long i = 0; i < count; ++i) {
+            E* const state = static_cast<E*>(c.state) + (at.write * c.channels + start + i) * past;
+            for (long k = 0; k < past; ++k) store_some(state + k, splat(seen[(oldest + k) % c.taps][i]), 1);
+        }
+    }
+}
+
+template <typename E>
+void space(const SpaceCall& c, long first, long last) {
+    const float* const kept = c.steps + c.tokens * c.heads;
+    for (long unit = first; unit < last; ++unit) {
+        const Stretch at = stretch_of(c.rows, unit / c.heads);
+        const long head = unit % c.heads, group = head / (c.heads / c.groups);
+        float* const state = taken_over(c.state, at, c.heads, head, c.dim * c.width);
+        for (long from = at.begin; from < at.end; from += kTokens) {
+            const long until = from + kTokens < at.end ? from + kTokens : at.end;
+            for (long p = 0; p < c.dim; ++p) {
+                float* const row = state + p * c.width;
+                for (long t = from; t < until; ++t) {
+                    const float x = one(as<E>(c.x, t * c.x_stride + head * c.dim + p));
+                    const Floats decay = splat(kept[t * c.heads + head]), given = splat(x * c.steps[t * c.heads + head]);
+                    const E* const into = as<E>(c.into, t * c.into_stride + group * c.width);
+                    const E* const out_of = as<E>(c.out_of, t * c.out_of_stride + group * c.width);
+                    const float sum = sum_of(c.width, [=](long i, long count, Floats s) {
+                        const Floats h = fma(given, load_some(into + i, count), load_some(row + i, count) * decay);
+                        store_some(row + i, h, count);
+                        return fma(h, load_some(out_of + i, count), s);
+                    });
+                    const float skip = c.skip ? c.skip[head] : 0.0F;
+                    c.out[(t * c.heads + head) * c.dim + p] = fma(splat(skip), splat(x), splat(sum))[0];
+                }
+            }
+        }
+    }
+}
+
+template <typename E>
+void unit(const DeltaCall& c, long first, long last) {
+    for (long row = first; row < last; ++row) {
+        const long token = row / c.groups, group = row % c.groups;
+        const E* const sides[2] = {as<E>(c.q, token * c.q_stride + group * c.width),
+                                   as<E>(c.k, token * c.k_stride + group * c.width)};
+        for (long side = 0; side < 2; ++side) {
+            const E* const x = sides[side];
+            float* const out = c.units + (side * c.tokens * c.groups + row) * c.width;
+            const float squares = sum_of(c.width, [=](long i, long count, Floats sum) {
+                const Floats each = load_some(x + i, count);
+                return fma(each, each, sum);
+            });
+            const float root = square_root(squares + 1e-6F), narrow = square_root(static_cast<float>(c.width));
+            const Floats factor = splat(side ? 1.0F / root : 1.0F / root / narrow);
+            for_vectors(c.width, [=](long i, long count) { store_some(out + i, load_some(x + i, count) * factor, count); });
+        }
+    }
+}
+
+template <typename E>
+void delta(const DeltaCall& c, long first, long last) {
+    const float* const kept = c.steps + c.tokens * c.heads;
+    for (long unit = first; unit < last; ++unit) {
+        const Stretch at = stretch_of(c.rows, unit / c.heads);
+        const long head = unit % c.heads, group = head / (c.heads / c.groups);
+        float* const state = taken_over(c.state, at, c.heads, head, c.values * c.width);
+        for (long from = at.begin; from < at.end; from += kTokens) {
+            const long until = from + kTokens < at.end ? from + kTokens : at.end;
+            for (long p = 0; p < c.values; ++p) {
+                float* const row = state + p * c.width;
+                for (long t = from; t < until; ++t) {
+                    const Floats decay = splat(kept[t * c.heads + head]);
+                    const float* const q = c.units + (t * c.groups + group) * c.width;
+                    const float* const k = q + c.tokens * c.groups * c.width;
+                    const float found = sum_of(c.width, [=](long i, long count, Floats s) {
+                        return fma(load_some(row + i, count) * decay, load_some(k + i, count), s);
+                    });
+                    const float value = one(as<E>(c.v, t * c.v_stride + head * c.values + p));
+                    const Floats missing = splat((value - found) * c.steps[t * c.heads + head]);
+                    const float sum = sum_of(c.width, [=](long i, long count, Floats s) {
+                        const Floats h = fma(missing, load_some(k + i, count), load_some(row + i, count) * decay);
+                        store_some(row + i, h, count);
+                        return fma(h, load_some(q + i, count), s);
+                    });
+                    c.out[(t * c.heads + head) * c.values + p] = sum;
+                }
+            }
+        }
+    }
+}
+
+template <typename E>
+void gated_piece(const GatedNormCall& c, long first, long last) {
+    for (long row = first; row < last; ++row) {
+        const long token = row / c.pieces, piece = row % c.pieces;
+        const float* const x = c.x + row * c.width;
+        const E* const gate = as<E>(c.gate, token * c.gate_stride + piece * c.width);
+        const E* const weight = c.weight ? as<E>(c.weight, piece % c.weights * c.width) : nullptr;
+        E* const out = static_cast<E*>(c.out) + row * c.width;
+        const auto factor = [=](long i, long count) {
+            const Floats g = load_some(gate + i, count);
+            return g * sigmoid_of(g);
+        };
+        Floats inverse = splat(1.0F);
+        if (weight) {
+            const float squares = sum_of(c.width, [=](long i, long count, Floats sum) {
+                const Floats each = c.after ? load_some(x + i, count) : load_some(x + i, count) * factor(i, count);
+                return fma(each, each, sum);
+            });
+            inverse = inverse_root(squares, c.width, c.eps);
+        }
+        for_vectors(c.width, [=](long i, long count) {
+            const Floats each = load_some(x + i, count) * factor(i, count);
+            store_some(out + i, weight ? each * inverse * load_some(weight + i, count) : each, count);
+        });
+    }
+}
+
+template <typename E>
+void sigmoid(const SigmoidCall& c, long first, long last) {
+    for (long row = first; row < last; ++row) {
+        const E* const x = as<E>(c.x, row * c.x_stride);
+        const E* const gate = as<E>(c.gate, row * c.gate_stride);
+        E* const out = static_cast<E*>(c.out) + row * c.width;
+        for_vectors(c.width, [=](long i, long count) {
+            store_some(out + i, load_some(x + i, count) * sigmoid_of(load_some(gate + i, count)), count);
+        });
+    }
+}
+
+}  // namespace
+}  // namespace quintet::cpu
+
+#define QUINTET_STATE_KERNEL(name) {{name<float>, name<Bfloat16>, name<Float16>}}
+#define QUINTET_STATE_KERNELS                                                                              \
+    {QUINTET_STATE_KERNEL(conv),  QUINTET_STATE_KERNEL(space),       QUINTET_STATE_KERNEL(unit),           \
+     QUINTET_STATE_KERNEL(delta), QUINTET_STATE_KERNEL(gated_piece), QUINTET_STATE_KERNEL(sigmoid)}

@@ -1,0 +1,78 @@
+"""Bamba (IBM, CMU, Princeton and UIUC 2024): Mamba 2 and, in some layers, attention that turns half of each head."""
+
+from typing import Any
+
+from torch import nn
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.linear import LMHead
+from quintet.layers.mamba import Mamba2, Spaces
+from quintet.layers.mlp import GatedMLP
+from quintet.layers.rope import Rotary
+
+RENAMED = {
+    ".mamba.": ".self_attn.",
+    ".pre_ff_layernorm.": ".post_attention_layernorm.",
+    ".feed_forward.": ".mlp.",
+    ".final_layernorm.": ".norm.",
+}
+
+
+def spaces(config: Any, **differences: Any) -> Spaces:
+    """The sizes under the names that this family and those after it have."""
+    sizes = {"heads": config.mamba_n_heads, "head_dim": config.mamba_d_head, "groups": config.mamba_n_groups}
+    return Spaces(
+        hidden=config.hidden_size,
+        state=config.mamba_d_state,
+        taps=config.mamba_d_conv,
+        eps=config.rms_norm_eps,
+        conv_bias=config.mamba_conv_bias,
+        **{
+            **sizes,
+            "bias": config.mamba_proj_bias,
+            "output_bias": config.mamba_proj_bias,
+            "least": least(config),
+            **differences,
+        },
+    )
+
+
+def least(config: Any) -> float:
+    """That a time step is; ValueError if it has an upper limit, too."""
+    lowest, highest = config.time_step_limit or (0.0, float("inf"))
+    if highest != float("inf"):
+        raise ValueError(
+            f"{config.model_type} with time_step_limit={config.time_step_limit} is not supported: time steps have a "
+            "lower limit alone"
+        )
+    return float(lowest)
+
+
+class Model(CausalLM):
+    """Pre-norm blocks with a gated feed-forward."""
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        rotary = Rotary.of(build, config, partial=True)
+
+        def block(config: Any, build: Build, index: int) -> PreNormBlock:
+            mixer: nn.Module
+            if config.layers_block_type[index] == "linear_attention":
+                mixer = Mamba2(build, spaces(config))
+            else:
+                shape = Heads.of(config, bias=config.attention_bias, output_bias=config.attention_bias)
+                mixer = SelfAttention(build, shape, rotary)
+            mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act, config.mlp_bias)
+            return PreNormBlock(config, build, mixer, mlp)
+
+        self.model = Decoder(config, build, block)
+        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+
+    @staticmethod
+    def canonical(name: str) -> str:
+        """As Llama's are called; what stands in attention's place is called so."""
+        for there, here in RENAMED.items():
+            name = name.replace(there, here, 1)
+        return name

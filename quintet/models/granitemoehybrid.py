@@ -1,0 +1,86 @@
+"""Granite 4 (IBM 2025): Mamba 2 and some attention, Granite's multipliers, experts beside a shared feed-forward."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, Decoder, head_source
+from quintet.layers.linear import LMHead, Stored
+from quintet.layers.mamba import Mamba2
+from quintet.layers.mlp import GatedMLP
+from quintet.layers.moe import Mixture, MoE, unstacked
+from quintet.layers.rope import Rotary
+from quintet.models import granite
+from quintet.models.bamba import spaces
+
+RENAMED = {
+    ".mamba.": ".self_attn.",
+    ".block_sparse_moe.router.layer.": ".mlp.moe.gate.",
+    ".block_sparse_moe.input_linear.weight": ".mlp.moe.experts.gate_up_proj",
+    ".block_sparse_moe.output_linear.weight": ".mlp.moe.experts.down_proj",
+    ".block_sparse_moe.": ".mlp.moe.",
+    ".shared_mlp.output_linear.": ".shared_mlp.down_proj.",
+    ".shared_mlp.": ".mlp.shared.",
+}
+
+
+class Feed(nn.Module):
+    """A gated feed-forward that serves every token and, where there are some, experts beside it."""
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__()
+        self._ops = build.ops.take("add")
+        hidden, kind = config.hidden_size, config.hidden_act
+        fused = Stored(fused="input_linear")
+        self.shared = GatedMLP(build, hidden, config.shared_intermediate_size, kind, stored=fused)
+        mixture = (
+            Mixture(
+                hidden=hidden,
+                width=config.intermediate_size,
+                experts=config.num_local_experts,
+                chosen=config.num_experts_per_tok,
+                kind=kind,
+                renormalize=True,
+            )
+            if config.num_local_experts
+            else None
+        )
+        self.moe = None if mixture is None else MoE(build, mixture)
+
+    def forward(self, x: Tensor) -> Tensor:
+        every = self.shared(x)
+        out: Tensor = every if self.moe is None else self._ops.add(self.moe(x), every)
+        return out
+
+
+class Model(granite.Model):
+    """Granite's, whose layers are Mamba 2 or attention, which may know no positions."""
+
+    unstacked = staticmethod(unstacked)
+
+    def __init__(self, config: Any, build: Build) -> None:
+        CausalLM.__init__(self, build)
+        rotary = Rotary.of(build, config) if config.position_embedding_type == "rope" else None
+
+        def block(config: Any, build: Build, index: int) -> granite.Block:
+            mixer: nn.Module
+            if config.layer_types[index] == "linear_attention":
+                mixer = Mamba2(build, spaces(config))
+            else:
+                bias = config.attention_bias
+                shape = Heads.of(config, scale=config.attention_multiplier, bias=bias, output_bias=bias)
+                mixer = SelfAttention(build, shape, rotary)
+            return granite.Block(config, build, mixer, Feed(config, build))
+
+        self.model = Decoder(config, build, block, scale=config.embedding_multiplier, scales_given=True)
+        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self._ops, self._factor = build.ops.take("scale"), 1 / config.logits_scaling
+
+    @staticmethod
+    def canonical(name: str) -> str:
+        """What stands in attention's place is called so; experts as the other mixtures' are."""
+        for there, here in RENAMED.items():
+            name = name.replace(there, here, 1)
+        return name

@@ -1,0 +1,71 @@
+"""Jamba (Lieber et al. 2024): Mamba and, in some layers, attention without positions; experts in some."""
+
+from typing import Any
+
+from torch import nn
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.linear import LMHead
+from quintet.layers.mamba import Channels, Mamba1
+from quintet.layers.mlp import GatedMLP
+from quintet.layers.moe import Mixture, MoE, unstacked
+
+RENAMED = {
+    ".mamba.": ".self_attn.",
+    ".pre_ff_layernorm.": ".post_attention_layernorm.",
+    ".feed_forward.router.": ".mlp.gate.",
+    ".feed_forward.": ".mlp.",
+    ".final_layernorm.": ".norm.",
+}
+
+
+class Model(CausalLM):
+    """Pre-norm blocks; the weights of a token's experts are those of all, not made to add up."""
+
+    unstacked = staticmethod(unstacked)
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        shape = Channels(
+            hidden=config.hidden_size,
+            inner=config.mamba_expand * config.hidden_size,
+            state=config.mamba_d_state,
+            rank=config.mamba_dt_rank,
+            taps=config.mamba_d_conv,
+            conv_bias=config.mamba_conv_bias,
+            bias=config.mamba_proj_bias,
+            norm_eps=config.rms_norm_eps,
+        )
+        mixture = Mixture(
+            hidden=config.hidden_size,
+            width=config.intermediate_size,
+            experts=config.num_experts,
+            chosen=config.num_experts_per_tok,
+            kind=config.hidden_act,
+            renormalize=False,
+        )
+
+        def block(config: Any, build: Build, index: int) -> PreNormBlock:
+            mixer: nn.Module
+            if config.layers_block_type[index] == "mamba":
+                mixer = Mamba1(build, shape)
+            else:
+                mixer = SelfAttention(build, Heads.of(config), None)
+            mlp: nn.Module
+            if config.layers_num_experts[index] > 1:
+                mlp = MoE(build, mixture)
+            else:
+                mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
+            return PreNormBlock(config, build, mixer, mlp)
+
+        self.model = Decoder(config, build, block)
+        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+
+    @staticmethod
+    def canonical(name: str) -> str:
+        """As Llama's are called; what stands in attention's place is called so."""
+        for there, here in RENAMED.items():
+            name = name.replace(there, here, 1)
+        return name

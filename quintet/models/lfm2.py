@@ -1,0 +1,72 @@
+"""LFM2 (Liquid AI 2025): gated short convolutions, and attention in some layers."""
+
+from typing import Any
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source, norm_eps
+from quintet.layers.linear import LMHead
+from quintet.layers.mlp import GatedMLP
+from quintet.layers.norm import RMSNorm
+from quintet.layers.rope import Rotary, head_dim
+from quintet.layers.short_conv import GatedConv
+
+RENAMED = {
+    ".conv.": ".self_attn.",
+    ".operator_norm.": ".input_layernorm.",
+    ".ffn_norm.": ".post_attention_layernorm.",
+    ".q_layernorm.": ".q_norm.",
+    ".k_layernorm.": ".k_norm.",
+    ".embedding_norm.": ".norm.",
+    ".feed_forward.": ".mlp.",
+    ".w1.": ".gate_proj.",
+    ".w3.": ".up_proj.",
+    ".w2.": ".down_proj.",
+}
+
+
+def mixer(config: Any, build: Build, rotary: Rotary, index: int) -> GatedConv | SelfAttention:
+    """A layer's convolution or attention, with norms on the heads of q and k."""
+    kind = config.layer_types[index]
+    if kind == "conv":
+        return GatedConv(build, config)
+    if kind != "full_attention":
+        raise ValueError(f"layer_types[{index}] is {kind!r}; {config.model_type} here has conv and full_attention")
+    attention = SelfAttention(build, Heads.of(config, output="out_proj"), rotary)
+    attention.q_norm = RMSNorm(build, head_dim(config), norm_eps(config))
+    attention.k_norm = RMSNorm(build, head_dim(config), norm_eps(config))
+    return attention
+
+
+def width(config: Any) -> int:
+    """Of the feed-forward layers: two thirds of what is written, scaled, and up to the next multiple."""
+    written: int = config.intermediate_size
+    if not config.block_auto_adjust_ff_dim:
+        return written
+    inner = int(2 * written / 3)
+    if config.block_ffn_dim_multiplier is None:
+        return inner
+    multiple: int = config.block_multiple_of
+    return -(-int(config.block_ffn_dim_multiplier * inner) // multiple) * multiple
+
+
+class Model(CausalLM):
+    """Pre-norm blocks, rotary positions, a gated feed-forward."""
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        rotary = Rotary.of(build, config)
+
+        def block(config: Any, build: Build, index: int) -> PreNormBlock:
+            mlp = GatedMLP(build, config.hidden_size, width(config), "silu")
+            return PreNormBlock(config, build, mixer(config, build, rotary, index), mlp)
+
+        self.model = Decoder(config, build, block)
+        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+
+    @staticmethod
+    def canonical(name: str) -> str:
+        """As Llama's are called; what stands in attention's place is called so."""
+        for there, here in RENAMED.items():
+            name = name.replace(there, here, 1)
+        return name

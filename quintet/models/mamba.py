@@ -1,0 +1,39 @@
+"""Mamba (Gu and Dao 2023): selective scans alone; in Falcon-Mamba (TII 2024) what steers them is normalised."""
+
+import math
+from typing import Any
+
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, Decoder
+from quintet.layers.linear import LMHead
+from quintet.layers.mamba import Channels, Mamba1
+from quintet.models import mamba2
+
+
+class Model(CausalLM):
+    """Mamba 2's blocks, with other mixers in them."""
+
+    canonical = staticmethod(mamba2.Model.canonical)
+    # of norms that have none: transformers stores ones
+    ignored = (*CausalLM.ignored, r".*\.mixer\.(dt|b|c)_layernorm\.weight")
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        shape = Channels(
+            hidden=config.hidden_size,
+            inner=config.intermediate_size,
+            state=config.state_size,
+            rank=math.ceil(config.hidden_size / 16) if config.time_step_rank == "auto" else config.time_step_rank,
+            taps=config.conv_kernel,
+            conv_bias=config.use_conv_bias,
+            bias=config.use_bias,
+            norm_eps=getattr(config, "mixer_rms_eps", None),
+            weighed=False,
+        )
+
+        def block(config: Any, build: Build, index: int) -> mamba2.Block:
+            return mamba2.Block(config, build, Mamba1(build, shape))
+
+        self.model = Decoder(config, build, block)
+        source = "/model.embed_tokens" if config.tie_word_embeddings else "/lm_head"
+        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, source)

@@ -1,0 +1,62 @@
+"""Mamba 2 (Dao and Gu 2024): state spaces alone."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, Decoder, norm_eps
+from quintet.layers.linear import LMHead
+from quintet.layers.mamba import Mamba2, Spaces
+from quintet.layers.mixing import Cache
+from quintet.layers.norm import RMSNorm
+from quintet.models.bamba import least
+
+RENAMED = {"backbone.embedding.": "model.embed_tokens.", "backbone.embeddings.": "model.embed_tokens."}
+
+
+class Block(nn.Module):
+    """A norm and a mixer: there is no feed-forward."""
+
+    def __init__(self, config: Any, build: Build, mixer: nn.Module) -> None:
+        super().__init__()
+        self.norm = RMSNorm(build, config.hidden_size, norm_eps(config))
+        self.mixer = mixer
+
+    def forward(self, x: Tensor, residual: Tensor | None, cache: Cache) -> tuple[Tensor, Tensor]:
+        x, residual = self.norm(x, residual)
+        return self.mixer(x, cache), residual
+
+
+class Model(CausalLM):
+    """The blocks, and a head that may be tied to the embedding."""
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+
+        def block(config: Any, build: Build, index: int) -> Block:
+            shape = Spaces(
+                hidden=config.hidden_size,
+                heads=config.num_heads,
+                head_dim=config.head_dim,
+                groups=config.n_groups,
+                state=config.state_size,
+                taps=config.conv_kernel,
+                eps=config.layer_norm_epsilon,
+                conv_bias=config.use_conv_bias,
+                bias=config.use_bias,
+                output_bias=config.use_bias,
+                least=least(config),
+            )
+            return Block(config, build, Mamba2(build, shape))
+
+        self.model = Decoder(config, build, block)
+        source = "/model.embed_tokens" if config.tie_word_embeddings else "/lm_head"
+        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, source)
+
+    @staticmethod
+    def canonical(name: str) -> str:
+        """The trunk is called backbone."""
+        for there, here in RENAMED.items():
+            name = name.replace(there, here, 1)
+        return name.replace("backbone.norm_f.", "model.norm.").replace("backbone.", "model.")

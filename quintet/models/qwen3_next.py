@@ -1,0 +1,71 @@
+"""Qwen3-Next and Qwen3.5 (Yang et al. 2025): gated delta nets and, in some layers, gated attention; experts."""
+
+from typing import Any
+
+from torch import nn
+
+from quintet.layers.attention import Heads
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.delta_net import DeltaNet, Deltas, GatedAttention
+from quintet.layers.linear import LMHead
+from quintet.layers.mlp import GatedMLP
+from quintet.layers.moe import SharedMoE, unstacked
+from quintet.layers.norm import RMSNorm
+from quintet.layers.rope import Rotary
+from quintet.models.qwen3_moe import mixes, mixture
+
+
+class Model(CausalLM):
+    """Pre-norm blocks, norms kept around 0, a part of each head turned."""
+
+    unstacked = staticmethod(unstacked)
+    ignored = (*CausalLM.ignored, r"mtp\..*")
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        rotary = Rotary.of(build, config, partial=True)
+
+        def block(config: Any, build: Build, index: int) -> PreNormBlock:
+            mixer: nn.Module
+            if config.layer_types[index] == "linear_attention":
+                mixer = DeltaNet(build, deltas(config), apart=config.model_type != "qwen3_next")
+            else:
+                mixer = attention(config, build, rotary)
+            mlp: nn.Module
+            if hasattr(config, "num_experts") and mixes(config, index):
+                mlp = SharedMoE(build, mixture(config), config.shared_expert_intermediate_size)
+            else:
+                mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
+            return PreNormBlock(config, build, mixer, mlp, norm_offset=1.0)
+
+        self.model = Decoder(config, build, block, norm_offset=1.0)
+        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+
+    @staticmethod
+    def canonical(name: str) -> str:
+        """What stands in attention's place is called so; of a checkpoint that sees, the language model."""
+        name = name.replace(".linear_attn.", ".self_attn.", 1)
+        return name.replace("model.language_model.", "model.", 1)
+
+
+def deltas(config: Any) -> Deltas:
+    """The sizes of a delta net."""
+    return Deltas(
+        hidden=config.hidden_size,
+        key_heads=config.linear_num_key_heads,
+        heads=config.linear_num_value_heads,
+        key_dim=config.linear_key_head_dim,
+        value_dim=config.linear_value_head_dim,
+        taps=config.linear_conv_kernel_dim,
+        eps=config.rms_norm_eps,
+    )
+
+
+def attention(config: Any, build: Build, rotary: Rotary) -> GatedAttention:
+    """With norms on the heads of q and k."""
+    bias = config.attention_bias
+    made = GatedAttention(build, Heads.of(config, bias=bias, output_bias=bias), rotary)
+    made.q_norm = RMSNorm(build, config.head_dim, config.rms_norm_eps, 1.0)
+    made.k_norm = RMSNorm(build, config.head_dim, config.rms_norm_eps, 1.0)
+    return made

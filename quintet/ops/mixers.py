@@ -1,0 +1,12 @@
+"""The mixer that is made of the bound ops, for every kind of layer that mixes positions."""
+
+from quintet.ops import attention
+from quintet.ops.registry import Ops
+from quintet.ops.states import StateMixer
+from quintet.platforms.interface import Mixer
+from quintet.types import AttentionSpec, StateSpec
+
+
+def mixer(spec: AttentionSpec | StateSpec, ops: Ops) -> Mixer:
+    """Attention over pages or over a step alone, or a state per request."""
+    return StateMixer(spec, ops) if isinstance(spec, StateSpec) else attention.mixer(spec, ops)

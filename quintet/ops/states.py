@@ -1,0 +1,224 @@
+"""Specifications of what carries one state per request from token to token, and the mixer that is made of them.
+
+Every state is kept in float32, or exactly as it came in, and advances token by token in one order: where a prompt is
+cut, and what else is in the batch, changes no bit. Only exp, log1p and plain arithmetic are used: torch rounds those
+alike wherever a number stands in a tensor.
+
+An op reads each request's state where the group's table says, and writes it where that says; rows without tokens, and
+padding, write to unit 0, which nobody reads. May write in place; use what it returns.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quintet.ops.registry import Op, Ops
+from quintet.platforms.interface import Mixer, State
+from quintet.types import Array, Books, HostBatch, HostGroup, Layout, StateSpec
+
+Given = tuple[Any, ...]  # what an op takes, in its order
+
+
+class Conv(NamedTuple):
+    """Of a short convolution: each channel's weights, the oldest token's first."""
+
+    weight: Tensor  # [C, K]
+    bias: Tensor | None = None  # [C]
+
+
+@Op
+def short_conv(
+    x: Tensor, gates: Tensor | None, conv: Conv, state: Tensor, books: Books, silu: bool
+) -> tuple[Tensor, Tensor]:
+    """x [T, C], each channel convolved with its own weights over its request's last K tokens -> [T, C].
+
+    state [units, C, K - 1], in the type of x: the tokens before, the oldest first. Sums in float32, from the oldest
+    token on, then the bias, then silu where it is asked for, rounded once. With gates [T, 2 C] (LFM2, Liquid AI 2025)
+    x is first multiplied by the first C of them, and what comes out by the others, each rounded.
+    """
+    kept, taps = _read(state, books), conv.weight.float()
+    bias = None if conv.bias is None else conv.bias.float()
+    x = x if gates is None else x * gates[:, : x.shape[1]]
+
+    def step(at: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+        seen = torch.cat([before, torch.index_select(x, 0, at)[:, :, None]], dim=2)
+        out = seen[:, :, 0].float() * taps[:, 0]
+        for k in range(1, taps.shape[1]):
+            out = out + seen[:, :, k].float() * taps[:, k]
+        out = out if bias is None else out + bias
+        return (_silu(out) if silu else out).to(x.dtype), seen[:, :, 1:]
+
+    out, kept = _through(step, kept, books)
+    return out if gates is None else out * gates[:, x.shape[1] :], _written(state, kept, books)
+
+
+def _silu(x: Tensor) -> Tensor:
+    return x / (1 + torch.exp(-x))
+
+
+class Scan(NamedTuple):
+    """The weights of a state space: how fast each head forgets, and what goes past it."""
+
+    a_log: Tensor  # [H] float32; a head keeps exp(-exp(a_log) * dt) of its state
+    dt_bias: Tensor | None = None  # [H] float32, added to dt before softplus; None: dt is 1
+    skip: Tensor | None = None  # [H] float32; a head's x, times this, is added to what it gives (D)
+
+
+class Moves(NamedTuple):
+    """What a step gives to a state space."""
+
+    x: Tensor  # [T, H, P]
+    dt: Tensor | None  # [T, H]; None: 1
+    into: Tensor  # B [T, G, N], each for H / G heads in a row
+    out: Tensor  # C, alike
+
+
+@Op
+def state_space(moves: Moves, scan: Scan, state: Tensor, books: Books, least: float) -> tuple[Tensor, Tensor]:
+    """The selective state space of Mamba 2 (Dao and Gu 2024) -> y [T, H, P] float32.
+
+    Per head h = exp(-exp(a_log) dt) h + (dt x) B', y = h C + skip x, where dt is softplus(dt + bias), `least` at least.
+    Without a dt it is 1, and a_log the logarithm of a fixed decay's (lightning attention). state [units, H, P, N]
+    float32.
+    """
+    x, dt, into, out = moves
+    heads, groups = x.shape[1], into.shape[1]
+    steps = torch.ones_like(x[:, :, 0], dtype=torch.float32)
+    if dt is not None:
+        assert scan.dt_bias is not None, "a dt comes with a bias"
+        steps = _softplus(dt.float() + scan.dt_bias).clamp(min=least)
+    decay = torch.exp(-torch.exp(scan.a_log) * steps)  # [T, H]
+    wide, keys, queries = x.float() * steps[:, :, None], into.float(), out.float()
+
+    def step(at: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+        kept, given, key, query = (torch.index_select(each, 0, at) for each in (decay, wide, keys, queries))
+        key, query = (each.repeat_interleave(heads // groups, 1)[:, :, None, :] for each in (key, query))
+        after = before * kept[:, :, None, None] + given[:, :, :, None] * key
+        return (after * query).sum(-1), after
+
+    made, kept = _through(step, _read(state, books), books)
+    made = made if scan.skip is None else made + x.float() * scan.skip[:, None]
+    return made, _written(state, kept, books)
+
+
+@Op
+def selective_scan(moves: Moves, scan: Scan, state: Tensor, books: Books) -> tuple[Tensor, Tensor]:
+    """The selective scan of Mamba (Gu and Dao 2023) -> y [T, C, 1] float32: a state space whose heads are channels of
+    one number, with a decay for each number of a state: a_log [C, N]. state [units, C, N] float32."""
+    x, dt, into, out = moves
+    assert dt is not None and scan.dt_bias is not None, "a scan is selective by its dt"
+    steps, rates = _softplus(dt.float() + scan.dt_bias), torch.exp(scan.a_log)  # [T, C], [C, N]
+    wide, keys, queries = x[:, :, 0].float() * steps, into[:, 0].float(), out[:, 0].float()
+
+    def step(at: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+        length, given, key, query = (torch.index_select(each, 0, at) for each in (steps, wide, keys, queries))
+        after = before * torch.exp(-rates * length[:, :, None]) + given[:, :, None] * key[:, None]
+        return (after * query[:, None]).sum(-1), after
+
+    made, kept = _through(step, _read(state, books), books)
+    made = made if scan.skip is None else made + x[:, :, 0].float() * scan.skip
+    return made[:, :, None], _written(state, kept, books)
+
+
+class Turns(NamedTuple):
+    """What a step gives to a delta rule."""
+
+    q: Tensor  # [T, G, D], each for H / G heads in a row
+    k: Tensor  # alike
+    v: Tensor  # [T, H, V]
+    forget: Tensor  # [T, H]
+    learn: Tensor  # [T, H]
+
+
+@Op
+def delta_rule(turns: Turns, scan: Scan, state: Tensor, books: Books) -> tuple[Tensor, Tensor]:
+    """The gated delta rule (Yang, Kautz and Hatamizadeh 2025) -> o [T, H, V] float32.
+
+    Per head, with q and k of length 1 (q divided by sqrt(D) besides): S = exp(-exp(a_log) softplus(forget + bias)) S,
+    S = S + sigmoid(learn) (v - S k) k', o = S q. state [units, H, V, D] float32.
+    """
+    q, k, v, forget, learn = turns
+    assert scan.dt_bias is not None, "it forgets by a bias"
+    each = v.shape[1] // q.shape[1]
+    decay = torch.exp(-torch.exp(scan.a_log) * _softplus(forget.float() + scan.dt_bias))  # [T, H]
+    rate, values = 1 / (1 + torch.exp(-learn.float())), v.float()
+    queries, keys = (_unit(x.float()).repeat_interleave(each, 1) for x in (q, k))
+    queries = queries * q.shape[2] ** -0.5
+
+    def step(at: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+        given = (torch.index_select(x, 0, at) for x in (decay, rate, values, keys, queries))
+        kept, learned, value, key, query = given
+        faded, key, query = before * kept[:, :, None, None], key[:, :, None, :], query[:, :, None, :]
+        missing = (value - (faded * key).sum(-1)) * learned[:, :, None]
+        after = faded + missing[:, :, :, None] * key
+        return (after * query).sum(-1), after
+
+    made, kept = _through(step, _read(state, books), books)
+    return made, _written(state, kept, books)
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
+
+
+def _softplus(x: Tensor) -> Tensor:
+    return torch.where(x > 20, x, torch.log1p(torch.exp(x.clamp(max=20))))
+
+
+def longest(books: Books) -> int:
+    """The most tokens of a request in the step: as planned, or looked up."""
+    if books.group.plan:
+        return books.group.plan[0].shape[1]
+    return int((books.batch.starts[1:] - books.batch.starts[:-1]).max())
+
+
+def _read(state: Tensor, books: Books) -> Tensor:
+    """Each request's state [R, *shape], zeros where it begins."""
+    units = books.group.table[:, 0]
+    begins = (units == 0).reshape(-1, *[1] * (state.dim() - 1))
+    return torch.where(begins, torch.zeros((), dtype=state.dtype, device=state.device), state[units])
+
+
+def _written(state: Tensor, kept: Tensor, books: Books) -> Tensor:
+    state[books.group.table[:, 1]] = kept.to(state.dtype)
+    return state
+
+
+def _through(
+    step: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], kept: Tensor, books: Books
+) -> tuple[Tensor, Tensor]:
+    """All requests token by token: step(token of each request [R], their states) -> (what it gives [R, ...], states).
+    -> what it gives for each token of the step [T, ...], and the states after each request's last."""
+    batch, outs = books.batch, []
+    starts, tokens = batch.starts, batch.token_ids.shape[0]
+    for place in range(longest(books)):
+        at = starts[:-1] + place
+        out, after = step(at.clamp(max=tokens - 1), kept)
+        kept = torch.where((at < starts[1:]).reshape(-1, *[1] * (kept.dim() - 1)), after, kept)
+        outs.append(out)
+    first = torch.index_select(starts, 0, batch.owners)
+    places = (torch.arange(tokens, device=starts.device) - first).clamp(max=len(outs) - 1)  # padding stands past it
+    return torch.stack(outs)[places, batch.owners], kept
+
+
+class StateMixer(Mixer):
+    """The spec's op on its one tensor [units, *shape]."""
+
+    def __init__(self, spec: StateSpec, ops: Ops) -> None:
+        self.layouts = (Layout(spec.dtype, spec.shape, unit="request"),)
+        self._advance = getattr(ops.take(spec.op), spec.op)
+
+    def plan(self, batch: HostBatch, group: HostGroup) -> tuple[Array, ...]:
+        """One empty array; its second size is the most tokens of a request."""
+        most = int(np.diff(batch.starts).max(initial=1))
+        return (np.zeros((0, max(1, most)), np.int32),)
+
+    def __call__(  # type: ignore[override]  # what it is called with is the op's
+        self, given: Given, settings: tuple[Any, ...], state: State, books: Books
+    ) -> tuple[Tensor, State]:
+        """given and settings: what the op takes before the state, and after the books -> (its result, the state)."""
+        out, after = self._advance(*given, state[0], books, *settings)
+        return out, (after,)

@@ -1,0 +1,154 @@
+"""Slots of states: what a step reads holds just the tokens before it, whatever comes between."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quintet.config import EngineConfig
+from quintet.conformance.tiny import variant
+from quintet.engine.client import Client
+from quintet.engine.groups import Arrangement, Keeping
+from quintet.engine.memory import Footprint, plan_memory
+from quintet.engine.prompts import Prompt
+from quintet.engine.worker import ModelSizes, Worker
+from quintet.platforms.cpu import PLATFORM
+from quintet.platforms.interface import Platform
+from quintet.types import Estimate, Layout, Memory, StateSpec
+from tests.helpers.null_engine import greedy
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 1}
+STATE = Layout(torch.float32, (4, 8, 8), unit="request")  # 1 KiB
+PAGE = Layout(torch.float32, (2, 1, 16, 8))  # 1 KiB
+
+
+class Contents:
+    """Stands between the plan and the step, and knows of which tokens each slot holds the state."""
+
+    def __init__(self, client: Client) -> None:
+        self._of: dict[int, tuple[int, ...]] = {}
+        builder: Any = client.engine._runner._batches
+        self._build: Callable[..., Any] = builder.build
+        builder.build = self.build
+        self.begun = 0  # requests that went on from a state that was kept
+
+    def build(self, plan: Any) -> Any:
+        host, rows = self._build(plan)
+        table = host.groups[-1].table.tolist()
+        reads, writes = {read for read, _ in table}, [write for _, write in table]
+        assert len(set(writes)) == len(writes) and not reads & set(writes) and 0 not in writes
+        for (request, count), (read, write) in zip(plan.tokens.items(), table, strict=True):
+            known = tuple(request.token_ids[: request.num_computed])
+            assert (self._of[read] if read else ()) == known, "a state of other tokens"
+            self._of[write] = tuple(request.token_ids[: request.num_computed + count])
+            self.begun += request.num_cached > 0 and request.num_cached == request.num_computed
+        return host, rows
+
+
+def client(family: str, name: str, **more: Any) -> Client:
+    given = {"max_model_len": 128, "num_pages": 30, "page_size": 8, "max_num_batched_tokens": 24, **more}
+    folder = str(variant(family, name).folder)
+    config = EngineConfig.from_kwargs(
+        model=folder, device="null", load_format="dummy", skip_tokenizer_init=True, **given
+    )
+    return Client(config, progress=False)
+
+
+@pytest.mark.parametrize(("family", "name"), [("lfm2", "plain"), ("mamba2", "plain")])
+@settings(derandomize=True, max_examples=6, deadline=None, database=None)
+@given(seed=st.integers(0, 2**20), drafts=st.booleans(), seqs=st.integers(1, 5))
+def test_a_step_reads_the_state_of_the_tokens_before_it(
+    family: str, name: str, seed: int, drafts: bool, seqs: int
+) -> None:
+    """Through preemptions, aborts, drafts that are refused, and a cache that is forgotten."""
+    rng = random.Random(seed)
+    engine = client(family, name, max_num_seqs=seqs, speculative_config=NGRAM if drafts else None)
+    Contents(engine)
+    stem = [rng.randrange(3, 9) for _ in range(60)]
+    for number in range(10):
+        prompt = stem[: rng.randrange(60)] + [rng.randrange(3, 9) for _ in range(rng.randrange(1, 30))]
+        engine.add(str(number), Prompt(prompt), greedy(max_tokens=rng.randrange(1, 30)))
+        for _ in range(rng.randrange(6)):
+            engine.step()
+            engine.engine.check_integrity()
+        if rng.random() < 0.15:
+            engine.engine.abort([str(rng.randrange(number + 1))])
+        if rng.random() < 0.1:
+            engine.engine.reset_prefix_cache()
+    while engine.busy:
+        engine.step()
+        engine.engine.check_integrity()
+    slots = engine.engine.scheduler.tables.slots
+    assert slots is not None and slots.num_used == 0 and engine.engine.scheduler.pool.num_used == 0
+
+
+def test_prompts_go_on_from_states_that_are_kept() -> None:
+    """Otherwise the property above says little."""
+    engine = client("mamba2", "plain")
+    contents = Contents(engine)
+    for _ in range(3):
+        engine.add("only", Prompt(list(range(3, 50))), greedy(max_tokens=3))
+        while engine.busy:
+            engine.step()
+    assert contents.begun == 2
+    assert engine.engine.stats().prefix_hits == 2 * 40
+
+
+def test_the_plan_counts_states() -> None:
+    arrangement = Arrangement((Keeping(),), (PAGE,), (STATE,))
+    assert (arrangement.page_bytes, arrangement.slot_bytes) == (1024, 1024)
+    footprint = Footprint(Estimate(0, 0), arrangement, 128, 64)
+    memory = Memory(1 << 30, 1 << 30, 0)
+    config = EngineConfig(max_num_seqs=4, max_model_len=128, kv_cache_memory_bytes=100 * 1024)
+    made = plan_memory(config, footprint, memory)
+    assert (made.num_slots, made.num_requests) == (1 + 3 * 4, 6)
+    assert made.num_pages == 1 + 4 * 8 and made.kv_bytes == (33 + 13) * 1024
+    without = plan_memory(config.replace(enable_prefix_caching=False), footprint, memory)
+    assert (without.num_slots, without.num_requests) == (1 + 2 * 4, 4)
+    tight = plan_memory(config.replace(kv_cache_memory_bytes=24 * 1024), footprint, memory)
+    assert (tight.num_slots, tight.num_requests) == (12, 5)
+    alone = plan_memory(config, replace(footprint, arrangement=Arrangement((), (), (STATE,))), memory)
+    assert alone.num_slots == 13 and alone.each == 0
+    with pytest.raises(ValueError, match="KV cache needs 9 pages"):
+        plan_memory(config.replace(kv_cache_memory_bytes=8 * 1024), footprint, memory)
+
+
+def test_no_more_requests_run_than_have_states() -> None:
+    """Room for the states of two requests at once, of four that may run."""
+    worker = Worker(PLATFORM(), variant("mamba2", "plain").config, ModelSizes(torch.float32, 16, 128))
+    size = worker.arrangement.slot_bytes
+    folder = str(variant("mamba2", "plain").folder)
+    given: dict[str, Any] = {"max_num_seqs": 4, "max_model_len": 128, "kv_cache_memory_bytes": 5 * size}
+    config = EngineConfig.from_kwargs(
+        model=folder, device="null", load_format="dummy", skip_tokenizer_init=True, **given
+    )
+    engine = Client(config, progress=False)
+    for number in range(4):
+        engine.add(str(number), Prompt([3, 4, 5]), greedy(max_tokens=4))
+    most = 0
+    while engine.busy:
+        engine.step()
+        most = max(most, len(engine.engine.scheduler.running))
+    assert most == 2
+
+
+def test_a_platform_that_keeps_pages_alone_refuses_by_name() -> None:
+    platform: Platform = PLATFORM()
+    platform.states = False  # type: ignore[misc]  # as one that was written before
+    with pytest.raises(
+        ValueError, match=r"keeps pages alone, and layers of lfm2 keep a state per request \(short_conv\)"
+    ):
+        Worker(platform, variant("lfm2", "plain").config, ModelSizes(torch.float32, 16, 128))
+
+
+def test_a_mixer_for_states_says_what_it_keeps() -> None:
+    platform = PLATFORM()
+    worker = Worker(platform, variant("lfm2", "plain").config, ModelSizes(torch.bfloat16, 16, 128))
+    assert {layout.unit for layout in worker.arrangement.states} == {"request"}
+    mixer = platform.mixer(StateSpec("state_space", (2, 3, 4)), worker.ops, 0)
+    assert mixer.layouts == (Layout(torch.float32, (2, 3, 4), unit="request"),)
