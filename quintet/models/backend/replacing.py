@@ -99,6 +99,8 @@ class Replacing:
         if kind is None or not alike_experts(module, kind) or not self._names.separable(path):
             return None
         count, hidden, width = held["down_proj"].shape
+        if held["gate_up_proj"].shape != (count, 2 * width, hidden):  # LongCat's has experts that compute nothing
+            return None
         parent = path.rpartition(".")[2]
         return Chosen(self._build, (hidden, width), kind, [f"{parent}.{expert}" for expert in range(count)])
 
