@@ -62,8 +62,8 @@ class Trace:
     given: list[Tensor] = field(default_factory=list)  # q, k and v of each call, [T, H, D]
 
 
-def traced(model: Any) -> Trace:
-    """Of a model from constructed(). Unserved says what of it cannot be computed here."""
+def traced(model: Any, length: int) -> Trace:
+    """Of a model from constructed(), for requests of up to `length` tokens. Unserved says what cannot be computed."""
     trace, first = Trace(), torch.tensor([TOKENS])
     plain = _run(model, first, trace)
     for place in (0, -1):
@@ -77,21 +77,24 @@ def traced(model: Any) -> Trace:
             raise Unserved(
                 model.config, "its layers mix tokens otherwise than by the attention that transformers lets others do"
             )
-    _check_order(model, first, trace, plain)
+    _check_places(model, first, trace, plain, length)
     layers = getattr(model.config, "num_hidden_layers", 0)
     if len(trace.calls) < layers:
         raise Unserved(model.config, f"it has {layers} layers, and attention in {len(trace.calls)} of them")
     return trace
 
 
-def _check_order(model: Any, ids: Tensor, trace: Trace, plain: Tensor) -> None:
-    """A step's tokens are several requests': each must stand where its position says, not where it is in the row."""
-    turned = Trace()
-    logits = _run(model, ids.flip(1), turned, torch.arange(ids.shape[1]).flip(0)[None])
-    pairs = [(plain, logits.flip(1))]
-    pairs += [(one, other.flip(0)) for one, other in zip(trace.given, turned.given, strict=True)]
-    if not all(torch.allclose(one, other, rtol=1e-2, atol=1e-2 * float(one.abs().max())) for one, other in pairs):
-        raise Unserved(model.config, "its layers count tokens by themselves, whatever positions they are given")
+def _check_places(model: Any, ids: Tensor, trace: Trace, plain: Tensor, length: int) -> None:
+    """A step's tokens are several requests': each must go by its own position, neither by its place in the step nor by
+    the longest text in it."""
+    order = torch.arange(ids.shape[1])
+    far = torch.cat([order[:-1], order[-1:].clamp(min=length - 1)])
+    for tokens, places, rows in ((ids.flip(1), order.flip(0), order.flip(0)), (ids, far, order[:-1])):
+        other = Trace()
+        logits = _run(model, tokens, other, places[None])
+        for one, again in ((plain[0], logits[0]), *zip(trace.given, other.given, strict=True)):
+            if not torch.allclose(one[: len(rows)], again[rows], rtol=1e-2, atol=1e-2 * float(one.abs().max())):
+                raise Unserved(model.config, "its layers count tokens by themselves, whatever positions they are given")
 
 
 @torch.no_grad()
