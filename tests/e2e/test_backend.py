@@ -121,6 +121,16 @@ def test_a_norm_is_ours_only_where_it_computes_the_same() -> None:
     assert not alike(Odd(8, eps=1e-6), ours, 8)
 
 
+@pytest.mark.parametrize("family", ["minimax_m2", "gpt_oss"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_trial_is_passed_at_the_sizes_of_published_models(family: str, dtype: torch.dtype) -> None:
+    """Its numbers must not grow with the sizes until no token can be told from another."""
+    wide = {"hidden_size": 3072, "intermediate_size": 1536, "head_dim": 64, "num_hidden_layers": 12}
+    config = AutoConfig.for_model(family, **{**BASE, **OTHERS[family], **wide})
+    worker = Worker(PLATFORM(), config, ModelSizes(dtype, 16, SERVED, backend=True))
+    assert worker.page_bytes == 12 * 2 * 3 * 64 * 16 * dtype.itemsize // len(worker.arrangement.groups)
+
+
 def test_half_precision_is_near_transformers() -> None:
     tiny = other("gemma4_text")
     prompt = random_prompts(1, (30,), VOCAB)

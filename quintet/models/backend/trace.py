@@ -193,7 +193,8 @@ class _WithoutWeights(TorchFunctionMode):
     def _instead(self, value: Any) -> Any:
         if isinstance(value, Tensor) and _absent(value):
             self._trace.touched.add(id(value))
-            return torch.full((), 0.5, dtype=value.dtype).expand(value.shape)
+            number = 0.5 if value.dim() < 2 else 1 / value.shape[-1]  # a matrix keeps the size of its inputs
+            return torch.full((), number, dtype=value.dtype).expand(value.shape)
         return type(value)(self._filled(value)) if type(value) in (list, tuple) else value
 
 
