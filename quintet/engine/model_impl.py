@@ -69,6 +69,9 @@ def _for_backend(file: Path, overrides: Overrides, trusted: bool) -> Any:
         )
     config = _by_code(file, raw, entries) if code and trusted else _by_transformers(kind, raw, entries, file)
     config = overrides(config) if callable(overrides) else config
+    config.runs_own_code = bool(code and trusted)  # whatever the file says under this name
+    if not config.runs_own_code:
+        vars(config).pop("auto_map", None)
     check_shape(config.get_text_config(), str(file))
     return config
 
@@ -104,5 +107,4 @@ def _by_code(file: Path, raw: dict[str, Any], overrides: Mapping[str, Any]) -> A
         raise ValueError(
             f"the code of {file.parent} makes no configuration: {type(error).__name__}: {error}"
         ) from error
-    config.runs_own_code = True
     return config

@@ -1,6 +1,7 @@
 """DeepSeek-V2 and its Lite and Coder models (DeepSeek-AI 2024): latent attention, experts chosen by softmax."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from quintet.layers.moe import Mixture
 from quintet.models import deepseek_v3
@@ -8,6 +9,8 @@ from quintet.models import deepseek_v3
 
 class Model(deepseek_v3.Model):
     """V3's blocks. Weights are the softmax's own: neither scaled to 1, nor moved by a bias."""
+
+    computed: ClassVar[Mapping[str, Any]] = {"scoring_func": "softmax", "norm_topk_prob": False, "moe_layer_freq": 1}
 
     @staticmethod
     def neighbours(config: Any) -> bool:

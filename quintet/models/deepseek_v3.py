@@ -1,6 +1,7 @@
 """DeepSeek-V3 and R1, Kimi K2 (DeepSeek-AI 2024; Moonshot 2025): latent attention, experts chosen by sigmoid."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -17,10 +18,13 @@ class Model(CausalLM):
     """Pre-norm blocks; the first have one feed-forward, the others experts and some that serve every token."""
 
     unstacked = staticmethod(unstacked)
+    # entries of DeepSeek's own code that transformers does not read -> what its classes compute
+    computed: ClassVar[Mapping[str, Any]] = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}
 
     def __init__(self, config: Any, build: Build) -> None:
         super().__init__(build)
         self.ignored = (*CausalLM.ignored, beyond(config))
+        self._check(config)
         shape = Latent.of(config)
         rotary = Rotary(
             build,
@@ -40,6 +44,11 @@ class Model(CausalLM):
 
         self.model = Decoder(config, build, block)
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+
+    def _check(self, config: Any) -> None:
+        for name, value in self.computed.items():
+            if (said := getattr(config, name, None)) not in (None, value):
+                raise ValueError(f"{config.model_type} with {name}={said!r} is not supported; it has {value!r}")
 
     @staticmethod
     def neighbours(config: Any) -> bool:

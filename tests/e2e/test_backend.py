@@ -65,6 +65,9 @@ OTHERS: dict[str, dict[str, Any]] = {
     "nanochat": {},  # norms without weights
     "vaultgemma": {**TIED, "head_dim": 8, "sliding_window": WINDOW},
     "minimax_m2": {**MIXED, "head_dim": 8, "rotary_dim": 8},
+    # some experts compute nothing
+    "longcat_flash": {**LATENT, "num_layers": 1, "n_routed_experts": 4, "zero_expert_num": 3, "moe_topk": 3,
+                      "expert_ffn_hidden_size": 40, "ffn_hidden_size": 60},
     "deepseek_v3": {**MIXED, **LATENT, "moe_intermediate_size": 40, "n_group": 1, "topk_group": 1,
                     "first_k_dense_replace": 1},
     "gpt_oss": {**MIXED, "head_dim": 8, "sliding_window": WINDOW},  # sinks, and experts that are not like ours
@@ -333,6 +336,18 @@ def test_code_of_a_repository_is_not_run_unless_it_is_trusted(own: Tiny) -> None
             engine(own, **settings)
 
 
+def test_a_config_that_calls_itself_trusted_runs_no_code(tmp_path: Path) -> None:
+    tiny = variant("llama", "plain")
+    said = json.loads((tiny.folder / "config.json").read_text())
+    claims = {"runs_own_code": True, "name_or_path": str(tmp_path), "_name_or_path": str(tmp_path)}
+    named = {"AutoModelForCausalLM": "evil.Model"}
+    (tmp_path / "config.json").write_text(json.dumps({**said, **claims, "auto_map": named}))
+    (tmp_path / "evil.py").write_text("raise SystemExit('ran')")
+    (tmp_path / "model.safetensors").write_bytes((tiny.folder / "model.safetensors").read_bytes())
+    with engine(Tiny(tmp_path, tiny.config, tiny.reference), **BACKEND) as llm:
+        assert answers(llm, 4) == continued(tiny, 4)
+
+
 def test_trusted_code_runs_with_a_warning(own: Tiny, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING), engine(own, trust_remote_code=True) as llm:
         found = answers(llm, 3)
@@ -350,6 +365,14 @@ def test_code_that_mixes_tokens_outside_of_attention_is_refused(own: Tiny) -> No
     """Its attention alone has a cache here: what it adds of the token before would be another request's."""
     (own.folder / "modeling_own.py").write_text(CODE.replace("CHANGED", "out.logits + out.logits.roll(1, 1)"))
     with pytest.raises(ValueError, match="its layers mix tokens otherwise than by the attention"):
+        engine(own, trust_remote_code=True)
+
+
+def test_code_that_counts_tokens_by_their_place_in_a_step_is_refused(own: Tiny) -> None:
+    """A step holds tokens of several requests, and later parts of prompts."""
+    places = "out.logits * torch.arange(1, out.logits.shape[1] + 1)[None, :, None]"
+    (own.folder / "modeling_own.py").write_text("import torch\n" + CODE.replace("CHANGED", places))
+    with pytest.raises(ValueError, match="count tokens by themselves, whatever positions they are given"):
         engine(own, trust_remote_code=True)
 
 

@@ -50,6 +50,9 @@ def test_scores_are_scaled_where_positions_are() -> None:
     ("family", "settings", "says"),
     [
         ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method 'noaux_tc' is not known"),
+        ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob=True is not supported"),
+        ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func='softmax' is not supported; it has 'sigmoid'"),
+        ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq=2 is not supported"),
         ("deepseek_v3", {"attention_bias": True, "q_lora_rank": None}, "attention_bias and without q_lora_rank"),
     ],
 )

@@ -28,7 +28,7 @@ class Model(Family):
         if build.wanted.taps:
             raise Unserved(config, "outputs of single layers are not given")
         theirs = constructed(config, build.dtype, build.max_model_len)
-        trace, self._names = traced(theirs), Names(theirs)
+        trace, self._names = traced(theirs, build.max_model_len), Names(theirs)
         self._running, self._wanted, self._ops = Running(), build.wanted, build.ops.take("take_rows")
         replacing = Replacing(theirs, build, trace, self._names, self._running)
         self._give_attention(build, trace, replacing.plan)

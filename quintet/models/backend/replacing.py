@@ -93,12 +93,14 @@ class Replacing:
         held = dict(module.named_parameters())
         if sorted(held) != ["down_proj", "gate_up_proj"] or held["down_proj"].dim() != 3:
             return None
+        count, hidden, width = held["down_proj"].shape
+        if held["gate_up_proj"].shape != (count, 2 * width, hidden):  # LongCat has experts that compute nothing
+            return None
         config = self._theirs.config
         kinds = [getattr(config, name, None) for name in ("hidden_act", "hidden_activation", "activation_function")]
         kind = next((each for each in kinds if each in KINDS), None)
         if kind is None or not alike_experts(module, kind) or not self._names.separable(path):
             return None
-        count, hidden, width = held["down_proj"].shape
         parent = path.rpartition(".")[2]
         return Chosen(self._build, (hidden, width), kind, [f"{parent}.{expert}" for expert in range(count)])
 
