@@ -301,9 +301,10 @@ class Scheduler:
     def commit_late(self, plan: Plan) -> None:
         """Tokens of this step have landed: pages that it fills with them can be found, too."""
         for request in plan.late:
-            if request in plan.tokens and request.pages:  # it has not ended
+            if request in plan.tokens and request.begun:  # it has not ended
                 full = min(request.num_computed, request.num_known) // self.tables.page_size
                 self._commit(request, plan, full)
+                self.tables.keep_state(request)
         plan.late = [request for request in plan.late if request.num_drafts]  # this very step draws theirs
 
     def start_over(self, requests: Iterable[Request]) -> None:
@@ -313,9 +314,8 @@ class Scheduler:
         self.running.clear()
         self.waiting = sorted(requests, key=self._key)
         for request in self.waiting:
-            begun = bool(request.pages)
-            request.num_preemptions += begun
-            self.num_preemptions += begun
+            request.num_preemptions += request.begun
+            self.num_preemptions += request.begun
             request.forget_unknown()
             if request.grammar is not None:
                 request.grammar.begin_again()
