@@ -113,7 +113,7 @@ class Renamed:
 
     def get_tensor(self, name: str) -> "Tensor":
         """Rows of queries and keys: pairs that turn together stand side by side there, half a head apart here."""
-        tensor: "Tensor" = self._file.get_tensor(self._theirs[name])
+        tensor: Tensor = self._file.get_tensor(self._theirs[name])
         turned = re.search(r"\.self_attn\.([qk])_proj\.", name)
         if turned is None:
             return tensor

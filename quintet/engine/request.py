@@ -123,11 +123,6 @@ class Request:
         return self.admitted.request_id
 
     @property
-    def begun(self) -> bool:
-        """Whether it holds pages, or a state."""
-        return bool(self.pages) or self.slots.state != 0
-
-    @property
     def num_output(self) -> int:
         return len(self.token_ids) - self.num_prompt
 

@@ -301,7 +301,7 @@ class Scheduler:
     def commit_late(self, plan: Plan) -> None:
         """Tokens of this step have landed: pages that it fills with them can be found, too."""
         for request in plan.late:
-            if request in plan.tokens and request.begun:  # it has not ended
+            if request in plan.tokens and _begun(request):  # it has not ended
                 full = min(request.num_computed, request.num_known) // self.tables.page_size
                 self._commit(request, plan, full)
                 self.tables.keep_state(request)
@@ -314,8 +314,8 @@ class Scheduler:
         self.running.clear()
         self.waiting = sorted(requests, key=self._key)
         for request in self.waiting:
-            request.num_preemptions += request.begun
-            self.num_preemptions += request.begun
+            request.num_preemptions += _begun(request)
+            self.num_preemptions += _begun(request)
             request.forget_unknown()
             if request.grammar is not None:
                 request.grammar.begin_again()
@@ -343,3 +343,8 @@ def _by_order(request: Request) -> Key:
 
 def _by_priority(request: Request) -> Key:
     return request.admitted.priority, request.order
+
+
+def _begun(request: Request) -> bool:
+    """Whether it holds pages, or a state."""
+    return bool(request.pages) or request.slots.state != 0
