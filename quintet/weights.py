@@ -177,7 +177,9 @@ class Weight:
     axis: int  # the shard axis, of each matrix of a stack; an SPMD platform shards along it and ignores the ranges
     rank: int
     dtype: torch.dtype
-    use: str  # "linear", "experts", "heads", "turned heads", "embedding" or "vector": what place() may repack it for
+    # what place() may repack it for: "linear", "experts", "biased experts", "heads", "turned heads", "embedding",
+    # "vector"
+    use: str
     form: Form = PLAIN  # what place() makes of it
     reader: Reader | None = None  # of a quantized checkpoint; None: it holds floats
     shared: bool = False  # another layer wants the same tensors in this form: a tied head. Set by the loader

@@ -1,6 +1,7 @@
-"""A bfloat16 checkpoint of a Llama or a Qwen3 as a GGUF file, without a vocabulary: prompts are token ids."""
+"""A bfloat16 checkpoint of a Llama, Qwen3 or Qwen3-MoE as a GGUF file, without a vocabulary: prompts are token ids."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ import gguf
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+KINDS = {"llama": "llama", "qwen3": "qwen3", "qwen3_moe": "qwen3moe"}  # model_type -> llama.cpp's name
+EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
 def write(checkpoint: Path, target: Path) -> None:
@@ -15,20 +18,20 @@ def write(checkpoint: Path, target: Path) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
     kind = config["model_type"]
     rope = config["rope_parameters"]
-    if kind not in ("llama", "qwen3") or rope["rope_type"] != "default":
+    if kind not in KINDS or rope["rope_type"] != "default":
         raise ValueError(
-            f"{checkpoint} is a {kind} with {rope['rope_type']} positions; llama, qwen3 and default ones go"
+            f"{checkpoint} is a {kind} with {rope['rope_type']} positions; {', '.join(KINDS)} and default ones go"
         )
-    writer = gguf.GGUFWriter(target, kind)
+    writer = gguf.GGUFWriter(target, KINDS[kind])
     _describe(writer, config)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], config["num_hidden_layers"])
-    for name, tensor in _tensors(checkpoint / "model.safetensors").items():
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[KINDS[kind].upper()], config["num_hidden_layers"])
+    for name, tensor in _stacked(_tensors(checkpoint / "model.safetensors")).items():
         heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
         projection = name.split(".")[-2]
         if kind == "llama" and projection in heads:
             tensor = _interleaved(tensor, heads[projection])
         new = names.get_name(name, try_suffixes=(".weight",))
-        if tensor.ndim == 1:
+        if tensor.ndim == 1 or name.endswith("mlp.gate.weight"):  # a router
             writer.add_tensor(new, (tensor.astype(np.uint32) << 16).view(np.float32))
         else:
             writer.add_tensor(new, tensor.view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
@@ -52,6 +55,10 @@ def _describe(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_rope_freq_base(float(config["rope_parameters"]["rope_theta"]))
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
+    if config.get("num_experts"):
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     writer.add_tokenizer_model("no_vocab")
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
 
@@ -69,6 +76,20 @@ def _tensors(path: Path) -> dict[str, Array]:
         first, last = (8 + length + offset for offset in entry["data_offsets"])
         found[name] = data[first:last].view(np.uint16).reshape(entry["shape"])
     return found
+
+
+def _stacked(tensors: dict[str, Array]) -> dict[str, Array]:
+    """Experts that stand one by one become stacks [E, N, K]."""
+    found: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        if place := EXPERT.search(name):
+            found.setdefault(EXPERT.sub(".experts.", name), {})[int(place[1])] = tensor
+        else:
+            found[name] = tensor
+    return {
+        name: np.stack([each[i] for i in range(len(each))]) if isinstance(each, dict) else each
+        for name, each in found.items()
+    }
 
 
 def _interleaved(tensor: Array, heads: int) -> Array:

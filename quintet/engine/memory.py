@@ -94,10 +94,11 @@ def plan_memory(config: EngineConfig, footprint: Footprint, memory: Memory) -> M
     elif config.num_pages is None:
         budget = min(int(memory.total * config.gpu_memory_utilization), memory.free)
         room = budget - takes.weights - takes.workspace - takes.captured
-    slots = _slots(config, footprint, room)
+    wanted = footprint.length if config.max_model_len is None else config.max_model_len
+    need = 0 if wanted == "auto" else (footprint.pages(int(wanted), config.page_size) + 1) * footprint.page
+    slots = _slots(config, footprint, room, need)
     pages = (config.num_pages or 0) if room is None else (room - slots * footprint.arrangement.slot_bytes) // page
     pages = pages if footprint.page else max(2, pages)  # of no bytes
-    wanted = footprint.length if config.max_model_len is None else config.max_model_len
     fits = footprint.longest(max(0, pages - 1), config.page_size)
     length = fits if wanted == "auto" else int(wanted)
     each = footprint.pages(length, config.page_size)
@@ -110,16 +111,17 @@ def plan_memory(config: EngineConfig, footprint: Footprint, memory: Memory) -> M
     return MemoryPlan(max(2, int(pages)), length, footprint, budget, each, slots)
 
 
-def _slots(config: EngineConfig, footprint: Footprint, room: int | None) -> int:
+def _slots(config: EngineConfig, footprint: Footprint, room: int | None, need: int) -> int:
     """Slots for the states of max_num_seqs requests, and as many to be found again; where that is more than half of the
-    room, all of it without pages, as many as that holds. ValueError if one request's do not fit."""
+    room, all of it without pages, or more than is left beside the `need` bytes of one request's pages, as many as that
+    holds. ValueError if one request's do not fit."""
     arrangement = footprint.arrangement
     if not arrangement.states:
         return 0
     wanted = 1 + config.max_num_seqs * (EACH + config.enable_prefix_caching)
     if room is None:
         return wanted
-    share = room // (2 if arrangement.groups else 1)
+    share = min(room // (2 if arrangement.groups else 1), max(room - need, (1 + EACH) * arrangement.slot_bytes))
     slots = min(wanted, share // arrangement.slot_bytes)
     if slots < 1 + EACH:
         half = "half of " if arrangement.groups else ""

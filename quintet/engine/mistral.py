@@ -3,12 +3,13 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from quintet.engine.json_object import read_object
 from quintet.names import refuse_unknown
+
+if TYPE_CHECKING:
+    from torch import Tensor  # API processes come here for a file's name, and import no torch
 
 PARAMS = "params.json"
 TEKKEN = "tekken.json"
@@ -110,7 +111,7 @@ class Renamed:
     def get_slice(self, name: str) -> Any:
         return self._file.get_slice(self._theirs[name])
 
-    def get_tensor(self, name: str) -> Tensor:
+    def get_tensor(self, name: str) -> "Tensor":
         """Rows of queries and keys: pairs that turn together stand side by side there, half a head apart here."""
         tensor: Tensor = self._file.get_tensor(self._theirs[name])
         turned = re.search(r"\.self_attn\.([qk])_proj\.", name)

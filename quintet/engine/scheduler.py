@@ -301,9 +301,10 @@ class Scheduler:
     def commit_late(self, plan: Plan) -> None:
         """Tokens of this step have landed: pages that it fills with them can be found, too."""
         for request in plan.late:
-            if request in plan.tokens and request.pages:  # it has not ended
+            if request in plan.tokens and _begun(request):  # it has not ended
                 full = min(request.num_computed, request.num_known) // self.tables.page_size
                 self._commit(request, plan, full)
+                self.tables.keep_state(request)
         plan.late = [request for request in plan.late if request.num_drafts]  # this very step draws theirs
 
     def start_over(self, requests: Iterable[Request]) -> None:
@@ -313,9 +314,8 @@ class Scheduler:
         self.running.clear()
         self.waiting = sorted(requests, key=self._key)
         for request in self.waiting:
-            begun = bool(request.pages)
-            request.num_preemptions += begun
-            self.num_preemptions += begun
+            request.num_preemptions += _begun(request)
+            self.num_preemptions += _begun(request)
             request.forget_unknown()
             if request.grammar is not None:
                 request.grammar.begin_again()
@@ -343,3 +343,8 @@ def _by_order(request: Request) -> Key:
 
 def _by_priority(request: Request) -> Key:
     return request.admitted.priority, request.order
+
+
+def _begun(request: Request) -> bool:
+    """Whether it holds pages, or a state."""
+    return bool(request.pages) or request.slots.state != 0

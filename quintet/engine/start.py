@@ -58,6 +58,7 @@ logger = logging.getLogger(__name__)
 
 LONG = 0.04  # of max_model_len: a prompt with more tokens is long, where nobody says when it is
 LENGTHS = ("max_position_embeddings", "max_seq_len", "seq_length")  # what configs call the longest text
+UNSAID = 2048  # tokens of states alone, which hold any number, where no config says: as in vLLM
 LEAST_LOGIT_ROWS = 256  # of a step, if it has as many tokens: the scores of a prompt come so many at a time
 
 
@@ -320,7 +321,7 @@ def _length(config: EngineConfig, hf_config: Any) -> int:
     asked = config.max_model_len
     if not isinstance(asked, int):
         return own
-    if asked > own:
+    if asked > own and _trained(hf_config):
         raise ValueError(
             f"max_model_len={asked} is beyond the model's {own} tokens; lower it, or scale its rotary positions with "
             "hf_overrides={'rope_scaling': {...}}"
@@ -330,8 +331,9 @@ def _length(config: EngineConfig, hf_config: Any) -> int:
 
 def model_length(hf_config: Any) -> int:
     """Positions that the model was made for, stretched where its rotary scaling stretches them; they are int32."""
-    said = (getattr(hf_config, name, None) for name in LENGTHS)
-    trained = next((int(each) for each in said if each), 0)
+    trained = _trained(hf_config)
+    if not trained and set(getattr(hf_config, "layer_types", None) or ()) == {"linear_attention"}:
+        return UNSAID
     if not trained:
         raise ValueError(
             f"config.json does not say how long a text {hf_config.model_type} was made for; set "
@@ -344,6 +346,12 @@ def model_length(hf_config: Any) -> int:
     if kind == "yarn":
         return min(max(trained, int(rope.get("original_max_position_embeddings", 0) * factor)), MOST)
     return trained
+
+
+def _trained(hf_config: Any) -> int:
+    """Positions that the config speaks of; 0: none."""
+    said = (getattr(hf_config, name, None) for name in LENGTHS)
+    return next((int(each) for each in said if each), 0)
 
 
 def _plan(config: EngineConfig, hf_config: Any, sizes: ModelSizes, ranks: Ranks) -> MemoryPlan:

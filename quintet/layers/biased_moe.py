@@ -34,7 +34,9 @@ class BiasedExperts(Experts):
             modules = [f"{parent}{expert}.{own}" for expert in self._names]
             parts = tuple(Part(f"{each}.weight", shape, split.ranges, transposed=floats) for each in modules)
             form, reader = self._form_of(name)
-            return Weight(name, parts, axis, build.rank, build.dtype, "experts", form, reader, stack=len(modules))
+            return Weight(
+                name, parts, axis, build.rank, build.dtype, "biased experts", form, reader, stack=len(modules)
+            )
 
         def biases(name: str, own: str, split: Split) -> Weight:
             parts = tuple(Part(f"{parent}{each}.{own}.bias", (split.total,), split.ranges) for each in self._names)

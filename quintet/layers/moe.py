@@ -61,7 +61,7 @@ class Experts(Layer):
 
     def settle(self, path: str) -> None:
         """The forms of both stacks, and the provider for them."""
-        size, stacks = self._build.size, [each for each in self.weights(path) if each.use == "experts"]
+        size, stacks = self._build.size, [each for each in self.weights(path) if each.use.endswith("experts")]
         found = {each.name: self._settled(path, each) for each in stacks}
         readers = [reader for _, reader in found.values() if reader is not None]
         if readers and shares(self._width, size).ranges[-1][1] > self._width:
@@ -160,6 +160,7 @@ class Choice(Layer):
         self._op = "route_grouped" if mixture.scores == "sigmoid" else "route" if plain else "route_limited"
         super().__init__(build, self._op, *["scale"] * (mixture.scale != 1))
         self.bias: Tensor
+        self.unbiased: Tensor
 
     def weights(self, path: str) -> list[Weight]:
         name, size = self._mixture.bias, self._mixture.experts
@@ -170,14 +171,15 @@ class Choice(Layer):
 
     def constants(self) -> Mapping[str, Tensor]:
         lacking = self._mixture.bias is None and self._op != "route"
-        return {"bias": torch.zeros(self._mixture.experts)} if lacking else {}
+        return {"unbiased": torch.zeros(self._mixture.experts)} if lacking else {}
 
     def forward(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         of, choose = self._mixture, getattr(self.ops, self._op)
         if self._op == "route":
             weights, ids = choose(logits, of.chosen, of.renormalize)
         else:
-            weights, ids = choose(logits, self.bias, of.chosen, of.groups, of.kept, of.renormalize)
+            bias = self.unbiased if of.bias is None else self.bias
+            weights, ids = choose(logits, bias, of.chosen, of.groups, of.kept, of.renormalize)
         return (weights if of.scale == 1 else self.ops.scale(weights, of.scale)), ids
 
 

@@ -13,6 +13,14 @@ from quintet.types import StateSpec
 from quintet.weights import Part, Weight
 
 
+def check_silu(config: Any) -> None:
+    """ValueError if what follows a model's convolutions is another activation than the one that is computed here."""
+    if config.hidden_act not in ("silu", "swish"):
+        raise ValueError(
+            f"{config.model_type} with hidden_act={config.hidden_act!r} is not supported: silu follows its convolutions"
+        )
+
+
 class ShortConv(Layer):
     """x [T, C] -> [T, C], C being this rank's channels; `splits` share out those of the checkpoint's one tensor.
 

@@ -11,6 +11,7 @@ from quintet.layers.linear import LMHead
 from quintet.layers.mamba import Mamba2, Spaces
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.rope import Rotary
+from quintet.layers.short_conv import check_silu
 
 RENAMED = {
     ".mamba.": ".self_attn.",
@@ -22,6 +23,7 @@ RENAMED = {
 
 def spaces(config: Any, **differences: Any) -> Spaces:
     """The sizes under the names that this family and those after it have."""
+    check_silu(config)
     sizes = {"heads": config.mamba_n_heads, "head_dim": config.mamba_d_head, "groups": config.mamba_n_groups}
     return Spaces(
         hidden=config.hidden_size,

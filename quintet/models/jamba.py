@@ -11,6 +11,7 @@ from quintet.layers.linear import LMHead
 from quintet.layers.mamba import Channels, Mamba1
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe import Mixture, MoE, unstacked
+from quintet.layers.short_conv import check_silu
 
 RENAMED = {
     ".mamba.": ".self_attn.",
@@ -28,6 +29,7 @@ class Model(CausalLM):
 
     def __init__(self, config: Any, build: Build) -> None:
         super().__init__(build)
+        check_silu(config)
         shape = Channels(
             hidden=config.hidden_size,
             inner=config.mamba_expand * config.hidden_size,

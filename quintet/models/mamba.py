@@ -7,6 +7,7 @@ from quintet.layers.build import Build
 from quintet.layers.decoder import CausalLM, Decoder
 from quintet.layers.linear import LMHead
 from quintet.layers.mamba import Channels, Mamba1
+from quintet.layers.short_conv import check_silu
 from quintet.models import mamba2
 
 
@@ -19,6 +20,7 @@ class Model(CausalLM):
 
     def __init__(self, config: Any, build: Build) -> None:
         super().__init__(build)
+        check_silu(config)
         shape = Channels(
             hidden=config.hidden_size,
             inner=config.intermediate_size,

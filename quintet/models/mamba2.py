@@ -10,6 +10,7 @@ from quintet.layers.linear import LMHead
 from quintet.layers.mamba import Mamba2, Spaces
 from quintet.layers.mixing import Cache
 from quintet.layers.norm import RMSNorm
+from quintet.layers.short_conv import check_silu
 from quintet.models.bamba import least
 
 RENAMED = {"backbone.embedding.": "model.embed_tokens.", "backbone.embeddings.": "model.embed_tokens."}
@@ -33,6 +34,7 @@ class Model(CausalLM):
 
     def __init__(self, config: Any, build: Build) -> None:
         super().__init__(build)
+        check_silu(config)
 
         def block(config: Any, build: Build, index: int) -> Block:
             shape = Spaces(

@@ -13,6 +13,7 @@ from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe import SharedMoE, unstacked
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary
+from quintet.layers.short_conv import check_silu
 from quintet.models.qwen3_moe import mixes, mixture
 
 
@@ -51,6 +52,7 @@ class Model(CausalLM):
 
 def deltas(config: Any) -> Deltas:
     """The sizes of a delta net."""
+    check_silu(config)
     return Deltas(
         hidden=config.hidden_size,
         key_heads=config.linear_num_key_heads,

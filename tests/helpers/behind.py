@@ -146,6 +146,8 @@ class BehindDevice(NullDevice):
 
     def allocate(self, layouts: Sequence[Layout], units: int) -> State:
         self.work.allocations += 1
+        if layouts[0].unit != "page":
+            return (torch.empty(0),) * len(layouts)
         page_size = layouts[0].shape[2]
         return (torch.zeros(units, page_size, dtype=torch.int64), *[torch.empty(0)] * (len(layouts) - 1))
 

@@ -25,7 +25,7 @@ TAKE_ANYTHING = {
     "--allowed-hosts", "--tool-server", "--tools", "--allow-tool", "--chat-template-kwargs", "--tool-call-parser",
     "--reasoning-parser",
     "--logits-processors", "--stop", "--bad-words", "--compilation-config.cache-dir", "--input-file", "-i",
-    "--output-file", "-o",
+    "--output-file", "-o", "--ignore-patterns",
 }  # fmt: skip
 NONSENSE = ("", "{", "-7x")  # one of them is wrong for every other flag
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import trustme
 
@@ -190,6 +191,13 @@ def test_every_process_of_a_server_takes_new_files(files: Files) -> None:
         old = client_of(files.authority, ours)
         assert _found(server.url, old) and not _found(server.url, client_of(files.authority))
         assert until(lambda: len(server.api_processes()) == 2)
+        first, _ = server.api_processes()
+        first.suspend()
+        try:
+            assert until(lambda: first.status() == psutil.STATUS_STOPPED)
+            assert _found(server.url, old)  # so the second has read these files
+        finally:
+            first.resume()
         new = client_of(files.issue(), ours)
         assert until(lambda: server.output.count("are used as they are now") == 2)
         assert all(_found(server.url, new) for _ in range(8)) and not _found(server.url, old)

@@ -1,25 +1,31 @@
 """Slots of states: what a step reads holds just the tokens before it, whatever comes between."""
 
+import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import CONFIG_MAPPING
 
 from quintet.config import EngineConfig
-from quintet.conformance.tiny import variant
+from quintet.conformance.tiny import EVERY, variant
 from quintet.engine.client import Client
 from quintet.engine.groups import Arrangement, Keeping
 from quintet.engine.memory import Footprint, plan_memory
 from quintet.engine.prompts import Prompt
+from quintet.engine.request import Admitted
+from quintet.engine.start import launch, prepare
 from quintet.engine.worker import ModelSizes, Worker
 from quintet.platforms.cpu import PLATFORM
 from quintet.platforms.interface import Platform
 from quintet.types import Estimate, Layout, Memory, StateSpec
+from tests.helpers.behind import Work, behind
 from tests.helpers.null_engine import greedy
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 1}
@@ -112,10 +118,50 @@ def test_the_plan_counts_states() -> None:
     assert (without.num_slots, without.num_requests) == (1 + 2 * 4, 4)
     tight = plan_memory(config.replace(kv_cache_memory_bytes=24 * 1024), footprint, memory)
     assert (tight.num_slots, tight.num_requests) == (12, 5)
+    crowded = plan_memory(config.replace(kv_cache_memory_bytes=13 * 1024), footprint, memory)
+    assert (crowded.num_slots, crowded.num_pages) == (4, 9), "states leave room for one request's pages"
     alone = plan_memory(config, replace(footprint, arrangement=Arrangement((), (), (STATE,))), memory)
     assert alone.num_slots == 13 and alone.each == 0
     with pytest.raises(ValueError, match="KV cache needs 9 pages"):
         plan_memory(config.replace(kv_cache_memory_bytes=8 * 1024), footprint, memory)
+
+
+def test_behind_a_device_the_state_of_an_answer_is_kept_too() -> None:
+    """A step is planned before the token is known that fills a page."""
+    work, folder = Work(), str(variant("lfm2", "plain").folder)
+    given: dict[str, Any] = {"page_size": 4, "num_pages": 40, "max_model_len": 64, "max_num_seqs": 2}
+    config = EngineConfig.from_kwargs(
+        model=folder, device="null", load_format="dummy", skip_tokenizer_init=True, **given
+    )
+    prepared = prepare(config, behind(work, overlap=True, static_shapes=False))
+    work.take(prepared.ranks.workers[0].ops)
+    engine = launch(prepared, progress=False)
+    work.begin()
+    said = list(range(3, 9))
+    for name in ("first", "second"):
+        engine.add(Admitted(name, tuple(said), greedy(), (0, 0), 8))
+        while engine.busy:
+            said += [token for delta in engine.step() for token in delta.token_ids]
+            engine.check_integrity()
+    assert engine.stats().prefix_hits == 12, "of 14 tokens"
+
+
+@pytest.mark.parametrize("family", ["falcon_mamba", "mamba", "mamba2"])
+def test_states_alone_hold_as_many_tokens_as_are_asked_for(family: str, tmp_path: Path) -> None:
+    """Their published configs do not say how long a text they were made for."""
+    entries = {**EVERY[family]["plain"], "model_type": family}
+    del entries["max_position_embeddings"]
+    (tmp_path / "config.json").write_text(json.dumps(entries))
+    made = EngineConfig(model=str(tmp_path), device="null", load_format="dummy")
+    assert prepare(made).plan.max_model_len == 2048
+    assert prepare(made.replace(max_model_len=5000)).plan.max_model_len == 5000
+
+
+@pytest.mark.parametrize("family", ["bamba", "falcon_h1", "granitemoehybrid", "jamba", "mamba", "mamba2", "qwen3_next"])
+def test_no_other_activation_than_silu_follows_a_convolution(family: str) -> None:
+    config = CONFIG_MAPPING[family](**{**EVERY[family]["plain"], "hidden_act": "gelu"})
+    with pytest.raises(ValueError, match=f"^{family} with hidden_act='gelu' is not supported"):
+        Worker(PLATFORM(), config, ModelSizes(torch.float32, 16, 128))
 
 
 def test_no_more_requests_run_than_have_states() -> None:

@@ -12,7 +12,11 @@ PAIRS = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 1}  # neighbouring 
 
 
 def pack(*pieces: Tensor) -> Tensor:
-    """Pieces [N, K], one under the other, memory maps or not -> [blocks, depth, lanes], zeros where that is wider."""
+    """Pieces [N, K], one under the other, memory maps or not -> [blocks, depth, lanes], zeros where that is wider.
+
+    Those without outputs are passed over: of a tensor whose parts go to single ranks, most have none here.
+    """
+    pieces = tuple(piece for piece in pieces if len(piece)) or pieces
     dtype, inputs = pieces[0].dtype, pieces[0].shape[-1]
     if dtype not in KINDS:
         raise ValueError(f"weights are packed in {', '.join(map(str, KINDS))}, not in {dtype}")

@@ -141,7 +141,7 @@ class CPU(Platform):
         return placed if into is None else written(placed, into)
 
     def _plain(self, weight: Weight, parts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        if weight.use == "experts" and native_moe.packs(weight):
+        if weight.use.endswith("experts") and native_moe.packs(weight):
             return {weight.name: native_moe.pack(weight, parts)}
         if native_heads.packs(weight):
             return {weight.name: native_heads.pack(weight, parts)}
@@ -192,7 +192,7 @@ class CPU(Platform):
             if weight.stack:
                 return quantized_moe.placed_bytes(weight)
             return quantized_moe.packed_bytes(weight) if _lays(weight) else weight.nbytes
-        if weight.use == "experts" and native_moe.packs(weight):
+        if weight.use.endswith("experts") and native_moe.packs(weight):
             return native_moe.packed_bytes(weight)
         if native_heads.packs(weight):
             return native_heads.packed_bytes(weight)

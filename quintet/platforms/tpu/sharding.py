@@ -61,8 +61,9 @@ def _pieces(form: Form, inputs: int) -> dict[str, Piece]:
 
 def _placement(weight: Weight, mesh: Mesh, shape: tuple[int, ...], dtype: Any) -> Placement:
     """Cut along the weight's axis, or whole on each device: single vectors, and what the mesh does not divide."""
-    if weight.use.endswith("heads"):  # each a matrix of its own: they are dealt out
-        spec = PartitionSpec(AXIS if shape[0] % mesh.size == 0 else None, None, None)
+    if weight.stack and weight.use != "experts":  # heads are dealt out, each being a matrix; others are kept whole
+        dealt = weight.use.endswith("heads") and shape[0] % mesh.size == 0
+        spec = PartitionSpec(AXIS if dealt else None, *[None] * (len(shape) - 1))
         return Placement(jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec)), False)
     sizes = [stop - start for start, stop in (part.ranges[weight.rank] for part in weight.parts)]
     divides = mesh.size > 1 and all(size % mesh.size == 0 for size in sizes)

@@ -140,7 +140,7 @@ def test_the_plan_counts_what_each_device_keeps() -> None:
         worker = Runner(tiny, platform=tpu.platform(8), sizes=(16,)).worker
         per_device = {shard.data.nbytes for kv in worker._state for shard in kv.addressable_shards}
         assert {layout.shares for layout in worker.layouts} == {shares}
-        assert per_device == {worker.layouts[0].nbytes * worker._pages}
+        assert per_device == {worker.layouts[0].nbytes * worker._room.pages}
         weights = [jax_view(parameter) for name, parameter in worker.model.named_parameters() if "table" not in name]
         planned = worker.estimate(Extent(Variant(16, 8, 16, (4,)), EVEN["hidden_size"], EVEN["vocab_size"]))
         assert planned.weights == sum(array.addressable_shards[0].data.nbytes for array in weights)
