@@ -213,7 +213,8 @@ class GPU(Platform):
             return self._packs[form.kind]
 
     def estimate(self, model: nn.Module, weights: Sequence[Weight], extent: Extent) -> Estimate:
-        variants = decode_variants(extent.most, self._sizes)
+        # torch's own functions may look at what a device holds: what they are a part of is not captured
+        variants = decode_variants(extent.most, self._sizes) if getattr(model, "recordable", True) else ()
         placed = sum(map(self._placed_bytes, weights))
         return Estimate(placed, extent.workspace, self._captured_bytes(model, variants, extent), variants)
 

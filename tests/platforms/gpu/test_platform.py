@@ -298,6 +298,9 @@ def test_what_a_model_takes_is_told_with_the_steps_that_are_captured() -> None:
     assert took.captured > 4 * 4 * (1000 + 16), "what steps give is counted"
     eager = fake_platform(max_num_seqs=4, enforce_eager=True).estimate(model, [weight()], extent)
     assert (eager.captured, eager.variants) == (0, ())
+    model.recordable = False  # as a model says that computes with more than ops
+    looking = fake_platform(max_num_seqs=4).estimate(model, [weight()], extent)
+    assert (looking.captured, looking.variants) == (0, ())
     nothing_kept = extent._replace(most=extent.most._replace(pages=()))
     assert fake_platform().estimate(model, [weight()], nothing_kept).variants == (), "it does not decode"
 
