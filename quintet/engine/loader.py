@@ -332,6 +332,8 @@ def tensors_of(folder: Path | Weights, family: type[Family]) -> dict[str, OnFile
 
 def check_counts(folder: Path | Weights, family: type[Family], config: Any) -> None:
     """ValueError where config.json has more layers or experts than the files: told before a model of them is built."""
+    if not getattr(family, "counted", True):
+        return
     ignored = [re.compile(pattern) for pattern in family.ignored]
     names = [name for name, _ in _index(folder, family) if not any(each.fullmatch(name) for each in ignored)]
     for pattern, keys in COUNTED.items():

@@ -120,6 +120,7 @@ class Family(nn.Module):
 
     ignored: tuple[str, ...] = ()  # patterns of tensors that a checkpoint may hold and no layer asks for
     silent: tuple[str, ...] = ()  # ends of the names of such tensors, by the checkpoint's quantization
+    counted = True  # False: config.json may count layers and experts otherwise than the files do
     recordable = True  # False: a step computes with more than ops, so that their calls alone are not the step
     vocab_size: int
 

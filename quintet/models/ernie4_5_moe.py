@@ -14,6 +14,7 @@ from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe import Mixture, MoE, unstacked
 from quintet.layers.rope import Rotary
 
+NOTHING = 1e-6  # hardly ever do the weights of chosen experts add up to less
 BIAS = "moe_statics.e_score_correction_bias"
 
 
@@ -25,6 +26,11 @@ class Model(CausalLM):
     def __init__(self, config: Any, build: Build) -> None:
         super().__init__(build)
         refuse(config, "use_bias")
+        if (config.moe_norm_min or 0) > NOTHING:
+            raise ValueError(
+                f"{config.model_type} with moe_norm_min={config.moe_norm_min!r} is not supported: experts' "
+                "weights are divided by their sum, however small"
+            )
         rotary = Rotary.of(build, config, neighbours=True)
         mixture = Mixture(
             hidden=config.hidden_size,

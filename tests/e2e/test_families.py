@@ -203,6 +203,7 @@ def test_first_checkpoints_without_prefix(family: str, tmp_path: Path) -> None:
         ("falcon", {"new_decoder_architecture": True, "parallel_attn": False}, "without parallel_attn"),
         ("gptj", {"rotary_dim": 5}, "rotary_dim=5"),
         ("mpt", {"attn_config": {"alibi": False}}, "attn_config.alibi=False"),
+        ("ernie4_5_moe", {"moe_norm_min": 0.5}, "moe_norm_min=0.5"),
         ("llama", {"hidden_act": "mish"}, "activation 'mish' is not known"),
         ("qwen2", {"layer_types": ["chunked_attention"] * 3}, "layer_types"),
     ],

@@ -20,6 +20,7 @@ from quintet.types import AttentionSpec, Batch, Outputs
 class Model(Family):
     """What the engine runs is transformers' forward(): one flat row of tokens, no mask, no cache of its own."""
 
+    counted = False  # LongCat-Flash has two attentions in a layer of its files
     recordable = False  # torch's own functions compute a part of it
     _theirs: Any
 
