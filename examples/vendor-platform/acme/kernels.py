@@ -24,13 +24,14 @@ def product(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def tiled(x: Tensor, packed: Tensor) -> Tensor:
-    """x [T, K] @ packed [K, N] in float32, TILE rows at a time."""
+    """x [T, K] @ packed [K, N] in float32, TILE rows at a time, and whole tiles of columns: of a few columns, libraries
+    add up a row by its place among the others."""
     rows, width = len(x), packed.shape[1]
-    x = functional.pad(x, (0, 0, 0, -rows % TILE))
-    y = x.new_empty(len(x), width)
+    x, packed = functional.pad(x, (0, 0, 0, -rows % TILE)), functional.pad(packed, (0, -width % TILE))
+    y = x.new_empty(len(x), packed.shape[1])
     for first in range(0, len(x), TILE):
         torch.mm(x[first : first + TILE], packed, out=y[first : first + TILE])
-    return y[:rows]
+    return y[:rows, :width].contiguous()
 
 
 def product_shape(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
