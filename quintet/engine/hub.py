@@ -207,6 +207,8 @@ def _of_a_store(address: str, config: EngineConfig, patterns: Iterable[str]) -> 
 
 
 def _check_id(name: str) -> None:
+    if name.endswith(".gguf") and "/" not in name:
+        raise FileNotFoundError(f"no file {name!r} here; check the path, or name one on the hub as owner/repo:quant")
     if name.startswith((".", "/", "~", "\\")) or not _HUB_ID.fullmatch(name) or "--" in name or ".." in name:
         raise FileNotFoundError(
             f"no folder {name!r} here, and it is no hub id such as 'Qwen/Qwen3-0.6B'; check the path, or use 'bundled'"

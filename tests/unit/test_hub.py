@@ -45,6 +45,7 @@ def _write(folder: Path, name: str, content: Any) -> None:
         ("~/nothing", FileNotFoundError, "check the path"),
         ("a/b/c", FileNotFoundError, "no hub id"),
         ("two words", FileNotFoundError, "no hub id"),
+        ("nothere.gguf", FileNotFoundError, "no file 'nothere.gguf' here"),
         ("../x", FileNotFoundError, "no hub id"),
         ("nobody/quintet-test-model", ConnectionError, "HF_HUB_OFFLINE is set"),
         (__file__, ValueError, "no GGUF file; give the folder"),
