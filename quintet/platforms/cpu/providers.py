@@ -15,6 +15,7 @@ from quintet.platforms.cpu import (  # noqa: F401
     native_rotary,
     native_sampling,
     native_states,
+    native_ungated,
     ops,
     quantized,
     quantized_moe,
@@ -34,4 +35,5 @@ PRIORITY: Mapping[str, Sequence[str]] = {
     "quantized_experts": ("native",),
     "biased_experts": ("native", "torch"),
     "by_heads": ("native", "torch"),
+    "ungated_experts": ("native", "torch"),
 }
