@@ -80,9 +80,10 @@ NEMOTRON_H = {
 }
 ZAMBA2 = {
     **{name: value for name, value in PLAIN.items() if name != "num_key_value_heads"},
-    "num_hidden_layers": 7,
-    "layers_block_type": ["linear_attention", *["hybrid"] * 5, "linear_attention"],
+    "num_hidden_layers": 4,
+    "layers_block_type": ["hybrid", "linear_attention", "hybrid", "hybrid"],
     "num_mem_blocks": 2,
+    "tie_word_embeddings": True,
     "adapter_rank": 8,
     "n_mamba_heads": 4,
     "mamba_ngroups": 2,
@@ -140,7 +141,7 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
     },
     "zamba2": {
         "plain": {**ZAMBA2, "use_mem_rope": True, "use_shared_attention_adapter": True},
-        "no adapters of attention, biased": {**ZAMBA2, "add_bias_linear": True, "tie_word_embeddings": True},
+        "no adapters of attention, biased": {**ZAMBA2, "add_bias_linear": True, "num_mem_blocks": 1},
     },
     "qwen3_5_text": {"plain": {**PLAIN, **DELTA, "full_attention_interval": 2, "head_dim": 16}},
     "apertus": {"plain": {**PLAIN, "rope_parameters": LLAMA3}},

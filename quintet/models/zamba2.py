@@ -47,11 +47,15 @@ class Trunk(Decoder):
 
 
 class Model(CausalLM):
-    """Time steps are time_step_min at least, as transformers has them."""
+    """Time steps are time_step_min at least, and blocks shared if the embedding is tied, as transformers has it."""
 
     def __init__(self, config: Any, build: Build) -> None:
         super().__init__(build)
         refuse(config, "use_long_context")
+        if not config.tie_word_embeddings:
+            raise ValueError(
+                "zamba2 with tie_word_embeddings=False is not supported: transformers then shares no block"
+            )
         rotary, blocks = Rotary.of(build, config) if config.use_mem_rope else None, dict[int, SharedBlock]()
         self.ignored = CausalLM.ignored
         shape = replace(Heads.of(config, scale=(head_dim(config) / 2) ** -0.5), hidden=config.attention_hidden_size)

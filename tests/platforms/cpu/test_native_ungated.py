@@ -36,7 +36,7 @@ def test_packed_equals_the_specification_alone_and_beside_others(isa: str, dtype
 
 def test_odd_inputs_in_half_precision_keep_both_stacks_as_they_are() -> None:
     """Else one would be packed and the other not, and no provider takes that."""
-    settings = {**EVERY["nemotron_h"]["plain"], "layers_block_type": ["moe"], "moe_intermediate_size": 57}
+    settings = {**EVERY["nemotron_h"]["plain"], "layers_block_type": ["moe"], "hidden_size": 45}
     run = Runner(make("nemotron_h", settings), torch.bfloat16)
     kept = [parameter.dim() for name, parameter in run.worker.model.named_parameters() if ".experts." in name]
     assert kept == [3, 3]
