@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoConfig
 from transformers.models.auto import modeling_auto
 
-from quintet.conformance.tiny import EVERY, FAMILIES
+from quintet.conformance.tiny import EVERY, FAMILIES, configured
 from quintet.engine.quantizing.products import Unmixed
 from quintet.layers import blocks
 from quintet.layers.attention import SelfAttention
@@ -121,7 +121,7 @@ def _config(kind: str) -> tuple[Any, str]:
     if kind not in EVERY:
         raise ValueError(f"{kind} has no line in quintet/conformance/tiny.py or kin.py: what is it compared with?")
     settings = next(iter(EVERY[kind].values()))
-    return AutoConfig.for_model(kind, **settings), "every check" if kind in FAMILIES else "logits, greedy tokens"
+    return configured(kind, settings), "every check" if kind in FAMILIES else "logits, greedy tokens"
 
 
 def _classes(kind: str) -> str:

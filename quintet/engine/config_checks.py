@@ -25,7 +25,7 @@ WHOLE: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), (0, FEATURES)),
     **dict.fromkeys(("vocab_size", "type_vocab_size", "max_position_embeddings", "n_positions"), (1, MOST)),
     **dict.fromkeys(("original_max_position_embeddings", "sliding_window", "window_size"), (1, MOST)),
-    **dict.fromkeys(("max_seq_len", "seq_length", "padded_vocab_size", "model_max_length"), (1, MOST)),
+    **dict.fromkeys(("max_seq_len", "seq_length", "padded_vocab_size"), (1, MOST)),
     **dict.fromkeys(("multi_query_group_num", "kv_channels"), (1, PARTS)),
     **dict.fromkeys(("num_shared_experts", "rotary_dim"), (0, PARTS)),
 }
@@ -41,7 +41,10 @@ REAL: Mapping[str, tuple[float, float]] = {
     **dict.fromkeys(("attention_multiplier", "embedding_multiplier", "residual_multiplier"), (-1e9, 1e9)),
 }
 LISTS: Mapping[str, type] = {
-    **{"architectures": str, "layer_types": str, "mlp_only_layers": int, "no_rope_layers": int},
+    "architectures": str,
+    "layer_types": str,
+    "mlp_only_layers": int,
+    "no_rope_layers": int,
     **dict.fromkeys(("bskcn_1", "bskcn_2", "bskcn_3", "bskcn_4"), int),
 }
 TEXTS = ("rope_type", "hidden_act", "hidden_activation", "activation_function")

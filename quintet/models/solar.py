@@ -50,7 +50,9 @@ def _check(config: Any, kept: Sequence[list[int]], mixed: Sequence[list[int]], s
     if both := {*kept[0], *kept[1]} & {*mixed[0], *mixed[1]}:
         raise ValueError(f"{config.model_type} keeps and mixes what goes into layer {min(both)}: that is not supported")
     if not 0 < share < 1:
-        raise ValueError(f"{config.model_type} with bskcn_tv={config.bskcn_tv} is not supported: shares are within 0, 1")
+        raise ValueError(
+            f"{config.model_type} with bskcn_tv={config.bskcn_tv} is not supported: shares are within 0, 1"
+        )
 
 
 class Model(llama.Model):
