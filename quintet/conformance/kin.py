@@ -24,6 +24,10 @@ MPT = {
     "vocab_size": VOCAB, "d_model": 48, "n_layers": 3, "n_heads": 6, "max_seq_len": LENGTH, "bos_token_id": 1,
     "eos_token_id": 2,
 }  # fmt: skip
+XGLM = {
+    "vocab_size": VOCAB, "d_model": 48, "ffn_dim": 77, "num_layers": 3, "attention_heads": 4,
+    "max_position_embeddings": LENGTH, "bos_token_id": 0, "eos_token_id": 2,
+}  # fmt: skip
 GROWING = {  # every 16 positions, queries grow
     "rope_type": "yarn", "rope_theta": 10000.0, "factor": 16.0, "original_max_position_embeddings": 16,
     "llama_4_scaling_beta": 0.5, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
@@ -148,15 +152,19 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
         "one KV head": {**PLAIN, "bias": True},
         "few KV heads": {**PLAIN, "new_decoder_architecture": True, "num_kv_heads": 3, "tie_word_embeddings": True},
     },
+    "flex_olmo": {
+        "plain": {**PLAIN, "num_experts": 5, "num_experts_per_tok": 2, "norm_topk_prob": True, "attention_bias": True},
+    },
     "gemma": {"plain": {**HEAD, "tie_word_embeddings": True}},
     "glm": {"plain": {**HALF, "attention_bias": True}},
     "glm4": {"plain": HALF},
     "gpt_bigcode": {"one KV head": GPT, "many": {**GPT, "multi_query": False, "n_inner": 50}},
     "gpt_neo": {"plain": GPT_NEO},
     "gpt_neox": {"parallel": PLAIN, "serial": {**PLAIN, "use_parallel_residual": False, "attention_bias": False}},
-    "gptj": {"plain": {**GPT, "rotary_dim": 6}},
+    "gptj": {"plain": {**GPT, "rotary_dim": 6}, "tied": {**GPT, "rotary_dim": 6, "tie_word_embeddings": True}},
     "helium": {"plain": {**PLAIN, "head_dim": 8}},
     "hunyuan_v1_dense": {"alpha": {**HEAD, "attention_bias": True, "rope_parameters": ALPHA}},
+    "hunyuan_v1_moe": {"plain": {**HEAD, "num_experts": 5, "moe_topk": [2, 2, 3], "rope_parameters": ALPHA}},
     "internlm": {"plain": {**PLAIN, "num_key_value_heads": 6, "bias": True}},
     "internlm2": {"plain": {**PLAIN, "bias": False}, "biased": {**PLAIN, "bias": True, "rope_theta": 1e6}},
     "internlm3": {"plain": HEAD},
@@ -178,6 +186,7 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
         "parallel": {**PLAIN, "use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": True},
     },
     "starcoder2": {"plain": WINDOWS},
+    "xglm": {"plain": XGLM, "unscaled": {**XGLM, "scale_embedding": False, "tie_word_embeddings": False}},
     "glm4_moe": {
         "plain": {**PLAIN, **GROUPED, "head_dim": 16, "attention_bias": True, "use_qk_norm": True},
         "no norms": {**PLAIN, **GROUPED, "head_dim": 12, "n_group": 1, "topk_group": 1, "norm_topk_prob": False},

@@ -210,6 +210,13 @@ def rows(
     return RowLinear(build, inputs, {name: whole(total, build.size)}, bias, stored)
 
 
+class Vocabulary(Linear):
+    """A head's product: its bias is its own where its weight is the embedding's."""
+
+    def _bias(self, weight: Part, split: Split) -> Part:
+        return replace(super()._bias(weight, split), source="lm_head.bias")
+
+
 class LMHead(Layer):
     """Logits over the vocabulary, which is padded to equal shares, gathered, and cut back."""
 
@@ -217,7 +224,7 @@ class LMHead(Layer):
         super().__init__(build)
         self._comm, self.vocab = build.comm, vocab
         exact = replace(build, forms=build.forms.of_head())
-        self.linear = columns(exact, hidden, {source: padded(vocab, build.size)}, bias)
+        self.linear = Vocabulary(exact, whole(hidden, build.size), {source: padded(vocab, build.size)}, bias)
 
     def forward(self, x: Tensor) -> Tensor:  # [L, hidden] -> [L, vocab]
         logits = self.linear(x)

@@ -89,5 +89,6 @@ def _mixture(config: Any) -> Mixture:
         groups=config.n_group if sigmoid else 1,
         kept=config.topk_group if sigmoid else 1,
         scale=config.routed_scaling_factor,
+        wide=sigmoid,
         shared=shared * config.n_shared_experts,
     )
