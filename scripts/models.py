@@ -201,6 +201,11 @@ Python was not run. Tokenizers that are Python do not load: such a model needs a
 """
 MIDDLE = """
 
+## Computed otherwise
+
+- `mamba`, `mamba2`, `falcon_mamba`: checkpoints ask for the sums of the layers' outputs in float32
+  (`residual_in_fp32`). Here they have the model's type, which a warning says at start; `--dtype float32` keeps them.
+
 ## Left out
 
 What has no file here and transformers has code for may run through that:

@@ -161,7 +161,7 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
     "gpt_bigcode": {"one KV head": GPT, "many": {**GPT, "multi_query": False, "n_inner": 50}},
     "gpt_neo": {"plain": GPT_NEO},
     "gpt_neox": {"parallel": PLAIN, "serial": {**PLAIN, "use_parallel_residual": False, "attention_bias": False}},
-    "gptj": {"plain": {**GPT, "rotary_dim": 6}, "tied": {**GPT, "rotary_dim": 6, "tie_word_embeddings": True}},
+    "gptj": {"plain": {**GPT, "rotary_dim": 6}},
     "helium": {"plain": {**PLAIN, "head_dim": 8}},
     "hunyuan_v1_dense": {"alpha": {**HEAD, "attention_bias": True, "rope_parameters": ALPHA}},
     "hunyuan_v1_moe": {"plain": {**HEAD, "num_experts": 5, "moe_topk": [2, 2, 3], "rope_parameters": ALPHA}},
