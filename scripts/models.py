@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoConfig
 from transformers.models.auto import modeling_auto
 
-from quintet.conformance.published import PUBLISHED
+from quintet.conformance.nearest import PUBLISHED
 from quintet.conformance.tiny import EVERY, FAMILIES, configured
 from quintet.engine.quantizing.products import Unmixed
 from quintet.layers import blocks
@@ -193,7 +193,7 @@ published checkpoint of these families was run here, unless [performance.md](per
 Some families transformers has no class for ("none"): their checkpoints bring Python of their own (`auto_map`), and
 load here without it and without `--trust-remote-code`; `quintet/engine/foreign_configs.py` reads their config.json.
 Their reference is transformers' nearest class, whose tensors are renamed and fused as the published files have them,
-and whose modules are put together otherwise where the row says so (`quintet/conformance/published.py`); the published
+and whose modules are put together otherwise where the row says so (`quintet/conformance/nearest.py`); the published
 Python was not run. Tokenizers that are Python do not load: such a model needs a tokenizer.json (`--tokenizer`).
 
 | `model_type` | models | transformers' class | what it is | compared |
@@ -226,7 +226,7 @@ END = """
 4. New mathematics is an op: its specification in `quintet/ops`, cases in `quintet/conformance/cases.py`, and
    providers where they pay. Platforms without one run the specification.
 5. If transformers has no class for it: how its config.json is read, in `quintet/engine/foreign_configs.py`, and what it
-   is compared with, in `quintet/conformance/published.py`.
+   is compared with, in `quintet/conformance/nearest.py`.
 6. A line in `quintet/conformance/kin.py`, with one or two small configs that use what the family has; in
    `quintet/conformance/tiny.py` instead, and in `tests/helpers/configs.py`, if it has a layer or an op that no
    other has.

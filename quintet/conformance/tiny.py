@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as talk
 
 from quintet.conformance.kin import KIN
-from quintet.conformance.published import PUBLISHED
+from quintet.conformance.nearest import PUBLISHED
 from quintet.conformance.sizes import DELTA, SPACES, WINDOW
 from quintet.conformance.sizes import LENGTH as LENGTH
 from quintet.conformance.sizes import PLAIN as PLAIN

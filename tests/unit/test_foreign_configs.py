@@ -9,7 +9,7 @@ from transformers import CONFIG_MAPPING
 
 from quintet.config import EngineConfig
 from quintet.conformance.kin import BAICHUAN, CHATGLM, KIN
-from quintet.conformance.published import PUBLISHED
+from quintet.conformance.nearest import PUBLISHED
 from quintet.conformance.tiny import configured, variant
 from quintet.engine.config_checks import check_architectures
 from quintet.engine.foreign_configs import FOREIGN
