@@ -1,5 +1,4 @@
-"""Families that transformers has no class for: random checkpoints as they are published, and what they are compared
-with.
+"""Families that transformers has no class for: checkpoints as they are published, and what they are compared with.
 
 Their nearest class in transformers makes the numbers, and is the reference. Tensors are renamed and fused as the
 published files have them; where a family computes something else, the class's modules are put together otherwise here,
