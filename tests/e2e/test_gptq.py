@@ -23,7 +23,9 @@ GPT2 = {
 }  # fmt: skip
 WHOLE_HEADS = {**SIZES, "num_key_value_heads": 8}
 NEW_FALCON = {name: value for name, value in WHOLE_HEADS.items() if name != "head_dim"} | {
-    **{"new_decoder_architecture": True, "num_kv_heads": 4, "bias": True}
+    "new_decoder_architecture": True,
+    "num_kv_heads": 4,
+    "bias": True,
 }
 DYNAMIC = {r"-:.*layers\.1\.mlp\..*": {}, r".*k_proj": {"bits": 8}, r"+:.*v_proj": {"bits": 2, "group_size": 32}}
 
