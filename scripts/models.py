@@ -14,12 +14,13 @@ from torch import nn
 from transformers import AutoConfig
 from transformers.models.auto import modeling_auto
 
-from quintet.conformance.tiny import EVERY, FAMILIES
+from quintet.conformance.nearest import PUBLISHED
+from quintet.conformance.tiny import EVERY, FAMILIES, configured
 from quintet.engine.quantizing.products import Unmixed
 from quintet.layers import blocks
 from quintet.layers.attention import SelfAttention
 from quintet.layers.build import Build, Wanted
-from quintet.layers.embedding import PositionEmbedding
+from quintet.layers.embedding import PositionEmbedding, Sinusoids
 from quintet.layers.mixing import Mixing
 from quintet.layers.norm import LayerNorm
 from quintet.layers.rope import Rotary
@@ -38,6 +39,10 @@ ALSO = {
     "falcon": "not Falcon 3, which is `llama`",
     "gpt_neox": "Dolly, StableLM Alpha, RedPajama-INCITE",
     "deepseek_v3": "R1, Moonlight",
+    "bailing_moe": "Ling-lite and -plus, Ring-lite",
+    "bailing_moe_v2": "Ling and Ring 2.0 (mini, flash, 1T)",
+    "chatglm": "not ChatGLM-6B; GLM-4's `-hf` checkpoints are `glm`",
+    "internlm": "InternLM 7B and 20B",
     "internlm3": "InternLM 3 8B",
     "iquestcoder": "IQuest-Coder",
     "kimi_k2": "Kimi K2",
@@ -52,15 +57,8 @@ HEADLESS: dict[str, tuple[dict[str, Any], str]] = {
 }
 # wrappers of several modalities, whose text is read, and types of repositories' own code -> what transformers calls it
 WRAPPED = {"gemma3": "gemma3_text", "kimi_k2": "deepseek_v3"}
-NO_CLASS = "transformers has neither configuration nor code for it, so there is no reference"
 # what was asked for -> why it is not there
 LEFT_OUT = {
-    "Baichuan 1 and 2 (`baichuan`)": NO_CLASS,
-    "ChatGLM 2 and 3, GLM-4-9B as first published (`chatglm`)": f"{NO_CLASS}. GLM-4's `-hf` checkpoints are `glm`",
-    "EXAONE 3 and 3.5 (`exaone`)": f"{NO_CLASS}. EXAONE 4 is there",
-    "InternLM 2 (`internlm2`)": f"{NO_CLASS}. Checkpoints that were converted to Llama's form are read",
-    "MiMo 7B (`mimo`)": f"{NO_CLASS}. It is Qwen 2 with a head for drafts",
-    "Solar Pro (`solar`)": NO_CLASS,
     "Gemma 3n (`gemma3n`, `gemma3n_text`)": (
         "its layers mix four streams (AltUp), and some read another layer's cache, for which there is no group of state"
     ),
@@ -71,8 +69,6 @@ LEFT_OUT = {
     ),
     "Llama 4 (`llama4`, `llama4_text`)": "its chunked local attention is no kind of group yet",
     "Phi-3.5-MoE (`phimoe`)": "its router masks what is far below the largest (sparsemixer), which no op computes",
-    "Ling and Ring (`bailing_moe`)": NO_CLASS,
-    "XGLM (`xglm`)": "its positions are sinusoids, a table that no layer here makes yet",
     "BioGPT (`biogpt`)": "no checkpoint of it chats or codes; nobody asked for it yet",
 }
 
@@ -121,10 +117,14 @@ def _config(kind: str) -> tuple[Any, str]:
     if kind not in EVERY:
         raise ValueError(f"{kind} has no line in quintet/conformance/tiny.py or kin.py: what is it compared with?")
     settings = next(iter(EVERY[kind].values()))
-    return AutoConfig.for_model(kind, **settings), "every check" if kind in FAMILIES else "logits, greedy tokens"
+    return configured(kind, settings), "every check" if kind in FAMILIES else "logits, greedy tokens"
 
 
 def _classes(kind: str) -> str:
+    if kind in PUBLISHED:
+        near = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[PUBLISHED[kind].like]
+        words = f", {PUBLISHED[kind].words}" if PUBLISHED[kind].words else ""
+        return f"none; the nearest is `{near}`{words}"
     causal, trunks = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, modeling_auto.MODEL_MAPPING_NAMES
     found = trunks[kind] if kind in HEADLESS else causal.get(kind) or causal[WRAPPED[kind]]
     return f"`{found}`" if isinstance(found, str) else ", ".join(f"`{each}`" for each in found)
@@ -157,7 +157,8 @@ def _attention(specs: list[Any]) -> list[str]:
 def _positions(parts: list[nn.Module], specs: list[Any]) -> list[str]:
     attends = [part for part in parts if isinstance(part, SelfAttention)]
     rotaries = [part for part in parts if isinstance(part, Rotary)]
-    found = ["learned positions"] if any(isinstance(part, PositionEmbedding) for part in parts) else []
+    tables = [part for part in parts if isinstance(part, PositionEmbedding)]
+    found = ["sinusoids" if isinstance(each, Sinusoids) else "learned positions" for each in tables[:1]]
     if any(rotary._neighbours for rotary in rotaries):
         found.append("neighbours turned")
     if any(rotary._dim < attend._head_dim for attend in attends if (rotary := attend.rotary) is not None):
@@ -189,10 +190,21 @@ platform, alone = batched = chunked = preempted = cached, ranks, the recorded st
 (`quintet/conformance/kin.py`), on CPU in the tests and wherever `quintet conformance` runs uncompiled models. No
 published checkpoint of these families was run here, unless [performance.md](performance.md) names it.
 
+Some families transformers has no class for ("none"): their checkpoints bring Python of their own (`auto_map`), and
+load here without it and without `--trust-remote-code`; `quintet/engine/foreign_configs.py` reads their config.json.
+Their reference is transformers' nearest class, whose tensors are renamed and fused as the published files have them,
+and whose modules are put together otherwise where the row says so (`quintet/conformance/nearest.py`); the published
+Python was not run. Tokenizers that are Python do not load: such a model needs a tokenizer.json (`--tokenizer`).
+
 | `model_type` | models | transformers' class | what it is | compared |
 |---|---|---|---|---|
 """
 MIDDLE = """
+
+## Computed otherwise
+
+- `mamba`, `mamba2`, `falcon_mamba`: checkpoints ask for the sums of the layers' outputs in float32
+  (`residual_in_fp32`). Here they have the model's type, which a warning says at start; `--dtype float32` keeps them.
 
 ## Left out
 
@@ -213,10 +225,12 @@ END = """
 3. What the config may say and you do not compute: `refuse(config, "flag")`.
 4. New mathematics is an op: its specification in `quintet/ops`, cases in `quintet/conformance/cases.py`, and
    providers where they pay. Platforms without one run the specification.
-5. A line in `quintet/conformance/kin.py`, with one or two small configs that use what the family has; in
+5. If transformers has no class for it: how its config.json is read, in `quintet/engine/foreign_configs.py`, and what it
+   is compared with, in `quintet/conformance/nearest.py`.
+6. A line in `quintet/conformance/kin.py`, with one or two small configs that use what the family has; in
    `quintet/conformance/tiny.py` instead, and in `tests/helpers/configs.py`, if it has a layer or an op that no
    other has.
-6. Compare, and write this page anew:
+7. Compare, and write this page anew:
 
 ```
 python -m pytest tests/e2e/test_families.py -k <model_type>

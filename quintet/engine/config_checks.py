@@ -25,7 +25,9 @@ WHOLE: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), (0, FEATURES)),
     **dict.fromkeys(("vocab_size", "type_vocab_size", "max_position_embeddings", "n_positions"), (1, MOST)),
     **dict.fromkeys(("original_max_position_embeddings", "sliding_window", "window_size"), (1, MOST)),
-    **dict.fromkeys(("max_seq_len", "seq_length"), (1, MOST)),
+    **dict.fromkeys(("max_seq_len", "seq_length", "padded_vocab_size"), (1, MOST)),
+    **dict.fromkeys(("multi_query_group_num", "kv_channels"), (1, PARTS)),
+    **dict.fromkeys(("num_shared_experts", "rotary_dim"), (0, PARTS)),
 }
 # Of numbers that need not be whole, likewise.
 REAL: Mapping[str, tuple[float, float]] = {
@@ -38,9 +40,16 @@ REAL: Mapping[str, tuple[float, float]] = {
     "logit_scale": (-1e9, 1e9),
     **dict.fromkeys(("attention_multiplier", "embedding_multiplier", "residual_multiplier"), (-1e9, 1e9)),
 }
-LISTS: Mapping[str, type] = {"architectures": str, "layer_types": str, "mlp_only_layers": int, "no_rope_layers": int}
+LISTS: Mapping[str, type] = {
+    "architectures": str,
+    "layer_types": str,
+    "mlp_only_layers": int,
+    "no_rope_layers": int,
+    **dict.fromkeys(("bskcn_1", "bskcn_2", "bskcn_3", "bskcn_4"), int),
+}
 TEXTS = ("rope_type", "hidden_act", "hidden_activation", "activation_function")
 OBJECTS = ("rope_parameters", "rope_scaling", "text_config", "quantization_config", "compression_config")
+HEADED = {"ChatGLMModel": "chatglm"}  # classes that have a head, whatever they are called -> their family
 GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")  # how classes with a head are called
 REMEDY = "correct it, or fetch the model anew"
 
@@ -115,7 +124,7 @@ def check_architectures(kind: str, architectures: list[str] | None, source: str)
     if not architectures or family is None or added_for(kind, architectures):  # what is added has names of its own
         return
     names = ", ".join(map(repr, architectures[:3]))
-    heads = [name for name in architectures if name.endswith(GENERATES)]
+    heads = [name for name in architectures if name.endswith(GENERATES) or HEADED.get(name) == family]
     if not heads:
         why = "which is no class that generates text: its head, or the lack of one, is not computed here"
     elif all(_family_of(name) not in map(_plain, (kind, kind.removesuffix("_text"), family)) for name in heads):
@@ -130,6 +139,8 @@ def check_architectures(kind: str, architectures: list[str] | None, source: str)
 
 def _family_of(name: str) -> str:
     """LlamaForCausalLM -> llama."""
+    if name in HEADED:
+        return HEADED[name]
     for end in GENERATES:
         name = name.removesuffix(end)
     return _plain(name)

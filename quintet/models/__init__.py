@@ -10,9 +10,11 @@ from typing import Any
 GROUP = "quintet.models"  # entry points: model_type or architecture = package.module[:Class]
 
 _ALIASES = {  # model_type in config.json -> file, where they differ
+    "bailing_moe_v2": "bailing_moe",
     "cwm": "ministral",
     "falcon_mamba": "mamba",
     "gemma3_text": "gemma3",
+    "internlm": "llama",
     "internlm3": "llama",
     "iquestcoder": "llama",
     "kimi_k2": "deepseek_v3",
