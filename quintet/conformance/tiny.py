@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as talk
 
 from quintet.conformance.kin import KIN
-from quintet.conformance.nearest import PUBLISHED
+from quintet.conformance.nearest import PUBLISHED, Published
 from quintet.conformance.sizes import DELTA, SPACES, WINDOW
 from quintet.conformance.sizes import LENGTH as LENGTH
 from quintet.conformance.sizes import PLAIN as PLAIN
@@ -257,6 +257,7 @@ SMALLER = {"adapter": 0.5, "shared_transformer": 0.8}
 # whose layers keep a state per request: not every platform serves them
 STATEFUL = {"granitemoehybrid", "lfm2", "mamba", "mamba2", "qwen3_next"}
 EVERY = {**FAMILIES, **KIN}
+FILE = "model.safetensors"
 VARIANTS = [(family, variant) for family, variants in FAMILIES.items() for variant in variants]
 
 
@@ -319,20 +320,30 @@ def smooth(family: str) -> Tiny:
 def _make(family: str, settings: str, seed: int) -> Tiny:
     torch.set_num_threads(1)  # threads wait by spinning: on busy cores tiny products take 40 times as long with two
     own, said = PUBLISHED.get(family), json.loads(settings)
-    config = AutoConfig.for_model(own.like, **own.config(said)) if own else AutoConfig.for_model(family, **said)
     with torch.random.fork_rng(), _hushed():
         torch.manual_seed(seed)
-        plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
-        model = AutoModelForCausalLM.from_config(config, **plain).float().eval()
+        model = _drawn(family, own, said)
         scatter(model)
         folder = Path(tempfile.mkdtemp(dir=_folder().name))
-        model.save_pretrained(folder)
+        if own is not None and own.own is not None:
+            save_file({name: each.contiguous() for name, each in model.state_dict().items()}, folder / FILE)
+        else:
+            model.save_pretrained(folder)
         if own is None:
             return Tiny(folder, AutoConfig.from_pretrained(folder), model)
-        file = folder / "model.safetensors"
+        file = folder / FILE
         save_file({name: each.contiguous() for name, each in own.tensors(load_file(file), said).items()}, file)
         (folder / "config.json").write_text(json.dumps(_entries(family, said)))
         return Tiny(folder, configured(family, said), own.computes(model, said))
+
+
+def _drawn(family: str, own: Published | None, said: Mapping[str, Any]) -> Any:
+    """The model that makes the numbers."""
+    if own is not None and own.own is not None:
+        return own.own(said).float().eval()
+    config = AutoConfig.for_model(own.like, **own.config(said)) if own else AutoConfig.for_model(family, **said)
+    plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    return AutoModelForCausalLM.from_config(config, **plain).float().eval()
 
 
 def _entries(family: str, settings: Mapping[str, Any]) -> dict[str, Any]:
