@@ -1,6 +1,7 @@
 """RWKV-7 "Goose" (Peng et al. 2025), as flash-linear-attention stores it: a rule that replaces what a state holds."""
 
 import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -74,3 +75,9 @@ class Model(CausalLM):
     def canonical(name: str) -> str:
         """The first norm is the trunk's."""
         return name.replace("model.layers.0.pre_norm.", "model.pre_norm.", 1)
+
+    @staticmethod
+    def unstacked(name: str, shape: Sequence[int]) -> Mapping[str, tuple[Any, ...]]:
+        """Older files have the factors of a layer in one x_x [6, hidden]."""
+        stem = name.removesuffix("x_x")
+        return {} if stem == name else {f"{stem}x_{each}": (at, None, None) for at, each in enumerate("rwkvag")}
