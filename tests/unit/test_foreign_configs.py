@@ -14,6 +14,8 @@ from quintet.conformance.tiny import configured, variant
 from quintet.engine.config_checks import check_architectures
 from quintet.engine.foreign_configs import FOREIGN
 from quintet.engine.hub import load_model_config
+from quintet.engine.quantizing.calibrated import config_of
+from quintet.engine.quantizing.original import Original
 from quintet.engine.start import prepare
 from quintet.kept import kept_folder
 from quintet.models import families, model_class
@@ -116,3 +118,9 @@ def test_what_is_not_computed_is_refused(family: str, entries: dict[str, Any], m
     )
     with pytest.raises(ValueError, match=message):
         prepare(settings)
+
+
+def test_there_is_no_model_to_calibrate_with() -> None:
+    original = Original.of(str(variant("exaone", "plain").folder))
+    with pytest.raises(ValueError, match="there is none of type 'exaone'; use --method rtn"):
+        config_of(original)
