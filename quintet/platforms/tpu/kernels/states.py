@@ -1,8 +1,8 @@
 """What carries one state per request, in JAX.
 
 A short convolution looks at all tokens at once. What goes on from token to token takes the first token of all requests
-at once, which is the whole of a decode step, and then the other tokens one after the other, each on its own request's
-state: work and memory follow from the tokens that are there, not from the longest prompt times the padded requests.
+at once, which is the whole of a decode step, and then the others of one request after the other: work and memory follow
+from the tokens that are there, not from the longest prompt times the padded requests.
 """
 
 from collections.abc import Callable
@@ -125,23 +125,27 @@ def _through(step: Step, state: Array, books: Any) -> tuple[Array, Array]:
     tokens in order -> what it gives [T, ...], and the state as it was written."""
     batch, units = books.batch, books.group.table[:, 1]
     firsts, counts = batch.starts[:-1], batch.starts[1:] - batch.starts[:-1]
-    places, kept = jnp.arange(batch.token_ids.shape[0]), _read(state, books)
-    tokens = places.shape[0]
+    tokens, kept = batch.token_ids.shape[0], _read(state, books)
     given, after = step(jnp.minimum(firsts, tokens - 1), kept)
     some = (counts > 0).reshape(-1, *[1] * (kept.ndim - 1))
     state = _written(state, jnp.where(some, after, kept), books)
     outs = jnp.zeros((tokens, *given.shape[1:]), given.dtype)
     outs = outs.at[jnp.where(counts > 0, firsts, tokens)].set(given, mode="drop")  # of padding nothing comes out
-    others = (places != firsts[batch.owners]) & (places < batch.starts[-1])
-    order = jnp.argsort(~others, stable=True)  # theirs first, in the order of the step
+    order = jnp.argsort(counts <= 1, stable=True)  # requests with more tokens first
 
     def one(i: Array, held: tuple[Array, Array]) -> tuple[Array, Array]:
+        """A request's other tokens. Its state goes into the loop and comes out of it, and nothing else is copied."""
         outs, state = held
-        at = order[i]
-        unit = units[batch.owners[at]]
-        given, after = step(at[None], lax.dynamic_slice_in_dim(state, unit, 1))
-        outs = lax.dynamic_update_slice_in_dim(outs, given, at, 0)
+        request = order[i]
+        unit, first = units[request], firsts[request]
+
+        def another(at: Array, held: tuple[Array, Array]) -> tuple[Array, Array]:
+            given, after = step(at[None], held[1])
+            return lax.dynamic_update_slice_in_dim(held[0], given, at, 0), after
+
+        own = outs, lax.dynamic_slice_in_dim(state, unit, 1)
+        outs, after = lax.fori_loop(first + 1, first + counts[request], another, own)
         return outs, lax.dynamic_update_slice_in_dim(state, after, unit, 0)
 
-    done: tuple[Array, Array] = lax.fori_loop(0, others.sum(), one, (outs, state))
+    done: tuple[Array, Array] = lax.fori_loop(0, (counts > 1).sum(), one, (outs, state))
     return done
