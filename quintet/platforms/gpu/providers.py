@@ -15,8 +15,9 @@ MODULES = (
     *("triton_attention", "triton_edits", "triton_elementwise", "triton_moe", "triton_norm", "triton_quantized"),
     *("triton_rotary", "triton_sampling", "triton_states", "gathered_attention"),
 )
-# Left to the specification: `linear` by plain weights and `by_heads`, which are the vendor's library here; `activate`, `add`, `scale`,
-# `widen`, `scale_logits`, `layer_norm`, `take_rows` and `place_rows`, for which torch takes one pass or two.
+# Left to the specification: `linear` by plain weights and `by_heads`, which are the vendor's library here; `activate`,
+# `add`, `scale`, `widen`, `scale_logits`, `layer_norm`, `take_rows` and `place_rows`, for which torch takes one pass or
+# two.
 PRIORITY: Mapping[str, Sequence[str]] = {
     "paged_attention": ("triton", "gathered"),
     "attention": ("gathered",),

@@ -163,8 +163,9 @@ class TPU(Platform):
 
         self._weights = Weights(dict(model.named_parameters()))
         shapes = {name: abstract(array) for name, array in self._weights.now().items()}
-        program = Program(model, shapes, self._device.state, self._planner, self._device.everywhere, self._device.stateful)
-        return compile_step(program, self._weights, variants, self._device)
+        device = self._device
+        program = Program(model, shapes, device.state, self._planner, device.everywhere, device.stateful)
+        return compile_step(program, self._weights, variants, device)
 
 
 def _cache_folder() -> tuple[str, str]:

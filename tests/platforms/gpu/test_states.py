@@ -83,7 +83,9 @@ def test_a_convolution_in_chunks_is_the_whole_one_to_the_bit() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="is wanted for each unit"):
-        triton_op("short_conv", DEVICE)(randn(1, 4), None, Conv(randn(4, 3)), randn(3, 4, 3), books([1], [(0, 1)]), True)
+        triton_op("short_conv", DEVICE)(
+            randn(1, 4), None, Conv(randn(4, 3)), randn(3, 4, 3), books([1], [(0, 1)]), True
+        )
     moves = Moves(randn(1, 2, 3), randn(1, 2), randn(1, 1, 4), randn(1, 1, 4))
     with pytest.raises(ValueError, match="is wanted for each unit"):
         triton_op("state_space", DEVICE)(

@@ -68,8 +68,8 @@ def _biased(acc, bias, at, STEP: tl.constexpr):
 @triton.jit(do_not_specialize=["rows", "shared"])  # or some numbers of tokens would compile anew
 def product(
     out, x, weight, bias, counts, order, rows, outputs, inputs, num, shared, x_row, weight_row, expert_row, up_row,
-    alpha, limit, KIND: tl.constexpr, SCATTERED: tl.constexpr, COMPUTE: tl.constexpr, EVEN: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, P: tl.constexpr,
+    alpha, limit, KIND: tl.constexpr, SCATTERED: tl.constexpr, COMPUTE: tl.constexpr, EVEN: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
     """x by weight [num, outputs, inputs], each row by its expert's, -> out [rows, outputs].
 
@@ -142,20 +142,23 @@ def combine(out, each, weights, ids, width, num, k, B: tl.constexpr):
     tl.store(out + token * width + at, total.to(out.dtype.element_ty), mask=at < width)
 
 
-def grouped(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-    """x [M, K] by weight [E, N, K], the first counts[0] rows by weight[0]...; nobody's rows give 0."""
-    out = torch.empty((len(x), weight.shape[1]), dtype=x.dtype, device=x.device)
-    if out.numel():
-        _launch(out, x, weight, counts, None)
-    return out
-
-
 class Gate(NamedTuple):
     """What stands between the products of experts."""
 
     kind: str  # of KINDS' values, or "clamped"
     clamp: tuple[float, float] = (0.0, 0.0)  # (alpha, limit)
     biases: tuple[Tensor | None, Tensor | None] = (None, None)  # [E, 2 I] and [E, D]
+
+
+UNGATED = Gate("none")
+
+
+def grouped(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    """x [M, K] by weight [E, N, K], the first counts[0] rows by weight[0]...; nobody's rows give 0."""
+    out = torch.empty((len(x), weight.shape[1]), dtype=x.dtype, device=x.device)
+    if out.numel():
+        _launch(out, x, weight, counts, None)
+    return out
 
 
 def mixed(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, gate: Gate) -> Tensor:
@@ -175,7 +178,7 @@ def mixed(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor
 
 def _launch(
     out: Tensor, x: Tensor, weight: Tensor, counts: Tensor, order: Tensor | None, shared: int = 0,
-    gate: Gate = Gate("none"),
+    gate: Gate = UNGATED,
 ) -> None:  # fmt: skip
     """`shared` 0: x and out have a row per entry. The gate's first bias is the product's."""
     kind, row = gate.kind, weight.stride(1)

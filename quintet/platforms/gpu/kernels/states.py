@@ -43,7 +43,8 @@ def _softplus(x):
 def _request(starts, table, row, request):
     """-> (its first token, the end of its tokens, unit to read, unit to write)."""
     at = table + request.to(tl.int64) * row
-    return tl.load(starts + request), tl.load(starts + request + 1), tl.load(at).to(tl.int64), tl.load(at + 1).to(tl.int64)
+    unit, to = tl.load(at).to(tl.int64), tl.load(at + 1).to(tl.int64)
+    return tl.load(starts + request), tl.load(starts + request + 1), unit, to
 
 
 @triton.jit
@@ -261,30 +262,32 @@ def variants() -> list[Variant]:
     """LFM2's and Mamba's convolutions; Mamba 2's states of 64 by 128, Falcon-H1's by 256; Mamba's; Qwen3-Next's."""
     found = []
     for kind in ("bf16", "fp16"):
-        books: dict[str, str] = {"starts": "*i32", "table": "*i32", "row": "i32"}
-        given = dict.fromkeys(("out", "x", "weight", "state"), f"*{kind}") | {"owners": "*i32"} | books
-        given |= {"tokens": "i32"} | dict.fromkeys(("width", "x_row"), "i32:16")
+        books = {"starts": "*i32", "table": "*i32", "row": "i32"}
+        given = dict.fromkeys(("out", "x", "weight", "state"), f"*{kind}") | {"owners": "*i32", "tokens": "i32"} | books
+        given |= dict.fromkeys(("width", "x_row"), "i32:16")
         for what, taps, gated in (("LFM2's", 3, True), ("Mamba's", 4, False)):
             others = {"gates": f"*{kind}", "gate_row": "i32:16"} if gated else {"bias": f"*{kind}", "gate_row": "i32"}
-            fixed: dict[str, Any] = {"SILU": not gated, "TAPS": taps, "B": CHANNELS}
-            fixed |= {"bias": None} if gated else {"gates": None}
+            lacking = {"bias": None} if gated else {"gates": None}
+            fixed: dict[str, Any] = {"SILU": not gated, "TAPS": taps, "B": CHANNELS, **lacking}
             found.append(Variant(f"{what} convolution {kind}", short_conv, given | others, fixed, WARPS))
         moved = dict.fromkeys(("x", "dt", "into", "out"), f"*{kind}") | books
-        moved |= dict.fromkeys(("y", "a_log", "dt_bias", "skip", "state"), "*fp32")
-        rows = dict.fromkeys(("x_row", "dt_row", "into_row", "out_row"), "i32:16")
-        for dim, width in ((64, 128), (64, 256), (80, 64)):
-            sizes = dict(zip(("P", "N"), _block(dim, width), strict=True))
-            signature = moved | rows | {"least": "fp32", "dim": "i32:16", "width": "i32:16", "each": "i32"}
-            found.append(Variant(f"state space {dim} by {width} {kind}", state_space, signature, sizes, WARPS))
-        fixed = {**dict(zip(("P", "N"), _block(128, 128), strict=True)), "dt": None, "dt_bias": None, "skip": None}
-        lasting = {name: each for name, each in signature.items() if name not in fixed}
-        found.append(Variant(f"state space of a fixed decay {kind}", state_space, lasting, fixed, WARPS))
-        sizes = dict(zip(("C", "N"), _block(5120, 16), strict=True))
-        signature = moved | rows | {"channels": "i32:16", "width": "i32:16"}
-        found.append(Variant(f"selective scan by 16 {kind}", selective_scan, signature, sizes, WARPS))
+        moved |= dict.fromkeys(("y", "a_log", "dt_bias", "skip", "state"), "*fp32") | {"width": "i32:16"}
+        moved |= dict.fromkeys(("x_row", "dt_row", "into_row", "out_row"), "i32:16")
+        heads = moved | {"least": "fp32", "dim": "i32:16", "each": "i32"}
+        lasting: dict[str, Any] = {"dt": None, "dt_bias": None, "skip": None}
+        for what, dim, width, lacking in (
+            ("64 by 128", 64, 128, {}), ("64 by 256", 64, 256, {}), ("80 by 64", 80, 64, {}),
+            ("128 by 128, of a fixed decay", 128, 128, lasting),
+        ):  # fmt: skip
+            fixed = {**dict(zip(("P", "N"), _block(dim, width), strict=True)), **lacking}
+            signature = {name: each for name, each in heads.items() if name not in lacking}
+            found.append(Variant(f"state space {what} {kind}", state_space, signature, fixed, WARPS))
+        fixed = dict(zip(("C", "N"), _block(5120, 16), strict=True))
+        signature = moved | {"channels": "i32:16"}
+        found.append(Variant(f"selective scan by 16 {kind}", selective_scan, signature, fixed, WARPS))
         given = dict.fromkeys(("q", "k", "v", "forget", "learn"), f"*{kind}") | books | {"scale": "fp32"}
         given |= dict.fromkeys(("out", "a_log", "dt_bias", "state"), "*fp32") | {"each": "i32"}
         given |= dict.fromkeys(("values", "width", "q_row", "k_row", "v_row", "forget_row", "learn_row"), "i32:16")
-        sizes = dict(zip(("V", "D"), _block(128, 128, LEARNT), strict=True))
-        found.append(Variant(f"delta rule 128 by 128 {kind}", delta_rule, given, sizes, WARPS))
+        fixed = dict(zip(("V", "D"), _block(128, 128, LEARNT), strict=True))
+        found.append(Variant(f"delta rule 128 by 128 {kind}", delta_rule, given, fixed, WARPS))
     return found

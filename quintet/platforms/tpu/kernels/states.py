@@ -8,7 +8,6 @@ from the tokens that are there, not from the longest prompt times the padded req
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
