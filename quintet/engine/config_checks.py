@@ -112,7 +112,8 @@ def check_shape(config: Any, source: str) -> None:
         if said is not None and len(said) < layers:
             raise ValueError(f"{source}: {name} names {len(said)} of {layers} layers (num_hidden_layers); {REMEDY}")
     experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
-    if experts and chosen is not None and not 1 <= chosen <= experts:
+    each = chosen if isinstance(chosen, list) else [] if chosen is None else [chosen]  # Hunyuan's may differ by layer
+    if experts and not all(isinstance(number, int) and 1 <= number <= experts for number in each):
         raise ValueError(
             f"{source}: num_experts_per_tok is {chosen}, not from 1 to the {experts} experts that there are; {REMEDY}"
         )
