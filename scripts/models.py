@@ -248,8 +248,8 @@ What a family may have, and where it is (`quintet/models/`, unless said otherwis
 - Windows, sinks, capped scores, ALiBi, another scale: fields of `Heads`, and `layer_window(config, index)`.
 - A gate on what attention gives: `afmoe.py`; beside each query: `qwen3_next.py`.
 - Latent attention: `deepseek_v3.py`, `minicpm3.py`.
-- Experts: `Mixture` of `quintet/layers/moe.py` has the routers, as in `qwen3_moe.py` (softmax), `glm4_moe.py` (sigmoid),
-  `cohere2_moe.py` (either).
+- Experts: `Mixture` of `quintet/layers/moe.py` has the routers, as in `qwen3_moe.py` (softmax), `glm4_moe.py`
+  (sigmoid), `cohere2_moe.py` (either).
 - A state instead of a cache: `lfm2.py`, `mamba2.py`, `bamba.py`, `qwen3_next.py`.
 - Multipliers: `granite.py`. Capped logits: `gemma2.py`.
 - Several products in one tensor, weights stored [in, out]: `Stored` of `quintet/layers/linear.py`, as in `glm.py`,
