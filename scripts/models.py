@@ -212,7 +212,8 @@ END = """
 
 1. Read transformers' `models/<name>/modular_<name>.py`: it says what differs from a family that may be here already.
    Compare its free functions too (nanochat's `rotate_half` turns the other way round). `configuration_<name>.py` has
-   the entries: each is used, or refused by `refuse(config, "flag")` where it changes what is computed.
+   the entries: each is used, or refused by `refuse(config, "flag")` where it changes what is computed. Tensors that a
+   published checkpoint calls otherwise than the classes do stand in transformers' `conversion_mapping.py`.
 2. If nothing differs, a line in `_ALIASES` of `quintet/models/__init__.py` is the code; go on with 5.
 3. Write `quintet/models/<model_type>.py`: a class `Model(CausalLM)`, made as `Model(config, build)`. Start from what
    the table below names. Modules have the checkpoint's names; where blocks take parts in a dict, its keys are these

@@ -31,7 +31,7 @@ class Model(CausalLM):
             kind=config.hidden_act,
             renormalize=config.norm_topk_prob,
             scores="sigmoid",
-            bias="gate.e_score_correction_bias",
+            bias="e_score_correction_bias",
             groups=config.n_group,
             kept=config.topk_group,
             scale=config.routed_scaling_factor,
@@ -48,3 +48,8 @@ class Model(CausalLM):
 
         self.model = Decoder(config, build, block)
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+
+    @staticmethod
+    def canonical(name: str) -> str:
+        """transformers 5 may write the bias beside the router's weight."""
+        return name.replace(".mlp.gate.e_score_correction_bias", ".mlp.e_score_correction_bias", 1)
