@@ -43,6 +43,8 @@ ALSO = {
     "iquestcoder": "IQuest-Coder",
     "kimi_k2": "Kimi K2",
     "llama": "Yi, SmolLM 2, TinyLlama, Vicuna, SOLAR 10.7B, DeepSeek LLM and Coder, Falcon 3",
+    "qwen3_5": "Qwen3.5, its text",
+    "qwen3_5_moe": "Qwen3.5 with experts, its text",
     "qwen3_5_moe_text": "Qwen3.5 with experts, its text",
     "qwen3_5_text": "Qwen3.5, its text",
     "mistral": "Zephyr, Nemo, Devstral",
@@ -216,7 +218,7 @@ END = """
    published checkpoint calls otherwise than the classes do stand in transformers' `conversion_mapping.py`.
 2. If nothing differs, a line in `_ALIASES` of `quintet/models/__init__.py` is the code; go on with 5.
 3. Write `quintet/models/<model_type>.py`: a class `Model(CausalLM)`, made as `Model(config, build)`. Start from what
-   the table below names. Modules have the checkpoint's names; where blocks take parts in a dict, its keys are these
+   the list below names. Modules have the checkpoint's names; where blocks take parts in a dict, its keys are these
    names, and `canonical()` renames what does not fit. The file's first line is the family's name with its source, a
    colon, and what it is: this page shows it.
 4. New mathematics is an op: its specification in `quintet/ops`, cases in `quintet/conformance/cases.py`, and
