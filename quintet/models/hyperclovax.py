@@ -15,8 +15,12 @@ class Block(granite.Block):
 
     def __init__(self, config: Any, build: Build, attention: nn.Module, mlp: nn.Module) -> None:
         super().__init__(config, build, attention, mlp)
-        norms = [RMSNorm(build, config.hidden_size, config.rms_norm_eps) for _ in range(2 * config.use_post_norm)]
-        self.post_norm1, self.post_norm2 = norms or (nn.Identity(), nn.Identity())
+
+        def norm() -> nn.Module:
+            again = config.use_post_norm
+            return RMSNorm(build, config.hidden_size, config.rms_norm_eps) if again else nn.Identity()
+
+        self.post_norm1, self.post_norm2 = norm(), norm()
 
     def forward(self, x: Tensor, residual: Tensor | None, cache: Cache) -> tuple[Tensor, Tensor]:
         x, residual = self.input_layernorm(x, residual)
