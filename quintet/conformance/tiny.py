@@ -60,6 +60,12 @@ YARN = {
     "mscale": 0.7,
     "mscale_all_dim": 1.2,
 }
+SHORT_AND_LONG = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.5, 2.0, 2.5],
+    "long_factor": [2.0, 5.0, 9.0, 11.0],
+    "rope_theta": 10000.0,
+}
 LONG = {
     "rope_type": "longrope",
     "short_factor": [1.0, 1.5, 2.0],
@@ -111,6 +117,22 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
     "phi3": {
         "plain": {**PLAIN, "sliding_window": WINDOW},
         "longrope": {**PLAIN, "rope_parameters": LONG, "original_max_position_embeddings": SERVED},
+    },
+    "phimoe": {
+        "plain": {**PLAIN, **MIXED, "router_jitter_noise": 0.25},
+        "longrope, biased": {
+            **PLAIN,
+            **MIXED,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "sliding_window": WINDOW,
+            "rope_parameters": {
+                **SHORT_AND_LONG,
+                "original_max_position_embeddings": SERVED,
+                "short_mscale": 1.2,
+                "long_mscale": 1.4,
+            },
+        },
     },
     "gpt2": {
         "plain": {
@@ -249,6 +271,8 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
 }
+# of mixtures whose weights jump where two are near: all experts, and each by itself
+SMOOTH = {"phimoe": {"num_local_experts": 2, "router_jitter_noise": 0.0}}
 # whose layers keep a state per request: not every platform serves them
 STATEFUL = {"granitemoehybrid", "lfm2", "mamba", "mamba2", "qwen3_next"}
 EVERY = {**FAMILIES, **KIN}
@@ -303,6 +327,8 @@ def variant(family: str, name: str) -> Tiny:
 def smooth(family: str) -> Tiny:
     """The first variant; of a mixture, with every expert for each token: a choice of some jumps where two are near."""
     settings = next(iter(FAMILIES[family].values()))
+    if family in SMOOTH:
+        return make(family, {**settings, **SMOOTH[family]})
     experts = next((settings[name] for name in EXPERTS if name in settings), None)
     if experts is None:
         return make(family, settings)

@@ -130,6 +130,11 @@ def _mixtral(layers: int) -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({**sizes, "sliding_window": st.none() | st.integers(1, 12)})
 
 
+def _phimoe(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    own = {"num_local_experts": st.integers(2, 9), "router_jitter_noise": st.sampled_from([0.01, 0.2])}
+    return st.fixed_dictionaries({**own, "attention_bias": st.booleans(), "lm_head_bias": st.booleans()})
+
+
 def _qwen3_moe(layers: int) -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries(
         {
@@ -303,6 +308,7 @@ _OWN = {
     "olmoe": _olmoe,
     "opt": _opt,
     "phi3": _phi3,
+    "phimoe": _phimoe,
     "qwen2": _qwen,
     "qwen2_moe": _qwen2_moe,
     "qwen3": _qwen,
