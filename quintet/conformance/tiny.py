@@ -36,6 +36,26 @@ GRANITE_4 = {
     "attention_multiplier": 0.2,
     "logits_scaling": 2.0,
 }
+CHUNKS = {
+    "head_dim": 16,
+    "intermediate_size_mlp": 61,
+    "num_local_experts": 5,
+    "attention_chunk_size": 19,
+    "floor_scale": 16,
+    "attn_scale": 0.5,
+}
+STREAMS = {
+    **GEMMA,
+    "num_hidden_layers": 5,
+    "layer_types": [
+        "sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"
+    ],
+    "num_kv_shared_layers": 2,
+    "activation_sparsity_pattern": [0.6, 0.0, 0.9, 0.0, 0.3],
+    "vocab_size_per_layer_input": VOCAB - 4,
+    "hidden_size_per_layer_input": 10,
+    "laurel_rank": 8,
+}  # fmt: skip
 LATENT = {
     "num_key_value_heads": 6,
     "q_lora_rank": 28,
@@ -260,6 +280,33 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
     },
     "olmo2": {"plain": PLAIN, "biased": {**PLAIN, "attention_bias": True, "num_key_value_heads": 2}},
     "cohere2": {"plain": {**PLAIN, "sliding_window": WINDOW, "sliding_window_pattern": 2, "tie_word_embeddings": True}},
+    "llama4_text": {
+        "plain": {**PLAIN, **CHUNKS, "no_rope_layers": [1, 0, 1], "rope_parameters": {"rope_type": "default"}},
+        "dense layers, no norms": {
+            **PLAIN,
+            **CHUNKS,
+            "attention_chunk_size": 16,
+            "no_rope_layer_interval": 2,
+            "interleave_moe_layer_step": 2,
+            "use_qk_norm": False,
+            "attn_temperature_tuning": False,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    },
+    "gemma3n_text": {
+        "plain": STREAMS,
+        "three streams, none read": {
+            **STREAMS,
+            "num_kv_shared_layers": 0,
+            "altup_num_inputs": 3,
+            "altup_active_idx": 1,
+            "altup_correct_scale": False,
+            "final_logit_softcapping": None,
+            "attention_bias": True,
+            "intermediate_size": [77, 40, 77, 61, 50],
+        },
+    },
     "smollm3": {
         "plain": {**PLAIN, "no_rope_layers": [1, 0, 1], "tie_word_embeddings": True},
         "windows": {
@@ -272,7 +319,10 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 # of mixtures whose weights jump where two are near: all experts, and each by itself
-SMOOTH = {"phimoe": {"num_local_experts": 2, "router_jitter_noise": 0.0}}
+SMOOTH: dict[str, dict[str, Any]] = {
+    "llama4_text": {"num_local_experts": 1},
+    "phimoe": {"num_local_experts": 2, "router_jitter_noise": 0.0},
+}
 # whose layers keep a state per request: not every platform serves them
 STATEFUL = {"granitemoehybrid", "lfm2", "mamba", "mamba2", "qwen3_next"}
 EVERY = {**FAMILIES, **KIN}

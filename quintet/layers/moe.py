@@ -50,10 +50,12 @@ class Experts(Layer):
     floats.
     """
 
-    def __init__(self, build: Build, sizes: tuple[int, int], kind: str, names: Sequence[str]) -> None:
-        """sizes: (hidden, features inside one expert)."""
+    def __init__(
+        self, build: Build, sizes: tuple[int, int], kind: str, names: Sequence[str], transposed: bool = False
+    ) -> None:
+        """sizes: (hidden, features inside one expert). `transposed`: files that hold floats keep them [in, out]."""
         super().__init__(build, "experts")
-        self._build, self._names = build, tuple(names)
+        self._build, self._names, self._transposed = build, tuple(names), transposed
         (self._hidden, self._width), self.kind = sizes, known(kind)
         self._held: dict[str, tuple[Form, Reader | None]] = {}  # of each stack, once settled
         self.quantized = False  # both stacks, or none
@@ -92,10 +94,11 @@ class Experts(Layer):
     def weights(self, path: str) -> list[Weight]:
         parent = path[: path.rfind(".") + 1]
         inner, build = shares(self._width, self._build.size), self._build
+        turned = self._transposed and build.forms.reader(f"{parent}{self._names[0]}.{GATE}") is None
 
         def stacked(name: str, projections: Sequence[str], shape: tuple[int, int], axis: int) -> Weight:
             parts = tuple(
-                Part(f"{parent}{expert}.{projection}.weight", shape, inner.ranges)
+                Part(f"{parent}{expert}.{projection}.weight", shape, inner.ranges, transposed=turned)
                 for expert in self._names
                 for projection in projections
             )

@@ -13,9 +13,11 @@ _ALIASES = {  # model_type in config.json -> file, where they differ
     "cwm": "ministral",
     "falcon_mamba": "mamba",
     "gemma3_text": "gemma3",
+    "gemma3n_text": "gemma3n",
     "internlm3": "llama",
     "iquestcoder": "llama",
     "kimi_k2": "deepseek_v3",
+    "llama4_text": "llama4",
     "qwen3_5_text": "qwen3_next",
 }
 _REGISTERED: dict[str, str | type] = {}  # by model_type or architecture: what a program adds
