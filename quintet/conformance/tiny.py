@@ -302,7 +302,6 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
             "altup_num_inputs": 3,
             "altup_active_idx": 1,
             "altup_correct_scale": False,
-            "final_logit_softcapping": None,
             "attention_bias": True,
             "intermediate_size": [77, 40, 77, 61, 50],
         },

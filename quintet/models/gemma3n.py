@@ -165,6 +165,8 @@ class Model(CausalLM):
         config = getattr(config, "text_config", config)
         first = config.num_hidden_layers - config.num_kv_shared_layers
         reading = "|".join(str(index) for index in range(first, config.num_hidden_layers))
+        if not config.altup_correct_scale:
+            self.ignored = (*self.ignored, r"model\.layers\.\d+\.altup\.correct_output_scale")
         self.ignored = (*self.ignored, rf"model\.layers\.({reading})\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\..*")
         self.model = Trunk(config, build)
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))

@@ -22,7 +22,7 @@ class Attention(SelfAttention):
     """q and k are turned, and then normalised where the checkpoint says so; or not turned, and q grows with its
     position."""
 
-    growth: Growth | None = None
+    growth: Growth | None
 
     def _turned(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         if self.rotary is None:

@@ -169,7 +169,7 @@ def _gemma3n(draw: st.DrawFn, layers: int) -> dict[str, Any]:
 
 def _phimoe(layers: int) -> st.SearchStrategy[dict[str, Any]]:
     own = {"num_local_experts": st.integers(2, 9), "router_jitter_noise": st.sampled_from([0.01, 0.2])}
-    return st.fixed_dictionaries({**own, "attention_bias": st.booleans(), "lm_head_bias": st.booleans()})
+    return st.fixed_dictionaries({**own, "attention_bias": st.booleans()})
 
 
 def _qwen3_moe(layers: int) -> st.SearchStrategy[dict[str, Any]]:

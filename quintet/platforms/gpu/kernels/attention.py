@@ -50,8 +50,8 @@ def attend_tiles(
     GROUP: tl.constexpr, PIECES: tl.constexpr, KV_HEADS: tl.constexpr,
     DIM: tl.constexpr, VALUE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr,
     V_ROWS: tl.constexpr, PAGE_SIZE: tl.constexpr, WIDTH: tl.constexpr, STORED: tl.constexpr, COMPUTE: tl.constexpr,
-    WINDOW: tl.constexpr, CAUSAL: tl.constexpr, CAPPED: tl.constexpr, SLOPED: tl.constexpr, HAS_SINKS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr,
+    WINDOW: tl.constexpr, LOCAL: tl.constexpr, CAUSAL: tl.constexpr, CAPPED: tl.constexpr, SLOPED: tl.constexpr,
+    HAS_SINKS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Grid (KV_HEADS * PIECES, T // TOKENS + R). Requests with one token are left to attention_split.py."""
     TOKENS: tl.constexpr = BLOCK_M // GROUP
@@ -88,6 +88,9 @@ def attend_tiles(
     if WINDOW:
         begin = tl.maximum(lowest - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
         full = begin
+    if LOCAL:  # a chunk of so many positions
+        begin = lowest // LOCAL * LOCAL // BLOCK_N * BLOCK_N
+        full = begin
     own = table + request.to(tl.int64) * pages
     slope = 0.0
     if SLOPED:
@@ -116,6 +119,9 @@ def attend_tiles(
             seen &= slots[None, :] > position[:, None] - WINDOW
             if not CAUSAL:
                 seen &= slots[None, :] < position[:, None] + WINDOW
+        if LOCAL:
+            inside &= slots >= lowest // LOCAL * LOCAL
+            seen &= slots[None, :] >= (position // LOCAL * LOCAL)[:, None]
         acc, best, total = fold(
             acc, best, total, x, x_rest, kv, scales, rows, inside, seen, distance, slope, gain, cap,
             V_ROWS, WIDTH, DIM, VALUE, BLOCK_D, BLOCK_R, STORED, CAPPED, SLOPED, True,
@@ -131,7 +137,7 @@ def launch(call: Call) -> None:
     blocks = tile_blocks(of, call.limits)
     attend_tiles[(of.programs, tokens // (blocks.rows // of.group) + requests)](
         call.out, *call.arrays, requests, call.pages, *call.numbers,
-        **of.constants, WINDOW=of.window, CAUSAL=of.causal, BLOCK_M=blocks.rows, BLOCK_N=blocks.slots, CHUNK=CHUNK,
+        **of.constants, **of.sight, CAUSAL=of.causal, BLOCK_M=blocks.rows, BLOCK_N=blocks.slots, CHUNK=CHUNK,
         num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
 
@@ -144,6 +150,7 @@ def variants() -> list[Variant]:
         Layer(32, 8, 128, 16, "bf16", e4m3=True),
         Layer(16, 8, 256, 16, "bf16", window=4096, capped=True),
         Layer(64, 8, 64, 16, "bf16", window=128, sinks=True),
+        Layer(40, 8, 128, 16, "bf16", local=8192),
         Layer(16, 16, 64, 16, "bf16", causal=False),
         Layer(128, 1, 576, 16, "bf16", shared=512),
         Layer(16, 1, 576, 16, "bf16", INT8, shared=512),
@@ -152,7 +159,7 @@ def variants() -> list[Variant]:
     for of in layers:
         blocks = tile_blocks(of, Limits())
         signature, constants = of.signature(("out",), ("requests", "pages"))
-        constants |= {"BLOCK_M": blocks.rows, "BLOCK_N": blocks.slots, "CHUNK": CHUNK, "WINDOW": of.window}
+        constants |= {"BLOCK_M": blocks.rows, "BLOCK_N": blocks.slots, "CHUNK": CHUNK} | of.sight
         constants["CAUSAL"] = of.causal
         made.append(Variant(f"attend_tiles {of}", attend_tiles, signature, constants, blocks.warps, blocks.stages))
     return made
