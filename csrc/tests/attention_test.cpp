@@ -303,7 +303,7 @@ void broken_values_reach_who_sees_them(const char* isa, const Shape& shape, cpu:
         other.run();
         for (long i = 0; i < kPrompt * numbers; ++i) {
             const long token = i / numbers;
-            const bool sees = token >= broken && (shape.window == 0 || token < broken + shape.window);
+            const bool sees = token >= broken && shape.first(token) <= broken;
             const uint8_t* const at = other.out.data() + i * static_cast<long>(size_of(type));
             const bool kept = std::memcmp(at, step.out.data() + (at - other.out.data()), size_of(type)) == 0;
             if (sees ? !std::isnan(get(at, type)) : !kept) {
@@ -337,6 +337,7 @@ int attention_failures() {
         {4, 2, 32, 32, 0, 3.0F, false, true},   {4, 4, 64, 16, 70, 5.0F, true, true},
         {40, 1, 7, 8, 0, 0.0F, false, false},   {2, 1, 128, 16, 1, 0.0F, false, true},
         {6, 2, 96, 16, 13, 0.0F, false, false},
+        {4, 2, 64, 16, 0, 0.0F, true, false, 40},
     };
     for (const char* isa : kIsas) {
         try {

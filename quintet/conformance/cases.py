@@ -10,6 +10,7 @@ from quintet.conformance.batches import Cache, Request, spec
 from quintet.conformance.drawn import Case, Cases, randn
 from quintet.conformance.product_cases import PRODUCTS
 from quintet.conformance.state_cases import BESIDE, STATES
+from quintet.conformance.stream_cases import STREAMS
 from quintet.ops.activation import KINDS
 from quintet.ops.linear import KINDS as FORMS
 from quintet.ops.registry import of_kind
@@ -32,7 +33,7 @@ PACKED = {of_kind("linear", kind): kind for kind in FORMS}
 USES = {"linear": {1: "linear"}, "embedding": {1: "embedding"}}  # arguments that place() may repack, and for what
 TYPES: dict[str, tuple[torch.dtype, ...]] = {  # of results; elsewhere the arguments'
     **dict.fromkeys(("route", "route_grouped", "route_limited", "route_sparse"), (torch.float32, torch.int32)),
-    "place_tokens": (torch.int32,),
+    **dict.fromkeys(("known_ids", "place_tokens"), (torch.int32,)),
     **dict.fromkeys(("delta_rule", "selective_scan", "state_space"), (torch.float32, torch.float32)),
 }
 
@@ -294,6 +295,7 @@ CASES: dict[str, Cases] = {
     **PRODUCTS,
     **STATES,
     **BESIDE,
+    **STREAMS,
     "activate": activations,
     "add": add,
     "add_rms_norm": add_rms_norm,

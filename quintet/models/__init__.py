@@ -14,6 +14,7 @@ _ALIASES = {  # model_type in config.json -> file, where they differ
     "falcon_mamba": "mamba",
     "gemma3_text": "gemma3",
     "gemma3n_text": "gemma3n",
+    "glm_moe_dsa": "deepseek_v32",
     "internlm3": "llama",
     "iquestcoder": "llama",
     "kimi_k2": "deepseek_v3",

@@ -83,6 +83,11 @@ class Trunk(nn.Module):
         super().__init__()
         if build.wanted.taps:
             raise ValueError("gemma3n's layers have several streams: no taps of them are given")
+        if config.altup_active_idx >= config.altup_num_inputs:
+            raise ValueError(
+                f"altup_active_idx is {config.altup_active_idx}, and there are {config.altup_num_inputs} streams "
+                "(altup_num_inputs); correct config.json"
+            )
         hidden, layers, inner = config.hidden_size, config.num_hidden_layers, config.hidden_size_per_layer_input
         self._layers, self._inner, self._known = layers, inner, config.vocab_size_per_layer_input
         self._scales = rounded(hidden**0.5, build.dtype), rounded(inner**0.5, build.dtype)
@@ -139,7 +144,9 @@ def _layers(config: Any, build: Build) -> nn.ModuleList:
             made.q_norm, made.k_norm = q_norm, RMSNorm(build, size, eps)
             made.v_norm = RMSNorm(build, size, eps, weighed=False)
         elif kind not in keeping:
-            raise ValueError(f"layer {index} of {config.model_type} reads a {kind} layer's cache, and none is before it")
+            raise ValueError(
+                f"layer {index} of {config.model_type} reads a {kind} layer's cache, and none is before it"
+            )
         else:
             attention = ReadingAttention(build, shape, rotaries[kind], keeping[kind], q_norm)
         width, sparsity = config.intermediate_size[index], config.activation_sparsity_pattern[index]

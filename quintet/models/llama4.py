@@ -57,7 +57,9 @@ class Model(CausalLM):
         super().__init__(build)
         config = getattr(config, "text_config", config)
         if config.num_experts_per_tok != 1:
-            raise ValueError(f"{config.model_type} with num_experts_per_tok={config.num_experts_per_tok} is not supported")
+            raise ValueError(
+                f"{config.model_type} with num_experts_per_tok={config.num_experts_per_tok} is not supported"
+            )
         rotary, growth = Rotary.of(build, config, neighbours=True), _growth(config, build)
         mixture = Mixture(
             hidden=config.hidden_size,

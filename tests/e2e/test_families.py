@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoConfig, Gemma3Config
+from transformers import AutoConfig, Gemma3Config, Gemma3nConfig, Llama4Config
 
 from quintet.config import EngineConfig
 from quintet.conformance.direct import random_prompts
@@ -157,12 +157,22 @@ def test_old_style_rope_scaling(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrapped", ["language_model.model.", "model.language_model."])
-def test_gemma3_reads_the_text_model_of_a_checkpoint_that_sees(wrapped: str, tmp_path: Path) -> None:
-    tiny = variant("gemma3_text", "plain")
+@pytest.mark.parametrize(
+    ("family", "wrapper", "other"),
+    [
+        ("gemma3", Gemma3Config, "vision_tower.patch.weight"),
+        ("gemma3n", Gemma3nConfig, "model.audio_tower.conv.weight"),
+        ("llama4", Llama4Config, "vision_model.patch.weight"),
+    ],
+)
+def test_the_text_model_of_a_checkpoint_that_sees_is_read(
+    family: str, wrapper: Any, other: str, wrapped: str, tmp_path: Path
+) -> None:
+    tiny = variant(f"{family}_text", "plain")
     tensors = load_file(tiny.folder / "model.safetensors")
     inner = {name.replace("model.", wrapped, 1): tensor for name, tensor in tensors.items()}
-    save_file({**inner, "vision_tower.patch.weight": torch.ones(2)}, tmp_path / "model.safetensors")
-    seeing = Gemma3Config(text_config=tiny.config.to_dict())
+    save_file({**inner, other: torch.ones(2)}, tmp_path / "model.safetensors")
+    seeing = wrapper(text_config=tiny.config.to_dict())
     assert_agrees(replace(tiny, folder=tmp_path, config=seeing))
 
 
@@ -204,6 +214,10 @@ def test_first_checkpoints_without_prefix(family: str, tmp_path: Path) -> None:
         ("gptj", {"rotary_dim": 5}, "rotary_dim=5"),
         ("mpt", {"attn_config": {"alibi": False}}, "attn_config.alibi=False"),
         ("ernie4_5_moe", {"moe_norm_min": 0.5}, "moe_norm_min=0.5"),
+        ("phimoe", {"num_experts_per_tok": 3}, "chooses two experts"),
+        ("llama4_text", {"num_experts_per_tok": 2}, "num_experts_per_tok=2"),
+        ("llama4_text", {"layer_types": ["sliding_attention"] * 3}, "attention within chunks of some tokens"),
+        ("gemma3n_text", {"altup_active_idx": 4}, "altup_active_idx is 4, and there are 4 streams"),
         ("llama", {"hidden_act": "mish"}, "activation 'mish' is not known"),
         ("qwen2", {"layer_types": ["chunked_attention"] * 3}, "layer_types"),
     ],
@@ -212,6 +226,36 @@ def test_what_is_not_computed_is_refused(family: str, settings: dict[str, Any], 
     config = AutoConfig.for_model(family, **{**next(iter(EVERY[family].values())), **settings})
     with pytest.raises(ValueError, match=message):
         Worker(PLATFORM(), config, ModelSizes(torch.float32, 16, SERVED))
+
+
+# entries of a config -> the longest requests in which they change nothing
+SHORT: dict[str, tuple[dict[str, Any], int]] = {
+    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), ({"index_topk": 40}, 40)),
+    **dict.fromkeys(
+        ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
+        ({"dual_chunk_attention_config": {"chunk_size": 50, "local_size": 10}}, 40),
+    ),
+}
+
+
+@pytest.mark.parametrize("family", SHORT)
+def test_what_changes_long_requests_alone_is_refused_with_the_length_that_is_served(family: str) -> None:
+    settings, most = SHORT[family]
+    config = AutoConfig.for_model(family, **{**next(iter(EVERY[family].values())), **settings})
+    Worker(PLATFORM(), config, ModelSizes(torch.float32, 16, most))
+    with pytest.raises(ValueError, match=f"{family}.* set max_model_len to {most} or less, and not {most + 1}"):
+        Worker(PLATFORM(), config, ModelSizes(torch.float32, 16, most + 1))
+
+
+def test_phimoe_turns_and_scales_long_requests_by_the_long_factors() -> None:
+    """transformers turns every request by the short ones, and scales by its length; here both go by max_model_len."""
+    settings = FAMILIES["phimoe"]["longrope, biased"]
+    rope = {**settings["rope_parameters"], "original_max_position_embeddings": 16}
+    tiny = make("phimoe", {**settings, "rope_parameters": {**rope, "short_factor": rope["long_factor"]}})
+    ours = replace(tiny, config=AutoConfig.for_model("phimoe", **{**settings, "rope_parameters": rope}))
+    prompts = random_prompts(0, (20, 45), VOCAB)  # longer than the 16 tokens that it was trained for
+    for prompt, logits in zip(prompts, Runner(ours).prompts(prompts), strict=True):
+        assert_close(logits, tiny.logits(prompt))
 
 
 @pytest.mark.parametrize("family", ["gpt2", "opt"])

@@ -30,7 +30,14 @@ KINDS: dict[str, Settings] = {
     "sinks, chunk": {"sinks": True, "chunk": 5},
     "alibi, soft-cap, window": {"alibi": True, "softcap": 5.0, "window": 40},
 }
-FEW_KINDS = ("plain", "window", "chunk", "soft-cap, window", "sinks, window", "alibi, soft-cap, window")  # each compiles
+FEW_KINDS = (
+    "plain",
+    "window",
+    "chunk",
+    "soft-cap, window",
+    "sinks, window",
+    "alibi, soft-cap, window",
+)  # each compiles
 CACHED = (torch.int8, *FLOATS)
 PAGE_SIZES = (8, 16, 32, 64, 128)
 HEAD_DIMS = (16, 64, 80, 96, 128, 256)

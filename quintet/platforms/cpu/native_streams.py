@@ -49,7 +49,9 @@ def _streams(
     count, (tokens, width), dtype = len(streams), streams[0].shape, streams[0].dtype
     wanted = count**2 if made is None else count
     if count > MOST or coefs.shape != (tokens, wanted) or coefs.dtype != dtype:
-        raise ValueError(f"coefs {tuple(coefs.shape)} {coefs.dtype} do not fit {count} streams of {dtype}, {MOST} at most")
+        raise ValueError(
+            f"coefs {tuple(coefs.shape)} {coefs.dtype} do not fit {count} streams of {dtype}, {MOST} at most"
+        )
     given = [each.contiguous() for each in streams]
     if any(each.shape != (tokens, width) or each.dtype != dtype for each in (*given, *(made or ())[:1])):
         raise ValueError("streams are of one shape and type")

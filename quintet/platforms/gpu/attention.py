@@ -8,7 +8,6 @@ from torch import Tensor
 from quintet.platforms.interface import Mixer, State
 from quintet.types import Array, AttentionSpec, Books, Group, HostBatch, HostGroup
 
-
 Kept = tuple[int | None, int | None]  # a layer's window, and its chunk
 
 
