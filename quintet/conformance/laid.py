@@ -22,8 +22,8 @@ class Stretch:
 
 
 def laid(stretches: Sequence[Stretch], page_size: int, kept: Sequence[Keeping]) -> HostBatch:
-    """One step of these, with a row of outputs for each token; `kept` by group. Pages that no token of the step can see are 0, as an
-    engine has them where it has given them back."""
+    """One step of these, with a row of outputs for each token; `kept` by group. Pages that no token of the step can see
+    are 0, as an engine has them where it has given them back."""
     counts = [len(each.token_ids) for each in stretches]
     positions = [p for each in stretches for p in range(each.first, each.first + len(each.token_ids))]
     owners = np.repeat(np.arange(len(counts), dtype=np.int32), counts)

@@ -322,8 +322,6 @@ SMOOTH: dict[str, dict[str, Any]] = {
     "llama4_text": {"num_local_experts": 1},
     "phimoe": {"num_local_experts": 2, "router_jitter_noise": 0.0},
 }
-# whose layers keep a state per request: not every platform serves them
-STATEFUL = {"granitemoehybrid", "lfm2", "mamba", "mamba2", "qwen3_next"}
 EVERY = {**FAMILIES, **KIN}
 VARIANTS = [(family, variant) for family, variants in FAMILIES.items() for variant in variants]
 

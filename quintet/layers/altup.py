@@ -1,5 +1,5 @@
-"""Several streams of hidden states, of which a layer computes one and moves the others by it (AltUp; Baykal et al. 2023),
-as Gemma 3n has them, and its feed-forward, whose gate keeps what is largest.
+"""Several streams of hidden states, of which a layer computes one and moves the others by it (AltUp; Baykal et al.
+2023), as Gemma 3n has them, and its feed-forward, whose gate keeps what is largest.
 """
 
 from collections.abc import Mapping, Sequence
@@ -73,8 +73,8 @@ class AltUp(Layer):
 
 
 class SparseMLP(GatedMLP):
-    """The gate keeps what it has above the mean and some standard deviations: so that of numbers as normal ones a share of
-    `sparsity` would be 0."""
+    """The gate keeps what it has above its mean and some standard deviations: of numbers that are spread as normal ones
+    a share of `sparsity` becomes 0."""
 
     def __init__(self, build: Build, sizes: tuple[int, int], kind: str, sparsity: float) -> None:
         """sizes: (hidden, features inside)."""

@@ -118,8 +118,8 @@ class SelfAttention(nn.Module):
 class ReadingAttention(nn.Module):
     """x [T, hidden] -> [T, hidden], over what an earlier layer keeps: of its own it has queries alone, and no memory.
 
-    It attends through that layer's mixing, which writes the step's K and V once more, where they are: so that it asks no
-    more of a platform than any layer.
+    It attends through that layer's mixing, which writes the step's K and V once more, where they are: it asks no more
+    of a platform than any layer.
     """
 
     def __init__(self, build: Build, shape: Heads, rotary: Rotary, source: SelfAttention, norm: RMSNorm) -> None:

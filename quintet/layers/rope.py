@@ -79,7 +79,7 @@ class Rotary(Layer):
 
 
 class Growth(Layer):
-    """A factor for each position: 1 + beta log(1 + floor((position + shift) / first)); Nakanishi 2025, as in Llama 4."""
+    """A factor for each position: 1 + beta log(1 + floor((position + shift) / first)), as in Llama 4."""
 
     def __init__(self, build: Build, beta: float, first: int, shift: int = 0) -> None:
         super().__init__(build, "take_rows", "scale_rows")

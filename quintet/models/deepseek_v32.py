@@ -15,8 +15,8 @@ class Model(deepseek_v3.Model):
         if served > most:
             raise ValueError(
                 f"{config.model_type} looks at the {most} tokens that its indexer chooses (index_topk), which is not "
-                f"computed here: in requests of up to {most} tokens these are all; set max_model_len to {most} or less, "
-                f"and not {served}"
+                f"computed here: in requests of up to {most} tokens these are all; set max_model_len to {most} or "
+                f"less, and not {served}"
             )
         dense = [index < config.first_k_dense_replace for index in range(config.num_hidden_layers)]
         if list(config.mlp_layer_types) != ["dense" if each else "sparse" for each in dense]:

@@ -1,4 +1,4 @@
-"""Gemma 3n (Google 2025), the text model: four streams (AltUp), embeddings for each layer, layers that read another's cache."""
+"""Gemma 3n (Google 2025), the text model: four streams (AltUp), and embeddings of each layer's own."""
 
 import re
 from typing import Any

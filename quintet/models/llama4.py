@@ -1,4 +1,4 @@
-"""Llama 4 (Meta 2025), the text models: attention within chunks, all of it without positions in some layers; experts."""
+"""Llama 4 (Meta 2025), the text models: attention within chunks or without positions, experts whose input is scaled."""
 
 import re
 from collections.abc import Mapping, Sequence

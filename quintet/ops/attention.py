@@ -72,8 +72,8 @@ def paged_attention(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, si
     value_dim], in float32. With spec.shared, V is the beginning of K (DeepSeek-V2 2024, absorbed).
 
     Causal by position unless the spec says otherwise: then a token sees its request's `lengths`. The window or chunk,
-    soft-cap, slopes (Press et al. 2022, after the soft-cap) and sinks are the spec's. Every token gathers its request's whole
-    table: short to read and to trace, and far too large for a long prompt.
+    soft-cap, slopes (Press et al. 2022, after the soft-cap) and sinks are the spec's. Every token gathers its request's
+    whole table: short to read and to trace, and far too large for a long prompt.
     """
     batch, group = books
     tokens = q.shape[0]

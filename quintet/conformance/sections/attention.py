@@ -309,7 +309,8 @@ def _behind(subject: Subject, settings: Settings, dtype: torch.dtype) -> None:
         chunk = 1 if first > size // 2 else size // 2  # chunks that end within a page, then token by token
         beside = min(1, lengths[1] - session.cached(1))
         got = session.run({0: min(chunk, most, lengths[0] - first), **({1: 1} if beside else {})})[0]
-        what = f"{described(of)}, a {'window' if of.window else 'chunk'} of {reach}, page 0 holds NaN, from token {first} on"
+        behind = f"a {'window' if of.window else 'chunk'} of {reach}, page 0 holds NaN"
+        what = f"{described(of)}, {behind}, from token {first} on"
         require_close(what, got, wants[first : first + len(got)].float())
         session.trim(0)
 

@@ -1,4 +1,4 @@
-"""Streams of hidden states, gates that are cut and rows that are scaled, by quintet._cpu: each row's result is its own."""
+"""Streams of hidden states, gates that are cut and scaled rows, by quintet._cpu: each row's result is its own."""
 
 from collections.abc import Sequence
 
@@ -59,8 +59,8 @@ def _streams(
     out = [empty((tokens, width), dtype) for _ in (*given, *(made or ())[:1])]
     of_made, weight = (0, 0) if made is None else (each.data_ptr() for each in made)
     extension().streams(
-        kind_of(dtype), [each.data_ptr() for each in out], [each.data_ptr() for each in given], coefs.data_ptr(), of_made,
-        weight, tokens, width, coefs.stride(0), active,
+        kind_of(dtype), [each.data_ptr() for each in out], [each.data_ptr() for each in given], coefs.data_ptr(),
+        of_made, weight, tokens, width, coefs.stride(0), active,
     )  # fmt: skip
     return tuple(out)
 

@@ -44,6 +44,17 @@ def _request_of(starts, requests, tile, TOKENS: tl.constexpr, CHUNK: tl.constexp
     return count - 1
 
 
+@triton.jit
+def _first_seen(position, WINDOW: tl.constexpr, LOCAL: tl.constexpr):
+    """Of a token at a position: within a window, or in a chunk of LOCAL positions."""
+    first = position * 0
+    if WINDOW:
+        first = tl.maximum(position - WINDOW + 1, 0)
+    if LOCAL:
+        first = position // LOCAL * LOCAL
+    return first
+
+
 @triton.jit(do_not_specialize=["requests", "pages"])
 def attend_tiles(
     out, q, kv, scales, table, starts, lengths, sinks, slopes, requests, pages, q_stride, gain, cap,
@@ -85,11 +96,8 @@ def attend_tiles(
     if not CAUSAL:
         end = tl.minimum(end + WINDOW - 1, shift + count) if WINDOW else shift + count
         full = end // BLOCK_N * BLOCK_N
-    if WINDOW:
-        begin = tl.maximum(lowest - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
-        full = begin
-    if LOCAL:  # a chunk of so many positions
-        begin = lowest // LOCAL * LOCAL // BLOCK_N * BLOCK_N
+    if WINDOW or LOCAL:
+        begin = _first_seen(lowest, WINDOW, LOCAL) // BLOCK_N * BLOCK_N
         full = begin
     own = table + request.to(tl.int64) * pages
     slope = 0.0
@@ -114,14 +122,11 @@ def attend_tiles(
         seen = inside[None, :]
         if CAUSAL:
             seen = slots[None, :] <= position[:, None]
-        if WINDOW:
-            inside &= slots > lowest - WINDOW
-            seen &= slots[None, :] > position[:, None] - WINDOW
+        if WINDOW or LOCAL:
+            inside &= slots >= _first_seen(lowest, WINDOW, LOCAL)
+            seen &= slots[None, :] >= _first_seen(position, WINDOW, LOCAL)[:, None]
             if not CAUSAL:
                 seen &= slots[None, :] < position[:, None] + WINDOW
-        if LOCAL:
-            inside &= slots >= lowest // LOCAL * LOCAL
-            seen &= slots[None, :] >= (position // LOCAL * LOCAL)[:, None]
         acc, best, total = fold(
             acc, best, total, x, x_rest, kv, scales, rows, inside, seen, distance, slope, gain, cap,
             V_ROWS, WIDTH, DIM, VALUE, BLOCK_D, BLOCK_R, STORED, CAPPED, SLOPED, True,

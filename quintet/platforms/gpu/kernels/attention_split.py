@@ -158,7 +158,8 @@ def attend_splits(
 def merge_splits(
     out, parts, stats, starts, lengths, sinks, requests,
     HEADS: tl.constexpr, VALUE: tl.constexpr, BLOCK_D: tl.constexpr, WINDOW: tl.constexpr,
-    LOCAL: tl.constexpr, HAS_SINKS: tl.constexpr, BLOCK_N: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr, STEP: tl.constexpr,
+    LOCAL: tl.constexpr, HAS_SINKS: tl.constexpr,
+    BLOCK_N: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """Grid (R, H): puts the parts of requests with one token and several splits together, STEP at a time."""
     request, head = tl.program_id(0), tl.program_id(1)
