@@ -15,47 +15,21 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as talk
 
 from quintet.conformance.kin import KIN
-from quintet.conformance.sizes import DELTA, SPACES, WINDOW
+from quintet.conformance.sizes import CHUNKS as CHUNKS
+from quintet.conformance.sizes import DELTA, GRANITE_4, LONG, SHORT_AND_LONG, SPACES, WINDOW
+from quintet.conformance.sizes import GEMMA as GEMMA
 from quintet.conformance.sizes import LENGTH as LENGTH
 from quintet.conformance.sizes import PLAIN as PLAIN
 from quintet.conformance.sizes import SERVED as SERVED
+from quintet.conformance.sizes import STREAMS as STREAMS
 from quintet.conformance.sizes import VOCAB as VOCAB
 
 BIASED = {"attention_bias": True, "mlp_bias": True}
-GEMMA = {**PLAIN, "head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scalar": 24, "tie_word_embeddings": True}
 MIXED = {"num_local_experts": 5, "num_experts_per_tok": 2}
 QWEN_MIXED = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 61, "head_dim": 16}
 SHARED = {**QWEN_MIXED, "shared_expert_intermediate_size": 71}
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # what configs call them
 OLMOE = {"num_experts": 8, "num_experts_per_tok": 3}
-GRANITE_4 = {
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-    "shared_intermediate_size": 61,
-    "embedding_multiplier": 3.0,
-    "residual_multiplier": 0.4,
-    "attention_multiplier": 0.2,
-    "logits_scaling": 2.0,
-}
-CHUNKS = {
-    "head_dim": 16,
-    "intermediate_size_mlp": 61,
-    "num_local_experts": 5,
-    "attention_chunk_size": 19,
-    "floor_scale": 16,
-    "attn_scale": 0.5,
-}
-STREAMS = {
-    **GEMMA,
-    "num_hidden_layers": 5,
-    "layer_types": [
-        "sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"
-    ],
-    "num_kv_shared_layers": 2,
-    "activation_sparsity_pattern": [0.6, 0.0, 0.9, 0.0, 0.3],
-    "vocab_size_per_layer_input": VOCAB - 4,
-    "hidden_size_per_layer_input": 10,
-    "laurel_rank": 8,
-}  # fmt: skip
 LATENT = {
     "num_key_value_heads": 6,
     "q_lora_rank": 28,
@@ -79,19 +53,6 @@ YARN = {
     "rope_theta": 10000.0,
     "mscale": 0.7,
     "mscale_all_dim": 1.2,
-}
-SHORT_AND_LONG = {
-    "rope_type": "longrope",
-    "short_factor": [1.0, 1.5, 2.0, 2.5],
-    "long_factor": [2.0, 5.0, 9.0, 11.0],
-    "rope_theta": 10000.0,
-}
-LONG = {
-    "rope_type": "longrope",
-    "short_factor": [1.0, 1.5, 2.0],
-    "long_factor": [2.0, 5.0, 9.0],
-    "rope_theta": 10000.0,
-    "partial_rotary_factor": 0.75,
 }
 
 # family -> variant -> what its config is made of. Each has something that no other has: they go through every check, on

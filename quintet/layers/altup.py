@@ -1,5 +1,6 @@
-"""Several streams of hidden states, of which a layer computes one and moves the others by it (AltUp; Baykal et al.
-2023), as Gemma 3n has them, and its feed-forward, whose gate keeps what is largest.
+"""Gemma 3n's streams of hidden states, of which a layer computes one and moves the others by it (AltUp), and its MLP.
+
+AltUp: Baykal et al. 2023. The feed-forward's gate keeps what is largest.
 """
 
 from collections.abc import Mapping, Sequence

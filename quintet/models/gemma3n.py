@@ -91,7 +91,7 @@ class Trunk(nn.Module):
         hidden, layers, inner = config.hidden_size, config.num_hidden_layers, config.hidden_size_per_layer_input
         self._layers, self._inner, self._known = layers, inner, config.vocab_size_per_layer_input
         self._scales = rounded(hidden**0.5, build.dtype), rounded(inner**0.5, build.dtype)
-        self._ops = build.ops.take("known_ids", "scale", "add", "take_rows")
+        self._ops = build.ops.take("known_ids", "scale", "add", "take_rows", "place_rows")
         self._shrinks = rounded(hidden**-0.5, build.dtype), rounded(HALF, build.dtype)
         self.embed_tokens = Embedding(build, config.vocab_size, hidden)
         self.embed_tokens_per_layer = Embedding(build, self._known, layers * inner)
@@ -118,13 +118,19 @@ class Trunk(nn.Module):
         return self.norm(self._together.together(tuple(self._ops.take_rows(each, rows) for each in streams))), []
 
     def _of_layers(self, x: Tensor, cache: Cache) -> Tensor:
-        """Each layer's embeddings of the tokens [T, layers, P]; what is no token has those of id 0."""
-        ops, shape = self._ops, (x.shape[0], self._layers, self._inner)
-        said = self.per_layer_projection_norm(ops.scale(self.projection(x), self._shrinks[0]).reshape(shape))
-        ids = ops.known_ids(cache.batch.token_ids, self._known)
-        looked_up = ops.scale(self.embed_tokens_per_layer(ids), self._scales[1]).reshape(shape)
-        both: Tensor = ops.scale(ops.add(said, looked_up), self._shrinks[1])
-        return both
+        """Each layer's embeddings of the tokens [T, layers, P]: made of what goes into the first, and of ids."""
+        ops, given, ids = self._ops, cache.batch.inputs, self._ops.known_ids(cache.batch.token_ids, self._known)
+        looked_up = ops.scale(self.embed_tokens_per_layer(ids), self._scales[1])
+        both = ops.scale(ops.add(self._made(x), looked_up), self._shrinks[1])
+        if given.embeds is not None:  # what has no id has nothing to look up
+            both = ops.place_rows(both, self._made(given.embeds.to(x.dtype)), given.places)
+        return both.reshape(x.shape[0], self._layers, self._inner)
+
+    def _made(self, x: Tensor) -> Tensor:
+        """[T, H] -> [T, layers * P]"""
+        wide = self._ops.scale(self.projection(x), self._shrinks[0])
+        normed: Tensor = self.per_layer_projection_norm(wide.reshape(x.shape[0], self._layers, self._inner))
+        return normed.reshape(wide.shape)
 
 
 def _layers(config: Any, build: Build) -> nn.ModuleList:

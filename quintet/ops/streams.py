@@ -1,5 +1,6 @@
-"""Specifications of what Gemma 3n (Google 2025) computes around its layers: several streams of hidden states (AltUp,
-Baykal et al. 2023), and gates of which the largest are kept.
+"""Specifications of what Gemma 3n computes around its layers: streams of hidden states, and gates that are cut.
+
+Google 2025; the streams are AltUp's (Baykal et al. 2023).
 """
 
 import torch
