@@ -3,7 +3,7 @@
 AltUp: Baykal et al. 2023. The feed-forward's gate keeps what is largest.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -102,7 +102,7 @@ class SparseMLP(GatedMLP):
 class Spread(nn.Module):
     """One stream becomes several, each as large as the first; or several one, their mean."""
 
-    def __init__(self, build: Build, products: Sequence[nn.Module]) -> None:
+    def __init__(self, build: Build, products: Iterable[nn.Module]) -> None:
         """`products`: of each stream but the first."""
         super().__init__()
         self._products, self._ops = tuple(products), build.ops.take("as_large", "add", "scale")
