@@ -16,7 +16,7 @@ from transformers.utils import logging as talk
 
 from quintet.conformance.kin import KIN
 from quintet.conformance.sizes import CHUNKS as CHUNKS
-from quintet.conformance.sizes import DELTA, GRANITE_4, LONG, SHORT_AND_LONG, SPACES, WINDOW
+from quintet.conformance.sizes import DELTA, GRANITE_4, LATENT, LONG, SHORT_AND_LONG, SPACES, WINDOW
 from quintet.conformance.sizes import GEMMA as GEMMA
 from quintet.conformance.sizes import LENGTH as LENGTH
 from quintet.conformance.sizes import PLAIN as PLAIN
@@ -30,22 +30,6 @@ QWEN_MIXED = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size
 SHARED = {**QWEN_MIXED, "shared_expert_intermediate_size": 71}
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # what configs call them
 OLMOE = {"num_experts": 8, "num_experts_per_tok": 3}
-LATENT = {
-    "num_key_value_heads": 6,
-    "q_lora_rank": 28,
-    "kv_lora_rank": 20,
-    "qk_nope_head_dim": 12,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 10,
-    "first_k_dense_replace": 1,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 61,
-    "n_shared_experts": 2,
-    "n_group": 4,
-    "topk_group": 2,
-    "routed_scaling_factor": 1.5,
-}
 YARN = {
     "rope_type": "yarn",
     "factor": 4.0,

@@ -85,11 +85,16 @@ class SelfAttention(nn.Module):
         )
 
     def forward(self, x: Tensor, cache: Cache) -> Tensor:
+        out: Tensor = self.out(self._mixed(x, cache))
+        return out
+
+    def _mixed(self, x: Tensor, cache: Cache) -> Tensor:
+        """What attention gives, [T, H * D]."""
         q, k, v = self.project(x)
         q, k = self._turned(q, k, cache.batch.positions)
         if self.is_read:
             cache.passed[self.mixing] = k, v
-        return self.out(self.attend(q, k, v, cache))
+        return self.attend(q, k, v, cache)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, cache: Cache) -> Tensor:
         """[T, heads, D] each -> [T, H * D]."""
