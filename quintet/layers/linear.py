@@ -103,7 +103,7 @@ class Linear(Layer):
         if self._has_bias:
             splits = [Split(part.shape[0], part.ranges) for part in weight.parts] if self._apart else self._splits
             biases = tuple(self._bias(part, split) for part, split in zip(weight.parts, splits, strict=True))
-            found.append(Weight("bias", biases, 0, build.rank, build.dtype, "bias"))
+            found.append(Weight("bias", biases, 0, build.rank, build.dtype, "vector"))
         return found
 
     @property
