@@ -73,6 +73,9 @@ LEFT_OUT = {
     "Gemma 3n (`gemma3n`, `gemma3n_text`)": (
         "its layers mix four streams (AltUp), and some read another layer's cache, for which there is no group of state"
     ),
+    "Gemma 4 (`gemma4`, `gemma4_text`)": (
+        "some of its layers read another layer's cache, and layers that see all have wider heads than windowed ones"
+    ),
     "DiffLlama (`diffllama`)": "its attention is the difference of two, which no platform's attention computes",
     "BitNet (`bitnet`)": "its weights are of three values, packed in a form that no product here takes",
     "DeepSeek V3.2, GLM-5 (`deepseek_v32`, `glm_moe_dsa`)": (
