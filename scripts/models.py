@@ -72,6 +72,9 @@ WRAPPED = {
 }
 # what was asked for -> why it is not there
 LEFT_OUT = {
+    "Gemma 4 (`gemma4`, `gemma4_text`)": (
+        "layers that see all have wider heads than windowed ones, and it has no file of Gemma 3n's parts yet"
+    ),
     "DiffLlama (`diffllama`)": "its attention is the difference of two, which no platform's attention computes",
     "BitNet (`bitnet`)": "its weights are of three values, packed in a form that no product here takes",
     "BioGPT (`biogpt`)": "no checkpoint of it chats or codes; nobody asked for it yet",
