@@ -56,7 +56,7 @@ class Oracle:
         self._subject, self._dtype = subject, dtype
         self._page_size = page_size(subject)
         self.tiny = variant(family, next(iter(EVERY[family])))
-        mixes = [mix(0), mix(1)] if family in FEW_MODELS else [mix(2, count=3)]
+        mixes = [mix(0), mix(1)] if family in FEW_MODELS else [mix(6, count=3)]
         self.traffic = [*mixes, crowd(self._page_size)]
         self._answers: dict[str, Answers] = {}
         self._roomy: Served | None = None  # it serves three of the ways: where engines are compiled, that is dear
