@@ -251,8 +251,6 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
 }
 # of products, by a part of their names: several in a row without a residual would magnify what rounding did
 SMALLER = {"adapter": 0.5, "shared_transformer": 0.8}
-# whose layers keep a state per request: not every platform serves them
-STATEFUL = {"granitemoehybrid", "lfm2", "mamba", "mamba2", "qwen3_next"}
 EVERY = {**FAMILIES, **KIN}
 VARIANTS = [(family, variant) for family, variants in FAMILIES.items() for variant in variants]
 
