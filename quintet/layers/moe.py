@@ -135,7 +135,9 @@ class MoE(Layer):
         self._comm, self._mixture = build.comm, mixture
         self.gate = router(build, mixture.hidden, "gate", mixture.experts)
         self.choice = Choice(build, mixture)
-        self.shared_experts = GatedMLP(build, mixture.hidden, mixture.shared, mixture.kind) if mixture.shared else None
+        self.shared_experts: nn.Module | None = None
+        if mixture.shared:
+            self.shared_experts = GatedMLP(build, mixture.hidden, mixture.shared, mixture.kind)
         self._added = build.ops.take(*["add"] * bool(mixture.shared))
         names = [f"experts.{expert}" for expert in range(mixture.experts)]
         self.experts = Experts(build, (mixture.hidden, mixture.width), mixture.kind, names)
