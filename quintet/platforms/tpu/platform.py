@@ -38,6 +38,7 @@ class TPU(Platform):
     """One worker drives all devices: place() shards, XLA adds the collectives. Steps are compiled, shapes are fixed."""
 
     name = "tpu"
+    heeds = frozenset({"chunk"})
     op_priority = dict.fromkeys(PAGED, ("pallas", "jax")) | dict.fromkeys(
         (
             *("attention", "take_rows", "place_rows", "beside", "by_heads"),
