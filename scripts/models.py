@@ -74,6 +74,9 @@ LEFT_OUT = {
     "InternLM 2 (`internlm2`)": f"{NO_CLASS}. Checkpoints that were converted to Llama's form are read",
     "MiMo 7B (`mimo`)": f"{NO_CLASS}. It is Qwen 2 with a head for drafts",
     "Solar Pro (`solar`)": NO_CLASS,
+    "Gemma 4 (`gemma4`, `gemma4_text`)": (
+        "layers that see all have wider heads than windowed ones, and it has no file of Gemma 3n's parts yet"
+    ),
     "DiffLlama (`diffllama`)": "its attention is the difference of two, which no platform's attention computes",
     "BitNet (`bitnet`)": "its weights are of three values, packed in a form that no product here takes",
     "Ling and Ring (`bailing_moe`)": NO_CLASS,
