@@ -85,13 +85,13 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-6,
         "tie_word_embeddings": False,
     },
-    # Twelve of the 26 layers, of which every sixth sees all.
-    "gemma-3-1b-12-layers": {
+    # Six of the 26 layers, five with windows and one that sees all, and as much less of the 262,144 tokens.
+    "gemma-3-1b-6-layers": {
         "model_type": "gemma3_text",
-        "vocab_size": 262144,
+        "vocab_size": 65536,
         "hidden_size": 1152,
         "intermediate_size": 6912,
-        "num_hidden_layers": 12,
+        "num_hidden_layers": 6,
         "num_attention_heads": 4,
         "num_key_value_heads": 1,
         "head_dim": 256,
