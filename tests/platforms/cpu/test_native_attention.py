@@ -247,7 +247,7 @@ def test_long_contexts_split_over_threads_give_the_same_bits(isa: str, threads: 
 
 @pytest.mark.parametrize("settings", [{}, {"sinks": True, "window": 70}, {"alibi": True}, {"shared": 64}], ids=str)
 def test_heads_shared_out_over_threads_give_the_same_bits(isa: str, threads: None, settings: dict[str, Any]) -> None:
-    """One token whose heads share one K: threads take some of them each. In a prompt none is cut, and copies are read."""
+    """One token whose heads share one K: threads take some each. A prompt has them together, and reads copies of K."""
     for (dtype, cached), heads in itertools.product(TYPES, (16, 9)):
         of = spec(heads, 1, 96, dtype=dtype, kv_dtype=cached, **settings)
         cache = Cache(of, [200])
