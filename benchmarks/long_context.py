@@ -2,6 +2,9 @@
 
     python benchmarks/long_context.py --work FOLDER --llama A/bin/python
 
+    python benchmarks/long_context.py --work FOLDER --llama A/bin/python --model deepseek-v2-lite-3-layers \\
+        --tokens 2048 --settings "quintet int4" "llama.cpp Q4_0"
+
 Gemma 3's shapes by default, whose windows are what a cache can save on. Every setting is a process that computes the
 prompt once and then waits; a round has each of them decode a few tokens more, and the next goes in the opposite order.
 llama.cpp keeps of its windows what they need (swa_full=False) and computes with flash attention.
@@ -186,7 +189,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="folder for converted checkpoints and logs; it is kept")
     parser.add_argument("--llama", default=sys.executable, help="python of an environment with llama-cpp-python")
     parser.add_argument("--tokens", type=int, default=32768, help="of context")
-    parser.add_argument("--only", nargs="*", choices=SETTINGS, default=SETTINGS)
+    parser.add_argument("--settings", nargs="*", default=SETTINGS, metavar='"ENGINE FORMAT"', help=", ".join(SETTINGS))
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
@@ -200,7 +203,7 @@ def main() -> None:
     folder, work = checkpoint(args.model), args.work.resolve()
     prompt = [(place * 104729) % 30000 + 10 for place in range(args.tokens)]
     sides = {}
-    for name in args.only:
+    for name in args.settings:
         engine, variant = name.split()
         job = Job(engine, "", variant, str(folder), str(work), args.threads)
         sides[name] = Side(job, args.llama if engine == "llama.cpp" else sys.executable, args.tokens + SPARE)
@@ -209,6 +212,15 @@ def main() -> None:
     finally:
         for side in sides.values():
             side.close()
+    ours, theirs = ([name for name in found if name.startswith(engine)] for engine in ("quintet", "llama.cpp"))
+    for name in ours:
+        pairs = {
+            peer: [a / b for a, b in zip(found[name]["rates"], found[peer]["rates"], strict=True)] for peer in theirs
+        }
+        found[name]["ratios"] = {
+            peer: {"median": statistics.median(each), "least": min(each), "most": max(each)}
+            for peer, each in pairs.items()
+        }
     for name, each in found.items():
         each["tokens_per_s"] = round(statistics.median(each["rates"]), 2)
         memory = f"cache {each['cache_mib']:.0f} MiB, {each['mib'] - each['loaded_mib']:.0f} more than without context"
