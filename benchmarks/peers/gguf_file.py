@@ -77,7 +77,9 @@ def _describe(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_rope_freq_base_swa(float(rope["sliding_attention"]["rope_theta"]))
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
-    if experts := config.get("num_experts") or config.get("n_routed_experts"):
+    # transformers 5 has another name for their number than checkpoints had before; DeepSeek's have a third
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    if experts := next((config[name] for name in names if config.get(name)), None):
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])

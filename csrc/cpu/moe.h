@@ -8,6 +8,7 @@
 
 #include "cpu/kernels/floats.h"
 #include "cpu/linear.h"
+#include "cpu/panels.h"
 
 namespace quintet::cpu {
 
@@ -60,9 +61,10 @@ struct ExpertsCall {
 
 void experts(const ExpertsCall& call);
 
-// The products of one stack: rows of `expert`, [rows, inputs] at x -> [rows, outputs] at out, both contiguous.
+// The products of one stack, [rows, inputs] -> [rows, outputs] at out, both sorted by expert.
 struct ExpertsProduct {
-    void (*multiply)(const void* stack, long expert, void* out, const void* x, long rows);
+    // x is as sorted.places have it, rows `stride` elements apart; `spare` holds [rows, inputs].
+    void (*multiply)(const void* stack, const SortedRows& sorted, void* out, const void* x, long stride, void* spare);
     const void* stack;
 };
 
