@@ -1,6 +1,4 @@
-"""A bfloat16 checkpoint of a Llama, Qwen3, Qwen3-MoE, DeepSeek-V2-Lite or Gemma 3 as a GGUF file, without a vocabulary:
-prompts are token ids.
-"""
+"""A bfloat16 checkpoint of one of KINDS as a GGUF file, without a vocabulary: prompts are token ids."""
 
 import json
 import re
