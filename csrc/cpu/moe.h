@@ -21,11 +21,14 @@ struct RouteCall {
     long groups, kept;   // route_grouped()'s
     bool renormalize;
     FloatType type;
+    float margin;        // route_sparse()'s
 };
 
 void route(const RouteCall& call);          // by softmax
 void route_grouped(const RouteCall& call);  // by sigmoid
 void route_limited(const RouteCall& call);  // by softmax, out of groups that rank by their largest
+
+void route_sparse(const RouteCall& call);   // one after the other, each by softmax of those that are left and near it
 
 struct GroupedCall {
     void* out;              // [rows, outputs]
