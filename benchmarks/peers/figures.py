@@ -110,7 +110,9 @@ class Traffic:
 
 
 def kv_token_bytes(config: Mapping[str, Any], element_bytes: int) -> int:
-    """Keys and values of one token in all layers of a model with that config.json."""
+    """Keys and values of one token in all layers of a model with that config.json; with latent attention, a latent."""
+    if rank := config.get("kv_lora_rank"):
+        return int(config["num_hidden_layers"] * (rank + config["qk_rope_head_dim"]) * element_bytes)
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     return int(2 * config["num_hidden_layers"] * config["num_key_value_heads"] * head_dim * element_bytes)
 
