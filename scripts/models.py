@@ -16,14 +16,15 @@ from transformers import AutoConfig
 from transformers.models.auto import modeling_auto
 
 from quintet.conformance.features import CLAIMS
-from quintet.conformance.tiny import EVERY
+from quintet.conformance.nearest import PUBLISHED
+from quintet.conformance.tiny import EVERY, configured
 from quintet.engine.quantizing.products import Unmixed
 from quintet.engine.support import FILE as TABLE
 from quintet.engine.support import Support, read
 from quintet.layers import blocks
 from quintet.layers.attention import ReadingAttention, SelfAttention
 from quintet.layers.build import Build, Wanted
-from quintet.layers.embedding import PositionEmbedding
+from quintet.layers.embedding import PositionEmbedding, Sinusoids
 from quintet.layers.mixing import Mixing
 from quintet.layers.norm import LayerNorm
 from quintet.layers.rope import Rotary
@@ -44,6 +45,10 @@ ALSO = {
     "falcon": "not Falcon 3, which is `llama`",
     "gpt_neox": "Dolly, StableLM Alpha, RedPajama-INCITE",
     "deepseek_v3": "R1, Moonlight",
+    "bailing_moe": "Ling-lite and -plus, Ring-lite",
+    "bailing_moe_v2": "Ling and Ring 2.0 (mini, flash, 1T)",
+    "chatglm": "not ChatGLM-6B; GLM-4's `-hf` checkpoints are `glm`",
+    "internlm": "InternLM 7B and 20B",
     "glm4_moe_lite": "GLM-4.7-Flash",
     "internlm3": "InternLM 3 8B",
     "iquestcoder": "IQuest-Coder",
@@ -69,22 +74,13 @@ WRAPPED = {
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
 }
-NO_CLASS = "transformers has neither configuration nor code for it, so there is no reference"
 # what was asked for -> why it is not there
 LEFT_OUT = {
-    "Baichuan 1 and 2 (`baichuan`)": NO_CLASS,
-    "ChatGLM 2 and 3, GLM-4-9B as first published (`chatglm`)": f"{NO_CLASS}. GLM-4's `-hf` checkpoints are `glm`",
-    "EXAONE 3 and 3.5 (`exaone`)": f"{NO_CLASS}. EXAONE 4 is there",
-    "InternLM 2 (`internlm2`)": f"{NO_CLASS}. Checkpoints that were converted to Llama's form are read",
-    "MiMo 7B (`mimo`)": f"{NO_CLASS}. It is Qwen 2 with a head for drafts",
-    "Solar Pro (`solar`)": NO_CLASS,
     "Gemma 4 (`gemma4`, `gemma4_text`)": (
         "layers that see all have wider heads than windowed ones, and it has no file of Gemma 3n's parts yet"
     ),
     "DiffLlama (`diffllama`)": "its attention is the difference of two, which no platform's attention computes",
     "BitNet (`bitnet`)": "its weights are of three values, packed in a form that no product here takes",
-    "Ling and Ring (`bailing_moe`)": NO_CLASS,
-    "XGLM (`xglm`)": "its positions are sinusoids, a table that no layer here makes yet",
     "BioGPT (`biogpt`)": "no checkpoint of it chats or codes; nobody asked for it yet",
 }
 
@@ -151,10 +147,14 @@ def _config(kind: str) -> Any:
     kind = WRAPPED.get(kind, kind)
     if kind not in EVERY:
         raise ValueError(f"{kind} has no line in quintet/conformance/tiny.py or kin.py: what is it compared with?")
-    return AutoConfig.for_model(kind, **next(iter(EVERY[kind].values())))
+    return configured(kind, next(iter(EVERY[kind].values())))
 
 
 def _classes(kind: str) -> str:
+    if kind in PUBLISHED:
+        near = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[PUBLISHED[kind].like]
+        words = f", {PUBLISHED[kind].words}" if PUBLISHED[kind].words else ""
+        return f"none; the nearest is `{near}`{words}"
     causal, trunks = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, modeling_auto.MODEL_MAPPING_NAMES
     found = trunks[kind] if kind in HEADLESS else causal.get(kind) or causal[WRAPPED[kind]]
     return f"`{found}`" if isinstance(found, str) else ", ".join(f"`{each}`" for each in found)
@@ -188,7 +188,8 @@ def _attention(specs: list[Any]) -> list[str]:
 def _positions(parts: list[nn.Module], specs: list[Any]) -> list[str]:
     attends = [part for part in parts if isinstance(part, SelfAttention)]
     rotaries = [part for part in parts if isinstance(part, Rotary)]
-    found = ["learned positions"] if any(isinstance(part, PositionEmbedding) for part in parts) else []
+    tables = [part for part in parts if isinstance(part, PositionEmbedding)]
+    found = ["sinusoids" if isinstance(each, Sinusoids) else "learned positions" for each in tables[:1]]
     if any(rotary._neighbours for rotary in rotaries):
         found.append("neighbours turned")
     if any(rotary._dim < attend._head_dim for attend in attends if (rotary := attend.rotary) is not None):
@@ -230,8 +231,19 @@ written by hand:
 `tests/e2e/test_families.py` tries more configurations of each. No published checkpoint of these families was run here,
 unless [performance.md](performance.md) names it.
 
+Some families transformers has no class for ("none"): their checkpoints bring Python of their own (`auto_map`), and
+load here without it and without `--trust-remote-code`; `quintet/engine/foreign_configs.py` reads their config.json.
+Their reference is transformers' nearest class, whose tensors are renamed and fused as the published files have them,
+and whose modules are put together otherwise where the row says so (`quintet/conformance/nearest.py`); the published
+Python was not run. Tokenizers that are Python do not load: such a model needs a tokenizer.json (`--tokenizer`).
+
 """
 MIDDLE = """
+
+## Computed otherwise
+
+- `mamba`, `mamba2`, `falcon_mamba`: checkpoints ask for the sums of the layers' outputs in float32
+  (`residual_in_fp32`). Here they have the model's type, which a warning says at start; `--dtype float32` keeps them.
 
 ## Left out
 
@@ -253,14 +265,16 @@ END = """
    colon, and what it is: this page shows it.
 4. New mathematics is an op: its specification in `quintet/ops`, cases in `quintet/conformance/cases.py`, and
    providers where they pay. Platforms without one run the specification.
-5. A line in `quintet/conformance/kin.py`: one or two small configs that between them use every branch of your file.
+5. If transformers has no class for it: how its config.json is read, in `quintet/engine/foreign_configs.py`, and what it
+   is compared with, in `quintet/conformance/nearest.py`.
+6. A line in `quintet/conformance/kin.py`: one or two small configs that between them use every branch of your file.
    `kin_configs()` of `tests/helpers/configs.py` tries them with other numbers of heads and features. A family with a
    layer or an op that no other has stands in `quintet/conformance/tiny.py` and `_OWN` of `configs.py` instead.
-6. In `tests/e2e/test_families.py`: what you refuse, in `test_what_is_not_computed_is_refused`; and if `forward()`
+7. In `tests/e2e/test_families.py`: what you refuse, in `test_what_is_not_computed_is_refused`; and if `forward()`
    calls torch where others call an op, the family's name above `test_bits_are_the_same_alone_batched_and_chunked`.
-7. In `scripts/models.py`: other names of the models in `ALSO`, a wrapper whose text is read in `WRAPPED`, and its line
+8. In `scripts/models.py`: other names of the models in `ALSO`, a wrapper whose text is read in `WRAPPED`, and its line
    out of `LEFT_OUT`. In `CHANGELOG.md`: the family.
-8. Compare, and write this page anew:
+9. Compare, and write this page anew:
 
 ```
 python -m pytest tests/e2e/test_families.py -k <model_type>

@@ -24,6 +24,10 @@ MPT = {
     "vocab_size": VOCAB, "d_model": 48, "n_layers": 3, "n_heads": 6, "max_seq_len": LENGTH, "bos_token_id": 1,
     "eos_token_id": 2,
 }  # fmt: skip
+XGLM = {
+    "vocab_size": VOCAB, "d_model": 48, "ffn_dim": 77, "num_layers": 3, "attention_heads": 4,
+    "max_position_embeddings": LENGTH, "bos_token_id": 0, "eos_token_id": 2,
+}  # fmt: skip
 GROWING = {  # every 16 positions, queries grow
     "rope_type": "yarn", "rope_theta": 10000.0, "factor": 16.0, "original_max_position_embeddings": 16,
     "llama_4_scaling_beta": 0.5, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
@@ -103,6 +107,29 @@ COHERE_MOE = {
     **WINDOWS, "sliding_window_pattern": 2, "num_experts": 5, "num_experts_per_tok": 2, "logit_scale": 0.5,
 }  # fmt: skip
 
+SKIPS = {
+    "num_hidden_layers": 5,
+    "bskcn_1": [1],
+    "bskcn_2": [1, 2],
+    "bskcn_3": [3],
+    "bskcn_4": [4],
+    "bskcn_tv": [0.9, 0.7],
+}
+CHATGLM = {
+    "padded_vocab_size": VOCAB, "vocab_size": VOCAB - 1, "hidden_size": 48, "ffn_hidden_size": 77, "num_layers": 3,
+    "num_attention_heads": 4, "multi_query_attention": True, "multi_query_group_num": 2, "kv_channels": 12,
+    "seq_length": LENGTH, "layernorm_epsilon": 1e-5, "add_qkv_bias": True, "add_bias_linear": False, "rmsnorm": True,
+    "original_rope": True, "post_layer_norm": True, "tie_word_embeddings": False,
+}  # fmt: skip
+BAICHUAN = {
+    name: value for name, value in PLAIN.items() if name not in ("num_key_value_heads", "max_position_embeddings")
+}
+LING = {
+    "num_experts": 8, "num_shared_experts": 2, "num_experts_per_tok": 3, "moe_intermediate_size": 61, "head_dim": 16,
+    "use_bias": False, "use_qkv_bias": False, "rope_theta": 600000.0, "norm_topk_prob": True, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+GROUPS = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "first_k_dense_replace": 1}
+
 # family -> variant -> what its config is made of
 KIN: dict[str, dict[str, dict[str, Any]]] = {
     "bamba": {
@@ -167,7 +194,33 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
     "qwen3_5_text": {"plain": {**PLAIN, **DELTA, "full_attention_interval": 2, "head_dim": 16}},
     "apertus": {"plain": {**PLAIN, "rope_parameters": LLAMA3}},
     "arcee": {"plain": PLAIN},
+    "baichuan": {
+        "rotary": {**BAICHUAN, "max_position_embeddings": LENGTH},
+        "slopes, normalised head": {**BAICHUAN, "model_max_length": LENGTH, "z_loss_weight": 0},
+    },
+    "bailing_moe": {
+        "plain": {**PLAIN, **LING},
+        "normalised head, one dense": {
+            **PLAIN,
+            **LING,
+            "use_qkv_bias": True,
+            "norm_topk_prob": False,
+            "norm_head": True,
+            "first_k_dense_replace": 1,
+        },
+    },
+    "bailing_moe_v2": {
+        "plain": {
+            **PLAIN,
+            **LING,
+            **GROUPS,
+            "score_function": "sigmoid",
+            "moe_router_enable_expert_bias": True,
+            "partial_rotary_factor": 0.5,
+        },
+    },
     "bloom": {"plain": BLOOM},
+    "chatglm": {"plain": CHATGLM, "longer": {**CHATGLM, "rope_ratio": 50, "add_qkv_bias": False}},
     "codegen": {"plain": {**GPT, "rotary_dim": 6, "n_head": 8}},
     "cohere": {"norms of heads": {**PLAIN, "use_qk_norm": True, "attention_bias": True, "logit_scale": 0.5}},
     "cwm": {"plain": {**WINDOWS, "rope_parameters": LLAMA3}},
@@ -176,9 +229,22 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
         "windows": {**PLAIN, "sliding_window": WINDOW, "sliding_window_pattern": 2},
         "no windows": {**PLAIN, "sliding_window": None, "layer_types": ["full_attention"] * 3},
     },
+    "exaone": {
+        "plain": {
+            **{name: value for name, value in HEAD.items() if name != "num_hidden_layers"},
+            "num_layers": 3,
+            "activation_function": "silu",
+            "layer_norm_epsilon": 1e-5,
+            "rope_theta": 1e6,
+            "rope_scaling": {name: value for name, value in LLAMA3.items() if name != "rope_theta"},
+        }
+    },
     "falcon": {
         "one KV head": {**PLAIN, "bias": True},
         "few KV heads": {**PLAIN, "new_decoder_architecture": True, "num_kv_heads": 3, "tie_word_embeddings": True},
+    },
+    "flex_olmo": {
+        "plain": {**PLAIN, "num_experts": 5, "num_experts_per_tok": 2, "norm_topk_prob": True, "attention_bias": True},
     },
     "gemma": {"plain": {**HEAD, "tie_word_embeddings": True}},
     "glm": {"plain": {**HALF, "attention_bias": True}},
@@ -189,9 +255,13 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
     "gptj": {"plain": {**GPT, "rotary_dim": 6}},
     "helium": {"plain": {**PLAIN, "head_dim": 8}},
     "hunyuan_v1_dense": {"alpha": {**HEAD, "attention_bias": True, "rope_parameters": ALPHA}},
+    "hunyuan_v1_moe": {"plain": {**HEAD, "num_experts": 5, "moe_topk": [2, 2, 3], "rope_parameters": ALPHA}},
+    "internlm": {"plain": {**PLAIN, "num_key_value_heads": 6, "bias": True}},
+    "internlm2": {"plain": {**PLAIN, "bias": False}, "biased": {**PLAIN, "bias": True, "rope_theta": 1e6}},
     "internlm3": {"plain": HEAD},
     "iquestcoder": {"plain": HEAD},
     "jais2": {"plain": {**PLAIN, "head_dim": 8}},
+    "mimo": {"plain": {**HEAD, "num_nextn_predict_layers": 1, "rope_theta": 640000.0}},
     "hyperclovax": {
         "plain": {**PLAIN, **SCALED},
         "no norms behind": {**PLAIN, **SCALED, "use_post_norm": False, "attention_bias": True, "mlp_bias": True},
@@ -210,11 +280,13 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
     "persimmon": {"plain": PLAIN},
     "phi": {"plain": PLAIN, "norms of heads": {**PLAIN, "qk_layernorm": True}},
     "seed_oss": {"plain": {**HEAD, "attention_bias": True}},
+    "solar": {"plain": {**PLAIN, **SKIPS}},
     "stablelm": {
         "plain": PLAIN,
         "parallel": {**PLAIN, "use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": True},
     },
     "starcoder2": {"plain": WINDOWS},
+    "xglm": {"plain": XGLM, "unscaled": {**XGLM, "scale_embedding": False, "tie_word_embeddings": False}},
     "deepseek_v32": {"plain": {**PLAIN, **GROUPED, **SPARSE, "index_topk": LENGTH}},
     "glm_moe_dsa": {"plain": {**PLAIN, **GROUPED, **SPARSE, "n_group": 1, "topk_group": 1}},
     "vaultgemma": {"plain": {**WINDOWS, "query_pre_attn_scalar": 24, "tie_word_embeddings": True}},

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as talk
 
 from quintet.conformance.kin import KIN
+from quintet.conformance.nearest import PUBLISHED
 from quintet.conformance.sizes import CHUNKS as CHUNKS
 from quintet.conformance.sizes import DELTA, GRANITE_4, LATENT, LONG, SHORT_AND_LONG, SPACES, WINDOW
 from quintet.conformance.sizes import GEMMA as GEMMA
@@ -23,6 +25,7 @@ from quintet.conformance.sizes import PLAIN as PLAIN
 from quintet.conformance.sizes import SERVED as SERVED
 from quintet.conformance.sizes import STREAMS as STREAMS
 from quintet.conformance.sizes import VOCAB as VOCAB
+from quintet.engine.model_config import read_config
 
 BIASED = {"attention_bias": True, "mlp_bias": True}
 MIXED = {"num_local_experts": 5, "num_experts_per_tok": 2}
@@ -333,7 +336,8 @@ def smooth(family: str) -> Tiny:
 @functools.lru_cache(maxsize=64)
 def _make(family: str, settings: str, seed: int) -> Tiny:
     torch.set_num_threads(1)  # threads wait by spinning: on busy cores tiny products take 40 times as long with two
-    config = AutoConfig.for_model(family, **json.loads(settings))
+    own, said = PUBLISHED.get(family), json.loads(settings)
+    config = AutoConfig.for_model(own.like, **own.config(said)) if own else AutoConfig.for_model(family, **said)
     with torch.random.fork_rng(), _hushed():
         torch.manual_seed(seed)
         plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
@@ -341,7 +345,24 @@ def _make(family: str, settings: str, seed: int) -> Tiny:
         scatter(model)
         folder = Path(tempfile.mkdtemp(dir=_folder().name))
         model.save_pretrained(folder)
-        return Tiny(folder, AutoConfig.from_pretrained(folder), model)
+        if own is None:
+            return Tiny(folder, AutoConfig.from_pretrained(folder), model)
+        file = folder / "model.safetensors"
+        save_file({name: each.contiguous() for name, each in own.tensors(load_file(file), said).items()}, file)
+        (folder / "config.json").write_text(json.dumps(_entries(family, said)))
+        return Tiny(folder, configured(family, said), own.computes(model, said))
+
+
+def _entries(family: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a config.json as it is published."""
+    return {**settings, "model_type": family, "architectures": [PUBLISHED[family].architecture], "auto_map": {}}
+
+
+def configured(family: str, settings: Mapping[str, Any]) -> Any:
+    """The config of these settings, as it is read."""
+    if family not in PUBLISHED:
+        return AutoConfig.for_model(family, **settings)
+    return read_config(family, _entries(family, settings), Path("config.json"))
 
 
 @contextlib.contextmanager

@@ -25,7 +25,9 @@ WHOLE: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), (0, FEATURES)),
     **dict.fromkeys(("vocab_size", "type_vocab_size", "max_position_embeddings", "n_positions"), (1, MOST)),
     **dict.fromkeys(("original_max_position_embeddings", "sliding_window", "window_size"), (1, MOST)),
-    **dict.fromkeys(("max_seq_len", "seq_length"), (1, MOST)),
+    **dict.fromkeys(("max_seq_len", "seq_length", "padded_vocab_size"), (1, MOST)),
+    **dict.fromkeys(("multi_query_group_num", "kv_channels"), (1, PARTS)),
+    **dict.fromkeys(("num_shared_experts", "rotary_dim"), (0, PARTS)),
     **dict.fromkeys(("attention_chunk_size", "floor_scale", "vocab_size_per_layer_input"), (1, MOST)),
     **dict.fromkeys(("intermediate_size_mlp", "hidden_size_per_layer_input", "laurel_rank"), (1, FEATURES)),
     "interleave_moe_layer_step": (1, LAYERS),
@@ -45,11 +47,16 @@ REAL: Mapping[str, tuple[float, float]] = {
     **dict.fromkeys(("attention_multiplier", "embedding_multiplier", "residual_multiplier"), (-1e9, 1e9)),
 }
 LISTS: Mapping[str, type] = {
-    "architectures": str, "layer_types": str, "mlp_only_layers": int, "no_rope_layers": int,
+    "architectures": str,
+    "layer_types": str,
+    "mlp_only_layers": int,
+    "no_rope_layers": int,
     "moe_layers": int,
-}  # fmt: skip
+    **dict.fromkeys(("bskcn_1", "bskcn_2", "bskcn_3", "bskcn_4"), int),
+}
 TEXTS = ("rope_type", "hidden_act", "hidden_activation", "activation_function")
 OBJECTS = ("rope_parameters", "rope_scaling", "text_config", "quantization_config", "compression_config")
+HEADED = {"ChatGLMModel": "chatglm"}  # classes that have a head, whatever they are called -> their family
 GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")  # how classes with a head are called
 REMEDY = "correct it, or fetch the model anew"
 
@@ -114,7 +121,8 @@ def check_shape(config: Any, source: str) -> None:
         if said is not None and len(said) < layers:
             raise ValueError(f"{source}: {name} names {len(said)} of {layers} layers (num_hidden_layers); {REMEDY}")
     experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
-    if experts and chosen is not None and not 1 <= chosen <= experts:
+    each = chosen if isinstance(chosen, list) else [] if chosen is None else [chosen]  # Hunyuan's may differ by layer
+    if experts and not all(isinstance(number, int) and 1 <= number <= experts for number in each):
         raise ValueError(
             f"{source}: num_experts_per_tok is {chosen}, not from 1 to the {experts} experts that there are; {REMEDY}"
         )
@@ -126,7 +134,7 @@ def check_architectures(kind: str, architectures: list[str] | None, source: str)
     if not architectures or family is None or added_for(kind, architectures):  # what is added has names of its own
         return
     names = ", ".join(map(repr, architectures[:3]))
-    heads = [name for name in architectures if name.endswith(GENERATES)]
+    heads = [name for name in architectures if name.endswith(GENERATES) or HEADED.get(name) == family]
     if not heads:
         why = "which is no class that generates text: its head, or the lack of one, is not computed here"
     elif all(_family_of(name) not in map(_plain, (kind, kind.removesuffix("_text"), family)) for name in heads):
@@ -141,6 +149,8 @@ def check_architectures(kind: str, architectures: list[str] | None, source: str)
 
 def _family_of(name: str) -> str:
     """LlamaForCausalLM -> llama."""
+    if name in HEADED:
+        return HEADED[name]
     for end in GENERATES:
         name = name.removesuffix(end)
     return _plain(name)

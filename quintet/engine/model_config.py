@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from quintet.engine import readings
+from quintet.engine.foreign_configs import FOREIGN, foreign, version
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -43,7 +44,8 @@ def read_config(kind: str, raw: Mapping[str, Any], file: Path) -> ModelConfig:
         return kept
     config = made(kind, raw, file)
     reading = json.loads(json.dumps(freeze(config)))
-    if type(config).__module__.startswith("transformers."):  # another package's class may change without transformers
+    # another package's class may change without transformers
+    if kind in FOREIGN or type(config).__module__.startswith("transformers."):
         readings.keep(name, reading)
     return thaw(reading)
 
@@ -62,7 +64,8 @@ def changed_config(raw: Mapping[str, Any], file: Path, change: Callable[[Any], A
 
 
 def digest(kind: str, raw: Mapping[str, Any]) -> str:
-    return readings.digest("config", [kind.encode(), json.dumps(raw, sort_keys=True).encode()])
+    parts = [kind.encode(), json.dumps(raw, sort_keys=True).encode()]
+    return readings.digest("config", [*parts, version()] if kind in FOREIGN else parts)
 
 
 def made(kind: str, raw: Mapping[str, Any], file: Path) -> "PretrainedConfig":
@@ -71,7 +74,7 @@ def made(kind: str, raw: Mapping[str, Any], file: Path) -> "PretrainedConfig":
     from transformers import CONFIG_MAPPING
 
     kind = KIN.get(kind, kind)
-    if kind not in CONFIG_MAPPING:
+    if kind not in CONFIG_MAPPING and kind not in FOREIGN:
         raise ValueError(
             f"transformers has no config for model type {kind!r}; the package that adds the family "
             "must also call transformers.AutoConfig.register()"
@@ -79,7 +82,7 @@ def made(kind: str, raw: Mapping[str, Any], file: Path) -> "PretrainedConfig":
     try:
         # A deep copy: transformers moves entries about in what it is given.
         copied = json.loads(json.dumps({**raw, "model_type": kind}), object_hook=_number)
-        config: PretrainedConfig = CONFIG_MAPPING[kind](**copied)
+        config: PretrainedConfig = foreign(kind, copied) if kind in FOREIGN else CONFIG_MAPPING[kind](**copied)
         if config.dtype is not None and not isinstance(config.dtype, torch.dtype):
             raise ValueError(f"{config.dtype} is no dtype of torch")
     except (StrictDataclassError, TypeError, LookupError, ArithmeticError, AttributeError, ValueError) as error:

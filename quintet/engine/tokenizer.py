@@ -347,7 +347,8 @@ def _why_not(folder: Path, error: Exception) -> str:
     if "trust_remote_code" in str(error):
         return (
             f"the tokenizer in {folder} is code of its own, and quintet runs none of tokenizers, trust_remote_code or "
-            "not: it needs a tokenizer.json"
+            "not: it needs a tokenizer.json. Name a folder or a hub id that has one for this vocabulary (--tokenizer; "
+            "conversions of the model to transformers' own classes often do), or save a fast tokenizer here"
         )
     if not (folder / "tokenizer.json").exists():
         return _without_json(folder, _line(error))

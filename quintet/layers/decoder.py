@@ -47,17 +47,25 @@ class Decoder(nn.Module):
 
 
 def across(
-    layers: Iterable[Callable[..., Any]], norm: nn.Module, x: Tensor, cache: Cache, build: Build
+    layers: Iterable[Callable[..., Any]],
+    norm: nn.Module,
+    x: Tensor,
+    cache: Cache,
+    build: Build,
+    joints: Mapping[int, Callable[[int, Tensor], Tensor]] | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
     """x [T, H] through layers that hand their last branch and the residual on apart -> the step's rows, normalised, and
-    the taps."""
+    the taps. `joints` change what goes into some layers."""
     residual: Tensor | None = None
-    ops, wanted, taps = build.ops, build.wanted.taps, []
+    ops, wanted, taps, joints = build.ops, build.wanted.taps, [], joints or {}
     for index, layer in enumerate((*layers, None)):
-        if index in wanted:
+        if index in wanted or index in joints:
             # add() may have overwritten what it was given
             x, residual = (x if residual is None else ops.add(x, residual)), None
+        if index in wanted:
             taps.append(x)
+        if index in joints:
+            x = joints[index](index, x)
         if layer is not None:
             x, residual = layer(x, residual, cache)
     rows = cache.batch.rows

@@ -1,8 +1,10 @@
 """Look-up tables: tokens, and learned positions."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from quintet.layers.build import Build, Layer, padded, whole
@@ -84,3 +86,22 @@ class PositionEmbedding(Embedding):
 
     def forward(self, positions: Tensor) -> Tensor:  # [T] -> [T, width]
         return self._looked_up(positions, -self._offset, self._offset > 0)
+
+
+class Sinusoids(PositionEmbedding):
+    """Positions that nobody learned: half of a row are sines, half cosines, of ever longer waves (Vaswani et al. 2017,
+    with the halves side by side)."""
+
+    def settle(self, path: str) -> None:
+        """It is computed: no checkpoint holds it."""
+
+    def weights(self, path: str) -> list[Weight]:
+        return []
+
+    def constants(self) -> Mapping[str, Tensor]:
+        count, width = self._shape
+        half = width // 2
+        waves = torch.exp(torch.arange(half, dtype=torch.int64).float() * -(math.log(10000) / (half - 1)))
+        angles = torch.arange(count, dtype=torch.int64).float()[:, None] * waves[None, :]
+        table = torch.cat([angles.sin(), angles.cos(), torch.zeros(count, width % 2)], dim=1)
+        return {"weight": table.to(self._build.dtype)}

@@ -46,6 +46,7 @@ class Linear(Layer):
         self._offset, self._total = 0, sum(split.total for split in self._outputs.values())
         self._reduce = self.by_inputs and build.size > 1 and inputs.ranges != whole(inputs.total, build.size).ranges
         self._pieces: list[Piece] = []
+        self._apart = False  # each strip is a part of its own
         self._widths = tuple(split.local(build.rank) for split in self._outputs.values())
         self.weight: Tensor  # as place() packed it, with scales, zeros and order where its form has them
         self.bias: Tensor | None = None
@@ -53,8 +54,11 @@ class Linear(Layer):
     def settle(self, path: str) -> None:
         """The form, and the provider for it: steps ask for neither. Where outputs are held in different forms they
         become products of their own, side by side."""
+        self._apart = self._stored.strips > 1 and self._packed(path)
         weight = self._weight(path)
         held = [self._settled(part.source.removesuffix(".weight"), weight, weight.cut(part)) for part in weight.parts]
+        if self._apart and len(set(held)) > 1:  # cuts fall within blocks of some
+            held = [(PLAIN, held[0][1])]
         if any(form.ordered for form, _ in held[1:]) or len(set(held)) > 1:
             self._split(path, held)
             return
@@ -62,12 +66,18 @@ class Linear(Layer):
         op = of_kind("linear", self.form.kind)
         self._multiply = getattr(self.ops.take(op), op)
 
+    def _packed(self, path: str) -> bool:
+        """Whether the checkpoint holds it quantized."""
+        sources = {part.source.removesuffix(".weight") for part in self._weight(path).parts}
+        return any(self._build.forms.reader(each) is not None for each in sources)
+
     def _settled(self, module: str, weight: Weight, cut: Cut) -> tuple[Form, Reader | None]:
         form, reader = self._build.forms.of(module, cut)
-        if reader is not None and self._stored.strips > 1:
+        if form.ordered and self._apart:
             raise ValueError(
-                f"{module} is quantized, and shares of its outputs take turns in it: quintet reads such weights in "
-                "floats alone; use the model's original, with quantization= if it is to be quantized"
+                f"{module} is quantized with its inputs in another order (desc_act), and shares of its outputs take "
+                "turns in it: quintet reads one or the other; use a checkpoint without desc_act, or the model's "
+                "original, with quantization= if it is to be quantized"
             )
         return (PLAIN, reader) if weight.padded and reader is not None else (form, reader)
 
@@ -91,10 +101,14 @@ class Linear(Layer):
         build, weight = self._build, self._weight(path)
         found = [replace(weight, form=self.form, reader=self._reader)]
         if self._has_bias:
-            splits = zip(weight.parts, self._outputs.values(), strict=True)
-            biases = tuple(self._bias(part, split) for part, split in splits)
+            splits = [Split(part.shape[0], part.ranges) for part in weight.parts] if self._apart else self._splits
+            biases = tuple(self._bias(part, split) for part, split in zip(weight.parts, splits, strict=True))
             found.append(Weight("bias", biases, 0, build.rank, build.dtype, "vector"))
         return found
+
+    @property
+    def _splits(self) -> list[Split]:
+        return list(self._outputs.values())
 
     def _weight(self, path: str) -> Weight:
         """In floats; its parts, one per output."""
@@ -110,9 +124,20 @@ class Linear(Layer):
                 total=total if fused else None,
                 strips=stored.strips if fused and stored.strips > 1 else 0,
             )
-            parts.append(part)
+            parts += self._strips(part) if self._apart else [part]
         build = self._build
         return Weight("weight", tuple(parts), int(self.by_inputs), build.rank, build.dtype, "linear")
+
+    def _strips(self, part: Part) -> list[Part]:
+        """Those that this rank keeps some of, in order: what is quantized is cut in one stretch at a time."""
+        share, found = part.shape[0] // part.strips, []
+        for strip in range(part.strips):
+            ranges = tuple(_within(each, strip * share, share) for each in part.ranges)
+            if ranges[self._build.rank] != (0, 0):
+                offset = part.offset + strip * (self._total // part.strips)
+                shape = (share, *part.shape[1:])
+                found.append(replace(part, shape=shape, ranges=ranges, offset=offset, strips=0))
+        return found
 
     def _offsets(self) -> list[int]:
         """Where each output begins in the fused tensor, or in each of its strips."""
@@ -210,6 +235,13 @@ def rows(
     return RowLinear(build, inputs, {name: whole(total, build.size)}, bias, stored)
 
 
+class Vocabulary(Linear):
+    """A head's product: its bias is its own where its weight is the embedding's."""
+
+    def _bias(self, weight: Part, split: Split) -> Part:
+        return replace(super()._bias(weight, split), source="lm_head.bias")
+
+
 class LMHead(Layer):
     """Logits over the vocabulary, which is padded to equal shares, gathered, and cut back."""
 
@@ -217,13 +249,19 @@ class LMHead(Layer):
         super().__init__(build)
         self._comm, self.vocab = build.comm, vocab
         exact = replace(build, forms=build.forms.of_head())
-        self.linear = columns(exact, hidden, {source: padded(vocab, build.size)}, bias)
+        self.linear = Vocabulary(exact, whole(hidden, build.size), {source: padded(vocab, build.size)}, bias)
 
     def forward(self, x: Tensor) -> Tensor:  # [L, hidden] -> [L, vocab]
         logits = self.linear(x)
         if self._comm.size > 1:
             logits = self._comm.all_gather(logits, -1)
         return logits[:, : self.vocab]
+
+
+def _within(stretch: tuple[int, int], first: int, count: int) -> tuple[int, int]:
+    """What a stretch has of `count` units from `first` on, as these count; (0, 0): nothing."""
+    start, stop = max(stretch[0], first), min(stretch[1], first + count)
+    return (start - first, stop - first) if start < stop else (0, 0)
 
 
 def _checkpoint_name(parent: str, source: str) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from quintet.layers.build import Build, Layer, Split, padded, whole
 from quintet.layers.forms import Forms
-from quintet.layers.linear import columns
+from quintet.layers.linear import Linear
 from quintet.layers.mlp import GatedMLP, known
 from quintet.weights import PLAIN, Form, Matrix, Part, Reader, Weight
 
@@ -32,6 +32,7 @@ class Mixture:
     groups: int = 1  # of neighbouring experts
     kept: int = 1  # of them, that a token chooses from
     scale: float = 1.0  # of what the experts add up to
+    wide: bool = False  # the router multiplies in float32, whatever the model's type is
     margin: float | None = None  # experts are chosen one after the other, each by those so near it: route_sparse()
     shared: int = 0  # features of one more feed-forward, shared_experts, which serves every token; 0: there is none
 
@@ -137,7 +138,7 @@ class MoE(Layer):
     def __init__(self, build: Build, mixture: Mixture) -> None:
         super().__init__(build)
         self._comm, self._mixture = build.comm, mixture
-        self.gate = router(build, mixture.hidden, "gate", mixture.experts)
+        self.gate = router(build, mixture.hidden, "gate", mixture.experts, wide=mixture.wide)
         self.choice = Choice(build, mixture)
         self.shared_experts: nn.Module | None = None
         if mixture.shared:
@@ -214,9 +215,23 @@ class SharedMoE(MoE):
         return both
 
 
-def router(build: Build, hidden: int, name: str, outputs: int, bias: bool = False) -> nn.Module:
-    """x [T, hidden] -> logits [T, outputs] on every rank; in floats: a logit that is off sends a token elsewhere."""
-    return columns(replace(build, forms=Forms()), hidden, {name: whole(outputs, build.size)}, bias)
+def router(build: Build, hidden: int, name: str, outputs: int, bias: bool = False, wide: bool = False) -> nn.Module:
+    """x [T, hidden] -> logits [T, outputs] on every rank; in floats: a logit that is off sends a token elsewhere. With
+    `wide` in float32, as the checkpoint has the weight."""
+    build = replace(build, forms=Forms(), dtype=torch.float32 if wide else build.dtype)
+    kind = Wide if wide else Linear
+    return kind(build, whole(hidden, build.size), {name: whole(outputs, build.size)}, bias)
+
+
+class Wide(Linear):
+    """A product in float32 of what has fewer bits."""
+
+    def __init__(self, build: Build, *args: Any, **settings: Any) -> None:
+        super().__init__(build, *args, **settings)
+        self._wide = build.ops.take("widen")
+
+    def forward(self, x: Tensor) -> Tensor:  # [T, in] -> [T, out] float32
+        return super().forward(self._wide.widen(x, x.shape[0], False))
 
 
 def shares(width: int, size: int) -> Split:

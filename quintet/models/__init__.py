@@ -10,10 +10,12 @@ from typing import Any
 GROUP = "quintet.models"  # entry points: model_type or architecture = package.module[:Class]
 
 _ALIASES = {  # model_type in config.json -> file, where they differ
+    "bailing_moe_v2": "bailing_moe",
     "cwm": "ministral",
     "falcon_mamba": "mamba",
     "gemma3_text": "gemma3",
     "gemma3n_text": "gemma3n",
+    "internlm": "llama",
     "glm4_moe_lite": "deepseek_v3",
     "glm_moe_dsa": "deepseek_v32",
     "internlm3": "llama",

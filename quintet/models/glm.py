@@ -15,13 +15,15 @@ class Model(CausalLM):
 
     def __init__(self, config: Any, build: Build) -> None:
         super().__init__(build)
-        rotary = Rotary.of(build, config, partial=True, neighbours=True)
+        rotary, shape = Rotary.of(build, config, partial=True, neighbours=True), self._heads(config)
 
         def block(config: Any, build: Build, index: int) -> PreNormBlock:
-            attention = SelfAttention(build, Heads.of(config, bias=config.attention_bias), rotary)
             fused = Stored(fused="gate_up_proj")
             mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act, stored=fused)
-            return PreNormBlock(config, build, attention, mlp)
+            return PreNormBlock(config, build, SelfAttention(build, shape, rotary), mlp)
 
         self.model = Decoder(config, build, block)
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+
+    def _heads(self, config: Any) -> Heads:
+        return Heads.of(config, bias=config.attention_bias)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from quintet.layers.attention import Heads, SelfAttention
 from quintet.layers.build import Build
@@ -34,11 +34,13 @@ class Model(CausalLM):
             attention = Turned(build, Heads.of(config, bias=biased, output_bias=biased), rotary)
             attention.q_norm = RMSNorm(build, size, config.rms_norm_eps)
             attention.k_norm = RMSNorm(build, size, config.rms_norm_eps)
-            mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
-            return PreNormBlock(config, build, attention, mlp)
+            return PreNormBlock(config, build, attention, self._feed(config, build, index))
 
         self.model = Decoder(config, build, block)
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+
+    def _feed(self, config: Any, build: Build, index: int) -> nn.Module:
+        return GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
 
     @staticmethod
     def canonical(name: str) -> str:

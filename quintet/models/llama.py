@@ -4,7 +4,7 @@ from typing import Any
 
 from quintet.layers.attention import Heads, SelfAttention
 from quintet.layers.build import Build
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.decoder import Block, CausalLM, Decoder, PreNormBlock, head_source
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.rope import Rotary
@@ -15,16 +15,20 @@ class Model(CausalLM):
 
     def __init__(self, config: Any, build: Build) -> None:
         super().__init__(build)
-        rotary = Rotary.of(build, config)
+        rotary, shape = self._rotary(config, build), self._heads(config)
 
         def block(config: Any, build: Build, index: int) -> PreNormBlock:
-            shape = Heads.of(
-                config,
-                bias=config.attention_bias,
-                output_bias=config.attention_bias,
-            )
             mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act, config.mlp_bias)
             return PreNormBlock(config, build, SelfAttention(build, shape, rotary), mlp)
 
-        self.model = Decoder(config, build, block)
+        self.model = self._trunk(config, build, block)
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+
+    def _rotary(self, config: Any, build: Build) -> Rotary | None:
+        return Rotary.of(build, config)
+
+    def _heads(self, config: Any) -> Heads:
+        return Heads.of(config, bias=config.attention_bias, output_bias=config.attention_bias)
+
+    def _trunk(self, config: Any, build: Build, block: Block) -> Decoder:
+        return Decoder(config, build, block)

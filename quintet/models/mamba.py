@@ -21,6 +21,7 @@ class Model(CausalLM):
     def __init__(self, config: Any, build: Build) -> None:
         super().__init__(build)
         check_silu(config)
+        mamba2.say_rounded(config, build)
         shape = Channels(
             hidden=config.hidden_size,
             inner=config.intermediate_size,

@@ -1,7 +1,10 @@
 """Mamba 2 (Dao and Gu 2024): state spaces alone."""
 
+import functools
+import logging
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from quintet.layers.build import Build
@@ -12,6 +15,8 @@ from quintet.layers.mixing import Cache
 from quintet.layers.norm import RMSNorm
 from quintet.layers.short_conv import check_silu
 from quintet.models.bamba import least
+
+logger = logging.getLogger(__name__)
 
 RENAMED = {"backbone.embedding.": "model.embed_tokens.", "backbone.embeddings.": "model.embed_tokens."}
 
@@ -35,6 +40,7 @@ class Model(CausalLM):
     def __init__(self, config: Any, build: Build) -> None:
         super().__init__(build)
         check_silu(config)
+        say_rounded(config, build)
 
         def block(config: Any, build: Build, index: int) -> Block:
             shape = Spaces(
@@ -62,3 +68,18 @@ class Model(CausalLM):
         for there, here in RENAMED.items():
             name = name.replace(there, here, 1)
         return name.replace("backbone.norm_f.", "model.norm.").replace("backbone.", "model.")
+
+
+def say_rounded(config: Any, build: Build) -> None:
+    """residual_in_fp32 is not computed: sums of the layers' outputs are held in the model's own type."""
+    if getattr(config, "residual_in_fp32", False) and build.dtype != torch.float32:
+        _say(config.model_type, str(build.dtype).removeprefix("torch."))
+
+
+@functools.cache
+def _say(kind: str, dtype: str) -> None:
+    logger.warning(
+        "%s: residual_in_fp32 asks for sums of the layers' outputs in float32; here they are rounded to %s, layer by "
+        "layer. --dtype float32 keeps them whole",
+        kind, dtype,
+    )  # fmt: skip

@@ -3,6 +3,8 @@
 from functools import partial
 from typing import Any
 
+from torch import nn
+
 from quintet.layers.attention import Heads, SelfAttention
 from quintet.layers.blocks import PostNormBlock
 from quintet.layers.build import Build, split_heads
@@ -31,13 +33,16 @@ class Model(CausalLM):
             parts = {
                 "self_attn": attention,
                 "post_attention_layernorm": norm(),
-                "mlp": GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act),
+                "mlp": self._feed(config, build),
                 "post_feedforward_layernorm": norm(),
             }
             return PostNormBlock(build, parts)
 
         self.model = Decoder(config, build, block)
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+
+    def _feed(self, config: Any, build: Build) -> nn.Module:
+        return GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
 
     def _attending(self, config: Any, build: Build) -> Any:
         """A layer's number -> its window, and what turns its heads."""

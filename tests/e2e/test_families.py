@@ -26,6 +26,7 @@ from quintet.conformance.tiny import EVERY, FAMILIES, LENGTH, PLAIN, SERVED, VOC
 from quintet.engine.loader import declared
 from quintet.engine.start import prepare
 from quintet.engine.worker import ModelSizes, Worker
+from quintet.layers.normalised import by_column, by_row
 from quintet.platforms.cpu import PLATFORM
 from tests.helpers.configs import configs, kin_configs
 from tests.helpers.run_model import Runner
@@ -73,7 +74,19 @@ def test_random_configs_of_kin_agree(family: str, data: st.DataObject) -> None:
 # families whose layers compute something by torch, and not by an op of the platform, or have a layer of their own
 @pytest.mark.parametrize(
     "family",
-    ["apertus", "cohere", "lfm2_moe", "minimax", "ministral3", "nemotron_h", "olmo", "stablelm", "zamba2"],
+    [
+        "apertus",
+        "baichuan",
+        "cohere",
+        "lfm2_moe",
+        "minimax",
+        "ministral3",
+        "nemotron_h",
+        "olmo",
+        "solar",
+        "stablelm",
+        "zamba2",
+    ],
 )
 def test_bits_are_the_same_alone_batched_and_chunked(family: str) -> None:
     run = Runner(variant(family, list(KIN[family])[-1]))
@@ -318,3 +331,14 @@ def test_learned_positions_end(family: str) -> None:
     config = next(iter(FAMILIES[family].values()))
     with pytest.raises(ValueError, match="max_model_len 257 exceeds the 256 positions"):
         Worker(PLATFORM(), AutoConfig.for_model(family, **config), ModelSizes(torch.float32, 16, LENGTH + 1))
+
+
+@pytest.mark.parametrize("family", ["codegen", "gptj", "phi"])
+def test_a_tied_head_has_a_bias_of_its_own(family: str) -> None:
+    assert_agrees(make(family, {**KIN[family]["plain"], "tie_word_embeddings": True}))
+
+
+def test_each_row_or_column_of_a_normalised_head_has_length_1() -> None:
+    head = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(by_row(head).norm(dim=1), torch.ones(7))
+    torch.testing.assert_close(by_column(head).norm(dim=0), torch.ones(5))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from quintet.conformance.check import Lacking
 from quintet.conformance.direct import random_prompts
 from quintet.conformance.tiny import PLAIN, VOCAB, Tiny, make
 from tests.helpers.engines import answers, continued, engine, forms_of, ranked
@@ -20,6 +21,12 @@ GPT2 = {
     "vocab_size": VOCAB, "n_embd": 128, "n_layer": 2, "n_head": 8, "n_positions": 128, "n_inner": 192,
     "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
+WHOLE_HEADS = {**SIZES, "num_key_value_heads": 8}
+NEW_FALCON = {name: value for name, value in WHOLE_HEADS.items() if name != "head_dim"} | {
+    "new_decoder_architecture": True,
+    "num_kv_heads": 4,
+    "bias": True,
+}
 DYNAMIC = {r"-:.*layers\.1\.mlp\..*": {}, r".*k_proj": {"bits": 8}, r"+:.*v_proj": {"bits": 2, "group_size": 32}}
 
 
@@ -39,6 +46,8 @@ MADE: dict[str, Any] = {
     "biases": lambda seed=0: gptq(make("qwen2", SIZES, seed), 4, 64, sym=False),
     "inputs by outputs": lambda seed=0: gptq(make("gpt2", GPT2, seed), 4, 64, sym=False),
     "inputs by outputs, in order": lambda seed=0: gptq(make("gpt2", GPT2, seed), 8, 64, desc_act=True),
+    "in strips": lambda seed=0: gptq(make("gpt_neox", WHOLE_HEADS, seed), 4, 64, sym=False),
+    "strips of several heads": lambda seed=0: gptq(make("falcon", NEW_FALCON, seed), 8, 32),
     "some left out": lambda seed=0: gptq(model(seed), 4, 64, ["layers.1.mlp", "k_proj"]),
     "the head too": lambda seed=0: gptq(model(seed), 8, 32, lm_head=True),
 }
@@ -54,7 +63,10 @@ def test_logits_are_those_of_what_the_checkpoint_stands_for(name: str) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("name", ["4 bits", "4 bits in order", "3 bits, asymmetric", "8 bits, asymmetric, in order"])
+@pytest.mark.parametrize(
+    "name",
+    ["4 bits", "4 bits in order", "3 bits, asymmetric", "8 bits, asymmetric, in order", "in strips"],
+)
 def test_ranks_read_their_shares(name: str, ranks: int) -> None:
     """Where shares begin within groups and words, too."""
     tiny = MADE[name]()
@@ -73,6 +85,12 @@ def test_an_engine_reads_what_config_json_says(name: str) -> None:
     with engine(tiny) as llm:
         assert answers(llm) == continued(tiny)
         assert any("checkpoint quantized by gptq" in each for each in llm._client.prepared.reasons)
+
+
+def test_strips_whose_inputs_are_in_another_order_are_refused() -> None:
+    tiny = gptq(make("gpt_neox", WHOLE_HEADS), 4, 32, desc_act=True)
+    with pytest.raises(Lacking, match=r"query_key_value is quantized with its inputs in another order \(desc_act\)"):
+        Runner(tiny, forms=forms_of(tiny))
 
 
 def test_biases_of_zeros_are_none() -> None:

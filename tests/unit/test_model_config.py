@@ -12,6 +12,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 from quintet.config import EngineConfig
 from quintet.conformance import tiny as models
+from quintet.engine.foreign_configs import FOREIGN
 from quintet.engine.hub import load_model_config
 from quintet.engine.model_config import ModelConfig, freeze, read_config, thaw
 from quintet.engine.start import launch, prepare
@@ -56,9 +57,10 @@ FILES: list[tuple[str, dict[str, Any]]] = [
     ("smollm3", {"rope_theta": 5e6, "no_rope_layer_interval": 3, "num_hidden_layers": 7, "use_sliding_window": False}),
     ("smollm3", {"use_sliding_window": True, "sliding_window": 64, "num_hidden_layers": 8}),
 ]
-# transformers has no class kimi_k2; and 96 heads do not divide the hidden size that glm4_moe has where it says nothing
-BARE: list[tuple[str, dict[str, Any]]] = [(family, {}) for family in sorted({*families()} - {"glm4_moe", "kimi_k2"})]
-TINY = [(family, each) for family, variants in models.EVERY.items() for each in variants.values()]
+# 96 heads do not divide the hidden size that glm4_moe has where it says nothing; of the rest, transformers has no class
+ODD = {"glm4_moe", "kimi_k2", *FOREIGN}
+BARE: list[tuple[str, dict[str, Any]]] = [(family, {}) for family in sorted({*families()} - ODD)]
+TINY = [(family, each) for family, found in models.EVERY.items() if family not in FOREIGN for each in found.values()]
 PER_LAYER = "allow_global_per_layer_attribute_access"
 # Of the installation; an object of transformers' own, plain in the file; and the text, which is compared by itself.
 ASIDE = {"transformers_version", "_name_or_path", "per_layer_config", "text_config", PER_LAYER}

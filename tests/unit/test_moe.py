@@ -10,12 +10,12 @@ from torch import Tensor
 
 from quintet.config import EngineConfig
 from quintet.conformance.direct import random_prompts
-from quintet.conformance.tiny import FAMILIES, VOCAB, Tiny, make, variant
+from quintet.conformance.tiny import EVERY, FAMILIES, VOCAB, Tiny, make, variant
 from quintet.engine.loader import declared
 from quintet.engine.start import prepare
 from quintet.engine.worker import ModelSizes, Worker
 from quintet.layers.build import padded
-from quintet.layers.moe import unstacked
+from quintet.layers.moe import MoE, unstacked
 from quintet.platforms.cpu import PLATFORM
 from quintet.weights import Part, Weight
 from tests.helpers.run_model import Runner
@@ -160,3 +160,26 @@ def test_with_a_scheme_experts_and_routers_stay_as_they_are_and_the_plan_says_so
     )
     model = prepared.ranks.workers[0].model
     assert all(each.weight.form.plain for each in declared(model) if each.weight.use == "experts")
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        ("bailing_moe_v2", torch.float32),
+        ("hunyuan_v1_moe", torch.float32),
+        ("bailing_moe", torch.bfloat16),
+        ("qwen3_moe", torch.bfloat16),
+    ],
+)
+def test_routers_multiply_in_the_type_that_transformers_multiply_in(family: str, kind: torch.dtype) -> None:
+    """In float32 the numbers are those of the checkpoint's own, which no type of 16 bits holds."""
+    tiny = variant(family, next(iter(EVERY[family])))
+    model = Runner(tiny, torch.bfloat16).worker.model
+    path, mixture = [(name, each) for name, each in model.named_modules() if isinstance(each, MoE)][-1]
+    names = {model.canonical(name): name for name in load_file(tiny.folder / "model.safetensors")}
+    weight = load_file(tiny.folder / "model.safetensors")[names[f"{path}.gate.weight"]]
+    x = torch.randn(9, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    logits = mixture.gate(x)
+    assert logits.dtype == kind
+    off = float((logits.float() - x.float() @ weight.T).abs().max())
+    assert off < 1e-5 if kind == torch.float32 else off > 1e-3

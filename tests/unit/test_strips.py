@@ -1,6 +1,5 @@
 """A fused tensor in which shares of its outputs take turns, and weights that are kept around another number."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from quintet.layers.linear import Linear, Stored, columns
 from quintet.layers.mixing import Mixing
 from quintet.ops import bind
 from quintet.platforms.interface import Alone
-from quintet.weights import PLAIN, Part, Weight
+from quintet.weights import PLAIN, Cut, Form, Part, Weight
 
 ROWS = torch.arange(12.0)[:, None].expand(12, 3)  # each row says which it is
 
@@ -51,10 +50,33 @@ def test_a_rank_keeps_its_share_of_each_output() -> None:
     assert kept(linear(Stored(fused="fused", strips=3), Second())) == [5, 8, 9, 6, 10, 7, 11]
 
 
-def test_a_quantized_tensor_in_strips_is_refused_by_name() -> None:
-    forms = SimpleNamespace(of=lambda module, cut: (PLAIN, object()))
-    with pytest.raises(ValueError, match=r"attention\.fused is quantized, and shares of its outputs take turns in it"):
-        linear(Stored(fused="fused", strips=3), forms=forms).settle("attention.qkv")
+class Packed:
+    """Forms of a checkpoint that holds everything quantized."""
+
+    def __init__(self, form: Form) -> None:
+        self._form = form
+
+    def reader(self, module: str) -> Any:
+        return self
+
+    def of(self, module: str, cut: Cut) -> Any:
+        return self._form, self
+
+
+@pytest.mark.parametrize(("comm", "kept"), [(Alone(), [[0, 2], [4, 6], [8, 10]]), (Second(), [[5, 6], [8, 10]])])
+def test_a_quantized_tensor_is_cut_strip_by_strip(comm: Alone, kept: list[list[int]]) -> None:
+    """q's two rows of each strip, as far as the rank has them."""
+    layer = linear(Stored(fused="fused", strips=3), comm, Packed(PLAIN))
+    layer.settle("attention.qkv")
+    (weight,) = layer.weights("attention.qkv")
+    cuts = [weight.cut(part).outputs for part in weight.parts if part.shape[0] == 2]
+    assert [list(each) for each in cuts] == kept and {part.strips for part in weight.parts} == {0}
+    assert weight.shape == (12 if comm.size == 1 else 7, 3)
+
+
+def test_a_quantized_tensor_in_strips_and_in_another_order_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"attention\.fused is quantized with its inputs in another order"):
+        linear(Stored(fused="fused", strips=3), forms=Packed(Form("int4", 4, ordered=True))).settle("attention.qkv")
 
 
 def test_what_a_norm_keeps_around_0_is_shifted() -> None:

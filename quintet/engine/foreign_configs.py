@@ -1,0 +1,127 @@
+"""config.json of types that transformers does not know, in the words of the nearest type that it does.
+
+Published checkpoints of these bring Python for it (auto_map). None of that runs: what it does to the entries is here,
+family by family, and transformers' class of the nearest type fills in the rest. Nothing is registered with
+transformers.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+Entries = dict[str, Any]
+NORMALISED_VOCAB = 125696  # tokens of Baichuan 2, by which vLLM knows its head, too
+
+
+def _as_it_is(said: Entries) -> Entries:
+    return said
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """How a type's entries are read."""
+
+    like: str  # the type whose class reads them
+    names: Mapping[str, str] = field(default_factory=dict)  # theirs -> that class's
+    absent: Mapping[str, Any] = field(default_factory=dict)  # what the published class takes for what is not said
+    read: Callable[[Entries], Entries] = _as_it_is  # once they are renamed: what is said in another way
+
+
+def _internlm(said: Entries) -> Entries:
+    return {**said, "attention_bias": bool(said.get("bias"))}
+
+
+def _baichuan(said: Entries) -> Entries:
+    """The 13B models say model_max_length alone: they have slopes, and turn nothing. Heads are normalised from the
+    second generation on, whose training loss had one term more."""
+    alibi = "max_position_embeddings" not in said
+    length = said.get("max_position_embeddings") or said.get("model_max_length") or 4096
+    second = "z_loss_weight" in said or said.get("vocab_size") == NORMALISED_VOCAB
+    return {**said, "max_position_embeddings": length, "alibi": alibi, "normalised_head": second}
+
+
+def _chatglm(said: Entries) -> Entries:
+    biased = bool(said.get("add_qkv_bias") or said.get("add_bias_linear"))
+    heads = {} if said.get("multi_query_attention") else {"num_key_value_heads": said.get("num_attention_heads")}
+    size = {"vocab_size": said["padded_vocab_size"]} if said.get("padded_vocab_size") else {}  # rows of the tables
+    return {**said, **heads, **size, "rope_theta": 10000.0 * (said.get("rope_ratio") or 1.0), "attention_bias": biased}
+
+
+def _bailing(said: Entries) -> Entries:
+    heads = said.get("num_attention_heads") or 1
+    size = said.get("head_dim") or said.get("hidden_size", 0) // heads
+    if said.get("rotary_dim") and size:
+        said = {**said, "partial_rotary_factor": said["rotary_dim"] / size}
+    return {**said, "head_dim": size, "num_key_value_heads": said.get("num_key_value_heads") or heads}
+
+
+BAILING_NAMES = {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"}
+BAILING = {"n_group": 1, "topk_group": 1, "n_shared_experts": 0, "num_nextn_predict_layers": 0}
+# by model_type
+FOREIGN: Mapping[str, Foreign] = {
+    "baichuan": Foreign("llama", read=_baichuan),
+    "bailing_moe": Foreign(
+        "glm4_moe",
+        BAILING_NAMES,
+        {**BAILING, "partial_rotary_factor": 1.0, "score_function": "softmax", "first_k_dense_replace": 0},
+        _bailing,
+    ),
+    "bailing_moe_v2": Foreign(
+        "glm4_moe",
+        BAILING_NAMES,
+        {**BAILING, "partial_rotary_factor": 0.5, "score_function": "sigmoid", "use_qk_norm": True},
+        _bailing,
+    ),
+    "chatglm": Foreign(
+        "glm",
+        {
+            "num_layers": "num_hidden_layers",
+            "ffn_hidden_size": "intermediate_size",
+            "kv_channels": "head_dim",
+            "multi_query_group_num": "num_key_value_heads",
+            "seq_length": "max_position_embeddings",
+            "layernorm_epsilon": "rms_norm_eps",
+        },
+        {"pad_token_id": 0},
+        _chatglm,
+    ),
+    "exaone": Foreign(
+        "llama",
+        {
+            "num_layers": "num_hidden_layers",
+            "activation_function": "hidden_act",
+            "layer_norm_epsilon": "rms_norm_eps",
+        },
+    ),
+    "internlm": Foreign("llama", absent={"bias": True}, read=_internlm),
+    "internlm2": Foreign("llama", absent={"bias": True}, read=_internlm),
+    "mimo": Foreign("qwen2", absent={"num_nextn_predict_layers": 0}),
+    "solar": Foreign(
+        "llama",
+        absent={f"bskcn_{which}": [] for which in range(1, 5)} | {"bskcn_tv": [0.9, 0.8]},
+    ),
+}
+
+
+def version() -> bytes:
+    """Changes with this file: what it made before is then read anew."""
+    return hashlib.sha256(Path(__file__).read_bytes()).digest()
+
+
+def foreign(kind: str, entries: Entries) -> "PretrainedConfig":
+    """An object of transformers' class that reads the nearest type, which goes by its own model_type."""
+    from transformers import CONFIG_MAPPING
+
+    known = FOREIGN[kind]
+    # an override may name an entry as the class does: that one counts
+    renamed = {known.names[name]: value for name, value in entries.items() if name in known.names}
+    rest = {name: value for name, value in entries.items() if name not in known.names}
+    base = CONFIG_MAPPING[known.like]
+    named = type(f"Foreign{base.__name__}", (base,), {"model_type": kind, "__module__": __name__})
+    made: PretrainedConfig = named(**{**known.read({**known.absent, **renamed, **rest}), "model_type": kind})
+    return made

@@ -1,0 +1,30 @@
+"""Baichuan 1 and 2 (Baichuan 2023): Llama with q, k and v in one; the 13B models have ALiBi instead of a rotation."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from quintet.layers.attention import Heads
+from quintet.layers.blocks import slopes
+from quintet.layers.build import Build
+from quintet.layers.linear import Stored
+from quintet.layers.normalised import by_row, normalised
+from quintet.layers.rope import Rotary
+from quintet.models import llama
+
+
+class Model(llama.Model):
+    """The same blocks; of Baichuan 2, each token's row of the head has length 1."""
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(config, build)
+        self._normalised = config.normalised_head
+
+    def _rotary(self, config: Any, build: Build) -> Rotary | None:
+        return None if config.alibi else super()._rotary(config, build)
+
+    def _heads(self, config: Any) -> Heads:
+        alibi = slopes(config.num_attention_heads) if config.alibi else None
+        return Heads.of(config, stored=Stored(fused="W_pack"), alibi=alibi)
+
+    def gathered(self, entries: Mapping[str, Any]) -> Mapping[str, Any]:
+        return normalised(entries, by_row) if self._normalised else entries

@@ -1,0 +1,94 @@
+"""Ling and Ring (inclusionAI 2025): q, k and v in one, and experts of which some serve every token."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source, refuse
+from quintet.layers.linear import LMHead, Stored
+from quintet.layers.mlp import GatedMLP
+from quintet.layers.moe import Mixture, MoE, unstacked
+from quintet.layers.norm import RMSNorm
+from quintet.layers.normalised import by_column, normalised
+from quintet.layers.rope import Rotary
+from quintet.models.deepseek_v3 import beyond
+
+RENAMED = {
+    "model.word_embeddings.": "model.embed_tokens.",
+    ".attention.dense.": ".self_attn.o_proj.",
+    ".attention.query_layernorm.": ".self_attn.q_norm.",
+    ".attention.key_layernorm.": ".self_attn.k_norm.",
+    ".attention.": ".self_attn.",
+}
+
+
+class Model(CausalLM):
+    """Pre-norm blocks. The first generation chooses experts by softmax, the second by sigmoid and out of groups, and
+    normalises q and k of each head, of which it turns a part."""
+
+    unstacked = staticmethod(unstacked)
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        self._check(config)
+        self.ignored = (*CausalLM.ignored, beyond(config))
+        self._normalised = getattr(config, "norm_head", False)
+        rotary, mixture = Rotary.of(build, config, partial=True), _mixture(config)
+        shape = Heads.of(config, bias=getattr(config, "use_qkv_bias", False), stored=Stored(fused="query_key_value"))
+
+        def block(config: Any, build: Build, index: int) -> PreNormBlock:
+            attention = SelfAttention(build, shape, rotary)
+            if config.use_qk_norm:
+                attention.q_norm = RMSNorm(build, config.head_dim, config.rms_norm_eps)
+                attention.k_norm = RMSNorm(build, config.head_dim, config.rms_norm_eps)
+            mlp: nn.Module
+            if index < config.first_k_dense_replace:
+                mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
+            else:
+                mlp = MoE(build, mixture)
+            return PreNormBlock(config, build, attention, mlp)
+
+        self.model = Decoder(config, build, block)
+        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+
+    def _check(self, config: Any) -> None:
+        refuse(config, "use_bias", "multi_gate", "use_sliding_window")
+        biased = bool(getattr(config, "moe_router_enable_expert_bias", config.score_function == "sigmoid"))
+        if config.score_function not in ("softmax", "sigmoid") or biased != (config.score_function == "sigmoid"):
+            raise ValueError(
+                f"{config.model_type} with score_function={config.score_function!r} and "
+                f"moe_router_enable_expert_bias={biased} is not supported; a bias goes with sigmoid alone"
+            )
+
+    @staticmethod
+    def canonical(name: str) -> str:
+        """Our names."""
+        for there, here in RENAMED.items():
+            name = name.replace(there, here, 1)
+        return name
+
+    def gathered(self, entries: Mapping[str, Any]) -> Mapping[str, Any]:
+        return normalised(entries, by_column) if self._normalised else entries
+
+
+def _mixture(config: Any) -> Mixture:
+    sigmoid = config.score_function == "sigmoid"
+    shared = getattr(config, "moe_shared_expert_intermediate_size", None) or config.moe_intermediate_size
+    return Mixture(
+        hidden=config.hidden_size,
+        width=config.moe_intermediate_size,
+        experts=config.n_routed_experts,
+        chosen=config.num_experts_per_tok,
+        kind=config.hidden_act,
+        renormalize=config.norm_topk_prob,
+        scores=config.score_function,
+        bias="gate.expert_bias" if sigmoid else None,
+        groups=config.n_group if sigmoid else 1,
+        kept=config.topk_group if sigmoid else 1,
+        scale=config.routed_scaling_factor,
+        wide=sigmoid,
+        shared=shared * config.n_shared_experts,
+    )

@@ -1,0 +1,46 @@
+"""ChatGLM 2 and 3, GLM-4-9B as first published (Zeng et al. 2024): GLM by other names, q, k and v in one."""
+
+from typing import Any
+
+from quintet.layers.attention import Heads
+from quintet.layers.build import Build
+from quintet.layers.decoder import refuse
+from quintet.layers.linear import Stored
+from quintet.models import glm
+
+RENAMED = {
+    "transformer.embedding.word_embeddings.": "model.embed_tokens.",
+    "transformer.encoder.final_layernorm.": "model.norm.",
+    "transformer.encoder.layers.": "model.layers.",
+    "transformer.output_layer.": "lm_head.",
+    ".self_attention.dense.": ".self_attn.o_proj.",
+    ".self_attention.": ".self_attn.",
+    ".mlp.dense_h_to_4h.": ".mlp.gate_up_proj.",
+    ".mlp.dense_4h_to_h.": ".mlp.down_proj.",
+}
+# entries of the published code -> what alone is computed here
+COMPUTED = {"rmsnorm": True, "original_rope": True, "post_layer_norm": True, "multi_query_attention": True}
+
+
+class Model(glm.Model):
+    """The same blocks."""
+
+    ignored = (*glm.Model.ignored, r"transformer\.rotary_pos_emb\.inv_freq")
+
+    def __init__(self, config: Any, build: Build) -> None:
+        refuse(config, "position_encoding_2d", "add_bias_linear", "apply_residual_connection_post_layernorm")
+        refuse(config, "vision_config", "pre_seq_len", "quantization_bit")
+        for name, value in COMPUTED.items():
+            if getattr(config, name, value) is not value:
+                raise ValueError(f"chatglm with {name}={getattr(config, name)!r} is not supported; it has {value!r}")
+        super().__init__(config, build)
+
+    def _heads(self, config: Any) -> Heads:
+        return Heads.of(config, bias=config.attention_bias, stored=Stored(fused="query_key_value"))
+
+    @staticmethod
+    def canonical(name: str) -> str:
+        """GLM's names."""
+        for there, here in RENAMED.items():
+            name = name.replace(there, here, 1)
+        return name

@@ -1,0 +1,29 @@
+"""EXAONE 3 and 3.5 (LG AI Research 2024): Llama by other names."""
+
+from quintet.models import llama
+
+RENAMED = {
+    "transformer.wte.": "model.embed_tokens.",
+    "transformer.h.": "model.layers.",
+    "transformer.ln_f.": "model.norm.",
+    ".attn.attention.out_proj.": ".self_attn.o_proj.",
+    ".attn.attention.": ".self_attn.",
+    ".mlp.c_fc_0.": ".mlp.gate_proj.",
+    ".mlp.c_fc_1.": ".mlp.up_proj.",
+    ".mlp.c_proj.": ".mlp.down_proj.",
+    ".ln_1.": ".input_layernorm.",
+    ".ln_2.": ".post_attention_layernorm.",
+}
+
+
+class Model(llama.Model):
+    """The same blocks."""
+
+    ignored = (*llama.Model.ignored, r"transformer\.h\.\d+\.attn\.attention\.rotary\.inv_freq")
+
+    @staticmethod
+    def canonical(name: str) -> str:
+        """Llama's names."""
+        for there, here in RENAMED.items():
+            name = name.replace(there, here, 1)
+        return name

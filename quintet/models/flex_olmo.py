@@ -1,0 +1,26 @@
+"""FlexOlmo (Ai2 2025): OLMo 2, whose feed-forward is a mixture of experts that were trained apart."""
+
+from typing import Any
+
+from torch import nn
+
+from quintet.layers.build import Build
+from quintet.layers.moe import Mixture, MoE, unstacked
+from quintet.models import olmo2
+
+
+class Model(olmo2.Model):
+    """The same blocks."""
+
+    unstacked = staticmethod(unstacked)
+
+    def _feed(self, config: Any, build: Build) -> nn.Module:
+        mixture = Mixture(
+            hidden=config.hidden_size,
+            width=config.intermediate_size,
+            experts=config.num_experts,
+            chosen=config.num_experts_per_tok,
+            kind=config.hidden_act,
+            renormalize=config.norm_topk_prob,
+        )
+        return MoE(build, mixture)

@@ -1,0 +1,40 @@
+"""Hunyuan-A13B (Tencent 2025): Hunyuan's attention, and experts of which one serves every token."""
+
+from typing import Any
+
+from torch import nn
+
+from quintet.layers.build import Build
+from quintet.layers.decoder import refuse
+from quintet.layers.moe import Mixture, MoE, unstacked
+from quintet.models import hunyuan_v1_dense
+
+
+class Model(hunyuan_v1_dense.Model):
+    """The same blocks."""
+
+    unstacked = staticmethod(unstacked)
+
+    def __init__(self, config: Any, build: Build) -> None:
+        refuse(config, "use_cla")  # layers that read another's keys and values
+        super().__init__(config, build)
+
+    def _feed(self, config: Any, build: Build, index: int) -> nn.Module:
+        chosen = config.moe_topk if isinstance(config.moe_topk, int) else config.moe_topk[index]
+        mixture = Mixture(
+            hidden=config.hidden_size,
+            width=config.intermediate_size,
+            experts=config.num_experts,
+            chosen=chosen,
+            kind=config.hidden_act,
+            renormalize=True,
+            shared=config.intermediate_size,
+            wide=True,
+        )
+        return MoE(build, mixture)
+
+    @staticmethod
+    def canonical(name: str) -> str:
+        """The router and the shared expert by our names too."""
+        name = hunyuan_v1_dense.Model.canonical(name)
+        return name.replace(".mlp.gate.wg.", ".mlp.gate.").replace(".mlp.shared_mlp.", ".mlp.shared_experts.")

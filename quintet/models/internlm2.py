@@ -1,0 +1,34 @@
+"""InternLM 2 and 2.5 (Shanghai AI Laboratory 2024): Llama whose KV heads stand beside their queries in one tensor."""
+
+from typing import Any
+
+from quintet.layers.attention import Heads
+from quintet.layers.linear import Stored
+from quintet.models import llama
+
+RENAMED = {
+    "model.tok_embeddings.": "model.embed_tokens.",
+    ".attention.wo.": ".self_attn.o_proj.",
+    ".attention.": ".self_attn.",
+    ".feed_forward.w1.": ".mlp.gate_proj.",
+    ".feed_forward.w3.": ".mlp.up_proj.",
+    ".feed_forward.w2.": ".mlp.down_proj.",
+    ".attention_norm.": ".input_layernorm.",
+    ".ffn_norm.": ".post_attention_layernorm.",
+}
+
+
+class Model(llama.Model):
+    """The same blocks by other names."""
+
+    def _heads(self, config: Any) -> Heads:
+        """Queries, key and value of each KV head, one after the other."""
+        stored, biased = Stored(fused="wqkv", strips=config.num_key_value_heads), config.attention_bias
+        return Heads.of(config, bias=biased, output_bias=biased, stored=stored)
+
+    @staticmethod
+    def canonical(name: str) -> str:
+        """Llama's names."""
+        for there, here in RENAMED.items():
+            name = name.replace(there, here, 1)
+        return f"lm_head.{name.removeprefix('output.')}" if name.startswith("output.") else name

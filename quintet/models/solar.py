@@ -1,0 +1,62 @@
+"""Solar Pro (Upstage 2024): Llama, where some layers read what went into earlier ones as well."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from quintet.layers.build import Build
+from quintet.layers.decoder import Block, Decoder, across
+from quintet.layers.mixing import Cache
+from quintet.models import llama
+
+
+class Joined(Decoder):
+    """What goes into the layers of bskcn_1 and bskcn_2 is kept; it is mixed into what goes into those of bskcn_3 and
+    bskcn_4: bskcn_tv[1] of it."""
+
+    def __init__(self, config: Any, build: Build, block: Block) -> None:
+        super().__init__(config, build, block)
+        self._kept, self._mixed = (config.bskcn_1, config.bskcn_2), (config.bskcn_3, config.bskcn_4)
+        self._share = float(config.bskcn_tv[1])  # bskcn_tv[0] is for training
+        _check(config, self._kept, self._mixed, self._share)
+
+    def forward(self, cache: Cache) -> tuple[Tensor, list[Tensor]]:
+        kept: dict[int, Tensor] = {}
+
+        def joint(index: int, x: Tensor) -> Tensor:
+            for which, layers in enumerate(self._kept):
+                if index in layers:
+                    kept[which] = x
+            for which, layers in enumerate(self._mixed):
+                if index in layers:
+                    x = self._mix(kept[which], x.clone() if index in self._build.wanted.taps else x)
+            return x
+
+        joints = {index: joint for each in (*self._kept, *self._mixed) for index in each}
+        return across(self.layers, self.norm, self.embed_tokens.of(cache.batch), cache, self._build, joints)
+
+    def _mix(self, early: Tensor, late: Tensor) -> Tensor:
+        """share * early + (1 - share) * late, written over late: early may be wanted again."""
+        of_late = self._ops.scale(late, (1 - self._share) / self._share)
+        mixed: Tensor = self._ops.scale(self._ops.add(of_late, early), self._share)
+        return mixed
+
+
+def _check(config: Any, kept: Sequence[list[int]], mixed: Sequence[list[int]], share: float) -> None:
+    for keeps, mixes in zip(kept, mixed, strict=True):
+        if mixes and (not keeps or min(keeps) > min(mixes)):
+            raise ValueError(f"{config.model_type} mixes into layer {min(mixes)} what no layer before it keeps")
+    if both := {*kept[0], *kept[1]} & {*mixed[0], *mixed[1]}:
+        raise ValueError(f"{config.model_type} keeps and mixes what goes into layer {min(both)}: that is not supported")
+    if not 0 < share < 1:
+        raise ValueError(
+            f"{config.model_type} with bskcn_tv={config.bskcn_tv} is not supported: shares are within 0, 1"
+        )
+
+
+class Model(llama.Model):
+    """The same blocks."""
+
+    def _trunk(self, config: Any, build: Build, block: Block) -> Decoder:
+        return Joined(config, build, block)

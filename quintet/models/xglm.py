@@ -1,0 +1,50 @@
+"""XGLM (Lin et al. 2021): positions are sinusoids that nobody learned, LayerNorm, biases."""
+
+import math
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.blocks import SerialBlock, Trunk
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, head_source, refuse
+from quintet.layers.embedding import Embedding, Sinusoids
+from quintet.layers.linear import LMHead
+from quintet.layers.mlp import MLP
+from quintet.layers.norm import LayerNorm
+
+EPS = 1e-5  # of every norm
+FIRST_ROW = 2  # of the position table; the rows before it are never looked up
+
+
+class Model(CausalLM):
+    """Pre-norm blocks; a head that is tied as a rule."""
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        refuse(config, "add_cross_attention")
+        hidden = config.d_model
+        norm = partial(LayerNorm, build, hidden, EPS)
+        shape = Heads.of(config, bias=True, output_bias=True, output="out_proj")
+
+        def block() -> SerialBlock:
+            mlp = MLP(build, (hidden, config.ffn_dim), config.activation_function, ("fc1", "fc2"))
+            attention = SelfAttention(build, shape, None)
+            parts = {"self_attn_layer_norm": norm(), "self_attn": attention, "final_layer_norm": norm(), "mlp": mlp}
+            return SerialBlock(build, parts)
+
+        parts = {
+            "embed_tokens": Embedding(build, config.vocab_size, hidden),
+            "embed_positions": Sinusoids(build, config.max_position_embeddings, hidden, FIRST_ROW),
+            "layers": nn.ModuleList(block() for _ in range(config.num_layers)),
+            "layer_norm": norm(),
+        }
+        self.model = Trunk(build, parts, math.sqrt(hidden) if config.scale_embedding else 1.0)
+        self.lm_head = LMHead(build, hidden, config.vocab_size, head_source(config))
+
+    @staticmethod
+    def canonical(name: str) -> str:
+        """The feed-forward has no module of its own."""
+        return name.replace(".fc1.", ".mlp.fc1.").replace(".fc2.", ".mlp.fc2.")

@@ -1,0 +1,126 @@
+"""config.json of types that transformers does not know, as published files have them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import CONFIG_MAPPING
+
+from quintet.config import EngineConfig
+from quintet.conformance.kin import BAICHUAN, CHATGLM, KIN
+from quintet.conformance.nearest import PUBLISHED
+from quintet.conformance.tiny import configured, variant
+from quintet.engine.config_checks import check_architectures
+from quintet.engine.foreign_configs import FOREIGN
+from quintet.engine.hub import load_model_config
+from quintet.engine.quantizing.calibrated import config_of
+from quintet.engine.quantizing.original import Original
+from quintet.engine.start import prepare
+from quintet.kept import kept_folder
+from quintet.models import families, model_class
+
+
+def test_what_is_read_can_be_built_and_is_compared() -> None:
+    assert {*FOREIGN} == {*PUBLISHED} <= {*families()}
+    assert not {*FOREIGN} & {*CONFIG_MAPPING}, "transformers has learned of one: compare with its class"
+
+
+def test_reading_registers_nothing() -> None:
+    before = {*CONFIG_MAPPING}
+    configured("internlm2", KIN["internlm2"]["plain"])
+    assert {*CONFIG_MAPPING} == before
+
+
+@pytest.mark.parametrize("family", PUBLISHED)
+def test_a_model_that_brings_python_loads_without_it(family: str) -> None:
+    """auto_map names classes that are not there: nothing of it may be looked for."""
+    tiny = variant(family, next(iter(KIN[family])))
+    raw = json.loads((tiny.folder / "config.json").read_text())
+    named = {"AutoConfig": "configuration_x.XConfig", "AutoModelForCausalLM": "modeling_x.XForCausalLM"}
+    (tiny.folder / "config.json").write_text(json.dumps({**raw, "auto_map": named}))
+    settings = EngineConfig(model=str(tiny.folder), device="cpu", skip_tokenizer_init=True, max_model_len=64)
+    prepared = prepare(settings)
+    assert model_class(prepared.hf_config).__module__ == f"quintet.models.{_file(family)}"
+
+
+def _file(family: str) -> str:
+    return {"bailing_moe_v2": "bailing_moe", "internlm": "llama"}.get(family, family)
+
+
+def test_a_reading_is_kept_until_the_way_of_reading_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "chatglm", **CHATGLM}))
+    first, again = load_model_config(tmp_path), load_model_config(tmp_path)
+    assert first == again and len(list(kept_folder("readings").iterdir())) == 1
+    monkeypatch.setattr("quintet.engine.model_config.version", lambda: b"another")
+    assert load_model_config(tmp_path) == first and len(list(kept_folder("readings").iterdir())) == 2
+
+
+def test_chatglm_is_read_in_the_words_of_glm() -> None:
+    config = configured("chatglm", {**CHATGLM, "rope_ratio": 500})
+    sizes = {name: getattr(config, name) for name in ("vocab_size", "num_hidden_layers", "num_key_value_heads")}
+    assert sizes == {"vocab_size": 101, "num_hidden_layers": 3, "num_key_value_heads": 2}
+    assert config.rope_parameters["rope_theta"] == 5e6 and config.rope_parameters["partial_rotary_factor"] == 0.5
+    assert config.model_type == "chatglm" and config.attention_bias
+
+
+@pytest.mark.parametrize(
+    ("changes", "alibi", "normalised"),
+    [
+        ({"max_position_embeddings": 4096}, False, False),
+        ({"max_position_embeddings": 4096, "model_max_length": 4096, "z_loss_weight": 0}, False, True),
+        ({"model_max_length": 4096}, True, False),
+        ({"model_max_length": 4096, "vocab_size": 125696}, True, True),
+    ],
+)
+def test_baichuans_are_told_apart(changes: dict[str, Any], alibi: bool, normalised: bool) -> None:
+    config = configured("baichuan", {**BAICHUAN, **changes})
+    assert (config.alibi, config.normalised_head, config.max_position_embeddings) == (alibi, normalised, 4096)
+
+
+def test_an_override_in_the_words_of_the_class_counts(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "exaone", **KIN["exaone"]["plain"]}))
+    assert load_model_config(tmp_path, {"num_hidden_layers": 2}).num_hidden_layers == 2
+    assert load_model_config(tmp_path, {"num_layers": 1}).num_hidden_layers == 1
+
+
+def test_chatglms_class_has_a_head_whatever_it_is_called() -> None:
+    check_architectures("chatglm", ["ChatGLMModel"], "config.json")
+    with pytest.raises(ValueError, match="ChatGLMForSequenceClassification"):
+        check_architectures("chatglm", ["ChatGLMForSequenceClassification"], "config.json")
+    with pytest.raises(ValueError, match="ChatGLMModel"):
+        check_architectures("llama", ["ChatGLMModel"], "config.json")
+
+
+@pytest.mark.parametrize(
+    ("family", "entries", "message"),
+    [
+        ("chatglm", {**CHATGLM, "position_encoding_2d": True}, "position_encoding_2d"),
+        ("chatglm", {**CHATGLM, "rmsnorm": False}, "rmsnorm=False"),
+        ("chatglm", {**CHATGLM, "multi_query_attention": False}, "multi_query_attention=False"),
+        ("chatglm", {**CHATGLM, "quantization_bit": 4}, "quantization_bit"),
+        ("bailing_moe", {**KIN["bailing_moe"]["plain"], "use_bias": True}, "use_bias"),
+        (
+            "bailing_moe_v2",
+            {**KIN["bailing_moe_v2"]["plain"], "moe_router_enable_expert_bias": False},
+            "moe_router_enable_expert_bias=False",
+        ),
+        ("solar", {**KIN["solar"]["plain"], "bskcn_1": []}, "mixes into layer 3 what no layer before it keeps"),
+        ("solar", {**KIN["solar"]["plain"], "bskcn_3": [2]}, "keeps and mixes what goes into layer 2"),
+        ("solar", {**KIN["solar"]["plain"], "bskcn_tv": [0.9, 0.0]}, "within 0, 1"),
+    ],
+)
+def test_what_is_not_computed_is_refused(family: str, entries: dict[str, Any], message: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family, **entries}))
+    settings = EngineConfig(
+        model=str(tmp_path), device="cpu", skip_tokenizer_init=True, load_format="dummy", max_model_len=64
+    )
+    with pytest.raises(ValueError, match=message):
+        prepare(settings)
+
+
+def test_there_is_no_model_to_calibrate_with() -> None:
+    original = Original.of(str(variant("exaone", "plain").folder))
+    with pytest.raises(ValueError, match="there is none of type 'exaone'; use --method rtn"):
+        config_of(original)
