@@ -107,9 +107,13 @@ class Traffic:
 
 
 def kv_token_bytes(config: Mapping[str, Any], element_bytes: int) -> int:
-    """Keys and values of one token in all layers of a model with that config.json."""
+    """Keys and values of one token in all layers of attention of a model with that config.json."""
+    if "num_attention_heads" not in config:
+        return 0
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    return int(2 * config["num_hidden_layers"] * config["num_key_value_heads"] * head_dim * element_bytes)
+    kinds = config.get("layer_types") or ["full_attention"] * config["num_hidden_layers"]
+    layers = sum(kind.endswith("attention") and kind != "linear_attention" for kind in kinds)
+    return int(2 * layers * config["num_key_value_heads"] * head_dim * element_bytes)
 
 
 FLOATS = f"{OURS} bf16"
