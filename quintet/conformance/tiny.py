@@ -249,8 +249,6 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
 }
-# whose layers keep a state per request: not every platform serves them
-STATEFUL = {"granitemoehybrid", "lfm2", "mamba", "mamba2", "qwen3_next"}
 EVERY = {**FAMILIES, **KIN}
 VARIANTS = [(family, variant) for family, variants in FAMILIES.items() for variant in variants]
 
