@@ -108,7 +108,7 @@ class Traffic:
 
 def kv_token_bytes(config: Mapping[str, Any], element_bytes: int) -> int:
     """Keys and values of one token in all layers of attention of a model with that config.json."""
-    if "num_attention_heads" not in config:
+    if "num_key_value_heads" not in config:
         return 0
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     kinds = config.get("layer_types") or ["full_attention"] * config["num_hidden_layers"]
