@@ -335,7 +335,7 @@ def main() -> None:
     parser.add_argument(
         "--transformers",
         action=argparse.BooleanOptionalAction,
-        default=False,
+        default=True,
         help="run it beside; some models take it minutes",
     )
     parser.add_argument("--out", type=Path, help="benchmarks/results/compare-MODEL.json by default")
