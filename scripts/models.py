@@ -38,10 +38,14 @@ ALSO = {
     "falcon": "not Falcon 3, which is `llama`",
     "gpt_neox": "Dolly, StableLM Alpha, RedPajama-INCITE",
     "deepseek_v3": "R1, Moonlight",
+    "glm4_moe_lite": "GLM-4.7-Flash",
     "internlm3": "InternLM 3 8B",
     "iquestcoder": "IQuest-Coder",
     "kimi_k2": "Kimi K2",
     "llama": "Yi, SmolLM 2, TinyLlama, Vicuna, SOLAR 10.7B, DeepSeek LLM and Coder, Falcon 3",
+    "qwen3_5": "Qwen3.5, its text",
+    "qwen3_5_moe": "Qwen3.5 with experts, its text",
+    "qwen3_5_moe_text": "Qwen3.5 with experts, its text",
     "qwen3_5_text": "Qwen3.5, its text",
     "mistral": "Zephyr, Nemo, Devstral",
     "qwen2": "QwQ, DeepSeek-R1-Distill-Qwen",
@@ -51,7 +55,12 @@ HEADLESS: dict[str, tuple[dict[str, Any], str]] = {
     "bert": ({"hidden_size": 48, "num_attention_heads": 6, "num_hidden_layers": 2}, "tests/e2e/test_trunks.py"),
 }
 # wrappers of several modalities, whose text is read, and types of repositories' own code -> what transformers calls it
-WRAPPED = {"gemma3": "gemma3_text", "kimi_k2": "deepseek_v3"}
+WRAPPED = {
+    "gemma3": "gemma3_text",
+    "kimi_k2": "deepseek_v3",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+}
 NO_CLASS = "transformers has neither configuration nor code for it, so there is no reference"
 # what was asked for -> why it is not there
 LEFT_OUT = {
@@ -203,26 +212,52 @@ What has no file here and transformers has code for may run through that:
 END = """
 ## Add a family
 
-1. Read transformers' `models/<name>/modular_<name>.py` (it says what differs from a family that may be here
-   already) and the nearest file of `quintet/models`. If nothing differs, a line in `_ALIASES` of
-   `quintet/models/__init__.py` is all.
-2. Write `quintet/models/<model_type>.py`: a class `Model(CausalLM)`, made as `Model(config, build)`. Modules have
-   the checkpoint's names; `quintet/layers/blocks.py` has blocks and trunks that take parts under any name, and
-   `canonical()` renames what does not fit. Fused tensors are `Stored` of `quintet/layers/linear.py`. The file's
-   first line is the family's name with its source, a colon, and what it is: this page shows it.
-3. What the config may say and you do not compute: `refuse(config, "flag")`.
+1. Read transformers' `models/<name>/modular_<name>.py`: it says what differs from a family that may be here already.
+   Compare its free functions too (nanochat's `rotate_half` turns the other way round). `configuration_<name>.py` has
+   the entries: each is used, or refused by `refuse(config, "flag")` where it changes what is computed. Tensors that a
+   published checkpoint calls otherwise than the classes do stand in transformers' `conversion_mapping.py`.
+2. If nothing differs, a line in `_ALIASES` of `quintet/models/__init__.py` is the code; go on with 5.
+3. Write `quintet/models/<model_type>.py`: a class `Model(CausalLM)`, made as `Model(config, build)`. Start from what
+   the list below names. Modules have the checkpoint's names; where blocks take parts in a dict, its keys are these
+   names, and `canonical()` renames what does not fit. The file's first line is the family's name with its source, a
+   colon, and what it is: this page shows it.
 4. New mathematics is an op: its specification in `quintet/ops`, cases in `quintet/conformance/cases.py`, and
    providers where they pay. Platforms without one run the specification.
-5. A line in `quintet/conformance/kin.py`, with one or two small configs that use what the family has; in
-   `quintet/conformance/tiny.py` instead, and in `tests/helpers/configs.py`, if it has a layer or an op that no
-   other has.
-6. Compare, and write this page anew:
+5. A line in `quintet/conformance/kin.py`: one or two small configs that between them use every branch of your file.
+   `kin_configs()` of `tests/helpers/configs.py` tries them with other numbers of heads and features. A family with a
+   layer or an op that no other has stands in `quintet/conformance/tiny.py` and `_OWN` of `configs.py` instead.
+6. In `tests/e2e/test_families.py`: what you refuse, in `test_what_is_not_computed_is_refused`; and if `forward()`
+   calls torch where others call an op, the family's name above `test_bits_are_the_same_alone_batched_and_chunked`.
+7. In `scripts/models.py`: other names of the models in `ALSO`, a wrapper whose text is read in `WRAPPED`, and its line
+   out of `LEFT_OUT`. In `CHANGELOG.md`: the family.
+8. Compare, and write this page anew:
 
 ```
 python -m pytest tests/e2e/test_families.py -k <model_type>
 quintet conformance --device cpu --section models
 python scripts/models.py
 ```
+
+What a family may have, and where it is (`quintet/models/`, unless said otherwise):
+
+- Llama's blocks and names, with another attention or feed-forward: `Decoder`, `PreNormBlock`, as in `arcee.py`.
+- Other names, another order of norms: `SerialBlock`, `ParallelBlock`, `PostNormBlock`, `BetweenNormsBlock` of
+  `quintet/layers/blocks.py`, as in `apertus.py`, `cohere2.py`, `exaone4.py`, `afmoe.py`.
+- Something behind the embedding, a last norm that is not Llama's: `Trunk`, as in `bloom.py`, `olmo.py`, `nanochat.py`.
+- Norms without weights: `RMSNorm(..., weighed=False)`, `LayerNorm(..., parts=())`; kept around 0: `offset=1.0`.
+- Q and k normalised: each head (`qwen3.py`), once it is turned (`hunyuan_v1_dense.py`), all together (`minimax_m2.py`).
+- Positions: neighbours turned (`helium.py`), a part of each head (`glm4_moe.py`), others in windows (`gemma3.py`), none
+  in some layers (`smollm3.py`), learned (`opt.py`).
+- Windows, sinks, capped scores, ALiBi, another scale: fields of `Heads`, and `layer_window(config, index)`.
+- A gate on what attention gives: `afmoe.py`; beside each query: `qwen3_next.py`.
+- Latent attention: `deepseek_v3.py`, `minicpm3.py`.
+- Experts: `Mixture` of `quintet/layers/moe.py` has the routers, as in `qwen3_moe.py` (softmax), `glm4_moe.py`
+  (sigmoid), `cohere2_moe.py` (either).
+- A state instead of a cache: `lfm2.py`, `mamba2.py`, `bamba.py`, `qwen3_next.py`.
+- Multipliers: `granite.py`. Capped logits: `gemma2.py`.
+- Several products in one tensor, weights stored [in, out]: `Stored` of `quintet/layers/linear.py`, as in `glm.py`,
+  `gpt2.py`, `codegen.py`.
+- A wrapper of several modalities: `canonical()` and `ignored` of `gemma3.py`.
 
 A package can bring a family without touching this repository: an entry point in the group `quintet.models`, or
 `quintet.models.register()` ([vllm.md](vllm.md)).

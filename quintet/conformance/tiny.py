@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as talk
 
 from quintet.conformance.kin import KIN
-from quintet.conformance.sizes import DELTA, SPACES, WINDOW
+from quintet.conformance.sizes import DELTA, LATENT, SPACES, WINDOW
 from quintet.conformance.sizes import LENGTH as LENGTH
 from quintet.conformance.sizes import PLAIN as PLAIN
 from quintet.conformance.sizes import SERVED as SERVED
@@ -35,22 +35,6 @@ GRANITE_4 = {
     "residual_multiplier": 0.4,
     "attention_multiplier": 0.2,
     "logits_scaling": 2.0,
-}
-LATENT = {
-    "num_key_value_heads": 6,
-    "q_lora_rank": 28,
-    "kv_lora_rank": 20,
-    "qk_nope_head_dim": 12,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 10,
-    "first_k_dense_replace": 1,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 61,
-    "n_shared_experts": 2,
-    "n_group": 4,
-    "topk_group": 2,
-    "routed_scaling_factor": 1.5,
 }
 YARN = {
     "rope_type": "yarn",

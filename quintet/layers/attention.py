@@ -82,13 +82,18 @@ class SelfAttention(nn.Module):
         )
 
     def forward(self, x: Tensor, cache: Cache) -> Tensor:
+        out: Tensor = self.out(self._mixed(x, cache))
+        return out
+
+    def _mixed(self, x: Tensor, cache: Cache) -> Tensor:
+        """What attention gives, [T, H * D]."""
         q, k, v = self.project(x)
         q, k = self._turned(q, k, cache.batch.positions)
         sinks = None if self.sinks is None else self.sinks.logits
         if not self.kv_scales.there:
-            return self.out(self.mixing(q, k, v, cache, sinks).reshape(x.shape[0], -1))
+            return self.mixing(q, k, v, cache, sinks).reshape(x.shape[0], -1)
         mixed = self.mixing(*self.kv_scales.before(q, k, v), cache, sinks)
-        return self.out(self.kv_scales.after(mixed.reshape(q.shape)).reshape(x.shape[0], -1))
+        return self.kv_scales.after(mixed.reshape(q.shape)).reshape(x.shape[0], -1)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [T, hidden] -> q [T, H, D], k and v [T, Hkv, D]."""

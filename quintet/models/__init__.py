@@ -13,9 +13,13 @@ _ALIASES = {  # model_type in config.json -> file, where they differ
     "cwm": "ministral",
     "falcon_mamba": "mamba",
     "gemma3_text": "gemma3",
+    "glm4_moe_lite": "deepseek_v3",
     "internlm3": "llama",
     "iquestcoder": "llama",
     "kimi_k2": "deepseek_v3",
+    "qwen3_5": "qwen3_next",
+    "qwen3_5_moe": "qwen3_next",
+    "qwen3_5_moe_text": "qwen3_next",
     "qwen3_5_text": "qwen3_next",
 }
 _REGISTERED: dict[str, str | type] = {}  # by model_type or architecture: what a program adds

@@ -36,7 +36,7 @@ class Model(CausalLM):
 
         def block(config: Any, build: Build, index: int) -> PreNormBlock:
             mlp: nn.Module
-            if index < config.first_k_dense_replace:
+            if dense(config, index):
                 mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
             else:
                 mlp = MoE(build, self.mixture(config))
@@ -59,6 +59,12 @@ class Model(CausalLM):
     def mixture(config: Any) -> Mixture:
         """The router as this family has it."""
         return grouped(config)
+
+
+def dense(config: Any, index: int) -> bool:
+    """Whether the layer has one feed-forward, and no experts."""
+    kinds = getattr(config, "mlp_layer_types", None)
+    return bool(index < config.first_k_dense_replace if kinds is None else kinds[index] == "dense")
 
 
 def grouped(config: Any) -> Mixture:

@@ -46,9 +46,9 @@ class Model(CausalLM):
 
 def mixes(config: Any, index: int) -> bool:
     """Whether the layer has experts; else it has one feed-forward."""
-    return (
-        index not in config.mlp_only_layers and not (index + 1) % config.decoder_sparse_step and config.num_experts > 0
-    )
+    if index in getattr(config, "mlp_only_layers", ()) or (index + 1) % getattr(config, "decoder_sparse_step", 1):
+        return False
+    return bool(config.num_experts > 0)
 
 
 def mixture(config: Any) -> Mixture:
@@ -59,5 +59,5 @@ def mixture(config: Any) -> Mixture:
         experts=config.num_experts,
         chosen=config.num_experts_per_tok,
         kind=config.hidden_act,
-        renormalize=config.norm_topk_prob,
+        renormalize=getattr(config, "norm_topk_prob", True),
     )

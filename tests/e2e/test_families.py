@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoConfig, Gemma3Config
+from transformers import AutoConfig
 
 from quintet.config import EngineConfig
 from quintet.conformance.direct import random_prompts
@@ -156,13 +156,23 @@ def test_old_style_rope_scaling(kind: str, tmp_path: Path) -> None:
     assert_agrees(replace(tiny, config=AutoConfig.from_pretrained(tmp_path)))
 
 
-@pytest.mark.parametrize("wrapped", ["language_model.model.", "model.language_model."])
-def test_gemma3_reads_the_text_model_of_a_checkpoint_that_sees(wrapped: str, tmp_path: Path) -> None:
-    tiny = variant("gemma3_text", "plain")
+@pytest.mark.parametrize(
+    ("wrapper", "text", "wrapped", "sight"),
+    [
+        ("gemma3", "gemma3_text", "language_model.model.", "vision_tower.patch.weight"),
+        ("gemma3", "gemma3_text", "model.language_model.", "vision_tower.patch.weight"),
+        ("qwen3_5", "qwen3_5_text", "model.language_model.", "model.visual.patch_embed.proj.weight"),
+        ("qwen3_5_moe", "qwen3_5_moe_text", "model.language_model.", "model.visual.patch_embed.proj.weight"),
+    ],
+)
+def test_the_text_model_is_read_of_a_checkpoint_that_sees(
+    wrapper: str, text: str, wrapped: str, sight: str, tmp_path: Path
+) -> None:
+    tiny = variant(text, "plain")
     tensors = load_file(tiny.folder / "model.safetensors")
     inner = {name.replace("model.", wrapped, 1): tensor for name, tensor in tensors.items()}
-    save_file({**inner, "vision_tower.patch.weight": torch.ones(2)}, tmp_path / "model.safetensors")
-    seeing = Gemma3Config(text_config=tiny.config.to_dict())
+    save_file({**inner, sight: torch.ones(2)}, tmp_path / "model.safetensors")
+    seeing = AutoConfig.for_model(wrapper, text_config=tiny.config.to_dict())
     assert_agrees(replace(tiny, folder=tmp_path, config=seeing))
 
 
@@ -199,6 +209,7 @@ def test_first_checkpoints_without_prefix(family: str, tmp_path: Path) -> None:
     [
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("gpt2", {"add_cross_attention": True}, "add_cross_attention"),
+        ("cohere2_moe", {"expert_selection_fn": "sparsemax"}, "by softmax or sigmoid"),
         ("bloom", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm"),
         ("falcon", {"new_decoder_architecture": True, "parallel_attn": False}, "without parallel_attn"),
         ("gptj", {"rotary_dim": 5}, "rotary_dim=5"),

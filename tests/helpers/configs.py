@@ -51,6 +51,7 @@ def kin_configs(draw: st.DrawFn, family: str) -> dict[str, Any]:
         draw(st.sampled_from([1, 2, 4])),
         draw(st.sampled_from([8, 12])),
     )
+    kv_heads = heads if "kv_lora_rank" in settings else kv_heads
     sizes = {"num_key_value_heads": kv_heads, "num_kv_heads": kv_heads, "intermediate_size": draw(st.integers(3, 90))}
     sizes |= dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), heads)
     sizes |= dict.fromkeys(("hidden_size", "n_embd", "d_model"), heads * settings.get("head_dim", dim))
