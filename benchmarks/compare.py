@@ -28,6 +28,7 @@ for the first time, and keeps the result in --work.
 
 import argparse
 import json
+import math
 import os
 import platform
 import statistics
@@ -42,6 +43,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import psutil  # noqa: E402  the path is set first, so that the script runs by itself
+from safetensors import safe_open  # noqa: E402
 
 from benchmarks.checkpoints import SHAPES, checkpoint  # noqa: E402
 from benchmarks.peers.client import Worker, WorkerError  # noqa: E402
@@ -55,6 +57,7 @@ from benchmarks.peers.figures import (  # noqa: E402
     Round,
     Run,
     Traffic,
+    chosen_share,
     kv_token_bytes,
     rows,
     summary,
@@ -158,10 +161,18 @@ class Bench:
 
     def traffic(self) -> dict[str, Traffic]:
         config = json.loads((self.folder / "config.json").read_text())
+        experts, chosen = experts_share(self.folder), chosen_share(config)
         return {
-            label: Traffic(facts["weight_bytes"], kv_token_bytes(config, facts["kv_element_bytes"]))
+            label: Traffic(facts["weight_bytes"], kv_token_bytes(config, facts["kv_element_bytes"]), experts, chosen)
             for label, facts in self.facts.items()
         }
+
+
+def experts_share(folder: Path) -> float:
+    """Of the checkpoint's bytes; where it is quantized, the experts' share is taken for the same."""
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        sizes = {name: math.prod(file.get_slice(name).get_shape()) for name in file.keys()}
+    return sum(size for name, size in sizes.items() if ".experts." in name) / sum(sizes.values())
 
 
 def label(job: Job) -> str:

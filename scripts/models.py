@@ -17,7 +17,7 @@ from transformers.models.auto import modeling_auto
 from quintet.conformance.tiny import EVERY, FAMILIES
 from quintet.engine.quantizing.products import Unmixed
 from quintet.layers import blocks
-from quintet.layers.attention import SelfAttention
+from quintet.layers.attention import ReadingAttention, SelfAttention
 from quintet.layers.build import Build, Wanted
 from quintet.layers.embedding import PositionEmbedding
 from quintet.layers.mixing import Mixing
@@ -34,6 +34,8 @@ FILE = Path("docs/models.md")
 # model_type -> models that say so of themselves, beside those that the family's file names
 ALSO = {
     "cwm": "CWM 32B",
+    "deepseek_v32": "requests of up to index_topk tokens, 2048 as published; longer ones are refused",
+    "glm_moe_dsa": "GLM-5, as DeepSeek-V3.2",
     "falcon_mamba": "Falcon-Mamba (TII 2024)",
     "falcon": "not Falcon 3, which is `llama`",
     "gpt_neox": "Dolly, StableLM Alpha, RedPajama-INCITE",
@@ -57,7 +59,9 @@ HEADLESS: dict[str, tuple[dict[str, Any], str]] = {
 # wrappers of several modalities, whose text is read, and types of repositories' own code -> what transformers calls it
 WRAPPED = {
     "gemma3": "gemma3_text",
+    "gemma3n": "gemma3n_text",
     "kimi_k2": "deepseek_v3",
+    "llama4": "llama4_text",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
 }
@@ -70,16 +74,11 @@ LEFT_OUT = {
     "InternLM 2 (`internlm2`)": f"{NO_CLASS}. Checkpoints that were converted to Llama's form are read",
     "MiMo 7B (`mimo`)": f"{NO_CLASS}. It is Qwen 2 with a head for drafts",
     "Solar Pro (`solar`)": NO_CLASS,
-    "Gemma 3n (`gemma3n`, `gemma3n_text`)": (
-        "its layers mix four streams (AltUp), and some read another layer's cache, for which there is no group of state"
+    "Gemma 4 (`gemma4`, `gemma4_text`)": (
+        "layers that see all have wider heads than windowed ones, and it has no file of Gemma 3n's parts yet"
     ),
     "DiffLlama (`diffllama`)": "its attention is the difference of two, which no platform's attention computes",
     "BitNet (`bitnet`)": "its weights are of three values, packed in a form that no product here takes",
-    "DeepSeek V3.2, GLM-5 (`deepseek_v32`, `glm_moe_dsa`)": (
-        "an indexer chooses the tokens that latent attention looks at, which no platform's attention computes"
-    ),
-    "Llama 4 (`llama4`, `llama4_text`)": "its chunked local attention is no kind of group yet",
-    "Phi-3.5-MoE (`phimoe`)": "its router masks what is far below the largest (sparsemixer), which no op computes",
     "Ling and Ring (`bailing_moe`)": NO_CLASS,
     "XGLM (`xglm`)": "its positions are sinusoids, a table that no layer here makes yet",
     "BioGPT (`biogpt`)": "no checkpoint of it chats or codes; nobody asked for it yet",
@@ -158,6 +157,7 @@ def _attention(specs: list[Any]) -> list[str]:
     windows = [getattr(spec, "window", None) for spec in specs]
     found = [] if not any(windows) else ["windows" if all(windows) else "windows in some layers"]
     names = {"softcap": "soft-capped scores", "sinks": "sinks", "alibi": "ALiBi", "shared": "latent attention"}
+    names["chunk"] = "chunks in some layers"
     found += [name for field, name in names.items() if any(getattr(spec, field, None) for spec in specs)]
     found += ["a state per request"] if any(isinstance(spec, StateSpec) for spec in specs) else []
     return found + (["both ways"] if any(getattr(spec, "causal", True) is False for spec in specs) else [])
@@ -173,6 +173,8 @@ def _positions(parts: list[nn.Module], specs: list[Any]) -> list[str]:
         found.append("part of each head turned")
     if rotaries and any(attend.rotary is None for attend in attends):
         found.append("no positions in some layers")
+    if any(isinstance(part, ReadingAttention) for part in parts):
+        found.append("layers that read another's cache")
     return found + (["QK-norm"] if any(attend.q_norm is not None for attend in attends) else [])
 
 

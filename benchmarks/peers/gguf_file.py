@@ -97,8 +97,9 @@ def _describe(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_rope_freq_base(float(config["rope_parameters"]["rope_theta"]))
     writer.add_layer_norm_rms_eps(config["norm_eps"] if config["model_type"] == "lfm2" else config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
-    if config.get("num_experts"):
-        writer.add_expert_count(config["num_experts"])
+    # transformers 5 has another name for their number than checkpoints had before
+    if experts := config.get("num_experts") or config.get("num_local_experts"):
+        writer.add_expert_count(experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if config["model_type"] == "lfm2":

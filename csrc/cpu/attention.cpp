@@ -160,9 +160,8 @@ void by_stretch(const Work& work, long items) {
     long count = 0;
     for (long i = 0; i < items; ++i) {
         const AttentionItem each = item(work.call, work.batch, work.groups, i);
-        const long begin = work.call.positions[each.token] + 1L - work.call.window;
         const long end = work.call.causal ? work.call.positions[each.token + each.tokens - 1] + 1L : each.length;
-        const long first = work.call.window > 0 && begin > 0 ? begin / kAttentionStretch : 0;
+        const long first = first_seen(work.call, work.call.positions[each.token]) / kAttentionStretch;
         spans.push_back({each, first, count});
         count += (end + kAttentionStretch - 1) / kAttentionStretch - first;
     }

@@ -45,6 +45,10 @@ GROUPED = {
     "norm_topk_prob": True,
     "routed_scaling_factor": 1.5,
 }
+SPARSE = {
+    "num_key_value_heads": 6, "q_lora_rank": 28, "kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8,
+    "v_head_dim": 10, "index_head_dim": 16, "index_n_heads": 2,
+}  # fmt: skip
 EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2}
 CHOSEN = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 61}
 SCALED = {
@@ -141,6 +145,8 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
         "parallel": {**PLAIN, "use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": True},
     },
     "starcoder2": {"plain": WINDOWS},
+    "deepseek_v32": {"plain": {**PLAIN, **GROUPED, **SPARSE, "index_topk": LENGTH}},
+    "glm_moe_dsa": {"plain": {**PLAIN, **GROUPED, **SPARSE, "n_group": 1, "topk_group": 1}},
     "vaultgemma": {"plain": {**WINDOWS, "query_pre_attn_scalar": 24, "tie_word_embeddings": True}},
     "glm4_moe": {
         "plain": {**PLAIN, **GROUPED, "head_dim": 16, "attention_bias": True, "use_qk_norm": True},

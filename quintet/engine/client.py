@@ -19,6 +19,7 @@ from quintet.engine.model_impl import read_model
 from quintet.engine.output import OutputProcessor
 from quintet.engine.prompts import Prompt, parse_prompts
 from quintet.engine.request_counts import RequestCounts, Watch
+from quintet.engine.sharded import FORMATS as SHARDED
 from quintet.engine.sharded import SHARDS, copy_beside
 from quintet.engine.sharded import save as save_shard
 from quintet.engine.sleep import check_tags
@@ -134,8 +135,9 @@ class Client:
 
     def reload_weights(self, path: str | None = None) -> None:
         """See LLM.reload_weights."""
-        if self.config.load_format == "sharded_state":
-            raise ValueError("with load_format='sharded_state' weights are not reloaded; start an engine on the others")
+        if self.config.load_format in SHARDED:
+            asked = f"with load_format={self.config.load_format!r}"
+            raise ValueError(f"{asked} weights are not reloaded; start an engine on the others")
         folder = self.prepared.folder if path is None else self._folder_of(path)
         self.engine.reload_weights(None if self.config.load_format == "dummy" else weights_of(self.config, folder))
 

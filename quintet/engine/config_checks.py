@@ -7,7 +7,7 @@ from typing import Any
 from quintet.models import added_for, built_in
 
 MOST = 2**31 - 1  # tokens and positions are int32
-LAYERS, PARTS, FEATURES = 4096, 2**16, 2**24  # far beyond any model
+LAYERS, PARTS, FEATURES, STREAMS = 4096, 2**16, 2**24, 8  # far beyond any model
 
 # Names of whole numbers in the families' files -> the least and the most.
 WHOLE: Mapping[str, tuple[int, int]] = {
@@ -26,7 +26,13 @@ WHOLE: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys(("vocab_size", "type_vocab_size", "max_position_embeddings", "n_positions"), (1, MOST)),
     **dict.fromkeys(("original_max_position_embeddings", "sliding_window", "window_size"), (1, MOST)),
     **dict.fromkeys(("max_seq_len", "seq_length"), (1, MOST)),
+    **dict.fromkeys(("attention_chunk_size", "floor_scale", "vocab_size_per_layer_input"), (1, MOST)),
+    **dict.fromkeys(("intermediate_size_mlp", "hidden_size_per_layer_input", "laurel_rank"), (1, FEATURES)),
+    "interleave_moe_layer_step": (1, LAYERS),
+    **dict.fromkeys(("num_kv_shared_layers", "altup_active_idx"), (0, LAYERS)),
+    "altup_num_inputs": (1, STREAMS),
 }
+BY_LAYER = ("intermediate_size",)  # which of these may be a list, with a number for each layer
 # Of numbers that need not be whole, likewise.
 REAL: Mapping[str, tuple[float, float]] = {
     **dict.fromkeys(("rope_theta", "rope_local_base_freq"), (1e-3, 1e18)),
@@ -38,7 +44,10 @@ REAL: Mapping[str, tuple[float, float]] = {
     "logit_scale": (-1e9, 1e9),
     **dict.fromkeys(("attention_multiplier", "embedding_multiplier", "residual_multiplier"), (-1e9, 1e9)),
 }
-LISTS: Mapping[str, type] = {"architectures": str, "layer_types": str, "mlp_only_layers": int, "no_rope_layers": int}
+LISTS: Mapping[str, type] = {
+    "architectures": str, "layer_types": str, "mlp_only_layers": int, "no_rope_layers": int,
+    "moe_layers": int,
+}  # fmt: skip
 TEXTS = ("rope_type", "hidden_act", "hidden_activation", "activation_function")
 OBJECTS = ("rope_parameters", "rope_scaling", "text_config", "quantization_config", "compression_config")
 GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")  # how classes with a head are called
@@ -67,7 +76,9 @@ def _wanted(name: str, value: Any) -> str | None:
     """What the entry should be; None if it is."""
     if name in WHOLE:
         low, high = WHOLE[name]
-        return None if type(value) is int and low <= value <= high else f"a whole number from {low} to {high}"
+        each = value if name in BY_LAYER and isinstance(value, list) and 0 < len(value) <= LAYERS else [value]
+        fits = all(type(number) is int and low <= number <= high for number in each)
+        return None if fits else f"a whole number from {low} to {high}"
     if name in REAL:
         least, most = REAL[name]
         number = isinstance(value, int | float) and not isinstance(value, bool)

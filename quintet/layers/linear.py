@@ -93,7 +93,7 @@ class Linear(Layer):
         if self._has_bias:
             splits = zip(weight.parts, self._outputs.values(), strict=True)
             biases = tuple(self._bias(part, split) for part, split in splits)
-            found.append(Weight("bias", biases, 0, build.rank, build.dtype, "bias"))
+            found.append(Weight("bias", biases, 0, build.rank, build.dtype, "vector"))
         return found
 
     def _weight(self, path: str) -> Weight:

@@ -29,7 +29,7 @@ struct Sight {
 };
 
 inline Sight sight(const AttentionCall& call, const AttentionItem& item, long token) {
-    const long own = call.positions[token], first = call.window > 0 && own >= call.window ? own + 1 - call.window : 0;
+    const long own = call.positions[token], first = first_seen(call, own);
     if (call.causal) return {first, own + 1};
     return {first, call.window > 0 && own + call.window < item.length ? own + call.window : item.length};
 }

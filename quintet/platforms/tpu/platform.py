@@ -38,6 +38,7 @@ class TPU(Platform):
     """One worker drives all devices: place() shards, XLA adds the collectives. Steps are compiled, shapes are fixed."""
 
     name = "tpu"
+    heeds = frozenset({"chunk"})
     op_priority = dict.fromkeys(PAGED, ("pallas", "jax")) | dict.fromkeys(
         (
             *("attention", "take_rows", "place_rows", "beside", "by_heads"),
@@ -132,6 +133,10 @@ class TPU(Platform):
         from quintet.platforms.tpu.states import JaxStates
 
         if isinstance(spec, StateSpec):
+            if ops.choice(spec.op).provider == "reference":  # which asks for the longest request's tokens
+                raise ValueError(
+                    f"{spec.op} of states has no program of fixed shapes here; run this model on another platform"
+                )
             return JaxStates(spec, ops, self._device.kind)
         made = mixer(spec, ops, self._device.mesh)
         self._planner = made if made.layouts else self._planner
