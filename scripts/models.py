@@ -181,7 +181,7 @@ def _positions(parts: list[nn.Module], specs: list[Any]) -> list[str]:
 def _layers(parts: list[nn.Module]) -> list[str]:
     kinds = {type(part).__name__ for part in parts}
     found = ["parallel blocks"] if any(isinstance(part, blocks.ParallelBlock) for part in parts) else []
-    found += ["experts"] if kinds & {"Experts", "BiasedExperts"} else []
+    found += ["experts"] if kinds & {"Experts", "BiasedExperts", "UngatedExperts"} else []
     return found + (["LayerNorm"] if any(isinstance(part, LayerNorm) for part in parts) else [])
 
 

@@ -259,6 +259,11 @@ def experts(dtype: torch.dtype) -> Iterator[Case]:
         yield f"{tokens} tokens, {k} of {num}, gelu", (x, gate_up, down, weights, ids, "gelu")
 
 
+def ungated_experts(dtype: torch.dtype) -> Iterator[Case]:
+    for what, (x, gate_up, down, weights, ids, _) in experts(dtype):
+        yield what, (x, gate_up[:, gate_up.shape[1] // 2 :].contiguous(), down, weights, ids, "relu2")
+
+
 def biased_experts(dtype: torch.dtype) -> Iterator[Case]:
     """Some of the gate's numbers are past the limit."""
     for what, (x, gate_up, down, weights, ids, kind) in experts(dtype):
@@ -324,6 +329,7 @@ CASES: dict[str, Cases] = {
     "scale_heads": scale_heads,
     "softcap": softcap,
     "take_rows": take_rows,
+    "ungated_experts": ungated_experts,
     "write_kv": write_kv,
     "xielu": xielu,
 }

@@ -50,6 +50,51 @@ SPARSE = {
     "v_head_dim": 10, "index_head_dim": 16, "index_n_heads": 2,
 }  # fmt: skip
 EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2}
+LFM2_MOE = {
+    "layer_types": ["conv", "full_attention", "conv"],
+    "num_dense_layers": 1,
+    "num_experts": 7,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 61,
+    "routed_scaling_factor": 1.5,
+}
+LIGHTNING = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "block_size": 16,
+    "full_attn_alpha_factor": 1.5,
+    "full_attn_beta_factor": 0.7,
+    "linear_attn_alpha_factor": 0.8,
+    "mlp_beta_factor": 1.2,
+}
+NEMOTRON_H = {
+    **PLAIN,
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 8,
+    "chunk_size": 16,
+    "head_dim": 16,
+    "time_step_min": 0.3,  # so that some are less
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 58,
+    "moe_shared_expert_intermediate_size": 71,
+    "routed_scaling_factor": 1.5,
+}
+ZAMBA2 = {
+    **{name: value for name, value in PLAIN.items() if name != "num_key_value_heads"},
+    "num_hidden_layers": 4,
+    "layers_block_type": ["hybrid", "linear_attention", "hybrid", "hybrid"],
+    "num_mem_blocks": 2,
+    "tie_word_embeddings": True,
+    "adapter_rank": 8,
+    "n_mamba_heads": 4,
+    "mamba_ngroups": 2,
+    "mamba_d_state": 8,
+    "chunk_size": 16,
+    "time_step_min": 0.3,  # so that some are less
+}
 CHOSEN = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 61}
 SCALED = {
     "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 0.5,
@@ -83,6 +128,31 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
             "attn_layer_offset": 1,
             "mamba_d_state": 5,
         },
+    },
+    "lfm2_moe": {
+        "plain": {**PLAIN, **LFM2_MOE},
+        "no bias": {**PLAIN, **LFM2_MOE, "use_expert_bias": False, "norm_topk_prob": False, "conv_bias": True},
+    },
+    "minimax": {
+        "plain": {**PLAIN, **EXPERTS, **LIGHTNING, "head_dim": 16},
+        "window": {**PLAIN, **EXPERTS, **LIGHTNING, "sliding_window": WINDOW},
+    },
+    "nemotron_h": {
+        "plain": NEMOTRON_H,
+        "latent experts, biased": {
+            **NEMOTRON_H,
+            "moe_latent_size": 32,
+            "use_bias": True,
+            "mlp_bias": True,
+            "norm_topk_prob": False,
+            "n_group": 4,
+            "topk_group": 2,
+            "layers_block_type": ["moe", "linear_attention", "full_attention", "moe"],
+        },
+    },
+    "zamba2": {
+        "plain": {**ZAMBA2, "use_mem_rope": True, "use_shared_attention_adapter": True},
+        "no adapters of attention, biased": {**ZAMBA2, "add_bias_linear": True, "num_mem_blocks": 1},
     },
     "qwen3_5_moe_text": {
         "plain": {

@@ -1,6 +1,6 @@
 """The trunk that decoder-only families share: embed, run the blocks, keep the rows that are asked for, normalise."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -47,7 +47,7 @@ class Decoder(nn.Module):
 
 
 def across(
-    layers: nn.ModuleList, norm: nn.Module, x: Tensor, cache: Cache, build: Build
+    layers: Iterable[Callable[..., Any]], norm: nn.Module, x: Tensor, cache: Cache, build: Build
 ) -> tuple[Tensor, list[Tensor]]:
     """x [T, H] through layers that hand their last branch and the residual on apart -> the step's rows, normalised, and
     the taps."""

@@ -139,7 +139,9 @@ class MoE(Layer):
         self._comm, self._mixture = build.comm, mixture
         self.gate = router(build, mixture.hidden, "gate", mixture.experts)
         self.choice = Choice(build, mixture)
-        self.shared_experts = GatedMLP(build, mixture.hidden, mixture.shared, mixture.kind) if mixture.shared else None
+        self.shared_experts: nn.Module | None = None
+        if mixture.shared:
+            self.shared_experts = GatedMLP(build, mixture.hidden, mixture.shared, mixture.kind)
         self._added = build.ops.take(*["add"] * bool(mixture.shared))
         names = [f"experts.{expert}" for expert in range(mixture.experts)]
         self.experts = Experts(build, (mixture.hidden, mixture.width), mixture.kind, names)
@@ -225,8 +227,9 @@ def shares(width: int, size: int) -> Split:
 def unstacked(name: str, shape: Sequence[int]) -> Mapping[str, tuple[Any, ...]]:
     """Names of the experts' own tensors in a stack that transformers 5 may store, and where each lies in it.
 
-    [E, 2 I, D] experts.gate_up_proj (gate over up), [E, D, I] experts.down_proj; with another end their scales, of
-    blocks in the same order. Nothing for other tensors; ValueError for scales that are cut by where gate ends.
+    [E, 2 I, D] experts.gate_up_proj (gate over up), or up_proj alone, [E, D, I] experts.down_proj; with another end
+    their scales, of blocks in the same order. Nothing for other tensors; ValueError for scales that are cut by where
+    gate ends.
     """
     found = _STACK.fullmatch(name)
     if found is None or (own := OWN.get(found[3])) is None:
@@ -235,8 +238,8 @@ def unstacked(name: str, shape: Sequence[int]) -> Mapping[str, tuple[Any, ...]]:
     if len(shape) not in dims or 0 in shape or shape[0] > MOST:
         return {}
     parent, rows = found[1], shape[1] if len(shape) > 1 else 1
-    if found[2] == DOWN:
-        return {f"{parent}.{expert}.{DOWN}.{own}": (expert,) for expert in range(shape[0])}
+    if found[2] in (UP, DOWN):
+        return {f"{parent}.{expert}.{found[2]}.{own}": (expert,) for expert in range(shape[0])}
     if rows % 2 and (rows > 1 or not found[3]):
         raise ValueError(f"{name} has {rows} rows, which are not gate's and up's, half of them each")
     cuts = [(slice(0, rows // 2),), (slice(rows // 2, rows),)] if rows > 1 else [(slice(0, 1),)] * 2
@@ -248,7 +251,7 @@ def unstacked(name: str, shape: Sequence[int]) -> Mapping[str, tuple[Any, ...]]:
 
 
 MOST = 2**16  # experts of a layer, far beyond any model
-_STACK = re.compile(rf"(.+\.experts)\.(gate_up_proj|{DOWN})(|_[a-z_]+)")
+_STACK = re.compile(rf"(.+\.experts)\.(gate_up_proj|{UP}|{DOWN})(|_[a-z_]+)")
 OWN = {
     "": "weight",
     "_scale_inv": "weight_scale_inv",

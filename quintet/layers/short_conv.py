@@ -13,12 +13,10 @@ from quintet.types import StateSpec
 from quintet.weights import Part, Weight
 
 
-def check_silu(config: Any) -> None:
+def check_silu(config: Any, entry: str = "hidden_act") -> None:
     """ValueError if what follows a model's convolutions is another activation than the one that is computed here."""
-    if config.hidden_act not in ("silu", "swish"):
-        raise ValueError(
-            f"{config.model_type} with hidden_act={config.hidden_act!r} is not supported: silu follows its convolutions"
-        )
+    if (said := getattr(config, entry)) not in ("silu", "swish"):
+        raise ValueError(f"{config.model_type} with {entry}={said!r} is not supported: silu follows its convolutions")
 
 
 class ShortConv(Layer):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from quintet.ops.activation import gated
+from quintet.ops.activation import activate, gated
 from quintet.ops.linear import linear
 from quintet.ops.registry import Op
 from quintet.weights import Matrix
@@ -120,6 +120,18 @@ def experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tens
         return found
 
     return mixed(x, weights, ids, gate_up.shape[0], serve)
+
+
+@Op
+def ungated_experts(x: Tensor, up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, kind: str) -> Tensor:
+    """experts() without gates: down[e] @ kind(up[e] @ x[t]), with up [E, I, D] (Nemotron 3; NVIDIA 2025)."""
+
+    def serve(rows: Tensor, counts: Tensor) -> Tensor:
+        inner = activate.reference(grouped_linear.reference(rows, up, counts), kind)
+        found: Tensor = grouped_linear.reference(inner, down, counts)
+        return found
+
+    return mixed(x, weights, ids, up.shape[0], serve)
 
 
 @Op

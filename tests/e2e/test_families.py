@@ -4,6 +4,7 @@ Each family in each variant, and in half precision, is the conformance kit's to 
 """
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoConfig
+from transformers import AutoConfig, MiniMaxM2Config
+from transformers.models.minimax import modeling_minimax
+from transformers.models.minimax_m2 import modeling_minimax_m2
 
 from quintet.config import EngineConfig
 from quintet.conformance.direct import random_prompts
-from quintet.conformance.kin import KIN
+from quintet.conformance.kin import KIN, LIGHTNING
 from quintet.conformance.tiny import EVERY, FAMILIES, LENGTH, PLAIN, SERVED, VOCAB, Tiny, make, variant
+from quintet.engine.loader import declared
 from quintet.engine.start import prepare
 from quintet.engine.worker import ModelSizes, Worker
 from quintet.platforms.cpu import PLATFORM
@@ -66,8 +70,11 @@ def test_random_configs_of_kin_agree(family: str, data: st.DataObject) -> None:
     assert_agrees(make(family, data.draw(kin_configs(family))), seed=data.draw(st.integers(0, 9)))
 
 
-# families whose layers compute something by torch, and not by an op of the platform
-@pytest.mark.parametrize("family", ["apertus", "cohere", "ministral3", "olmo", "stablelm"])
+# families whose layers compute something by torch, and not by an op of the platform, or have a layer of their own
+@pytest.mark.parametrize(
+    "family",
+    ["apertus", "cohere", "lfm2_moe", "minimax", "ministral3", "nemotron_h", "olmo", "stablelm", "zamba2"],
+)
 def test_bits_are_the_same_alone_batched_and_chunked(family: str) -> None:
     run = Runner(variant(family, list(KIN[family])[-1]))
     prompts = random_prompts(1, (37, 5, 20), VOCAB)
@@ -93,6 +100,48 @@ def test_longrope_turns_long_requests_by_the_long_factors() -> None:
     prompts = random_prompts(0, (20, 45), VOCAB)
     for prompt, logits in zip(prompts, Runner(tiny).prompts(prompts), strict=True):
         assert_close(logits, tiny.logits(prompt))
+
+
+def test_minimax_turns_as_many_features_as_its_config_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As MiniMax's own code; transformers' for MiniMax-M2 does so, and its older sister turns all."""
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    settings = {**KIN["minimax"]["plain"], "rotary_dim": 8, "rope_parameters": rope}
+    tiny = make("minimax", settings)
+    newer = {name: value for name, value in settings.items() if name not in LIGHTNING}
+    tiny.reference.model.rotary_emb = modeling_minimax_m2.MiniMaxM2RotaryEmbedding(MiniMaxM2Config(**newer))
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        tiny.logits([1, 2, 3])
+    monkeypatch.setattr(modeling_minimax, "apply_rotary_pos_emb", modeling_minimax_m2.apply_rotary_pos_emb)
+    assert_agrees(tiny)
+
+
+def test_zamba2_holds_shared_blocks_once() -> None:
+    """Three layers use two blocks by turns."""
+    model = Runner(variant("zamba2", "plain")).worker.model
+    uses = [layer.shared_transformer for layer in model.model.layers if layer.shared_transformer is not None]
+    products = [use.self_attn.qkv for use in uses]
+    assert [products.index(each) for each in products] == [0, 1, 0]
+    assert sum(each.path.endswith("self_attn.qkv") for each in declared(model)) == 2
+
+
+def test_zamba2_reads_blocks_that_are_stored_again(tmp_path: Path) -> None:
+    tiny = variant("zamba2", "plain")
+    tensors = load_file(tiny.folder / "model.safetensors")
+    again = {name.replace(".0.shared", ".3.shared"): t.clone() for name, t in tensors.items() if ".0.shared" in name}
+    assert again
+    save_file({**tensors, **again}, tmp_path / "model.safetensors")
+    assert_agrees(replace(tiny, folder=tmp_path))
+
+
+def test_nemotron_h_reads_nvidias_own_names(tmp_path: Path) -> None:
+    tiny = variant("nemotron_h", "plain")
+    tensors = {
+        re.sub(r"^(model|backbone)\.", "backbone.", name): tensor
+        for name, tensor in load_file(tiny.folder / "model.safetensors").items()
+    }
+    assert "backbone.embeddings.weight" in tensors and "backbone.layers.1.mixer.experts.0.up_proj.weight" in tensors
+    save_file({**tensors, "mtp.layers.0.norm.weight": torch.ones(3)}, tmp_path / "model.safetensors")
+    assert_agrees(replace(tiny, folder=tmp_path))
 
 
 HALF = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
@@ -222,6 +271,9 @@ def test_first_checkpoints_without_prefix(family: str, tmp_path: Path) -> None:
         ("llama4_text", {"layer_types": ["sliding_attention"] * 3}, "attention within chunks of some tokens"),
         ("gemma3n_text", {"altup_active_idx": 4}, "altup_active_idx is 4, and there are 4 streams"),
         ("llama", {"hidden_act": "mish"}, "activation 'mish' is not known"),
+        ("nemotron_h", {"mamba_hidden_act": "gelu"}, "^nemotron_h with mamba_hidden_act='gelu' is not supported"),
+        ("zamba2", {"use_long_context": True}, "use_long_context"),
+        ("zamba2", {"tie_word_embeddings": False}, "transformers then shares no block"),
         ("qwen2", {"layer_types": ["chunked_attention"] * 3}, "layer_types"),
     ],
 )

@@ -83,6 +83,20 @@ def test_heads_that_do_not_divide(family: str, share: str) -> None:
     assert_equal_on_ranks(make(family, {**PLAIN, **sizes, "num_hidden_layers": 2}), size)
 
 
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("lfm2_moe", "plain"),
+        ("minimax", "plain"),
+        ("nemotron_h", "latent experts, biased"),
+        ("zamba2", "plain"),
+        ("zamba2", "no adapters of attention, biased"),
+    ],
+)
+def test_two_ranks_equal_one_where_layers_keep_states(family: str, name: str) -> None:
+    assert_equal_on_ranks(variant(family, name), 2)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ranks_keep_less_than_the_whole(family: str) -> None:
     """No rank holds more than its share of the matrices and of the cache, give or take what does not divide."""

@@ -19,6 +19,13 @@ MODELS = {
     "mamba2, which has no pages": ("mamba2", "plain", "bfloat16", {}),
     "qwen3_next": ("qwen3_next", "plain", "bfloat16", {}),
 }
+# of layers that these have: two of the ways
+KIN = {
+    "lfm2_moe": ("lfm2_moe", "plain", "bfloat16", {}),
+    "minimax": ("minimax", "plain", "bfloat16", {}),
+    "nemotron_h": ("nemotron_h", "plain", "bfloat16", {}),
+    "zamba2, whose blocks have a cache for each use": ("zamba2", "plain", "bfloat16", {}),
+}
 PLAIN = {"max_model_len": 160, "num_pages": 200}
 WAYS: dict[str, dict[str, Any]] = {
     "batched": PLAIN,
@@ -79,6 +86,20 @@ def test_a_second_run_goes_on_from_states_that_are_kept(name: str, alone: Result
     engine.engine.reset_prefix_cache()
     assert answered(engine) == alone
     assert engine.engine.stats().prefix_hits - after.prefix_hits < after.prefix_hits - before.prefix_hits
+
+
+@pytest.mark.parametrize("kin", KIN)
+def test_kin_preempted_and_cached_equal_alone(kin: str) -> None:
+    """Twice: the second run goes on from states that are kept."""
+    whole = client(KIN[kin], **PLAIN, enable_prefix_caching=False)
+    alone = {
+        key: said for ask in mix(0) for key, said in run(whole, [Ask(ask.name, ask.prompt, ask.params, 0, 0)]).items()
+    }
+    engine = client(KIN[kin], **WAYS["preempted, cached"])
+    assert run(engine, mix(0)) == alone
+    assert engine.engine.stats().num_preemptions > 0
+    assert run(engine, mix(0)) == alone
+    assert engine.engine.stats().prefix_hits > 0
 
 
 def test_refused_drafts_take_the_state_back(name: str, alone: Result) -> None:

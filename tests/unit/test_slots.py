@@ -157,7 +157,9 @@ def test_states_alone_hold_as_many_tokens_as_are_asked_for(family: str, tmp_path
     assert prepare(made.replace(max_model_len=5000)).plan.max_model_len == 5000
 
 
-@pytest.mark.parametrize("family", ["bamba", "falcon_h1", "granitemoehybrid", "jamba", "mamba", "mamba2", "qwen3_next"])
+@pytest.mark.parametrize(
+    "family", [*("bamba", "falcon_h1", "granitemoehybrid", "jamba", "mamba", "mamba2", "minimax", "qwen3_next")]
+)
 def test_no_other_activation_than_silu_follows_a_convolution(family: str) -> None:
     config = CONFIG_MAPPING[family](**{**EVERY[family]["plain"], "hidden_act": "gelu"})
     with pytest.raises(ValueError, match=f"^{family} with hidden_act='gelu' is not supported"):

@@ -16,6 +16,7 @@ from quintet.platforms.cpu import (  # noqa: F401
     native_sampling,
     native_states,
     native_streams,
+    native_ungated,
     ops,
     quantized,
     quantized_moe,
@@ -38,4 +39,5 @@ PRIORITY: Mapping[str, Sequence[str]] = {
     "quantized_experts": ("native",),
     "biased_experts": ("native", "torch"),
     "by_heads": ("native", "torch"),
+    "ungated_experts": ("native", "torch"),
 }

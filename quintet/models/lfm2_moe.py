@@ -1,0 +1,49 @@
+"""LFM2 with experts (Liquid AI 2025): LFM2, whose feed-forward is a mixture of experts behind the first layers."""
+
+from typing import Any
+
+from torch import nn
+
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.linear import LMHead
+from quintet.layers.mlp import GatedMLP
+from quintet.layers.moe import Mixture, MoE, unstacked
+from quintet.layers.rope import Rotary
+from quintet.models import lfm2
+
+
+class Model(CausalLM):
+    """Experts are chosen by sigmoid, with a bias where the checkpoint has one.
+
+    Weights that add up to 1 do so exactly; transformers divides by their sum and a millionth.
+    """
+
+    canonical = staticmethod(lfm2.Model.canonical)
+    unstacked = staticmethod(unstacked)
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        rotary = Rotary.of(build, config)
+        mixture = Mixture(
+            hidden=config.hidden_size,
+            width=config.moe_intermediate_size,
+            experts=config.num_experts,
+            chosen=config.num_experts_per_tok,
+            kind="silu",
+            renormalize=config.norm_topk_prob,
+            scores="sigmoid",
+            bias="expert_bias" if config.use_expert_bias else None,
+            scale=config.routed_scaling_factor,
+        )
+
+        def block(config: Any, build: Build, index: int) -> PreNormBlock:
+            mlp: nn.Module
+            if index < config.num_dense_layers:
+                mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, "silu")
+            else:
+                mlp = MoE(build, mixture)
+            return PreNormBlock(config, build, lfm2.mixer(config, build, rotary, index), mlp)
+
+        self.model = Decoder(config, build, block)
+        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))

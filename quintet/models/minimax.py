@@ -1,0 +1,78 @@
+"""MiniMax-Text-01 and M1 (MiniMax 2025): lightning attention, full attention in some layers, Mixtral's experts."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.lightning import LightningAttention, slowing
+from quintet.layers.linear import LMHead
+from quintet.layers.mixing import Cache
+from quintet.layers.moe import Mixture, MoE, unstacked
+from quintet.layers.rope import Rotary, head_dim
+from quintet.layers.short_conv import check_silu
+from quintet.models import mixtral
+
+EPS = 1e-6  # of lightning attention's norm, whatever the others have
+
+
+class Block(PreNormBlock):
+    """Each branch, scaled, is added to its normalised input, scaled: the residual is what a norm gave."""
+
+    def scaled_by(self, build: Build, attention: tuple[float, float], mlp: tuple[float, float]) -> "Block":
+        """Of each branch, (input, output)."""
+        self._ops, self._attention, self._mlp = build.ops.take("add", "scale"), attention, mlp
+        return self
+
+    def forward(self, x: Tensor, residual: Tensor | None, cache: Cache) -> tuple[Tensor, Tensor]:
+        x = self.input_layernorm(x if residual is None else self._ops.add(x, residual))
+        branch, x = self._branches(self.self_attn(x, cache), x, self._attention)
+        x = self.post_attention_layernorm(self._ops.add(branch, x))
+        return self._branches(self.mlp(x), x, self._mlp)
+
+    def _branches(self, branch: Tensor, x: Tensor, factors: tuple[float, float]) -> tuple[Tensor, Tensor]:
+        scaled = [each if by == 1 else self._ops.scale(each, by) for each, by in zip((x, branch), factors, strict=True)]
+        return scaled[1], scaled[0]
+
+
+class Model(CausalLM):
+    """Rotary positions in full attention alone."""
+
+    unstacked = staticmethod(unstacked)
+    canonical = staticmethod(mixtral.Model.canonical)
+    # constants that transformers stores
+    ignored = (*CausalLM.ignored, r".*\.self_attn\.(slope_rate|(query|key|diagonal)_decay)")
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        check_silu(config)
+        dim, rope = head_dim(config), config.rope_parameters
+        if getattr(config, "rotary_dim", None):  # MiniMax's own code turns so many, and transformers all
+            rope = {**rope, "partial_rotary_factor": config.rotary_dim / dim}
+        rotary = Rotary(build, dim, rope, config.max_position_embeddings, partial=True)
+        mixture = Mixture(
+            hidden=config.hidden_size,
+            width=config.intermediate_size,
+            experts=config.num_local_experts,
+            chosen=config.num_experts_per_tok,
+            kind=config.hidden_act,
+            renormalize=True,
+        )
+
+        def block(config: Any, build: Build, index: int) -> Block:
+            attention: nn.Module
+            kind = config.layer_types[index]
+            if kind == "linear_attention":
+                rates = slowing(config.num_attention_heads, index, config.num_hidden_layers)
+                attention = LightningAttention(build, Heads.of(config), rates, EPS)
+                factors = config.linear_attn_alpha_factor, config.linear_attn_beta_factor
+            else:
+                attention = SelfAttention(build, Heads.of(config, window=config.sliding_window), rotary)
+                factors = config.full_attn_alpha_factor, config.full_attn_beta_factor
+            mlp = config.mlp_alpha_factor, config.mlp_beta_factor
+            return Block(config, build, attention, MoE(build, mixture)).scaled_by(build, factors, mlp)
+
+        self.model = Decoder(config, build, block)
+        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))

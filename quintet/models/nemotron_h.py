@@ -1,0 +1,95 @@
+"""Nemotron-H and Nemotron 3 (NVIDIA 2025): layers of Mamba 2, attention without positions, or a feed-forward."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, Decoder, head_source, refuse
+from quintet.layers.linear import LMHead
+from quintet.layers.mamba import Mamba2, Spaces
+from quintet.layers.mixing import Cache
+from quintet.layers.mlp import MLP
+from quintet.layers.moe import Mixture, unstacked
+from quintet.layers.short_conv import check_silu
+from quintet.layers.ungated_moe import UngatedMoE
+from quintet.models import mamba2
+
+
+class Feed(mamba2.Block):
+    """A norm and a feed-forward, or a mixture of experts."""
+
+    def forward(self, x: Tensor, residual: Tensor | None, cache: Cache) -> tuple[Tensor, Tensor]:
+        x, residual = self.norm(x, residual)
+        return self.mixer(x), residual
+
+
+class Model(CausalLM):
+    """One branch a layer. Time steps are time_step_min at least, as transformers has them."""
+
+    unstacked = staticmethod(unstacked)
+    ignored = (*CausalLM.ignored, r"mtp\..*")
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        check_silu(config, "mamba_hidden_act")
+        refuse(config, "attention_bias", "sliding_window", "tie_word_embeddings")
+        hidden, kind, bias = config.hidden_size, config.mlp_hidden_act, config.mlp_bias
+
+        def block(config: Any, build: Build, index: int) -> mamba2.Block:
+            mixer: nn.Module
+            what = config.layers_block_type[index]
+            if what == "linear_attention":
+                return mamba2.Block(config, build, Mamba2(build, spaces(config)))
+            if what == "full_attention":
+                return mamba2.Block(config, build, SelfAttention(build, Heads.of(config), None))
+            if what == "moe":
+                mixer = UngatedMoE(build, mixture(config), config.moe_latent_size, bias)
+            else:
+                mixer = MLP(build, (hidden, config.intermediate_size), kind, ("up_proj", "down_proj"), bias)
+            return Feed(config, build, mixer)
+
+        self.model = Decoder(config, build, block)
+        self.lm_head = LMHead(build, hidden, config.vocab_size, head_source(config))
+
+    @staticmethod
+    def canonical(name: str) -> str:
+        """The trunk is called backbone in NVIDIA's own files."""
+        name = mamba2.Model.canonical(name)
+        return name.replace("model.embeddings.", "model.embed_tokens.").replace("model.norm_f.", "model.norm.")
+
+
+def mixture(config: Any) -> Mixture:
+    """The router as DeepSeek-V3 has it."""
+    return Mixture(
+        hidden=config.hidden_size,
+        width=config.moe_intermediate_size,
+        experts=config.n_routed_experts,
+        chosen=config.num_experts_per_tok,
+        kind=config.mlp_hidden_act,
+        renormalize=config.norm_topk_prob,
+        scores="sigmoid",
+        bias="gate.e_score_correction_bias",
+        groups=config.n_group,
+        kept=config.topk_group,
+        scale=config.routed_scaling_factor,
+        shared=config.moe_shared_expert_intermediate_size,
+    )
+
+
+def spaces(config: Any) -> Spaces:
+    """The sizes of a state space."""
+    return Spaces(
+        hidden=config.hidden_size,
+        heads=config.mamba_num_heads,
+        head_dim=config.mamba_head_dim,
+        groups=config.n_groups,
+        state=config.ssm_state_size,
+        taps=config.conv_kernel,
+        eps=config.layer_norm_epsilon,
+        conv_bias=config.use_conv_bias,
+        bias=config.use_bias,
+        output_bias=config.use_bias,
+        least=config.time_step_min,
+    )

@@ -1,0 +1,99 @@
+"""Zamba 2 (Glorioso et al. 2024): Mamba 2, and transformer blocks that several layers share, with adapters for each."""
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from quintet.layers.attention import Heads
+from quintet.layers.build import Build, whole
+from quintet.layers.decoder import CausalLM, Decoder, across, head_source, refuse
+from quintet.layers.linear import LMHead, columns
+from quintet.layers.mamba import Mamba2, Spaces
+from quintet.layers.mixing import Cache
+from quintet.layers.norm import RMSNorm
+from quintet.layers.rope import Rotary, head_dim
+from quintet.layers.shared_block import AdaptedAttention, AdaptedMLP, SharedBlock, Use
+
+
+class Layer(nn.Module):
+    """A norm and a state space. What a shared block makes of the residual and the embedding joins the norm's input."""
+
+    def __init__(self, config: Any, build: Build, shared: SharedBlock | None) -> None:
+        super().__init__()
+        hidden = config.hidden_size
+        self.input_layernorm = RMSNorm(build, hidden, config.rms_norm_eps)
+        self.mamba = Mamba2(build, spaces(config))
+        self.shared_transformer, self._ops = shared, build.ops.take("add", "beside")
+        if shared is not None:
+            self.linear = columns(build, hidden, {"linear": whole(hidden, build.size)})
+
+    def forward(self, embedded: Tensor, x: Tensor, residual: Tensor | None, cache: Cache) -> tuple[Tensor, Tensor]:
+        if self.shared_transformer is None:
+            normed, total = self.input_layernorm(x, residual)
+            return self.mamba(normed, cache), total
+        total = x if residual is None else self._ops.add(x, residual)
+        made = self.linear(self.shared_transformer(self._ops.beside(total, embedded), cache))
+        return self.mamba(self.input_layernorm(self._ops.add(made, total)), cache), total
+
+
+class Trunk(Decoder):
+    """Every layer may read the embedding."""
+
+    def forward(self, cache: Cache) -> tuple[Tensor, list[Tensor]]:
+        x = self.embed_tokens.of(cache.batch)
+        return across([functools.partial(layer, x) for layer in self.layers], self.norm, x, cache, self._build)
+
+
+class Model(CausalLM):
+    """Time steps are time_step_min at least, and blocks shared if the embedding is tied, as transformers has it."""
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        refuse(config, "use_long_context")
+        if not config.tie_word_embeddings:
+            raise ValueError(
+                "zamba2 with tie_word_embeddings=False is not supported: transformers then shares no block"
+            )
+        rotary, blocks = Rotary.of(build, config) if config.use_mem_rope else None, dict[int, SharedBlock]()
+        self.ignored = CausalLM.ignored
+        shape = replace(Heads.of(config, scale=(head_dim(config) / 2) ** -0.5), hidden=config.attention_hidden_size)
+        sizes, bias = (config.hidden_size, config.intermediate_size), config.add_bias_linear
+
+        def shared(index: int) -> SharedBlock:
+            number = config.hybrid_layer_ids.index(index)
+            which = number % config.num_mem_blocks
+            path = f"model.layers.{config.hybrid_layer_ids[which]}.shared_transformer"
+            use = Use(path, number, config.adapter_rank)
+            own = use if config.use_shared_attention_adapter else None
+            norms = tuple(RMSNorm(build, width, config.rms_norm_eps) for width in (shape.hidden, sizes[0]))
+            feed = AdaptedMLP(build, sizes, config.hidden_act, bias, use)
+            attention = AdaptedAttention(build, shape, rotary, sizes[0], own)
+            return SharedBlock((norms[0], norms[1]), attention, feed, blocks.get(which))
+
+        def block(config: Any, build: Build, index: int) -> Layer:
+            if index not in config.hybrid_layer_ids:
+                return Layer(config, build, None)
+            made = shared(index)
+            blocks.setdefault(config.hybrid_layer_ids.index(index) % config.num_mem_blocks, made)
+            return Layer(config, build, made)
+
+        self.model = Trunk(config, build, block)
+        for index in config.hybrid_layer_ids[config.num_mem_blocks :]:  # files may hold what is shared again
+            self.ignored = (*self.ignored, rf"model\.layers\.{index}\.shared_transformer\..*")
+        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+
+    @staticmethod
+    def canonical(name: str) -> str:
+        """What a layer has beside a shared block is called as where there is none."""
+        return name.replace(".mamba_decoder.", ".", 1).replace("model.final_layernorm.", "model.norm.")
+
+
+def spaces(config: Any) -> Spaces:
+    """The sizes of a state space."""
+    return Spaces(
+        hidden=config.hidden_size, heads=config.n_mamba_heads, head_dim=config.mamba_headdim,
+        groups=config.mamba_ngroups, state=config.mamba_d_state, taps=config.mamba_d_conv, eps=1e-5,
+        bias=config.add_bias_linear, output_bias=config.add_bias_linear, least=config.time_step_min,
+    )  # fmt: skip
