@@ -2,8 +2,9 @@
 
     python scripts/models.py
 
-A family's first line is its file's; a rule in tests/rules holds the page and the families together. What no file says
-stands here: names of models that are built like another's, and what is left out.
+A family's first line is its file's, and what was shown of it is in the platforms' tables (`scripts/support.py`); a
+rule in tests/rules holds all of them together. What no file says stands here: names of models that are built like
+another's, and what is left out.
 """
 
 from pathlib import Path
@@ -14,8 +15,11 @@ from torch import nn
 from transformers import AutoConfig
 from transformers.models.auto import modeling_auto
 
-from quintet.conformance.tiny import EVERY, FAMILIES
+from quintet.conformance.features import CLAIMS
+from quintet.conformance.tiny import EVERY
 from quintet.engine.quantizing.products import Unmixed
+from quintet.engine.support import FILE as TABLE
+from quintet.engine.support import Support, read
 from quintet.layers import blocks
 from quintet.layers.attention import ReadingAttention, SelfAttention
 from quintet.layers.build import Build, Wanted
@@ -85,18 +89,38 @@ LEFT_OUT = {
 }
 
 
+def tables() -> dict[str, Support]:
+    """Platform -> what its report says, for those that have one."""
+    found = sorted((ROOT / "quintet" / "platforms").rglob(TABLE))
+    return {each.platform: each for each in map(read, found)}
+
+
 def page() -> str:
     """docs/models.md."""
-    rows = [_row(kind) for kind in families()]
+    known = tables()
+    names = [f"`{name}`{', emulated' * each.emulated}" for name, each in known.items()]
+    head = f"| {' | '.join((*COLUMNS, *names))} |\n{'|---' * (len(COLUMNS) + len(names))}|\n"
+    rows = [_row(kind, known) for kind in families()]
     left = [f"- {what}: {why}." for what, why in sorted(LEFT_OUT.items())]
-    return HEAD + "\n".join(rows) + MIDDLE + "\n".join(left) + "\n" + END
+    return HEAD + head + "\n".join(rows) + MIDDLE + "\n".join(left) + "\n" + END
 
 
-def _row(kind: str) -> str:
+def _row(kind: str, known: dict[str, Support]) -> str:
     name, what = _first_line(kind)
-    config, proof = _config(kind)
-    cells = [f"`{kind}`", _names(kind, name), _classes(kind), _said(what, facts(config)), proof]
+    shown = [_shown(kind, each) for each in known.values()]
+    cells = [f"`{kind}`", _names(kind, name), _classes(kind), _said(what, facts(_config(kind))), *shown]
     return f"| {' | '.join(cells)} |"
+
+
+def _shown(kind: str, table: Support) -> str:
+    """What a platform's report proves of the family, all of it or by name."""
+    if kind in HEADLESS:
+        return f"`{HEADLESS[kind][1]}`" if table.platform == "cpu" else "unverified"
+    kind = WRAPPED.get(kind, kind)
+    if f"family/{kind}" in table.unsupported:
+        return "unsupported"
+    found = [what for group, what in CLAIMS.items() if f"{group}/{kind}" in table.supported]
+    return ", ".join(found) if found else "unverified"
 
 
 def _names(kind: str, name: str) -> str:
@@ -120,16 +144,14 @@ def _first_line(kind: str) -> tuple[str, str]:
     return name, what
 
 
-def _config(kind: str) -> tuple[Any, str]:
-    """Of the family's first small model, and what its numbers are compared with."""
+def _config(kind: str) -> Any:
+    """Of the family's first small model."""
     if kind in HEADLESS:
-        settings, where = HEADLESS[kind]
-        return AutoConfig.for_model(kind, **settings), f"transformers ({where})"
+        return AutoConfig.for_model(kind, **HEADLESS[kind][0])
     kind = WRAPPED.get(kind, kind)
     if kind not in EVERY:
         raise ValueError(f"{kind} has no line in quintet/conformance/tiny.py or kin.py: what is it compared with?")
-    settings = next(iter(EVERY[kind].values()))
-    return AutoConfig.for_model(kind, **settings), "every check" if kind in FAMILIES else "logits, greedy tokens"
+    return AutoConfig.for_model(kind, **next(iter(EVERY[kind].values())))
 
 
 def _classes(kind: str) -> str:
@@ -185,6 +207,7 @@ def _layers(parts: list[nn.Module]) -> list[str]:
     return found + (["LayerNorm"] if any(isinstance(part, LayerNorm) for part in parts) else [])
 
 
+COLUMNS = ("`model_type`", "models", "transformers' class", "what it is")
 HEAD = """# Models
 
 Which families run, what each has, and what its numbers are compared with. Written by `scripts/models.py` of the
@@ -193,15 +216,20 @@ files in `quintet/models`; do not edit it.
 A checkpoint's `config.json` names its family (`model_type`); transformers reads the file, our modules compute. What
 a config may say and a family does not compute is refused by name.
 
-Every family is made small with random weights by transformers' own class, which is the reference: logits within
-tolerance, greedy tokens equal in float32 (`tests/e2e/test_families.py`). "Every check" besides: every dtype and
-platform, alone = batched = chunked = preempted = cached, ranks, the recorded step, embeddings as input
-(`quintet/conformance/tiny.py`). "Logits, greedy tokens": families that are made of the same layers
-(`quintet/conformance/kin.py`), on CPU in the tests and wherever `quintet conformance` runs uncompiled models. No
-published checkpoint of these families was run here, unless [performance.md](performance.md) names it.
+Every family is made small with random weights by transformers' own class, which is the reference. The last columns
+say what each platform's report (`quintet conformance`, [support.md](support.md)) shows of it; nothing there is
+written by hand:
 
-| `model_type` | models | transformers' class | what it is | compared |
-|---|---|---|---|---|
+- *logits*: within tolerance of transformers' in float32 (or the platform's best), for prompts in one piece, in chunks
+  and beside each other.
+- *tokens*: what is drawn, greedily and otherwise, is what transformers' logits give.
+- *bfloat16*: no further from float32 than transformers is in the same type.
+- *bits*: alone, batched, chunked, found in the prefix cache and preempted, a request's tokens and their
+  log-probabilities are the same to the last bit.
+
+`tests/e2e/test_families.py` tries more configurations of each. No published checkpoint of these families was run here,
+unless [performance.md](performance.md) names it.
+
 """
 MIDDLE = """
 
@@ -236,8 +264,8 @@ END = """
 
 ```
 python -m pytest tests/e2e/test_families.py -k <model_type>
-quintet conformance --device cpu --section models
-python scripts/models.py
+quintet conformance --device cpu --json conformance/reports/cpu.json
+python scripts/support.py && python scripts/models.py
 ```
 
 What a family may have, and where it is (`quintet/models/`, unless said otherwise):

@@ -110,7 +110,9 @@ class Traffic:
 
 
 def kv_token_bytes(config: Mapping[str, Any], element_bytes: int) -> int:
-    """Keys and values of one token in all layers of attention of a model with that config.json."""
+    """Keys and values of one token in all layers of attention, by config.json; a latent where attention keeps one."""
+    if rank := config.get("kv_lora_rank"):
+        return int(config["num_hidden_layers"] * (rank + config["qk_rope_head_dim"]) * element_bytes)
     if "num_key_value_heads" not in config:
         return 0
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]

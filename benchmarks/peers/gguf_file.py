@@ -10,10 +10,13 @@ import gguf
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-KINDS = {  # model_type -> llama.cpp's name
+# model_type -> llama.cpp's name
+KINDS = {
     "llama": "llama",
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3moe",
+    "deepseek_v2": "deepseek2",
+    "gemma3_text": "gemma3",
     "granitemoehybrid": "granitehybrid",
     "lfm2": "lfm2",
 }
@@ -27,34 +30,39 @@ def write(checkpoint: Path, target: Path) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
     kind = config["model_type"]
     rope = config["rope_parameters"]
-    if kind not in KINDS or rope["rope_type"] != "default":
+    types = {each["rope_type"] for each in (rope if "rope_type" not in rope else {"": rope}).values()}
+    if kind not in KINDS or types != {"default"}:
         raise ValueError(
-            f"{checkpoint} is a {kind} with {rope['rope_type']} positions; {', '.join(KINDS)} and default ones go"
+            f"{checkpoint} is a {kind} with {', '.join(types)} positions; {', '.join(KINDS)} and default ones go"
         )
     writer = gguf.GGUFWriter(target, KINDS[kind])
     _describe(writer, config)
     names = gguf.get_tensor_name_map(ARCHITECTURES[KINDS[kind]], config["num_hidden_layers"])
-    for name, tensor in _stacked(_tensors(checkpoint / "model.safetensors")).items():
+    tensors = _stacked(_tensors(checkpoint / "model.safetensors"))
+    if kind == "deepseek_v2":
+        tensors = _absorbed(tensors, config)
+    for name, tensor in tensors.items():
         heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
         projection = name.split(".")[-2]
         if kind == "llama" and projection in heads:
             tensor = _interleaved(tensor, heads[projection])
         for part, numbers in _parts(name, tensor, config):
-            _add(writer, names, part, numbers)
+            _add(writer, names, part, numbers, 1.0 if kind == "gemma3_text" else 0.0)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def _add(writer: gguf.GGUFWriter, names: gguf.TensorNameMap, name: str, tensor: Array) -> None:
+def _add(writer: gguf.GGUFWriter, names: gguf.TensorNameMap, name: str, tensor: Array, around: float) -> None:
+    """`around`: what vectors are kept less than; a norm of Gemma multiplies by 1 + w."""
     new = names.get_name(name, try_suffixes=(".weight", ".bias"))
     if new is None:
         raise ValueError(f"{name} has no name in a GGUF file")
     if tensor.dtype == np.float32:
         writer.add_tensor(new, tensor)
     elif tensor.ndim == 1 or name.endswith(VECTORS):
-        writer.add_tensor(new, _widened(tensor))
+        writer.add_tensor(new, _widened(tensor) + np.float32(around))
     else:
         writer.add_tensor(new, tensor.view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
 
@@ -81,24 +89,33 @@ def _parts(name: str, tensor: Array, config: dict[str, Any]) -> Iterator[tuple[s
 
 def _describe(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    latent = config.get("kv_lora_rank")
+    rope = config["rope_parameters"]
     kinds = config.get("layer_types") or []
-    attends = [kind == "full_attention" for kind in kinds]
-    kv_heads = config["num_key_value_heads"]
     states = config["model_type"] in ("granitemoehybrid", "lfm2")
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(_inner(config))
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv([kv_heads * each for each in attends] if states else kv_heads)
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
-    writer.add_rope_dimension_count(head_dim)
-    writer.add_rope_freq_base(float(config["rope_parameters"]["rope_theta"]))
+    if latent:
+        _describe_latent(writer, config)
+    else:
+        kv_heads = config["num_key_value_heads"]
+        each = [kv_heads * (kind == "full_attention") for kind in kinds]  # none where a layer keeps a state
+        writer.add_head_count_kv(each if states else kv_heads)
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+        writer.add_rope_dimension_count(head_dim)
+    writer.add_rope_freq_base(float(rope.get("full_attention", rope)["rope_theta"]))
+    if "sliding_attention" in rope:  # every sixth layer sees all, as the architecture has it
+        writer.add_sliding_window(config["sliding_window"])
+        writer.add_rope_freq_base_swa(float(rope["sliding_attention"]["rope_theta"]))
     writer.add_layer_norm_rms_eps(config["norm_eps"] if config["model_type"] == "lfm2" else config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
-    # transformers 5 has another name for their number than checkpoints had before
-    if experts := config.get("num_experts") or config.get("num_local_experts"):
+    # transformers 5 has another name for their number than checkpoints had before; DeepSeek's have a third
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    if experts := next((config[name] for name in names if config.get(name)), None):
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
@@ -135,6 +152,23 @@ def _inner(config: dict[str, Any]) -> int:
     return -(-int(config["block_ffn_dim_multiplier"] * int(2 * written / 3)) // multiple) * multiple
 
 
+def _describe_latent(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """Latent attention as llama.cpp absorbs it: one K of the latent and what is turned, of which V is the beginning."""
+    rank, turned = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    writer.add_head_count_kv(1)
+    writer.add_kv_lora_rank(rank)
+    writer.add_q_lora_rank(config["q_lora_rank"] or 0)  # wanted by all but models of 26, 27 and 48 layers
+    writer.add_key_length(rank + turned)
+    writer.add_value_length(rank)
+    writer.add_key_length_mla(config["qk_nope_head_dim"] + turned)
+    writer.add_value_length_mla(config["v_head_dim"])
+    writer.add_rope_dimension_count(turned)
+    writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+    writer.add_expert_shared_count(config["n_shared_experts"])
+    writer.add_expert_weights_scale(float(config["routed_scaling_factor"]))
+    writer.add_expert_weights_norm(config["norm_topk_prob"])
+
+
 def _tensors(path: Path) -> dict[str, Array]:
     """Bit patterns as uint16, memory-mapped: NumPy has no bfloat16."""
     data = np.memmap(path, np.uint8, "r")
@@ -166,6 +200,20 @@ def _stacked(tensors: dict[str, Array]) -> dict[str, Array]:
         name: np.stack([each[i] for i in range(len(each))]) if isinstance(each, dict) else each
         for name, each in found.items()
     }
+
+
+def _absorbed(tensors: dict[str, Array], config: dict[str, Any]) -> dict[str, Array]:
+    """kv_b_proj, head by head: the keys' part turned around, as q goes through it, and the values'."""
+    heads, plain = config["num_attention_heads"], config["qk_nope_head_dim"]
+    found = {}
+    for name, tensor in tensors.items():
+        if not name.endswith("kv_b_proj.weight"):
+            found[name] = tensor
+            continue
+        each = tensor.reshape(heads, plain + config["v_head_dim"], tensor.shape[1])
+        found[name.replace("kv_b", "k_b")] = np.ascontiguousarray(each[:, :plain].swapaxes(1, 2))
+        found[name.replace("kv_b", "v_b")] = np.ascontiguousarray(each[:, plain:])
+    return found
 
 
 def _interleaved(tensor: Array, heads: int) -> Array:

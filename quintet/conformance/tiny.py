@@ -320,7 +320,7 @@ def variant(family: str, name: str) -> Tiny:
 
 def smooth(family: str) -> Tiny:
     """The first variant; of a mixture, with every expert for each token: a choice of some jumps where two are near."""
-    settings = next(iter(FAMILIES[family].values()))
+    settings = next(iter(EVERY[family].values()))
     if family in SMOOTH:
         return make(family, {**settings, **SMOOTH[family]})
     experts = next((settings[name] for name in EXPERTS if name in settings), None)

@@ -84,6 +84,8 @@ def test_cached_bytes_of_a_token_are_those_of_the_model() -> None:
     assert kv_token_bytes(qwen, 2) == 114688
     llama = {"num_hidden_layers": 16, "num_key_value_heads": 8, "hidden_size": 2048, "num_attention_heads": 32}
     assert kv_token_bytes(llama, 1) == 16384
+    latent = {"num_hidden_layers": 27, "num_key_value_heads": 16, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+    assert kv_token_bytes(latent, 2) == 27 * 1152
 
 
 def test_layers_without_attention_cache_no_tokens() -> None:

@@ -53,6 +53,7 @@ struct AttentionItem {
     long token, tokens;    // consecutive tokens of one request, in the order of their positions
     long length;           // positions of the request
     long kv_head;
+    long head, heads;      // query heads: the first and how many, all of that KV head
 };
 
 // Memory is aligned to 64.

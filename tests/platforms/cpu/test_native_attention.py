@@ -261,6 +261,21 @@ def test_long_contexts_split_over_threads_give_the_same_bits(isa: str, threads: 
             torch.testing.assert_close(got.float(), specified(q, cache.kv, books, of), atol=limit, rtol=limit)
 
 
+@pytest.mark.parametrize("settings", [{}, {"sinks": True, "window": 70}, {"alibi": True}, {"shared": 64}], ids=str)
+def test_heads_shared_out_over_threads_give_the_same_bits(isa: str, threads: None, settings: dict[str, Any]) -> None:
+    """One token whose heads share one K: threads take some each. A prompt has them together, and reads copies of K."""
+    for (dtype, cached), heads in itertools.product(TYPES, (16, 9)):
+        of = spec(heads, 1, 96, dtype=dtype, kv_dtype=cached, **settings)
+        cache = Cache(of, [200])
+        _cpu.set_threads(1)
+        q, books = cache.batch({0: Request(0, 200)})
+        whole = native(q, cache.kv, books, of)
+        for count, first in itertools.product((1, 2, 3, 5), (199, 63)):
+            _cpu.set_threads(count)
+            q, books = cache.batch({0: Request(first, 1)})
+            assert torch.equal(native(q, cache.kv, books, of)[0], whole[first]), (dtype, cached, heads, count, first)
+
+
 def test_tokens_of_a_product_may_stand_apart() -> None:
     of = spec(4, 2, 16)
     q, kv, books = batched(of, [Request(3, 9), Request(20, 1)])
