@@ -8,6 +8,12 @@ import torch
 
 HERE = Path(__file__).parent / "checkpoints"
 
+
+def _places(layers: int, attention: tuple[int, ...], others: str) -> list[str]:
+    """The kind of each layer."""
+    return ["full_attention" if layer in attention else others for layer in range(layers)]
+
+
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": {
         "model_type": "qwen3",
@@ -56,6 +62,57 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 40960,
         "rope_theta": 1_000_000,
         "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+    },
+    "granite-4-h-1b": {
+        "model_type": "granitemoehybrid",
+        "vocab_size": 100352,
+        "hidden_size": 1536,
+        "intermediate_size": 4096,
+        "shared_intermediate_size": 4096,
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+        "num_hidden_layers": 40,
+        "layer_types": _places(40, (5, 15, 25, 35), "linear_attention"),
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+        "mamba_n_heads": 48,
+        "mamba_d_head": 64,
+        "mamba_d_state": 128,
+        "mamba_n_groups": 1,
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+        "embedding_multiplier": 12,
+        "attention_multiplier": 0.0078125,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 6,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+    },
+    "lfm2-1.2b": {
+        "model_type": "lfm2",
+        "vocab_size": 65536,
+        "hidden_size": 2048,
+        "intermediate_size": 12288,  # two thirds of it are computed
+        "num_hidden_layers": 16,
+        "layer_types": _places(16, (2, 5, 8, 10, 12, 14), "conv"),
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "conv_L_cache": 3,
+        "max_position_embeddings": 128000,
+        "rope_theta": 1_000_000,
+        "norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+    },
+    "mamba-130m": {
+        "model_type": "mamba",
+        "vocab_size": 50280,
+        "hidden_size": 768,
+        "intermediate_size": 1536,
+        "state_size": 16,
+        "time_step_rank": 48,
+        "num_hidden_layers": 24,
         "tie_word_embeddings": True,
     },
     # Three of the 27 layers, the dense one first; a short vocabulary, whose head is a fifth of a step all the same.

@@ -343,12 +343,18 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=every, default=usual, help=f"{' '.join(usual)} by default")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--transformers",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="run it beside; some models take it minutes",
+    )
     parser.add_argument("--out", type=Path, help="benchmarks/results/compare-MODEL.json by default")
     args = parser.parse_args()
     folder = checkpoint(args.model) if args.model in SHAPES else Path(args.model).resolve()
     args.work.mkdir(parents=True, exist_ok=True)
     peers = dict(args.peers)
-    own = [OURS] if list(peers) == [BEFORE] else [OURS, "transformers"]
+    own = [OURS, "transformers"] if args.transformers and list(peers) != [BEFORE] else [OURS]
     interpreters = {**dict.fromkeys(own, sys.executable), **peers}
     bench = Bench(folder, args.work.resolve(), args.threads, args.pairs, interpreters)
     host = machine()  # its load is that of before

@@ -110,11 +110,15 @@ class Traffic:
 
 
 def kv_token_bytes(config: Mapping[str, Any], element_bytes: int) -> int:
-    """Keys and values of one token in all layers of a model with that config.json; with latent attention, a latent."""
+    """Keys and values of one token in all layers of attention, by config.json; a latent where attention keeps one."""
     if rank := config.get("kv_lora_rank"):
         return int(config["num_hidden_layers"] * (rank + config["qk_rope_head_dim"]) * element_bytes)
+    if "num_key_value_heads" not in config:
+        return 0
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    return int(2 * config["num_hidden_layers"] * config["num_key_value_heads"] * head_dim * element_bytes)
+    kinds = config.get("layer_types") or ["full_attention"] * config["num_hidden_layers"]
+    layers = sum(kind.endswith("attention") and kind != "linear_attention" for kind in kinds)
+    return int(2 * layers * config["num_key_value_heads"] * head_dim * element_bytes)
 
 
 def chosen_share(config: Mapping[str, Any]) -> float:

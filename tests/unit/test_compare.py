@@ -88,6 +88,14 @@ def test_cached_bytes_of_a_token_are_those_of_the_model() -> None:
     assert kv_token_bytes(latent, 2) == 27 * 1152
 
 
+def test_layers_without_attention_cache_no_tokens() -> None:
+    config = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
+    kinds = ["conv", "linear_attention", "full_attention"]
+    assert kv_token_bytes({**config, "layer_types": kinds}, 2) == 2 * 2 * 16 * 2
+    assert kv_token_bytes({**config, "layer_types": ["sliding_attention"] * 3}, 2) == 3 * 2 * 2 * 16 * 2
+    assert kv_token_bytes({"num_hidden_layers": 3}, 2) == 0  # states alone
+
+
 def test_roofline_reads_weights_once_a_step_and_every_context() -> None:
     alone = Traffic(weights=10**9, kv_per_token=0).roofline(SHORT, 40.0)
     assert alone == pytest.approx(40)
@@ -215,6 +223,17 @@ def test_a_peer_that_is_not_installed_says_why(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------ the script
+
+
+def test_a_peer_that_ended_is_closed_like_others(tmp_path: Path) -> None:
+    wrapper = tmp_path / "python"
+    wrapper.write_text("#!/bin/sh\nexit 3\n")
+    wrapper.chmod(0o755)
+    worker = Worker(Job("llama.cpp", "bf16", "BF16", "", str(tmp_path), 1), str(wrapper), tmp_path / "log")
+    worker._process.wait()
+    with pytest.raises(WorkerError, match="ended with status 3"):
+        worker.run([[1] * 100_000], 1)
+    worker.close()
 
 
 def test_a_peer_is_a_known_name_and_an_interpreter() -> None:
