@@ -28,6 +28,7 @@ for the first time, and keeps the result in --work.
 
 import argparse
 import json
+import math
 import os
 import platform
 import statistics
@@ -42,6 +43,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import psutil  # noqa: E402  the path is set first, so that the script runs by itself
+from safetensors import safe_open  # noqa: E402
 
 from benchmarks.checkpoints import SHAPES, checkpoint  # noqa: E402
 from benchmarks.peers.client import Worker, WorkerError  # noqa: E402
@@ -55,6 +57,7 @@ from benchmarks.peers.figures import (  # noqa: E402
     Round,
     Run,
     Traffic,
+    chosen_share,
     kv_token_bytes,
     rows,
     summary,
@@ -158,10 +161,18 @@ class Bench:
 
     def traffic(self) -> dict[str, Traffic]:
         config = json.loads((self.folder / "config.json").read_text())
+        experts, chosen = experts_share(self.folder), chosen_share(config)
         return {
-            label: Traffic(facts["weight_bytes"], kv_token_bytes(config, facts["kv_element_bytes"]))
+            label: Traffic(facts["weight_bytes"], kv_token_bytes(config, facts["kv_element_bytes"]), experts, chosen)
             for label, facts in self.facts.items()
         }
+
+
+def experts_share(folder: Path) -> float:
+    """Of the checkpoint's bytes; where it is quantized, the experts' share is taken for the same."""
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        sizes = {name: math.prod(file.get_slice(name).get_shape()) for name in file.keys()}
+    return sum(size for name, size in sizes.items() if ".experts." in name) / sum(sizes.values())
 
 
 def label(job: Job) -> str:
@@ -332,12 +343,18 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=every, default=usual, help=f"{' '.join(usual)} by default")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--transformers",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="run it beside; some models take it minutes",
+    )
     parser.add_argument("--out", type=Path, help="benchmarks/results/compare-MODEL.json by default")
     args = parser.parse_args()
     folder = checkpoint(args.model) if args.model in SHAPES else Path(args.model).resolve()
     args.work.mkdir(parents=True, exist_ok=True)
     peers = dict(args.peers)
-    own = [OURS] if list(peers) == [BEFORE] else [OURS, "transformers"]
+    own = [OURS, "transformers"] if args.transformers and list(peers) != [BEFORE] else [OURS]
     interpreters = {**dict.fromkeys(own, sys.executable), **peers}
     bench = Bench(folder, args.work.resolve(), args.threads, args.pairs, interpreters)
     host = machine()  # its load is that of before

@@ -187,6 +187,7 @@ class Layout:
     shape: tuple[int, ...]  # of one page (page_size included), or of one request's state
     unit: str = "page"  # or "request": a state of fixed size, in units of their own
     keeps: int | None = None  # positions that later tokens can see; None: all
+    chunked: bool = False  # those from the last multiple of `keeps` on, and not the last so many
     shares: int = 1  # devices of an SPMD platform that each keep one equal part
 
     @property
@@ -213,10 +214,14 @@ class AttentionSpec:
     causal: bool = True  # a token sees those before it; False: all of its request's
     source: Literal["self", "cross", "none"] = "self"  # whose K and V are kept; none: nothing is (BERT, ViT)
     shared: int = 0  # V is the first so many numbers of K, and is not kept (MLA, absorbed); 0: V is its own
+    # a token sees itself and those before it from the last multiple of this on (Llama 4); only what Platform.heeds it
+    # is asked for
+    chunk: int | None = None
 
     def __post_init__(self) -> None:
         assert self.alibi is None or len(self.alibi) == self.heads, "a slope for each head of this rank"
         assert 0 <= self.shared <= self.head_dim, "V is part of K"
+        assert self.chunk is None or (self.causal and self.window is None), "chunks are causal, without windows"
 
     @property
     def cached(self) -> torch.dtype:

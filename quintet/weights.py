@@ -178,7 +178,7 @@ class Weight:
     rank: int
     dtype: torch.dtype
     # what place() may repack it for: "linear", "experts", "biased experts", "heads", "turned heads", "embedding",
-    # "vector"
+    # "channels" (a few numbers for each, in the channels' own order), "vector"
     use: str
     form: Form = PLAIN  # what place() makes of it
     reader: Reader | None = None  # of a quantized checkpoint; None: it holds floats

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from quintet.config import EngineConfig
-from quintet.engine.groups import arrange
+from quintet.engine.groups import Arrangement, arrange
 from quintet.engine.hub import load_model_config, resolve_model
 from quintet.engine.loader import declared
 from quintet.engine.variants import plan_variants
@@ -35,7 +35,8 @@ from quintet.platforms.tpu.bridge import dtype_of
 from quintet.platforms.tpu.compile import Program
 from quintet.platforms.tpu.device import TPUDevice
 from quintet.platforms.tpu.sharding import placements
-from quintet.types import AttentionSpec, Variant
+from quintet.platforms.tpu.states import JaxStates
+from quintet.types import AttentionSpec, StateSpec, Variant
 
 GIB = 2**30
 
@@ -48,16 +49,20 @@ class Sizes:
     page_size: int = 16
     max_model_len: int = 2048
     pages: int = 1024
+    slots: int = 33  # of states, where layers keep some
 
 
-def program(hf_config: Any, devices: Sequence[Any], sizes: Sizes) -> tuple[Program, int]:
-    """The model's step on these devices, described, and how many groups its layers make: no weight is read and nothing
-    is allocated."""
+def program(hf_config: Any, devices: Sequence[Any], sizes: Sizes) -> tuple[Program, Arrangement]:
+    """The model's step on these devices, described, and the groups of its layers: no weight is read and nothing is
+    allocated."""
     device = TPUDevice(devices)
     mixings: list[Mixing] = []
 
-    def mixing(spec: AttentionSpec) -> Mixing:
-        mixings.append(Mixing(attention.mixer(spec, ops, device.mesh)))
+    def mixing(spec: AttentionSpec | StateSpec) -> Mixing:
+        stateful = isinstance(spec, StateSpec)
+        mixings.append(
+            Mixing(JaxStates(spec, ops, device.kind) if stateful else attention.mixer(spec, ops, device.mesh))
+        )
         return mixings[-1]
 
     ops = bind(PLATFORM.op_priority)
@@ -78,8 +83,9 @@ def program(hf_config: Any, devices: Sequence[Any], sizes: Sizes) -> tuple[Progr
         path, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(path), attribute, nn.Parameter(torch.empty(0), requires_grad=False))
     state = tuple(device.described(layout, sizes.pages) for layout in arrangement.layouts)
-    planner = next((each.mixer for each in mixings if each.layouts), None)
-    return Program(model, weights, state, planner, device.everywhere), len(arrangement.groups)
+    state += tuple(device.described(layout, sizes.slots) for layout in arrangement.states)
+    planner = next((each.mixer for each in mixings if isinstance(each.mixer, attention.RaggedAttention)), None)
+    return Program(model, weights, state, planner, device.everywhere, bool(arrangement.states)), arrangement
 
 
 def main() -> None:
@@ -97,8 +103,8 @@ def main() -> None:
     sizes = Sizes(dtype=getattr(torch, args.dtype), max_model_len=min(2048, hf_config.max_position_embeddings))
     devices = topology(args.topology)[: args.devices]
     with attention.for_described_tpu():
-        described, groups = program(hf_config, devices, sizes)
-        pages = (sizes.max_model_len // sizes.page_size,) * groups
+        described, arrangement = program(hf_config, devices, sizes)
+        pages = arrangement.widths(sizes.max_model_len // sizes.page_size)
         for variant in plan_variants(Variant(max(args.tokens), args.max_num_seqs, args.max_num_seqs, pages)):
             if variant.tokens in args.tokens:
                 print(json.dumps(compiled(described, variant)))

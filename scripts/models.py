@@ -2,8 +2,9 @@
 
     python scripts/models.py
 
-A family's first line is its file's; a rule in tests/rules holds the page and the families together. What no file says
-stands here: names of models that are built like another's, and what is left out.
+A family's first line is its file's, and what was shown of it is in the platforms' tables (`scripts/support.py`); a
+rule in tests/rules holds all of them together. What no file says stands here: names of models that are built like
+another's, and what is left out.
 """
 
 from pathlib import Path
@@ -14,11 +15,14 @@ from torch import nn
 from transformers import AutoConfig
 from transformers.models.auto import modeling_auto
 
+from quintet.conformance.features import CLAIMS
 from quintet.conformance.nearest import PUBLISHED
-from quintet.conformance.tiny import EVERY, FAMILIES, configured
+from quintet.conformance.tiny import EVERY, configured
 from quintet.engine.quantizing.products import Unmixed
+from quintet.engine.support import FILE as TABLE
+from quintet.engine.support import Support, read
 from quintet.layers import blocks
-from quintet.layers.attention import SelfAttention
+from quintet.layers.attention import ReadingAttention, SelfAttention
 from quintet.layers.build import Build, Wanted
 from quintet.layers.embedding import PositionEmbedding, Sinusoids
 from quintet.layers.mixing import Mixing
@@ -35,6 +39,8 @@ FILE = Path("docs/models.md")
 # model_type -> models that say so of themselves, beside those that the family's file names
 ALSO = {
     "cwm": "CWM 32B",
+    "deepseek_v32": "requests of up to index_topk tokens, 2048 as published; longer ones are refused",
+    "glm_moe_dsa": "GLM-5, as DeepSeek-V3.2",
     "falcon_mamba": "Falcon-Mamba (TII 2024)",
     "falcon": "not Falcon 3, which is `llama`",
     "gpt_neox": "Dolly, StableLM Alpha, RedPajama-INCITE",
@@ -43,10 +49,14 @@ ALSO = {
     "bailing_moe_v2": "Ling and Ring 2.0 (mini, flash, 1T)",
     "chatglm": "not ChatGLM-6B; GLM-4's `-hf` checkpoints are `glm`",
     "internlm": "InternLM 7B and 20B",
+    "glm4_moe_lite": "GLM-4.7-Flash",
     "internlm3": "InternLM 3 8B",
     "iquestcoder": "IQuest-Coder",
     "kimi_k2": "Kimi K2",
     "llama": "Yi, SmolLM 2, TinyLlama, Vicuna, SOLAR 10.7B, DeepSeek LLM and Coder, Falcon 3",
+    "qwen3_5": "Qwen3.5, its text",
+    "qwen3_5_moe": "Qwen3.5 with experts, its text",
+    "qwen3_5_moe_text": "Qwen3.5 with experts, its text",
     "qwen3_5_text": "Qwen3.5, its text",
     "mistral": "Zephyr, Nemo, Devstral",
     "qwen2": "QwQ, DeepSeek-R1-Distill-Qwen",
@@ -56,35 +66,57 @@ HEADLESS: dict[str, tuple[dict[str, Any], str]] = {
     "bert": ({"hidden_size": 48, "num_attention_heads": 6, "num_hidden_layers": 2}, "tests/e2e/test_trunks.py"),
 }
 # wrappers of several modalities, whose text is read, and types of repositories' own code -> what transformers calls it
-WRAPPED = {"gemma3": "gemma3_text", "kimi_k2": "deepseek_v3"}
+WRAPPED = {
+    "gemma3": "gemma3_text",
+    "gemma3n": "gemma3n_text",
+    "kimi_k2": "deepseek_v3",
+    "llama4": "llama4_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+}
 # what was asked for -> why it is not there
 LEFT_OUT = {
-    "Gemma 3n (`gemma3n`, `gemma3n_text`)": (
-        "its layers mix four streams (AltUp), and some read another layer's cache, for which there is no group of state"
+    "Gemma 4 (`gemma4`, `gemma4_text`)": (
+        "layers that see all have wider heads than windowed ones, and it has no file of Gemma 3n's parts yet"
     ),
     "DiffLlama (`diffllama`)": "its attention is the difference of two, which no platform's attention computes",
     "BitNet (`bitnet`)": "its weights are of three values, packed in a form that no product here takes",
-    "DeepSeek V3.2, GLM-5 (`deepseek_v32`, `glm_moe_dsa`)": (
-        "an indexer chooses the tokens that latent attention looks at, which no platform's attention computes"
-    ),
-    "Llama 4 (`llama4`, `llama4_text`)": "its chunked local attention is no kind of group yet",
-    "Phi-3.5-MoE (`phimoe`)": "its router masks what is far below the largest (sparsemixer), which no op computes",
     "BioGPT (`biogpt`)": "no checkpoint of it chats or codes; nobody asked for it yet",
 }
 
 
+def tables() -> dict[str, Support]:
+    """Platform -> what its report says, for those that have one."""
+    found = sorted((ROOT / "quintet" / "platforms").rglob(TABLE))
+    return {each.platform: each for each in map(read, found)}
+
+
 def page() -> str:
     """docs/models.md."""
-    rows = [_row(kind) for kind in families()]
+    known = tables()
+    names = [f"`{name}`{', emulated' * each.emulated}" for name, each in known.items()]
+    head = f"| {' | '.join((*COLUMNS, *names))} |\n{'|---' * (len(COLUMNS) + len(names))}|\n"
+    rows = [_row(kind, known) for kind in families()]
     left = [f"- {what}: {why}." for what, why in sorted(LEFT_OUT.items())]
-    return HEAD + "\n".join(rows) + MIDDLE + "\n".join(left) + "\n" + END
+    return HEAD + head + "\n".join(rows) + MIDDLE + "\n".join(left) + "\n" + END
 
 
-def _row(kind: str) -> str:
+def _row(kind: str, known: dict[str, Support]) -> str:
     name, what = _first_line(kind)
-    config, proof = _config(kind)
-    cells = [f"`{kind}`", _names(kind, name), _classes(kind), _said(what, facts(config)), proof]
+    shown = [_shown(kind, each) for each in known.values()]
+    cells = [f"`{kind}`", _names(kind, name), _classes(kind), _said(what, facts(_config(kind))), *shown]
     return f"| {' | '.join(cells)} |"
+
+
+def _shown(kind: str, table: Support) -> str:
+    """What a platform's report proves of the family, all of it or by name."""
+    if kind in HEADLESS:
+        return f"`{HEADLESS[kind][1]}`" if table.platform == "cpu" else "unverified"
+    kind = WRAPPED.get(kind, kind)
+    if f"family/{kind}" in table.unsupported:
+        return "unsupported"
+    found = [what for group, what in CLAIMS.items() if f"{group}/{kind}" in table.supported]
+    return ", ".join(found) if found else "unverified"
 
 
 def _names(kind: str, name: str) -> str:
@@ -108,16 +140,14 @@ def _first_line(kind: str) -> tuple[str, str]:
     return name, what
 
 
-def _config(kind: str) -> tuple[Any, str]:
-    """Of the family's first small model, and what its numbers are compared with."""
+def _config(kind: str) -> Any:
+    """Of the family's first small model."""
     if kind in HEADLESS:
-        settings, where = HEADLESS[kind]
-        return AutoConfig.for_model(kind, **settings), f"transformers ({where})"
+        return AutoConfig.for_model(kind, **HEADLESS[kind][0])
     kind = WRAPPED.get(kind, kind)
     if kind not in EVERY:
         raise ValueError(f"{kind} has no line in quintet/conformance/tiny.py or kin.py: what is it compared with?")
-    settings = next(iter(EVERY[kind].values()))
-    return configured(kind, settings), "every check" if kind in FAMILIES else "logits, greedy tokens"
+    return configured(kind, next(iter(EVERY[kind].values())))
 
 
 def _classes(kind: str) -> str:
@@ -151,6 +181,7 @@ def _attention(specs: list[Any]) -> list[str]:
     windows = [getattr(spec, "window", None) for spec in specs]
     found = [] if not any(windows) else ["windows" if all(windows) else "windows in some layers"]
     names = {"softcap": "soft-capped scores", "sinks": "sinks", "alibi": "ALiBi", "shared": "latent attention"}
+    names["chunk"] = "chunks in some layers"
     found += [name for field, name in names.items() if any(getattr(spec, field, None) for spec in specs)]
     found += ["a state per request"] if any(isinstance(spec, StateSpec) for spec in specs) else []
     return found + (["both ways"] if any(getattr(spec, "causal", True) is False for spec in specs) else [])
@@ -167,6 +198,8 @@ def _positions(parts: list[nn.Module], specs: list[Any]) -> list[str]:
         found.append("part of each head turned")
     if rotaries and any(attend.rotary is None for attend in attends):
         found.append("no positions in some layers")
+    if any(isinstance(part, ReadingAttention) for part in parts):
+        found.append("layers that read another's cache")
     return found + (["QK-norm"] if any(attend.q_norm is not None for attend in attends) else [])
 
 
@@ -177,6 +210,7 @@ def _layers(parts: list[nn.Module]) -> list[str]:
     return found + (["LayerNorm"] if any(isinstance(part, LayerNorm) for part in parts) else [])
 
 
+COLUMNS = ("`model_type`", "models", "transformers' class", "what it is")
 HEAD = """# Models
 
 Which families run, what each has, and what its numbers are compared with. Written by `scripts/models.py` of the
@@ -185,12 +219,19 @@ files in `quintet/models`; do not edit it.
 A checkpoint's `config.json` names its family (`model_type`); transformers reads the file, our modules compute. What
 a config may say and a family does not compute is refused by name.
 
-Every family is made small with random weights by transformers' own class, which is the reference: logits within
-tolerance, greedy tokens equal in float32 (`tests/e2e/test_families.py`). "Every check" besides: every dtype and
-platform, alone = batched = chunked = preempted = cached, ranks, the recorded step, embeddings as input
-(`quintet/conformance/tiny.py`). "Logits, greedy tokens": families that are made of the same layers
-(`quintet/conformance/kin.py`), on CPU in the tests and wherever `quintet conformance` runs uncompiled models. No
-published checkpoint of these families was run here, unless [performance.md](performance.md) names it.
+Every family is made small with random weights by transformers' own class, which is the reference. The last columns
+say what each platform's report (`quintet conformance`, [support.md](support.md)) shows of it; nothing there is
+written by hand:
+
+- *logits*: within tolerance of transformers' in float32 (or the platform's best), for prompts in one piece, in chunks
+  and beside each other.
+- *tokens*: what is drawn, greedily and otherwise, is what transformers' logits give.
+- *bfloat16*: no further from float32 than transformers is in the same type.
+- *bits*: alone, batched, chunked, found in the prefix cache and preempted, a request's tokens and their
+  log-probabilities are the same to the last bit.
+
+`tests/e2e/test_families.py` tries more configurations of each. No published checkpoint of these families was run here,
+unless [performance.md](performance.md) names it.
 
 Some families transformers has no class for ("none"): their checkpoints bring Python of their own (`auto_map`), and
 load here without it and without `--trust-remote-code`; `quintet/engine/foreign_configs.py` reads their config.json.
@@ -198,8 +239,6 @@ Their reference is transformers' nearest class, whose tensors are renamed and fu
 and whose modules are put together otherwise where the row says so (`quintet/conformance/nearest.py`); the published
 Python was not run. Tokenizers that are Python do not load: such a model needs a tokenizer.json (`--tokenizer`).
 
-| `model_type` | models | transformers' class | what it is | compared |
-|---|---|---|---|---|
 """
 MIDDLE = """
 
@@ -217,28 +256,54 @@ What has no file here and transformers has code for may run through that:
 END = """
 ## Add a family
 
-1. Read transformers' `models/<name>/modular_<name>.py` (it says what differs from a family that may be here
-   already) and the nearest file of `quintet/models`. If nothing differs, a line in `_ALIASES` of
-   `quintet/models/__init__.py` is all.
-2. Write `quintet/models/<model_type>.py`: a class `Model(CausalLM)`, made as `Model(config, build)`. Modules have
-   the checkpoint's names; `quintet/layers/blocks.py` has blocks and trunks that take parts under any name, and
-   `canonical()` renames what does not fit. Fused tensors are `Stored` of `quintet/layers/linear.py`. The file's
-   first line is the family's name with its source, a colon, and what it is: this page shows it.
-3. What the config may say and you do not compute: `refuse(config, "flag")`.
+1. Read transformers' `models/<name>/modular_<name>.py`: it says what differs from a family that may be here already.
+   Compare its free functions too (nanochat's `rotate_half` turns the other way round). `configuration_<name>.py` has
+   the entries: each is used, or refused by `refuse(config, "flag")` where it changes what is computed. Tensors that a
+   published checkpoint calls otherwise than the classes do stand in transformers' `conversion_mapping.py`.
+2. If nothing differs, a line in `_ALIASES` of `quintet/models/__init__.py` is the code; go on with 5.
+3. Write `quintet/models/<model_type>.py`: a class `Model(CausalLM)`, made as `Model(config, build)`. Start from what
+   the list below names. Modules have the checkpoint's names; where blocks take parts in a dict, its keys are these
+   names, and `canonical()` renames what does not fit. The file's first line is the family's name with its source, a
+   colon, and what it is: this page shows it.
 4. New mathematics is an op: its specification in `quintet/ops`, cases in `quintet/conformance/cases.py`, and
    providers where they pay. Platforms without one run the specification.
 5. If transformers has no class for it: how its config.json is read, in `quintet/engine/foreign_configs.py`, and what it
    is compared with, in `quintet/conformance/nearest.py`.
-6. A line in `quintet/conformance/kin.py`, with one or two small configs that use what the family has; in
-   `quintet/conformance/tiny.py` instead, and in `tests/helpers/configs.py`, if it has a layer or an op that no
-   other has.
-7. Compare, and write this page anew:
+6. A line in `quintet/conformance/kin.py`: one or two small configs that between them use every branch of your file.
+   `kin_configs()` of `tests/helpers/configs.py` tries them with other numbers of heads and features. A family with a
+   layer or an op that no other has stands in `quintet/conformance/tiny.py` and `_OWN` of `configs.py` instead.
+7. In `tests/e2e/test_families.py`: what you refuse, in `test_what_is_not_computed_is_refused`; and if `forward()`
+   calls torch where others call an op, the family's name above `test_bits_are_the_same_alone_batched_and_chunked`.
+8. In `scripts/models.py`: other names of the models in `ALSO`, a wrapper whose text is read in `WRAPPED`, and its line
+   out of `LEFT_OUT`. In `CHANGELOG.md`: the family.
+9. Compare, and write this page anew:
 
 ```
 python -m pytest tests/e2e/test_families.py -k <model_type>
-quintet conformance --device cpu --section models
-python scripts/models.py
+quintet conformance --device cpu --json conformance/reports/cpu.json
+python scripts/support.py && python scripts/models.py
 ```
+
+What a family may have, and where it is (`quintet/models/`, unless said otherwise):
+
+- Llama's blocks and names, with another attention or feed-forward: `Decoder`, `PreNormBlock`, as in `arcee.py`.
+- Other names, another order of norms: `SerialBlock`, `ParallelBlock`, `PostNormBlock`, `BetweenNormsBlock` of
+  `quintet/layers/blocks.py`, as in `apertus.py`, `cohere2.py`, `exaone4.py`, `afmoe.py`.
+- Something behind the embedding, a last norm that is not Llama's: `Trunk`, as in `bloom.py`, `olmo.py`, `nanochat.py`.
+- Norms without weights: `RMSNorm(..., weighed=False)`, `LayerNorm(..., parts=())`; kept around 0: `offset=1.0`.
+- Q and k normalised: each head (`qwen3.py`), once it is turned (`hunyuan_v1_dense.py`), all together (`minimax_m2.py`).
+- Positions: neighbours turned (`helium.py`), a part of each head (`glm4_moe.py`), others in windows (`gemma3.py`), none
+  in some layers (`smollm3.py`), learned (`opt.py`).
+- Windows, sinks, capped scores, ALiBi, another scale: fields of `Heads`, and `layer_window(config, index)`.
+- A gate on what attention gives: `afmoe.py`; beside each query: `qwen3_next.py`.
+- Latent attention: `deepseek_v3.py`, `minicpm3.py`.
+- Experts: `Mixture` of `quintet/layers/moe.py` has the routers, as in `qwen3_moe.py` (softmax), `glm4_moe.py`
+  (sigmoid), `cohere2_moe.py` (either).
+- A state instead of a cache: `lfm2.py`, `mamba2.py`, `bamba.py`, `qwen3_next.py`.
+- Multipliers: `granite.py`. Capped logits: `gemma2.py`.
+- Several products in one tensor, weights stored [in, out]: `Stored` of `quintet/layers/linear.py`, as in `glm.py`,
+  `gpt2.py`, `codegen.py`.
+- A wrapper of several modalities: `canonical()` and `ignored` of `gemma3.py`.
 
 A package can bring a family without touching this repository: an entry point in the group `quintet.models`, or
 `quintet.models.register()` ([vllm.md](vllm.md)).

@@ -1,5 +1,6 @@
 """The measuring side of a worker: starts it, asks it, and counts the processor time that it takes."""
 
+import contextlib
 import json
 import os
 import select
@@ -61,7 +62,8 @@ class Worker:
     def close(self) -> None:
         for stream in (self._process.stdin, self._process.stdout):
             assert stream is not None
-            stream.close()
+            with contextlib.suppress(BrokenPipeError):  # of what a process that is gone did not read
+                stream.close()
         try:
             self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:

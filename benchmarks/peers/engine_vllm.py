@@ -111,7 +111,7 @@ def _config(bits: int) -> dict[str, Any]:
         "quant_method": "compressed-tensors",
         "format": layout,
         "quantization_status": "compressed",
-        "ignore": ["lm_head"],
+        "ignore": ["lm_head", r"re:.*\.mlp\.gate$"],  # a router
         "config_groups": {"group_0": group},
     }
 

@@ -99,17 +99,32 @@ class Traffic:
 
     weights: int
     kv_per_token: int  # of context
+    experts: float = 0.0  # share of the weights that are experts'
+    chosen: float = 1.0  # share of the experts that a token meets
 
     def roofline(self, run: Run, read_gbs: float) -> float:
-        """Tokens per second of all requests together, if memory were the only limit."""
-        step = self.weights + run.requests * run.context * self.kv_per_token
+        """Tokens per second of all requests together, if memory were the only limit; each chooses its experts."""
+        idle = self.experts * (1 - self.chosen) ** run.requests  # share of the weights that none asks for
+        step = self.weights * (1 - idle) + run.requests * run.context * self.kv_per_token
         return run.requests * read_gbs * GIGA / step
 
 
 def kv_token_bytes(config: Mapping[str, Any], element_bytes: int) -> int:
-    """Keys and values of one token in all layers of a model with that config.json."""
+    """Keys and values of one token in all layers of attention, by config.json; a latent where attention keeps one."""
+    if rank := config.get("kv_lora_rank"):
+        return int(config["num_hidden_layers"] * (rank + config["qk_rope_head_dim"]) * element_bytes)
+    if "num_key_value_heads" not in config:
+        return 0
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    return int(2 * config["num_hidden_layers"] * config["num_key_value_heads"] * head_dim * element_bytes)
+    kinds = config.get("layer_types") or ["full_attention"] * config["num_hidden_layers"]
+    layers = sum(kind.endswith("attention") and kind != "linear_attention" for kind in kinds)
+    return int(2 * layers * config["num_key_value_heads"] * head_dim * element_bytes)
+
+
+def chosen_share(config: Mapping[str, Any]) -> float:
+    """Of the experts, that a token meets; transformers 5 has another name for their number than older checkpoints."""
+    experts = config.get("num_experts") or config.get("num_local_experts")
+    return float(config["num_experts_per_tok"] / experts) if experts else 1.0
 
 
 FLOATS = f"{OURS} bf16"

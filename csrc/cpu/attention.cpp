@@ -1,5 +1,6 @@
 #include "cpu/attention.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -18,6 +19,7 @@ namespace {
 
 constexpr long kRows = 128;             // of an item: so many query rows share the reading of a block
 constexpr long kFewRows = 32;           // the same where there would be too few items for the threads
+constexpr long kSliceHeads = 4;         // query heads that are worth reading K and V for once more
 constexpr size_t kLine = 64;            // bytes in a cache line
 constexpr long kItemsPerThread = 2;     // below that contexts are shared out in stretches, and below twice that items
                                         // are made smaller: who begins the last is waited for
@@ -72,18 +74,22 @@ void check_request(const AttentionCall& call, const AttentionBatch& batch, long 
     }
 }
 
-// Groups of consecutive tokens of each request; a group for one KV head is an item.
+// Groups of consecutive tokens of each request; a group for one KV head, or for some of its query heads, is an item.
 struct Groups {
     std::vector<long> before;  // [R + 1], groups of the requests before each
     long size;                 // tokens in a group, at most
     long rows;                 // of the largest item
+    long slices;               // items of a group for one KV head
+    long sides;                // items of a group: slices of all KV heads
 
     long count() const { return before.back(); }
+    long items() const { return count() * sides; }
 };
 
 Groups grouped(const AttentionCall& call, const AttentionBatch& batch, long rows) {
     const long heads = call.heads / call.kv_heads;
-    Groups groups{std::vector<long>(static_cast<size_t>(batch.requests) + 1), heads < rows ? rows / heads : 1, 0};
+    Groups groups{std::vector<long>(static_cast<size_t>(batch.requests) + 1), heads < rows ? rows / heads : 1, 0, 1,
+                  call.kv_heads};
     long most = 0;
     for (long r = 0; r < batch.requests; ++r) {
         const long count = batch.starts[r + 1] - batch.starts[r];
@@ -95,18 +101,28 @@ Groups grouped(const AttentionCall& call, const AttentionBatch& batch, long rows
     return groups;
 }
 
-// The largest groups that leave each thread some items.
+// The largest groups that leave each thread some items; where even the smallest do not, heads are shared out too.
 Groups shared_out(const AttentionCall& call, const AttentionBatch& batch) {
+    const long threads = pool_threads();
     for (long rows = kRows;; rows /= 2) {
         Groups groups = grouped(call, batch, rows);
-        const long items = groups.count() * call.kv_heads;
-        if (rows <= kFewRows || items >= 2 * kItemsPerThread * pool_threads()) return groups;
+        const long items = groups.items(), heads = call.heads / call.kv_heads;
+        if (items >= 2 * kItemsPerThread * threads) return groups;
+        if (rows > kFewRows) continue;
+        if (items > 0 && items < threads) {
+            groups.slices = std::max(1L, std::min(heads / kSliceHeads, (threads + items - 1) / items));
+            groups.sides *= groups.slices;
+            groups.rows = groups.rows / heads * ((heads + groups.slices - 1) / groups.slices);
+        }
+        return groups;
     }
 }
 
 // The last groups first: they have the longest contexts, and what is begun late should be short.
 AttentionItem item(const AttentionCall& call, const AttentionBatch& batch, const Groups& groups, long index) {
-    const long group = groups.count() - 1 - index / call.kv_heads;
+    const long group = groups.count() - 1 - index / groups.sides, side = index % groups.sides;
+    const long heads = call.heads / call.kv_heads, slice = side % groups.slices;
+    const long head = heads * slice / groups.slices, end = heads * (slice + 1) / groups.slices;
     long low = 0, high = batch.requests - 1;  // the request that it belongs to
     while (low < high) {
         const long middle = (low + high) / 2;
@@ -118,8 +134,9 @@ AttentionItem item(const AttentionCall& call, const AttentionBatch& batch, const
     }
     const long token = batch.starts[low] + (group - groups.before[static_cast<size_t>(low)]) * groups.size;
     const long left = batch.starts[low + 1] - token;
+    const long kv_head = side / groups.slices;
     return {batch.table + low * batch.width, token, left < groups.size ? left : groups.size, batch.lengths[low],
-            index % call.kv_heads};
+            kv_head, kv_head * heads + head, end - head};
 }
 
 struct Work {
@@ -160,16 +177,15 @@ void by_stretch(const Work& work, long items) {
     long count = 0;
     for (long i = 0; i < items; ++i) {
         const AttentionItem each = item(work.call, work.batch, work.groups, i);
-        const long begin = work.call.positions[each.token] + 1L - work.call.window;
         const long end = work.call.causal ? work.call.positions[each.token + each.tokens - 1] + 1L : each.length;
-        const long first = work.call.window > 0 && begin > 0 ? begin / kAttentionStretch : 0;
+        const long first = first_seen(work.call, work.call.positions[each.token]) / kAttentionStretch;
         spans.push_back({each, first, count});
         count += (end + kAttentionStretch - 1) / kAttentionStretch - first;
     }
     const size_t bytes = work.kernel.partial(work.groups.rows, work.call.head_dim);
     const std::unique_ptr<char, Free> partials = aligned(bytes * static_cast<size_t>(count));
     const auto partial = [&](const Span& span) { return partials.get() + static_cast<size_t>(span.before) * bytes; };
-    const auto rows = [&](const Span& span) { return span.item.tokens * (work.call.heads / work.call.kv_heads); };
+    const auto rows = [&](const Span& span) { return span.item.tokens * span.item.heads; };
     share_out(work, count, [&](long i, void* scratch) {
         auto span = spans.end() - 1;
         while (span->before > i) --span;
@@ -213,11 +229,11 @@ void paged_attention(const AttentionCall& call, const AttentionBatch& batch, Att
     const long row = call.heads * call.value_dim * bytes_of(type);
     std::memset(static_cast<char*>(call.out) + served * row, 0, static_cast<size_t>((batch.tokens - served) * row));
     const Groups groups = shared_out(call, batch);
-    const long items = groups.count() * call.kv_heads;
+    const long items = groups.items();
     if (items == 0) return;
 
     const Work work{call, batch, groups, kernels(), type, kind};
-    if (items < kItemsPerThread * pool_threads() && longest(call, batch) > kAttentionStretch) {
+    if (groups.count() * call.kv_heads < kItemsPerThread * pool_threads() && longest(call, batch) > kAttentionStretch) {
         by_stretch(work, items);
     } else {
         by_item(work, items);

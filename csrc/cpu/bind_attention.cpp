@@ -47,16 +47,16 @@ void attend(const Attend& a) { paged_attention(a.call, a.batch, a.type, a.kind);
 
 // One attention layer; made once, called at every step.
 struct PagedAttention {
-    long heads, kv_heads, head_dim, value_dim, page_size, window;
+    long heads, kv_heads, head_dim, value_dim, page_size, window, chunk;
     bool causal;
     float scale, softcap;
     AttentionType type;
     KVKind kind;
 
-    PagedAttention(long heads_, long kv_heads_, long head_dim_, long shared, long page_size_, long window_, bool causal_,
-                   float scale_, float softcap_, int bits, bool brain, const char* kv)
+    PagedAttention(long heads_, long kv_heads_, long head_dim_, long shared, long page_size_, long window_, long chunk_,
+                   bool causal_, float scale_, float softcap_, int bits, bool brain, const char* kv)
         : heads(heads_), kv_heads(kv_heads_), head_dim(head_dim_), value_dim(shared ? shared : head_dim_),
-          page_size(page_size_), window(window_), causal(causal_), scale(scale_), softcap(softcap_),
+          page_size(page_size_), window(window_), chunk(chunk_), causal(causal_), scale(scale_), softcap(softcap_),
           type(type_of(bits, brain)), kind(kind_of(kv)), shared_(shared != 0) {
         if (shared < 0 || shared > head_dim) throw std::invalid_argument("V is the first 1 to head_dim numbers of K");
         positive("kv_heads", kv_heads);
@@ -65,6 +65,8 @@ struct PagedAttention {
         positive("page_size", page_size);
         if (heads % kv_heads) throw std::invalid_argument("heads must be a multiple of kv_heads");
         if (window < 0) throw std::invalid_argument("window must be 0 (none) or more");
+        if (chunk < 0) throw std::invalid_argument("chunk must be 0 (none) or more");
+        if (chunk && (window || !causal)) throw std::invalid_argument("chunks are causal, and no windows beside them");
         if (!(softcap >= 0.0F)) throw std::invalid_argument("softcap must be 0 (none) or more");
     }
 
@@ -78,7 +80,7 @@ struct PagedAttention {
         const nb::gil_scoped_release released;
         submit(attend, {{at<void>(out), at<const void>(q), at<const void>(kv), at<const int32_t>(positions),
                          at<const float>(sinks), at<const float>(slopes), q_stride, heads, kv_heads, head_dim, page_size,
-                         value_dim, window, shared_, causal, scale, softcap},
+                         value_dim, window, chunk, shared_, causal, scale, softcap},
                         {at<const int32_t>(starts), at<const int32_t>(lengths), at<const int32_t>(table), tokens,
                          requests, width, pages},
                         type, kind});
@@ -114,9 +116,9 @@ void bind_attention(nb::module_& m) {
     nb::class_<PagedAttention>(m, "PagedAttention",
                                "One layer's attention on floats of 32 or 16 bits; `brain`: bfloat16; `kv`: the cache's "
                                "numbers, same, int8 or fp8; `shared`: so many of K are V, 0 for a V of its own.")
-        .def(nb::init<long, long, long, long, long, long, bool, float, float, int, bool, const char*>(),
+        .def(nb::init<long, long, long, long, long, long, long, bool, float, float, int, bool, const char*>(),
              nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("shared"), nb::arg("page_size"),
-             nb::arg("window"), nb::arg("causal"), nb::arg("scale"), nb::arg("softcap"), nb::arg("bits"),
+             nb::arg("window"), nb::arg("chunk"), nb::arg("causal"), nb::arg("scale"), nb::arg("softcap"), nb::arg("bits"),
              nb::arg("brain"), nb::arg("kv"))
         .def("__call__", &PagedAttention::call, nb::arg("out"), nb::arg("q"), nb::arg("q_stride"), nb::arg("kv"),
              nb::arg("pages"), nb::arg("positions"), nb::arg("starts"), nb::arg("lengths"), nb::arg("table"),

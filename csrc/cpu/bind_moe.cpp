@@ -47,7 +47,18 @@ void choose(int kind, uintptr_t weights, uintptr_t ids, uintptr_t logits, uintpt
     if (kept < groups && !Limited) within("experts of a group", experts / groups, 2, experts);
     const nb::gil_scoped_release released;
     submit(Limited ? route_limited : bias ? route_grouped : route, {at<float>(weights), at<int32_t>(ids), at(logits), at<const float>(bias), tokens,
-                                          experts, stride, k, groups, kept, renormalize, type});
+                                          experts, stride, k, groups, kept, renormalize, type, 0.0F});
+}
+
+void choose_sparsely(int kind, uintptr_t weights, uintptr_t ids, uintptr_t logits, long tokens, long experts, long stride,
+                     long k, float margin) {
+    const FloatType type = static_cast<FloatType>(type_of(kind));
+    within("tokens", tokens, 0, INT32_MAX);
+    within("experts", experts, 1, INT32_MAX);
+    within("k", k, 1, experts);
+    const nb::gil_scoped_release released;
+    submit(route_sparse, {at<float>(weights), at<int32_t>(ids), at(logits), nullptr, tokens, experts, stride, k, 1, 1, false,
+                          type, margin});
 }
 
 void multiply(int kind, uintptr_t out, uintptr_t x, long x_stride, uintptr_t weight, uintptr_t counts, long rows,
@@ -94,6 +105,9 @@ void bind_moe(nb::module_& m) {
           nb::arg("bias"), nb::arg("tokens"), nb::arg("experts"), nb::arg("stride"), nb::arg("k"), nb::arg("groups"),
           nb::arg("kept"), nb::arg("renormalize"),
           "route() by softmax, chosen by that plus a float32 bias, out of the `kept` groups with the largest.");
+    m.def("route_sparse", &choose_sparsely, nb::arg("kind"), nb::arg("weights"), nb::arg("ids"), nb::arg("logits"),
+          nb::arg("tokens"), nb::arg("experts"), nb::arg("stride"), nb::arg("k"), nb::arg("margin"),
+          "route() by one expert after the other, each by softmax of those that are left and within the margin of it.");
     m.def("grouped_linear", &multiply, nb::arg("kind"), nb::arg("out"), nb::arg("x"), nb::arg("x_stride"),
           nb::arg("weight"), nb::arg("counts"), nb::arg("rows"), nb::arg("experts"), nb::arg("inputs"), nb::arg("outputs"),
           "x [rows, inputs] times packed weights, the first counts[0] (int32) rows times the first, and so on, into out "

@@ -37,25 +37,31 @@ void check_whole(const std::vector<long>& f, long inputs) {
     expect(looked_up(static_cast<QuantizedScheme>(f[kScheme])) == (f[kTable] != 0), "a table is what values are looked up in");
 }
 
-QuantizedStack stack_of(const std::vector<long>& f, LinearType type, long inputs, long outputs) {
+ExpertsStack stack_of(const std::vector<long>& f, LinearType type, long inputs, long outputs) {
     expect(f.size() == kFields, "a stack has " + std::to_string(kFields) + " numbers");
     const auto at = [&](Field field) { return reinterpret_cast<const void*>(static_cast<uintptr_t>(f[field])); };
-    QuantizedStack stack{f[kFloat8] != 0, {}, {}, f[kWeightBytes], f[kScaleBytes], f[kZeroBytes], f[kMinBytes]};
+    ExpertsStack stack{f[kFloat8] != 0, {}, {}};
     if (stack.float8) {
         expect(f[kScheme] >= 0 && f[kScheme] < kFloat8Formats, "a format is 0 (e4m3fn) or 1 (e5m2)");
         expect(f[kGroups] >= 1 && (f[kGroups] % 2 == 0 || f[kGroups] == inputs), "a group is even, or all");
-        stack.floats = {nullptr, nullptr, at(kWeight), static_cast<const float*>(at(kScales)), nullptr, 0, inputs, outputs,
-                        f[kGroups], inputs, type, static_cast<Float8Format>(f[kScheme])};
+        stack.floats = {{nullptr, nullptr, at(kWeight), static_cast<const float*>(at(kScales)), nullptr, 0, inputs, outputs,
+                         f[kGroups], inputs, type, static_cast<Float8Format>(f[kScheme])},
+                        f[kWeightBytes], f[kScaleBytes]};
         return stack;
     }
     check_whole(f, inputs);
-    stack.whole = {nullptr, nullptr, at(kWeight), at(kScales), nullptr, 0, inputs, outputs, f[kGroups], inputs, type,
-                   static_cast<QuantizedScheme>(f[kScheme])};
-    stack.whole.zeros = at(kZeros);
-    stack.whole.mins = at(kMins);
-    stack.whole.span = f[kSpan];
-    stack.whole.powers = f[kPowers] != 0;
-    if (f[kTable]) std::memcpy(stack.whole.table, at(kTable), sizeof stack.whole.table);
+    QuantizedCall& first = stack.whole.first;
+    first = {nullptr, nullptr, at(kWeight), at(kScales), nullptr, 0, inputs, outputs, f[kGroups], inputs, type,
+             static_cast<QuantizedScheme>(f[kScheme])};
+    first.zeros = at(kZeros);
+    first.mins = at(kMins);
+    first.span = f[kSpan];
+    first.powers = f[kPowers] != 0;
+    if (f[kTable]) std::memcpy(first.table, at(kTable), sizeof first.table);
+    stack.whole.weight_bytes = f[kWeightBytes];
+    stack.whole.scale_bytes = f[kScaleBytes];
+    stack.whole.zero_bytes = f[kZeroBytes];
+    stack.whole.min_bytes = f[kMinBytes];
     return stack;
 }
 

@@ -60,20 +60,39 @@ void conv(int kind, uintptr_t out, uintptr_t x, uintptr_t gates, uintptr_t weigh
 }
 
 void space(int kind, uintptr_t out, uintptr_t x, uintptr_t dt, uintptr_t into, uintptr_t out_of, uintptr_t a_log,
-           uintptr_t dt_bias, uintptr_t skip, uintptr_t steps, uintptr_t state, const nb::tuple& strides, long tokens,
-           long heads, long groups, long dim, long width, float least, const nb::tuple& rows) {
+           uintptr_t dt_bias, uintptr_t skip, uintptr_t steps, uintptr_t sides, uintptr_t state, const nb::tuple& strides,
+           long tokens, long heads, long groups, long dim, long width, float least, const nb::tuple& rows) {
     if (strides.size() != 4) throw std::invalid_argument("strides are four numbers");
     const auto stride = [&](size_t place) { return nb::cast<long>(strides[place]); };
     const SpaceCall call = {at<float>(out), at(x), at(dt), at(into), at(out_of), at<const float>(a_log),
-                            at<const float>(dt_bias), at<const float>(skip), at<float>(steps), at<float>(state), stride(0),
-                            stride(1), stride(2), stride(3), tokens, heads, groups, dim, width, least, type_of(kind),
-                            rows_of(rows)};
+                            at<const float>(dt_bias), at<const float>(skip), at<float>(steps), at<float>(sides),
+                            at<float>(state), stride(0), stride(1), stride(2), stride(3), tokens, heads, groups, dim, width,
+                            least, type_of(kind), rows_of(rows)};
+    if (dt && !dt_bias) throw std::invalid_argument("a dt comes with a bias");
     at_least("tokens", tokens, 0);
     at_least("dim", dim, 1);
     at_least("width", width, 1);
     divided(heads, groups);
     const nb::gil_scoped_release released;
     submit(state_space, call);
+}
+
+void selective(int kind, uintptr_t out, uintptr_t x, uintptr_t dt, uintptr_t into, uintptr_t out_of, uintptr_t a_log,
+               uintptr_t dt_bias, uintptr_t skip, uintptr_t sides, uintptr_t state, const nb::tuple& strides, long tokens,
+               long channels, long width, const nb::tuple& rows) {
+    if (strides.size() != 4) throw std::invalid_argument("strides are four numbers");
+    const auto stride = [&](size_t place) { return nb::cast<long>(strides[place]); };
+    const SelectiveCall call = {at<float>(out), at(x), at(dt), at(into), at(out_of), at<const float>(a_log),
+                                at<const float>(dt_bias), at<const float>(skip), at<float>(sides), at<float>(state),
+                                stride(0), stride(1), stride(2), stride(3), tokens, channels, width, type_of(kind),
+                                rows_of(rows)};
+    if (!dt || !dt_bias) throw std::invalid_argument("a scan is selective by its dt and the bias of it");
+    at_least("tokens", tokens, 0);
+    at_least("channels", channels, 1);
+    at_least("width", width, 1);
+    if (width > kMostWidth) throw std::invalid_argument("a channel keeps " + std::to_string(kMostWidth) + " numbers at most");
+    const nb::gil_scoped_release released;
+    submit(selective_scan, call);
 }
 
 void delta(int kind, uintptr_t out, uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t forget, uintptr_t learn, uintptr_t a_log,
@@ -123,10 +142,15 @@ void bind_states(nb::module_& m) {
           "bfloat16, 2 for float16; addresses, and token strides in elements; gates and bias may be 0. rows: (starts, table, "
           "requests, columns, units).");
     m.def("state_space", &space, nb::arg("kind"), nb::arg("out"), nb::arg("x"), nb::arg("dt"), nb::arg("into"),
-          nb::arg("out_of"), nb::arg("a_log"), nb::arg("dt_bias"), nb::arg("skip"), nb::arg("steps"), nb::arg("state"),
-          nb::arg("strides"), nb::arg("tokens"), nb::arg("heads"), nb::arg("groups"), nb::arg("dim"), nb::arg("width"),
-          nb::arg("least"), nb::arg("rows"),
-          "Of x, dt, into and out_of, whose strides come in this order; steps is scratch, float32 [2, tokens, heads].");
+          nb::arg("out_of"), nb::arg("a_log"), nb::arg("dt_bias"), nb::arg("skip"), nb::arg("steps"), nb::arg("sides"),
+          nb::arg("state"), nb::arg("strides"), nb::arg("tokens"), nb::arg("heads"), nb::arg("groups"), nb::arg("dim"),
+          nb::arg("width"), nb::arg("least"), nb::arg("rows"),
+          "Of x, dt, into and out_of, whose strides come in this order; steps [2, tokens, heads] and sides [2, tokens, "
+          "groups, width] are scratch in float32.");
+    m.def("selective_scan", &selective, nb::arg("kind"), nb::arg("out"), nb::arg("x"), nb::arg("dt"), nb::arg("into"),
+          nb::arg("out_of"), nb::arg("a_log"), nb::arg("dt_bias"), nb::arg("skip"), nb::arg("sides"), nb::arg("state"),
+          nb::arg("strides"), nb::arg("tokens"), nb::arg("channels"), nb::arg("width"), nb::arg("rows"),
+          "Of x, dt, into and out_of, whose strides come in this order; sides [2, tokens, width] is scratch in float32.");
     m.def("delta_rule", &delta, nb::arg("kind"), nb::arg("out"), nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("forget"),
           nb::arg("learn"), nb::arg("a_log"), nb::arg("dt_bias"), nb::arg("steps"), nb::arg("units"), nb::arg("state"),
           nb::arg("strides"), nb::arg("tokens"), nb::arg("heads"), nb::arg("groups"), nb::arg("values"), nb::arg("width"),

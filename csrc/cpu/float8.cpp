@@ -55,23 +55,41 @@ bool pack_block(uint8_t* packed, const uint8_t* weight, long columns, long input
     return good;
 }
 
+// Rows of one block of the call's weight, `stride` elements apart.
+void multiply_block(const Float8Call& call, void* out, const void* x, long stride, long rows, long block) {
+    alignas(64) float sums[kLinearRows * kLinearColumns];
+    const long size = size_of(call.type), column = block * kLinearColumns;
+    const long bytes = (call.inputs + 1) / 2 * kFloat8Step, groups = (call.inputs + call.group - 1) / call.group;
+    kernels().multiply[call.format][call.type](
+        {static_cast<char*>(out) + column * size, x, static_cast<const uint8_t*>(call.weight) + block * bytes,
+         call.scales + block * groups * kLinearColumns,
+         call.bias ? static_cast<const char*>(call.bias) + column * size : nullptr, call.outputs, stride, rows,
+         std::min(kLinearColumns, call.outputs - column), call.inputs, call.group, sums});
+}
+
 }  // namespace
 
 void float8(const Float8Call& call) {
     const long size = size_of(call.type), blocks = blocks_of(call.outputs), panels = linear_panels(call.tokens, blocks);
-    const long bytes = (call.inputs + 1) / 2 * kFloat8Step, groups = (call.inputs + call.group - 1) / call.group;
-    const auto multiply = kernels().multiply[call.format][call.type];
     const auto run = [&](long item) {
-        alignas(64) float sums[kLinearRows * kLinearColumns];
-        const long panel = item / blocks, block = item % blocks, column = block * kLinearColumns;
-        const long row = call.tokens * panel / panels, end = call.tokens * (panel + 1) / panels;
-        multiply({static_cast<char*>(call.out) + (row * call.outputs + column) * size,
-                  static_cast<const char*>(call.x) + row * call.x_stride * size,
-                  static_cast<const uint8_t*>(call.weight) + block * bytes, call.scales + block * groups * kLinearColumns,
-                  call.bias ? static_cast<const char*>(call.bias) + column * size : nullptr, call.outputs, call.x_stride,
-                  end - row, std::min(kLinearColumns, call.outputs - column), call.inputs, call.group, sums});
+        const long panel = item / blocks, row = call.tokens * panel / panels, end = call.tokens * (panel + 1) / panels;
+        multiply_block(call, static_cast<char*>(call.out) + row * call.outputs * size,
+                       static_cast<const char*>(call.x) + row * call.x_stride * size, call.x_stride, end - row, item % blocks);
     };
     share_out(panels * blocks, linear_parts(panels * blocks, call.tokens * call.inputs * call.outputs), run);
+}
+
+void float8_stack(const Float8Stack& stack, const SortedRows& sorted, void* out, const void* x, long stride, void* spare) {
+    const Float8Call& first = stack.first;
+    const long size = size_of(first.type);
+    const Gathered rows = gathered(sorted, x, stride * size, first.inputs * size, spare);
+    for_panels(sorted, first.inputs, first.outputs, [&](const Panel& panel, long block) {
+        Float8Call call = first;
+        call.weight = static_cast<const char*>(first.weight) + panel.matrix * stack.weight_bytes;
+        call.scales = first.scales + panel.matrix * (stack.scale_bytes / static_cast<long>(sizeof(float)));
+        multiply_block(call, static_cast<char*>(out) + panel.first * first.outputs * size,
+                       static_cast<const char*>(rows.x) + panel.first * rows.stride, rows.stride / size, panel.rows, block);
+    });
 }
 
 bool pack_float8(void* packed, const void* weight, long outputs, long inputs, long stride, Float8Format format) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpu/kernels/float8.h"
+#include "cpu/panels.h"
 
 namespace quintet::cpu {
 
@@ -20,6 +21,15 @@ struct Float8Call {
 
 // An output is computed in one order, whatever rows stand beside its own and whatever number of threads there is.
 void float8(const Float8Call& call);
+
+// Matrices, one after another: the first one's call, but for what comes in and out.
+struct Float8Stack {
+    Float8Call first;
+    long weight_bytes, scale_bytes;  // from matrix to matrix
+};
+
+// Each row by its own matrix: what float8() gives of that. See ExpertsProduct for the arguments.
+void float8_stack(const Float8Stack& stack, const SortedRows& sorted, void* out, const void* x, long stride, void* spare);
 
 // Bytes [outputs, inputs], rows `stride` apart -> [blocks, ceil(inputs / 2), kFloat8Step], zeros where it is wider than the
 // weight. False where a number is not finite.

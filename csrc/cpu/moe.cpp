@@ -4,9 +4,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
-#include <vector>
 
-#include "common/share.h"
 #include "cpu/elementwise.h"
 #include "cpu/kernels/moe.h"
 #include "cpu/rows.h"
@@ -15,42 +13,17 @@ namespace quintet::cpu {
 
 namespace {
 
-// Rows of one expert that are computed at once.
-struct Panel {
-    long expert, first, rows;
-};
-
 // Throws for counts that do not fit; -> how many rows have an expert.
-long owned_rows(const GroupedCall& call, long* active) {
+long owned_rows(const GroupedCall& call) {
     long sum = 0;
-    *active = 0;
     for (long e = 0; e < call.experts; ++e) {
         if (call.counts[e] < 0) throw std::invalid_argument("expert " + std::to_string(e) + " has fewer than 0 rows");
         sum += call.counts[e];
-        *active += call.counts[e] > 0;
     }
     if (sum > call.rows) {
         throw std::invalid_argument("experts have " + std::to_string(sum) + " rows, of " + std::to_string(call.rows));
     }
     return sum;
-}
-
-// This thread's list, valid until the next call. Experts without rows are not in it.
-const std::vector<Panel>& panels_of(const GroupedCall& call, long blocks) {
-    thread_local std::vector<Panel> panels;
-    panels.clear();
-    long first = 0;
-    for (long e = 0; e < call.experts; ++e) {
-        const long rows = call.counts[e];
-        if (rows == 0) continue;
-        const long count = linear_panels(rows, blocks);
-        for (long i = 0; i < count; ++i) {
-            const long start = rows * i / count, end = rows * (i + 1) / count;
-            panels.push_back({e, first + start, end - start});
-        }
-        first += rows;
-    }
-    return panels;
 }
 
 // Numbers then hold where (token, j) goes among rows sorted by expert, stably, or -1; and the experts' counts.
@@ -72,17 +45,6 @@ long sort_by_expert(const ExpertsCall& call) {
     }
     for (long i = 0; i < pairs; ++i) places[i] = known(call.ids[i]) ? next[call.ids[i]]++ : -1;
     return start;
-}
-
-void gather_rows(const ExpertsCall& call, long size) {
-    const long bytes = call.hidden * size;
-    for_rows(call.tokens * call.k, 2 * bytes, [&](long first, long last) {
-        for (long i = first; i < last; ++i) {
-            if (call.numbers[i] < 0) continue;
-            std::memcpy(static_cast<char*>(call.first) + call.numbers[i] * bytes,
-                        static_cast<const char*>(call.x) + i / call.k * call.x_stride * size, static_cast<size_t>(bytes));
-        }
-    });
 }
 
 // each(row, its expert) for the rows that are sorted by expert.
@@ -137,68 +99,52 @@ void sum_by_token(const ExpertsCall& call, long size) {
     });
 }
 
-}  // namespace
-
-void grouped_linear(const GroupedCall& call) {
+// One stack as pack_linear() left it, but for counts and rows.
+void multiply(const void* stack, const SortedRows& sorted, void* out, const void* x, long stride, void* spare) {
+    const GroupedCall& call = *static_cast<const GroupedCall*>(stack);
     const LinearType type = call.type;
     const long size = size_of(static_cast<FloatType>(type)), pair = linear_pair(type);
     const long blocks = (call.outputs + kLinearColumns - 1) / kLinearColumns;
     const long bytes = (call.inputs + pair - 1) / pair * pair * kLinearColumns * size;  // of a block
-    long active = 0;
-    const long owned = owned_rows(call, &active), row_bytes = call.outputs * size;
+    const Gathered rows = gathered(sorted, x, stride * size, call.inputs * size, spare);
+    const LinearMultiply kernel = linear_multiply(type);
+    for_panels(sorted, call.inputs, call.outputs, [&](const Panel& panel, long block) {
+        alignas(64) float sums[kLinearRows * kLinearColumns];
+        const long column = block * kLinearColumns;
+        kernel({static_cast<char*>(out) + (panel.first * call.outputs + column) * size,
+                static_cast<const char*>(rows.x) + panel.first * rows.stride,
+                static_cast<const char*>(call.weight) + (panel.matrix * blocks + block) * bytes, nullptr, call.outputs,
+                rows.stride / size, panel.rows, std::min(kLinearColumns, call.outputs - column), call.inputs, sums});
+    });
+}
+
+}  // namespace
+
+void grouped_linear(const GroupedCall& call) {
+    const long owned = owned_rows(call), row_bytes = call.outputs * size_of(static_cast<FloatType>(call.type));
     if (owned < call.rows) {
         char* const rest = static_cast<char*>(call.out) + owned * row_bytes;
         std::memset(rest, 0, static_cast<size_t>((call.rows - owned) * row_bytes));
     }
-    const std::vector<Panel>& panels = panels_of(call, blocks * std::max(1L, active));
-    const LinearMultiply multiply = linear_multiply(type);
-    const auto run = [&](long item) {  // a panel's blocks one after another, as they lie
-        alignas(64) float sums[kLinearRows * kLinearColumns];
-        const Panel& panel = panels[static_cast<size_t>(item / blocks)];
-        const long block = item % blocks, column = block * kLinearColumns;
-        multiply({static_cast<char*>(call.out) + (panel.first * call.outputs + column) * size,
-                  static_cast<const char*>(call.x) + panel.first * call.x_stride * size,
-                  static_cast<const char*>(call.weight) + (panel.expert * blocks + block) * bytes, nullptr, call.outputs,
-                  call.x_stride, panel.rows, std::min(kLinearColumns, call.outputs - column), call.inputs, sums});
-    };
-    const long items = static_cast<long>(panels.size()) * blocks;
-    share_out(items, linear_parts(items, owned * call.inputs * call.outputs), run);
+    multiply(&call, {call.counts, call.experts, owned}, call.out, call.x, call.x_stride, nullptr);
 }
 
 void experts(const ExpertsCall& call) {
-    const long pairs = call.tokens * call.k, inner = call.inner;
-    const FloatType type = static_cast<FloatType>(call.type);
-    const int32_t* const counts = call.numbers + pairs;
-    const long rows = sort_by_expert(call);
-    gather_rows(call, size_of(type));
-    grouped_linear({call.second, call.first, call.gate_up, counts, rows, call.experts, call.hidden, 2 * inner, call.hidden,
-                    call.type});
-    activate(call, rows);
-    grouped_linear({call.second, call.first, call.down, counts, rows, call.experts, inner, call.hidden, inner, call.type});
-    add_down_bias(call, rows);
-    sum_by_token(call, size_of(type));
+    const long hidden = call.hidden, inner = call.inner;
+    const GroupedCall gate_up{nullptr, nullptr, call.gate_up, nullptr, 0, call.experts, hidden, 2 * inner, 0, call.type};
+    const GroupedCall down{nullptr, nullptr, call.down, nullptr, 0, call.experts, inner, hidden, 0, call.type};
+    experts_by(call, {multiply, &gate_up}, {multiply, &down});
 }
 
 void experts_by(const ExpertsCall& call, const ExpertsProduct& gate_up, const ExpertsProduct& down) {
-    const long pairs = call.tokens * call.k, inner = call.inner;
-    const FloatType type = static_cast<FloatType>(call.type);
-    const int32_t* const counts = call.numbers + pairs;
-    const auto multiply = [&](const ExpertsProduct& product, long inputs, long outputs) {
-        long first = 0;
-        for (long e = 0; e < call.experts; ++e) {
-            if (counts[e] == 0) continue;
-            product.multiply(product.stack, e, static_cast<char*>(call.second) + first * outputs * size_of(type),
-                             static_cast<const char*>(call.first) + first * inputs * size_of(type), counts[e]);
-            first += counts[e];
-        }
-    };
+    const int32_t* const counts = call.numbers + call.tokens * call.k;
     const long rows = sort_by_expert(call);
-    gather_rows(call, size_of(type));
-    multiply(gate_up, call.hidden, 2 * inner);
+    gate_up.multiply(gate_up.stack, {counts, call.experts, rows, call.numbers, call.tokens, call.k}, call.second, call.x,
+                     call.x_stride, call.first);
     activate(call, rows);
-    multiply(down, inner, call.hidden);
+    down.multiply(down.stack, {counts, call.experts, rows}, call.second, call.first, call.inner, nullptr);
     add_down_bias(call, rows);
-    sum_by_token(call, size_of(type));
+    sum_by_token(call, size_of(static_cast<FloatType>(call.type)));
 }
 
 }  // namespace quintet::cpu

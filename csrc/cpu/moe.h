@@ -8,6 +8,7 @@
 
 #include "cpu/kernels/floats.h"
 #include "cpu/linear.h"
+#include "cpu/panels.h"
 
 namespace quintet::cpu {
 
@@ -20,11 +21,14 @@ struct RouteCall {
     long groups, kept;   // route_grouped()'s
     bool renormalize;
     FloatType type;
+    float margin;        // route_sparse()'s
 };
 
 void route(const RouteCall& call);          // by softmax
 void route_grouped(const RouteCall& call);  // by sigmoid
 void route_limited(const RouteCall& call);  // by softmax, out of groups that rank by their largest
+
+void route_sparse(const RouteCall& call);   // one after the other, each by softmax of those that are left and near it
 
 struct GroupedCall {
     void* out;              // [rows, outputs]
@@ -60,9 +64,10 @@ struct ExpertsCall {
 
 void experts(const ExpertsCall& call);
 
-// The products of one stack: rows of `expert`, [rows, inputs] at x -> [rows, outputs] at out, both contiguous.
+// The products of one stack, [rows, inputs] -> [rows, outputs] at out, both sorted by expert.
 struct ExpertsProduct {
-    void (*multiply)(const void* stack, long expert, void* out, const void* x, long rows);
+    // x is as sorted.places have it, rows `stride` elements apart; `spare` holds [rows, inputs].
+    void (*multiply)(const void* stack, const SortedRows& sorted, void* out, const void* x, long stride, void* spare);
     const void* stack;
 };
 

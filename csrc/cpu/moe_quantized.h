@@ -7,17 +7,16 @@
 
 namespace quintet::cpu {
 
-// One stack: the call of its first expert, but for rows, and how many bytes on the next one's weights are.
-struct QuantizedStack {
-    bool float8;              // which of the calls is meant
-    QuantizedCall whole;
-    Float8Call floats;
-    long weight_bytes, scale_bytes, zero_bytes, min_bytes;
+// One of both.
+struct ExpertsStack {
+    bool float8;  // which is meant
+    QuantizedStack whole;
+    Float8Stack floats;
 };
 
 struct QuantizedExpertsCall {
-    ExpertsCall experts;      // without gate_up and down
-    QuantizedStack gate_up, down;
+    ExpertsCall experts;  // without gate_up and down
+    ExpertsStack gate_up, down;
 };
 
 // A token's result is a function of the token alone, as experts()' is.

@@ -108,6 +108,26 @@ void by_limits(const RouteCall& call, Row& row) {
     select(row.ranks, call.k, row.keys);
 }
 
+// row.keys has them in order, and row.values their weights.
+void one_by_one(const RouteCall& call, Row& row) {
+    row.keys.resize(static_cast<size_t>(call.k));
+    row.values.resize(row.logits.size());
+    row.ranks = row.logits;  // of those that are left
+    for (uint64_t& best : row.keys) {
+        best = 0;
+        for (size_t i = 0; i < row.ranks.size(); ++i) best = std::max(best, key_of(row.ranks[i], i));
+        const size_t id = id_of(best);
+        const float most = row.ranks[id];
+        float sum = 0.0F;
+        for (const float x : row.ranks) {
+            const bool far = (most - x) / std::max(std::abs(x), most) > call.margin;
+            if (!far) sum += std::exp(x - most);
+        }
+        row.values[id] = 1.0F / sum;
+        row.ranks[id] = -std::numeric_limits<float>::infinity();
+    }
+}
+
 void write(const RouteCall& call, long token, const Row& row) {
     float* const weights = call.weights + token * call.k;
     int32_t* const ids = call.ids + token * call.k;
@@ -137,5 +157,6 @@ void for_tokens(const RouteCall& call, void (*choose)(const RouteCall& call, Row
 void route(const RouteCall& call) { for_tokens(call, by_softmax); }
 void route_grouped(const RouteCall& call) { for_tokens(call, by_sigmoid); }
 void route_limited(const RouteCall& call) { for_tokens(call, by_limits); }
+void route_sparse(const RouteCall& call) { for_tokens(call, one_by_one); }
 
 }  // namespace quintet::cpu

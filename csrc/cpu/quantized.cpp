@@ -46,14 +46,6 @@ long parts_of(long items, long work, long least) {
     return std::max(1L, std::min({items, static_cast<long>(pool_threads()), work / least}));
 }
 
-// Groups of rows that are computed apart: at most kLinearRows, and fewer while there are threads without work.
-long panels_of(long tokens, long blocks) {
-    constexpr long kItems = 4;    // per thread
-    constexpr long kFewest = 48;  // rows that still make the reading of a block from memory worth it
-    const long wanted = (kItems * pool_threads() + blocks - 1) / blocks;
-    return std::max((tokens + kLinearRows - 1) / kLinearRows, std::min(wanted, tokens / kFewest));
-}
-
 // Of a row's starts: with levels they begin no sums where there are minima, and tell these the inputs' sums.
 int32_t row_offset(const QuantizedCall& call) {
     return leveled(call.scheme) && call.mins ? 1 : offset_of(call.scheme);
@@ -125,37 +117,81 @@ void prepare_rows(const QuantizedCall& call, const RowLayout& layout, uint8_t* r
     });
 }
 
+// How a weight's blocks lie, in bytes.
+struct BlockLayout {
+    long weight, scales, zeros, mins;
+    long powers_at;  // in a block's scales
+};
+
+BlockLayout block_layout(const QuantizedCall& call, const RowLayout& layout) {
+    const long scales = scale_bytes_of(call);
+    return {layout.quads * call.groups * quad_bytes(call.scheme), scales + (call.powers ? kLinearColumns * 4 : 0),
+            call.groups * kLinearColumns, leveled(call.scheme) ? scales : call.groups * kLinearColumns * 2, scales};
+}
+
+template <typename T>
+const T* further(const T* at, long bytes) {
+    return at ? reinterpret_cast<const T*>(reinterpret_cast<const char*>(at) + bytes) : nullptr;
+}
+
+const char* further(const void* at, long bytes) { return further(static_cast<const char*>(at), bytes); }
+
+// Prepared rows, `stride` bytes apart, by one block of the call's weight.
+void multiply_block(const QuantizedCall& call, const RowLayout& layout, const BlockLayout& lies, void* out, const uint8_t* rows,
+                    long stride, long count, long block) {
+    alignas(64) float sums[kLinearRows * kLinearColumns];
+    const QuantizedKernels& k = kernels();
+    const long column = block * kLinearColumns, size = size_of(call.type);
+    const char* const scales = further(call.scales, block * lies.scales);
+    const QuantizedPanel each{sums, rows, static_cast<const uint8_t*>(call.weight) + block * lies.weight, scales, stride,
+                              layout.scales_at, count, call.groups, layout.quads,
+                              further(static_cast<const uint8_t*>(call.zeros), block * lies.zeros),
+                              further(call.mins, block * lies.mins), call.table, static_cast<float>(row_offset(call)),
+                              shared_by(call), call.mins != nullptr};
+    k.begin(each);
+    k.multiply[call.scheme](each);
+    const float* const powers = call.powers ? reinterpret_cast<const float*>(scales + lies.powers_at) : nullptr;
+    k.finish[call.type]({static_cast<char*>(out) + column * size, further(call.bias, column * size), sums, powers, call.outputs,
+                         count, std::min(kLinearColumns, call.outputs - column)});
+}
+
 }  // namespace
 
 void quantized(const QuantizedCall& call) {
-    const QuantizedKernels& k = kernels();
-    const RowLayout layout = row_layout(call, k.quad_bytes[call.scheme]);
+    const RowLayout layout = row_layout(call, kernels().quad_bytes[call.scheme]);
+    const BlockLayout lies = block_layout(call, layout);
     uint8_t* const rows = scratch(call.tokens * layout.bytes);
     prepare_rows(call, layout, rows);
-    const long blocks = blocks_of(call.outputs), panels = panels_of(call.tokens, blocks);
-    const long bytes = layout.quads * call.groups * quad_bytes(call.scheme);
-    const long at_powers = scale_bytes_of(call), min_bytes = leveled(call.scheme) ? at_powers : call.groups * kLinearColumns * 2;
-    const long scale_bytes = at_powers + (call.powers ? kLinearColumns * 4 : 0);
+    const long blocks = blocks_of(call.outputs), panels = linear_panels(call.tokens, blocks), size = size_of(call.type);
     const auto run = [&](long item) {
-        alignas(64) float sums[kLinearRows * kLinearColumns];
-        const long panel = item / blocks, block = item % blocks, column = block * kLinearColumns;
-        const long row = call.tokens * panel / panels, end = call.tokens * (panel + 1) / panels;
-        const char* const scales = static_cast<const char*>(call.scales) + block * scale_bytes;
-        const long added = block * call.groups * kLinearColumns;
-        const QuantizedPanel each{sums, rows + row * layout.bytes, static_cast<const uint8_t*>(call.weight) + block * bytes,
-                                  scales, layout.bytes, layout.scales_at, end - row, call.groups, layout.quads,
-                                  call.zeros ? static_cast<const uint8_t*>(call.zeros) + added : nullptr,
-                                  call.mins ? static_cast<const char*>(call.mins) + block * min_bytes : nullptr, call.table,
-                                  static_cast<float>(row_offset(call)), shared_by(call), call.mins != nullptr};
-        k.begin(each);
-        k.multiply[call.scheme](each);
-        const long size = size_of(call.type);
-        const float* const powers = call.powers ? reinterpret_cast<const float*>(scales + at_powers) : nullptr;
-        k.finish[call.type]({static_cast<char*>(call.out) + (row * call.outputs + column) * size,
-                             call.bias ? static_cast<const char*>(call.bias) + column * size : nullptr, sums, powers, call.outputs,
-                             end - row, std::min(kLinearColumns, call.outputs - column)});
+        const long panel = item / blocks, row = call.tokens * panel / panels, end = call.tokens * (panel + 1) / panels;
+        multiply_block(call, layout, lies, static_cast<char*>(call.out) + row * call.outputs * size, rows + row * layout.bytes,
+                       layout.bytes, end - row, item % blocks);
     };
     share_out(panels * blocks, parts_of(panels * blocks, call.tokens * call.inputs * call.outputs, kThreadWork), run);
+}
+
+// Tokens are prepared once, whatever number of matrices they meet.
+void quantized_stack(const QuantizedStack& stack, const SortedRows& sorted, void* out, const void* x, long stride) {
+    QuantizedCall whole = stack.first;
+    whole.x = x;
+    whole.x_stride = stride;
+    whole.tokens = sorted.places ? sorted.tokens : sorted.rows;
+    const RowLayout layout = row_layout(whole, kernels().quad_bytes[whole.scheme]);
+    const BlockLayout lies = block_layout(whole, layout);
+    const long prepared = whole.tokens * layout.bytes, size = size_of(whole.type);
+    uint8_t* const own = scratch(prepared + (sorted.places ? sorted.rows * layout.bytes : 0));
+    prepare_rows(whole, layout, own);
+    const Gathered rows = gathered(sorted, own, layout.bytes, layout.bytes, own + prepared);
+    for_panels(sorted, whole.inputs, whole.outputs, [&](const Panel& panel, long block) {
+        QuantizedCall call = whole;
+        call.weight = further(whole.weight, panel.matrix * stack.weight_bytes);
+        call.scales = further(whole.scales, panel.matrix * stack.scale_bytes);
+        call.zeros = further(whole.zeros, panel.matrix * stack.zero_bytes);
+        call.mins = further(whole.mins, panel.matrix * stack.min_bytes);
+        multiply_block(call, layout, lies, static_cast<char*>(out) + panel.first * whole.outputs * size,
+                       static_cast<const uint8_t*>(rows.x) + panel.first * rows.stride, rows.stride, panel.rows, block);
+    });
 }
 
 bool pack_quantized(const QuantizedWeight& w) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpu/kernels/quantized.h"
+#include "cpu/panels.h"
 
 namespace quintet::cpu {
 
@@ -26,6 +27,15 @@ struct QuantizedCall {
 
 // An output has the same bits on every processor, whatever rows stand beside its own and whatever number of threads there is.
 void quantized(const QuantizedCall& call);
+
+// Matrices, one after another: the first one's call, but for what comes in and out.
+struct QuantizedStack {
+    QuantizedCall first;
+    long weight_bytes, scale_bytes, zero_bytes, min_bytes;  // from matrix to matrix
+};
+
+// Each row by its own matrix: what quantized() gives of that. See ExpertsProduct for the arguments.
+void quantized_stack(const QuantizedStack& stack, const SortedRows& sorted, void* out, const void* x, long stride);
 
 struct QuantizedWeight {
     void* packed;        // [blocks, ceil(inputs / 4), 256], or 128 for nibbles

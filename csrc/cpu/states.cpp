@@ -60,15 +60,21 @@ void short_conv(const ConvCall& c) {
 
 void state_space(const SpaceCall& c) {
     check(c.rows);
-    float* const kept = c.steps + c.tokens * c.heads;
-    for_heads(c.tokens, c.heads, [&](long t, long h, long at) {
-        const float step = c.dt ? softplus(number(c.dt, t * c.dt_stride + h, c.type) + c.dt_bias[h]) : 1.0F;
-        c.steps[at] = c.dt ? std::fmax(step, c.least) : step;
-        kept[at] = std::exp(-std::exp(c.a_log[h]) * c.steps[at]);
-    });
-    const auto kernel = QUINTET_KERNELS(kStates).space[c.type];
+    const auto& kernels = QUINTET_KERNELS(kStates);
+    const auto moves = kernels.moves[c.type], space = kernels.space[c.type];
+    for_rows(c.tokens, (c.heads * 8 + c.groups * c.width) * 4, [&](long first, long last) { moves(c, first, last); });
     for_rows(c.rows.requests * c.heads, bytes(c.rows, c.tokens, c.dim * c.width),
-             [&](long first, long last) { kernel(c, first, last); });
+             [&](long first, long last) { space(c, first, last); });
+}
+
+void selective_scan(const SelectiveCall& c) {
+    check(c.rows);
+    const auto& kernels = QUINTET_KERNELS(kStates);
+    const auto sides = kernels.sides[c.type], selective = kernels.selective[c.type];
+    const long blocks = (c.channels + kConvBlock - 1) / kConvBlock;
+    for_rows(c.tokens, c.width * 4, [&](long first, long last) { sides(c, first, last); });
+    for_rows(c.rows.requests * blocks, bytes(c.rows, c.tokens, kConvBlock * c.width * 4),
+             [&](long first, long last) { selective(c, first, last); });
 }
 
 void delta_rule(const DeltaCall& c) {

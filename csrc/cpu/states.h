@@ -8,6 +8,7 @@ namespace quintet::cpu {
 // Threads share requests and heads, or channels; a request's result depends on neither.
 void short_conv(const ConvCall& call);
 void state_space(const SpaceCall& call);
+void selective_scan(const SelectiveCall& call);
 void delta_rule(const DeltaCall& call);
 void gated_norm(const GatedNormCall& call);
 void sigmoid_gate(const SigmoidCall& call);

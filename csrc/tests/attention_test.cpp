@@ -82,6 +82,13 @@ struct Shape {
     long heads, kv_heads, dim, page_size, window;
     float softcap;
     bool sinks, slopes;
+    long chunk = 0;
+
+    // The first position that a token sees.
+    long first(long at) const {
+        if (chunk > 0) return at / chunk * chunk;
+        return window > 0 && at + 1 > window ? at + 1 - window : 0;
+    }
 };
 
 struct Request {
@@ -167,8 +174,8 @@ struct Step {
     void run() {
         cpu::paged_attention({out.data(), q.data(), kv.data(), positions.data(), shape.sinks ? sinks.data() : nullptr,
                               shape.slopes ? slopes.data() : nullptr, shape.heads * shape.dim, shape.heads,
-                              shape.kv_heads, shape.dim, shape.page_size, shape.dim, shape.window, false, true, 0.25F,
-                              shape.softcap},
+                              shape.kv_heads, shape.dim, shape.page_size, shape.dim, shape.window, shape.chunk, false, true,
+                              0.25F, shape.softcap},
                              {starts.data(), lengths.data(), table.data(), static_cast<long>(tokens()),
                               static_cast<long>(requests.size()), width, pages},
                              type, kind);
@@ -203,7 +210,7 @@ struct Step {
         const size_t h = static_cast<size_t>(head);
         std::vector<double> acc(static_cast<size_t>(shape.dim), 0.0);
         double total = shape.sinks ? std::exp(static_cast<double>(sinks[h])) : 0.0;
-        for (long p = shape.window > 0 && at + 1 > shape.window ? at + 1 - shape.window : 0; p <= at; ++p) {
+        for (long p = shape.first(at); p <= at; ++p) {
             double score = 0.0;
             for (long i = 0; i < shape.dim; ++i) score += query(token, head, i) * held(r, p, 0, kv_head, i) * 0.25;
             if (shape.softcap > 0) score = shape.softcap * std::tanh(score / shape.softcap);
@@ -296,7 +303,7 @@ void broken_values_reach_who_sees_them(const char* isa, const Shape& shape, cpu:
         other.run();
         for (long i = 0; i < kPrompt * numbers; ++i) {
             const long token = i / numbers;
-            const bool sees = token >= broken && (shape.window == 0 || token < broken + shape.window);
+            const bool sees = token >= broken && shape.first(token) <= broken;
             const uint8_t* const at = other.out.data() + i * static_cast<long>(size_of(type));
             const bool kept = std::memcmp(at, step.out.data() + (at - other.out.data()), size_of(type)) == 0;
             if (sees ? !std::isnan(get(at, type)) : !kept) {
@@ -330,6 +337,7 @@ int attention_failures() {
         {4, 2, 32, 32, 0, 3.0F, false, true},   {4, 4, 64, 16, 70, 5.0F, true, true},
         {40, 1, 7, 8, 0, 0.0F, false, false},   {2, 1, 128, 16, 1, 0.0F, false, true},
         {6, 2, 96, 16, 13, 0.0F, false, false},
+        {4, 2, 64, 16, 0, 0.0F, true, false, 40},
     };
     for (const char* isa : kIsas) {
         try {

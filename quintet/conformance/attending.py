@@ -14,7 +14,7 @@ from quintet.conformance.formats import kept, steady
 from quintet.conformance.laid import Stretch, laid
 from quintet.conformance.subject import Subject
 from quintet.engine.batch import pad
-from quintet.engine.groups import arrange
+from quintet.engine.groups import Keeping, arrange
 from quintet.layers.build import Build, Layer, replacements, whole
 from quintet.layers.embedding import Embedding
 from quintet.layers.mixing import Cache, Mixing
@@ -28,6 +28,8 @@ REQUESTS = 8  # of such a step
 
 def mixer_of(platform: Platform, spec: AttentionSpec, ops: Any) -> Mixer:
     """Lacking if the platform refuses."""
+    if spec.chunk is not None and "chunk" not in platform.heeds:
+        raise Lacking(f"{platform.name} has no attention within chunks")
     try:
         return platform.mixer(spec, ops, 0)
     except ValueError as reasons:
@@ -132,8 +134,8 @@ class Session:
         model.load(there.platform, self.numbers)
         pages = 1 + sum(-(-length // spec.page_size) for length in lengths)
         self.state = there.device.allocate(self.mixer.layouts, pages)
-        self._windows = [spec.window] if self.mixer.layouts else []
-        tables = (widest,) * len(self._windows)
+        self._kept = [Keeping(spec.window or spec.chunk, spec.chunk is not None)] if self.mixer.layouts else []
+        tables = (widest,) * len(self._kept)
         self.fixed = [Variant(PADDED, requests, PADDED, tables)] if there.facts.static_shapes else []
         self._step = there.platform.compile(model, self.fixed)
         torch.set_num_threads(1)  # see tiny.make
@@ -172,8 +174,8 @@ class Session:
 
     def trim(self, row: int) -> None:
         """Gives back the pages that no later token of the request can see, as an engine does behind a window."""
-        pages, window = self._pages[row], self.spec.window
-        gone = 0 if window is None else max(0, self.cached(row) - window + 1) // self.spec.page_size
+        pages = self._pages[row]
+        gone = self._kept[0].first(self.cached(row)) // self.spec.page_size
         self._free += [page for page in pages[:gone] if page]
         pages[:gone] = [0] * gone
 
@@ -184,7 +186,7 @@ class Session:
 
     def _ran(self, stretches: Sequence[Stretch]) -> Tensor:
         """One step -> its rows on the host, padding's too."""
-        host = laid(stretches, self.spec.page_size, self._windows)
+        host = laid(stretches, self.spec.page_size, self._kept)
         host = pad(host, self.fixed) if self.fixed else host
         groups = [group._replace(plan=self.mixer.plan(host, group)) for group in host.groups]
         host = host._replace(groups=tuple(groups))
@@ -248,7 +250,9 @@ def expected(session: Session, row: int, wanted: range | None = None) -> Tensor:
             scores = spec.softcap * (scores / spec.softcap).tanh()
         if spec.alibi is not None:
             scores = scores - torch.tensor(spec.alibi, dtype=torch.float64)[:, None, None] * back
-        seen = ((back >= 0) | (not spec.causal)) & (back.abs() < (spec.window or len(q)))
+        chunk = spec.chunk or len(q)
+        same = rows[:, None] // chunk == places // chunk
+        seen = same & ((back >= 0) | (not spec.causal)) & (back.abs() < (spec.window or len(q)))
         scores = scores.masked_fill(~seen, -torch.inf)
         if sinks is not None:
             column = sinks.double()[:, None, None].expand(-1, len(rows), 1)

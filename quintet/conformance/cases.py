@@ -10,6 +10,7 @@ from quintet.conformance.batches import Cache, Request, spec
 from quintet.conformance.drawn import Case, Cases, randn
 from quintet.conformance.product_cases import PRODUCTS
 from quintet.conformance.state_cases import BESIDE, STATES
+from quintet.conformance.stream_cases import STREAMS
 from quintet.ops.activation import KINDS
 from quintet.ops.linear import KINDS as FORMS
 from quintet.ops.registry import of_kind
@@ -31,8 +32,8 @@ ATTENTION = (
 PACKED = {of_kind("linear", kind): kind for kind in FORMS}
 USES = {"linear": {1: "linear"}, "embedding": {1: "embedding"}}  # arguments that place() may repack, and for what
 TYPES: dict[str, tuple[torch.dtype, ...]] = {  # of results; elsewhere the arguments'
-    **dict.fromkeys(("route", "route_grouped", "route_limited"), (torch.float32, torch.int32)),
-    "place_tokens": (torch.int32,),
+    **dict.fromkeys(("route", "route_grouped", "route_limited", "route_sparse"), (torch.float32, torch.int32)),
+    **dict.fromkeys(("known_ids", "place_tokens"), (torch.int32,)),
     **dict.fromkeys(("delta_rule", "selective_scan", "state_space", "wkv7"), (torch.float32, torch.float32)),
 }
 
@@ -218,6 +219,16 @@ def route_limited(dtype: torch.dtype) -> Iterator[Case]:
         yield what, (logits * 2, bias * 0.1, k, groups, kept, renormalize)
 
 
+def route_sparse(dtype: torch.dtype) -> Iterator[Case]:
+    """Some are near the largest, some are equal, and some are all below 0."""
+    for tokens, num, k in ((1, 4, 2), (9, 16, 2), (33, 5, 3), (7, 2, 2)):
+        logits = randn(tokens, num, dtype=dtype, scale=3.0)
+        logits[:, num // 2] = logits[:, 0] * 1.001
+        logits[::2] -= 12
+        for margin in (0.0, 0.02, 0.7):
+            yield f"{tokens} tokens, {k} of {num}, within {margin}", (logits, k, margin)
+
+
 def by_heads(dtype: torch.dtype) -> Iterator[Case]:
     for tokens, heads, inputs, outputs in ((1, 3, 16, 40), (9, 2, 40, 16), (33, 5, 24, 70), (70, 1, 128, 64)):
         wide = randn(tokens, heads, inputs + 8, dtype=dtype)
@@ -289,6 +300,7 @@ CASES: dict[str, Cases] = {
     **PRODUCTS,
     **STATES,
     **BESIDE,
+    **STREAMS,
     "activate": activations,
     "add": add,
     "add_rms_norm": add_rms_norm,
@@ -312,6 +324,7 @@ CASES: dict[str, Cases] = {
     "route": route,
     "route_grouped": route_grouped,
     "route_limited": route_limited,
+    "route_sparse": route_sparse,
     "scale": scale,
     "scale_heads": scale_heads,
     "softcap": softcap,

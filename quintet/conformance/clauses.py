@@ -51,14 +51,14 @@ CLAUSES = {
     "sampling.edits": "Bans, biases, penalties and cuts are the specification's.",
     "sampling.logprobs": "Log-probabilities and ranks are the specification's.",
     # models
-    "models.families": "Small models of every family give the logits of transformers in float32; where each "
-    "model is compiled, of every family that has something of its own.",
+    "models.families": "Small models of every family give the logits of transformers in float32, and greedy tokens; "
+    "where each model is compiled, of every family that has something of its own.",
     "models.dtypes": "Every dtype that a platform declares agrees with float32 as far as it goes.",
     "models.schemes": "Every scheme that a platform declares gives a model whose logits stay near the unquantized.",
     "models.outputs": "A step gives what its model was built for: logits, hidden states of rows, taps of all tokens.",
     "models.replaced": "Weights that are written over a running model's give what a model that is built of them gives.",
     # oracle
-    "oracle.equal": "Alone, batched, chunked, cached, preempted: a request's tokens are the same.",
+    "oracle.equal": "Alone, batched, chunked, cached, preempted: a request's tokens are the reference's.",
     "oracle.invariant": "A platform that declares batch invariance gives the same bits, whatever else is in the batch.",
     # faults
     "faults.cancel": "A request that is cancelled frees its pages at once, and no other request notices.",

@@ -41,8 +41,8 @@ class Runner:
             self.worker = Worker(platform, tiny.config, own, place or Place())
         except ValueError as reasons:  # of a layer's attention: what the contract asks for
             raise Lacking(str(reasons)) from None
-        self._windows = [kept.window for kept in self.worker.arrangement.groups]
-        pages = 2 + PAGED_TOKENS // own.page_size * len(self._windows)
+        self._kept = self.worker.arrangement.groups
+        pages = 2 + PAGED_TOKENS // own.page_size * len(self._kept)
         tables = self.worker.arrangement.widths(-(-own.max_model_len // own.page_size))
         self._fixed: list[Variant] = []
         self._decodes: list[Variant] = []
@@ -121,7 +121,7 @@ class Runner:
         return out
 
     def _grow(self, key: Any, length: int) -> None:
-        for pages in self._pages.setdefault(key, [[] for _ in self._windows]):
+        for pages in self._pages.setdefault(key, [[] for _ in self._kept]):
             while len(pages) * self._page_size < length:
                 pages.append(self._free.pop())
         self._lengths[key] = length
@@ -136,7 +136,7 @@ class Runner:
             if self.worker.arrangement.states:
                 self._slots[key] = self._turned(*self._slots.get(key, (0, 0)))
             stretches.append(Stretch(tokens, firsts[key], self._pages[key], self._slots.get(key)))
-        return laid(stretches, self._page_size, self._windows)
+        return laid(stretches, self._page_size, self._kept)
 
 
 def most_pages(tiny: Tiny, tokens: int, page_size: int, step: int) -> int:

@@ -62,6 +62,6 @@ def logits(config: EngineConfig, rows: Sequence[Sequence[int]], length: int) -> 
     own = [range(1 + pages * index, 1 + pages * (index + 1)) for index in range(len(groups))]
     slots = (0, 1) if worker.arrangement.states else None
     for ids in rows:
-        logits = worker.run(laid([Stretch(ids, 0, own, slots)], size, [kept.window for kept in groups])).logits
+        logits = worker.run(laid([Stretch(ids, 0, own, slots)], size, groups)).logits
         assert logits is not None
         yield worker.device.to_host(logits)().float().clone()

@@ -25,8 +25,15 @@ What holds on your machine: `quintet platforms --features`. A platform of your o
 
 """
 
+CLAIMS = {  # what stands before the "/" of a feature that is a family's alone -> what was shown; on a page of its own
+    "family": "logits",
+    "tokens": "tokens",
+    "bfloat16": "bfloat16",
+    "bits": "bits",
+}
 GROUPS = {  # what stands before the "/" of a feature, or is one -> its heading, in the order of the page
     "family": "Model families",
+    **{group: "" for group in CLAIMS if group != "family"},
     "dtype": "Types that weights and activations are computed in",
     "scheme": "Quantization while loading",
     "form": "Forms of quantized checkpoints: what is unsupported is held in another form, or in floats",
@@ -143,7 +150,7 @@ def page(reports: Mapping[str, Report | None]) -> str:
         *(_origin(name, each) for name, each in reports.items()),
     ]
     columns = [f"`{name}`{', emulated' * bool(each and each.emulated)}" for name, each in reports.items()]
-    for heading in dict.fromkeys(GROUPS.values()):
+    for heading in filter(None, dict.fromkeys(GROUPS.values())):
         rows = {f: row for f, row in found.items() if GROUPS[f.partition("/")[0]] == heading}
         lines += _section(heading, columns, rows) if rows else []
     return "\n".join(lines) + "\n"

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from quintet.conformance.sizes import DELTA, LENGTH, PLAIN, SPACES, VOCAB, WINDOW
+from quintet.conformance.sizes import DELTA, LATENT, LENGTH, PLAIN, SPACES, VOCAB, WINDOW
 
 HEAD = {**PLAIN, "head_dim": 16}
 HALF = {**HEAD, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
@@ -49,6 +49,10 @@ GROUPED = {
     "norm_topk_prob": True,
     "routed_scaling_factor": 1.5,
 }
+SPARSE = {
+    "num_key_value_heads": 6, "q_lora_rank": 28, "kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8,
+    "v_head_dim": 10, "index_head_dim": 16, "index_n_heads": 2,
+}  # fmt: skip
 EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2}
 LFM2_MOE = {
     "layer_types": ["conv", "full_attention", "conv"],
@@ -124,6 +128,13 @@ ZAMBA2 = {
     "chunk_size": 16,
     "time_step_min": 0.3,  # so that some are less
 }
+CHOSEN = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 61}
+SCALED = {
+    "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 0.5,
+}  # fmt: skip
+COHERE_MOE = {
+    **WINDOWS, "sliding_window_pattern": 2, "num_experts": 5, "num_experts_per_tok": 2, "logit_scale": 0.5,
+}  # fmt: skip
 
 SKIPS = {
     "num_hidden_layers": 5,
@@ -204,6 +215,16 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
         "full attention, untied": {**PLAMO2, "full_attention_idx": [1], "tie_word_embeddings": False},
     },
     "rwkv7": {"plain": RWKV7},
+    "qwen3_5_moe_text": {
+        "plain": {
+            **HEAD,
+            "num_hidden_layers": 2,  # of three, transformers itself is 1e-4 from float64
+            **DELTA,
+            **CHOSEN,
+            "full_attention_interval": 2,
+            "shared_expert_intermediate_size": 71,
+        },
+    },
     "qwen3_5_text": {"plain": {**PLAIN, **DELTA, "full_attention_interval": 2, "head_dim": 16}},
     "apertus": {"plain": {**PLAIN, "rope_parameters": LLAMA3}},
     "arcee": {"plain": PLAIN},
@@ -275,9 +296,18 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
     "iquestcoder": {"plain": HEAD},
     "jais2": {"plain": {**PLAIN, "head_dim": 8}},
     "mimo": {"plain": {**HEAD, "num_nextn_predict_layers": 1, "rope_theta": 640000.0}},
+    "hyperclovax": {
+        "plain": {**PLAIN, **SCALED},
+        "no norms behind": {**PLAIN, **SCALED, "use_post_norm": False, "attention_bias": True, "mlp_bias": True},
+    },
+    "minicpm3": {
+        "plain": {**PLAIN, **LATENT, "dim_model_base": 16},
+        "no latent of q": {**PLAIN, **LATENT, "q_lora_rank": None, "scale_depth": None, "mlp_bias": True},
+    },
     "ministral": {"plain": MIXED},
     "ministral3": {"plain": {**HEAD, "sliding_window": None, "rope_parameters": GROWING}},
     "mpt": {"plain": MPT, "clipped": {**MPT, "n_heads": 4, "attn_config": {"clip_qkv": 0.5}}},
+    "nanochat": {"plain": PLAIN, "biased": {**PLAIN, "attention_bias": True, "final_logit_softcapping": None}},
     "nemotron": {"biased": {**HALF, "attention_bias": True, "mlp_bias": True}},
     "olmo": {"clipped": {**PLAIN, "clip_qkv": 0.5}},
     "olmo3": {"plain": MIXED},
@@ -291,10 +321,52 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
     },
     "starcoder2": {"plain": WINDOWS},
     "xglm": {"plain": XGLM, "unscaled": {**XGLM, "scale_embedding": False, "tie_word_embeddings": False}},
+    "deepseek_v32": {"plain": {**PLAIN, **GROUPED, **SPARSE, "index_topk": LENGTH}},
+    "glm_moe_dsa": {"plain": {**PLAIN, **GROUPED, **SPARSE, "n_group": 1, "topk_group": 1}},
+    "vaultgemma": {"plain": {**WINDOWS, "query_pre_attn_scalar": 24, "tie_word_embeddings": True}},
     "glm4_moe": {
         "plain": {**PLAIN, **GROUPED, "head_dim": 16, "attention_bias": True, "use_qk_norm": True},
         "no norms": {**PLAIN, **GROUPED, "head_dim": 12, "n_group": 1, "topk_group": 1, "norm_topk_prob": False},
     },
+    "afmoe": {
+        "plain": {
+            **WINDOWS,
+            **CHOSEN,
+            "global_attn_every_n_layers": 2,
+            "num_shared_experts": 2,
+            "route_scale": 1.5,
+            "mup_enabled": True,
+        },
+    },
+    "cohere2_moe": {
+        "averaged": {
+            **COHERE_MOE,
+            "num_shared_experts": 2,
+            "first_k_dense_replace": 1,
+            "prefix_dense_intermediate_size": 50,
+            "tie_word_embeddings": True,
+        },
+        "sigmoid, added": {
+            **COHERE_MOE,
+            "num_shared_experts": 1,
+            "shared_expert_combination_strategy": "sum",
+            "expert_selection_fn": "sigmoid",
+            "rms_norm_eps": 1e-5,
+            "attention_bias": True,
+        },
+    },
+    "exaone_moe": {
+        "windows": {
+            **WINDOWS,
+            **CHOSEN,
+            "sliding_window_pattern": 2,
+            "num_shared_experts": 2,
+            "n_group": 4,
+            "topk_group": 2,
+        },
+    },
+    "glm4_moe_lite": {"plain": {**PLAIN, **LATENT, "mlp_layer_types": ["sparse", "dense", "sparse"]}},
+    "solar_open": {"plain": {**HEAD, **GROUPED, "attention_bias": True}},
     "dots1": {"plain": {**PLAIN, **GROUPED, "head_dim": 16, "sliding_window": WINDOW, "max_window_layers": 1}},
     "minimax_m2": {"plain": {**PLAIN, **EXPERTS, "head_dim": 16, "rotary_dim": 8}},
     "granitemoe": {

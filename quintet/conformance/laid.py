@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from quintet.engine.batch import state_group
+from quintet.engine.groups import Keeping
 from quintet.types import Array, HostBatch, HostGroup
 
 
@@ -20,17 +21,17 @@ class Stretch:
     slots: tuple[int, int] | None = None  # of its state, where layers keep one: read, and written
 
 
-def laid(stretches: Sequence[Stretch], page_size: int, windows: Sequence[int | None]) -> HostBatch:
-    """One step of these, with a row of outputs for each token. Pages that no token of the step can see are 0, as an
-    engine has them where it has given them back."""
+def laid(stretches: Sequence[Stretch], page_size: int, kept: Sequence[Keeping]) -> HostBatch:
+    """One step of these, with a row of outputs for each token; `kept` by group. Pages that no token of the step can see
+    are 0, as an engine has them where it has given them back."""
     counts = [len(each.token_ids) for each in stretches]
     positions = [p for each in stretches for p in range(each.first, each.first + len(each.token_ids))]
     owners = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
     starts = np.concatenate([np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)])
     lengths = int32([each.first + len(each.token_ids) for each in stretches])
     groups = []
-    for index, window in enumerate(windows):
-        table = _table(stretches, index, window, page_size)
+    for index, keeping in enumerate(kept):
+        table = _table(stretches, index, keeping, page_size)
         slots = [
             table[row, p // page_size] * page_size + p % page_size for row, p in zip(owners, positions, strict=True)
         ]
@@ -48,10 +49,10 @@ def laid(stretches: Sequence[Stretch], page_size: int, windows: Sequence[int | N
     )
 
 
-def _table(stretches: Sequence[Stretch], index: int, window: int | None, page_size: int) -> Array:
+def _table(stretches: Sequence[Stretch], index: int, kept: Keeping, page_size: int) -> Array:
     table = np.zeros((len(stretches), max(len(each.pages[index]) for each in stretches)), np.int32)
     for row, each in enumerate(stretches):
-        gone = 0 if window is None else max(0, each.first - window + 1) // page_size
+        gone = kept.first(each.first) // page_size
         table[row, gone : len(each.pages[index])] = each.pages[index][gone:]
     return table
 

@@ -17,44 +17,22 @@ from transformers.utils import logging as talk
 
 from quintet.conformance.kin import KIN
 from quintet.conformance.nearest import PUBLISHED, Published
-from quintet.conformance.sizes import DELTA, SPACES, WINDOW
+from quintet.conformance.sizes import CHUNKS as CHUNKS
+from quintet.conformance.sizes import DELTA, GRANITE_4, LATENT, LONG, SHORT_AND_LONG, SPACES, WINDOW
+from quintet.conformance.sizes import GEMMA as GEMMA
 from quintet.conformance.sizes import LENGTH as LENGTH
 from quintet.conformance.sizes import PLAIN as PLAIN
 from quintet.conformance.sizes import SERVED as SERVED
+from quintet.conformance.sizes import STREAMS as STREAMS
 from quintet.conformance.sizes import VOCAB as VOCAB
 from quintet.engine.model_config import read_config
 
 BIASED = {"attention_bias": True, "mlp_bias": True}
-GEMMA = {**PLAIN, "head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scalar": 24, "tie_word_embeddings": True}
 MIXED = {"num_local_experts": 5, "num_experts_per_tok": 2}
 QWEN_MIXED = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 61, "head_dim": 16}
 SHARED = {**QWEN_MIXED, "shared_expert_intermediate_size": 71}
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # what configs call them
 OLMOE = {"num_experts": 8, "num_experts_per_tok": 3}
-GRANITE_4 = {
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-    "shared_intermediate_size": 61,
-    "embedding_multiplier": 3.0,
-    "residual_multiplier": 0.4,
-    "attention_multiplier": 0.2,
-    "logits_scaling": 2.0,
-}
-LATENT = {
-    "num_key_value_heads": 6,
-    "q_lora_rank": 28,
-    "kv_lora_rank": 20,
-    "qk_nope_head_dim": 12,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 10,
-    "first_k_dense_replace": 1,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 61,
-    "n_shared_experts": 2,
-    "n_group": 4,
-    "topk_group": 2,
-    "routed_scaling_factor": 1.5,
-}
 YARN = {
     "rope_type": "yarn",
     "factor": 4.0,
@@ -62,13 +40,6 @@ YARN = {
     "rope_theta": 10000.0,
     "mscale": 0.7,
     "mscale_all_dim": 1.2,
-}
-LONG = {
-    "rope_type": "longrope",
-    "short_factor": [1.0, 1.5, 2.0],
-    "long_factor": [2.0, 5.0, 9.0],
-    "rope_theta": 10000.0,
-    "partial_rotary_factor": 0.75,
 }
 
 # family -> variant -> what its config is made of. Each has something that no other has: they go through every check, on
@@ -114,6 +85,22 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
     "phi3": {
         "plain": {**PLAIN, "sliding_window": WINDOW},
         "longrope": {**PLAIN, "rope_parameters": LONG, "original_max_position_embeddings": SERVED},
+    },
+    "phimoe": {
+        "plain": {**PLAIN, **MIXED, "router_jitter_noise": 0.25},
+        "longrope, biased": {
+            **PLAIN,
+            **MIXED,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "sliding_window": WINDOW,
+            "rope_parameters": {
+                **SHORT_AND_LONG,
+                "original_max_position_embeddings": SERVED,
+                "short_mscale": 1.2,
+                "long_mscale": 1.4,
+            },
+        },
     },
     "gpt2": {
         "plain": {
@@ -241,6 +228,32 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
     },
     "olmo2": {"plain": PLAIN, "biased": {**PLAIN, "attention_bias": True, "num_key_value_heads": 2}},
     "cohere2": {"plain": {**PLAIN, "sliding_window": WINDOW, "sliding_window_pattern": 2, "tie_word_embeddings": True}},
+    "llama4_text": {
+        "plain": {**PLAIN, **CHUNKS, "no_rope_layers": [1, 0, 1], "rope_parameters": {"rope_type": "default"}},
+        "dense layers, no norms": {
+            **PLAIN,
+            **CHUNKS,
+            "attention_chunk_size": 16,
+            "no_rope_layer_interval": 2,
+            "interleave_moe_layer_step": 2,
+            "use_qk_norm": False,
+            "attn_temperature_tuning": False,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    },
+    "gemma3n_text": {
+        "plain": STREAMS,
+        "three streams, none read": {
+            **STREAMS,
+            "num_kv_shared_layers": 0,
+            "altup_num_inputs": 3,
+            "altup_active_idx": 1,
+            "altup_correct_scale": False,
+            "attention_bias": True,
+            "intermediate_size": [77, 40, 77, 61, 50],
+        },
+    },
     "smollm3": {
         "plain": {**PLAIN, "no_rope_layers": [1, 0, 1], "tie_word_embeddings": True},
         "windows": {
@@ -254,8 +267,11 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
 }
 # of products, by a part of their names: several in a row without a residual would magnify what rounding did
 SMALLER = {"adapter": 0.5, "shared_transformer": 0.8}
-# whose layers keep a state per request: not every platform serves them
-STATEFUL = {"granitemoehybrid", "lfm2", "mamba", "mamba2", "qwen3_next"}
+# of mixtures whose weights jump where two are near: all experts, and each by itself
+SMOOTH: dict[str, dict[str, Any]] = {
+    "llama4_text": {"num_local_experts": 1},
+    "phimoe": {"num_local_experts": 2, "router_jitter_noise": 0.0},
+}
 EVERY = {**FAMILIES, **KIN}
 FILE = "model.safetensors"
 VARIANTS = [(family, variant) for family, variants in FAMILIES.items() for variant in variants]
@@ -308,7 +324,9 @@ def variant(family: str, name: str) -> Tiny:
 
 def smooth(family: str) -> Tiny:
     """The first variant; of a mixture, with every expert for each token: a choice of some jumps where two are near."""
-    settings = next(iter(FAMILIES[family].values()))
+    settings = next(iter(EVERY[family].values()))
+    if family in SMOOTH:
+        return make(family, {**settings, **SMOOTH[family]})
     experts = next((settings[name] for name in EXPERTS if name in settings), None)
     if experts is None:
         return make(family, settings)

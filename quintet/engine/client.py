@@ -18,6 +18,8 @@ from quintet.engine.logits_processors import load_processors
 from quintet.engine.model_impl import read_model
 from quintet.engine.output import OutputProcessor
 from quintet.engine.prompts import Prompt, parse_prompts
+from quintet.engine.request_counts import RequestCounts, Watch
+from quintet.engine.sharded import FORMATS as SHARDED
 from quintet.engine.sharded import SHARDS, copy_beside
 from quintet.engine.sharded import save as save_shard
 from quintet.engine.sleep import check_tags
@@ -55,6 +57,8 @@ class Client:
         self.engine: Engine = launch(prepared, progress, self.grammars)
         self.admission = _admission(prepared, self.tokenizer, self.grammars)
         self.processor = OutputProcessor(self.tokenizer, prepared.config.stream_interval)
+        self.counts = RequestCounts()
+        self._watches: dict[str, Watch] = {}
         self._ids = itertools.count()
 
     @property
@@ -93,6 +97,7 @@ class Client:
         requests = self.admission.admit(request_id, prompt, params, priority)
         ids, placeholders = requests[0].prompt_ids, bool(prompt.embeds)
         self.processor.add(request_id, params, ids, prompt.text, placeholders=placeholders)
+        self._watches[request_id] = Watch(self.counts, params)
         for request in requests:
             self.engine.add(request)
 
@@ -109,13 +114,20 @@ class Client:
         if self.engine.profiler.spans.events is not None:
             self.engine.profiler.spans.lap("detokenize", deltas)
         self.engine.abort(processed.aborts)
-        return processed.outputs
+        return self._counted(processed.outputs)
+
+    def _counted(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
+        for output in outputs:
+            self._watches[output.request_id].take(output)
+            if output.finished:
+                del self._watches[output.request_id]
+        return outputs
 
     def abort(self, request_ids: Iterable[str]) -> list[RequestOutput]:
         """Ends requests; their last outputs say "abort". Unknown ids are passed over."""
         processed = self.processor.abort(dict.fromkeys(request_ids))
         self.engine.abort(processed.aborts)
-        return processed.outputs
+        return self._counted(processed.outputs)
 
     def metrics(self) -> dict[str, float]:
         """Engine.Stats, those that are one number each."""
@@ -123,8 +135,9 @@ class Client:
 
     def reload_weights(self, path: str | None = None) -> None:
         """See LLM.reload_weights."""
-        if self.config.load_format == "sharded_state":
-            raise ValueError("with load_format='sharded_state' weights are not reloaded; start an engine on the others")
+        if self.config.load_format in SHARDED:
+            asked = f"with load_format={self.config.load_format!r}"
+            raise ValueError(f"{asked} weights are not reloaded; start an engine on the others")
         folder = self.prepared.folder if path is None else self._folder_of(path)
         self.engine.reload_weights(None if self.config.load_format == "dummy" else weights_of(self.config, folder))
 

@@ -7,7 +7,7 @@ from typing import Any
 from quintet.models import added_for, built_in
 
 MOST = 2**31 - 1  # tokens and positions are int32
-LAYERS, PARTS, FEATURES = 4096, 2**16, 2**24  # far beyond any model
+LAYERS, PARTS, FEATURES, STREAMS = 4096, 2**16, 2**24, 8  # far beyond any model
 
 # Names of whole numbers in the families' files -> the least and the most.
 WHOLE: Mapping[str, tuple[int, int]] = {
@@ -28,7 +28,13 @@ WHOLE: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys(("max_seq_len", "seq_length", "padded_vocab_size"), (1, MOST)),
     **dict.fromkeys(("multi_query_group_num", "kv_channels"), (1, PARTS)),
     **dict.fromkeys(("num_shared_experts", "rotary_dim"), (0, PARTS)),
+    **dict.fromkeys(("attention_chunk_size", "floor_scale", "vocab_size_per_layer_input"), (1, MOST)),
+    **dict.fromkeys(("intermediate_size_mlp", "hidden_size_per_layer_input", "laurel_rank"), (1, FEATURES)),
+    "interleave_moe_layer_step": (1, LAYERS),
+    **dict.fromkeys(("num_kv_shared_layers", "altup_active_idx"), (0, LAYERS)),
+    "altup_num_inputs": (1, STREAMS),
 }
+BY_LAYER = ("intermediate_size",)  # which of these may be a list, with a number for each layer
 # Of numbers that need not be whole, likewise.
 REAL: Mapping[str, tuple[float, float]] = {
     **dict.fromkeys(("rope_theta", "rope_local_base_freq"), (1e-3, 1e18)),
@@ -45,6 +51,7 @@ LISTS: Mapping[str, type] = {
     "layer_types": str,
     "mlp_only_layers": int,
     "no_rope_layers": int,
+    "moe_layers": int,
     **dict.fromkeys(("bskcn_1", "bskcn_2", "bskcn_3", "bskcn_4"), int),
 }
 TEXTS = ("rope_type", "hidden_act", "hidden_activation", "activation_function")
@@ -76,7 +83,9 @@ def _wanted(name: str, value: Any) -> str | None:
     """What the entry should be; None if it is."""
     if name in WHOLE:
         low, high = WHOLE[name]
-        return None if type(value) is int and low <= value <= high else f"a whole number from {low} to {high}"
+        each = value if name in BY_LAYER and isinstance(value, list) and 0 < len(value) <= LAYERS else [value]
+        fits = all(type(number) is int and low <= number <= high for number in each)
+        return None if fits else f"a whole number from {low} to {high}"
     if name in REAL:
         least, most = REAL[name]
         number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -112,7 +121,8 @@ def check_shape(config: Any, source: str) -> None:
         if said is not None and len(said) < layers:
             raise ValueError(f"{source}: {name} names {len(said)} of {layers} layers (num_hidden_layers); {REMEDY}")
     experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
-    if experts and chosen is not None and not 1 <= chosen <= experts:
+    each = chosen if isinstance(chosen, list) else [] if chosen is None else [chosen]  # Hunyuan's may differ by layer
+    if experts and not all(isinstance(number, int) and 1 <= number <= experts for number in each):
         raise ValueError(
             f"{source}: num_experts_per_tok is {chosen}, not from 1 to the {experts} experts that there are; {REMEDY}"
         )

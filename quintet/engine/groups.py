@@ -22,9 +22,12 @@ class Keeping:
     """What one group keeps of each request."""
 
     window: int | None = None  # positions that later tokens can see; None: all
+    chunked: bool = False  # those from the last multiple of `window` on (Llama 4), and not the last so many
 
     def first(self, computed: int) -> int:
         """The first position that the token after `computed` of them can see."""
+        if self.chunked and self.window is not None:
+            return computed - computed % self.window
         return 0 if self.window is None else max(0, computed - self.window + 1)
 
     def pages(self, tokens: int, page_size: int, step: int) -> int:
@@ -81,7 +84,7 @@ def arrange(mixings: Sequence[Mixing]) -> Arrangement:
 
 def _paged(mixings: Sequence[Mixing]) -> Arrangement:
     """Of those that keep pages."""
-    kinds: dict[int | None, list[Mixing]] = {}
+    kinds: dict[Keeping, list[Mixing]] = {}
     for mixing in mixings:
         kinds.setdefault(_keeps(mixing), []).append(mixing)
     if not kinds:
@@ -96,17 +99,17 @@ def _paged(mixings: Sequence[Mixing]) -> Arrangement:
             place += len(mixing.layouts)
             if place > len(layouts):
                 layouts += mixing.layouts
-    return Arrangement(tuple(Keeping(keeps) for keeps, _ in groups), tuple(layouts))
+    return Arrangement(tuple(keeps for keeps, _ in groups), tuple(layouts))
 
 
-def _keeps(mixing: Mixing) -> int | None:
-    keeps = {layout.keeps for layout in mixing.layouts}
+def _keeps(mixing: Mixing) -> Keeping:
+    keeps = {Keeping(layout.keeps, layout.chunked) for layout in mixing.layouts}
     if len(keeps) > 1 or {layout.unit for layout in mixing.layouts} != {"page"}:
         raise ValueError(f"a layer keeps {mixing.layouts}: pages of one window, or states, are all that is kept here")
     return next(iter(keeps))
 
 
-def _cut(kinds: dict[int | None, list[Mixing]]) -> list[tuple[int | None, list[Mixing]]]:
+def _cut(kinds: dict[Keeping, list[Mixing]]) -> list[tuple[Keeping, list[Mixing]]]:
     """Groups of equally many layers: as many as the rarest kind has, or the commonest where they are nearly as many."""
     counts = [len(members) for members in kinds.values()]
     size = max(counts) if max(counts) <= ALIKE * min(counts) else min(counts)

@@ -16,7 +16,7 @@ from quintet.engine.gguf_source import model_of
 from quintet.engine.json_object import read_object
 from quintet.engine.mistral import PARAMS, TEKKEN, config_of
 from quintet.engine.model_config import ModelConfig, Overrides, changed_config, read_config
-from quintet.engine.other_readers import STORES, fetch
+from quintet.engine.other_readers import STORES, STREAMED, fetch
 from quintet.engine.overrides import known, merged
 from quintet.engine.plugins import load_plugins
 from quintet.engine.weight_files import PICKLED, PICKLES, has_pickles, patterns_of
@@ -198,8 +198,10 @@ def _resolve(
 
 def _of_a_store(address: str, config: EngineConfig, patterns: Iterable[str]) -> Path:
     """The folder where its files were put."""
-    if config.load_format != "runai_streamer":
-        raise ValueError(f"{address} is in a store, which load_format='runai_streamer' alone reads; give that")
+    if config.load_format not in STREAMED:
+        raise ValueError(
+            f"{address} is in a store, which load_format='runai_streamer' reads, or 'runai_streamer_sharded'; give one"
+        )
     kept = Path(config.download_dir).expanduser() if config.download_dir else kept_folder("stores")
     folder = kept / sha256(address.encode()).hexdigest()[:32]
     fetch(address, folder, patterns)

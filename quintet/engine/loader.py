@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from quintet.engine import gguf_source, sharded
 from quintet.engine.mapped import MappedFiles
+from quintet.engine.other_readers import PACKAGES, reader
 from quintet.engine.weight_files import Weights, listed, of
 from quintet.engine.weights_cache import WeightsCache, Where, digest
 from quintet.layers import kv_scales
@@ -97,8 +98,9 @@ def load(
 ) -> None:
     """Fills a rank's model from the folder's weights or a GGUF file; from random numbers where there is none.
     With a `cache`, from what an earlier start kept there, which is kept otherwise."""
-    if isinstance(folder, Weights) and folder.load_format == "sharded_state":
-        sharded.fill(model, folder.folder, rank, fingerprint(model, platform, folder.options["placing"]))
+    if isinstance(folder, Weights) and folder.load_format in sharded.FORMATS:
+        read = reader(folder.load_format) if folder.load_format in PACKAGES else None
+        sharded.fill(model, folder.folder, rank, fingerprint(model, platform, folder.options["placing"]), read)
         return
     if cache is None or folder is None:
         _fill(model, platform, folder, progress, rank)

@@ -1,9 +1,10 @@
-"""What the engine counts as objects with vLLM's names: counters, gauges, histograms and vectors of counters."""
+"""What an engine counts as objects with vLLM's names: counters, gauges, histograms and vectors of counters."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from quintet.engine.request_counts import RequestCounts
 from quintet.engine.stats import STEP_BOUNDS, Stats
 
 # vLLM's names -> fields of Stats that show as they are
@@ -64,22 +65,32 @@ class Histogram(Metric):
     buckets: dict[str, int]
 
 
-def metrics_of(stats: Stats, model: str) -> list[Metric]:
-    """All that the engine tells, the gauges first."""
-    return list(_all(stats, {"model_name": model, "engine": "0"}))
+def metrics_of(stats: Stats, counts: RequestCounts, model: str) -> list[Metric]:
+    """All that the engine tells, the gauges first; then what its requests took."""
+    labels = {"model_name": model, "engine": "0"}
+    return [*_of_engine(stats, labels), *_of_requests(counts, labels)]
 
 
-def _all(stats: Stats, labels: dict[str, str]) -> Iterator[Metric]:
+def _of_engine(stats: Stats, labels: dict[str, str]) -> Iterator[Metric]:
     for name, field in GAUGES.items():
         yield Gauge(name, dict(labels), float(getattr(stats, field)))
     for name, field in COUNTERS.items():
         yield Counter(name, dict(labels), getattr(stats, field))
     yield Counter("vllm:prompt_tokens", dict(labels), stats.num_prompt_tokens + stats.prefix_hits)
     yield Vector("vllm:spec_decode_num_accepted_tokens_per_pos", dict(labels), list(stats.accepted_at))
-    buckets = _buckets(stats.step_sizes)
+    buckets = _buckets(STEP_BOUNDS, stats.step_sizes)
     yield Histogram("vllm:iteration_tokens_total", dict(labels), buckets["+Inf"], float(stats.num_tokens), buckets)
 
 
-def _buckets(counts: Sequence[int]) -> dict[str, int]:
-    bounds = [*(str(float(bound)) for bound in STEP_BOUNDS), "+Inf"]
-    return dict(zip(bounds, accumulate(counts), strict=True))
+def _of_requests(counts: RequestCounts, labels: dict[str, str]) -> Iterator[Metric]:
+    for reason, counter in counts.reasons():
+        yield Counter("vllm:request_success", {**labels, "finished_reason": reason}, int(counter.value))
+    yield Counter("quintet:requests_failed", dict(labels), int(counts.failed.value))
+    for name, seen in counts.histograms():
+        buckets = _buckets(seen.bounds, seen.counts)
+        yield Histogram(name, dict(labels), buckets["+Inf"], seen.sum, buckets)
+
+
+def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> dict[str, int]:
+    names = [*(str(float(bound)) for bound in bounds), "+Inf"]
+    return dict(zip(names, accumulate(counts), strict=True))

@@ -39,8 +39,8 @@ class Opened:
         return self._client.admission.default_params()
 
     def get_metrics(self) -> list[Metric]:
-        """What the engine counted since its start, as vLLM's objects: Counter, Gauge, Histogram and Vector."""
-        return metrics_of(self._client.engine.stats(), self.config.model)
+        """What was counted of steps and requests, as vLLM's objects: Counter, Gauge, Histogram and Vector."""
+        return metrics_of(self._client.engine.stats(), self._client.counts, self.config.model)
 
     def get_stats(self) -> dict[str, float]:
         """The same numbers by our names: see quintet.engine.stats.Stats."""

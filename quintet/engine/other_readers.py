@@ -8,7 +8,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from quintet.engine.sharded import SHARDS
+
 STORES = ("s3://", "gs://")  # addresses that Run:ai's streamer fetches from
+STREAMED = ("runai_streamer", "runai_streamer_sharded")  # load_formats that it reads
 
 
 class Package(NamedTuple):
@@ -22,6 +25,7 @@ class Package(NamedTuple):
 
 PACKAGES: Mapping[str, Package] = {
     "runai_streamer": Package("runai_model_streamer", "runai-model-streamer", "runai"),
+    "runai_streamer_sharded": Package("runai_model_streamer", "runai-model-streamer", "runai", SHARDS),
     "fastsafetensors": Package("fastsafetensors", "fastsafetensors", "fastsafetensors"),
     "tensorizer": Package("tensorizer", "tensorizer", "tensorizer", "*.tensors"),
 }
@@ -92,4 +96,4 @@ def _tensorized(module: Any, file: str) -> dict[str, Tensor]:
         return {name: opened[name].clone() for name in opened}
 
 
-_READ = {"runai_streamer": _streamed, "fastsafetensors": _fast, "tensorizer": _tensorized}
+_READ = {**dict.fromkeys(STREAMED, _streamed), "fastsafetensors": _fast, "tensorizer": _tensorized}

@@ -5,7 +5,7 @@ The layout is vLLM's sharded_state, one file for each rank; what is in a file is
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 PATTERN = "model-rank-{rank}-part-{part}.safetensors"
 SHARDS = "model-rank-*-part-*.safetensors"
+FORMATS = ("sharded_state", "runai_streamer_sharded")  # load_formats that read them
 BESIDE = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")  # what a model needs besides its weights
 INDEX = ".index.json"
 
@@ -40,8 +41,14 @@ def copy_beside(original: Path, folder: Path) -> None:
             shutil.copy(file, folder / file.name)
 
 
-def fill(model: nn.Module, folder: Path, rank: int, named: str) -> None:
-    """A rank's model, from what save() wrote of one that is placed alike. ValueError where it is not."""
+Read = Callable[[Path], dict[str, Tensor]]
+
+
+def fill(model: nn.Module, folder: Path, rank: int, named: str, read: Read | None = None) -> None:
+    """A rank's model, from what save() wrote of one that is placed alike. ValueError where it is not.
+
+    `read` gives a file's tensors, where safetensors itself is not to.
+    """
     file = folder / PATTERN.format(rank=rank, part=0)
     try:
         with safe_open(file, framework="pt") as opened:
@@ -52,7 +59,7 @@ def fill(model: nn.Module, folder: Path, rank: int, named: str) -> None:
                     "max_model_len, tensor_parallel_size) or on another platform; give the same, or save it anew"
                 )
             kept = json.loads(said["kept"])
-            found = {name: opened.get_tensor(name).clone() for name in opened.keys()}
+            found = read(file) if read else {name: opened.get_tensor(name).clone() for name in opened.keys()}
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{file} cannot be read ({' '.join(str(error).split())[:400]}); save it anew") from None
     if lost := sorted(set(kept.values()) - found.keys()):

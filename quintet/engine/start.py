@@ -37,6 +37,7 @@ from quintet.engine.profiler import Profiler
 from quintet.engine.runner import Ranks, Runner
 from quintet.engine.sampler import Host, Sampler, logprob_sizes
 from quintet.engine.scheduler import Limits, Scheduler
+from quintet.engine.sharded import FORMATS as SHARDED
 from quintet.engine.slots import Slots
 from quintet.engine.support import evidence
 from quintet.engine.tables import Tables
@@ -131,7 +132,7 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
     if weights.load_format == "pt" and config.load_format == "auto":
         reasons.append(f"weights: {folder} has only what torch.save wrote; it is read without running what is in it")
     family = model_class(hf_config, platform.models, bool(backend))
-    files = Files(weights, family) if config.load_format not in ("dummy", "sharded_state") else None
+    files = Files(weights, family) if config.load_format not in ("dummy", *SHARDED) else None
     there = functools.partial(tensors_of, *files) if files else dict
     forms = settled_forms(config, whole, Target(platform.name, facts), there, quantization_beside(folder))
     if files is not None:
@@ -279,10 +280,10 @@ def _dtype(config: EngineConfig, hf_config: Any, facts: Capabilities, reasons: l
 
 def _weights(config: EngineConfig, path: Path, facts: Capabilities) -> Weights:
     weights = weights_of(config, path)
-    if weights.load_format != "sharded_state":
+    if weights.load_format not in SHARDED:
         return weights
     if not facts.placing:
-        raise ValueError("load_format='sharded_state': this device's weights do not lie in the host's memory")
+        raise ValueError(f"load_format={weights.load_format!r}: this device's weights do not lie in the host's memory")
     return replace(weights, options={"placing": facts.placing})
 
 

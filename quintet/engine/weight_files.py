@@ -19,6 +19,7 @@ from quintet.engine.json_object import read_object
 from quintet.engine.mistral import PARAMS, Renamed, heads_of
 from quintet.engine.np_cache import NpCache
 from quintet.engine.other_readers import PACKAGES, reader
+from quintet.engine.sharded import FORMATS as SHARDED
 from quintet.engine.sharded import SHARDS
 from quintet.engine.torch_file import Shape, TorchFile
 
@@ -111,10 +112,11 @@ def weights_of(config: EngineConfig, path: Path) -> Weights:
     own = config.load_format == "auto" and path.is_dir() and not (path / "config.json").exists()
     if config.load_format == "mistral" or (own and (path / PARAMS).exists() and any(path.glob("consolidated*"))):
         return Weights(path, "mistral", strategy, heads_of(path))
-    if config.load_format == "sharded_state":
-        return Weights(path, "sharded_state")
     if config.load_format in PACKAGES:
         reader(config.load_format)  # refused here, where the package is missing
+    if config.load_format in SHARDED:
+        return Weights(path, config.load_format)
+    if config.load_format in PACKAGES:
         return Weights(path, config.load_format, options=options)
     if config.load_format == "auto" and path.is_dir() and not any(path.glob("*.safetensors")) and has_pickles(path):
         return Weights(path, "pt")

@@ -101,6 +101,7 @@ class Worker:
                     f"platform {self.platform.name} keeps pages alone, and layers of {hf_config.model_type} keep a "
                     f"state per request ({spec.op}); run this model on another platform"
                 )
+            self._heeded(spec, hf_config.model_type)
             mixings.append(Mixing(self.platform.mixer(spec, self.ops, self.place.rank)))
             return mixings[-1]
 
@@ -117,6 +118,14 @@ class Worker:
         self.arrangement: Arrangement = arrange(mixings)
         self._planners = [_planner([m for m in mixings if m.group == index]) for index in self.arrangement.indices]
         self._plans = any(type(mixer).plan is not Mixer.plan for mixer in self._planners)
+
+    def _heeded(self, spec: AttentionSpec | StateSpec, family: str) -> None:
+        """ValueError where a layer has what the platform's attention does not know of."""
+        if isinstance(spec, AttentionSpec) and spec.chunk is not None and "chunk" not in self.platform.heeds:
+            raise ValueError(
+                f"platform {self.platform.name} has no attention within chunks, and layers of {family} see chunks of "
+                f"{spec.chunk} tokens; run this model on another platform"
+            )
 
     @property
     def layouts(self) -> tuple[Layout, ...]:

@@ -26,6 +26,7 @@ class Heads:
     head_dim: int
     scale: float | None = None  # None: head_dim ** -0.5
     window: int | None = None
+    chunk: int | None = None  # it sees its own chunk of so many tokens alone
     softcap: float | None = None
     alibi: tuple[float, ...] | None = None  # a slope per head, instead of rotary positions
     causal: bool = True
@@ -62,6 +63,7 @@ class SelfAttention(nn.Module):
         self.q_norm: nn.Module | None = None  # [T, H, D] -> [T, H, D]
         self.k_norm: nn.Module | None = None
         self.sinks = Sinks(build, queries) if shape.sinks else None
+        self.is_read = False  # by later layers, which attend to what this one keeps
         self.kv_scales = KVScales(build, keys)
         self.mixing = build.mixing(
             AttentionSpec(
@@ -72,6 +74,7 @@ class SelfAttention(nn.Module):
                 dtype=build.dtype,
                 page_size=build.page_size,
                 window=shape.window,
+                chunk=shape.chunk,
                 softcap=shape.softcap,
                 sinks=shape.sinks,
                 alibi=None if shape.alibi is None else shape.alibi[slice(*queries.ranges[build.rank])],
@@ -82,13 +85,24 @@ class SelfAttention(nn.Module):
         )
 
     def forward(self, x: Tensor, cache: Cache) -> Tensor:
+        out: Tensor = self.out(self._mixed(x, cache))
+        return out
+
+    def _mixed(self, x: Tensor, cache: Cache) -> Tensor:
+        """What attention gives, [T, H * D]."""
         q, k, v = self.project(x)
         q, k = self._turned(q, k, cache.batch.positions)
+        if self.is_read:
+            cache.passed[self.mixing] = k, v
+        return self.attend(q, k, v, cache)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, cache: Cache) -> Tensor:
+        """[T, heads, D] each -> [T, H * D]."""
         sinks = None if self.sinks is None else self.sinks.logits
         if not self.kv_scales.there:
-            return self.out(self.mixing(q, k, v, cache, sinks).reshape(x.shape[0], -1))
+            return self.mixing(q, k, v, cache, sinks).reshape(q.shape[0], -1)
         mixed = self.mixing(*self.kv_scales.before(q, k, v), cache, sinks)
-        return self.out(self.kv_scales.after(mixed.reshape(q.shape)).reshape(x.shape[0], -1))
+        return self.kv_scales.after(mixed.reshape(q.shape)).reshape(q.shape[0], -1)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [T, hidden] -> q [T, H, D], k and v [T, Hkv, D]."""
@@ -104,6 +118,31 @@ class SelfAttention(nn.Module):
                 return self.rotary.of_normed(q, k, (self.q_norm, self.k_norm), positions)
             q, k = self.q_norm(q), self.k_norm(k)
         return (q, k) if self.rotary is None else self.rotary(q, k, positions)
+
+
+class ReadingAttention(nn.Module):
+    """x [T, hidden] -> [T, hidden], over what an earlier layer keeps: of its own it has queries alone, and no memory.
+
+    It attends through that layer's mixing, which writes the step's K and V once more, where they are: it asks no more
+    of a platform than any layer.
+    """
+
+    def __init__(self, build: Build, shape: Heads, rotary: Rotary, source: SelfAttention, norm: RMSNorm) -> None:
+        """`shape` and `rotary` are as the source's; `norm` is of each head's queries."""
+        super().__init__()
+        queries, _ = split_heads(shape.heads, shape.kv_heads, build.size)
+        q = queries.times(shape.head_dim)
+        self.q = columns(build, shape.hidden, {shape.names[0]: q}, shape.bias)
+        self.out = rows(build, q, (shape.output, shape.hidden), shape.output_bias)
+        self.rotary, self.q_norm, self._head_dim = rotary, norm, shape.head_dim
+        self._source = (source,)  # not a part of this module
+        source.is_read = True
+
+    def forward(self, x: Tensor, cache: Cache) -> Tensor:
+        q = self.q(x).reshape(x.shape[0], -1, self._head_dim)
+        q, _ = self.rotary.of_normed(q, q[:, :1], (self.q_norm, self.q_norm), cache.batch.positions)
+        (source,) = self._source
+        return self.out(source.attend(q, *cache.passed[source.mixing], cache))
 
 
 class ClippedAttention(SelfAttention):

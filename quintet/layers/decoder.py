@@ -211,6 +211,21 @@ def refuse(config: Any, *flags: str) -> None:
             raise ValueError(f"{config.model_type} with {flag}={getattr(config, flag)!r} is not supported")
 
 
+def refuse_long_chunks(config: Any, build: Build) -> None:
+    """ValueError where positions begin anew within requests that are served (dual chunk attention, An et al. 2024, of
+    Qwen2.5-1M): shorter ones are in one chunk, and attention is plain."""
+    said = getattr(config, "dual_chunk_attention_config", None)
+    if not said:
+        return
+    most = int(said["chunk_size"]) - int(said["local_size"])
+    if build.max_model_len > most:
+        raise ValueError(
+            f"{config.model_type} with dual_chunk_attention_config attends within chunks of {most} tokens and between "
+            f"them, which is not computed here: requests of up to {most} tokens are in one; set max_model_len to "
+            f"{most} or less, and not {build.max_model_len}"
+        )
+
+
 def rounded(value: float, dtype: torch.dtype) -> float:
     """As the type would hold it: some checkpoints were trained with a constant rounded so."""
     return torch.tensor(value, dtype=dtype).item()

@@ -2,8 +2,10 @@
 
 Its products are absorbed: q goes through the keys' weights and what attention gives through the values', so that steps
 read the latents as they are kept, as K of one head whose first numbers are V. Prompts take the same way as single
-tokens, because the plain form (K and V of each head, made of the latents) rounds otherwise: a request's results would
-depend on how it was cut into steps.
+tokens, because the plain form (K and V of each head, made of the latents) rounds otherwise, and no rule says which
+tokens may take it. A token that is decoded cannot: K and V of all before it would be made anew for it alone. And what
+was decoded stands in prompts later, where a request is preempted or the next turn of a talk finds its pages cached: a
+token's bits would depend on what brought it. docs/performance.md says what that leaves unused.
 """
 
 import math

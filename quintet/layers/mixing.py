@@ -16,6 +16,7 @@ class Cache:
     def __init__(self, state: State, batch: Batch) -> None:
         self.batch = batch
         self._tensors = list(state)
+        self.passed: dict[Mixing, tuple[Tensor, Tensor]] = {}  # a layer's K and V of this step, for those that read it
 
     @property
     def state(self) -> State:

@@ -33,6 +33,7 @@ class Mixture:
     kept: int = 1  # of them, that a token chooses from
     scale: float = 1.0  # of what the experts add up to
     wide: bool = False  # the router multiplies in float32, whatever the model's type is
+    margin: float | None = None  # experts are chosen one after the other, each by those so near it: route_sparse()
     shared: int = 0  # features of one more feed-forward, shared_experts, which serves every token; 0: there is none
 
     def __post_init__(self) -> None:
@@ -50,10 +51,12 @@ class Experts(Layer):
     floats.
     """
 
-    def __init__(self, build: Build, sizes: tuple[int, int], kind: str, names: Sequence[str]) -> None:
-        """sizes: (hidden, features inside one expert)."""
+    def __init__(
+        self, build: Build, sizes: tuple[int, int], kind: str, names: Sequence[str], transposed: bool = False
+    ) -> None:
+        """sizes: (hidden, features inside one expert). `transposed`: files that hold floats keep them [in, out]."""
         super().__init__(build, "experts")
-        self._build, self._names = build, tuple(names)
+        self._build, self._names, self._transposed = build, tuple(names), transposed
         (self._hidden, self._width), self.kind = sizes, known(kind)
         self._held: dict[str, tuple[Form, Reader | None]] = {}  # of each stack, once settled
         self.quantized = False  # both stacks, or none
@@ -92,10 +95,11 @@ class Experts(Layer):
     def weights(self, path: str) -> list[Weight]:
         parent = path[: path.rfind(".") + 1]
         inner, build = shares(self._width, self._build.size), self._build
+        turned = self._transposed and build.forms.reader(f"{parent}{self._names[0]}.{GATE}") is None
 
         def stacked(name: str, projections: Sequence[str], shape: tuple[int, int], axis: int) -> Weight:
             parts = tuple(
-                Part(f"{parent}{expert}.{projection}.weight", shape, inner.ranges)
+                Part(f"{parent}{expert}.{projection}.weight", shape, inner.ranges, transposed=turned)
                 for expert in self._names
                 for projection in projections
             )
@@ -136,7 +140,9 @@ class MoE(Layer):
         self._comm, self._mixture = build.comm, mixture
         self.gate = router(build, mixture.hidden, "gate", mixture.experts, wide=mixture.wide)
         self.choice = Choice(build, mixture)
-        self.shared_experts = GatedMLP(build, mixture.hidden, mixture.shared, mixture.kind) if mixture.shared else None
+        self.shared_experts: nn.Module | None = None
+        if mixture.shared:
+            self.shared_experts = GatedMLP(build, mixture.hidden, mixture.shared, mixture.kind)
         self._added = build.ops.take(*["add"] * bool(mixture.shared))
         names = [f"experts.{expert}" for expert in range(mixture.experts)]
         self.experts = Experts(build, (mixture.hidden, mixture.width), mixture.kind, names)
@@ -159,6 +165,7 @@ class Choice(Layer):
         self._build, self._mixture = build, mixture
         plain = mixture.bias is None and mixture.groups == 1
         self._op = "route_grouped" if mixture.scores == "sigmoid" else "route" if plain else "route_limited"
+        self._op = self._op if mixture.margin is None else "route_sparse"
         super().__init__(build, self._op, *["scale"] * (mixture.scale != 1))
         self.bias: Tensor
         self.unbiased: Tensor
@@ -171,13 +178,15 @@ class Choice(Layer):
         return [Weight("bias", (part,), 0, self._build.rank, torch.float32, "vector")]
 
     def constants(self) -> Mapping[str, Tensor]:
-        lacking = self._mixture.bias is None and self._op != "route"
+        lacking = self._mixture.bias is None and self._op in ("route_grouped", "route_limited")
         return {"unbiased": torch.zeros(self._mixture.experts)} if lacking else {}
 
     def forward(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         of, choose = self._mixture, getattr(self.ops, self._op)
         if self._op == "route":
             weights, ids = choose(logits, of.chosen, of.renormalize)
+        elif of.margin is not None:
+            weights, ids = choose(logits, of.chosen, of.margin)
         else:
             bias = self.unbiased if of.bias is None else self.bias
             weights, ids = choose(logits, bias, of.chosen, of.groups, of.kept, of.renormalize)

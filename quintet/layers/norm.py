@@ -126,7 +126,7 @@ class HeadLayerNorm(Layer):
         for head in range(self._heads.total):
             kept = tuple((0, self._dim if start <= head < stop else 0) for start, stop in ranges)
             parts.append(Part(f"{path}.{self._name.format(head)}", (self._dim,), kept))
-        return [Weight("weight", tuple(parts), 0, rank, torch.float32, "vector")]
+        return [Weight("weight", tuple(parts), 0, rank, torch.float32, "channels")]
 
     def constants(self) -> dict[str, Tensor]:
         return {"ones": torch.ones(self._dim)}

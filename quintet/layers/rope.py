@@ -78,6 +78,25 @@ class Rotary(Layer):
         return turned
 
 
+class Growth(Layer):
+    """A factor for each position: 1 + beta log(1 + floor((position + shift) / first)), as in Llama 4."""
+
+    def __init__(self, build: Build, beta: float, first: int, shift: int = 0) -> None:
+        super().__init__(build, "take_rows", "scale_rows")
+        self._served, self._beta, self._first, self._shift = build.max_model_len, beta, first, shift
+        self.table: Tensor
+
+    def constants(self) -> dict[str, Tensor]:
+        places = torch.arange(self._served, dtype=torch.float32) + self._shift
+        steps = torch.div(places, self._first, rounding_mode="floor")
+        return {"table": (1 + self._beta * torch.log1p(steps))[:, None]}
+
+    def forward(self, q: Tensor, positions: Tensor) -> Tensor:
+        """q [T, H, D], times the factors of its positions."""
+        grown: Tensor = self.ops.scale_rows(q.flatten(1), self.ops.take_rows(self.table, positions))
+        return grown.reshape(q.shape)
+
+
 def head_dim(config: Any) -> int:
     """Features per head: said by the checkpoint, or the hidden size shared out evenly."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

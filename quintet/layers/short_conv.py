@@ -44,7 +44,7 @@ class ShortConv(Layer):
         for split in self._splits:
             parts.append(Part(source, (split.total, *rest), split.ranges, offset, total=total))
             offset += split.total
-        return Weight(name, tuple(parts), 0, self._build.rank, self._build.dtype, "vector")
+        return Weight(name, tuple(parts), 0, self._build.rank, self._build.dtype, "channels")
 
     def forward(self, x: Tensor, cache: Cache, gates: Tensor | None = None) -> Tensor:
         """`gates` [T, 2 C]: factors before and after."""

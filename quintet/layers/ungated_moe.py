@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from quintet.layers.build import Build, whole
 from quintet.layers.linear import columns
@@ -50,15 +50,16 @@ class UngatedMoE(MoE):
         names = [f"experts.{expert}" for expert in range(mixture.experts)]
         self.experts = UngatedExperts(build, (latent or mixture.hidden, mixture.width), mixture.kind, names)
         sizes = mixture.hidden, mixture.shared
-        every = MLP(build, sizes, mixture.kind, ("up_proj", "down_proj"), bias)
-        self.shared_experts = every  # type: ignore[assignment]  # which others have with a gate
-        self.into = self.out = None
+        self.shared_experts = MLP(build, sizes, mixture.kind, ("up_proj", "down_proj"), bias)
+        self.into: nn.Module | None = None
+        self.out: nn.Module | None = None
         if latent:
             self.into = columns(build, mixture.hidden, {"fc1_latent_proj": whole(latent, build.size)}, bias)
             self.out = columns(build, latent, {"fc2_latent_proj": whole(mixture.hidden, build.size)}, bias)
         self._own = build.ops.take("add")
 
     def forward(self, x: Tensor) -> Tensor:
+        assert self.shared_experts is not None
         weights, ids = self.choice(self.gate(x))
         mixed = self._comm.all_reduce(self.experts(x if self.into is None else self.into(x), weights, ids))
         out: Tensor = self._own.add(mixed if self.out is None else self.out(mixed), self.shared_experts(x))

@@ -14,10 +14,17 @@ _ALIASES = {  # model_type in config.json -> file, where they differ
     "cwm": "ministral",
     "falcon_mamba": "mamba",
     "gemma3_text": "gemma3",
+    "gemma3n_text": "gemma3n",
     "internlm": "llama",
+    "glm4_moe_lite": "deepseek_v3",
+    "glm_moe_dsa": "deepseek_v32",
     "internlm3": "llama",
     "iquestcoder": "llama",
     "kimi_k2": "deepseek_v3",
+    "llama4_text": "llama4",
+    "qwen3_5": "qwen3_next",
+    "qwen3_5_moe": "qwen3_next",
+    "qwen3_5_moe_text": "qwen3_next",
     "qwen3_5_text": "qwen3_next",
 }
 _REGISTERED: dict[str, str | type] = {}  # by model_type or architecture: what a program adds

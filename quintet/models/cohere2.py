@@ -22,12 +22,12 @@ class Model(CausalLM):
     def __init__(self, config: Any, build: Build) -> None:
         super().__init__(build)
         hidden = config.hidden_size
-        norm = partial(LayerNorm, build, hidden, config.layer_norm_eps, ("weight",))
+        norm = partial(self._norm, config, build)
         rotary = Rotary.of(build, config, neighbours=True)
 
         def block(index: int) -> ParallelBlock:
             attention = self._attention(config, build, rotary, index)
-            mlp = GatedMLP(build, hidden, config.intermediate_size, config.hidden_act)
+            mlp = self._feed_forward(config, build, index)
             return ParallelBlock(build, {"input_layernorm": norm(), "self_attn": attention, "mlp": mlp})
 
         parts = {
@@ -38,6 +38,12 @@ class Model(CausalLM):
         self.model = Trunk(build, parts)
         self.lm_head = LMHead(build, hidden, config.vocab_size, head_source(config))
         self._ops, self._scale = build.ops.take("scale"), config.logit_scale
+
+    def _norm(self, config: Any, build: Build) -> nn.Module:
+        return LayerNorm(build, config.hidden_size, config.layer_norm_eps, ("weight",))
+
+    def _feed_forward(self, config: Any, build: Build, index: int) -> nn.Module:
+        return GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
 
     def _attention(self, config: Any, build: Build, rotary: Rotary, index: int) -> SelfAttention:
         window, biased = layer_window(config, index), config.attention_bias

@@ -36,7 +36,7 @@ class Model(CausalLM):
 
         def block(config: Any, build: Build, index: int) -> PreNormBlock:
             mlp: nn.Module
-            if index < config.first_k_dense_replace:
+            if dense(config, index):
                 mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
             else:
                 mlp = MoE(build, self.mixture(config))
@@ -61,6 +61,12 @@ class Model(CausalLM):
         return grouped(config)
 
 
+def dense(config: Any, index: int) -> bool:
+    """Whether the layer has one feed-forward, and no experts."""
+    kinds = getattr(config, "mlp_layer_types", None)
+    return bool(index < config.first_k_dense_replace if kinds is None else kinds[index] == "dense")
+
+
 def grouped(config: Any) -> Mixture:
     """By sigmoid, with a bias for the choice, out of groups; under the names of DeepSeek's configs."""
     return Mixture(
@@ -75,7 +81,6 @@ def grouped(config: Any) -> Mixture:
         groups=config.n_group or 1,
         kept=config.topk_group or 1,
         scale=config.routed_scaling_factor,
-        wide=True,
         shared=config.moe_intermediate_size * (config.n_shared_experts or 0),
     )
 

@@ -18,17 +18,12 @@ class Model(CausalLM):
 
     def __init__(self, config: Any, build: Build) -> None:
         super().__init__(build)
-        rotary, eps = Rotary.of(build, config), config.rms_norm_eps
-        norm = partial(RMSNorm, build, config.hidden_size, eps)
+        rotary = Rotary.of(build, config)
+        norm = partial(RMSNorm, build, config.hidden_size, config.rms_norm_eps)
 
         def block(config: Any, build: Build, index: int) -> PostNormBlock:
-            window = layer_window(config, index)
-            turned = config.sliding_window is None or window is not None
-            attention = SelfAttention(build, Heads.of(config, window=window), rotary if turned else None)
-            attention.q_norm = RMSNorm(build, head_dim(config), eps)
-            attention.k_norm = RMSNorm(build, head_dim(config), eps)
             parts = {
-                "self_attn": attention,
+                "self_attn": attention(config, build, rotary, index),
                 "post_attention_layernorm": norm(),
                 "mlp": GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act),
                 "post_feedforward_layernorm": norm(),
@@ -37,3 +32,13 @@ class Model(CausalLM):
 
         self.model = Decoder(config, build, block)
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+
+
+def attention(config: Any, build: Build, rotary: Rotary, index: int) -> SelfAttention:
+    """A layer's, with norms on the heads of q and k; in a checkpoint with windows, positions are theirs alone."""
+    window = layer_window(config, index)
+    turned = config.sliding_window is None or window is not None
+    made = SelfAttention(build, Heads.of(config, window=window), rotary if turned else None)
+    made.q_norm = RMSNorm(build, head_dim(config), config.rms_norm_eps)
+    made.k_norm = RMSNorm(build, head_dim(config), config.rms_norm_eps)
+    return made

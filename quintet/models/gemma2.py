@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from quintet.layers.attention import Heads, SelfAttention
 from quintet.layers.build import Build
@@ -20,7 +20,7 @@ class Model(CausalLM):
         refuse(config, "use_bidirectional_attention")
         rotary = Rotary(build, config.head_dim, config.rope_parameters, config.max_position_embeddings)
 
-        def block(config: Any, build: Build, index: int) -> SandwichBlock:
+        def layer(config: Any, build: Build, index: int) -> nn.Module:
             shape = Heads(
                 hidden=config.hidden_size,
                 heads=config.num_attention_heads,
@@ -33,12 +33,17 @@ class Model(CausalLM):
                 output_bias=config.attention_bias,
             )
             mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_activation)
-            return SandwichBlock(config, build, SelfAttention(build, shape, rotary), mlp)
+            return self.block(config, build, SelfAttention(build, shape, rotary), mlp)
 
         scale = rounded(config.hidden_size**0.5, build.dtype)
-        self.model = Decoder(config, build, block, scale, norm_offset=1.0)
+        self.model = Decoder(config, build, layer, scale, norm_offset=1.0)
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
         self._ops, self._softcap = build.ops.take("softcap"), config.final_logit_softcapping
+
+    @staticmethod
+    def block(config: Any, build: Build, attention: nn.Module, mlp: nn.Module) -> nn.Module:
+        """Of these parts."""
+        return SandwichBlock(config, build, attention, mlp)
 
     def head(self, x: Tensor) -> Tensor:
         logits = super().head(x)

@@ -12,7 +12,7 @@ from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe import MoE, unstacked
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary
-from quintet.models.deepseek_v3 import beyond, grouped
+from quintet.models.deepseek_v3 import beyond, dense, grouped
 
 
 class Model(CausalLM):
@@ -38,6 +38,6 @@ class Model(CausalLM):
 
 def feed_forward(config: Any, build: Build, index: int) -> nn.Module:
     """Of a layer of those configs that name their entries as DeepSeek's do."""
-    if index < config.first_k_dense_replace:
+    if dense(config, index):
         return GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
     return MoE(build, grouped(config))

@@ -1,6 +1,6 @@
 """Granite 3 (IBM 2024): Llama with a multiplier on the embedding, each branch, the scores and the logits."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -18,7 +18,12 @@ class Block(PreNormBlock):
 
     def __init__(self, config: Any, build: Build, attention: nn.Module, mlp: nn.Module) -> None:
         super().__init__(config, build, attention, mlp)
-        self._ops, self._scale = build.ops.take("scale"), config.residual_multiplier
+        self._ops, self._scale = build.ops.take("scale"), self.multiplier(config)
+
+    @staticmethod
+    def multiplier(config: Any) -> float:
+        """Of each branch."""
+        return float(config.residual_multiplier)
 
     def forward(self, x: Tensor, residual: Tensor | None, cache: Cache) -> tuple[Tensor, Tensor]:
         x, residual = self.input_layernorm(x, residual)
@@ -30,11 +35,13 @@ class Block(PreNormBlock):
 class Model(CausalLM):
     """Scaled embedding, pre-norm blocks with scaled branches, rotary positions, divided logits."""
 
+    block: ClassVar[type[Block]] = Block
+
     def __init__(self, config: Any, build: Build) -> None:
         super().__init__(build)
         rotary = Rotary.of(build, config)
 
-        def block(config: Any, build: Build, index: int) -> Block:
+        def made(config: Any, build: Build, index: int) -> Block:
             shape = Heads.of(
                 config,
                 scale=config.attention_multiplier,
@@ -42,9 +49,9 @@ class Model(CausalLM):
                 output_bias=config.attention_bias,
             )
             mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act, config.mlp_bias)
-            return Block(config, build, SelfAttention(build, shape, rotary), mlp)
+            return self.block(config, build, SelfAttention(build, shape, rotary), mlp)
 
-        self.model = Decoder(config, build, block, scale=config.embedding_multiplier, scales_given=True)
+        self.model = Decoder(config, build, made, scale=config.embedding_multiplier, scales_given=True)
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
         self._ops, self._factor = build.ops.take("scale"), 1 / config.logits_scaling
 

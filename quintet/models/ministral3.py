@@ -2,32 +2,14 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from quintet.layers.attention import Heads, SelfAttention
-from quintet.layers.build import Build, Layer
+from quintet.layers.build import Build
 from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
-from quintet.layers.rope import Rotary
-
-
-class Growth(Layer):
-    """A factor for each position: 1 + beta log(1 + floor(position / first)), as in Llama 4."""
-
-    def __init__(self, build: Build, beta: float, first: int) -> None:
-        super().__init__(build)
-        self._served, self._beta, self._first = build.max_model_len, beta, first
-        self.table: Tensor
-
-    def constants(self) -> dict[str, Tensor]:
-        steps = torch.div(torch.arange(self._served, dtype=torch.float32), self._first, rounding_mode="floor")
-        return {"table": 1 + self._beta * torch.log(1 + steps)}
-
-    def forward(self, q: Tensor, positions: Tensor) -> Tensor:
-        factors = torch.index_select(self.table, 0, positions)[:, None, None]
-        return q * factors.to(q.dtype)
+from quintet.layers.rope import Growth, Rotary
 
 
 class Growing(SelfAttention):

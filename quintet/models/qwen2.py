@@ -4,7 +4,7 @@ from typing import Any
 
 from quintet.layers.attention import Heads, SelfAttention
 from quintet.layers.build import Build
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source, layer_window
+from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source, layer_window, refuse_long_chunks
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.rope import Rotary
@@ -15,6 +15,7 @@ class Model(CausalLM):
 
     def __init__(self, config: Any, build: Build) -> None:
         super().__init__(build)
+        refuse_long_chunks(config, build)
         rotary = Rotary.of(build, config)
 
         def block(config: Any, build: Build, index: int) -> PreNormBlock:

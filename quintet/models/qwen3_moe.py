@@ -6,7 +6,7 @@ from torch import nn
 
 from quintet.layers.attention import Heads, SelfAttention
 from quintet.layers.build import Build
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source, refuse_long_chunks
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe import Mixture, MoE, unstacked
@@ -21,6 +21,7 @@ class Model(CausalLM):
 
     def __init__(self, config: Any, build: Build) -> None:
         super().__init__(build)
+        refuse_long_chunks(config, build)
         rotary = Rotary.of(build, config)
 
         def block(config: Any, build: Build, index: int) -> PreNormBlock:
@@ -46,9 +47,9 @@ class Model(CausalLM):
 
 def mixes(config: Any, index: int) -> bool:
     """Whether the layer has experts; else it has one feed-forward."""
-    return (
-        index not in config.mlp_only_layers and not (index + 1) % config.decoder_sparse_step and config.num_experts > 0
-    )
+    if index in getattr(config, "mlp_only_layers", ()) or (index + 1) % getattr(config, "decoder_sparse_step", 1):
+        return False
+    return bool(config.num_experts > 0)
 
 
 def mixture(config: Any) -> Mixture:
@@ -59,5 +60,5 @@ def mixture(config: Any) -> Mixture:
         experts=config.num_experts,
         chosen=config.num_experts_per_tok,
         kind=config.hidden_act,
-        renormalize=config.norm_topk_prob,
+        renormalize=getattr(config, "norm_topk_prob", True),
     )

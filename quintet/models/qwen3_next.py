@@ -21,10 +21,11 @@ class Model(CausalLM):
     """Pre-norm blocks, norms kept around 0, a part of each head turned."""
 
     unstacked = staticmethod(unstacked)
-    ignored = (*CausalLM.ignored, r"mtp\..*")
+    ignored = (*CausalLM.ignored, r"mtp\..*", r"model\.visual\..*")
 
     def __init__(self, config: Any, build: Build) -> None:
         super().__init__(build)
+        config = getattr(config, "text_config", config)
         rotary = Rotary.of(build, config, partial=True)
 
         def block(config: Any, build: Build, index: int) -> PreNormBlock:

@@ -15,6 +15,7 @@ from quintet.ops import (
     rows,
     sampling,
     states,
+    streams,
     tokens,
 )
 from quintet.ops.registry import Choice, Op, Ops, bind
@@ -38,5 +39,6 @@ __all__ = [
     "rows",
     "sampling",
     "states",
+    "streams",
     "tokens",
 ]

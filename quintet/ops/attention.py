@@ -71,9 +71,9 @@ def paged_attention(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, si
     """q [T, H, D] over the pages of each token's request in kv [P, 2 or 1, Hkv, page_size, row_width] -> [T, H,
     value_dim], in float32. With spec.shared, V is the beginning of K (DeepSeek-V2 2024, absorbed).
 
-    Causal by position unless the spec says otherwise: then a token sees its request's `lengths`. The window, soft-cap,
-    slopes (Press et al. 2022, after the soft-cap) and sinks are the spec's. Every token gathers its request's whole
-    table: short to read and to trace, and far too large for a long prompt.
+    Causal by position unless the spec says otherwise: then a token sees its request's `lengths`. The window or chunk,
+    soft-cap, slopes (Press et al. 2022, after the soft-cap) and sinks are the spec's. Every token gathers its request's
+    whole table: short to read and to trace, and far too large for a long prompt.
     """
     batch, group = books
     tokens = q.shape[0]
@@ -86,6 +86,8 @@ def paged_attention(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, si
         seen = places <= batch.positions[:, None]
     else:
         seen = places < torch.index_select(group.lengths, 0, batch.owners)[:, None]
+    if spec.chunk is not None:
+        seen = seen & (places >= batch.positions[:, None] - batch.positions[:, None] % spec.chunk)
     return _attended(q, k, v, (places - batch.positions[:, None], seen), (spec, sinks))
 
 
@@ -100,6 +102,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, batch: Batch, spec: AttentionSpec
     seen = seen & (torch.arange(q.shape[0], device=q.device) < batch.starts[-1])  # padding belongs to the last row
     if spec.causal:
         seen = seen & (apart <= 0)
+    if spec.chunk is not None:
+        seen = seen & (apart >= -(batch.positions[:, None] % spec.chunk))
     many = (q.shape[0], *k.shape)
     return _attended(q, k.float().expand(many), v.float().expand(many), (apart, seen), (spec, sinks))
 
@@ -159,7 +163,7 @@ class PlainAttention(Mixer):
 
 def layout(spec: AttentionSpec) -> Layout:
     """What PagedAttention keeps for such a layer."""
-    return Layout(spec.cached, page_shape(spec), keeps=spec.window)
+    return Layout(spec.cached, page_shape(spec), keeps=spec.window or spec.chunk, chunked=spec.chunk is not None)
 
 
 def mixer(spec: AttentionSpec, ops: Ops) -> Mixer:

@@ -25,6 +25,12 @@ def scale_heads(x: Tensor, factors: Tensor) -> Tensor:
 
 
 @Op
+def scale_rows(x: Tensor, factors: Tensor) -> Tensor:
+    """x [T, C], each row times its factor [T, 1] float32, rounded once."""
+    return (x.float() * factors).to(x.dtype)
+
+
+@Op
 def softcap(x: Tensor, cap: float) -> Tensor:
     """cap * tanh(x / cap), in float32, rounded once (Gemma 2). May overwrite x; callers use what it returns."""
     return ((x.float() / cap).tanh() * cap).to(x.dtype)

@@ -64,6 +64,24 @@ def route_limited(
     return _renormalized(weights.gather(1, ids), renormalize), ids.to(torch.int32)
 
 
+@Op
+def route_sparse(logits: Tensor, k: int, margin: float) -> tuple[Tensor, Tensor]:
+    """Experts one after the other: the largest of logits [T, E], then the largest of the others, ... -> as route().
+
+    Each is weighed by a softmax over those that are left and near it, the larger by `margin` of max(|logit|, largest)
+    at most: in float32. SparseMixer's choice without its training (Liu et al. 2023; GRIN, Liu et al. 2024).
+    """
+    left, weights, ids = logits.float(), [], []
+    for _ in range(k):
+        best = _largest(left, 1)
+        most = left.gather(1, best)
+        far = (most - left) / left.abs().maximum(most) > margin
+        weights.append(left.masked_fill(far, float("-inf")).softmax(-1).gather(1, best))
+        ids.append(best)
+        left = left.scatter(1, best, float("-inf"))
+    return torch.cat(weights, 1), torch.cat(ids, 1).to(torch.int32)
+
+
 def _largest(x: Tensor, k: int) -> Tensor:
     """Where the k largest of each row stand, largest first, equal ones by place; torch.topk promises no order."""
     return torch.sort(x, dim=-1, descending=True, stable=True).indices[:, :k]

@@ -230,6 +230,7 @@ class Platform(ABC):
     # model_type of a checkpoint -> module whose Model(config, build) is built in the place of quintet's own
     models: ClassVar[Mapping[str, str]] = {}
     states: ClassVar[bool] = False  # whether mixer() takes a StateSpec, too
+    heeds: ClassVar[frozenset[str]] = frozenset()  # fields of AttentionSpec that are newer than contract 2: "chunk"
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         self._config = config or EngineConfig()  # as configure() settled it

@@ -11,8 +11,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import Scope
 
 from quintet import __version__
+from quintet.engine.request_counts import ERROR
 from quintet.server.http.errors import ApiError, ClientGone
-from quintet.server.metrics.record import ERROR
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan, TracerProvider

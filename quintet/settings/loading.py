@@ -9,7 +9,7 @@ from quintet.values import json_object, one_of, optional, several, text
 
 # What packages of others read, and its options
 READERS: Mapping[str, tuple[str, ...]] = {
-    "runai_streamer": (), "fastsafetensors": (), "tensorizer": ("tensorizer_uri",),
+    "runai_streamer": (), "runai_streamer_sharded": (), "fastsafetensors": (), "tensorizer": ("tensorizer_uri",),
 }  # fmt: skip
 PATH = "str | PathLike[str]"  # for type checkers
 
@@ -67,7 +67,8 @@ class LoadingOptions:
         help="of the weights. auto: safetensors, GGUF, or pt where there is neither; pt: what torch.save "
         "wrote (*.bin), read without running it; npcache: the same, kept as arrays beside; dummy: random weights; "
         "bitsandbytes: as quantization=bitsandbytes; mistral: consolidated*.safetensors; sharded_state: what "
-        "save_sharded_state() wrote; the others: by the package of that name", group="model",
+        "save_sharded_state() wrote (runai_streamer_sharded: the same, streamed); the others: by the package of that "
+        "name", group="model",
     )  # fmt: skip
     safetensors_load_strategy: str | None = option(
         None, optional(one_of("lazy", "eager", "prefetch")), "how safetensors are read: lazy, by memory map (the "

@@ -97,6 +97,7 @@ SPECS = {
     "one KV head": spec(5, 1, 20, page_size=32),
     "many heads": spec(12, 12, 8),
     "window": spec(6, 2, 16, window=37),
+    "chunk": spec(6, 2, 16, chunk=37),
     "soft-cap": spec(4, 2, 16, softcap=5.0, window=200),
     "sinks": spec(4, 2, 16, sinks=True),
     "alibi": spec(6, 2, 16, alibi=True, softcap=9.0),

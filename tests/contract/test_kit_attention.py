@@ -87,6 +87,7 @@ def _swapped(args: list[Any]) -> list[Any]:
     ("platform", "said"),
     [
         (takes(window=lambda spec: spec.window and spec.window + 1), "window in float32: 6/3 heads of 16"),
+        (takes(chunk=lambda spec: spec.chunk and 2 * spec.chunk), "chunk in "),
         (takes(softcap=lambda spec: None), "soft-cap in float32: "),
         (takes(alibi=lambda spec: spec.alibi and spec.alibi[::-1]), "alibi in float32: "),
         (takes(window=lambda spec: spec.window or 2048), "a request of 2200 tokens: "),
@@ -95,7 +96,7 @@ def _swapped(args: list[Any]) -> list[Any]:
         (around(_swapped), "plain in float32: 6/3 heads of 16 in float32, pages of 16, a long prompt, request 0 "),
         (takes(scale=lambda spec: 0.25), "plain in float32: 5/1 heads of 64 in "),
     ],
-    ids=["window", "soft-cap", "slopes", "long", "sinks", "table", "K for V", "scale"],
+    ids=["window", "chunk", "soft-cap", "slopes", "long", "sinks", "table", "K for V", "scale"],
 )
 def test_attention_to_something_else_is_found(platform: type[CPU], said: str) -> None:
     found = first_failure("attention.specification", Planted(platform), said.partition(":")[0])

@@ -43,6 +43,7 @@ ELSEWHERE = {  # words of a line that is parsed here, and run there
     "--device acme": "tests/e2e/test_vendor.py, where the package is installed",
     "https://store.example": "tests/server/clients/test_transfer.py: there is no such store",
     "--tools mine.py": "tests/e2e/test_cli.py, which answers what is asked",
+    "conformance/reports/": "tests/contract/test_kit.py, section by section: it takes minutes",
     "--device tpu": "tests/platforms/tpu/: without a TPU, compiling takes a minute",
 }
 PYTHON_ELSEWHERE = {"docs/vendors.md": "tests/unit/test_vendors_page.py: parts of a package that is not there"}

@@ -80,7 +80,9 @@ def test_every_family_says_what_transformers_says_of_inputs_embeds(family: str) 
     name = next(iter(FAMILIES[family]))
     tiny, engine = variant(family, name), client((family, name, "float32", {}), **ON)
     x = embedded(tiny, PROMPTS[0]).roll(1, dims=-1) * 0.75
-    out = said(engine, {"a": {"prompt_embeds": x}}, logprobs=4)["a"].outputs[0]
+    # transformers' Gemma 3n has nothing for each layer of a text that is embeddings in part
+    more = {"max_tokens": 1} if family == "gemma3n_text" else {}
+    out = said(engine, {"a": {"prompt_embeds": x}}, logprobs=4, **more)["a"].outputs[0]
     with torch.no_grad():
         whole = torch.cat([x, embedded(tiny, list(out.token_ids))], 1)
         logits = tiny.reference(inputs_embeds=whole).logits[0, len(PROMPTS[0]) - 1 : -1].float()

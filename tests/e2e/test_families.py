@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoConfig, Gemma3Config, MiniMaxM2Config
+from transformers import AutoConfig, MiniMaxM2Config
 from transformers.models.minimax import modeling_minimax
 from transformers.models.minimax_m2 import modeling_minimax_m2
 
@@ -74,8 +74,21 @@ def test_random_configs_of_kin_agree(family: str, data: st.DataObject) -> None:
 # families whose layers compute something by torch, and not by an op of the platform, or have a layer of their own
 @pytest.mark.parametrize(
     "family",
-    ["apertus", "baichuan", "cohere", "lfm2_moe", "minimax", "ministral3", "nemotron_h", "olmo", "plamo2", "rwkv7"]
-    + ["solar", "stablelm", "zamba2"],
+    [
+        "apertus",
+        "baichuan",
+        "cohere",
+        "lfm2_moe",
+        "minimax",
+        "ministral3",
+        "nemotron_h",
+        "olmo",
+        "plamo2",
+        "rwkv7",
+        "solar",
+        "stablelm",
+        "zamba2",
+    ],
 )
 def test_bits_are_the_same_alone_batched_and_chunked(family: str) -> None:
     run = Runner(variant(family, list(KIN[family])[-1]))
@@ -163,7 +176,7 @@ WHOLE_HEADS = sorted({*FAMILIES} - {"gpt2", "opt", "phi3"})  # the others turn n
 @pytest.mark.parametrize("family", WHOLE_HEADS)
 def test_families_that_turn_whole_heads_ignore_a_partial_factor(family: str) -> None:
     kinds = {"full_attention": HALF, "sliding_attention": {**HALF, "rope_theta": 100.0}}
-    rope = kinds if family == "gemma3_text" else HALF
+    rope = kinds if family.startswith("gemma3") else HALF
     tiny = make(family, {**next(iter(FAMILIES[family].values())), "rope_parameters": rope})
     assert "partial_rotary_factor" in json.dumps(tiny.config.rope_parameters)
     assert_agrees(tiny)
@@ -217,13 +230,25 @@ def test_old_style_rope_scaling(kind: str, tmp_path: Path) -> None:
     assert_agrees(replace(tiny, config=AutoConfig.from_pretrained(tmp_path)))
 
 
-@pytest.mark.parametrize("wrapped", ["language_model.model.", "model.language_model."])
-def test_gemma3_reads_the_text_model_of_a_checkpoint_that_sees(wrapped: str, tmp_path: Path) -> None:
-    tiny = variant("gemma3_text", "plain")
+@pytest.mark.parametrize(
+    ("wrapper", "text", "wrapped", "sight"),
+    [
+        ("gemma3", "gemma3_text", "language_model.model.", "vision_tower.patch.weight"),
+        ("gemma3", "gemma3_text", "model.language_model.", "vision_tower.patch.weight"),
+        ("gemma3n", "gemma3n_text", "model.language_model.", "model.audio_tower.conv.weight"),
+        ("llama4", "llama4_text", "language_model.model.", "vision_model.patch.weight"),
+        ("qwen3_5", "qwen3_5_text", "model.language_model.", "model.visual.patch_embed.proj.weight"),
+        ("qwen3_5_moe", "qwen3_5_moe_text", "model.language_model.", "model.visual.patch_embed.proj.weight"),
+    ],
+)
+def test_the_text_model_is_read_of_a_checkpoint_that_sees(
+    wrapper: str, text: str, wrapped: str, sight: str, tmp_path: Path
+) -> None:
+    tiny = variant(text, "plain")
     tensors = load_file(tiny.folder / "model.safetensors")
     inner = {name.replace("model.", wrapped, 1): tensor for name, tensor in tensors.items()}
-    save_file({**inner, "vision_tower.patch.weight": torch.ones(2)}, tmp_path / "model.safetensors")
-    seeing = Gemma3Config(text_config=tiny.config.to_dict())
+    save_file({**inner, sight: torch.ones(2)}, tmp_path / "model.safetensors")
+    seeing = AutoConfig.for_model(wrapper, text_config=tiny.config.to_dict())
     assert_agrees(replace(tiny, folder=tmp_path, config=seeing))
 
 
@@ -260,11 +285,16 @@ def test_first_checkpoints_without_prefix(family: str, tmp_path: Path) -> None:
     [
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("gpt2", {"add_cross_attention": True}, "add_cross_attention"),
+        ("cohere2_moe", {"expert_selection_fn": "sparsemax"}, "by softmax or sigmoid"),
         ("bloom", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm"),
         ("falcon", {"new_decoder_architecture": True, "parallel_attn": False}, "without parallel_attn"),
         ("gptj", {"rotary_dim": 5}, "rotary_dim=5"),
         ("mpt", {"attn_config": {"alibi": False}}, "attn_config.alibi=False"),
         ("ernie4_5_moe", {"moe_norm_min": 0.5}, "moe_norm_min=0.5"),
+        ("phimoe", {"num_experts_per_tok": 3}, "chooses two experts"),
+        ("llama4_text", {"num_experts_per_tok": 2}, "num_experts_per_tok=2"),
+        ("llama4_text", {"layer_types": ["sliding_attention"] * 3}, "attention within chunks of some tokens"),
+        ("gemma3n_text", {"altup_active_idx": 4}, "altup_active_idx is 4, and there are 4 streams"),
         ("llama", {"hidden_act": "mish"}, "activation 'mish' is not known"),
         ("nemotron_h", {"mamba_hidden_act": "gelu"}, "^nemotron_h with mamba_hidden_act='gelu' is not supported"),
         ("zamba2", {"use_long_context": True}, "use_long_context"),
@@ -276,6 +306,36 @@ def test_what_is_not_computed_is_refused(family: str, settings: dict[str, Any], 
     config = AutoConfig.for_model(family, **{**next(iter(EVERY[family].values())), **settings})
     with pytest.raises(ValueError, match=message):
         Worker(PLATFORM(), config, ModelSizes(torch.float32, 16, SERVED))
+
+
+# entries of a config -> the longest requests in which they change nothing
+SHORT: dict[str, tuple[dict[str, Any], int]] = {
+    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), ({"index_topk": 40}, 40)),
+    **dict.fromkeys(
+        ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
+        ({"dual_chunk_attention_config": {"chunk_size": 50, "local_size": 10}}, 40),
+    ),
+}
+
+
+@pytest.mark.parametrize("family", SHORT)
+def test_what_changes_long_requests_alone_is_refused_with_the_length_that_is_served(family: str) -> None:
+    settings, most = SHORT[family]
+    config = AutoConfig.for_model(family, **{**next(iter(EVERY[family].values())), **settings})
+    Worker(PLATFORM(), config, ModelSizes(torch.float32, 16, most))
+    with pytest.raises(ValueError, match=f"{family}.* set max_model_len to {most} or less, and not {most + 1}"):
+        Worker(PLATFORM(), config, ModelSizes(torch.float32, 16, most + 1))
+
+
+def test_phimoe_turns_and_scales_long_requests_by_the_long_factors() -> None:
+    """transformers turns every request by the short ones, and scales by its length; here both go by max_model_len."""
+    settings = FAMILIES["phimoe"]["longrope, biased"]
+    rope = {**settings["rope_parameters"], "original_max_position_embeddings": 16}
+    tiny = make("phimoe", {**settings, "rope_parameters": {**rope, "short_factor": rope["long_factor"]}})
+    ours = replace(tiny, config=AutoConfig.for_model("phimoe", **{**settings, "rope_parameters": rope}))
+    prompts = random_prompts(0, (20, 45), VOCAB)  # longer than the 16 tokens that it was trained for
+    for prompt, logits in zip(prompts, Runner(ours).prompts(prompts), strict=True):
+        assert_close(logits, tiny.logits(prompt))
 
 
 @pytest.mark.parametrize("family", ["gpt2", "opt"])

@@ -12,9 +12,9 @@ import torch
 
 from quintet import SamplingParams
 from quintet.conformance.direct import random_prompts
-from quintet.conformance.tiny import FAMILIES, PLAIN, STATEFUL, VARIANTS, VOCAB, Tiny, make, variant
+from quintet.conformance.tiny import FAMILIES, PLAIN, VARIANTS, VOCAB, Tiny, make, variant
 from quintet.engine.prompts import Prompt
-from tests.e2e.test_oracle import ENGINES, MODELS, client, mix, run
+from tests.e2e.test_oracle import ENGINES, client, mix, run
 from tests.helpers import tpu
 from tests.helpers.null_engine import drain
 from tests.helpers.run_model import Runner
@@ -33,8 +33,7 @@ def assert_same_tokens(tiny: Tiny, devices: int, **settings: Any) -> None:
 
 
 # the conformance kit holds the first of each family against transformers
-SERVED_HERE = [family for family in FAMILIES if family not in STATEFUL]
-LATER = [(f, name) for f, name in VARIANTS if f in SERVED_HERE and name != next(iter(FAMILIES[f]))]
+LATER = [(f, name) for f, name in VARIANTS if name != next(iter(FAMILIES[f]))]
 
 
 @pytest.mark.parametrize(("family", "name"), LATER)
@@ -54,7 +53,7 @@ DIVISIBLE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("family", SERVED_HERE)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_on_eight_devices_what_does_not_divide_is_kept_whole(family: str) -> None:
     assert_same_tokens(variant(family, next(iter(FAMILIES[family]))), 8)
 
@@ -116,11 +115,13 @@ def test_the_bundled_model_says_the_same_on_both() -> None:
     assert said["tpu"] == said["cpu"] and len(said["cpu"]) > 60
 
 
-def test_random_traffic_gets_the_cpu_platforms_tokens_and_compiles_nothing() -> None:
+@pytest.mark.parametrize("family", ["llama", "lfm2"])
+def test_random_traffic_gets_the_cpu_platforms_tokens_and_compiles_nothing(family: str) -> None:
     """Every kind of sampling, arrivals at any time, chunks, preemption and the prefix cache, behind the host."""
     settings = {**ENGINES["preempted, cached, chunked"], "max_num_seqs": 8, "max_num_batched_tokens": 48}
-    engine = client(MODELS[0], "tpu", **settings, compilation_cache_dir=tpu.programs().name)
-    compiled, wanted = tpu.compilations(), client(MODELS[0], **settings)
+    model = (family, "plain", "float32", dict[str, str]())
+    engine = client(model, "tpu", **settings, compilation_cache_dir=tpu.programs().name)
+    compiled, wanted = tpu.compilations(), client(model, **settings)
     for seed in range(3):
         ours, theirs = run(engine, mix(seed)), run(wanted, mix(seed))
         for name, (completions, _) in theirs.items():

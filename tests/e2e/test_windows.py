@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from quintet.config import EngineConfig
-from quintet.conformance.tiny import GEMMA, PLAIN, VOCAB, WINDOW, Tiny, make
+from quintet.conformance.tiny import CHUNKS, GEMMA, PLAIN, STREAMS, VOCAB, WINDOW, Tiny, make
 from quintet.engine.client import Client
 from quintet.engine.prompts import Prompt
 from quintet.sampling_params import SamplingParams
@@ -21,6 +21,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 7,
         "layer_types": [*["sliding_attention"] * 5, "full_attention"] * 1 + ["sliding_attention"],
     },
+    "gemma3n_text": STREAMS,
+    "llama4_text": {**PLAIN, **CHUNKS, "num_hidden_layers": 4, "no_rope_layers": [1, 0, 1, 1]},
 }
 
 

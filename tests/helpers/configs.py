@@ -16,6 +16,7 @@ FREE_HEAD_DIM = (
     "mixtral",
     "gemma2",
     "gemma3_text",
+    "llama4_text",
 )  # heads * head_dim need not be the hidden size
 
 
@@ -51,6 +52,7 @@ def kin_configs(draw: st.DrawFn, family: str) -> dict[str, Any]:
         draw(st.sampled_from([1, 2, 4])),
         draw(st.sampled_from([8, 12])),
     )
+    kv_heads = heads if "kv_lora_rank" in settings else kv_heads
     sizes = {"num_key_value_heads": kv_heads, "num_kv_heads": kv_heads, "intermediate_size": draw(st.integers(3, 90))}
     sizes |= dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), heads)
     sizes |= dict.fromkeys(("hidden_size", "n_embd", "d_model"), heads * settings.get("head_dim", dim))
@@ -128,6 +130,47 @@ def _olmo2(layers: int) -> st.SearchStrategy[dict[str, Any]]:
 def _mixtral(layers: int) -> st.SearchStrategy[dict[str, Any]]:
     sizes = {"num_local_experts": st.integers(2, 9), "num_experts_per_tok": st.integers(1, 2)}
     return st.fixed_dictionaries({**sizes, "sliding_window": st.none() | st.integers(1, 12)})
+
+
+def _llama4(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries(
+        {
+            "no_rope_layers": st.lists(st.integers(0, 1), min_size=layers, max_size=layers),
+            "attention_chunk_size": st.integers(1, 20),
+            "interleave_moe_layer_step": st.integers(1, 2),
+            "intermediate_size_mlp": st.integers(3, 40),
+            "num_local_experts": st.integers(1, 5),
+            "use_qk_norm": st.booleans(),
+            "floor_scale": st.integers(1, 30),
+            "attention_bias": st.booleans(),
+        }
+    )
+
+
+@st.composite
+def _gemma3n(draw: st.DrawFn, layers: int) -> dict[str, Any]:
+    """Layers that read come last, and each has one of its kind before them."""
+    own, reading = draw(st.lists(KINDS, min_size=1, max_size=3)), draw(st.integers(0, 2))
+    kinds = own + draw(st.lists(st.sampled_from(own), min_size=reading, max_size=reading))
+    streams = draw(st.integers(2, 4))
+    sizes = {"hidden_size_per_layer_input": draw(st.integers(1, 12)), "laurel_rank": draw(st.integers(1, 9))}
+    shares = st.lists(st.sampled_from([0.0, 0.5, 0.95]), min_size=len(kinds), max_size=len(kinds))
+    return {
+        **sizes,
+        "num_hidden_layers": len(kinds),
+        "layer_types": kinds,
+        "num_kv_shared_layers": reading,
+        "sliding_window": draw(st.integers(1, 12)),
+        "activation_sparsity_pattern": draw(shares),
+        "altup_num_inputs": streams,
+        "altup_active_idx": draw(st.integers(0, streams - 1)),
+        "vocab_size_per_layer_input": VOCAB - draw(st.integers(0, 5)),
+    }
+
+
+def _phimoe(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    own = {"num_local_experts": st.integers(2, 9), "router_jitter_noise": st.sampled_from([0.01, 0.2])}
+    return st.fixed_dictionaries({**own, "attention_bias": st.booleans()})
 
 
 def _qwen3_moe(layers: int) -> st.SearchStrategy[dict[str, Any]]:
@@ -288,6 +331,7 @@ _OWN = {
     "deepseek_v3": _deepseek_v3,
     "gemma2": _gemma2,
     "gemma3_text": _gemma,
+    "gemma3n_text": _gemma3n,
     "gpt2": _gpt2,
     "gpt_oss": _gpt_oss,
     "granite": _granite,
@@ -297,12 +341,14 @@ _OWN = {
     "lfm2": _lfm2,
     "mamba2": _mamba2,
     "llama": _llama,
+    "llama4_text": _llama4,
     "mistral": _mistral,
     "mixtral": _mixtral,
     "olmo2": _olmo2,
     "olmoe": _olmoe,
     "opt": _opt,
     "phi3": _phi3,
+    "phimoe": _phimoe,
     "qwen2": _qwen,
     "qwen2_moe": _qwen2_moe,
     "qwen3": _qwen,

@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from benchmarks import compare
 from benchmarks.peers.client import Worker, WorkerError
@@ -17,6 +19,7 @@ from benchmarks.peers.figures import (
     Row,
     Run,
     Traffic,
+    chosen_share,
     kv_token_bytes,
     rows,
     summary,
@@ -81,6 +84,16 @@ def test_cached_bytes_of_a_token_are_those_of_the_model() -> None:
     assert kv_token_bytes(qwen, 2) == 114688
     llama = {"num_hidden_layers": 16, "num_key_value_heads": 8, "hidden_size": 2048, "num_attention_heads": 32}
     assert kv_token_bytes(llama, 1) == 16384
+    latent = {"num_hidden_layers": 27, "num_key_value_heads": 16, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+    assert kv_token_bytes(latent, 2) == 27 * 1152
+
+
+def test_layers_without_attention_cache_no_tokens() -> None:
+    config = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
+    kinds = ["conv", "linear_attention", "full_attention"]
+    assert kv_token_bytes({**config, "layer_types": kinds}, 2) == 2 * 2 * 16 * 2
+    assert kv_token_bytes({**config, "layer_types": ["sliding_attention"] * 3}, 2) == 3 * 2 * 2 * 16 * 2
+    assert kv_token_bytes({"num_hidden_layers": 3}, 2) == 0  # states alone
 
 
 def test_roofline_reads_weights_once_a_step_and_every_context() -> None:
@@ -89,6 +102,25 @@ def test_roofline_reads_weights_once_a_step_and_every_context() -> None:
     context = 128 + 64 / 2
     batch = Traffic(weights=10**9, kv_per_token=100_000).roofline(BATCH, 40.0)
     assert batch == pytest.approx(16 * 40e9 / (1e9 + 16 * context * 100_000))
+
+
+def test_a_step_reads_the_experts_that_its_tokens_meet() -> None:
+    """Half of 1 GB are experts'; a token meets a quarter of them, 16 tokens nearly all."""
+    traffic = Traffic(10**9, 0, experts=0.5, chosen=0.25)
+    assert traffic.roofline(SHORT, 40.0) == pytest.approx(40 / 0.625)
+    assert traffic.roofline(BATCH, 40.0) == pytest.approx(16 * 40 / (1 - 0.5 * 0.75**16))
+
+
+def test_the_experts_share_is_of_the_checkpoints_bytes(tmp_path: Path) -> None:
+    names = {"model.embed_tokens.weight": 6, "model.layers.0.mlp.experts.0.up_proj.weight": 2}
+    save_file({name: torch.ones(size, 4) for name, size in names.items()}, tmp_path / "model.safetensors")
+    assert compare.experts_share(tmp_path) == 0.25
+
+
+def test_a_token_meets_so_many_of_the_experts() -> None:
+    assert chosen_share({"num_experts": 128, "num_experts_per_tok": 8}) == 1 / 16
+    assert chosen_share({"num_local_experts": 8, "num_experts_per_tok": 2}) == 1 / 4
+    assert chosen_share({"num_attention_heads": 8}) == 1
 
 
 def test_share_is_taken_at_the_bandwidth_of_the_same_round() -> None:
@@ -191,6 +223,17 @@ def test_a_peer_that_is_not_installed_says_why(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------ the script
+
+
+def test_a_peer_that_ended_is_closed_like_others(tmp_path: Path) -> None:
+    wrapper = tmp_path / "python"
+    wrapper.write_text("#!/bin/sh\nexit 3\n")
+    wrapper.chmod(0o755)
+    worker = Worker(Job("llama.cpp", "bf16", "BF16", "", str(tmp_path), 1), str(wrapper), tmp_path / "log")
+    worker._process.wait()
+    with pytest.raises(WorkerError, match="ended with status 3"):
+        worker.run([[1] * 100_000], 1)
+    worker.close()
 
 
 def test_a_peer_is_a_known_name_and_an_interpreter() -> None:

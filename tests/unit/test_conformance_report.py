@@ -142,6 +142,13 @@ def test_the_page_of_support_groups_features_and_gives_reasons_once() -> None:
     assert "## Ops" in page and "## Model families" not in page
 
 
+def test_what_was_shown_of_a_family_stands_on_the_page_of_models() -> None:
+    shown = made(msgspec.structs.replace(PASSED, features=("family/llama", "tokens/llama", "bits/llama")))
+    assert {"tokens/llama", "bits/llama"} < features.support(shown).supported
+    page = features.page({"one": shown})
+    assert "## Model families" in page and page.count("| llama | supported |") == 1 and "## \n" not in page
+
+
 # ------------------------------------------------------------------------------------------------ the command
 
 

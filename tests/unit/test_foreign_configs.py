@@ -15,6 +15,8 @@ from quintet.conformance.tiny import configured, variant
 from quintet.engine.config_checks import check_architectures
 from quintet.engine.foreign_configs import FOREIGN
 from quintet.engine.hub import load_model_config
+from quintet.engine.quantizing.calibrated import config_of
+from quintet.engine.quantizing.original import Original
 from quintet.engine.start import prepare
 from quintet.engine.worker import ModelSizes, Worker
 from quintet.kept import kept_folder
@@ -155,3 +157,9 @@ def test_what_rwkv7_does_not_compute_is_refused(entries: dict[str, Any], message
     config = configured("rwkv7", {**KIN["rwkv7"]["plain"], **entries})
     with pytest.raises(ValueError, match=message):
         Worker(PLATFORM(), config, ModelSizes(torch.float32, 16, 64))
+
+
+def test_there_is_no_model_to_calibrate_with() -> None:
+    original = Original.of(str(variant("exaone", "plain").folder))
+    with pytest.raises(ValueError, match="there is none of type 'exaone'; use --method rtn"):
+        config_of(original)

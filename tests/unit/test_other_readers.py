@@ -43,7 +43,7 @@ def test_what_tensorizer_wrote_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("address", ["s3://bucket/model", "gs://bucket/model"])
 def test_an_address_of_a_store_is_the_streamers_alone(address: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"{address} is in a store, which load_format='runai_streamer' alone reads"):
+    with pytest.raises(ValueError, match=f"{address} is in a store, which load_format='runai_streamer' reads"):
         resolve_model(EngineConfig(model=address), Environment())
 
 

@@ -33,6 +33,18 @@ def test_what_was_saved_answers_as_before(settings: dict[str, Any], tmp_path: Pa
         again.reload_weights()
 
 
+def test_runais_streamer_reads_it_too(tmp_path: Path) -> None:
+    pytest.importorskip("runai_model_streamer")
+    made = variant("llama", "plain")
+    first = engine(made)
+    want = answers(first, 4)
+    first.save_sharded_state(str(tmp_path))
+    again = engine(Tiny(tmp_path, made.config, made.reference), load_format="runai_streamer_sharded")
+    assert answers(again, 4) == want
+    with pytest.raises(ValueError, match="with load_format='runai_streamer_sharded' weights are not reloaded"):
+        again.reload_weights()
+
+
 def test_other_settings_and_damaged_files_are_refused(tmp_path: Path) -> None:
     made = variant("llama", "plain")
     llm = engine(made)

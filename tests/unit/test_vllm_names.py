@@ -29,6 +29,7 @@ from quintet import (
 from quintet.engine.hub import load_model_config
 from quintet.engine.metrics import Counter, Gauge, Histogram, Vector, metrics_of
 from quintet.engine.plugins import load_plugins
+from quintet.engine.request_counts import RequestCounts
 from quintet.engine.stats import STEP_BOUNDS, Stats
 from quintet.models import model_class
 from tests.helpers.null_engine import expected, folder, greedy
@@ -187,7 +188,7 @@ def test_metrics_are_objects_of_four_kinds() -> None:
         num_generation_tokens=20, num_preemptions=0, prefix_queries=12, prefix_hits=5, step_sizes=sizes, num_tokens=99,
         accepted_at=(3, 2),
     )  # fmt: skip
-    found = {each.name: each for each in metrics_of(stats, "m")}
+    found = {each.name: each for each in metrics_of(stats, RequestCounts(), "m")}
     labels = {"model_name": "m", "engine": "0"}
     assert found["vllm:num_requests_running"] == Gauge("vllm:num_requests_running", labels, 2.0)
     assert found["vllm:prompt_tokens"] == Counter("vllm:prompt_tokens", labels, 15)
@@ -196,6 +197,23 @@ def test_metrics_are_objects_of_four_kinds() -> None:
     steps = found["vllm:iteration_tokens_total"]
     assert isinstance(steps, Histogram) and (steps.count, steps.sum) == (7, 99.0)
     assert (steps.buckets["1.0"], steps.buckets["8.0"], steps.buckets["16384.0"], steps.buckets["+Inf"]) == (2, 3, 3, 7)
+
+
+def test_requests_that_ended_are_in_the_metrics() -> None:
+    """As vLLM's example reads them; what was taken back counts as aborted, and is not timed as if it had ended."""
+    llm = LLM(**dataclasses.asdict(args()))
+    llm.generate([[4], [5, 6, 7]], greedy(max_tokens=8, n=2, temperature=1.0), use_tqdm=False)
+    engine = llm.llm_engine
+    engine.add_request("left", TokensPrompt(prompt_token_ids=[4]), greedy(max_tokens=50))
+    engine.step()
+    engine.abort_request(["left"])
+    found = {(each.name, each.labels.get("finished_reason")): each for each in llm.get_metrics()}
+    ended = {why: each.value for (name, why), each in found.items() if name == "vllm:request_success"}  # type: ignore[attr-defined]
+    assert ended == {"stop": 0, "length": 4, "repetition": 0, "abort": 1, "error": 0}
+    prompts, latency = found["vllm:request_prompt_tokens", None], found["vllm:e2e_request_latency_seconds", None]
+    assert isinstance(prompts, Histogram) and isinstance(latency, Histogram)
+    assert (prompts.count, prompts.sum, prompts.buckets["1.0"]) == (latency.count, 1 + 3 + 1, 2)
+    assert latency.count == 3 and latency.buckets["+Inf"] == 3 and latency.sum > 0
 
 
 # ------------------------------------------------------------------------------------------------ models of others

@@ -35,17 +35,25 @@ struct AttentionCall {
     long heads, kv_heads, head_dim, page_size;
     long value_dim;            // numbers of V, and of a result: head_dim, or fewer where V is the beginning of K
     long window;               // positions that a token sees, its own included; 0: all before it
+    long chunk;                // a token sees back to the last multiple of it, itself included; 0: no chunks
     bool shared;               // V is the beginning of K
     bool causal;               // a token sees what is before it; false: all of its request, or a window to both sides
     float scale;
     float softcap;             // 0: none
 };
 
+// The first position that a token at `own` sees. Each object of kernels has a copy of its own.
+[[maybe_unused]] static inline long first_seen(const AttentionCall& call, long own) {
+    if (call.chunk > 0) return own - own % call.chunk;
+    return call.window > 0 && own >= call.window ? own + 1 - call.window : 0;
+}
+
 struct AttentionItem {
     const int32_t* pages;  // of the request, in order
     long token, tokens;    // consecutive tokens of one request, in the order of their positions
     long length;           // positions of the request
     long kv_head;
+    long head, heads;      // query heads: the first and how many, all of that KV head
 };
 
 // Memory is aligned to 64.

@@ -28,8 +28,10 @@ struct Sight {
     long first, last;  // positions that a token sees
 };
 
+inline long rows_of(const AttentionItem& item) { return item.tokens * item.heads; }
+
 inline Sight sight(const AttentionCall& call, const AttentionItem& item, long token) {
-    const long own = call.positions[token], first = call.window > 0 && own >= call.window ? own + 1 - call.window : 0;
+    const long own = call.positions[token], first = first_seen(call, own);
     if (call.causal) return {first, own + 1};
     return {first, call.window > 0 && own + call.window < item.length ? own + call.window : item.length};
 }
@@ -90,10 +92,10 @@ inline bool paired(long head_dim) {
 template <typename Q>
 inline void load_queries(const AttentionCall& call, const AttentionItem& item, long width, bool as_they_are,
                          Scratch& s) {
-    const long group = call.heads / call.kv_heads, rows = item.tokens * group;
+    const long rows = rows_of(item);
     for (long r = 0; r < rows; ++r) {
-        const long head = item.kv_head * group + r % group;
-        const long token = item.token + r / group;
+        const long head = item.head + r % item.heads;
+        const long token = item.token + r / item.heads;
         const Q* q = static_cast<const Q*>(call.q) + token * call.q_stride + head * call.head_dim;
         s.places[r] = static_cast<float>(call.positions[token]);
         if (call.slopes) s.slopes[r] = call.slopes[head];
@@ -112,11 +114,11 @@ inline void clear(const Partial& p, long rows, long width) {
 }
 
 // Before the first stretch there is nothing, or each head's sink.
-inline void begin(const AttentionCall& call, long kv_head, long rows, long width, const Partial& p) {
-    const long group = call.heads / call.kv_heads;
+inline void begin(const AttentionCall& call, const AttentionItem& item, long width, const Partial& p) {
+    const long rows = rows_of(item);
     clear(p, rows, width);
     for (long r = 0; call.sinks && r < rows; ++r) {
-        p.best[r] = call.sinks[kv_head * group + r % group];
+        p.best[r] = call.sinks[item.head + r % item.heads];
         p.total[r] = 1.0F;
     }
 }
@@ -138,10 +140,10 @@ __attribute__((noinline)) void merge(const Partial& next, const Partial& p, long
 
 template <typename E>
 inline void finish(const AttentionCall& call, const AttentionItem& item, long width, const Scratch& s) {
-    const long group = call.heads / call.kv_heads, rows = item.tokens * group;
+    const long rows = rows_of(item);
     for (long r = 0; r < rows; ++r) {
-        const long head = item.kv_head * group + r % group;
-        E* out = static_cast<E*>(call.out) + ((item.token + r / group) * call.heads + head) * call.value_dim;
+        const long head = item.head + r % item.heads;
+        E* out = static_cast<E*>(call.out) + ((item.token + r / item.heads) * call.heads + head) * call.value_dim;
         const float total = s.all.total[r];
         for (long i = 0; i < call.value_dim; ++i) narrow(s.all.acc[r * width + i] / total + 0.0F, out + i);  // no -0
     }
@@ -149,7 +151,7 @@ inline void finish(const AttentionCall& call, const AttentionItem& item, long wi
 
 // What each row sees of the block that starts at `start`; returns what any of them sees.
 inline Range look(const AttentionCall& call, const AttentionItem& item, long start, Scratch& s) {
-    const long group = call.heads / call.kv_heads;
+    const long group = item.heads;
     Range span = {kAttentionBlock, 0};
     for (long t = 0; t < item.tokens; ++t) {
         const Sight all = sight(call, item, item.token + t);
@@ -193,10 +195,10 @@ inline void take_floats(const AttentionCall& call, long rows, long width, const 
     const float *k[kAttentionBlock], *v[kAttentionBlock];
     const float* const* const none = nullptr;
     if (direct) {
-        score(s.q, rows, block.k, width, s, block.v);
+        score(s.q, rows, block.k, width, s, block.v, width);
     } else {
         widen_rows(block.k, span, call.head_dim, width, s.k, s.zeros, k);
-        score(s.q, rows, k, width, s, none);
+        score(s.q, rows, k, width, s, none, width);
     }
     take_units(block, call.head_dim, s);
     weigh_rows(call, rows, s);
@@ -252,9 +254,9 @@ inline Scratch prepared(const AttentionCall& call, const AttentionItem& item, vo
 
 template <typename Q, typename E>
 void attend(const AttentionCall& call, const AttentionItem& item, void* memory) {
-    const long width = padded(call.head_dim), rows = item.tokens * (call.heads / call.kv_heads);
+    const long width = padded(call.head_dim), rows = rows_of(item);
     Scratch s = prepared<Q, E>(call, item, memory, rows, width);
-    begin(call, item.kv_head, rows, width, s.all);
+    begin(call, item, width, s.all);
     const Sight context = whole(call, item);
     for (long n = context.first / kAttentionStretch; n * kAttentionStretch < context.last; ++n) {
         go_through<E>(call, item, n, rows, width, s);
@@ -265,7 +267,7 @@ void attend(const AttentionCall& call, const AttentionItem& item, void* memory) 
 
 template <typename Q, typename E>
 void stretch(const AttentionCall& call, const AttentionItem& item, long number, void* memory, void* partial) {
-    const long width = padded(call.head_dim), rows = item.tokens * (call.heads / call.kv_heads);
+    const long width = padded(call.head_dim), rows = rows_of(item);
     Scratch s = prepared<Q, E>(call, item, memory, rows, width);
     s.now = partial_at(static_cast<float*>(partial), rows, width);
     go_through<E>(call, item, number, rows, width, s);
@@ -273,9 +275,9 @@ void stretch(const AttentionCall& call, const AttentionItem& item, long number, 
 
 template <typename E>
 void join(const AttentionCall& call, const AttentionItem& item, long count, void* partials, void* memory) {
-    const long width = padded(call.head_dim), rows = item.tokens * (call.heads / call.kv_heads);
+    const long width = padded(call.head_dim), rows = rows_of(item);
     const Scratch s = divided(memory, rows, width);
-    begin(call, item.kv_head, rows, width, s.all);
+    begin(call, item, width, s.all);
     char* const first = static_cast<char*>(partials);
     const size_t each = partial_bytes(rows, call.head_dim);
     for (long n = 0; n < count; ++n) {

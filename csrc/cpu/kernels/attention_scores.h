@@ -55,25 +55,27 @@ inline void score_tile(const Bfloat16* q, const Bfloat16* const* k, long width, 
 #endif
 
 template <long Rows, typename Q, typename E>
-inline void score_rows(const Q* q, const E* const* k, long width, Range span, float* scores, const E* const* ahead) {
+inline void score_rows(const Q* q, const E* const* k, long width, Range span, float* scores, const E* const* ahead,
+                       long ahead_width) {
     constexpr long kColumns = kLanes / Rows;
     for (long c = span.first / kColumns * kColumns; c < span.last; c += kColumns) {
-        for (long i = 0; ahead && i < kColumns; ++i) fetch(ahead[c + i], width);
+        for (long i = 0; ahead && i < kColumns; ++i) fetch(ahead[c + i], ahead_width);
         score_tile<Rows>(q, k + c, width, scores + c);
     }
 }
 
-// `ahead`: rows to ask for meanwhile, or null.
+// `ahead`: rows to ask for meanwhile, so many numbers of each; or null.
 template <typename Q, typename E>
-inline void score(const Q* q, long rows, const E* const* k, long width, const Scratch& s, const E* const* ahead) {
+inline void score(const Q* q, long rows, const E* const* k, long width, const Scratch& s, const E* const* ahead,
+                  long ahead_width) {
     for (long r = 0, together = 0; r < rows; r += together, ahead = nullptr) {
         together = rows - r >= 4 ? 4 : rows - r >= 2 ? 2 : 1;
         const Range span = seen_by(s.seen + r, together);
         const Q* const first = q + r * width;
         float* const to = s.scores + r * kAttentionBlock;
-        if (together == 4) score_rows<4>(first, k, width, span, to, ahead);
-        if (together == 2) score_rows<2>(first, k, width, span, to, ahead);
-        if (together == 1) score_rows<1>(first, k, width, span, to, ahead);
+        if (together == 4) score_rows<4>(first, k, width, span, to, ahead, ahead_width);
+        if (together == 2) score_rows<2>(first, k, width, span, to, ahead, ahead_width);
+        if (together == 1) score_rows<1>(first, k, width, span, to, ahead, ahead_width);
     }
 }
 

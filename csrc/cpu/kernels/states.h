@@ -9,6 +9,7 @@
 namespace quintet::cpu {
 
 constexpr long kMostTaps = 8;  // of a convolution
+constexpr long kMostWidth = 256;  // numbers that a channel of a selective scan keeps
 
 // Whose tokens these are, and where each request's state lies: row r has the tokens starts[r]..starts[r + 1] - 1, reads
 // its state from unit table[r * columns], 0 being zeros, and writes it to unit table[r * columns + 1], another one.
@@ -37,12 +38,29 @@ struct SpaceCall {
     const void* dt;      // [tokens, heads], or null: 1
     const void* into;    // [tokens, groups, width]
     const void* out_of;  // [tokens, groups, width]
-    const float *a_log, *dt_bias, *skip;  // [heads]; the last may be null
+    const float *a_log, *dt_bias, *skip;  // [heads]; the last may be null, and the bias where dt is
     float* steps;        // [2, tokens, heads]: what is made of dt, and what of a state stays
+    float* sides;        // [2, tokens, groups, width]: what goes in and what brings out, in float32
     float* state;        // [units, heads, dim, width]
     long x_stride, dt_stride, into_stride, out_of_stride;
     long tokens, heads, groups, dim, width;
     float least;
+    FloatType type;
+    StateRows rows;
+};
+
+struct SelectiveCall {
+    float* out;          // [tokens, channels]
+    const void* x;       // [tokens, channels]
+    const void* dt;      // [tokens, channels]
+    const void* into;    // [tokens, width]
+    const void* out_of;  // [tokens, width]
+    const float* a_log;  // [channels, width]
+    const float *dt_bias, *skip;  // [channels]; the last may be null
+    float* sides;        // [2, tokens, width]: what goes in and what brings out, in float32
+    float* state;        // [units, channels, width]
+    long x_stride, dt_stride, into_stride, out_of_stride;
+    long tokens, channels, width;
     FloatType type;
     StateRows rows;
 };
@@ -85,7 +103,10 @@ struct SigmoidCall {
 
 struct StateKernels {  // each for units first..last-1
     OfTypes<void (*)(const ConvCall& call, long first, long last)> conv;    // request * blocks + block, of kConvBlock channels
+    OfTypes<void (*)(const SpaceCall& call, long first, long last)> moves;  // tokens: fills steps and sides
     OfTypes<void (*)(const SpaceCall& call, long first, long last)> space;  // request * heads + head
+    OfTypes<void (*)(const SelectiveCall& call, long first, long last)> sides;  // tokens: fills sides
+    OfTypes<void (*)(const SelectiveCall& call, long first, long last)> selective;  // as those of conv
     OfTypes<void (*)(const DeltaCall& call, long first, long last)> unit;   // token * groups + group
     OfTypes<void (*)(const DeltaCall& call, long first, long last)> delta;  // request * heads + head
     OfTypes<void (*)(const GatedNormCall& call, long first, long last)> norm;  // token * pieces + piece

@@ -2,32 +2,14 @@
 #pragma once
 
 #include "cpu/kernels/activation_math.h"
-#include "cpu/kernels/states.h"
 #include "cpu/kernels/norm_row.h"
+#include "cpu/kernels/states.h"
+#include "cpu/kernels/states_scans.h"
 
 namespace quintet::cpu {
 namespace {
 
 constexpr long kTokens = 32;  // that one row of a state is taken through before the next: what they bring stays near
-
-template <typename E>
-inline float one(const E* at) {
-    return load_some(at, 1)[0];
-}
-
-template <typename E>
-inline const E* as(const void* at, long place) {
-    return static_cast<const E*>(at) + place;
-}
-
-struct Stretch {  // of one request
-    long begin, end, read, write;
-};
-
-inline Stretch stretch_of(const StateRows& rows, long request) {
-    const int* const units = rows.table + request * rows.columns;
-    return {rows.starts[request], rows.starts[request + 1], units[0], units[1]};
-}
 
 // A head's state, as it was, where it is to be.
 inline float* taken_over(float* state, const Stretch& at, long heads, long head, long size) {
@@ -49,12 +31,13 @@ void conv(const ConvCall& c, long first, long last) {
         const long start = unit % blocks * kConvBlock;
         const long count = c.channels - start < kConvBlock ? c.channels - start : kConvBlock;
         float seen[kMostTaps][kConvBlock] = {}, taps[kMostTaps][kConvBlock] = {}, bias[kConvBlock] = {};
-        for (long i = 0; i < count; ++i) {
-            const E* const weight = as<E>(c.weight, (start + i) * c.taps);
-            for (long k = 0; k < c.taps; ++k) taps[k][i] = one(weight + k);
-            if (c.bias) bias[i] = one(as<E>(c.bias, start + i));
-            const E* const state = as<E>(c.state, (at.read * c.channels + start + i) * past);
-            for (long k = 0; k < past && at.read; ++k) seen[k][i] = one(state + k);
+        float brought[kConvBlock * kMostTaps];  // as it lies in memory, channel by channel
+        widened(brought, as<E>(c.weight, start * c.taps), count * c.taps);
+        turned(&taps[0][0], kConvBlock, brought, count, c.taps);
+        if (c.bias) widened(bias, as<E>(c.bias, start), count);
+        if (at.read) {
+            widened(brought, as<E>(c.state, (at.read * c.channels + start) * past), count * past);
+            turned(&seen[0][0], kConvBlock, brought, count, past);
         }
         long oldest = 0;
         for (long t = at.begin; t < at.end; ++t) {
@@ -78,38 +61,10 @@ void conv(const ConvCall& c, long first, long last) {
             oldest = (oldest + 1) % c.taps;
         }
         for (long i = 0; i < count; ++i) {
-            E* const state = static_cast<E*>(c.state) + (at.write * c.channels + start + i) * past;
-            for (long k = 0; k < past; ++k) store_some(state + k, splat(seen[(oldest + k) % c.taps][i]), 1);
+            for (long k = 0; k < past; ++k) brought[i * past + k] = seen[(oldest + k) % c.taps][i];
         }
-    }
-}
-
-template <typename E>
-void space(const SpaceCall& c, long first, long last) {
-    const float* const kept = c.steps + c.tokens * c.heads;
-    for (long unit = first; unit < last; ++unit) {
-        const Stretch at = stretch_of(c.rows, unit / c.heads);
-        const long head = unit % c.heads, group = head / (c.heads / c.groups);
-        float* const state = taken_over(c.state, at, c.heads, head, c.dim * c.width);
-        for (long from = at.begin; from < at.end; from += kTokens) {
-            const long until = from + kTokens < at.end ? from + kTokens : at.end;
-            for (long p = 0; p < c.dim; ++p) {
-                float* const row = state + p * c.width;
-                for (long t = from; t < until; ++t) {
-                    const float x = one(as<E>(c.x, t * c.x_stride + head * c.dim + p));
-                    const Floats decay = splat(kept[t * c.heads + head]), given = splat(x * c.steps[t * c.heads + head]);
-                    const E* const into = as<E>(c.into, t * c.into_stride + group * c.width);
-                    const E* const out_of = as<E>(c.out_of, t * c.out_of_stride + group * c.width);
-                    const float sum = sum_of(c.width, [=](long i, long count, Floats s) {
-                        const Floats h = fma(given, load_some(into + i, count), load_some(row + i, count) * decay);
-                        store_some(row + i, h, count);
-                        return fma(h, load_some(out_of + i, count), s);
-                    });
-                    const float skip = c.skip ? c.skip[head] : 0.0F;
-                    c.out[(t * c.heads + head) * c.dim + p] = fma(splat(skip), splat(x), splat(sum))[0];
-                }
-            }
-        }
+        E* const state = static_cast<E*>(c.state) + (at.write * c.channels + start) * past;
+        for_vectors(count * past, [&](long i, long some) { store_some(state + i, load_some(brought + i, some), some); });
     }
 }
 
@@ -209,5 +164,6 @@ void sigmoid(const SigmoidCall& c, long first, long last) {
 
 #define QUINTET_STATE_KERNEL(name) {{name<float>, name<Bfloat16>, name<Float16>}}
 #define QUINTET_STATE_KERNELS                                                                              \
-    {QUINTET_STATE_KERNEL(conv),  QUINTET_STATE_KERNEL(space),       QUINTET_STATE_KERNEL(unit),           \
-     QUINTET_STATE_KERNEL(delta), QUINTET_STATE_KERNEL(gated_piece), QUINTET_STATE_KERNEL(sigmoid)}
+    {QUINTET_STATE_KERNEL(conv),      QUINTET_STATE_KERNEL(moves), QUINTET_STATE_KERNEL(space),           \
+     QUINTET_STATE_KERNEL(sides),     QUINTET_STATE_KERNEL(selective), QUINTET_STATE_KERNEL(unit),        \
+     QUINTET_STATE_KERNEL(delta),     QUINTET_STATE_KERNEL(gated_piece), QUINTET_STATE_KERNEL(sigmoid)}

@@ -25,9 +25,19 @@ SHAPES: tuple[Shape, ...] = ((6, 3, 16, 16), (5, 1, 64, 8), (2, 2, 128, 32))
 KINDS: dict[str, Settings] = {
     **SPECS,
     "alibi": {"alibi": True},
+    "chunk": {"chunk": 37},
+    "chunk of whole pages": {"chunk": 64},
+    "sinks, chunk": {"sinks": True, "chunk": 5},
     "alibi, soft-cap, window": {"alibi": True, "softcap": 5.0, "window": 40},
 }
-FEW_KINDS = ("plain", "window", "soft-cap, window", "sinks, window", "alibi, soft-cap, window")  # each compiles
+FEW_KINDS = (
+    "plain",
+    "window",
+    "chunk",
+    "soft-cap, window",
+    "sinks, window",
+    "alibi, soft-cap, window",
+)  # each compiles
 CACHED = (torch.int8, *FLOATS)
 PAGE_SIZES = (8, 16, 32, 64, 128)
 HEAD_DIMS = (16, 64, 80, 96, 128, 256)
@@ -37,6 +47,8 @@ BEHIND: dict[str, Settings] = {  # windows that reach over some pages, within on
     "soft-cap, window": {"softcap": 20.0, "window": 33},
     "sinks, window": {"sinks": True, "window": 5},
     "alibi, window": {"alibi": True, "window": 40},
+    "chunk": {"chunk": 21},
+    "chunk of one page": {"chunk": 16},
 }
 ALONE = (None, 1, 16, 17, 64)  # windows of a request that decodes by itself: within a page, over blocks
 FEW_ALONE = (None, 16, 64)
@@ -45,6 +57,7 @@ UNKEPT: dict[str, Settings] = {
     "both ways": {"causal": False},
     "both ways, window": {"causal": False, "window": 7},
     "causal": {},
+    "chunk": {"chunk": 12},
     "soft-cap": {"softcap": 3.0},
 }
 WHOLE = (9, 1, 30, 16)  # tokens of requests that are whole in a step
@@ -189,7 +202,7 @@ def _in_turn(
 
 def _feature(settings: Settings) -> str:
     """The rarest thing that a layer has: for want of it the layer is refused."""
-    return next(f"attention/{name}" for name in ("alibi", "sinks", "softcap", "window") if settings.get(name))
+    return next(f"attention/{name}" for name in ("alibi", "sinks", "softcap", "chunk", "window") if settings.get(name))
 
 
 def _mixes(subject: Subject, settings: Settings, dtype: torch.dtype, shapes: Sequence[Shape]) -> None:
@@ -284,7 +297,8 @@ def _behind(subject: Subject, settings: Settings, dtype: torch.dtype) -> None:
     of = plain(subject, dtype, SHAPES[0])
     size = of.page_size
     of = spec(of.heads, of.kv_heads, of.head_dim, dtype=dtype, page_size=size, **settings)
-    lengths = [3 * size + (of.window or 0) + 3, 2 * size]
+    reach = of.window or of.chunk
+    lengths = [3 * size + (reach or 0) + 3, 2 * size]
     numbers = Numbers.random(of, sum(lengths))
     for each in (numbers.q, numbers.k, numbers.v):
         each[1 + lengths[0] :] = torch.nan
@@ -295,7 +309,8 @@ def _behind(subject: Subject, settings: Settings, dtype: torch.dtype) -> None:
         chunk = 1 if first > size // 2 else size // 2  # chunks that end within a page, then token by token
         beside = min(1, lengths[1] - session.cached(1))
         got = session.run({0: min(chunk, most, lengths[0] - first), **({1: 1} if beside else {})})[0]
-        what = f"{described(of)}, a window of {of.window}, page 0 holds NaN, from token {first} on"
+        behind = f"a {'window' if of.window else 'chunk'} of {reach}, page 0 holds NaN"
+        what = f"{described(of)}, {behind}, from token {first} on"
         require_close(what, got, wants[first : first + len(got)].float())
         session.trim(0)
 

@@ -126,7 +126,9 @@ def _as_described(subject: Subject, of: AttentionSpec) -> None:
     (layout,) = mixer_of(there.platform, of, there.ops).layouts
     what = f"{of.kv_heads} KV heads of {of.head_dim} in {short(of.cached)}, pages of {of.page_size}"
     require(layout.unit == "page", f"{what}: the layout is of one {layout.unit}, and attention keeps pages")
-    require(layout.keeps == of.window, f"{what}: keeps {layout.keeps} positions, and the layer's window is {of.window}")
+    reach = of.window or of.chunk
+    require(layout.keeps == reach, f"{what}: keeps {layout.keeps} positions, and the layer sees {reach}")
+    require(layout.chunked == (of.chunk is not None), f"{what}: says chunked={layout.chunked}, chunks of {of.chunk}")
     rows = 2 * of.kv_heads * of.page_size * row_width(of.head_dim, of.cached)
     least = rows * of.cached.itemsize // layout.shares
     says = layout.nbytes

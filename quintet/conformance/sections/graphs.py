@@ -35,11 +35,11 @@ class Sized(Runner):
 
     def fixed_of(self, size: int) -> Variant:
         """Of so many tokens, declared or not."""
-        return Variant(size, 8, size, (SERVED // PAGE,) * len(self._windows))
+        return Variant(size, 8, size, (SERVED // PAGE,) * len(self._kept))
 
     def spoil(self) -> None:
         """Leaves K and V on page 0, as padding does."""
-        self._pages["padding"] = [[0] for _ in self._windows]
+        self._pages["padding"] = [[0] for _ in self._kept]
         self.step({"padding": random_prompts(99, (PAGE,), VOCAB)[0]})
         del self._pages["padding"], self._lengths["padding"]
 

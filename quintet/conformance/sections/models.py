@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from quintet.conformance.check import Broken, Trial, check, require
 from quintet.conformance.direct import Runner, random_prompts
 from quintet.conformance.subject import Subject
 from quintet.conformance.tiny import EVERY, FAMILIES, PLAIN, VOCAB, Tiny, make, smooth, variant
-from quintet.conformance.traffic import closeness, named, plain_dtype
+from quintet.conformance.traffic import Said, closeness, follows, greedy, named, plain_dtype
 from quintet.layers.build import Wanted
 from quintet.layers.forms import ONLINE, Forms
 from quintet.ops.quantize import quantize
@@ -27,6 +27,8 @@ WIDE = {  # groups of 128, 64 and 32 divide its inputs, none divides those of on
     "head_dim": 16, "num_hidden_layers": 2,
 }  # fmt: skip
 NARROW = {**WIDE, "intermediate_size": 200}  # the products down have 200 inputs: they stay as they are
+MOST = 20  # tokens of a prompt beside which others go through a step of 64
+GENERATED = 6  # tokens that follow each
 OUTPUTS = ("llama", "gemma3_text", "gpt2")
 FEW = ("llama", "gemma2")  # families in every dtype, where each model is compiled
 HALF = 1.5  # times the error of transformers in the same type, squared: rounded elsewhere, not more often
@@ -38,14 +40,17 @@ EIGHT_BITS = 0.05  # of the logits' size: what activations in 8 bits may add
 def families(subject: Subject) -> Iterator[Trial]:
     for family, name in _variants(subject):
         yield Trial(f"{family}: {name}", partial(_family, subject, family, name), (f"family/{family}",))
+        yield Trial(f"{family}: {name}, tokens", partial(_tokens, subject, family, name), (f"tokens/{family}",))
 
 
 @check("models.dtypes")
 def dtypes(subject: Subject) -> Iterator[Trial]:
     for dtype in subject.facts.dtypes:
-        for family in FEW if subject.facts.static_shapes else FAMILIES:
-            # a family that is refused says nothing of the type
-            features = (f"dtype/{named(dtype)}",) if family == "llama" else ()
+        half = dtype == torch.bfloat16
+        for family in FEW if subject.facts.static_shapes else EVERY if half else FAMILIES:
+            features = (f"bfloat16/{family}",) if half else ()
+            if family == "llama":  # a family that is refused says nothing of the type
+                features = (*features, f"dtype/{named(dtype)}")
             yield Trial(f"{family} in {named(dtype)}", partial(_dtype, subject, family, dtype), features)
 
 
@@ -79,11 +84,24 @@ def _variants(subject: Subject) -> Iterator[tuple[str, str]]:
 
 def _family(subject: Subject, family: str, name: str) -> None:
     tiny, dtype = variant(family, name), plain_dtype(subject.facts)
-    got = through(subject.runner(tiny, dtype))
+    got = through(_runner(subject, family, name))
     for number, (ids, logits) in enumerate(zip(_ids(), got, strict=True)):
         want = tiny.logits(ids)
         require(float(want.std()) > 0.3, "the reference's logits are too alike to tell anything")
         _close(f"request {number}", logits, want, closeness(dtype) * float(want.std()))
+
+
+@lru_cache(maxsize=1)
+def _runner(subject: Subject, family: str, name: str) -> Runner:
+    return subject.runner(variant(family, name), plain_dtype(subject.facts))
+
+
+def _tokens(subject: Subject, family: str, name: str) -> None:
+    """Chosen greedily over the cache, requests side by side: the reference sees all that was said before each."""
+    dtype, prompts = plain_dtype(subject.facts), [ids[:MOST] for ids in _ids()]
+    said = _runner(subject, family, name).greedy(prompts, GENERATED)
+    for number, (ids, tokens) in enumerate(zip(prompts, said, strict=True)):
+        follows(variant(family, name), greedy(str(number), ids, GENERATED), Said(tokens), dtype)
 
 
 def _dtype(subject: Subject, family: str, dtype: torch.dtype) -> None:

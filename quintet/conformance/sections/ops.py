@@ -31,8 +31,8 @@ FEWER = {"biased_experts": 2, "experts": 3, "grouped_linear": 3, "paged_attentio
 KEPT = {"quantized_experts": ("experts", "experts"), "quantized_embedding": ("rows", "tables")}
 # ops whose results are made row by row of their first argument, or of their first two
 ROWS = ("activate", "add", "add_rms_norm", "biased_experts", "experts", "gated", "layer_norm", "linear") + (
-    *PACKED, "by_heads", "rms_norm", "route", "route_grouped", "route_limited", "scale", "softcap",
-    "ungated_experts",
+    *PACKED, "by_heads", "rms_norm", "route", "route_grouped", "route_limited", "route_sparse", "scale", "softcap",
+    "as_large", "keep_above", "scale_rows", "ungated_experts",
 )  # fmt: skip
 PAIRS = ("norm_rotary", "pair_rotary", "rotary")
 POISONED = 1  # the row

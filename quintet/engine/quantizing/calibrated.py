@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from quintet.engine.foreign_configs import FOREIGN
 from quintet.engine.quantizing import awq, packing, rounding
 from quintet.engine.quantizing.gptq import gptq
 from quintet.engine.quantizing.layers import Layer, through
@@ -37,9 +39,7 @@ def refuse(how: Scheme, asked: Quantizing) -> None:
 
 def calibrated(original: Original, found: Products, how: How, shards: Shards, progress: bool) -> set[str]:
     """Writes the tensors of every decoder layer -> their names. ValueError for text that does not do."""
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(original.folder).get_text_config()
+    config = config_of(original)
     asked = how[1]
     length = min(asked.sequence_length, model_length(original.config))
     tokenizer = load_tokenizer(original.folder)
@@ -53,6 +53,18 @@ def calibrated(original: Original, found: Products, how: How, shards: Shards, pr
 
         through(config, original.read, rows, treat)
     return work.done
+
+
+def config_of(original: Original) -> Any:
+    """transformers' own, of the model that samples go through. ValueError where it has none."""
+    from transformers import AutoConfig
+
+    if original.config.model_type in FOREIGN:
+        raise ValueError(
+            f"calibration takes samples through transformers' model, and there is none of type "
+            f"{original.config.model_type!r}; use --method rtn and a scheme that needs no calibration"
+        )
+    return AutoConfig.from_pretrained(original.folder).get_text_config()
 
 
 @dataclass(frozen=True)

@@ -108,10 +108,15 @@ def _per_head(x: Tensor, spec: AttentionSpec, requests: int, count: int) -> Tens
 
 
 def _first_block(queries: Queries, spec: AttentionSpec) -> int:
-    """Where the first block starts that some query's window reaches."""
-    if spec.window is None:
-        return 0
-    return max(0, int(queries.positions.min()) - spec.window + 1) // SPLIT * SPLIT
+    """Where the first block starts that some query sees."""
+    return int(_first_seen(queries.positions, spec).min()) // SPLIT * SPLIT
+
+
+def _first_seen(positions: Tensor, spec: AttentionSpec) -> Tensor:
+    """The first position that each of these sees."""
+    if spec.chunk is not None:
+        return positions - positions % spec.chunk
+    return torch.zeros_like(positions) if spec.window is None else (positions - spec.window + 1).clamp(min=0)
 
 
 def _block(kv: Tensor, queries: Queries, first: int, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
@@ -126,11 +131,12 @@ def _block(kv: Tensor, queries: Queries, first: int, spec: AttentionSpec) -> tup
         pages = torch.nn.functional.pad(pages, (0, missing))
     cache = widened(kv[pages], spec.head_dim).permute(2, 0, 3, 1, 4, 5)
     cache = cache.reshape(kv.shape[1], -1, spec.kv_heads, SPLIT, spec.head_dim)
-    if first + SPLIT > queries.span[0] or spec.window is not None:
+    forgets = spec.window is not None or spec.chunk is not None
+    if first + SPLIT > queries.span[0] or forgets:
         slots = torch.arange(first, first + SPLIT)
         foreign = slots >= queries.lengths[:, None]
-        if spec.window is not None:
-            foreign = foreign | (slots <= queries.positions.amin(1, keepdim=True) - spec.window)
+        if forgets:
+            foreign = foreign | (slots < _first_seen(queries.positions, spec).amin(1, keepdim=True))
         cache = cache.masked_fill(foreign[:, None, :, None], 0)
     kept = cache.reshape(kv.shape[1], -1, SPLIT, spec.head_dim)
     return kept[0].transpose(1, 2), kept[-1][..., : spec.value_dim]
@@ -145,4 +151,4 @@ def _seen(positions: Tensor, lengths: Tensor, first: int, spec: AttentionSpec) -
         seen = (slots < lengths.repeat_interleave(spec.kv_heads)[:, None, None]).expand(*positions.shape, SPLIT)
     if spec.window is not None:
         seen = seen & (slots > places - spec.window) & (slots < places + spec.window)
-    return seen
+    return seen if spec.chunk is None else seen & (slots >= _first_seen(places, spec))

@@ -23,7 +23,7 @@ def probe() -> str | None:
         from quintet import _cpu
     except ImportError as error:
         return f"the compiled extension is not there: {error}"
-    if not hasattr(_cpu, "lay_pages"):
+    if not hasattr(_cpu, "streams"):
         return "the compiled extension is older than this provider; build it again with `make`"
     spec = AttentionSpec(1, 1, 8, 1.0, torch.float32, 16)
     k, v, kv = torch.ones(1, 1, 8), torch.arange(8.0).reshape(1, 1, 8), torch.zeros(2, 2, 1, 16, 8)
@@ -123,8 +123,8 @@ def _address(x: Tensor) -> int:
 @functools.lru_cache(maxsize=256)
 def _layer(spec: AttentionSpec, dtype: torch.dtype) -> Callable[..., None]:
     layer: Callable[..., None] = extension().PagedAttention(
-        spec.heads, spec.kv_heads, spec.head_dim, spec.shared, spec.page_size, spec.window or 0, spec.causal,
-        spec.scale, spec.softcap or 0.0, *_numbers(dtype, spec.cached),
+        spec.heads, spec.kv_heads, spec.head_dim, spec.shared, spec.page_size, spec.window or 0, spec.chunk or 0,
+        spec.causal, spec.scale, spec.softcap or 0.0, *_numbers(dtype, spec.cached),
     )  # fmt: skip
     return layer
 

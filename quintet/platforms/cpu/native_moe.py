@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quintet.ops.activation import gated
-from quintet.ops.moe import experts, grouped_linear, mixed, route, route_grouped, route_limited
+from quintet.ops.moe import experts, grouped_linear, mixed, route, route_grouped, route_limited, route_sparse
 from quintet.platforms.cpu import linear
 from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.native import KINDS, extension, indices, kind_of, missing
@@ -114,6 +114,27 @@ def _route_limited(
     if bias.shape != logits.shape[1:]:
         raise ValueError(f"a bias {tuple(bias.shape)} does not fit logits {tuple(logits.shape)}")
     return _chosen(logits, bias.float().contiguous(), (k, groups, kept, renormalize), extension().route_limited)
+
+
+def probe_sparse() -> str | None:
+    """Each of 2, 2 and 0 by those that are left and within a half of it."""
+    if reason := missing("route_sparse"):
+        return reason
+    weights, ids = _route_sparse(torch.tensor([[2.0, 2.0, 0.0]]), 3, 0.5)
+    good = weights.tolist() == [[0.5, 1.0, 1.0]] and ids.tolist() == [[0, 1, 2]]
+    return None if good else f"2, 2 and 0 were chosen as {ids.tolist()} by {weights.tolist()}"
+
+
+@route_sparse.provide("native", probe_sparse)
+def _route_sparse(logits: Tensor, k: int, margin: float) -> tuple[Tensor, Tensor]:
+    tokens, num = logits.shape
+    logits = _rows(logits)
+    weights, ids = empty((tokens, k), torch.float32), empty((tokens, k), torch.int32)
+    extension().route_sparse(
+        kind_of(logits.dtype), weights.data_ptr(), ids.data_ptr(), logits.data_ptr(), tokens, num, logits.stride(0), k,
+        margin,
+    )  # fmt: skip
+    return weights, ids
 
 
 def _chosen(

@@ -5,18 +5,18 @@ from torch import Tensor
 
 from quintet.ops.elementwise import sigmoid_gate
 from quintet.ops.norm import gated_norm
-from quintet.ops.states import Conv, Moves, Scan, Turns, delta_rule, short_conv, state_space
+from quintet.ops.states import Conv, Moves, Scan, Turns, delta_rule, selective_scan, short_conv, state_space
 from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.native import extension, indices, kind_of, missing
 from quintet.types import Batch, Books, Group
 
 Rows = tuple[int, int, int, int, int]  # starts, table, requests, columns, units
-MOST_TAPS = 8  # csrc/cpu/kernels/states.h
+MOST_TAPS, MOST_WIDTH = 8, 256  # csrc/cpu/kernels/states.h
 
 
 def probe() -> str | None:
     """One token that begins: a convolution gives it times its last weight, and keeps it."""
-    if reason := missing("delta_rule"):
+    if reason := missing("selective_scan"):
         return reason
     none, one = torch.zeros(1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
     group = Group(none, torch.tensor([[0, 1]], dtype=torch.int32), one)
@@ -53,15 +53,38 @@ def _state_space(moves: Moves, scan: Scan, state: Tensor, books: Books, least: f
     groups, width = moves.into.shape[1:]
     if state.shape[1:] != (heads, dim, width) or state.dtype != torch.float32:
         raise ValueError(f"x {tuple(moves.x.shape)} does not fit a state {tuple(state.shape)} of {state.dtype}")
+    if moves.dt is not None and scan.dt_bias is None:
+        raise ValueError("a dt comes with a bias, and this scan has none")
     x, into, out_of = (_tokens(each.flatten(1)) for each in (moves.x, moves.into, moves.out))
     dt = None if moves.dt is None else _tokens(moves.dt)
+    sides = empty((2, tokens, groups, width), torch.float32)
     out, steps = empty((tokens, heads, dim), torch.float32), empty((2, tokens, heads), torch.float32)
     extension().state_space(
         kind_of(x.dtype), out.data_ptr(), x.data_ptr(), _at(dt), into.data_ptr(), out_of.data_ptr(), _float(scan.a_log),
         0 if scan.dt_bias is None else _float(scan.dt_bias), 0 if scan.skip is None else _float(scan.skip),
-        steps.data_ptr(), _kept(state),
+        steps.data_ptr(), sides.data_ptr(), _kept(state),
         (x.stride(0), 0 if dt is None else dt.stride(0), into.stride(0), out_of.stride(0)),
         tokens, heads, groups, dim, width, least, _rows(state, books),
+    )  # fmt: skip
+    return out, state
+
+
+@selective_scan.provide("native", probe)
+def _selective_scan(moves: Moves, scan: Scan, state: Tensor, books: Books) -> tuple[Tensor, Tensor]:
+    tokens, channels, _ = moves.x.shape
+    width = moves.into.shape[2]
+    if width > MOST_WIDTH:
+        return selective_scan.reference(moves, scan, state, books)
+    if state.shape[1:] != (channels, width) or state.dtype != torch.float32 or scan.a_log.shape != (channels, width):
+        raise ValueError(f"x {tuple(moves.x.shape)} does not fit a state {tuple(state.shape)} of {state.dtype}")
+    if moves.dt is None or scan.dt_bias is None:
+        raise ValueError("a scan is selective by its dt and the bias of it")
+    given = [_tokens(each.flatten(1)) for each in (moves.x, moves.dt, moves.into, moves.out)]
+    out, sides = empty((tokens, channels, 1), torch.float32), empty((2, tokens, width), torch.float32)
+    extension().selective_scan(
+        kind_of(moves.x.dtype), out.data_ptr(), *[each.data_ptr() for each in given], _float(scan.a_log),
+        _float(scan.dt_bias), 0 if scan.skip is None else _float(scan.skip), sides.data_ptr(), _kept(state),
+        tuple(each.stride(0) for each in given), tokens, channels, width, _rows(state, books),
     )  # fmt: skip
     return out, state
 

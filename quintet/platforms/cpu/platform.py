@@ -84,6 +84,7 @@ class CPU(Platform):
     name = "cpu"
     op_priority = providers.PRIORITY
     states = True
+    heeds = frozenset({"chunk"})
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         super().__init__(config)

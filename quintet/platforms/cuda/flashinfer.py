@@ -60,6 +60,8 @@ def refusals(spec: AttentionSpec) -> list[str]:
         reasons.append("sinks")
     if spec.shared:
         reasons.append("V as a part of K")
+    if spec.chunk is not None:
+        reasons.append("chunks")
     if not spec.causal:
         reasons.append("layers that are not causal")
     return reasons

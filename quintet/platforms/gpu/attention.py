@@ -8,6 +8,8 @@ from torch import Tensor
 from quintet.platforms.interface import Mixer, State
 from quintet.types import Array, AttentionSpec, Books, Group, HostBatch, HostGroup
 
+Kept = tuple[int | None, int | None]  # a layer's window, and its chunk
+
 
 class Planner(Protocol):
     """What layers that are alike share: it plans for each group that has some of them."""
@@ -20,7 +22,7 @@ class Planning:
     """The planners of one rank's model, by what their layers keep: that is what makes a group."""
 
     def __init__(self) -> None:
-        self._planners: dict[int | None, dict[AttentionSpec, Planner]] = {}  # by window
+        self._planners: dict[Kept, dict[AttentionSpec, Planner]] = {}
         self._count = 0
 
     def number(self) -> int:
@@ -29,11 +31,11 @@ class Planning:
         return self._count
 
     def add(self, spec: AttentionSpec, planner: Planner) -> None:
-        self._planners.setdefault(spec.window, {})[spec] = planner
+        self._planners.setdefault((spec.window, spec.chunk), {})[spec] = planner
 
-    def plan(self, number: int, window: int | None, batch: HostBatch, group: HostGroup) -> tuple[Array, ...]:
+    def plan(self, number: int, kept: Kept, batch: HostBatch, group: HostGroup) -> tuple[Array, ...]:
         """Of the group in whose name the layer of this number plans."""
-        for planner in self._planners.get(window, {}).values():
+        for planner in self._planners.get(kept, {}).values():
             planner.plan(number, batch, group)
         single = bool(np.diff(batch.starts).max(initial=0) <= 1)
         return (np.zeros((0, 1 if single else 2, number), np.int32),)
@@ -48,10 +50,11 @@ class GraphAttention(Mixer):
 
     def __init__(self, inner: Mixer, spec: AttentionSpec, planning: Planning) -> None:
         self.layouts = inner.layouts
-        self._inner, self._window, self._planning, self._number = inner, spec.window, planning, planning.number()
+        self._inner, self._planning, self._number = inner, planning, planning.number()
+        self._kept: Kept = spec.window, spec.chunk
 
     def plan(self, batch: HostBatch, group: HostGroup) -> tuple[Array, ...]:
-        return self._planning.plan(self._number, self._window, batch, group)
+        return self._planning.plan(self._number, self._kept, batch, group)
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor | None, state: State, books: Books, sinks: Tensor | None = None

@@ -51,6 +51,8 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, batch: Batch, spec: AttentionSpe
 
 def _behind(first: int, spec: AttentionSpec) -> int:
     """Positions whose pages no token from `first` on sees: their place in the table may hold page 0."""
+    if spec.chunk is not None:
+        return first // spec.chunk * spec.chunk // spec.page_size * spec.page_size
     if spec.window is None:
         return 0
     return max(0, first - spec.window + 1) // spec.page_size * spec.page_size
@@ -83,6 +85,8 @@ def _attend(q: Tensor, positions: Tensor, context: Context, layer: tuple[Attenti
     seen = apart <= 0 if spec.causal else torch.ones_like(apart, dtype=torch.bool)
     if spec.window is not None:
         seen = seen & (apart > -spec.window) & (apart < spec.window)
+    if spec.chunk is not None:
+        seen = seen & (apart >= -(positions % spec.chunk)[:, None])
     queries, keys, values = q.transpose(0, 1), *(x.repeat_interleave(group, 0) for x in (context.k, context.v))
     bias = torch.zeros_like(apart, dtype=torch.float32).masked_fill(~seen, float("-inf"))[None]  # [1 or H, Q, S]
     if spec.alibi is not None:

@@ -54,6 +54,7 @@ class GPU(Platform):
 
     op_priority = providers.PRIORITY
     states = True
+    heeds = frozenset({"chunk"})
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         super().__init__(config)

@@ -132,7 +132,7 @@ def _layer(spec: AttentionSpec, sinks: bool, limits: "Limits") -> "Layer":
     return Layer(
         spec.heads, spec.kv_heads, spec.head_dim, spec.page_size, SERVED[spec.dtype], stored, spec.window or 0,
         spec.softcap is not None, spec.alibi is not None, sinks, not limits.bf16,
-        spec.cached == torch.float8_e4m3fn and limits.e4m3, spec.shared, spec.causal,
+        spec.cached == torch.float8_e4m3fn and limits.e4m3, spec.shared, spec.causal, spec.chunk or 0,
     )  # fmt: skip
 
 

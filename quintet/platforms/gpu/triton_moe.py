@@ -3,17 +3,20 @@
 import torch
 from torch import Tensor
 
-from quintet.ops.moe import experts, grouped_linear, route, route_grouped
+from quintet.ops.moe import biased_experts, experts, grouped_linear, route, route_grouped, route_limited
 from quintet.platforms.gpu.triton_probe import probing
+from quintet.weights import Matrix
 
 
 def _check_route(device: torch.device) -> str | None:
     logits = torch.tensor([[1.0, 2.0], [8.0, 4.0]], device=device)
     weights, ids = _route(logits, 1, True)
-    grouped = _route_grouped(logits, torch.zeros(2, device=device), 1, 1, 1, True)[1]
-    if ids.tolist() == grouped.tolist() == [[1], [0]] and weights.tolist() == [[1.0], [1.0]]:
+    given = torch.zeros(2, device=device), 1, 1, 1, True
+    grouped, limited = (each(logits, *given)[1] for each in (_route_grouped, _route_limited))
+    if ids.tolist() == grouped.tolist() == limited.tolist() == [[1], [0]] and weights.tolist() == [[1.0], [1.0]]:
         return None
-    return f"the largest of {logits.tolist()} were {ids.tolist()} and {grouped.tolist()}, by {weights.tolist()}"
+    found = ids.tolist(), grouped.tolist(), limited.tolist()
+    return f"the largest of {logits.tolist()} were {found}, by {weights.tolist()}"
 
 
 def _check_experts(device: torch.device) -> str | None:
@@ -26,6 +29,16 @@ def _check_experts(device: torch.device) -> str | None:
     if got == [[2.0, 8.0], [8.0, 32.0]] and products == [[2.0, 4.0], [2.0, 4.0]]:
         return None
     return f"experts gave {got}, not x * x doubled or halved, and their products {products}"
+
+
+def _check_biased(device: torch.device) -> str | None:
+    """A token of zeros: what comes out follows from the biases alone, clamped and not."""
+    stack, x = torch.zeros(1, 2, 1, device=device).half(), torch.zeros(1, 1, device=device).half()
+    ids, one = torch.zeros(1, 1, device=device, dtype=torch.int32), torch.ones(1, 1, device=device)
+    both, last = torch.tensor([[-30.0, 8.0]], device=device).half(), torch.tensor([[0.5]], device=device).half()
+    stacks = Matrix(stack), Matrix(torch.ones(1, 1, 1, device=device).half())
+    got = _biased_experts(x, stacks, (both, last), one, ids, (0.0, 7.0)).tolist()
+    return None if got == [[8 * -15 + 0.5]] else f"8 * -30 / 2 + 0.5 came out as {got}"
 
 
 @route.provide("triton", probing(_check_route))
@@ -41,9 +54,22 @@ def _route_grouped(
 ) -> tuple[Tensor, Tensor]:
     from quintet.platforms.gpu.kernels.routing import chosen_of_groups
 
+    return chosen_of_groups(_rows(logits), _fitting(bias, logits), k, (groups, kept), renormalize)
+
+
+@route_limited.provide("triton", probing(_check_route))
+def _route_limited(
+    logits: Tensor, bias: Tensor, k: int, groups: int, kept: int, renormalize: bool
+) -> tuple[Tensor, Tensor]:
+    from quintet.platforms.gpu.kernels.routing import chosen_of_groups
+
+    return chosen_of_groups(_rows(logits), _fitting(bias, logits), k, (groups, kept), renormalize, softmax=True)
+
+
+def _fitting(bias: Tensor, logits: Tensor) -> Tensor:
     if bias.shape != logits.shape[1:]:
         raise ValueError(f"a bias {tuple(bias.shape)} does not fit logits {tuple(logits.shape)}")
-    return chosen_of_groups(_rows(logits), bias.contiguous(), k, groups, kept, renormalize)
+    return bias.contiguous()
 
 
 @grouped_linear.provide("triton", probing(_check_experts))
@@ -61,17 +87,44 @@ def _grouped_linear(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
 @experts.provide("triton", probing(_check_experts))
 def _experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, kind: str) -> Tensor:
     from quintet.platforms.gpu.kernels.activation import KINDS
-    from quintet.platforms.gpu.kernels.moe import mixed
+    from quintet.platforms.gpu.kernels.moe import Gate, mixed
 
     if kind not in KINDS:  # torch computes the layer, as the specification says
         plain: Tensor = experts.reference(x, gate_up, down, weights, ids, kind)
         return plain
+    _check_sizes(x, gate_up, down, weights, ids)
+    gate = Gate(KINDS[kind])
+    return mixed(_rows(x), _rows(gate_up), _rows(down), weights.float().contiguous(), ids.contiguous(), gate)
+
+
+@biased_experts.provide("triton", probing(_check_biased))
+def _biased_experts(
+    x: Tensor,
+    stacks: tuple[Matrix, Matrix],
+    biases: tuple[Tensor, Tensor],
+    weights: Tensor,
+    ids: Tensor,
+    clamp: tuple[float, float],
+) -> Tensor:
+    from quintet.platforms.gpu.kernels.moe import Gate, mixed
+
+    if not all(stack.form.plain for stack in stacks):
+        raise ValueError("experts are floats on this platform; their stacks came in another form")
+    gate_up, down = (stack.values for stack in stacks)
+    _check_sizes(x, gate_up, down, weights, ids)
+    first, second = (bias.contiguous() for bias in biases)
+    if first.shape != gate_up.shape[:2] or second.shape != down.shape[:2]:
+        raise ValueError(f"biases {tuple(first.shape)} and {tuple(second.shape)} do not fit {tuple(gate_up.shape)}")
+    gate = Gate("clamped", clamp, (first, second))
+    return mixed(_rows(x), _rows(gate_up), _rows(down), weights.float().contiguous(), ids.contiguous(), gate)
+
+
+def _check_sizes(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> None:
     num, hidden, inner = down.shape
     if gate_up.shape != (num, 2 * inner, hidden) or x.shape[1] != hidden:
         raise ValueError(f"weights {tuple(gate_up.shape)} and {tuple(down.shape)} do not fit x {tuple(x.shape)}")
     if ids.shape != weights.shape or len(ids) != len(x) or ids.dtype != torch.int32:
         raise ValueError(f"weights {tuple(weights.shape)} and ids {tuple(ids.shape)} {ids.dtype}: {len(x)} tokens")
-    return mixed(_rows(x), _rows(gate_up), _rows(down), weights.float().contiguous(), ids.contiguous(), kind)
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -63,6 +63,7 @@ class Null(Platform):
     name = "null"
     op_priority = {"greedy": ("null",)}
     states = True
+    heeds = frozenset({"chunk"})
 
     @classmethod
     def probe(cls) -> Capabilities | Unavailable:

@@ -54,7 +54,8 @@ class RaggedAttention(Mixer):
         self._lanes = Lanes.of(local, LANES if device == "tpu" else 1)
         self._spec = self._lanes.spec(local)
         shape = (1 if spec.shared else 2, self._spec.kv_heads * size, spec.page_size, self._spec.head_dim)
-        self.layouts = (Layout(stored(spec.dtype, device), shape, keeps=spec.window, shares=size),)
+        keeps, chunked = spec.window or spec.chunk, spec.chunk is not None
+        self.layouts = (Layout(stored(spec.dtype, device), shape, keeps=keeps, chunked=chunked, shares=size),)
 
     @property
     def sharding(self) -> P:

@@ -32,8 +32,9 @@ class Program:
     model: nn.Module
     weights: dict[str, jax.ShapeDtypeStruct]
     state: tuple[jax.ShapeDtypeStruct, ...]
-    planner: Mixer | None  # of every group; None: no layer keeps anything
+    planner: Mixer | None  # of every group of pages; None: no layer keeps any
     everywhere: NamedSharding
+    stateful: bool = False  # the last group keeps a state per request, of which nothing is planned
 
     def trace(self, variant: Variant) -> Any:
         """jax.stages.Traced of one variant's step: (weights, state, batch) -> (outputs, state), the state donated."""
@@ -55,8 +56,9 @@ class Program:
         """The shapes of a step's batch, the groups' plans included."""
         host = variant.batch
         if self.planner is not None:
-            groups = [group._replace(plan=self.planner.plan(host, group)) for group in host.groups]
-            host = host._replace(groups=tuple(groups))
+            paged = len(host.groups) - self.stateful
+            groups = [group._replace(plan=self.planner.plan(host, group)) for group in host.groups[:paged]]
+            host = host._replace(groups=(*groups, *host.groups[paged:]))
         return host.on(
             [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.everywhere) for x in host.leaves()]  # type: ignore[misc]
         )

@@ -24,8 +24,20 @@ class TPUDevice(Device):
     def __init__(self, devices: Sequence[jax.Device]) -> None:
         self.mesh = Mesh(np.array(devices), (AXIS,))
         self.everywhere = NamedSharding(self.mesh, PartitionSpec())
-        self.state: tuple[jax.ShapeDtypeStruct, ...] = ()  # of what was allocated last
+        self.kind: str = devices[0].platform
+        self._pages: tuple[jax.ShapeDtypeStruct, ...] = ()  # of what was allocated last
+        self._states: tuple[jax.ShapeDtypeStruct, ...] = ()  # beside these
         self.held: State = ()  # what the last step left, for a caller who was interrupted before taking it
+
+    @property
+    def state(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """All that a step takes over."""
+        return self._pages + self._states
+
+    @property
+    def stateful(self) -> bool:
+        """Whether a part of it is of requests."""
+        return bool(self._states)
 
     def memory(self) -> Memory:
         stats = [device.memory_stats() for device in self.mesh.devices.flat]
@@ -38,16 +50,18 @@ class TPUDevice(Device):
 
     def allocate(self, layouts: Sequence[Layout], units: int) -> State:
         self.held = ()  # two caches would not fit
-        self.state = tuple(self.described(layout, units) for layout in layouts)
-        need, free = sum(shard_bytes(each) for each in self.state), self.memory().free
+        wanted, states = tuple(self.described(layout, units) for layout in layouts), _are_states(layouts)
+        self._pages, self._states = (self._pages, wanted) if states else (wanted, ())
+        need, free = sum(shard_bytes(each) for each in wanted), self.memory().free
         if need > free:
             raise MemoryError(
-                f"KV cache of {units} pages needs {need / GIB:.2f} GiB, {free / GIB:.2f} GiB are free on each of "
+                f"{'states of' if states else 'KV cache of'} {units} {'slots need' if states else 'pages needs'} "
+                f"{need / GIB:.2f} GiB, {free / GIB:.2f} GiB are free on each of "
                 f"{self.mesh.size} devices; lower kv_cache_memory_bytes or max_model_len"
             )
         make = jax.jit(
-            lambda: tuple(jax.numpy.zeros(each.shape, each.dtype) for each in self.state),
-            out_shardings=tuple(each.sharding for each in self.state),
+            lambda: tuple(jax.numpy.zeros(each.shape, each.dtype) for each in wanted),
+            out_shardings=tuple(each.sharding for each in wanted),
         )
         state: State = make()  # arrays of JAX, which the compiled step alone looks into
         return state
@@ -82,6 +96,11 @@ class TPUDevice(Device):
         except RuntimeError:  # it failed, or was taken over by a step that failed at once
             self.held = ()
             raise CacheLost(f"a step failed on the device and took the cache with it: {error}") from error
+
+
+def _are_states(layouts: Sequence[Layout]) -> bool:
+    """Of requests, which are allocated behind the pages."""
+    return bool(layouts) and layouts[0].unit == "request"
 
 
 def from_host_array(array: np.ndarray[Any, Any]) -> Tensor:

@@ -38,9 +38,10 @@ class TPU(Platform):
     """One worker drives all devices: place() shards, XLA adds the collectives. Steps are compiled, shapes are fixed."""
 
     name = "tpu"
+    heeds = frozenset({"chunk"})
     op_priority = dict.fromkeys(PAGED, ("pallas", "jax")) | dict.fromkeys(
         (
-            *("attention", "take_rows", "place_rows"),
+            *("attention", "take_rows", "place_rows", "beside", "by_heads"),
             *(
                 "linear",
                 "embedding",
@@ -52,12 +53,14 @@ class TPU(Platform):
                 "activate",
                 "gated",
             ),
-            *("route", "route_grouped", "grouped_linear", "experts"),
+            *("route", "route_grouped", "route_limited", "grouped_linear", "experts", "biased_experts"),
+            *("delta_rule", "selective_scan", "short_conv", "state_space"),
             *("greedy", "sample", "gumbel", "scale_logits", "filter_logits", "top_logprobs", "widen"),
             *("penalize", "bias_tokens", "ban_tokens", "keep_tokens", "place_tokens"),
         ),
         ("jax",),
     )
+    states = True
 
     @classmethod
     def probe(cls) -> Capabilities | Unavailable:
@@ -118,7 +121,7 @@ class TPU(Platform):
         _keep_programs(self._config.compilation_cache_dir)
         self._device = TPUDevice(devices)
         self._placer = Placer(self._device.mesh)
-        self._planner: Mixer | None = None  # the last that keeps anything: its plan depends on the page size alone
+        self._planner: Mixer | None = None  # the last that keeps pages: its plan depends on the page size alone
         self._weights = Weights({})  # of the model that was compiled last
         return self._device
 
@@ -126,10 +129,15 @@ class TPU(Platform):
         return Alone()
 
     def mixer(self, spec: AttentionSpec | StateSpec, ops: Any, rank: int) -> Mixer:
-        if isinstance(spec, StateSpec):
-            raise ValueError("its programs advance no states, one per request; run this model on another platform")
         from quintet.platforms.tpu.attention import mixer
+        from quintet.platforms.tpu.states import JaxStates
 
+        if isinstance(spec, StateSpec):
+            if ops.choice(spec.op).provider == "reference":  # which asks for the longest request's tokens
+                raise ValueError(
+                    f"{spec.op} of states has no program of fixed shapes here; run this model on another platform"
+                )
+            return JaxStates(spec, ops, self._device.kind)
         made = mixer(spec, ops, self._device.mesh)
         self._planner = made if made.layouts else self._planner
         return made
@@ -160,8 +168,9 @@ class TPU(Platform):
 
         self._weights = Weights(dict(model.named_parameters()))
         shapes = {name: abstract(array) for name, array in self._weights.now().items()}
-        program = Program(model, shapes, self._device.state, self._planner, self._device.everywhere)
-        return compile_step(program, self._weights, variants, self._device)
+        device = self._device
+        program = Program(model, shapes, device.state, self._planner, device.everywhere, device.stateful)
+        return compile_step(program, self._weights, variants, device)
 
 
 def _cache_folder() -> tuple[str, str]:

@@ -4,6 +4,7 @@ from quintet.platforms.tpu import attention
 from quintet.platforms.tpu.kernels import (
     activation,
     embedding,
+    heads,
     linear,
     moe,
     norm,
@@ -11,6 +12,7 @@ from quintet.platforms.tpu.kernels import (
     rotary,
     rows,
     sampling,
+    states,
     step_attention,
 )
 
@@ -18,6 +20,7 @@ __all__ = [
     "activation",
     "attention",
     "embedding",
+    "heads",
     "linear",
     "moe",
     "norm",
@@ -25,5 +28,6 @@ __all__ = [
     "rotary",
     "rows",
     "sampling",
+    "states",
     "step_attention",
 ]

@@ -68,8 +68,8 @@ def _placement(weight: Weight, mesh: Mesh, shape: tuple[int, ...], dtype: Any) -
     sizes = [stop - start for start, stop in (part.ranges[weight.rank] for part in weight.parts)]
     divides = mesh.size > 1 and all(size % mesh.size == 0 for size in sizes)
     stacked = bool(weight.stack)
-    packed = divides and (stacked or (weight.axis == 0 and len(sizes) > 1))  # the products' biases go with them
-    cut = divides and weight.use != "vector" and shape[weight.axis] % mesh.size == 0
+    packed = divides and (stacked or (weight.axis == 0 and len(sizes) > 1 and weight.use != "channels"))
+    cut = divides and weight.use not in ("channels", "vector") and shape[weight.axis] % mesh.size == 0
     if packed and stacked:
         share = [size // mesh.size if axis == weight.axis else size for axis, size in enumerate(shape[1:])]
         shape, spec = (shape[0], mesh.size, *share), PartitionSpec(None, AXIS)

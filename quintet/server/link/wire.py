@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 
 from quintet.engine.request import Admitted
+from quintet.engine.series import Row
 from quintet.engine.stats import Stats
 from quintet.engine.thoughts import Marks
 from quintet.outputs import TokenDelta
 from quintet.sampling_params import SamplingParams
 from quintet.server.backend import Served
-from quintet.server.metrics.series import Row
 from quintet.settings.wording import Wording
 
 BEAT = 0.5  # seconds between two signs of life of the engine

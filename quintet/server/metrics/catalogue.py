@@ -3,20 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from quintet.engine.request_counts import BETWEEN_TOKENS, COMPLETIONS, FIRST_TOKEN, LATENCY, TOKENS
 from quintet.engine.stats import STEP_BOUNDS
 
 Kind = Literal["gauge", "counter", "histogram"]
 
-# The bounds of vLLM's histograms, and finer ones below, for small models answer faster than those begin.
-_SECONDS = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0,
-            960.0, 1920.0, 7680.0)  # fmt: skip
-LATENCY = (0.01, 0.025, 0.05, 0.1, 0.2, *_SECONDS)
-FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
-               80.0, 160.0, 640.0, 2560.0)  # fmt: skip
-_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
-BETWEEN_TOKENS = (0.0005, 0.001, 0.0025, 0.005, *_TOKEN)
-TOKENS = tuple(float(mantissa * 10**power) for power in range(6) for mantissa in (1, 2, 5)) + (1e6,)
-COMPLETIONS = (1.0, 2.0, 5.0, 10.0, 20.0)
 HTTP = (0.1, 0.5, 1.0)
 CACHE_LABELS = ("block_size", "cache_dtype", "enable_prefix_caching", "kv_cache_size_tokens", "num_gpu_blocks")
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from quintet.engine.metrics import COUNTERS, GAUGES
+from quintet.engine.series import Row
 from quintet.engine.stats import Stats
 from quintet.server.backend import Backend, EngineDead, Served
-from quintet.server.metrics.series import Row
 
 # metric -> the field of Engine.Stats that it shows
 _FIELDS = {**GAUGES, **{f"{name}_total": field for name, field in COUNTERS.items()}}

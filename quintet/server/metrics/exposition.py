@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from quintet.engine.series import Row, add_up
 from quintet.server.backend import EngineDead
 from quintet.server.metrics.catalogue import METRICS, Metric
 from quintet.server.metrics.engine import engine_rows
-from quintet.server.metrics.series import Row, add_up
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family

@@ -2,8 +2,9 @@
 
 from collections.abc import Awaitable, Callable
 
+from quintet.engine.request_counts import RequestCounts
+from quintet.engine.series import Counter, Histogram, Row
 from quintet.server.metrics.catalogue import SERVED
-from quintet.server.metrics.series import Counter, Histogram, Row
 
 # HTTP status -> why a request was turned away
 _REFUSALS = {
@@ -30,7 +31,7 @@ async def _no_others() -> tuple[list[Row], int]:
 
 
 class Metrics:
-    """Used in one event loop. Histograms and counters of the hot path are attributes."""
+    """Used in one event loop. What requests took is in `requests`."""
 
     def __init__(self) -> None:
         self._known = {metric.name: metric for metric in SERVED}
@@ -40,30 +41,10 @@ class Metrics:
         self.others: Callable[[], Awaitable[tuple[list[Row], int]]] = (
             _no_others  # the rows of the other API processes, and how many of those are silent
         )
-        self.first_token = self._histogram("vllm:time_to_first_token_seconds")
-        self.between_tokens = self._histogram("vllm:inter_token_latency_seconds")
-        self.token_time = self._histogram("vllm:request_time_per_output_token_seconds")
-        self.latency = self._histogram("vllm:e2e_request_latency_seconds")
-        self.queue = self._histogram("vllm:request_queue_time_seconds")
-        self.prefill = self._histogram("vllm:request_prefill_time_seconds")
-        self.decode = self._histogram("vllm:request_decode_time_seconds")
-        self.inference = self._histogram("vllm:request_inference_time_seconds")
-        self.prompt_tokens = self._histogram("vllm:request_prompt_tokens")
-        self.computed_tokens = self._histogram("vllm:request_prefill_kv_computed_tokens")
-        self.generation_tokens = self._histogram("vllm:request_generation_tokens")
-        self.longest = self._histogram("vllm:request_max_num_generation_tokens")
-        self.params_n = self._histogram("vllm:request_params_n")
-        self.params_max_tokens = self._histogram("vllm:request_params_max_tokens")
+        self.requests = RequestCounts()
         self.aborted = self._counter("quintet:requests_aborted_total")
-        self.failed = self._counter("quintet:requests_failed_total")
-        for reason in ("stop", "length", "repetition", "abort", "error"):
-            self._counter("vllm:request_success_total", reason)
         for reason in sorted(set(_REFUSALS.values())):
             self._counter("quintet:requests_refused_total", reason)
-
-    def ended(self, reason: str, count: int = 1) -> None:
-        """So many completions; vLLM's name for it counts failures, too."""
-        self._counter("vllm:request_success_total", reason).add(count)
 
     def responded(self, route: str, method: str, status: int) -> None:
         """A response was begun. The route is a template, so that there are few."""
@@ -81,6 +62,9 @@ class Metrics:
     def rows(self) -> list[Row]:
         """All series as they stand."""
         rows = [Row(name, labels, series.values()) for (name, labels), series in self._series.items()]
+        rows += [Row(name, (), histogram.values()) for name, histogram in self.requests.histograms()]
+        rows += [Row("vllm:request_success_total", (why,), each.values()) for why, each in self.requests.reasons()]
+        rows.append(Row("quintet:requests_failed_total", (), self.requests.failed.values()))
         calls = Row("quintet:api_calls", (), [self.calls()])
         return [*rows, calls, Row("quintet:open_connections", (), [self.connections()])]
 

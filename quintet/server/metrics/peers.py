@@ -9,8 +9,8 @@ from pathlib import Path
 
 import zmq
 
+from quintet.engine.series import Row
 from quintet.server.link import wire
-from quintet.server.metrics.series import Row
 
 PATIENCE = 1.0  # seconds that a scrape waits for the others
 _UNSENT = 1000  # messages that may wait for a process that does not read; more are lost

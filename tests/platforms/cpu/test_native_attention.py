@@ -33,6 +33,8 @@ SPECS: dict[str, dict[str, Any]] = {
     "sinks, window": {"sinks": True, "window": 70},
     "alibi": {"alibi": True},
     "alibi, soft-cap, window": {"alibi": True, "softcap": 9.0, "window": 100},
+    "chunk": {"chunk": 37},
+    "chunk of whole blocks, sinks": {"chunk": 128, "sinks": True},
     "both ways": {"causal": False},
     "both ways, window": {"causal": False, "window": 50},
     "V in K": {"shared": 8},
@@ -145,6 +147,20 @@ def test_pages_that_were_given_back_do_not_leak(isa: str, types: Types, left: fl
             assert torch.equal(got, want), length
 
 
+@pytest.mark.parametrize("types", TYPES[:2], ids=str)
+def test_pages_of_earlier_chunks_do_not_leak(isa: str, types: Types) -> None:
+    """The step's tokens are in the chunk from 50 on, whose first page holds the end of the one before."""
+    for heads, kv_heads, dim, page_size in SHAPES[:3]:
+        of = spec(heads, kv_heads, dim, dtype=types[0], kv_dtype=types[1], page_size=page_size, chunk=50)
+        q, kv, books = batched(of, [Request(60, 30), Request(20, 1)])
+        want = native(q, kv, books, of)
+        table = books.group.table.clone()
+        table[0, : 50 // page_size] = 0
+        kv[0] = broken(of, float("nan"))
+        got = native(q, kv, books._replace(group=books.group._replace(table=table)), of)
+        assert torch.equal(got, want)
+
+
 @pytest.mark.parametrize("types", TYPES, ids=str)
 def test_keys_alone_are_written_where_values_are_part_of_them(isa: str, types: Types) -> None:
     op, (dtype, cached) = Op.registry["write_kv"], types
@@ -227,7 +243,7 @@ def test_the_number_of_threads_changes_no_bit(isa: str, threads: None) -> None:
         assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
 
-@pytest.mark.parametrize("settings", [{}, {"window": 1100}, {"sinks": True}, {"alibi": True}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"window": 1100}, {"chunk": 1500}, {"sinks": True}, {"alibi": True}], ids=str)
 def test_long_contexts_split_over_threads_give_the_same_bits(isa: str, threads: None, settings: dict[str, Any]) -> None:
     """Few heads and many threads: stretches of 1024 positions are shared out, and merged in order."""
     for (dtype, cached), (heads, dim) in zip(TYPES[::2], ((2, 16), (5, 24), (1, 32), (9, 16), (3, 8)), strict=True):
@@ -243,6 +259,21 @@ def test_long_contexts_split_over_threads_give_the_same_bits(isa: str, threads: 
             assert torch.equal(got[4], whole[first]), (count, first)
             limit = ROUNDINGS[dtype] * torch.finfo(dtype).eps
             torch.testing.assert_close(got.float(), specified(q, cache.kv, books, of), atol=limit, rtol=limit)
+
+
+@pytest.mark.parametrize("settings", [{}, {"sinks": True, "window": 70}, {"alibi": True}, {"shared": 64}], ids=str)
+def test_heads_shared_out_over_threads_give_the_same_bits(isa: str, threads: None, settings: dict[str, Any]) -> None:
+    """One token whose heads share one K: threads take some each. A prompt has them together, and reads copies of K."""
+    for (dtype, cached), heads in itertools.product(TYPES, (16, 9)):
+        of = spec(heads, 1, 96, dtype=dtype, kv_dtype=cached, **settings)
+        cache = Cache(of, [200])
+        _cpu.set_threads(1)
+        q, books = cache.batch({0: Request(0, 200)})
+        whole = native(q, cache.kv, books, of)
+        for count, first in itertools.product((1, 2, 3, 5), (199, 63)):
+            _cpu.set_threads(count)
+            q, books = cache.batch({0: Request(first, 1)})
+            assert torch.equal(native(q, cache.kv, books, of)[0], whole[first]), (dtype, cached, heads, count, first)
 
 
 def test_tokens_of_a_product_may_stand_apart() -> None:

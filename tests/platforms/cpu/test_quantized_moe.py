@@ -16,6 +16,8 @@ from quintet.weights import Cut, Form, Matrix, Part, Weight
 if reason := quantized_moe.probe():
     pytest.skip(reason, allow_module_level=True)
 
+from quintet import _cpu
+
 E4M3 = torch.float8_e4m3fn
 FORMS = {
     "fp8": Form("fp8", 8, 16, 128, dtype=E4M3),
@@ -72,6 +74,33 @@ def test_experts_are_the_specifications_and_a_token_has_its_bits_anywhere(
     for first, last in ((0, 1), (7, 12), (22, 23)):
         alone = native(x[first:last], *held, weights[first:last], ids[first:last])
         assert torch.equal(alone, got[first:last])
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_threads_change_no_bit(name: str) -> None:
+    """Blocks of all experts are shared out together: who computes one changes nothing, nor do they depend on others."""
+    form = FORMS[name]
+    held = packed(stacked(form, 2 * INNER, HIDDEN)), packed(stacked(form, HIDDEN, INNER))
+    x, weights, ids = drawn(300, torch.bfloat16)  # more rows of an expert than a panel takes at once for two threads
+    before, found = _cpu.threads(), []
+    for threads in (1, 2, 3):
+        _cpu.set_threads(threads)
+        found.append(native(x, *held, weights, ids))
+    _cpu.set_threads(before)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_one_token_is_served_where_it_lies_and_several_from_copies(name: str) -> None:
+    """Also by one expert twice, and by none."""
+    form = FORMS[name]
+    held = packed(stacked(form, 2 * INNER, HIDDEN)), packed(stacked(form, HIDDEN, INNER))
+    x, weights, _ = drawn(2, torch.bfloat16)
+    for chosen in ([3, 3], [4, -1], [-1, EXPERTS]):
+        ids = torch.tensor([chosen, [0, 1]], dtype=torch.int32)
+        alone, both = native(x[:1], *held, weights[:1], ids[:1]), native(x, *held, weights, ids)
+        assert torch.equal(alone[0], both[0])
+    assert not alone.any()
 
 
 def test_an_activation_that_the_extension_lacks_is_computed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,8 @@ INTERPRETED = Limits(bf16=False)
 SPECS: dict[str, dict[str, Any]] = {
     **cases.SPECS,
     "alibi": {"alibi": True},
+    "chunk": {"chunk": 37},
+    "chunk over blocks": {"chunk": 150, "sinks": True},
     "alibi, soft-cap, window": {"alibi": True, "softcap": 5.0, "window": 40},
 }
 TYPES = [

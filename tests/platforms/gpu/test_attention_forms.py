@@ -12,6 +12,7 @@ from torch import Tensor
 
 from quintet.conformance.batches import Cache, Request, spec
 from quintet.conformance.cases import CASES, DTYPES, MIXES, attended
+from quintet.engine.groups import Keeping
 from quintet.ops import Op
 from quintet.ops.attention import page_shape, stored
 from quintet.platforms.cuda import flashinfer
@@ -180,7 +181,8 @@ def without_the_first(books: Books, of: AttentionSpec) -> Books:
     table = books.group.table.clone()
     counts = books.batch.starts.diff().tolist()
     for row, (length, count) in enumerate(zip(books.group.lengths.tolist(), counts, strict=True)):
-        table[row, : max(0, length - count - (of.window or length) + 1) // of.page_size] = 0
+        kept = Keeping(of.window or of.chunk, of.chunk is not None)
+        table[row, : kept.first(length - count) // of.page_size] = 0
     return Books(books.batch, books.group._replace(table=table))
 
 
@@ -189,15 +191,21 @@ def without_the_first(books: Books, of: AttentionSpec) -> Books:
 def test_what_page_0_holds_reaches_nothing_behind_a_window(provider: str, cached: torch.dtype | None) -> None:
     """Not by a weight of 0 either: page 0 holds what is not a number."""
     requests = [Request(40, 1), Request(230, 21), Request(530, 1), Request(3, 1), Request(64, 2)]
-    forms: dict[int, dict[str, Any]] = {1: {}, 9: {"shared": 16}, 33: {"sinks": True, "softcap": 4.0}, 280: {}}
-    for window, more in forms.items():
-        of = spec(4, 2, 24, dtype=torch.float16, kv_dtype=cached, window=window, **more)
+    forms: list[dict[str, Any]] = [
+        {"window": 1},
+        {"window": 9, "shared": 16},
+        {"window": 33, "sinks": True, "softcap": 4.0},
+        {"window": 280},
+        {"chunk": 50},
+    ]
+    for form in forms:
+        of = spec(4, 2, 24, dtype=torch.float16, kv_dtype=cached, **form)
         q, kv, books = step(of, requests)
         want = attend(provider, q, kv, books, of)
         kv[0] = stored(torch.full((24,), math.nan), of.cached)
         trimmed = without_the_first(books, of)
         assert (trimmed.group.table == 0).sum() > (books.group.table == 0).sum()
-        assert torch.equal(attend(provider, q, kv, trimmed, of), want), window
+        assert torch.equal(attend(provider, q, kv, trimmed, of), want), form
 
 
 def test_flashinfer_is_told_no_page_behind_a_window() -> None:

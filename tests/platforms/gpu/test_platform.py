@@ -99,6 +99,12 @@ def test_registering_takes_no_name_from_another_platform() -> None:
         ("mixtral", ("route", "experts")),
         ("qwen2_moe", ("route", "route_grouped", "experts")),
         ("qwen3_moe", ("norm_rotary", "route", "experts")),
+        ("lfm2", ("norm_rotary", "short_conv")),
+        ("mamba", ("short_conv", "selective_scan")),
+        ("granitemoehybrid", ("gated", "short_conv", "state_space")),
+        ("qwen3_next", ("gated", "short_conv", "delta_rule")),
+        ("deepseek_v2", ("pair_rotary", "route_limited", "experts")),
+        ("gpt_oss", ("route", "biased_experts")),
     ],
 )
 def test_a_model_by_our_kernels_alone_gives_the_cpus_tokens(family: str, own: tuple[str, ...]) -> None:
@@ -110,7 +116,10 @@ def test_a_model_by_our_kernels_alone_gives_the_cpus_tokens(family: str, own: tu
     used = tuple(name for name in used if name != "rotary" or "norm_rotary" not in own)
     members = {"_fake": FakeRuntime(), "op_priority": {name: providers.PRIORITY[name] for name in used}}
     platform = type("WithKernels", (FakeGPU,), members)(EngineConfig(max_num_seqs=4))
-    settings = {**next(iter(FAMILIES[family].values())), "num_hidden_layers": 1}
+    whole = next(iter(FAMILIES[family].values()))
+    types = whole["layer_types"][:2] if "layer_types" in whole else ["every layer is alike"]
+    settings = {**whole, "num_hidden_layers": len(types)} | ({"layer_types": types} if len(types) > 1 else {})
+    settings |= {"first_k_dense_replace": 0} if "first_k_dense_replace" in whole else {}
     tiny, prompts = make(family, settings), random_prompts(3, (9, 1, 17), 101)
     ours, theirs = Runner(tiny, platform=platform), Runner(tiny)
     assert {c.op for c in ours.worker.ops.choices if c.provider == "triton"} == set(used)
@@ -153,6 +162,17 @@ def test_any_way_gives_the_cpus_tokens(how: str, client: Make) -> None:
     model: Any = ("llama", "plain", "float32", {})
     made, theirs = type(fake_platform()), cpu_client(model, **ENGINES[how])
     ours = client(variant("llama", "plain"), made, **ENGINES[how])
+    for seed in range(2):
+        assert tokens(run(ours, mix(seed))) == tokens(run(theirs, mix(seed))), f"mix {seed}"
+    assert made._fake.replays > 10
+
+
+@pytest.mark.parametrize("family", ["lfm2", "mamba2"])
+def test_states_alone_and_beside_pages_are_captured(family: str, client: Make) -> None:
+    """Through prefixes that are found, and preemption where there are pages."""
+    settings = {**ENGINES["preempted, cached, chunked"], "num_pages": 23}
+    made, theirs = type(fake_platform()), cpu_client((family, "plain", "float32", {}), **settings)
+    ours = client(variant(family, "plain"), made, **settings)
     for seed in range(2):
         assert tokens(run(ours, mix(seed))) == tokens(run(theirs, mix(seed))), f"mix {seed}"
     assert made._fake.replays > 10

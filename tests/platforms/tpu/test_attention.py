@@ -60,6 +60,8 @@ GRID = [
     Case(3, 1, 80, 16, "chunks", {}, torch.bfloat16),
     Case(4, 2, 16, 16, "chunks", {"causal": False}),
     Case(3, 1, 24, 8, "mix", {"causal": False, "window": 21, "sinks": True}, torch.bfloat16),
+    Case(6, 3, 24, 8, "mix", {"chunk": 20}),
+    Case(4, 2, 16, 16, "chunks", {"chunk": 16, "sinks": True}, torch.bfloat16),
     Case(16, 1, 576, 16, "mix", {"shared": 512}, torch.bfloat16),
     Case(4, 1, 96, 16, "chunks", {"shared": 64, "softcap": 5.0, "window": 40}),
     Case(5, 1, 24, 8, "decode", {"shared": 24}),

@@ -29,6 +29,7 @@ KINDS: list[dict[str, Any]] = [
     {"causal": False},
     {"causal": False, "window": 20, "sinks": True},
     {"window": 140, "softcap": 3.0},
+    {"chunk": 40},
     {"alibi": True},
 ]
 

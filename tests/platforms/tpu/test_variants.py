@@ -13,15 +13,36 @@ from quintet.conformance.tiny import SERVED, VOCAB, variant
 from quintet.engine.batch import pad
 from quintet.engine.worker import ModelSizes, Worker
 from quintet.layers.build import Wanted
+from quintet.ops import bind
 from quintet.platforms.cpu import PLATFORM as CPU
 from quintet.platforms.interface import CacheLost, Platform
-from quintet.types import HostBatch, HostInputs, Variant
+from quintet.types import HostBatch, HostInputs, Layout, StateSpec, Variant
 from tests.helpers import tpu
 
 pytestmark = tpu.needs_jax
 
 PAGES = SERVED // 16
 PLAIN = Variant(32, 4, 16, (PAGES,))
+
+
+def test_a_state_that_no_program_advances_is_refused() -> None:
+    platform, spec = tpu.platform(), StateSpec("short_conv", (4, 2))
+    platform.open(0)
+    assert platform.mixer(spec, bind(platform.op_priority), 0).layouts[0].unit == "request"
+    with pytest.raises(ValueError, match="short_conv of states has no program of fixed shapes here"):
+        platform.mixer(spec, bind({}), 0)
+
+
+def test_pages_and_states_are_one_state_and_a_new_cache_begins_anew() -> None:
+    device = tpu.platform().open(0)
+    page, kept = Layout(torch.float32, (2, 1, 16, 8)), Layout(torch.float32, (4, 8), unit="request")
+    device.allocate([page], 5)
+    device.allocate([kept, kept], 3)
+    assert [each.shape for each in device.state] == [(5, 2, 1, 16, 8), (3, 4, 8), (3, 4, 8)] and device.stateful
+    device.allocate([page], 7)
+    assert [each.shape for each in device.state] == [(7, 2, 1, 16, 8)] and not device.stateful
+    with pytest.raises(MemoryError, match=r"states of 99999999999 slots need"):
+        device.allocate([kept], 99999999999)
 
 
 def worker(platform: Platform, *variants: Variant, **sizing: Any) -> Worker:

@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
+from quintet.engine.series import Row
 from quintet.server.http.app import make_app
 from quintet.server.http.service import Service
-from quintet.server.metrics.series import Row
 from quintet.server.settings import ServerConfig
 from tests.server.fakes import FakeBackend
 from tests.server.http.serving import HOST, chat, client

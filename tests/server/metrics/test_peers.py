@@ -9,10 +9,10 @@ import pytest
 import zmq
 import zmq.asyncio
 
+from quintet.engine.series import Row, add_up
 from quintet.server.link import wire
 from quintet.server.link.remote import Remote
 from quintet.server.metrics.peers import Peers
-from quintet.server.metrics.series import Row, add_up
 from tests.helpers.null_engine import until
 
 

@@ -5,9 +5,9 @@ import random
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
+from quintet.engine.series import Row, add_up
 from quintet.server.metrics import catalogue, exposition
 from quintet.server.metrics.metrics import Metrics
-from quintet.server.metrics.series import Row, add_up
 from tests.server.metrics.scrapes import samples
 
 NAMES = {metric.name: metric for metric in catalogue.METRICS}
@@ -28,7 +28,7 @@ def test_a_histogram_is_what_the_official_client_makes_of_the_same_values() -> N
     metrics = Metrics()
     for value in values:
         theirs.observe(value)
-        metrics.first_token.observe(value)
+        metrics.requests.first_token.observe(value)
     expected = {k: v for k, v in samples(generate_latest(official).decode()).items() if "_created" not in k}
     found = {k: v for k, v in samples(shown(metrics.rows())).items() if k.startswith(name)}
     assert found.keys() == expected.keys()
@@ -36,7 +36,7 @@ def test_a_histogram_is_what_the_official_client_makes_of_the_same_values() -> N
 
 
 def test_many_at_once_are_as_many_one_by_one() -> None:
-    one, many = Metrics().latency, Metrics().latency
+    one, many = Metrics().requests.latency, Metrics().requests.latency
     for _ in range(7):
         one.observe(0.5)
     many.observe(0.5, 7)
@@ -55,12 +55,12 @@ def test_labels_are_escaped_as_the_official_client_does() -> None:
 
 def test_rows_of_processes_add_up_by_name_and_labels() -> None:
     first, second = Metrics(), Metrics()
-    first.ended("stop")
-    first.ended("length")
-    second.ended("stop")
-    first.latency.observe(0.4)
-    second.latency.observe(0.4)
-    second.latency.observe(70)
+    first.requests.ended("stop")
+    first.requests.ended("length")
+    second.requests.ended("stop")
+    first.requests.latency.observe(0.4)
+    second.requests.latency.observe(0.4)
+    second.requests.latency.observe(70)
     first.connections = second.connections = lambda: 2
     found = samples(shown(add_up([*first.rows(), *second.rows()])))
     assert found["vllm:request_success_total{finished_reason=stop}"] == 2
@@ -73,7 +73,7 @@ def test_rows_of_processes_add_up_by_name_and_labels() -> None:
 
 def test_without_a_model_only_metrics_of_no_model_have_samples() -> None:
     metrics = Metrics()
-    metrics.ended("stop")
+    metrics.requests.ended("stop")
     metrics.responded("/health", "GET", 200)
     found = samples(shown(metrics.rows(), model=None))
     assert found["quintet:http_requests_total{method=GET,route=/health,status=200}"] == 1

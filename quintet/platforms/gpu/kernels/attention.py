@@ -44,14 +44,25 @@ def _request_of(starts, requests, tile, TOKENS: tl.constexpr, CHUNK: tl.constexp
     return count - 1
 
 
+@triton.jit
+def _first_seen(position, WINDOW: tl.constexpr, LOCAL: tl.constexpr):
+    """Of a token at a position: within a window, or in a chunk of LOCAL positions."""
+    first = position * 0
+    if WINDOW:
+        first = tl.maximum(position - WINDOW + 1, 0)
+    if LOCAL:
+        first = position // LOCAL * LOCAL
+    return first
+
+
 @triton.jit(do_not_specialize=["requests", "pages"])
 def attend_tiles(
     out, q, kv, scales, table, starts, lengths, sinks, slopes, requests, pages, q_stride, gain, cap,
     GROUP: tl.constexpr, PIECES: tl.constexpr, KV_HEADS: tl.constexpr,
     DIM: tl.constexpr, VALUE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr,
     V_ROWS: tl.constexpr, PAGE_SIZE: tl.constexpr, WIDTH: tl.constexpr, STORED: tl.constexpr, COMPUTE: tl.constexpr,
-    WINDOW: tl.constexpr, CAUSAL: tl.constexpr, CAPPED: tl.constexpr, SLOPED: tl.constexpr, HAS_SINKS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr,
+    WINDOW: tl.constexpr, LOCAL: tl.constexpr, CAUSAL: tl.constexpr, CAPPED: tl.constexpr, SLOPED: tl.constexpr,
+    HAS_SINKS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Grid (KV_HEADS * PIECES, T // TOKENS + R). Requests with one token are left to attention_split.py."""
     TOKENS: tl.constexpr = BLOCK_M // GROUP
@@ -85,8 +96,8 @@ def attend_tiles(
     if not CAUSAL:
         end = tl.minimum(end + WINDOW - 1, shift + count) if WINDOW else shift + count
         full = end // BLOCK_N * BLOCK_N
-    if WINDOW:
-        begin = tl.maximum(lowest - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+    if WINDOW or LOCAL:
+        begin = _first_seen(lowest, WINDOW, LOCAL) // BLOCK_N * BLOCK_N
         full = begin
     own = table + request.to(tl.int64) * pages
     slope = 0.0
@@ -111,9 +122,9 @@ def attend_tiles(
         seen = inside[None, :]
         if CAUSAL:
             seen = slots[None, :] <= position[:, None]
-        if WINDOW:
-            inside &= slots > lowest - WINDOW
-            seen &= slots[None, :] > position[:, None] - WINDOW
+        if WINDOW or LOCAL:
+            inside &= slots >= _first_seen(lowest, WINDOW, LOCAL)
+            seen &= slots[None, :] >= _first_seen(position, WINDOW, LOCAL)[:, None]
             if not CAUSAL:
                 seen &= slots[None, :] < position[:, None] + WINDOW
         acc, best, total = fold(
@@ -131,7 +142,7 @@ def launch(call: Call) -> None:
     blocks = tile_blocks(of, call.limits)
     attend_tiles[(of.programs, tokens // (blocks.rows // of.group) + requests)](
         call.out, *call.arrays, requests, call.pages, *call.numbers,
-        **of.constants, WINDOW=of.window, CAUSAL=of.causal, BLOCK_M=blocks.rows, BLOCK_N=blocks.slots, CHUNK=CHUNK,
+        **of.constants, **of.sight, CAUSAL=of.causal, BLOCK_M=blocks.rows, BLOCK_N=blocks.slots, CHUNK=CHUNK,
         num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
 
@@ -144,6 +155,7 @@ def variants() -> list[Variant]:
         Layer(32, 8, 128, 16, "bf16", e4m3=True),
         Layer(16, 8, 256, 16, "bf16", window=4096, capped=True),
         Layer(64, 8, 64, 16, "bf16", window=128, sinks=True),
+        Layer(40, 8, 128, 16, "bf16", local=8192),
         Layer(16, 16, 64, 16, "bf16", causal=False),
         Layer(128, 1, 576, 16, "bf16", shared=512),
         Layer(16, 1, 576, 16, "bf16", INT8, shared=512),
@@ -152,7 +164,7 @@ def variants() -> list[Variant]:
     for of in layers:
         blocks = tile_blocks(of, Limits())
         signature, constants = of.signature(("out",), ("requests", "pages"))
-        constants |= {"BLOCK_M": blocks.rows, "BLOCK_N": blocks.slots, "CHUNK": CHUNK, "WINDOW": of.window}
+        constants |= {"BLOCK_M": blocks.rows, "BLOCK_N": blocks.slots, "CHUNK": CHUNK} | of.sight
         constants["CAUSAL"] = of.causal
         made.append(Variant(f"attend_tiles {of}", attend_tiles, signature, constants, blocks.warps, blocks.stages))
     return made

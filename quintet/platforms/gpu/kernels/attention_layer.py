@@ -57,10 +57,12 @@ class Layer:
     e4m3: bool = False  # the cache is of float8_e4m3fn, which Triton converts
     shared: int = 0  # V is the first so many numbers of K, and is not kept; 0: it is
     causal: bool = True
+    local: int = 0  # positions of a chunk, which alone is seen; 0: none
 
     def __str__(self) -> str:
         extras = [f"V in K {self.shared}"] * bool(self.shared) + ["not causal"] * (not self.causal)
         extras += [f"window {self.window}"] * bool(self.window) + ["soft-cap"] * self.capped
+        extras += [f"chunks of {self.local}"] * bool(self.local)
         extras += ["slopes"] * self.sloped + ["sinks"] * self.sinks
         cache = {PLAIN: "e4m3" if self.e4m3 else self.dtype, INT8: "int8", E4M3: "e4m3 bytes", E5M2: "e5m2"}[
             self.stored
@@ -95,6 +97,11 @@ class Layer:
     @property
     def bytes(self) -> int:
         return BYTES[self.dtype]
+
+    @property
+    def sight(self) -> dict[str, int]:
+        """How far back a token sees."""
+        return {"WINDOW": self.window, "LOCAL": self.local}
 
     @property
     def constants(self) -> dict[str, Any]:

@@ -44,7 +44,9 @@ def merge_warps(layer: Layer) -> int:
 
 
 @triton.jit
-def _share(length, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr):
+def _share(
+    length, WINDOW: tl.constexpr, LOCAL: tl.constexpr, BLOCK_N: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr
+):  # fmt: skip
     """Of a request's last token: its first slot, slots per split, splits: LEAST blocks in each, and at most MOST.
 
     One split where there is no context: what pads a step may have a token, and gets zeros.
@@ -52,6 +54,8 @@ def _share(length, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr, LEAST: tl.conste
     begin = length * 0
     if WINDOW:
         begin = tl.maximum(length - WINDOW, 0) // BLOCK_N * BLOCK_N
+    if LOCAL:
+        begin = tl.maximum(length - 1, 0) // LOCAL * LOCAL // BLOCK_N * BLOCK_N
     blocks = (length - begin + BLOCK_N - 1) // BLOCK_N
     each = tl.maximum(LEAST, (blocks + MOST - 1) // MOST)
     return begin, each * BLOCK_N, tl.maximum(1, (blocks + each - 1) // each)
@@ -77,7 +81,7 @@ def attend_splits(
     GROUP: tl.constexpr, PIECES: tl.constexpr, KV_HEADS: tl.constexpr,
     DIM: tl.constexpr, VALUE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr,
     V_ROWS: tl.constexpr, PAGE_SIZE: tl.constexpr, WIDTH: tl.constexpr, STORED: tl.constexpr, COMPUTE: tl.constexpr,
-    WINDOW: tl.constexpr, CAPPED: tl.constexpr, SLOPED: tl.constexpr, HAS_SINKS: tl.constexpr,
+    WINDOW: tl.constexpr, LOCAL: tl.constexpr, CAPPED: tl.constexpr, SLOPED: tl.constexpr, HAS_SINKS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     """Any number of programs share out the splits of all requests with one token: as many as run at a time is best.
@@ -96,7 +100,7 @@ def attend_splits(
         row = chunk + tl.arange(0, CHUNK)
         there = row < requests
         count = tl.load(starts + row + 1, mask=there, other=0) - tl.load(starts + row, mask=there, other=0)
-        _, _, shares = _share(tl.load(lengths + row, mask=there, other=0), WINDOW, BLOCK_N, LEAST, MOST)
+        _, _, shares = _share(tl.load(lengths + row, mask=there, other=0), WINDOW, LOCAL, BLOCK_N, LEAST, MOST)
         shares = tl.where(count == 1, shares, 0)
         ends = tl.cumsum(shares, 0)
         items = tl.sum(shares) * PROGRAMS
@@ -107,7 +111,7 @@ def attend_splits(
             split = item // PROGRAMS - tl.sum(tl.where(before, shares, 0))
             token = tl.load(starts + request).to(tl.int64)
             length = tl.load(lengths + request)
-            begin, size, splits = _share(length, WINDOW, BLOCK_N, LEAST, MOST)
+            begin, size, splits = _share(length, WINDOW, LOCAL, BLOCK_N, LEAST, MOST)
             begin += split * size
             end = tl.minimum(begin + size, length)
             heads = head * GROUP + tl.minimum(g, GROUP - 1)
@@ -131,6 +135,8 @@ def attend_splits(
                 seen = slots < end
                 if WINDOW:
                     seen &= slots >= length - WINDOW
+                if LOCAL:
+                    seen &= slots >= (length - 1) // LOCAL * LOCAL
                 distance = (slots - (length - 1)).to(tl.float32)[None, :]
                 acc, best, total = fold(
                     acc, best, total, x, x_rest, kv, scales, rows, seen, seen[None, :], distance, slope, gain, cap,
@@ -151,13 +157,14 @@ def attend_splits(
 @triton.jit(do_not_specialize=["requests"])
 def merge_splits(
     out, parts, stats, starts, lengths, sinks, requests,
-    HEADS: tl.constexpr, VALUE: tl.constexpr, BLOCK_D: tl.constexpr, WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
+    HEADS: tl.constexpr, VALUE: tl.constexpr, BLOCK_D: tl.constexpr, WINDOW: tl.constexpr,
+    LOCAL: tl.constexpr, HAS_SINKS: tl.constexpr,
     BLOCK_N: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """Grid (R, H): puts the parts of requests with one token and several splits together, STEP at a time."""
     request, head = tl.program_id(0), tl.program_id(1)
     token = tl.load(starts + request)
-    _, _, splits = _share(tl.load(lengths + request), WINDOW, BLOCK_N, LEAST, MOST)
+    _, _, splits = _share(tl.load(lengths + request), WINDOW, LOCAL, BLOCK_N, LEAST, MOST)
     if tl.load(starts + request + 1) - token != 1 or splits < 2:
         return
     first = (request.to(tl.int64) * HEADS + head) * MOST
@@ -192,7 +199,7 @@ def launch(call: Call, parts: Tensor, stats: Tensor) -> None:
     """Both kernels over a step; `parts` and `stats` are what workspace() says."""
     of, (batch, group) = call.layer, call.books
     blocks, most = split_blocks(of, call.limits), most_splits(of)
-    common = {"WINDOW": of.window, "BLOCK_N": blocks.slots, "LEAST": least_blocks(blocks), "MOST": most}
+    common = {**of.sight, "BLOCK_N": blocks.slots, "LEAST": least_blocks(blocks), "MOST": most}
     tokens, requests = call.q.shape[0], call.requests
     attend_splits[(call.limits.processors * PER_PROCESSOR,)](
         call.out, parts, stats, *call.arrays, tokens, requests, call.pages, *call.numbers,
@@ -219,6 +226,7 @@ def variants() -> list[Variant]:
         Layer(32, 8, 128, 16, "bf16", E4M3),
         Layer(32, 8, 128, 16, "bf16", e4m3=True),
         Layer(64, 8, 64, 16, "bf16", window=128, sinks=True),
+        Layer(40, 8, 128, 16, "bf16", local=8192),
         Layer(128, 1, 576, 16, "bf16", shared=512),
         Layer(16, 1, 576, 16, "bf16", INT8, shared=512),
     ]
@@ -227,18 +235,18 @@ def variants() -> list[Variant]:
         blocks = split_blocks(of, limits)
         signature, constants = of.signature(("out", "parts", "stats"), ("tokens", "requests", "pages"))
         constants |= {"BLOCK_M": blocks.rows, "BLOCK_N": blocks.slots, "CHUNK": CHUNK}
-        constants |= {"LEAST": least_blocks(blocks), "MOST": most_splits(of), "WINDOW": of.window}
+        constants |= {"LEAST": least_blocks(blocks), "MOST": most_splits(of)} | of.sight
         spills = 2 if of.shared else 0  # on 9.0: ptxas keeps to 128 of a thread's 255 registers
         how = signature, constants, blocks.warps, blocks.stages, spills
         made.append(Variant(f"attend_splits {of}", attend_splits, *how))
-    return [*made, *(_merge_variant(of, limits) for of in (layers[0], layers[5]))]
+    return [*made, *(_merge_variant(of, limits) for of in (layers[0], layers[6]))]
 
 
 def _merge_variant(of: Layer, limits: Limits) -> Variant:
     blocks, most = split_blocks(of, limits), most_splits(of)
     signature = {"out": f"*{of.dtype}", "parts": "*fp32", "stats": "*fp32", "starts": "*i32", "lengths": "*i32"}
     signature |= {"requests": "i32"}
-    constants = {"sinks": None, "HEADS": of.heads, "VALUE": of.value, "BLOCK_D": of.block_dim, "WINDOW": of.window}
+    constants = {"sinks": None, "HEADS": of.heads, "VALUE": of.value, "BLOCK_D": of.block_dim, **of.sight}
     constants |= {"HAS_SINKS": False, "BLOCK_N": blocks.slots, "LEAST": least_blocks(blocks), "MOST": most}
     return Variant(
         f"merge_splits {of}", merge_splits, signature, constants | {"STEP": min(STEP, most)}, merge_warps(of), 2

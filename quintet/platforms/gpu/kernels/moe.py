@@ -7,14 +7,14 @@ as many rows per expert choose the same tile.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from quintet.platforms.gpu.kernels.activation import KINDS, activated
+from quintet.platforms.gpu.kernels.activation import activated
 from quintet.platforms.gpu.kernels.matmul import TYPES, computed, tile_of
 from quintet.platforms.gpu.kernels.routing import ordered
 from quintet.platforms.gpu.kernels.variant import Variant
@@ -59,17 +59,24 @@ def _cut(at, k, inputs, EVEN: tl.constexpr, COMPUTE: tl.constexpr):
         return tl.load(at + k[None, :], mask=k[None, :] < inputs, other=0.0).to(COMPUTE)
 
 
+@triton.jit
+def _biased(acc, bias, at, STEP: tl.constexpr):
+    """acc [rows, columns] and the bias of each column; they lie STEP apart."""
+    return acc + tl.load(bias + at * STEP).to(tl.float32)[None, :]
+
+
 @triton.jit(do_not_specialize=["rows", "shared"])  # or some numbers of tokens would compile anew
 def product(
-    out, x, weight, counts, order, rows, outputs, inputs, num, shared, x_row, weight_row, expert_row,
-    KIND: tl.constexpr, SCATTERED: tl.constexpr, COMPUTE: tl.constexpr, EVEN: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, P: tl.constexpr,
+    out, x, weight, bias, counts, order, rows, outputs, inputs, num, shared, x_row, weight_row, expert_row, up_row,
+    alpha, limit, KIND: tl.constexpr, SCATTERED: tl.constexpr, COMPUTE: tl.constexpr, EVEN: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
     """x by weight [num, outputs, inputs], each row by its expert's, -> out [rows, outputs].
 
     `order` says which entry a row is; `shared` entries have one row of x. SCATTERED: they come and go as entries, else
     out's rows are in order. Without `order` rows are their own entries, and nobody's become 0. A KIND other than "none"
-    is the activation of a gate: weight [num, 2 outputs, inputs], gate before up.
+    is the activation of a gate, whose up lies up_row numbers behind it: weight [num, 2 outputs, inputs] with gate
+    before up, or, if "clamped" (see ops.moe.biased_experts), row by row. A bias [num, ...] has the weight's order.
     """
     wide = tl.cdiv(outputs, BN)
     tile, block = tile_of(tl.program_id(0), wide, tl.num_programs(0) // wide)
@@ -94,19 +101,28 @@ def product(
         weights = weight + tl.minimum(expert, num - 1).to(tl.int64) * expert_row + n[:, None] * weight_row
         acc = tl.zeros((BM, BN), tl.float32)
         steps = tl.where(expert < num, tl.cdiv(inputs, BK), 0)
+        if bias is not None:
+            bias += tl.minimum(expert, num - 1).to(tl.int64) * outputs * (1 if KIND == "none" else 2)
         if KIND == "none":
             for step in range(steps):
                 k = step * BK + tl.arange(0, BK)
                 cut = _cut(at, k, inputs, EVEN, COMPUTE)
                 acc = tl.dot(cut, tl.trans(_cut(weights, k, inputs, EVEN, COMPUTE)), acc, input_precision="ieee")
+            if bias is not None:
+                acc = _biased(acc, bias, n, 1)
         else:
-            ups, up = weights + outputs.to(tl.int64) * weight_row, tl.zeros((BM, BN), tl.float32)
+            ups, up = weights + up_row, tl.zeros((BM, BN), tl.float32)
             for step in range(steps):
                 k = step * BK + tl.arange(0, BK)
                 cut = _cut(at, k, inputs, EVEN, COMPUTE)
                 acc = tl.dot(cut, tl.trans(_cut(weights, k, inputs, EVEN, COMPUTE)), acc, input_precision="ieee")
                 up = tl.dot(cut, tl.trans(_cut(ups, k, inputs, EVEN, COMPUTE)), up, input_precision="ieee")
-            acc = activated(acc, KIND) * up
+            if KIND == "clamped":
+                gate = tl.minimum(_biased(acc, bias, n, 2), limit)
+                up = tl.minimum(tl.maximum(_biased(up, bias + 1, n, 2), -limit), limit)
+                acc = (up + 1.0) * (gate / (1.0 + tl.exp(gate * -alpha)))
+            else:
+                acc = activated(acc, KIND) * up
         there = (row < end)[:, None] & (columns < outputs)[None, :]
         tl.store(out + to[:, None] * outputs + columns[None, :], acc.to(out.dtype.element_ty), mask=there)
 
@@ -126,6 +142,17 @@ def combine(out, each, weights, ids, width, num, k, B: tl.constexpr):
     tl.store(out + token * width + at, total.to(out.dtype.element_ty), mask=at < width)
 
 
+class Gate(NamedTuple):
+    """What stands between the products of experts."""
+
+    kind: str  # of KINDS' values, or "clamped"
+    clamp: tuple[float, float] = (0.0, 0.0)  # (alpha, limit)
+    biases: tuple[Tensor | None, Tensor | None] = (None, None)  # [E, 2 I] and [E, D]
+
+
+UNGATED = Gate("none")
+
+
 def grouped(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     """x [M, K] by weight [E, N, K], the first counts[0] rows by weight[0]...; nobody's rows give 0."""
     out = torch.empty((len(x), weight.shape[1]), dtype=x.dtype, device=x.device)
@@ -134,7 +161,7 @@ def grouped(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     return out
 
 
-def mixed(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, kind: str) -> Tensor:
+def mixed(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, gate: Gate) -> Tensor:
     """x [T, D], gate_up [E, 2 I, D], down [E, D, I], weights and ids [T, k] -> [T, D]."""
     (tokens, hidden), k, entries = x.shape, ids.shape[1], ids.numel()
     inner = torch.empty((entries, down.shape[2]), dtype=x.dtype, device=x.device)
@@ -143,39 +170,48 @@ def mixed(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor
     if not out.numel():
         return out
     order, counts = ordered(ids, len(down))
-    _launch(inner, x, gate_up, counts, order, k, KINDS[kind])
-    _launch(outer, inner, down, counts, order)
+    _launch(inner, x, gate_up, counts, order, k, gate)
+    _launch(outer, inner, down, counts, order, gate=Gate("none", biases=gate.biases[::-1]))
     combine[tokens, triton.cdiv(hidden, COMBINED)](out, outer, weights, ids, hidden, len(down), k, B=COMBINED)
     return out
 
 
 def _launch(
-    out: Tensor, x: Tensor, weight: Tensor, counts: Tensor, order: Tensor | None, shared: int = 0, kind: str = "none"
-) -> None:
-    """`shared` 0: x and out have a row per entry."""
+    out: Tensor, x: Tensor, weight: Tensor, counts: Tensor, order: Tensor | None, shared: int = 0,
+    gate: Gate = UNGATED,
+) -> None:  # fmt: skip
+    """`shared` 0: x and out have a row per entry. The gate's first bias is the product's."""
+    kind, row = gate.kind, weight.stride(1)
+    row, up = (2 * row, row) if kind == "clamped" else (row, out.shape[1] * row)
     (rows, outputs), inputs, num = out.shape, x.shape[1], len(weight)
     tile = next(tile for most, tile in TILES if triton.cdiv(rows, num) <= most)
     blocks = min(rows, rows // tile.rows + num + (order is None))
     step, width = tile.inputs // x.dtype.itemsize, tile.outputs // (1 if kind == "none" else 2)
     product[(blocks * triton.cdiv(outputs, width),)](
-        out, x, weight, counts, order, rows, outputs, inputs, num, shared, x.stride(0), weight.stride(1),
-        weight.stride(0), KIND=kind, SCATTERED=shared == 0, COMPUTE=computed(x.dtype, x.device),
+        out, x, weight, gate.biases[0], counts, order, rows, outputs, inputs, num, shared, x.stride(0), row,
+        weight.stride(0), up, *gate.clamp, KIND=kind, SCATTERED=shared == 0, COMPUTE=computed(x.dtype, x.device),
         EVEN=inputs % step == 0, BM=tile.rows, BN=width, BK=step, P=triton.next_power_of_2(num + 1),
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
 
 def variants() -> list[Variant]:
-    """Both products of experts, and the product alone, by each tile; 8 and 128 experts."""
+    """Both products of experts by each tile, with 8 and 128 of them; gpt-oss's, which have biases."""
     found = []
     for dtype, compute in (("bf16", TYPES[torch.bfloat16]), ("fp16", TYPES[torch.float16])):
         for _, tile in TILES:
-            for what, kind, scattered, bins in (("gate and up", "silu", False, 256), ("down", "none", True, 16)):
+            for what, kind, scattered, bins in (
+                ("gate and up", "silu", False, 256), ("down", "none", True, 16),
+                ("clamped gate and up", "clamped", False, 64), ("biased down", "none", True, 64),
+            ):  # fmt: skip
+                biased = bins == 64
                 fixed: dict[str, Any] = {"KIND": kind, "SCATTERED": scattered, "COMPUTE": compute, "EVEN": True}
                 fixed |= {"BM": tile.rows, "BN": tile.outputs // (2 - scattered), "BK": tile.inputs // 2, "P": bins}
                 signature = dict.fromkeys(("out", "x", "weight"), f"*{dtype}") | {"counts": "*i32", "order": "*i32"}
                 signature |= dict.fromkeys(("rows", "num", "shared"), "i32") | {"expert_row": "i64:16"}
-                signature |= dict.fromkeys(("outputs", "inputs", "x_row", "weight_row"), "i32:16")
+                signature |= dict.fromkeys(("outputs", "inputs", "x_row", "weight_row", "up_row"), "i32:16")
+                signature |= {"alpha": "fp32", "limit": "fp32"} | ({"bias": f"*{dtype}"} if biased else {})
+                fixed |= {} if biased else {"bias": None}
                 name = f"experts' {what} {dtype} for {tile.rows}"
                 found.append(Variant(name, product, signature, fixed, tile.warps, tile.stages))
         signature = {"out": f"*{dtype}", "each": f"*{dtype}", "weights": "*fp32", "ids": "*i32"}

@@ -50,24 +50,31 @@ def choose(weights, ids, logits, num, k, row, RENORMALIZE: tl.constexpr, P: tl.c
 
 @triton.jit
 def choose_grouped(
-    weights, ids, logits, bias, size, groups, kept, k, row, RENORMALIZE: tl.constexpr, G: tl.constexpr,
-    P: tl.constexpr, K: tl.constexpr,
+    weights, ids, logits, bias, size, groups, kept, k, row, RENORMALIZE: tl.constexpr, SOFTMAX: tl.constexpr,
+    G: tl.constexpr, P: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """As choose(), by sigmoid + bias, from the `kept` best of the groups of `size` experts each."""
+    """As choose(), by sigmoid + bias, from the `kept` best of the groups of `size` experts each, which rank by their
+    two largest; SOFTMAX: by softmax + bias, and groups by their largest."""
     token = tl.program_id(0).to(tl.int64)
     group, inside, slots = tl.arange(0, G), tl.arange(0, P), tl.arange(0, K)
     there = (group < groups)[:, None] & (inside < size)[None, :]
     at = group[:, None] * size + inside[None, :]
-    each = 1.0 / (1.0 + tl.exp(-tl.load(logits + token * row + at, mask=there, other=0.0).to(tl.float32)))
+    x = tl.load(logits + token * row + at, mask=there, other=0.0).to(tl.float32)
+    if SOFTMAX:
+        each = tl.where(there, tl.exp(x - tl.max(tl.where(there, x, float("-inf")))), 0.0)
+        each = each / tl.sum(each)
+    else:
+        each = 1.0 / (1.0 + tl.exp(-x))
     ranks = each + tl.load(bias + at, mask=there, other=0.0).to(tl.float32)
     if kept < groups:
         numbers = tl.where(there, ranks, float("-inf"))
         best = tl.max(numbers, 1)
-        first = tl.min(tl.where(numbers == best[:, None], inside[None, :], P), 1)
-        pair = best + tl.max(tl.where(inside[None, :] == first[:, None], float("-inf"), numbers), 1)
+        if not SOFTMAX:
+            first = tl.min(tl.where(numbers == best[:, None], inside[None, :], P), 1)
+            best += tl.max(tl.where(inside[None, :] == first[:, None], float("-inf"), numbers), 1)
         free = group < groups
         for _ in range(kept):
-            pick = _largest(pair, free, group, G)
+            pick = _largest(best, free, group, G)
             free = free & (group != pick)
         ranks = tl.where(free[:, None], float("-inf"), ranks)
     left = there
@@ -128,18 +135,17 @@ def chosen(logits: Tensor, k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
 
 
 def chosen_of_groups(
-    logits: Tensor, bias: Tensor, k: int, groups: int, kept: int, renormalize: bool
+    logits: Tensor, bias: Tensor, k: int, sizes: tuple[int, int], renormalize: bool, softmax: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """logits [T, E], bias [E] -> weights [T, k] float32, ids [T, k] int32."""
-    tokens, num = logits.shape
+    """logits [T, E], bias [E] -> weights [T, k] float32, ids [T, k] int32; sizes: (groups, kept)."""
+    (tokens, num), (groups, kept) = logits.shape, sizes
     size = num // groups
     weights, ids = _empty(tokens, k, logits)
-    sizes = {"G": groups, "P": size, "K": k}
-    powers = {name: triton.next_power_of_2(number) for name, number in sizes.items()}
+    powers = {name: triton.next_power_of_2(number) for name, number in (("G", groups), ("P", size), ("K", k))}
     if tokens:
         choose_grouped[(tokens,)](
-            weights, ids, logits, bias, size, groups, kept, k, logits.stride(0), RENORMALIZE=renormalize, **powers,
-            num_warps=1,
+            weights, ids, logits, bias, size, groups, kept, k, logits.stride(0), RENORMALIZE=renormalize,
+            SOFTMAX=softmax, **powers, num_warps=1,
         )  # fmt: skip
     return weights, ids
 
@@ -162,7 +168,7 @@ def _empty(tokens: int, k: int, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def variants() -> list[Variant]:
-    """Mixtral's 8 experts, Qwen3's 128 and DeepSeek-V3's 256 in 8 groups."""
+    """Mixtral's 8 experts, Qwen3's 128, DeepSeek-V3's 256 and V2's 160 in 8 groups."""
     found = []
     for dtype in ("bf16", "fp16"):
         start = {"weights": "*fp32", "ids": "*i32", "logits": f"*{dtype}"}
@@ -171,8 +177,10 @@ def variants() -> list[Variant]:
             fixed = {"RENORMALIZE": True, "P": num, "K": k}
             found.append(Variant(f"choose {k} of {num} {dtype}", choose, signature, fixed, num_warps=1))
         signature = start | {"bias": "*fp32"} | dict.fromkeys(("size", "groups", "kept", "k", "row"), "i32")
-        fixed = {"RENORMALIZE": True, "G": 8, "P": 32, "K": 8}
-        found.append(Variant(f"choose 8 of 8 x 32 {dtype}", choose_grouped, signature, fixed, num_warps=1))
+        for softmax in (False, True):
+            fixed = {"RENORMALIZE": True, "SOFTMAX": softmax, "G": 8, "P": 32, "K": 8}
+            name = f"choose 8 of 8 x 32 {dtype}{' by softmax' * softmax}"
+            found.append(Variant(name, choose_grouped, signature, fixed, num_warps=1))
     for bins in (16, 256, 512):
         fixed, sizes = {"C": CHUNK, "P": bins}, {"total": "i32", "num": "i32"}
         found.append(Variant(f"count {bins}", count, {"found": "*i32", "ids": "*i32"} | sizes, fixed))

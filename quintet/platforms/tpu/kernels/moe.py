@@ -6,6 +6,7 @@ experts of 768 features, k 8).
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from quintet.ops import moe as spec
 from quintet.platforms.tpu.bridge import serve
 from quintet.platforms.tpu.kernels.activation import gated
 from quintet.platforms.tpu.kernels.linear import product
+from quintet.weights import Matrix
 
 
 @serve(spec.route, static=("k", "renormalize"))
@@ -30,14 +32,30 @@ def route_grouped(
 ) -> tuple[jax.Array, jax.Array]:
     """logits [T, E], bias [E] -> weights [T, k] float32, ids [T, k] int32."""
     weights = jax.nn.sigmoid(logits.astype(jnp.float32))
-    ranks = weights + bias.astype(jnp.float32)
+    ids = _of_groups(weights + bias.astype(jnp.float32), k, (groups, kept), 2)
+    return _weights(weights, ids, renormalize), ids.astype(jnp.int32)
+
+
+@serve(spec.route_limited, static=("k", "groups", "kept", "renormalize"))
+def route_limited(
+    logits: jax.Array, bias: jax.Array, k: int, groups: int, kept: int, renormalize: bool
+) -> tuple[jax.Array, jax.Array]:
+    """logits [T, E], bias [E] -> weights [T, k] float32, ids [T, k] int32."""
+    weights = jax.nn.softmax(logits.astype(jnp.float32), -1)
+    ids = _of_groups(weights + bias.astype(jnp.float32), k, (groups, kept), 1)
+    return _weights(weights, ids, renormalize), ids.astype(jnp.int32)
+
+
+def _of_groups(ranks: jax.Array, k: int, sizes: tuple[int, int], summed: int) -> jax.Array:
+    """The k best experts [T, k] of the `kept` best of the groups, which rank by the sum of so many of their largest;
+    sizes: (groups, kept)."""
+    groups, kept = sizes
     if kept < groups:
         each = ranks.reshape(ranks.shape[0], groups, -1)
-        best = jax.lax.top_k(jax.lax.top_k(each, 2)[0].sum(-1), kept)[1]  # [T, kept]
+        best = jax.lax.top_k(jax.lax.top_k(each, summed)[0].sum(-1), kept)[1]  # [T, kept]
         chosen = (best[:, :, None] == jnp.arange(groups)).any(1)
         ranks = jnp.where(chosen[..., None], each, -jnp.inf).reshape(ranks.shape)
-    ids = jax.lax.top_k(ranks, k)[1]
-    return _weights(weights, ids, renormalize), ids.astype(jnp.int32)
+    return jax.lax.top_k(ranks, k)[1]
 
 
 def _weights(scores: jax.Array, ids: jax.Array, renormalize: bool) -> jax.Array:
@@ -64,22 +82,52 @@ def experts(
     Of weights that are cut (see sharding.Placement), gate_up [E, ranks, 2 I / ranks, D] and down [E, ranks, D,
     I / ranks], each rank's results stay apart up to the end: they are added up once.
     """
-    num, k = gate_up.shape[0], ids.shape[1]
     if gate_up.ndim == 3:
         gate_up, down = gate_up[:, None], down[:, None]
-    ranks, hidden = down.shape[1:3]
-    flat = jnp.where((ids >= 0) & (ids < num), ids, num).reshape(-1)  # [T k]; the last are nobody's
-    order = jnp.argsort(flat, stable=True)
-    counts = (flat[:, None] == jnp.arange(num)).sum(0, dtype=jnp.int32)
 
     def work(expert: jax.Array, rows: jax.Array) -> jax.Array:
         inner = gated(product(rows, gate_up[expert]).astype(x.dtype), kind)  # [rows, ranks, I / ranks]
         return jax.vmap(product, (1, 0), 1)(inner, down[expert]).astype(x.dtype)
 
+    each = _mixed(x, ids, down.shape[:3], work)
+    return (each.astype(jnp.float32) * weights[..., None, None]).sum(1).sum(1).astype(x.dtype)
+
+
+@serve(spec.biased_experts, static=("clamp",))
+def biased_experts(
+    x: jax.Array,
+    stacks: tuple[Matrix, Matrix],
+    biases: tuple[jax.Array, jax.Array],
+    weights: jax.Array,
+    ids: jax.Array,
+    clamp: tuple[float, float],
+) -> jax.Array:
+    """x [T, D], stacks [E, 2 I, D] and [E, D, I], whole and plain, and biases [E, 2 I] and [E, D] -> [T, D]."""
+    gate_up: Any = stacks[0].values  # arrays of JAX, typed as tensors
+    down: Any = stacks[1].values
+    alpha, limit = clamp
+
+    def work(expert: jax.Array, rows: jax.Array) -> jax.Array:
+        both = product(rows, gate_up[expert]).astype(x.dtype) + biases[0][expert]
+        pairs = both.astype(jnp.float32).reshape(both.shape[0], -1, 2)
+        gate, up = jnp.minimum(pairs[:, :, 0], limit), jnp.clip(pairs[:, :, 1], -limit, limit)
+        inner = ((up + 1) * (gate / (1 + jnp.exp(gate * -alpha)))).astype(x.dtype)
+        return (product(inner, down[expert]).astype(x.dtype) + biases[1][expert])[:, None]
+
+    each = _mixed(x, ids, (down.shape[0], 1, down.shape[1]), work)
+    return (each[:, :, 0].astype(jnp.float32) * weights[..., None]).sum(1).astype(x.dtype)
+
+
+def _mixed(x: jax.Array, ids: jax.Array, shape: tuple[int, ...], work: Callable[..., jax.Array]) -> jax.Array:
+    """work(expert, rows [M, D]) -> [M, ranks, D] for each token and expert of it -> [T, k, ranks, D], 0 where an id is
+    nobody's; shape: (experts, ranks, D)."""
+    (num, ranks, hidden), k = shape, ids.shape[1]
+    flat = jnp.where((ids >= 0) & (ids < num), ids, num).reshape(-1)  # [T k]; the last are nobody's
+    order = jnp.argsort(flat, stable=True)
+    counts = (flat[:, None] == jnp.arange(num)).sum(0, dtype=jnp.int32)
     outer = _by_expert(jnp.take(x, order // k, axis=0, mode="clip"), counts, (ranks, hidden), work)
     back = jnp.argsort(order)  # where each (token, j) went
-    each = jnp.take(outer, back, axis=0, mode="clip").reshape(*ids.shape, ranks, hidden)
-    return (each.astype(jnp.float32) * weights[..., None, None]).sum(1).sum(1).astype(x.dtype)
+    return jnp.take(outer, back, axis=0, mode="clip").reshape(*ids.shape, ranks, hidden)
 
 
 def _by_expert(x: jax.Array, counts: jax.Array, width: tuple[int, ...], work: Callable[..., jax.Array]) -> jax.Array:

@@ -62,6 +62,8 @@ def _last(end: Array, kept: Array, spec: AttentionSpec) -> Array:
 
 def _lowest(first: Array, spec: AttentionSpec) -> Array:
     """The first position that a token at `first`, or one after it, looks at."""
+    if spec.chunk is not None:
+        return first - lax.rem(first, jnp.int32(spec.chunk))
     return jnp.int32(0) if spec.window is None else jnp.maximum(first - spec.window + 1, 0)
 
 
@@ -124,6 +126,8 @@ def _masked(scores: Array, positions: Array, slots: Array, last: Array, spec: At
         seen &= slots > positions - spec.window
     if spec.window is not None and not spec.causal:
         seen &= slots < positions + spec.window
+    if spec.chunk is not None:
+        seen &= slots >= positions - lax.rem(positions, jnp.full_like(positions, spec.chunk))
     return jnp.where(seen, scores, NOTHING)
 
 

@@ -35,6 +35,8 @@ def attention(q: Array, k: Array, v: Array, batch: Any, spec: AttentionSpec, sin
             seen = (firsts[b][:, None] <= places) & (places < ends[b][:, None])
             apart = positions[s] - positions[b][:, None]
             scores = _product("hgtd,hsd->hgts", rows, keys[s].astype(jnp.float32))
+            if spec.chunk is not None:
+                seen &= apart >= -(positions[b] % spec.chunk)[:, None]
             scores, seen = _masked(scores, apart, seen, spec)
             finite = jnp.isfinite(values[s])
             there = jnp.where(finite, values[s], 0).astype(jnp.float32)  # what one request may not see, another may

@@ -1,0 +1,87 @@
+"""Trinity (Arcee 2025): gated attention whose positions are in windows alone, norms around each branch, experts."""
+
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.blocks import BetweenNormsBlock
+from quintet.layers.build import Build, split_heads
+from quintet.layers.decoder import CausalLM, Decoder, head_source, layer_window
+from quintet.layers.linear import LMHead, columns
+from quintet.layers.mixing import Cache
+from quintet.layers.mlp import GatedMLP
+from quintet.layers.moe import Mixture, MoE, unstacked
+from quintet.layers.norm import RMSNorm
+from quintet.layers.rope import Rotary, head_dim
+
+
+class Gated(SelfAttention):
+    """What attention gives is multiplied by the sigmoid of another product with what it reads."""
+
+    def __init__(self, build: Build, shape: Heads, rotary: Rotary | None) -> None:
+        super().__init__(build, shape, rotary)
+        queries, _ = split_heads(shape.heads, shape.kv_heads, build.size)
+        self.gate = columns(build, shape.hidden, {"gate_proj": queries.times(shape.head_dim)})
+        self._ops = build.ops.take("sigmoid_gate")
+
+    def forward(self, x: Tensor, cache: Cache) -> Tensor:
+        out: Tensor = self.out(self._ops.sigmoid_gate(self._mixed(x, cache), self.gate(x)))
+        return out
+
+
+class Model(CausalLM):
+    """QK-norm; the first layers have one feed-forward, the others experts and some that serve every token."""
+
+    unstacked = staticmethod(unstacked)
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        hidden, eps, biased = config.hidden_size, config.rms_norm_eps, config.attention_bias
+        rotary, norm = Rotary.of(build, config), partial(RMSNorm, build, hidden, eps)
+        mixture = Mixture(
+            hidden=hidden,
+            width=config.moe_intermediate_size,
+            experts=config.num_experts,
+            chosen=config.num_experts_per_tok,
+            kind=config.hidden_act,
+            renormalize=True,
+            scores="sigmoid",
+            bias="expert_bias",
+            scale=config.route_scale,
+            shared=config.moe_intermediate_size * config.num_shared_experts,
+        )
+
+        def attention(index: int) -> Gated:
+            window = layer_window(config, index)
+            shape = Heads.of(config, window=window, bias=biased, output_bias=biased)
+            made = Gated(build, shape, None if window is None else rotary)
+            made.q_norm = RMSNorm(build, head_dim(config), eps)
+            made.k_norm = RMSNorm(build, head_dim(config), eps)
+            return made
+
+        def block(config: Any, build: Build, index: int) -> BetweenNormsBlock:
+            mlp: nn.Module
+            if index < config.num_dense_layers:
+                mlp = GatedMLP(build, hidden, config.intermediate_size, config.hidden_act)
+            else:
+                mlp = MoE(build, mixture)
+            parts = {
+                "input_layernorm": norm(),
+                "self_attn": attention(index),
+                "post_attention_layernorm": norm(),
+                "pre_mlp_layernorm": norm(),
+                "mlp": mlp,
+                "post_mlp_layernorm": norm(),
+            }
+            return BetweenNormsBlock(build, parts)
+
+        scale = hidden**0.5 if config.mup_enabled else 1.0
+        self.model = Decoder(config, build, block, scale, scales_given=True)
+        self.lm_head = LMHead(build, hidden, config.vocab_size, head_source(config))
+
+    @staticmethod
+    def canonical(name: str) -> str:
+        """The router stands beside the experts."""
+        return name.replace(".mlp.router.gate.", ".mlp.gate.", 1)

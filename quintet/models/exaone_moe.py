@@ -1,0 +1,55 @@
+"""K-EXAONE (LG AI Research 2025): EXAONE 4's attention in pre-norm blocks, DeepSeek-V3's experts."""
+
+from typing import Any
+
+from torch import nn
+
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.linear import LMHead
+from quintet.layers.mlp import GatedMLP
+from quintet.layers.moe import Mixture, MoE, unstacked
+from quintet.layers.rope import Rotary
+from quintet.models.deepseek_v3 import dense
+from quintet.models.exaone4 import attention
+
+
+class Model(CausalLM):
+    """The first layers have one feed-forward."""
+
+    ignored = (*CausalLM.ignored, r"mtp\..*")
+    unstacked = staticmethod(unstacked)
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        rotary = Rotary.of(build, config)
+        mixture = Mixture(
+            hidden=config.hidden_size,
+            width=config.moe_intermediate_size,
+            experts=config.num_experts,
+            chosen=config.num_experts_per_tok,
+            kind=config.hidden_act,
+            renormalize=config.norm_topk_prob,
+            scores="sigmoid",
+            bias="e_score_correction_bias",
+            groups=config.n_group,
+            kept=config.topk_group,
+            scale=config.routed_scaling_factor,
+            shared=config.moe_intermediate_size * config.num_shared_experts,
+        )
+
+        def block(config: Any, build: Build, index: int) -> PreNormBlock:
+            mlp: nn.Module
+            if dense(config, index):
+                mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
+            else:
+                mlp = MoE(build, mixture)
+            return PreNormBlock(config, build, attention(config, build, rotary, index), mlp)
+
+        self.model = Decoder(config, build, block)
+        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+
+    @staticmethod
+    def canonical(name: str) -> str:
+        """transformers 5 may write the bias beside the router's weight."""
+        return name.replace(".mlp.gate.e_score_correction_bias", ".mlp.e_score_correction_bias", 1)

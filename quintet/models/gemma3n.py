@@ -1,0 +1,196 @@
+"""Gemma 3n (Google 2025), the text model: four streams (AltUp), and embeddings of each layer's own."""
+
+import re
+from typing import Any
+
+from torch import Tensor, nn
+
+from quintet.layers.altup import AltUp, Lanes, SparseMLP, Spread, Streams
+from quintet.layers.attention import Heads, ReadingAttention, SelfAttention
+from quintet.layers.build import Build, whole
+from quintet.layers.decoder import CausalLM, head_source, layer_window, rounded
+from quintet.layers.embedding import Embedding
+from quintet.layers.linear import LMHead, columns
+from quintet.layers.mixing import Cache
+from quintet.layers.mlp import GatedMLP
+from quintet.layers.norm import RMSNorm
+from quintet.layers.rope import Rotary
+
+HALF = 2.0**-0.5
+
+
+class Attention(SelfAttention):
+    """Each head's v is normalised too."""
+
+    v_norm: RMSNorm
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().project(x)
+        return q, k, self.v_norm(v)
+
+
+class Laurel(nn.Module):
+    """x plus a product of low rank, normalised (LAuReL; Menghani et al. 2024)."""
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__()
+        hidden, rank, size = config.hidden_size, config.laurel_rank, build.size
+        self.left = columns(build, hidden, {"linear_left": whole(rank, size)})
+        self.right = columns(build, rank, {"linear_right": whole(hidden, size)})
+        self.post_laurel_norm = RMSNorm(build, hidden, config.rms_norm_eps)
+        self._ops = build.ops.take("add")
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self._ops.add(self.post_laurel_norm(self.right(self.left(x))), x)
+        return out
+
+
+class Block(nn.Module):
+    """Streams and the layer's own embeddings [T, P] -> streams."""
+
+    def __init__(self, config: Any, build: Build, attention: nn.Module, mlp: nn.Module) -> None:
+        super().__init__()
+        hidden, eps, inner = config.hidden_size, config.rms_norm_eps, config.hidden_size_per_layer_input
+        self._active = config.altup_active_idx
+        self.altup = AltUp(build, Lanes(hidden, config.altup_num_inputs, self._active, eps, config.altup_correct_scale))
+        self.laurel = Laurel(config, build)
+        self.self_attn, self.mlp = attention, mlp
+        self.input_layernorm = RMSNorm(build, hidden, eps)
+        self.post_attention_layernorm = RMSNorm(build, hidden, eps)
+        self.pre_feedforward_layernorm = RMSNorm(build, hidden, eps)
+        self.post_feedforward_layernorm = RMSNorm(build, hidden, eps)
+        self.into = columns(build, hidden, {"per_layer_input_gate": whole(inner, build.size)})
+        self.back = columns(build, inner, {"per_layer_projection": whole(hidden, build.size)})
+        self.post_per_layer_input_norm = RMSNorm(build, hidden, eps)
+        self._ops, self._kind = build.ops.take("add", "scale", "beside", "gated"), config.hidden_activation
+
+    def forward(self, streams: Streams, own: Tensor, cache: Cache) -> Streams:
+        ops, predicted = self._ops, self.altup.predict(streams)
+        normed = self.input_layernorm(predicted[self._active])
+        x = ops.add(self.post_attention_layernorm(self.self_attn(normed, cache)), predicted[self._active])
+        x = ops.scale(ops.add(x, self.laurel(normed)), HALF)
+        x = ops.add(self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x))), x)
+        (first, *others), scaled = self.altup.correct(predicted, x)
+        gated = ops.gated(ops.beside(self.into(scaled), own), self._kind)
+        more = self.post_per_layer_input_norm(self.back(gated))
+        return (first, *(ops.add(each, more) for each in others))
+
+
+class Trunk(nn.Module):
+    """A step -> normalised hidden states of its rows."""
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__()
+        if build.wanted.taps:
+            raise ValueError("gemma3n's layers have several streams: no taps of them are given")
+        if config.altup_active_idx >= config.altup_num_inputs:
+            raise ValueError(
+                f"altup_active_idx is {config.altup_active_idx}, and there are {config.altup_num_inputs} streams "
+                "(altup_num_inputs); correct config.json"
+            )
+        hidden, layers, inner = config.hidden_size, config.num_hidden_layers, config.hidden_size_per_layer_input
+        self._layers, self._inner, self._known = layers, inner, config.vocab_size_per_layer_input
+        self._scales = rounded(hidden**0.5, build.dtype), rounded(inner**0.5, build.dtype)
+        self._ops = build.ops.take("known_ids", "scale", "add", "take_rows", "place_rows")
+        self._shrinks = rounded(hidden**-0.5, build.dtype), rounded(HALF, build.dtype)
+        self.embed_tokens = Embedding(build, config.vocab_size, hidden)
+        self.embed_tokens_per_layer = Embedding(build, self._known, layers * inner)
+        self.projection = columns(build, hidden, {"per_layer_model_projection": whole(layers * inner, build.size)})
+        self.per_layer_projection_norm = RMSNorm(build, inner, config.rms_norm_eps)
+
+        def products() -> nn.ModuleList:
+            outputs = whole(hidden, build.size)
+            return nn.ModuleList(columns(build, hidden, {str(i): outputs}) for i in range(config.altup_num_inputs - 1))
+
+        self.altup_projections, self.altup_unembed_projections = products(), products()
+        self._apart = Spread(build, self.altup_projections)
+        self._together = Spread(build, self.altup_unembed_projections)
+        self.layers = _layers(config, build)
+        self.norm = RMSNorm(build, hidden, config.rms_norm_eps)
+
+    def forward(self, cache: Cache) -> tuple[Tensor, list[Tensor]]:
+        x = self.embed_tokens.of(cache.batch, self._scales[0])
+        own = self._of_layers(x, cache)
+        streams = self._apart.out(x)
+        for index, layer in enumerate(self.layers):
+            streams = layer(streams, own[:, index], cache)
+        rows = cache.batch.rows
+        return self.norm(self._together.together(tuple(self._ops.take_rows(each, rows) for each in streams))), []
+
+    def _of_layers(self, x: Tensor, cache: Cache) -> Tensor:
+        """Each layer's embeddings of the tokens [T, layers, P]: made of what goes into the first, and of ids."""
+        ops, given, ids = self._ops, cache.batch.inputs, self._ops.known_ids(cache.batch.token_ids, self._known)
+        looked_up = ops.scale(self.embed_tokens_per_layer(ids), self._scales[1])
+        both = ops.scale(ops.add(self._made(x), looked_up), self._shrinks[1])
+        if given.embeds is not None:  # what has no id has nothing to look up
+            both = ops.place_rows(both, self._made(given.embeds.to(x.dtype)), given.places)
+        return both.reshape(x.shape[0], self._layers, self._inner)
+
+    def _made(self, x: Tensor) -> Tensor:
+        """[T, H] -> [T, layers * P]"""
+        wide = self._ops.scale(self.projection(x), self._shrinks[0])
+        normed: Tensor = self.per_layer_projection_norm(wide.reshape(x.shape[0], self._layers, self._inner))
+        return normed.reshape(wide.shape)
+
+
+def _layers(config: Any, build: Build) -> nn.ModuleList:
+    """The last of them read what the last layer of their kind before them keeps."""
+    kinds, eps, own = config.layer_types, config.rms_norm_eps, config.num_hidden_layers - config.num_kv_shared_layers
+    trained, size = config.max_position_embeddings, config.head_dim
+    rotaries = {kind: Rotary(build, size, config.rope_parameters[kind], trained) for kind in sorted(set(kinds))}
+    keeping: dict[str, SelfAttention] = {}
+    blocks = []
+    for index, kind in enumerate(kinds):
+        bias = config.attention_bias
+        shape = Heads.of(config, scale=1.0, window=layer_window(config, index), bias=bias, output_bias=bias)
+        attention: nn.Module
+        q_norm = RMSNorm(build, size, eps)
+        if index < own:
+            attention = keeping[kind] = made = Attention(build, shape, rotaries[kind])
+            made.q_norm, made.k_norm = q_norm, RMSNorm(build, size, eps)
+            made.v_norm = RMSNorm(build, size, eps, weighed=False)
+        elif kind not in keeping:
+            raise ValueError(
+                f"layer {index} of {config.model_type} reads a {kind} layer's cache, and none is before it"
+            )
+        else:
+            attention = ReadingAttention(build, shape, rotaries[kind], keeping[kind], q_norm)
+        width, sparsity = config.intermediate_size[index], config.activation_sparsity_pattern[index]
+        mlp: nn.Module
+        if sparsity > 0:
+            mlp = SparseMLP(build, (config.hidden_size, width), config.hidden_activation, sparsity)
+        else:
+            mlp = GatedMLP(build, config.hidden_size, width, config.hidden_activation)
+        blocks.append(Block(config, build, attention, mlp))
+    return nn.ModuleList(blocks)
+
+
+class Model(CausalLM):
+    """Of a checkpoint that also sees and hears, the language model alone is read."""
+
+    ignored = (
+        *CausalLM.ignored,
+        r"(model\.)?(vision_tower|audio_tower|embed_vision|embed_audio)\..*",
+    )
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        config = getattr(config, "text_config", config)
+        first = config.num_hidden_layers - config.num_kv_shared_layers
+        reading = "|".join(str(index) for index in range(first, config.num_hidden_layers))
+        if not config.altup_correct_scale:
+            self.ignored = (*self.ignored, r"model\.layers\.\d+\.altup\.correct_output_scale")
+        self.ignored = (*self.ignored, rf"model\.layers\.({reading})\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\..*")
+        self.model = Trunk(config, build)
+        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self._ops, self._softcap = build.ops.take("softcap"), config.final_logit_softcapping
+
+    @staticmethod
+    def canonical(name: str) -> str:
+        """Checkpoints that also see keep the text model under language_model."""
+        name = re.sub(r"^(language_model\.model|model\.language_model)\.", "model.", name)
+        return name.removeprefix("language_model.")
+
+    def head(self, x: Tensor) -> Tensor:
+        logits = super().head(x)
+        return logits if self._softcap is None else self._ops.softcap(logits, self._softcap)

@@ -1,0 +1,40 @@
+"""HyperCLOVA X SEED Think (Naver 2025): Granite with norms behind the branches, and logits that are multiplied."""
+
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from quintet.layers.build import Build
+from quintet.layers.mixing import Cache
+from quintet.layers.norm import RMSNorm
+from quintet.models import granite
+
+
+class Block(granite.Block):
+    """Each branch is normalised again, where the checkpoint does so, and then scaled."""
+
+    def __init__(self, config: Any, build: Build, attention: nn.Module, mlp: nn.Module) -> None:
+        super().__init__(config, build, attention, mlp)
+
+        def norm() -> nn.Module:
+            again = config.use_post_norm
+            return RMSNorm(build, config.hidden_size, config.rms_norm_eps) if again else nn.Identity()
+
+        self.post_norm1, self.post_norm2 = norm(), norm()
+
+    def forward(self, x: Tensor, residual: Tensor | None, cache: Cache) -> tuple[Tensor, Tensor]:
+        x, residual = self.input_layernorm(x, residual)
+        x = self._ops.scale(self.post_norm1(self.self_attn(x, cache)), self._scale)
+        x, residual = self.post_attention_layernorm(x, residual)
+        assert residual is not None
+        return self._ops.scale(self.post_norm2(self.mlp(x)), self._scale), residual
+
+
+class Model(granite.Model):
+    """Pre-norm blocks with scaled branches."""
+
+    block: ClassVar[type[granite.Block]] = Block
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(config, build)
+        self._factor = config.logits_scaling

@@ -1,0 +1,42 @@
+"""MiniCPM3 (Hu et al. 2024): latent attention, a multiplier on the embedding, each branch and the logits."""
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, Decoder, head_source, rounded
+from quintet.layers.latent import Latent, LatentAttention
+from quintet.layers.linear import LMHead
+from quintet.layers.mlp import GatedMLP
+from quintet.layers.rope import Rotary
+from quintet.models import granite
+
+
+class Block(granite.Block):
+    """Deeper models add less in each branch."""
+
+    @staticmethod
+    def multiplier(config: Any) -> float:
+        return float(config.scale_depth / math.sqrt(config.num_hidden_layers))
+
+
+class Model(CausalLM):
+    """Pre-norm blocks with scaled branches, halves turned, a gated feed-forward."""
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        shape = Latent.of(config)
+        rotary = Rotary(build, config.qk_rope_head_dim, config.rope_parameters, config.max_position_embeddings)
+
+        def block(config: Any, build: Build, index: int) -> Block:
+            mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act, config.mlp_bias)
+            return Block(config, build, LatentAttention(build, shape, rotary), mlp)
+
+        self.model = Decoder(config, build, block, rounded(config.scale_emb, build.dtype))
+        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self._ops, self._factor = build.ops.take("scale"), config.dim_model_base / config.hidden_size
+
+    def head(self, x: Tensor) -> Tensor:
+        return super().head(self._ops.scale(x, self._factor))

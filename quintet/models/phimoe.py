@@ -1,0 +1,76 @@
+"""Phi-3.5-MoE (Abdin et al. 2024): LayerNorm, and two experts that are chosen one after the other (SparseMixer)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.blocks import SerialBlock, Trunk
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, head_source
+from quintet.layers.embedding import Embedding
+from quintet.layers.linear import LMHead
+from quintet.layers.moe import Mixture, MoE, unstacked
+from quintet.layers.norm import LayerNorm
+from quintet.layers.rope import Rotary
+from quintet.models import mixtral
+
+
+class Model(CausalLM):
+    """Mixtral's checkpoints; positions may be scaled by longrope, with a factor for short requests and one for long."""
+
+    unstacked = staticmethod(unstacked)
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        if config.num_experts_per_tok != 2:
+            raise ValueError(f"phimoe chooses two experts, and config.json says {config.num_experts_per_tok}")
+        hidden = config.hidden_size
+        trained, parameters = config.max_position_embeddings, _scaled(config.rope_parameters, build.max_model_len)
+        rotary = Rotary(build, hidden // config.num_attention_heads, parameters, trained)
+        mixture = Mixture(
+            hidden=hidden,
+            width=config.intermediate_size,
+            experts=config.num_local_experts,
+            chosen=2,
+            kind=config.hidden_act,
+            renormalize=False,
+            margin=2 * config.router_jitter_noise,
+        )
+        bias = config.attention_bias
+
+        def norm() -> LayerNorm:
+            return LayerNorm(build, hidden, config.rms_norm_eps)
+
+        def block() -> SerialBlock:
+            shape = Heads.of(config, bias=bias, output_bias=bias, window=config.sliding_window)
+            parts = {
+                "input_layernorm": norm(),
+                "self_attn": SelfAttention(build, shape, rotary),
+                "post_attention_layernorm": norm(),
+                "mlp": MoE(build, mixture),
+            }
+            return SerialBlock(build, parts)
+
+        parts = {
+            "embed_tokens": Embedding(build, config.vocab_size, hidden),
+            "layers": nn.ModuleList(block() for _ in range(config.num_hidden_layers)),
+            "norm": norm(),
+        }
+        self.model = Trunk(build, parts)
+        self.lm_head = LMHead(build, hidden, config.vocab_size, head_source(config), bias=config.lm_head_bias)
+
+    @staticmethod
+    def canonical(name: str) -> str:
+        """Some call the router router, and not gate."""
+        return mixtral.Model.canonical(name).replace(".mlp.router.", ".mlp.gate.")
+
+
+def _scaled(rope: Mapping[str, Any], served: int) -> Mapping[str, Any]:
+    """With what cosines and sines are multiplied by (mscale), which the config says apart for short requests and long.
+    As the divisors of longrope it is settled by max_model_len."""
+    if rope.get("rope_type", "default") == "default":
+        return rope
+    length = "long" if served > rope["original_max_position_embeddings"] else "short"
+    return {**rope, "attention_factor": rope[f"{length}_mscale"]}

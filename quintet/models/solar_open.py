@@ -1,0 +1,28 @@
+"""Solar Open 100B (Upstage 2025): Llama's attention, DeepSeek-V3's experts in every layer."""
+
+from typing import Any
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.linear import LMHead
+from quintet.layers.moe import MoE, unstacked
+from quintet.layers.rope import Rotary
+from quintet.models.deepseek_v3 import grouped
+
+
+class Model(CausalLM):
+    """Pre-norm blocks, rotary positions."""
+
+    unstacked = staticmethod(unstacked)
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        rotary, mixture = Rotary.of(build, config), grouped(config)
+
+        def block(config: Any, build: Build, index: int) -> PreNormBlock:
+            attention = SelfAttention(build, Heads.of(config, bias=config.attention_bias), rotary)
+            return PreNormBlock(config, build, attention, MoE(build, mixture))
+
+        self.model = Decoder(config, build, block)
+        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))

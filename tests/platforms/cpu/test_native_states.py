@@ -1,0 +1,181 @@
+"""Kernels of states: each instruction set against the specification, and the bits of a request however it is cut."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quintet.conformance.drawn import randn
+from quintet.ops import Op
+from quintet.ops.states import Conv, Moves, Scan, Turns
+from quintet.platforms.cpu import native_states
+from quintet.platforms.cpu.native import missing
+from quintet.types import Batch, Books, Group
+
+if reason := missing("selective_scan"):
+    pytest.skip(reason, allow_module_level=True)
+
+from quintet import _cpu
+
+TOKENS = 45
+CUTS = ((0, 1, TOKENS), (0, 15, 16, 17, TOKENS), (0, 32, 40, TOKENS), tuple(range(TOKENS + 1)))
+Given = tuple[Any, ...]
+Settings = tuple[Any, ...]
+
+
+@pytest.fixture(autouse=True, params=[1, 2], ids=["one thread", "two threads"])
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = _cpu.threads()
+    _cpu.set_threads(request.param)
+    yield
+    _cpu.set_threads(before)
+
+
+def books(counts: tuple[int, ...], units: tuple[tuple[int, int], ...]) -> Books:
+    starts = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    owners = torch.arange(len(counts), dtype=torch.int32).repeat_interleave(torch.tensor(counts))
+    none, lengths = torch.zeros(sum(counts), dtype=torch.int32), torch.tensor(counts, dtype=torch.int32)
+    group = Group(none, torch.tensor(units, dtype=torch.int32), lengths)
+    return Books(Batch(none, none, owners, starts, none, (group,)), group)
+
+
+def space(heads: int, groups: int, dim: int, width: int, dtype: torch.dtype) -> tuple[Given, Tensor, Settings]:
+    fused = randn(TOKENS, heads * dim + 2 * groups * width + heads, dtype=dtype)  # slices of one product
+    x, into, out, dt = fused.split([heads * dim, groups * width, groups * width, heads], dim=-1)
+    moves = Moves(
+        x.reshape(TOKENS, heads, dim),
+        dt,
+        into.reshape(TOKENS, groups, -1),
+        out.reshape(TOKENS, groups, -1) * width**-0.5,
+    )
+    scan = Scan(*(randn(heads, dtype=torch.float32, scale=0.5) for _ in range(3)))
+    return (moves, scan), randn(4, heads, dim, width, dtype=torch.float32), (0.01,)
+
+
+def selective(channels: int, width: int, dtype: torch.dtype) -> tuple[Given, Tensor, Settings]:
+    x, dt = randn(TOKENS, channels, 1, dtype=dtype), randn(TOKENS, channels, dtype=dtype, scale=3.0)
+    into, out = (randn(TOKENS, 1, width, dtype=dtype, scale=scale) for scale in (1.0, width**-0.5))
+    rates = torch.log(torch.arange(1, width + 1).float()).repeat(channels, 1)
+    scan = Scan(rates, *(randn(channels, dtype=torch.float32, scale=0.5) for _ in range(2)))
+    return (Moves(x, dt, into, out), scan), randn(4, channels, width, dtype=torch.float32), ()
+
+
+def conv(channels: int, taps: int, gated: bool, dtype: torch.dtype) -> tuple[Given, Tensor, Settings]:
+    gates = randn(TOKENS, 2 * channels, dtype=dtype) if gated else None
+    weights = Conv(randn(channels, taps, dtype=dtype), None if gated else randn(channels, dtype=dtype))
+    return (
+        (randn(TOKENS, channels, dtype=dtype), gates, weights),
+        randn(4, channels, taps - 1, dtype=dtype),
+        (not gated,),
+    )
+
+
+def delta(heads: int, groups: int, values: int, width: int, dtype: torch.dtype) -> tuple[Given, Tensor, Settings]:
+    q, k = (randn(TOKENS, groups, width, dtype=dtype) for _ in range(2))
+    rates = [randn(TOKENS, heads, dtype=dtype) for _ in range(2)]
+    scan = Scan(*(randn(heads, dtype=torch.float32, scale=0.5) for _ in range(2)))
+    turns = Turns(q, k, randn(TOKENS, heads, values, dtype=dtype), *rates)
+    return (turns, scan), randn(4, heads, values, width, dtype=torch.float32), ()
+
+
+def drawn(dtype: torch.dtype) -> dict[str, tuple[str, tuple[Given, Tensor, Settings]]]:
+    """Around the vectors of any instruction set, and more numbers than registers hold."""
+    torch.manual_seed(0)
+    return {
+        "Granite": ("state_space", space(4, 1, 64, 128, dtype)),
+        "wide": ("state_space", space(2, 2, 17, 256, dtype)),
+        "odd": ("state_space", space(6, 3, 5, 83, dtype)),
+        "narrow": ("state_space", space(3, 1, 33, 16, dtype)),
+        "Mamba": ("selective_scan", selective(130, 16, dtype)),
+        "Mamba, odd": ("selective_scan", selective(71, 7, dtype)),
+        "taps": ("short_conv", conv(200, 4, False, dtype)),
+        "gated taps": ("short_conv", conv(67, 3, True, dtype)),
+        "delta": ("delta_rule", delta(4, 2, 24, 40, dtype)),
+    }
+
+
+def part(x: Any, first: int, last: int) -> Any:
+    """The same tokens of all that a step gives: what has one number or more for each of TOKENS."""
+    if isinstance(x, Conv | Scan):
+        return x
+    if isinstance(x, tuple):
+        rest = [part(each, first, last) for each in x]
+        return type(x)(*rest) if hasattr(x, "_fields") else tuple(rest)
+    return None if x is None else x[first:last]
+
+
+def run(name: str, given: Given, state: Tensor, of: Books, settings: Settings) -> Tensor:
+    out: Tensor = Op.registry[name].providers["native"](*given, state, of, *settings)[0]
+    return out
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_every_instruction_set_equals_the_specification(isa: str, dtype: torch.dtype) -> None:
+    assert native_states.probe() is None
+    for what, (name, (given, state, settings)) in drawn(dtype).items():
+        for counts, units in (((TOKENS,), ((0, 1),)), ((3, 2, TOKENS - 5), ((2, 1), (0, 3), (2, 0)))):
+            wanted, got = state.clone(), state.clone()
+            want, wanted = Op.registry[name].reference(*given, wanted, books(counts, units), *settings)
+            out = run(name, given, got, books(counts, units), settings)
+            bound = (8 * torch.finfo(out.dtype).eps if dtype != torch.float32 else 3e-5) * float(want.abs().max())
+            torch.testing.assert_close(out, want, rtol=0, atol=bound, msg=lambda m, what=what: f"{what}: {m}")  # type: ignore[misc]
+            torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4, msg=lambda m, what=what: f"{what}: {m}")  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_where_a_prompt_is_cut_and_who_is_beside_it_changes_no_bit(isa: str, dtype: torch.dtype) -> None:
+    for what, (name, (given, state, settings)) in drawn(dtype).items():
+        whole = state.clone()
+        want = run(name, given, whole, books((TOKENS,), ((2, 1),)), settings)
+        for cuts in CUTS:
+            kept, outs, unit = state.clone(), [], 2
+            for first, last in pairwise(cuts):
+                to = 1 if unit != 1 else 3
+                outs.append(run(name, part(given, first, last), kept, books((last - first,), ((unit, to),)), settings))
+                unit = to
+            assert torch.equal(torch.cat(outs), want), (what, cuts)
+            assert torch.equal(kept[unit], whole[1]), (what, cuts)
+        for at in (5, 40):  # the end, and the beginning beside it, of which each starts anew
+            cut = books((at, TOKENS - at), ((2, 1), (2, 3)))
+            beside = run(name, given, state.clone(), cut, settings)
+            assert torch.equal(beside[:at], want[:at]), (what, at)
+
+
+def test_a_selective_scan_has_the_same_bits_with_every_vector(isas: Iterator[str]) -> None:
+    """Each channel has a lane to itself; the baseline's products and sums are rounded apart."""
+    given, state, _ = selective(130, 16, torch.bfloat16)
+    found = [
+        run("selective_scan", given, state.clone(), books((TOKENS,), ((2, 1),)), ())
+        for isa in isas
+        if isa != "baseline"
+    ]
+    assert all(torch.equal(each, found[0]) for each in found)
+
+
+def test_steps_are_far_from_zero_or_near_it() -> None:
+    """What softplus leaves as it is, and what it nearly takes away."""
+    given, state, _ = selective(64, 16, torch.float32)
+    dt = torch.linspace(-80, 80, TOKENS)[:, None].repeat(1, 64)
+    moves, scan = given[0]._replace(dt=dt), given[1]
+    at = books((TOKENS,), ((0, 1),))
+    want = Op.registry["selective_scan"].reference(moves, scan, state.clone(), at)[0]
+    torch.testing.assert_close(run("selective_scan", (moves, scan), state.clone(), at, ()), want, rtol=1e-5, atol=1e-5)
+
+
+def test_a_step_without_its_bias_is_refused() -> None:
+    (moves, scan), state, settings = space(2, 1, 8, 16, torch.float32)
+    with pytest.raises(ValueError, match="a dt comes with a bias"):
+        run("state_space", (moves, scan._replace(dt_bias=None)), state, books((TOKENS,), ((0, 1),)), settings)
+    (moves, scan), state, _ = selective(8, 16, torch.float32)
+    with pytest.raises(ValueError, match="selective by its dt"):
+        run("selective_scan", (moves, scan._replace(dt_bias=None)), state, books((TOKENS,), ((0, 1),)), ())
+
+
+def test_more_numbers_than_a_kernel_holds_are_the_specifications() -> None:
+    given, state, _ = selective(3, native_states.MOST_WIDTH + 1, torch.float32)
+    at = books((TOKENS,), ((0, 1),))
+    want = Op.registry["selective_scan"].reference(*given, state.clone(), at)[0]
+    assert torch.equal(run("selective_scan", given, state, at, ()), want)
