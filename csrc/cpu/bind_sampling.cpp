@@ -3,6 +3,7 @@
 #include <string>
 
 #include "cpu/bind.h"
+#include "cpu/graph.h"
 #include "cpu/sampling.h"
 
 namespace nb = nanobind;
@@ -36,6 +37,14 @@ Places places_of(uintptr_t rows, uintptr_t ids, long count) {
     if (count < 0) throw std::invalid_argument("places must be 0 or more, not " + std::to_string(count));
     return {at<const int32_t>(rows), at<const int32_t>(ids), count};
 }
+
+struct Widening {
+    Rows<const void> rows;
+    LogitType type;
+    float* out;
+};
+
+void widen_rows(const Widening& call) { widen(call.rows, call.type, call.out); }
 
 // Logits of a request for each row, as every function below takes them first.
 struct Table {
@@ -119,7 +128,7 @@ void bind_edits(nb::module_& m) {
             const Rows<const void> rows = logits.any();
             const LogitType type = type_of(bits, brain);
             const nb::gil_scoped_release released;
-            widen(rows, type, at<float>(out));
+            submit(widen_rows, {rows, type, at<float>(out)});  // routers call it within a step
         },
         nb::arg("logits"), nb::arg("bits"), nb::arg("brain"), nb::arg("out"));
     m.def(

@@ -33,5 +33,6 @@ class Model(deepseek_v3.Model):
             groups=config.n_group if limited else 1,
             kept=config.topk_group if limited else 1,
             scale=config.routed_scaling_factor,
+            wide=True,
             shared=config.moe_intermediate_size * (config.n_shared_experts or 0),
         )

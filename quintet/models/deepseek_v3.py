@@ -81,6 +81,7 @@ def grouped(config: Any) -> Mixture:
         groups=config.n_group or 1,
         kept=config.topk_group or 1,
         scale=config.routed_scaling_factor,
+        wide=True,
         shared=config.moe_intermediate_size * (config.n_shared_experts or 0),
     )
 

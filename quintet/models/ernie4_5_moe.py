@@ -40,6 +40,7 @@ class Model(CausalLM):
             kind=config.hidden_act,
             renormalize=True,
             bias=BIAS,
+            wide=True,
             shared=config.moe_intermediate_size * config.moe_num_shared_experts,
         )
 

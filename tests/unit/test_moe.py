@@ -165,8 +165,8 @@ def test_with_a_scheme_experts_and_routers_stay_as_they_are_and_the_plan_says_so
 @pytest.mark.parametrize(
     ("family", "kind"),
     [
-        ("bailing_moe_v2", torch.float32),
-        ("hunyuan_v1_moe", torch.float32),
+        *((family, torch.float32) for family in ("deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe", "glm4_moe")),
+        *((family, torch.float32) for family in ("bailing_moe_v2", "hunyuan_v1_moe")),
         ("bailing_moe", torch.bfloat16),
         ("qwen3_moe", torch.bfloat16),
     ],

@@ -19,6 +19,7 @@ from quintet.ops.sampling import (
     top_logprobs,
     widen,
 )
+from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.native import extension
 
 SERVED = (torch.float32, torch.bfloat16, torch.float16)
@@ -110,7 +111,7 @@ def _widen(logits: Tensor, count: int, copy: bool) -> Tensor:
     logits = logits[:count]
     if logits.dtype == torch.float32 and not copy:
         return logits
-    out = torch.empty(logits.shape)
+    out = empty(logits.shape, torch.float32)  # routers are given it within a step
     kind = _kind(logits)
     logits = _rows(logits)
     extension().widen(_table(logits), *kind, out.data_ptr())
