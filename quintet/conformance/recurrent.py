@@ -261,6 +261,6 @@ class Plamo(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.embed_tokens(ids)
-        for layer in self.layers["layers"]:  # type: ignore[union-attr]  # a list
+        for layer in self.layers["layers"]:  # type: ignore[attr-defined]  # a list
             x = layer(x)
         return rms(x, self.norm["weight"], self.eps, 1.0)
