@@ -1,5 +1,7 @@
-"""Models of RWKV-7 and Plamo 2, which transformers has no class for: the published formulas, token by token, in modules
-that have the published files' names. None of it is shared with quintet/models or its ops."""
+"""Models of RWKV-7 and Plamo 2, which transformers has no class for: the published formulas, token by token.
+
+Modules have the published files' names. None of it is shared with quintet/models or its ops.
+"""
 
 from collections.abc import Mapping
 from types import SimpleNamespace

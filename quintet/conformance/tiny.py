@@ -17,6 +17,7 @@ from transformers.utils import logging as talk
 
 from quintet.conformance.kin import KIN
 from quintet.conformance.nearest import PUBLISHED, Published
+from quintet.conformance.scattered import scatter as scatter
 from quintet.conformance.sizes import CHUNKS as CHUNKS
 from quintet.conformance.sizes import DELTA, GRANITE_4, LATENT, LONG, SHORT_AND_LONG, SPACES, WINDOW
 from quintet.conformance.sizes import GEMMA as GEMMA
@@ -265,8 +266,6 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
 }
-# of products, by a part of their names: several in a row without a residual would magnify what rounding did
-SMALLER = {"adapter": 0.5, "shared_transformer": 0.8}
 # of mixtures whose weights jump where two are near: all experts, and each by itself
 SMOOTH: dict[str, dict[str, Any]] = {
     "llama4_text": {"num_local_experts": 1},
@@ -388,21 +387,3 @@ def _hushed() -> Iterator[None]:
         talk.set_verbosity(verbosity)
         if bars:
             talk.enable_progress_bar()
-
-
-@torch.no_grad()
-def scatter(model: Any) -> None:
-    """Random weights whose products keep the size of their inputs, and norms and biases that are not 1 and 0."""
-    transposed = model.config.model_type == "gpt2"
-    for name, parameter in model.named_parameters():
-        if parameter.dim() < 2:
-            parameter.add_(torch.randn_like(parameter) * 0.2)
-        elif "embed" in name or "wte" in name or "wpe" in name:
-            parameter.normal_(0, 1)
-        else:
-            inputs = parameter.shape[0] if transposed and "lm_head" not in name else parameter.shape[-1]
-            gain = next((by for part, by in SMALLER.items() if part in name), 1.5)
-            parameter.normal_(0, gain * inputs**-0.5)
-    for name, each in (*model.named_buffers(), *model.named_parameters()):
-        if "correction_bias" in name:  # moves a router's choice
-            each.normal_(0, 0.1)

@@ -1,5 +1,7 @@
-"""RWKV-7's two branches (Peng et al. 2025): a rule that replaces what a state holds, and a feed-forward. Each reads the
-token before as well."""
+"""RWKV-7's two branches (Peng et al. 2025): a rule that replaces what a state holds, and a feed-forward.
+
+Each reads the token before as well.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
