@@ -151,6 +151,8 @@ def _config(kind: str) -> Any:
 
 
 def _classes(kind: str) -> str:
+    if kind in PUBLISHED and PUBLISHED[kind].own is not None:
+        return "none; the published formulas, written down by themselves (`quintet/conformance/recurrent.py`)"
     if kind in PUBLISHED:
         near = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[PUBLISHED[kind].like]
         words = f", {PUBLISHED[kind].words}" if PUBLISHED[kind].words else ""

@@ -86,6 +86,35 @@ NEMOTRON_H = {
     "moe_shared_expert_intermediate_size": 71,
     "routed_scaling_factor": 1.5,
 }
+PLAMO2 = {
+    **{name: value for name, value in PLAIN.items() if name != "tie_word_embeddings"},
+    "tie_word_embeddings": True,
+    "num_hidden_layers": 4,
+    "hidden_size_per_head": 16,
+    "mamba_num_heads": 4,
+    "mamba_d_state": 8,
+    "mamba_d_conv": 4,
+    "mamba_step": 2,
+    "attention_window_size": WINDOW,
+    "full_attention_idx": [],
+    "rms_norm_eps": 1e-5,
+}
+RWKV7 = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "head_dim": 8,
+    "num_hidden_layers": 3,
+    "intermediate_size": 77,
+    "decay_low_rank_dim": 5,
+    "a_low_rank_dim": 6,
+    "v_low_rank_dim": 4,
+    "gate_low_rank_dim": 7,
+    "norm_eps": 1e-5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
 ZAMBA2 = {
     **{name: value for name, value in PLAIN.items() if name != "num_key_value_heads"},
     "num_hidden_layers": 4,
@@ -181,6 +210,11 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
         "plain": {**ZAMBA2, "use_mem_rope": True, "use_shared_attention_adapter": True},
         "no adapters of attention, biased": {**ZAMBA2, "add_bias_linear": True, "num_mem_blocks": 1},
     },
+    "plamo2": {
+        "plain": PLAMO2,
+        "full attention, untied": {**PLAMO2, "full_attention_idx": [1], "tie_word_embeddings": False},
+    },
+    "rwkv7": {"plain": RWKV7},
     "qwen3_5_moe_text": {
         "plain": {
             **HEAD,

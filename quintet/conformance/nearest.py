@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quintet.conformance import recurrent
+
 Settings = Mapping[str, Any]
 Tensors = dict[str, Tensor]
 ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
@@ -28,11 +30,12 @@ class Published:
     """One family."""
 
     architecture: str  # as its config.json has it
-    like: str  # transformers' nearest type
+    like: str  # transformers' nearest type; "" where there is none
     config: Callable[[Settings], dict[str, Any]]  # of that type, for entries of the family's
     tensors: Callable[[Tensors, Settings], Tensors]  # of that type's -> as the family's files have them
     computes: Callable[[Any, Settings], Any] = _same  # the model -> one that computes what the family does
     words: str = ""  # what is put together otherwise
+    own: Callable[[Settings], Any] | None = None  # the model, where there is no nearest type
 
 
 def _renamed(tensors: Tensors, names: Mapping[str, str]) -> Tensors:
@@ -304,7 +307,13 @@ def _as_they_are(tensors: Tensors, settings: Settings) -> Tensors:
     return tensors
 
 
+def _own(settings: Settings, trunk: type[nn.Module]) -> recurrent.Causal:
+    return recurrent.Causal(settings, trunk(settings))
+
+
 PUBLISHED: Mapping[str, Published] = {
+    "plamo2": Published("Plamo2ForCausalLM", "", dict, _as_they_are, own=lambda said: _own(said, recurrent.Plamo)),
+    "rwkv7": Published("RWKV7ForCausalLM", "", dict, _as_they_are, own=lambda said: _own(said, recurrent.Goose)),
     "baichuan": Published(
         "BaichuanForCausalLM",
         "llama",

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from quintet.conformance.drawn import Case, Cases, randn
-from quintet.ops.states import Conv, Moves, Scan, Turns
+from quintet.ops.states import Conv, Finish, Moves, Replaced, Rule, Scan, Turns
 from quintet.types import Batch, Books, Group
 
 UNITS = 9  # of a state
@@ -90,11 +90,60 @@ def sigmoid_gate(dtype: torch.dtype) -> Iterator[Case]:
         yield f"{rows}x{width}", (randn(rows, width, dtype=dtype), randn(rows, width, dtype=dtype, scale=4.0))
 
 
+def _replaced(tokens: int, heads: int, values: int, width: int, dtype: torch.dtype) -> tuple[Replaced, Rule]:
+    r, w, k, a = (randn(tokens, heads, width, dtype=dtype) for _ in range(4))
+    moves = Replaced(r, w, k, randn(tokens, heads, values, dtype=dtype), a)
+    return moves, Rule(_heads(heads, width), _heads(heads, width))
+
+
+def wkv7(dtype: torch.dtype) -> Iterator[Case]:
+    for heads, values, width in ((1, 1, 2), (3, 16, 16), (2, 7, 33)):
+        for counts, units in MIXES:
+            state = randn(UNITS, heads, values, width, dtype=torch.float32)
+            moves, rule = _replaced(sum(counts), heads, values, width, dtype)
+            yield f"{heads} heads of {values} by {width}, {counts} tokens", (moves, rule, state, _books(counts, units))
+
+
+def wkv7_out(dtype: torch.dtype) -> Iterator[Case]:
+    for tokens, heads, values, width in ((1, 1, 2, 3), (5, 3, 16, 16), (33, 2, 7, 33)):
+        moves, rule = _replaced(tokens, heads, values, width, dtype)
+        finish = Finish(_heads(heads, width), _heads(heads, values), _heads(heads, values))
+        o, gate = randn(tokens, heads, values, dtype=torch.float32), randn(tokens, heads * values, dtype=dtype)
+        yield f"{tokens} tokens, {heads} heads of {values} by {width}", (o, moves, rule, finish, gate, 6.4e-4)
+
+
+def squash(dtype: torch.dtype) -> Iterator[Case]:
+    for rows, width in ((1, 2), (5, 77), (65, 130)):
+        for kind in ("sigmoid", "tanh"):
+            yield f"{kind}, {rows}x{width}", (randn(rows, width, dtype=dtype, scale=4.0), kind)
+    yield "tanh of numbers whose exponentials overflow", (randn(5, 77, dtype=dtype, scale=100.0), "tanh")
+
+
+def between(dtype: torch.dtype) -> Iterator[Case]:
+    for rows, width, factors in ((1, 2, 6), (5, 77, 1), (65, 130, 3)):
+        x, y = randn(rows, width, dtype=dtype), randn(rows, width, dtype=dtype)
+        yield f"{factors} of {rows}x{width}", (x, y, randn(factors, width, dtype=dtype))
+
+
+def blend(dtype: torch.dtype) -> Iterator[Case]:
+    for rows, width in ((1, 2), (5, 77), (65, 130)):
+        x, y, logits = (randn(rows, width, dtype=dtype, scale=size) for size in (1.0, 2.0, 4.0))
+        yield f"{rows}x{width}", (x, y, logits)
+
+
 # of the same: one that a platform without states has no use for
 STATES: dict[str, Cases] = {
     "delta_rule": delta_rule,
     "selective_scan": selective_scan,
     "short_conv": short_conv,
     "state_space": state_space,
+    "wkv7": wkv7,
 }
-BESIDE: dict[str, Cases] = {"gated_norm": gated_norm, "sigmoid_gate": sigmoid_gate}
+BESIDE: dict[str, Cases] = {
+    "between": between,
+    "blend": blend,
+    "gated_norm": gated_norm,
+    "sigmoid_gate": sigmoid_gate,
+    "squash": squash,
+    "wkv7_out": wkv7_out,
+}

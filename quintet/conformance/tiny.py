@@ -16,7 +16,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as talk
 
 from quintet.conformance.kin import KIN
-from quintet.conformance.nearest import PUBLISHED
+from quintet.conformance.nearest import PUBLISHED, Published
+from quintet.conformance.scattered import scatter as scatter
 from quintet.conformance.sizes import CHUNKS as CHUNKS
 from quintet.conformance.sizes import DELTA, GRANITE_4, LATENT, LONG, SHORT_AND_LONG, SPACES, WINDOW
 from quintet.conformance.sizes import GEMMA as GEMMA
@@ -265,14 +266,13 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
 }
-# of products, by a part of their names: several in a row without a residual would magnify what rounding did
-SMALLER = {"adapter": 0.5, "shared_transformer": 0.8}
 # of mixtures whose weights jump where two are near: all experts, and each by itself
 SMOOTH: dict[str, dict[str, Any]] = {
     "llama4_text": {"num_local_experts": 1},
     "phimoe": {"num_local_experts": 2, "router_jitter_noise": 0.0},
 }
 EVERY = {**FAMILIES, **KIN}
+FILE = "model.safetensors"
 VARIANTS = [(family, variant) for family, variants in FAMILIES.items() for variant in variants]
 
 
@@ -337,20 +337,30 @@ def smooth(family: str) -> Tiny:
 def _make(family: str, settings: str, seed: int) -> Tiny:
     torch.set_num_threads(1)  # threads wait by spinning: on busy cores tiny products take 40 times as long with two
     own, said = PUBLISHED.get(family), json.loads(settings)
-    config = AutoConfig.for_model(own.like, **own.config(said)) if own else AutoConfig.for_model(family, **said)
     with torch.random.fork_rng(), _hushed():
         torch.manual_seed(seed)
-        plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
-        model = AutoModelForCausalLM.from_config(config, **plain).float().eval()
+        model = _drawn(family, own, said)
         scatter(model)
         folder = Path(tempfile.mkdtemp(dir=_folder().name))
-        model.save_pretrained(folder)
+        if own is not None and own.own is not None:
+            save_file({name: each.contiguous() for name, each in model.state_dict().items()}, folder / FILE)
+        else:
+            model.save_pretrained(folder)
         if own is None:
             return Tiny(folder, AutoConfig.from_pretrained(folder), model)
-        file = folder / "model.safetensors"
+        file = folder / FILE
         save_file({name: each.contiguous() for name, each in own.tensors(load_file(file), said).items()}, file)
         (folder / "config.json").write_text(json.dumps(_entries(family, said)))
         return Tiny(folder, configured(family, said), own.computes(model, said))
+
+
+def _drawn(family: str, own: Published | None, said: Mapping[str, Any]) -> Any:
+    """The model that makes the numbers."""
+    if own is not None and own.own is not None:
+        return own.own(said).float().eval()
+    config = AutoConfig.for_model(own.like, **own.config(said)) if own else AutoConfig.for_model(family, **said)
+    plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    return AutoModelForCausalLM.from_config(config, **plain).float().eval()
 
 
 def _entries(family: str, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -377,21 +387,3 @@ def _hushed() -> Iterator[None]:
         talk.set_verbosity(verbosity)
         if bars:
             talk.enable_progress_bar()
-
-
-@torch.no_grad()
-def scatter(model: Any) -> None:
-    """Random weights whose products keep the size of their inputs, and norms and biases that are not 1 and 0."""
-    transposed = model.config.model_type == "gpt2"
-    for name, parameter in model.named_parameters():
-        if parameter.dim() < 2:
-            parameter.add_(torch.randn_like(parameter) * 0.2)
-        elif "embed" in name or "wte" in name or "wpe" in name:
-            parameter.normal_(0, 1)
-        else:
-            inputs = parameter.shape[0] if transposed and "lm_head" not in name else parameter.shape[-1]
-            gain = next((by for part, by in SMALLER.items() if part in name), 1.5)
-            parameter.normal_(0, gain * inputs**-0.5)
-    for name, each in (*model.named_buffers(), *model.named_parameters()):
-        if "correction_bias" in name:  # moves a router's choice
-            each.normal_(0, 0.1)

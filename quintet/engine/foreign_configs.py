@@ -62,6 +62,70 @@ def _bailing(said: Entries) -> Entries:
 
 BAILING_NAMES = {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"}
 BAILING = {"n_group": 1, "topk_group": 1, "n_shared_experts": 0, "num_nextn_predict_layers": 0}
+
+
+def _plamo2(said: Entries) -> Entries:
+    """Attention in every `mamba_step`th layer, in windows unless its index is named."""
+    step, layers = said["mamba_step"], said["num_hidden_layers"]
+    if step <= 1:
+        raise ValueError(f"mamba_step={step}: state spaces and attention take turns of two layers or more")
+
+    def kind(index: int) -> str:
+        last = layers <= step // 2
+        if said["mamba_enabled"] and (index != layers - 1 if last else index % step != step // 2):
+            return "linear_attention"
+        return "full_attention" if index in (said["full_attention_idx"] or ()) else "sliding_attention"
+
+    return {**said, "layer_types": [kind(index) for index in range(layers)]}
+
+
+def _rwkv7(said: Entries) -> Entries:
+    """A state holds a text of any length: config.json's max_position_embeddings is that of the training."""
+    hidden = said["hidden_size"]
+    dim = said["head_dim"] or hidden // said["num_heads"]
+    width = said["intermediate_size"] or -(-int(hidden * (said["hidden_ratio"] or 4)) // 32) * 32
+    values = said["value_dim"] if isinstance(said["value_dim"], list) else [said["value_dim"] or hidden]
+    ranks = {
+        f"{name}_low_rank_dim": said[f"{name}_low_rank_dim"] or max(32, round(by * hidden**0.5 * size / 32) * 32)
+        for name, by, size in (("decay", 2.5, dim / 64), ("a", 2.5, dim / 64), ("v", 1.7, dim / 64), ("gate", 5, 1))
+    }
+    rest = {name: value for name, value in said.items() if name != "max_position_embeddings"}
+    sizes = {"head_dim": dim, "num_heads": hidden // dim, "expand": 1, "intermediate_size": width, "value_dim": values}
+    return {**rest, **sizes, **ranks}
+
+
+PLAMO2 = {  # what its class takes for what is not said
+    "attention_window_size": 2048,
+    "full_attention_idx": None,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "mamba_d_state": 64,
+    "mamba_d_conv": 4,
+    "mamba_num_heads": 64,
+    "mamba_step": 2,
+    "mamba_enabled": True,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "pad_token_id": None,
+}
+RWKV7 = {
+    "hidden_size": 2048,
+    "num_hidden_layers": 24,
+    "hidden_ratio": 4,
+    "intermediate_size": None,
+    "head_dim": 64,
+    "num_heads": None,
+    "value_dim": None,
+    "hidden_act": "sqrelu",
+    "norm_first": True,
+    "norm_bias": True,
+    "norm_eps": 1e-5,
+    "attn": None,
+    "tie_word_embeddings": False,
+    "vocab_size": 65536,
+    **dict.fromkeys(("decay_low_rank_dim", "gate_low_rank_dim", "a_low_rank_dim", "v_low_rank_dim")),
+}
 # by model_type
 FOREIGN: Mapping[str, Foreign] = {
     "baichuan": Foreign("llama", read=_baichuan),
@@ -101,6 +165,8 @@ FOREIGN: Mapping[str, Foreign] = {
     "internlm": Foreign("llama", absent={"bias": True}, read=_internlm),
     "internlm2": Foreign("llama", absent={"bias": True}, read=_internlm),
     "mimo": Foreign("qwen2", absent={"num_nextn_predict_layers": 0}),
+    "plamo2": Foreign("llama", {"hidden_size_per_head": "head_dim"}, PLAMO2, _plamo2),
+    "rwkv7": Foreign("mamba2", absent=RWKV7, read=_rwkv7),
     "solar": Foreign(
         "llama",
         absent={f"bskcn_{which}": [] for which in range(1, 5)} | {"bskcn_tv": [0.9, 0.8]},

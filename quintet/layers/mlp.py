@@ -8,7 +8,7 @@ from quintet.layers.linear import Stored, columns, rows
 from quintet.ops.activation import KINDS, UnknownActivation
 from quintet.weights import Part, Weight
 
-OTHER_NAMES = {"gelu_fast": "gelu_new", "gelu_python": "gelu", "swish": "silu"}
+OTHER_NAMES = {"gelu_fast": "gelu_new", "gelu_python": "gelu", "sqrelu": "relu2", "swish": "silu"}
 
 
 def known(kind: str) -> str:

@@ -40,3 +40,24 @@ def softcap(x: Tensor, cap: float) -> Tensor:
 def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
     """x * sigmoid(gate), of one shape and type, in float32, rounded once."""
     return (x.float() / (1 + torch.exp(-gate.float()))).to(x.dtype)
+
+
+@Op
+def squash(x: Tensor, kind: str) -> Tensor:
+    """By kind, the sigmoid or the tanh of x: in float32, rounded once."""
+    if kind == "sigmoid":
+        return (1 / (1 + torch.exp(-x.float()))).to(x.dtype)
+    e = torch.exp(-2 * x.float().clamp(min=-40))  # past it, it is -1
+    return ((1 - e) / (1 + e)).to(x.dtype)
+
+
+@Op
+def between(x: Tensor, y: Tensor, factors: Tensor) -> Tensor:
+    """x + (y - x) * factors[m] for each m, in float32, rounded once; x and y [T, C], factors [M, C] -> [M, T, C]."""
+    return (x.float() + (y.float() - x.float()) * factors.float()[:, None]).to(x.dtype)
+
+
+@Op
+def blend(x: Tensor, y: Tensor, logits: Tensor) -> Tensor:
+    """x + (y - x) * sigmoid(logits), of one shape and type, in float32, rounded once."""
+    return (x.float() + (y.float() - x.float()) / (1 + torch.exp(-logits.float()))).to(x.dtype)

@@ -8,6 +8,7 @@ An op reads each request's state where the group's table says, and writes it whe
 padding, write to unit 0, which nobody reads. May write in place; use what it returns.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -158,6 +159,77 @@ def delta_rule(turns: Turns, scan: Scan, state: Tensor, books: Books) -> tuple[T
 
     made, kept = _through(step, _read(state, books), books)
     return made, _written(state, kept, books)
+
+
+class Replaced(NamedTuple):
+    """What a step gives to RWKV-7's rule."""
+
+    r: Tensor  # [T, H, D]; reads the state
+    w: Tensor  # alike; the more, the more of a key's column is forgotten
+    k: Tensor  # alike
+    v: Tensor  # [T, H, V]
+    a: Tensor  # [T, H, D]; the more, the more of what the key gave before is taken back
+
+
+class Rule(NamedTuple):
+    """The weights of RWKV-7's rule, float32 [H, D] each."""
+
+    k_k: Tensor  # of a key where it takes back
+    k_a: Tensor  # how far `a` holds for a key where it gives
+
+
+DECAY = math.exp(-0.5)  # the most that a column's logarithm loses in a step
+
+
+@Op
+def wkv7(moves: Replaced, rule: Rule, state: Tensor, books: Books) -> tuple[Tensor, Tensor]:
+    """RWKV-7's generalised delta rule (Peng et al. 2025, section 4) -> o [T, H, V] float32.
+
+    Per head, with a = sigmoid(a), u = k k_k of length 1 and given(): S = S diag(exp(-sigmoid(w) / sqrt(e)))
+    - (S u) (a u)' + v given', o = S r. The product S u is of the state before the step. state [units, H, V, D] float32.
+    """
+    decay, rate = torch.exp(-DECAY * _sigmoid(moves.w.float())), _sigmoid(moves.a.float())
+    taken, keys = _unit(moves.k.float() * rule.k_k), given(moves.k, moves.a, rule)
+    reads, values = moves.r.float(), moves.v.float()
+
+    def step(at: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+        taking = (torch.index_select(x, 0, at) for x in (decay, rate, taken, keys, values, reads))
+        kept, learned, key, gives, value, read = taking
+        back = (before * key[:, :, None]).sum(-1)
+        after = before * kept[:, :, None] - back[:, :, :, None] * (key * learned)[:, :, None]
+        after = after + value[:, :, :, None] * gives[:, :, None]
+        return (after * read[:, :, None]).sum(-1), after
+
+    made, kept = _through(step, _read(state, books), books)
+    return made, _written(state, kept, books)
+
+
+def given(k: Tensor, a: Tensor, rule: Rule) -> Tensor:
+    """The keys by which values are added, float32: k (1 + (sigmoid(a) - 1) k_a)."""
+    return k.float() * (1 + (_sigmoid(a.float()) - 1) * rule.k_a)
+
+
+def _sigmoid(x: Tensor) -> Tensor:
+    return 1 / (1 + torch.exp(-x))
+
+
+class Finish(NamedTuple):
+    """The weights of what comes after RWKV-7's rule, float32."""
+
+    r_k: Tensor  # [H, D]; of a token's own value
+    weight: Tensor  # [H, V] of each head's norm
+    bias: Tensor  # alike
+
+
+@Op
+def wkv7_out(o: Tensor, moves: Replaced, rule: Rule, finish: Finish, gate: Tensor, eps: float) -> Tensor:
+    """o [T, H, V] of wkv7(), each head normalised (mean and variance), with a token's own value beside it, times gate
+    -> [T, H V] in gate's type, rounded once. A value counts as often as r, given() and r_k multiplied add up to."""
+    centred = o - o.mean(-1, keepdim=True)
+    normed = centred * torch.rsqrt((centred * centred).mean(-1, keepdim=True) + eps)
+    own = (moves.r.float() * given(moves.k, moves.a, rule) * finish.r_k).sum(-1, keepdim=True)
+    y = normed * finish.weight + finish.bias + own * moves.v.float()
+    return (y.flatten(1) * gate.float()).to(gate.dtype)
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -83,6 +83,8 @@ def test_random_configs_of_kin_agree(family: str, data: st.DataObject) -> None:
         "ministral3",
         "nemotron_h",
         "olmo",
+        "plamo2",
+        "rwkv7",
         "solar",
         "stablelm",
         "zamba2",
@@ -143,6 +145,16 @@ def test_zamba2_reads_blocks_that_are_stored_again(tmp_path: Path) -> None:
     again = {name.replace(".0.shared", ".3.shared"): t.clone() for name, t in tensors.items() if ".0.shared" in name}
     assert again
     save_file({**tensors, **again}, tmp_path / "model.safetensors")
+    assert_agrees(replace(tiny, folder=tmp_path))
+
+
+def test_rwkv7_reads_factors_that_are_stored_in_one(tmp_path: Path) -> None:
+    tiny = variant("rwkv7", "plain")
+    tensors = load_file(tiny.folder / "model.safetensors")
+    for layer in range(3):
+        apart = [tensors.pop(f"model.layers.{layer}.attn.x_{name}") for name in "rwkvag"]
+        tensors[f"model.layers.{layer}.attn.x_x"] = torch.cat(apart)[:, 0]
+    save_file(tensors, tmp_path / "model.safetensors")
     assert_agrees(replace(tiny, folder=tmp_path))
 
 

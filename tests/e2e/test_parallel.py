@@ -89,6 +89,8 @@ def test_heads_that_do_not_divide(family: str, share: str) -> None:
         ("lfm2_moe", "plain"),
         ("minimax", "plain"),
         ("nemotron_h", "latent experts, biased"),
+        ("plamo2", "plain"),
+        ("rwkv7", "plain"),
         ("zamba2", "plain"),
         ("zamba2", "no adapters of attention, biased"),
     ],

@@ -24,6 +24,8 @@ KIN = {
     "lfm2_moe": ("lfm2_moe", "plain", "bfloat16", {}),
     "minimax": ("minimax", "plain", "bfloat16", {}),
     "nemotron_h": ("nemotron_h", "plain", "bfloat16", {}),
+    "plamo2": ("plamo2", "plain", "bfloat16", {}),
+    "rwkv7, which has no pages": ("rwkv7", "plain", "bfloat16", {}),
     "zamba2, whose blocks have a cache for each use": ("zamba2", "plain", "bfloat16", {}),
 }
 PLAIN = {"max_model_len": 160, "num_pages": 200}
@@ -97,7 +99,7 @@ def test_kin_preempted_and_cached_equal_alone(kin: str) -> None:
     }
     engine = client(KIN[kin], **WAYS["preempted, cached"])
     assert run(engine, mix(0)) == alone
-    assert engine.engine.stats().num_preemptions > 0
+    assert engine.engine.stats().num_preemptions > 0 or "no pages" in kin
     assert run(engine, mix(0)) == alone
     assert engine.engine.stats().prefix_hits > 0
 

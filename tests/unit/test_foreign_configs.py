@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import CONFIG_MAPPING
 
 from quintet.config import EngineConfig
@@ -17,8 +18,10 @@ from quintet.engine.hub import load_model_config
 from quintet.engine.quantizing.calibrated import config_of
 from quintet.engine.quantizing.original import Original
 from quintet.engine.start import prepare
+from quintet.engine.worker import ModelSizes, Worker
 from quintet.kept import kept_folder
 from quintet.models import families, model_class
+from quintet.platforms.cpu import PLATFORM
 
 
 def test_what_is_read_can_be_built_and_is_compared() -> None:
@@ -118,6 +121,42 @@ def test_what_is_not_computed_is_refused(family: str, entries: dict[str, Any], m
     )
     with pytest.raises(ValueError, match=message):
         prepare(settings)
+
+
+def test_plamo2s_layers_take_turns() -> None:
+    """Attention stands in the middle of each `mamba_step`, or last where the model is shorter than half a step."""
+    said = {**KIN["plamo2"]["plain"], "num_hidden_layers": 6, "mamba_step": 3, "full_attention_idx": [4]}
+    kinds = configured("plamo2", said).layer_types
+    assert [kind.partition("_")[0] for kind in kinds] == ["linear", "sliding", "linear", "linear", "full", "linear"]
+    short = configured("plamo2", {**said, "num_hidden_layers": 2, "mamba_step": 4}).layer_types
+    assert short == ["linear_attention", "sliding_attention"]
+    assert "linear_attention" not in configured("plamo2", {**said, "mamba_enabled": False}).layer_types
+    with pytest.raises(ValueError, match="mamba_step=1"):
+        configured("plamo2", {**said, "mamba_step": 1})
+
+
+def test_rwkv7s_ranks_follow_from_its_size_where_they_are_not_said() -> None:
+    """As flash-linear-attention's layer rounds them: 2.5, 2.5, 1.7 and 5 times the root of 2048, by 32."""
+    said = {
+        "hidden_size": 2048,
+        "num_hidden_layers": 24,
+        "head_dim": 64,
+        "intermediate_size": None,
+        "hidden_ratio": 4.0,
+    }
+    config = configured("rwkv7", said)
+    ranks = [getattr(config, f"{name}_low_rank_dim") for name in ("decay", "a", "v", "gate")]
+    assert ranks == [128, 128, 64, 224] and config.intermediate_size == 8192 and set(config.value_dim) == {2048}
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [({"attn": {"layers": [1]}}, "attn="), ({"value_dim": [48, 96, 48]}, "values are as wide as keys")],
+)
+def test_what_rwkv7_does_not_compute_is_refused(entries: dict[str, Any], message: str) -> None:
+    config = configured("rwkv7", {**KIN["rwkv7"]["plain"], **entries})
+    with pytest.raises(ValueError, match=message):
+        Worker(PLATFORM(), config, ModelSizes(torch.float32, 16, 64))
 
 
 def test_there_is_no_model_to_calibrate_with() -> None:

@@ -146,11 +146,14 @@ def test_behind_a_device_the_state_of_an_answer_is_kept_too() -> None:
     assert engine.stats().prefix_hits == 12, "of 14 tokens"
 
 
-@pytest.mark.parametrize("family", ["falcon_mamba", "mamba", "mamba2"])
+@pytest.mark.parametrize("family", ["falcon_mamba", "mamba", "mamba2", "rwkv7"])
 def test_states_alone_hold_as_many_tokens_as_are_asked_for(family: str, tmp_path: Path) -> None:
-    """Their published configs do not say how long a text they were made for."""
+    """Their published configs do not say how long a text they were made for, or mean how long they were trained."""
     entries = {**EVERY[family]["plain"], "model_type": family}
-    del entries["max_position_embeddings"]
+    if family == "rwkv7":
+        entries |= {"max_position_embeddings": 512, "architectures": ["RWKV7ForCausalLM"]}
+    else:
+        del entries["max_position_embeddings"]
     (tmp_path / "config.json").write_text(json.dumps(entries))
     made = EngineConfig(model=str(tmp_path), device="null", load_format="dummy")
     assert prepare(made).plan.max_model_len == 2048

@@ -1,0 +1,91 @@
+"""Plamo 2 (Preferred Networks 2025): Mamba 2 and attention in windows by turns, with norms around each branch."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.build import Build, split_heads
+from quintet.layers.decoder import CausalLM, Decoder, head_source
+from quintet.layers.linear import LMHead, Stored
+from quintet.layers.mixing import Cache
+from quintet.layers.mlp import GatedMLP
+from quintet.layers.norm import RMSNorm
+from quintet.layers.plamo import HeadRMSNorm, Steered, SteeredMamba2
+from quintet.layers.rope import Rotary
+
+QK_EPS = 1e-6  # of the norms of heads, whatever the others have
+RENAMED = {
+    "model.layers.layers.": "model.layers.",
+    ".B_norm_weight": ".B_norm.weight",
+    ".C_norm_weight": ".C_norm.weight",
+    ".dt_norm_weight": ".dt_norm.weight",
+    ".q_weight": ".q_norm.weight",
+    ".k_weight": ".k_norm.weight",
+}
+
+
+class Block(nn.Module):
+    """Norms before and after each branch, kept around 0; around less behind the branches."""
+
+    def __init__(self, config: Any, build: Build, mixer: nn.Module) -> None:
+        super().__init__()
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.pre_mixer_norm = RMSNorm(build, hidden, eps, 1.0)
+        self.mixer = mixer
+        self.post_mixer_norm = RMSNorm(build, hidden, eps, 1 / 5)
+        self.pre_mlp_norm = RMSNorm(build, hidden, eps, 1.0)
+        self.mlp = GatedMLP(build, hidden, config.intermediate_size, "silu", stored=Stored(fused="gate_up_proj"))
+        self.post_mlp_norm = RMSNorm(build, hidden, eps, 1 / 5**1.5)
+
+    def forward(self, x: Tensor, residual: Tensor | None, cache: Cache) -> tuple[Tensor, Tensor]:
+        x, residual = self.pre_mixer_norm(x, residual)
+        x, residual = self.pre_mlp_norm(self.post_mixer_norm(self.mixer(x, cache)), residual)
+        assert residual is not None
+        return self.post_mlp_norm(self.mlp(x)), residual
+
+
+class Model(CausalLM):
+    """A window of n sees n tokens before each, and itself."""
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        rotary = Rotary.of(build, config)
+
+        def block(config: Any, build: Build, index: int) -> Block:
+            if config.layer_types[index] == "linear_attention":
+                return Block(config, build, SteeredMamba2(build, steered(config)))
+            window = config.attention_window_size + 1
+            shape = Heads.of(
+                config,
+                window=None if config.layer_types[index] == "full_attention" else window,
+                stored=Stored(fused="qkv_proj"),
+            )
+            attention = SelfAttention(build, shape, rotary)
+            queries, keys = split_heads(shape.heads, shape.kv_heads, build.size)
+            attention.q_norm = HeadRMSNorm(build, queries, shape.head_dim, QK_EPS)
+            attention.k_norm = HeadRMSNorm(build, keys, shape.head_dim, QK_EPS)
+            return Block(config, build, attention)
+
+        self.model = Decoder(config, build, block, norm_offset=1.0)
+        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+
+    @staticmethod
+    def canonical(name: str) -> str:
+        """Weights of norms are called as other modules' are."""
+        for there, here in RENAMED.items():
+            name = name.replace(there, here, 1)
+        return name
+
+
+def steered(config: Any) -> Steered:
+    """The sizes of a state space."""
+    return Steered(
+        hidden=config.hidden_size,
+        heads=config.mamba_num_heads,
+        head_dim=config.head_dim,
+        state=config.mamba_d_state,
+        rank=max(64, config.hidden_size // 16),
+        taps=config.mamba_d_conv,
+        eps=config.rms_norm_eps,
+    )

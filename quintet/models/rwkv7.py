@@ -1,0 +1,83 @@
+"""RWKV-7 "Goose" (Peng et al. 2025), as flash-linear-attention stores it: a rule that replaces what a state holds."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from quintet.layers.build import Build
+from quintet.layers.decoder import CausalLM, across, head_source, refuse
+from quintet.layers.embedding import Embedding
+from quintet.layers.linear import LMHead
+from quintet.layers.mixing import Cache
+from quintet.layers.norm import LayerNorm
+from quintet.layers.rwkv import ChannelMix, Goose, TimeMix
+
+
+class Block(nn.Module):
+    """Norm, rule, norm, feed-forward."""
+
+    def __init__(self, build: Build, norms: tuple[LayerNorm, LayerNorm], attn: TimeMix, ffn: ChannelMix) -> None:
+        super().__init__()
+        self.attn_norm, self.ffn_norm = norms
+        self.attn, self.ffn = attn, ffn
+
+    def forward(self, values: list[Tensor], x: Tensor, residual: Tensor | None, cache: Cache) -> tuple[Tensor, Tensor]:
+        x, residual = self.attn_norm(x, residual)
+        x, residual = self.ffn_norm(self.attn(x, cache, values), residual)
+        assert residual is not None
+        return self.ffn(x, cache), residual
+
+
+class Trunk(nn.Module):
+    """The embedding is normalised once more before the first block, and every block sees the first one's values."""
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__()
+        hidden, self._build = config.hidden_size, build
+        parts = ("weight", "bias") if config.norm_bias else ("weight",)
+        norm = functools.partial(LayerNorm, build, hidden, config.norm_eps, parts)
+        ranks = {"w": config.decay_low_rank_dim, "a": config.a_low_rank_dim}
+        ranks |= {"v": config.v_low_rank_dim, "g": config.gate_low_rank_dim}
+        dim = config.head_dim
+        shape = Goose(hidden, hidden // dim, dim, dim * config.norm_eps, ranks)
+
+        def block(index: int) -> Block:
+            ffn = ChannelMix(build, hidden, config.intermediate_size, config.hidden_act)
+            return Block(build, (norm(), norm()), TimeMix(build, shape, index == 0), ffn)
+
+        self.embeddings = Embedding(build, config.vocab_size, hidden)
+        self.pre_norm = norm() if config.norm_first else None
+        self.layers = nn.ModuleList(block(index) for index in range(config.num_hidden_layers))
+        self.norm = norm()
+        build.ops.take("take_rows", "add")
+
+    def forward(self, cache: Cache) -> tuple[Tensor, list[Tensor]]:
+        x, values = self.embeddings.of(cache.batch), list[Tensor]()
+        x = x if self.pre_norm is None else self.pre_norm(x)
+        return across([functools.partial(layer, values) for layer in self.layers], self.norm, x, cache, self._build)
+
+
+class Model(CausalLM):
+    """Attention in some layers, and values wider than keys, are refused."""
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__(build)
+        refuse(config, "attn")
+        if any(width != config.hidden_size for width in config.value_dim):
+            raise ValueError(f"rwkv7 with value_dim={config.value_dim} is not supported: values are as wide as keys")
+        self.model = Trunk(config, build)
+        source = head_source(config).replace("embed_tokens", "embeddings")
+        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, source)
+
+    @staticmethod
+    def canonical(name: str) -> str:
+        """The first norm is the trunk's."""
+        return name.replace("model.layers.0.pre_norm.", "model.pre_norm.", 1)
+
+    @staticmethod
+    def unstacked(name: str, shape: Sequence[int]) -> Mapping[str, tuple[Any, ...]]:
+        """Older files have the factors of a layer in one x_x [6, hidden]."""
+        stem = name.removesuffix("x_x")
+        return {} if stem == name else {f"{stem}x_{each}": (at, None, None) for at, each in enumerate("rwkvag")}
