@@ -1,6 +1,7 @@
 """Models of RWKV-7 and Plamo 2, which transformers has no class for: the published formulas, token by token.
 
-Modules have the published files' names. None of it is shared with quintet/models or its ops.
+Modules have the published files' names; states and positions are float32, whatever the weights are. None of it is
+shared with quintet/models or its ops.
 """
 
 from collections.abc import Mapping
@@ -81,14 +82,14 @@ class TimeMix(nn.Module):
             values.append(v)
         erased = functional.normalize((k * self.k_k).view(tokens, -1, self.dim), dim=-1)
         k = k * (1 + (a - 1) * self.k_a)
-        r, k, v, a, decay = (each.view(tokens, -1, self.dim) for each in (r, k, v, a, decay))
+        r, k, v, a, decay, erased = (each.float().view(tokens, -1, self.dim) for each in (r, k, v, a, decay, erased))
         state, out = torch.zeros(hidden // self.dim, self.dim, self.dim), []
         for t in range(tokens):  # S (diag(w) - u' (a u)) + v' k, in the paper's words with rows for columns
             turn = torch.diag_embed(decay[t]) - erased[t, :, :, None] * (a[t] * erased[t])[:, None]
             state = state @ turn + v[t, :, :, None] * k[t, :, None]
             out.append((state @ r[t, :, :, None]).squeeze(-1))
-        y = self.g_norm(torch.stack(out).view(tokens, hidden))
-        y = y + ((r * k * self.r_k).sum(-1, keepdim=True) * v).view(tokens, hidden)
+        y = self.g_norm(torch.stack(out).view(tokens, hidden).to(x.dtype))
+        y = y + ((r * k * self.r_k).sum(-1, keepdim=True) * v).view(tokens, hidden).to(x.dtype)
         made: Tensor = self.o_proj(y * self.g_lora(xg))
         return made
 
@@ -180,13 +181,13 @@ class Mamba(nn.Module):
         into, out, dt = self.bcdt_proj(x).split([self.state, self.state, self.rank], dim=-1)
         into, out = rms(into, self.B_norm_weight, self.eps), rms(out, self.C_norm_weight, self.eps)
         dt = functional.softplus(self.dt_proj(rms(dt, self.dt_norm_weight, self.eps)) + self.dt_bias)
-        x = x.view(tokens, self.heads, self.dim)
+        x, into, out, dt = x.float().view(tokens, self.heads, self.dim), into.float(), out.float(), dt.float()
         state, made = torch.zeros(self.heads, self.dim, self.state), []
         for t in range(tokens):
             kept = torch.exp(-torch.exp(self.A_log) * dt[t])
             state = state * kept[:, None, None] + torch.einsum("h,hp,n->hpn", dt[t], x[t], into[t])
             made.append(state @ out[t] + self.D[:, None] * x[t])
-        y: Tensor = self.out_proj((torch.stack(made) * functional.silu(gate)).view(tokens, -1))
+        y: Tensor = self.out_proj((torch.stack(made) * functional.silu(gate)).view(tokens, -1).to(gate.dtype))
         return y
 
 
@@ -220,7 +221,7 @@ class Attention(nn.Module):
         half = self.dim // 2
         angles = torch.arange(len(x))[:, None] * 10000.0 ** (-torch.arange(half) / half)
         cos, sin, (a, b) = angles.cos()[:, None], angles.sin()[:, None], x.split(half, dim=-1)
-        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
 
 
 class PlamoBlock(nn.Module):
