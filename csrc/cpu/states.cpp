@@ -44,6 +44,16 @@ void for_heads(long tokens, long heads, const Each& each) {
     });
 }
 
+constexpr long kPastCaches = 1L << 20;  // bytes of one layer's states: those of all layers are in no cache by the next step
+
+// One token each, and many bytes: a state that comes back to its cache line only to be written costs the bandwidth twice.
+// A head that fills no whole cache lines is written as usual.
+bool past_caches(const SpaceCall& c) {
+    const long size = c.dim * c.width * 4, line = 64;
+    const bool lines = c.width * 4 % line == 0 && reinterpret_cast<std::uintptr_t>(c.state) % line == 0;
+    return lines && c.tokens <= c.rows.requests && c.rows.requests * c.heads * size >= kPastCaches;
+}
+
 long bytes(const StateRows& rows, long tokens, long each) {
     return each * 4 * (1 + tokens / (rows.requests > 0 ? rows.requests : 1));
 }
@@ -58,8 +68,10 @@ void short_conv(const ConvCall& c) {
              [&](long first, long last) { kernel(c, first, last); });
 }
 
-void state_space(const SpaceCall& c) {
-    check(c.rows);
+void state_space(const SpaceCall& call) {
+    check(call.rows);
+    SpaceCall c = call;
+    c.past_caches = past_caches(c);
     const auto& kernels = QUINTET_KERNELS(kStates);
     const auto moves = kernels.moves[c.type], space = kernels.space[c.type];
     for_rows(c.tokens, (c.heads * 8 + c.groups * c.width) * 4, [&](long first, long last) { moves(c, first, last); });

@@ -107,9 +107,9 @@ def test_a_model_gives_hidden_states_and_taps_as_it_was_built_for(family: str) -
     sizes = ModelSizes(torch.float32, 16, 64, wanted=Wanted(hidden=True, taps=(0, 1, count)))
     worker = Worker(PLATFORM(), tiny.config, sizes)
     worker.load(tiny.folder, 12, (), progress=False)
-    windows = [kept.window for kept in worker.arrangement.groups]
-    pages = [range(1 + 3 * index, 4 + 3 * index) for index in range(len(windows))]
-    outputs = worker.run(laid([Stretch(ids, 0, pages)], 16, windows))
+    groups = worker.arrangement.groups
+    pages = [range(1 + 3 * index, 4 + 3 * index) for index in range(len(groups))]
+    outputs = worker.run(laid([Stretch(ids, 0, pages)], 16, groups))
     assert outputs.hidden is not None and outputs.logits is not None and len(outputs.taps) == 3
     with torch.no_grad():
         states = [x[0] for x in tiny.reference(torch.tensor([ids]), output_hidden_states=True).hidden_states]

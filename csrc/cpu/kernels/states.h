@@ -47,6 +47,7 @@ struct SpaceCall {
     float least;
     FloatType type;
     StateRows rows;
+    bool past_caches = false;  // whether states are written past the caches: state_space() says
 };
 
 struct SelectiveCall {

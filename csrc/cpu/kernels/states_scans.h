@@ -37,10 +37,18 @@ struct Near {  // some tokens and rows of one request's head
     const float *from, *into, *out_of, *kept;
     float* to;
     bool begins;  // the state, with zeros
+    bool streamed;  // the state is written past the caches
     long tokens, width, shared, heads;  // shared, heads: numbers from one token to the next
     float given[kNear][kNearRows];
     Floats sums[kNear][kNearRows];
 };
+
+struct Whole {
+    constexpr operator long() const { return kLanes; }
+};
+
+inline void put(float* to, Floats x, Whole, bool streamed) { streamed ? stream(to, x) : store(to, x); }
+inline void put(float* to, Floats x, long some, bool) { store_some(to, x, some); }
 
 // `rows` rows from `row` on, `held` vectors of each from number `place` on, through the tokens. `some` numbers are in the
 // last of them; a width that is a whole number of vectors says so by the type.
@@ -72,13 +80,9 @@ inline void advance(Near& near, long row, long place, Some some) {
     }
     for (long r = 0; r < rows; ++r) {
         float* const to = near.to + (row + r) * near.width + place;
-        for (long v = 0; v < held; ++v) store_some(to + v * kLanes, h[r][v], some);
+        for (long v = 0; v < held; ++v) put(to + v * kLanes, h[r][v], some, near.streamed);
     }
 }
-
-struct Whole {
-    constexpr operator long() const { return kLanes; }
-};
 
 template <long rows>
 inline void advance_rows(Near& near, long row) {
@@ -96,7 +100,7 @@ template <typename E>
 void space(const SpaceCall& c, long first, long last) {
     const long shared = c.groups * c.width, size = c.dim * c.width;
     Near near;
-    near.width = c.width, near.shared = shared, near.heads = c.heads;
+    near.width = c.width, near.shared = shared, near.heads = c.heads, near.streamed = c.past_caches;
     for (long unit = first; unit < last; ++unit) {
         const Stretch at = stretch_of(c.rows, unit / c.heads);
         const long head = unit % c.heads, group = head / (c.heads / c.groups);
@@ -136,6 +140,7 @@ void space(const SpaceCall& c, long first, long last) {
             from = state, near.begins = false, t += near.tokens;
         } while (t < at.end);
     }
+    if (c.past_caches) settled();
 }
 
 template <typename E>

@@ -37,6 +37,9 @@ inline __m128i to_float16(Floats x) { return _mm256_cvtps_ph(x, _MM_FROUND_TO_NE
 inline Floats rounded(Floats x, Float16) { return _mm256_cvtph_ps(to_float16(x)); }
 
 inline void store(float* at, Floats x) { _mm256_storeu_ps(at, x); }
+// Past the caches, to an address that is a whole number of vectors; settled() comes before another thread reads it.
+inline void stream(float* at, Floats x) { _mm256_stream_ps(at, x); }
+inline void settled() { _mm_sfence(); }
 inline void store(Bfloat16* at, Floats x) {
     const __m256i high = _mm256_srli_epi32(_mm256_castps_si256(rounded(x, Bfloat16{})), 16);
     const __m128i halves = _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));

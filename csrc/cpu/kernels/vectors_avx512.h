@@ -40,6 +40,9 @@ inline __m256i to_float16(Floats x) { return _mm512_cvtps_ph(x, _MM_FROUND_TO_NE
 inline Floats rounded(Floats x, Float16) { return _mm512_cvtph_ps(to_float16(x)); }
 
 inline void store(float* at, Floats x) { _mm512_storeu_ps(at, x); }
+// Past the caches, to an address that is a whole number of vectors; settled() comes before another thread reads it.
+inline void stream(float* at, Floats x) { _mm512_stream_ps(at, x); }
+inline void settled() { _mm_sfence(); }
 inline void store(Bfloat16* at, Floats x) {
     const __m512i high = _mm512_srli_epi32(_mm512_castps_si512(rounded(x, Bfloat16{})), 16);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), _mm512_cvtepi32_epi16(high));

@@ -66,6 +66,9 @@ inline Ints to_float16(Floats x) {
 inline Floats rounded(Floats x, Float16) { return from_float16(to_float16(x)); }
 
 inline void store(float* at, Floats x) { __builtin_memcpy(at, &x, sizeof x); }
+// Past the caches, where an instruction does so.
+inline void stream(float* at, Floats x) { store(at, x); }
+inline void settled() {}
 
 inline void store_low_halves(void* at, Ints x) {
     const uint16_t halves[kLanes] = {static_cast<uint16_t>(x[0]), static_cast<uint16_t>(x[1]), static_cast<uint16_t>(x[2]),

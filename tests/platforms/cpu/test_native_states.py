@@ -86,6 +86,7 @@ def drawn(dtype: torch.dtype) -> dict[str, tuple[str, tuple[Given, Tensor, Setti
     torch.manual_seed(0)
     return {
         "Granite": ("state_space", space(4, 1, 64, 128, dtype)),
+        "a MiB, written past the caches": ("state_space", space(32, 1, 64, 128, dtype)),
         "wide": ("state_space", space(2, 2, 17, 256, dtype)),
         "odd": ("state_space", space(6, 3, 5, 83, dtype)),
         "narrow": ("state_space", space(3, 1, 33, 16, dtype)),

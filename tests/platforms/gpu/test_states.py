@@ -15,6 +15,7 @@ from quintet.types import Batch, Books, Group
 from tests.helpers.triton import DTYPES, needs_triton, randn, triton_op
 
 DEVICE = needs_triton()
+NAMES = sorted({*STATES} - {"wkv7"})  # RWKV-7's rule has no kernel here: the specification computes it
 
 
 def raised(x: Any) -> Any:
@@ -24,13 +25,13 @@ def raised(x: Any) -> Any:
     return (type(x)(*parts) if hasattr(x, "_fields") else tuple(parts)) if isinstance(x, tuple) else x
 
 
-@pytest.mark.parametrize("name", STATES)
+@pytest.mark.parametrize("name", NAMES)
 def test_probes_pass(name: str) -> None:
     assert Op.registry[name].probes["triton"]() is None
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", STATES)
+@pytest.mark.parametrize("name", NAMES)
 def test_kernels_give_what_is_specified(name: str, dtype: torch.dtype) -> None:
     """What comes out, and every unit of the state but that of padding."""
     for what, args in itertools.islice(STATES[name](dtype), DTYPES.index(dtype), None, len(DTYPES)):

@@ -11,6 +11,7 @@ from quintet.conformance.direct import random_prompts
 from quintet.conformance.laid import Stretch, laid
 from quintet.conformance.tiny import SERVED, VOCAB, variant
 from quintet.engine.batch import pad
+from quintet.engine.groups import Keeping
 from quintet.engine.worker import ModelSizes, Worker
 from quintet.layers.build import Wanted
 from quintet.ops import bind
@@ -57,7 +58,7 @@ def step(*lengths: int) -> HostBatch:
     prompts = random_prompts(3, lengths, VOCAB)
     pages = iter(range(1, 99))
     stretches = [Stretch(ids, 0, [[next(pages) for _ in range(-(-len(ids) // 16))]]) for ids in prompts]
-    batch = laid(stretches, 16, [None])
+    batch = laid(stretches, 16, [Keeping()])
     return batch._replace(rows=batch.starts[1:] - 1)
 
 
