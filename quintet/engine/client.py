@@ -118,9 +118,11 @@ class Client:
 
     def _counted(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
         for output in outputs:
-            self._watches[output.request_id].take(output)
-            if output.finished:
-                del self._watches[output.request_id]
+            watch = self._watches.get(output.request_id)  # there is none if Ctrl-C came while it was added
+            if watch is not None:
+                watch.take(output)
+                if output.finished:
+                    del self._watches[output.request_id]
         return outputs
 
     def abort(self, request_ids: Iterable[str]) -> list[RequestOutput]:

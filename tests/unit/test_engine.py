@@ -257,6 +257,18 @@ def test_interrupted_adding_takes_back_what_was_added(monkeypatch: pytest.Monkey
     assert engine.get_stats()["num_waiting"] == 0
 
 
+def test_what_ctrl_c_left_half_added_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its text side is there, and nothing counts its tokens yet."""
+    client = null_client()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("quintet.engine.client.Watch", interrupt)
+        client.add("only", Prompt([3]), greedy())
+    (output,) = client.abort(["only"])
+    assert output.finished and output.outputs[0].finish_reason == "abort" and len(client.processor) == 0
+    complete(client, [3], greedy())
+    assert not client._watches and client.counts.latency.sum > 0
+
+
 def test_reset_prefix_cache_forgets() -> None:
     client = null_client()
     complete(client, list(range(40)), greedy())

@@ -37,6 +37,8 @@ def _short_conv(
         return short_conv.reference(x, gates, conv, state, books, silu)
     if state.shape[1:] != (channels, taps - 1) or conv.weight.shape[0] != channels or state.dtype != x.dtype:
         raise ValueError(f"x {tuple(x.shape)} and a state {tuple(state.shape)} {state.dtype} do not fit {taps} taps")
+    if gates is not None and (gates.shape != (tokens, 2 * channels) or gates.dtype != x.dtype):
+        raise ValueError(f"gates {tuple(gates.shape)} {gates.dtype} do not fit x {tuple(x.shape)} {x.dtype}")
     x, gates = _tokens(x), None if gates is None else _tokens(gates)
     weight, bias = _whole(conv.weight, x.dtype), None if conv.bias is None else _whole(conv.bias, x.dtype)
     out = empty((tokens, channels), x.dtype)
@@ -55,6 +57,7 @@ def _state_space(moves: Moves, scan: Scan, state: Tensor, books: Books, least: f
         raise ValueError(f"x {tuple(moves.x.shape)} does not fit a state {tuple(state.shape)} of {state.dtype}")
     if moves.dt is not None and scan.dt_bias is None:
         raise ValueError("a dt comes with a bias, and this scan has none")
+    _check_alike(moves)
     x, into, out_of = (_tokens(each.flatten(1)) for each in (moves.x, moves.into, moves.out))
     dt = None if moves.dt is None else _tokens(moves.dt)
     sides = empty((2, tokens, groups, width), torch.float32)
@@ -79,6 +82,7 @@ def _selective_scan(moves: Moves, scan: Scan, state: Tensor, books: Books) -> tu
         raise ValueError(f"x {tuple(moves.x.shape)} does not fit a state {tuple(state.shape)} of {state.dtype}")
     if moves.dt is None or scan.dt_bias is None:
         raise ValueError("a scan is selective by its dt and the bias of it")
+    _check_alike(moves)
     given = [_tokens(each.flatten(1)) for each in (moves.x, moves.dt, moves.into, moves.out)]
     out, sides = empty((tokens, channels, 1), torch.float32), empty((2, tokens, width), torch.float32)
     extension().selective_scan(
@@ -95,6 +99,7 @@ def _delta_rule(turns: Turns, scan: Scan, state: Tensor, books: Books) -> tuple[
     heads, values = turns.v.shape[1:]
     if state.shape[1:] != (heads, values, width) or state.dtype != torch.float32 or scan.dt_bias is None:
         raise ValueError(f"v {tuple(turns.v.shape)} does not fit a state {tuple(state.shape)} of {state.dtype}")
+    _check_alike(turns)
     given = [_tokens(each.flatten(1)) for each in turns]
     out, steps = empty((tokens, heads, values), torch.float32), empty((2, tokens, heads), torch.float32)
     units = empty((2, tokens, groups, width), torch.float32)
@@ -132,6 +137,17 @@ def _sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
         kind_of(x.dtype), out.data_ptr(), x.data_ptr(), gate.data_ptr(), x.stride(0), gate.stride(0), *x.shape
     )
     return out
+
+
+def _check_alike(given: Moves | Turns) -> None:
+    """A kernel reads all by the first one's type and tokens."""
+    first, *others = given
+    for each in others:
+        if each is not None and (each.dtype != first.dtype or len(each) != len(first)):
+            raise ValueError(
+                f"{tuple(each.shape)} {each.dtype} beside {tuple(first.shape)} {first.dtype}: what a step gives to a "
+                "state is of one type, and of all its tokens"
+            )
 
 
 def _tokens(x: Tensor) -> Tensor:

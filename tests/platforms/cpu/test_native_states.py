@@ -180,3 +180,17 @@ def test_more_numbers_than_a_kernel_holds_are_the_specifications() -> None:
     at = books((TOKENS,), ((0, 1),))
     want = Op.registry["selective_scan"].reference(*given, state.clone(), at)[0]
     assert torch.equal(run("selective_scan", given, state, at, ()), want)
+
+
+def test_what_is_of_another_type_is_refused_and_not_misread() -> None:
+    """A kernel is told one type, and addresses."""
+    (moves, scan), state, settings = space(2, 1, 4, 8, torch.bfloat16)
+    held = books((TOKENS,), ((0, 1),))
+    for wrong in (moves._replace(dt=moves.dt.float()), moves._replace(into=moves.into[:1])):
+        with pytest.raises(ValueError, match="of one type, and of all its tokens"):
+            native_states._state_space(wrong, scan, state, held, *settings)
+    x, weight = randn(3, 4, dtype=torch.float32), randn(4, 3, dtype=torch.float32)
+    kept = torch.zeros(2, 4, 2)
+    for gates in (x, torch.zeros(3, 8, dtype=torch.bfloat16)):
+        with pytest.raises(ValueError, match="^gates .* do not fit x"):
+            native_states._short_conv(x, gates, Conv(weight), kept, books((3,), ((0, 1),)), False)
