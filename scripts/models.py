@@ -58,6 +58,7 @@ ALSO = {
     "qwen3_5_moe": "Qwen3.5 with experts, its text",
     "qwen3_5_moe_text": "Qwen3.5 with experts, its text",
     "qwen3_5_text": "Qwen3.5, its text",
+    "minimax": "as transformers stores them (`-hf`), not under the types `minimax_text_01` and `minimax_m1`",
     "mistral": "Zephyr, Nemo, Devstral",
     "qwen2": "QwQ, DeepSeek-R1-Distill-Qwen",
 }
@@ -219,9 +220,9 @@ files in `quintet/models`; do not edit it.
 A checkpoint's `config.json` names its family (`model_type`); transformers reads the file, our modules compute. What
 a config may say and a family does not compute is refused by name.
 
-Every family is made small with random weights by transformers' own class, which is the reference. The last columns
-say what each platform's report (`quintet conformance`, [support.md](support.md)) shows of it; nothing there is
-written by hand:
+Every family is made small with random weights, by transformers' own class where it has one, which is the reference.
+The last columns say what each platform's report (`quintet conformance`, [support.md](support.md)) shows of it; nothing
+there is written by hand:
 
 - *logits*: within tolerance of transformers' in float32 (or the platform's best), for prompts in one piece, in chunks
   and beside each other.
@@ -236,15 +237,16 @@ unless [performance.md](performance.md) names it.
 Some families transformers has no class for ("none"): their checkpoints bring Python of their own (`auto_map`), and
 load here without it and without `--trust-remote-code`; `quintet/engine/foreign_configs.py` reads their config.json.
 Their reference is transformers' nearest class, whose tensors are renamed and fused as the published files have them,
-and whose modules are put together otherwise where the row says so (`quintet/conformance/nearest.py`); the published
-Python was not run. Tokenizers that are Python do not load: such a model needs a tokenizer.json (`--tokenizer`).
+and whose modules are put together otherwise where the row says so (`quintet/conformance/nearest.py`); where no class
+is near, the published formulas are written down by themselves. The published Python was not run. Tokenizers that are
+Python do not load: such a model needs a tokenizer.json (`--tokenizer`).
 
 """
 MIDDLE = """
 
 ## Computed otherwise
 
-- `mamba`, `mamba2`, `falcon_mamba`: checkpoints ask for the sums of the layers' outputs in float32
+- `mamba`, `mamba2`, `falcon_mamba`, `nemotron_h`: checkpoints may ask for the sums of the layers' outputs in float32
   (`residual_in_fp32`). Here they have the model's type, which a warning says at start; `--dtype float32` keeps them.
 
 ## Left out
@@ -258,7 +260,8 @@ END = """
 
 1. Read transformers' `models/<name>/modular_<name>.py`: it says what differs from a family that may be here already.
    Compare its free functions too (nanochat's `rotate_half` turns the other way round). `configuration_<name>.py` has
-   the entries: each is used, or refused by `refuse(config, "flag")` where it changes what is computed. Tensors that a
+   the entries: each is used, or refused by `refuse(config, "flag")` where it changes what is computed. Published files
+   have more, which transformers may pass over: `require(config, entries)` says what is computed of them. Tensors that a
    published checkpoint calls otherwise than the classes do stand in transformers' `conversion_mapping.py`.
 2. If nothing differs, a line in `_ALIASES` of `quintet/models/__init__.py` is the code; go on with 5.
 3. Write `quintet/models/<model_type>.py`: a class `Model(CausalLM)`, made as `Model(config, build)`. Start from what

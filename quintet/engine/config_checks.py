@@ -33,8 +33,17 @@ WHOLE: Mapping[str, tuple[int, int]] = {
     "interleave_moe_layer_step": (1, LAYERS),
     **dict.fromkeys(("num_kv_shared_layers", "altup_active_idx"), (0, LAYERS)),
     "altup_num_inputs": (1, STREAMS),
+    **dict.fromkeys(("mamba_num_heads", "hidden_size_per_head", "mamba_d_state"), (1, PARTS)),
+    **dict.fromkeys(("n_groups", "mamba_ngroups", "n_mamba_heads", "mamba_headdim"), (1, PARTS)),
+    **dict.fromkeys(("mamba_step", "mamba_d_conv"), (1, LAYERS)),
+    "attention_hidden_size": (1, FEATURES),
+    **dict.fromkeys(("attention_window_size", "model_max_length"), (1, MOST)),
+    "num_nextn_predict_layers": (0, LAYERS),
+    "moe_shared_expert_intermediate_size": (0, FEATURES),
+    **dict.fromkeys((f"{name}_low_rank_dim" for name in ("decay", "a", "v", "gate")), (1, FEATURES)),
 }
-BY_LAYER = ("intermediate_size",)  # which of these may be a list, with a number for each layer
+BY_LAYER = ("intermediate_size", "moe_intermediate_size")  # which of these may be a list, with a number for each layer
+SPELT = {"sliding_window_pattern": "LG"}  # which may be text, of a letter for each layer in turn (EXAONE)
 # Of numbers that need not be whole, likewise.
 REAL: Mapping[str, tuple[float, float]] = {
     **dict.fromkeys(("rope_theta", "rope_local_base_freq"), (1e-3, 1e18)),
@@ -44,6 +53,8 @@ REAL: Mapping[str, tuple[float, float]] = {
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"), (1e-6, 1e9)),
     **dict.fromkeys(("logits_scaling", "clip_qkv"), (1e-6, 1e9)),
     "logit_scale": (-1e9, 1e9),
+    "layernorm_epsilon": (0.0, 1.0),
+    **dict.fromkeys(("rope_ratio", "hidden_ratio"), (1e-3, 1e6)),
     **dict.fromkeys(("attention_multiplier", "embedding_multiplier", "residual_multiplier"), (-1e9, 1e9)),
 }
 LISTS: Mapping[str, type] = {
@@ -52,11 +63,14 @@ LISTS: Mapping[str, type] = {
     "mlp_only_layers": int,
     "no_rope_layers": int,
     "moe_layers": int,
+    "full_attention_idx": int,
+    "hybrid_layer_ids": int,
     **dict.fromkeys(("bskcn_1", "bskcn_2", "bskcn_3", "bskcn_4"), int),
 }
 TEXTS = ("rope_type", "hidden_act", "hidden_activation", "activation_function")
 OBJECTS = ("rope_parameters", "rope_scaling", "text_config", "quantization_config", "compression_config")
-HEADED = {"ChatGLMModel": "chatglm"}  # classes that have a head, whatever they are called -> their family
+# classes that have a head, whatever they are called -> their family
+HEADED = {"ChatGLMModel": "chatglm", "BailingMoeV2ForCausalLM": "bailing_moe"}
 GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")  # how classes with a head are called
 REMEDY = "correct it, or fetch the model anew"
 
@@ -83,6 +97,8 @@ def _wanted(name: str, value: Any) -> str | None:
     """What the entry should be; None if it is."""
     if name in WHOLE:
         low, high = WHOLE[name]
+        if isinstance(value, str) and value and {*value} <= {*SPELT.get(name, "")}:
+            return None
         each = value if name in BY_LAYER and isinstance(value, list) and 0 < len(value) <= LAYERS else [value]
         fits = all(type(number) is int and low <= number <= high for number in each)
         return None if fits else f"a whole number from {low} to {high}"
@@ -116,9 +132,9 @@ def check_shape(config: Any, source: str) -> None:
             f"given; {REMEDY}"
         )
     layers = getattr(config, "num_hidden_layers", None) or 0
-    for name in ("layer_types", "no_rope_layers"):
+    for name in ("layer_types", "mlp_layer_types", "no_rope_layers", "moe_topk"):
         said = getattr(config, name, None)
-        if said is not None and len(said) < layers:
+        if isinstance(said, list) and len(said) < layers:
             raise ValueError(f"{source}: {name} names {len(said)} of {layers} layers (num_hidden_layers); {REMEDY}")
     experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
     each = chosen if isinstance(chosen, list) else [] if chosen is None else [chosen]  # Hunyuan's may differ by layer
@@ -150,7 +166,7 @@ def check_architectures(kind: str, architectures: list[str] | None, source: str)
 def _family_of(name: str) -> str:
     """LlamaForCausalLM -> llama."""
     if name in HEADED:
-        return HEADED[name]
+        return _plain(HEADED[name])
     for end in GENERATES:
         name = name.removesuffix(end)
     return _plain(name)

@@ -11,10 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quintet.engine.config_checks import BY_LAYER
+
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 Entries = dict[str, Any]
+SLOPED_WIDTH = 5120  # hidden_size of both Baichuan 13B
 NORMALISED_VOCAB = 125696  # tokens of Baichuan 2, by which vLLM knows its head, too
 
 
@@ -36,10 +39,23 @@ def _internlm(said: Entries) -> Entries:
     return {**said, "attention_bias": bool(said.get("bias"))}
 
 
+def _internlm1(said: Entries) -> Entries:
+    """Positions are said in an entry of their own; "dynamic" has a factor of 1 where none is said."""
+    rotary = said.get("rotary")
+    if rotary is None:
+        return _internlm(said)
+    if not isinstance(rotary, Mapping) or rotary.get("type", "dynamic") not in ("origin", "dynamic"):
+        raise ValueError(f"rotary is {rotary!r}, not an object whose type is origin or dynamic")
+    plain = rotary.get("type") == "origin"
+    kind = {"rope_type": "default"} if plain else {"rope_type": "dynamic", "factor": rotary.get("scaling_factor", 1.0)}
+    rope = {**kind, "rope_theta": rotary.get("base", 10000)}
+    return _internlm({"rope_parameters": rope, **said})
+
+
 def _baichuan(said: Entries) -> Entries:
-    """The 13B models say model_max_length alone: they have slopes, and turn nothing. Heads are normalised from the
-    second generation on, whose training loss had one term more."""
-    alibi = "max_position_embeddings" not in said
+    """The 13B models say model_max_length alone: they have slopes, and turn nothing, also where an override lengthens
+    them. Heads are normalised from the second generation on, whose training loss had one term more."""
+    alibi = "max_position_embeddings" not in said or said.get("hidden_size") == SLOPED_WIDTH
     length = said.get("max_position_embeddings") or said.get("model_max_length") or 4096
     second = "z_loss_weight" in said or said.get("vocab_size") == NORMALISED_VOCAB
     return {**said, "max_position_embeddings": length, "alibi": alibi, "normalised_head": second}
@@ -162,7 +178,7 @@ FOREIGN: Mapping[str, Foreign] = {
             "layer_norm_epsilon": "rms_norm_eps",
         },
     ),
-    "internlm": Foreign("llama", absent={"bias": True}, read=_internlm),
+    "internlm": Foreign("llama", absent={"bias": True}, read=_internlm1),
     "internlm2": Foreign("llama", absent={"bias": True}, read=_internlm),
     "mimo": Foreign("qwen2", absent={"num_nextn_predict_layers": 0}),
     "plamo2": Foreign("llama", {"hidden_size_per_head": "head_dim"}, PLAMO2, _plamo2),
@@ -172,6 +188,8 @@ FOREIGN: Mapping[str, Foreign] = {
         absent={f"bskcn_{which}": [] for which in range(1, 5)} | {"bskcn_tv": [0.9, 0.8]},
     ),
 }
+# classes whose files name an earlier generation's type (Ling 2.0) -> how their entries are read
+GENERATIONS = {"BailingMoeV2ForCausalLM": "bailing_moe_v2"}
 
 
 def version() -> bytes:
@@ -183,7 +201,11 @@ def foreign(kind: str, entries: Entries) -> "PretrainedConfig":
     """An object of transformers' class that reads the nearest type, which goes by its own model_type."""
     from transformers import CONFIG_MAPPING
 
-    known = FOREIGN[kind]
+    read_as = (GENERATIONS.get(name, kind) for name in entries.get("architectures") or ())
+    known = FOREIGN[next(read_as, kind)]
+    for name in BY_LAYER:
+        if isinstance(entries.get(name), list):
+            raise ValueError(f"{name} is a list, and all layers of {kind} are alike")
     # an override may name an entry as the class does: that one counts
     renamed = {known.names[name]: value for name, value in entries.items() if name in known.names}
     rest = {name: value for name, value in entries.items() if name not in known.names}

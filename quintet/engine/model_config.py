@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 Entries = dict[str, Any]
 # types that repositories give with code of their own, where the entries are those of a type that transformers has
 KIN = {"kimi_k2": "deepseek_v3"}
+# that checkpoints say as a number, which an earlier class took, and transformers 5 refuses (4, of Llama 4)
+SWITCHES = ("attn_temperature_tuning",)
 Overrides = Mapping[str, Any] | Callable[[Any], Any] | None  # of a config.json, entry by entry or by a function
 LONGEST = 400  # characters of transformers' reason, which may repeat what the file says
 
@@ -81,7 +83,7 @@ def made(kind: str, raw: Mapping[str, Any], file: Path) -> "PretrainedConfig":
         )
     try:
         # A deep copy: transformers moves entries about in what it is given.
-        copied = json.loads(json.dumps({**raw, "model_type": kind}), object_hook=_number)
+        copied = json.loads(json.dumps({**raw, "model_type": kind}), object_hook=_read)
         config: PretrainedConfig = foreign(kind, copied) if kind in FOREIGN else CONFIG_MAPPING[kind](**copied)
         if config.dtype is not None and not isinstance(config.dtype, torch.dtype):
             raise ValueError(f"{config.dtype} is no dtype of torch")
@@ -91,9 +93,12 @@ def made(kind: str, raw: Mapping[str, Any], file: Path) -> "PretrainedConfig":
     return config
 
 
-def _number(entry: Entries) -> Any:
-    """What JSON has no number for, as transformers writes it: {"__float__": "Infinity"}."""
-    return float(entry["__float__"]) if entry.keys() == {"__float__"} else entry
+def _read(entry: Entries) -> Any:
+    """What JSON has no number for, as transformers writes it, {"__float__": "Infinity"}; switches that are numbers."""
+    if entry.keys() == {"__float__"}:
+        return float(entry["__float__"])
+    switches = {name: bool(entry[name]) for name in SWITCHES if isinstance(entry.get(name), int)}
+    return {**entry, **switches} if switches else entry
 
 
 def freeze(config: "PretrainedConfig") -> Entries:

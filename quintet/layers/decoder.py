@@ -1,5 +1,6 @@
 """The trunk that decoder-only families share: embed, run the blocks, keep the rows that are asked for, normalise."""
 
+import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -211,13 +212,26 @@ def refuse(config: Any, *flags: str) -> None:
             raise ValueError(f"{config.model_type} with {flag}={getattr(config, flag)!r} is not supported")
 
 
+def require(config: Any, entries: Mapping[str, Any]) -> None:
+    """ValueError if the checkpoint says otherwise: of entries that transformers does not read, these are computed."""
+    for name, value in entries.items():
+        if (said := getattr(config, name, None)) not in (None, value):
+            raise ValueError(f"{config.model_type} with {name}={said!r} is not supported; it has {value!r}")
+
+
 def refuse_long_chunks(config: Any, build: Build) -> None:
     """ValueError where positions begin anew within requests that are served (dual chunk attention, An et al. 2024, of
     Qwen2.5-1M): shorter ones are in one chunk, and attention is plain."""
     said = getattr(config, "dual_chunk_attention_config", None)
     if not said:
         return
-    most = int(said["chunk_size"]) - int(said["local_size"])
+    size, local = (said.get(name) if isinstance(said, Mapping) else None for name in ("chunk_size", "local_size"))
+    if type(size) is not int or type(local) is not int:
+        raise ValueError(
+            f"{config.model_type}'s dual_chunk_attention_config is {reprlib.repr(said)}, not an object with whole "
+            "numbers chunk_size and local_size; correct config.json"
+        )
+    most = size - local
     if build.max_model_len > most:
         raise ValueError(
             f"{config.model_type} with dual_chunk_attention_config attends within chunks of {most} tokens and between "

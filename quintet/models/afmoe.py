@@ -8,13 +8,16 @@ from torch import Tensor, nn
 from quintet.layers.attention import Heads, SelfAttention
 from quintet.layers.blocks import BetweenNormsBlock
 from quintet.layers.build import Build, split_heads
-from quintet.layers.decoder import CausalLM, Decoder, head_source, layer_window
+from quintet.layers.decoder import CausalLM, Decoder, head_source, layer_window, require
 from quintet.layers.linear import LMHead, columns
 from quintet.layers.mixing import Cache
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe import Mixture, MoE, unstacked
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary, head_dim
+
+# entries of Arcee's code that transformers does not read -> what its classes compute
+COMPUTED = {"score_func": "sigmoid", "route_norm": True, **dict.fromkeys(("n_group", "num_expert_groups"), 1)}
 
 
 class Gated(SelfAttention):
@@ -38,6 +41,7 @@ class Model(CausalLM):
 
     def __init__(self, config: Any, build: Build) -> None:
         super().__init__(build)
+        require(config, COMPUTED)
         hidden, eps, biased = config.hidden_size, config.rms_norm_eps, config.attention_bias
         rotary, norm = Rotary.of(build, config), partial(RMSNorm, build, hidden, eps)
         mixture = Mixture(

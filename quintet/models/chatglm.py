@@ -4,7 +4,7 @@ from typing import Any
 
 from quintet.layers.attention import Heads
 from quintet.layers.build import Build
-from quintet.layers.decoder import refuse
+from quintet.layers.decoder import refuse, require
 from quintet.layers.linear import Stored
 from quintet.models import glm
 
@@ -30,9 +30,7 @@ class Model(glm.Model):
     def __init__(self, config: Any, build: Build) -> None:
         refuse(config, "position_encoding_2d", "add_bias_linear", "apply_residual_connection_post_layernorm")
         refuse(config, "vision_config", "pre_seq_len", "quantization_bit")
-        for name, value in COMPUTED.items():
-            if getattr(config, name, value) is not value:
-                raise ValueError(f"chatglm with {name}={getattr(config, name)!r} is not supported; it has {value!r}")
+        require(config, COMPUTED)
         super().__init__(config, build)
 
     def _heads(self, config: Any) -> Heads:

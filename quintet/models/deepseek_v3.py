@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from quintet.layers.build import Build
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source, require
 from quintet.layers.latent import Latent, LatentAttention
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
@@ -46,9 +46,7 @@ class Model(CausalLM):
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
 
     def _check(self, config: Any) -> None:
-        for name, value in self.computed.items():
-            if (said := getattr(config, name, None)) not in (None, value):
-                raise ValueError(f"{config.model_type} with {name}={said!r} is not supported; it has {value!r}")
+        require(config, self.computed)
 
     @staticmethod
     def neighbours(config: Any) -> bool:

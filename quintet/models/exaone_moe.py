@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from quintet.layers.build import Build
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source, require
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe import Mixture, MoE, unstacked
@@ -22,6 +22,7 @@ class Model(CausalLM):
 
     def __init__(self, config: Any, build: Build) -> None:
         super().__init__(build)
+        require(config, {"scoring_func": "sigmoid", "topk_method": "noaux_tc"})
         rotary = Rotary.of(build, config)
         mixture = Mixture(
             hidden=config.hidden_size,

@@ -5,9 +5,12 @@ from typing import Any
 from torch import nn
 
 from quintet.layers.build import Build
-from quintet.layers.decoder import refuse
+from quintet.layers.decoder import refuse, require
 from quintet.layers.moe import Mixture, MoE, unstacked
 from quintet.models import hunyuan_v1_dense
+
+# entries of Tencent's code that transformers does not read -> what its classes compute
+COMPUTED = {"norm_topk_prob": True, "use_qk_norm": True, "use_mixed_mlp_moe": True}
 
 
 class Model(hunyuan_v1_dense.Model):
@@ -17,6 +20,14 @@ class Model(hunyuan_v1_dense.Model):
 
     def __init__(self, config: Any, build: Build) -> None:
         refuse(config, "use_cla")  # layers that read another's keys and values
+        refuse(config, "use_mla", "group_limited_greedy", "moe_layer_num_skipped")
+        require(config, COMPUTED)
+        for name, value in {"moe_intermediate_size": config.intermediate_size, "num_shared_expert": 1}.items():
+            said = getattr(config, name, None)
+            if isinstance(said, list) and any(each != value for each in said):
+                raise ValueError(f"{config.model_type} with {name}={said} is not supported; {value} is in every layer")
+            if not isinstance(said, list):
+                require(config, {name: value})
         super().__init__(config, build)
 
     def _feed(self, config: Any, build: Build, index: int) -> nn.Module:

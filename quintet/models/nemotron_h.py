@@ -34,6 +34,7 @@ class Model(CausalLM):
     def __init__(self, config: Any, build: Build) -> None:
         super().__init__(build)
         check_silu(config, "mamba_hidden_act")
+        mamba2.say_rounded(config, build)
         refuse(config, "attention_bias", "sliding_window", "tie_word_embeddings")
         hidden, kind, bias = config.hidden_size, config.mlp_hidden_act, config.mlp_bias
 

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from quintet.layers.attention import Heads, SelfAttention
 from quintet.layers.build import Build, split_heads
-from quintet.layers.decoder import CausalLM, Decoder, head_source
+from quintet.layers.decoder import CausalLM, Decoder, head_source, refuse
 from quintet.layers.linear import LMHead, Stored
 from quintet.layers.mixing import Cache
 from quintet.layers.mlp import GatedMLP
@@ -50,6 +50,7 @@ class Model(CausalLM):
 
     def __init__(self, config: Any, build: Build) -> None:
         super().__init__(build)
+        refuse(config, "use_predefined_initial_state", "eval_attention_n_bit", "eval_mlp_n_bit")
         rotary = Rotary.of(build, config)
 
         def block(config: Any, build: Build, index: int) -> Block:

@@ -1,5 +1,6 @@
 """Solar Pro (Upstage 2024): Llama, where some layers read what went into earlier ones as well."""
 
+import reprlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ class Joined(Decoder):
     def __init__(self, config: Any, build: Build, block: Block) -> None:
         super().__init__(config, build, block)
         self._kept, self._mixed = (config.bskcn_1, config.bskcn_2), (config.bskcn_3, config.bskcn_4)
-        self._share = float(config.bskcn_tv[1])  # bskcn_tv[0] is for training
+        self._share = _share(config)
         _check(config, self._kept, self._mixed, self._share)
 
     def forward(self, cache: Cache) -> tuple[Tensor, list[Tensor]]:
@@ -41,6 +42,16 @@ class Joined(Decoder):
         of_late = self._ops.scale(late, (1 - self._share) / self._share)
         mixed: Tensor = self._ops.scale(self._ops.add(of_late, early), self._share)
         return mixed
+
+
+def _share(config: Any) -> float:
+    """The second of bskcn_tv: the first is for training."""
+    said = config.bskcn_tv
+    if not isinstance(said, list) or len(said) != 2 or not all(isinstance(each, int | float) for each in said):
+        raise ValueError(
+            f"{config.model_type}'s bskcn_tv is {reprlib.repr(said)}, not two numbers; correct config.json"
+        )
+    return float(said[1])
 
 
 def _check(config: Any, kept: Sequence[list[int]], mixed: Sequence[list[int]], share: float) -> None:

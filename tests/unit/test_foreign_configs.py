@@ -9,9 +9,9 @@ import torch
 from transformers import CONFIG_MAPPING
 
 from quintet.config import EngineConfig
-from quintet.conformance.kin import BAICHUAN, CHATGLM, KIN
+from quintet.conformance.kin import BAICHUAN, CHATGLM, GROUPS, KIN, LING
 from quintet.conformance.nearest import PUBLISHED
-from quintet.conformance.tiny import configured, variant
+from quintet.conformance.tiny import PLAIN, configured, variant
 from quintet.engine.config_checks import check_architectures
 from quintet.engine.foreign_configs import FOREIGN
 from quintet.engine.hub import load_model_config
@@ -82,6 +82,42 @@ def test_baichuans_are_told_apart(changes: dict[str, Any], alibi: bool, normalis
     assert (config.alibi, config.normalised_head, config.max_position_embeddings) == (alibi, normalised, 4096)
 
 
+def test_a_longer_baichuan_13b_keeps_its_slopes(tmp_path: Path) -> None:
+    entries = {**BAICHUAN, "model_type": "baichuan", "hidden_size": 5120, "num_attention_heads": 40}
+    (tmp_path / "config.json").write_text(json.dumps({**entries, "model_max_length": 4096}))
+    assert load_model_config(tmp_path, {"max_position_embeddings": 8192}).alibi
+
+
+def test_the_second_generation_of_ling_goes_by_the_type_of_the_first(tmp_path: Path) -> None:
+    """What its class takes for what is not said is the second's."""
+    entries = {"model_type": "bailing_moe", "architectures": ["BailingMoeV2ForCausalLM"], "use_qk_norm": True}
+    (tmp_path / "config.json").write_text(json.dumps({**PLAIN, **LING, **GROUPS, **entries}))
+    config = load_model_config(tmp_path)
+    assert config.score_function == "sigmoid" and config.rope_parameters["partial_rotary_factor"] == 0.5
+    assert model_class(config).__module__ == "quintet.models.bailing_moe"
+    (tmp_path / "config.json").write_text(json.dumps({**PLAIN, **LING, "model_type": "bailing_moe"}))
+    assert load_model_config(tmp_path).score_function == "softmax"
+
+
+@pytest.mark.parametrize(
+    ("rotary", "wanted"),
+    [
+        ({"base": 1000000, "type": "origin"}, {"rope_type": "default", "rope_theta": 1000000}),
+        ({"base": 50000, "type": "dynamic"}, {"rope_type": "dynamic", "factor": 1.0, "rope_theta": 50000}),
+        (None, {"rope_type": "default", "rope_theta": 10000.0}),
+    ],
+)
+def test_internlms_own_entry_for_positions_is_read(rotary: Any, wanted: dict[str, Any]) -> None:
+    config = configured("internlm", {**KIN["internlm"]["plain"], "rotary": rotary})
+    assert config.rope_parameters == wanted
+
+
+@pytest.mark.parametrize("rotary", [{"type": "linear"}, [10000]])
+def test_internlms_other_positions_are_refused(rotary: Any) -> None:
+    with pytest.raises(ValueError, match="not an object whose type is origin or dynamic"):
+        configured("internlm", {**KIN["internlm"]["plain"], "rotary": rotary})
+
+
 def test_an_override_in_the_words_of_the_class_counts(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "exaone", **KIN["exaone"]["plain"]}))
     assert load_model_config(tmp_path, {"num_hidden_layers": 2}).num_hidden_layers == 2
@@ -109,6 +145,11 @@ def test_chatglms_class_has_a_head_whatever_it_is_called() -> None:
             {**KIN["bailing_moe_v2"]["plain"], "moe_router_enable_expert_bias": False},
             "moe_router_enable_expert_bias=False",
         ),
+        ("plamo2", {**KIN["plamo2"]["plain"], "use_predefined_initial_state": True}, "use_predefined_initial_state"),
+        ("rwkv7", {**KIN["rwkv7"]["plain"], "intermediate_size": [77, 77, 77]}, "intermediate_size is a list"),
+        ("rwkv7", {**KIN["rwkv7"]["plain"], "gate_low_rank_dim": [7]}, "gate_low_rank_dim is .*not a whole number"),
+        ("plamo2", {**KIN["plamo2"]["plain"], "mamba_num_heads": -1}, "mamba_num_heads is -1, not a whole number"),
+        ("solar", {**KIN["solar"]["plain"], "bskcn_tv": [0.9]}, "not two numbers"),
         ("solar", {**KIN["solar"]["plain"], "bskcn_1": []}, "mixes into layer 3 what no layer before it keeps"),
         ("solar", {**KIN["solar"]["plain"], "bskcn_3": [2]}, "keeps and mixes what goes into layer 2"),
         ("solar", {**KIN["solar"]["plain"], "bskcn_tv": [0.9, 0.0]}, "within 0, 1"),

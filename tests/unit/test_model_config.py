@@ -148,6 +148,41 @@ def test_what_transformers_refuses_is_refused_each_time(family: str, entries: di
     assert not kept_folder("readings").exists()
 
 
+@pytest.mark.parametrize(
+    ("family", "entries"),
+    [
+        ("exaone4", {"sliding_window_pattern": "LLLG", "layer_types": ["full_attention"] * 4}),
+        ("exaone_moe", {"sliding_window_pattern": "LLLG", "layer_types": ["full_attention"] * 4}),
+        ("hunyuan_v1_moe", {"moe_intermediate_size": [3072] * 4, "num_shared_expert": [1] * 4, "moe_topk": [1] * 4}),
+        ("llama4_text", {"attn_temperature_tuning": 4, "no_rope_layers": []}),
+        ("llama4", {"text_config": {"model_type": "llama4_text", "attn_temperature_tuning": 4}}),
+    ],
+)
+def test_published_files_say_some_entries_otherwise(family: str, entries: dict[str, Any], tmp_path: Path) -> None:
+    """Letters for a number, a list with a number for each layer, a number for a switch."""
+    said = entries if family == "llama4" else {"num_hidden_layers": 4, **entries}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family, **said}))
+    text = load_model_config(tmp_path).get_text_config()
+    assert getattr(text, "attn_temperature_tuning", True) is True
+
+
+@pytest.mark.parametrize(
+    ("family", "entries", "message"),
+    [
+        ("hunyuan_v1_moe", {"num_hidden_layers": 4, "moe_topk": [1, 1]}, "moe_topk names 2 of 4 layers"),
+        ("zamba2", {"mamba_ngroups": -1}, "mamba_ngroups is -1, not a whole number"),
+        ("zamba2", {"hybrid_layer_ids": 3}, "hybrid_layer_ids is 3, not a list"),
+        ("exaone4", {"sliding_window_pattern": "LLX"}, "sliding_window_pattern is 'LLX', not a whole number"),
+    ],
+)
+def test_entries_that_no_model_has_are_named(
+    family: str, entries: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family, **entries}))
+    with pytest.raises(ValueError, match=message):
+        load_model_config(tmp_path)
+
+
 def test_a_family_without_a_class_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="transformers has no config for model type 'sextet'; the package that adds"):
         read_config("sextet", {}, tmp_path / "config.json")
