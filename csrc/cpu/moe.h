@@ -21,7 +21,7 @@ struct RouteCall {
     long groups, kept;   // route_grouped()'s
     bool renormalize;
     FloatType type;
-    float margin;        // route_sparse()'s
+    float margin = 0.0F;  // route_sparse()'s
 };
 
 void route(const RouteCall& call);          // by softmax
