@@ -1,6 +1,5 @@
 """Gemma 3n (Google 2025), the text model: four streams (AltUp), and embeddings of each layer's own."""
 
-import re
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,6 +14,7 @@ from quintet.layers.mixing import Cache
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary
+from quintet.models import gemma3
 
 HALF = 2.0**-0.5
 
@@ -168,6 +168,7 @@ def _layers(config: Any, build: Build) -> nn.ModuleList:
 class Model(CausalLM):
     """Of a checkpoint that also sees and hears, the language model alone is read."""
 
+    canonical = staticmethod(gemma3.Model.canonical)
     ignored = (
         *CausalLM.ignored,
         r"(model\.)?(vision_tower|audio_tower|embed_vision|embed_audio)\..*",
@@ -184,12 +185,6 @@ class Model(CausalLM):
         self.model = Trunk(config, build)
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
         self._ops, self._softcap = build.ops.take("softcap"), config.final_logit_softcapping
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """Checkpoints that also see keep the text model under language_model."""
-        name = re.sub(r"^(language_model\.model|model\.language_model)\.", "model.", name)
-        return name.removeprefix("language_model.")
 
     def head(self, x: Tensor) -> Tensor:
         logits = super().head(x)

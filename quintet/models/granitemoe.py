@@ -9,9 +9,10 @@ from quintet.layers.attention import Heads, SelfAttention
 from quintet.layers.build import Build
 from quintet.layers.decoder import CausalLM, Decoder, head_source
 from quintet.layers.linear import LMHead
-from quintet.layers.moe import DOWN, GATE, UP, Mixture, MoE, unstacked
+from quintet.layers.moe import DOWN, GATE, UP, MoE, unstacked
 from quintet.layers.rope import Rotary
 from quintet.models.granite import Block
+from quintet.models.mixtral import mixture_of
 
 NAMES = {
     ".block_sparse_moe.router.layer.": ".mlp.gate.",
@@ -26,14 +27,7 @@ class Model(CausalLM):
     def __init__(self, config: Any, build: Build) -> None:
         super().__init__(build)
         rotary = Rotary.of(build, config)
-        mixture = Mixture(
-            hidden=config.hidden_size,
-            width=config.intermediate_size,
-            experts=config.num_local_experts,
-            chosen=config.num_experts_per_tok,
-            kind=config.hidden_act,
-            renormalize=True,
-        )
+        mixture = mixture_of(config)
 
         def block(config: Any, build: Build, index: int) -> Block:
             bias = config.attention_bias

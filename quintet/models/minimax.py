@@ -10,7 +10,7 @@ from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
 from quintet.layers.lightning import LightningAttention, slowing
 from quintet.layers.linear import LMHead
 from quintet.layers.mixing import Cache
-from quintet.layers.moe import Mixture, MoE, unstacked
+from quintet.layers.moe import MoE, unstacked
 from quintet.layers.rope import Rotary, head_dim
 from quintet.layers.short_conv import check_silu
 from quintet.models import mixtral
@@ -52,14 +52,7 @@ class Model(CausalLM):
         if getattr(config, "rotary_dim", None):  # MiniMax's own code turns so many, and transformers all
             rope = {**rope, "partial_rotary_factor": config.rotary_dim / dim}
         rotary = Rotary(build, dim, rope, config.max_position_embeddings, partial=True)
-        mixture = Mixture(
-            hidden=config.hidden_size,
-            width=config.intermediate_size,
-            experts=config.num_local_experts,
-            chosen=config.num_experts_per_tok,
-            kind=config.hidden_act,
-            renormalize=True,
-        )
+        mixture = mixtral.mixture_of(config)
 
         def block(config: Any, build: Build, index: int) -> Block:
             attention: nn.Module

@@ -13,6 +13,18 @@ from quintet.layers.rope import Rotary
 PROJECTIONS = {"w1": GATE, "w3": UP, "w2": DOWN}
 
 
+def mixture_of(config: Any) -> Mixture:
+    """A softmax over the experts that a token has; every layer's feed-forward is made of them."""
+    return Mixture(
+        hidden=config.hidden_size,
+        width=config.intermediate_size,
+        experts=config.num_local_experts,
+        chosen=config.num_experts_per_tok,
+        kind=config.hidden_act,
+        renormalize=True,
+    )
+
+
 class Model(CausalLM):
     """Pre-norm blocks, rotary positions, windowed attention, a softmax over the experts that a token has."""
 
@@ -21,14 +33,7 @@ class Model(CausalLM):
     def __init__(self, config: Any, build: Build) -> None:
         super().__init__(build)
         rotary = Rotary.of(build, config)
-        mixture = Mixture(
-            hidden=config.hidden_size,
-            width=config.intermediate_size,
-            experts=config.num_local_experts,
-            chosen=config.num_experts_per_tok,
-            kind=config.hidden_act,
-            renormalize=True,
-        )
+        mixture = mixture_of(config)
 
         def block(config: Any, build: Build, index: int) -> PreNormBlock:
             shape = Heads.of(
