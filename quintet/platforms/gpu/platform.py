@@ -260,4 +260,4 @@ def _own_mixer(spec: AttentionSpec, ops: Any) -> Mixer:
 
         if found := reasons(spec):
             raise ValueError(f"attention by Triton kernels: {'; '.join(found)}")
-    return attention.mixer(spec, ops)
+    return attention.mixer(spec, ops, (torch.float8_e4m3fnuz,))  # what some chips multiply in the place of e4m3fn

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from quintet.platforms.gpu.kernels.attention_layer import Layer, Limits
 
 SERVED = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-QUANTIZED = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
+QUANTIZED = (torch.int8, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2)
+NATIVE = {torch.float8_e4m3fn: "fp8e4nv", torch.float8_e4m3fnuz: "fp8e4b8"}  # where Triton converts them
 MOST_GROUP = 128  # query heads per KV head: rows of a tile
 MOST_DIM = 512  # of V, and of K where it is no more
 MOST_REST = 128  # of K beyond V, where V is the beginning of it
@@ -101,7 +102,7 @@ def attend(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tens
         return out
     layer = _layer(spec, sinks is not None, limits)
     slopes = None if spec.alibi is None else _slopes(spec.alibi, q.device)
-    seen, scales = _seen(kv, limits.e4m3)
+    seen, scales = _seen(kv, limits)
     call = Call(layer, limits, books, out, _rows(q), seen, scales, sinks, slopes, spec.scale, spec.softcap)
     if not single(books.group):
         attention.launch(call)
@@ -115,24 +116,26 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
 
 
-def _seen(kv: Tensor, e4m3: bool) -> tuple[Tensor, Tensor | None]:
+def _seen(kv: Tensor, limits: "Limits") -> tuple[Tensor, Tensor | None]:
     """The cache as the kernels take it, and its scales."""
     if kv.dtype == torch.int8:
         return kv, kv.view(torch.float32)
-    bytes_ = kv.dtype == torch.float8_e5m2 or (kv.dtype == torch.float8_e4m3fn and not e4m3)
-    return (kv.view(torch.uint8) if bytes_ else kv), None
+    plain = kv.dtype in SERVED or NATIVE.get(kv.dtype) in limits.native
+    return (kv if plain else kv.view(torch.uint8)), None
 
 
 @functools.lru_cache(maxsize=256)
 def _layer(spec: AttentionSpec, sinks: bool, limits: "Limits") -> "Layer":
-    from quintet.platforms.gpu.kernels.attention_layer import E4M3, E5M2, INT8, PLAIN, Layer
+    from quintet.platforms.gpu.kernels.attention_layer import PLAIN, Layer
+    from quintet.platforms.gpu.kernels.write_kv import STORED
 
-    e4m3 = PLAIN if limits.e4m3 else E4M3
-    stored = {torch.int8: INT8, torch.float8_e4m3fn: e4m3, torch.float8_e5m2: E5M2}.get(spec.cached, PLAIN)
+    known = NATIVE.get(spec.cached, "")
+    native = known if known in limits.native else ""
+    stored = PLAIN if native else STORED.get(spec.cached, PLAIN)
     return Layer(
         spec.heads, spec.kv_heads, spec.head_dim, spec.page_size, SERVED[spec.dtype], stored, spec.window or 0,
         spec.softcap is not None, spec.alibi is not None, sinks, not limits.bf16,
-        spec.cached == torch.float8_e4m3fn and limits.e4m3, spec.shared, spec.causal, spec.chunk or 0,
+        native, spec.shared, spec.causal, spec.chunk or 0,
     )  # fmt: skip
 
 
@@ -157,4 +160,4 @@ def limits(device: torch.device) -> "Limits":
         device.index if device.index is not None else driver.get_current_device()
     )
     known = make_backend(driver.get_current_target()).parse_options({}).supported_fp8_dtypes
-    return Limits(facts["max_shared_mem"], facts["multiprocessor_count"], "fp8e4nv" in known)
+    return Limits(facts["max_shared_mem"], facts["multiprocessor_count"], frozenset(NATIVE.values()) & set(known))

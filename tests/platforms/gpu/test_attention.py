@@ -92,7 +92,7 @@ def test_wide_heads_equal_the_specification(types: tuple[torch.dtype, torch.dtyp
 def test_a_cache_whose_type_triton_knows_is_read_as_it_is() -> None:
     of = spec(4, 2, 16, dtype=torch.float16, kv_dtype=torch.float8_e4m3fn)
     q, kv, books = batched(of, [Request(70, 1), Request(11, 20)])
-    got = triton_attention.attend(q, kv, books, of, None, replace(INTERPRETED, e4m3=True))
+    got = triton_attention.attend(q, kv, books, of, None, replace(INTERPRETED, native=frozenset({"fp8e4nv"})))
     assert_specified(got, q, kv, books, of)
 
 
@@ -293,7 +293,7 @@ def test_what_is_not_served_is_refused_with_all_reasons() -> None:
     assert triton_attention.reasons(good) == []
     for of, words in (
         (replace(good, dtype=torch.float64), ["computes in"]),
-        (replace(good, kv_dtype=torch.float8_e4m3fnuz), ["a cache is of"]),
+        (replace(good, kv_dtype=torch.float8_e5m2fnuz), ["a cache is of"]),
         (replace(good, head_dim=18, kv_dtype=torch.int8), ["multiple of 4"]),
         (replace(good, head_dim=600, heads=130, kv_heads=1), ["heads of 600", "130 query heads"]),
     ):

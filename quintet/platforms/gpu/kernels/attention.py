@@ -152,7 +152,7 @@ def variants() -> list[Variant]:
         Layer(32, 8, 128, 16, "bf16"),
         Layer(32, 8, 128, 16, "fp16", INT8),
         Layer(32, 8, 128, 16, "bf16", E4M3),
-        Layer(32, 8, 128, 16, "bf16", e4m3=True),
+        Layer(32, 8, 128, 16, "bf16", native="fp8e4nv"),
         Layer(16, 8, 256, 16, "bf16", window=4096, capped=True),
         Layer(64, 8, 64, 16, "bf16", window=128, sinks=True),
         Layer(40, 8, 128, 16, "bf16", local=8192),

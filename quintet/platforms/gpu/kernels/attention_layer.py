@@ -14,7 +14,11 @@ from quintet.types import Books
 CHUNK = 256  # requests that a program looks through at a time
 MOST_ROWS, MOST_WIDE_ROWS = 128, 16  # query heads of a program; where V has more than 256 numbers
 LOG2E: float = parts.LOG2E.value
-INT8, E4M3, E5M2, PLAIN = (each.value for each in (parts.INT8, parts.E4M3, parts.E5M2, parts.PLAIN))
+INT8, E4M3, E5M2, E4M3FNUZ, PLAIN = (
+    each.value for each in (parts.INT8, parts.E4M3, parts.E5M2, parts.E4M3FNUZ, parts.PLAIN)
+)
+FLOAT8 = {E4M3: "e4m3 bytes", E5M2: "e5m2", E4M3FNUZ: "e4m3fnuz bytes"}  # in bytes, by their names
+NATIVE = {"fp8e4nv": "e4m3", "fp8e4b8": "e4m3fnuz"}  # types of a cache that Triton converts where the device does
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 COMPUTE = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
 
@@ -25,7 +29,7 @@ class Limits:
 
     shared: int = 163 * 1024  # bytes of shared memory that one program may have
     processors: int = 2
-    e4m3: bool = False  # Triton converts float8_e4m3fn here
+    native: frozenset[str] = frozenset()  # of NATIVE
     bf16: bool = True  # products of bfloat16; Triton's interpreter has none
 
 
@@ -54,7 +58,7 @@ class Layer:
     sloped: bool = False
     sinks: bool = False
     wide: bool = False  # products in float32 whatever the type: the interpreter's
-    e4m3: bool = False  # the cache is of float8_e4m3fn, which Triton converts
+    native: str = ""  # of NATIVE: the cache's type
     shared: int = 0  # V is the first so many numbers of K, and is not kept; 0: it is
     causal: bool = True
     local: int = 0  # positions of a chunk, which alone is seen; 0: none
@@ -64,9 +68,7 @@ class Layer:
         extras += [f"window {self.window}"] * bool(self.window) + ["soft-cap"] * self.capped
         extras += [f"chunks of {self.local}"] * bool(self.local)
         extras += ["slopes"] * self.sloped + ["sinks"] * self.sinks
-        cache = {PLAIN: "e4m3" if self.e4m3 else self.dtype, INT8: "int8", E4M3: "e4m3 bytes", E5M2: "e5m2"}[
-            self.stored
-        ]
+        cache = {PLAIN: NATIVE.get(self.native, self.dtype), INT8: "int8", **FLOAT8}[self.stored]
         return " ".join([self.dtype, f"{self.heads}/{self.kv_heads}x{self.dim}", f"cache {cache}", *extras])
 
     @property
@@ -125,7 +127,7 @@ class Layer:
 
     def signature(self, results: Sequence[str], sizes: Sequence[str]) -> tuple[dict[str, str], dict[str, Any]]:
         """(types, constants) of a kernel that has these results and sizes beside Call's arrays and numbers."""
-        cache = {PLAIN: "fp8e4nv" if self.e4m3 else self.dtype, INT8: "i8", E4M3: "u8", E5M2: "u8"}[self.stored]
+        cache = {PLAIN: self.native or self.dtype, INT8: "i8"}.get(self.stored, "u8")
         types = {"out": self.dtype, "q": self.dtype, "kv": cache, "scales": "fp32", "sinks": self.dtype}
         given = {"scales": self.stored == INT8, "sinks": self.sinks, "slopes": self.sloped}
         arrays = (*results, "q", "kv", "scales", "table", "starts", "lengths", "sinks", "slopes")

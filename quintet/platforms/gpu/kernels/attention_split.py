@@ -31,7 +31,7 @@ def least_blocks(blocks: Blocks) -> int:
 def split_blocks(layer: Layer, limits: Limits) -> Blocks:
     """Rows are one token's heads: 16 is the least of a tensor core. Wide heads take fewer slots at a time."""
     rows = max(16, triton.next_power_of_2(layer.group))
-    plain = layer.stored == PLAIN and not layer.e4m3  # what is widened is held twice
+    plain = layer.stored == PLAIN and not layer.native  # what is widened is held twice
     slots = 64 if plain and layer.block_dim * layer.bytes <= 256 else 32
     if layer.dtype == "fp32" and not layer.wide:  # multiplied without tensor cores, from registers
         slots = 32 if layer.block_dim <= 128 else 16
@@ -224,7 +224,7 @@ def variants() -> list[Variant]:
         Layer(32, 8, 128, 16, "bf16"),
         Layer(32, 8, 128, 16, "fp16", INT8),
         Layer(32, 8, 128, 16, "bf16", E4M3),
-        Layer(32, 8, 128, 16, "bf16", e4m3=True),
+        Layer(32, 8, 128, 16, "bf16", native="fp8e4nv"),
         Layer(64, 8, 64, 16, "bf16", window=128, sinks=True),
         Layer(40, 8, 128, 16, "bf16", local=8192),
         Layer(128, 1, 576, 16, "bf16", shared=512),
