@@ -92,7 +92,7 @@ def test_wide_heads_equal_the_specification(types: tuple[torch.dtype, torch.dtyp
 def test_a_cache_whose_type_triton_knows_is_read_as_it_is() -> None:
     of = spec(4, 2, 16, dtype=torch.float16, kv_dtype=torch.float8_e4m3fn)
     q, kv, books = batched(of, [Request(70, 1), Request(11, 20)])
-    got = triton_attention.attend(q, kv, books, of, None, replace(INTERPRETED, native=frozenset({"fp8e4nv"})))
+    got = triton_attention.attend(q, kv, books, of, None, replace(INTERPRETED, e4m3=True))
     assert_specified(got, q, kv, books, of)
 
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from quintet.conformance.batches import Cache, Request, spec
-
 from quintet.ops import Op
 from quintet.ops.attention import stored, widened
 from quintet.ops.quantize import attributes, quantize

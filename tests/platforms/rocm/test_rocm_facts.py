@@ -150,8 +150,13 @@ def test_no_driver_and_no_gpu(tmp_path: Path) -> None:
     assert str(facts.facts(nothing)) == "no AMD GPU driver and no AMD GPU here; use another device"
 
 
-@pytest.mark.parametrize(("vendor", "kind", "here"), [("0x1002", "0x030000", True), ("0x1002", "0x120000", True),
-                                                      ("0x1002", "0x060400", False), ("0x10de", "0x030000", False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("vendor", "kind", "here"),
+    [
+        ("0x1002", "0x030000", True), ("0x1002", "0x120000", True), ("0x1002", "0x060400", False),
+        ("0x10de", "0x030000", False),
+    ],
+)  # fmt: skip
 def test_a_gpu_without_a_driver_differs_from_a_bridge(tmp_path: Path, vendor: str, kind: str, here: bool) -> None:
     disk = Disk(tmp_path / "a")
     disk.on_the_bus(vendor, kind)

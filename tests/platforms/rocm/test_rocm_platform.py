@@ -33,7 +33,7 @@ def fake_platform(fp8: torch.dtype | None = FNUZ) -> Any:
     """The platform itself on a fresh device of host memory, by torch alone."""
 
     class Fake(ROCm):
-        op_priority = {}  # noqa: RUF012
+        op_priority = {}  # by torch alone
         _fake = FakeRuntime(GIB)
 
         @classmethod
@@ -59,7 +59,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Make:
         assert isinstance(facts, Capabilities)
         monkeypatch.setattr("quintet.engine.start.choose", lambda name: Chosen(platform, facts, "a test"))
         config = EngineConfig.from_kwargs(
-            model=str(tiny.folder), device="rocm", skip_tokenizer_init=True, dtype="float32", **settings
+            model=str(tiny.folder), device="rocm", skip_tokenizer_init=True, **{"dtype": "float32", **settings}
         )
         return Client(config, progress=False)
 

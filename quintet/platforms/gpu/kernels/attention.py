@@ -28,9 +28,10 @@ def tile_blocks(layer: Layer, limits: Limits) -> Blocks:
     fp32 = layer.dtype == "fp32" and not layer.wide
     if fp32:
         rows, slots = 16, 16 if wide or layer.stored != PLAIN else 32
-    rows = max(rows, triton.next_power_of_2(layer.group))
+    rows = max(min(rows, limits.cut.rows), triton.next_power_of_2(layer.group))
     stages = fitting(layer, limits.shared, rows, slots)
-    return Blocks(rows, slots, 4 if fp32 else 8, min(stages, 3) if fp32 or slots == 64 else stages)
+    blocks = Blocks(rows, slots, 4 if fp32 else 8, min(stages, 3) if fp32 or slots == 64 else stages)
+    return blocks.within(limits.cut)
 
 
 @triton.jit
@@ -143,16 +144,16 @@ def launch(call: Call) -> None:
     attend_tiles[(of.programs, tokens // (blocks.rows // of.group) + requests)](
         call.out, *call.arrays, requests, call.pages, *call.numbers,
         **of.constants, **of.sight, CAUSAL=of.causal, BLOCK_M=blocks.rows, BLOCK_N=blocks.slots, CHUNK=CHUNK,
-        num_warps=blocks.warps, num_stages=blocks.stages,
+        num_warps=blocks.warps, num_stages=blocks.stages, **call.limits.cut.options,
     )  # fmt: skip
 
 
-def variants() -> list[Variant]:
+def variants(limits: Limits = Limits()) -> list[Variant]:  # noqa: B008
     layers = [
         Layer(32, 8, 128, 16, "bf16"),
         Layer(32, 8, 128, 16, "fp16", INT8),
         Layer(32, 8, 128, 16, "bf16", E4M3),
-        Layer(32, 8, 128, 16, "bf16", native="fp8e4nv"),
+        Layer(32, 8, 128, 16, "bf16", e4m3=True),
         Layer(16, 8, 256, 16, "bf16", window=4096, capped=True),
         Layer(64, 8, 64, 16, "bf16", window=128, sinks=True),
         Layer(40, 8, 128, 16, "bf16", local=8192),
@@ -162,7 +163,7 @@ def variants() -> list[Variant]:
     ]
     made = []
     for of in layers:
-        blocks = tile_blocks(of, Limits())
+        blocks = tile_blocks(of, limits)
         signature, constants = of.signature(("out",), ("requests", "pages"))
         constants |= {"BLOCK_M": blocks.rows, "BLOCK_N": blocks.slots, "CHUNK": CHUNK} | of.sight
         constants["CAUSAL"] = of.causal

@@ -125,7 +125,5 @@ def variants() -> list[Variant]:
         )
         alone = {name: kind for name, kind in signature.items() if name != "v"}
         constants = {**_constants(1, 576, 16, stored, parts=1), "v": None}
-        made.append(
-            Variant(f"write_rows {dtype} to {FLOAT8.get(stored, cache)}, V in K", write_rows, alone, constants)
-        )
+        made.append(Variant(f"write_rows {dtype} to {FLOAT8.get(stored, cache)}, V in K", write_rows, alone, constants))
     return made
