@@ -54,6 +54,15 @@ class Environment:
     cuda_visible_devices: str | None = _variable(
         "CUDA_VISIBLE_DEVICES", None, text, "the same where HIP_VISIBLE_DEVICES is not set, and CUDA's own"
     )
+    ze_affinity_mask: str | None = _variable(
+        "ZE_AFFINITY_MASK", None, text, "numbers of the GPUs that Level Zero shows (the xpu platform)"
+    )
+    ze_flat_device_hierarchy: str | None = _variable(
+        "ZE_FLAT_DEVICE_HIERARCHY",
+        None,
+        text,
+        "COMPOSITE: a GPU's tiles are one device to Level Zero (the xpu platform)",
+    )
     api_key: str | None = _variable(
         "QUINTET_API_KEY", None, text, "a key that requests to `quintet serve` must bring", secret=True
     )

@@ -9,14 +9,13 @@ from pathlib import Path
 import torch
 
 from quintet.config import Environment, read_environment
-from quintet.platforms.gpu.facts import Facts
+from quintet.platforms.gpu.facts import ELSEWHERE, Facts, read, together
 from quintet.platforms.interface import Unavailable
 
 GIB = 2**30
 AMD = "0x1002"
 DISPLAYS = ("0x03", "0x12")  # PCI classes: displays, and processing accelerators, as an MI300X is
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-ELSEWHERE = "use another device"
 INDEX = "pip install torch --index-url https://download.pytorch.org/whl/rocm7.2"
 GROUPS = "add the user to the groups render and video (in a container, --group-add), and log in again"
 # The type whose products are the chip's own: MI300's has a bias of 8 and no -0, later ones have OCP's. None: widened.
@@ -58,9 +57,7 @@ def facts(machine: Machine | None = None) -> Facts | Unavailable:
     ours = visible(cards, machine.environment())
     reasons = _of_driver(machine, cards, ours) + _of_packages(machine) + _of_archs(ours)
     if reasons:
-        remedies = list(dict.fromkeys(each.remedy for each in reasons))
-        remedies = [ELSEWHERE] if ELSEWHERE in remedies else remedies  # the rest would not help
-        return Unavailable("; ".join(each.reason for each in reasons), "; ".join(remedies))
+        return together(reasons)
     return _facts(ours, machine)
 
 
@@ -116,7 +113,7 @@ def _cards(machine: Machine) -> list[Card]:
         banks = [_properties(bank) for bank in path.parent.glob("mem_banks/*/properties")]
         memory = sum(int(bank.get("size_in_bytes", 0)) for bank in banks if bank.get("heap_type") in ("1", "2"))
         node = f"renderD{said.get('drm_render_minor', 0)}"
-        name = _read(machine.sys / "class" / "drm" / node / "device" / "product_name") or f"AMD {arch}"
+        name = read(machine.sys / "class" / "drm" / node / "device" / "product_name") or f"AMD {arch}"
         found.append(Card(name, arch, memory, f"GPU-{int(said.get('unique_id', 0)):016x}", node))
     return found
 
@@ -146,18 +143,11 @@ def visible(cards: Sequence[Card], environment: Environment) -> list[Card]:
 
 
 def _on_the_bus(pci: Path) -> bool:
-    devices = [vendor.parent for vendor in pci.glob("*/vendor") if _read(vendor) == AMD]
-    return any(_read(device / "class").startswith(DISPLAYS) for device in devices)
+    devices = [vendor.parent for vendor in pci.glob("*/vendor") if read(vendor) == AMD]
+    return any(read(device / "class").startswith(DISPLAYS) for device in devices)
 
 
 def _properties(path: Path) -> dict[str, str]:
     """Lines of a name and a number each; nothing where the kernel does not let this process read them."""
-    lines = (line.split() for line in _read(path).splitlines())
+    lines = (line.split() for line in read(path).splitlines())
     return {words[0]: words[1] for words in lines if len(words) == 2}
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""

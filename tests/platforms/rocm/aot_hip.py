@@ -22,7 +22,7 @@ from tests.platforms.gpu import aot
 
 TARGETS = {"gfx90a": 64, "gfx942": 64, "gfx950": 64, "gfx1100": 32, "gfx1200": 32}  # lanes of a wave
 LDS = 64 * 1024
-HEAVY = ("attention: attend_tiles", "attention_split: attend_splits", "quantized: product", "moe: product")
+HEAVY = ("attention: attend_tiles", "attention_split: attend_splits", "quantized: product", "moe: experts'")
 # A wave of 32 lanes has 256 registers, and holds all keys of a tile: with heads of more than 128 numbers some spill.
 WIDE = ("x256 ", "x512 ", "x576 ")
 MOST_SPILLS = 400
