@@ -114,13 +114,14 @@ def test_fragments_are_noticed_and_all_sleeps_on(client: Make, monkeypatch: pyte
 
 
 def test_ahead_every_step_is_captured_before_a_request_comes(client: Make, caplog: pytest.LogCaptureFixture) -> None:
-    lazy, _ = client(max_num_seqs=12)
+    settings: dict[str, Any] = {"max_num_seqs": 12, "max_num_batched_tokens": 40}
+    lazy, _ = client(**settings)
     wanted = tokens(lazy, 7)
     with caplog.at_level("INFO", logger="quintet"):
-        engine, fake = client(max_num_seqs=12, capture_ahead=True)
+        engine, fake = client(**settings, capture_ahead=True)
     sizes = engine.prepared.plan.variants
     assert [each.tokens for each in sizes if each.decode] == list(reversed(decode_sizes(12)))
-    assert {each.tokens for each in sizes if not each.decode} == set(mixed_sizes(2048))
+    assert {each.tokens for each in sizes if not each.decode} == set(mixed_sizes(40))
     assert fake.captures == len(sizes) and f"captured {len(sizes)} steps ahead in" in caplog.text
     assert "captured a step of" not in caplog.text, "one line for all"
     assert tokens(engine, 7) == wanted and fake.captures == len(sizes) and fake.replays > 0
