@@ -17,7 +17,7 @@ from quintet.ops.mixers import mixer
 from quintet.ops.quantize import attributes, canonical, joined, quantize
 from quintet.platforms.gpu import packing, providers, small_sum
 from quintet.platforms.gpu.attention import GraphAttention, Planning
-from quintet.platforms.gpu.comm import GroupCommunicator, Meeting, process_group
+from quintet.platforms.gpu.comm import GroupCommunicator, Meeting, SmallSum, process_group
 from quintet.platforms.gpu.device import GPUDevice
 from quintet.platforms.gpu.facts import Facts
 from quintet.platforms.gpu.graphs import KEPT, Graphs
@@ -124,19 +124,25 @@ class GPU(Platform):
         """The process group of the collectives."""
         return process_group(self._collectives, store, rank, size)
 
-    def _small(self, store: Any, place: Place) -> small_sum.PeerSum | None:
+    def _small(self, store: Any, place: Place) -> SmallSum | None:
         """The sum of small messages, where it serves; the reason why not is logged once."""
-        made: Any = f"ranks of several processes meet at {place.endpoint!r}"
+        made: Any
         if place.endpoint.startswith("inproc://"):
-            library = small_sum.load()
-            made = library
-            if not isinstance(library, str):
-                made = small_sum.join(library, store, place.rank, place.size, self._queue)
+            made = small_sum.load()
+            if not isinstance(made, str):
+                made = small_sum.join(made, store, place.rank, place.size, self._queue)
+        else:
+            made = self._small_across(store, place)
         if not isinstance(made, str):
-            return made
+            found: SmallSum = made
+            return found
         if place.rank == 0:
             logger.info("small sums are left to %s: %s", self._collectives, made)
         return None
+
+    def _small_across(self, store: Any, place: Place) -> SmallSum | str:
+        """The same where ranks are processes, or why there is none."""
+        return f"ranks of several processes meet at {place.endpoint!r}"
 
     def _queue(self) -> int:
         """The thread's current stream, as libraries know it."""
@@ -154,8 +160,11 @@ class GPU(Platform):
             if made and made not in self._refused:
                 self._refused.add(made)
                 logger.info("attention by %s: %s", ops.choice("paged_attention").provider, made)
-            made = _own_mixer(spec, ops)
-        return GraphAttention(made, spec, planning)
+            return GraphAttention(_own_mixer(spec, ops), spec, planning)
+        # what plans on the host serves no captured step with prompts; ours does, unless it asks the host, too
+        beside = _serving(spec, ops)
+        planning.mixed = planning.mixed and beside is not None
+        return GraphAttention(made, spec, planning, beside)
 
     def _other_mixer(self, spec: AttentionSpec, ops: Any, rank: int, planning: Planning) -> Mixer | str:
         """One that is made of more than ops, or why there is none; "" if none was looked for."""
@@ -248,6 +257,8 @@ class GPU(Platform):
     def compile(self, model: nn.Module, variants: Iterable[Variant]) -> Step:
         device = self._devices[next(model.parameters()).device.index or 0]
         captured = list(variants)
+        if (planning := self._planning.get(device.index)) is not None:
+            planning.sizes = frozenset((each.tokens, each.requests) for each in captured if not each.decode)
         run: Step = Graphs(model, device, captured, self._config.capture_ahead) if captured else model
 
         @torch.inference_mode()
@@ -267,6 +278,14 @@ def _late(config: EngineConfig) -> list[str]:
     if not late:
         return []
     return [f"capture_sizes {late} are of steps with prompts alone, if they fit: max_num_seqs is {config.max_num_seqs}"]
+
+
+def _serving(spec: AttentionSpec, ops: Any) -> Mixer | None:
+    """_own_mixer() where it serves in captured steps."""
+    try:
+        return None if ops.choice("paged_attention").provider == "gathered" else _own_mixer(spec, ops)
+    except ValueError:
+        return None
 
 
 def _own_mixer(spec: AttentionSpec, ops: Any) -> Mixer:

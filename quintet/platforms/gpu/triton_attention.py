@@ -105,7 +105,7 @@ def attend(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tens
     call = Call(layer, limits, books, out, _rows(q), seen, scales, sinks, slopes, spec.scale, spec.softcap)
     if not single(books.group):
         attention.launch(call)
-    shapes = attention_split.workspace(layer, call.requests)
+    shapes = attention_split.needed(call)
     attention_split.launch(call, *(torch.empty(shape, dtype=torch.float32, device=q.device) for shape in shapes))
     return out
 

@@ -195,8 +195,20 @@ def merge_splits(
     tl.store(at + columns, acc.to(out.dtype.element_ty), mask=columns < VALUE)
 
 
+def may_split(call: Call) -> bool:
+    """Whether a context of the step may have several splits: not in a short window or chunk, nor in a narrow table.
+
+    It follows from the layer and from shapes, so that a graph knows it, too.
+    """
+    of, blocks = call.layer, split_blocks(call.layer, call.limits)
+    seen = call.pages * of.page_size
+    if of.window or of.local:  # they begin at a multiple of a block
+        seen = min(seen, (of.window or of.local) + blocks.slots - 1)
+    return seen > least_blocks(blocks) * blocks.slots
+
+
 def launch(call: Call, parts: Tensor, stats: Tensor) -> None:
-    """Both kernels over a step; `parts` and `stats` are what workspace() says."""
+    """Both kernels over a step, the first alone where nothing is split; `parts` and `stats` are what needed() says."""
     of, (batch, group) = call.layer, call.books
     blocks, most = split_blocks(of, call.limits), most_splits(of)
     common = {**of.sight, "BLOCK_N": blocks.slots, "LEAST": least_blocks(blocks), "MOST": most}
@@ -206,11 +218,18 @@ def launch(call: Call, parts: Tensor, stats: Tensor) -> None:
         **of.constants, **common, BLOCK_M=blocks.rows, CHUNK=CHUNK, num_warps=blocks.warps, num_stages=blocks.stages,
         **call.limits.cut.options,
     )  # fmt: skip
+    if not may_split(call):
+        return
     merge_splits[(requests, of.heads)](
         call.out, parts, stats, batch.starts, group.lengths, call.sinks, requests,
         HEADS=of.heads, VALUE=of.value, BLOCK_D=of.block_dim, HAS_SINKS=of.sinks, STEP=min(STEP, most), **common,
         num_warps=merge_warps(of), num_stages=2,
     )  # fmt: skip
+
+
+def needed(call: Call) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """workspace() of a step; nothing where nothing is split."""
+    return workspace(call.layer, call.requests) if may_split(call) else ((0,), (0,))
 
 
 def workspace(layer: Layer, requests: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
