@@ -35,12 +35,14 @@ def test_what_does_not_fit_is_complained_about() -> None:
     assert "does not compile: no" in str(complaint({"kernel": "a: b", "target": "gfx942", "error": "no"}))
 
 
-def test_wide_heads_alone_may_spill_and_in_waves_of_32_alone() -> None:
+def test_wide_heads_and_bytes_may_spill_in_waves_of_32_alone() -> None:
     wide, spilt = {"kernel": "attention: attend_tiles bf16 8/4x256 cache bf16"}, {"spills": 90, "stack": 300}
     assert complaint(FINE | wide | spilt | {"target": "gfx1100"}) is None
+    byte = {"kernel": "attention: attend_tiles bf16 32/8x128 cache e4m3 bytes", "target": "gfx1100", "stack": 300}
+    assert complaint(FINE | byte | {"spills": 64}) is None and complaint(FINE | byte | {"spills": 65}) is not None
     assert complaint(FINE | wide | spilt) is not None
     assert complaint(FINE | spilt | {"target": "gfx1100"}) is not None
-    assert complaint(FINE | wide | {"spills": 401, "stack": 300, "target": "gfx1100"}) is not None
+    assert complaint(FINE | wide | {"spills": 1001, "stack": 300, "target": "gfx1100"}) is not None
 
 
 def test_the_assemblers_metadata_is_read() -> None:

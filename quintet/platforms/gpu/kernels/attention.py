@@ -144,7 +144,7 @@ def launch(call: Call) -> None:
     attend_tiles[(of.programs, tokens // (blocks.rows // of.group) + requests)](
         call.out, *call.arrays, requests, call.pages, *call.numbers,
         **of.constants, **of.sight, CAUSAL=of.causal, BLOCK_M=blocks.rows, BLOCK_N=blocks.slots, CHUNK=CHUNK,
-        num_warps=blocks.warps, num_stages=blocks.stages, **call.limits.cut.options,
+        num_warps=blocks.warps, num_stages=blocks.stages, **dict(call.limits.cut.options),
     )  # fmt: skip
 
 

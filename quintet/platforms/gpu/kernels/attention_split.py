@@ -216,7 +216,7 @@ def launch(call: Call, parts: Tensor, stats: Tensor) -> None:
     attend_splits[(call.limits.processors * PER_PROCESSOR,)](
         call.out, parts, stats, *call.arrays, tokens, requests, call.pages, *call.numbers,
         **of.constants, **common, BLOCK_M=blocks.rows, CHUNK=CHUNK, num_warps=blocks.warps, num_stages=blocks.stages,
-        **call.limits.cut.options,
+        **dict(call.limits.cut.options),
     )  # fmt: skip
     if not may_split(call):
         return

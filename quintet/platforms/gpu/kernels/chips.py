@@ -1,11 +1,11 @@
 """How much of the tables beside the kernels a family of chips bears, as data. Nothing here was measured on a chip.
 
-The numbers are the largest with which kernels, compiled ahead, keep everything in registers and shared memory.
+The numbers are those with which kernels, compiled ahead, keep most in registers, and all in shared memory.
 """
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -18,7 +18,7 @@ class Cut:
     warps: int = 8  # in attention
     rows: int = 128  # of queries in a prompt's tile
     slots: int = 64  # of context at a time
-    options: Mapping[str, int] = field(default_factory=dict)  # of the compiler, for kernels that multiply
+    options: tuple[tuple[str, int], ...] = ()  # of the compiler, for kernels that multiply
 
 
 # By Triton's name of the compiler's target and the lanes of a wave. AMD's loads wait in registers, not in shared
@@ -26,7 +26,7 @@ class Cut:
 # of 32 lanes have 256 in any case, and each holds all of a tile's keys.
 CUTS: Mapping[tuple[str, int], Cut] = {
     ("cuda", 32): Cut(),
-    ("hip", 64): Cut(warps=4, stages=2, options={"matrix_instr_nonkdim": 16}),
+    ("hip", 64): Cut(warps=4, stages=2, options=(("matrix_instr_nonkdim", 16),)),
     ("hip", 32): Cut(warps=4, stages=1, rows=32, slots=16),
 }
 SHARED: Mapping[str, int] = {"gfx950": 160 * 1024}  # bytes of LDS that one program may have; 64 KiB elsewhere

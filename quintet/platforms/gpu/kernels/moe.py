@@ -198,7 +198,7 @@ def _launch(
         out, x, weight, gate.biases[0], counts, order, rows, outputs, inputs, num, shared, x.stride(0), row,
         weight.stride(0), up, *gate.clamp, KIND=kind, SCATTERED=shared == 0, COMPUTE=computed(x.dtype, x.device),
         EVEN=inputs % step == 0, BM=tile.rows, BN=width, BK=step, P=triton.next_power_of_2(num + 1),
-        num_warps=tile.warps, num_stages=min(tile.stages, cut_for(x.device).stages), **cut_for(x.device).options,
+        num_warps=tile.warps, num_stages=min(tile.stages, cut_for(x.device).stages), **dict(cut_for(x.device).options),
     )  # fmt: skip
 
 

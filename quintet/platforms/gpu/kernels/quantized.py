@@ -292,7 +292,7 @@ def multiplied(
         UNIT=1.0 if packed.table else unit_of(compute, mantissa), EVEN=inputs % (part * 8 // bits) == 0,
         SPLIT=count > 1, BN=tile.outputs, BM=tile.tokens, num_warps=tile.warps,
         num_stages=min(SHALLOW if compute == tl.float32 else tile.stages, cut_for(x.device).stages),
-        **cut_for(x.device).options,
+        **dict(cut_for(x.device).options),
     )  # fmt: skip
     if count == 1:
         return out
