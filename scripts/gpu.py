@@ -112,7 +112,7 @@ def main() -> int:
         print("\n".join(f"{each.name:12} at most {each.seconds:.0f} s: {each.about}" for each in every.values()))
         return 0
     site = set_up(args.wheels)
-    if site is None or not available(environment(site, args.rehearse)):
+    if not available(environment(site or PLACE / "site", args.rehearse)) or site is None:
         print("\nnothing was run: this command needs an NVIDIA GPU and what is named above, or --rehearse")
         return 1
     return run(args, [every[name] for name in args.only or every], site)
