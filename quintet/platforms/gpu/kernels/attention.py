@@ -8,7 +8,18 @@ alone.
 import triton
 import triton.language as tl
 
-from quintet.platforms.gpu.kernels.attention_layer import CHUNK, E4M3, INT8, PLAIN, Blocks, Call, Layer, Limits, fitting
+from quintet.platforms.gpu.kernels.attention_layer import (
+    CHUNK,
+    E4M3,
+    INT8,
+    PLAIN,
+    RARE,
+    Blocks,
+    Call,
+    Layer,
+    Limits,
+    fitting,
+)
 from quintet.platforms.gpu.kernels.attention_parts import LOG2E, divided, fold, key_rows, query_rows
 from quintet.platforms.gpu.kernels.variant import Variant
 
@@ -64,10 +75,12 @@ def attend_tiles(
     WINDOW: tl.constexpr, LOCAL: tl.constexpr, CAUSAL: tl.constexpr, CAPPED: tl.constexpr, SLOPED: tl.constexpr,
     HAS_SINKS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Grid (KV_HEADS * PIECES, T // TOKENS + R). Requests with one token are left to attention_split.py."""
+    """Grid (KV_HEADS * PIECES * (T // TOKENS + R),), on the one axis that has room for more than 65,535 tiles.
+    Requests with one token are left to attention_split.py."""
     TOKENS: tl.constexpr = BLOCK_M // GROUP
-    head = tl.program_id(0)
-    tile = tl.num_programs(1) - 1 - tl.program_id(1)  # a prompt's last tiles have most to do: they start first
+    PROGRAMS: tl.constexpr = KV_HEADS * PIECES
+    head = tl.program_id(0) % PROGRAMS
+    tile = (tl.num_programs(0) - 1 - tl.program_id(0)) // PROGRAMS  # a prompt's last have most to do: they start first
     request = _request_of(starts, requests, tile, TOKENS, CHUNK)
     first = tl.load(starts + request)
     count = tl.load(starts + request + 1) - first
@@ -140,7 +153,7 @@ def attend_tiles(
 def launch(call: Call) -> None:
     of, tokens, requests = call.layer, call.q.shape[0], call.requests
     blocks = tile_blocks(of, call.limits)
-    attend_tiles[(of.programs, tokens // (blocks.rows // of.group) + requests)](
+    attend_tiles[(of.programs * (tokens // (blocks.rows // of.group) + requests),)](
         call.out, *call.arrays, requests, call.pages, *call.numbers,
         **of.constants, **of.sight, CAUSAL=of.causal, BLOCK_M=blocks.rows, BLOCK_N=blocks.slots, CHUNK=CHUNK,
         num_warps=blocks.warps, num_stages=blocks.stages,
@@ -161,10 +174,11 @@ def variants() -> list[Variant]:
         Layer(16, 1, 576, 16, "bf16", INT8, shared=512),
     ]
     made = []
-    for of in layers:
+    for of in (*layers, *RARE):
         blocks = tile_blocks(of, Limits())
         signature, constants = of.signature(("out",), ("requests", "pages"))
         constants |= {"BLOCK_M": blocks.rows, "BLOCK_N": blocks.slots, "CHUNK": CHUNK} | of.sight
         constants["CAUSAL"] = of.causal
-        made.append(Variant(f"attend_tiles {of}", attend_tiles, signature, constants, blocks.warps, blocks.stages))
+        how = signature, constants, blocks.warps, blocks.stages, 0, of in RARE
+        made.append(Variant(f"attend_tiles {of}", attend_tiles, *how))
     return made
