@@ -134,6 +134,11 @@ class CacheLost(RuntimeError):
     """Raised by a step whose cache is gone, with whatever took it: the engine makes another and computes all again."""
 
 
+class DeviceLost(RuntimeError):
+    """Raised by whatever finds the device broken for good: nothing in this process computes on it any more, so that
+    the engine ends instead of failing one request after the other."""
+
+
 class Mixer(ABC):
     """Given to a layer that mixes positions when it is built: attention over what is kept, or a recurrence.
 

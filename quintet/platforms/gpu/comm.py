@@ -5,6 +5,7 @@ A sum has the same bits on every rank. Its order is the ranks' in our kernel, an
 
 import importlib
 import threading
+import weakref
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -29,6 +30,9 @@ class GroupCommunicator(Communicator):
 
     def __init__(self, group: Any, rank: int, size: int, small: SmallSum | None = None) -> None:
         self.rank, self.size, self._group, self._small = rank, size, group, small
+        # its watchdog's thread would outlive the engine, and warn of it at the end of the process; abort() waits for
+        # no other rank, whose communicator may be gone by now
+        weakref.finalize(self, _ended, group)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         if self._small is not None and self._small.takes(x):
@@ -59,6 +63,12 @@ class GroupCommunicator(Communicator):
         if x.shape[dim] % self.size:
             raise ValueError(f"{x.shape[dim]} cannot be cut into {self.size} equal pieces")
         return torch.stack(x.chunk(self.size, dim))
+
+
+def _ended(group: Any) -> None:
+    abort = getattr(group, "abort", None)
+    if abort is not None:
+        abort()
 
 
 class Meeting:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quintet.platforms.gpu.memory import Tagged
 from quintet.platforms.gpu.runtime import Runtime
-from quintet.platforms.interface import Device, State
+from quintet.platforms.interface import Device, DeviceLost, State
 from quintet.types import Layout, Memory
 
 GIB = 2**30
@@ -20,6 +20,20 @@ RESERVE = (
 )  # bytes left to what no plan counts: libraries' workspaces, communicators, what captures take beyond the plan
 CHUNK = 64 * 2**20  # bytes of a weight that go through pinned memory at once; two are on their way
 TYPES = {np.dtype(np.int32): torch.int32, np.dtype(np.float32): torch.float32, np.dtype(np.uint8): torch.uint8}
+
+
+# Codes of CUDA and HIP after which a context works on: a wrong argument, no memory, a launch that asks for too much,
+# and (900 to 909) a capture that went wrong.
+PASSING = frozenset({1, 2, 9, 701, *range(900, 910)})
+
+
+def broken(error: RuntimeError) -> DeviceLost | None:
+    """For an error of torch's that leaves the device's context broken, as an illegal access does: every later call
+    fails, and only a new process helps. An error whose code is not known is one."""
+    if not isinstance(error, torch.AcceleratorError) or getattr(error, "error_code", None) in PASSING:
+        return None
+    said = str(error).strip().partition("\n")[0] or "no reason given"
+    return DeviceLost(f"the device serves this process no more, start another: {said}")
 
 
 class GPUDevice(Device):
@@ -84,7 +98,12 @@ class GPUDevice(Device):
         self.runtime.hold(x, self._homeward)
 
         def wait() -> Tensor:
-            arrived.synchronize()
+            try:
+                arrived.synchronize()
+            except RuntimeError as error:
+                if (lost := broken(error)) is not None:
+                    raise lost from error
+                raise
             return here
 
         return wait

@@ -18,7 +18,7 @@ from quintet.ops.quantize import attributes, canonical, joined, quantize
 from quintet.platforms.gpu import packing, providers, small_sum
 from quintet.platforms.gpu.attention import GraphAttention, Planning
 from quintet.platforms.gpu.comm import GroupCommunicator, Meeting, nccl
-from quintet.platforms.gpu.device import GPUDevice
+from quintet.platforms.gpu.device import GPUDevice, broken
 from quintet.platforms.gpu.facts import Facts
 from quintet.platforms.gpu.graphs import KEPT, Graphs
 from quintet.platforms.gpu.recording import record
@@ -54,6 +54,7 @@ class GPU(Platform):
 
     op_priority = providers.PRIORITY
     states = True
+    _asks: Mapping[tuple[str, str], str] = providers.ASKS
     heeds = frozenset({"chunk"})
 
     def __init__(self, config: EngineConfig | None = None) -> None:
@@ -67,6 +68,9 @@ class GPU(Platform):
         self._shared: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._packs: dict[str, bool] = {}  # by the kind of a form
         self._refused: set[str] = set()
+        self._ops: dict[int, Any] = {}  # by rank, as layers bind them
+        self._specs: dict[AttentionSpec, str | None] = {}  # what our kernels serve, or why they do not
+        self._trying = threading.Lock()
 
     @classmethod
     @abstractmethod
@@ -149,14 +153,50 @@ class GPU(Platform):
             return mixer(spec, ops)
         with self._lock:
             planning = self._planning.setdefault(rank, Planning())
+            self._ops[rank] = ops
         asked = self._config.attention_backend != "auto"
         made = "" if asked else self._other_mixer(spec, ops, rank, planning)
         if isinstance(made, str):
             if made and made not in self._refused:
                 self._refused.add(made)
                 logger.info("attention by %s: %s", ops.choice("paged_attention").provider, made)
-            made = _own_mixer(spec, ops)
+            made = self._own_mixer(spec, ops, rank)
         return GraphAttention(made, spec, planning)
+
+    def _own_mixer(self, spec: AttentionSpec, ops: Any, rank: int) -> Mixer:
+        """Made of the bound ops. A layer that our kernels do not serve gets torch's attention, which is never captured;
+        ValueError if these kernels were asked for by name."""
+        if ops.choice("paged_attention").provider != "triton":
+            return attention.mixer(spec, ops)
+        why = self._why_not(spec, rank)
+        if why is None:
+            return attention.mixer(spec, ops)
+        if self._config.attention_backend == "triton" or spec.source == "cross":
+            raise ValueError(f"attention by Triton kernels: {why}")
+        if why not in self._refused:
+            self._refused.add(why)
+            logger.warning("attention by torch, slow and not captured, for %s: Triton kernels: %s", spec, why)
+        return attention.PagedAttention(spec, providers.Gathered())
+
+    def _why_not(self, spec: AttentionSpec, rank: int) -> str | None:
+        """Tries each kind of layer once, whichever rank builds it first."""
+        from quintet.platforms.gpu import triton_attention
+
+        with self._trying:
+            if spec not in self._specs:
+                self._runtime.use(rank)
+                device = self._runtime.empty((0,), torch.uint8, rank).device
+                found = "; ".join(triton_attention.reasons(spec)) or triton_attention.trial(spec, device)
+                self._specs[spec] = found or None
+            return self._specs[spec]
+
+    def _uncaptured(self, model: nn.Module) -> list[str]:
+        """Why no step is captured: before one is tried. torch's own functions may look at what a device holds."""
+        if not getattr(model, "recordable", True):
+            return ["the model computes with more than ops"]
+        bound = {choice: None for ops in self._ops.values() for choice in ops.bound}
+        fallen = [f"attention for {spec} by torch asks the host" for spec, why in self._specs.items() if why]
+        return [*providers.asked(bound, self._asks), *fallen]
 
     def _other_mixer(self, spec: AttentionSpec, ops: Any, rank: int, planning: Planning) -> Mixer | str:
         """One that is made of more than ops, or why there is none; "" if none was looked for."""
@@ -214,10 +254,31 @@ class GPU(Platform):
             return self._packs[form.kind]
 
     def estimate(self, model: nn.Module, weights: Sequence[Weight], extent: Extent) -> Estimate:
-        # torch's own functions may look at what a device holds: what they are a part of is not captured
-        variants = decode_variants(extent.most, self._sizes) if getattr(model, "recordable", True) else ()
-        placed = sum(map(self._placed_bytes, weights))
-        return Estimate(placed, extent.workspace, self._captured_bytes(model, variants, extent), variants)
+        uncaptured = self._uncaptured(model) if self._sizes else []
+        for why in uncaptured:
+            if why not in self._refused:
+                self._refused.add(why)
+                logger.warning("no step is captured, so decoding is slower than it could be: %s", why)
+        variants = () if uncaptured else decode_variants(extent.most, self._sizes)
+        placed, attending = sum(map(self._placed_bytes, weights)), self._attending(extent.most.requests)
+        captured = self._captured_bytes(model, variants, extent) + self._other_bytes(variants, extent)
+        if variants:
+            captured += self._attending(max(each.requests for each in variants))  # their pool is their own
+        return Estimate(placed, extent.workspace + attending, captured, variants)
+
+    def _other_bytes(self, variants: Sequence[Variant], extent: Extent) -> int:
+        """What mixers that are made of more than ops take beside their results."""
+        return 0
+
+    def _attending(self, requests: int) -> int:
+        """Bytes that attention takes beside its results: of the layer that takes most, as they run one by one."""
+        served = [spec for spec, why in self._specs.items() if why is None]
+        if not served:
+            return 0
+        from quintet.platforms.gpu import triton_attention
+
+        device = self._runtime.empty((0,), torch.uint8, min(self._ops)).device
+        return max(triton_attention.workspace(spec, requests, device) for spec in served)
 
     def _placed_bytes(self, weight: Weight) -> int:
         form = weight.form
@@ -245,19 +306,14 @@ class GPU(Platform):
         @torch.inference_mode()
         def step(state: Any, batch: Any) -> Any:
             self._runtime.use(device.index)
-            return run(state, batch)
+            try:
+                return run(state, batch)
+            except RuntimeError as error:
+                if (lost := broken(error)) is not None:
+                    raise lost from error
+                raise
 
         return step
 
     def profile(self, tell: Tell) -> Recording:
         return record(self._config.profiler_config, tell)
-
-
-def _own_mixer(spec: AttentionSpec, ops: Any) -> Mixer:
-    """Made of the bound ops; ValueError if our kernels serve them and not such a layer."""
-    if ops.choice("paged_attention").provider == "triton":
-        from quintet.platforms.gpu.triton_attention import reasons
-
-        if found := reasons(spec):
-            raise ValueError(f"attention by Triton kernels: {'; '.join(found)}")
-    return attention.mixer(spec, ops)

@@ -6,10 +6,10 @@ platform of this process.
 
 import importlib
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from quintet.ops.linear import KINDS
-from quintet.ops.registry import Op, of_kind
+from quintet.ops.registry import Choice, Op, of_kind
 
 MODULES = (
     *("triton_attention", "triton_edits", "triton_elementwise", "triton_moe", "triton_norm", "triton_quantized"),
@@ -32,6 +32,21 @@ PRIORITY: Mapping[str, Sequence[str]] = {
 }
 
 
+# (op, provider) -> what it asks the host in the midst of a step, which therefore cannot be captured.
+ASKS: Mapping[tuple[str, str], str] = {
+    ("paged_attention", "gathered"): "how long requests are",
+    ("attention", "gathered"): "how long requests are",
+    **{(op, "reference"): "how many tokens each expert has" for op in ("experts", "biased_experts", "grouped_linear")},
+    ("quantized_experts", "reference"): "how many tokens each expert has",
+}
+
+
+def asked(bound: Iterable[Choice], asks: Mapping[tuple[str, str], str]) -> list[str]:
+    """What of the ops that were bound keeps steps from being captured."""
+    found = [(choice, asks.get((choice.op, choice.provider))) for choice in bound]
+    return [f"{choice.op} by {choice.provider} asks the host {what}" for choice, what in found if what]
+
+
 def register() -> None:
     """Imports every module that is there."""
     package = __name__.rpartition(".")[0]
@@ -47,3 +62,11 @@ def packs(kind: str, priority: Mapping[str, Sequence[str]]) -> bool:
         return False
     probe = op.probes.get("triton")
     return probe is None or probe() is None
+
+
+class Gathered:
+    """The ops of a layer whose kernels do not serve, though they were bound: torch alone."""
+
+    def __init__(self) -> None:
+        self.write_kv = Op.registry["write_kv"].reference
+        self.paged_attention = Op.registry["paged_attention"].providers["gathered"]

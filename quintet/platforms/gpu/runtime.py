@@ -1,11 +1,15 @@
 """The few entry points of torch that a GPU platform uses, as one object: tests put a fake in its place."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+# of a capture that failed; ROCm's build of 2.11 has the fix. Releasing one twice would end the process
+KEEPS_POOLS = torch.__version__.startswith("2.11.") and torch.version.hip is None
 
 
 class Event(Protocol):
@@ -66,7 +70,10 @@ class Runtime(Protocol):
         """A memory pool that graphs may share: they never run at the same time."""
 
     def capture(self, run: Callable[[], None], pool: Any, stream: Any) -> Graph:
-        """Records what run() queues, and runs none of it."""
+        """Records what run() queues, and runs none of it. Whatever it raises, nothing is being captured afterwards."""
+
+    def let_go(self) -> None:
+        """Lets go of what libraries keep for streams, such as the workspaces of products. Nothing captured is left."""
 
 
 class TorchRuntime:
@@ -129,8 +136,27 @@ class TorchRuntime:
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 run()
-            finally:
                 graph.capture_end()
+            except BaseException:  # what came first is what went wrong
+                self._abandon(graph, pool)
+                raise
         before.wait_stream(stream)
         made: Graph = graph
         return made
+
+    def let_go(self) -> None:
+        clear = getattr(torch._C, f"_{self._kind}_clearCublasWorkspaces", None)
+        if clear is not None:
+            clear()
+
+    def _abandon(self, graph: Any, pool: Any) -> None:
+        """Ends a capture in which something failed. If that has invalidated it, torch 2.11 leaves its allocator in the
+        midst of one, so that the next empty_cache() fails (pytorch #180395), and keeps the pool for good (#190348)."""
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            device = self._torch.current_device()
+            with contextlib.suppress(RuntimeError):  # ended already, where torch does so itself
+                getattr(torch._C, f"_{self._kind}_endAllocateToPool")(device, pool)
+            if KEEPS_POOLS and self._kind == "cuda":
+                getattr(torch._C, "_cuda_releasePool")(device, pool)  # noqa: B009  # builds without CUDA have none

@@ -165,12 +165,16 @@ class FakeRuntime:
             self._here.capturing = False
         return Graph(self, run)
 
+    def let_go(self) -> None:
+        self.calls.append("let go")
+
 
 class FakeGPU(GPU):
     """The platform on such devices; `make(...)` gives a class of its own to each test."""
 
     name = "fake"
     op_priority = {}
+    _asks = {}  # nothing waits for this device
     _fake: FakeRuntime
 
     @classmethod

@@ -34,11 +34,14 @@ def tile_blocks(layer: Layer, limits: Limits) -> Blocks:
     rows, slots = (32, 32) if layer.block_dim > 256 else (64, 32) if wide else (128, 64)
     if layer.stored != PLAIN:
         slots = 16 if wide else 32
-    elif layer.capped or layer.sloped:
+        rows = rows if wide or layer.stored == INT8 else 64  # bytes become floats in three registers more
+    elif layer.capped or layer.sloped or layer.local:
         slots = 32
+    if layer.block_dim == 16:
+        rows = 64
     fp32 = layer.dtype == "fp32" and not layer.wide
     if fp32:
-        rows, slots = 16, 16 if wide or layer.stored != PLAIN else 32
+        rows, slots = 16, 16 if layer.block_dim >= 128 or layer.stored != PLAIN else 32
     rows = max(rows, triton.next_power_of_2(layer.group))
     stages = fitting(layer, limits.shared, rows, slots)
     return Blocks(rows, slots, 4 if fp32 else 8, min(stages, 3) if fp32 or slots == 64 else stages)
