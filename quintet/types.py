@@ -276,7 +276,7 @@ class Estimate(NamedTuple):
     weights: int
     workspace: int  # of the largest step
     captured: int = 0  # what captured steps take beside it
-    variants: tuple[Variant, ...] = ()  # in the order in which they are run ahead; decode steps are padded to them
+    variants: tuple[Variant, ...] = ()  # in the order in which they are run ahead; steps are padded to them
 
 
 class Memory(NamedTuple):

@@ -10,7 +10,7 @@ from torch import Tensor
 from quintet.conformance.check import Lacking
 from quintet.conformance.laid import Stretch, laid
 from quintet.conformance.tiny import SERVED, Tiny
-from quintet.engine.batch import pad, pad_decode
+from quintet.engine.batch import CapturedSizes, pad
 from quintet.engine.slots import EACH
 from quintet.engine.worker import ModelSizes, Room, Worker
 from quintet.platforms import choose
@@ -45,16 +45,16 @@ class Runner:
         pages = 2 + PAGED_TOKENS // own.page_size * len(self._kept)
         tables = self.worker.arrangement.widths(-(-own.max_model_len // own.page_size))
         self._fixed: list[Variant] = []
-        self._decodes: list[Variant] = []
+        captured: tuple[Variant, ...] = ()
         facts = platform.probe()
         if isinstance(facts, Capabilities) and facts.static_shapes:
             self._fixed = [Variant(size, min(size, REQUESTS), size, tables) for size in sizes]
         else:
             most = Variant(PAGED_TOKENS, REQUESTS, PAGED_TOKENS, tables)
-            took = self.worker.estimate(Extent(most, tiny.text.hidden_size, tiny.text.vocab_size))
-            self._decodes = sorted({each.tokens: each for each in took.variants}.values())
+            captured = self.worker.estimate(Extent(most, tiny.text.hidden_size, tiny.text.vocab_size)).variants
+        self._captured = CapturedSizes(captured)
         slots = 1 + EACH * HELD
-        self.worker.load(tiny.folder, Room(pages, slots), self._fixed or self._decodes, progress=False)
+        self.worker.load(tiny.folder, Room(pages, slots), self._fixed or captured, progress=False)
         torch.set_num_threads(1)  # see tiny.make
         self._page_size = own.page_size
         self._free = list(range(1, pages))
@@ -76,11 +76,7 @@ class Runner:
         for key, tokens in chunks.items():
             self._grow(key, firsts[key] + len(tokens))
         host = self._batch(chunks, firsts)
-        if self._fixed:
-            host = pad(host, self._fixed)
-        elif self._decodes:
-            host = pad_decode(host, self._decodes)
-        return self.worker.run(host)
+        return self.worker.run(pad(host, self._fixed) if self._fixed else self._captured.pad(host))
 
     def shared_out(self, chunks: Mapping[Any, Sequence[int]], rows: Tensor) -> dict[Any, Tensor]:
         """One of the outputs of such a step, a row for each token: on the host in float32, per request."""

@@ -14,11 +14,18 @@ from quintet.types import Array, HostBatch, HostGroup, HostInputs, Variant
 class BatchBuilder:
     """Builds the steps of one engine. A step in which all decode, the usual one, takes a shorter way."""
 
-    def __init__(self, page_size: int, variants: Sequence[Variant] = (), groups: int = 1, states: bool = False) -> None:
-        """`groups`: of pages. With `states`, one more is of layers that keep a state per request."""
+    def __init__(
+        self,
+        page_size: int,
+        fixed: Sequence[Variant] = (),
+        groups: int = 1,
+        states: bool = False,
+        captured: Sequence[Variant] = (),
+    ) -> None:
+        """`fixed`: the sizes of all steps, where shapes are fixed; `captured`: those worth padding to, where they are
+        free. `groups`: of pages. With `states`, one more is of layers that keep a state per request."""
         self._page_size, self._groups, self._states = page_size, range(groups), states
-        self._fixed = [each for each in variants if not each.decode]
-        self._decodes = sorted({each.tokens: each for each in variants if each.decode}.values())
+        self._fixed, self._captured = fixed, CapturedSizes(captured)
         self._count = np.arange(256, dtype=np.int32)  # 0, 1, 2, ...; views of it are given out and never written to
 
     def build(self, plan: Plan) -> tuple[HostBatch, Rows]:
@@ -31,7 +38,7 @@ class BatchBuilder:
             batch, rows = self._mixed(requests, plan)
         if self._fixed:
             return pad(batch, self._fixed), rows
-        return (pad_decode(batch, self._decodes) if self._decodes else batch), rows
+        return self._captured.pad(batch), rows
 
     def _decode(self, requests: list[Request]) -> tuple[HostBatch, Rows]:
         """One token of each request, and it samples."""
@@ -169,15 +176,49 @@ def _pad_inputs(inputs: HostInputs, variant: Variant) -> HostInputs:
     return inputs._replace(embeds=embeds, places=_fill(inputs.places, variant.tokens, -1))
 
 
-def pad_decode(batch: HostBatch, variants: Sequence[Variant]) -> HostBatch:
-    """A step in which each request brings one token, with requests of one token on page 0 up to the next size that is
-    captured; any other step, and one with embeddings, as it is. Rows stay, and tables are as wide as they were."""
+class CapturedSizes:
+    """The sizes of the steps that are captured, where shapes are free: what is near one is padded to it."""
+
+    def __init__(self, variants: Sequence[Variant]) -> None:
+        self._decodes = sorted({each.tokens for each in variants if each.decode})
+        self._mixed = sorted({(each.tokens, each.requests, each.rows) for each in variants if not each.decode})
+
+    def pad(self, batch: HostBatch) -> HostBatch:
+        """The step in the next size; as it is where none holds it, or where it brings more than ids. Rows stay, and
+        tables are as wide as they were."""
+        tokens, requests, rows = len(batch.token_ids), len(batch.starts) - 1, len(batch.rows)
+        if batch.inputs.embeds is not None:
+            return batch
+        if tokens == requests and rows <= tokens:
+            place = bisect_left(self._decodes, tokens)
+            return _pad_decode(batch, self._decodes[place]) if place < len(self._decodes) else batch
+        for size, most, wanted in self._mixed[bisect_left(self._mixed, (tokens, 0, 0)) :]:
+            if requests <= most and rows <= wanted:
+                return _pad_mixed(batch, size, most)
+        return batch
+
+
+def _pad_mixed(batch: HostBatch, tokens: int, requests: int) -> HostBatch:
+    """With tokens on page 0, which belong to the last row and to no request's stretch, and with requests of none."""
+    groups = []
+    for group in batch.groups:
+        table = np.zeros((requests, group.table.shape[1]), np.int32)
+        table[: len(group.table)] = group.table
+        groups.append(
+            group._replace(slots=_fill(group.slots, tokens), table=table, lengths=_fill(group.lengths, requests))
+        )
+    return batch._replace(
+        token_ids=_fill(batch.token_ids, tokens),
+        positions=_fill(batch.positions, tokens),
+        owners=_fill(batch.owners, tokens, requests - 1),
+        starts=_fill(batch.starts, requests + 1, batch.starts[-1]),
+        groups=tuple(groups),
+    )
+
+
+def _pad_decode(batch: HostBatch, size: int) -> HostBatch:
+    """With requests of one token on page 0."""
     count = len(batch.token_ids)
-    if count != len(batch.starts) - 1 or len(batch.rows) > count or count > variants[-1].tokens:
-        return batch
-    if batch.inputs.embeds is not None:
-        return batch
-    size = variants[bisect_left(variants, count, key=lambda each: each.tokens)].tokens
     if size == count:
         return batch
     at, groups = np.arange(size + 1, dtype=np.int32), []

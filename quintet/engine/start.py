@@ -202,7 +202,7 @@ def launch(prepared: Prepared, progress: bool = True, grammars: Grammars | None 
     overlap = prepared.capabilities.overlap
     groups = prepared.ranks.workers[0].arrangement.groups
     slots = Slots(plan.num_slots, config.enable_prefix_caching) if plan.num_slots else None
-    batches = BatchBuilder(config.page_size, variants, len(groups), states=slots is not None)
+    batches = BatchBuilder(config.page_size, fixed, len(groups), slots is not None, captured=() if fixed else variants)
     profiler = prepared.profiler
     runner = Runner(prepared.ranks, _sampler(prepared), batches, fixed, overlap, profiler.spans)
     runner.warm_up(progress)

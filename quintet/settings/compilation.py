@@ -36,9 +36,9 @@ def _mode(value: Any) -> int:
 
 def _captured(value: Any) -> str:
     word = str(value).upper()
-    if word in ("PIECEWISE", "FULL", "FULL_AND_PIECEWISE"):
-        raise ValueError(f"{word} captures steps with prompts, too; use FULL_DECODE_ONLY, which captures the others")
-    return str(one_of("NONE", "FULL_DECODE_ONLY")(word))
+    if word in ("PIECEWISE", "FULL_AND_PIECEWISE"):
+        raise ValueError(f"{word} captures pieces of steps, and steps are captured whole here; use FULL")
+    return str(one_of("NONE", "FULL_DECODE_ONLY", "FULL")(word))
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,9 @@ class CompilationConfig(Nested):
     mode: int | None = option(None, optional(_mode), "0: enforce_eager; 3: the platform's own way", group="device")
     level: int | None = option(None, optional(_mode), "the older name of mode", group="device")
     cudagraph_mode: str | None = option(
-        None, optional(_captured), "NONE: enforce_eager; FULL_DECODE_ONLY: the platform's own way", group="device"
-    )
+        None, optional(_captured), "NONE: enforce_eager; FULL: the platform's own way; FULL_DECODE_ONLY: without "
+        "capture_prompts", group="device",
+    )  # fmt: skip
     cudagraph_capture_sizes: tuple[int, ...] | None = option(None, optional(sizes), "capture_sizes", group="device")
     max_cudagraph_capture_size: int | None = option(None, optional(count(0)), "max_capture_size", group="device")
     cache_dir: str | None = option(
@@ -66,11 +67,12 @@ class CompilationConfig(Nested):
 
     def ours(self) -> dict[str, Any]:
         """Our settings that it stands for."""
-        captures = self.cudagraph_mode == "FULL_DECODE_ONLY"
+        captures = self.cudagraph_mode in ("FULL", "FULL_DECODE_ONLY")
         found = {
             "compilation_cache_dir": self.cache_dir or None,
             "capture_sizes": self.cudagraph_capture_sizes or None,
             "max_capture_size": self.max_cudagraph_capture_size or None,
+            "capture_prompts": self.cudagraph_mode == "FULL" if captures else None,
             "enforce_eager": self._eager() or (False if captures else None),
         }
         return {name: value for name, value in found.items() if value is not None}

@@ -23,16 +23,19 @@ class DeviceOptions:
     tensor_parallel_size: int = option(1, count(), "devices that share each layer", group="device", flags=("-tp",))
     enforce_eager: bool = option(False, truth, "run the model without capturing or compiling it", group="device")
     capture_ahead: bool = option(
-        False, truth, "capture every decode step before serving, on platforms that do; else each when it first comes",
+        False, truth, "capture steps of every size before serving, on platforms that do; else each when it first comes",
         group="device",
     )  # fmt: skip
     capture_sizes: tuple[int, ...] = option(
-        (), sizes, "numbers of requests to capture decode steps for, such as 1 2 4 8, on platforms that capture; the "
+        (), sizes, "sizes of steps to capture, in tokens, such as 1 2 4 8, on platforms that capture; the "
         "platform's own if not given", group="device", metavar="N", aliases=("cudagraph_capture_sizes",), nargs="+",
     )  # fmt: skip
+    capture_prompts: bool = option(
+        True, truth, "capture steps with prompts too, on platforms that do; False: decode steps alone", group="device",
+    )  # fmt: skip
     max_capture_size: int | None = option(
-        None, optional(count()), "most requests in a decode step that is captured", group="device",
-        metavar="REQUESTS", aliases=("max_cudagraph_capture_size",),
+        None, optional(count()), "most tokens in a step that is captured", group="device",
+        metavar="TOKENS", aliases=("max_cudagraph_capture_size",),
     )  # fmt: skip
     compilation_cache_dir: str = option(
         "auto", text, "where a platform that compiles keeps what it compiled, for the next start: a folder, auto "

@@ -96,7 +96,7 @@ EXPLAIN = [
     ("--device nonsense", "--device: unknown device 'nonsense'"),
     ("-m /nowhere", "-m: no folder '/nowhere' here"),
     ("--compilation-config '{\"mode\": 1}'", "--compilation-config.mode 1 asks for torch.compile"),
-    ("-cc '{\"cudagraph_mode\": \"FULL\"}'", "-cc.cudagraph_mode FULL captures"),
+    ("-cc '{\"cudagraph_mode\": \"PIECEWISE\"}'", "-cc.cudagraph_mode PIECEWISE captures"),
     ("-O0 --no-enforce-eager --capture-ahead", "--enforce-eager captures nothing"),
     ("--speculative-config '{\"bad\": 1}'", "unknown entry of --speculative-config 'bad'"),
     ("-sc '{\"method\": \"ngram\"}'", "-sc.num_speculative_tokens must be given"),

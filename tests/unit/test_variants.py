@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintet.engine.batch import pad, pad_decode
+from quintet.engine.batch import CapturedSizes, pad
 from quintet.engine.prompts import Prompt
 from quintet.engine.variants import LEAST, describe, plan_variants, waste
 from quintet.types import HostBatch, HostGroup, Variant
@@ -72,10 +72,28 @@ def test_a_decode_step_is_padded_with_requests_of_one_token() -> None:
     group = HostGroup(one, np.array([[7, 8]], np.int32), one + 1)
     host = HostBatch(one, one, one - 3, np.array([0, 1], np.int32), one - 3, (group,))
     variants = [Variant(size, size, size, (64,), decode=True) for size in (2, 4)]
-    padded = pad_decode(host, variants)
+    padded = CapturedSizes(variants).pad(host)
     assert [len(field) for field in padded[:5]] == [2, 2, 2, 3, 1]
     assert padded.groups[0].table.tolist() == [[7, 8], [0, 0]] and padded.groups[0].lengths.tolist() == [4, 1]
-    assert pad_decode(two(), variants) is not None and pad_decode(two(), variants).token_ids.tolist() == [4, 5]
+    as_it_is = two()
+    assert CapturedSizes(variants).pad(as_it_is) is as_it_is
+
+
+def test_a_mixed_step_is_padded_with_tokens_of_nobody_and_empty_requests() -> None:
+    """To the first size that holds its tokens, its requests and its rows; where none does, it stays as it is."""
+    of = np.arange(5, dtype=np.int32)
+    group = HostGroup(of + 16, np.array([[1, 2], [3, 0]], np.int32), np.array([20, 3], np.int32))
+    host = HostBatch(of, of, np.array([0, 0, 0, 0, 1], np.int32), np.array([0, 4, 5], np.int32), of[3:], (group,))
+    held = [Variant(8, 1, 1, (64,)), Variant(8, 3, 2, (64,)), Variant(16, 4, 4, (64,)), Variant(5, 5, 5, (64,), True)]
+    padded = CapturedSizes(held).pad(host)
+    assert [len(field) for field in padded[:5]] == [8, 8, 8, 4, 2]
+    assert padded.starts.tolist() == [0, 4, 5, 5] and padded.owners.tolist() == [0, 0, 0, 0, 1, 2, 2, 2]
+    (own,) = padded.groups
+    assert own.table.tolist() == [[1, 2], [3, 0], [0, 0]] and own.lengths.tolist() == [20, 3, 0]
+    assert own.slots.tolist() == [16, 17, 18, 19, 20, 0, 0, 0]
+    every = host._replace(rows=of[:3])
+    assert len(CapturedSizes(held).pad(every).token_ids) == 16, "a row more than the smaller has"
+    assert CapturedSizes(held).pad(host._replace(rows=of)).token_ids is host.token_ids
 
 
 def test_an_empty_step_is_padding_throughout() -> None:

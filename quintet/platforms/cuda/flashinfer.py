@@ -105,6 +105,8 @@ class Means:
 class Planner:
     """What layers that are alike share: a plan for each group that has some of them, known by a number."""
 
+    mixed = False  # its kernels for prompts choose their grid by what the host planned for this very step
+
     def __init__(self, spec: AttentionSpec, module: Any, means: Means, sizes: Sequence[int]) -> None:
         self._made = lambda: GroupPlanner(spec, module, means, sizes)
         self._groups: dict[int, GroupPlanner] = {}
@@ -211,8 +213,9 @@ class GroupPlanner:
 
 def planned_bytes(variants: Sequence[Variant], groups: int) -> int:
     """What one kind of layers takes in so many groups, beside WORKSPACE: plans, and what captured steps read."""
-    most = max((each.requests for each in variants), default=0)
-    widths = {width for each in variants for width in each.pages}
+    decode = [each for each in variants if each.decode]
+    most = max((each.requests for each in decode), default=0)
+    widths = {width for each in decode for width in each.pages}
     return groups * (PLANS + sum(4 * (most * width + 2 * most + 1) for width in widths))
 
 

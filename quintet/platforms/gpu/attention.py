@@ -14,6 +14,8 @@ Kept = tuple[int | None, int | None]  # a layer's window, and its chunk
 class Planner(Protocol):
     """What layers that are alike share: it plans for each group that has some of them."""
 
+    mixed: bool  # steps in which some request brings more tokens than one may be captured, too
+
     def plan(self, number: int, batch: HostBatch, group: HostGroup) -> None:
         """Every step, outside any graph. What it makes is found again by the number."""
 
@@ -33,11 +35,18 @@ class Planning:
     def add(self, spec: AttentionSpec, planner: Planner) -> None:
         self._planners.setdefault((spec.window, spec.chunk), {})[spec] = planner
 
+    @property
+    def mixed(self) -> bool:
+        """Whether every planner's steps with prompts may be captured."""
+        return all(planner.mixed for alike in self._planners.values() for planner in alike.values())
+
     def plan(self, number: int, kept: Kept, batch: HostBatch, group: HostGroup) -> tuple[Array, ...]:
         """Of the group in whose name the layer of this number plans."""
         for planner in self._planners.get(kept, {}).values():
             planner.plan(number, batch, group)
-        single = bool(np.diff(batch.starts).max(initial=0) <= 1)
+        # a step padded to more tokens than requests is one with prompts, though nobody may bring a token
+        alone = len(batch.token_ids) == len(batch.starts) - 1
+        single = alone and bool(np.diff(batch.starts).max(initial=0) <= 1)
         return (np.zeros((0, 1 if single else 2, number), np.int32),)
 
 

@@ -1,7 +1,7 @@
-"""The step of a GPU: decode steps are captured when they first come, and replayed from then on; others run eagerly.
+"""The step of a GPU: steps of declared sizes are captured when they first come, and replayed from then on.
 
-A step is run exactly once by every call, on every rank: the first of a size runs eagerly on the graph's own inputs,
-which compiles its kernels, and is captured afterwards.
+Any other runs eagerly. A step is run exactly once by every call, on every rank: the first of a size runs eagerly on
+the graph's own inputs, which compiles its kernels, and is captured afterwards.
 """
 
 import logging
@@ -16,7 +16,7 @@ from torch import Tensor
 from quintet.platforms.gpu.device import GPUDevice
 from quintet.platforms.gpu.variants import table_width
 from quintet.platforms.interface import State
-from quintet.types import Batch, Outputs, leaves
+from quintet.types import Batch, Group, Outputs, Variant, leaves
 
 logger = logging.getLogger(__name__)
 
@@ -26,12 +26,15 @@ Shape = tuple[tuple[int, ...], torch.dtype]
 KEPT = 96  # graphs; the one that was not used for longest goes first
 MIB = 2**20
 LEAST_ROOM = 64 * MIB  # that must be free before a capture: activations of a step of few requests
+ROWS = Batch._fields.index("rows")  # among the leaves
 
 
 class Size(NamedTuple):
     """What a graph fits."""
 
     tokens: int
+    requests: int
+    rows: int  # of outputs
     tables: tuple[int, ...]  # columns of each group's
     plans: tuple[tuple[Shape, ...], ...]  # of each group
     inputs: tuple[Shape | None, ...]
@@ -48,46 +51,64 @@ class Captured(NamedTuple):
 class Room:
     """What graphs read and write: made once for the largest step, a smaller one takes its beginning."""
 
-    def __init__(self, device: GPUDevice, most: int) -> None:
-        self._device, self._most = device, most
+    def __init__(self, device: GPUDevice, variants: Sequence[Variant]) -> None:
+        self._device = device
+        self._tokens, self._requests, self._rows = (max(each) for each in list(zip(*variants, strict=True))[:3])
         self._inputs: dict[Any, Tensor] = {}
         self._outputs: dict[Any, Tensor] = {}
+        self._nothing: Tensor | None = None
 
     def batch(self, size: Size, batch: Batch) -> Batch:
-        """What a step of this size is captured on: tables have the captured width, and each token a row of outputs."""
+        """What a step of this size is captured on: tables have the captured width, and outputs its number of rows."""
         groups = zip(batch.groups, size.tables, strict=True)
         wide = batch._replace(
-            rows=batch.token_ids,
-            groups=tuple(group._replace(table=group.table.new_empty(size.tokens, width)) for group, width in groups),
+            rows=batch.token_ids[: size.rows],
+            groups=tuple(group._replace(table=group.table.new_empty(size.requests, width)) for group, width in groups),
         )
-        own: Batch = _mapped(wide, lambda at, x: self._part(self._inputs, at, x, size.tokens))
+        own: Batch = _mapped(wide, lambda at, x: self._part(self._inputs, at, x, self._most_read(at, x)))
         return own
 
-    def outputs(self, given: Outputs, tokens: int) -> Outputs:
+    def outputs(self, given: Outputs) -> Outputs:
         """Where a step leaves what it gives: the next one may overwrite it."""
-        own: Outputs = _mapped(given, lambda at, x: self._part(self._outputs, at, x, tokens))
+        most = {"logits": self._rows, "hidden": self._rows, "taps": self._tokens}
+        own: Outputs = _mapped(given, lambda at, x: self._part(self._outputs, at, x, most[Outputs._fields[at[0]]]))
         return own
 
-    def _part(self, made: dict[Any, Tensor], at: tuple[int, ...], x: Tensor, tokens: int) -> Tensor:
+    def nothing(self, count: int) -> Tensor:
+        """So many zeros, for rows of outputs that nobody wants: those of a larger step would point past this one."""
+        if self._nothing is None:
+            self._nothing = self._device.runtime.empty((self._rows,), torch.int32, self._device.index).zero_()
+        return self._nothing[:count]
+
+    def _most_read(self, at: tuple[int, ...], x: Tensor) -> int:
+        """How long what has this place in a batch gets."""
+        field = Batch._fields[at[0]]
+        if field == "groups":
+            field = Group._fields[at[2]]
+        longest = {"starts": self._requests + 1, "table": self._requests, "lengths": self._requests, "rows": self._rows}
+        if field in longest:
+            return longest[field]
+        return self._tokens if field in ("token_ids", "positions", "owners", "slots") else x.shape[0]
+
+    def _part(self, made: dict[Any, Tensor], at: tuple[int, ...], x: Tensor, most: int) -> Tensor:
         """For what has this place in a batch or in outputs."""
-        over = x.shape[0] - tokens  # starts has one more than there are tokens
-        most = (self._most + over if over in (0, 1) else x.shape[0], *x.shape[1:])
-        key = at, most, x.dtype
+        key = at, most, *x.shape[1:], x.dtype
         if key not in made:
-            made[key] = self._device.runtime.empty(most, x.dtype, self._device.index).zero_()
+            made[key] = self._device.runtime.empty((most, *x.shape[1:]), x.dtype, self._device.index).zero_()
         return made[key][: x.shape[0]]
 
 
 class Graphs:
-    """A step like the model; steps of these sizes in which each request brings one token are captured. What it gives
-    holds until its next call.
+    """A step like the model; steps of the sizes of these variants are captured. What it gives holds until its next
+    call.
 
     `ahead`: the caller runs a step of every size before it serves, and wants none of the graphs dropped.
     """
 
-    def __init__(self, model: Model, device: GPUDevice, sizes: Sequence[int], ahead: bool = False) -> None:
-        self._model, self._device, self._sizes = model, device, frozenset(sizes)
-        self._most, self._ahead = max(sizes, default=0), ahead
+    def __init__(self, model: Model, device: GPUDevice, variants: Sequence[Variant], ahead: bool = False) -> None:
+        self._model, self._device, self._variants, self._ahead = model, device, variants, ahead
+        self._decodes = frozenset(each.tokens for each in variants if each.decode)
+        self._mixed = {(each.tokens, each.requests): each.rows for each in variants if not each.decode}
         self._graphs: OrderedDict[Size, Captured] = OrderedDict()
         self._pool: Any = None  # shared: graphs run one after the other
         self._stream: Any = None
@@ -109,7 +130,7 @@ class Graphs:
         if found is None:
             return _first_rows(self._first(size, state, batch), rows), state
         self._graphs.move_to_end(size)
-        _fill(found.inputs, batch)
+        self._fill(found.inputs, batch)
         found.graph.replay()
         return _first_rows(found.outputs, rows), state
 
@@ -123,13 +144,18 @@ class Graphs:
         return freed
 
     def _size(self, batch: Batch) -> Size | None:
-        """None for a step that runs eagerly: not padded to one of the sizes. Each request brings one token where there
-        are as many of both, since none brings nothing."""
-        tokens = batch.token_ids.shape[0]
-        if tokens != batch.starts.shape[0] - 1 or tokens not in self._sizes or batch.rows.shape[0] > tokens:
+        """None for a step that runs eagerly: not padded to one of the sizes."""
+        tokens, requests = batch.token_ids.shape[0], batch.starts.shape[0] - 1
+        if tokens == requests:  # each brings one token, since none brings nothing
+            rows = tokens if tokens in self._decodes else -1
+        else:
+            rows = self._mixed.get((tokens, requests), -1)
+        if batch.rows.shape[0] > rows:
             return None
         return Size(
             tokens,
+            requests,
+            rows,
             tuple([table_width(group.table.shape[1]) for group in batch.groups]),
             tuple([tuple([_shape(x) for x in group.plan]) for group in batch.groups]),
             tuple([None if x is None else _shape(x) for x in batch.inputs]),
@@ -143,18 +169,18 @@ class Graphs:
             self._held = held
 
     def _first(self, size: Size, state: State, batch: Batch) -> Outputs:
-        """Runs the step, and captures it for the next time -> what it gives, with a row for each token."""
+        """Runs the step, and captures it for the next time -> what it gives, with all the rows of that size."""
         if self._room is None:
-            self._room = Room(self._device, self._most)
+            self._room = Room(self._device, self._variants)
         own = self._room.batch(size, batch)
-        _fill(leaves(own), batch)
+        self._fill(leaves(own), batch)
         outputs, _ = self._model(state, own)
         try:
-            self._capture(size, state, own, self._room.outputs(outputs, size.tokens))
+            self._capture(size, state, own, self._room.outputs(outputs))
         except RuntimeError as error:  # torch's errors of capturing and of memory are
             self.refused = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
             logger.warning(
-                "no more steps are captured, a step of %d tokens could not be: %s; decoding is slower than it could "
+                "no more steps are captured, a step of %d tokens could not be: %s; steps are slower than they could "
                 "be%s", size.tokens, self.refused,
                 ", lower gpu_memory_utilization" if isinstance(error, torch.OutOfMemoryError) else "",
             )  # fmt: skip
@@ -182,8 +208,9 @@ class Graphs:
         self._graphs[size] = Captured(graph, leaves(own), outputs)
         logger.log(
             logging.DEBUG if self._ahead else logging.INFO,
-            "captured a step of %d tokens, up to %d pages each, in %.2f s: %.1f MiB, %.1f MiB in all",
-            size.tokens, max(size.tables, default=0), time.perf_counter() - start, took / MIB, self.nbytes / MIB,
+            "captured a step of %d tokens of %d requests, up to %d pages each, in %.2f s: %.1f MiB, %.1f MiB in all",
+            size.tokens, size.requests, max(size.tables, default=0), time.perf_counter() - start, took / MIB,
+            self.nbytes / MIB,
         )  # fmt: skip
 
     def _check_room(self) -> None:
@@ -194,24 +221,27 @@ class Graphs:
             if (free := runtime.memory(index)[0]) < need:
                 raise torch.OutOfMemoryError(f"{free / MIB:.0f} MiB are free, and a capture may need {need / MIB:.0f}")
 
+    def _fill(self, inputs: Sequence[Tensor], batch: Batch) -> None:
+        """Queues the copies: of tables into the beginning of what a graph reads; rows beyond those are the first."""
+        assert self._room is not None, "what a graph reads is in it"
+        whole: list[tuple[Tensor, Tensor]] = []
+        wanted, all_rows = batch.rows.shape[0], inputs[ROWS].shape[0]
+        if wanted < all_rows:
+            whole.append((inputs[ROWS][wanted:], self._room.nothing(all_rows - wanted)))
+        for to, x in zip(inputs, leaves(batch), strict=True):
+            if not x.numel():
+                continue
+            if to.shape != x.shape:
+                to = to[tuple(map(slice, x.shape))]
+            if to.is_contiguous():
+                whole.append((to, x))
+            else:
+                to.copy_(x)
+        torch._foreach_copy_([to for to, _ in whole], [x for _, x in whole])
+
 
 def _shape(x: Tensor) -> Shape:
     return tuple(x.shape), x.dtype
-
-
-def _fill(inputs: Sequence[Tensor], batch: Batch) -> None:
-    """Queues the copies: of rows and of tables into the beginning of what a graph reads."""
-    whole: list[tuple[Tensor, Tensor]] = []
-    for to, x in zip(inputs, leaves(batch), strict=True):
-        if not x.numel():
-            continue
-        if to.shape != x.shape:
-            to = to[tuple(map(slice, x.shape))]
-        if to.is_contiguous():
-            whole.append((to, x))
-        else:
-            to.copy_(x)
-    torch._foreach_copy_([to for to, _ in whole], [x for _, x in whole])
 
 
 def _first_rows(outputs: Outputs, rows: int) -> Outputs:

@@ -1,4 +1,4 @@
-"""What CUDA and ROCm have in common as platforms: one rank per device, eager steps for prompts, graphs for decoding."""
+"""What CUDA and ROCm have in common as platforms: one rank per device, graphs for steps of few tokens."""
 
 import logging
 import threading
@@ -23,7 +23,7 @@ from quintet.platforms.gpu.facts import Facts
 from quintet.platforms.gpu.graphs import KEPT, Graphs
 from quintet.platforms.gpu.recording import record
 from quintet.platforms.gpu.runtime import Runtime
-from quintet.platforms.gpu.variants import capture_sizes, decode_variants
+from quintet.platforms.gpu.variants import capture_sizes, decode_variants, mixed_capture_sizes, mixed_variants
 from quintet.platforms.interface import (
     Alone,
     Capabilities,
@@ -62,7 +62,7 @@ class GPU(Platform):
         self._runtime = self._make_runtime()
         self._devices: dict[int, GPUDevice] = {}
         self._meeting, self._lock = Meeting(), threading.Lock()
-        self._sizes = capture_sizes(self._config)
+        self._sizes, self._mixed_sizes = capture_sizes(self._config), mixed_capture_sizes(self._config)
         self._planning: dict[int, Planning] = {}  # by rank
         # (rank, its slice) of checkpoint tensors that two layers want -> where it was put
         self._shared: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
@@ -106,9 +106,7 @@ class GPU(Platform):
                 f"tensor_parallel_size {config.tensor_parallel_size} needs as many devices, {len(found.names)} here; "
                 "lower it"
             )
-        late = [size for size in config.capture_sizes if size > config.max_num_seqs]
-        said = [f"capture_sizes {late} are left out: max_num_seqs is {config.max_num_seqs}"] if late else []
-        return config, [UNVERIFIED, *said]
+        return config, [UNVERIFIED, *_late(config)]
 
     def open(self, rank: int) -> Device:
         device = GPUDevice(self._runtime, rank)
@@ -254,12 +252,7 @@ class GPU(Platform):
             return self._packs[form.kind]
 
     def estimate(self, model: nn.Module, weights: Sequence[Weight], extent: Extent) -> Estimate:
-        uncaptured = self._uncaptured(model) if self._sizes else []
-        for why in uncaptured:
-            if why not in self._refused:
-                self._refused.add(why)
-                logger.warning("no step is captured, so decoding is slower than it could be: %s", why)
-        variants = () if uncaptured else decode_variants(extent.most, self._sizes)
+        variants = self._captured_variants(model, extent.most)
         placed, attending = sum(map(self._placed_bytes, weights)), self._attending(extent.most.requests)
         captured = self._captured_bytes(model, variants, extent) + self._other_bytes(variants, extent)
         if variants:
@@ -280,6 +273,19 @@ class GPU(Platform):
         device = self._runtime.empty((0,), torch.uint8, min(self._ops)).device
         return max(triton_attention.workspace(spec, requests, device) for spec in served)
 
+    def _captured_variants(self, model: nn.Module, most: Variant) -> tuple[Variant, ...]:
+        """The largest first; none where something asks the host in the midst of a step."""
+        uncaptured = self._uncaptured(model) if self._sizes or self._mixed_sizes else []
+        for why in uncaptured:
+            if why not in self._refused:
+                self._refused.add(why)
+                logger.warning("no step is captured, so decoding is slower than it could be: %s", why)
+        if uncaptured:
+            return ()
+        sizes = self._mixed_sizes if all(planning.mixed for planning in self._planning.values()) else ()
+        mixed = mixed_variants(most, sizes, drafts=self._config.speculative_config is not None)
+        return *mixed, *decode_variants(most, self._sizes)
+
     def _placed_bytes(self, weight: Weight) -> int:
         form = weight.form
         if form.plain or not self._is_packed(form):
@@ -293,15 +299,16 @@ class GPU(Platform):
             return 0
         count = len(variants) if self._config.capture_ahead else min(len(variants), KEPT)
         kernels = KERNELS * sum(not any(True for _ in module.children()) for module in model.modules())
-        most = max(each.tokens for each in variants)
-        outputs = 4 * most * (extent.vocab + extent.hidden)  # that all graphs write to
-        tables = sum(4 * most * sum(pages) for pages in {each.pages for each in variants})
-        return int(count * kernels * NODE) + outputs + tables
+        tokens, requests, rows, *_ = (max(each) for each in zip(*variants, strict=True))
+        outputs = 4 * rows * (extent.vocab + extent.hidden)  # that all graphs write to
+        tables = sum(4 * requests * sum(pages) for pages in {each.pages for each in variants})
+        pool = extent._replace(most=Variant(tokens, requests, rows, ())).workspace  # graphs keep theirs
+        return int(count * kernels * NODE) + outputs + tables + pool
 
     def compile(self, model: nn.Module, variants: Iterable[Variant]) -> Step:
         device = self._devices[next(model.parameters()).device.index or 0]
-        sizes = sorted({each.tokens for each in variants})
-        run: Step = Graphs(model, device, sizes, self._config.capture_ahead) if sizes else model
+        captured = list(variants)
+        run: Step = Graphs(model, device, captured, self._config.capture_ahead) if captured else model
 
         @torch.inference_mode()
         def step(state: Any, batch: Any) -> Any:
@@ -317,3 +324,11 @@ class GPU(Platform):
 
     def profile(self, tell: Tell) -> Recording:
         return record(self._config.profiler_config, tell)
+
+
+def _late(config: EngineConfig) -> list[str]:
+    """What is said of sizes that were asked for and cannot come, or not of every kind."""
+    late = [size for size in config.capture_sizes if size > config.max_num_seqs]
+    if not late:
+        return []
+    return [f"capture_sizes {late} are of steps with prompts alone, if they fit: max_num_seqs is {config.max_num_seqs}"]

@@ -1,17 +1,25 @@
-"""The decode steps that are captured, so that few graphs serve all: the engine pads to them."""
+"""The steps that are captured, so that few graphs serve all: the engine pads to them."""
 
 from collections.abc import Sequence
 
 from quintet.config import EngineConfig
 from quintet.types import Variant
 
-MOST = 512  # requests of a step that is padded: beyond, the host's share of a step is small
+MOST = 512  # tokens of a step that is captured: beyond, the host's share of a step is small
+FEW = 16  # requests beside a prompt's tokens; then as many as there may be: attention has a program for each
 LEAST_PAGES = 64  # columns of a captured table; then four times as many each: a longer request seldom asks anew
 
 
 def decode_sizes(most: int) -> tuple[int, ...]:
     """1, 2, 4, every 8 to 64, 16 to 128, 32 to 256, then 64: from 32 on, a fifth is padding at most."""
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32), *range(256, MOST + 1, 64)]
+    most = min(most, MOST)
+    return (*(size for size in sizes if size < most), most)
+
+
+def mixed_sizes(most: int) -> tuple[int, ...]:
+    """16, 32, then every 64: few tokens take as long as the weights do, and from 256 on a fifth is padding at most."""
+    sizes = [16, 32, *range(64, MOST + 1, 64)]
     most = min(most, MOST)
     return (*(size for size in sizes if size < most), most)
 
@@ -23,6 +31,15 @@ def capture_sizes(config: EngineConfig) -> tuple[int, ...]:
     if config.capture_sizes:
         return tuple(size for size in config.capture_sizes if size <= config.max_num_seqs)
     return decode_sizes(min(config.max_num_seqs, config.max_capture_size or MOST))
+
+
+def mixed_capture_sizes(config: EngineConfig) -> tuple[int, ...]:
+    """The same of steps in which some request brings more tokens."""
+    if config.enforce_eager or not config.capture_prompts:
+        return ()
+    if config.capture_sizes:
+        return tuple(size for size in config.capture_sizes if 1 < size <= config.max_num_batched_tokens)
+    return mixed_sizes(min(config.max_num_batched_tokens, config.max_capture_size or MOST))
 
 
 def table_width(pages: int) -> int:
@@ -46,9 +63,26 @@ def decode_variants(most: Variant, sizes: Sequence[int]) -> tuple[Variant, ...]:
 
     The tables of all groups grow with the same requests. A model that keeps nothing does not decode.
     """
-    widths = table_widths(max(most.pages, default=0))
     return tuple(
-        Variant(size, size, size, tuple(min(width, table_width(pages)) for pages in most.pages), decode=True)
+        Variant(size, size, size, pages, decode=True)
         for size in (reversed(sizes) if most.pages else ())
-        for width in widths
+        for pages in _tables(most)
     )
+
+
+def mixed_variants(most: Variant, sizes: Sequence[int], drafts: bool = False) -> tuple[Variant, ...]:
+    """Steps in which some request brings more than one token, of these sizes, the largest first. Fewer requests than
+    tokens, so that nobody takes one for a decode step; a row of outputs for each, or for each token if `drafts`."""
+    found = []
+    for size in reversed([size for size in sizes if 1 < size <= most.tokens] if most.pages else ()):
+        fullest = min(most.requests, size - 1)
+        for requests in sorted({min(FEW, fullest), fullest}, reverse=True):
+            rows = min(size if drafts else requests, most.rows)
+            found += [Variant(size, requests, rows, pages) for pages in _tables(most)]
+    return tuple(found)
+
+
+def _tables(most: Variant) -> list[tuple[int, ...]]:
+    """Columns of all groups' tables, for every width of a captured one."""
+    widths = table_widths(max(most.pages, default=0))
+    return [tuple(min(width, table_width(pages)) for pages in most.pages) for width in widths]

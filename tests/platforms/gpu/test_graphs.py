@@ -12,17 +12,27 @@ from torch import nn
 from quintet.config import EngineConfig
 from quintet.conformance.direct import random_prompts
 from quintet.conformance.tiny import FAMILIES, variant
-from quintet.engine.batch import pad_decode
+from quintet.engine.batch import CapturedSizes
 from quintet.platforms.gpu import graphs
 from quintet.platforms.gpu.device import GPUDevice
 from quintet.platforms.gpu.graphs import Graphs
-from quintet.platforms.gpu.variants import capture_sizes, decode_sizes, decode_variants, table_width, table_widths
+from quintet.platforms.gpu.variants import (
+    capture_sizes,
+    decode_sizes,
+    decode_variants,
+    mixed_capture_sizes,
+    mixed_sizes,
+    mixed_variants,
+    table_width,
+    table_widths,
+)
 from quintet.types import Batch, Extent, HostBatch, HostGroup, HostInputs, Outputs, Variant
 from tests.helpers.run_model import Runner
 from tests.platforms.gpu.fake_torch import FakeGPU, FakeRuntime, fake_platform, runtime
 
 SIZES = (1, 2, 4, 8)
-VARIANTS = sorted(decode_variants(Variant(64, 8, 64, (64,)), decode_sizes(8)))
+MOST = Variant(64, 8, 64, (64,))
+VARIANTS = sorted(decode_variants(MOST, decode_sizes(8)))
 
 
 def host(requests: int, pages: int = 3, tokens: int = 1, first: int = 1, groups: int = 2) -> HostBatch:
@@ -72,7 +82,7 @@ def model(fake: FakeRuntime) -> Model:
 
 @pytest.fixture
 def step(fake: FakeRuntime, model: Model) -> Graphs:
-    return Graphs(model, GPUDevice(fake, 0), SIZES)
+    return Graphs(model, GPUDevice(fake, 0), VARIANTS)
 
 
 KV = (torch.zeros(1),)
@@ -82,7 +92,7 @@ def check(step: Graphs, model: Model, batch: HostBatch, state: Any = KV) -> None
     """The step, padded, gives what the model gives unpadded, and runs once."""
     count, (want, _) = len(batch.token_ids), model(state, on_device(batch))
     ran, replays = len(model.ran), model.fake.replays
-    got, back = step(state, on_device(pad_decode(batch, VARIANTS)))
+    got, back = step(state, on_device(CapturedSizes(step._variants).pad(batch)))
     assert back is state and torch.equal(got.logits, want.logits) and torch.equal(got.hidden, want.hidden)
     assert all(torch.equal(mine[:count], each) for mine, each in zip(got.taps, want.taps, strict=True))
     assert len(model.ran) - ran == 1 and model.fake.replays - replays in (0, 1)
@@ -114,10 +124,40 @@ def test_sizes_are_those_that_were_asked_for_and_can_come() -> None:
     assert sizes() == decode_sizes(12) and sizes(enforce_eager=True) == ()
     assert sizes(capture_sizes=(3, 12, 64)) == (3, 12) and sizes(max_capture_size=5) == (1, 2, 4, 5)
     config, reasons = FakeGPU.configure(EngineConfig(max_num_seqs=12, capture_sizes=(3, 64)))
-    assert config.capture_sizes == (3, 64) and reasons[1:] == ["capture_sizes [64] are left out: max_num_seqs is 12"]
+    assert config.capture_sizes == (3, 64) and reasons[1:] == [
+        "capture_sizes [64] are of steps with prompts alone, if they fit: max_num_seqs is 12"
+    ]
     platform = fake_platform(max_num_seqs=12, capture_sizes=(3, 12, 64))
     extent = Extent(Variant(64, 12, 64, (1,)), 16, 97)
-    assert [each.tokens for each in platform.estimate(nn.Module(), [], extent).variants] == [12, 3]
+    found = platform.estimate(nn.Module(), [], extent).variants
+    assert [(each.tokens, each.requests) for each in found if each.decode] == [(12, 12), (3, 3)]
+    assert [(each.tokens, each.requests) for each in found if not each.decode] == [(64, 12), (12, 11), (3, 2)]
+
+
+def test_sizes_of_steps_with_prompts_are_few_and_hold_every_such_step() -> None:
+    sizes = mixed_sizes(2048)
+    assert sizes == (16, 32, *range(64, 513, 64)) and mixed_sizes(100) == (16, 32, 64, 100)
+    most = Variant(2048, 256, 320, (40, 3))
+    found = mixed_variants(most, sizes)
+    assert len(found) == 2 * len(sizes) - 1 and found[0].tokens == 512, "few or many requests, the largest first"
+    assert all(each.rows == each.requests < each.tokens and each.pages == (64, 64) for each in found)
+    held = CapturedSizes(found)
+    for tokens, requests in ((2, 1), (16, 15), (17, 1), (300, 256), (512, 17)):
+        step = host(requests, groups=2)
+        step = step._replace(token_ids=np.arange(tokens, dtype=np.int32), owners=np.zeros(tokens, np.int32))
+        padded = held.pad(step)
+        assert len(padded.token_ids) in sizes and len(padded.starts) - 1 < len(padded.token_ids), (tokens, requests)
+    assert mixed_variants(most._replace(pages=()), sizes) == () == mixed_variants(most, ())
+    assert {each.rows for each in mixed_variants(most, (64, 512), drafts=True)} == {64, 320}, "a row for each token"
+
+
+def test_steps_with_prompts_are_captured_unless_they_are_not_to_be() -> None:
+    def sizes(**settings: Any) -> tuple[int, ...]:
+        return mixed_capture_sizes(EngineConfig(**settings))
+
+    assert sizes() == mixed_sizes(512) and sizes(max_num_batched_tokens=20, max_num_seqs=4) == (16, 20)
+    assert sizes(enforce_eager=True) == sizes(capture_prompts=False) == ()
+    assert sizes(max_capture_size=64) == (16, 32, 64) and sizes(capture_sizes=(1, 8, 4096)) == (8,)
 
 
 # ------------------------------------------------------------------------------------------------------ replay
@@ -128,6 +168,58 @@ def test_a_size_is_captured_once_and_replayed(step: Graphs, model: Model) -> Non
         check(step, model, host(count, pages=2 + turn, first=turn + 1))
     assert (model.fake.captures, model.fake.replays) == (4, 4)
     assert step.refused is None
+
+
+MIXED = mixed_variants(MOST, (4, 8, 16))
+
+
+def mixed(*counts: int, first: int = 1, pages: int = 3) -> HostBatch:
+    """Requests that bring so many tokens each, the last of each wanted."""
+    starts = np.cumsum((0, *counts), dtype=np.int32)
+    of = np.arange(first, first + starts[-1], dtype=np.int32)
+    owners = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    table = np.arange(len(counts) * pages, dtype=np.int32).reshape(-1, pages) + first
+    each = [HostGroup(of + 7 * g, table + 5 * g, of[: len(counts)] + 1 + g) for g in range(2)]
+    return HostBatch(of, of % 16, owners, starts, starts[1:] - 1, tuple(each))
+
+
+def test_steps_with_prompts_are_captured_in_few_sizes(fake: FakeRuntime, model: Model) -> None:
+    """Between decode steps, with which they share what graphs read."""
+    step = Graphs(model, GPUDevice(fake, 0), [*MIXED, *VARIANTS])
+    rng = random.Random(1)
+    for turn in range(60):
+        counts = [rng.choice((1, 1, 1, 2, 5)) for _ in range(rng.randint(1, 6))]
+        check(step, model, mixed(*counts, first=turn + 1, pages=2 + turn % 3))
+        check(step, model, host(rng.randint(1, 8)))
+    assert fake.captures <= len(MIXED) + len(VARIANTS) and fake.captures + fake.replays >= 100
+    assert step.refused is None
+
+
+def test_what_no_size_holds_runs_eagerly(fake: FakeRuntime, model: Model) -> None:
+    """More tokens, or a row for each of them: scores of a prompt."""
+    step = Graphs(model, GPUDevice(fake, 0), MIXED)
+    every = mixed(7, 3)
+    for batch in (mixed(17), mixed(1, 30), every._replace(rows=np.arange(9, dtype=np.int32))):
+        check(step, model, batch)
+        check(step, model, batch)
+    assert fake.captures == fake.replays == 0
+    check(step, model, every)
+    assert fake.captures == 1
+
+
+def test_rows_of_a_larger_step_are_not_left_behind(fake: FakeRuntime) -> None:
+    """They would point past the tokens of this one."""
+    seen: list[list[int]] = []
+
+    def model(state: Any, batch: Batch) -> tuple[Outputs, Any]:
+        seen.append(batch.rows.tolist())
+        return Outputs(batch.token_ids.float()[batch.rows.long()][:, None]), state
+
+    step = Graphs(model, GPUDevice(fake, 0), [*MIXED, *VARIANTS])
+    for batch in (mixed(9, 4, 2), mixed(2, 2), host(3), mixed(2)):
+        for _ in range(2):
+            step(KV, on_device(CapturedSizes([*MIXED, *VARIANTS]).pad(batch)))
+    assert seen[0][:3] == [8, 12, 14] and seen[-1] == [1, 0, 0] and all(set(rows[3:]) <= {0} for rows in seen)
 
 
 def test_prompts_and_large_steps_run_eagerly(step: Graphs, model: Model) -> None:
@@ -259,7 +351,7 @@ def test_a_step_that_waits_for_the_device_is_noticed(fake: FakeRuntime) -> None:
         fake.event().synchronize()
         return Outputs(batch.token_ids.float()[:, None]), state
 
-    step = Graphs(waits, GPUDevice(fake, 0), SIZES)
+    step = Graphs(waits, GPUDevice(fake, 0), VARIANTS)
     assert step(KV, on_device(host(2)))[0].logits.flatten().tolist() == [1, 2]
     assert "synchronize" in (step.refused or "")
 
@@ -272,7 +364,7 @@ def test_a_step_that_fails_is_an_error_and_nothing_is_kept(fake: FakeRuntime) ->
             raise ValueError(fails.pop())
         return Outputs(None, batch.token_ids.float()[:, None]), state
 
-    step = Graphs(model, GPUDevice(fake, 0), SIZES)
+    step = Graphs(model, GPUDevice(fake, 0), VARIANTS)
     with pytest.raises(ValueError, match="True"):
         step(KV, on_device(host(2)))
     outputs = step(KV, on_device(host(2)))[0]
@@ -292,11 +384,13 @@ def test_captured_ahead_none_is_dropped_for_others(
     model: Model, fake: FakeRuntime, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(graphs, "KEPT", 2)
-    step = Graphs(model, GPUDevice(fake, 0), SIZES, ahead=True)
+    step = Graphs(model, GPUDevice(fake, 0), VARIANTS, ahead=True)
     with caplog.at_level("DEBUG"):
         for each in VARIANTS:
             step(KV, on_device(each._replace(pages=(20, 20)).batch))
-    assert [f"captured a step of {tokens} tokens, up to 64 pages" in caplog.text for tokens in SIZES] == [True] * 4
+    assert [
+        f"captured a step of {tokens} tokens of {tokens} requests, up to 64 pages" in caplog.text for tokens in SIZES
+    ] == [True] * 4
     for count in (3, 8, 1, 2):
         check(step, model, host(count))
     assert (model.fake.captures, model.fake.replays) == (4, 4)

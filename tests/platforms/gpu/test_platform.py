@@ -165,6 +165,20 @@ def test_any_way_gives_the_cpus_tokens(how: str, client: Make) -> None:
     for seed in range(2):
         assert tokens(run(ours, mix(seed))) == tokens(run(theirs, mix(seed))), f"mix {seed}"
     assert made._fake.replays > 10
+    assert made._fake.captures <= len(ours.prepared.plan.variants), "of each size once, whatever came"
+
+
+def test_steps_with_prompts_are_replayed(client: Make) -> None:
+    """Chunks of prompts, beside requests that decode: the same tokens, by graphs."""
+    settings = ENGINES["preempted, cached, chunked"]
+    theirs = cpu_client(("llama", "plain", "float32", {}), **settings)
+    counts = []
+    for more in ({}, {"capture_prompts": False}):
+        made = type(fake_platform())
+        ours = client(variant("llama", "plain"), made, **settings, **more)
+        assert tokens(run(ours, mix(0))) == tokens(run(theirs, mix(0)))
+        counts.append(made._fake.replays)
+    assert counts[0] >= counts[1] + 5, "what decodes alone is replayed either way"
 
 
 @pytest.mark.parametrize("family", ["lfm2", "mamba2"])
@@ -313,7 +327,8 @@ def test_without_their_provider_weights_lie_as_the_specification_has_them() -> N
 def test_what_a_model_takes_is_told_with_the_steps_that_are_captured() -> None:
     model, extent = torch.nn.Linear(3, 3), Extent(Variant(2048, 4, 64, (10, 10)), 16, 1000)
     took = fake_platform(max_num_seqs=4).estimate(model, [weight()], extent)
-    assert [each.tokens for each in took.variants] == [4, 2, 1] and all(each.decode for each in took.variants)
+    assert [each.tokens for each in took.variants if each.decode] == [4, 2, 1]
+    assert {each.requests for each in took.variants if not each.decode} == {4}
     assert took.weights == 64 * 128 * 2 and took.workspace == extent.workspace
     assert took.captured > 4 * 4 * (1000 + 16), "what steps give is counted"
     eager = fake_platform(max_num_seqs=4, enforce_eager=True).estimate(model, [weight()], extent)

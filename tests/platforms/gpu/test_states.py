@@ -92,3 +92,14 @@ def test_what_does_not_fit_is_refused() -> None:
         triton_op("state_space", DEVICE)(
             moves, Scan(randn(2), randn(2)), randn(3, 2, 3, 4).half(), books([1], [(0, 1)]), 0.0
         )
+
+
+def test_tokens_that_pad_a_step_get_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No request has them; what memory held must not go through the layers that follow."""
+    full, tokens, heads, dim, width = torch.full, 5, 2, 3, 5
+    x, dt, into, out = (randn(tokens, heads, *rest) for rest in ((dim,), (), (width,), (width,)))
+    scan, state = Scan(randn(heads), randn(heads), randn(heads)), randn(4, heads, dim, width)
+    monkeypatch.setattr(torch, "empty", lambda shape, **how: full(shape, torch.nan, **how))
+    run = triton_op("state_space", DEVICE)
+    padded, after = run(Moves(x, dt, into, out), scan, state, books([3, 0], [(0, 1), (0, 0)]), 0.0)
+    assert not padded[3:].any() and padded[:3].isfinite().all() and torch.equal(after[2:], state[2:])

@@ -214,7 +214,7 @@ def spaces(moves: Moves, scan: Scan, state: Tensor, books: Books, least: float) 
     """moves with dense rows; writes to the state [units, H, P, N] -> [T, H, P] float32."""
     x, dt, into, out = moves
     tokens, heads, dim = x.shape
-    y, at = torch.empty((tokens, heads, dim), dtype=torch.float32, device=x.device), units(books)
+    y, at = _results(books, (tokens, heads, dim)), units(books)
     block, numbers = _block(dim, into.shape[2])
     state_space[(len(at.starts) - 1, heads, triton.cdiv(dim, block))](
         y, x, dt, into, out, scan.a_log, scan.dt_bias, scan.skip, state, *at, least, dim, into.shape[2],
@@ -229,7 +229,7 @@ def scanned(moves: Moves, scan: Scan, state: Tensor, books: Books) -> Tensor:
     x, dt, into, out = moves
     assert dt is not None, "a scan is selective by its dt"
     (tokens, channels, _), width = x.shape, into.shape[2]
-    y, at = torch.empty((tokens, channels, 1), dtype=torch.float32, device=x.device), units(books)
+    y, at = _results(books, (tokens, channels, 1)), units(books)
     block, numbers = _block(channels, width)
     selective_scan[(len(at.starts) - 1, triton.cdiv(channels, block))](
         y, x, dt, into, out, scan.a_log, scan.dt_bias, scan.skip, state, *at, channels, width, x.stride(0),
@@ -242,7 +242,7 @@ def turned(turns: Turns, scan: Scan, state: Tensor, books: Books) -> Tensor:
     """turns with dense rows; writes to the state [units, H, V, D] -> [T, H, V] float32."""
     q, k, v, forget, learn = turns
     (tokens, heads, values), width = v.shape, q.shape[2]
-    out, at = torch.empty((tokens, heads, values), dtype=torch.float32, device=v.device), units(books)
+    out, at = _results(books, (tokens, heads, values)), units(books)
     block, numbers = _block(values, width, LEARNT)
     delta_rule[(len(at.starts) - 1, heads, triton.cdiv(values, block))](
         out, q, k, v, forget, learn, scan.a_log, scan.dt_bias, state, *at, width**-0.5, values, width,
@@ -250,6 +250,13 @@ def turned(turns: Turns, scan: Scan, state: Tensor, books: Books) -> Tensor:
         V=block, D=numbers, num_warps=WARPS,
     )  # fmt: skip
     return out
+
+
+def _results(books: Books, shape: tuple[int, ...]) -> Tensor:
+    """float32, and zeros for tokens that pad a step: no request has them, and the layers that follow take them in."""
+    device, tokens = books.batch.starts.device, shape[0]
+    every = tokens == len(books.batch.starts) - 1  # one for each request, and none is padding
+    return (torch.empty if every else torch.zeros)(shape, dtype=torch.float32, device=device)
 
 
 def _block(rows: int, width: int, held: int = HELD) -> tuple[int, int]:
