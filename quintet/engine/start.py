@@ -117,6 +117,11 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
     config = read_environment().apply(config)
     chosen = chosen or choose(config.device)
     facts = chosen.capabilities
+    if config.batch_invariant and not (facts.batch_invariant or facts.batch_invariant_mode):
+        raise ValueError(
+            f"batch_invariant=True: platform {chosen.platform.name} does not give a request the same bits in every "
+            "batch; leave it out, or run on cpu"
+        )
     config, settled = chosen.platform.configure(config)
     platform = chosen.platform(config)
     reasons = [f"platform {platform.name}: {chosen.reason}", *settled]

@@ -59,6 +59,8 @@ class GPU(Platform):
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         super().__init__(config)
+        if self._config.batch_invariant:
+            self.op_priority = {**self.op_priority, **providers.INVARIANT}  # type: ignore[misc]  # of this engine alone
         self._runtime = self._make_runtime()
         self._devices: dict[int, GPUDevice] = {}
         self._meeting, self._lock = Meeting(), threading.Lock()
@@ -94,6 +96,7 @@ class GPU(Platform):
             quant=frozenset({*KINDS, "mins", "order", "grouped"}),
             overlap=True,
             sleep=True,
+            batch_invariant_mode=True,
             detail=f"{found.detail}; {UNVERIFIED.partition(';')[0]}",
         )
 
@@ -106,7 +109,7 @@ class GPU(Platform):
                 f"tensor_parallel_size {config.tensor_parallel_size} needs as many devices, {len(found.names)} here; "
                 "lower it"
             )
-        return config, [UNVERIFIED, *_late(config)]
+        return config, [UNVERIFIED, *_late(config), *_invariant(config)]
 
     def open(self, rank: int) -> Device:
         device = GPUDevice(self._runtime, rank)
@@ -121,6 +124,8 @@ class GPU(Platform):
         self._runtime.use(place.rank)
         store = self._meeting.store(*place)
         group = self._group(store, place.rank, place.size)
+        if self._config.batch_invariant:
+            return GroupCommunicator(group, place.rank, place.size).in_rank_order()
         return GroupCommunicator(group, place.rank, place.size, self._small(store, place))
 
     def _group(self, store: Any, rank: int, size: int) -> Any:
@@ -152,7 +157,7 @@ class GPU(Platform):
         with self._lock:
             planning = self._planning.setdefault(rank, Planning())
             self._ops[rank] = ops
-        asked = self._config.attention_backend != "auto"
+        asked = self._config.attention_backend != "auto" or self._config.batch_invariant
         made = "" if asked else self._other_mixer(spec, ops, rank, planning)
         if isinstance(made, str):
             if made and made not in self._refused:
@@ -164,12 +169,12 @@ class GPU(Platform):
     def _own_mixer(self, spec: AttentionSpec, ops: Any, rank: int) -> Mixer:
         """Made of the bound ops. A layer that our kernels do not serve gets torch's attention, which is never captured;
         ValueError if these kernels were asked for by name."""
-        if ops.choice("paged_attention").provider != "triton":
+        if ops.choice("paged_attention").provider not in providers.OURS:
             return attention.mixer(spec, ops)
         why = self._why_not(spec, rank)
         if why is None:
             return attention.mixer(spec, ops)
-        if self._config.attention_backend == "triton" or spec.source == "cross":
+        if self._config.attention_backend == "triton" or self._config.batch_invariant or spec.source == "cross":
             raise ValueError(f"attention by Triton kernels: {why}")
         if why not in self._refused:
             self._refused.add(why)
@@ -305,7 +310,14 @@ class GPU(Platform):
         pool = extent._replace(most=Variant(tokens, requests, rows, ())).workspace  # graphs keep theirs
         return int(count * kernels * NODE) + outputs + tables + pool
 
+    def _check_invariant(self) -> None:
+        """ValueError where something that was bound gives other bits in another batch."""
+        bound = {choice: None for ops in self._ops.values() for choice in ops.bound}
+        if self._config.batch_invariant and (found := providers.varying(bound)):
+            raise ValueError(f"batch_invariant=True is not kept by {', '.join(found)}; leave it out")
+
     def compile(self, model: nn.Module, variants: Iterable[Variant]) -> Step:
+        self._check_invariant()
         device = self._devices[next(model.parameters()).device.index or 0]
         captured = list(variants)
         run: Step = Graphs(model, device, captured, self._config.capture_ahead) if captured else model
@@ -324,6 +336,18 @@ class GPU(Platform):
 
     def profile(self, tell: Tell) -> Recording:
         return record(self._config.profiler_config, tell)
+
+
+def _invariant(config: EngineConfig) -> list[str]:
+    """What is said of a mode that few need; ValueError where another setting takes it back."""
+    if not config.batch_invariant:
+        return []
+    if config.attention_backend != "auto":
+        raise ValueError(
+            f"batch_invariant=True has an attention of its own, and attention_backend={config.attention_backend!r} was "
+            "asked for; give one of them"
+        )
+    return ["batch_invariant: one tile for all sizes, no splits, sums in rank order: slower, by how much is unmeasured"]
 
 
 def _late(config: EngineConfig) -> list[str]:

@@ -13,7 +13,7 @@ from quintet.ops.registry import Choice, Op, of_kind
 
 MODULES = (
     *("triton_attention", "triton_edits", "triton_elementwise", "triton_moe", "triton_norm", "triton_quantized"),
-    *("triton_rotary", "triton_sampling", "triton_states", "gathered_attention"),
+    *("triton_rotary", "triton_sampling", "triton_states", "gathered_attention", "triton_invariant"),
 )
 # Left to the specification: `linear` by plain weights and `by_heads`, which are the vendor's library here; `activate`,
 # `add`, `scale`, `widen`, `scale_logits`, `layer_norm`, `take_rows` and `place_rows`, for which torch takes one pass or
@@ -31,6 +31,12 @@ PRIORITY: Mapping[str, Sequence[str]] = {
     **dict.fromkeys((of_kind("linear", kind) for kind in KINDS), ("triton",)),
 }
 
+
+# With batch_invariant, in the place of the above and alone: what else is bound goes row by row anyway.
+INVARIANT: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(("paged_attention", "linear", "by_heads", "grouped_linear", "experts"), ("invariant",)),
+    **dict.fromkeys((of_kind("linear", kind) for kind in KINDS), ("invariant",)),
+}
 
 # (op, provider) -> what it asks the host in the midst of a step, which therefore cannot be captured.
 ASKS: Mapping[tuple[str, str], str] = {
@@ -55,13 +61,24 @@ def register() -> None:
             importlib.import_module(f"{package}.{name}")
 
 
+OURS = ("triton", "invariant")  # that read weights as packing.py lays them
+
+
+def varying(bound: Iterable[Choice]) -> list[str]:
+    """What of the ops that were bound gives other bits in another batch, where none should."""
+    rows = {"biased_experts", "quantized_experts"}  # that have no kernel of one tile
+    return [
+        f"{choice.op} by {choice.provider}{''.join(f' ({name}: {why})' for name, why in choice.rejected)}"
+        for choice in bound
+        if (choice.op in INVARIANT and choice.provider != "invariant") or choice.op in rows
+    ]
+
+
 def packs(kind: str, priority: Mapping[str, Sequence[str]]) -> bool:
     """Whether products by such weights read them as packing.py lays them: where bind() chose their own provider."""
     op = Op.registry[of_kind("linear", kind)]
-    if "triton" not in priority.get(op.name, ()) or "triton" not in op.providers:
-        return False
-    probe = op.probes.get("triton")
-    return probe is None or probe() is None
+    wanted = [each for each in priority.get(op.name, ()) if each in OURS and each in op.providers]
+    return any((probe := op.probes.get(each)) is None or probe() is None for each in wanted)
 
 
 class Gathered:

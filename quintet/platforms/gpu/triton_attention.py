@@ -17,7 +17,7 @@ from quintet.platforms.gpu.triton_probe import probing
 from quintet.types import AttentionSpec, Batch, Books, Group
 
 if TYPE_CHECKING:
-    from quintet.platforms.gpu.kernels.attention_layer import Layer, Limits
+    from quintet.platforms.gpu.kernels.attention_layer import Call, Layer, Limits
 
 SERVED = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 QUANTIZED = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
@@ -122,30 +122,52 @@ def _write_kv(kv: Tensor, k: Tensor, v: Tensor | None, books: Books) -> Tensor:
 
 @paged_attention.provide("triton", probing(_check))
 def _paged_attention(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+    _check_fits(q, kv, spec)
+    return attend(q, kv, books, spec, sinks, limits(q.device))
+
+
+def attend_alike(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+    """The op, every token by the kernel for prompts: no bit depends on how a prompt is cut, or on the batch."""
+    from quintet.platforms.gpu.kernels import attention
+
+    _check_fits(q, kv, spec)
+    out = torch.zeros((*q.shape[:2], spec.value_dim), dtype=q.dtype, device=q.device)  # of padding
+    if q.shape[0]:
+        attention.launch(_call(out, q, kv, books, spec, sinks, limits(q.device)), least=1)
+    return out
+
+
+def _check_fits(q: Tensor, kv: Tensor, spec: AttentionSpec) -> None:
     if kv.dtype != spec.cached or not kv.is_contiguous():
         raise ValueError(f"the cache is {kv.dtype}, contiguous: {kv.is_contiguous()}, and must be {spec.cached}")
     if q.shape[1:] != (spec.heads, spec.head_dim) or kv.shape[1:] != page_shape(spec) or q.dtype != spec.dtype:
         raise ValueError(f"q {tuple(q.shape)} {q.dtype} and a cache of {tuple(kv.shape)} do not fit {spec}")
-    return attend(q, kv, books, spec, sinks, limits(q.device))
 
 
 def attend(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None, limits: "Limits") -> Tensor:
     """What the op does, with the kernels as they are made for a device of these limits."""
     from quintet.platforms.gpu.kernels import attention, attention_split
-    from quintet.platforms.gpu.kernels.attention_layer import Call
 
     out = torch.empty((*q.shape[:2], spec.value_dim), dtype=q.dtype, device=q.device)
     if not q.shape[0]:
         return out
-    layer = _layer(spec, sinks is not None, limits)
-    slopes = None if spec.alibi is None else _slopes(spec.alibi, q.device)
-    seen, scales = _seen(kv, limits.e4m3)
-    call = Call(layer, limits, books, out, _rows(q), seen, scales, sinks, slopes, spec.scale, spec.softcap)
+    call = _call(out, q, kv, books, spec, sinks, limits)
     if not single(books.group):
         attention.launch(call)
-    shapes = attention_split.workspace(layer, call.requests)
+    shapes = attention_split.workspace(call.layer, call.requests)
     attention_split.launch(call, *(torch.empty(shape, dtype=torch.float32, device=q.device) for shape in shapes))
     return out
+
+
+def _call(  # noqa: PLR0913  # the op's arguments
+    out: Tensor, q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None, limits: "Limits"
+) -> "Call":
+    from quintet.platforms.gpu.kernels.attention_layer import Call
+
+    slopes = None if spec.alibi is None else _slopes(spec.alibi, q.device)
+    seen, scales = _seen(kv, limits.e4m3)
+    layer = _layer(spec, sinks is not None, limits)
+    return Call(layer, limits, books, out, _rows(q), seen, scales, sinks, slopes, spec.scale, spec.softcap)
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -77,9 +77,10 @@ def attend_tiles(
     V_ROWS: tl.constexpr, PAGE_SIZE: tl.constexpr, WIDTH: tl.constexpr, STORED: tl.constexpr, COMPUTE: tl.constexpr,
     WINDOW: tl.constexpr, LOCAL: tl.constexpr, CAUSAL: tl.constexpr, CAPPED: tl.constexpr, SLOPED: tl.constexpr,
     HAS_SINKS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr,
+    LEAST: tl.constexpr = 2,
 ):  # fmt: skip
     """Grid (KV_HEADS * PIECES * (T // TOKENS + R),), on the one axis that has room for more than 65,535 tiles.
-    Requests with one token are left to attention_split.py."""
+    Requests with fewer than LEAST tokens are left to attention_split.py."""
     TOKENS: tl.constexpr = BLOCK_M // GROUP
     PROGRAMS: tl.constexpr = KV_HEADS * PIECES
     head = tl.program_id(0) % PROGRAMS
@@ -88,7 +89,7 @@ def attend_tiles(
     first = tl.load(starts + request)
     count = tl.load(starts + request + 1) - first
     offset = (tile - (first // TOKENS + request)) * TOKENS
-    if count < 2 or offset >= count:
+    if count < LEAST or offset >= count:
         return
     shift = tl.load(lengths + request) - count  # position of the request's first token in this step
     row = tl.arange(0, BLOCK_M)
@@ -153,13 +154,14 @@ def attend_tiles(
     tl.store(out + at[:, None] + columns[None, :], acc.to(out.dtype.element_ty), mask=wanted)
 
 
-def launch(call: Call) -> None:
+def launch(call: Call, least: int = 2) -> None:
+    """Over the requests that bring so many tokens."""
     of, tokens, requests = call.layer, call.q.shape[0], call.requests
     blocks = tile_blocks(of, call.limits)
     attend_tiles[(of.programs * (tokens // (blocks.rows // of.group) + requests),)](
         call.out, *call.arrays, requests, call.pages, *call.numbers,
         **of.constants, **of.sight, CAUSAL=of.causal, BLOCK_M=blocks.rows, BLOCK_N=blocks.slots, CHUNK=CHUNK,
-        num_warps=blocks.warps, num_stages=blocks.stages,
+        LEAST=least, num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
 
 
@@ -181,7 +183,8 @@ def variants() -> list[Variant]:
         blocks = tile_blocks(of, Limits())
         signature, constants = of.signature(("out",), ("requests", "pages"))
         constants |= {"BLOCK_M": blocks.rows, "BLOCK_N": blocks.slots, "CHUNK": CHUNK} | of.sight
-        constants["CAUSAL"] = of.causal
-        how = signature, constants, blocks.warps, blocks.stages, 0, of in RARE
+        constants |= {"CAUSAL": of.causal, "LEAST": 2}
+        spills = 2 if of.block_dim == 16 else 0  # on 8.0: ptxas keeps to 80 registers, and rather parts with two
+        how = signature, constants, blocks.warps, blocks.stages, spills, of in RARE
         made.append(Variant(f"attend_tiles {of}", attend_tiles, *how))
     return made

@@ -47,7 +47,9 @@ def split_blocks(layer: Layer, limits: Limits) -> Blocks:
     """Rows are one token's heads: 16 is the least of a tensor core. Wide heads take fewer slots at a time."""
     rows = max(16, triton.next_power_of_2(layer.group))
     plain = layer.stored == PLAIN and not layer.e4m3  # what is widened is held twice
-    slots = 64 if plain and layer.block_dim * layer.bytes <= 256 else 32
+    slots = 64 if plain and layer.block_dim * layer.bytes <= 256 and rows < 128 else 32
+    if layer.block_dim > 256 and not layer.shared:
+        slots = 16
     if layer.dtype == "fp32" and not layer.wide:  # multiplied without tensor cores, from registers
         slots = 32 if layer.block_dim <= 128 else 16
     warps = 8 if layer.block_dim > 256 or rows >= 64 else 4  # the results of all rows are held in registers
@@ -266,7 +268,7 @@ def variants() -> list[Variant]:
         signature, constants = of.signature(("out", "parts", "stats"), ("tokens", "requests", "pages"))
         constants |= {"BLOCK_M": blocks.rows, "BLOCK_N": blocks.slots, "CHUNK": CHUNK}
         constants |= {"LEAST": least_blocks(blocks), "MOST": most_splits(of)} | of.sight
-        spills = 2 if of.shared else 0  # on 9.0: ptxas keeps to 128 of a thread's 255 registers
+        spills = 2  # ptxas keeps to 128 or 168 of a thread's 255 registers, and rather parts with one or two
         how = signature, constants, blocks.warps, blocks.stages, spills, of in RARE
         made.append(Variant(f"attend_splits {of}", attend_splits, *how))
     return [*made, *(_merge_variant(of, limits) for of in (layers[0], layers[6]))]
