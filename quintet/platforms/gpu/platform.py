@@ -179,7 +179,8 @@ class GPU(Platform):
         if why not in self._refused:
             self._refused.add(why)
             logger.warning("attention by torch, slow and not captured, for %s: Triton kernels: %s", spec, why)
-        return attention.PagedAttention(spec, providers.Gathered())
+        gathered: Any = providers.Gathered()
+        return attention.PagedAttention(spec, gathered)
 
     def _why_not(self, spec: AttentionSpec, rank: int) -> str | None:
         """Tries each kind of layer once, whichever rank builds it first."""
