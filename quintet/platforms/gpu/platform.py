@@ -152,11 +152,11 @@ class GPU(Platform):
         return stream
 
     def mixer(self, spec: AttentionSpec | StateSpec, ops: Any, rank: int) -> Mixer:
-        if isinstance(spec, StateSpec) or spec.source == "none":
-            return mixer(spec, ops)
         with self._lock:
             planning = self._planning.setdefault(rank, Planning())
             self._ops[rank] = ops
+        if isinstance(spec, StateSpec) or spec.source == "none":
+            return mixer(spec, ops)
         asked = self._config.attention_backend != "auto" or self._config.batch_invariant
         made = "" if asked else self._other_mixer(spec, ops, rank, planning)
         if isinstance(made, str):
