@@ -117,7 +117,7 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
     config = read_environment().apply(config)
     chosen = chosen or choose(config.device)
     facts = chosen.capabilities
-    config, settled = _settled(config, chosen)
+    config, settled = chosen.configure(config)
     platform = chosen.platform(config)
     reasons = [f"platform {platform.name}: {chosen.reason}", *settled]
     folder = resolve_model(config)
@@ -353,16 +353,6 @@ def _trained(hf_config: Any) -> int:
     """Positions that the config speaks of; 0: none."""
     said = (getattr(hf_config, name, None) for name in LENGTHS)
     return next((int(each) for each in said if each), 0)
-
-
-def _settled(config: EngineConfig, chosen: Chosen) -> tuple[EngineConfig, list[str]]:
-    facts = chosen.capabilities
-    if config.batch_invariant and not (facts.batch_invariant or facts.batch_invariant_mode):
-        raise ValueError(
-            f"batch_invariant=True: platform {chosen.platform.name} does not give a request the same bits in every "
-            "batch; leave it out, or run on cpu"
-        )
-    return chosen.platform.configure(config)
 
 
 def _plan(config: EngineConfig, hf_config: Any, sizes: ModelSizes, ranks: Ranks) -> MemoryPlan:

@@ -139,7 +139,7 @@ class Graphs:
         self._graphs.clear()
         self._pool = self._room = None
         if self._stream is not None:  # kept: libraries have workspaces for each stream, which lie in the pool
-            self._device.runtime.let_go()
+            self._device.runtime.release(workspaces=True)
         freed, self.nbytes = self.nbytes, 0
         return freed
 

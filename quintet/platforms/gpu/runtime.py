@@ -41,8 +41,9 @@ class Runtime(Protocol):
     def peak(self, index: int) -> int:
         """The most bytes that tensors of this process took."""
 
-    def release(self) -> None:
-        """Gives what the allocator keeps and no tensor uses back to the device."""
+    def release(self, workspaces: bool = False) -> None:
+        """Gives what the allocator keeps and no tensor uses back to the device; what libraries keep for streams too, if
+        nothing captured reads it any more."""
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, index: int) -> Tensor: ...
 
@@ -72,9 +73,6 @@ class Runtime(Protocol):
     def capture(self, run: Callable[[], None], pool: Any, stream: Any) -> Graph:
         """Records what run() queues, and runs none of it. Whatever it raises, nothing is being captured afterwards."""
 
-    def let_go(self) -> None:
-        """Lets go of what libraries keep for streams, such as the workspaces of products. Nothing captured is left."""
-
 
 class TorchRuntime:
     """torch.cuda, or a module with the same names."""
@@ -95,7 +93,10 @@ class TorchRuntime:
     def peak(self, index: int) -> int:
         return int(self._torch.max_memory_allocated(index))
 
-    def release(self) -> None:
+    def release(self, workspaces: bool = False) -> None:
+        clear = getattr(torch._C, f"_{self._kind}_clearCublasWorkspaces", None)
+        if workspaces and clear is not None:
+            clear()
         self._torch.empty_cache()
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, index: int) -> Tensor:
@@ -143,11 +144,6 @@ class TorchRuntime:
         before.wait_stream(stream)
         made: Graph = graph
         return made
-
-    def let_go(self) -> None:
-        clear = getattr(torch._C, f"_{self._kind}_clearCublasWorkspaces", None)
-        if clear is not None:
-            clear()
 
     def _abandon(self, graph: Any, pool: Any) -> None:
         """Ends a capture in which something failed. If that has invalidated it, torch 2.11 leaves its allocator in the

@@ -107,8 +107,8 @@ class FakeRuntime:
     def peak(self, index: int) -> int:
         return self.used()
 
-    def release(self) -> None:
-        self.calls.append("release")
+    def release(self, workspaces: bool = False) -> None:
+        self.calls.append("release workspaces" if workspaces else "release")
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, index: int) -> Tensor:
         x = torch.empty(tuple(shape), dtype=dtype)
@@ -164,9 +164,6 @@ class FakeRuntime:
         finally:
             self._here.capturing = False
         return Graph(self, run)
-
-    def let_go(self) -> None:
-        self.calls.append("let go")
 
 
 class FakeGPU(GPU):

@@ -341,7 +341,7 @@ def test_what_is_dropped_leaves_its_stream_and_no_workspaces(step: Graphs, model
     check(step, model, host(2))
     stream = step._stream
     step.drop()
-    assert step._stream is stream and model.fake.calls[-1] == "let go" and step._pool is None
+    assert step._stream is stream and model.fake.calls[-1] == "release workspaces" and step._pool is None
     check(step, model, host(2))
     assert step._stream is stream and model.fake.captures == 2
 

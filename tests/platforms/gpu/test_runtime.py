@@ -41,6 +41,9 @@ class Cuda:
         yield
         self.said.append("off")
 
+    def empty_cache(self) -> None:
+        self.said.append("empty")
+
     def current_device(self) -> int:
         return 3
 
@@ -95,6 +98,9 @@ def test_a_pool_that_torch_has_ended_itself_is_no_error(allocator: list[Any], mo
 
 
 def test_workspaces_of_products_are_let_go_of_where_there_are_some(allocator: list[Any]) -> None:
-    TorchRuntime(Cuda(False), "cuda").let_go()
-    TorchRuntime(Cuda(False), "xpu").let_go()
-    assert allocator == ["clear"]
+    cuda = Cuda(False)
+    TorchRuntime(cuda, "cuda").release()
+    assert not allocator and cuda.said == ["empty"]
+    TorchRuntime(cuda, "cuda").release(workspaces=True)
+    TorchRuntime(cuda, "xpu").release(workspaces=True)
+    assert allocator == ["clear"] and cuda.said == ["empty"] * 3
