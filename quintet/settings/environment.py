@@ -45,6 +45,15 @@ class Environment:
     cache_home: str | None = _variable("XDG_CACHE_HOME", None, text, "where caches are kept, instead of ~/.cache")
     jax_platforms: str | None = _variable("JAX_PLATFORMS", None, text, "devices that JAX may open (the tpu platform)")
     xla_flags: str | None = _variable("XLA_FLAGS", None, text, "XLA's own settings (the tpu platform)")
+    ze_affinity_mask: str | None = _variable(
+        "ZE_AFFINITY_MASK", None, text, "numbers of the GPUs that Level Zero shows (the xpu platform)"
+    )
+    ze_flat_device_hierarchy: str | None = _variable(
+        "ZE_FLAT_DEVICE_HIERARCHY",
+        None,
+        text,
+        "COMPOSITE: a GPU's tiles are one device to Level Zero (the xpu platform)",
+    )
     api_key: str | None = _variable(
         "QUINTET_API_KEY", None, text, "a key that requests to `quintet serve` must bring", secret=True
     )

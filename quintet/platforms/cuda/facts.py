@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from quintet.platforms.gpu.facts import Facts
+from quintet.platforms.gpu.facts import ELSEWHERE, Facts, read, together
 from quintet.platforms.interface import Unavailable
 
 GIB = 2**30
@@ -17,7 +17,6 @@ LEAST = (7, 5)  # compute capability: tensor cores that Triton and torch's build
 BF16, FP8 = (8, 0), (8, 9)  # the first to multiply in them
 DRIVER = Path("/proc/driver/nvidia/version")
 NVIDIA = "0x10de"
-ELSEWHERE = "use another device"
 INDEX = "--index-url https://download.pytorch.org/whl/cu"
 
 
@@ -63,9 +62,7 @@ def facts(machine: Machine | None = None) -> Facts | Unavailable:
     if not machine.there("triton"):
         reasons.append(Unavailable("triton is not installed", "pip install triton"))
     if reasons or isinstance(driver, Unavailable):
-        remedies = [each.remedy for each in reasons]
-        remedies = [ELSEWHERE] if ELSEWHERE in remedies else remedies  # the rest would not help
-        return Unavailable("; ".join(each.reason for each in reasons), "; ".join(remedies))
+        return together(reasons)
     ours = machine.visible(len(driver.cards))
     cards = [driver.cards[index] for index in ours if index < len(driver.cards)]
     if not cards:
@@ -155,7 +152,7 @@ def _card(nvml: Any, handle: Any) -> Card:
 
 def _no_driver(machine: Machine, also: str = "", remedy: str = "") -> Unavailable:
     """There is none; whether there is a card to drive decides what helps."""
-    if not any(_read(vendor) == NVIDIA for vendor in machine.pci.glob("*/vendor")):
+    if not any(read(vendor) == NVIDIA for vendor in machine.pci.glob("*/vendor")):
         return Unavailable("; ".join(filter(None, ("no NVIDIA driver and no NVIDIA GPU here", also))), ELSEWHERE)
     reasons, remedies = ("an NVIDIA GPU is here, and no driver for it", also), ("install the NVIDIA driver", remedy)
     return Unavailable("; ".join(filter(None, reasons)), "; ".join(filter(None, remedies)))
@@ -176,10 +173,3 @@ def _text(value: Any) -> str:
 
 def _dotted(version: tuple[int, int]) -> str:
     return f"{version[0]}.{version[1]}"
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""

@@ -122,9 +122,12 @@ class Meeting:
         raise ValueError(f"endpoint {endpoint!r} is neither inproc://, tcp://host:port nor file:///path")
 
 
-def nccl(store: Any, rank: int, size: int) -> Any:
-    """NCCL's process group on the thread's current device; RCCL's under ROCm has the same name."""
+def process_group(library: str, store: Any, rank: int, size: int) -> Any:
+    """Of NCCL (RCCL under ROCm has its name) or XCCL, on the thread's current device."""
     dist: Any = importlib.import_module("torch.distributed")
-    if not hasattr(dist, "ProcessGroupNCCL"):
-        raise RuntimeError(f"{size} ranks need NCCL, and this build of torch has none; set tensor_parallel_size to 1")
-    return dist.ProcessGroupNCCL(store, rank, size, dist.ProcessGroupNCCL.Options())
+    made = getattr(dist, f"ProcessGroup{library}", None)
+    if made is None:
+        raise RuntimeError(
+            f"{size} ranks need {library}, and this build of torch has none; set tensor_parallel_size to 1"
+        )
+    return made(store, rank, size, made.Options())

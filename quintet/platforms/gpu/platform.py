@@ -1,4 +1,4 @@
-"""What CUDA and ROCm have in common as platforms: one rank per device, graphs for steps of few tokens."""
+"""What CUDA, ROCm and XPU share as platforms: one rank per device, graphs for steps of few tokens."""
 
 import logging
 import threading
@@ -17,7 +17,7 @@ from quintet.ops.mixers import mixer
 from quintet.ops.quantize import attributes, canonical, joined, quantize
 from quintet.platforms.gpu import packing, providers, small_sum
 from quintet.platforms.gpu.attention import GraphAttention, Planning
-from quintet.platforms.gpu.comm import GroupCommunicator, Meeting, nccl
+from quintet.platforms.gpu.comm import GroupCommunicator, Meeting, process_group
 from quintet.platforms.gpu.device import GPUDevice, broken
 from quintet.platforms.gpu.facts import Facts
 from quintet.platforms.gpu.graphs import KEPT, Graphs
@@ -53,6 +53,7 @@ class GPU(Platform):
     """A base: a platform on top of it says what devices there are and which of torch's modules drives them."""
 
     op_priority = providers.PRIORITY
+    _collectives = "NCCL"  # torch's name for the library of them
     states = True
     _asks: Mapping[tuple[str, str], str] = providers.ASKS
     heeds = frozenset({"chunk"})
@@ -130,7 +131,7 @@ class GPU(Platform):
 
     def _group(self, store: Any, rank: int, size: int) -> Any:
         """The process group of the collectives."""
-        return nccl(store, rank, size)
+        return process_group(self._collectives, store, rank, size)
 
     def _small(self, store: Any, place: Place) -> small_sum.PeerSum | None:
         """The sum of small messages, where it serves; the reason why not is logged once."""
@@ -143,7 +144,7 @@ class GPU(Platform):
         if not isinstance(made, str):
             return made
         if place.rank == 0:
-            logger.info("small sums are left to NCCL: %s", made)
+            logger.info("small sums are left to %s: %s", self._collectives, made)
         return None
 
     def _queue(self) -> int:

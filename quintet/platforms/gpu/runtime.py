@@ -1,8 +1,9 @@
 """The few entry points of torch that a GPU platform uses, as one object: tests put a fake in its place."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -74,11 +75,21 @@ class Runtime(Protocol):
         """Records what run() queues, and runs none of it. Whatever it raises, nothing is being captured afterwards."""
 
 
+@dataclass(frozen=True)
+class Capturing:
+    """How a vendor's module of torch captures."""
+
+    graph: str = "CUDAGraph"  # its class
+    # of capture_begin(); thread_local: other ranks are threads of this process, and go on meanwhile
+    begin: Mapping[str, Any] = field(default_factory=lambda: {"capture_error_mode": "thread_local"})
+    joins: bool = True  # whether a stream that waits for another's event may be captured next; else the host waits
+
+
 class TorchRuntime:
     """torch.cuda, or a module with the same names."""
 
-    def __init__(self, module: Any, kind: str) -> None:
-        self._torch, self._kind = module, kind
+    def __init__(self, module: Any, kind: str, capturing: Capturing | None = None) -> None:
+        self._torch, self._kind, self._capturing = module, kind, capturing or Capturing()
 
     def use(self, index: int) -> None:
         self._torch.set_device(index)
@@ -129,12 +140,14 @@ class TorchRuntime:
         return self._torch.graph_pool_handle()
 
     def capture(self, run: Callable[[], None], pool: Any, stream: Any) -> Graph:
-        graph = self._torch.CUDAGraph()
+        graph = getattr(self._torch, self._capturing.graph)()
         before = self._torch.current_stream()
-        stream.wait_stream(before)
+        if self._capturing.joins:
+            stream.wait_stream(before)
+        else:
+            before.synchronize()
         with self._torch.stream(stream):
-            # other ranks are threads of this process, and go on meanwhile
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            graph.capture_begin(pool=pool, **self._capturing.begin)
             try:
                 run()
                 graph.capture_end()

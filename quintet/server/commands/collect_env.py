@@ -11,8 +11,9 @@ from quintet.config import Environment, read_environment
 
 _PACKAGES = (
     "torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "numpy", "triton", "flashinfer-python",
-    "aiter", "intel-extension-for-pytorch", "jax", "torchax",
+    "aiter", "intel-extension-for-pytorch", "triton-xpu", "jax", "torchax",
 )  # fmt: skip
+_NOTES = {"intel-extension-for-pytorch": "not used: it ended with torch 2.8"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +35,8 @@ def _software() -> list[tuple[str, str]]:
     rows = [("quintet", __version__), ("python", f"{sys.version.split()[0]} ({sys.executable})")]
     for name in _PACKAGES:
         try:
-            rows.append((name, importlib.metadata.version(name)))
+            version = importlib.metadata.version(name)
+            rows.append((name, f"{version} ({_NOTES[name]})" if name in _NOTES else version))
         except importlib.metadata.PackageNotFoundError:
             continue
     return rows

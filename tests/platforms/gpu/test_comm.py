@@ -20,7 +20,7 @@ from torch import Tensor
 from quintet.conformance.direct import Place, random_prompts
 from quintet.conformance.tiny import PLAIN, make, variant
 from quintet.platforms.gpu import small_sum
-from quintet.platforms.gpu.comm import GroupCommunicator, Meeting, nccl
+from quintet.platforms.gpu.comm import GroupCommunicator, Meeting, process_group
 from tests.helpers.run_model import Runner
 from tests.platforms.gpu.fake_torch import FakeGPU, fake_platform
 
@@ -139,7 +139,7 @@ def test_a_wrong_place_is_refused(rank: int, size: int, endpoint: str, words: st
 @pytest.mark.skipif(hasattr(dist, "ProcessGroupNCCL"), reason="this torch has NCCL")
 def test_without_nccl_several_ranks_say_so() -> None:
     with pytest.raises(RuntimeError, match="2 ranks need NCCL.*set tensor_parallel_size to 1"):
-        nccl(dist.HashStore(), 0, 2)
+        process_group("NCCL", dist.HashStore(), 0, 2)
 
 
 @pytest.mark.parametrize("size", SIZES)

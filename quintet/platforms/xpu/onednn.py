@@ -1,0 +1,98 @@
+"""Products of whole numbers by oneDNN, through torch, where they probe as the specification's. Unverified on a GPU.
+
+Forms that it does not take go to Triton's kernels. torch._scaled_mm is left out: no matrix unit of an Intel GPU that
+torch serves by now multiplies 8-bit floats, so that rounding activations to them would gain nothing.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from quintet.ops.linear import linear
+from quintet.ops.quantize import attributes, quantize
+from quintet.ops.quantized import MIDDLE
+from quintet.ops.registry import Op, of_kind
+from quintet.platforms.gpu.triton_probe import probing
+from quintet.weights import Form, Matrix
+
+PRIORITY: Mapping[str, Sequence[str]] = {of_kind("linear", kind): ("onednn", "triton") for kind in ("w8a8", "int4")}
+LEAST = 32  # inputs that share a scale: groups are a multiple of it
+# XPU's own, since torch 2.8: _weight_int4pack_mm is wrong for a single token there (torch-xpu-ops #4765)
+NAME = "_weight_int4pack_mm_with_scales_and_zeros"
+
+
+def takes(form: Form) -> bool:
+    """Whether products by weights of this form are oneDNN's."""
+    plain = form.dtype is None and not (form.table or form.mins or form.ordered)
+    grouped = form.group > 0 and form.group % LEAST == 0
+    return plain and (grouped if form.kind == "int4" else form.kind == "w8a8" and not form.group)
+
+
+def laid(placed: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """The attributes of a canonical matrix of four bits as int4() reads them: scales group by group, in x's type."""
+    types = {"scales": dtype, "zeros": torch.int8}
+    return {name: x.t().to(types[name]).contiguous().t() if name in types else x for name, x in placed.items()}
+
+
+def int4(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
+    """(value - zero) * scale are attributes of oneDNN's weights; the sums are rounded once before a bias is added."""
+    if not takes(weight.form) or x.shape[1] % weight.form.group:
+        return _otherwise("int4")(x, weight, bias, outputs)
+    placed = laid(attributes(weight), x.dtype)
+    scales = placed["scales"].t()
+    zeros = placed["zeros"].t() if "zeros" in placed else _middle(scales.shape, x.device)
+    fours = weight.values.view(torch.int32)  # eight in each, the first in its lowest bits
+    y: Tensor = getattr(torch.ops.aten, NAME)(x.contiguous(), fours, weight.form.group, scales, zeros)
+    return y if bias is None else y + bias
+
+
+def w8a8(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
+    """Each token to eight bits; the sums are whole."""
+    if not takes(weight.form) or weight.zeros is not None:
+        return _otherwise("w8a8")(x, weight, bias, outputs)
+    from quintet.platforms.gpu.kernels.rows import quantized
+
+    assert weight.scales is not None, "what is quantized has scales"
+    values, own = quantized(x if x.stride(-1) == 1 else x.contiguous(), x.shape[1], torch.int8)
+    y = torch._int_mm(values, weight.values.t()).float() * own * weight.scales.t()
+    return (y if bias is None else y + bias.float()).to(x.dtype)
+
+
+def _off(device: torch.device, product: Callable[..., Tensor], form: Form) -> str | None:
+    """Where one token's product, or three's, is not the specification's."""
+    made = torch.Generator().manual_seed(0)
+    matrix = quantize(torch.randn(48, 96, generator=made), form)
+    assert matrix.scales is not None, "what is quantized has scales"
+    there = Matrix(matrix.values.to(device), matrix.scales.to(device), form=form)
+    for tokens in (1, 3):
+        x = torch.randn(tokens, 96, generator=made).half()
+        got, want = product(x.to(device), there, None, (48,)), linear.reference(x, matrix, None, (48,))
+        worst = float((got.cpu().float() - want.float()).abs().max())
+        if not worst < 0.05:  # of sums whose magnitude is 10; what is no number is not below it either
+            return f"a product of {tokens} tokens is off by {worst:.3g}"
+    return None
+
+
+probe_int4 = functools.cache(probing(lambda device: _off(device, int4, Form("int4", 4, 16, LEAST))))
+probe_w8a8 = functools.cache(probing(lambda device: _off(device, w8a8, Form("w8a8", 8, 8))))
+
+
+def _otherwise(kind: str) -> Callable[..., Tensor]:
+    """The next provider that serves such weights here, for which place() laid them."""
+    op = Op.registry[of_kind("linear", kind)]
+    serves = "triton" in op.providers and op.probes["triton"]() is None
+    return op.providers["triton"] if serves else op.reference
+
+
+@functools.cache
+def _middle(shape: torch.Size, device: torch.device) -> Tensor:
+    """Kept for good: a captured step holds its address."""
+    return torch.full(shape, MIDDLE, dtype=torch.int8, device=device)
+
+
+def register() -> None:
+    """When a device is opened, not before."""
+    linear.provide("onednn", probe_int4, forms=("int4",))(int4)
+    linear.provide("onednn", probe_w8a8, forms=("w8a8",))(w8a8)
