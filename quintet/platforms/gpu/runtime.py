@@ -165,7 +165,7 @@ class TorchRuntime:
             graph.capture_end()
         except RuntimeError:
             device = self._torch.current_device()
-            with contextlib.suppress(RuntimeError):  # ended already, where torch does so itself
+            with contextlib.suppress(RuntimeError, AttributeError):  # ended already, where torch does so itself
                 getattr(torch._C, f"_{self._kind}_endAllocateToPool")(device, pool)
             if KEEPS_POOLS and self._kind == "cuda":
                 getattr(torch._C, "_cuda_releasePool")(device, pool)  # noqa: B009  # builds without CUDA have none
