@@ -105,8 +105,6 @@ class Means:
 class Planner:
     """What layers that are alike share: a plan for each group that has some of them, known by a number."""
 
-    mixed = False  # its kernels for prompts choose their grid by what the host planned for this very step
-
     def __init__(self, spec: AttentionSpec, module: Any, means: Means, sizes: Sequence[int]) -> None:
         self._made = lambda: GroupPlanner(spec, module, means, sizes)
         self._groups: dict[int, GroupPlanner] = {}

@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 from quintet.config import EngineConfig
-from quintet.platforms.cuda import facts, flashinfer
+from quintet.platforms.cuda import facts, flashinfer, symmetric_sum
 from quintet.platforms.gpu.attention import Planning
+from quintet.platforms.gpu.comm import SmallSum
 from quintet.platforms.gpu.facts import Facts
 from quintet.platforms.gpu.platform import GPU
 from quintet.platforms.gpu.runtime import Runtime, TorchRuntime
 from quintet.platforms.interface import Mixer, Unavailable
-from quintet.types import AttentionSpec, Extent, Variant
+from quintet.types import AttentionSpec, Extent, Place, Variant
 
 
 class CUDA(GPU):
@@ -44,6 +45,10 @@ class CUDA(GPU):
         super().__init__(config)
         self._planners: dict[tuple[int, AttentionSpec], flashinfer.Planner | str] = {}
         self._spaces: dict[int, Tensor] = {}  # by rank: FlashInfer's workspace, for one layer after the other
+
+    def _small_across(self, store: Any, place: Place) -> SmallSum | str:
+        library = symmetric_sum.load(torch.device("cuda", place.rank))
+        return symmetric_sum.join(library, store, place.rank, place.size, f"quintet {place.endpoint}")
 
     def _other_mixer(self, spec: AttentionSpec, ops: Any, rank: int, planning: Planning) -> Mixer | str:
         if (rank, spec) not in self._planners:

@@ -17,7 +17,7 @@ from quintet.ops.mixers import mixer
 from quintet.ops.quantize import attributes, canonical, joined, quantize
 from quintet.platforms.gpu import packing, providers, small_sum
 from quintet.platforms.gpu.attention import GraphAttention, Planning
-from quintet.platforms.gpu.comm import GroupCommunicator, Meeting, process_group
+from quintet.platforms.gpu.comm import GroupCommunicator, Meeting, SmallSum, process_group
 from quintet.platforms.gpu.device import GPUDevice, broken
 from quintet.platforms.gpu.facts import Facts
 from quintet.platforms.gpu.graphs import KEPT, Graphs
@@ -73,6 +73,7 @@ class GPU(Platform):
         self._refused: set[str] = set()
         self._ops: dict[int, Any] = {}  # by rank, as layers bind them
         self._specs: dict[AttentionSpec, str | None] = {}  # what our kernels serve, or why they do not
+        self._fallen: set[AttentionSpec] = set()  # to torch's attention, because ours does not
         self._trying = threading.Lock()
 
     @classmethod
@@ -133,19 +134,25 @@ class GPU(Platform):
         """The process group of the collectives."""
         return process_group(self._collectives, store, rank, size)
 
-    def _small(self, store: Any, place: Place) -> small_sum.PeerSum | None:
+    def _small(self, store: Any, place: Place) -> SmallSum | None:
         """The sum of small messages, where it serves; the reason why not is logged once."""
-        made: Any = f"ranks of several processes meet at {place.endpoint!r}"
+        made: Any
         if place.endpoint.startswith("inproc://"):
-            library = small_sum.load()
-            made = library
-            if not isinstance(library, str):
-                made = small_sum.join(library, store, place.rank, place.size, self._queue)
+            made = small_sum.load()
+            if not isinstance(made, str):
+                made = small_sum.join(made, store, place.rank, place.size, self._queue)
+        else:
+            made = self._small_across(store, place)
         if not isinstance(made, str):
-            return made
+            found: SmallSum = made
+            return found
         if place.rank == 0:
             logger.info("small sums are left to %s: %s", self._collectives, made)
         return None
+
+    def _small_across(self, store: Any, place: Place) -> SmallSum | str:
+        """The same where ranks are processes, or why there is none."""
+        return f"ranks of several processes meet at {place.endpoint!r}"
 
     def _queue(self) -> int:
         """The thread's current stream, as libraries know it."""
@@ -164,8 +171,18 @@ class GPU(Platform):
             if made and made not in self._refused:
                 self._refused.add(made)
                 logger.info("attention by %s: %s", ops.choice("paged_attention").provider, made)
-            made = self._own_mixer(spec, ops, rank)
-        return GraphAttention(made, spec, planning)
+            return GraphAttention(self._own_mixer(spec, ops, rank), spec, planning)
+        # what plans on the host serves no captured step with prompts; ours does, unless it asks the host, too
+        beside = self._serving(spec, ops, rank)
+        planning.mixed = planning.mixed and beside is not None
+        return GraphAttention(made, spec, planning, beside)
+
+    def _serving(self, spec: AttentionSpec, ops: Any, rank: int) -> Mixer | None:
+        """_own_mixer() where it serves in captured steps."""
+        provider = ops.choice("paged_attention").provider
+        if provider == "gathered" or (provider in providers.OURS and self._why_not(spec, rank) is not None):
+            return None
+        return attention.mixer(spec, ops)
 
     def _own_mixer(self, spec: AttentionSpec, ops: Any, rank: int) -> Mixer:
         """Made of the bound ops. A layer that our kernels do not serve gets torch's attention, which is never captured;
@@ -180,6 +197,7 @@ class GPU(Platform):
         if why not in self._refused:
             self._refused.add(why)
             logger.warning("attention by torch, slow and not captured, for %s: Triton kernels: %s", spec, why)
+        self._fallen.add(spec)
         gathered: Any = providers.Gathered()
         return attention.PagedAttention(spec, gathered)
 
@@ -200,7 +218,7 @@ class GPU(Platform):
         if not getattr(model, "recordable", True):
             return ["the model computes with more than ops"]
         bound = {choice: None for ops in self._ops.values() for choice in ops.bound}
-        fallen = [f"attention for {spec} by torch asks the host" for spec, why in self._specs.items() if why]
+        fallen = [f"attention for {spec} by torch asks the host" for spec in self._fallen]
         return [*providers.asked(bound, self._asks), *fallen]
 
     def _other_mixer(self, spec: AttentionSpec, ops: Any, rank: int, planning: Planning) -> Mixer | str:
@@ -322,6 +340,8 @@ class GPU(Platform):
         self._check_invariant()
         device = self._devices[next(model.parameters()).device.index or 0]
         captured = list(variants)
+        if (planning := self._planning.get(device.index)) is not None:
+            planning.sizes = frozenset((each.tokens, each.requests) for each in captured if not each.decode)
         run: Step = Graphs(model, device, captured, self._config.capture_ahead) if captured else model
 
         @torch.inference_mode()

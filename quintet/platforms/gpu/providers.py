@@ -14,6 +14,7 @@ from quintet.ops.registry import Choice, Op, of_kind
 MODULES = (
     *("triton_attention", "triton_edits", "triton_elementwise", "triton_moe", "triton_norm", "triton_quantized"),
     *("triton_rotary", "triton_sampling", "triton_states", "gathered_attention", "triton_invariant"),
+    "torch_products",
 )
 # Left to the specification: `linear` by plain weights and `by_heads`, which are the vendor's library here; `activate`,
 # `add`, `scale`, `widen`, `scale_logits`, `layer_norm`, `take_rows` and `place_rows`, for which torch takes one pass or
@@ -26,9 +27,11 @@ PRIORITY: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("greedy", "sample", "gumbel", "top_logprobs", "filter_logits"), ("triton",)),
     **dict.fromkeys(("penalize", "bias_tokens", "ban_tokens", "keep_tokens"), ("triton",)),
     **dict.fromkeys(("route", "route_grouped", "route_limited", "grouped_linear"), ("triton",)),
-    **dict.fromkeys(("experts", "biased_experts"), ("triton",)),
+    "experts": ("vendor", "triton"),
+    "biased_experts": ("triton",),
     **dict.fromkeys(("delta_rule", "selective_scan", "short_conv", "state_space"), ("triton",)),
     **dict.fromkeys((of_kind("linear", kind) for kind in KINDS), ("triton",)),
+    **dict.fromkeys(("linear:fp8a8", "linear:w8a8"), ("vendor", "triton")),
 }
 
 

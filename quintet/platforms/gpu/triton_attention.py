@@ -154,7 +154,7 @@ def attend(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tens
     call = _call(out, q, kv, books, spec, sinks, limits)
     if not single(books.group):
         attention.launch(call)
-    shapes = attention_split.workspace(call.layer, call.requests)
+    shapes = attention_split.needed(call)
     attention_split.launch(call, *(torch.empty(shape, dtype=torch.float32, device=q.device) for shape in shapes))
     return out
 

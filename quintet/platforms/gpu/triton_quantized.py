@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from quintet.platforms.gpu.kernels.quantized import Packed
 
 
-def _check(form: Form) -> Callable[[torch.device], str | None]:
+def check(form: Form) -> Callable[[torch.device], str | None]:
     """A product of 64 inputs and two outputs."""
 
-    def check(device: torch.device) -> str | None:
+    def run(device: torch.device) -> str | None:
         x, weight = torch.zeros(1, 64, device=device), torch.zeros(2, 64, device=device)
         x[0, 5], x[0, 7], weight[0, 5], weight[1, 7] = 1.0, -1.0, 3.0, 2.0
         if form.table:
@@ -32,15 +32,16 @@ def _check(form: Form) -> Callable[[torch.device], str | None]:
             packed = pack(weight, form)
         else:
             packed = {"weight": weight.to(form.dtype), "scales": torch.ones(2, 1, device=device)}
-        got = _linear(x.half(), Matrix(packed["weight"], packed["scales"], form=form), None, (2,))
+        got = packed_linear(x.half(), Matrix(packed["weight"], packed["scales"], form=form), None, (2,))
         if torch.allclose(got.float().cpu(), torch.tensor([[3.0, -2.0]]), rtol=0.02):
             return None
         return f"a product gave {got.tolist()}, not [[3.0, -2.0]]"
 
-    return check
+    return run
 
 
-def _linear(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
+def packed_linear(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
+    """The provider, which others that take fewer shapes go back to."""
     return by_matrix(x, weight, bias, outputs, False)
 
 
@@ -69,7 +70,7 @@ for _form in (
     *(Form("fp8", 8, 16, dtype=torch.float8_e4m3fn), Form("fp8a8", 8, 8, dtype=torch.float8_e4m3fn)),
     *(Form("table4", 4, 16, 32, table=_HALVES), Form("table8", 8, 16, 32, table=_HALVES)),
 ):
-    linear.provide("triton", probing(_check(_form)), forms=(_form.kind,))(_linear)
+    linear.provide("triton", probing(check(_form)), forms=(_form.kind,))(packed_linear)
 
 
 def _packed(x: Tensor, weight: Matrix, count: int) -> "Packed":

@@ -140,6 +140,31 @@ def test_long_contexts_take_larger_splits(monkeypatch: pytest.MonkeyPatch) -> No
     assert_specified(attend(*args, of), *args, of)
 
 
+@pytest.mark.parametrize(
+    ("settings", "cached", "merged"),
+    [
+        ({"window": 128}, 600, False), ({"window": 400}, 600, True), ({"chunk": 150}, 600, False), ({}, 90, False),
+        ({}, 600, True),
+    ],
+)  # fmt: skip
+def test_what_never_splits_is_not_merged(
+    settings: dict[str, Any], cached: int, merged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a short window or chunk, or in a table of few pages: one launch, and no workspace."""
+    launched, merge = list[tuple[int, ...]](), attention_split.merge_splits
+
+    class Merge:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            launched.append(grid)
+            return merge[grid]
+
+    monkeypatch.setattr(attention_split, "merge_splits", Merge())
+    of = spec(2, 1, 16, **settings)
+    args = batched(of, [Request(cached, 1), Request(3, 1)])
+    assert_specified(attend(*args, of), *args, of)
+    assert launched == ([(2, 2)] if merged else [])
+
+
 def padded(q: Tensor, books: Books, tokens: int, requests: int) -> tuple[Tensor, Books]:
     """With so many more of each; padded queries are not even numbers."""
     (batch, group), none = books, torch.zeros(tokens, dtype=torch.int32)

@@ -212,9 +212,22 @@ def merge_splits(
     tl.store(at + columns, acc.to(out.dtype.element_ty), mask=columns < VALUE)
 
 
+def may_split(call: Call) -> bool:
+    """Whether a context of the step may have several splits: not in a short window or chunk, nor in a narrow table.
+
+    It follows from the layer and from shapes, so that a graph knows it, too.
+    """
+    of, blocks = call.layer, split_blocks(call.layer, call.limits)
+    seen = call.pages * of.page_size
+    if of.window or of.local:  # they begin at a multiple of a block
+        seen = min(seen, (of.window or of.local) + blocks.slots - 1)
+    return seen > least_blocks(blocks) * blocks.slots
+
+
 def launch(call: Call, parts: Tensor, stats: Tensor) -> None:
-    """Both kernels over a step; `parts` and `stats` are what workspace() says, for as many requests at a time."""
-    together, (batch, group) = parts.shape[0], call.books
+    """Both kernels over a step, the first alone where nothing is split; `parts` and `stats` are what needed() says, for
+    as many requests at a time."""
+    together, (batch, group) = parts.shape[0] or max(1, call.requests), call.books
     for first in range(0, max(1, call.requests), together):
         end = min(first + together, call.requests)
         some = group._replace(table=group.table[first:end], lengths=group.lengths[first:end])
@@ -232,11 +245,18 @@ def _launch(call: Call, parts: Tensor, stats: Tensor, tokens: int) -> None:
         call.out, parts, stats, *call.arrays, tokens, requests, call.pages, *call.numbers,
         **of.constants, **common, BLOCK_M=blocks.rows, CHUNK=CHUNK, num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
+    if not may_split(call):
+        return
     merge_splits[(requests, of.heads)](
         call.out, parts, stats, batch.starts, group.lengths, call.sinks, requests,
         HEADS=of.heads, VALUE=of.value, BLOCK_D=of.block_dim, HAS_SINKS=of.sinks, STEP=min(STEP, most), **common,
         num_warps=merge_warps(of), num_stages=2,
     )  # fmt: skip
+
+
+def needed(call: Call) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """workspace() of a step; nothing where nothing is split."""
+    return workspace(call.layer, call.requests) if may_split(call) else ((0,), (0,))
 
 
 def workspace(layer: Layer, requests: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

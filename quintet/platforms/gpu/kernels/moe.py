@@ -169,16 +169,22 @@ def mixed(
     x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, gate: Gate, tile: Tile | None = None
 ) -> Tensor:
     """x [T, D], gate_up [E, 2 I, D], down [E, D, I], weights and ids [T, k] -> [T, D]."""
-    (tokens, hidden), k, entries = x.shape, ids.shape[1], ids.numel()
+    (_, hidden), k, entries = x.shape, ids.shape[1], ids.numel()
     inner = torch.empty((entries, down.shape[2]), dtype=x.dtype, device=x.device)
     outer = torch.empty((entries, hidden), dtype=x.dtype, device=x.device)
-    out = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
-    if not out.numel():
-        return out
+    if not outer.numel():
+        return torch.empty_like(x)
     order, counts = ordered(ids, len(down))
     _launch(inner, x, gate_up, counts, order, k, gate, tile)
     _launch(outer, inner, down, counts, order, gate=Gate("none", biases=gate.biases[::-1]), tile=tile)
-    combine[tokens, triton.cdiv(hidden, COMBINED)](out, outer, weights, ids, hidden, len(down), k, B=COMBINED)
+    return combined(outer, weights, ids, len(down))
+
+
+def combined(each: Tensor, weights: Tensor, ids: Tensor, num: int) -> Tensor:
+    """each [T k, D] by weights [T, k] where ids [T, k] name one of `num` experts -> their sums [T, D]."""
+    (tokens, k), hidden = ids.shape, each.shape[1]
+    out = torch.empty((tokens, hidden), dtype=each.dtype, device=each.device)
+    combine[tokens, triton.cdiv(hidden, COMBINED)](out, each, weights, ids, hidden, num, k, B=COMBINED)
     return out
 
 
