@@ -138,7 +138,7 @@ def test_long_prompts_in_large_groups_stay_within_a_grid(
     monkeypatch.setattr("quintet.platforms.gpu.kernels.attention_split.attend_splits", grids)
     monkeypatch.setattr("quintet.platforms.gpu.kernels.attention_split.merge_splits", grids)
     row = torch.zeros(1, dtype=torch.int32)
-    group = Group(row.expand(tokens), torch.zeros(1, 2, dtype=torch.int32), row)
+    group = Group(row.expand(tokens), torch.zeros(1, 1000, dtype=torch.int32), row)
     books = Books(Batch(row, row, row, torch.tensor([0, tokens], dtype=torch.int32), row, (group,)), group)
     q = torch.zeros(1, heads, 64, dtype=torch.float16).expand(tokens, -1, -1)
     monkeypatch.setattr(torch, "empty", lambda shape, **kind: torch.zeros((), **kind).expand(shape))
