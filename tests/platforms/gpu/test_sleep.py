@@ -133,7 +133,7 @@ def test_ahead_every_step_is_captured_before_a_request_comes(client: Make, caplo
 def test_ahead_reaches_as_far_as_requests_may_grow(client: Make) -> None:
     engine, fake = client(max_model_len=128, page_size=1, num_pages=600, max_num_seqs=2, capture_ahead=True)
     steps = engine.prepared.plan.variants
-    assert fake.captures == len(steps) and {each.pages for each in steps} == {(64,), (256,)}
+    assert fake.captures == len(steps) and {each.pages for each in steps} == {(64,), (128,)}
     assert sum(each.decode for each in steps) == 2 * 2, "two sizes, page tables of 64 and of 256 columns"
     params = SamplingParams(temperature=0, max_tokens=100, detokenize=False, ignore_eos=True)
     engine.add("long", Prompt([5, 6, 7]), params)
@@ -157,3 +157,19 @@ def test_what_is_captured_has_its_place_in_the_plan(client: Make) -> None:
 def test_ahead_where_nothing_is_captured_says_so(client: Make) -> None:
     with pytest.raises(ValueError, match="enforce_eager=True captures nothing"):
         client(enforce_eager=True, capture_ahead=True)
+
+
+def test_weights_go_aside_through_pieces_of_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece is not written again before it was read."""
+    monkeypatch.setattr(memory, "CHUNK", 100)
+    fake = FakeRuntime()
+    tagged = memory.Tagged(fake, 0)
+    sizes = (0, 1, 99, 100, 101, 1000, 1001)
+    weights = [torch.randint(0, 255, (size,), dtype=torch.uint8) for size in sizes]
+    wanted = [each.clone() for each in weights]
+    tagged.keep("weights", weights)
+    copies = fake.copies
+    assert tagged.sleep(1) == sum(sizes) and fake.copies - copies == 0 + 1 + 1 + 1 + 2 + 10 + 11
+    assert all(each.untyped_storage().nbytes() == 0 for each in weights)
+    tagged.wake()
+    assert all(map(torch.equal, weights, wanted))
