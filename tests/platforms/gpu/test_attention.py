@@ -360,7 +360,7 @@ def test_requests_that_have_no_room_at_once_go_in_turns_with_the_same_bits(monke
     q = torch.cat([q, padded])  # tokens that are nobody's get zeros
     want = attend(q, kv, books, of)
     monkeypatch.setattr(attention_split, "ROOM", 1)
-    shapes = attention_split.workspace(triton_attention._layer(of, True, INTERPRETED), 18)
+    shapes = attention_split.workspace(triton_attention._layer(of, True, HERE), 18)
     assert [shape[of_requests] for shape, of_requests in zip(shapes, (0, 1), strict=True)] == [16, 16]
     got = attend(q, kv, books, of)
     assert torch.equal(got, want) and not got[18:].any()
