@@ -23,7 +23,13 @@ from quintet.platforms.gpu.facts import Facts
 from quintet.platforms.gpu.graphs import KEPT, Graphs
 from quintet.platforms.gpu.recording import record
 from quintet.platforms.gpu.runtime import Runtime
-from quintet.platforms.gpu.variants import capture_sizes, decode_variants, mixed_capture_sizes, mixed_variants
+from quintet.platforms.gpu.variants import (
+    capture_sizes,
+    decode_variants,
+    mixed_capture_sizes,
+    mixed_variants,
+    table_width,
+)
 from quintet.platforms.interface import (
     Alone,
     Capabilities,
@@ -250,7 +256,7 @@ class GPU(Platform):
         kernels = KERNELS * sum(not any(True for _ in module.children()) for module in model.modules())
         tokens, requests, rows, *_ = (max(each) for each in zip(*variants, strict=True))
         outputs = 4 * rows * (extent.vocab + extent.hidden)  # that all graphs write to
-        tables = sum(4 * requests * sum(pages) for pages in {each.pages for each in variants})
+        tables = sum(4 * requests * sum(map(table_width, pages)) for pages in {each.pages for each in variants})
         pool = extent._replace(most=Variant(tokens, requests, rows, ())).workspace  # graphs keep theirs
         return int(count * kernels * NODE) + outputs + tables + pool
 

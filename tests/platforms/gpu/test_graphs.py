@@ -112,7 +112,7 @@ def test_sizes_grow_with_what_they_waste() -> None:
 
 def test_all_sizes_are_captured_with_every_width_the_largest_first() -> None:
     found = decode_variants(Variant(2048, 2, 64, (300, 20)), (1, 2))
-    assert [(each.tokens, each.pages) for each in found[:3]] == [(2, (64, 64)), (2, (256, 64)), (2, (1024, 64))]
+    assert [(each.tokens, each.pages) for each in found[:3]] == [(2, (64, 20)), (2, (256, 20)), (2, (300, 20))]
     assert all(each.decode and each.tokens == each.requests == each.rows for each in found) and len(found) == 2 * 3
     assert decode_variants(Variant(2048, 2, 64, ()), (1, 2)) == (), "a model that keeps nothing"
 
@@ -140,7 +140,7 @@ def test_sizes_of_steps_with_prompts_are_few_and_hold_every_such_step() -> None:
     most = Variant(2048, 256, 320, (40, 3))
     found = mixed_variants(most, sizes)
     assert len(found) == 2 * len(sizes) - 1 and found[0].tokens == 512, "few or many requests, the largest first"
-    assert all(each.rows == each.requests < each.tokens and each.pages == (64, 64) for each in found)
+    assert all(each.rows == each.requests < each.tokens and each.pages == (40, 3) for each in found)
     held = CapturedSizes(found)
     for tokens, requests in ((2, 1), (16, 15), (17, 1), (300, 256), (512, 17)):
         step = host(requests, groups=2)
