@@ -42,16 +42,26 @@ def check(form: Form) -> Callable[[torch.device], str | None]:
 
 def packed_linear(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
     """The provider, which others that take fewer shapes go back to."""
+    return by_matrix(x, weight, bias, outputs, False)
+
+
+def by_matrix(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...], fixed: bool) -> Tensor:
+    """The op linear. `fixed`: by one tile, and in one sum, however many tokens there are."""
     form, packed = weight.form, _packed(x, weight, sum(outputs))
     if not packed.part():
+        if fixed:
+            raise ValueError(
+                f"batch_invariant=True: torch multiplies a weight in {form.kind} with groups of {form.group} here, and "
+                "its bits depend on the batch; leave one of them out"
+            )
         plain: Tensor = linear.reference(x, weight, bias, outputs)
         return plain
     if weight.order is not None:  # a row of x is short beside the weight
         x = torch.index_select(x, 1, weight.order)
     if form.activations == 16:
-        return _product(x, None, packed, bias, x.dtype)
+        return _product((x, None), packed, bias, x.dtype, fixed)
     kind = torch.int8 if form.dtype is None else weight.values.dtype
-    return _product(*_quantized(x, form.group or x.shape[1], kind), packed, bias, x.dtype)
+    return _product(_quantized(x, form.group or x.shape[1], kind), packed, bias, x.dtype, fixed)
 
 
 _HALVES = tuple(each / 2 for each in range(-7, 9))
@@ -94,12 +104,17 @@ def _quantized(x: Tensor, group: int, kind: torch.dtype) -> tuple[Tensor, Tensor
     return quantized(_rows(x), group, kind)
 
 
-def _product(x: Tensor, own: Tensor | None, packed: "Packed", bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+def _product(
+    given: tuple[Tensor, Tensor | None], packed: "Packed", bias: Tensor | None, dtype: torch.dtype, fixed: bool
+) -> Tensor:
+    """given: activations, and their scales if they have 8 bits."""
     from quintet.platforms.gpu.kernels.quantized import multiplied
 
     if bias is not None and bias.shape != (packed.outputs,):
         raise ValueError(f"a bias of shape {tuple(bias.shape)} does not fit {packed.outputs} outputs")
-    return multiplied(_rows(x), own, packed, None if bias is None else bias.contiguous(), dtype)
+    x, own = given
+    how = {"splits": 1, "tiled": 1} if fixed else {}
+    return multiplied(_rows(x), own, packed, None if bias is None else bias.contiguous(), dtype, **how)
 
 
 def _rows(x: Tensor) -> Tensor:

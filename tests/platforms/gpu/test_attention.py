@@ -348,3 +348,26 @@ def test_a_cache_of_another_type_is_refused() -> None:
 def test_loads_in_flight_fit_into_shared_memory() -> None:
     layer = Layer(32, 8, 128, 16, "bf16")
     assert [fitting(layer, kib * 1024, 128, 64) for kib in (64, 100, 163)] == [2, 3, 5]
+
+
+# ------------------------------------------------------------------------------------------------------ workspace
+
+
+def test_requests_that_have_no_room_at_once_go_in_turns_with_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = spec(6, 2, 16, sinks=True)
+    q, kv, books = batched(of, [Request(300 if n % 9 == 0 else n, 1) for n in range(18)])
+    padded = q.new_zeros(3, *q.shape[1:])
+    q = torch.cat([q, padded])  # tokens that are nobody's get zeros
+    want = attend(q, kv, books, of)
+    monkeypatch.setattr(attention_split, "ROOM", 1)
+    shapes = attention_split.workspace(triton_attention._layer(of, True, INTERPRETED), 18)
+    assert [shape[of_requests] for shape, of_requests in zip(shapes, (0, 1), strict=True)] == [16, 16]
+    got = attend(q, kv, books, of)
+    assert torch.equal(got, want) and not got[18:].any()
+
+
+def test_the_workspace_is_bounded_for_every_kind_of_layer() -> None:
+    mla = Layer(128, 1, 576, 16, "bf16", shared=512)
+    for layer in (Layer(48, 1, 128, 16, "bf16"), mla, Layer(32, 8, 128, 16, "bf16")):
+        (parts, stats) = (math.prod(shape) * 4 for shape in attention_split.workspace(layer, 512))
+        assert 0 < parts <= attention_split.ROOM and stats <= parts // 16, layer

@@ -319,6 +319,33 @@ def test_without_memory_what_is_captured_goes_on(step: Graphs, model: Model, cap
     assert model.fake.replays == 1 and "lower gpu_memory_utilization" in caplog.text
 
 
+def test_no_capture_begins_where_memory_may_not_do(
+    step: Graphs, model: Model, caplog: pytest.LogCaptureFixture
+) -> None:
+    model.fake.limit = model.fake.used() + graphs.LEAST_ROOM // 2
+    for _ in range(2):
+        check(step, model, host(2))
+    assert model.fake.captures == 0 and model.fake.calls.count("release") == 1, "what is kept was given back first"
+    assert "32 MiB are free, and a capture may need 64" in caplog.text and "lower gpu_mem" in caplog.text
+
+
+def test_the_largest_capture_says_what_the_next_may_need(step: Graphs, model: Model) -> None:
+    check(step, model, host(2))
+    step._largest = 2 * graphs.LEAST_ROOM
+    model.fake.limit = model.fake.used() + step._largest // 2
+    check(step, model, host(4))
+    assert model.fake.captures == 1 and "a capture may need 128" in (step.refused or "")
+
+
+def test_what_is_dropped_leaves_its_stream_and_no_workspaces(step: Graphs, model: Model) -> None:
+    check(step, model, host(2))
+    stream = step._stream
+    step.drop()
+    assert step._stream is stream and model.fake.calls[-1] == "release workspaces" and step._pool is None
+    check(step, model, host(2))
+    assert step._stream is stream and model.fake.captures == 2
+
+
 def test_a_step_that_waits_for_the_device_is_noticed(fake: FakeRuntime) -> None:
     def waits(state: Any, batch: Batch) -> tuple[Outputs, Any]:
         fake.event().synchronize()

@@ -381,6 +381,8 @@ class Wrapper:
     def _plan(self, starts: Tensor, indptr: Tensor, pages: Tensor, last: Tensor, how: dict[str, Any]) -> None:
         assert all(x.dtype == torch.int32 and x.device.type == "cpu" for x in (starts, indptr, pages, last))
         assert len(pages) == indptr[-1] and ((last >= 1) & (last <= how["page_size"])).all()
+        kept = (indptr.diff() - 1) * how["page_size"] + last
+        assert torch.equal(how["seq_lens"], kept) and how["seq_lens"].is_contiguous()
         type(self).planned += 1
         self._how, given = how, (indptr, pages, last)
         if self.fixed:  # what a graph reads lies where it lay
@@ -388,7 +390,12 @@ class Wrapper:
             for buffer, x in zip((self.buffers[name] for name in BUFFERS), given, strict=True):
                 buffer[: len(x)].copy_(x)
             given = tuple(self.buffers[name] for name in BUFFERS)
+            assert pages.data_ptr() == self.buffers[BUFFERS[1]].data_ptr(), "they went up to where they are read"
         self._starts, (self._indptr, self._pages, self._last) = starts, given
+
+    def reset_workspace_buffer(self, space: Tensor, plans: Tensor) -> None:
+        """As FlashInfer's does, whose own pinned memory it makes anew."""
+        self.plans, self._pin_memory_int_workspace_buffer = plans, torch.empty(0)
 
     def run(self, q: Tensor, kv: Tensor) -> Tensor:
         how, out = self._how, torch.empty_like(q)

@@ -157,3 +157,19 @@ def test_what_is_captured_has_its_place_in_the_plan(client: Make) -> None:
 def test_ahead_where_nothing_is_captured_says_so(client: Make) -> None:
     with pytest.raises(ValueError, match="enforce_eager=True captures nothing"):
         client(enforce_eager=True, capture_ahead=True)
+
+
+def test_weights_go_aside_through_pieces_of_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece is not written again before it was read."""
+    monkeypatch.setattr(memory, "CHUNK", 100)
+    fake = FakeRuntime()
+    tagged = memory.Tagged(fake, 0)
+    sizes = (0, 1, 99, 100, 101, 1000, 1001)
+    weights = [torch.randint(0, 255, (size,), dtype=torch.uint8) for size in sizes]
+    wanted = [each.clone() for each in weights]
+    tagged.keep("weights", weights)
+    copies = fake.copies
+    assert tagged.sleep(1) == sum(sizes) and fake.copies - copies == 0 + 1 + 1 + 1 + 2 + 10 + 11
+    assert all(each.untyped_storage().nbytes() == 0 for each in weights)
+    tagged.wake()
+    assert all(map(torch.equal, weights, wanted))

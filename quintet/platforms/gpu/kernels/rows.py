@@ -13,7 +13,7 @@ WIDEST = 2048  # inputs that one program holds at a time; an untuned guess: 16 p
 LEAST = tl.constexpr(SMALLEST)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["scale_step"])  # tokens, where scales lie group by group
 def quantize(
     values, scales, x, inputs, groups, group, x_row, scale_row, scale_step, LARGEST: tl.constexpr,
     MANTISSA: tl.constexpr, BIAS: tl.constexpr, LAST: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
