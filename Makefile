@@ -18,7 +18,7 @@ CHECK := import sys; sys.exit("make needs Python 3.11 or newer, and %s is %d.%d:
 SOURCES := pyproject.toml constraints-dev.txt CMakeLists.txt $(shell find csrc -type f)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint format mutants bench gpu clean
+.PHONY: help setup demo test test-all lint format mutants bench gpu gpu-wheels clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -63,8 +63,11 @@ bench: $(STAMP) ## measure this machine and the engine on it
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
 # Without $(STAMP): that would bring a torch of its own. It takes what is installed, in .venv or else by PYTHON.
-gpu: ## test and measure on this machine's NVIDIA GPU, offline
+gpu: ## test and measure on this machine's NVIDIA GPU, offline: ARGS="--only probe"
 	$(or $(wildcard $(BIN)/python),$(PYTHON)) scripts/gpu.py $(ARGS)
+
+gpu-wheels: ## fill wheelhouse/gpu with what a GPU machine without a network lacks beside torch
+	$(or $(wildcard $(BIN)/python),$(PYTHON)) scripts/on_gpu/wheels.py $(ARGS)
 
 clean: ## remove .venv, builds and caches
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -32,6 +32,7 @@ import math
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -278,6 +279,7 @@ def report(bench: Bench, bits: Sequence[str], host: dict[str, Any]) -> dict[str,
     traffic = bench.traffic()
     return {
         "date": time.strftime("%Y-%m-%d"),
+        "commit": commit(),
         "model": bench.folder.name,
         "machine": host,
         "threads": bench.threads,
@@ -291,6 +293,15 @@ def report(bench: Bench, bits: Sequence[str], host: dict[str, Any]) -> dict[str,
         "runs": [asdict(run) for run in (*RUNS, *BRIEF, STARTUP)],
         "rounds": [asdict(each) for each in bench.rounds],
     }
+
+
+def commit() -> str:
+    """What is measured: the checkout's commit, "-dirty" behind it where files differ; empty outside one."""
+    asked = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 def machine() -> dict[str, Any]:

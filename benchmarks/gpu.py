@@ -1,8 +1,10 @@
 """What steps cost on a GPU, as shares of the ceilings measured in the same run. Random weights of real shapes.
 
 python benchmarks/gpu.py [--shape llama-3.1-8b] [--device cuda] [--out benchmarks/results/nvidia-h200.json]
+python benchmarks/gpu.py --first-token
 
-Decoding is held against the bandwidth of a copy, prompts against the rate of a bf16 product, both by torch.
+Decoding is held against the bandwidth of a copy, prompts against the rate of a bf16 product, both by torch. With
+--results FILE each figure is a line of it as soon as it is there; what fails is a line too, and the rest goes on.
 """
 
 import argparse
@@ -14,8 +16,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +34,10 @@ from quintet.engine.start import Prepared, prepare  # noqa: E402
 from quintet.engine.worker import Worker  # noqa: E402
 from quintet.platforms import UnavailableError, choose  # noqa: E402
 from quintet.types import HostBatch  # noqa: E402
+from scripts.on_gpu.jobs import note  # noqa: E402
 
 GIGA = 1e9
+TRIED = "tiny"  # a shape to try these scripts with, where a host stands in
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-3.1-8b": {
         "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
@@ -43,6 +48,10 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
         "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 131072,
         "rope_theta": 500_000, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
+    },
+    TRIED: {
+        "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 8192,
     },
 }  # fmt: skip
 DECODES = ((1, 512), (8, 512), (64, 512), (64, 4096))  # requests, tokens that each has behind it
@@ -89,13 +98,23 @@ def timed(call: Callable[[], object], wait: Callable[[], object], rounds: int = 
 
 def ceilings(device: torch.device, wait: Callable[[], object]) -> dict[str, float]:
     """GB/s that a copy reads and writes, and TFLOP/s of a large bf16 product."""
-    x = torch.empty(2**30, dtype=torch.uint8, device=device)
+    nbytes, size = (2**30, 8192) if device.type != "cpu" else (2**24, 256)  # a host stands in where this is tried
+    x = torch.empty(nbytes, dtype=torch.uint8, device=device)
     y = torch.empty_like(x)
     copy, _ = timed(lambda: y.copy_(x), wait)
-    size = 8192
     a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
     product, _ = timed(lambda: a @ b, wait)
     return {"copy_gbs": 2 * x.numel() / copy / GIGA, "bf16_tflops": 2 * size**3 / product / 1e12}
+
+
+def place_of(made: Prepared) -> torch.device:
+    """Where the model's tensors are."""
+    return made.ranks.workers[0]._state[0].device
+
+
+def waiting(device: torch.device) -> Callable[[], object]:
+    """Waits for what is queued there."""
+    return torch.cuda.synchronize if device.type == "cuda" else lambda: None
 
 
 def prepared(shape: str, device: str) -> Prepared:
@@ -105,6 +124,8 @@ def prepared(shape: str, device: str) -> Prepared:
     folder = tempfile.mkdtemp(prefix="quintet-shape-")
     LlamaConfig(**SHAPES[shape], dtype="bfloat16").save_pretrained(folder)
     limits = {"max_model_len": 8192, "max_num_seqs": 64, "max_num_batched_tokens": 2048}
+    if shape == TRIED:
+        limits = {"max_model_len": 1024, "max_num_seqs": 8, "max_num_batched_tokens": 1024}
     config = EngineConfig.from_kwargs(
         model=folder, device=device, dtype="bfloat16", load_format="dummy", skip_tokenizer_init=True, **limits
     )
@@ -113,30 +134,37 @@ def prepared(shape: str, device: str) -> Prepared:
     return made
 
 
-def steps(made: Prepared, wait: Callable[[], object], ceiling: dict[str, float]) -> list[Row]:
-    """Whole steps, from the host's arrays to logits on the device."""
-    worker, rows = made.ranks.workers[0], []
+def steps(made: Prepared, wait: Callable[[], object], ceiling: dict[str, float]) -> Iterator[Callable[[], Row | None]]:
+    """Whole steps, from the host's arrays to logits on the device, each measured when it is called."""
+    worker = made.ranks.workers[0]
     weights = read_bytes(worker)
-    for requests, context in DECODES:
+
+    def decode(requests: int, context: int) -> Row | None:
         host = batch(requests, 1, context - 1)
-        if fits(made, host):
-            took = stepped(worker, host, wait)
-            cache = requests * context * worker.page_bytes / made.config.page_size
-            rows.append(row(f"decode {requests} x {context}", took, weights + cache, ceiling["copy_gbs"], "GB/s"))
-    parameters = (weights - head_bytes(worker)) / 2
-    for tokens in PROMPTS:
+        if not fits(made, host):
+            return None
+        took = stepped(worker, host, wait)
+        cache = requests * context * worker.page_bytes / made.config.page_size
+        return row(f"decode {requests} x {context}", took, weights + cache, ceiling["copy_gbs"], "GB/s")
+
+    def prompt(tokens: int) -> Row:
         took = stepped(worker, batch(1, tokens, 0), wait)
-        rows.append(row(f"prefill {tokens}", took, 2 * parameters * tokens, ceiling["bf16_tflops"], "TFLOP/s"))
-    return rows
+        parameters = (weights - head_bytes(worker)) / 2
+        return row(f"prefill {tokens}", took, 2 * parameters * tokens, ceiling["bf16_tflops"], "TFLOP/s")
+
+    for requests, context in DECODES:
+        yield partial(decode, requests, context)
+    for tokens in (each for each in PROMPTS if each <= made.config.max_num_batched_tokens):
+        yield partial(prompt, tokens)
 
 
 def stepped(worker: Worker, host: HostBatch, wait: Callable[[], object]) -> tuple[float, float]:
     """As timed() has it, of a step of the worker."""
-    return timed(lambda: worker.run(host), wait)
+    return timed(lambda: worker.run(host), wait, ROUNDS if worker._state[0].device.type != "cpu" else 1)
 
 
 def fits(made: Prepared, host: HostBatch) -> bool:
-    return int(host.groups[0].table.max()) < made.plan.num_pages
+    return int(host.groups[0].table.max()) < made.plan.num_pages and len(host.starts) <= made.config.max_num_seqs + 1
 
 
 def read_bytes(worker: Worker) -> int:
@@ -148,14 +176,14 @@ def head_bytes(worker: Worker) -> int:
     return num_bytes(worker.model.lm_head, worker.platform)
 
 
-def attention(made: Prepared, wait: Callable[[], object], ceiling: dict[str, float]) -> list[Row]:
+def attention(made: Prepared, wait: Callable[[], object], ceiling: dict[str, float]) -> Row | None:
     """Paged decode attention alone, in the layout of the model."""
     from quintet.types import AttentionSpec, Books
 
     worker, config = made.ranks.workers[0], made.hf_config
     host, requests, context = batch(64, 1, 4095), 64, 4096
     if not fits(made, host):
-        return []
+        return None
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     spec = AttentionSpec(heads, kv_heads, dim, dim**-0.5, torch.bfloat16, made.config.page_size)
@@ -167,7 +195,7 @@ def attention(made: Prepared, wait: Callable[[], object], ceiling: dict[str, flo
     q = torch.randn(len(host.token_ids), heads, dim, device=kv.device, dtype=torch.bfloat16)
     took = timed(lambda: worker.ops.paged_attention(q, kv, books, spec, None), wait)
     read = requests * context * 2 * kv_heads * dim * 2
-    return [row("attention 64 x 4096", took, read, ceiling["copy_gbs"], "GB/s")]
+    return row("attention 64 x 4096", took, read, ceiling["copy_gbs"], "GB/s")
 
 
 def first_token(device: str) -> float:
@@ -191,51 +219,72 @@ def table(results: dict[str, Any]) -> str:
         rate = f"{each['rate']:.0f} {each['unit']}"
         end = f"{each['share']:>8.0%}" + (f"{wanted:>8.0%}" if wanted else "")
         lines.append(f"{each['what']:<24}{each['ms']:>10.3f}{each['host_ms']:>10.3f}{rate:>12}{end}")
-    lines += ["", f"first token {results['first_token_s']:.1f} s after the start, wanted {FIRST_TOKEN:.0f} s at most"]
-    return "\n".join(lines)
+    if (first := results.get("first_token_s")) is not None:
+        lines += ["", f"first token {first:.1f} s after the start, wanted {FIRST_TOKEN:.0f} s at most"]
+    return "\n".join([*lines, *(f"failed: {each}" for each in results["failed"])])
 
 
-def measure(shape: str, device: str) -> dict[str, Any]:
-    """Everything; the ceilings again at the end, so that a device that slowed down shows."""
+def measure(shape: str, device: str, tell: Callable[..., None]) -> dict[str, Any]:
+    """Everything; the ceilings again at the end, so that a device that slowed down shows. What fails is named."""
     detail = choose(device).capabilities.detail
-    cold = first_token(device)
-    kind = torch.device(device, 0)
-    wait = torch.cuda.synchronize
-    before = ceilings(kind, wait)
+    start = time.perf_counter()
     made = prepared(shape, device)
-    rows = [*steps(made, wait, before), *attention(made, wait, before)]
-    ops = {choice.op: choice.provider for choice in made.ranks.workers[0].ops.choices}
-    del made  # or there may be no room for the ceilings
+    kind, loaded = place_of(made), time.perf_counter() - start
+    wait = waiting(kind)
+    before = ceilings(kind, wait)
+    tell(kind="ceilings", shape=shape, detail=detail, loaded_s=round(loaded, 1), **before)
+    rows, failed = [], []
+    for each in [*steps(made, wait, before), partial(attention, made, wait, before)]:
+        try:
+            found = each()
+        except Exception as error:  # one figure less
+            failed.append(f"{each.args}: {type(error).__name__}: {error}")  # type: ignore[attr-defined]
+            tell(kind="failed", shape=shape, what=failed[-1])
+            continue
+        if found is not None:
+            rows.append(asdict(found))
+            tell(kind="speed", shape=shape, **rows[-1])
+    ops = {choice.op: choice.provider for choice in made.ranks.workers[0].ops.bound}
+    del made, each  # or there may be no room for the ceilings
     gc.collect()
-    torch.cuda.empty_cache()
+    if kind.type == "cuda":
+        torch.cuda.empty_cache()
     after = ceilings(kind, wait)
+    tell(kind="ceilings", shape=shape, detail="at the end", **after)
     return {
         "date": time.strftime("%Y-%m-%d"), "device": detail.split(";")[0], "detail": detail, "shape": shape,
-        "ceilings": before, "ceilings_after": after, "first_token_s": round(cold, 2),
-        "ops": ops,
-        "rows": [asdict(each) for each in rows],
+        "ceilings": before, "ceilings_after": after, "loaded_s": round(loaded, 1), "ops": ops, "rows": rows,
+        "failed": failed,
     }  # fmt: skip
 
 
 def main() -> int:
-    """0 if it was measured, 1 if there is no device."""
+    """0 if all of it was measured, 1 if there is no device or something failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="llama-3.1-8b")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--out", type=Path, help="benchmarks/results/<gpu>.json if not given")
+    parser.add_argument("--out", type=Path, help="benchmarks/results/gpu-<device>-<shape>.json if not given")
+    parser.add_argument("--results", type=Path, help="a file that gets a line for each figure")
+    parser.add_argument("--first-token", action="store_true", help="only the seconds to a process's first token")
     args = parser.parse_args()
+    tell = partial(note, args.results) if args.results else lambda **values: None
     try:
         choose(args.device)
     except UnavailableError as error:
         print(f"nothing was measured: {error}", file=sys.stderr)
         return 1
-    results = measure(args.shape, args.device)
-    name = re.sub(r"[^a-z0-9]+", "-", results["device"].lower()).strip("-")
+    if args.first_token:
+        for turn in ("cold", "again"):  # the second time, kernels are compiled
+            tell(kind="first token", turn=turn, seconds=(seconds := round(first_token(args.device), 2)))
+            print(f"first token {seconds} s after the start of the process, {turn}; wanted {FIRST_TOKEN:.0f} s at most")
+        return 0
+    results = measure(args.shape, args.device, tell)
+    name = re.sub(r"[^a-z0-9]+", "-", f"gpu-{results['device']}-{args.shape}".lower()).strip("-")
     out = args.out or ROOT / "benchmarks" / "results" / f"{name}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(results, indent=2) + "\n")
     print(f"{table(results)}\n\nwritten to {out}")
-    return 0
+    return int(bool(results["failed"]))
 
 
 if __name__ == "__main__":

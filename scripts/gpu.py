@@ -1,124 +1,136 @@
-"""Everything that a machine with an NVIDIA GPU can prove, in one command, without a network.
+"""Everything that a machine with an NVIDIA GPU can prove, part by part, without a network.
 
-python scripts/gpu.py [--wheels FOLDER] [--only tests|benchmarks] [--shape llama-3.1-8b]
+python scripts/gpu.py [--only probe kernels ...] [--out build/gpu/out] [--wheels wheelhouse/gpu] [--shapes NAME ...]
 
-It uses the torch that is installed, which must be built for CUDA. Packages that are missing are taken from FOLDER, into
-build/gpu; without one it says what to bring. Then it builds csrc/cuda where there is nvcc, runs the contract and kernel
-tests on the device and the oracle against the CPU platform, and measures: benchmarks/results/<gpu>.json.
+It uses the torch and the Triton that are installed. What else the engine and its tests need is taken from the folder
+that `make gpu-wheels` fills where there is a network. Each part stays under nine minutes and writes PART.log and
+PART.jsonl as results come; one that fails or is cut off leaves those of the others, and its own up to there.
+
+--rehearse runs all of it without a GPU: a device of host memory and Triton's interpreter stand in, so nothing that is
+written says anything of a GPU. `make gpu ARGS=--list` says what there is.
 """
 
 import argparse
 import importlib.util
 import os
-import shutil
+import resource
 import subprocess
 import sys
-import venv
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from scripts.on_gpu import jobs, parts, wheels  # noqa: E402  the path is set first, so that the script runs by itself
+
 PLACE = ROOT / "build" / "gpu"
 PACKAGES = {  # module -> what to install
-    "torch": "torch (built for CUDA)", "triton": "triton", "pynvml": "nvidia-ml-py", "numpy": "numpy",
+    "torch": "torch (built for CUDA)", "triton": "triton", "numpy": "numpy", "pynvml": "nvidia-ml-py",
     "transformers": "transformers", "safetensors": "safetensors", "tokenizers": "tokenizers", "jinja2": "jinja2",
-    "msgspec": "msgspec", "psutil": "psutil", "cpuinfo": "py-cpuinfo", "tqdm": "tqdm",
+    "msgspec": "msgspec", "psutil": "psutil", "cpuinfo": "py-cpuinfo", "tqdm": "tqdm", "gguf": "gguf",
     "huggingface_hub": "huggingface_hub", "yaml": "pyyaml", "pytest": "pytest", "pytest_timeout": "pytest-timeout",
-    "pytest_asyncio": "pytest-asyncio",
+    "pytest_asyncio": "pytest-asyncio", "xdist": "pytest-xdist", "hypothesis": "hypothesis",
 }  # fmt: skip
-TESTS = ("tests/contract", "tests/platforms/gpu", "tests/platforms/cuda")
-NEVER = ("torch", "triton")  # no other build of these takes the place of the installed one
+REHEARSAL = ROOT / "scripts" / "on_gpu" / "rehearsal"  # brings a platform that takes the place of cuda
 
 
-def missing() -> dict[str, str]:
-    """Of PACKAGES, what this interpreter lacks."""
-    return {name: package for name, package in PACKAGES.items() if importlib.util.find_spec(name) is None}
+def missing(path: Sequence[str]) -> list[str]:
+    """Of PACKAGES, what this interpreter lacks with these folders besides."""
+    before = list(sys.path)
+    sys.path[:0] = path
+    importlib.invalidate_caches()
+    try:
+        return [package for name, package in PACKAGES.items() if importlib.util.find_spec(name) is None]
+    finally:
+        sys.path[:] = before
 
 
-def set_up(wheels: Path | None) -> str | None:
-    """An interpreter that has all, or None with the reason printed."""
-    lacking = missing()
-    if not lacking:
-        return sys.executable
-    names = [package for module, package in lacking.items() if module not in NEVER]
-    hard = [package for module, package in lacking.items() if module in NEVER]
-    if hard or wheels is None:
-        print(f"missing: {', '.join([*hard, *names])}")
-        if names:
-            print(f"where there is a network: pip download --no-deps -d wheels {' '.join(names)}")
-            print("and here: python scripts/gpu.py --wheels wheels")
+def set_up(folder: Path) -> Path | None:
+    """Where the packages lie that are not this interpreter's own; None, with the reason printed, if one is missing."""
+    site = PLACE / "site"
+    why = wheels.place(folder, site) if folder.exists() else f"{folder} is not there"
+    if lacking := missing([] if why else [str(site)]):
+        print(f"missing: {', '.join(lacking)}; {why or f'nor are they in {folder}'}")
+        print(f"where there is a network: make gpu-wheels, which fills {wheels.PLACE.relative_to(ROOT)}; bring it here")
         return None
-    venv.create(PLACE, system_site_packages=True, with_pip=True)
-    python = str(PLACE / "bin" / "python")
-    site = f"import sysconfig; print(sysconfig.get_paths(vars={{'base': {sys.prefix!r}}})['purelib'])"
-    base = subprocess.run([python, "-c", site], capture_output=True, text=True, check=True).stdout.strip()
-    own = subprocess.run(
-        [python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"],
-        capture_output=True, text=True, check=True,
-    ).stdout.strip()  # fmt: skip
-    Path(own, "outer.pth").write_text(base + "\n")  # where this was started from a virtual environment
-    command = [
-        python,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-index",
-        "--no-deps",
-        "--find-links",
-        str(wheels),
-        *names,
+    return site
+
+
+def environment(site: Path, rehearse: bool) -> dict[str, str]:
+    """Of every job. What PYTHONPATH was given stays, behind ours."""
+    path = [
+        str(ROOT),
+        *([str(REHEARSAL)] if rehearse else []),
+        str(site),
+        *filter(None, [os.environ.get("PYTHONPATH")]),
     ]
-    return python if subprocess.run(command, check=False).returncode == 0 else None
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TRITON_INTERPRET": "1" if rehearse else "0",
+        "TRITON_CACHE_DIR": str(PLACE / "triton"),  # what one job has compiled, the next finds
+        "XDG_CACHE_HOME": str(PLACE / "cache"),
+    }
 
 
-def build_cuda() -> str:
-    """quintet/_cuda_comm.so, as an installation makes it -> what was done."""
-    nvcc, cmake = shutil.which("nvcc"), shutil.which("cmake")
-    if nvcc is None or cmake is None:
-        return f"csrc/cuda is not built: no {'nvcc' if nvcc is None else 'cmake'} here; NCCL does without it"
-    made, source = ROOT / "quintet" / "_cuda_comm.so", ROOT / "csrc" / "cuda"
-    given = {"NVCC": nvcc, "SOURCE": source / "all_reduce.cu", "OUT": made, "STAMP": ROOT / "build" / "cuda.stamp"}
-    command = [cmake, *(f"-D{name}={value}" for name, value in given.items()), "-P", str(source / "build.cmake")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return f"{made.relative_to(ROOT)} built" if made.exists() else f"csrc/cuda is not built:\n{done.stderr}"
-
-
-def available(python: str) -> bool:
+def available(given: dict[str, str]) -> bool:
     """Whether the platform can run; it prints why not."""
     code = (
         "import sys; from quintet.platforms import choose\n"
         "try: print(choose('cuda').capabilities.detail)\n"
         "except ValueError as error: sys.exit(str(error))"
     )
-    return run([python, "-c", code]) == 0
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=given, check=False).returncode == 0
 
 
-def run(command: Sequence[str], more: Mapping[str, str] = {}) -> int:
-    """In the repository's root -> exit code. Kernels are compiled, not interpreted."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "0", "HF_HUB_OFFLINE": "1", **more}
-    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+def summary(ended: dict[str, list[jobs.Ended]], out: Path) -> str:
+    """What a person reads last."""
+    lines = [""]
+    for part, each in ended.items():
+        lines += [f"{part:12} {job.job:22} {job.how}, {job.seconds} s" for job in each]
+    failed = sum(not job.passed for each in ended.values() for job in each)
+    return "\n".join([*lines, "", f"{failed or 'none'} of the jobs did not pass; everything is in {out}"])
 
 
 def main() -> int:
     """0 if everything ran and passed."""
+    every = {each.name: each for each in parts.parts(os.cpu_count() or 2)}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--wheels", type=Path, help="folder of wheels for what is missing")
-    parser.add_argument("--only", choices=("tests", "benchmarks"))
-    parser.add_argument("--shape", default="llama-3.1-8b", help="of the benchmarks")
+    parser.add_argument("--only", nargs="+", choices=every, metavar="PART", help=", ".join(every))
+    parser.add_argument("--out", type=Path, default=PLACE / "out", help="where results go")
+    parser.add_argument("--wheels", type=Path, default=wheels.PLACE, help="folder of what `make gpu-wheels` fetched")
+    parser.add_argument("--shapes", nargs="+", help="of speed and profile, instead of their own")
+    parser.add_argument("--seconds", type=float, help="of each part, at most")
+    parser.add_argument("--rehearse", action="store_true", help="without a GPU: a stand-in of host memory")
+    parser.add_argument("--list", action="store_true", help="print the parts and run nothing")
     args = parser.parse_args()
-    python = set_up(args.wheels)
-    if not available(python or sys.executable) or python is None:
-        print("\nnothing was run: this command needs an NVIDIA GPU and what is named above")
+    if args.list:
+        print("\n".join(f"{each.name:12} at most {each.seconds:.0f} s: {each.about}" for each in every.values()))
+        return 0
+    site = set_up(args.wheels)
+    if not available(environment(site or PLACE / "site", args.rehearse)) or site is None:
+        print("\nnothing was run: this command needs an NVIDIA GPU and what is named above, or --rehearse")
         return 1
-    print(build_cuda())
-    failed = 0
-    if args.only != "benchmarks":
-        failed |= run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS])
-    if args.only != "tests":
-        failed |= run([python, "benchmarks/gpu.py", "--shape", args.shape])
-    print("all passed" if not failed else "something failed: see above")
-    return min(failed, 1)
+    return run(args, [every[name] for name in args.only or every], site)
+
+
+def run(args: argparse.Namespace, wanted: Sequence[jobs.Part], site: Path) -> int:
+    """The parts, one after the other; what one does stops none."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # a cut-off job aborts
+    given = parts.Settings(args.out.resolve(), processors=min(12, os.cpu_count() or 2))
+    shapes = args.shapes or (["tiny"] if args.rehearse else given.shapes)
+    given = parts.Settings(given.out, given.device, given.processors, tuple(shapes))
+    ended = {}
+    for part in wanted:
+        if args.seconds:
+            part = jobs.Part(part.name, part.about, part.jobs, part.together, args.seconds)
+        ended[part.name] = jobs.run(part, part.jobs(given), given.out, environment(site, args.rehearse))
+    print(summary(ended, given.out))
+    return int(any(not job.passed for each in ended.values() for job in each))
 
 
 if __name__ == "__main__":

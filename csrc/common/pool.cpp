@@ -37,6 +37,43 @@ void wait_a_moment(unsigned spin) {
 #endif
 }
 
+// Stretches of memory that are to be read soon. Whoever takes a piece while they are exchanged may take one of neither:
+// asking for memory that is not there does nothing.
+class Ahead {
+public:
+    void exchange(const Stretch* stretches, int count) {
+        count_.store(0, std::memory_order_relaxed);
+        for (int i = 0; i < count; ++i) {
+            const auto at = reinterpret_cast<uintptr_t>(stretches[i].at);
+            next_[i].store(at, std::memory_order_relaxed);
+            ends_[i].store(at + static_cast<uintptr_t>(stretches[i].bytes), std::memory_order_relaxed);
+        }
+        if (count > 0) count_.store(count, std::memory_order_release);
+    }
+
+    // Asks for the next piece; false where there is none.
+    bool ask() {
+        const int count = count_.load(std::memory_order_acquire);
+        for (int i = 0; i < count; ++i) {
+            const uintptr_t end = ends_[i].load(std::memory_order_relaxed);
+            if (next_[i].load(std::memory_order_relaxed) >= end) continue;
+            const uintptr_t at = next_[i].fetch_add(kPiece, std::memory_order_relaxed);
+            for (uintptr_t line = at; line < at + kPiece && line < end; line += kLine) {
+                __builtin_prefetch(reinterpret_cast<const void*>(line), 0, 2);
+            }
+            return true;
+        }
+        return false;
+    }
+
+private:
+    static constexpr uintptr_t kLine = 64, kPiece = 16 * kLine;  // a job that comes meanwhile waits for so little
+
+    alignas(64) std::atomic<int> count_{0};
+    std::atomic<uintptr_t> ends_[kMostAhead] = {};
+    alignas(64) std::atomic<uintptr_t> next_[kMostAhead] = {};
+};
+
 // A job's parts are claimed one by one, and the caller waits for those that were claimed, not for threads: one that comes
 // late, because another process has its core, finds nothing left, and the others did its share.
 class Pool {
@@ -60,6 +97,8 @@ public:
     Pool& operator=(const Pool&) = delete;
 
     int size() const { return static_cast<int>(workers_.size()) + 1; }
+
+    void read_ahead(const Stretch* stretches, int count) { ahead_.exchange(stretches, count); }
 
     void run(Job job, const void* context, int parts) {
         job_.store(job, std::memory_order_relaxed);
@@ -118,10 +157,10 @@ private:
 
     // Waits for a turn after `seen`.
     uint32_t next(uint32_t seen) {
-        for (unsigned spin = 0; spin < kSpins; ++spin) {
+        for (unsigned spin = 0; spin < kSpins;) {
             const uint32_t now = turn_.load(std::memory_order_acquire);
             if (now != seen) return now;
-            wait_a_moment(spin);
+            if (!ahead_.ask()) wait_a_moment(spin++);
         }
         turn_.wait(seen, std::memory_order_acquire);
         return turn_.load(std::memory_order_acquire);
@@ -143,6 +182,7 @@ private:
     alignas(64) std::atomic<Job> job_{nullptr};
     std::atomic<const void*> context_{nullptr};
     std::atomic<bool> stopping_{false};
+    Ahead ahead_;
 };
 
 // Made at the first use, never destroyed: threads that end with the process need no farewell, and a static destructor
@@ -183,6 +223,12 @@ void run_parts(Job job, const void* context, int parts) {
         return;
     }
     g.pool->run(job, context, parts);
+}
+
+void read_ahead(const Stretch* stretches, int count) {
+    Global& g = global();
+    const std::lock_guard<std::mutex> lock(g.mutex);
+    g.pool->read_ahead(stretches, count);
 }
 
 namespace {

@@ -23,6 +23,18 @@ int pool_threads();
 void limit_pool_threads(int threads);
 void set_pool_threads(int threads, Settle settle = nullptr);
 
+struct Stretch {
+    const void* at;
+    long bytes;
+};
+
+constexpr int kMostAhead = 8;
+
+// What the next jobs read of memory: threads that wait for one ask for it meanwhile, in this order, and it is in a cache
+// when they come. At most kMostAhead stretches; they take the place of those before, and none forgets those. A wish: what
+// lies there may be gone by then, and nothing depends on it.
+void read_ahead(const Stretch* stretches, int count);
+
 // Runs body(first, last) over 0..count-1 in contiguous stretches of at least `grain`.
 template <typename Body>
 static void parallel_for(long count, long grain, const Body& body) {

@@ -79,6 +79,8 @@ void float8(const Float8Call& call) {
     share_out(panels * blocks, linear_parts(panels * blocks, call.tokens * call.inputs * call.outputs), run);
 }
 
+Stretch weights_of(const Float8Call& call) { return {call.weight, call.outputs * call.inputs}; }
+
 void float8_stack(const Float8Stack& stack, const SortedRows& sorted, void* out, const void* x, long stride, void* spare) {
     const Float8Call& first = stack.first;
     const long size = size_of(first.type);

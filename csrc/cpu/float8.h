@@ -1,6 +1,7 @@
 // Products of rows with weights in 8-bit floats. Tensors are addresses; sizes and strides are in elements.
 #pragma once
 
+#include "common/pool.h"
 #include "cpu/kernels/float8.h"
 #include "cpu/panels.h"
 
@@ -21,6 +22,7 @@ struct Float8Call {
 
 // An output is computed in one order, whatever rows stand beside its own and whatever number of threads there is.
 void float8(const Float8Call& call);
+Stretch weights_of(const Float8Call& call);
 
 // Matrices, one after another: the first one's call, but for what comes in and out.
 struct Float8Stack {

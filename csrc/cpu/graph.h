@@ -9,7 +9,15 @@
 #include <type_traits>
 #include <vector>
 
+#include "common/pool.h"
+
 namespace quintet::cpu {
+
+// What a call reads of memory whatever its inputs are: the weights of a product say so beside their calls.
+template <typename Call>
+Stretch weights_of(const Call&) {
+    return {nullptr, 0};
+}
 
 class Graph {
 public:
@@ -24,22 +32,23 @@ public:
                           [](Erased erased, const void* arguments) {
                               reinterpret_cast<void (*)(const Call&)>(erased)(*static_cast<const Call*>(arguments));
                           },
-                          at});
+                          at, weights_of(call)});
     }
 
-    // All calls again, in order.
-    void run() const {
-        for (const Node& node : nodes_) node.invoke(node.kernel, &memory_[node.at]);
-    }
+    // All calls again, in order. Weights are read ahead: a product's while other kernels run, the first ones' after the end.
+    void run() const;
 
     long size() const { return static_cast<long>(nodes_.size()); }
 
 private:
+    void ask_for(std::size_t node, long bytes, int most) const;
+
     using Erased = void (*)();
     struct Node {
         Erased kernel;
         void (*invoke)(Erased kernel, const void* call);
         std::size_t at;  // of the call in memory_
+        Stretch weights;
     };
     std::vector<Node> nodes_;
     std::vector<std::max_align_t> memory_;

@@ -93,6 +93,8 @@ void linear(const LinearCall& call) {
     share_out(panels * blocks, linear_parts(panels * blocks, call.tokens * call.inputs * call.outputs), run);
 }
 
+Stretch weights_of(const LinearCall& call) { return {call.weight, call.outputs * call.inputs * size_of(call.type)}; }
+
 void linear_by_heads(const LinearHeadsCall& call) {
     const LinearType type = call.type;
     const long size = size_of(type), pair = linear_pair(type);

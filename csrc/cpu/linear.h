@@ -1,6 +1,7 @@
 // Products of rows with packed weights. Tensors are addresses; sizes and strides are in elements.
 #pragma once
 
+#include "common/pool.h"
 #include "cpu/kernels/linear.h"
 
 namespace quintet::cpu {
@@ -17,6 +18,7 @@ struct LinearCall {
 
 // An output is computed in one order, whatever rows stand beside its own and whatever number of threads there is.
 void linear(const LinearCall& call);
+Stretch weights_of(const LinearCall& call);
 
 struct LinearHeadsCall {
     void* out;           // [T, heads, outputs]

@@ -171,6 +171,10 @@ void quantized(const QuantizedCall& call) {
     share_out(panels * blocks, parts_of(panels * blocks, call.tokens * call.inputs * call.outputs, kThreadWork), run);
 }
 
+Stretch weights_of(const QuantizedCall& call) {
+    return {call.weight, blocks_of(call.outputs) * (call.inputs / kQuad) * quad_bytes(call.scheme)};
+}
+
 // Tokens are prepared once, whatever number of matrices they meet.
 void quantized_stack(const QuantizedStack& stack, const SortedRows& sorted, void* out, const void* x, long stride) {
     QuantizedCall whole = stack.first;

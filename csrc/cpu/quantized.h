@@ -1,6 +1,7 @@
 // Products of rows with quantized weights. Tensors are addresses; sizes and strides are in elements.
 #pragma once
 
+#include "common/pool.h"
 #include "cpu/kernels/quantized.h"
 #include "cpu/panels.h"
 
@@ -27,6 +28,7 @@ struct QuantizedCall {
 
 // An output has the same bits on every processor, whatever rows stand beside its own and whatever number of threads there is.
 void quantized(const QuantizedCall& call);
+Stretch weights_of(const QuantizedCall& call);
 
 // Matrices, one after another: the first one's call, but for what comes in and out.
 struct QuantizedStack {

@@ -1,4 +1,5 @@
 // Runs the compiled sources without Python, so that the sanitizers can watch them. Exits with the number of failures.
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -118,6 +119,24 @@ void pool_shares_out() {
     for (std::thread& caller : callers) caller.join();
     expect(total == 3 * 50 * 10, "several callers are served in turn");
     expect(refuses([] { quintet::set_pool_threads(0); }), "a pool without threads is refused");
+    quintet::set_pool_threads(1);
+}
+
+// Threads that wait read what is announced, exchanged in the middle of it too, and memory that is no more; no job notices.
+void waiting_threads_read_ahead() {
+    quintet::set_pool_threads(4);
+    std::vector<char> there(1 << 20, 1);
+    const quintet::Stretch gone{reinterpret_cast<const void*>(uintptr_t{1} << 40), 1 << 20};
+    std::vector<quintet::Stretch> all(quintet::kMostAhead, {there.data(), static_cast<long>(there.size())});
+    all[1] = gone;
+    for (int turn = 0; turn < 500; ++turn) {
+        quintet::read_ahead(all.data(), turn % (quintet::kMostAhead + 1));
+        if (turn % 50 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        std::atomic<long> total{0};
+        quintet::parallel_for(20, 1, [&](long first, long last) { total += last - first; });
+        expect(total == 20, "a job is done while memory is asked for");
+    }
+    expect(std::count(there.begin(), there.end(), 1) == 1 << 20, "what was read ahead is as it was");
     quintet::set_pool_threads(1);
 }
 
@@ -258,6 +277,7 @@ int main() {
 #endif
     team_keeps_step();
     pool_shares_out();
+    waiting_threads_read_ahead();
     a_limit_is_the_callers_alone();
     pool_may_shrink_under_a_job();
     pool_does_without_late_workers();

@@ -50,9 +50,9 @@ def run(
         sections.append(section)
         begin(section)
         for each in group:
-            for trial in _few(_trials(each, subject)) if quick else _trials(each, subject):
+            for trial in _few(listed(each, subject)) if quick else listed(each, subject):
                 start(each, trial)
-                results.append(_try(each, trial))
+                results.append(tried(each, trial))
                 show(results[-1])
     return Report.of(subject, sections, results, quick)
 
@@ -60,9 +60,9 @@ def run(
 def first_failure(subject: Subject, clause: str, among: str = "") -> str | None:
     """What the first trial of a clause that fails says; None if all hold. `among`: what their names begin with."""
     for each in checks([clause.partition(".")[0]]):
-        for trial in _trials(each, subject) if each.clause == clause else ():
+        for trial in listed(each, subject) if each.clause == clause else ():
             if trial.what.startswith(among):
-                result = _try(each, trial)
+                result = tried(each, trial)
                 if result.outcome is Outcome.FAILED:
                     return f"{result.what}: {result.detail}"
     return None
@@ -73,8 +73,8 @@ def _few(trials: Iterator[Trial]) -> list[Trial]:
     return spread(known, math.ceil(math.sqrt(len(known))))
 
 
-def _trials(of: Check, subject: Subject) -> Iterator[Trial]:
-    """A check that cannot even list its trials is one failed trial."""
+def listed(of: Check, subject: Subject) -> Iterator[Trial]:
+    """Its trials. A check that cannot even list them is one failed trial."""
     try:
         yield from of.trials(subject)
     except Exception as error:
@@ -86,7 +86,8 @@ def _trials(of: Check, subject: Subject) -> Iterator[Trial]:
         yield Trial("listing its trials", again)
 
 
-def _try(of: Check, trial: Trial) -> Result:
+def tried(of: Check, trial: Trial) -> Result:
+    """Calls it, and raises nothing."""
     began = time.perf_counter()
     outcome, detail = Outcome.PASSED, ""
     try:

@@ -25,7 +25,7 @@ from quintet.engine.scheduler import Plan, Scheduler
 from quintet.engine.stats import Stats
 from quintet.engine.weight_files import Weights
 from quintet.outputs import TokenDelta
-from quintet.platforms.interface import ASIDE, DROPPED, CacheLost
+from quintet.platforms.interface import ASIDE, DROPPED, CacheLost, DeviceLost
 
 logger = logging.getLogger(__name__)
 
@@ -184,7 +184,10 @@ class Engine:
     def _fail(self, plan: Plan, error: Exception) -> None:
         """The requests in the step end. What it wrote is not known, so all others are computed again, in the same
         cache: a page is written before it is read, and where memory is full there is no room for another. Where the
-        cache is lost, nobody ends, unless it is lost twice without a step between: then the step may be why."""
+        cache is lost, nobody ends, unless it is lost twice without a step between: then the step may be why. Where the
+        device is, the error ends the engine."""
+        if isinstance(error, DeviceLost):
+            raise error
         lost = isinstance(error, CacheLost)
         self._losses = self._losses + 1 if lost else 0
         if self._losses == 1:

@@ -197,8 +197,15 @@ class Shelf:
         return self._kept[key]
 
 
+DRAWN = 1_048_573  # numbers of a block; a prime, so that no row of a weight is the row above it
+
+
 class Dummy:
-    """Random weights: small, finite, the same for a name every time."""
+    """Random weights: small, finite, the same for a name every time. They are one block of numbers again and again, in
+    no two tensors from the same place on: billions would take a minute to draw."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[torch.dtype, Tensor] = {}
 
     def check(self, wanted: list[Declared]) -> None:
         """Nothing can be missing."""
@@ -207,16 +214,26 @@ class Dummy:
         """Nothing is mapped."""
 
     def read(self, name: str, entry: OnFile) -> Tensor:
-        generator, dtype = torch.Generator().manual_seed(sum(name.encode())), entry.dtypes[0]
+        dtype = entry.dtypes[0]
         if entry.shape is None:
             raise ValueError(
                 f"{name} cannot be made up: only the checkpoint says how large it is; leave load_format out"
             )
         if dtype.is_floating_point:
-            numbers = torch.randn(entry.shape, generator=generator) * 0.02
-            return numbers if entry.dtypes == FLOATS else numbers.to(dtype)
-        ends = torch.iinfo(dtype)
+            return self._floats(sum(name.encode()), math.prod(entry.shape), dtype).view(entry.shape)
+        ends, generator = torch.iinfo(dtype), torch.Generator().manual_seed(sum(name.encode()))
         return torch.randint(ends.min, ends.max, entry.shape, dtype=dtype, generator=generator)
+
+    def _floats(self, seed: int, count: int, dtype: torch.dtype) -> Tensor:
+        if dtype not in self._blocks:
+            drawn = torch.randn(DRAWN, generator=torch.Generator().manual_seed(0)) * 0.02
+            self._blocks[dtype] = drawn.to(dtype)
+        block, first = self._blocks[dtype], seed * 65_537 % DRAWN
+        numbers = torch.empty(count, dtype=dtype)
+        for start in range(-first, count, DRAWN):
+            inside = slice(max(0, start), min(count, start + DRAWN))
+            numbers[inside] = block[inside.start - start : inside.stop - start]
+        return numbers
 
 
 class Entry(NamedTuple):

@@ -5,12 +5,16 @@ An op that multiplies by weights has providers for each kind of form that a weig
 """
 
 import inspect
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 Function = Callable[..., Any]
 Timed = Callable[[str, str, Function], Function]  # (op, provider, its function) -> the same, which tells of its calls
+
+
+_BINDING = threading.RLock()  # probes compile, and ranks of one process are its threads: compilers keep no locks
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,8 @@ class Ops:
         if name not in self._chosen:
             op, whole = Op.registry[name], name.partition(":")[0]  # forms without an order have their op's
             order = self._priority.get(name, self._priority.get(whole, ()))
-            self._chosen[name] = _obey(op, order, self._asked[name]) if name in self._asked else _choose(op, order)
+            with _BINDING:
+                self._chosen[name] = _obey(op, order, self._asked[name]) if name in self._asked else _choose(op, order)
         return self._chosen[name]
 
     @property

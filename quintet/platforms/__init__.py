@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 
+from quintet.config import EngineConfig
 from quintet.names import unknown
 from quintet.platforms.interface import CONTRACT_VERSION, Capabilities, Platform, Unavailable, WrongContract
 
@@ -43,6 +44,15 @@ class Chosen:
     reason: str
     source: str = OURS  # or the distribution that brings it
     version: str = ""  # of that distribution
+
+    def configure(self, config: EngineConfig) -> tuple[EngineConfig, list[str]]:
+        """As the platform settles it; ValueError where it asks for what the platform does not say that it has."""
+        if config.batch_invariant and not (self.capabilities.batch_invariant or self.capabilities.batch_invariant_mode):
+            raise ValueError(
+                f"batch_invariant=True: platform {self.platform.name} does not give a request the same bits in every "
+                "batch; leave it out, or run on cpu"
+            )
+        return self.platform.configure(config)
 
 
 _UNPROBED = Unavailable("not probed")

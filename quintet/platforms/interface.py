@@ -68,6 +68,7 @@ class Capabilities:
     overlap: bool = False
     sleep: bool = False  # Device.sleep() gives memory back while nobody asks for anything
     batch_invariant: bool = False  # a request's results do not depend on what else is in the batch, bit for bit
+    batch_invariant_mode: bool = False  # nor here, if EngineConfig.batch_invariant asks for it
     automatic: bool = True  # "auto" may choose it; False: it runs if asked for by name (an emulation, a test double)
     # what place() depends on besides the weight, for a cache of placed weights; empty: they do not lie in host memory
     placing: str = ""
@@ -132,6 +133,11 @@ class Recording:
 
 class CacheLost(RuntimeError):
     """Raised by a step whose cache is gone, with whatever took it: the engine makes another and computes all again."""
+
+
+class DeviceLost(RuntimeError):
+    """Raised by whatever finds the device broken for good: nothing in this process computes on it any more, so that
+    the engine ends instead of failing one request after the other."""
 
 
 class Mixer(ABC):

@@ -37,6 +37,10 @@ class DeviceOptions:
         None, optional(count()), "most tokens in a step that is captured", group="device",
         metavar="TOKENS", aliases=("max_cudagraph_capture_size",),
     )  # fmt: skip
+    batch_invariant: bool = option(
+        False, truth, "give a request the same bits whatever else is in the batch, where the platform would not by "
+        "itself: slower there; as VLLM_BATCH_INVARIANT=1 asks for", group="device",
+    )  # fmt: skip
     compilation_cache_dir: str = option(
         "auto", text, "where a platform that compiles keeps what it compiled, for the next start: a folder, auto "
         "(~/.cache/quintet) or none", group="device", metavar="FOLDER",

@@ -21,7 +21,9 @@ _NO_SUFFIXES = "suffix decoding does not exist yet; leave it out, and use specul
 LACKING: Mapping[str, str] = {
     "enable_sleep_mode": "sleep() is there wherever the platform can; leave it out (`quintet serve` has the flag)",
     "swap_space": "a preempted request is computed again, nothing is swapped; leave it out",
-    "cpu_offload_gb": "weights are not offloaded; choose a smaller model or device='cpu'",
+    "cpu_offload_gb": "weights are not offloaded: every step would bring them over the bus again, which takes longer "
+    "than a step; quantize (quantization='int8' or 'int4'), share layers out over devices (tensor_parallel_size), or "
+    "run on device='cpu'",
     "pipeline_parallel_size": _ONE_DEVICE_GROUP,
     "data_parallel_size": _ONE_DEVICE_GROUP,
     "enable_expert_parallel": _ONE_DEVICE_GROUP,

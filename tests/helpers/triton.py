@@ -27,19 +27,22 @@ def needs_triton() -> torch.device:
     return device
 
 
+def uploaded(x: Any, device: torch.device) -> Any:
+    """x with a copy of each tensor on the device; one that is not contiguous may be the same where it is there."""
+    if isinstance(x, Tensor):
+        return x.to(device, copy=True) if x.is_contiguous() else x.to(device)
+    if not isinstance(x, tuple):
+        return x
+    parts = [uploaded(each, device) for each in x]
+    return type(x)(*parts) if hasattr(x, "_fields") else tuple(parts)
+
+
 def triton_op(name: str, device: torch.device) -> Callable[..., Any]:
     """An op's Triton provider for host tensors; it is given copies."""
     provider = Op.registry[name].providers["triton"]
 
-    def upload(x: Any) -> Any:
-        if isinstance(x, Tensor):
-            return x.to(device, copy=True) if x.is_contiguous() else x.to(device)
-        if not isinstance(x, tuple):
-            return x
-        return type(x)(*map(upload, x)) if hasattr(x, "_fields") else tuple(map(upload, x))
-
     def run(*args: Any) -> Any:
-        got = provider(*map(upload, args))
+        got = provider(*(uploaded(each, device) for each in args))
         return tuple(x.cpu() for x in got) if isinstance(got, tuple) else got.cpu()
 
     return run

@@ -1,4 +1,4 @@
-"""Images are described by files that nothing here can build: what can be checked without an engine is."""
+"""Images by our rules, without an engine to build them; docker/check.py builds and starts one where buildah is."""
 
 import json
 import re
@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
+from quintet.platforms import BUILT_IN
+
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 FILES = sorted(DOCKER.glob("Dockerfile.*"))
@@ -23,6 +25,7 @@ PORT = "8000"
 TORCH_INDEX = {"cpu": "cpu", "cuda": "cu130", "rocm": "rocm7.2", "tpu": "cpu", "xpu": "xpu"}
 PINNED = re.compile(r'"([a-z]+)(?:\[[a-z]+\])?==([\w.]+)"')
 TAG = re.compile(r"[\w./-]+:v?\d[\w.-]*")  # a tag that begins with a version; `latest` is none
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 SECRET = re.compile(r"(?i)(password|passwd|secret|token|api_?key)\w*=|hf_[A-Za-z]{20}|-----BEGIN")
 BUILD = ("cmake", "nanobind", "ninja", "scikit-build-core")
 
@@ -90,11 +93,13 @@ def faults(text: str) -> list[str]:
 
 
 def _stages(found: Sequence[Instruction]) -> Iterator[str]:
+    given = dict(i.rest.split("=", 1) for i in found if i.word == "ARG" and i.stage == 0)
     froms = [i.rest.split() for i in found if i.word == "FROM"]
     names = {words[2] for words in froms if len(words) == 3}
-    for image in (words[0] for words in froms):
-        if image not in names and not TAG.fullmatch(image.partition("@")[0]):
-            yield f"FROM {image} is not pinned to a version"
+    for image in (re.sub(r"\$\{(\w+)\}", lambda name: given.get(name[1], ""), words[0]) for words in froms):
+        tag, _, digest = image.partition("@")
+        if image not in names and not (TAG.fullmatch(tag) and DIGEST.fullmatch(digest)):
+            yield f"FROM {image} is not pinned to a version and its digest"
     if len(froms) < 2:
         yield "one stage: compilers would stay in the image"
 
@@ -148,7 +153,9 @@ def test_it_keeps_the_rules(file: Path) -> None:
     [
         ("python:3.12.13-slim-bookworm", "python:latest", "pinned"),
         ("python:3.12.13-slim-bookworm", "python", "pinned"),
-        ("FROM python:3.12.13-slim-bookworm\n", "", "one stage"),
+        ("@sha256:4766", "@sha256:", "pinned"),
+        ("ARG BASE=python:3.12.13-slim-bookworm", "ARG OTHER=python:3.12.13-slim-bookworm", "pinned"),
+        ("FROM ${BASE}\n", "", "one stage"),
         ("USER 10001:10001\n", "", "root"),
         ("USER 10001:10001\n", "USER root\n", "root"),
         ("WORKDIR /home/quintet", "RUN true", "after USER"),
@@ -182,8 +189,44 @@ def test_its_pins_are_those_that_the_tests_run_with(file: Path) -> None:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_torch_comes_from_the_index_of_its_platform(file: Path) -> None:
-    (index,) = re.findall(r"--index-url https://download\.pytorch\.org/whl/(\S+)", file.read_text())
-    assert index == TORCH_INDEX[file.suffix[1:]]
+    text = file.read_text()
+    (index,) = re.findall(r"ARG TORCH_INDEX=https://download\.pytorch\.org/whl/(\S+)", text)
+    assert index == TORCH_INDEX[file.suffix[1:]] and '--index-url ${TORCH_INDEX} "torch==' in text
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_extras_exist_and_the_device_is_a_platform(file: Path) -> None:
+    text, platform = file.read_text(), file.suffix[1:]
+    (extras,) = re.findall(r'"\$\(echo /wheels/\*\.whl\)\[([\w,]+)\]"', text)
+    declared = re.findall(r"(?m)^(\w+) = \[", (ROOT / "pyproject.toml").read_text().split("optional-dependencies")[1])
+    assert set(extras.split(",")) <= set(declared)
+    devices = re.findall(r"QUINTET_DEVICE=(\w+)", text)
+    assert devices == ([] if platform == "tpu" else [platform]) and platform in BUILT_IN
+
+
+def test_flashinfer_has_compiled_kernels_of_its_version_and_of_torchs_cuda() -> None:
+    """Without the package that load() looks for, and without nvcc, the image would never use it."""
+    text = (DOCKER / "Dockerfile.cuda").read_text()
+    pins = dict(re.findall(r'"(flashinfer-[a-z-]+)==([\d.]+)', text))
+    assert (
+        set(pins) == {"flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache"} and len(set(pins.values())) == 1
+    )
+    assert f'+{TORCH_INDEX["cuda"]}"' in text and f"flashinfer.ai/whl/{TORCH_INDEX['cuda']}" in text
+
+
+@pytest.mark.parametrize("name", ["cpu", "tpu"])
+def test_what_torch_needs_to_run_stays_in_small_images(name: str, tmp_path: Path) -> None:
+    """The RUN that leaves torch's headers and tests behind, on files of the same names."""
+    inside = tmp_path / "lib" / "python3.12" / "site-packages" / "torch"
+    kept = ("__init__.py", "lib/libtorch.so", "lib/libgomp.so.1", "bin/torch_shm_manager")
+    gone = ("include/c.h", "share/cmake/x", "test/cpp", "bin/protoc", "bin/test_api", "lib/libx.a")
+    for each in (*kept, *gone):
+        (inside / each).parent.mkdir(parents=True, exist_ok=True)
+        (inside / each).touch()
+    (run,) = [i.rest for i in instructions((DOCKER / f"Dockerfile.{name}").read_text()) if "shm_manager" in i.rest]
+    command = run[run.index("cd /opt/quintet") :].replace("/opt/quintet", str(tmp_path))
+    subprocess.run(["/bin/sh", "-euc", command], check=True)
+    assert sorted(str(p.relative_to(inside)) for p in inside.rglob("*") if p.is_file()) == sorted(kept)
 
 
 @pytest.mark.parametrize(

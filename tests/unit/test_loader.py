@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from quintet.conformance.products import Canonical
 from quintet.conformance.tiny import FAMILIES, PLAIN, Tiny, make, variant
-from quintet.engine.loader import declared
+from quintet.engine.loader import Dummy, declared
 from quintet.engine.worker import ModelSizes, Worker
 from quintet.layers.build import Build, Layer, settle, whole
 from quintet.layers.forms import Forms
@@ -22,7 +22,7 @@ from quintet.layers.linear import Stored, columns
 from quintet.ops import bind
 from quintet.platforms.cpu import PLATFORM
 from quintet.platforms.interface import Alone
-from quintet.weights import Form
+from quintet.weights import Form, OnFile
 
 Change = Callable[[dict[str, Tensor]], Any]
 
@@ -216,6 +216,15 @@ def test_dummy_weights_are_finite_and_the_same_every_time(family: str) -> None:
     for name, weight in first.items():
         assert torch.isfinite(weight).all()
         assert torch.equal(weight, second[name])
+
+
+def test_dummy_weights_are_drawn_once_and_differ_by_row_and_by_name() -> None:
+    made, of = Dummy(), OnFile((1500, 1024), (torch.bfloat16,))
+    first, second = made.read("a.weight", of), made.read("b.weight", of)
+    assert first.dtype == torch.bfloat16 and first.is_contiguous()
+    assert abs(float(first.float().std()) - 0.02) < 1e-3 and abs(float(first.float().mean())) < 1e-3
+    assert len(torch.unique(first.float(), dim=0)) == 1500 and not torch.equal(first, second)
+    assert torch.equal(first, Dummy().read("a.weight", of))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

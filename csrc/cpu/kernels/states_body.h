@@ -21,51 +21,71 @@ inline float* taken_over(float* state, const Stretch& at, long heads, long head,
     return to;
 }
 
+// [rows, columns] -> the columns, kConvBlock apart; with so many columns where the compiler is told how many.
+template <long Columns>
+inline void channels_turned(float* out, const float* x, long rows, long columns) {
+    const long width = Columns ? Columns : columns;
+    for (long r = 0; r < rows; ++r) {
+        for (long c = 0; c < width; ++c) out[c * kConvBlock + r] = x[r * width + c];
+    }
+}
+
 // A block's channels through a request's tokens. `seen` goes round: the oldest token of those that are seen stands at
-// `oldest`.
-template <typename E>
-void conv(const ConvCall& c, long first, long last) {
-    const long blocks = (c.channels + kConvBlock - 1) / kConvBlock, past = c.taps - 1;
+// `oldest`. Taps is what c.taps is, or 0 for any number.
+template <typename E, long Taps>
+void convolved(const ConvCall& c, long first, long last) {
+    const long taps = Taps ? Taps : c.taps, past = taps - 1, blocks = (c.channels + kConvBlock - 1) / kConvBlock;
+    constexpr long kPast = Taps ? Taps - 1 : 0, kSteps = Taps ? Taps : kMostTaps;
+    float seen[kSteps][kConvBlock], weights[kSteps][kConvBlock], bias[kConvBlock];
+    float brought[kConvBlock * kSteps];  // as it lies in memory, channel by channel
     for (long unit = first; unit < last; ++unit) {
         const Stretch at = stretch_of(c.rows, unit / blocks);
         const long start = unit % blocks * kConvBlock;
         const long count = c.channels - start < kConvBlock ? c.channels - start : kConvBlock;
-        float seen[kMostTaps][kConvBlock] = {}, taps[kMostTaps][kConvBlock] = {}, bias[kConvBlock] = {};
-        float brought[kConvBlock * kMostTaps];  // as it lies in memory, channel by channel
-        widened(brought, as<E>(c.weight, start * c.taps), count * c.taps);
-        turned(&taps[0][0], kConvBlock, brought, count, c.taps);
+        widened(brought, as<E>(c.weight, start * taps), count * taps);
+        channels_turned<Taps>(&weights[0][0], brought, count, taps);
         if (c.bias) widened(bias, as<E>(c.bias, start), count);
         if (at.read) {
             widened(brought, as<E>(c.state, (at.read * c.channels + start) * past), count * past);
-            turned(&seen[0][0], kConvBlock, brought, count, past);
+            channels_turned<kPast>(&seen[0][0], brought, count, past);
+        } else {
+            for (long k = 0; k < past; ++k) for_vectors(count, [&](long i, long some) { store_some(seen[k] + i, splat(0.0F), some); });
         }
         long oldest = 0;
         for (long t = at.begin; t < at.end; ++t) {
             const E* const x = as<E>(c.x, t * c.x_stride + start);
             const E* const gate = c.gates ? as<E>(c.gates, t * c.gate_stride + start) : nullptr;
             E* const out = static_cast<E*>(c.out) + t * c.channels + start;
-            float* const now = seen[(oldest + past) % c.taps];
+            float* const now = seen[(oldest + past) % taps];
             for_vectors(count, [&](long i, long some) {
                 Floats given = load_some(x + i, some);
                 if (gate) given = rounded(given * load_some(gate + i, some), E{});
                 store_some(now + i, given, some);
-                Floats sum = load_some(seen[oldest] + i, some) * load_some(taps[0] + i, some);
-                for (long k = 1; k < c.taps; ++k) {
-                    sum = fma(load_some(seen[(oldest + k) % c.taps] + i, some), load_some(taps[k] + i, some), sum);
+                Floats sum = load_some(seen[oldest] + i, some) * load_some(weights[0] + i, some);
+                for (long k = 1; k < taps; ++k) {
+                    sum = fma(load_some(seen[(oldest + k) % taps] + i, some), load_some(weights[k] + i, some), sum);
                 }
                 if (c.bias) sum = sum + load_some(bias + i, some);
                 if (c.silu) sum = sum * sigmoid_of(sum);
                 if (gate) sum = rounded(sum, E{}) * load_some(gate + c.channels + i, some);
                 store_some(out + i, sum, some);
             });
-            oldest = (oldest + 1) % c.taps;
+            oldest = (oldest + 1) % taps;
         }
-        for (long i = 0; i < count; ++i) {
-            for (long k = 0; k < past; ++k) brought[i * past + k] = seen[(oldest + k) % c.taps][i];
+        for (long k = 0; k < past; ++k) {
+            const float* const from = seen[(oldest + k) % taps];
+            for (long i = 0; i < count; ++i) brought[i * past + k] = from[i];
         }
         E* const state = static_cast<E*>(c.state) + (at.write * c.channels + start) * past;
         for_vectors(count * past, [&](long i, long some) { store_some(state + i, load_some(brought + i, some), some); });
     }
+}
+
+template <typename E>
+void conv(const ConvCall& c, long first, long last) {
+    if (c.taps == 3) return convolved<E, 3>(c, first, last);
+    if (c.taps == 4) return convolved<E, 4>(c, first, last);
+    convolved<E, 0>(c, first, last);
 }
 
 template <typename E>

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from quintet.config import EngineConfig
-from quintet.conformance.check import Broken, Trial, check, require
+from quintet.conformance.check import Broken, Lacking, Trial, check, require
 from quintet.conformance.subject import Subject
 from quintet.interpreter import on_our_path
 from quintet.ops.linear import EXTRAS, KINDS
@@ -127,9 +127,12 @@ def reasons(subject: Subject) -> Iterator[Trial]:
 
 
 def _optional(platform: type[Platform]) -> tuple[str, ...]:
-    """Packages here that neither quintet nor the platform's own distribution requires."""
+    """Packages here that neither quintet nor the platform's own distribution requires. Lacking where quintet runs from
+    its sources: no metadata says what it requires, and all would be hidden, torch too."""
     packages = importlib.metadata.packages_distributions()
     wanted = ["quintet", *packages.get(platform.__module__.partition(".")[0], ())]
+    if _installed("quintet") is None:
+        raise Lacking("the distribution quintet is not installed here, so nothing says which packages are optional")
     needed: set[str] = set()
     while wanted:
         name = _plain(wanted.pop())
@@ -141,11 +144,19 @@ def _optional(platform: type[Platform]) -> tuple[str, ...]:
 
 def _requires(distribution: str) -> list[str]:
     """Without its extras."""
+    return [
+        found[0]
+        for each in _installed(distribution) or ()
+        if "extra ==" not in each and (found := re.match(r"[\w.-]+", each))
+    ]
+
+
+def _installed(distribution: str) -> list[str] | None:
+    """What it requires, as its metadata says; None if there is no such distribution here."""
     try:
-        listed = importlib.metadata.requires(distribution) or []
+        return importlib.metadata.requires(distribution) or []
     except importlib.metadata.PackageNotFoundError:
-        return []
-    return [found[0] for each in listed if "extra ==" not in each and (found := re.match(r"[\w.-]+", each))]
+        return None
 
 
 def _plain(distribution: str) -> str:

@@ -2,6 +2,10 @@
 
 Our page [2, Hkv, page_size, D] is what it calls HND. Decode steps that may be captured go through a planner of their
 own size, whose inputs stay where they are; all others through one for prompts.
+
+What a step's plan needs goes up in one copy out of pinned memory: FlashInfer (0.6.4 and 0.7.2.post1 were read) copies
+a host's list of pages and waits for the stream, and asks a device for all that lies there. So it is given the pages on
+the device, where it copies them onto themselves, and pinned numbers for the rest.
 """
 
 import importlib
@@ -20,9 +24,11 @@ from quintet.ops.registry import Ops
 from quintet.platforms.gpu.attention import planned_by
 from quintet.platforms.gpu.variants import table_width
 from quintet.platforms.interface import Mixer, State
-from quintet.types import Array, AttentionSpec, Books, HostBatch, HostGroup
+from quintet.types import Array, AttentionSpec, Books, HostBatch, HostGroup, Variant
 
 WORKSPACE = 128 * 2**20  # bytes of partial results, what its documentation asks for
+PLANS = 8 * 2**20  # bytes of a plan, as its wrappers make room for one each
+PINNED = "_pin_memory_int_workspace_buffer"  # of a wrapper: where it writes a plan before that goes up
 HEAD_DIMS = (64, 128, 256)
 CACHED = (torch.float16, torch.bfloat16, torch.float8_e4m3fn)
 NEEDED = ("BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper")
@@ -92,12 +98,12 @@ class Means:
     empty: Empty
     space: Tensor  # WORKSPACE, of zeros at first; layers run one after the other
     mark: Mark = lambda: _nothing
+    pinned: Callable[[int], Tensor] = lambda nbytes: torch.empty(nbytes, dtype=torch.uint8)
+    copy: Callable[[Tensor, Tensor], Any] = Tensor.copy_
 
 
 class Planner:
     """What layers that are alike share: a plan for each group that has some of them, known by a number."""
-
-    mixed = False  # its kernels for prompts choose their grid by what the host planned for this very step
 
     def __init__(self, spec: AttentionSpec, module: Any, means: Means, sizes: Sequence[int]) -> None:
         self._made = lambda: GroupPlanner(spec, module, means, sizes)
@@ -124,15 +130,19 @@ class GroupPlanner:
         self._buffers: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         self._prompts: Any = None
         self._active: Any = None
+        # of the plan: only one wrapper's is in use at a time, so all share it; another group's is in use beside it
+        self._plans = means.empty((PLANS,), torch.uint8)
+        self._staged: Tensor | None = None
 
     def plan(self, batch: HostBatch, group: HostGroup) -> None:
-        """Queues the upload of the step's plan; every step, outside any graph.
-
-        It goes through FlashInfer's own pinned memory, which the next plan must not touch before it has arrived.
-        """
+        """Queues the upload of the step's plan; every step, outside any graph, and waits for nothing but the plan's
+        pinned memory: FlashInfer's own must not be written before the last plan has left it."""
         self._uploaded()
         spec, requests = self._spec, len(group.lengths)
-        indptr, pages, last = (torch.from_numpy(each) for each in listed(batch, group, spec))
+        decodes = len(batch.token_ids) == requests and requests in self._sizes
+        width = table_width(group.table.shape[1])
+        self._active = self._decoder(requests, width) if decodes else self._prefill()
+        (starts, indptr, last, kept), pages = self._sent(batch, group, self._buffers[width][1] if decodes else None)
         shape = spec.heads, spec.kv_heads, spec.head_dim, spec.page_size
         how: dict[str, Any] = {
             "window_left": -1 if spec.window is None else spec.window - 1,
@@ -140,14 +150,27 @@ class GroupPlanner:
             "sm_scale": spec.scale,
             "q_data_type": spec.dtype,
             "kv_data_type": spec.cached,
+            "seq_lens": kept,
         }
-        if len(batch.token_ids) == requests and requests in self._sizes:
-            self._active = self._decoder(requests, table_width(group.table.shape[1]))
+        if decodes:
             self._active.plan(indptr, pages, last, *shape, **how)
         else:
-            self._active = self._prefill()
-            self._active.plan(torch.from_numpy(batch.starts), indptr, pages, last, *shape, causal=True, **how)
+            self._active.plan(starts, indptr, pages, last, *shape, causal=True, **how)
         self._uploaded = self._means.mark()
+
+    def _sent(self, batch: HostBatch, group: HostGroup, into: Tensor | None) -> tuple[list[Tensor], Tensor]:
+        """Pinned: where tokens begin and where pages do, what is on last pages, and in all that are listed. On the
+        device, or into the beginning of `into`: the pages."""
+        indptr, pages, last = listed(batch, group, self._spec)
+        kept = ((np.diff(indptr) - 1) * self._spec.page_size + last).astype(np.int32)
+        arrays = batch.starts, indptr, last, kept, pages
+        here = self._means.pinned(4 * sum(map(len, arrays))).view(torch.int32)
+        parts = list(here.split([len(each) for each in arrays]))
+        for part, each in zip(parts, arrays, strict=True):
+            part.copy_(torch.from_numpy(each))
+        there = self._means.empty((len(pages),), torch.int32) if into is None else into[: len(pages)]
+        self._means.copy(there, parts[-1])
+        return parts[:-1], there
 
     def run(self, q: Tensor, kv: Tensor) -> Tensor:
         out: Tensor = self._active.run(q.contiguous(), kv)
@@ -162,18 +185,36 @@ class GroupPlanner:
                 indptr, indices, last = (self._means.empty(size, torch.int32) for size in sizes)
                 self._buffers[width] = indptr, indices, last
             indptr, indices, last = self._buffers[width]
-            self._decoders[key] = self._module.BatchDecodeWithPagedKVCacheWrapper(
+            wrapper = self._module.BatchDecodeWithPagedKVCacheWrapper(
                 self._means.space, "HND", use_cuda_graph=True,
                 use_tensor_cores=self._spec.heads // self._spec.kv_heads >= 4,  # fewer rows leave tensor cores idle
                 paged_kv_indptr_buffer=indptr[: requests + 1], paged_kv_indices_buffer=indices[: requests * width],
                 paged_kv_last_page_len_buffer=last[:requests],
             )  # fmt: skip
+            self._decoders[key] = self._sharing(wrapper)
         return self._decoders[key]
 
     def _prefill(self) -> Any:
         if self._prompts is None:
-            self._prompts = self._module.BatchPrefillWithPagedKVCacheWrapper(self._means.space, "HND")
+            self._prompts = self._sharing(self._module.BatchPrefillWithPagedKVCacheWrapper(self._means.space, "HND"))
         return self._prompts
+
+    def _sharing(self, wrapper: Any) -> Any:
+        """With the group's room for plans in the place of its own, on the device and in pinned memory."""
+        wrapper.reset_workspace_buffer(self._means.space, self._plans)
+        if self._staged is None:
+            self._staged = getattr(wrapper, PINNED, None)
+        elif hasattr(wrapper, PINNED):
+            setattr(wrapper, PINNED, self._staged)
+        return wrapper
+
+
+def planned_bytes(variants: Sequence[Variant], groups: int) -> int:
+    """What one kind of layers takes in so many groups, beside WORKSPACE: plans, and what captured steps read."""
+    decode = [each for each in variants if each.decode]
+    most = max((each.requests for each in decode), default=0)
+    widths = {width for each in decode for width in each.pages}
+    return groups * (PLANS + sum(4 * (most * width + 2 * most + 1) for width in widths))
 
 
 def listed(batch: HostBatch, group: HostGroup, spec: AttentionSpec) -> tuple[Array, Array, Array]:

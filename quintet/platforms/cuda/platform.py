@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 from quintet.config import EngineConfig
-from quintet.platforms.cuda import facts, flashinfer
+from quintet.platforms.cuda import facts, flashinfer, symmetric_sum
 from quintet.platforms.gpu.attention import Planning
+from quintet.platforms.gpu.comm import SmallSum
 from quintet.platforms.gpu.facts import Facts
 from quintet.platforms.gpu.platform import GPU
 from quintet.platforms.gpu.runtime import Runtime, TorchRuntime
 from quintet.platforms.interface import Mixer, Unavailable
-from quintet.types import AttentionSpec
+from quintet.types import AttentionSpec, Extent, Place, Variant
 
 
 class CUDA(GPU):
@@ -45,6 +46,10 @@ class CUDA(GPU):
         self._planners: dict[tuple[int, AttentionSpec], flashinfer.Planner | str] = {}
         self._spaces: dict[int, Tensor] = {}  # by rank: FlashInfer's workspace, for one layer after the other
 
+    def _small_across(self, store: Any, place: Place) -> SmallSum | str:
+        library = symmetric_sum.load(torch.device("cuda", place.rank))
+        return symmetric_sum.join(library, store, place.rank, place.size, f"quintet {place.endpoint}")
+
     def _other_mixer(self, spec: AttentionSpec, ops: Any, rank: int, planning: Planning) -> Mixer | str:
         if (rank, spec) not in self._planners:
             self._planners[rank, spec] = self._planner(spec, rank)
@@ -73,9 +78,14 @@ class CUDA(GPU):
         self._runtime.use(rank)
         if rank not in self._spaces:
             self._spaces[rank] = empty((flashinfer.WORKSPACE,), torch.uint8).zero_()  # its counters begin at 0
-        means = flashinfer.Means(empty, self._spaces[rank], mark)
+        means = flashinfer.Means(empty, self._spaces[rank], mark, self._runtime.pinned, self._runtime.copy)
         wrong = flashinfer.trial(spec, module, means)
         return wrong or flashinfer.Planner(spec, module, means, self._sizes)
+
+    def _other_bytes(self, variants: Sequence[Variant], extent: Extent) -> int:
+        planners = [each for each in self._planners.values() if not isinstance(each, str)]
+        ranks = len({rank for rank, _ in self._planners})
+        return flashinfer.planned_bytes(variants, len(extent.most.pages)) * -(-len(planners) // max(1, ranks))
 
     def _flashinfer(self) -> Any:
         """The module, or the reason why there is none."""

@@ -9,12 +9,14 @@ from quintet.platforms.interface import Mixer, State
 from quintet.types import Array, AttentionSpec, Books, Group, HostBatch, HostGroup
 
 Kept = tuple[int | None, int | None]  # a layer's window, and its chunk
+SINGLE, MIXED, WITHOUT = 1, 2, 3  # of a plan: single tokens; others; others, and no planner was asked
 
 
 class Planner(Protocol):
-    """What layers that are alike share: it plans for each group that has some of them."""
+    """What layers that are alike share: it plans for each group that has some of them.
 
-    mixed: bool  # steps in which some request brings more tokens than one may be captured, too
+    Its steps in which some request brings more than one token cannot be captured: those that are go without it.
+    """
 
     def plan(self, number: int, batch: HostBatch, group: HostGroup) -> None:
         """Every step, outside any graph. What it makes is found again by the number."""
@@ -26,6 +28,8 @@ class Planning:
     def __init__(self) -> None:
         self._planners: dict[Kept, dict[AttentionSpec, Planner]] = {}
         self._count = 0
+        self.mixed = True  # whether every layer can do without its planner
+        self.sizes: frozenset[tuple[int, int]] = frozenset()  # (tokens, requests) of the captured steps with prompts
 
     def number(self) -> int:
         """Another for every layer."""
@@ -35,31 +39,30 @@ class Planning:
     def add(self, spec: AttentionSpec, planner: Planner) -> None:
         self._planners.setdefault((spec.window, spec.chunk), {})[spec] = planner
 
-    @property
-    def mixed(self) -> bool:
-        """Whether every planner's steps with prompts may be captured."""
-        return all(planner.mixed for alike in self._planners.values() for planner in alike.values())
-
     def plan(self, number: int, kept: Kept, batch: HostBatch, group: HostGroup) -> tuple[Array, ...]:
         """Of the group in whose name the layer of this number plans."""
+        size = len(batch.token_ids), len(batch.starts) - 1
+        if size in self.sizes and self.mixed:
+            return (np.zeros((0, WITHOUT, number), np.int32),)
         for planner in self._planners.get(kept, {}).values():
             planner.plan(number, batch, group)
-        # a step padded to more tokens than requests is one with prompts, though nobody may bring a token
-        alone = len(batch.token_ids) == len(batch.starts) - 1
-        single = alone and bool(np.diff(batch.starts).max(initial=0) <= 1)
-        return (np.zeros((0, 1 if single else 2, number), np.int32),)
+        single = size[0] == size[1] and bool(np.diff(batch.starts).max(initial=0) <= 1)
+        return (np.zeros((0, SINGLE if single else MIXED, number), np.int32),)
 
 
 class GraphAttention(Mixer):
     """Attention over pages by whatever serves the layer, in steps that may be captured.
 
     A plan is one empty array. Its shape says what a captured step is captured for: whether requests bring one token
-    each, and the number of the layer that planned for the group.
+    each, whether planners were asked, and the number of the layer that planned for the group.
     """
 
-    def __init__(self, inner: Mixer, spec: AttentionSpec, planning: Planning) -> None:
+    def __init__(self, inner: Mixer, spec: AttentionSpec, planning: Planning, unplanned: Mixer | None = None) -> None:
+        """`unplanned` serves where planners are not asked, over the same pages; None: `inner` does."""
         self.layouts = inner.layouts
-        self._inner, self._planning, self._number = inner, planning, planning.number()
+        self._inner, self._unplanned = inner, unplanned or inner
+        assert self._unplanned.layouts == inner.layouts, "both read the same pages"
+        self._planning, self._number = planning, planning.number()
         self._kept: Kept = spec.window, spec.chunk
 
     def plan(self, batch: HostBatch, group: HostGroup) -> tuple[Array, ...]:
@@ -68,12 +71,13 @@ class GraphAttention(Mixer):
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor | None, state: State, books: Books, sinks: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        return self._inner(q, k, v, state, books, sinks)
+        serves = self._unplanned if books.group.plan and books.group.plan[0].shape[1] == WITHOUT else self._inner
+        return serves(q, k, v, state, books, sinks)
 
 
 def single(group: Group) -> bool:
     """Whether the step was planned as one of single tokens."""
-    return bool(group.plan) and group.plan[0].shape[1] == 1
+    return bool(group.plan) and group.plan[0].shape[1] == SINGLE
 
 
 def planned_by(group: Group) -> int:

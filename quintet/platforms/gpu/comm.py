@@ -5,6 +5,7 @@ A sum has the same bits on every rank. Its order is the ranks' in our kernel, an
 
 import importlib
 import threading
+import weakref
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -29,8 +30,19 @@ class GroupCommunicator(Communicator):
 
     def __init__(self, group: Any, rank: int, size: int, small: SmallSum | None = None) -> None:
         self.rank, self.size, self._group, self._small = rank, size, group, small
+        self._ordered = False
+        # its watchdog's thread would outlive the engine, and warn of it at the end of the process; abort() waits for
+        # no other rank, whose communicator may be gone by now
+        weakref.finalize(self, _ended, group)
+
+    def in_rank_order(self) -> "GroupCommunicator":
+        """This one, with sums in the order of the ranks whatever their size: libraries choose theirs by it."""
+        self._ordered, self._small = True, None
+        return self
 
     def all_reduce(self, x: Tensor) -> Tensor:
+        if self._ordered:
+            return _summed(self._gathered(x))
         if self._small is not None and self._small.takes(x):
             return self._small(x)
         x = x.contiguous()
@@ -38,12 +50,14 @@ class GroupCommunicator(Communicator):
         return x
 
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
-        everyone = x.new_empty((self.size, *x.shape))
-        self._group._allgather_base(everyone.view(-1), x.contiguous().view(-1)).wait()
-        return torch.cat(everyone.unbind(), dim)
+        return torch.cat(self._gathered(x).unbind(), dim)
 
     def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
         pieces = self._pieces(x, dim)
+        if self._ordered:
+            arrived = torch.empty_like(pieces)
+            self._group.alltoall_base(arrived.view(-1), pieces.view(-1), [], []).wait()
+            return _summed(arrived)
         own = x.new_empty(pieces.shape[1:])
         self._group._reduce_scatter_base(own.view(-1), pieces.view(-1)).wait()
         return own
@@ -54,11 +68,31 @@ class GroupCommunicator(Communicator):
         self._group.alltoall_base(arrived.view(-1), pieces.view(-1), [], []).wait()
         return torch.cat(arrived.unbind(), dim)
 
+    def _gathered(self, x: Tensor) -> Tensor:
+        """[size, ...]: every rank's."""
+        everyone = x.new_empty((self.size, *x.shape))
+        self._group._allgather_base(everyone.view(-1), x.contiguous().view(-1)).wait()
+        return everyone
+
     def _pieces(self, x: Tensor, dim: int) -> Tensor:
         """[size, ...]: x cut along dim."""
         if x.shape[dim] % self.size:
             raise ValueError(f"{x.shape[dim]} cannot be cut into {self.size} equal pieces")
         return torch.stack(x.chunk(self.size, dim))
+
+
+def _summed(everyone: Tensor) -> Tensor:
+    """[size, ...] first to last, in float32."""
+    total = everyone[0].float()
+    for each in everyone[1:]:
+        total = total + each.float()
+    return total.to(everyone.dtype)
+
+
+def _ended(group: Any) -> None:
+    abort = getattr(group, "abort", None)
+    if abort is not None:
+        abort()
 
 
 class Meeting:

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quintet.platforms.gpu.memory import Tagged
+from quintet.platforms.gpu.memory import Tagged, send
 from quintet.platforms.gpu.runtime import Runtime
-from quintet.platforms.interface import Device, State
+from quintet.platforms.interface import Device, DeviceLost, State
 from quintet.types import Layout, Memory
 
 GIB = 2**30
@@ -18,8 +18,21 @@ ALIGN = 64  # bytes between arrays of one upload: kernels are specialised for po
 RESERVE = (
     512 * 2**20
 )  # bytes left to what no plan counts: libraries' workspaces, communicators, what captures take beyond the plan
-CHUNK = 64 * 2**20  # bytes of a weight that go through pinned memory at once; two are on their way
 TYPES = {np.dtype(np.int32): torch.int32, np.dtype(np.float32): torch.float32, np.dtype(np.uint8): torch.uint8}
+
+
+# Codes of CUDA and HIP after which a context works on: a wrong argument, no memory, a launch that asks for too much,
+# and (900 to 909) a capture that went wrong.
+PASSING = frozenset({1, 2, 9, 701, *range(900, 910)})
+
+
+def broken(error: RuntimeError) -> DeviceLost | None:
+    """For an error of torch's that leaves the device's context broken, as an illegal access does: every later call
+    fails, and only a new process helps. An error whose code is not known is one."""
+    if not isinstance(error, torch.AcceleratorError) or getattr(error, "error_code", None) in PASSING:
+        return None
+    said = str(error).strip().partition("\n")[0] or "no reason given"
+    return DeviceLost(f"the device serves this process no more, start another: {said}")
 
 
 class GPUDevice(Device):
@@ -84,7 +97,12 @@ class GPUDevice(Device):
         self.runtime.hold(x, self._homeward)
 
         def wait() -> Tensor:
-            arrived.synchronize()
+            try:
+                arrived.synchronize()
+            except RuntimeError as error:
+                if (lost := broken(error)) is not None:
+                    raise lost from error
+                raise
             return here
 
         return wait
@@ -102,22 +120,7 @@ class GPUDevice(Device):
             there = self.runtime.empty(x.shape, dtype, self.index)
         except torch.OutOfMemoryError as error:
             raise MemoryError(self._no_weight(x.numel() * dtype.itemsize, error)) from None
-        source, target = x.reshape(-1), there.view(-1)
-        step = CHUNK // dtype.itemsize
-        pieces = [self.runtime.pinned(min(CHUNK, target.numel() * dtype.itemsize)).view(dtype) for _ in range(2)]
-        events: list[Any] = [None, None]
-        for turn, first in enumerate(range(0, target.numel(), step)):
-            piece, event = pieces[turn % 2], events[turn % 2]
-            if event is not None:
-                event.synchronize()
-            last = min(first + step, target.numel())
-            piece[: last - first].copy_(source[first:last])
-            self.runtime.copy(target[first:last], piece[: last - first])
-            events[turn % 2] = self.runtime.event()
-            events[turn % 2].record(self.runtime.current())
-        for event in events:
-            if event is not None:
-                event.synchronize()
+        send(self.runtime, there, x)
         return there
 
     def _zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -25,6 +25,7 @@ Shape = tuple[tuple[int, ...], torch.dtype]
 
 KEPT = 96  # graphs; the one that was not used for longest goes first
 MIB = 2**20
+LEAST_ROOM = 64 * MIB  # that must be free before a capture: activations of a step of few requests
 ROWS = Batch._fields.index("rows")  # among the leaves
 
 
@@ -113,7 +114,7 @@ class Graphs:
         self._stream: Any = None
         self._room: Room | None = None
         self._held: tuple[int, ...] = ()  # addresses of the state, which graphs hold
-        self.nbytes = 0  # that captures took
+        self.nbytes, self._largest = 0, 0  # that captures took: all, and one
         self.refused: str | None = None  # why no more steps are captured
         device.tagged.before_sleep(self.drop)
 
@@ -136,7 +137,9 @@ class Graphs:
     def drop(self) -> int:
         """Lets go of all graphs and of the memory that is theirs -> bytes."""
         self._graphs.clear()
-        self._pool = self._stream = self._room = None
+        self._pool = self._room = None
+        if self._stream is not None:  # kept: libraries have workspaces for each stream, which lie in the pool
+            self._device.runtime.release(workspaces=True)
         freed, self.nbytes = self.nbytes, 0
         return freed
 
@@ -187,8 +190,11 @@ class Graphs:
         while len(self._graphs) >= KEPT and not self._ahead:
             self._graphs.popitem(last=False)
         runtime, index = self._device.runtime, self._device.index
+        self._check_room()
         if self._pool is None:
-            self._pool, self._stream = runtime.pool(), runtime.stream(index)
+            self._pool = runtime.pool()
+        if self._stream is None:
+            self._stream = runtime.stream(index)
         to = leaves(outputs)
 
         def run() -> None:
@@ -198,7 +204,7 @@ class Graphs:
         before, start = runtime.memory(index)[0], time.perf_counter()
         graph = runtime.capture(run, self._pool, self._stream)
         took = max(0, before - runtime.memory(index)[0])
-        self.nbytes += took
+        self.nbytes, self._largest = self.nbytes + took, max(self._largest, took)
         self._graphs[size] = Captured(graph, leaves(own), outputs)
         logger.log(
             logging.DEBUG if self._ahead else logging.INFO,
@@ -206,6 +212,14 @@ class Graphs:
             size.tokens, size.requests, max(size.tables, default=0), time.perf_counter() - start, took / MIB,
             self.nbytes / MIB,
         )  # fmt: skip
+
+    def _check_room(self) -> None:
+        """OutOfMemoryError where a capture would end in one: what is freed in the midst of it invalidates it."""
+        runtime, index, need = self._device.runtime, self._device.index, max(LEAST_ROOM, self._largest)
+        if runtime.memory(index)[0] < need:
+            runtime.release()  # a pool of its own takes nothing of what the allocator keeps
+            if (free := runtime.memory(index)[0]) < need:
+                raise torch.OutOfMemoryError(f"{free / MIB:.0f} MiB are free, and a capture may need {need / MIB:.0f}")
 
     def _fill(self, inputs: Sequence[Tensor], batch: Batch) -> None:
         """Queues the copies: of tables into the beginning of what a graph reads; rows beyond those are the first."""

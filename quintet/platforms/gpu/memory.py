@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, UntypedStorage
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from quintet.platforms.gpu.runtime import Runtime
+from quintet.platforms.gpu.runtime import Event, Runtime
 from quintet.platforms.host import host_memory
 from quintet.platforms.interface import ASIDE, DROPPED
 
 logger = logging.getLogger(__name__)
 
 GIB = 2**30
+CHUNK = 64 * 2**20  # bytes that go through pinned memory at once; two are on their way
 
 
 class Tagged:
@@ -65,7 +66,7 @@ class Tagged:
         for tag in self._kept:
             for storage, reference in self._alive(tag):
                 kept = tag == "weights" and level == ASIDE
-                aside = _whole(storage).to("cpu", copy=True) if kept else None  # waits for the device
+                aside = self._put_aside(_whole(storage)) if kept else None
                 self._asleep.append(_Asleep(reference, storage.nbytes(), aside))
                 storage.resize_(0)
         self._runtime.release()
@@ -94,8 +95,32 @@ class Tagged:
             if each.aside is None:
                 _whole(storage).zero_()
             else:
-                _whole(storage).copy_(each.aside)
+                send(self._runtime, _whole(storage), each.aside)
         self._asleep = []
+
+    def _put_aside(self, x: Tensor) -> Tensor:
+        """Bytes of the device in pageable memory, through two pieces of pinned memory: a copy into pageable memory
+        goes through the driver's own small ones, and waits for each."""
+        runtime, there = self._runtime, torch.empty(x.shape, dtype=x.dtype)
+        pieces = [runtime.pinned(min(CHUNK, x.numel())) for _ in range(2)] if x.numel() else []
+        coming: list[tuple[slice, Tensor, Event]] = []
+
+        def take() -> None:
+            own, piece, arrived = coming.pop(0)
+            arrived.synchronize()
+            there[own] = piece[: own.stop - own.start]
+
+        for turn, first in enumerate(range(0, x.numel(), CHUNK)):
+            own = slice(first, min(first + CHUNK, x.numel()))
+            if len(coming) == len(pieces):
+                take()
+            piece, arrived = pieces[turn % 2], runtime.event()
+            runtime.copy(piece[: own.stop - own.start], x[own])
+            arrived.record(runtime.current())
+            coming.append((own, piece, arrived))
+        while coming:
+            take()
+        return there
 
     def _no_room(self, need: int, free: int) -> str:
         return (
@@ -129,6 +154,27 @@ class _Asleep:
     reference: StorageWeakRef
     nbytes: int
     aside: Tensor | None
+
+
+def send(runtime: Runtime, to: Tensor, source: Tensor) -> None:
+    """Fills a dense tensor of the device from one of the host's, in the former's type, through two pieces of pinned
+    memory; done when it returns."""
+    source, to = source.reshape(-1), to.view(-1)
+    step = CHUNK // to.dtype.itemsize
+    pieces = [runtime.pinned(min(CHUNK, to.nbytes)).view(to.dtype) for _ in range(2)]
+    events: list[Event | None] = [None, None]
+    for turn, first in enumerate(range(0, to.numel(), step)):
+        piece, event = pieces[turn % 2], events[turn % 2]
+        if event is not None:
+            event.synchronize()
+        last = min(first + step, to.numel())
+        piece[: last - first].copy_(source[first:last])
+        runtime.copy(to[first:last], piece[: last - first])
+        events[turn % 2] = event = runtime.event()
+        event.record(runtime.current())
+    for event in events:
+        if event is not None:
+            event.synchronize()
 
 
 def _storage(reference: StorageWeakRef) -> UntypedStorage | None:

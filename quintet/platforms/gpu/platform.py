@@ -17,13 +17,19 @@ from quintet.ops.mixers import mixer
 from quintet.ops.quantize import attributes, canonical, joined, quantize
 from quintet.platforms.gpu import packing, providers, small_sum
 from quintet.platforms.gpu.attention import GraphAttention, Planning
-from quintet.platforms.gpu.comm import GroupCommunicator, Meeting, process_group
-from quintet.platforms.gpu.device import GPUDevice
+from quintet.platforms.gpu.comm import GroupCommunicator, Meeting, SmallSum, process_group
+from quintet.platforms.gpu.device import GPUDevice, broken
 from quintet.platforms.gpu.facts import Facts
 from quintet.platforms.gpu.graphs import KEPT, Graphs
 from quintet.platforms.gpu.recording import record
 from quintet.platforms.gpu.runtime import Runtime
-from quintet.platforms.gpu.variants import capture_sizes, decode_variants, mixed_capture_sizes, mixed_variants
+from quintet.platforms.gpu.variants import (
+    capture_sizes,
+    decode_variants,
+    mixed_capture_sizes,
+    mixed_variants,
+    table_width,
+)
 from quintet.platforms.interface import (
     Alone,
     Capabilities,
@@ -55,10 +61,13 @@ class GPU(Platform):
     op_priority = providers.PRIORITY
     _collectives = "NCCL"  # torch's name for the library of them
     states = True
+    _asks: Mapping[tuple[str, str], str] = providers.ASKS
     heeds = frozenset({"chunk"})
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         super().__init__(config)
+        if self._config.batch_invariant:
+            self.op_priority = {**self.op_priority, **providers.INVARIANT}  # type: ignore[misc]  # of this engine alone
         self._runtime = self._make_runtime()
         self._devices: dict[int, GPUDevice] = {}
         self._meeting, self._lock = Meeting(), threading.Lock()
@@ -68,6 +77,10 @@ class GPU(Platform):
         self._shared: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._packs: dict[str, bool] = {}  # by the kind of a form
         self._refused: set[str] = set()
+        self._ops: dict[int, Any] = {}  # by rank, as layers bind them
+        self._specs: dict[AttentionSpec, str | None] = {}  # what our kernels serve, or why they do not
+        self._fallen: set[AttentionSpec] = set()  # to torch's attention, because ours does not
+        self._trying = threading.Lock()
 
     @classmethod
     @abstractmethod
@@ -91,6 +104,7 @@ class GPU(Platform):
             quant=frozenset({*KINDS, "mins", "order", "grouped"}),
             overlap=True,
             sleep=True,
+            batch_invariant_mode=True,
             detail=f"{found.detail}; {UNVERIFIED.partition(';')[0]}",
         )
 
@@ -103,7 +117,7 @@ class GPU(Platform):
                 f"tensor_parallel_size {config.tensor_parallel_size} needs as many devices, {len(found.names)} here; "
                 "lower it"
             )
-        return config, [UNVERIFIED, *_late(config)]
+        return config, [UNVERIFIED, *_late(config), *_invariant(config)]
 
     def open(self, rank: int) -> Device:
         device = GPUDevice(self._runtime, rank)
@@ -118,25 +132,33 @@ class GPU(Platform):
         self._runtime.use(place.rank)
         store = self._meeting.store(*place)
         group = self._group(store, place.rank, place.size)
+        if self._config.batch_invariant:
+            return GroupCommunicator(group, place.rank, place.size).in_rank_order()
         return GroupCommunicator(group, place.rank, place.size, self._small(store, place))
 
     def _group(self, store: Any, rank: int, size: int) -> Any:
         """The process group of the collectives."""
         return process_group(self._collectives, store, rank, size)
 
-    def _small(self, store: Any, place: Place) -> small_sum.PeerSum | None:
+    def _small(self, store: Any, place: Place) -> SmallSum | None:
         """The sum of small messages, where it serves; the reason why not is logged once."""
-        made: Any = f"ranks of several processes meet at {place.endpoint!r}"
+        made: Any
         if place.endpoint.startswith("inproc://"):
-            library = small_sum.load()
-            made = library
-            if not isinstance(library, str):
-                made = small_sum.join(library, store, place.rank, place.size, self._queue)
+            made = small_sum.load()
+            if not isinstance(made, str):
+                made = small_sum.join(made, store, place.rank, place.size, self._queue)
+        else:
+            made = self._small_across(store, place)
         if not isinstance(made, str):
-            return made
+            found: SmallSum = made
+            return found
         if place.rank == 0:
             logger.info("small sums are left to %s: %s", self._collectives, made)
         return None
+
+    def _small_across(self, store: Any, place: Place) -> SmallSum | str:
+        """The same where ranks are processes, or why there is none."""
+        return f"ranks of several processes meet at {place.endpoint!r}"
 
     def _queue(self) -> int:
         """The thread's current stream, as libraries know it."""
@@ -144,18 +166,66 @@ class GPU(Platform):
         return stream
 
     def mixer(self, spec: AttentionSpec | StateSpec, ops: Any, rank: int) -> Mixer:
-        if isinstance(spec, StateSpec) or spec.source == "none":
-            return mixer(spec, ops)
         with self._lock:
             planning = self._planning.setdefault(rank, Planning())
-        asked = self._config.attention_backend != "auto"
+            self._ops[rank] = ops
+        if isinstance(spec, StateSpec) or spec.source == "none":
+            return mixer(spec, ops)
+        asked = self._config.attention_backend != "auto" or self._config.batch_invariant
         made = "" if asked else self._other_mixer(spec, ops, rank, planning)
         if isinstance(made, str):
             if made and made not in self._refused:
                 self._refused.add(made)
                 logger.info("attention by %s: %s", ops.choice("paged_attention").provider, made)
-            made = _own_mixer(spec, ops)
-        return GraphAttention(made, spec, planning)
+            return GraphAttention(self._own_mixer(spec, ops, rank), spec, planning)
+        # what plans on the host serves no captured step with prompts; ours does, unless it asks the host, too
+        beside = self._serving(spec, ops, rank)
+        planning.mixed = planning.mixed and beside is not None
+        return GraphAttention(made, spec, planning, beside)
+
+    def _serving(self, spec: AttentionSpec, ops: Any, rank: int) -> Mixer | None:
+        """_own_mixer() where it serves in captured steps."""
+        provider = ops.choice("paged_attention").provider
+        if provider == "gathered" or (provider in providers.OURS and self._why_not(spec, rank) is not None):
+            return None
+        return attention.mixer(spec, ops)
+
+    def _own_mixer(self, spec: AttentionSpec, ops: Any, rank: int) -> Mixer:
+        """Made of the bound ops. A layer that our kernels do not serve gets torch's attention, which is never captured;
+        ValueError if these kernels were asked for by name."""
+        if ops.choice("paged_attention").provider not in providers.OURS:
+            return attention.mixer(spec, ops)
+        why = self._why_not(spec, rank)
+        if why is None:
+            return attention.mixer(spec, ops)
+        if self._config.attention_backend == "triton" or self._config.batch_invariant or spec.source == "cross":
+            raise ValueError(f"attention by Triton kernels: {why}")
+        if why not in self._refused:
+            self._refused.add(why)
+            logger.warning("attention by torch, slow and not captured, for %s: Triton kernels: %s", spec, why)
+        self._fallen.add(spec)
+        gathered: Any = providers.Gathered()
+        return attention.PagedAttention(spec, gathered)
+
+    def _why_not(self, spec: AttentionSpec, rank: int) -> str | None:
+        """Tries each kind of layer once, whichever rank builds it first."""
+        from quintet.platforms.gpu import triton_attention
+
+        with self._trying:
+            if spec not in self._specs:
+                self._runtime.use(rank)
+                device = self._runtime.empty((0,), torch.uint8, rank).device
+                found = "; ".join(triton_attention.reasons(spec)) or triton_attention.trial(spec, device)
+                self._specs[spec] = found or None
+            return self._specs[spec]
+
+    def _uncaptured(self, model: nn.Module) -> list[str]:
+        """Why no step is captured: before one is tried. torch's own functions may look at what a device holds."""
+        if not getattr(model, "recordable", True):
+            return ["the model computes with more than ops"]
+        bound = {choice: None for ops in self._ops.values() for choice in ops.bound}
+        fallen = [f"attention for {spec} by torch asks the host" for spec in self._fallen]
+        return [*providers.asked(bound, self._asks), *fallen]
 
     def _other_mixer(self, spec: AttentionSpec, ops: Any, rank: int, planning: Planning) -> Mixer | str:
         """One that is made of more than ops, or why there is none; "" if none was looked for."""
@@ -214,13 +284,34 @@ class GPU(Platform):
 
     def estimate(self, model: nn.Module, weights: Sequence[Weight], extent: Extent) -> Estimate:
         variants = self._captured_variants(model, extent.most)
-        placed = sum(map(self._placed_bytes, weights))
-        return Estimate(placed, extent.workspace, self._captured_bytes(model, variants, extent), variants)
+        placed, attending = sum(map(self._placed_bytes, weights)), self._attending(extent.most.requests)
+        captured = self._captured_bytes(model, variants, extent) + self._other_bytes(variants, extent)
+        if variants:
+            captured += self._attending(max(each.requests for each in variants))  # their pool is their own
+        return Estimate(placed, extent.workspace + attending, captured, variants)
+
+    def _other_bytes(self, variants: Sequence[Variant], extent: Extent) -> int:
+        """What mixers that are made of more than ops take beside their results."""
+        return 0
+
+    def _attending(self, requests: int) -> int:
+        """Bytes that attention takes beside its results: of the layer that takes most, as they run one by one."""
+        served = [spec for spec, why in self._specs.items() if why is None]
+        if not served:
+            return 0
+        from quintet.platforms.gpu import triton_attention
+
+        device = self._runtime.empty((0,), torch.uint8, min(self._ops)).device
+        return max(triton_attention.workspace(spec, requests, device) for spec in served)
 
     def _captured_variants(self, model: nn.Module, most: Variant) -> tuple[Variant, ...]:
-        """The largest first. torch's own functions may look at what a device holds: what they are a part of is not
-        captured."""
-        if not getattr(model, "recordable", True):
+        """The largest first; none where something asks the host in the midst of a step."""
+        uncaptured = self._uncaptured(model) if self._sizes or self._mixed_sizes else []
+        for why in uncaptured:
+            if why not in self._refused:
+                self._refused.add(why)
+                logger.warning("no step is captured, so decoding is slower than it could be: %s", why)
+        if uncaptured:
             return ()
         sizes = self._mixed_sizes if all(planning.mixed for planning in self._planning.values()) else ()
         mixed = mixed_variants(most, sizes, drafts=self._config.speculative_config is not None)
@@ -241,24 +332,50 @@ class GPU(Platform):
         kernels = KERNELS * sum(not any(True for _ in module.children()) for module in model.modules())
         tokens, requests, rows, *_ = (max(each) for each in zip(*variants, strict=True))
         outputs = 4 * rows * (extent.vocab + extent.hidden)  # that all graphs write to
-        tables = sum(4 * requests * sum(pages) for pages in {each.pages for each in variants})
+        tables = sum(4 * requests * sum(map(table_width, pages)) for pages in {each.pages for each in variants})
         pool = extent._replace(most=Variant(tokens, requests, rows, ())).workspace  # graphs keep theirs
         return int(count * kernels * NODE) + outputs + tables + pool
 
+    def _check_invariant(self) -> None:
+        """ValueError where something that was bound gives other bits in another batch."""
+        bound = {choice: None for ops in self._ops.values() for choice in ops.bound}
+        if self._config.batch_invariant and (found := providers.varying(bound)):
+            raise ValueError(f"batch_invariant=True is not kept by {', '.join(found)}; leave it out")
+
     def compile(self, model: nn.Module, variants: Iterable[Variant]) -> Step:
+        self._check_invariant()
         device = self._devices[next(model.parameters()).device.index or 0]
         captured = list(variants)
+        if (planning := self._planning.get(device.index)) is not None:
+            planning.sizes = frozenset((each.tokens, each.requests) for each in captured if not each.decode)
         run: Step = Graphs(model, device, captured, self._config.capture_ahead) if captured else model
 
         @torch.inference_mode()
         def step(state: Any, batch: Any) -> Any:
             self._runtime.use(device.index)
-            return run(state, batch)
+            try:
+                return run(state, batch)
+            except RuntimeError as error:
+                if (lost := broken(error)) is not None:
+                    raise lost from error
+                raise
 
         return step
 
     def profile(self, tell: Tell) -> Recording:
         return record(self._config.profiler_config, tell)
+
+
+def _invariant(config: EngineConfig) -> list[str]:
+    """What is said of a mode that few need; ValueError where another setting takes it back."""
+    if not config.batch_invariant:
+        return []
+    if config.attention_backend != "auto":
+        raise ValueError(
+            f"batch_invariant=True has an attention of its own, and attention_backend={config.attention_backend!r} was "
+            "asked for; give one of them"
+        )
+    return ["batch_invariant: one tile for all sizes, no splits, sums in rank order: slower, by how much is unmeasured"]
 
 
 def _late(config: EngineConfig) -> list[str]:
@@ -267,13 +384,3 @@ def _late(config: EngineConfig) -> list[str]:
     if not late:
         return []
     return [f"capture_sizes {late} are of steps with prompts alone, if they fit: max_num_seqs is {config.max_num_seqs}"]
-
-
-def _own_mixer(spec: AttentionSpec, ops: Any) -> Mixer:
-    """Made of the bound ops; ValueError if our kernels serve them and not such a layer."""
-    if ops.choice("paged_attention").provider == "triton":
-        from quintet.platforms.gpu.triton_attention import reasons
-
-        if found := reasons(spec):
-            raise ValueError(f"attention by Triton kernels: {'; '.join(found)}")
-    return attention.mixer(spec, ops)

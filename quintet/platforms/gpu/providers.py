@@ -6,14 +6,15 @@ platform of this process.
 
 import importlib
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from quintet.ops.linear import KINDS
-from quintet.ops.registry import Op, of_kind
+from quintet.ops.registry import Choice, Op, of_kind
 
 MODULES = (
     *("triton_attention", "triton_edits", "triton_elementwise", "triton_moe", "triton_norm", "triton_quantized"),
-    *("triton_rotary", "triton_sampling", "triton_states", "gathered_attention"),
+    *("triton_rotary", "triton_sampling", "triton_states", "gathered_attention", "triton_invariant"),
+    "torch_products",
 )
 # Left to the specification: `linear` by plain weights and `by_heads`, which are the vendor's library here; `activate`,
 # `add`, `scale`, `widen`, `scale_logits`, `layer_norm`, `take_rows` and `place_rows`, for which torch takes one pass or
@@ -26,10 +27,33 @@ PRIORITY: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("greedy", "sample", "gumbel", "top_logprobs", "filter_logits"), ("triton",)),
     **dict.fromkeys(("penalize", "bias_tokens", "ban_tokens", "keep_tokens"), ("triton",)),
     **dict.fromkeys(("route", "route_grouped", "route_limited", "grouped_linear"), ("triton",)),
-    **dict.fromkeys(("experts", "biased_experts"), ("triton",)),
+    "experts": ("vendor", "triton"),
+    "biased_experts": ("triton",),
     **dict.fromkeys(("delta_rule", "selective_scan", "short_conv", "state_space"), ("triton",)),
     **dict.fromkeys((of_kind("linear", kind) for kind in KINDS), ("triton",)),
+    **dict.fromkeys(("linear:fp8a8", "linear:w8a8"), ("vendor", "triton")),
 }
+
+
+# With batch_invariant, in the place of the above and alone: what else is bound goes row by row anyway.
+INVARIANT: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(("paged_attention", "linear", "by_heads", "grouped_linear", "experts"), ("invariant",)),
+    **dict.fromkeys((of_kind("linear", kind) for kind in KINDS), ("invariant",)),
+}
+
+# (op, provider) -> what it asks the host in the midst of a step, which therefore cannot be captured.
+ASKS: Mapping[tuple[str, str], str] = {
+    ("paged_attention", "gathered"): "how long requests are",
+    ("attention", "gathered"): "how long requests are",
+    **{(op, "reference"): "how many tokens each expert has" for op in ("experts", "biased_experts", "grouped_linear")},
+    ("quantized_experts", "reference"): "how many tokens each expert has",
+}
+
+
+def asked(bound: Iterable[Choice], asks: Mapping[tuple[str, str], str]) -> list[str]:
+    """What of the ops that were bound keeps steps from being captured."""
+    found = [(choice, asks.get((choice.op, choice.provider))) for choice in bound]
+    return [f"{choice.op} by {choice.provider} asks the host {what}" for choice, what in found if what]
 
 
 def register() -> None:
@@ -40,10 +64,29 @@ def register() -> None:
             importlib.import_module(f"{package}.{name}")
 
 
+OURS = ("triton", "invariant")  # that read weights as packing.py lays them
+
+
+def varying(bound: Iterable[Choice]) -> list[str]:
+    """What of the ops that were bound gives other bits in another batch, where none should."""
+    rows = {"biased_experts", "quantized_experts"}  # that have no kernel of one tile
+    return [
+        f"{choice.op} by {choice.provider}{''.join(f' ({name}: {why})' for name, why in choice.rejected)}"
+        for choice in bound
+        if (choice.op in INVARIANT and choice.provider != "invariant") or choice.op in rows
+    ]
+
+
 def packs(kind: str, priority: Mapping[str, Sequence[str]]) -> bool:
     """Whether products by such weights read them as packing.py lays them: where bind() chose their own provider."""
     op = Op.registry[of_kind("linear", kind)]
-    if "triton" not in priority.get(op.name, ()) or "triton" not in op.providers:
-        return False
-    probe = op.probes.get("triton")
-    return probe is None or probe() is None
+    wanted = [each for each in priority.get(op.name, ()) if each in OURS and each in op.providers]
+    return any((probe := op.probes.get(each)) is None or probe() is None for each in wanted)
+
+
+class Gathered:
+    """The ops of a layer whose kernels do not serve, though they were bound: torch alone."""
+
+    def __init__(self) -> None:
+        self.write_kv = Op.registry["write_kv"].reference
+        self.paged_attention = Op.registry["paged_attention"].providers["gathered"]

@@ -1,5 +1,6 @@
 """The few entry points of torch that a GPU platform uses, as one object: tests put a fake in its place."""
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -7,6 +8,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+# of a capture that failed; ROCm's build of 2.11 has the fix. Releasing one twice would end the process
+KEEPS_POOLS = torch.__version__.startswith("2.11.") and torch.version.hip is None
 
 
 class Event(Protocol):
@@ -38,8 +42,9 @@ class Runtime(Protocol):
     def peak(self, index: int) -> int:
         """The most bytes that tensors of this process took."""
 
-    def release(self) -> None:
-        """Gives what the allocator keeps and no tensor uses back to the device."""
+    def release(self, workspaces: bool = False) -> None:
+        """Gives what the allocator keeps and no tensor uses back to the device; what libraries keep for streams too, if
+        nothing captured reads it any more."""
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, index: int) -> Tensor: ...
 
@@ -67,7 +72,7 @@ class Runtime(Protocol):
         """A memory pool that graphs may share: they never run at the same time."""
 
     def capture(self, run: Callable[[], None], pool: Any, stream: Any) -> Graph:
-        """Records what run() queues, and runs none of it."""
+        """Records what run() queues, and runs none of it. Whatever it raises, nothing is being captured afterwards."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,10 @@ class TorchRuntime:
     def peak(self, index: int) -> int:
         return int(self._torch.max_memory_allocated(index))
 
-    def release(self) -> None:
+    def release(self, workspaces: bool = False) -> None:
+        clear = getattr(torch._C, f"_{self._kind}_clearCublasWorkspaces", None)
+        if workspaces and clear is not None:
+            clear()
         self._torch.empty_cache()
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, index: int) -> Tensor:
@@ -142,8 +150,22 @@ class TorchRuntime:
             graph.capture_begin(pool=pool, **self._capturing.begin)
             try:
                 run()
-            finally:
                 graph.capture_end()
+            except BaseException:  # what came first is what went wrong
+                self._abandon(graph, pool)
+                raise
         before.wait_stream(stream)
         made: Graph = graph
         return made
+
+    def _abandon(self, graph: Any, pool: Any) -> None:
+        """Ends a capture in which something failed. If that has invalidated it, torch 2.11 leaves its allocator in the
+        midst of one, so that the next empty_cache() fails (pytorch #180395), and keeps the pool for good (#190348)."""
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            device = self._torch.current_device()
+            with contextlib.suppress(RuntimeError, AttributeError):  # ended already, where torch does so itself
+                getattr(torch._C, f"_{self._kind}_endAllocateToPool")(device, pool)
+            if KEEPS_POOLS and self._kind == "cuda":
+                getattr(torch._C, "_cuda_releasePool")(device, pool)  # noqa: B009  # builds without CUDA have none

@@ -5,6 +5,7 @@ depend on how it is cut into chunks.
 """
 
 import functools
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,7 +17,7 @@ from quintet.platforms.gpu.triton_probe import probing
 from quintet.types import AttentionSpec, Batch, Books, Group
 
 if TYPE_CHECKING:
-    from quintet.platforms.gpu.kernels.attention_layer import Layer, Limits
+    from quintet.platforms.gpu.kernels.attention_layer import Call, Layer, Limits
 
 SERVED = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 QUANTIZED = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
@@ -45,6 +46,46 @@ def reasons(spec: AttentionSpec) -> list[str]:
     return found
 
 
+def trial(spec: AttentionSpec, device: torch.device) -> str | None:
+    """Runs the kernels once as this very layer wants them: a prompt of two tokens, then a third alone, over values of
+    1, as all results must be. -> which of them failed, and how."""
+    what = "writing K and V"
+    try:
+        kv = torch.zeros(2, *page_shape(spec), dtype=torch.uint8, device=device)
+        kv = kv.repeat_interleave(spec.cached.itemsize, -1).view(spec.cached)
+        sinks = torch.full((spec.heads,), -1e4, dtype=spec.dtype, device=device) if spec.sinks else None
+        for what, first, last in (("a prompt", 0, 2), ("a token alone", 2, 3)):
+            books, count = _step(first, last, spec.page_size, device), last - first
+            k = torch.ones(count, spec.kv_heads, spec.head_dim, dtype=spec.dtype, device=device)
+            kv = _write_kv(kv, k, None if spec.shared else k, books)
+            q = torch.zeros(count, spec.heads, spec.head_dim, dtype=spec.dtype, device=device)
+            out = _paged_attention(q, kv, books, spec, sinks)
+            off = float((out.float() - 1).abs().max())
+            if not off < 0.01:
+                return f"{what} came out {off:.3g} off"
+    except Exception as error:  # compilers and drivers fail in many ways; each is a reason not to serve
+        lines = str(error).strip().splitlines()
+        return f"{what} fails: {type(error).__name__}: {lines[0] if lines else 'no message'}"
+    return None
+
+
+def _step(first: int, last: int, page_size: int, device: torch.device) -> Books:
+    """Some positions of one request, on page 1; planned as what they are."""
+    own = torch.arange(first, last, dtype=torch.int32, device=device)
+    one = torch.ones(1, dtype=torch.int32, device=device)
+    plan = torch.empty(0, 1 if last - first == 1 else 2, 0, dtype=torch.int32, device=device)
+    group = Group(own + page_size, one[None], one * last, (plan,))
+    return Books(Batch(own, own, own * 0, torch.cat([one * 0, one * (last - first)]), one, (group,)), group)
+
+
+def workspace(spec: AttentionSpec, requests: int, device: torch.device) -> int:
+    """Bytes that one layer's attention takes beside its result in a step of so many requests."""
+    from quintet.platforms.gpu.kernels import attention_split
+
+    shapes = attention_split.workspace(_layer(spec, spec.sinks, limits(device)), requests)
+    return sum(4 * math.prod(shape) for shape in shapes)
+
+
 def _check(device: torch.device) -> str | None:
     """Two tokens of one request, then a third alone, over values that tell them apart."""
     spec = AttentionSpec(2, 1, 16, 0.25, torch.float32, 16)
@@ -52,11 +93,8 @@ def _check(device: torch.device) -> str | None:
     k = torch.zeros(3, 1, 16, device=device)
     v = torch.arange(3.0, device=device)[:, None, None].expand(3, 1, 16).contiguous()
     for first, last in ((0, 2), (2, 3)):
-        own = torch.arange(first, last, dtype=torch.int32, device=device)
-        one = torch.ones(1, dtype=torch.int32, device=device)
-        starts = torch.cat([one * 0, one * (last - first)])
-        group = Group(own + 16, one[None], one * last)
-        books = Books(Batch(own, own, own * 0, starts, one, (group,)), group)
+        own, books = torch.arange(first, last, device=device), _step(first, last, 16, device)
+        books = books._replace(group=books.group._replace(plan=()))  # whoever calls an op need not have planned
         kv = _write_kv(kv, k[first:last], v[first:last], books)
         out = _paged_attention(torch.ones(last - first, 2, 16, device=device), kv, books, spec, None)
         want = own[:, None, None].float() / 2  # the mean of the values up to a token's own
@@ -84,30 +122,52 @@ def _write_kv(kv: Tensor, k: Tensor, v: Tensor | None, books: Books) -> Tensor:
 
 @paged_attention.provide("triton", probing(_check))
 def _paged_attention(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+    _check_fits(q, kv, spec)
+    return attend(q, kv, books, spec, sinks, limits(q.device))
+
+
+def attend_alike(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+    """The op, every token by the kernel for prompts: no bit depends on how a prompt is cut, or on the batch."""
+    from quintet.platforms.gpu.kernels import attention
+
+    _check_fits(q, kv, spec)
+    out = torch.zeros((*q.shape[:2], spec.value_dim), dtype=q.dtype, device=q.device)  # of padding
+    if q.shape[0]:
+        attention.launch(_call(out, q, kv, books, spec, sinks, limits(q.device)), least=1)
+    return out
+
+
+def _check_fits(q: Tensor, kv: Tensor, spec: AttentionSpec) -> None:
     if kv.dtype != spec.cached or not kv.is_contiguous():
         raise ValueError(f"the cache is {kv.dtype}, contiguous: {kv.is_contiguous()}, and must be {spec.cached}")
     if q.shape[1:] != (spec.heads, spec.head_dim) or kv.shape[1:] != page_shape(spec) or q.dtype != spec.dtype:
         raise ValueError(f"q {tuple(q.shape)} {q.dtype} and a cache of {tuple(kv.shape)} do not fit {spec}")
-    return attend(q, kv, books, spec, sinks, limits(q.device))
 
 
 def attend(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None, limits: "Limits") -> Tensor:
     """What the op does, with the kernels as they are made for a device of these limits."""
     from quintet.platforms.gpu.kernels import attention, attention_split
-    from quintet.platforms.gpu.kernels.attention_layer import Call
 
     out = torch.empty((*q.shape[:2], spec.value_dim), dtype=q.dtype, device=q.device)
     if not q.shape[0]:
         return out
-    layer = _layer(spec, sinks is not None, limits)
-    slopes = None if spec.alibi is None else _slopes(spec.alibi, q.device)
-    seen, scales = _seen(kv, limits.e4m3)
-    call = Call(layer, limits, books, out, _rows(q), seen, scales, sinks, slopes, spec.scale, spec.softcap)
+    call = _call(out, q, kv, books, spec, sinks, limits)
     if not single(books.group):
         attention.launch(call)
-    shapes = attention_split.workspace(layer, call.requests)
+    shapes = attention_split.needed(call)
     attention_split.launch(call, *(torch.empty(shape, dtype=torch.float32, device=q.device) for shape in shapes))
     return out
+
+
+def _call(  # noqa: PLR0913  # the op's arguments
+    out: Tensor, q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None, limits: "Limits"
+) -> "Call":
+    from quintet.platforms.gpu.kernels.attention_layer import Call
+
+    slopes = None if spec.alibi is None else _slopes(spec.alibi, q.device)
+    seen, scales = _seen(kv, limits.e4m3)
+    layer = _layer(spec, sinks is not None, limits)
+    return Call(layer, limits, books, out, _rows(q), seen, scales, sinks, slopes, spec.scale, spec.softcap)
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -19,12 +19,12 @@ def _check_route(device: torch.device) -> str | None:
     return f"the largest of {logits.tolist()} were {found}, by {weights.tolist()}"
 
 
-def _check_experts(device: torch.device) -> str | None:
+def check_experts(device: torch.device) -> str | None:
     """Two tokens, each of whom has an expert alone, which doubles or halves."""
     x = torch.tensor([[1.0, 2.0], [4.0, 8.0]], device=device).half()
     eye, ids = torch.eye(2, device=device).half(), torch.tensor([[0], [1]], device=device, dtype=torch.int32)
     down = eye * torch.tensor([2.0, 0.5], device=device).half()[:, None, None]
-    got = _experts(x, eye.repeat(2, 2, 1), down, torch.ones(2, 1, device=device), ids, "relu").tolist()
+    got = mixed_experts(x, eye.repeat(2, 2, 1), down, torch.ones(2, 1, device=device), ids, "relu").tolist()
     products = _grouped_linear(x, down, torch.ones(2, device=device, dtype=torch.int32)).tolist()
     if got == [[2.0, 8.0], [8.0, 32.0]] and products == [[2.0, 4.0], [2.0, 4.0]]:
         return None
@@ -72,29 +72,46 @@ def _fitting(bias: Tensor, logits: Tensor) -> Tensor:
     return bias.contiguous()
 
 
-@grouped_linear.provide("triton", probing(_check_experts))
+@grouped_linear.provide("triton", probing(check_experts))
 def _grouped_linear(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-    from quintet.platforms.gpu.kernels.moe import grouped
+    return by_groups(x, weight, counts, False)
+
+
+def by_groups(x: Tensor, weight: Tensor, counts: Tensor, fixed: bool) -> Tensor:
+    """The op grouped_linear. `fixed`: by one tile, however many rows there are."""
+    from quintet.platforms.gpu.kernels.moe import FIXED, grouped
 
     if counts.shape != weight.shape[:1] or counts.dtype != torch.int32 or x.shape[1] != weight.shape[2]:
         raise ValueError(
             f"x {tuple(x.shape)}, weights {tuple(weight.shape)} and counts {tuple(counts.shape)} {counts.dtype} "
             "do not fit; counts are int32"
         )
-    return grouped(_rows(x), _rows(weight), counts.contiguous())
+    return grouped(_rows(x), _rows(weight), counts.contiguous(), FIXED if fixed else None)
 
 
-@experts.provide("triton", probing(_check_experts))
-def _experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, kind: str) -> Tensor:
+@experts.provide("triton", probing(check_experts))
+def mixed_experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, kind: str) -> Tensor:
+    """The provider, which others that take fewer shapes go back to."""
     from quintet.platforms.gpu.kernels.activation import KINDS
-    from quintet.platforms.gpu.kernels.moe import Gate, mixed
 
     if kind not in KINDS:  # torch computes the layer, as the specification says
         plain: Tensor = experts.reference(x, gate_up, down, weights, ids, kind)
         return plain
+    return by_experts(x, (gate_up, down), weights, ids, kind, False)
+
+
+def by_experts(
+    x: Tensor, stacks: tuple[Tensor, Tensor], weights: Tensor, ids: Tensor, kind: str, fixed: bool
+) -> Tensor:
+    """The op experts, of a kind that the kernels know. `fixed`: by one tile, however many rows an expert has."""
+    from quintet.platforms.gpu.kernels.activation import KINDS
+    from quintet.platforms.gpu.kernels.moe import FIXED, Gate, mixed
+
+    gate_up, down = stacks
     _check_sizes(x, gate_up, down, weights, ids)
-    gate = Gate(KINDS[kind])
-    return mixed(_rows(x), _rows(gate_up), _rows(down), weights.float().contiguous(), ids.contiguous(), gate)
+    tile = FIXED if fixed else None
+    weights, ids = weights.float().contiguous(), ids.contiguous()
+    return mixed(_rows(x), _rows(gate_up), _rows(down), weights, ids, Gate(KINDS[kind]), tile)
 
 
 @biased_experts.provide("triton", probing(_check_biased))

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from quintet.platforms.gpu.kernels.quantized import Packed
 
 
-def _check(form: Form) -> Callable[[torch.device], str | None]:
+def check(form: Form) -> Callable[[torch.device], str | None]:
     """A product of 64 inputs and two outputs."""
 
-    def check(device: torch.device) -> str | None:
+    def run(device: torch.device) -> str | None:
         x, weight = torch.zeros(1, 64, device=device), torch.zeros(2, 64, device=device)
         x[0, 5], x[0, 7], weight[0, 5], weight[1, 7] = 1.0, -1.0, 3.0, 2.0
         if form.table:
@@ -32,25 +32,36 @@ def _check(form: Form) -> Callable[[torch.device], str | None]:
             packed = pack(weight, form)
         else:
             packed = {"weight": weight.to(form.dtype), "scales": torch.ones(2, 1, device=device)}
-        got = _linear(x.half(), Matrix(packed["weight"], packed["scales"], form=form), None, (2,))
+        got = packed_linear(x.half(), Matrix(packed["weight"], packed["scales"], form=form), None, (2,))
         if torch.allclose(got.float().cpu(), torch.tensor([[3.0, -2.0]]), rtol=0.02):
             return None
         return f"a product gave {got.tolist()}, not [[3.0, -2.0]]"
 
-    return check
+    return run
 
 
-def _linear(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
+def packed_linear(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
+    """The provider, which others that take fewer shapes go back to."""
+    return by_matrix(x, weight, bias, outputs, False)
+
+
+def by_matrix(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...], fixed: bool) -> Tensor:
+    """The op linear. `fixed`: by one tile, and in one sum, however many tokens there are."""
     form, packed = weight.form, _packed(x, weight, sum(outputs))
     if not packed.part():
+        if fixed:
+            raise ValueError(
+                f"batch_invariant=True: torch multiplies a weight in {form.kind} with groups of {form.group} here, and "
+                "its bits depend on the batch; leave one of them out"
+            )
         plain: Tensor = linear.reference(x, weight, bias, outputs)
         return plain
     if weight.order is not None:  # a row of x is short beside the weight
         x = torch.index_select(x, 1, weight.order)
     if form.activations == 16:
-        return _product(x, None, packed, bias, x.dtype)
+        return _product((x, None), packed, bias, x.dtype, fixed)
     kind = torch.int8 if form.dtype is None else weight.values.dtype
-    return _product(*_quantized(x, form.group or x.shape[1], kind), packed, bias, x.dtype)
+    return _product(_quantized(x, form.group or x.shape[1], kind), packed, bias, x.dtype, fixed)
 
 
 _HALVES = tuple(each / 2 for each in range(-7, 9))
@@ -59,7 +70,7 @@ for _form in (
     *(Form("fp8", 8, 16, dtype=torch.float8_e4m3fn), Form("fp8a8", 8, 8, dtype=torch.float8_e4m3fn)),
     *(Form("table4", 4, 16, 32, table=_HALVES), Form("table8", 8, 16, 32, table=_HALVES)),
 ):
-    linear.provide("triton", probing(_check(_form)), forms=(_form.kind,))(_linear)
+    linear.provide("triton", probing(check(_form)), forms=(_form.kind,))(packed_linear)
 
 
 def _packed(x: Tensor, weight: Matrix, count: int) -> "Packed":
@@ -93,12 +104,17 @@ def _quantized(x: Tensor, group: int, kind: torch.dtype) -> tuple[Tensor, Tensor
     return quantized(_rows(x), group, kind)
 
 
-def _product(x: Tensor, own: Tensor | None, packed: "Packed", bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+def _product(
+    given: tuple[Tensor, Tensor | None], packed: "Packed", bias: Tensor | None, dtype: torch.dtype, fixed: bool
+) -> Tensor:
+    """given: activations, and their scales if they have 8 bits."""
     from quintet.platforms.gpu.kernels.quantized import multiplied
 
     if bias is not None and bias.shape != (packed.outputs,):
         raise ValueError(f"a bias of shape {tuple(bias.shape)} does not fit {packed.outputs} outputs")
-    return multiplied(_rows(x), own, packed, None if bias is None else bias.contiguous(), dtype)
+    x, own = given
+    how = {"splits": 1, "tiled": 1} if fixed else {}
+    return multiplied(_rows(x), own, packed, None if bias is None else bias.contiguous(), dtype, **how)
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -83,6 +83,6 @@ def mixed_variants(most: Variant, sizes: Sequence[int], drafts: bool = False) ->
 
 
 def _tables(most: Variant) -> list[tuple[int, ...]]:
-    """Columns of all groups' tables, for every width of a captured one."""
+    """Columns of all groups' tables that bring every width of a captured one, and no more than there may be."""
     widths = table_widths(max(most.pages, default=0))
-    return [tuple(min(width, table_width(pages)) for pages in most.pages) for width in widths]
+    return [tuple(min(width, pages) for pages in most.pages) for width in widths]

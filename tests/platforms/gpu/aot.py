@@ -1,9 +1,9 @@
 """Compiles every GPU kernel for three architectures, without a GPU; prints a line of JSON for each compilation.
 
-A kernel's first variant is compiled for all three, its others for one each, in turn, and those for float16 that have a
-twin for bfloat16 not at all; with --every, all for all.
+A kernel's first variant is compiled for all three, its others for one each, in turn; those for float16 that have a
+twin for bfloat16, and rare ones, not at all. With --every, all for all; with --spread, each kernel once.
 
-    python tests/platforms/gpu/aot.py [--cache FOLDER] [--jobs N] [--only PART OF A NAME] [--every]
+    python tests/platforms/gpu/aot.py [--cache FOLDER] [--jobs N] [--only PART OF A NAME] [--every | --spread]
 
 In a process of its own: where Triton interprets kernels it compiles none. TRITON_CACHE_DIR is set to the cache.
 """
@@ -50,23 +50,29 @@ def found() -> list[tuple[str, Any]]:
     return [(name, v) for name, module in kernels.items() if hasattr(module, "variants") for v in module.variants()]
 
 
-def jobs(only: str, every: bool) -> list[tuple[int, int]]:
+def jobs(only: str, every: bool, spread: bool = False) -> list[tuple[int, int]]:
     """(index of a variant, target), those that take long first as far as their names tell."""
     named = [(index, f"{module}: {variant.name}", variant) for index, (module, variant) in enumerate(found())]
     names = [name for _, name, _ in named]
     assert len(set(names)) == len(names), f"two variants have one name: {sorted(names)}"
     # float16 differs from bfloat16 by the names of instructions
-    wanted = [each for each in named if only in each[1] and (every or not _twin(each[1], set(names)))]
+    wanted = [each for each in named if only in each[1] and (every or _usual(each, set(names)))]
     wanted.sort(key=lambda each: ("attend" not in each[1], each[1]))
     seen: Counter[Any] = Counter()
     found_jobs = []
     for index, _, variant in wanted:
         targets = [target for target in SHARED if target >= _least(variant)]
-        turn = seen[variant.kernel] % len(targets)
-        chosen = targets if every or not seen[variant.kernel] else targets[turn : turn + 1]
+        if spread and seen[variant.kernel]:
+            continue
+        turn = (len(seen) if spread else seen[variant.kernel]) % len(targets)
+        chosen = targets if not spread and (every or not seen[variant.kernel]) else targets[turn : turn + 1]
         found_jobs += [(index, target) for target in chosen]
         seen[variant.kernel] += 1
     return found_jobs
+
+
+def _usual(named: tuple[int, str, Any], names: set[str]) -> bool:
+    return not (named[2].rare or _twin(named[1], names))
 
 
 def _twin(name: str, names: set[str]) -> bool:
@@ -137,12 +143,13 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--only", default="", help="part of a kernel's name")
     parser.add_argument("--every", action="store_true", help="every variant for every architecture")
+    parser.add_argument("--spread", action="store_true", help="each kernel's first variant for one architecture")
     args = parser.parse_args()
     os.environ["TRITON_CACHE_DIR"] = args.cache
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # what launches have by default; silences a warning
     if os.environ.pop("TRITON_INTERPRET", None):
         raise SystemExit("TRITON_INTERPRET is set: kernels are interpreted, and nothing would be compiled; unset it")
-    work = jobs(args.only, args.every)
+    work = jobs(args.only, args.every, args.spread)
     with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("fork")) as pool:
         for result in pool.map(examine, work):
             print(json.dumps(result), flush=True)

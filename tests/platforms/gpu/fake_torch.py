@@ -107,8 +107,8 @@ class FakeRuntime:
     def peak(self, index: int) -> int:
         return self.used()
 
-    def release(self) -> None:
-        self.calls.append("release")
+    def release(self, workspaces: bool = False) -> None:
+        self.calls.append("release workspaces" if workspaces else "release")
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, index: int) -> Tensor:
         x = torch.empty(tuple(shape), dtype=dtype)
@@ -171,6 +171,7 @@ class FakeGPU(GPU):
 
     name = "fake"
     op_priority = {}
+    _asks = {}  # nothing waits for this device
     _fake: FakeRuntime
 
     @classmethod

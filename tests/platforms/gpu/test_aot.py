@@ -1,4 +1,7 @@
-"""Every GPU kernel compiles ahead for three architectures, spills nothing and fits into shared memory."""
+"""Every GPU kernel compiles ahead for three architectures, spills nothing and fits into shared memory.
+
+By default each kernel once; the slow tests take all that is usual, and every variant for every architecture.
+"""
 
 import importlib.util
 import json
@@ -23,16 +26,36 @@ def test_what_does_not_fit_is_complained_about() -> None:
     assert "does not compile: no" in str(complaint({"kernel": "a: b", "target": 80, "error": "no"}))
 
 
-@pytest.mark.slow  # the first time; build/triton keeps what was compiled
-@pytest.mark.timeout(900)
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-def test_every_variant_compiles_spills_nothing_and_fits() -> None:
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+
+
+def complaints(*options: str) -> list[str]:
+    """Of what is compiled with these options, in a process of its own; build/triton keeps it."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = str(SCRIPT.parents[3])
-    command = [sys.executable, SCRIPT, "--jobs", "1"]  # other tests run beside
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=880)
+    environment["PYTHONPATH"] = os.pathsep.join([str(SCRIPT.parents[3]), environment.get("PYTHONPATH", "")])
+    command = [sys.executable, SCRIPT, "--jobs", "1", *options]  # other tests run beside
+    run = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-3000:]
     results = [json.loads(line) for line in run.stdout.splitlines()]
     assert results, f"no module of {KERNELS} has variants()"
-    complaints = [text for text in map(complaint, results) if text]
-    assert not complaints, "\n".join(complaints)
+    return [text for text in map(complaint, results) if text]
+
+
+@needs_triton
+@pytest.mark.timeout(600)
+def test_each_kernel_compiles_spills_nothing_and_fits() -> None:
+    assert not complaints("--spread")
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_usual_variant_compiles_spills_nothing_and_fits() -> None:
+    assert not complaints()
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_every_variant_for_every_architecture_compiles_spills_nothing_and_fits() -> None:
+    assert not complaints("--every")

@@ -1,4 +1,4 @@
-"""Attention and the writing of K and V by Triton kernels, in Triton's interpreter, against the specifications."""
+"""Attention and the writing of K and V by Triton kernels, interpreted or on a GPU, against the specifications."""
 
 import math
 from dataclasses import replace
@@ -13,20 +13,20 @@ from quintet.conformance.batches import Cache, Request, spec
 from quintet.ops import Op, bind
 from quintet.ops.attention import mixer, row_width, stored, widened
 from quintet.platforms.gpu.attention import GraphAttention, Planning, single
-from quintet.platforms.gpu.triton_probe import device_here
 from quintet.types import AttentionSpec, Batch, Books, HostBatch, HostGroup, Variant
+from tests.helpers.triton import needs_triton, triton_op, uploaded
 
 pytest.importorskip("triton")
 from quintet.platforms.gpu import triton_attention
 from quintet.platforms.gpu.kernels import attention_split
 from quintet.platforms.gpu.kernels.attention_layer import Layer, Limits, fitting
 
+DEVICE = needs_triton()
 if reason := Op.registry["paged_attention"].probes["triton"]():
     pytest.skip(reason, allow_module_level=True)
-if device_here() != torch.device("cpu"):
-    pytest.skip("a GPU is here: the contract tests run these kernels on it", allow_module_level=True)
 
-INTERPRETED = Limits(bf16=False)
+HERE = triton_attention.limits(DEVICE)  # interpreted, or the device's own
+interpreted = pytest.mark.skipif(DEVICE.type != "cpu", reason="looks at tensors of the host; there is a GPU")
 SPECS: dict[str, dict[str, Any]] = {
     **cases.SPECS,
     "alibi": {"alibi": True},
@@ -57,7 +57,14 @@ def sinks_of(of: AttentionSpec) -> Tensor | None:
 
 
 def attend(q: Tensor, kv: Tensor, books: Books, of: AttentionSpec) -> Tensor:
-    return Op.registry["paged_attention"].providers["triton"](q, kv, books, of, sinks_of(of))
+    got: Tensor = triton_op("paged_attention", DEVICE)(q, kv, books, of, sinks_of(of))
+    return got
+
+
+def attend_within(limits: Limits, q: Tensor, kv: Tensor, books: Books, of: AttentionSpec) -> Tensor:
+    """With kernels as they are made for a device of these limits."""
+    q, kv, books = uploaded((q, kv, books), DEVICE)
+    return triton_attention.attend(q, kv, books, of, None, limits).cpu()
 
 
 def assert_specified(got: Tensor, q: Tensor, kv: Tensor, books: Books, of: AttentionSpec) -> None:
@@ -92,16 +99,16 @@ def test_wide_heads_equal_the_specification(types: tuple[torch.dtype, torch.dtyp
 def test_a_cache_whose_type_triton_knows_is_read_as_it_is() -> None:
     of = spec(4, 2, 16, dtype=torch.float16, kv_dtype=torch.float8_e4m3fn)
     q, kv, books = batched(of, [Request(70, 1), Request(11, 20)])
-    got = triton_attention.attend(q, kv, books, of, None, replace(INTERPRETED, e4m3=True))
+    if DEVICE.type != "cpu" and not HERE.e4m3:
+        pytest.skip("Triton does not convert float8_e4m3fn on this GPU")
+    got = attend_within(replace(HERE, e4m3=True), q, kv, books, of)
     assert_specified(got, q, kv, books, of)
 
 
 def test_any_number_of_programs_gives_the_same_bits() -> None:
     of = spec(4, 1, 16)
     q, kv, books = batched(of, [Request(n, 1) for n in (0, 600, 3, 300)] + [Request(0, 2)])
-    got = [
-        triton_attention.attend(q, kv, books, of, None, replace(INTERPRETED, processors=count)) for count in (1, 3, 11)
-    ]
+    got = [attend_within(replace(HERE, processors=count), q, kv, books, of) for count in (1, 3, 11)]
     assert torch.equal(got[0], got[1]) and torch.equal(got[0], got[2])
 
 
@@ -138,6 +145,31 @@ def test_long_contexts_take_larger_splits(monkeypatch: pytest.MonkeyPatch) -> No
     of = spec(2, 1, 16, page_size=32)
     args = batched(of, [Request(1499, 1), Request(1023, 1), Request(1024, 1)])  # 4 of 384, of 256 and of 320
     assert_specified(attend(*args, of), *args, of)
+
+
+@pytest.mark.parametrize(
+    ("settings", "cached", "merged"),
+    [
+        ({"window": 128}, 600, False), ({"window": 400}, 600, True), ({"chunk": 150}, 600, False), ({}, 90, False),
+        ({}, 600, True),
+    ],
+)  # fmt: skip
+def test_what_never_splits_is_not_merged(
+    settings: dict[str, Any], cached: int, merged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a short window or chunk, or in a table of few pages: one launch, and no workspace."""
+    launched, merge = list[tuple[int, ...]](), attention_split.merge_splits
+
+    class Merge:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            launched.append(grid)
+            return merge[grid]
+
+    monkeypatch.setattr(attention_split, "merge_splits", Merge())
+    of = spec(2, 1, 16, **settings)
+    args = batched(of, [Request(cached, 1), Request(3, 1)])
+    assert_specified(attend(*args, of), *args, of)
+    assert launched == ([(2, 2)] if merged else [])
 
 
 def padded(q: Tensor, books: Books, tokens: int, requests: int) -> tuple[Tensor, Books]:
@@ -211,6 +243,7 @@ def test_extreme_scores_give_finite_results() -> None:
     assert attend(*batched(of, [Request(0, 90), Request(300, 1)]), of).isfinite().all()
 
 
+@interpreted
 def test_a_step_planned_as_single_tokens_leaves_the_prompts_kernel_out(monkeypatch: pytest.MonkeyPatch) -> None:
     from quintet.platforms.gpu.kernels import attention
 
@@ -259,7 +292,7 @@ def test_written_keys_and_values_are_the_specifications(types: tuple[torch.dtype
         qkv[5] = torch.inf
         k, v = qkv[:, 1], qkv[:, 2]  # slices of one product
         want = op.reference(kv.clone(), k, v, books)
-        assert torch.equal(bits(op.providers["triton"](kv, k, v, books)), bits(want))
+        assert torch.equal(bits(triton_op("write_kv", DEVICE)(kv, k, v, books)), bits(want))
 
 
 @pytest.mark.parametrize("cached", [torch.int8, torch.float8_e4m3fn], ids=str)
@@ -271,7 +304,7 @@ def test_every_number_of_half_precision_is_rounded_as_torch_does(cached: torch.d
         k = torch.where(wrong, 1.0, k)
         books = batched(spec(64, 64, 128), [Request(0, 8)])[2]
         got, want = torch.zeros(2, 2, 2, 64, 16, row_width(128, cached), dtype=torch.int8).view(cached)
-        Op.registry["write_kv"].providers["triton"](got, k, k, books)
+        got = triton_op("write_kv", DEVICE)(got, k, k, books)
         Op.registry["write_kv"].reference(want, k, k, books)
         assert torch.equal(bits(got), bits(want))
 
@@ -283,7 +316,7 @@ def test_a_row_that_is_not_a_number_comes_back_so_and_alone() -> None:
         k = torch.randn(3, 2, 16)
         k[1, 0, 5] = math.nan
         want = Op.registry["write_kv"].reference(kv.clone(), k, k, books)
-        got = Op.registry["write_kv"].providers["triton"](kv, k, k, books)
+        got = triton_op("write_kv", DEVICE)(kv, k, k, books)
         torch.testing.assert_close(widened(got, 16), widened(want, 16), rtol=0, atol=0, equal_nan=True)
         assert widened(got, 16).isnan().any()
 
@@ -309,9 +342,32 @@ def test_a_cache_of_another_type_is_refused() -> None:
             attend(q, kv, books, replace(of, kv_dtype=cached))
     k = torch.zeros(9, 2, 16)
     with pytest.raises(ValueError, match="do not fit"):
-        Op.registry["write_kv"].providers["triton"](kv.view(torch.int8), k, k, books)
+        triton_op("write_kv", DEVICE)(kv.view(torch.int8), k, k, books)
 
 
 def test_loads_in_flight_fit_into_shared_memory() -> None:
     layer = Layer(32, 8, 128, 16, "bf16")
     assert [fitting(layer, kib * 1024, 128, 64) for kib in (64, 100, 163)] == [2, 3, 5]
+
+
+# ------------------------------------------------------------------------------------------------------ workspace
+
+
+def test_requests_that_have_no_room_at_once_go_in_turns_with_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = spec(6, 2, 16, sinks=True)
+    q, kv, books = batched(of, [Request(300 if n % 9 == 0 else n, 1) for n in range(18)])
+    padded = q.new_zeros(3, *q.shape[1:])
+    q = torch.cat([q, padded])  # tokens that are nobody's get zeros
+    want = attend(q, kv, books, of)
+    monkeypatch.setattr(attention_split, "ROOM", 1)
+    shapes = attention_split.workspace(triton_attention._layer(of, True, INTERPRETED), 18)
+    assert [shape[of_requests] for shape, of_requests in zip(shapes, (0, 1), strict=True)] == [16, 16]
+    got = attend(q, kv, books, of)
+    assert torch.equal(got, want) and not got[18:].any()
+
+
+def test_the_workspace_is_bounded_for_every_kind_of_layer() -> None:
+    mla = Layer(128, 1, 576, 16, "bf16", shared=512)
+    for layer in (Layer(48, 1, 128, 16, "bf16"), mla, Layer(32, 8, 128, 16, "bf16")):
+        (parts, stats) = (math.prod(shape) * 4 for shape in attention_split.workspace(layer, 512))
+        assert 0 < parts <= attention_split.ROOM and stats <= parts // 16, layer

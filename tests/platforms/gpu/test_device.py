@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from quintet.platforms.gpu import device as device_module
+from quintet.platforms.gpu import memory
 from quintet.platforms.gpu.device import ALIGN, RESERVE, GPUDevice
 from quintet.types import Layout
 from tests.platforms.gpu.fake_torch import GIB, FakeRuntime
@@ -63,7 +63,7 @@ def test_slices_come_home_as_they_are(device: GPUDevice) -> None:
 
 @pytest.mark.parametrize("count", [1, 999, 5000])
 def test_weights_go_up_through_two_pieces(count: int, device: GPUDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_module, "CHUNK", 1024)
+    monkeypatch.setattr(memory, "CHUNK", 1024)
     x = torch.randn(count, 3)
     there = device.upload(x, torch.bfloat16)
     assert there.dtype == torch.bfloat16 and torch.equal(there, x.bfloat16())

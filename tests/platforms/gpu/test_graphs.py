@@ -112,7 +112,7 @@ def test_sizes_grow_with_what_they_waste() -> None:
 
 def test_all_sizes_are_captured_with_every_width_the_largest_first() -> None:
     found = decode_variants(Variant(2048, 2, 64, (300, 20)), (1, 2))
-    assert [(each.tokens, each.pages) for each in found[:3]] == [(2, (64, 64)), (2, (256, 64)), (2, (1024, 64))]
+    assert [(each.tokens, each.pages) for each in found[:3]] == [(2, (64, 20)), (2, (256, 20)), (2, (300, 20))]
     assert all(each.decode and each.tokens == each.requests == each.rows for each in found) and len(found) == 2 * 3
     assert decode_variants(Variant(2048, 2, 64, ()), (1, 2)) == (), "a model that keeps nothing"
 
@@ -140,7 +140,7 @@ def test_sizes_of_steps_with_prompts_are_few_and_hold_every_such_step() -> None:
     most = Variant(2048, 256, 320, (40, 3))
     found = mixed_variants(most, sizes)
     assert len(found) == 2 * len(sizes) - 1 and found[0].tokens == 512, "few or many requests, the largest first"
-    assert all(each.rows == each.requests < each.tokens and each.pages == (64, 64) for each in found)
+    assert all(each.rows == each.requests < each.tokens and each.pages == (40, 3) for each in found)
     held = CapturedSizes(found)
     for tokens, requests in ((2, 1), (16, 15), (17, 1), (300, 256), (512, 17)):
         step = host(requests, groups=2)
@@ -317,6 +317,33 @@ def test_without_memory_what_is_captured_goes_on(step: Graphs, model: Model, cap
     check(step, model, host(4))
     check(step, model, host(2))
     assert model.fake.replays == 1 and "lower gpu_memory_utilization" in caplog.text
+
+
+def test_no_capture_begins_where_memory_may_not_do(
+    step: Graphs, model: Model, caplog: pytest.LogCaptureFixture
+) -> None:
+    model.fake.limit = model.fake.used() + graphs.LEAST_ROOM // 2
+    for _ in range(2):
+        check(step, model, host(2))
+    assert model.fake.captures == 0 and model.fake.calls.count("release") == 1, "what is kept was given back first"
+    assert "32 MiB are free, and a capture may need 64" in caplog.text and "lower gpu_mem" in caplog.text
+
+
+def test_the_largest_capture_says_what_the_next_may_need(step: Graphs, model: Model) -> None:
+    check(step, model, host(2))
+    step._largest = 2 * graphs.LEAST_ROOM
+    model.fake.limit = model.fake.used() + step._largest // 2
+    check(step, model, host(4))
+    assert model.fake.captures == 1 and "a capture may need 128" in (step.refused or "")
+
+
+def test_what_is_dropped_leaves_its_stream_and_no_workspaces(step: Graphs, model: Model) -> None:
+    check(step, model, host(2))
+    stream = step._stream
+    step.drop()
+    assert step._stream is stream and model.fake.calls[-1] == "release workspaces" and step._pool is None
+    check(step, model, host(2))
+    assert step._stream is stream and model.fake.captures == 2
 
 
 def test_a_step_that_waits_for_the_device_is_noticed(fake: FakeRuntime) -> None:

@@ -21,6 +21,7 @@ from quintet.conformance.drawn import randn
 from quintet.conformance.products import Canonical, Product
 from quintet.conformance.published import FORMS
 from quintet.conformance.tiny import FAMILIES, PLAIN, Tiny, make, variant
+from quintet.engine.batch import CapturedSizes
 from quintet.engine.client import Client
 from quintet.engine.prompts import Prompt
 from quintet.layers.forms import ONLINE
@@ -380,6 +381,8 @@ class Wrapper:
     def _plan(self, starts: Tensor, indptr: Tensor, pages: Tensor, last: Tensor, how: dict[str, Any]) -> None:
         assert all(x.dtype == torch.int32 and x.device.type == "cpu" for x in (starts, indptr, pages, last))
         assert len(pages) == indptr[-1] and ((last >= 1) & (last <= how["page_size"])).all()
+        kept = (indptr.diff() - 1) * how["page_size"] + last
+        assert torch.equal(how["seq_lens"], kept) and how["seq_lens"].is_contiguous()
         type(self).planned += 1
         self._how, given = how, (indptr, pages, last)
         if self.fixed:  # what a graph reads lies where it lay
@@ -387,7 +390,12 @@ class Wrapper:
             for buffer, x in zip((self.buffers[name] for name in BUFFERS), given, strict=True):
                 buffer[: len(x)].copy_(x)
             given = tuple(self.buffers[name] for name in BUFFERS)
+            assert pages.data_ptr() == self.buffers[BUFFERS[1]].data_ptr(), "they went up to where they are read"
         self._starts, (self._indptr, self._pages, self._last) = starts, given
+
+    def reset_workspace_buffer(self, space: Tensor, plans: Tensor) -> None:
+        """As FlashInfer's does, whose own pinned memory it makes anew."""
+        self.plans, self._pin_memory_int_workspace_buffer = plans, torch.empty(0)
 
     def run(self, q: Tensor, kv: Tensor) -> Tensor:
         how, out = self._how, torch.empty_like(q)
@@ -503,6 +511,35 @@ def test_kinds_of_layers_in_one_group_plan_together() -> None:
             want = Op.registry["paged_attention"].reference(q, kv, Books(batch, group), of, sinks)
             torch.testing.assert_close(out, want, rtol=0, atol=0.02)
     assert module.BatchPrefillWithPagedKVCacheWrapper.planned == 2 * (1 + 3), "two kinds: a trial, and in each plan"
+
+
+def test_captured_steps_with_prompts_go_without_flashinfer() -> None:
+    """Its kernels choose their grid by the plan of this very step; ours serve beside, on the same pages."""
+    module = fake_flashinfer()
+    platform = with_flashinfer(module)
+    platform.open(0)
+    of = spec(8, 2, 64, dtype=torch.bfloat16)
+    layer = platform.mixer(of, bind({}), 0)
+    planning = platform._planning[0]
+    planning.sizes = frozenset([(24, 5)])
+    cache = Cache(of, [41, 30])
+    q, (batch, group) = cache.batch({0: Request(40, 1), 1: Request(10, 20)})
+    own = HostGroup(*(x.numpy() for x in group[:3]))
+    host = HostBatch(*(x.numpy() for x in batch[:5]), (own,))
+    padded = CapturedSizes([Variant(24, 5, 5, (64,))]).pad(host)
+    assert (len(padded.token_ids), len(padded.starts)) == (24, 6)
+    prefill, outs = module.BatchPrefillWithPagedKVCacheWrapper, []
+    for step in (host, padded):
+        before = prefill.planned
+        step = step._replace(groups=(step.groups[0]._replace(plan=layer.plan(step, step.groups[0])),))
+        there = step.on([torch.from_numpy(array) for array in step.leaves()])
+        more = torch.cat([q, q.new_zeros(len(there.token_ids) - len(q), *q.shape[1:])])
+        outs.append(layer(more, more[:, :2], more[:, 2:4], (cache.kv.clone(),), Books(there, there.groups[0]))[0])
+        assert prefill.planned - before == (step is not padded and step.token_ids is host.token_ids)
+    torch.testing.assert_close(outs[1][:21], outs[0], rtol=0, atol=0.02)
+    assert platform._captured_variants(torch.nn.Linear(3, 3), Variant(64, 8, 64, (4,)))[0].decode is False
+    planning.mixed = False  # a layer that ours do not serve
+    assert all(each.decode for each in platform._captured_variants(torch.nn.Linear(3, 3), Variant(64, 8, 64, (4,))))
 
 
 def test_flashinfer_refuses_with_all_reasons() -> None:

@@ -13,7 +13,7 @@ from quintet.engine.client import Client
 from quintet.engine.prompts import Prompt
 from quintet.platforms import Chosen
 from quintet.platforms.gpu import memory
-from quintet.platforms.gpu.variants import decode_sizes
+from quintet.platforms.gpu.variants import decode_sizes, mixed_sizes
 from quintet.platforms.interface import Capabilities
 from quintet.types import Memory
 from tests.platforms.gpu.fake_torch import FakeGPU, FakeRuntime, fake_platform
@@ -114,11 +114,14 @@ def test_fragments_are_noticed_and_all_sleeps_on(client: Make, monkeypatch: pyte
 
 
 def test_ahead_every_step_is_captured_before_a_request_comes(client: Make, caplog: pytest.LogCaptureFixture) -> None:
-    lazy, _ = client(max_num_seqs=12)
+    settings: dict[str, Any] = {"max_num_seqs": 12, "max_num_batched_tokens": 40}
+    lazy, _ = client(**settings)
     wanted = tokens(lazy, 7)
     with caplog.at_level("INFO", logger="quintet"):
-        engine, fake = client(max_num_seqs=12, capture_ahead=True)
-    sizes = decode_sizes(12)
+        engine, fake = client(**settings, capture_ahead=True)
+    sizes = engine.prepared.plan.variants
+    assert [each.tokens for each in sizes if each.decode] == list(reversed(decode_sizes(12)))
+    assert {each.tokens for each in sizes if not each.decode} == set(mixed_sizes(40))
     assert fake.captures == len(sizes) and f"captured {len(sizes)} steps ahead in" in caplog.text
     assert "captured a step of" not in caplog.text, "one line for all"
     assert tokens(engine, 7) == wanted and fake.captures == len(sizes) and fake.replays > 0
@@ -129,12 +132,14 @@ def test_ahead_every_step_is_captured_before_a_request_comes(client: Make, caplo
 
 def test_ahead_reaches_as_far_as_requests_may_grow(client: Make) -> None:
     engine, fake = client(max_model_len=128, page_size=1, num_pages=600, max_num_seqs=2, capture_ahead=True)
-    assert fake.captures == 2 * 2, "two sizes, page tables of 64 and of 256 columns"
+    steps = engine.prepared.plan.variants
+    assert fake.captures == len(steps) and {each.pages for each in steps} == {(64,), (128,)}
+    assert sum(each.decode for each in steps) == 2 * 2, "two sizes, page tables of 64 and of 256 columns"
     params = SamplingParams(temperature=0, max_tokens=100, detokenize=False, ignore_eos=True)
     engine.add("long", Prompt([5, 6, 7]), params)
     while engine.busy:
         engine.step()
-    assert fake.captures == 4 and fake.replays >= 90
+    assert fake.captures == len(steps) and fake.replays >= 90
 
 
 def test_what_is_captured_has_its_place_in_the_plan(client: Make) -> None:
@@ -152,3 +157,19 @@ def test_what_is_captured_has_its_place_in_the_plan(client: Make) -> None:
 def test_ahead_where_nothing_is_captured_says_so(client: Make) -> None:
     with pytest.raises(ValueError, match="enforce_eager=True captures nothing"):
         client(enforce_eager=True, capture_ahead=True)
+
+
+def test_weights_go_aside_through_pieces_of_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece is not written again before it was read."""
+    monkeypatch.setattr(memory, "CHUNK", 100)
+    fake = FakeRuntime()
+    tagged = memory.Tagged(fake, 0)
+    sizes = (0, 1, 99, 100, 101, 1000, 1001)
+    weights = [torch.randint(0, 255, (size,), dtype=torch.uint8) for size in sizes]
+    wanted = [each.clone() for each in weights]
+    tagged.keep("weights", weights)
+    copies = fake.copies
+    assert tagged.sleep(1) == sum(sizes) and fake.copies - copies == 0 + 1 + 1 + 1 + 2 + 10 + 11
+    assert all(each.untyped_storage().nbytes() == 0 for each in weights)
+    tagged.wake()
+    assert all(map(torch.equal, weights, wanted))

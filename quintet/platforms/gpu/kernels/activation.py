@@ -51,7 +51,7 @@ def _gated(x, out, step, width, KIND: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(out + row * width + i, y.to(gate.dtype), mask=i < width)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _softcap(x, count, cap, BLOCK: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     y = tl.load(x + i, mask=i < count, other=0.0)
@@ -78,6 +78,6 @@ def variants() -> list[Variant]:
         signature = {"x": f"*{kind}", "out": f"*{kind}", "step": "i32:16", "width": "i32:16"}
         for name in sorted(set(KINDS.values())):
             found.append(Variant(f"gated {name} {kind}", _gated, signature, {"KIND": name, "BLOCK": BLOCK}))
-        signature = {"x": f"*{kind}", "count": "i32:16", "cap": "fp32"}
+        signature = {"x": f"*{kind}", "count": "i32", "cap": "fp32"}
         found.append(Variant(f"softcap {kind}", _softcap, signature, {"BLOCK": BLOCK}))
     return found

@@ -8,7 +8,18 @@ alone.
 import triton
 import triton.language as tl
 
-from quintet.platforms.gpu.kernels.attention_layer import CHUNK, E4M3, INT8, PLAIN, Blocks, Call, Layer, Limits, fitting
+from quintet.platforms.gpu.kernels.attention_layer import (
+    CHUNK,
+    E4M3,
+    INT8,
+    PLAIN,
+    RARE,
+    Blocks,
+    Call,
+    Layer,
+    Limits,
+    fitting,
+)
 from quintet.platforms.gpu.kernels.attention_parts import LOG2E, divided, fold, key_rows, query_rows
 from quintet.platforms.gpu.kernels.variant import Variant
 
@@ -23,11 +34,14 @@ def tile_blocks(layer: Layer, limits: Limits) -> Blocks:
     rows, slots = (32, 32) if layer.block_dim > 256 else (64, 32) if wide else (128, 64)
     if layer.stored != PLAIN:
         slots = 16 if wide else 32
-    elif layer.capped or layer.sloped:
+        rows = rows if wide or layer.stored == INT8 else 64  # bytes become floats in three registers more
+    elif layer.capped or layer.sloped or layer.local:
         slots = 32
+    if layer.block_dim == 16:
+        rows = 64
     fp32 = layer.dtype == "fp32" and not layer.wide
     if fp32:
-        rows, slots = 16, 16 if wide or layer.stored != PLAIN else 32
+        rows, slots = 16, 16 if layer.block_dim >= 128 or layer.stored != PLAIN else 32
     rows = max(rows, triton.next_power_of_2(layer.group))
     stages = fitting(layer, limits.shared, rows, slots)
     return Blocks(rows, slots, 4 if fp32 else 8, min(stages, 3) if fp32 or slots == 64 else stages)
@@ -63,16 +77,19 @@ def attend_tiles(
     V_ROWS: tl.constexpr, PAGE_SIZE: tl.constexpr, WIDTH: tl.constexpr, STORED: tl.constexpr, COMPUTE: tl.constexpr,
     WINDOW: tl.constexpr, LOCAL: tl.constexpr, CAUSAL: tl.constexpr, CAPPED: tl.constexpr, SLOPED: tl.constexpr,
     HAS_SINKS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr,
+    LEAST: tl.constexpr = 2,
 ):  # fmt: skip
-    """Grid (KV_HEADS * PIECES, T // TOKENS + R). Requests with one token are left to attention_split.py."""
+    """Grid (KV_HEADS * PIECES * (T // TOKENS + R),), on the one axis that has room for more than 65,535 tiles.
+    Requests with fewer than LEAST tokens are left to attention_split.py."""
     TOKENS: tl.constexpr = BLOCK_M // GROUP
-    head = tl.program_id(0)
-    tile = tl.num_programs(1) - 1 - tl.program_id(1)  # a prompt's last tiles have most to do: they start first
+    PROGRAMS: tl.constexpr = KV_HEADS * PIECES
+    head = tl.program_id(0) % PROGRAMS
+    tile = (tl.num_programs(0) - 1 - tl.program_id(0)) // PROGRAMS  # a prompt's last have most to do: they start first
     request = _request_of(starts, requests, tile, TOKENS, CHUNK)
     first = tl.load(starts + request)
     count = tl.load(starts + request + 1) - first
     offset = (tile - (first // TOKENS + request)) * TOKENS
-    if count < 2 or offset >= count:
+    if count < LEAST or offset >= count:
         return
     shift = tl.load(lengths + request) - count  # position of the request's first token in this step
     row = tl.arange(0, BLOCK_M)
@@ -137,13 +154,14 @@ def attend_tiles(
     tl.store(out + at[:, None] + columns[None, :], acc.to(out.dtype.element_ty), mask=wanted)
 
 
-def launch(call: Call) -> None:
+def launch(call: Call, least: int = 2) -> None:
+    """Over the requests that bring so many tokens."""
     of, tokens, requests = call.layer, call.q.shape[0], call.requests
     blocks = tile_blocks(of, call.limits)
-    attend_tiles[(of.programs, tokens // (blocks.rows // of.group) + requests)](
+    attend_tiles[(of.programs * (tokens // (blocks.rows // of.group) + requests),)](
         call.out, *call.arrays, requests, call.pages, *call.numbers,
         **of.constants, **of.sight, CAUSAL=of.causal, BLOCK_M=blocks.rows, BLOCK_N=blocks.slots, CHUNK=CHUNK,
-        num_warps=blocks.warps, num_stages=blocks.stages,
+        LEAST=least, num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
 
 
@@ -161,10 +179,12 @@ def variants() -> list[Variant]:
         Layer(16, 1, 576, 16, "bf16", INT8, shared=512),
     ]
     made = []
-    for of in layers:
+    for of in (*layers, *RARE):
         blocks = tile_blocks(of, Limits())
         signature, constants = of.signature(("out",), ("requests", "pages"))
         constants |= {"BLOCK_M": blocks.rows, "BLOCK_N": blocks.slots, "CHUNK": CHUNK} | of.sight
-        constants["CAUSAL"] = of.causal
-        made.append(Variant(f"attend_tiles {of}", attend_tiles, signature, constants, blocks.warps, blocks.stages))
+        constants |= {"CAUSAL": of.causal, "LEAST": 2}
+        spills = 2 if of.block_dim == 16 else 0  # on 8.0: ptxas keeps to 80 registers, and rather parts with two
+        how = signature, constants, blocks.warps, blocks.stages, spills, of in RARE
+        made.append(Variant(f"attend_tiles {of}", attend_tiles, *how))
     return made

@@ -183,3 +183,22 @@ class Call:
         if self.softcap is None:
             return self.q.stride(0), self.scale * LOG2E, 0.0
         return self.q.stride(0), self.scale / self.softcap, self.softcap * LOG2E
+
+
+RARE = (  # kinds of layers that a model may have, which seldom come
+    Layer(8, 8, 16, 16, "bf16"),
+    Layer(32, 2, 80, 16, "bf16"),
+    Layer(48, 1, 128, 16, "bf16"),
+    Layer(128, 1, 128, 16, "bf16"),
+    Layer(48, 1, 128, 16, "bf16", INT8),
+    Layer(128, 1, 64, 16, "fp16", sinks=True),
+    Layer(8, 4, 256, 16, "bf16"),
+    Layer(8, 4, 256, 16, "bf16", INT8, capped=True),
+    Layer(8, 1, 512, 16, "bf16"),
+    Layer(16, 2, 128, 16, "fp32"),
+    Layer(8, 8, 256, 16, "fp32", window=512),
+    Layer(32, 32, 128, 16, "bf16", sloped=True),
+    Layer(32, 8, 128, 16, "bf16", E5M2),
+    Layer(8, 4, 256, 16, "bf16", e4m3=True),
+    Layer(128, 1, 576, 16, "bf16", shared=512, e4m3=True),
+)

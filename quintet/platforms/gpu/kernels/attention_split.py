@@ -4,19 +4,34 @@ Unverified on a GPU. How a context is split depends on its length alone, and par
 result is the same bits whatever else is in the batch.
 """
 
+from dataclasses import replace
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from quintet.platforms.gpu.kernels.attention_layer import CHUNK, E4M3, INT8, PLAIN, Blocks, Call, Layer, Limits, fitting
+from quintet.platforms.gpu.kernels.attention_layer import (
+    CHUNK,
+    E4M3,
+    INT8,
+    PLAIN,
+    RARE,
+    Blocks,
+    Call,
+    Layer,
+    Limits,
+    fitting,
+)
 from quintet.platforms.gpu.kernels.attention_parts import LOG2E, divided, fold, key_rows, query_rows
 from quintet.platforms.gpu.kernels.variant import Variant
+from quintet.types import Books
 
 # Guesses, untuned: nothing here has been measured on a GPU.
 SPLIT = 256  # slots at least: reading them takes far longer than writing and merging their part
 SPLITS_OF_ALL_HEADS = 128  # of one request at most: about the processors of a large GPU; it bounds the workspace
 PER_PROCESSOR = 2  # programs at a time: each has some 32 KiB on the way
 STEP = 16  # parts that are merged together
+ROOM = 128 * 2**20  # bytes of parts at once: 512 requests of 32 heads of 128 fill it; more go in turns
 
 
 def most_splits(layer: Layer) -> int:
@@ -32,10 +47,12 @@ def split_blocks(layer: Layer, limits: Limits) -> Blocks:
     """Rows are one token's heads: 16 is the least of a tensor core. Wide heads take fewer slots at a time."""
     rows = max(16, triton.next_power_of_2(layer.group))
     plain = layer.stored == PLAIN and not layer.e4m3  # what is widened is held twice
-    slots = 64 if plain and layer.block_dim * layer.bytes <= 256 else 32
+    slots = 64 if plain and layer.block_dim * layer.bytes <= 256 and rows < 128 else 32
+    if layer.block_dim > 256 and not layer.shared:
+        slots = 16
     if layer.dtype == "fp32" and not layer.wide:  # multiplied without tensor cores, from registers
         slots = 32 if layer.block_dim <= 128 else 16
-    warps = 8 if layer.block_dim > 256 else 4  # the results of 16 rows are held in registers
+    warps = 8 if layer.block_dim > 256 or rows >= 64 else 4  # the results of all rows are held in registers
     return Blocks(rows, slots, warps, fitting(layer, limits.shared // PER_PROCESSOR, rows, slots))
 
 
@@ -195,16 +212,41 @@ def merge_splits(
     tl.store(at + columns, acc.to(out.dtype.element_ty), mask=columns < VALUE)
 
 
+def may_split(call: Call) -> bool:
+    """Whether a context of the step may have several splits: not in a short window or chunk, nor in a narrow table.
+
+    It follows from the layer and from shapes, so that a graph knows it, too.
+    """
+    of, blocks = call.layer, split_blocks(call.layer, call.limits)
+    seen = call.pages * of.page_size
+    if of.window or of.local:  # they begin at a multiple of a block
+        seen = min(seen, (of.window or of.local) + blocks.slots - 1)
+    return seen > least_blocks(blocks) * blocks.slots
+
+
 def launch(call: Call, parts: Tensor, stats: Tensor) -> None:
-    """Both kernels over a step; `parts` and `stats` are what workspace() says."""
+    """Both kernels over a step, the first alone where nothing is split; `parts` and `stats` are what needed() says, for
+    as many requests at a time."""
+    together, (batch, group) = parts.shape[0] or max(1, call.requests), call.books
+    for first in range(0, max(1, call.requests), together):
+        end = min(first + together, call.requests)
+        some = group._replace(table=group.table[first:end], lengths=group.lengths[first:end])
+        books = Books(batch._replace(starts=batch.starts[first : end + 1]), some)
+        _launch(replace(call, books=books), parts, stats, call.q.shape[0] if end == call.requests else 0)
+
+
+def _launch(call: Call, parts: Tensor, stats: Tensor, tokens: int) -> None:
+    """`tokens` of the step, those of padding among them, if the last of its requests are here; else 0."""
     of, (batch, group) = call.layer, call.books
     blocks, most = split_blocks(of, call.limits), most_splits(of)
     common = {**of.sight, "BLOCK_N": blocks.slots, "LEAST": least_blocks(blocks), "MOST": most}
-    tokens, requests = call.q.shape[0], call.requests
+    requests = call.requests
     attend_splits[(call.limits.processors * PER_PROCESSOR,)](
         call.out, parts, stats, *call.arrays, tokens, requests, call.pages, *call.numbers,
         **of.constants, **common, BLOCK_M=blocks.rows, CHUNK=CHUNK, num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
+    if not may_split(call):
+        return
     merge_splits[(requests, of.heads)](
         call.out, parts, stats, batch.starts, group.lengths, call.sinks, requests,
         HEADS=of.heads, VALUE=of.value, BLOCK_D=of.block_dim, HAS_SINKS=of.sinks, STEP=min(STEP, most), **common,
@@ -212,9 +254,19 @@ def launch(call: Call, parts: Tensor, stats: Tensor) -> None:
     )  # fmt: skip
 
 
+def needed(call: Call) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """workspace() of a step; nothing where nothing is split."""
+    return workspace(call.layer, call.requests) if may_split(call) else ((0,), (0,))
+
+
 def workspace(layer: Layer, requests: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shapes of parts and stats, float32."""
+    """Shapes of parts and stats, float32; for as many of the requests as have room at once.
+
+    A multiple of 16, so that where each turn's arrays begin is one of 16 bytes.
+    """
     most = most_splits(layer)
+    together = max(16, ROOM // (4 * layer.heads * most * layer.value) // 16 * 16)
+    requests = max(1, min(requests, together))
     return (requests, layer.heads, most, layer.value), (2, requests, layer.heads, most)
 
 
@@ -231,13 +283,13 @@ def variants() -> list[Variant]:
         Layer(16, 1, 576, 16, "bf16", INT8, shared=512),
     ]
     made = []
-    for of in layers:
+    for of in (*layers, *RARE):
         blocks = split_blocks(of, limits)
         signature, constants = of.signature(("out", "parts", "stats"), ("tokens", "requests", "pages"))
         constants |= {"BLOCK_M": blocks.rows, "BLOCK_N": blocks.slots, "CHUNK": CHUNK}
         constants |= {"LEAST": least_blocks(blocks), "MOST": most_splits(of)} | of.sight
-        spills = 2 if of.shared else 0  # on 9.0: ptxas keeps to 128 of a thread's 255 registers
-        how = signature, constants, blocks.warps, blocks.stages, spills
+        spills = 2  # ptxas keeps to 128 or 168 of a thread's 255 registers, and rather parts with one or two
+        how = signature, constants, blocks.warps, blocks.stages, spills, of in RARE
         made.append(Variant(f"attend_splits {of}", attend_splits, *how))
     return [*made, *(_merge_variant(of, limits) for of in (layers[0], layers[6]))]
 

@@ -15,7 +15,7 @@ from quintet.platforms.gpu.kernels.variant import Variant
 BLOCK = 256  # places of a program. Untuned
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num"])
 def _penalized(logits, rows, ids, counts, penalties, values, step, num, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = i < num
@@ -29,7 +29,7 @@ def _penalized(logits, rows, ids, counts, penalties, values, step, num, BLOCK: t
     tl.store(values + i, x - tl.where(count > 0, presence, 0.0), mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num"])
 def _biased(logits, rows, ids, biases, values, step, num, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = i < num
@@ -38,7 +38,7 @@ def _biased(logits, rows, ids, biases, values, step, num, BLOCK: tl.constexpr):
     tl.store(values + i, x + tl.load(biases + i, mask=there, other=0.0), mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num"])
 def _write(logits, rows, ids, values, step, num, BAN: tl.constexpr, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = i < num

@@ -43,7 +43,7 @@ def _survey(logits, wanted, own, best, sums, above, step, vocab, parts, CHUNK: t
         tl.store(above + row * parts + part, tl.sum((x > mine).to(tl.int32), 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num"])
 def _bounds(wanted, best, bounds, counts, num, parts, PARTS: tl.constexpr):
     row, part = tl.program_id(0).to(tl.int64), tl.arange(0, PARTS)
     if tl.load(wanted + row) != 0:
@@ -81,7 +81,7 @@ def _next_best(logits, listed, count, last, LISTED: tl.constexpr):
     return tl.max(top, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num"])
 def _report(
     logits, wanted, own, best, sums, above, counts, listed, ids, values, ranks, num, step, vocab, parts,
     PARTS: tl.constexpr, LISTED: tl.constexpr, NORMALIZE: tl.constexpr,

@@ -153,38 +153,51 @@ class Gate(NamedTuple):
 UNGATED = Gate("none")
 
 
-def grouped(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-    """x [M, K] by weight [E, N, K], the first counts[0] rows by weight[0]...; nobody's rows give 0."""
+FIXED = TILES[1][1]  # where a row's bits must not depend on how many rows there are
+
+
+def grouped(x: Tensor, weight: Tensor, counts: Tensor, tile: Tile | None = None, bias: Tensor | None = None) -> Tensor:
+    """x [M, K] by weight [E, N, K], the first counts[0] rows by weight[0]...; nobody's rows give 0. Of a bias [E, N],
+    each row gets its expert's."""
     out = torch.empty((len(x), weight.shape[1]), dtype=x.dtype, device=x.device)
     if out.numel():
-        _launch(out, x, weight, counts, None)
+        _launch(out, x, weight, counts, None, gate=Gate("none", biases=(bias, None)), tile=tile)
     return out
 
 
-def mixed(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, gate: Gate) -> Tensor:
+def mixed(
+    x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, gate: Gate, tile: Tile | None = None
+) -> Tensor:
     """x [T, D], gate_up [E, 2 I, D], down [E, D, I], weights and ids [T, k] -> [T, D]."""
-    (tokens, hidden), k, entries = x.shape, ids.shape[1], ids.numel()
+    (_, hidden), k, entries = x.shape, ids.shape[1], ids.numel()
     inner = torch.empty((entries, down.shape[2]), dtype=x.dtype, device=x.device)
     outer = torch.empty((entries, hidden), dtype=x.dtype, device=x.device)
-    out = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
-    if not out.numel():
-        return out
+    if not outer.numel():
+        return torch.empty_like(x)
     order, counts = ordered(ids, len(down))
-    _launch(inner, x, gate_up, counts, order, k, gate)
-    _launch(outer, inner, down, counts, order, gate=Gate("none", biases=gate.biases[::-1]))
-    combine[tokens, triton.cdiv(hidden, COMBINED)](out, outer, weights, ids, hidden, len(down), k, B=COMBINED)
+    _launch(inner, x, gate_up, counts, order, k, gate, tile)
+    _launch(outer, inner, down, counts, order, gate=Gate("none", biases=gate.biases[::-1]), tile=tile)
+    return combined(outer, weights, ids, len(down))
+
+
+def combined(each: Tensor, weights: Tensor, ids: Tensor, num: int) -> Tensor:
+    """each [T k, D] by weights [T, k] where ids [T, k] name one of `num` experts -> their sums [T, D]."""
+    (tokens, k), hidden = ids.shape, each.shape[1]
+    out = torch.empty((tokens, hidden), dtype=each.dtype, device=each.device)
+    combine[tokens, triton.cdiv(hidden, COMBINED)](out, each, weights, ids, hidden, num, k, B=COMBINED)
     return out
 
 
 def _launch(
     out: Tensor, x: Tensor, weight: Tensor, counts: Tensor, order: Tensor | None, shared: int = 0,
-    gate: Gate = UNGATED,
+    gate: Gate = UNGATED, tile: Tile | None = None,
 ) -> None:  # fmt: skip
-    """`shared` 0: x and out have a row per entry. The gate's first bias is the product's."""
+    """`shared` 0: x and out have a row per entry. The gate's first bias is the product's. Without a tile, the rows
+    choose one."""
     kind, row = gate.kind, weight.stride(1)
     row, up = (2 * row, row) if kind == "clamped" else (row, out.shape[1] * row)
     (rows, outputs), inputs, num = out.shape, x.shape[1], len(weight)
-    tile = next(tile for most, tile in TILES if triton.cdiv(rows, num) <= most)
+    tile = tile or next(each for most, each in TILES if triton.cdiv(rows, num) <= most)
     blocks = min(rows, rows // tile.rows + num + (order is None))
     step, width = tile.inputs // x.dtype.itemsize, tile.outputs // (1 if kind == "none" else 2)
     product[(blocks * triton.cdiv(outputs, width),)](

@@ -58,7 +58,7 @@ def _weighted(z, w, offset, SHIFTED: tl.constexpr, dtype: tl.constexpr):
         return (z.to(dtype).to(tl.float32) * w).to(dtype)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _rms_norm(
     x, residual, weight, out, total, rows, inner, outer_step, inner_step, eps, offset,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, ADD: tl.constexpr, SHIFTED: tl.constexpr,
@@ -77,7 +77,7 @@ def _rms_norm(
     tl.store(out + dense, _weighted(z, w, offset, SHIFTED, y.dtype), mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _long_rms_norm(
     x, residual, weight, out, total, rows, inner, outer_step, inner_step, eps, offset,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, SHIFTED: tl.constexpr,

@@ -258,16 +258,20 @@ def table_on(table: tuple[float, ...], dtype: torch.dtype, device: torch.device)
 
 
 def multiplied(
-    x: Tensor, own: Tensor | None, packed: Packed, bias: Tensor | None, dtype: torch.dtype, splits: int | None = None
-) -> Tensor:
-    """x [T, K] in floats of `dtype`, or in 8 bits with scales own [T, G], by the weight -> [T, N] in `dtype`."""
+    x: Tensor, own: Tensor | None, packed: Packed, bias: Tensor | None, dtype: torch.dtype, splits: int | None = None,
+    tiled: int | None = None,
+) -> Tensor:  # fmt: skip
+    """x [T, K] in floats of `dtype`, or in 8 bits with scales own [T, G], by the weight -> [T, N] in `dtype`.
+
+    `tiled`: tokens for which the tile is chosen, if not for these.
+    """
     (tokens, inputs), outputs, bits = x.shape, packed.outputs, packed.bits
     out = torch.empty((tokens, outputs), dtype=dtype, device=x.device)
     if not out.numel():
         return out
     compute = packed.compute(own is not None, dtype)
     summed = bits == 4 and not (packed.zeros is None and packed.mins is None and not packed.table)
-    tile = tile_for(tokens, own is not None and packed.group > 0 or summed or compute == tl.float32)
+    tile = tile_for(tiled or tokens, own is not None and packed.group > 0 or summed or compute == tl.float32)
     part = packed.part(tile)
     assert part, "the provider asks for part() before"
     steps = triton.cdiv(inputs, part * 8 // bits)

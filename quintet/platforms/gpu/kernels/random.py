@@ -54,7 +54,7 @@ def counters_of(keys, positions, row):
     return k0, k1, tl.load(positions + row).to(tl.uint32, bitcast=True)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["ids_step", "count"])
 def _gumbel(keys, positions, ids, out, ids_step, count, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

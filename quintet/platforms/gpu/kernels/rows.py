@@ -13,10 +13,10 @@ WIDEST = 2048  # inputs that one program holds at a time; an untuned guess: 16 p
 LEAST = tl.constexpr(SMALLEST)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["scale_step"])  # tokens, where scales lie group by group
 def quantize(
-    values, scales, x, inputs, groups, group, x_row, LARGEST: tl.constexpr, MANTISSA: tl.constexpr,
-    BIAS: tl.constexpr, LAST: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
+    values, scales, x, inputs, groups, group, x_row, scale_row, scale_step, LARGEST: tl.constexpr,
+    MANTISSA: tl.constexpr, BIAS: tl.constexpr, LAST: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """x [T, K] -> values [T, K], each of `group` inputs by LARGEST / their largest, and scales [T, G] that undo it.
 
@@ -34,7 +34,7 @@ def quantize(
     peak = tl.maximum(peak, LEAST)
     largest = tl.zeros((P,), tl.float32) + LARGEST
     ratio = tl.div_rn(largest, peak)[:, None]
-    tl.store(scales + row * groups + each, tl.div_rn(peak, largest), mask=each < groups)
+    tl.store(scales + row * scale_row + each * scale_step, tl.div_rn(peak, largest), mask=each < groups)
     for step in range(0, group, C):
         there = (step + inside[None, :] < group) & (begin + step < inputs)
         got = tl.load(x + row * x_row + begin + step, mask=there, other=0.0).to(tl.float32) * ratio
@@ -45,12 +45,17 @@ def quantize(
         tl.store(values + row * inputs + begin + step, whole, mask=there)
 
 
-def quantized(x: Tensor, group: int, kind: torch.dtype) -> tuple[Tensor, Tensor]:
-    """x [T, K] -> (int8, or a float8's bits in uint8, [T, K]; scales [T, ceil(K / group)] float32)."""
+def quantized(x: Tensor, group: int, kind: torch.dtype, together: bool = False) -> tuple[Tensor, Tensor]:
+    """x [T, K] -> (int8, or a float8's bits in uint8, [T, K]; scales [T, ceil(K / group)] float32).
+
+    `together`: the scales of a group lie side by side, as cuBLASLt reads those of blocks.
+    """
     tokens, inputs = x.shape
     groups = triton.cdiv(inputs, group)
     values = torch.empty((tokens, inputs), dtype=torch.int8 if kind == torch.int8 else torch.uint8, device=x.device)
-    scales = torch.empty((tokens, groups), dtype=torch.float32, device=x.device)
+    shape = (groups, tokens) if together else (tokens, groups)
+    scales = torch.empty(shape, dtype=torch.float32, device=x.device)
+    scales = scales.t() if together else scales
     (mantissa, bias, last), largest = FLOAT8.get(kind, (0, 0, 0)), 127.0
     if mantissa:
         largest = torch.finfo(kind).max
@@ -58,8 +63,8 @@ def quantized(x: Tensor, group: int, kind: torch.dtype) -> tuple[Tensor, Tensor]
     many = min(triton.next_power_of_2(groups), WIDEST // step)
     if tokens:
         quantize[tokens, triton.cdiv(groups, many)](
-            values, scales, x, inputs, groups, group, x.stride(0), LARGEST=largest, MANTISSA=mantissa, BIAS=bias,
-            LAST=last, P=many, C=step,
+            values, scales, x, inputs, groups, group, x.stride(0), *scales.stride(), LARGEST=largest, MANTISSA=mantissa,
+            BIAS=bias, LAST=last, P=many, C=step,
         )  # fmt: skip
     return values, scales
 
@@ -77,6 +82,7 @@ def variants() -> list[Variant]:
         for what, (kind, many, step) in kinds.items():
             mantissa, bias, last = FLOAT8.get(kind, (0, 0, 0))
             signature = {"values": "*u8" if mantissa else "*i8", "scales": "*fp32", "x": f"*{dtype}", "groups": "i32"}
+            signature |= {"scale_row": "i32", "scale_step": "i32"}
             signature |= dict.fromkeys(("inputs", "group", "x_row"), "i32:16")
             fixed = {"LARGEST": 448.0 if mantissa else 127.0, "MANTISSA": mantissa, "BIAS": bias, "LAST": last}
             fixed |= {"P": many, "C": step}

@@ -10,7 +10,7 @@ from quintet.platforms.gpu.kernels.variant import Variant
 BLOCK = 256  # tokens of a program. Untuned
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _place(token_ids, sampled, rows, out, count, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = at < count

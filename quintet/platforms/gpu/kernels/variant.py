@@ -16,3 +16,4 @@ class Variant:
     num_warps: int = 4
     num_stages: int = 2
     max_spills: int = 0  # registers that may go to memory
+    rare: bool = False  # compiled only where all are: what it shows, another shows nearly as well

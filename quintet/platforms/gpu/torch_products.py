@@ -1,0 +1,185 @@
+"""Products of 8 bits and of experts by the libraries that own the tensor cores, through torch; unverified on a GPU.
+
+What torch 2.11 asks for (aten/src/ATen/native/cuda: ScaledBlas.cpp, Blas.cpp, GroupedBlas.cpp): `_scaled_mm` inputs and
+outputs in multiples of 16, and scales per row or, on compute capability 9.0, per 128 inputs of a row, those of a group
+side by side; `_int_mm` more than 16 rows, and multiples of 8; `_grouped_mm` bfloat16 on 9.0 and 10.0, or it waits for
+the device. Whatever is outside of that, and steps of few rows, which wait for weights alone, go to Triton's kernels.
+"""
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from quintet.ops.linear import linear
+from quintet.ops.moe import experts
+from quintet.platforms.gpu import triton_moe, triton_quantized
+from quintet.platforms.gpu.triton_probe import probing
+from quintet.weights import Form, Matrix
+
+FEW = 16  # rows up to which our kernels serve; torch._int_mm has the same limit
+FEW_INTEGERS = 512  # of int8: their sums go through memory once more, which only many rows pay for. A guess, untuned
+FEW_EACH = 64  # of one expert, on average: from there on our kernels compute, too
+BLOCK = 128  # inputs that share a scale
+GROUPED = ((9, 0), (10, 0))  # compute capabilities whose grouped products ask the host nothing
+E4M3 = Form("fp8a8", 8, 8, dtype=torch.float8_e4m3fn)
+
+
+def _check_float8(device: torch.device) -> str | None:
+    """By rows; blocks are tried as well, and go to our kernels where they fail."""
+    wrong = _tried(device, 0)
+    if wrong is None:
+        blocks_refused(device)
+    return wrong
+
+
+@functools.cache
+def blocks_refused(device: torch.device) -> str | None:
+    """Why scales of blocks do not serve on this device: they are for compute capability 9.0 alone. Tried once, by the
+    probe, and not in a step."""
+    try:
+        return _tried(device, BLOCK)
+    except Exception as error:  # whatever a library says is the reason
+        return f"{type(error).__name__}: {error}"
+
+
+def _tried(device: torch.device, group: int) -> str | None:
+    """Rows of ones, four times as heavy in the first half of their inputs where there are groups."""
+    x = torch.ones(FEW + 1, 2 * BLOCK, dtype=torch.bfloat16, device=device)
+    values = torch.full((32, 2 * BLOCK), 2.0, device=device).to(torch.float8_e4m3fn)
+    scales = torch.ones(2 if group else 1, 32, device=device)
+    scales[0] = 4.0
+    matrix = Matrix(values, scales.t(), form=Form("fp8a8", 8, 8, group, dtype=torch.float8_e4m3fn))
+    got, want = by_float8(x, matrix, None), 2.0 * BLOCK * (4 + 1 if group else 8)
+    if bool((got.float() == want).all()):
+        return None
+    return f"torch._scaled_mm gave {float(got.float().mean())}, not {want}, with groups of {group}"
+
+
+def _check_int8(device: torch.device) -> str | None:
+    x = torch.ones(FEW + 1, 64, dtype=torch.bfloat16, device=device)
+    values = torch.full((32, 64), 3, dtype=torch.int8, device=device)
+    form = Form("w8a8", 8, 8)
+    got = by_int8(x, Matrix(values, torch.full((32, 1), 0.5, device=device), form=form), None)
+    good = bool((got.float() == 96.0).all())
+    return None if good else f"torch._int_mm gave {float(got.float().mean())}, not 96"
+
+
+def _check_experts(device: torch.device) -> str | None:
+    """Two experts, of whom each doubles or halves what is squared; one entry is nobody's."""
+    capability = torch.cuda.get_device_capability(device)
+    if capability not in GROUPED:
+        return f"torch's grouped products wait for the host on compute capability {capability[0]}.{capability[1]}"
+    x = torch.full((8, 16), 2.0, dtype=torch.bfloat16, device=device)
+    eye = torch.eye(16, dtype=torch.bfloat16, device=device)
+    ids = torch.tensor([[0], [1], [1], [2], [0], [1], [0], [0]], dtype=torch.int32, device=device)
+    down = torch.stack([2 * eye, eye / 2])
+    got = by_groups(x, eye.repeat(2, 2, 1), down, torch.ones(8, 1, device=device), ids, "relu")[:, 0].tolist()
+    want = [8.0, 2.0, 2.0, 0.0, 8.0, 2.0, 8.0, 8.0]
+    return None if got == want else f"torch._grouped_mm gave {got}, not {want}"
+
+
+def _beside(form: Form, check: Callable[[torch.device], str | None]) -> Callable[[], str | None]:
+    """A probe: of the kernels that serve where torch does not, too."""
+
+    def checked(device: torch.device) -> str | None:
+        if device.type == "cpu":
+            return "the host's own products are no GPU's"
+        return check(device)
+
+    own, theirs = probing(triton_quantized.check(form)), probing(checked)
+    return lambda: own() or theirs()
+
+
+def _probe_experts() -> str | None:
+    def checked(device: torch.device) -> str | None:
+        return "the host's own products are no GPU's" if device.type == "cpu" else _check_experts(device)
+
+    return probing(triton_moe.check_experts)() or probing(checked)()
+
+
+@linear.provide("vendor", _beside(E4M3, _check_float8), forms=("fp8a8",))
+def _float8(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
+    if len(x) > FEW and float8_fits(x, weight, bias):
+        return by_float8(x, weight, bias)
+    return triton_quantized.packed_linear(x, weight, bias, outputs)
+
+
+@linear.provide("vendor", _beside(Form("w8a8", 8, 8), _check_int8), forms=("w8a8",))
+def _int8(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
+    if len(x) > FEW_INTEGERS and int8_fits(x, weight):
+        return by_int8(x, weight, bias)
+    return triton_quantized.packed_linear(x, weight, bias, outputs)
+
+
+@experts.provide("vendor", _probe_experts)
+def _experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, kind: str) -> Tensor:
+    if ids.numel() > FEW_EACH * len(down) and groups_fit(x, gate_up, down, kind):
+        return by_groups(x, gate_up, down, weights, ids, kind)
+    return triton_moe.mixed_experts(x, gate_up, down, weights, ids, kind)
+
+
+def float8_fits(x: Tensor, weight: Matrix, bias: Tensor | None) -> bool:
+    """Whether torch._scaled_mm takes them: bfloat16, whose results every version rounds to, and e4m3."""
+    form, (outputs, inputs) = weight.form, weight.values.shape
+    blocks = form.group == BLOCK and inputs % BLOCK == 0 and bias is None and blocks_refused(x.device) is None
+    plain = weight.order is None and weight.mins is None and weight.values.dtype == torch.float8_e4m3fn
+    even = inputs % 16 == 0 and outputs % 16 == 0 and weight.values.is_contiguous()
+    return plain and even and (blocks or form.group == 0) and x.dtype == torch.bfloat16
+
+
+def by_float8(x: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
+    """x [T, K] to e4m3, each row or each block of it by itself, then one product, rounded once."""
+    from quintet.platforms.gpu.kernels.rows import quantized
+
+    kind, scales = weight.values.dtype, weight.scales
+    assert scales is not None, "what is quantized has scales"
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    values, own = quantized(x, weight.form.group or x.shape[1], kind, together=scales.shape[1] > 1)
+    scales = scales.t().contiguous()  # as place() leaves them: a copy of nothing
+    product: Tensor = torch._scaled_mm(
+        values.view(kind), weight.values.t(), own, scales, bias=bias, out_dtype=x.dtype, use_fast_accum=False
+    )
+    return product
+
+
+def int8_fits(x: Tensor, weight: Matrix) -> bool:
+    outputs, inputs = weight.values.shape
+    plain = weight.order is None and weight.zeros is None and weight.mins is None and weight.form.group == 0
+    return plain and weight.values.is_contiguous() and inputs % 8 == 0 and outputs % 8 == 0
+
+
+def by_int8(x: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
+    """x [T, K] to int8, row by row; sums in int32, which then get both scales and the bias."""
+    from quintet.platforms.gpu.kernels.matmul import added
+    from quintet.platforms.gpu.kernels.rows import quantized
+
+    assert weight.scales is not None, "what is quantized has scales"
+    values, own = quantized(x if x.stride(-1) == 1 else x.contiguous(), x.shape[1], torch.int8)
+    sums = torch._int_mm(values, weight.values.t())
+    out = torch.empty_like(sums, dtype=x.dtype)
+    return added(out, sums[None], own, weight.scales, None if bias is None else bias.contiguous())
+
+
+def groups_fit(x: Tensor, gate_up: Tensor, down: Tensor, kind: str) -> bool:
+    """bfloat16, rows of whole 16 bytes."""
+    from quintet.platforms.gpu.kernels.activation import KINDS
+
+    even = x.shape[1] % 8 == 0 and down.shape[2] % 8 == 0 and gate_up.is_contiguous() and down.is_contiguous()
+    return even and x.dtype == gate_up.dtype == down.dtype == torch.bfloat16 and kind in KINDS
+
+
+def by_groups(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, kind: str) -> Tensor:
+    """Entries by expert, two products in groups, and each token's sum. Rows of nobody are not computed, nor read."""
+    from quintet.platforms.gpu.kernels.activation import gated
+    from quintet.platforms.gpu.kernels.moe import combined
+    from quintet.platforms.gpu.kernels.routing import ordered
+
+    order, counts = ordered(ids.contiguous(), len(down))
+    ends = counts.cumsum(0, dtype=torch.int32)
+    rows = torch.index_select(x, 0, order // ids.shape[1])
+    inner = gated(torch._grouped_mm(rows, gate_up.transpose(1, 2), offs=ends), kind)
+    outer = torch._grouped_mm(inner, down.transpose(1, 2), offs=ends)
+    each = torch.empty_like(outer).index_copy_(0, order.long(), outer)
+    return combined(each, weights.float().contiguous(), ids.contiguous(), len(down))
