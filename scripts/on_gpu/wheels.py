@@ -26,7 +26,7 @@ THERE = (
     "torch", "triton", "numpy", "filelock", "fsspec", "jinja2", "markupsafe", "mpmath", "networkx", "pip", "setuptools",
     "sympy", "typing-extensions",
 )  # fmt: skip
-IDLE = ("hf-xet", "pygments", "rich", "markdown-it-py")  # for downloads, and for colours: none there; they are large
+IDLE = ("hf-xet", "markdown-it-py", "mdurl", "rich")  # for downloads, and for a command line that nobody calls there
 MOST = 64 * 2**20  # bytes, with the source tree
 GLIBC = (34, 28, 27, 26, 17, 12, 5)  # minor versions of manylinux_2_N; an image of today has 2.34 at least
 

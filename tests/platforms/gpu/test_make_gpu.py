@@ -1,5 +1,6 @@
 """`make gpu`'s own logic: what is cut off or fails leaves its results and takes no other's."""
 
+import contextlib
 import importlib.metadata
 import os
 import re
@@ -193,6 +194,13 @@ def test_what_is_carried_is_what_the_engine_asks_for_and_its_tests() -> None:
     pinned = (ROOT / "constraints-dev.txt").read_text().lower().replace("_", "-")
     loose = {"nvidia-ml-py"}  # of the driver
     assert {name for name in wheels.roots() if f"\n{name.replace('_', '-')}==" not in pinned} == loose
+
+
+def test_what_is_left_behind_is_asked_for_by_no_tool_that_runs_there() -> None:
+    for name in wheels.TESTED:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            asked = [each for each in importlib.metadata.requires(name) or [] if "extra ==" not in each]
+            assert not {re.split(r"[^\w.-]", each)[0].lower() for each in asked} & set(wheels.IDLE), name
 
 
 def test_wheels_are_known_by_the_name_of_their_distribution() -> None:

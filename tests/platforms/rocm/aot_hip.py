@@ -68,7 +68,8 @@ def found(target: str) -> list[tuple[str, Any]]:
     fewer = [(module, replace(each, num_stages=min(each.num_stages, here.stages))) for module, each in others]
     named = [*((module, each) for module, all_of in own.items() for each in all_of), *fewer]
     names = {f"{module}: {each.name}" for module, each in named}
-    return [(module, each) for module, each in named if not aot._twin(f"{module}: {each.name}", names)]
+    usual = [(module, each) for module, each in named if not each.rare]  # rare layers were not looked at here
+    return [(module, each) for module, each in usual if not aot._twin(f"{module}: {each.name}", names)]
 
 
 def cut(target: str) -> Cut:
