@@ -99,7 +99,7 @@ def _options(config: EngineConfig) -> Mapping[str, Any] | None:
 def _served(wanted: Wish, where: Target) -> Wish:
     """As this device multiplies it; ValueError where a platform keeps no form at all."""
     facts = where.facts
-    if facts.fp8 != torch.float8_e4m3fn:
+    if facts.fp8 not in (torch.float8_e4m3fn, torch.float8_e4m3fnuz):  # the latter's platform converts weights to it
         wanted = wanted.without_activations()
     if not facts.quant & set(NEAREST | {"int8": ""}):
         raise ValueError(

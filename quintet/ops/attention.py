@@ -1,5 +1,7 @@
 """Specifications of attention, over pages and without, and the mixer that is made of nothing but these ops."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -134,11 +136,15 @@ def _attended(
 
 
 class PagedAttention(Mixer):
-    """write_kv, then paged_attention, on pages of [2, Hkv, page_size, row_width]; nothing to plan."""
+    """write_kv, then paged_attention, on pages of [2, Hkv, page_size, row_width]; nothing to plan.
 
-    def __init__(self, spec: AttentionSpec, ops: Ops) -> None:
-        if spec.cached not in (spec.dtype, *CACHED):
-            raise ValueError(f"a cache is of the layer's type, or {' or '.join(map(str, CACHED))}; not {spec.cached}")
+    `also`: types of a cache that the bound ops store beside CACHED.
+    """
+
+    def __init__(self, spec: AttentionSpec, ops: Ops, also: Sequence[torch.dtype] = ()) -> None:
+        known = *CACHED, *also
+        if spec.cached not in (spec.dtype, *known):
+            raise ValueError(f"a cache is of the layer's type, or {' or '.join(map(str, known))}; not {spec.cached}")
         self.layouts = (layout(spec),)
         self._spec, self._write, self._attend = spec, ops.write_kv, ops.paged_attention
 
@@ -166,6 +172,6 @@ def layout(spec: AttentionSpec) -> Layout:
     return Layout(spec.cached, page_shape(spec), keeps=spec.window or spec.chunk, chunked=spec.chunk is not None)
 
 
-def mixer(spec: AttentionSpec, ops: Ops) -> Mixer:
-    """The mixer that is made of the bound ops."""
-    return PlainAttention(spec, ops) if spec.source == "none" else PagedAttention(spec, ops)
+def mixer(spec: AttentionSpec, ops: Ops, also: Sequence[torch.dtype] = ()) -> Mixer:
+    """The mixer that is made of the bound ops; `also` as PagedAttention has it."""
+    return PlainAttention(spec, ops) if spec.source == "none" else PagedAttention(spec, ops, also)

@@ -45,6 +45,15 @@ class Environment:
     cache_home: str | None = _variable("XDG_CACHE_HOME", None, text, "where caches are kept, instead of ~/.cache")
     jax_platforms: str | None = _variable("JAX_PLATFORMS", None, text, "devices that JAX may open (the tpu platform)")
     xla_flags: str | None = _variable("XLA_FLAGS", None, text, "XLA's own settings (the tpu platform)")
+    rocr_visible_devices: str | None = _variable(
+        "ROCR_VISIBLE_DEVICES", None, text, "numbers or GPU-... of the GPUs that there are (the rocm platform)"
+    )
+    hip_visible_devices: str | None = _variable(
+        "HIP_VISIBLE_DEVICES", None, text, "which of those a program may open (the rocm platform)"
+    )
+    cuda_visible_devices: str | None = _variable(
+        "CUDA_VISIBLE_DEVICES", None, text, "the same where HIP_VISIBLE_DEVICES is not set, and CUDA's own"
+    )
     ze_affinity_mask: str | None = _variable(
         "ZE_AFFINITY_MASK", None, text, "numbers of the GPUs that Level Zero shows (the xpu platform)"
     )

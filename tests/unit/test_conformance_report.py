@@ -231,7 +231,7 @@ def test_a_part_of_the_kit_is_not_kept(checks: Callable[..., None], home: Path) 
     ("words", "says"),
     [
         (["--device", "cuba"], "did you mean 'cuda'"),
-        (["--device", "rocm"], "does not have it yet"),
+        (["--device", "xpu"], "is not available"),
         (["--device", "null", "--section", "prob"], "did you mean 'probe'"),
         (["--device", "null", "--section", "probe", "--support", "x.json"], "--support needs every trial"),
         (["--device", "null", "--quick", "--support", "x.json"], "drop --quick"),

@@ -49,6 +49,7 @@ from quintet.weights import Form, Weight
 logger = logging.getLogger(__name__)
 
 GIB = 2**30
+ALSO = (torch.float8_e4m3fnuz,)  # types of a cache: what some chips multiply in the place of e4m3fn
 # What a captured step is thought to take, until a GPU has said: too little, and the last sizes to come run eagerly.
 NODE = 16 * 2**10  # bytes of the device for one kernel
 KERNELS = 1.5  # for each module that holds no other
@@ -188,16 +189,16 @@ class GPU(Platform):
         provider = ops.choice("paged_attention").provider
         if provider == "gathered" or (provider in providers.OURS and self._why_not(spec, rank) is not None):
             return None
-        return attention.mixer(spec, ops)
+        return attention.mixer(spec, ops, ALSO)
 
     def _own_mixer(self, spec: AttentionSpec, ops: Any, rank: int) -> Mixer:
         """Made of the bound ops. A layer that our kernels do not serve gets torch's attention, which is never captured;
         ValueError if these kernels were asked for by name."""
         if ops.choice("paged_attention").provider not in providers.OURS:
-            return attention.mixer(spec, ops)
+            return attention.mixer(spec, ops, ALSO)
         why = self._why_not(spec, rank)
         if why is None:
-            return attention.mixer(spec, ops)
+            return attention.mixer(spec, ops, ALSO)
         if self._config.attention_backend == "triton" or self._config.batch_invariant or spec.source == "cross":
             raise ValueError(f"attention by Triton kernels: {why}")
         if why not in self._refused:
@@ -205,7 +206,7 @@ class GPU(Platform):
             logger.warning("attention by torch, slow and not captured, for %s: Triton kernels: %s", spec, why)
         self._fallen.add(spec)
         gathered: Any = providers.Gathered()
-        return attention.PagedAttention(spec, gathered)
+        return attention.PagedAttention(spec, gathered, ALSO)
 
     def _why_not(self, spec: AttentionSpec, rank: int) -> str | None:
         """Tries each kind of layer once, whichever rank builds it first."""

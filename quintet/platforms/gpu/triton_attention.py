@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from quintet.platforms.gpu.kernels.attention_layer import Call, Layer, Limits
 
 SERVED = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-QUANTIZED = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
+QUANTIZED = (torch.int8, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2)
 MOST_GROUP = 128  # query heads per KV head: rows of a tile
 MOST_DIM = 512  # of V, and of K where it is no more
 MOST_REST = 128  # of K beyond V, where V is the beginning of it
@@ -165,7 +165,7 @@ def _call(  # noqa: PLR0913  # the op's arguments
     from quintet.platforms.gpu.kernels.attention_layer import Call
 
     slopes = None if spec.alibi is None else _slopes(spec.alibi, q.device)
-    seen, scales = _seen(kv, limits.e4m3)
+    seen, scales = _seen(kv, limits)
     layer = _layer(spec, sinks is not None, limits)
     return Call(layer, limits, books, out, _rows(q), seen, scales, sinks, slopes, spec.scale, spec.softcap)
 
@@ -175,24 +175,30 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
 
 
-def _seen(kv: Tensor, e4m3: bool) -> tuple[Tensor, Tensor | None]:
+def _seen(kv: Tensor, limits: "Limits") -> tuple[Tensor, Tensor | None]:
     """The cache as the kernels take it, and its scales."""
     if kv.dtype == torch.int8:
         return kv, kv.view(torch.float32)
-    bytes_ = kv.dtype == torch.float8_e5m2 or (kv.dtype == torch.float8_e4m3fn and not e4m3)
-    return (kv.view(torch.uint8) if bytes_ else kv), None
+    return (kv if kv.dtype in SERVED or _native(kv.dtype, limits) else kv.view(torch.uint8)), None
+
+
+def _native(dtype: torch.dtype, limits: "Limits") -> bool:
+    """Whether Triton converts that 8-bit type here."""
+    return {torch.float8_e4m3fn: limits.e4m3, torch.float8_e4m3fnuz: limits.e4m3fnuz}.get(dtype, False)
 
 
 @functools.lru_cache(maxsize=256)
 def _layer(spec: AttentionSpec, sinks: bool, limits: "Limits") -> "Layer":
-    from quintet.platforms.gpu.kernels.attention_layer import E4M3, E5M2, INT8, PLAIN, Layer
+    from quintet.platforms.gpu.kernels.attention_layer import PLAIN, Layer
+    from quintet.platforms.gpu.kernels.write_kv import STORED
 
-    e4m3 = PLAIN if limits.e4m3 else E4M3
-    stored = {torch.int8: INT8, torch.float8_e4m3fn: e4m3, torch.float8_e5m2: E5M2}.get(spec.cached, PLAIN)
+    native = _native(spec.cached, limits)
+    stored = PLAIN if native else STORED.get(spec.cached, PLAIN)
     return Layer(
         spec.heads, spec.kv_heads, spec.head_dim, spec.page_size, SERVED[spec.dtype], stored, spec.window or 0,
         spec.softcap is not None, spec.alibi is not None, sinks, not limits.bf16,
-        spec.cached == torch.float8_e4m3fn and limits.e4m3, spec.shared, spec.causal, spec.chunk or 0,
+        native and spec.cached == torch.float8_e4m3fn, spec.shared, spec.causal, spec.chunk or 0,
+        native and spec.cached == torch.float8_e4m3fnuz,
     )  # fmt: skip
 
 
@@ -206,6 +212,7 @@ def _slopes(alibi: tuple[float, ...], device: torch.device) -> Tensor:
 def limits(device: torch.device) -> "Limits":
     """What this device offers a program, as its driver and Triton say."""
     from quintet.platforms.gpu.kernels.attention_layer import Limits
+    from quintet.platforms.gpu.kernels.chips import cut_for
 
     if device.type == "cpu":  # interpreted
         return Limits(bf16=False)
@@ -217,4 +224,5 @@ def limits(device: torch.device) -> "Limits":
         device.index if device.index is not None else driver.get_current_device()
     )
     known = make_backend(driver.get_current_target()).parse_options({}).supported_fp8_dtypes
-    return Limits(facts["max_shared_mem"], facts["multiprocessor_count"], "fp8e4nv" in known)
+    e4m3, e4m3fnuz = ("fp8" + name in known for name in ("e4nv", "e4b8"))
+    return Limits(facts["max_shared_mem"], facts["multiprocessor_count"], e4m3, e4m3fnuz=e4m3fnuz, cut=cut_for(device))

@@ -98,9 +98,15 @@ def examine(job: tuple[int, int]) -> Result:
 
 
 def _compiled(variant: Any, target: int) -> Any:
-    """As a launch would: pointers are to allocations of torch, so multiples of 16 bytes; "i32:16" is such a number."""
     import triton
     from triton.backends.compiler import GPUTarget
+
+    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
+    return triton.compile(source(variant), target=GPUTarget("cuda", target, 32), options=options)
+
+
+def source(variant: Any) -> Any:
+    """As a launch would: pointers are to allocations of torch, so multiples of 16 bytes; "i32:16" is such a number."""
     from triton.compiler import ASTSource
 
     names, given = variant.kernel.arg_names, variant.signature
@@ -112,14 +118,12 @@ def _compiled(variant: Any, target: int) -> Any:
     if missing:
         raise ValueError(f"nothing is said of {', '.join(missing)}")
     even = [n for n in names if given.get(n, "").startswith("*") or given.get(n, "").endswith(":16")]
-    source = ASTSource(
+    return ASTSource(
         fn=variant.kernel,
         signature=types,
         constexprs=dict(variant.constexprs),
         attrs={(names.index(name),): [["tt.divisibility", 16]] for name in even},
     )
-    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
-    return triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
 
 
 def _usage(cubin: bytes) -> tuple[int, int]:

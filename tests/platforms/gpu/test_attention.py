@@ -326,7 +326,7 @@ def test_what_is_not_served_is_refused_with_all_reasons() -> None:
     assert triton_attention.reasons(good) == []
     for of, words in (
         (replace(good, dtype=torch.float64), ["computes in"]),
-        (replace(good, kv_dtype=torch.float8_e4m3fnuz), ["a cache is of"]),
+        (replace(good, kv_dtype=torch.float8_e5m2fnuz), ["a cache is of"]),
         (replace(good, head_dim=18, kv_dtype=torch.int8), ["multiple of 4"]),
         (replace(good, head_dim=600, heads=130, kv_heads=1), ["heads of 600", "130 query heads"]),
     ):

@@ -42,9 +42,10 @@ def tile_blocks(layer: Layer, limits: Limits) -> Blocks:
     fp32 = layer.dtype == "fp32" and not layer.wide
     if fp32:
         rows, slots = 16, 16 if layer.block_dim >= 128 or layer.stored != PLAIN else 32
-    rows = max(rows, triton.next_power_of_2(layer.group))
+    rows = max(min(rows, limits.cut.rows), triton.next_power_of_2(layer.group))
     stages = fitting(layer, limits.shared, rows, slots)
-    return Blocks(rows, slots, 4 if fp32 else 8, min(stages, 3) if fp32 or slots == 64 else stages)
+    blocks = Blocks(rows, slots, 4 if fp32 else 8, min(stages, 3) if fp32 or slots == 64 else stages)
+    return blocks.within(limits.cut)
 
 
 @triton.jit
@@ -161,11 +162,11 @@ def launch(call: Call, least: int = 2) -> None:
     attend_tiles[(of.programs * (tokens // (blocks.rows // of.group) + requests),)](
         call.out, *call.arrays, requests, call.pages, *call.numbers,
         **of.constants, **of.sight, CAUSAL=of.causal, BLOCK_M=blocks.rows, BLOCK_N=blocks.slots, CHUNK=CHUNK,
-        LEAST=least, num_warps=blocks.warps, num_stages=blocks.stages,
+        LEAST=least, num_warps=blocks.warps, num_stages=blocks.stages, **dict(call.limits.cut.options),
     )  # fmt: skip
 
 
-def variants() -> list[Variant]:
+def variants(limits: Limits = Limits()) -> list[Variant]:  # noqa: B008
     layers = [
         Layer(32, 8, 128, 16, "bf16"),
         Layer(32, 8, 128, 16, "fp16", INT8),
@@ -180,7 +181,7 @@ def variants() -> list[Variant]:
     ]
     made = []
     for of in (*layers, *RARE):
-        blocks = tile_blocks(of, Limits())
+        blocks = tile_blocks(of, limits)
         signature, constants = of.signature(("out",), ("requests", "pages"))
         constants |= {"BLOCK_M": blocks.rows, "BLOCK_N": blocks.slots, "CHUNK": CHUNK} | of.sight
         constants |= {"CAUSAL": of.causal, "LEAST": 2}

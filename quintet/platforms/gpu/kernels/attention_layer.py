@@ -9,12 +9,16 @@ import triton.language as tl
 from torch import Tensor
 
 from quintet.platforms.gpu.kernels import attention_parts as parts
+from quintet.platforms.gpu.kernels.chips import Cut
 from quintet.types import Books
 
 CHUNK = 256  # requests that a program looks through at a time
 MOST_ROWS, MOST_WIDE_ROWS = 128, 16  # query heads of a program; where V has more than 256 numbers
 LOG2E: float = parts.LOG2E.value
-INT8, E4M3, E5M2, PLAIN = (each.value for each in (parts.INT8, parts.E4M3, parts.E5M2, parts.PLAIN))
+INT8, E4M3, E5M2, E4M3FNUZ, PLAIN = (
+    each.value for each in (parts.INT8, parts.E4M3, parts.E5M2, parts.E4M3FNUZ, parts.PLAIN)
+)
+FLOAT8 = {E4M3: "e4m3 bytes", E5M2: "e5m2", E4M3FNUZ: "e4m3fnuz bytes"}  # in bytes, by their names
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 COMPUTE = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
 
@@ -26,6 +30,8 @@ class Limits:
     shared: int = 163 * 1024  # bytes of shared memory that one program may have
     processors: int = 2
     e4m3: bool = False  # Triton converts float8_e4m3fn here
+    e4m3fnuz: bool = False  # and float8_e4m3fnuz
+    cut: Cut = Cut()  # what its registers bear
     bf16: bool = True  # products of bfloat16; Triton's interpreter has none
 
 
@@ -37,6 +43,10 @@ class Blocks:
     slots: int  # of context
     warps: int
     stages: int
+
+    def within(self, cut: Cut) -> "Blocks":
+        """Rows are left to the kernel: a tile holds all query heads of a program."""
+        return Blocks(self.rows, min(self.slots, cut.slots), min(self.warps, cut.warps), min(self.stages, cut.stages))
 
 
 @dataclass(frozen=True)
@@ -58,15 +68,15 @@ class Layer:
     shared: int = 0  # V is the first so many numbers of K, and is not kept; 0: it is
     causal: bool = True
     local: int = 0  # positions of a chunk, which alone is seen; 0: none
+    e4m3fnuz: bool = False  # the cache is of float8_e4m3fnuz, which Triton converts
 
     def __str__(self) -> str:
         extras = [f"V in K {self.shared}"] * bool(self.shared) + ["not causal"] * (not self.causal)
         extras += [f"window {self.window}"] * bool(self.window) + ["soft-cap"] * self.capped
         extras += [f"chunks of {self.local}"] * bool(self.local)
         extras += ["slopes"] * self.sloped + ["sinks"] * self.sinks
-        cache = {PLAIN: "e4m3" if self.e4m3 else self.dtype, INT8: "int8", E4M3: "e4m3 bytes", E5M2: "e5m2"}[
-            self.stored
-        ]
+        plain = "e4m3" if self.e4m3 else "e4m3fnuz" if self.e4m3fnuz else self.dtype
+        cache = {PLAIN: plain, INT8: "int8", **FLOAT8}[self.stored]
         return " ".join([self.dtype, f"{self.heads}/{self.kv_heads}x{self.dim}", f"cache {cache}", *extras])
 
     @property
@@ -125,7 +135,8 @@ class Layer:
 
     def signature(self, results: Sequence[str], sizes: Sequence[str]) -> tuple[dict[str, str], dict[str, Any]]:
         """(types, constants) of a kernel that has these results and sizes beside Call's arrays and numbers."""
-        cache = {PLAIN: "fp8e4nv" if self.e4m3 else self.dtype, INT8: "i8", E4M3: "u8", E5M2: "u8"}[self.stored]
+        plain = "fp8e4nv" if self.e4m3 else "fp8e4b8" if self.e4m3fnuz else self.dtype
+        cache = {PLAIN: plain, INT8: "i8"}.get(self.stored, "u8")
         types = {"out": self.dtype, "q": self.dtype, "kv": cache, "scales": "fp32", "sinks": self.dtype}
         given = {"scales": self.stored == INT8, "sinks": self.sinks, "slopes": self.sloped}
         arrays = (*results, "q", "kv", "scales", "table", "starts", "lengths", "sinks", "slopes")

@@ -13,6 +13,7 @@ PLAIN: tl.constexpr = tl.constexpr(0)  # a row is numbers of a type that the dev
 INT8: tl.constexpr = tl.constexpr(1)  # numbers, then the bytes of a float32 scale
 E4M3: tl.constexpr = tl.constexpr(2)  # bytes of e4m3fn, where Triton does not know that type
 E5M2: tl.constexpr = tl.constexpr(3)  # bytes of e5m2: the upper half of a float16
+E4M3FNUZ: tl.constexpr = tl.constexpr(4)  # bytes of e4m3fnuz, where Triton does not know that type
 
 
 @triton.jit
@@ -54,6 +55,8 @@ def widened(x, STORED: tl.constexpr, dtype: tl.constexpr):
     if STORED == E4M3:
         nothing = (x & 0x7F) == 0x7F
         x = tl.where(nothing, float("nan"), eight(x, tl.float16, 3, 7))
+    elif STORED == E4M3FNUZ:
+        x = tl.where(x == 0x80, float("nan"), eight(x, tl.float16, 3, 8))
     elif STORED == E5M2:
         x = (x.to(tl.uint16) << 8).to(tl.float16, bitcast=True)
     return x.to(dtype)

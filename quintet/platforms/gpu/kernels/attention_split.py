@@ -46,14 +46,14 @@ def least_blocks(blocks: Blocks) -> int:
 def split_blocks(layer: Layer, limits: Limits) -> Blocks:
     """Rows are one token's heads: 16 is the least of a tensor core. Wide heads take fewer slots at a time."""
     rows = max(16, triton.next_power_of_2(layer.group))
-    plain = layer.stored == PLAIN and not layer.e4m3  # what is widened is held twice
+    plain = layer.stored == PLAIN and not layer.e4m3 and not layer.e4m3fnuz  # what is widened is held twice
     slots = 64 if plain and layer.block_dim * layer.bytes <= 256 and rows < 128 else 32
     if layer.block_dim > 256 and not layer.shared:
         slots = 16
     if layer.dtype == "fp32" and not layer.wide:  # multiplied without tensor cores, from registers
         slots = 32 if layer.block_dim <= 128 else 16
     warps = 8 if layer.block_dim > 256 or rows >= 64 else 4  # the results of all rows are held in registers
-    return Blocks(rows, slots, warps, fitting(layer, limits.shared // PER_PROCESSOR, rows, slots))
+    return Blocks(rows, slots, warps, fitting(layer, limits.shared // PER_PROCESSOR, rows, slots)).within(limits.cut)
 
 
 def merge_warps(layer: Layer) -> int:
@@ -244,6 +244,7 @@ def _launch(call: Call, parts: Tensor, stats: Tensor, tokens: int) -> None:
     attend_splits[(call.limits.processors * PER_PROCESSOR,)](
         call.out, parts, stats, *call.arrays, tokens, requests, call.pages, *call.numbers,
         **of.constants, **common, BLOCK_M=blocks.rows, CHUNK=CHUNK, num_warps=blocks.warps, num_stages=blocks.stages,
+        **dict(call.limits.cut.options),
     )  # fmt: skip
     if not may_split(call):
         return
@@ -270,8 +271,7 @@ def workspace(layer: Layer, requests: int) -> tuple[tuple[int, ...], tuple[int, 
     return (requests, layer.heads, most, layer.value), (2, requests, layer.heads, most)
 
 
-def variants() -> list[Variant]:
-    limits = Limits()
+def variants(limits: Limits = Limits()) -> list[Variant]:  # noqa: B008
     layers = [
         Layer(32, 8, 128, 16, "bf16"),
         Layer(32, 8, 128, 16, "fp16", INT8),

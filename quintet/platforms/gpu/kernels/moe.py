@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quintet.platforms.gpu.kernels.activation import activated
+from quintet.platforms.gpu.kernels.chips import cut_for
 from quintet.platforms.gpu.kernels.matmul import TYPES, computed, tile_of
 from quintet.platforms.gpu.kernels.routing import ordered
 from quintet.platforms.gpu.kernels.variant import Variant
@@ -204,7 +205,7 @@ def _launch(
         out, x, weight, gate.biases[0], counts, order, rows, outputs, inputs, num, shared, x.stride(0), row,
         weight.stride(0), up, *gate.clamp, KIND=kind, SCATTERED=shared == 0, COMPUTE=computed(x.dtype, x.device),
         EVEN=inputs % step == 0, BM=tile.rows, BN=width, BK=step, P=triton.next_power_of_2(num + 1),
-        num_warps=tile.warps, num_stages=tile.stages,
+        num_warps=tile.warps, num_stages=min(tile.stages, cut_for(x.device).stages), **dict(cut_for(x.device).options),
     )  # fmt: skip
 
 

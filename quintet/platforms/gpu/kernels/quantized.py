@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quintet.platforms.gpu.kernels.chips import cut_for
 from quintet.platforms.gpu.kernels.formats import FLOAT8, UNITS, eight, fours, whole
 from quintet.platforms.gpu.kernels.matmul import TYPES, added, computed, finish, tile_of, units
 from quintet.platforms.gpu.kernels.variant import Variant
@@ -294,7 +295,8 @@ def multiplied(
         MANTISSA=mantissa, BIAS=exponent, FLOAT8_X=own is not None and mantissa > 0, COMPUTE=compute,
         UNIT=1.0 if packed.table else unit_of(compute, mantissa), EVEN=inputs % (part * 8 // bits) == 0,
         SPLIT=count > 1, BN=tile.outputs, BM=tile.tokens, num_warps=tile.warps,
-        num_stages=SHALLOW if compute == tl.float32 else tile.stages,
+        num_stages=min(SHALLOW if compute == tl.float32 else tile.stages, cut_for(x.device).stages),
+        **dict(cut_for(x.device).options),
     )  # fmt: skip
     if count == 1:
         return out

@@ -8,14 +8,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quintet.platforms.gpu.kernels.attention_layer import E4M3, E5M2, INT8, PLAIN
+from quintet.platforms.gpu.kernels.attention_layer import E4M3, E4M3FNUZ, E5M2, FLOAT8, INT8, PLAIN
 from quintet.platforms.gpu.kernels.attention_parts import E4M3 as E4M3_
+from quintet.platforms.gpu.kernels.attention_parts import E4M3FNUZ as E4M3FNUZ_
 from quintet.platforms.gpu.kernels.attention_parts import E5M2 as E5M2_
 from quintet.platforms.gpu.kernels.attention_parts import INT8 as INT8_
 from quintet.platforms.gpu.kernels.formats import rounded, to_eight
 from quintet.platforms.gpu.kernels.variant import Variant
 
 ELEMENTS = 2048  # of a program: 16 a thread, untuned
+STORED = {
+    torch.int8: INT8, torch.float8_e4m3fn: E4M3, torch.float8_e4m3fnuz: E4M3FNUZ, torch.float8_e5m2: E5M2,
+}  # fmt: skip
 
 
 @triton.jit
@@ -39,6 +43,9 @@ def _write_rows(
         x = x.to(tl.float32)
         sign = (x.to(tl.int32, bitcast=True) >> 24) & 0x80  # of -0 too, which this format has
         tl.store(at, tl.where(x == x, to_eight(x, 3, 7, 0x7E).to(tl.int32) | sign, 0x7F).to(tl.uint8), mask=wanted)
+    elif STORED == E4M3FNUZ_:
+        x = x.to(tl.float32)
+        tl.store(at, tl.where(x == x, to_eight(x, 3, 8, 0x7F), 0x80).to(tl.uint8), mask=wanted)
     elif STORED == E5M2_:
         x = x.to(tl.float32)
         sign = (x.to(tl.int32, bitcast=True) >> 24) & 0x80
@@ -73,12 +80,12 @@ def launch(kv: Tensor, k: Tensor, v: Tensor | None, slots: Tensor) -> None:
     """kv [P, 2, Hkv, page_size, row width], contiguous, or [P, 1, ...] without v; k and v [T, Hkv, D], each token's
     numbers side by side."""
     tokens, kv_heads, dim = k.shape
-    stored = {torch.int8: INT8, torch.float8_e4m3fn: E4M3, torch.float8_e5m2: E5M2}.get(kv.dtype, PLAIN)
+    stored = STORED.get(kv.dtype, PLAIN)
     scales = kv.view(torch.float32) if stored == INT8 else None
     constants = _constants(kv_heads, dim, kv.shape[3], stored, kv.shape[1])
     v_stride = k.stride(0) if v is None else v.stride(0)
     write_rows[(tokens, triton.cdiv(kv_heads, constants["HEADS"]))](
-        kv.view(torch.uint8) if stored in (E4M3, E5M2) else kv, scales, k, v, slots, k.stride(0), v_stride,
+        kv.view(torch.uint8) if stored in (E4M3, E4M3FNUZ, E5M2) else kv, scales, k, v, slots, k.stride(0), v_stride,
         **constants, num_warps=4,
     )  # fmt: skip
 
@@ -103,13 +110,14 @@ def variants() -> list[Variant]:
         ("bf16", "bf16", PLAIN),
         ("bf16", "i8", INT8),
         ("bf16", "u8", E4M3),
+        ("bf16", "u8", E4M3FNUZ),
         ("bf16", "u8", E5M2),
     ):
         signature = {"kv": f"*{cache}", "scales": "*fp32", "k": f"*{dtype}", "v": f"*{dtype}", "slots": "*i32"}
         signature |= {"k_stride": "i32:16", "v_stride": "i32:16"}
         made.append(
             Variant(
-                f"write_rows {dtype} to {cache}{' e5m2' * (stored == E5M2)}",
+                f"write_rows {dtype} to {FLOAT8.get(stored, cache)}",
                 write_rows,
                 signature,
                 _constants(8, 128, 16, stored),
@@ -117,7 +125,5 @@ def variants() -> list[Variant]:
         )
         alone = {name: kind for name, kind in signature.items() if name != "v"}
         constants = {**_constants(1, 576, 16, stored, parts=1), "v": None}
-        made.append(
-            Variant(f"write_rows {dtype} to {cache}{' e5m2' * (stored == E5M2)}, V in K", write_rows, alone, constants)
-        )
+        made.append(Variant(f"write_rows {dtype} to {FLOAT8.get(stored, cache)}, V in K", write_rows, alone, constants))
     return made

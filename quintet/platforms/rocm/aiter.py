@@ -1,0 +1,202 @@
+"""AITER (AMD's library) for norms, fp8 products, experts and attention, where it is installed. Unverified on a GPU.
+
+Each is tried on the device against the specification before it serves; what it does not serve goes to our Triton
+kernels. Tests bind these calls to the signatures that it has.
+"""
+
+import functools
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quintet.ops.attention import layout, page_shape, paged_attention
+from quintet.ops.linear import linear
+from quintet.ops.moe import experts
+from quintet.ops.norm import add_rms_norm, rms_norm
+from quintet.ops.quantize import attributes, quantize
+from quintet.ops.registry import Op, Ops
+from quintet.platforms.gpu.attention import single
+from quintet.platforms.gpu.fnuz import FN, FNUZ, as_fnuz
+from quintet.platforms.gpu.triton_probe import probing
+from quintet.platforms.interface import Mixer, State
+from quintet.platforms.rocm.facts import facts
+from quintet.types import AttentionSpec, Batch, Books, Group
+from quintet.weights import Form, Matrix
+
+OPS = ("rms_norm", "add_rms_norm", "experts", "linear:fp8a8")  # that it serves
+HALVES = (torch.bfloat16, torch.float16)
+STEPS = 4  # of the type's precision, by which a trial may be off at the largest result
+PARTS = {
+    "rms_norm": "", "rmsnorm2d_fwd_with_add": "", "gemm_a8w8": "", "ActivationType": "",
+    "fused_moe": ".fused_moe", "unified_attention": ".ops.triton.unified_attention",
+}  # fmt: skip
+
+
+@functools.cache
+def part(name: str) -> Any:
+    """One of its functions, or the reason why there is none."""
+    if importlib.util.find_spec("aiter") is None:
+        return "AITER is not installed (github.com/ROCm/aiter)"
+    try:
+        found = getattr(importlib.import_module("aiter" + PARTS[name]), name, None)
+    except Exception as error:  # a library built for another torch or ROCm fails in its own ways
+        return f"AITER's {name} cannot be imported: {type(error).__name__}: {error}"
+    return f"this aiter has no {name}; PyPI's is another package" if found is None else found
+
+
+def _probe(name: str, trial: Callable[[torch.device], tuple[Any, Any]]) -> Callable[[], str | None]:
+    """A probe: is it there, and does the trial's first result equal its second, the specification's?"""
+
+    def check(device: torch.device) -> str | None:
+        return _differ(*trial(device))
+
+    return lambda: found if isinstance(found := part(name), str) else probing(check)()
+
+
+def _differ(got: Tensor, want: Tensor) -> str | None:
+    off, most = (float(x.float().abs().max()) for x in (got.float() - want.float(), want))
+    good = got.shape == want.shape and off <= STEPS * torch.finfo(got.dtype).eps * max(1.0, most)
+    return None if good else f"AITER's result is off by {off:.3g} of {most:.3g}"
+
+
+def _drawn(device: torch.device, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(7)).bfloat16().to(device)
+
+
+def _ours(op: str) -> Callable[..., Any]:
+    return Op.registry[op].providers["triton"]
+
+
+def _try_norm(device: torch.device) -> tuple[Tensor, Tensor]:
+    x, weight = _drawn(device, 5, 512), _drawn(device, 512)
+    return _rms_norm(x, weight, 1e-6, 0.0), rms_norm.reference(x, weight, 1e-6, 0.0)
+
+
+def _try_add_norm(device: torch.device) -> tuple[Tensor, Tensor]:
+    x, weight = _drawn(device, 2, 5, 512), _drawn(device, 512)
+    both = (each(x[0], x[1], weight, 1e-6, 0.0) for each in (_add_rms_norm, add_rms_norm.reference))
+    got, want = (torch.stack(each) for each in both)
+    return got, want
+
+
+@rms_norm.provide("aiter", _probe("rms_norm", _try_norm))
+def _rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
+    if offset or x.dtype not in HALVES or weight.dtype != x.dtype:
+        return _ours("rms_norm")(x, weight, eps, offset)
+    return part("rms_norm")(x.reshape(-1, x.shape[-1]).contiguous(), weight, eps).view(x.shape)
+
+
+@add_rms_norm.provide("aiter", _probe("rmsnorm2d_fwd_with_add", _try_add_norm))
+def _add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
+    if offset or x.dtype not in HALVES or not x.dtype == residual.dtype == weight.dtype:
+        return _ours("add_rms_norm")(x, residual, weight, eps, offset)
+    x = x.contiguous()
+    out, total = torch.empty_like(x), torch.empty_like(x)
+    part("rmsnorm2d_fwd_with_add")(out, x, residual.contiguous(), total, weight, eps)
+    return out, total
+
+
+def _try_linear(device: torch.device) -> tuple[Tensor, Tensor]:
+    form = Form("fp8a8", 8, 8, dtype=FN)
+    found = attributes(quantize(_drawn(device, 256, 512), form))
+    found = as_fnuz(found) if getattr(facts(), "fp8", FN) == FNUZ else found
+    weight = Matrix(found["weight"], found["scales"], form=form)
+    x = _drawn(device, 5, 512)
+    return _linear(x, weight, None, (256,)), linear.reference(x, weight, None, (256,))
+
+
+@linear.provide("aiter", _probe("gemm_a8w8", _try_linear), forms=("fp8a8",))
+def _linear(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
+    whole = weight.form.group == 0 and weight.order is None and weight.values.dtype in (FN, FNUZ)
+    if not whole or x.dtype not in HALVES or x.shape[1] % 128 or sum(outputs) % 128 or not len(x):
+        return _ours("linear:fp8a8")(x, weight, bias, outputs)
+    from quintet.platforms.gpu.kernels.rows import quantized
+
+    assert weight.scales is not None, "what is quantized has scales"
+    values, own = quantized(x.contiguous(), x.shape[1], weight.values.dtype)
+    y: Tensor = part("gemm_a8w8")(
+        values.view(weight.values.dtype), weight.values, own, weight.scales.contiguous(), None, x.dtype
+    )  # fmt: skip
+    return y if bias is None else y + bias
+
+
+def _try_experts(device: torch.device) -> tuple[Tensor, Tensor]:
+    ids = torch.tensor([[0, 3], [2, 1], [3, -1]], dtype=torch.int32, device=device)
+    stacks = _drawn(device, 4, 512, 256) / 16, _drawn(device, 4, 256, 256) / 16
+    args = _drawn(device, 3, 256), *stacks, torch.full((3, 2), 0.5, device=device), ids, "silu"
+    return _experts(*args), experts.reference(*args)
+
+
+@experts.provide("aiter", _probe("fused_moe", _try_experts))
+def _experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, kind: str) -> Tensor:
+    if kind != "silu" or x.dtype not in HALVES or x.shape[1] % 128 or down.shape[2] % 128 or not len(x):
+        return _ours("experts")(x, gate_up, down, weights, ids, kind)
+    served = (ids >= 0) & (ids < len(down))  # it knows no id that adds nothing
+    weights, ids = torch.where(served, weights.float(), 0.0), torch.where(served, ids, 0)
+    silu = part("ActivationType").Silu
+    out: Tensor = part("fused_moe")(x.contiguous(), gate_up, down, weights, ids, activation=silu)
+    return out
+
+
+def refusals(spec: AttentionSpec) -> list[str]:
+    """Everything about the layer that its attention lacks."""
+    said = {
+        f"queries in {spec.dtype}": spec.dtype not in HALVES,
+        f"a cache in {spec.cached}": spec.cached != spec.dtype,
+        "slopes (ALiBi)": spec.alibi is not None,
+        "V as a part of K": bool(spec.shared),
+        "chunks": spec.chunk is not None,
+        "layers that are not causal": not spec.causal,
+        f"layers of {spec.source!r} attention": spec.source != "self",
+    }
+    return [name for name, lacking in said.items() if lacking]
+
+
+class AiterAttention(Mixer):
+    """write_kv by the bound op, then its unified attention over the pages as they lie. It plans nothing."""
+
+    def __init__(self, spec: AttentionSpec, ops: Ops) -> None:
+        self.layouts = (layout(spec),)
+        self._spec, self._write = spec, ops.write_kv
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor | None, state: State, books: Books, sinks: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        kv = self._write(state[0], k, v, books)
+        return attend(q, kv, books, self._spec, sinks), (kv,)
+
+
+def attend(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+    """As paged_attention. Sizes that it asks the host for are what a captured step has at most."""
+    (batch, group), out = books, torch.zeros_like(q)  # padding is not written
+    keys, values = (each.transpose(1, 2) for each in kv.unbind(1))  # [P, page_size, Hkv, D]
+    part("unified_attention")(
+        q=q.contiguous(), k=keys, v=values, out=out, cu_seqlens_q=batch.starts,
+        max_seqlen_q=1 if single(group) else len(q), seqused_k=group.lengths,
+        max_seqlen_k=group.table.shape[1] * spec.page_size, softmax_scale=spec.scale, causal=True,
+        window_size=((spec.window or 0) - 1, 0 if spec.window else -1), block_table=group.table,
+        softcap=spec.softcap or 0.0, q_descale=None, k_descale=None, v_descale=None, sinks=sinks,
+    )  # fmt: skip
+    return out
+
+
+def trial(spec: AttentionSpec, device: torch.device) -> str | None:
+    """A prompt of 3 tokens and a token behind 20 others, against the specification; says what was wrong."""
+    if isinstance(found := part("unified_attention"), str):
+        return found
+    try:
+        kv = _drawn(device, 3, *page_shape(spec)).to(spec.dtype)
+        q = _drawn(device, 4, spec.heads, spec.head_dim).to(spec.dtype)
+        numbers = ([0, 1, 2, 20], [0, 0, 0, 1], [0, 3, 4], [[1, 0], [2, 1]], [3, 21])
+        positions, owners, starts, table, lengths = (torch.tensor(x, dtype=torch.int32, device=device) for x in numbers)
+        table = table if spec.page_size > 20 else table.repeat(1, -(-21 // (2 * spec.page_size)))
+        group = Group(positions, table, lengths)
+        books = Books(Batch(positions, positions, owners, starts, starts[1:] - 1, (group,)), group)
+        sinks = torch.linspace(-1, 1, spec.heads, device=device).to(spec.dtype) if spec.sinks else None
+        return _differ(attend(q, kv, books, spec, sinks), paged_attention.reference(q, kv, books, spec, sinks))
+    except Exception as error:  # it compiles and launches: whatever goes wrong is a reason not to serve
+        return f"AITER fails on a small step: {type(error).__name__}: {error}"

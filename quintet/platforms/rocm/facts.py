@@ -1,0 +1,153 @@
+"""What AMD GPUs are here, as the kernel's driver tells in /sys/class/kfd: no library is asked, no device is woken."""
+
+import importlib.util
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from quintet.config import Environment, read_environment
+from quintet.platforms.gpu.facts import ELSEWHERE, Facts, read, together
+from quintet.platforms.interface import Unavailable
+
+GIB = 2**30
+AMD = "0x1002"
+DISPLAYS = ("0x03", "0x12")  # PCI classes: displays, and processing accelerators, as an MI300X is
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+INDEX = "pip install torch --index-url https://download.pytorch.org/whl/rocm7.2"
+GROUPS = "add the user to the groups render and video (in a container, --group-add), and log in again"
+# The type whose products are the chip's own: MI300's has a bias of 8 and no -0, later ones have OCP's. None: widened.
+FP8: Mapping[str, torch.dtype | None] = {
+    **dict.fromkeys(("gfx90a", "gfx1100", "gfx1101", "gfx1102", "gfx1150", "gfx1151"), None),
+    "gfx942": torch.float8_e4m3fnuz,
+    **dict.fromkeys(("gfx950", "gfx1200", "gfx1201"), torch.float8_e4m3fn),
+}
+
+
+@dataclass(frozen=True)
+class Card:
+    """One GPU as the driver describes it."""
+
+    name: str
+    arch: str  # as compilers have it: gfx942
+    memory: int  # bytes
+    uuid: str  # as ROCR_VISIBLE_DEVICES has it
+    node: str  # the render node's file name
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where to look. The fields' defaults are this machine; a test gives others."""
+
+    torch_hip: str | None = field(default_factory=lambda: torch.version.hip)
+    torch_version: str = torch.__version__
+    there: Callable[[str], bool] = lambda name: importlib.util.find_spec(name) is not None
+    usable: Callable[[Path], bool] = lambda path: os.access(path, os.R_OK | os.W_OK)
+    environment: Callable[[], Environment] = read_environment
+    sys: Path = Path("/sys")
+    dev: Path = Path("/dev")
+
+
+def facts(machine: Machine | None = None) -> Facts | Unavailable:
+    """The devices that torch would open, or every reason why it would not, each with what helps."""
+    machine = machine or Machine()
+    cards = _cards(machine)
+    ours = visible(cards, machine.environment())
+    reasons = _of_driver(machine, cards, ours) + _of_packages(machine) + _of_archs(ours)
+    if reasons:
+        return together(reasons)
+    return _facts(ours, machine)
+
+
+def _facts(cards: Sequence[Card], machine: Machine) -> Facts:
+    kinds = {FP8[card.arch] for card in cards}
+    shown, arches = (", ".join(dict.fromkeys(each)) for each in zip(*((c.name, c.arch) for c in cards), strict=True))
+    memory = min(card.memory for card in cards)
+    detail = f"{shown}; {memory / GIB:.0f} GiB, {arches}; torch {machine.torch_version} (HIP {machine.torch_hip})"
+    return Facts(tuple(card.name for card in cards), DTYPES, kinds.pop() if len(kinds) == 1 else None, memory, detail)
+
+
+def _of_driver(machine: Machine, cards: Sequence[Card], ours: Sequence[Card]) -> list[Unavailable]:
+    """Whether there is a driver, and whether this process may use it."""
+    kfd = machine.dev / "kfd"
+    if not (machine.sys / "class" / "kfd").exists():
+        if not _on_the_bus(machine.sys / "bus" / "pci" / "devices"):
+            return [Unavailable("no AMD GPU driver and no AMD GPU here", ELSEWHERE)]
+        return [Unavailable("an AMD GPU is here, and no driver for it", "install the driver amdgpu (amdgpu-dkms)")]
+    if not cards:
+        return [Unavailable("the driver amdgpu is loaded and shows no GPU that computes", "look at dmesg and rocminfo")]
+    if not kfd.exists():
+        need = "give the container its devices: docker run --device /dev/kfd --device /dev/dri"
+        return [Unavailable(f"{len(cards)} x {cards[0].name} here, and no {kfd}", need)]
+    if not ours:
+        hidden = f"{len(cards)} x {cards[0].name} here, and no device is visible to this process"
+        return [Unavailable(hidden, "unset ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES and CUDA_VISIBLE_DEVICES")]
+    shut = [path for path in (kfd, *(machine.dev / "dri" / card.node for card in ours)) if not machine.usable(path)]
+    return [Unavailable(f"no permission to open {' and '.join(map(str, shut))}", GROUPS)] if shut else []
+
+
+def _of_packages(machine: Machine) -> list[Unavailable]:
+    built = Unavailable(f"torch {machine.torch_version} was built without HIP", INDEX)
+    compiler = Unavailable("triton is not installed", f"it comes with torch's build for ROCm: {INDEX}")
+    return [built] * (machine.torch_hip is None) + [compiler] * (not machine.there("triton"))
+
+
+def _of_archs(ours: Sequence[Card]) -> list[Unavailable]:
+    unknown = dict.fromkeys(f"{card.name} is {card.arch}" for card in ours if card.arch not in FP8)
+    known, hide = ", ".join(FP8), "hide it with ROCR_VISIBLE_DEVICES, or use another device"
+    return [Unavailable(f"{said}, and kernels are compiled for {known}", hide) for said in unknown]
+
+
+def _cards(machine: Machine) -> list[Card]:
+    """The driver's GPUs, in its order, which is the runtime's; without what it hides from this container."""
+    nodes = (machine.sys / "class" / "kfd" / "kfd" / "topology" / "nodes").glob("*/properties")
+    found = []
+    for path in sorted(nodes, key=lambda path: int(path.parent.name)):
+        said = _properties(path)
+        version = int(said.get("gfx_target_version", 0))
+        if not version or not int(said.get("simd_count", 0)):
+            continue  # a processor's node
+        arch = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
+        banks = [_properties(bank) for bank in path.parent.glob("mem_banks/*/properties")]
+        memory = sum(int(bank.get("size_in_bytes", 0)) for bank in banks if bank.get("heap_type") in ("1", "2"))
+        node = f"renderD{said.get('drm_render_minor', 0)}"
+        name = read(machine.sys / "class" / "drm" / node / "device" / "product_name") or f"AMD {arch}"
+        found.append(Card(name, arch, memory, f"GPU-{int(said.get('unique_id', 0)):016x}", node))
+    return found
+
+
+def visible(cards: Sequence[Card], environment: Environment) -> list[Card]:
+    """In torch's order: ROCR_VISIBLE_DEVICES chooses of all, HIP_VISIBLE_DEVICES (or CUDA's) of those.
+
+    A list ends at its first entry that names none (docs.amd.com, "GPU isolation techniques", ROCm 7.1).
+    """
+    ours = list(cards)
+    for chosen in (
+        environment.rocr_visible_devices,
+        environment.cuda_visible_devices
+        if environment.hip_visible_devices is None
+        else environment.hip_visible_devices,
+    ):
+        if chosen is None:
+            continue
+        order: list[Card] = []
+        for word in map(str.strip, chosen.split(",")):
+            named = [card for place, card in enumerate(ours) if word.lower() in (str(place), card.uuid.lower())]
+            if not named:
+                break
+            order += named
+        ours = order
+    return ours
+
+
+def _on_the_bus(pci: Path) -> bool:
+    devices = [vendor.parent for vendor in pci.glob("*/vendor") if read(vendor) == AMD]
+    return any(read(device / "class").startswith(DISPLAYS) for device in devices)
+
+
+def _properties(path: Path) -> dict[str, str]:
+    """Lines of a name and a number each; nothing where the kernel does not let this process read them."""
+    lines = (line.split() for line in read(path).splitlines())
+    return {words[0]: words[1] for words in lines if len(words) == 2}

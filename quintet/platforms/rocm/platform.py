@@ -1,0 +1,63 @@
+"""AMD GPUs as a platform. No step has run on one yet: it says so when it is chosen."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quintet.config import EngineConfig
+from quintet.platforms.gpu import providers
+from quintet.platforms.gpu.attention import Planning
+from quintet.platforms.gpu.device import GPUDevice
+from quintet.platforms.gpu.facts import Facts
+from quintet.platforms.gpu.fnuz import FN, FNUZ, as_fnuz
+from quintet.platforms.gpu.platform import GPU
+from quintet.platforms.gpu.runtime import Runtime, TorchRuntime
+from quintet.platforms.interface import Mixer, Unavailable
+from quintet.platforms.rocm import aiter, facts
+from quintet.types import AttentionSpec, Place
+from quintet.weights import Weight
+
+logger = logging.getLogger(__name__)
+
+
+class ROCm(GPU):
+    """AITER's kernels where they serve, Triton's, and torch, which calls HIP and RCCL by CUDA's names."""
+
+    name = "rocm"
+    op_priority = {op: ("aiter",) * (op in aiter.OPS) + tuple(order) for op, order in providers.PRIORITY.items()}
+
+    @classmethod
+    def _facts(cls) -> Facts | Unavailable:
+        return facts.facts()
+
+    @classmethod
+    def _make_runtime(cls) -> Runtime:
+        return TorchRuntime(torch.cuda, "cuda")
+
+    def __init__(self, config: EngineConfig | None = None) -> None:
+        super().__init__(config)
+        found = self._facts()
+        self._fp8 = found.fp8 if isinstance(found, Facts) else None
+        self._tried: dict[AttentionSpec, str | None] = {}
+
+    def _quantized(self, device: GPUDevice, weight: Weight, parts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Checkpoints are in OCP's fp8, and so is what is quantized while it is loaded."""
+        placed = super()._quantized(device, weight, parts)
+        return as_fnuz(placed) if self._fp8 == FNUZ and placed["weight"].dtype == FN else placed
+
+    def _other_mixer(self, spec: AttentionSpec, ops: Any, rank: int, planning: Planning) -> Mixer | str:
+        """AITER's attention for such layers, or every reason why not; each kind of layer is tried once."""
+        if reasons := aiter.refusals(spec):
+            return f"AITER does not serve {', '.join(reasons)}"
+        if spec not in self._tried:
+            self._runtime.use(rank)
+            self._tried[spec] = aiter.trial(spec, self._runtime.empty((0,), torch.uint8, rank).device)
+        return self._tried[spec] or aiter.AiterAttention(spec, ops)
+
+    def _small(self, store: Any, place: Place) -> None:
+        """The kernel of csrc/cuda has no build for HIP."""
+        if place.rank == 0:
+            logger.info("all sums are left to RCCL: there is no kernel of our own for small ones under HIP")
