@@ -202,8 +202,8 @@ DRAWN = 1_048_573  # numbers of a block; a prime, so that no row of a weight is 
 
 
 class Dummy:
-    """Random weights: small, finite, the same for a name every time. They are one block of numbers again and again, from
-    a place on that the name gives: billions would take a minute to draw."""
+    """Random weights: small, finite, the same for a name every time. They are one block of numbers again and again,
+    from a place on that the name gives: billions would take a minute to draw."""
 
     def __init__(self) -> None:
         self._blocks: dict[torch.dtype, Tensor] = {}
