@@ -8,6 +8,7 @@ chroot. Where PyTorch's own index is out of reach, a folder with torch's wheel a
 """
 
 import argparse
+import contextlib
 import json
 import os
 import shlex
@@ -106,6 +107,19 @@ def started(container: str, server: "subprocess.Popen[bytes]") -> float:
     return time.monotonic() - start
 
 
+def ready(server: "subprocess.Popen[bytes]") -> float:
+    """Seconds until the model is loaded; a server is healthy before it."""
+    start = time.monotonic()
+    while True:
+        try:
+            with urllib.request.urlopen(f"{ANSWERS}/ready", timeout=5):
+                return time.monotonic() - start
+        except urllib.error.URLError as error:  # 503 until then, among others
+            if server.poll() is not None or time.monotonic() - start > PATIENCE:
+                raise SystemExit(f"not ready after {time.monotonic() - start:.0f} s: {error}") from error
+        time.sleep(0.5)
+
+
 def completion() -> str:
     """What the bundled model goes on with."""
     body = json.dumps({"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}).encode()
@@ -129,16 +143,18 @@ def check(most: int) -> list[str]:
         print(f"user: {configured}, and {who} inside")
         if configured != USER or who != USER.split(":")[0]:
             wrong.append(f"it runs as {configured}, {who} inside")
-        command = [*words_of(IMAGE, "Entrypoint"), *words_of(IMAGE, "Cmd")]
+        # a chroot has this machine's network: nobody else is to reach it
+        command = [*words_of(IMAGE, "Entrypoint"), *words_of(IMAGE, "Cmd"), "--host", "127.0.0.1"]
         print(f"starting: {shlex.join(command)}", flush=True)
         server = subprocess.Popen(inside(container, *command), start_new_session=True)
         try:
             print(f"healthy after {started(container, server):.0f} s, by {shlex.join(health())}")
-            print(f"completion: {completion()!r}")
+            print(f"ready {ready(server):.0f} s later; completion: {completion()!r}")
         except (urllib.error.URLError, SystemExit) as error:
             wrong.append(str(error))
         finally:
-            os.killpg(server.pid, 15)
+            with contextlib.suppress(ProcessLookupError):  # it ended by itself
+                os.killpg(server.pid, 15)
             server.wait(60)
     finally:
         buildah("rm", container)

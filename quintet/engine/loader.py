@@ -3,6 +3,7 @@
 import hashlib
 import math
 import re
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -201,8 +202,8 @@ DRAWN = 1_048_573  # numbers of a block; a prime, so that no row of a weight is 
 
 
 class Dummy:
-    """Random weights: small, finite, the same for a name every time. They are one block of numbers again and again, in
-    no two tensors from the same place on: billions would take a minute to draw."""
+    """Random weights: small, finite, the same for a name every time. They are one block of numbers again and again,
+    from a place on that the name gives: billions would take a minute to draw."""
 
     def __init__(self) -> None:
         self._blocks: dict[torch.dtype, Tensor] = {}
@@ -220,8 +221,8 @@ class Dummy:
                 f"{name} cannot be made up: only the checkpoint says how large it is; leave load_format out"
             )
         if dtype.is_floating_point:
-            return self._floats(sum(name.encode()), math.prod(entry.shape), dtype).view(entry.shape)
-        ends, generator = torch.iinfo(dtype), torch.Generator().manual_seed(sum(name.encode()))
+            return self._floats(zlib.crc32(name.encode()), math.prod(entry.shape), dtype).view(entry.shape)
+        ends, generator = torch.iinfo(dtype), torch.Generator().manual_seed(zlib.crc32(name.encode()))
         return torch.randint(ends.min, ends.max, entry.shape, dtype=dtype, generator=generator)
 
     def _floats(self, seed: int, count: int, dtype: torch.dtype) -> Tensor:

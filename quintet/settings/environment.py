@@ -14,8 +14,9 @@ from quintet.values import Parse, one_of, text, truth
 _PREFIX = "QUINTET_"
 
 
-def _variable(name: str, default: Any, parse: Parse, help: str, secret: bool = False) -> Any:
-    metadata = {"variable": name, "parse": parse, "help": help, "secret": secret}
+def _variable(name: str, default: Any, parse: Parse, help: str, secret: bool = False, bare: bool = False) -> Any:
+    """`bare`: an empty one counts as set."""
+    metadata = {"variable": name, "parse": parse, "help": help, "secret": secret, "bare": bare}
     return field(default=default, metadata=metadata, repr=not secret)
 
 
@@ -46,7 +47,11 @@ class Environment:
     jax_platforms: str | None = _variable("JAX_PLATFORMS", None, text, "devices that JAX may open (the tpu platform)")
     xla_flags: str | None = _variable("XLA_FLAGS", None, text, "XLA's own settings (the tpu platform)")
     rocr_visible_devices: str | None = _variable(
-        "ROCR_VISIBLE_DEVICES", None, text, "numbers or GPU-... of the GPUs that there are (the rocm platform)"
+        "ROCR_VISIBLE_DEVICES",
+        None,
+        str,
+        "numbers or GPU-... of the GPUs that there are, or none (the rocm platform)",
+        bare=True,
     )
     hip_visible_devices: str | None = _variable(
         "HIP_VISIBLE_DEVICES", None, text, "which of those a program may open (the rocm platform)"
@@ -108,13 +113,14 @@ def all_variables() -> dict[str, str]:
 
 
 def read_environment(environ: Mapping[str, str] = os.environ) -> Environment:
-    """Reads the variables above; an unknown QUINTET_* is refused with the nearest. An empty one counts as not set."""
+    """Reads the variables above; an unknown QUINTET_* is refused with the nearest. An empty one counts as not set, but
+    for those with which it means none."""
     fields = {each.metadata["variable"]: each for each in dataclasses.fields(Environment)}
     ours = [name for name in environ if name.startswith(_PREFIX)]
     refuse_unknown("environment variable", ours, [name for name in fields if name.startswith(_PREFIX)])
     values: dict[str, Any] = {}
     for name, each in fields.items():
-        if environ.get(name, "").strip():
+        if environ.get(name, "").strip() or (each.metadata["bare"] and name in environ):
             try:
                 values[each.name] = each.metadata["parse"](environ[name].strip())
             except ValueError as error:

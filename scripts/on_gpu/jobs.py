@@ -67,7 +67,7 @@ class Log:
     """PART.log, and the terminal: lines of several jobs."""
 
     def __init__(self, path: Path) -> None:
-        self._file, self._lock = path.open("a", encoding="utf-8", errors="replace"), threading.Lock()
+        self._file, self._lock = path.open("w", encoding="utf-8", errors="replace"), threading.Lock()
 
     def __call__(self, job: str, line: str) -> None:
         with self._lock:
@@ -144,7 +144,7 @@ def run(part: Part, jobs: Sequence[Job], out: Path, environment: Mapping[str, st
     """All jobs of a part, in order; those that run alone at the end."""
     out.mkdir(parents=True, exist_ok=True)
     log, results, until = Log(out / f"{part.name}.log"), results_of(out, part.name), time.monotonic() + part.seconds
-    results.touch()
+    results.write_text("")  # an earlier run's would be taken for this one's
     with Running().watched() as running:
 
         def one(job: Job) -> Ended:

@@ -84,7 +84,7 @@ def _met(library: Library, store: Any, rank: int, size: int, name: str) -> Symme
     try:
         space = library.empty(MOST_BYTES)
         library.meet(space, name, store, rank, size)
-    except RuntimeError as error:  # of drivers and of devices that do not reach each other
+    except Exception as error:  # of drivers, of devices that do not reach each other, of a torch with other names
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
     return SymmetricSum(library, space, name)
 
@@ -92,7 +92,10 @@ def _met(library: Library, store: Any, rank: int, size: int, name: str) -> Symme
 def _tried(made: SymmetricSum, rank: int, size: int) -> str:
     """What was wrong with a sum of ranks, counted from 1."""
     want = size * (size + 1) // 2
-    got = made(torch.full((64,), rank + 1.0, dtype=torch.bfloat16, device=made.device))
+    try:
+        got = made(torch.full((64,), rank + 1.0, dtype=torch.bfloat16, device=made.device))
+    except Exception as error:  # told to the others, who would wait for it
+        return f"{type(error).__name__}: {error}"
     return "" if bool((got == want).all()) else f"a sum gave {float(got.float().mean())}, not {want}"
 
 

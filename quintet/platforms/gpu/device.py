@@ -1,7 +1,8 @@
 """One opened GPU: packed uploads, copies to the host behind the next step, and the cache."""
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,14 +25,29 @@ TYPES = {np.dtype(np.int32): torch.int32, np.dtype(np.float32): torch.float32, n
 # Codes of CUDA and HIP after which a context works on: a wrong argument, no memory, a launch that asks for too much,
 # and (900 to 909) a capture that went wrong.
 PASSING = frozenset({1, 2, 9, 701, *range(900, 910)})
+# How Triton's launches say the same (its drivers' gpuAssert, 3.6): plain RuntimeErrors without a code.
+TRITON, PASSED = "Triton Error [", ("out of memory", "invalid argument", "out of resources", "capture")
+
+
+@contextlib.contextmanager
+def telling() -> Iterator[None]:
+    """Turns an error that leaves the context broken into DeviceLost."""
+    try:
+        yield
+    except RuntimeError as error:
+        if (lost := broken(error)) is not None:
+            raise lost from error
+        raise
 
 
 def broken(error: RuntimeError) -> DeviceLost | None:
-    """For an error of torch's that leaves the device's context broken, as an illegal access does: every later call
-    fails, and only a new process helps. An error whose code is not known is one."""
-    if not isinstance(error, torch.AcceleratorError) or getattr(error, "error_code", None) in PASSING:
-        return None
+    """For an error of torch's or Triton's that leaves the device's context broken, as an illegal access does: every
+    later call fails, and only a new process helps. An error whose code is not known is one."""
     said = str(error).strip().partition("\n")[0] or "no reason given"
+    theirs = said.startswith(TRITON) and not any(word in said for word in PASSED)
+    ours = isinstance(error, torch.AcceleratorError) and getattr(error, "error_code", None) not in PASSING
+    if not (ours or theirs):
+        return None
     return DeviceLost(f"the device serves this process no more, start another: {said}")
 
 
@@ -62,6 +78,7 @@ class GPUDevice(Device):
         self.tagged.keep("cache", state)
         return state
 
+    @telling()
     def to_device(self, arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[Tensor, ...]:
         """All in one copy: what a step's dozen small arrays cost is the number of copies."""
         self.runtime.use(self.index)
@@ -81,6 +98,7 @@ class GPUDevice(Device):
         views: dict[torch.dtype, Tensor] = {}
         return tuple([_part(there, views, start, array) for start, array in zip(starts, arrays, strict=True)])
 
+    @telling()
     def to_host(self, x: Tensor) -> Callable[[], Tensor]:
         """The copy waits for what has been queued by now, and for nothing that comes later."""
         self.runtime.use(self.index)
@@ -97,12 +115,8 @@ class GPUDevice(Device):
         self.runtime.hold(x, self._homeward)
 
         def wait() -> Tensor:
-            try:
+            with telling():
                 arrived.synchronize()
-            except RuntimeError as error:
-                if (lost := broken(error)) is not None:
-                    raise lost from error
-                raise
             return here
 
         return wait

@@ -79,7 +79,7 @@ class Tagged:
         """
         self._runtime.use(self._index)
         wanted = [(storage, each) for each in self._asleep if (storage := _storage(each.reference)) is not None]
-        need = sum(each.nbytes for _, each in wanted)
+        need = sum(each.nbytes for storage, each in wanted if storage.nbytes() == 0)  # a wake that failed has some
         free = self._runtime.memory(self._index)[0] + self._runtime.idle(self._index)
         if need > free:
             raise MemoryError(self._no_room(need, free))

@@ -18,7 +18,7 @@ from quintet.ops.quantize import attributes, canonical, joined, quantize
 from quintet.platforms.gpu import packing, providers, small_sum
 from quintet.platforms.gpu.attention import GraphAttention, Planning
 from quintet.platforms.gpu.comm import GroupCommunicator, Meeting, SmallSum, process_group
-from quintet.platforms.gpu.device import GPUDevice, broken
+from quintet.platforms.gpu.device import GPUDevice, telling
 from quintet.platforms.gpu.facts import Facts
 from quintet.platforms.gpu.graphs import KEPT, Graphs
 from quintet.platforms.gpu.recording import record
@@ -337,14 +337,16 @@ class GPU(Platform):
         pool = extent._replace(most=Variant(tokens, requests, rows, ())).workspace  # graphs keep theirs
         return int(count * kernels * NODE) + outputs + tables + pool
 
-    def _check_invariant(self) -> None:
-        """ValueError where something that was bound gives other bits in another batch."""
+    def _check_invariant(self, model: nn.Module) -> None:
+        """ValueError where the model, or something that was bound, gives other bits in another batch."""
+        if self._config.batch_invariant and not getattr(model, "recordable", True):
+            raise ValueError("batch_invariant=True: torch computes parts of this model as it likes; leave it out")
         bound = {choice: None for ops in self._ops.values() for choice in ops.bound}
         if self._config.batch_invariant and (found := providers.varying(bound)):
             raise ValueError(f"batch_invariant=True is not kept by {', '.join(found)}; leave it out")
 
     def compile(self, model: nn.Module, variants: Iterable[Variant]) -> Step:
-        self._check_invariant()
+        self._check_invariant(model)
         device = self._devices[next(model.parameters()).device.index or 0]
         captured = list(variants)
         if (planning := self._planning.get(device.index)) is not None:
@@ -354,12 +356,8 @@ class GPU(Platform):
         @torch.inference_mode()
         def step(state: Any, batch: Any) -> Any:
             self._runtime.use(device.index)
-            try:
+            with telling():
                 return run(state, batch)
-            except RuntimeError as error:
-                if (lost := broken(error)) is not None:
-                    raise lost from error
-                raise
 
         return step
 

@@ -35,11 +35,17 @@ PRIORITY: Mapping[str, Sequence[str]] = {
 }
 
 
-# With batch_invariant, in the place of the above and alone: what else is bound goes row by row anyway.
+# With batch_invariant, in the place of the above and alone; most of what else is bound goes row by row anyway.
 INVARIANT: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("paged_attention", "linear", "by_heads", "grouped_linear", "experts"), ("invariant",)),
     **dict.fromkeys((of_kind("linear", kind) for kind in KINDS), ("invariant",)),
 }
+
+# What does not: no kernel of one tile, and reductions of torch's, which divide their work by how many rows there are.
+VARYING = frozenset({"biased_experts", "quantized_experts"})
+VARYING_IN_TORCH = frozenset(
+    {"ungated_experts", "gated_norm", "rms_norm", "add_rms_norm", "as_large", "keep_above", "wkv7", "wkv7_out"}
+)
 
 # (op, provider) -> what it asks the host in the midst of a step, which therefore cannot be captured.
 ASKS: Mapping[tuple[str, str], str] = {
@@ -69,11 +75,12 @@ OURS = ("triton", "invariant")  # that read weights as packing.py lays them
 
 def varying(bound: Iterable[Choice]) -> list[str]:
     """What of the ops that were bound gives other bits in another batch, where none should."""
-    rows = {"biased_experts", "quantized_experts"}  # that have no kernel of one tile
     return [
         f"{choice.op} by {choice.provider}{''.join(f' ({name}: {why})' for name, why in choice.rejected)}"
         for choice in bound
-        if (choice.op in INVARIANT and choice.provider != "invariant") or choice.op in rows
+        if (choice.op in INVARIANT and choice.provider != "invariant")
+        or choice.op in VARYING
+        or (choice.op in VARYING_IN_TORCH and choice.provider == "reference")
     ]
 
 

@@ -30,16 +30,16 @@ def _check_float8(device: torch.device) -> str | None:
     """By rows; blocks are tried as well, and go to our kernels where they fail."""
     wrong = _tried(device, 0)
     if wrong is None:
-        blocks_refused(device)
+        blocks_refused(device.type)
     return wrong
 
 
 @functools.cache
-def blocks_refused(device: torch.device) -> str | None:
-    """Why scales of blocks do not serve on this device: they are for compute capability 9.0 alone. Tried once, by the
-    probe, and not in a step."""
+def blocks_refused(device: str) -> str | None:
+    """Why scales of blocks do not serve on devices of this type: they are for compute capability 9.0 alone. Tried once,
+    by the probe, and not in a step."""
     try:
-        return _tried(device, BLOCK)
+        return _tried(torch.device(device), BLOCK)
     except Exception as error:  # whatever a library says is the reason
         return f"{type(error).__name__}: {error}"
 
@@ -68,6 +68,8 @@ def _check_int8(device: torch.device) -> str | None:
 
 def _check_experts(device: torch.device) -> str | None:
     """Two experts, of whom each doubles or halves what is squared; one entry is nobody's."""
+    if torch.version.hip is not None:  # and an MI250 says that it has capability 9.0
+        return "torch's grouped products wait for the host under HIP"
     capability = torch.cuda.get_device_capability(device)
     if capability not in GROUPED:
         return f"torch's grouped products wait for the host on compute capability {capability[0]}.{capability[1]}"
@@ -123,7 +125,7 @@ def _experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Ten
 def float8_fits(x: Tensor, weight: Matrix, bias: Tensor | None) -> bool:
     """Whether torch._scaled_mm takes them: bfloat16, whose results every version rounds to, and e4m3."""
     form, (outputs, inputs) = weight.form, weight.values.shape
-    blocks = form.group == BLOCK and inputs % BLOCK == 0 and bias is None and blocks_refused(x.device) is None
+    blocks = form.group == BLOCK and inputs % BLOCK == 0 and bias is None and blocks_refused(x.device.type) is None
     plain = weight.order is None and weight.mins is None and weight.values.dtype == torch.float8_e4m3fn
     even = inputs % 16 == 0 and outputs % 16 == 0 and weight.values.is_contiguous()
     return plain and even and (blocks or form.group == 0) and x.dtype == torch.bfloat16

@@ -19,7 +19,7 @@ from quintet.ops.moe import experts
 from quintet.ops.norm import add_rms_norm, rms_norm
 from quintet.ops.quantize import attributes, quantize
 from quintet.ops.registry import Op, Ops
-from quintet.platforms.gpu.attention import single
+from quintet.platforms.gpu.attention import SINGLE, single
 from quintet.platforms.gpu.fnuz import FN, FNUZ, as_fnuz
 from quintet.platforms.gpu.triton_probe import probing
 from quintet.platforms.interface import Mixer, State
@@ -29,6 +29,11 @@ from quintet.weights import Form, Matrix
 
 OPS = ("rms_norm", "add_rms_norm", "experts", "linear:fp8a8")  # that it serves
 HALVES = (torch.bfloat16, torch.float16)
+CHIPS = (
+    "gfx942",
+    "gfx950",
+)  # that it has kernels for: elsewhere a launch may end the process, and nothing catches that
+WIDE = 1024  # slots of a table whose requests it shares out: more than 512
 STEPS = 4  # of the type's precision, by which a trial may be off at the largest result
 PARTS = {
     "rms_norm": "", "rmsnorm2d_fwd_with_add": "", "gemm_a8w8": "", "ActivationType": "",
@@ -52,9 +57,17 @@ def _probe(name: str, trial: Callable[[torch.device], tuple[Any, Any]]) -> Calla
     """A probe: is it there, and does the trial's first result equal its second, the specification's?"""
 
     def check(device: torch.device) -> str | None:
-        return _differ(*trial(device))
+        return _of_chip(device) or _differ(*trial(device))
 
     return lambda: found if isinstance(found := part(name), str) else probing(check)()
+
+
+def _of_chip(device: torch.device) -> str | None:
+    """Why its compiled kernels are not even tried; its attention is Triton's, and is."""
+    if device.type == "cpu":
+        return None
+    arch = torch.cuda.get_device_properties(device).gcnArchName.split(":")[0]
+    return None if arch in CHIPS else f"AITER has no kernels for {arch}, only for {' and '.join(CHIPS)}"
 
 
 def _differ(got: Tensor, want: Tensor) -> str | None:
@@ -149,6 +162,7 @@ def refusals(spec: AttentionSpec) -> list[str]:
         f"a cache in {spec.cached}": spec.cached != spec.dtype,
         "slopes (ALiBi)": spec.alibi is not None,
         "V as a part of K": bool(spec.shared),
+        "windows (it multiplies by 0 what lies behind one, and that may be NaN)": spec.window is not None,
         "chunks": spec.chunk is not None,
         "layers that are not causal": not spec.causal,
         f"layers of {spec.source!r} attention": spec.source != "self",
@@ -185,18 +199,30 @@ def attend(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tens
 
 
 def trial(spec: AttentionSpec, device: torch.device) -> str | None:
-    """A prompt of 3 tokens and a token behind 20 others, against the specification; says what was wrong."""
+    """A prompt of 3 tokens and a token behind 20 others, then single tokens in a table so wide that a request is shared
+    out, by another kernel; against the specification. Says what was wrong."""
     if isinstance(found := part("unified_attention"), str):
         return found
     try:
         kv = _drawn(device, 3, *page_shape(spec)).to(spec.dtype)
-        q = _drawn(device, 4, spec.heads, spec.head_dim).to(spec.dtype)
-        numbers = ([0, 1, 2, 20], [0, 0, 0, 1], [0, 3, 4], [[1, 0], [2, 1]], [3, 21])
-        positions, owners, starts, table, lengths = (torch.tensor(x, dtype=torch.int32, device=device) for x in numbers)
-        table = table if spec.page_size > 20 else table.repeat(1, -(-21 // (2 * spec.page_size)))
-        group = Group(positions, table, lengths)
-        books = Books(Batch(positions, positions, owners, starts, starts[1:] - 1, (group,)), group)
         sinks = torch.linspace(-1, 1, spec.heads, device=device).to(spec.dtype) if spec.sinks else None
-        return _differ(attend(q, kv, books, spec, sinks), paged_attention.reference(q, kv, books, spec, sinks))
+        for books in (_step(spec, device, [3, 1], 21), _step(spec, device, [1, 1], WIDE, SINGLE)):
+            q = _drawn(device, len(books.batch.positions), spec.heads, spec.head_dim).to(spec.dtype)
+            got = attend(q, kv, books, spec, sinks)
+            if wrong := _differ(got, paged_attention.reference(q, kv, books, spec, sinks)):
+                return wrong
+        return None
     except Exception as error:  # it compiles and launches: whatever goes wrong is a reason not to serve
         return f"AITER fails on a small step: {type(error).__name__}: {error}"
+
+
+def _step(spec: AttentionSpec, device: torch.device, brought: list[int], slots: int, kind: int = 0) -> Books:
+    """Requests of 3 and of 21 tokens, which bring so many, in a table of so many slots; with a plan of the kind."""
+    lengths, starts = [3, 21], [0, brought[0], sum(brought)]
+    positions = [length - count + i for length, count in zip(lengths, brought, strict=True) for i in range(count)]
+    numbers = (positions, [0] * brought[0] + [1] * brought[1], starts, [[1, 0], [2, 1]], lengths)
+    place, owners, begin, table, kept = (torch.tensor(x, dtype=torch.int32, device=device) for x in numbers)
+    table = table.repeat(1, -(-slots // (2 * spec.page_size)))
+    plan = (torch.zeros(0, kind, 2, dtype=torch.int32),) if kind else ()
+    group = Group(place, table, kept, plan)
+    return Books(Batch(place, place, owners, begin, begin[1:] - 1, (group,)), group)

@@ -87,6 +87,7 @@ def facts(machine: Machine | None = None) -> Facts | Unavailable:
     machine = machine or Machine()
     cards = _cards(machine.sys / "class" / "drm")
     served = [card for card in cards if card.number >> 8 not in OLD]
+    served = [card for card in served if (machine.dev / "dri" / card.node).exists()] or served  # a container's share
     missing = [*_of_devices(machine, cards, served), *_of_software(machine, bool(cards))]
     if missing:
         return together(missing)

@@ -24,7 +24,7 @@ class XPU(GPU):
     """Triton's kernels, oneDNN's products of whole numbers through torch, torch for the rest."""
 
     name = "xpu"
-    op_priority = {**providers.PRIORITY, **onednn.PRIORITY}
+    op_priority = {**providers.PRIORITY, "experts": ("triton",), "linear:fp8a8": ("triton",), **onednn.PRIORITY}
     _collectives = "XCCL"
 
     @classmethod

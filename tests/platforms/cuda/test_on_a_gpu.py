@@ -17,7 +17,7 @@ from quintet.conformance.tiny import VARIANTS, VOCAB, variant
 from quintet.engine.client import Client
 from quintet.platforms.cuda import PLATFORM
 from quintet.platforms.gpu import small_sum
-from quintet.platforms.gpu.comm import GroupCommunicator, Meeting, nccl
+from quintet.platforms.gpu.comm import GroupCommunicator, Meeting, process_group
 from quintet.platforms.gpu.device import GPUDevice
 from quintet.platforms.gpu.graphs import Graphs
 from quintet.platforms.gpu.runtime import TorchRuntime
@@ -128,7 +128,7 @@ def test_small_sums_are_the_sum_in_rank_order(dtype: torch.dtype) -> None:
         torch.cuda.set_device(rank)
         store = meeting.store(rank, 2, "inproc://sums")
         comm = GroupCommunicator(
-            nccl(dist.PrefixStore("nccl", store), rank, 2), rank, 2,
+            process_group("NCCL", dist.PrefixStore("nccl", store), rank, 2), rank, 2,
             small_sum.join(library, store, rank, 2, lambda: torch.cuda.current_stream().cuda_stream),  # type: ignore[arg-type]
         )  # fmt: skip
         found = []

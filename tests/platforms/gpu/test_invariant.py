@@ -130,6 +130,7 @@ def test_what_takes_the_mode_back_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         "linear by reference (invariant: no GPU)"
     ]
     assert providers.varying([Choice("biased_experts", "triton", "")]) == ["biased_experts by triton"]
+    assert providers.varying([Choice("gated_norm", "reference", "")]) == ["gated_norm by reference"]
     assert not providers.varying([Choice("linear", "invariant", ""), Choice("rms_norm", "triton", "")])
     gpu = platform()
     gpu._ops[0] = bind({}).take("linear")

@@ -54,6 +54,14 @@ def test_a_job_that_fails_stops_none_and_takes_no_results(tmp_path: Path) -> Non
     assert "[last] ran" in (tmp_path / "part.log").read_text()
 
 
+def test_a_second_run_takes_nothing_of_the_first(tmp_path: Path) -> None:
+    """Trials of other code would be counted, and a section that is cut off now would pass for whole."""
+    for word in ("first", "second"):
+        ran(tmp_path, Job("said", python(f"print('{word}')"), 30.0))
+    assert [line["job"] for line in jobs.read(jobs.results_of(tmp_path, "part"))] == ["said"]
+    assert "first" not in (tmp_path / "part.log").read_text()
+
+
 def test_a_job_that_is_cut_off_leaves_what_it_had_and_where_it_was(tmp_path: Path) -> None:
     results = jobs.results_of(tmp_path, "part")
     code = f"note(Path({str(results)!r}), kind='figure', of='slow'); print('began'); time.sleep(600)"

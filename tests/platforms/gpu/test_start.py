@@ -18,7 +18,7 @@ from quintet.engine.prompts import Prompt
 from quintet.ops import Op, bind
 from quintet.platforms.gpu import providers
 from quintet.platforms.gpu.comm import GroupCommunicator
-from quintet.platforms.gpu.device import GPUDevice, broken
+from quintet.platforms.gpu.device import GPUDevice, broken, telling
 from quintet.platforms.interface import DeviceLost
 from quintet.types import Extent, Variant
 from tests.helpers.run_model import Runner
@@ -239,3 +239,13 @@ def test_a_process_group_ends_with_its_communicator() -> None:
 
 def test_layers_that_differ_are_tried_apart() -> None:
     assert spec(4, 2, 16) == spec(4, 2, 16) != replace(spec(4, 2, 16), scale=0.1)
+
+
+@pytest.mark.parametrize(
+    ("said", "lost"), [("an illegal memory access was encountered", True), ("out of memory", False)]
+)
+def test_tritons_launches_say_it_too(said: str, lost: bool) -> None:
+    """As plain RuntimeErrors, and they are most of a step: the next upload would fail like them."""
+    with pytest.raises(DeviceLost if lost else RuntimeError, match=said) as raised, telling():
+        raise RuntimeError(f"Triton Error [CUDA]: {said}")
+    assert isinstance(raised.value, DeviceLost) == lost

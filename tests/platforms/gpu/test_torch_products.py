@@ -130,7 +130,7 @@ def test_what_torch_refuses_goes_to_our_kernels(strict: list[str], monkeypatch: 
     ):  # fmt: skip
         run(*(each.to(DEVICE) if isinstance(each, Tensor) else each for each in args), (32,))
     assert len(ours) == 8 and not strict
-    assert torch_products.blocks_refused(DEVICE) is None
+    assert torch_products.blocks_refused(DEVICE.type) is None
     strict.clear()
     float8(x.to(DEVICE), blocks, None, (32,)), int8(x.to(DEVICE), integers, None, (32,))
     assert len(ours) == 8 and (DEVICE.type != "cpu" or strict == ["_scaled_mm", "_int_mm"])
@@ -163,7 +163,7 @@ def test_where_blocks_are_refused_rows_serve(strict: list[str], monkeypatch: pyt
 
     monkeypatch.setattr(torch_products, "by_float8", refuses)
     assert torch_products._check_float8(DEVICE) is None
-    assert "for SM90" in str(torch_products.blocks_refused(DEVICE))
+    assert "for SM90" in str(torch_products.blocks_refused(DEVICE.type))
     x = randn(20, 256).bfloat16().to(DEVICE)
     fits = [torch_products.float8_fits(x, placed(32, 256, form), None) for form in (ROWS, BLOCKS)]
     torch_products.blocks_refused.cache_clear()
@@ -179,8 +179,12 @@ def test_probes_try_what_will_run_and_say_why_not(strict: list[str], monkeypatch
             monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
             reason = torch_products._check_experts(DEVICE)
             assert reason is None if said is None else said in str(reason)
+        with monkeypatch.context() as under_hip:  # an MI250 says that it has capability 9.0
+            under_hip.setattr(torch.version, "hip", "7.0")
+            under_hip.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+            assert "under HIP" in str(torch_products._check_experts(DEVICE))
         monkeypatch.setattr(torch_products, "by_float8", lambda x, weight, bias: x[:, :32] * 0)
         assert "torch._scaled_mm gave 0.0, not 2048.0" in str(torch_products._check_float8(DEVICE))
-        assert torch_products.blocks_refused(DEVICE) is None
+        assert torch_products.blocks_refused(DEVICE.type) is None
     for name in ("linear:fp8a8", "linear:w8a8", "experts"):
         assert tuple(providers.PRIORITY[name]) == ("vendor", "triton"), name

@@ -2,7 +2,7 @@
 
 import importlib.util
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -157,8 +157,31 @@ def test_a_trial_catches_what_errs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "fails on a small step: ZeroDivisionError" in str(aiter.trial(of, torch.device("cpu")))
 
 
+@pytest.mark.parametrize(("arch", "why"), [("gfx942:sramecc+:xnack-", None), ("gfx1100", "no kernels for gfx1100")])
+def test_compiled_kernels_are_tried_where_they_are(arch: str, why: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere a launch may end the process, and no trial would come back to say so."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(gcnArchName=arch))
+    said = aiter._of_chip(torch.device("cuda"))
+    assert said is None if why is None else why in str(said)
+
+
+def test_a_trial_takes_both_kernels(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library shares requests out where tables are wide and each brings one token; that one may fail alone."""
+    seen: list[tuple[int, int]] = []
+    real = aiter.part("unified_attention")
+
+    def noting(**given: Any) -> Any:
+        seen.append((given["max_seqlen_q"], given["max_seqlen_k"]))
+        return real(**given)
+
+    monkeypatch.setattr(aiter, "part", lambda name: noting)
+    assert aiter.trial(spec(4, 2, 16, dtype=BF16), torch.device("cpu")) is None
+    assert seen[0][0] > 1 and seen[1][0] == 1 and seen[1][1] > 512
+
+
 def test_all_reasons_of_a_layer_are_told() -> None:
     assert aiter.refusals(spec(4, 2, 16, dtype=BF16)) == []
+    assert "windows" in aiter.refusals(spec(4, 2, 16, dtype=BF16, window=8))[0]
     said = aiter.refusals(spec(4, 2, 16, dtype=torch.float32, kv_dtype=torch.int8, alibi=True))
     assert said == ["queries in torch.float32", "a cache in torch.int8", "slopes (ALiBi)"]
 

@@ -219,6 +219,9 @@ def test_the_environment_is_read_by_its_one_reader() -> None:
     given = {"ROCR_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "2", "CUDA_VISIBLE_DEVICES": "3"}
     read = read_environment(given)
     assert (read.rocr_visible_devices, read.hip_visible_devices, read.cuda_visible_devices) == ("1", "2", "3")
+    card = facts.Card("AMD", "gfx942", 1, "GPU-1", "renderD128")
+    assert facts.visible([card], read_environment({"ROCR_VISIBLE_DEVICES": ""})) == [], "ROCr hides all then"
+    assert facts.visible([card], read_environment({})) == [card]
 
 
 def test_probing_wakes_nothing_and_loads_no_triton() -> None:

@@ -134,6 +134,13 @@ def test_a_container_without_the_node(tmp_path: Path) -> None:
     assert got.reason.endswith("dri/renderD128 is not there") and "--device /dev/dri" in got.remedy
 
 
+def test_a_container_has_the_devices_that_it_was_given(tmp_path: Path) -> None:
+    device(tmp_path, "0000:03:00.0", BATTLEMAGE)
+    device(tmp_path, "0000:04:00.0", BATTLEMAGE, node=129)
+    (tmp_path / "dev" / "dri" / "renderD128").unlink()
+    assert found(tmp_path).names == ("Intel Arc B (Battlemage) [e20b]",)
+
+
 def test_a_node_that_may_not_be_opened(tmp_path: Path) -> None:
     device(tmp_path, "0000:03:00.0", BATTLEMAGE)
     got = reason(tmp_path, opens=lambda node: False)

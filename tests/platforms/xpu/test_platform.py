@@ -53,7 +53,8 @@ def test_it_is_found_by_name_and_says_why_it_is_not_available() -> None:
 
 def test_what_serves_an_op_is_what_cuda_has_with_onednn_before_it() -> None:
     differing = {name: order for name, order in PLATFORM.op_priority.items() if order != providers.PRIORITY.get(name)}
-    assert differing == {"linear:w8a8": ("onednn", "triton"), "linear:int4": ("onednn", "triton")}
+    ours = {"linear:w8a8": ("onednn", "triton"), "linear:int4": ("onednn", "triton")}
+    assert differing == {**ours, "experts": ("triton",), "linear:fp8a8": ("triton",)}
 
 
 @pytest.mark.parametrize("how", ["batched", "preempted, cached, chunked"])
