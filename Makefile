@@ -38,13 +38,13 @@ tests = $(BIN)/python -m pytest -m "$(1)" --numprocesses=auto --maxprocesses=4 -
 
 test: $(STAMP) ## run the tests that take seconds
 ifeq ($(ARGS),)
-	$(call tests,not slow)
+	$(call tests,not slow and not sweep)
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
 
 test-all: $(STAMP) ## run all tests, also those that take minutes
-	($(call tests,not slow)); quick=$$?; ($(call tests,slow)) && exit $$quick
+	($(call tests,not slow and not sweep)); quick=$$?; ($(call tests,slow)) && exit $$quick
 
 lint: $(STAMP) ## style, types and import rules
 	$(BIN)/ruff check .

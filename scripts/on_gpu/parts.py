@@ -63,7 +63,7 @@ def kernels(given: Settings) -> list[Job]:
     pytest += ("--timeout=150", "-o", "faulthandler_timeout=140", "-n", str(given.processors))
     left_out = [word for each in HOSTS for word in ("--ignore", each)]
     return [
-        Job("kernels", (*pytest, "-m", "not slow", TESTS, *left_out), 330),
+        Job("kernels", (*pytest, "-m", "not slow and not sweep", TESTS, *left_out), 330),
         Job("engines", (*pytest, "tests/platforms/cuda"), 300),
     ]
 

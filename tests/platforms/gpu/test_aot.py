@@ -55,7 +55,7 @@ def test_every_usual_variant_compiles_spills_nothing_and_fits() -> None:
 
 
 @needs_triton
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.timeout(3600)
 def test_every_variant_for_every_architecture_compiles_spills_nothing_and_fits() -> None:
     assert not complaints("--every")

@@ -80,7 +80,7 @@ def test_one_of_each_heavy_kernel_compiles_for_two_architectures() -> None:
     check(compiled("--targets", "gfx942,gfx1100", "--spread"))
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_variant_compiles(target: str) -> None:
