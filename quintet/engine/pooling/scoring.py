@@ -1,4 +1,4 @@
-"""Scores of two texts: which go together, the prompt of a pair for a cross-encoder, and how two embeddings are compared.
+"""Scores of two texts: which go together, the prompt of such a pair, and how two embeddings are compared.
 
 Texts, token ids and arrays alone: no engine is needed, and no torch.
 """
@@ -58,14 +58,12 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class PairTemplate:
-    """How a cross-encoder wants its two texts: by the tokenizer's own template of pairs, by a Jinja template of the roles
-    query and document, or one behind the other."""
+    """How a cross-encoder wants its two texts: by the tokenizer's own template of pairs, by a Jinja template of the
+    roles query and document, or one behind the other."""
 
     tokenizer: Tokenizer
     template: str | None = None  # Jinja
-    separated: bool = (
-        True  # whether the tokenizer's template of pairs stands between them; of decoders as rerankers not
-    )
+    separated: bool = True  # by the tokenizer's template of pairs; decoders that rerank have the texts side by side
     lower: bool = False  # texts are brought to lower case first
 
     def prompt(self, query: str, document: str, cuts: "Cuts | None" = None) -> Pair:
