@@ -1,0 +1,132 @@
+"""Scores of two texts: which go together, the prompt of such a pair, and how two embeddings are compared.
+
+Texts, token ids and arrays alone: no engine is needed, and no torch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from quintet.engine.template import render_template
+from quintet.engine.tokenizer import Tokenizer, refuse_surrogates
+
+Numbers = np.ndarray[Any, np.dtype[np.float32]]
+T = TypeVar("T")
+
+LENGTHS = "Input lengths must be either 1:1, 1:N or N:N"
+_SMALLEST = 1e-8  # of a length that is divided by; torch's
+
+
+def pairs(data_1: Sequence[T], data_2: Sequence[T]) -> list[tuple[T, T]]:
+    """(query, document) for each score: the only query with each document, or each with the document in its place.
+
+    ValueError, in vLLM's words, for other counts.
+    """
+    if not data_1:
+        raise ValueError("At least one text element must be given, and data_1 has none")
+    if not data_2:
+        raise ValueError("At least one text_pair element must be given, and data_2 has none")
+    if len(data_1) not in (1, len(data_2)):
+        raise ValueError(f"{LENGTHS}, not {len(data_1)}:{len(data_2)}")
+    queries = list(data_1) * len(data_2) if len(data_1) == 1 else data_1
+    return list(zip(queries, data_2, strict=True))
+
+
+def cosine(a: Numbers, b: Numbers) -> float:
+    """Of two embeddings [n]: 1 for one direction, -1 for opposite ones, 0 where one has no length."""
+    wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
+    lengths = max(float(np.sqrt(wide_a @ wide_a)), _SMALLEST) * max(float(np.sqrt(wide_b @ wide_b)), _SMALLEST)
+    return float(wide_a @ wide_b) / lengths
+
+
+def max_sim(a: Numbers, b: Numbers) -> float:
+    """Late interaction: for each of the query's tokens [n, h] the best product with one of the document's [m, h], added
+    up. Source: Khattab and Zaharia, ColBERT, 2020."""
+    if not len(a) or not len(b):
+        return 0.0
+    return float((a @ b.T).max(1).sum(dtype=np.float64))
+
+
+class Pair(NamedTuple):
+    """The prompt of a query and a document."""
+
+    token_ids: list[int]
+    types: bytes  # int32, the segment of each id; none: all are of segment 0
+
+
+@dataclass(frozen=True)
+class PairTemplate:
+    """How a cross-encoder wants its two texts: by the tokenizer's own template of pairs, by a Jinja template of the
+    roles query and document, or one behind the other."""
+
+    tokenizer: Tokenizer
+    template: str | None = None  # Jinja
+    separated: bool = True  # by the tokenizer's template of pairs; decoders that rerank have the texts side by side
+    lower: bool = False  # texts are brought to lower case first
+
+    def prompt(self, query: str, document: str, cuts: "Cuts | None" = None) -> Pair:
+        """ValueError where a text has lone surrogates, the template fails, or nothing comes of both."""
+        cuts = cuts or Cuts()
+        for text, name in ((query, "the query"), (document, "the document")):
+            refuse_surrogates(text, name)
+        if self.lower:
+            query, document = query.lower(), document.lower()
+        first, second = self._cut(query, cuts.query), self._cut(document, cuts.document)
+        pair = self._joined(first, second) if self.template is not None or not self.separated else None
+        pair = pair or self._separated(first, second, cuts.pair)
+        if not pair.token_ids:
+            raise ValueError("the pair is empty: it has no tokens; give texts")
+        return pair
+
+    def _joined(self, query: str, document: str) -> Pair:
+        """One text of both. It is cut as every other prompt is."""
+        text = query + document
+        if self.template is not None:
+            messages = [{"role": "query", "content": query}, {"role": "document", "content": document}]
+            given = {**self.tokenizer.special_tokens, "messages": messages, "tools": None, "documents": None,
+                     "add_generation_prompt": False}  # fmt: skip
+            text = render_template(self.template, given)
+        return Pair(self.tokenizer.encode(text), b"")
+
+    def _separated(self, query: str, document: str, most: int | None) -> Pair:
+        """As transformers makes a pair: of what is too long, the longer text loses its end first."""
+        backend = self.tokenizer.backend
+        first, second = (backend.encode(each, add_special_tokens=False) for each in (query, document))
+        if most is not None:
+            room = max(most - backend.num_special_tokens_to_add(True), 0)
+            keep = _longest_first(len(first.ids), len(second.ids), room)
+            first.truncate(keep[0])
+            second.truncate(keep[1])
+        whole = backend.post_process(first, second, True)
+        types = np.asarray(whole.type_ids, np.int32)
+        return Pair(list(whole.ids), types.tobytes() if types.any() else b"")
+
+    def _cut(self, text: str, most: int | None) -> str:
+        """The text of its first tokens, where it has more."""
+        if most is None:
+            return text
+        whole = self.tokenizer.backend.encode(text, add_special_tokens=False)
+        if len(whole.ids) <= most:
+            return text
+        end = whole.offsets[most - 1][1]  # characters: what the tokens stand for, as it was written
+        return text[:end]
+
+
+class Cuts(NamedTuple):
+    """Tokens that are kept at most; None: all."""
+
+    query: int | None = None
+    document: int | None = None
+    pair: int | None = None  # special ones included
+
+
+def _longest_first(first: int, second: int, most: int) -> tuple[int, int]:
+    """Tokens that are kept of two texts, `most` together."""
+    if first + second <= most:
+        return first, second
+    if 2 * min(first, second) > most:
+        half = most // 2
+        return (most - half, half) if first > second else (half, most - half)
+    return (first, most - first) if first <= second else (most - second, second)
