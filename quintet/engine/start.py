@@ -36,7 +36,7 @@ from quintet.engine.pages import PagePool
 from quintet.engine.pooling.admission import PoolingBounds
 from quintet.engine.pooling.heads import TENSORS
 from quintet.engine.pooling.making import bounds_of, decided, make_pooler, settled_for
-from quintet.engine.pooling.plan import Pooling
+from quintet.engine.pooling.plan import Pooling, wants_numbers
 from quintet.engine.pooling.runner import PoolingRunner
 from quintet.engine.profiler import Profiler
 from quintet.engine.runner import Ranks, Runner, Steps
@@ -138,6 +138,8 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
     if backend and facts.opaque:
         raise ValueError(f"{backend}, which platform {platform.name} does not compile; choose another device or model")
     reasons += [backend] if backend else []
+    if wants_numbers(config, vars(whole), folder):
+        config = config.replace(runner="pooling")
     generation = load_generation_config(place, config.generation_config, config.override_generation_config)
     hf_config = whole.get_text_config()  # of a multimodal wrapper, its text
     weights = _weights(config, folder, facts)
