@@ -23,6 +23,13 @@ _HOME = {
     "LogitsProcessor": "quintet.engine.logits_processors",
     "Metric": "quintet.engine.metrics",
     "ModelRegistry": "quintet.engine.model_registry",
+    "ClassificationRequestOutput": "quintet.pooling_outputs",
+    "EmbeddingRequestOutput": "quintet.pooling_outputs",
+    "PoolingOutput": "quintet.pooling_outputs",
+    "PoolingParams": "quintet.pooling_params",
+    "PoolerConfig": "quintet.config",
+    "PoolingRequestOutput": "quintet.pooling_outputs",
+    "ScoringRequestOutput": "quintet.pooling_outputs",
     "PromptType": "quintet.engine.prompts",
     "RequestLogitsProcessor": "quintet.engine.logits_processors",
     "RequestOutput": "quintet.outputs",
@@ -40,6 +47,7 @@ __all__ = ["__version__", *sorted(_HOME)]
 
 if TYPE_CHECKING:
     from quintet.config import EngineConfig as EngineConfig
+    from quintet.config import PoolerConfig as PoolerConfig
     from quintet.engine.async_llm import AsyncLLM as AsyncLLM
     from quintet.engine.async_llm import AsyncLLMEngine as AsyncLLMEngine
     from quintet.engine.llm import LLM as LLM
@@ -59,6 +67,12 @@ if TYPE_CHECKING:
     from quintet.outputs import CompletionOutput as CompletionOutput
     from quintet.outputs import Logprob as Logprob
     from quintet.outputs import RequestOutput as RequestOutput
+    from quintet.pooling_outputs import ClassificationRequestOutput as ClassificationRequestOutput
+    from quintet.pooling_outputs import EmbeddingRequestOutput as EmbeddingRequestOutput
+    from quintet.pooling_outputs import PoolingOutput as PoolingOutput
+    from quintet.pooling_outputs import PoolingRequestOutput as PoolingRequestOutput
+    from quintet.pooling_outputs import ScoringRequestOutput as ScoringRequestOutput
+    from quintet.pooling_params import PoolingParams as PoolingParams
     from quintet.sampling_params import BeamSearchParams as BeamSearchParams
     from quintet.sampling_params import RepetitionDetectionParams as RepetitionDetectionParams
     from quintet.sampling_params import RequestOutputKind as RequestOutputKind

@@ -5,6 +5,7 @@ from quintet.settings.environment import Environment, all_variables, read_enviro
 from quintet.settings.lacking import LACKING, lacking
 from quintet.settings.model import BUNDLED, GENERATION_DEFAULTS, ONLINE, SCHEMES, WRITTEN
 from quintet.settings.option import dotted, gathered, option, settings, settle
+from quintet.settings.pooling import PoolerConfig
 from quintet.settings.profiling import ProfilerConfig
 from quintet.settings.reasoning import ReasoningConfig
 from quintet.settings.speculation import SpeculativeConfig
@@ -19,6 +20,7 @@ __all__ = [
     "WRITTEN",
     "EngineConfig",
     "Environment",
+    "PoolerConfig",
     "ProfilerConfig",
     "ReasoningConfig",
     "SpeculativeConfig",

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from quintet.parsers import Event, ToolCall
 
 
@@ -49,6 +51,8 @@ class TokenDelta:
     num_preemptions: int = 0  # so far
     error: str | None = None  # what went wrong, shown to the caller; with finish_reason "error"
     scheduled: float | None = None  # time.monotonic() when its first step was planned
+    data: bytes | None = None  # of a text that became numbers: float32
+    shape: tuple[int, ...] = ()  # of these
 
 
 def child_ids(request_id: str, n: int) -> list[str]:
@@ -157,3 +161,4 @@ class RequestOutput:
     finished: bool
     num_cached_tokens: int = 0
     metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(0.0))
+    pooled: "np.ndarray[Any, np.dtype[np.float32]] | None" = None  # of a text that became numbers: these

@@ -77,7 +77,7 @@ def param(default: Any, parse: values.Parse, help: str) -> Any:
     return field(default=default, metadata={"parse": parse, "help": help})
 
 
-class _Checked:
+class Checked:
     """A dataclass whose fields parse themselves, and which refuses unknown keywords by the nearest name."""
 
     __slots__ = ()
@@ -104,7 +104,7 @@ CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_
 
 @documented
 @dataclass(slots=True)
-class StructuredOutputsParams(_Checked):
+class StructuredOutputsParams(Checked):
     """What the output must look like: one of CONSTRAINTS, and how JSON is written; vLLM's names."""
 
     _called = "structured outputs parameter"
@@ -136,7 +136,7 @@ class StructuredOutputsParams(_Checked):
     )
 
     def __post_init__(self) -> None:
-        _Checked.__post_init__(self)
+        Checked.__post_init__(self)
         given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
         if len(given) != 1:
             what = f"{' and '.join(given)} are given" if given else "none is given"
@@ -145,7 +145,7 @@ class StructuredOutputsParams(_Checked):
 
 @documented
 @dataclass(slots=True)
-class RepetitionDetectionParams(_Checked):
+class RepetitionDetectionParams(Checked):
     """When an output goes in circles, and ends for it: it is one pattern of tokens, again and again; vLLM's names."""
 
     _called = "repetition detection parameter"
@@ -157,7 +157,7 @@ class RepetitionDetectionParams(_Checked):
     )
 
     def __post_init__(self) -> None:
-        _Checked.__post_init__(self)
+        Checked.__post_init__(self)
         most = self.max_pattern_size
         if self.min_pattern_size > most:
             raise ParameterError("min_pattern_size", f"must be at most max_pattern_size ({most})")
@@ -167,7 +167,7 @@ class RepetitionDetectionParams(_Checked):
 
 @documented
 @dataclass(slots=True)
-class SamplingParams(_Checked):
+class SamplingParams(Checked):
     """How to draw one request's tokens and when to stop; vLLM's names, defaults and meanings.
 
     Where it differs: n > 1 is allowed with temperature 0, and a change after construction is checked at admission.
@@ -257,7 +257,7 @@ class SamplingParams(_Checked):
     )
 
     def __post_init__(self) -> None:
-        _Checked.__post_init__(self)
+        Checked.__post_init__(self)
         if 0 < self.temperature < MIN_TEMPERATURE:
             _warn_once(f"temperatures over 0 and under {MIN_TEMPERATURE} are served as {MIN_TEMPERATURE}")
             self.temperature = MIN_TEMPERATURE
@@ -311,7 +311,7 @@ class SamplingParams(_Checked):
 
 @documented
 @dataclass(slots=True)
-class BeamSearchParams(_Checked):
+class BeamSearchParams(Checked):
     """A search for the likeliest output, `beam_width` candidates at a time."""
 
     beam_width: int = param(4, values.integer(1, MAX_COMPLETIONS), "candidates that are kept at each step")

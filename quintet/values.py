@@ -1,6 +1,7 @@
 """Reads one setting's value, from Python or from a command line, and returns it in its one true form."""
 
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -127,3 +128,22 @@ def several(parse: Parse) -> Parse:
 def optional(parse: Parse) -> Parse:
     """None, or such a value."""
     return lambda value: None if value is None else parse(value)
+
+
+def real(value: Any) -> float:
+    """A finite number."""
+    try:
+        number = float("nan") if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        number = float("nan")
+    if not math.isfinite(number):
+        raise ValueError(f"must be a finite number, not {value!r}")
+    return number
+
+
+def ids(value: Any) -> tuple[int, ...]:
+    """Whole numbers from 0 on: a list, or text such as "3,7"."""
+    listed = value.split(",") if isinstance(value, str) else value
+    if not isinstance(listed, (list, tuple)) or not listed:
+        raise ValueError(f"must be a list of token ids, not {value!r}")
+    return tuple(count(0)(each) for each in listed)

@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 
 from quintet.engine.grammar import Grammars
 from quintet.engine.logits_processors import LogitsProcessor
+from quintet.engine.pooling.admission import PoolingBounds
 from quintet.engine.prompts import Prompt
 from quintet.engine.request import Admitted, random_key
 from quintet.engine.thoughts import OUTSIDE, UNMARKED, Thoughts
 from quintet.engine.tokenizer import Tokenizer
 from quintet.outputs import child_ids
+from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import ParameterError, SamplingParams, StructuredOutputsParams
 
 logger = logging.getLogger(__name__)
@@ -27,6 +29,7 @@ class Bounds:
     max_logprobs: int
     embeds_width: int = 0  # numbers of an embedding that stands for a token of a prompt; 0: none may
     by_priority: bool = True  # whether a request's priority counts
+    pooling: PoolingBounds | None = None  # what numbers texts may become; None: the model generates text
 
 
 class _Shared(NamedTuple):
@@ -64,31 +67,56 @@ class Admission:
         """SamplingParams with the model's own defaults; changing what it returns changes nobody else's."""
         return SamplingParams(**self.defaults)
 
-    def admit(self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int = 0) -> list[Admitted]:
+    def admit(
+        self, request_id: str, prompt: Prompt, params: SamplingParams | PoolingParams, priority: int = 0
+    ) -> list[Admitted]:
         """One per completion. ValueError says what is wrong with the prompt or a parameter."""
         return self.admit_all([(request_id, prompt)], params, priority)[0]
 
     def admit_all(
-        self, prompts: Sequence[tuple[str, Prompt]], params: SamplingParams, priority: int = 0, grammar: str = ""
+        self,
+        prompts: Sequence[tuple[str, Prompt]],
+        params: SamplingParams | PoolingParams,
+        priority: int = 0,
+        grammar: str = "",
     ) -> list[list[Admitted]]:
         """The same for several prompts (request id, prompt) with the same parameters, which are looked at once.
 
         `grammar` is what params.structured_outputs ask for, where the caller has found out that it can be served.
         """
+        if priority and not self.bounds.by_priority:
+            raise ParameterError(
+                "priority", "changes nothing here; start the engine with scheduling_policy='priority', or leave it out"
+            )
+        if isinstance(params, PoolingParams):
+            pooling = self.pooling_bounds
+            settled = pooling.params(params)
+            return [[pooling.admit(request_id, prompt, settled, priority)] for request_id, prompt in prompts]
+        if self.bounds.pooling is not None:
+            raise ValueError(
+                f"this model gives numbers ({', '.join(self.bounds.pooling.tasks)}), and no text; use embed(), "
+                "classify(), score() or encode(), or choose a model that generates"
+            )
         params.check(self.bounds.vocab_size, self.bounds.max_model_len, self.bounds.max_logprobs)
         for processor in self.processors:
             processor.validate(params)
         if params.structured_outputs is not None and not grammar:
             grammar = self._grammar(params.structured_outputs)
-        if priority and not self.bounds.by_priority:
-            raise ParameterError(
-                "priority", "changes nothing here; start the engine with scheduling_policy='priority', or leave it out"
-            )
         stop_ids = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self.eos_ids)
         bad_words = self._bad_words(params)
         _check_drawable(params, stop_ids, bad_words, self.bounds.vocab_size)
         shared = _Shared(params, stop_ids, bad_words, priority, grammar, self._bounded(params, bad_words))
         return [self._admit(request_id, prompt, shared) for request_id, prompt in prompts]
+
+    @property
+    def pooling_bounds(self) -> PoolingBounds:
+        """ValueError where the model generates text."""
+        if self.bounds.pooling is None:
+            raise ValueError(
+                "this model generates text, and was not asked for numbers; start it with runner='pooling' "
+                "(--runner pooling), or choose an embedding model"
+            )
+        return self.bounds.pooling
 
     def _admit(self, request_id: str, prompt: Prompt, shared: "_Shared") -> list[Admitted]:
         params = shared.params

@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from quintet.engine.flights import Flights
 from quintet.engine.logit_edits import banned
@@ -11,6 +12,9 @@ from quintet.engine.runner import StepResult
 from quintet.engine.scheduler import Plan, Scheduler
 from quintet.engine.stats import STEP_BOUNDS
 from quintet.outputs import TokenDelta, TokenLogprobs
+
+if TYPE_CHECKING:
+    from quintet.engine.pooling.heads import Numbers
 
 JUMP = 256  # tokens that a grammar alone may decide at once: the engine has others to serve
 NOT_FINITE = "the model gave no finite logits for this request; its weights or dtype may be at fault"
@@ -49,6 +53,7 @@ class Answers:
         deltas = [self.fail(request, why) for request, why in result.failed.items() if request in plan.tokens]
         for request, found in result.prompt_logprobs.items():
             request.num_scored += len(found)
+        deltas += [self._pool(request, found) for request, found in result.pooled.items() if request in plan.tokens]
         after = result.rows.after_drafts() if plan.num_drafts else {}
         for row, request in enumerate(result.rows.sample):
             if request not in plan.tokens:  # it was taken back while the step ran, or had ended before
@@ -65,6 +70,12 @@ class Answers:
                 if request not in drawn and request in plan.tokens:  # a chunk of a prompt: nothing was drawn yet
                     deltas.append(TokenDelta(request.request_id, [], prompt_logprobs=found))
         return deltas
+
+    def _pool(self, request: Request, found: "Numbers | str") -> TokenDelta:
+        """Its numbers are its whole answer."""
+        if isinstance(found, str):
+            return self.fail(request, found)
+        return replace(self.end(request, FinishReason.STOP), data=found.tobytes(), shape=found.shape)
 
     def _verify(self, request: Request, rows: Sequence[int], result: StepResult) -> list[TokenDelta]:
         """What the rows of a request with drafts drew: a delta for each token, up to the first that is not the draft in

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from quintet.settings.compilation import AttentionConfig, CompilationConfig
+from quintet.settings.pooling import PoolerConfig
 from quintet.settings.profiling import ProfilerConfig
 from quintet.settings.reasoning import ReasoningConfig
 from quintet.settings.speculation import SpeculativeConfig
@@ -33,6 +34,8 @@ class LLMArguments:
         generation_config: str = "auto",
         override_generation_config: Mapping[str, Any] | str | None = None,
         enable_prompt_embeds: bool = False,
+        runner: str = "auto",
+        convert: str = "auto",
         hf_config_path: str | PathLike[str] | None = None,
         hf_overrides: Mapping[str, Any] | str | Callable[[Any], Any] | None = None,
         config_format: str = "auto",
@@ -82,6 +85,8 @@ class LLMArguments:
         logits_processors: Sequence[Any] = (),
         disable_log_stats: bool = False,
         speculative_config: SpeculativeConfig | Mapping[str, Any] | str | None = None,
+        pooler_config: PoolerConfig | Mapping[str, Any] | str | None = None,
+        override_pooler_config: PoolerConfig | Mapping[str, Any] | str | None = ...,
         structured_outputs_config: StructuredOutputsConfig | Mapping[str, Any] | str | None = ...,
         reasoning_config: ReasoningConfig | Mapping[str, Any] | str | None = ...,
         profiler_config: ProfilerConfig | Mapping[str, Any] | str | None = ...,
@@ -108,6 +113,8 @@ class AsyncLLMArguments:
         generation_config: str = "auto",
         override_generation_config: Mapping[str, Any] | str | None = None,
         enable_prompt_embeds: bool = False,
+        runner: str = "auto",
+        convert: str = "auto",
         hf_config_path: str | PathLike[str] | None = None,
         hf_overrides: Mapping[str, Any] | str | Callable[[Any], Any] | None = None,
         config_format: str = "auto",
@@ -157,6 +164,8 @@ class AsyncLLMArguments:
         logits_processors: Sequence[Any] = (),
         disable_log_stats: bool = False,
         speculative_config: SpeculativeConfig | Mapping[str, Any] | str | None = None,
+        pooler_config: PoolerConfig | Mapping[str, Any] | str | None = None,
+        override_pooler_config: PoolerConfig | Mapping[str, Any] | str | None = ...,
         structured_outputs_config: StructuredOutputsConfig | Mapping[str, Any] | str | None = ...,
         reasoning_config: ReasoningConfig | Mapping[str, Any] | str | None = ...,
         profiler_config: ProfilerConfig | Mapping[str, Any] | str | None = ...,

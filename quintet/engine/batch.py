@@ -21,9 +21,12 @@ class BatchBuilder:
         groups: int = 1,
         states: bool = False,
         captured: Sequence[Variant] = (),
+        types: bool = False,
     ) -> None:
         """`fixed`: the sizes of all steps, where shapes are fixed; `captured`: those worth padding to, where they are
-        free. `groups`: of pages. With `states`, one more is of layers that keep a state per request."""
+        free. `groups`: of pages. With `states`, one more is of layers that keep a state per request. With `types`,
+        tokens have segments."""
+        self._types = types
         self._page_size, self._groups, self._states = page_size, range(groups), states
         self._fixed, self._captured = fixed, CapturedSizes(captured)
         self._count = np.arange(256, dtype=np.int32)  # 0, 1, 2, ...; views of it are given out and never written to
@@ -32,7 +35,11 @@ class BatchBuilder:
         """The step's arrays, and whose logits come out of it."""
         requests = list(plan.tokens)
         decoding = plan.num_tokens == len(requests) == plan.num_rows  # a row for each, and none is scored
-        if decoding and all(r.num_computed + 1 == len(r.token_ids) and not _embedded(r) for r in requests):
+        if (
+            decoding
+            and not self._types
+            and all(r.num_computed + 1 == len(r.token_ids) and not _embedded(r) for r in requests)
+        ):
             batch, rows = self._decode(requests)
         else:
             batch, rows = self._mixed(requests, plan)
@@ -89,6 +96,8 @@ class BatchBuilder:
         )
         if any(_embedded(request) for request in requests):
             batch = batch._replace(inputs=_inputs(plan))
+        elif self._types:
+            batch = batch._replace(inputs=HostInputs(types=_types(plan)))
         return batch, rows
 
     def _first(self, count: int) -> Array:
@@ -130,6 +139,18 @@ def _inputs(plan: Plan) -> HostInputs:
     return HostInputs(embeds=np.concatenate(rows), places=places)
 
 
+def _types(plan: Plan) -> Array:
+    """The segments of a step's tokens."""
+    found = np.zeros(plan.num_tokens, np.int32)
+    at = 0
+    for request, count in plan.tokens.items():
+        if request.admitted.types:
+            start = request.num_computed
+            found[at : at + count] = np.frombuffer(request.admitted.types, np.int32)[start : start + count]
+        at += count
+    return found
+
+
 def _table(requests: Sequence[Request], group: int) -> Array:
     rows = []
     for request in requests:
@@ -147,7 +168,10 @@ def _table(requests: Sequence[Request], group: int) -> Array:
 
 def pad(batch: HostBatch, variants: Sequence[Variant]) -> HostBatch:
     """Padded tokens write to page 0 and belong to the last row; padded requests have length 0."""
-    count, inputs = len(batch.token_ids), ("embeds",) if batch.inputs.embeds is not None else ()
+    count, inputs = (
+        len(batch.token_ids),
+        tuple(name for name in ("embeds", "types") if getattr(batch.inputs, name) is not None),
+    )
     # the smallest: they are in order
     variant = next(each for each in variants if each.tokens >= count and each.inputs == inputs)
     starts = np.full(variant.requests + 1, batch.starts[-1], np.int32)
@@ -169,6 +193,8 @@ def pad(batch: HostBatch, variants: Sequence[Variant]) -> HostBatch:
 
 
 def _pad_inputs(inputs: HostInputs, variant: Variant) -> HostInputs:
+    if inputs.types is not None:
+        inputs = inputs._replace(types=_fill(inputs.types, variant.tokens))
     if inputs.embeds is None or inputs.places is None:
         return inputs
     embeds = np.zeros((variant.tokens, variant.width), np.float32)
@@ -187,7 +213,7 @@ class CapturedSizes:
         """The step in the next size; as it is where none holds it, or where it brings more than ids. Rows stay, and
         tables are as wide as they were."""
         tokens, requests, rows = len(batch.token_ids), len(batch.starts) - 1, len(batch.rows)
-        if batch.inputs.embeds is not None:
+        if batch.inputs.embeds is not None or batch.inputs.types is not None:
             return batch
         if tokens == requests and rows <= tokens:
             place = bisect_left(self._decodes, tokens)

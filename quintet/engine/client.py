@@ -29,6 +29,7 @@ from quintet.engine.tokenizer import Tokenizer, load_tokenizer
 from quintet.engine.weight_files import weights_of
 from quintet.outputs import RequestOutput
 from quintet.parsers import load_plugin
+from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -91,10 +92,11 @@ class Client:
             params.check(bounds.vocab_size, bounds.max_model_len, bounds.max_logprobs)
             self.grammars.admit(params.structured_outputs)
 
-    def add(self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int = 0) -> None:
+    def add(self, request_id: str, prompt: Prompt, params: SamplingParams | PoolingParams, priority: int = 0) -> None:
         """Admits and queues a request; ValueError says what is wrong, and then nothing was queued."""
         self.engine.check_awake()
         requests = self.admission.admit(request_id, prompt, params, priority)
+        params = requests[0].params if isinstance(params, PoolingParams) else params
         ids, placeholders = requests[0].prompt_ids, bool(prompt.embeds)
         self.processor.add(request_id, params, ids, prompt.text, placeholders=placeholders)
         self._watches[request_id] = Watch(self.counts, params)
@@ -206,6 +208,7 @@ def _admission(prepared: Prepared, tokenizer: Tokenizer | None, grammars: Gramma
         config.max_logprobs,
         prepared.embeds_width,
         config.scheduling_policy == "priority",
+        None if prepared.bounds is None else prepared.bounds.ending(tokenizer),
     )
     if tokenizer is None:
         generation["detokenize"] = False

@@ -20,7 +20,7 @@ from quintet.engine.interrupts import Uninterrupted
 from quintet.engine.profiler import Profiler
 from quintet.engine.repetition import Repetition
 from quintet.engine.request import Admitted, FinishReason, Request
-from quintet.engine.runner import Runner
+from quintet.engine.runner import Steps
 from quintet.engine.scheduler import Plan, Scheduler
 from quintet.engine.stats import Stats
 from quintet.engine.weight_files import Weights
@@ -36,7 +36,7 @@ class Engine:
     def __init__(
         self,
         scheduler: Scheduler,
-        runner: Runner,
+        runner: Steps,
         overlap: bool = False,
         grammars: Grammars | None = None,
         profiler: Profiler | None = None,

@@ -6,7 +6,7 @@ from functools import partial
 from typing import NoReturn
 
 from quintet.engine.request import Request
-from quintet.engine.runner import Forward, Runner, StepResult
+from quintet.engine.runner import Forward, StepResult, Steps
 from quintet.engine.scheduler import Plan
 
 
@@ -26,7 +26,7 @@ class Flight:
 class Flights:
     """One runner's. Whoever starts a step takes what lands; nothing here changes a request."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Steps) -> None:
         self._runner, self._spans = runner, runner.spans
         self._running: list[Flight] = []
 

@@ -19,6 +19,7 @@ from quintet.engine.model_config import ModelConfig, Overrides, changed_config, 
 from quintet.engine.other_readers import STORES, STREAMED, fetch
 from quintet.engine.overrides import known, merged
 from quintet.engine.plugins import load_plugins
+from quintet.engine.pooling.plan import ENTRIES
 from quintet.engine.weight_files import PICKLED, PICKLES, has_pickles, patterns_of
 from quintet.gguf.choice import Asked, asked, choose
 from quintet.gguf.config import config as gguf_config
@@ -235,14 +236,15 @@ def _without_weights(folder: Path, config: EngineConfig) -> str:
 # --------------------------------------------------------------------------------------------------- what its files say
 
 
-def load_model_config(path: Path, overrides: Overrides = None) -> ModelConfig:
-    """The model's configuration with the user's entries merged in. Never runs code from the folder."""
+def load_model_config(path: Path, overrides: Overrides = None, numbers: bool = False) -> ModelConfig:
+    """The model's configuration with the user's entries merged in. Never runs code from the folder. With `numbers`, its
+    classes need not be such that generate text."""
     load_plugins()
     file = path if path.is_file() else path / "config.json"
     own = path.name == PARAMS
     raw = config_of(path) if own else gguf_config(model_of(path)) if path.is_file() else read_object(file)
     if callable(overrides):
-        return _changed(raw, file, overrides)
+        return _changed(raw, file, overrides, numbers)
     overrides = overrides or {}
     kind = overrides.get("model_type", raw.get("model_type"))
     if not isinstance(kind, str):
@@ -251,23 +253,24 @@ def load_model_config(path: Path, overrides: Overrides = None) -> ModelConfig:
     _check_kind(kind, architectures, "model_type" in overrides)
     check_entries(raw, str(file))
     check_entries(overrides, "hf_overrides")
-    if "model_type" not in overrides:
+    if "model_type" not in overrides and not numbers:
         check_architectures(kind, architectures, str(file))
     config = read_config(kind, raw, file)
     if overrides:
-        refuse_unknown("entry of hf_overrides", overrides, {*raw, *known(config)})
+        refuse_unknown("entry of hf_overrides", overrides, {*raw, *known(config), *(ENTRIES if numbers else ())})
         config = read_config(kind, merged(raw, overrides, config.to_dict()), file)
     check_shape(config.get_text_config(), str(file))
     return config
 
 
-def _changed(raw: dict[str, Any], file: Path, change: Callable[[Any], Any]) -> ModelConfig:
+def _changed(raw: dict[str, Any], file: Path, change: Callable[[Any], Any], numbers: bool) -> ModelConfig:
     """What a user's function makes of transformers' config; that is checked, and the file only where it must be."""
     check_entries(raw, str(file))
     config = changed_config(raw, file, change)
     _check_kind(config.model_type, config.architectures, True)
     check_entries(config.to_dict(), "hf_overrides")
-    check_architectures(config.model_type, config.architectures, "hf_overrides")
+    if not numbers:
+        check_architectures(config.model_type, config.architectures, "hf_overrides")
     check_shape(config.get_text_config(), "hf_overrides")
     return config
 

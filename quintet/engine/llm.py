@@ -12,6 +12,7 @@ from quintet.engine import beam
 from quintet.engine.arguments import LLMArguments
 from quintet.engine.llm_engine import LLMEngine
 from quintet.engine.opened import Driven
+from quintet.engine.pooling.offline import Encoding
 from quintet.engine.prompts import Prompt, PromptType
 from quintet.engine.talks import Hearing, Talks
 from quintet.outputs import RequestOutput
@@ -23,7 +24,7 @@ from quintet.settings.wording import keywords
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 
-class LLM(LLMArguments, Driven):
+class LLM(LLMArguments, Encoding, Driven):
     """A model, ready to generate. Keyword arguments are EngineConfig's fields. Any thread may call it at any time.
 
     llm = LLM("bundled")

@@ -13,6 +13,7 @@ from quintet.engine.json_object import read_object
 from quintet.engine.model_config import Overrides, made
 from quintet.engine.overrides import known, merged
 from quintet.engine.plugins import load_plugins
+from quintet.engine.pooling.plan import wants_numbers
 from quintet.models import added_for, families
 from quintet.names import refuse_unknown
 
@@ -25,8 +26,15 @@ def read_model(config: EngineConfig, place: Path, own: Mapping[str, str]) -> tup
     load_plugins()
     why = _why_backend(config, place, own)
     if not why:
-        return load_model_config(place, of_the_model(config)), ""
+        return load_model_config(place, of_the_model(config), _numbers(config, place)), ""
     return _for_backend(place / "config.json", of_the_model(config), config.trust_remote_code), why
+
+
+def _numbers(config: EngineConfig, place: Path) -> bool:
+    """Whether it is run for numbers, as far as its file and what the user changes of it say."""
+    overrides = of_the_model(config)
+    raw = {} if place.is_file() else read_object(place / "config.json")
+    return wants_numbers(config, raw if callable(overrides) else {**raw, **(overrides or {})}, place)
 
 
 def _why_backend(config: EngineConfig, place: Path, own: Mapping[str, str]) -> str:

@@ -3,7 +3,9 @@
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from quintet.engine.detokenizer import Detokenizer
 from quintet.engine.request import FinishReason
@@ -56,6 +58,7 @@ class _Request:
     completions: list[_Completion]
     prompt_logprobs: list[LogprobsAt | None] | None
     metrics: RequestMetrics
+    pooled: "np.ndarray[Any, np.dtype[np.float32]] | None" = None
 
     @property
     def finished(self) -> bool:
@@ -176,6 +179,8 @@ class OutputProcessor:
             completion.cumulative_logprob += sum(each.values[0] for each in kept)
         if delta.prompt_logprobs is not None and request.prompt_logprobs is not None and completion.index == 0:
             request.prompt_logprobs += [self._decode_logprobs(each, request.params) for each in delta.prompt_logprobs]
+        if delta.data is not None:
+            request.pooled = np.frombuffer(delta.data, np.float32).reshape(delta.shape)
         completion.token_ids += ids
         completion.touched |= bool(ids) or completion.finish_reason is not None
         _count(request.metrics, completion, delta, len(ids), now)
@@ -229,6 +234,7 @@ class OutputProcessor:
             finished,
             request.metrics.num_cached_tokens,
             request.metrics,
+            request.pooled,
         )
         if delta:
             request.prompt_logprobs = None  # given once

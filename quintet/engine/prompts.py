@@ -1,5 +1,6 @@
 """The forms in which a caller may give prompts, brought to one: token ids, with the text where there was one."""
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -10,7 +11,8 @@ from quintet.engine.tokenizer import Tokenizer, refuse_surrogates
 from quintet.names import refuse_unknown
 from quintet.settings.lacking import PROMPT_KEYS
 
-_KEYS = ("prompt", "prompt_token_ids", "prompt_embeds", "cache_salt")
+_KEYS = ("prompt", "prompt_token_ids", "prompt_embeds", "cache_salt", "token_type_ids")
+SEGMENTS = 2**15  # far more than any model tells apart
 _FORMS = "a prompt is text, a list of token ids, or a dict with 'prompt', 'prompt_token_ids' or 'prompt_embeds'"
 
 
@@ -42,6 +44,7 @@ class Prompt:
     text: str | None = None  # None if it was given as token ids
     cache_salt: str | None = None  # requests share cached pages only with the same salt
     embeds: bytes = b""  # what stands in the place of the ids: float32, a row for each
+    types: bytes = b""  # int32, the segment of each id; none: all are of segment 0
 
 
 def parse_prompts(prompts: Any, tokenizer: Tokenizer | None, vocab_size: int, width: int = 0) -> list[Prompt]:
@@ -69,7 +72,9 @@ def _parse_dict(
     prompt: Mapping[Any, Any], tokenizer: Tokenizer | None, vocab_size: int, name: str, width: int
 ) -> Prompt:
     refuse_unknown("prompt key", map(str, prompt), _KEYS, PROMPT_KEYS)
-    text, ids, embeds, salt = (prompt.get(key) for key in _KEYS)
+    text, ids, embeds, salt, types = (prompt.get(key) for key in _KEYS)
+    if types is not None and ids is None:
+        raise ValueError(f"{name}: 'token_type_ids' are of 'prompt_token_ids'; give both, or neither")
     if text is not None and not isinstance(text, str):
         raise ValueError(f"{name}: 'prompt' must be text, not {type(text).__name__}")
     if salt is not None and not (isinstance(salt, str) and salt):
@@ -86,7 +91,19 @@ def _parse_dict(
         return Prompt(_encode(str(text), tokenizer, vocab_size, name), text, salt)
     if not isinstance(ids, (list, tuple)):
         raise ValueError(f"{name}: 'prompt_token_ids' must be a list of ints, not {type(ids).__name__}")
-    return Prompt(_check_ids(ids, vocab_size, name), text, salt)  # given both, the ids are run and the text is shown
+    segments = b"" if types is None else _segments(types, len(ids), name)
+    # given both, the ids are run and the text is shown
+    return Prompt(_check_ids(ids, vocab_size, name), text, salt, types=segments)
+
+
+def _segments(types: Any, count: int, name: str) -> bytes:
+    """As int32."""
+    if not isinstance(types, (list, tuple)) or len(types) != count:
+        raise ValueError(f"{name}: 'token_type_ids' must be a list of {count} ints, one for each token")
+    for index, each in enumerate(types):
+        if not _is_number(each) or not 0 <= each < SEGMENTS:
+            raise ValueError(f"{name}: 'token_type_ids' has {_short(each)} at entry {index}, not a segment's number")
+    return array("i", types).tobytes()
 
 
 def embedded(embeds: Any, width: int, name: str, salt: str | None = None) -> Prompt:

@@ -8,16 +8,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from quintet.engine.thoughts import OUTSIDE, Marks
+from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
 
 if TYPE_CHECKING:  # a process that only admits requests needs no torch
     from quintet.engine.drafts import History
     from quintet.engine.grammar import Matcher
+    from quintet.engine.pooling.pooler import Gathered
     from quintet.engine.repetition import Repetition
     from quintet.engine.tables import Found
     from quintet.types import Array
 
 
+FIRST, LAST, EACH = "first", "last", "each"  # of the tokens of a text
 UNKNOWN = -1  # in the place of a token that a running step samples
 
 
@@ -50,11 +53,22 @@ class Admitted:
     grammar: str = ""  # what its output must look like, as grammar_text.py writes it; "": anything
     marks: Marks | None = None  # of its thoughts, where thinking_token_budget bounds them
     thought: int = OUTSIDE  # tokens of one that the prompt has begun
+    pooling: PoolingParams | None = None  # what numbers are wanted of it; None: text
+    rows: str = ""  # whose hidden states those are made of: the first token's, the last's, all
+    types: bytes = b""  # int32, the segment of each of prompt_ids; none: all are of segment 0
 
     def embeds_of(self, start: int, stop: int) -> memoryview:
         """Those in the places of tokens start .. stop - 1."""
         row = len(self.embeds) // len(self.prompt_ids)  # bytes
         return memoryview(self.embeds)[row * start : row * stop]
+
+    def counting(self, start: int, count: int) -> range:
+        """Positions, among `count` tokens from `start` on, whose hidden states its numbers are made of."""
+        last = len(self.prompt_ids) - 1
+        wanted = {FIRST: 0, LAST: last}.get(self.rows)
+        if wanted is None:
+            return range(start, start + count)
+        return range(wanted, wanted + 1) if start <= wanted < start + count else range(start, start)
 
 
 @dataclass(slots=True)
@@ -113,6 +127,7 @@ class Request:
     history: "History | None" = None  # of the drafts
     repetition: "Repetition | None" = None  # of its output, if the caller asked for it
     grammar: "Matcher | None" = None  # where its output stands in what it must look like
+    gathered: "Gathered | None" = None  # what steps have given of a text that becomes numbers
 
     def __post_init__(self) -> None:
         self.params, self.token_ids = self.admitted.params, list(self.admitted.prompt_ids)
@@ -208,6 +223,8 @@ class Request:
     def num_rows(self, start: int, count: int) -> int:
         """Rows of logits that `count` tokens from `start` on need: for each score; if it samples, for the next token
         and each draft, too."""
+        if self.admitted.pooling is not None:
+            return len(self.admitted.counting(start, count))
         drawn = 1 + self.num_drafts if start + count == len(self.token_ids) else 0
         return drawn if self.params.prompt_logprobs is None else drawn + len(self.scored(start, count))
 

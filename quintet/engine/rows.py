@@ -10,11 +10,13 @@ from quintet.types import Array
 
 
 class Rows(NamedTuple):
-    """In the order of the batch's rows: sample, verify, score."""
+    """In the order of the batch's rows: sample, verify, score. Or pool, of a model that is run for numbers."""
 
     sample: list[Request]  # one row each: its next token is drawn
     verify: Sequence[tuple[Request, int]] = ()  # one row each: drawn after so many of its drafts
     score: Sequence[tuple[Request, int, int]] = ()  # (request, first position, number of rows)
+    # the same, and whether the text is whole with them; of some steps no row is wanted
+    pool: Sequence[tuple[Request, int, int, bool]] = ()
 
     @property
     def drawn(self) -> list[Request]:
@@ -51,6 +53,8 @@ def rows_of(requests: Sequence[Request], counts: Sequence[int], starts: Array) -
 
     `counts` are the tokens that each request computes; they begin at starts [R + 1].
     """
+    if requests and requests[0].admitted.pooling is not None:
+        return _pooled_rows(requests, counts, starts)
     sample: list[Request] = []
     places: list[int] = []
     drafted: list[tuple[int, int, Request]] = []  # (drafts before it, place, request)
@@ -71,3 +75,15 @@ def rows_of(requests: Sequence[Request], counts: Sequence[int], starts: Array) -
     places += [place for _, place, _ in drafted]
     verify = [(request, after) for after, _, request in drafted]
     return np.array(places + score_places, np.int32), Rows(sample, verify, score)
+
+
+def _pooled_rows(requests: Sequence[Request], counts: Sequence[int], starts: Array) -> tuple[Array, Rows]:
+    """The same where texts become numbers."""
+    places: list[Array] = []
+    pool = []
+    for request, count, end in zip(requests, counts, starts[1:].tolist(), strict=True):
+        first, rows = request.num_computed, request.admitted.counting(request.num_computed, count)
+        pool.append((request, rows.start, len(rows), first + count == len(request.token_ids)))
+        begin = end - count - first
+        places.append(np.arange(begin + rows.start, begin + rows.stop, dtype=np.int32))
+    return np.concatenate(places), Rows([], pool=pool)

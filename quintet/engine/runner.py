@@ -1,12 +1,12 @@
 """Runs a planned step on the workers, samples, and brings what came out to the host."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from quintet.engine.worker import Carried, Worker
 from quintet.outputs import TokenLogprobs
 from quintet.types import HostBatch, Outputs, Variant
 
+if TYPE_CHECKING:
+    from quintet.engine.pooling.heads import Numbers
+
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -38,6 +41,7 @@ class StepResult(NamedTuple):
     logprobs: list[TokenLogprobs] | None  # by row
     prompt_logprobs: dict[Request, list[TokenLogprobs]]
     failed: dict[Request, str]  # requests that cannot go on, and why
+    pooled: Mapping[Request, "Numbers | str"] = {}  # texts whose numbers are complete, or why there are none
 
 
 @dataclass
@@ -45,7 +49,7 @@ class Forward:
     """A step whose model was started, and which of its rows are drawn or scored."""
 
     rows: Rows
-    logits: Tensor
+    given: Tensor  # for each of them: logits, or hidden states
     failed: dict[Request, str] = field(default_factory=dict)  # for whom nothing could be drawn, and why
 
 
@@ -115,12 +119,73 @@ class Kept:
         return None if self._sampled is None else Carried(self._sampled, np.full(tokens, -1, np.int32))
 
 
-class Runner:
-    """Between the scheduler's plan and its result. Sampling is done on the sampler's device: it may be the host.
+class Steps:
+    """What the runners of a model have in common, whatever becomes of what its steps give.
 
-    A step has two halves, both called in torch's inference mode: forward() starts the model, draw() samples. With
-    `overlap`, what a step draws stays on the device for the next one, whose model may be started before the wait; only
-    a draw that looks back needs it here.
+    A step has two halves, both called in torch's inference mode: forward() starts the model, draw() the rest.
+    """
+
+    carries = False  # whether a step may be started before the host knows what the one before it gave
+    edited = False  # whether code of the user's may change what is drawn
+
+    def __init__(self, ranks: Ranks, batches: BatchBuilder, fixed: Sequence[Variant], spans: Spans | None) -> None:
+        self.spans = spans or Spans()
+        self._ranks, self._batches, self._fixed = ranks, batches, fixed
+        self._device = ranks.workers[0].device
+
+    def forward(self, plan: Plan) -> Forward:
+        """Starts the model."""
+        raise NotImplementedError
+
+    def draw(self, forward: Forward) -> Callable[[], StepResult]:
+        """What is to be done with what the model gives; calling the result waits for it."""
+        raise NotImplementedError
+
+    def looks_back(self, forward: Forward) -> bool:
+        """Whether the host must know what the step before gave before this one's rest is done."""
+        return False
+
+    def warm_up(self, progress: bool) -> None:
+        """Runs an empty step of each size, to compile them now."""
+
+    def begin_again(self) -> None:
+        """Every request starts anew: nothing that was settled for a step holds."""
+
+    def renew_cache(self) -> None:
+        """Another cache in the place of one that a failed step may have taken with it."""
+        self._ranks.each(lambda worker: worker.renew_cache())
+
+    def sleep(self, level: int) -> int:
+        """Gives memory back on every rank -> bytes; all sleep, or none."""
+        try:
+            return sum(self._ranks.each(lambda worker: worker.sleep(level)))
+        except NotImplementedError:  # nothing was let go
+            raise
+        except BaseException:
+            self.wake()
+            raise
+
+    def wake(self) -> None:
+        """Memory and weights as before; what failed may be tried again."""
+        self._ranks.each(lambda worker: worker.wake())
+
+    def reload(self, folder: Path | Weights | None) -> None:
+        """Other weights on every rank, in the place of those that are there."""
+        self._ranks.each(lambda worker: worker.reload(folder))
+
+    def _built(self, plan: Plan) -> tuple[HostBatch, Rows]:
+        """The step's arrays, and whose outputs come of it."""
+        built = self._batches.build(plan)
+        if self.spans.events is not None:
+            self.spans.lap("build batch", plan)
+        return built
+
+
+class Runner(Steps):
+    """Between the scheduler's plan and its tokens. Sampling is done on the sampler's device: it may be the host.
+
+    With `overlap`, what a step draws stays on the device for the next one, whose model may be started before the wait;
+    only a draw that looks back needs it here.
     """
 
     def __init__(
@@ -133,20 +198,19 @@ class Runner:
         spans: Spans | None = None,
     ) -> None:
         """`fixed`: the sizes of all steps, where shapes are fixed."""
-        self.spans = spans or Spans()
-        self._ranks, self._sampler, self._batches = ranks, sampler, batches
-        self._fixed, self._device = fixed, sampler.device
+        super().__init__(ranks, batches, fixed, spans)
+        self._sampler, self._device = sampler, sampler.device
         self._kept: Kept | None = None
         if overlap and sampler.device is ranks.workers[0].device:
             self._kept = Kept(ranks.workers[0], max((each.rows for each in fixed), default=0))
 
     @property
-    def carries(self) -> bool:
+    def carries(self) -> bool:  # type: ignore[override]
         """Whether a step may be started before the host knows what the one before it draws."""
         return self._kept is not None
 
     @property
-    def edited(self) -> bool:
+    def edited(self) -> bool:  # type: ignore[override]
         """Whether code of the user's may change what is drawn."""
         return self._sampler.edited
 
@@ -173,9 +237,7 @@ class Runner:
 
     def forward(self, plan: Plan) -> Forward:
         """Starts the model. Tokens that the step before draws are taken on the device: it must have been drawn."""
-        host, rows = self._batches.build(plan)
-        if self.spans.events is not None:
-            self.spans.lap("build batch", plan)
+        host, rows = self._built(plan)
         logits = self._logits(host, None if self._kept is None else self._kept.carried(host, plan))
         if self.spans.events is not None:
             self.spans.lap("start", plan)
@@ -186,7 +248,7 @@ class Runner:
 
         Steps are drawn in the order in which they were started, each before the model of the next one is.
         """
-        rows, logits, failed = forward.rows, forward.logits, forward.failed
+        rows, logits, failed = forward.rows, forward.given, forward.failed
         prompts = self._prompt_logprobs(logits, rows) if rows.score else dict
         sampled, rows = self._sample(logits, rows, failed)
         if sampled is None:  # the caller waits for the step all the same, or it would run ahead of the device
@@ -226,28 +288,6 @@ class Runner:
     def begin_again(self) -> None:
         """Every request starts anew: nothing that was settled for a step holds."""
         self._sampler.begin_again()
-
-    def renew_cache(self) -> None:
-        """Another cache in the place of one that a failed step may have taken with it."""
-        self._ranks.each(lambda worker: worker.renew_cache())
-
-    def sleep(self, level: int) -> int:
-        """Gives memory back on every rank -> bytes; all sleep, or none."""
-        try:
-            return sum(self._ranks.each(lambda worker: worker.sleep(level)))
-        except NotImplementedError:  # nothing was let go
-            raise
-        except BaseException:
-            self.wake()
-            raise
-
-    def wake(self) -> None:
-        """Memory and weights as before; what failed may be tried again."""
-        self._ranks.each(lambda worker: worker.wake())
-
-    def reload(self, folder: Path | Weights | None) -> None:
-        """Other weights on every rank, in the place of those that are there."""
-        self._ranks.each(lambda worker: worker.reload(folder))
 
     def _logits(self, host: HostBatch, carried: Carried | None) -> Tensor:
         """One step -> its logits, where they are sampled."""

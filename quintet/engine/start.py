@@ -7,7 +7,7 @@ import contextlib
 import functools
 import logging
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,6 @@ import torch
 
 from quintet.config import EngineConfig, read_environment
 from quintet.engine.batch import BatchBuilder
-from quintet.engine.config_checks import MOST
 from quintet.engine.drafts import Lookup
 from quintet.engine.engine import Engine
 from quintet.engine.forms import Target, described, scheme_of, settled_forms
@@ -28,13 +27,19 @@ from quintet.engine.hub import (
     resolve_model,
 )
 from quintet.engine.kv_calibration import calibrate
+from quintet.engine.lengths import longest
 from quintet.engine.loader import check_counts, tensors_of
 from quintet.engine.logits_processors import load_processors
 from quintet.engine.memory import Footprint, MemoryPlan, plan_memory
 from quintet.engine.model_impl import read_model
 from quintet.engine.pages import PagePool
+from quintet.engine.pooling.admission import PoolingBounds
+from quintet.engine.pooling.heads import TENSORS
+from quintet.engine.pooling.making import bounds_of, decided, make_pooler, settled_for
+from quintet.engine.pooling.plan import Pooling
+from quintet.engine.pooling.runner import PoolingRunner
 from quintet.engine.profiler import Profiler
-from quintet.engine.runner import Ranks, Runner
+from quintet.engine.runner import Ranks, Runner, Steps
 from quintet.engine.sampler import Host, Sampler, logprob_sizes
 from quintet.engine.scheduler import Limits, Scheduler
 from quintet.engine.sharded import FORMATS as SHARDED
@@ -46,7 +51,7 @@ from quintet.engine.weight_files import Weights, weights_of
 from quintet.engine.weights_cache import Where
 from quintet.engine.worker import ModelSizes, Room, Worker
 from quintet.layers import kv_scales
-from quintet.layers.build import KVScaling
+from quintet.layers.build import KVScaling, Wanted
 from quintet.layers.decoder import Family
 from quintet.models import model_class
 from quintet.ops import bind
@@ -58,8 +63,6 @@ from quintet.types import Extent, Place, Variant
 logger = logging.getLogger(__name__)
 
 LONG = 0.04  # of max_model_len: a prompt with more tokens is long, where nobody says when it is
-LENGTHS = ("max_position_embeddings", "max_seq_len", "seq_length")  # what configs call the longest text
-UNSAID = 2048  # tokens of states alone, which hold any number, where no config says: as in vLLM
 LEAST_LOGIT_ROWS = 256  # of a step, if it has as many tokens: the scores of a prompt come so many at a time
 
 
@@ -84,6 +87,7 @@ class Prepared:
     sizes: ModelSizes
     ranks: Ranks
     plan: MemoryPlan
+    pooling: Pooling | None  # how its hidden states become numbers; None: it generates text
     doubts: str  # what of this no conformance report vouches for; empty if all is proven
     profiler: Profiler
 
@@ -92,11 +96,19 @@ class Prepared:
         return self.ranks.workers[0].model.vocab_size
 
     @property
+    def bounds(self) -> PoolingBounds | None:
+        """What numbers texts may become; None: it generates."""
+        return None if self.pooling is None else bounds_of(self.pooling, self.hf_config, self.plan.max_model_len)
+
+    @property
     def fixed(self) -> tuple[Variant, ...]:
         """The sizes of all steps, where the device wants fixed shapes."""
         if not self.capabilities.static_shapes:
             return ()
-        sizes = plan_variants(_most(self.config, self.ranks.workers[0], self.plan.max_model_len))
+        first = self.ranks.workers[0]
+        sizes = plan_variants(_most(self.config, first, self.plan.max_model_len))
+        if first.model.takes_types and self.pooling is not None:
+            return tuple(each._replace(inputs=("types",)) for each in sizes)
         if not self.embeds_width:
             return sizes
         return *sizes, *(each._replace(inputs=("embeds",), width=self.embeds_width) for each in sizes)
@@ -131,17 +143,27 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
     weights = _weights(config, folder, facts)
     if weights.load_format == "pt" and config.load_format == "auto":
         reasons.append(f"weights: {folder} has only what torch.save wrote; it is read without running what is in it")
-    family = model_class(hf_config, platform.models, bool(backend))
+    family: type[Family] = model_class(hf_config, platform.models, bool(backend))
     files = Files(weights, family) if config.load_format not in ("dummy", *SHARDED) else None
     there = functools.partial(tensors_of, *files) if files else dict
     forms = settled_forms(config, whole, Target(platform.name, facts), there, quantization_beside(folder))
     if files is not None:
         check_counts(weights, files.family, hf_config)
+    pooling = decided(config, whole, folder, family)
+    if pooling is not None:
+        if backend:
+            raise ValueError(f"{backend}, which gives text alone; leave out runner='pooling'")
+        config, why = settled_for(config, pooling)
+        reasons += why
     dtype, kv_dtype = _dtype(config, hf_config, facts, reasons), _kv_dtype(config, facts)
     scaling = _kv_scaling(config, facts, files, reasons)
-    sizes = ModelSizes(dtype, config.page_size, _length(config, hf_config), forms, kv_dtype, scaling)
+    made_for = None if pooling is None else pooling.sentence.max_length
+    length = longest(config, hf_config, family.length(hf_config), made_for)
+    sizes = ModelSizes(dtype, config.page_size, length, forms, kv_dtype, scaling)
     sizes = replace(sizes, attention=config.attention_backend, weights_cache=_weights_cache(config, facts))
     sizes = replace(sizes, backend=bool(backend))
+    if pooling is not None:
+        sizes = replace(sizes, wanted=Wanted(logits=False, hidden=True), causal=pooling.causal, beside=TENSORS)
     endpoint = f"inproc://quintet-{uuid.uuid4().hex}"
     size = config.tensor_parallel_size
     workers = 1 if facts.spmd else size
@@ -154,6 +176,19 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
     if plan.max_model_len != sizes.max_model_len:
         sizes = replace(sizes, max_model_len=plan.max_model_len)
         ranks.each(lambda worker: worker.build(hf_config, sizes))
+    config = _fitted(config, plan, platform, facts, reasons)
+    reasons += described(forms, ranks.workers[0])
+    doubts = evidence(chosen).doubts(platform.name, _features(config, hf_config, sizes))
+    return Prepared(
+        config, platform, facts, tuple(reasons), folder, hf_config, generation, sizes, ranks, plan, pooling,
+        doubts, profiler,
+    )  # fmt: skip
+
+
+def _fitted(
+    config: EngineConfig, plan: MemoryPlan, platform: Platform, facts: Capabilities, reasons: list[str]
+) -> EngineConfig:
+    """The settings as the plan leaves them; ValueError where they contradict it."""
     if config.long_prefill_token_threshold > plan.max_model_len:
         raise ValueError(
             f"long_prefill_token_threshold={config.long_prefill_token_threshold} is beyond max_model_len="
@@ -167,11 +202,7 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
         reasons.append(f"{', '.join(captures)}: nothing changes, for platform {platform.name} captures no steps")
     if config.logits_processors and facts.opaque:
         reasons.append("sampling on the host: logits processors cannot read what the device holds")
-    reasons += described(forms, ranks.workers[0])
-    doubts = evidence(chosen).doubts(platform.name, _features(config, hf_config, sizes))
-    return Prepared(
-        config, platform, facts, tuple(reasons), folder, hf_config, generation, sizes, ranks, plan, doubts, profiler
-    )
+    return config
 
 
 @contextlib.contextmanager
@@ -202,9 +233,10 @@ def launch(prepared: Prepared, progress: bool = True, grammars: Grammars | None 
     overlap = prepared.capabilities.overlap
     groups = prepared.ranks.workers[0].arrangement.groups
     slots = Slots(plan.num_slots, config.enable_prefix_caching) if plan.num_slots else None
-    batches = BatchBuilder(config.page_size, fixed, len(groups), slots is not None, captured=() if fixed else variants)
-    profiler = prepared.profiler
-    runner = Runner(prepared.ranks, _sampler(prepared), batches, fixed, overlap, profiler.spans)
+    types = prepared.pooling is not None and prepared.ranks.workers[0].model.takes_types
+    captured = () if fixed else variants
+    batches = BatchBuilder(config.page_size, fixed, len(groups), slots is not None, captured, types)
+    runner, profiler = _runner(prepared, batches, fixed), prepared.profiler
     runner.warm_up(progress)
     pool = PagePool(plan.num_pages, config.enable_prefix_caching)
     tables = Tables(pool, config.page_size, groups, config.max_num_batched_tokens, slots)
@@ -214,6 +246,16 @@ def launch(prepared: Prepared, progress: bool = True, grammars: Grammars | None 
     if config.calculate_kv_scales:
         calibrate(engine, prepared.ranks, prepared.vocab_size, plan.max_model_len)
     return engine
+
+
+def _runner(prepared: Prepared, batches: BatchBuilder, fixed: Sequence[Variant]) -> Steps:
+    """Who makes tokens of what steps give, or numbers."""
+    config, spans, overlap = prepared.config, prepared.profiler.spans, prepared.capabilities.overlap
+    if prepared.pooling is None:
+        return Runner(prepared.ranks, _sampler(prepared), batches, fixed, overlap, spans)
+    files = None if config.load_format == "dummy" else _weights(config, prepared.folder, prepared.capabilities)
+    pooler = make_pooler(prepared.pooling, files, prepared.hf_config, prepared.folder)
+    return PoolingRunner(prepared.ranks, batches, pooler, fixed, spans)
 
 
 def _limits(config: EngineConfig, plan: MemoryPlan) -> Limits:
@@ -316,45 +358,6 @@ def _kv_scaling(config: EngineConfig, facts: Capabilities, files: Files | None, 
     return KVScaling(names)
 
 
-def _length(config: EngineConfig, hf_config: Any) -> int:
-    """The longest request that the model is built for: what was asked for, or the model's own length."""
-    own = model_length(hf_config)
-    asked = config.max_model_len
-    if not isinstance(asked, int):
-        return own
-    if asked > own and _trained(hf_config):
-        raise ValueError(
-            f"max_model_len={asked} is beyond the model's {own} tokens; lower it, or scale its rotary positions with "
-            "hf_overrides={'rope_scaling': {...}}"
-        )
-    return asked
-
-
-def model_length(hf_config: Any) -> int:
-    """Positions that the model was made for, stretched where its rotary scaling stretches them; they are int32."""
-    trained = _trained(hf_config)
-    if not trained and set(getattr(hf_config, "layer_types", None) or ()) == {"linear_attention"}:
-        return UNSAID
-    if not trained:
-        raise ValueError(
-            f"config.json does not say how long a text {hf_config.model_type} was made for; set "
-            "hf_overrides={'max_position_embeddings': ...}"
-        )
-    rope = getattr(hf_config, "rope_parameters", None) or {}
-    kind, factor = rope.get("rope_type"), rope.get("factor") or 1
-    if kind in ("linear", "dynamic"):
-        return min(int(trained * factor), MOST)
-    if kind == "yarn":
-        return min(max(trained, int(rope.get("original_max_position_embeddings", 0) * factor)), MOST)
-    return trained
-
-
-def _trained(hf_config: Any) -> int:
-    """Positions that the config speaks of; 0: none."""
-    said = (getattr(hf_config, name, None) for name in LENGTHS)
-    return next((int(each) for each in said if each), 0)
-
-
 def _plan(config: EngineConfig, hf_config: Any, sizes: ModelSizes, ranks: Ranks) -> MemoryPlan:
     """Every rank plans; the one with the fewest pages decides, since all count alike."""
     tokens = config.max_num_batched_tokens
@@ -363,7 +366,8 @@ def _plan(config: EngineConfig, hf_config: Any, sizes: ModelSizes, ranks: Ranks)
 
     def plan(worker: Worker) -> MemoryPlan:
         most = _most(config.replace(max_num_batched_tokens=tokens), worker, sizes.max_model_len)
-        took = worker.estimate(Extent(most, hf_config.hidden_size, hf_config.vocab_size))
+        width = hf_config.vocab_size if sizes.wanted.logits else hf_config.hidden_size
+        took = worker.estimate(Extent(most, hf_config.hidden_size, width))
         return plan_memory(config, Footprint(took, worker.arrangement, sizes.max_model_len, tokens), worker.memory())
 
     return min(ranks.each(plan), key=lambda each: (each.num_pages, each.max_model_len))
@@ -377,7 +381,10 @@ def _most(config: EngineConfig, worker: Worker, length: int) -> Variant:
 
 
 def _logit_rows(config: EngineConfig) -> int:
-    """Rows of logits that a step may have: one for each request, and room for the scores of prompts."""
+    """Rows of outputs that a step may have: one for each request, and room for the scores of prompts; where texts
+    become numbers, one for each token."""
+    if config.runner == "pooling":
+        return config.max_num_batched_tokens
     return min(config.max_num_batched_tokens, max(LEAST_LOGIT_ROWS, config.max_num_seqs + LEAST_LOGIT_ROWS // 4))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from quintet.engine.groups import Keeping
 from quintet.engine.pages import DUMP, PagePool
-from quintet.engine.request import Held, Request
+from quintet.engine.request import LAST, Held, Request
 from quintet.engine.slots import Slots
 
 
@@ -64,7 +64,7 @@ class Tables:
 
         A request that waits asks in every step, and is told what it was told as long as that holds.
         """
-        if not self.pool.caching or not (self.groups or self.slots) or request.wants_scores:
+        if not self.pool.caching or not (self.groups or self.slots) or not _reads(request):
             return Found(pages=tuple([] for _ in self.groups))
         known, losses = request.found, self._losses
         if known is not None and known.losses == losses and not self.pool.has(known.following):
@@ -229,6 +229,14 @@ class Tables:
         self.pool.check_integrity(held)
         if self.slots is not None:
             self.slots.check_integrity(requests)
+
+
+def _reads(request: Request) -> bool:
+    """Whether what is cached of its beginning need not be computed: no outputs of those tokens are wanted."""
+    pooling = request.admitted.pooling
+    if pooling is not None:
+        return request.admitted.rows == LAST and not pooling.skip_reading_prefix_cache
+    return not request.wants_scores
 
 
 def _own(digest: bytes, index: int) -> bytes:

@@ -57,8 +57,10 @@ class ModelSizes:
     kv_dtype: torch.dtype | None = None  # of the cache; None: dtype
     kv_scales: KVScaling = field(default_factory=KVScaling)
     wanted: Wanted = Wanted()
+    causal: bool = True  # False: tokens of a decoder see those after them
     attention: str = "auto"  # the provider of paged attention that was asked for
     backend: bool = False  # the model runs by transformers' own code
+    beside: tuple[str, ...] = ()  # patterns of tensors that are read elsewhere: heads of what gives no logits
     weights_cache: Where | None = None  # where placed weights are kept between starts
 
 
@@ -108,11 +110,14 @@ class Worker:
         build = Build(
             ops=self.ops, mixing=mixing, comm=self._comm, dtype=sizes.dtype, page_size=sizes.page_size,
             max_model_len=sizes.max_model_len, forms=sizes.forms, kv_dtype=sizes.kv_dtype, kv_scales=sizes.kv_scales,
-            wanted=sizes.wanted,
+            wanted=sizes.wanted, causal=sizes.causal,
             layers=replacements(self.platform.layers),
         )  # fmt: skip
         self._cache = sizes.weights_cache
         self.model: Family = model_class(hf_config, self.platform.models, sizes.backend)(hf_config, build).eval()
+        if not sizes.wanted.logits:
+            self.model.without_head()
+            self.model.ignored = (*self.model.ignored, *sizes.beside)
         self.model.silent = sizes.forms.checkpoint.silent if sizes.forms.checkpoint else ()
         settle(self.model)
         self.arrangement: Arrangement = arrange(mixings)

@@ -79,8 +79,8 @@ class SelfAttention(nn.Module):
                 sinks=shape.sinks,
                 alibi=None if shape.alibi is None else shape.alibi[slice(*queries.ranges[build.rank])],
                 kv_dtype=build.kv_dtype,
-                causal=shape.causal,
-                source="self" if shape.keeps else "none",
+                causal=shape.causal and build.causal,
+                source="self" if shape.keeps and build.causal else "none",
             )
         )
 

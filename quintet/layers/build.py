@@ -49,7 +49,7 @@ class Build:
     kv_dtype: torch.dtype | None = None  # of the cache; None: dtype
     kv_scales: KVScaling = field(default_factory=KVScaling)
     wanted: Wanted = Wanted()
-
+    causal: bool = True  # False: tokens of a decoder see those after them, and it keeps nothing
     layers: Mapping[str, type] = field(default_factory=dict)  # a layer's class name -> the platform's subclass of it
 
     def replaced(self, layer: type[T]) -> type[T]:

@@ -130,6 +130,8 @@ class Family(nn.Module):
     ignored: tuple[str, ...] = ()  # patterns of tensors that a checkpoint may hold and no layer asks for
     silent: tuple[str, ...] = ()  # ends of the names of such tensors, by the checkpoint's quantization
     counted = True  # False: config.json may count layers and experts otherwise than the files do
+    takes_types = False  # True: tokens have segments, in the batch's inputs
+    encodes = False  # True: tokens see those after them, nothing is kept, and hidden states are all that comes out
     recordable = True  # False: a step computes with more than ops, so that their calls alone are not the step
     vocab_size: int
 
@@ -146,6 +148,14 @@ class Family(nn.Module):
     def gathered(self, entries: Mapping[str, Any]) -> Mapping[str, Any]:
         """A checkpoint's tensors, by name, where several of them make one of the modules'."""
         return entries
+
+    def without_head(self) -> None:
+        """Called where no logits are wanted: their head is not loaded."""
+
+    @classmethod
+    def length(cls, config: Any) -> int | None:
+        """Tokens of the longest text, where its positions are counted otherwise than others'."""
+        return None
 
     @property
     def width(self) -> int:
@@ -165,11 +175,15 @@ class CausalLM(Family):
 
     def __init__(self, build: Build) -> None:
         super().__init__()
-        self._wanted = build.wanted
+        self._wanted, self._vocab = build.wanted, 0  # tokens, where there is no head that says so
 
     @property
     def vocab_size(self) -> int:  # type: ignore[override]  # as long as the head
-        return self.lm_head.vocab
+        return self._vocab or self.lm_head.vocab
+
+    def without_head(self) -> None:
+        self._vocab = self.vocab_size
+        del self.lm_head
 
     def forward(self, state: State, batch: Batch) -> tuple[Outputs, State]:
         """One step: what is kept, and T tokens -> what was wanted of it, and what is kept now."""

@@ -50,6 +50,7 @@ class Model(Family):
     """The hidden states of the step's rows. Segment ids are those of the batch's inputs, or 0."""
 
     ignored = (r"(pooler|cls)\..*", r"embeddings\.position_ids")  # what heads are made of
+    takes_types = encodes = True
 
     def __init__(self, config: Any, build: Build) -> None:
         super().__init__()

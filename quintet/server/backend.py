@@ -5,11 +5,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from quintet.config import ReasoningConfig, StructuredOutputsConfig
+from quintet.engine.pooling.admission import PoolingBounds
 from quintet.engine.prompts import Prompt
 from quintet.engine.stats import Stats
 from quintet.engine.thoughts import Thoughts
 from quintet.engine.tokenizer import Tokenizer
 from quintet.outputs import RequestOutput
+from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
 from quintet.server.link.shapes import Shapes
 
@@ -48,6 +50,7 @@ class Served:
     reasoning: ReasoningConfig = field(default_factory=ReasoningConfig)
     cache_dtype: str = "auto"  # of the KV cache
     prefix_caching: bool = True
+    pooling: PoolingBounds | None = None  # what numbers texts may become; None: the model generates text
     kv_tokens: int = 0  # that the KV cache holds of requests of max_model_len
 
 
@@ -94,9 +97,11 @@ class Backend(Protocol):
         """With the model's own defaults; the caller may change it."""
         ...
 
-    def submit(self, wanted: Sequence[Wanted], params: SamplingParams, priority: int = 0, grammar: str = "") -> None:
+    def submit(
+        self, wanted: Sequence[Wanted], params: SamplingParams | PoolingParams, priority: int = 0, grammar: str = ""
+    ) -> None:
         """Queues the requests of one call; each `deliver` is then called in this loop with its request's outputs, as
-        params.output_kind says.
+        params.output_kind says; with PoolingParams, once.
 
         The last output is `finished`. A failure inside the request, or of the engine, is a last output whose
         completions have finish_reason "error". Raises ValueError (ParameterError for a parameter) if one of them

@@ -14,6 +14,7 @@ from quintet.settings.memory import MemoryOptions
 from quintet.settings.model import ModelOptions
 from quintet.settings.observability import ObservabilityOptions
 from quintet.settings.option import adopt, dotted, gathered, nested, settings, settle
+from quintet.settings.pooling import PoolerConfig, PoolingOptions
 from quintet.settings.profiling import ProfilerConfig
 from quintet.settings.reasoning import ReasoningConfig
 from quintet.settings.sampling import SamplingOptions
@@ -32,6 +33,7 @@ class EngineConfig(
     MemoryOptions,
     DeviceOptions,
     LoadingOptions,
+    PoolingOptions,
     ModelOptions,
 ):
     """Everything that fixes an engine: which model, on what, with how much memory, and how requests share it.
@@ -43,6 +45,11 @@ class EngineConfig(
     speculative_config: SpeculativeConfig | None = nested(
         SpeculativeConfig, None, "guess tokens ahead and let one step of the model check them, such as "
         '{"method": "ngram", "num_speculative_tokens": 4}', group="scheduling", flags=("-sc",),
+    )  # fmt: skip
+    pooler_config: PoolerConfig | None = nested(
+        PoolerConfig, None, "how hidden states become numbers, such as "
+        '{"pooling_type": "MEAN", "normalize": true}', group="model",
+        aliases=("override_pooler_config",),
     )  # fmt: skip
     structured_outputs_config: StructuredOutputsConfig = nested(
         StructuredOutputsConfig, StructuredOutputsConfig(), "how answers are held to a schema or a grammar",

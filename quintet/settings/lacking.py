@@ -36,9 +36,7 @@ LACKING: Mapping[str, str] = {
     "mm_processor_kwargs": _TEXT_ALONE,
     "pt_load_map_location": "tensors are read into the host's memory wherever they were; leave it out",
     "use_tqdm_on_load": "use use_tqdm",
-    "runner": "every model generates; leave it out",
-    "task": "every model generates; leave it out",
-    "convert": "every model generates; leave it out",
+    "task": "use runner='pooling', and convert",
     "disable_sliding_window": "use hf_overrides={'sliding_window': None}",
     "rope_scaling": "use hf_overrides={'rope_scaling': {...}}",
     "rope_theta": "use hf_overrides={'rope_theta': ...}",
@@ -121,15 +119,8 @@ def lacking(name: str) -> str | None:
     return LACKING.get(name)
 
 
-_ONLY_GENERATES = "models here generate text; there is no pooling"
-
 # of LLM and AsyncLLM
 METHODS: Mapping[str, str] = {
-    "embed": _ONLY_GENERATES,
-    "encode": f"{_ONLY_GENERATES}; for token ids, use get_tokenizer().encode(text)",
-    "classify": f"{_ONLY_GENERATES}; to choose among answers, use structured_outputs={{'choice': [...]}}",
-    "score": f"{_ONLY_GENERATES}; for a text's log-probabilities, use prompt_logprobs",
-    "reward": _ONLY_GENERATES,
     "add_lora": "adapters do not exist yet",
     "remove_lora": "adapters do not exist yet",
     "list_loras": "adapters do not exist yet",
@@ -150,11 +141,6 @@ METHODS: Mapping[str, str] = {
 # of the module quintet
 NAMES: Mapping[str, str] = {
     "LoRARequest": "adapters do not exist yet",
-    "PoolingParams": _ONLY_GENERATES,
-    "PoolingOutput": _ONLY_GENERATES,
-    "EmbeddingRequestOutput": _ONLY_GENERATES,
-    "ClassificationRequestOutput": _ONLY_GENERATES,
-    "ScoringRequestOutput": _ONLY_GENERATES,
     "GuidedDecodingParams": "use StructuredOutputsParams",
 }
 
@@ -182,7 +168,6 @@ PROMPT_KEYS: Mapping[str, str] = {
     "mm_processor_kwargs": _TEXT_ALONE,
     "encoder_prompt": "there are no models with an encoder yet; give 'prompt'",
     "decoder_prompt": "there are no models with an encoder yet; give 'prompt'",
-    "token_type_ids": f"{_ONLY_GENERATES}; leave it out",
 }
 
 # of SamplingParams

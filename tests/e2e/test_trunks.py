@@ -93,9 +93,10 @@ def test_a_bert_has_no_taps_and_says_so(bert: tuple[Path, Any]) -> None:
 def test_a_bert_generates_nothing_and_says_so(bert: tuple[Path, Any]) -> None:
     settings = {"model": str(bert[0]), "device": "cpu", "skip_tokenizer_init": True}
     with pytest.raises(ValueError, match="'BertModel', which is no class that generates text"):
-        prepare(EngineConfig(**settings))
+        prepare(EngineConfig(**settings, runner="generate"))
     with pytest.raises(ValueError, match="bert gives hidden states and no logits"):
         prepare(EngineConfig(**settings, hf_overrides={"architectures": None}))
+    assert prepare(EngineConfig(**settings)).pooling is not None
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "olmo2", "gpt2", "opt"])

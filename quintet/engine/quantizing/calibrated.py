@@ -9,6 +9,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from quintet.engine.foreign_configs import FOREIGN
+from quintet.engine.lengths import model_length
 from quintet.engine.quantizing import awq, packing, rounding
 from quintet.engine.quantizing.gptq import gptq
 from quintet.engine.quantizing.layers import Layer, through
@@ -20,7 +21,6 @@ from quintet.engine.quantizing.rounding import Rounded
 from quintet.engine.quantizing.samples import sequences
 from quintet.engine.quantizing.schemes import FLOAT8_MAX, Scheme
 from quintet.engine.quantizing.settings import Quantizing
-from quintet.engine.start import model_length
 from quintet.engine.tokenizer import load_tokenizer
 
 How = tuple[Scheme, Quantizing]

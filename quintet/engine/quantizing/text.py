@@ -4,9 +4,9 @@ from pathlib import Path
 
 from quintet.config import EngineConfig
 from quintet.engine.hub import load_model_config, resolve_model, resolve_tokenizer
+from quintet.engine.lengths import model_length
 from quintet.engine.llm import LLM
 from quintet.engine.quantizing.samples import sequences
-from quintet.engine.start import model_length
 from quintet.engine.tokenizer import load_tokenizer
 from quintet.sampling_params import SamplingParams
 

@@ -82,6 +82,7 @@ def served(prepared: Prepared) -> Served:
         family=str(prepared.hf_config.model_type),
         structured_outputs=config.structured_outputs_config,
         reasoning=config.reasoning_config,
+        pooling=prepared.bounds,
     )
 
 

@@ -17,6 +17,7 @@ from quintet.engine.output import OutputProcessor, Processed
 from quintet.engine.stats import Stats
 from quintet.engine.thoughts import UNMARKED, Thoughts
 from quintet.engine.tokenizer import Tokenizer, load_tokenizer
+from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
 from quintet.server.backend import Deliver, EngineDead, Refused, Served, Wanted
 from quintet.server.link import wire
@@ -111,9 +112,12 @@ class Remote:
     def stats(self) -> Stats | None:
         return self._last_pulse.stats
 
-    def submit(self, wanted: Sequence[Wanted], params: SamplingParams, priority: int = 0, grammar: str = "") -> None:
+    def submit(
+        self, wanted: Sequence[Wanted], params: SamplingParams | PoolingParams, priority: int = 0, grammar: str = ""
+    ) -> None:
         prompts = [(each.request_id, each.prompt) for each in wanted]
         admitted = self._ready().admit_all(prompts, params, priority, grammar)
+        params = admitted[0][0].params if isinstance(params, PoolingParams) else params
         frame = wire.encode(wire.Submit.of(self._worker, admitted))
         added: list[str] = []
         try:
@@ -221,7 +225,14 @@ class Remote:
         if served.tokenizer is not None:
             self._tokenizer = await asyncio.to_thread(load_tokenizer, served.tokenizer)
         eos = frozenset(served.eos_ids) | frozenset(self._tokenizer.eos_ids if self._tokenizer else ())
-        bounds = Bounds(served.vocab_size, served.max_model_len, served.max_logprobs, by_priority=served.by_priority)
+        pooling = None if served.pooling is None else served.pooling.ending(self._tokenizer)
+        bounds = Bounds(
+            served.vocab_size,
+            served.max_model_len,
+            served.max_logprobs,
+            by_priority=served.by_priority,
+            pooling=pooling,
+        )
         defaults = dict(served.defaults) if self._tokenizer else {**served.defaults, "detokenize": False}
         name = f"{self._worker}/" if self._worker else ""
         self._processor = OutputProcessor(self._tokenizer, served.stream_interval)

@@ -16,6 +16,7 @@ from quintet.engine.series import Row
 from quintet.engine.stats import Stats
 from quintet.engine.thoughts import Marks
 from quintet.outputs import TokenDelta
+from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
 from quintet.server.backend import Served
 from quintet.settings.wording import Wording
@@ -42,6 +43,7 @@ class Asked(msgspec.Struct, array_like=True):
     arrival: float
     completions: list[tuple[str, tuple[int, int]]]  # Admitted.request_id and .key
     thought: int
+    types: bytes = b""
 
 
 class Submit(msgspec.Struct, tag=True, array_like=True):
@@ -55,6 +57,8 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
     grammar: str
     marks: Marks | None
     asked: list[Asked]
+    pooling: PoolingParams | None = None
+    rows: str = ""
 
     @classmethod
     def of(cls, worker: int, admitted: Sequence[Sequence[Admitted]]) -> "Submit":
@@ -63,15 +67,16 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
         asked = [
             Asked(
                 each[0].prompt_ids, each[0].embeds, each[0].max_tokens, each[0].salt, each[0].arrival,
-                [(one.request_id, one.key) for one in each], each[0].thought,
+                [(one.request_id, one.key) for one in each], each[0].thought, each[0].types,
             )
             for each in admitted
         ]  # fmt: skip
         params = copy.copy(shared.params)
         params.structured_outputs = None  # the grammar says it
         return cls(
-            worker, params, shared.stop_ids, shared.bad_words_ids, shared.priority, shared.grammar, shared.marks, asked
-        )
+            worker, params, shared.stop_ids, shared.bad_words_ids, shared.priority, shared.grammar, shared.marks, asked,
+            shared.pooling, shared.rows,
+        )  # fmt: skip
 
     def requests(self) -> list[Admitted]:
         """As they were admitted."""
@@ -79,7 +84,7 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
             Admitted(
                 request_id, each.prompt_ids, self.params, key, each.max_tokens, self.stop_ids, self.bad_words_ids,
                 each.salt, self.priority, each.arrival, index == 0, each.embeds, self.grammar,
-                self.marks, each.thought,
+                self.marks, each.thought, self.pooling, self.rows, each.types,
             )
             for each in self.asked
             for index, (request_id, key) in enumerate(each.completions)

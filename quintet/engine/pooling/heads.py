@@ -1,0 +1,190 @@
+"""What stands behind the trunk: small products on the host, in float32, by the names that checkpoints have for them."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from quintet.engine.json_object import read_object
+from quintet.engine.loader import tensors_of
+from quintet.engine.weight_files import Weights, listed
+from quintet.layers.decoder import Family
+from quintet.weights import OnFile
+
+Numbers = np.ndarray[Any, np.dtype[np.float32]]
+# patterns of tensors that heads are made of: a trunk has no place for them
+TENSORS = (
+    r"(.*\.)?pooler\..*",
+    r"(cls|lm_head|generator_predictions|discriminator_predictions|vocab_(transform|layer_norm|projector))\..*",
+    r"((model|transformer)\.)?(pre_classifier|classifier|score|v_head|value_head|rank_head)\..*",
+    r"(head|decoder|linear|dense|qa_outputs|predictions)\..*",
+)
+ACTIVATIONS = ("tanh", "relu", "gelu", "silu", "sigmoid", "identity")
+
+
+def _erf(x: Numbers) -> Numbers:
+    out: Numbers = torch.erf(torch.from_numpy(x)).numpy()
+    return out
+
+
+def _sigmoid(x: Numbers) -> Numbers:
+    out: Numbers = torch.sigmoid(torch.from_numpy(x)).numpy()
+    return out
+
+
+_COMPUTED: Mapping[str, Callable[[Numbers], Numbers]] = {
+    "tanh": np.tanh,
+    "relu": lambda x: np.maximum(x, 0),
+    "gelu": lambda x: x * np.float32(0.5) * (1 + _erf(x * np.float32(2**-0.5))),
+    "silu": lambda x: x * _sigmoid(x),
+    "sigmoid": _sigmoid,
+    "identity": lambda x: x,
+}
+
+
+class Scale(NamedTuple):
+    """A layer norm."""
+
+    weight: Numbers
+    bias: Numbers | None
+    eps: float
+
+    def __call__(self, x: Numbers) -> Numbers:
+        centered = x - x.mean(-1, keepdims=True, dtype=np.float32)
+        variance = np.square(centered).mean(-1, keepdims=True, dtype=np.float32)
+        normed = centered / np.sqrt(variance + np.float32(self.eps)) * self.weight
+        return normed if self.bias is None else normed + self.bias
+
+
+@dataclass(frozen=True)
+class Product:
+    """x [n, inputs] -> activation(x @ weight.T + bias), normed: [n, outputs]."""
+
+    weight: Numbers  # [outputs, inputs]
+    bias: Numbers | None = None
+    activation: str = "identity"
+    norm: Scale | None = None
+
+    def __call__(self, x: Numbers) -> Numbers:
+        # row by row: a product of many rows has other bits than one of each
+        out = np.stack([self.weight @ row for row in x]) if len(x) else np.zeros((0, len(self.weight)), np.float32)
+        out = _COMPUTED[self.activation](out if self.bias is None else out + self.bias).astype(np.float32)
+        return out if self.norm is None else self.norm(out)
+
+
+Head = tuple[Product, ...]
+
+
+class Part(NamedTuple):
+    """Where one product of a head lies: the end of its tensors' names, and what follows it."""
+
+    name: str
+    activation: str = "identity"
+    norm: str = ""  # the end of the names of a layer norm's tensors
+
+
+def raw_tensors(weights: Weights) -> Mapping[str, OnFile]:
+    """Every tensor by the name that the file has for it."""
+    return tensors_of(weights, Family)
+
+
+def classifier(tensors: Mapping[str, OnFile], hf_config: Any, of_tokens: bool) -> Head:
+    """What makes classes, scores or rewards of a hidden state. ValueError where the files hold no such thing."""
+    for parts in _known(hf_config, of_tokens):
+        found = [_find(tensors, part.name) for part in parts]
+        if all(found):
+            return tuple(
+                _product(tensors, prefix, part, _eps(hf_config)) for prefix, part in zip(found, parts, strict=True)
+            )
+    near = [name for name in tensors if "." in name and name.split(".")[-2] not in ("dense",)][-3:]
+    raise ValueError(
+        f"the files hold no classifier that is known here (of their tensors the last are {', '.join(near)}); choose "
+        "another convert, or a model with a classification head"
+    )
+
+
+def _known(config: Any, of_tokens: bool) -> Iterable[Sequence[Part]]:
+    """Heads, in the order in which they are looked for."""
+    act = str(getattr(config, "classifier_activation", None) or "gelu")
+    act = act if act in ACTIVATIONS else "gelu"
+    between = "gelu" if getattr(config, "model_type", "") == "electra" else "tanh"
+    yield Part("classifier.dense", between), Part("classifier.out_proj")
+    yield Part("pre_classifier", "relu"), Part("classifier")
+    yield Part("head.dense", act, "head.norm"), Part("classifier")
+    if not of_tokens:
+        yield Part("pooler.dense", "tanh"), Part("classifier")
+        yield Part("pooler", "tanh"), Part("classifier")
+    yield (Part("classifier"),)
+    yield Part("score.0", "relu"), Part("score.2")
+    yield (Part("score"),)
+    yield (Part("v_head"),)
+    yield (Part("value_head.summary"),)
+
+
+def _eps(config: Any) -> float:
+    return float(getattr(config, "norm_eps", None) or getattr(config, "layer_norm_eps", None) or 1e-5)
+
+
+def _find(tensors: Mapping[str, OnFile], end: str) -> str:
+    """The name of a product, whose weight is there; "": none."""
+    return next(
+        (n.removesuffix(".weight") for n in tensors if n == f"{end}.weight" or n.endswith(f".{end}.weight")), ""
+    )
+
+
+def _product(tensors: Mapping[str, OnFile], name: str, part: Part, eps: float) -> Product:
+    norm = None
+    if part.norm and (scale := _find(tensors, part.norm)):
+        norm = Scale(read(tensors, f"{scale}.weight"), maybe(tensors, f"{scale}.bias"), eps)
+    weight = read(tensors, f"{name}.weight")
+    if weight.ndim != 2:
+        raise ValueError(f"{name}.weight has the shape {weight.shape}, and a head's is [outputs, inputs]")
+    return Product(weight, maybe(tensors, f"{name}.bias"), part.activation, norm)
+
+
+def maybe(tensors: Mapping[str, OnFile], name: str) -> Numbers | None:
+    """As read(); None where there is no such tensor."""
+    return read(tensors, name) if name in tensors else None
+
+
+def read(tensors: Mapping[str, OnFile], name: str, rows: Sequence[int] | None = None) -> Numbers:
+    """A tensor in float32, or some of its rows. ValueError where it is not there, or is no floats."""
+    entry = tensors.get(name)
+    if entry is None or entry.read is None:
+        raise ValueError(f"the files lack {name}; fetch the model anew")
+    tensor = entry.read()
+    if not tensor.is_floating_point():
+        raise ValueError(f"{name} is kept in {tensor.dtype}, and heads are floats; use the model's original")
+    out: Numbers = (tensor if rows is None else tensor[list(rows)]).float().numpy()
+    return out
+
+
+def dense(folder: Path) -> Product:
+    """A Dense module of Sentence Transformers, of its folder."""
+    said = read_object(folder / "config.json")
+    activation = str(said.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2].lower()
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"{folder}: activation_function is {activation!r}; {', '.join(ACTIVATIONS)} are computed here")
+    files = Weights(folder, "safetensors" if any(folder.glob("*.safetensors")) else "pt")
+    tensors = raw_tensors(files)
+    name = _find(tensors, "linear")
+    if not name:
+        raise ValueError(f"{folder} holds {listed(sorted(tensors))}, and no linear.weight; fetch the model anew")
+    return Product(read(tensors, f"{name}.weight"), maybe(tensors, f"{name}.bias"), activation)
+
+
+def between_tokens(table: Numbers, wanted: Sequence[int], method: str) -> Head:
+    """Classes out of a head over the vocabulary: the logits of these tokens, or of the second over the first.
+
+    `table` [tokens, hidden]: the rows of the head for `wanted`, in that order.
+    """
+    if method == "from_2_way_softmax":
+        if len(wanted) != 2:
+            raise ValueError(
+                f"method='from_2_way_softmax' weighs two tokens, and classifier_from_token names {len(wanted)}"
+            )
+        return (Product(table[1:2] - table[0:1]),)
+    return (Product(table),)

@@ -1,0 +1,122 @@
+"""Settles that a model is run for numbers, and makes what turns its hidden states into them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from quintet.config import EngineConfig
+from quintet.engine.json_object import read_object
+from quintet.engine.pooling import heads
+from quintet.engine.pooling.admission import PoolingBounds
+from quintet.engine.pooling.heads import Head
+from quintet.engine.pooling.plan import Pooling, plan_pooling, wants_numbers
+from quintet.engine.pooling.pooler import Pooler
+from quintet.engine.weight_files import Weights
+from quintet.layers.decoder import Family
+
+_NAMED = ("tokenizer.json",)
+# what checkpoints of cross-encoders call the function behind their score -> whether it is none
+_FUNCTIONS = ("sbert_ce_default_activation_function", "activation_fn")
+
+
+def decided(config: EngineConfig, whole: Any, folder: Path, family: type[Family]) -> Pooling | None:
+    """How the model's hidden states become numbers; None: it generates text. ValueError says what cannot be."""
+    if not wants_numbers(config, vars(whole), folder):
+        if family.encodes:
+            raise ValueError(
+                f"{whole.model_type} gives hidden states and no logits, so it generates nothing; leave out "
+                "runner='generate', or choose a decoder model"
+            )
+        return None
+    hf_config = whole.get_text_config()
+    hf_config.architectures = getattr(hf_config, "architectures", None) or getattr(whole, "architectures", None)
+    return plan_pooling(config, hf_config, folder, family.encodes)
+
+
+def settled_for(config: EngineConfig, pooling: Pooling) -> tuple[EngineConfig, list[str]]:
+    """What follows for requests, and why."""
+    shown = pooling.sequence if pooling.tasks[0] in ("embed", "classify", "score") else pooling.token
+    reasons = [f"runner pooling: {', '.join(pooling.tasks)}, by {shown}"]
+    if config.speculative_config is not None:
+        raise ValueError("speculative_config guesses tokens of text, and this model gives numbers; leave it out")
+    if config.enable_prompt_embeds:
+        raise ValueError("enable_prompt_embeds: texts that become numbers are tokens; leave it out")
+    changes: dict[str, Any] = {"runner": "pooling"}
+    if not pooling.causal:
+        reasons.append("each text in one step, nothing cached: its tokens see those after them")
+        changes |= {"enable_chunked_prefill": False, "enable_prefix_caching": False}
+    elif pooling.sequence != "LAST":
+        changes |= {"enable_prefix_caching": False}  # the hidden states of all tokens are wanted
+    return config.replace(**changes), reasons
+
+
+def bounds_of(pooling: Pooling, hf_config: Any, max_model_len: int) -> PoolingBounds:
+    """What requests may ask for."""
+    sentence = pooling.sentence
+    last = read_object(sentence.dense[-1] / "config.json").get("out_features") if sentence.dense else None
+    return PoolingBounds(
+        tasks=pooling.tasks,
+        max_model_len=max_model_len,
+        width=last if isinstance(last, int) else hf_config.hidden_size,
+        sequence=pooling.sequence,
+        matryoshka=pooling.matryoshka,
+        chunked=pooling.chunked,
+        max_embed_len=pooling.max_embed_len,
+        prompts=dict(sentence.prompts),
+        default_prompt=sentence.default_prompt,
+        lower=sentence.lower,
+    )
+
+
+def make_pooler(pooling: Pooling, files: Weights | None, hf_config: Any, folder: Path) -> Pooler:
+    """With the heads that the checkpoint has; random weights have none. ValueError where one is lacking."""
+    if pooling.convert == "embed":
+        head = tuple(heads.dense(each) for each in pooling.sentence.dense)
+        return Pooler(pooling, {"token_embed" if pooling.sentence.tokens else "embed": head} if head else {})
+    labels = int(getattr(hf_config, "num_labels", 1) or 1)
+    tasks = pooling.tasks
+    if files is None:
+        return Pooler(pooling, {}, softmax=labels > 1)
+    tensors = heads.raw_tensors(files)
+    named = getattr(hf_config, "classifier_from_token", None)
+    if named:
+        head = _between(tensors, hf_config, folder, named)
+        return Pooler(pooling, dict.fromkeys(tasks, head), softmax=len(head[-1].weight) > 1, regression=False)
+    of_tokens = "score" not in tasks and "classify" not in tasks
+    head = heads.classifier(tensors, hf_config, of_tokens)
+    return Pooler(pooling, dict.fromkeys(tasks, head), **_after(pooling, hf_config, len(head[-1].weight)))
+
+
+def _after(pooling: Pooling, hf_config: Any, outputs: int) -> dict[str, bool]:
+    """What becomes of the logits."""
+    problem = getattr(hf_config, "problem_type", None)
+    beside = getattr(hf_config, "sentence_transformers", None) or {}
+    said = getattr(hf_config, _FUNCTIONS[0], None) or (
+        beside.get("activation_fn") if isinstance(beside, dict) else None
+    )
+    identity = isinstance(said, str) and said.endswith("Identity")
+    plain = problem == "regression" or identity or (pooling.convert == "reward" and outputs == 1)
+    softmax = outputs > 1 and problem != "multi_label_classification"
+    return {"softmax": softmax, "regression": plain}
+
+
+def _between(tensors: Any, hf_config: Any, folder: Path, named: Any) -> Head:
+    """A head out of the rows that the vocabulary's head has for these tokens."""
+    if not isinstance(named, list) or not all(isinstance(each, str) for each in named) or not 1 <= len(named) <= 16:
+        raise ValueError("classifier_from_token: a list of one to 16 tokens, by their text")
+    method = getattr(hf_config, "method", None) or "no_post_processing"
+    if method not in ("no_post_processing", "from_2_way_softmax"):
+        raise ValueError(f"method={method!r}: 'no_post_processing' and 'from_2_way_softmax' are known")
+    original = bool(getattr(hf_config, "is_original_qwen3_reranker", False))
+    vocabulary = json.loads((folder / _NAMED[0]).read_text(encoding="utf-8"))["model"]["vocab"]
+    ids = [vocabulary.get(each, vocabulary.get(f"▁{each}")) for each in named]
+    if None in ids:
+        raise ValueError(
+            f"classifier_from_token: {named[ids.index(None)]!r} is no token of this model; give one that is"
+        )
+    names = ("lm_head.weight", "model.embed_tokens.weight", "embed_tokens.weight", "model.model.embed_tokens.weight")
+    name = next((each for each in names if each in tensors), None)
+    if name is None:
+        raise ValueError("classifier_from_token: the files hold neither lm_head.weight nor embed_tokens.weight")
+    table = heads.read(tensors, name, ids)
+    return heads.between_tokens(table, ids, "from_2_way_softmax" if original else method)

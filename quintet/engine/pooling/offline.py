@@ -1,0 +1,168 @@
+"""The calls of LLM that give numbers: encode, embed, classify, reward."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tqdm import tqdm
+
+from quintet.engine.client import Client
+from quintet.engine.pooling.admission import PoolingBounds
+from quintet.engine.prompts import PromptType
+from quintet.engine.shared import Shared
+from quintet.outputs import RequestOutput
+from quintet.pooling_outputs import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    answered,
+)
+from quintet.pooling_params import PoolingParams
+from quintet.settings.lacking import without_lacking
+
+Prompts = PromptType | Sequence[PromptType]
+Params = PoolingParams | Sequence[PoolingParams] | None
+
+
+class Encoding:
+    """What an LLM offers that runs a model for numbers. Each call takes one prompt or a list, and answers in its order.
+
+    If any prompt or parameter is wrong, ValueError says which, and nothing is run. A text that fails later raises
+    Unanswered: its numbers are not there.
+    """
+
+    _client: Client
+    _shared: Shared
+
+    @without_lacking
+    def encode(
+        self,
+        prompts: Prompts,
+        pooling_params: Params = None,
+        *,
+        pooling_task: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """The numbers of each text for any task; the model's first one if none is said."""
+        params = self._pooling(prompts, pooling_params, pooling_task, truncate_prompt_tokens)
+        return [answered(each, PoolingOutput) for each in self._encode(prompts, params, use_tqdm, priority)]
+
+    @without_lacking
+    def embed(
+        self,
+        prompts: Prompts,
+        *,
+        pooling_params: Params = None,
+        truncate_prompt_tokens: int | None = None,
+        prompt_name: str | None = None,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """A vector of each text. `prompt_name`: of the model's prompts (config_sentence_transformers.json), which is
+        put before each; its default if none is named, "" for none."""
+        params = self._pooling(prompts, pooling_params, "embed", truncate_prompt_tokens)
+        named = _prompted(prompts, self._bounds, prompt_name)
+        return [answered(each, EmbeddingOutput) for each in self._encode(named, params, use_tqdm)]
+
+    @without_lacking
+    def classify(
+        self,
+        prompts: Prompts,
+        *,
+        pooling_params: Params = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[ClassificationRequestOutput]:
+        """How likely each class of the model is for each text."""
+        params = self._pooling(prompts, pooling_params, "classify", truncate_prompt_tokens)
+        return [answered(each, ClassificationOutput) for each in self._encode(prompts, params, use_tqdm)]
+
+    @without_lacking
+    def reward(
+        self,
+        prompts: Prompts,
+        *,
+        pooling_params: Params = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """What a reward model makes of each token of each text: [tokens, numbers]."""
+        params = self._pooling(prompts, pooling_params, "reward", truncate_prompt_tokens)
+        return [answered(each, PoolingOutput) for each in self._encode(prompts, params, use_tqdm)]
+
+    @property
+    def _bounds(self) -> PoolingBounds:
+        return self._client.admission.pooling_bounds
+
+    def _pooling(self, prompts: Prompts, params: Params, task: str | None, keep: int | None) -> list[PoolingParams]:
+        """Settled, one for each prompt."""
+        bounds, count = self._bounds, _count(prompts)
+        given = [params] * count if isinstance(params, PoolingParams) or params is None else list(params)
+        if len(given) != count:
+            raise ValueError(f"pooling_params has {len(given)} entries for {count} prompts; give one, or one for each")
+        settled: dict[int, PoolingParams] = {}
+        for each in given:
+            if id(each) not in settled:
+                if each is not None and not isinstance(each, PoolingParams):
+                    raise ValueError(f"pooling_params is a PoolingParams or a list of them, not {type(each).__name__}")
+                own = bounds.params(each, task)
+                if keep is not None:
+                    own.truncate_prompt_tokens = keep
+                    own = bounds.params(own)
+                settled[id(each)] = own
+        return [settled[id(each)] for each in given]
+
+    def _encode(
+        self, prompts: Prompts, params: Sequence[PoolingParams], use_tqdm: bool, priority: Sequence[int] | None = None
+    ) -> list[RequestOutput]:
+        parsed = self._client.parse(prompts)
+        ranks = [0] * len(parsed) if priority is None else list(priority)
+        if len(ranks) != len(parsed):
+            raise ValueError(f"priority has {len(ranks)} entries for {len(parsed)} prompts; give one for each")
+        ids = [self._client.next_id() for _ in parsed]
+        open_ids, finished = set(ids), dict[str, RequestOutput]()
+
+        def add() -> None:
+            for request in zip(ids, parsed, params, ranks, strict=True):
+                self._client.add(*request)
+
+        try:
+            self._shared.call(add)
+            with tqdm(total=len(ids), desc="Encoding", unit="text", disable=not use_tqdm, dynamic_ncols=True) as bar:
+                while open_ids:
+                    for output in self._shared.receive(open_ids):
+                        open_ids.remove(output.request_id)
+                        finished[output.request_id] = output
+                        bar.update()
+        finally:
+            self._shared.abort(open_ids)  # refused or interrupted: nobody waits for them any more
+        return [finished[request_id] for request_id in ids]
+
+
+def _count(prompts: Any) -> int:
+    several = isinstance(prompts, (list, tuple)) and not (prompts and isinstance(prompts[0], int))
+    return len(prompts) if several else 1
+
+
+def _prompted(prompts: Any, bounds: PoolingBounds, name: str | None) -> Any:
+    """Texts with the model's prompt before them; token ids stay as they are."""
+    name = bounds.default_prompt if name is None else name
+    if not name and not bounds.lower:
+        return prompts
+    if name and name not in bounds.prompts:
+        known = ", ".join(bounds.prompts) or "none"
+        raise ValueError(f"prompt_name {name!r} is not among the model's prompts: {known}")
+    before = bounds.prompts.get(name or "", "")
+
+    def prompted(prompt: Any) -> Any:
+        if isinstance(prompt, str):
+            return before + (prompt.lower() if bounds.lower else prompt)
+        if isinstance(prompt, Mapping) and isinstance(prompt.get("prompt"), str):
+            return {**prompt, "prompt": prompted(prompt["prompt"])}
+        return prompt
+
+    several = isinstance(prompts, (list, tuple))
+    return [prompted(each) for each in prompts] if several else prompted(prompts)

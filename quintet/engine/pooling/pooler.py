@@ -1,0 +1,91 @@
+"""From the hidden states of one text to its numbers: which rows count, heads, dimensions, activation or length 1."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from quintet.engine.pooling.heads import Head, Numbers
+from quintet.engine.pooling.plan import Pooling
+from quintet.pooling_params import PoolingParams
+
+NOT_FINITE = "the model gave no finite numbers for this text; its weights or dtype may be at fault"
+
+
+@dataclass
+class Gathered:
+    """What steps have given of one text so far."""
+
+    count: int = 0  # tokens whose rows have come
+    total: "np.ndarray[tuple[int], np.dtype[np.float64]] | None" = None  # of a mean
+    rows: list[Numbers] = field(default_factory=list)  # where each counts, or one does
+
+    def take(self, rows: Numbers, first: int, kind: str) -> None:
+        """Rows [n, H] of the tokens from `first` on. With the first token a text begins, perhaps anew (it was
+        preempted); where one token counts, its latest row does."""
+        if first == 0 or kind in ("CLS", "LAST"):
+            self.count, self.total, self.rows = 0, None, []
+        self.count += len(rows)
+        if kind != "MEAN":
+            self.rows.append(rows)
+            return
+        # doubles hold sums of floats exactly, or nearly so: whichever steps they come in, the mean has the same bits
+        added = rows.sum(0, dtype=np.float64)
+        self.total = added if self.total is None else self.total + added
+
+
+@dataclass(frozen=True)
+class Pooler:
+    """One model's: its plan, and the heads of each task."""
+
+    pooling: Pooling
+    heads: Mapping[str, Head]  # by task; none: hidden states as they are
+    softmax: bool = False  # what becomes of classes; False: each a sigmoid
+    regression: bool = False  # nothing does
+
+    def kind(self, params: PoolingParams) -> str:
+        """The way of pooling that a request asks for."""
+        return self.pooling.token if params.of_tokens else self.pooling.sequence
+
+    def finish(self, gathered: Gathered, params: PoolingParams, token_ids: Sequence[int]) -> Numbers:
+        """[n] of a text, or [tokens, n] of each; ValueError where they are not finite."""
+        kind, pooling = self.kind(params), self.pooling
+        if kind == "MEAN":
+            assert gathered.total is not None
+            x = (gathered.total / gathered.count).astype(np.float32)[None]
+        else:
+            x = gathered.rows[0] if len(gathered.rows) == 1 else np.concatenate(gathered.rows)
+        tag = pooling.step_tag_id if params.step_tag_id is None else params.step_tag_id
+        if params.of_tokens and tag is not None:
+            x = x[np.asarray(token_ids) == tag]
+        for product in self.heads.get(params.task or "", ()):
+            x = product(x)
+        columns = params.returned_token_ids or pooling.returned_token_ids
+        if columns and params.of_tokens:
+            x = x[:, list(columns)]
+        if not np.isfinite(x).all():
+            raise ValueError(NOT_FINITE)
+        x = self._embedding(x, params) if params.task in ("embed", "token_embed") else self._classes(x, params)
+        return np.ascontiguousarray(x if params.of_tokens else x[0], np.float32)
+
+    def _embedding(self, x: Numbers, params: PoolingParams) -> Numbers:
+        dimensions = params.dimensions or self.pooling.dimensions
+        x = x[:, :dimensions]
+        asked = params.use_activation if params.normalize is None else params.normalize
+        if self.pooling.normalize if asked is None else asked:
+            lengths = np.sqrt(np.square(x, dtype=np.float64).sum(-1, keepdims=True))
+            x = (x / np.maximum(lengths, 1e-12)).astype(np.float32)
+        return x
+
+    def _classes(self, x: Numbers, params: PoolingParams) -> Numbers:
+        if self.pooling.logit_bias is not None:
+            x = x - np.float32(self.pooling.logit_bias)
+        wanted = self.pooling.activate if params.use_activation is None else params.use_activation
+        if self.regression if wanted is None else not wanted:
+            return x
+        wide = x.astype(np.float64)
+        if not self.softmax:
+            with np.errstate(over="ignore"):
+                return (1 / (1 + np.exp(-wide))).astype(np.float32)
+        powers = np.exp(wide - wide.max(-1, keepdims=True))
+        return (powers / powers.sum(-1, keepdims=True)).astype(np.float32)

@@ -1,0 +1,85 @@
+"""Runs a planned step on the workers, and brings the hidden states that it gave to the host, text by text."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from quintet.engine.batch import BatchBuilder
+from quintet.engine.pooling.heads import Numbers
+from quintet.engine.pooling.pooler import Gathered, Pooler
+from quintet.engine.request import Request
+from quintet.engine.rows import Rows
+from quintet.engine.runner import Forward, Ranks, StepResult, Steps
+from quintet.engine.scheduler import Plan
+from quintet.engine.spans import Spans
+from quintet.types import Variant
+
+
+class PoolingRunner(Steps):
+    """Between the scheduler's plan and the numbers of its texts. What is behind the trunk is computed on the host."""
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        batches: BatchBuilder,
+        pooler: Pooler,
+        fixed: Sequence[Variant] = (),
+        spans: Spans | None = None,
+    ) -> None:
+        """`fixed`: the sizes of all steps, where shapes are fixed."""
+        super().__init__(ranks, batches, fixed, spans)
+        self.pooler = pooler
+
+    carries = True  # no step waits for what the one before it gave
+
+    @torch.inference_mode()
+    def warm_up(self, progress: bool) -> None:
+        """Runs an empty step of each size, to compile them now."""
+        shown = progress and bool(self._fixed)
+        for variant in tqdm(self._fixed, desc="Warming up", unit="size", disable=not shown, leave=False):
+            self._device.to_host(self._hidden(self._ranks.run(variant.batch)))()
+
+    def forward(self, plan: Plan) -> Forward:
+        """Starts the model."""
+        host, rows = self._built(plan)
+        given = self._hidden(self._ranks.run(host))
+        if self.spans.events is not None:
+            self.spans.lap("start", plan)
+        return Forward(rows, given)
+
+    def draw(self, forward: Forward) -> Callable[[], StepResult]:
+        """Starts the copy of what comes out; calling the result waits for it."""
+        rows, copied = forward.rows, self._device.to_host(forward.given)
+
+        def wait() -> StepResult:
+            return StepResult(Rows([]), [], None, {}, forward.failed, self._pooled(rows, copied()))
+
+        return wait
+
+    def _pooled(self, rows: Rows, given: Tensor) -> dict[Request, Numbers | str]:
+        """The numbers of each text that is whole now, or why there are none."""
+        hidden: Numbers = given.float().numpy()
+        found: dict[Request, Numbers | str] = {}
+        at = 0
+        for request, first, count, last in rows.pool:
+            params = request.admitted.pooling
+            assert params is not None, "a request of another runner"
+            gathered = request.gathered = request.gathered or Gathered()
+            if count:
+                gathered.take(hidden[at : at + count], first, self.pooler.kind(params))
+            at += count
+            if last:
+                request.gathered = None
+                try:
+                    found[request] = self.pooler.finish(gathered, params, request.token_ids)
+                except ValueError as error:
+                    found[request] = str(error)
+        return found
+
+    @staticmethod
+    def _hidden(outputs: object) -> Tensor:
+        hidden: Tensor | None = getattr(outputs, "hidden", None)
+        assert hidden is not None, "a model that gives no hidden states has no numbers"
+        return hidden

@@ -1,0 +1,65 @@
+"""What a caller may ask of a model that answers with numbers: vLLM's names, each value checked when it is given."""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+from quintet import parameter_values as values
+from quintet.sampling_params import Checked, ParameterError, param
+from quintet.settings.describe import documented
+
+# What is asked of a text: one vector, one row of classes or one score for all of it, or one for each of its tokens.
+OF_TEXTS = ("embed", "classify", "score")
+OF_TOKENS = ("token_embed", "token_classify", "reward")
+TASKS = (*OF_TEXTS, *OF_TOKENS)
+MAX_RETURNED = 4096  # ids that may be named
+
+
+def _task(value: Any) -> str:
+    named = {"encode": "token_embed", "embedding": "embed"}.get(value, value) if isinstance(value, str) else value
+    if named not in TASKS:
+        raise ValueError(f"must be one of {', '.join(TASKS)}, not {values.show(value)}")
+    return str(named)
+
+
+@documented
+@dataclass(slots=True)
+class PoolingParams(Checked):
+    """How the numbers of one text are made; vLLM's names. None: as the model's files or pooler_config say."""
+
+    _called = "pooling parameter"
+
+    task: str | None = param(None, values.optional(_task), f"what is asked: {', '.join(TASKS)}")
+    dimensions: int | None = param(
+        None, values.optional(values.positive), "numbers of an embedding: its first ones, where the model was made so"
+    )
+    normalize: bool | None = param(None, values.optional(values.flag), "embeddings of length 1")
+    use_activation: bool | None = param(
+        None, values.optional(values.flag), "classes as probabilities, and not as logits; of embeddings: normalize"
+    )
+    truncate_prompt_tokens: int | None = param(
+        None,
+        values.optional(values.integer(-1, values.INT32)),
+        "keep this many first tokens of a text, special ones included; -1: what the model takes",
+    )
+    step_tag_id: int | None = param(
+        None, values.optional(values.token_id), "of each token's numbers, give those at this token alone"
+    )
+    returned_token_ids: list[int] | None = param(
+        None, values.optional(values.several(values.token_id, MAX_RETURNED)), "of each row, give these columns alone"
+    )
+    skip_reading_prefix_cache: bool = param(False, values.flag, "compute what others have computed, too")
+
+    def __post_init__(self) -> None:
+        Checked.__post_init__(self)
+        if self.truncate_prompt_tokens == 0:
+            raise ParameterError("truncate_prompt_tokens", "must keep at least 1 token, not 0; None keeps all")
+
+    def clone(self) -> "PoolingParams":
+        """A copy: changing either changes nothing of the other."""
+        return copy.deepcopy(self)
+
+    @property
+    def of_tokens(self) -> bool:
+        """Whether each token has an answer of its own."""
+        return self.task in OF_TOKENS
