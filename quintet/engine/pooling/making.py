@@ -33,10 +33,12 @@ def decided(config: EngineConfig, whole: Any, folder: Path, family: type[Family]
     return plan_pooling(config, hf_config, folder, family.encodes)
 
 
-def settled_for(config: EngineConfig, pooling: Pooling) -> tuple[EngineConfig, list[str]]:
-    """What follows for requests, and why."""
+def settled_for(config: EngineConfig, pooling: Pooling, backend: str, reasons: list[str]) -> EngineConfig:
+    """What follows for requests; why goes to the reasons. `backend`: why transformers' code runs, if it does."""
+    if backend:
+        raise ValueError(f"{backend}, which gives text alone; leave out runner='pooling'")
     shown = pooling.sequence if pooling.tasks[0] in ("embed", "classify", "score") else pooling.token
-    reasons = [f"runner pooling: {', '.join(pooling.tasks)}, by {shown}"]
+    reasons.append(f"runner pooling: {', '.join(pooling.tasks)}, by {shown}")
     if config.speculative_config is not None:
         raise ValueError("speculative_config guesses tokens of text, and this model gives numbers; leave it out")
     if config.enable_prompt_embeds:
@@ -47,7 +49,7 @@ def settled_for(config: EngineConfig, pooling: Pooling) -> tuple[EngineConfig, l
         changes |= {"enable_chunked_prefill": False, "enable_prefix_caching": False}
     elif pooling.sequence != "LAST":
         changes |= {"enable_prefix_caching": False}  # the hidden states of all tokens are wanted
-    return config.replace(**changes), reasons
+    return config.replace(**changes)
 
 
 def bounds_of(pooling: Pooling, hf_config: Any, max_model_len: int) -> PoolingBounds:
