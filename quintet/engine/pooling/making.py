@@ -67,6 +67,7 @@ def bounds_of(pooling: Pooling, hf_config: Any, max_model_len: int) -> PoolingBo
         prompts=dict(sentence.prompts),
         default_prompt=sentence.default_prompt,
         lower=sentence.lower,
+        separated=bool(getattr(hf_config, "use_sep_token", not pooling.causal)),
     )
 
 
@@ -75,10 +76,9 @@ def make_pooler(pooling: Pooling, files: Weights | None, hf_config: Any, folder:
     if pooling.convert == "embed":
         head = tuple(heads.dense(each) for each in pooling.sentence.dense)
         return Pooler(pooling, {"token_embed" if pooling.sentence.tokens else "embed": head} if head else {})
-    labels = int(getattr(hf_config, "num_labels", 1) or 1)
     tasks = pooling.tasks
     if files is None:
-        return Pooler(pooling, {}, softmax=labels > 1)
+        return Pooler(pooling, {}, softmax="score" not in tasks)
     tensors = heads.raw_tensors(files)
     named = getattr(hf_config, "classifier_from_token", None)
     if named:
