@@ -172,6 +172,10 @@ class ServerConfig:
         64 * 2**10, count(1024), "largest request line and headers together", group="limits", metavar="BYTES"
     )
     max_prompts: int = option(256, count(), "prompts in one request to /v1/completions", group="limits")
+    max_inputs: int = option(
+        2048, count(), "texts in one request to /v1/embeddings and other routes that answer with numbers",
+        group="limits",
+    )  # fmt: skip
     max_n: int = option(16, count(), "completions of one prompt (n)", group="limits")
     max_connections: int = option(4096, count(), "open connections; more are refused (503)", group="limits")
     request_timeout: float = option(
