@@ -115,6 +115,10 @@ class ServerConfig:
     enable_tokenizer_info_endpoint: bool = option(
         False, truth, "serve /tokenizer_info: the tokenizer's settings and the chat template", group="server"
     )
+    io_processor_plugin: str | None = option(
+        None, optional(text), "IO processor that makes texts of the data of requests to /pooling, and answers of their "
+        "numbers: the name that its package gives it, or package.module:Class", group="server", metavar="NAME",
+    )  # fmt: skip
     middleware: tuple[str, ...] = option(
         (), several(text), "module.path of an ASGI class, or of an async function (request, call_next), that each "
         "request passes through; the last is met first", group="server", metavar="PATH",

@@ -73,7 +73,7 @@ class PairTemplate:
             refuse_surrogates(text, name)
         if self.lower:
             query, document = query.lower(), document.lower()
-        first, second = self._cut(query, cuts.query), self._cut(document, cuts.document)
+        first, second = self.cut(query, cuts.query), self.cut(document, cuts.document)
         pair = self._joined(first, second) if self.template is not None or not self.separated else None
         pair = pair or self._separated(first, second, cuts.pair)
         if not pair.token_ids:
@@ -103,7 +103,7 @@ class PairTemplate:
         types = np.asarray(whole.type_ids, np.int32)
         return Pair(list(whole.ids), types.tobytes() if types.any() else b"")
 
-    def _cut(self, text: str, most: int | None) -> str:
+    def cut(self, text: str, most: int | None) -> str:
         """The text of its first tokens, where it has more."""
         if most is None:
             return text

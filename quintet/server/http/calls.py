@@ -57,8 +57,8 @@ class Call:
     requests ApiError 500. However the block is left, what still runs is aborted at once. A caller that does not read
     is cut off when MAX_UNREAD is reached.
 
-    Texts that become numbers come in turns: a call has TEXTS of them in the engine at most, or what STEPS steps take, so
-    that a small call waits for so much of a large one and not for all.
+    Texts that become numbers come in turns: a call has TEXTS of them in the engine at most, or what STEPS steps take,
+    so that a small call waits for so much of a large one and not for all.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class Call:
         return sum(len(self.asks[number].prompt.token_ids) for number in self._running)
 
     def _go_on(self) -> None:
-        """Brings the next texts when half of those before have their numbers: many at once cost less than one by one."""
+        """Brings the next texts when half of those before have their numbers: together they cost less."""
         if self._begun == len(self.asks) or 2 * len(self._running) > TEXTS:
             return
         if self._running and 2 * self._tokens() > STEPS * self._service.backend.served.step_tokens:
@@ -241,7 +241,7 @@ class Call:
                 self._running.pop(number, None)
             self._record.take(number, output)
             self._keep(number, output)
-            if output.finished and self._begun < len(self.asks):
+            if output.finished and self._begun < len(self.asks) and output.pooled is not None:
                 self._go_on()
 
         # the process that takes this one's place gives other ids, while the engine may still have these

@@ -1,1 +1,1 @@
-"""The routes of models that answer with numbers: embeddings, classes, scores and rankings; vLLM's, OpenAI's, Cohere's."""
+"""The routes of models that answer with numbers: embeddings, classes, scores, rankings; as vLLM, OpenAI, Cohere."""

@@ -166,8 +166,11 @@ async def _conversations(service: Service, body: InputBody, params: PoolingParam
     texts = Texts(service, params, body.cache_salt, left=sided(body), param="messages")
     several = isinstance(body.messages, list) and body.messages and isinstance(body.messages[0], list)
     given = body.messages if several else [body.messages]
-    if len(given) > service.settings.max_inputs:
-        raise refuse("messages", f"holds {len(given)} conversations, and the server takes {service.settings.max_inputs}")
+    most = service.settings.max_inputs
+    if len(given) > most:
+        raise refuse(
+            "messages", f"holds {len(given)} conversations, and the server takes {most}; send several requests"
+        )
     settings = {"cache_salt": body.cache_salt, "add_special_tokens": bool(body.add_special_tokens)}
     found = [await chat_prompt(service, body, each, body.size, **settings) for each in given]
     return [texts.fit(each.token_ids, texts.name(at, len(found)), each.text) for at, each in enumerate(found)]

@@ -17,6 +17,7 @@ _LACKING: dict[str, Lacking] = {
 }
 _DOCUMENT = {"anyOf": [{"type": "string"}, {"type": "object", "properties": {"text": {"type": "string"}}}]}
 Document = Annotated[Any, WithJsonSchema(_DOCUMENT)]
+_PARTS = {"type": "object", "properties": {"content": {"type": "array"}}}
 Documents = Annotated[Any, WithJsonSchema({"anyOf": [*_DOCUMENT["anyOf"], {"type": "array", "items": _DOCUMENT}]})]
 
 
@@ -35,7 +36,10 @@ class PoolingBody(Body):
     truncate_prompt_tokens: int | None = Field(
         None, ge=-1, description="tokens that are kept of a text, special ones included; -1: what the model takes"
     )
-    truncation_side: str | None = Field(None, description="right keeps the first tokens (as if not given), left the last")
+    truncation_side: str | None = Field(
+        None, description="right keeps the first tokens, as if not given; left the last ones"
+    )
+
     use_activation: bool | None = Field(
         None, description="classes as probabilities, embeddings of length 1; as the model's files say if not given"
     )
@@ -121,12 +125,12 @@ class CohereEmbedRequest(Body):
 
     model: str | None = Field(None, description="the model's name; none is the one that is served")
     texts: list[str] | None = Field(None, fail_fast=True, description="what becomes embeddings")
-    inputs: Annotated[
-        Any, WithJsonSchema({"type": "array", "items": {"type": "object", "properties": {"content": {"type": "array"}}}})
-    ] = Field(None, description='instead of texts: objects such as {"content": [{"type": "text", "text": ...}]}')
+    inputs: Annotated[Any, WithJsonSchema({"type": "array", "items": _PARTS})] = Field(
+        None, description='instead of texts: objects such as {"content": [{"type": "text", "text": ...}]}'
+    )
     input_type: str | None = Field(
-        None, description="search_query, search_document, or another name of a prompt of the model, which is put before "
-        "each text",
+        None, description="search_query, search_document, or another name of a prompt of the model, which is put "
+        "before each text",
     )  # fmt: skip
     embedding_types: list[str] | None = Field(
         None, fail_fast=True, description=f"some of {', '.join(COHERE_TYPES)}; float if not given"
