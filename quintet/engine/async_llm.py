@@ -17,6 +17,8 @@ from quintet.engine.profiler import Trace
 from quintet.engine.prompts import Prompt, PromptType
 from quintet.engine.talks import Talks
 from quintet.outputs import RequestOutput
+from quintet.pooling_outputs import PoolingOutput, PoolingRequestOutput, answered
+from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import RequestOutputKind, SamplingParams
 from quintet.settings.describe import takes
 from quintet.settings.lacking import no_attribute, without_lacking
@@ -117,6 +119,24 @@ class AsyncLLM(AsyncLLMArguments, Opened):
             async for output in outputs:
                 yield hearing.take(output, delta)
 
+    @without_lacking
+    async def encode(
+        self,
+        prompt: PromptType,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
+        """The numbers of one text: yields once. Leaving the loop ends the request; Unanswered if it has no numbers."""
+        parsed = self._client.parse(prompt)
+        if len(parsed) != 1:
+            raise ValueError(f"encode() takes one text, not {len(parsed)}; call it once for each")
+        params = self._client.admission.pooling_bounds.params(pooling_params)
+        async with aclosing(self._follow(parsed[0], params, request_id, priority)) as outputs:
+            async for output in outputs:
+                yield answered(output, PoolingOutput)
+
     async def abort(self, request_id: str) -> None:
         """Ends a request; whoever follows it gets its last output."""
         with suppress(Stopped):  # then it has ended
@@ -169,11 +189,12 @@ class AsyncLLM(AsyncLLMArguments, Opened):
             raise no_attribute("AsyncLLM", name, dir(AsyncLLM))
 
     async def _follow(
-        self, prompt: Prompt, params: SamplingParams | None, request_id: str | None, priority: int
+        self, prompt: Prompt, params: SamplingParams | PoolingParams | None, request_id: str | None, priority: int
     ) -> AsyncGenerator[RequestOutput, None]:
         request_id = self._client.next_id() if request_id is None else request_id
         params = self.get_default_sampling_params() if params is None else params.clone()  # the caller may change it
-        await asyncio.to_thread(self._client.compile_grammar, params)  # the engine's thread steps on
+        if isinstance(params, SamplingParams):
+            await asyncio.to_thread(self._client.compile_grammar, params)  # the engine's thread steps on
         follower = Follower(asyncio.get_running_loop(), asyncio.Queue())
         finished = False
         try:
@@ -225,7 +246,14 @@ class AsyncLLM(AsyncLLMArguments, Opened):
     def _sleep(self, level: int) -> None:
         self._client.engine.sleep(level)
 
-    def _add(self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int, follower: Follower) -> None:
+    def _add(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | PoolingParams,
+        priority: int,
+        follower: Follower,
+    ) -> None:
         self._client.add(request_id, prompt, params, priority)
         self._followers[request_id] = follower
 

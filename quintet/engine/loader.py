@@ -376,7 +376,7 @@ def _index(folder: Path | Weights, model: Family | type[Family]) -> Iterator[tup
         for name in handle.keys():  # a handle is no mapping
             if not name.isprintable() or len(name) > LONGEST:
                 raise ValueError(f"{file} holds a tensor called {name[:64]!r}, which no model has; fetch it again")
-            own = model.canonical(name)
+            own = model.canonical(weights.named(name))
             several = model.unstacked(own, handle.get_slice(name).get_shape())
             if several:
                 yield from ((each, Entry(handle, name, at)) for each, at in several.items())

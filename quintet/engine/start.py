@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from quintet.config import EngineConfig, read_environment
 from quintet.engine.batch import BatchBuilder
 from quintet.engine.drafts import Lookup
+from quintet.engine.dtypes import dtype_of, kv_dtype_of, name_of
 from quintet.engine.engine import Engine
 from quintet.engine.forms import Target, described, scheme_of, settled_forms
 from quintet.engine.grammar import Grammars
@@ -36,7 +35,7 @@ from quintet.engine.pages import PagePool
 from quintet.engine.pooling.admission import PoolingBounds
 from quintet.engine.pooling.heads import TENSORS
 from quintet.engine.pooling.making import bounds_of, decided, make_pooler, settled_for
-from quintet.engine.pooling.plan import Pooling
+from quintet.engine.pooling.plan import Pooling, wants_numbers
 from quintet.engine.pooling.runner import PoolingRunner
 from quintet.engine.profiler import Profiler
 from quintet.engine.runner import Ranks, Runner, Steps
@@ -138,6 +137,8 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
     if backend and facts.opaque:
         raise ValueError(f"{backend}, which platform {platform.name} does not compile; choose another device or model")
     reasons += [backend] if backend else []
+    if wants_numbers(config, vars(whole), folder):
+        config = config.replace(runner="pooling")
     generation = load_generation_config(place, config.generation_config, config.override_generation_config)
     hf_config = whole.get_text_config()  # of a multimodal wrapper, its text
     weights = _weights(config, folder, facts)
@@ -151,11 +152,8 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
         check_counts(weights, files.family, hf_config)
     pooling = decided(config, whole, folder, family)
     if pooling is not None:
-        if backend:
-            raise ValueError(f"{backend}, which gives text alone; leave out runner='pooling'")
-        config, why = settled_for(config, pooling)
-        reasons += why
-    dtype, kv_dtype = _dtype(config, hf_config, facts, reasons), _kv_dtype(config, facts)
+        config = settled_for(config, pooling, backend, reasons)
+    dtype, kv_dtype = dtype_of(config, hf_config, facts, reasons), kv_dtype_of(config, facts)
     scaling = _kv_scaling(config, facts, files, reasons)
     made_for = None if pooling is None else pooling.sentence.max_length
     length = longest(config, hf_config, family.length(hf_config), made_for)
@@ -294,30 +292,12 @@ def _features(config: EngineConfig, hf_config: Any, sizes: ModelSizes) -> list[s
     """What will run, as the conformance kit names it."""
     asked = {
         "family": hf_config.model_type,
-        "dtype": _name(sizes.dtype),
+        "dtype": name_of(sizes.dtype),
         "scheme": scheme_of(sizes.forms),
-        "kv": _name(sizes.kv_dtype) if sizes.kv_dtype else None,
+        "kv": name_of(sizes.kv_dtype) if sizes.kv_dtype else None,
         "parallel": config.tensor_parallel_size if config.tensor_parallel_size > 1 else None,
     }
     return [f"{group}/{name}" for group, name in asked.items() if name is not None]
-
-
-def _dtype(config: EngineConfig, hf_config: Any, facts: Capabilities, reasons: list[str]) -> torch.dtype:
-    """What was asked for, or what the checkpoint was saved in where the device computes in that."""
-    if config.dtype != "auto":
-        asked: torch.dtype = getattr(torch, config.dtype)
-        if asked not in facts.dtypes:
-            shown = ", ".join(_name(each) for each in facts.dtypes)
-            raise ValueError(
-                f"dtype={config.dtype!r} is not among what this device computes in: {shown}; use one of them"
-            )
-        return asked
-    saved = getattr(hf_config, "dtype", None) or torch.float32
-    saved = getattr(torch, saved) if isinstance(saved, str) else saved
-    dtype = saved if saved in facts.dtypes else facts.dtypes[0]
-    why = "the checkpoint's" if dtype == saved else f"the checkpoint's {_name(saved)} is not computed in here"
-    reasons.append(f"dtype {_name(dtype)}: {why}")
-    return dtype
 
 
 def _weights(config: EngineConfig, path: Path, facts: Capabilities) -> Weights:
@@ -335,12 +315,6 @@ def _weights_cache(config: EngineConfig, facts: Capabilities) -> Where | None:
     if not facts.placing:
         raise ValueError("weights_cache: this device's weights do not lie in the host's memory; leave it out")
     return Where(Path(config.weights_cache).expanduser(), facts.placing)
-
-
-def _kv_dtype(config: EngineConfig, facts: Capabilities) -> torch.dtype | None:
-    """Of the cache; None: the layers'. Which fp8 it is, the device says."""
-    known = {"auto": None, "int8": torch.int8, "fp8": facts.fp8 or torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
-    return known[config.kv_cache_dtype]
 
 
 def _kv_scaling(config: EngineConfig, facts: Capabilities, files: Files | None, reasons: list[str]) -> KVScaling:
@@ -393,7 +367,3 @@ def _op_table(prepared: Prepared) -> str:
     special = [f"{choice.op} -> {choice.provider}" for choice in choices if choice.provider != "reference"]
     rest = sum(choice.provider == "reference" for choice in choices)
     return ", ".join([*special, f"{rest} others -> reference"])
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

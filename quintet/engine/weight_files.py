@@ -5,7 +5,7 @@ import functools
 import os
 import reprlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -29,6 +29,7 @@ PICKLED = ("*.bin", "*.pt", "*.pth")
 CONSOLIDATED = "consolidated*.safetensors"  # Mistral's
 PICKLES = ("pt", "npcache")  # formats that read them
 BESIDE = ("training_args.*", "optimizer.*", "scheduler.*", "scaler.*", "rng_state*", "random_states*")  # of a training
+TRUNK = ("layers.", "embed_tokens.", "norm.", "rotary_emb.")  # beginnings of a decoder's tensors, saved by itself
 AT_A_TIME = 2**24  # bytes that are read ahead
 
 
@@ -40,6 +41,11 @@ class Weights:
     load_format: str = "safetensors"
     strategy: str | None = None  # of safetensors: lazy, eager or prefetch
     options: Mapping[str, Any] = field(default_factory=dict)  # of what reads the format
+    trunk: str = ""  # put before the names of a trunk that was saved without the model around it
+
+    def named(self, name: str) -> str:
+        """The name that a tensor has within its model."""
+        return self.trunk + name if self.trunk and name.startswith(TRUNK) else name
 
     def __str__(self) -> str:
         return str(self.folder)
@@ -106,6 +112,15 @@ class Held:
 
 def weights_of(config: EngineConfig, path: Path) -> Weights:
     """A model's, as the settings have it read; what torch.save wrote only where there is nothing else."""
+    weights = _weights_of(config, path)
+    if config.runner != "pooling" or path.is_file() or weights.load_format not in ("safetensors", "pt"):
+        return weights
+    names = [name for _, handle in weights.opened() for name in handle.keys()]
+    bare = any(name.startswith("layers.") for name in names) and not any(name.startswith("model.") for name in names)
+    return replace(weights, trunk="model.") if bare and "embed_tokens.weight" in names else weights
+
+
+def _weights_of(config: EngineConfig, path: Path) -> Weights:
     strategy, options = config.safetensors_load_strategy, config.model_loader_extra_config or {}
     if config.load_format in PICKLES:
         return Weights(path, config.load_format)

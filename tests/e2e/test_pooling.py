@@ -1,14 +1,18 @@
 """Models that answer with numbers, by LLM: beside transformers' own, alone and together, and what is refused."""
 
+import asyncio
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertModel
 
-from quintet import LLM, PoolingParams
+from quintet import LLM, AsyncLLM, PoolingParams
+from quintet.pooling_outputs import Unanswered
 
 TEXTS = [[5, 6, 7], [1] * 40, [9], list(range(2, 60))]
 BERT = {"vocab_size": 101, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -103,6 +107,56 @@ def test_first_numbers_stand_for_all_where_the_model_was_made_so(bert: tuple[Pat
         np.testing.assert_allclose(output.outputs.data, unit(hidden(model, TEXTS[0])[0, :8]), atol=2e-6)
         with pytest.raises(ValueError, match="must be one of 8, 16"):
             llm.embed([[1]], pooling_params=PoolingParams(dimensions=9))
+
+
+async def test_texts_of_coroutines_share_steps_and_have_the_same_bits(bert: tuple[Path, Any]) -> None:
+    folder, _ = bert
+    with opened(folder) as llm:
+        wanted = [each.outputs.data for each in llm.embed(TEXTS, use_tqdm=False)]
+    engine = AsyncLLM(str(folder), device="cpu", skip_tokenizer_init=True)
+
+    async def vector(ids: list[int]) -> np.ndarray:
+        [output] = [each async for each in engine.encode(ids, PoolingParams(task="embed"))]
+        return output.outputs.data
+
+    try:
+        got = await asyncio.gather(*map(vector, TEXTS))
+        assert all(np.array_equal(a, b) for a, b in zip(got, wanted, strict=True))
+        with pytest.raises(ValueError, match="and no text"):
+            await anext(engine.generate([1, 2]))
+    finally:
+        engine.shutdown()
+
+
+def test_a_step_that_fails_is_said_and_the_next_text_is_answered(
+    bert: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(bert[0]) as llm:
+        worker = llm._client.prepared.ranks.workers[0]
+        whole, calls = worker._step, []
+
+        def failing(*given: Any) -> Any:
+            calls.append(given)
+            if len(calls) == 1:
+                raise RuntimeError("a kernel failed")
+            return whole(*given)
+
+        monkeypatch.setattr(worker, "_step", failing)
+        with pytest.raises(Unanswered, match="a kernel failed"):
+            llm.embed(TEXTS, use_tqdm=False)
+        assert llm.embed(TEXTS[:1], use_tqdm=False)[0].outputs.data.shape == (48,)
+
+
+def test_numbers_that_are_not_finite_are_an_error_of_their_text_alone(bert: tuple[Path, Any], tmp_path: Path) -> None:
+    folder, _ = bert
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["embeddings.word_embeddings.weight"][7] = float("nan")
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with opened(tmp_path) as llm:
+        with pytest.raises(Unanswered, match="no finite numbers for this text"):
+            llm.embed([[5, 6], [7]], use_tqdm=False)
+        assert np.isfinite(llm.embed([[5, 6]], use_tqdm=False)[0].outputs.data).all()
 
 
 def test_a_model_that_generates_has_no_vectors_unless_it_is_run_for_them() -> None:

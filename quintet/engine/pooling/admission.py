@@ -31,6 +31,7 @@ class PoolingBounds:
     prompts: dict[str, str] = field(default_factory=dict)  # by name: put before a text
     default_prompt: str | None = None
     lower: bool = False  # texts are brought to lower case first
+    separated: bool = True  # a pair is made by the tokenizer's template of pairs, and not one text behind the other
     plain: SamplingParams = field(default_factory=_none)  # of requests that draw nothing
 
     def ending(self, tokenizer: Tokenizer | None) -> "PoolingBounds":

@@ -33,10 +33,12 @@ def decided(config: EngineConfig, whole: Any, folder: Path, family: type[Family]
     return plan_pooling(config, hf_config, folder, family.encodes)
 
 
-def settled_for(config: EngineConfig, pooling: Pooling) -> tuple[EngineConfig, list[str]]:
-    """What follows for requests, and why."""
+def settled_for(config: EngineConfig, pooling: Pooling, backend: str, reasons: list[str]) -> EngineConfig:
+    """What follows for requests; why goes to the reasons. `backend`: why transformers' code runs, if it does."""
+    if backend:
+        raise ValueError(f"{backend}, which gives text alone; leave out runner='pooling'")
     shown = pooling.sequence if pooling.tasks[0] in ("embed", "classify", "score") else pooling.token
-    reasons = [f"runner pooling: {', '.join(pooling.tasks)}, by {shown}"]
+    reasons.append(f"runner pooling: {', '.join(pooling.tasks)}, by {shown}")
     if config.speculative_config is not None:
         raise ValueError("speculative_config guesses tokens of text, and this model gives numbers; leave it out")
     if config.enable_prompt_embeds:
@@ -47,7 +49,7 @@ def settled_for(config: EngineConfig, pooling: Pooling) -> tuple[EngineConfig, l
         changes |= {"enable_chunked_prefill": False, "enable_prefix_caching": False}
     elif pooling.sequence != "LAST":
         changes |= {"enable_prefix_caching": False}  # the hidden states of all tokens are wanted
-    return config.replace(**changes), reasons
+    return config.replace(**changes)
 
 
 def bounds_of(pooling: Pooling, hf_config: Any, max_model_len: int) -> PoolingBounds:
@@ -65,6 +67,7 @@ def bounds_of(pooling: Pooling, hf_config: Any, max_model_len: int) -> PoolingBo
         prompts=dict(sentence.prompts),
         default_prompt=sentence.default_prompt,
         lower=sentence.lower,
+        separated=bool(getattr(hf_config, "use_sep_token", not pooling.causal)),
     )
 
 
@@ -73,10 +76,9 @@ def make_pooler(pooling: Pooling, files: Weights | None, hf_config: Any, folder:
     if pooling.convert == "embed":
         head = tuple(heads.dense(each) for each in pooling.sentence.dense)
         return Pooler(pooling, {"token_embed" if pooling.sentence.tokens else "embed": head} if head else {})
-    labels = int(getattr(hf_config, "num_labels", 1) or 1)
     tasks = pooling.tasks
     if files is None:
-        return Pooler(pooling, {}, softmax=labels > 1)
+        return Pooler(pooling, {}, softmax="score" not in tasks)
     tensors = heads.raw_tensors(files)
     named = getattr(hf_config, "classifier_from_token", None)
     if named:

@@ -7,7 +7,8 @@ from tqdm import tqdm
 
 from quintet.engine.client import Client
 from quintet.engine.pooling.admission import PoolingBounds
-from quintet.engine.prompts import PromptType
+from quintet.engine.pooling.scoring import Cuts, Pair, PairTemplate, cosine, max_sim, pairs
+from quintet.engine.prompts import Prompt, PromptType
 from quintet.engine.shared import Shared
 from quintet.outputs import RequestOutput
 from quintet.pooling_outputs import (
@@ -17,7 +18,10 @@ from quintet.pooling_outputs import (
     EmbeddingRequestOutput,
     PoolingOutput,
     PoolingRequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
     answered,
+    scored,
 )
 from quintet.pooling_params import PoolingParams
 from quintet.settings.lacking import without_lacking
@@ -93,6 +97,64 @@ class Encoding:
         params = self._pooling(prompts, pooling_params, "reward", truncate_prompt_tokens)
         return [answered(each, PoolingOutput) for each in self._encode(prompts, params, use_tqdm)]
 
+    @without_lacking
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        /,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        pooling_params: PoolingParams | None = None,
+        score_template: str | None = None,
+        use_tqdm: bool = True,
+    ) -> list[ScoringRequestOutput]:
+        """How well texts go together: one with each of several, or each with the one in its place.
+
+        A cross-encoder reads both at once, as its tokenizer or `score_template` joins them: Jinja, over messages of the
+        roles query and document. Of an embedding model it is the cosine; where each token has a vector, the sum of the
+        best products (MaxSim).
+        """
+        texts = pairs(*([each] if isinstance(each, str) else list(each) for each in (data_1, data_2)))
+        task = next((each for each in ("score", "embed", "token_embed") if each in self._bounds.tasks), "score")
+        params = self._bounds.params(pooling_params, task)
+        if truncate_prompt_tokens is not None:
+            params.truncate_prompt_tokens = truncate_prompt_tokens
+            params = self._bounds.params(params)
+        if task == "score":
+            if self._client.tokenizer is None:
+                raise ValueError("this LLM was started with skip_tokenizer_init=True; start it without to score texts")
+            template = PairTemplate(self._client.tokenizer, score_template, self._bounds.separated, self._bounds.lower)
+            return self._crossed([template.prompt(*pair, self._cuts(params)) for pair in texts], params, use_tqdm)
+        if score_template is not None:
+            raise ValueError("score_template joins two texts, which this model embeds one by one; leave it out")
+        return self._compared(texts, params, use_tqdm)
+
+    def _cuts(self, params: PoolingParams) -> Cuts:
+        keep = params.truncate_prompt_tokens
+        return Cuts(pair=self._bounds.max_model_len if keep == -1 else keep)
+
+    def _crossed(self, joined: Sequence[Pair], params: PoolingParams, use_tqdm: bool) -> list[ScoringRequestOutput]:
+        prompts = [Prompt(each.token_ids, types=each.types) for each in joined]
+        outputs = self._run_pooled(prompts, [params] * len(prompts), use_tqdm)
+        return [answered(each, lambda data: ScoringOutput(float(data.reshape(-1)[0]))) for each in outputs]
+
+    def _compared(
+        self, texts: Sequence[tuple[str, str]], params: PoolingParams, use_tqdm: bool
+    ) -> list[ScoringRequestOutput]:
+        """Each text is embedded once, however many it is compared with."""
+        places = {text: place for place, text in enumerate(dict.fromkeys(text for pair in texts for text in pair))}
+        prompts = self._client.parse(_prompted(list(places), self._bounds, None))
+        outputs = self._run_pooled(prompts, [params] * len(prompts), use_tqdm)
+        vectors = [answered(each, PoolingOutput) for each in outputs]
+        compare = cosine if params.task == "embed" else max_sim
+        found = []
+        for first, second in ((vectors[places[a]], vectors[places[b]]) for a, b in texts):
+            ids = [*first.prompt_token_ids, *second.prompt_token_ids]
+            score = compare(first.outputs.data, second.outputs.data)
+            found.append(scored(f"{first.request_id}_{second.request_id}", score, ids, first.num_cached_tokens))
+        return found
+
     @property
     def _bounds(self) -> PoolingBounds:
         return self._client.admission.pooling_bounds
@@ -118,7 +180,15 @@ class Encoding:
     def _encode(
         self, prompts: Prompts, params: Sequence[PoolingParams], use_tqdm: bool, priority: Sequence[int] | None = None
     ) -> list[RequestOutput]:
-        parsed = self._client.parse(prompts)
+        return self._run_pooled(self._client.parse(prompts), params, use_tqdm, priority)
+
+    def _run_pooled(
+        self,
+        parsed: Sequence[Prompt],
+        params: Sequence[PoolingParams],
+        use_tqdm: bool,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
         ranks = [0] * len(parsed) if priority is None else list(priority)
         if len(ranks) != len(parsed):
             raise ValueError(f"priority has {len(ranks)} entries for {len(parsed)} prompts; give one for each")

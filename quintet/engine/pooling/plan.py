@@ -33,6 +33,7 @@ CONVERTED = {
 ENTRIES = (
     *("matryoshka_dimensions", "is_matryoshka", "is_causal", "num_labels", "classifier_from_token", "method"),
     *("is_original_qwen3_reranker", "use_bidirectional_attention", "classifier_pooling", "sentence_transformers"),
+    "use_sep_token",
 )
 GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 MEANS = (
@@ -151,7 +152,8 @@ def _labels(hf_config: Any) -> int:
     if listed := getattr(hf_config, "classifier_from_token", None):
         original = getattr(hf_config, "is_original_qwen3_reranker", False)
         return 1 if original or getattr(hf_config, "method", None) == "from_2_way_softmax" else len(listed)
-    return int(getattr(hf_config, "num_labels", 2) or 2)
+    named = getattr(hf_config, "id2label", None)
+    return len(named) if isinstance(named, dict) and named else int(getattr(hf_config, "num_labels", 2) or 2)
 
 
 def _first(*said: bool | None) -> Any:
