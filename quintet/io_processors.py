@@ -90,6 +90,21 @@ def make(kind: type, config: Any, tokenizer: Callable[[], Any]) -> Any:
     return kind(config, Renderer(tokenizer)) if several else kind(config)
 
 
+class Processors:
+    """The one that an operator names, made when it is first asked for."""
+
+    def __init__(self, name: str | None) -> None:
+        """ValueError says why it cannot be had."""
+        self._kind = None if name is None else find(name)
+        self._made: Any = None
+
+    def get(self, config: Any, tokenizer: Callable[[], Any]) -> Any:
+        """None: none was named."""
+        if self._made is None and self._kind is not None:
+            self._made = make(self._kind, config, tokenizer)
+        return self._made
+
+
 class Renderer:
     """What processors ask for the tokenizer."""
 

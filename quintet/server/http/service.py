@@ -1,17 +1,15 @@
 """What every route of one API process shares: the engine, the settings, and the calls that are under way."""
 
 import asyncio
-import functools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from starlette.requests import Request as HttpRequest
 
-from quintet import io_processors
 from quintet.engine.chat import load_chat_template
 from quintet.engine.speech import Parsers
 from quintet.engine.thoughts import Thoughts, find_thoughts
+from quintet.io_processors import Processors
 from quintet.parsers import REASONING_PARSERS, TOOL_PARSERS, load_plugin
 from quintet.server.backend import Backend, EngineDead
 from quintet.server.http.auth import owner_of
@@ -38,8 +36,7 @@ class Service:
         template = settings.chat_template
         self.chat_template = None if template is None else load_chat_template(template)  # Jinja text
         _check_parsers(settings)
-        plugin = settings.io_processor_plugin
-        self._io_class = None if plugin is None else io_processors.find(plugin)
+        self.io_processors = Processors(settings.io_processor_plugin)
         self._parsers: Parsers | None = None
         self._thoughts: Thoughts | str | None = None
         backend.thoughts = lambda: self.thoughts
@@ -69,13 +66,6 @@ class Service:
                 self.settings, self.backend.tokenizer, self.chat_template, self.backend.served.family
             )
         return self._parsers
-
-    @functools.cached_property
-    def io_processor(self) -> Any:
-        """The operator's, if there is one; there when the model is."""
-        kind, tokenizer = self._io_class, self.backend.tokenizer
-        hf = lambda: None if tokenizer is None else tokenizer.hf  # noqa: E731
-        return None if kind is None else io_processors.make(kind, self.backend.served, hf)
 
     @property
     def thoughts(self) -> Thoughts | str:

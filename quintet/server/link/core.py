@@ -84,7 +84,6 @@ def served(prepared: Prepared) -> Served:
         reasoning=config.reasoning_config,
         pooling=prepared.bounds,
         labels=_labels(prepared),
-        separated=not getattr(prepared.hf_config, "classifier_from_token", None),
         step_tokens=config.max_num_batched_tokens,
     )
 

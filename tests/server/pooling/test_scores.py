@@ -1,4 +1,4 @@
-"""/score, /rerank, /classify and /pooling in vLLM's shapes, and Cohere's embed and rerank as its own client reads them."""
+"""/score, /rerank, /classify and /pooling in vLLM's shapes; Cohere's embed and rerank as its own client reads them."""
 
 import base64
 from collections.abc import Iterator

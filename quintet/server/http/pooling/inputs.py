@@ -171,8 +171,11 @@ async def _conversations(service: Service, body: InputBody, params: PoolingParam
         raise refuse(
             "messages", f"holds {len(given)} conversations, and the server takes {most}; send several requests"
         )
-    settings = {"cache_salt": body.cache_salt, "add_special_tokens": bool(body.add_special_tokens)}
-    found = [await chat_prompt(service, body, each, body.size, **settings) for each in given]
+    special = bool(body.add_special_tokens)
+    found = [
+        await chat_prompt(service, body, each, body.size, cache_salt=body.cache_salt, add_special_tokens=special)
+        for each in given
+    ]
     return [texts.fit(each.token_ids, texts.name(at, len(found)), each.text) for at, each in enumerate(found)]
 
 

@@ -26,14 +26,16 @@ from quintet.server.http.tally import tally_of
 
 async def respond(service: Service, http: HttpRequest, body: PoolingRequest) -> Response:
     """Raises ApiError 400 where there is no processor, or it refuses the data."""
-    if service.io_processor is None:
+    tokenizer = service.backend.tokenizer
+    processor = service.io_processors.get(service.backend.served, lambda: None if tokenizer is None else tokenizer.hf)
+    if processor is None:
         raise ApiError(
             400, "data is for an IO processor, and this server has none; start it with --io-processor-plugin NAME, or "
             "give input", param="data", code="unsupported",
         )  # fmt: skip
     if body.input is not None or body.messages is not None:
         raise ApiError(400, "data and input exclude each other; give one of them", param="data", code="invalid_value")
-    processor, name = service.io_processor, tally_of(http).request_id
+    name = tally_of(http).request_id
     try:
         given = await asyncio.to_thread(io_processors.parsed, processor, body.data)
         prompts = await processor.pre_process_async(prompt=given, request_id=name)

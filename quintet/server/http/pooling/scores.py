@@ -131,8 +131,8 @@ async def _pairs(
     service: Service, body: Body, params: PoolingParams, couples: list[tuple[str, str]], cuts: Cuts
 ) -> list[Prompt]:
     """What a cross-encoder is given."""
-    served, bounds = service.backend.served, bounds_of(service)
-    template = PairTemplate(need_tokenizer(service), service.chat_template, served.separated, bounds.lower)
+    bounds = bounds_of(service)
+    template = PairTemplate(need_tokenizer(service), service.chat_template, bounds.separated, bounds.lower)
     keep = params.truncate_prompt_tokens
     cuts = cuts._replace(pair=bounds.max_model_len if keep == -1 else keep)
     texts = Texts(service, params, body.cache_salt, left=sided(body), param="documents")

@@ -47,7 +47,7 @@ class Work:
 async def respond(
     service: Service, http: HttpRequest, work: Work, answer: Callable[[list[Numbers], Tally], Awaitable[Any]]
 ) -> Whole:
-    """Waits for the numbers of all texts; what `answer` makes of them becomes JSON; Binary, and bytes of JSON, are as they are."""
+    """Waits for the numbers of all texts; what `answer` makes of them becomes JSON, unless it is Binary."""
     tally = tally_of(http)
 
     async def read(outputs: list[RequestOutput]) -> Any:
@@ -61,7 +61,7 @@ async def respond(
 async def run(
     service: Service, http: HttpRequest, work: Work, answer: Callable[[list[RequestOutput]], Awaitable[Any]]
 ) -> Whole:
-    """The same, with the outputs themselves."""
+    """The same, with the outputs themselves; what `answer` gives may be bytes of JSON."""
     asks = work.asks(service)
     tally_of(http).ask(asks)
     call = service.call(http, asks)
