@@ -10,8 +10,9 @@ import pytest
 
 from quintet.engine.pooling.admission import PoolingBounds
 from quintet.pooling_params import PoolingParams
+from tests.helpers.serving import until
 from tests.server.fakes import WIDTH, FakeBackend, fake_numbers
-from tests.server.http.serving import client
+from tests.server.http.serving import client, serving
 
 EMBED = PoolingParams(task="embed")
 
@@ -213,3 +214,14 @@ async def test_a_model_of_numbers_generates_nothing(path: str, body: Any) -> Non
 async def test_a_classifier_gives_no_embeddings() -> None:
     said = (await embed(backend(tasks=("classify",)), 400, input="a"))["error"]
     assert "has classify; ask /classify" in said["message"]
+
+
+def test_who_hangs_up_ends_the_rest() -> None:
+    fake = backend(hang=0)
+    with serving(fake) as live:
+        wire = live.begin("/v1/embeddings", {"input": ["a"] * 1000})
+        assert until(lambda: bool(fake.submitted))
+        wire.close()
+        live.wait_for_abort()
+        assert until(lambda: not live.service.calls)
+        assert len(fake.aborted) == len(fake.submitted) <= 256 and not fake.running

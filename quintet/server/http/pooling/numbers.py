@@ -1,19 +1,24 @@
 """Numbers as answers hold them: JSON, base64 or plain bytes, in the type and byte order that a request asks for.
 
-Arrays are turned as wholes: no number of base64 or bytes becomes a Python object.
+Arrays are turned as wholes: no number of base64 or bytes becomes a Python object. NumPy is imported where it is used:
+an API process of a model that generates text starts without it.
 """
 
 import base64
 import functools
 import sys
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-import numpy as np
 
 from quintet.server.http.sse import encode
 
-Numbers = np.ndarray[Any, np.dtype[np.float32]]
+if TYPE_CHECKING:
+    import numpy as np
+
+    Numbers = np.ndarray[Any, np.dtype[np.float32]]
+else:
+    Numbers = Any
 
 DTYPES = ("float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2")
 ENDIANNESS = ("native", "little", "big")
@@ -31,6 +36,8 @@ class Form(NamedTuple):
 
     def raw(self, x: Numbers) -> bytes:
         """The array in row-major order."""
+        import numpy as np
+
         flat = np.ascontiguousarray(x, np.float32).reshape(-1)
         order = {"little": "<", "big": ">"}.get(self.endianness, "=")
         if self.dtype == "float32":
@@ -64,6 +71,8 @@ def native_order() -> str:
 def cohere_json(x: Numbers, kind: str) -> msgspec.Raw:
     """One embedding [n] as `kind` of COHERE_TYPES: int8 is 127 times the number, uint8 the same from 128 on; binary has
     a bit for each number that is not negative, the first one highest. ValueError where n does not fill the bytes."""
+    import numpy as np
+
     if kind == "float":
         return list_json(x)
     if kind == "base64":
@@ -79,6 +88,8 @@ def cohere_json(x: Numbers, kind: str) -> msgspec.Raw:
 
 def _bfloat16(flat: Numbers) -> "np.ndarray[Any, np.dtype[np.uint16]]":
     """The upper halves, rounded to the nearest, ties to even; the numbers are finite."""
+    import numpy as np
+
     bits = flat.view(np.uint32)
     odd = (bits >> np.uint32(16)) & np.uint32(1)
     return ((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)).astype(np.uint16)
@@ -86,6 +97,8 @@ def _bfloat16(flat: Numbers) -> "np.ndarray[Any, np.dtype[np.uint16]]":
 
 def _fp8(flat: Numbers, dtype: str) -> "np.ndarray[Any, np.dtype[np.uint8]]":
     """Rounded to the nearest, ties to even; what is too large becomes the largest (e4m3) or infinite (e5m2)."""
+    import numpy as np
+
     borders = _borders(dtype)
     size = np.abs(flat.astype(np.float64))
     low, high = np.searchsorted(borders, size, "left"), np.searchsorted(borders, size, "right")
@@ -97,6 +110,8 @@ def _fp8(flat: Numbers, dtype: str) -> "np.ndarray[Any, np.dtype[np.uint8]]":
 def _borders(dtype: str) -> "np.ndarray[Any, np.dtype[np.float64]]":
     """Half way between each number and the next, infinity as the one after the largest; a number's place is its code.
     Source: Micikevicius et al., FP8 Formats for Deep Learning, 2022."""
+    import numpy as np
+
     mantissa, bias, codes = (3, 7, 0x7F) if dtype == "fp8_e4m3" else (2, 15, 0x7D)
     code = np.arange(codes)
     exponent, rest = code >> mantissa, (code & (2**mantissa - 1)) / 2**mantissa

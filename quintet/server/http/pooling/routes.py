@@ -3,7 +3,6 @@
 import json
 from typing import Any
 
-import numpy as np
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -109,7 +108,7 @@ async def classify(http: HttpRequest) -> Response:
 
 
 def _classes(index: int, x: Numbers, labels: list[str]) -> Classes:
-    likeliest = int(np.argmax(x))
+    likeliest = int(x.argmax())
     label = labels[likeliest] if likeliest < len(labels) else None
     return Classes(index=index, label=label, probs=list_json(x), num_classes=len(x))
 

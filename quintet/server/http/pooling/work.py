@@ -4,7 +4,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 from starlette.requests import Request as HttpRequest
 
 from quintet.engine.prompts import Prompt
@@ -79,7 +78,7 @@ async def run(
 def _numbers(output: RequestOutput) -> Numbers:
     if output.pooled is None:
         raise ApiError(500, "the request failed: a text has no numbers", code="request_failed")
-    return np.asarray(output.pooled, np.float32)
+    return output.pooled
 
 
 def usage(tally: Tally) -> PoolingUsage:
