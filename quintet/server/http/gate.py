@@ -20,7 +20,7 @@ class Size(NamedTuple):
 
     completions: int = 0
     tokens: int = 0  # of prompts, once for each completion's prompt
-    logprobs: int = 0  # held until an answer is whole: positions x (likeliest + 1)
+    logprobs: int = 0  # held until an answer is whole: positions x (likeliest + 1), or 16 numbers of an embedding
     characters: int = 0  # to tokenize; of a detokenization, token ids
     body_bytes: int = 0
 
