@@ -1,6 +1,7 @@
 """`quintet serve` of tiny BERT models: vectors, scores and rankings as transformers makes them, by real clients."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -116,6 +117,21 @@ def test_a_cross_encoder_scores_pairs(tmp_path: Path) -> None:
     np.testing.assert_allclose([each["score"] for each in scores], wanted, atol=2e-6)
     np.testing.assert_allclose([each["score"] for each in plain["data"]], logits, atol=2e-5)
     assert [each["index"] for each in ranked] == [int(np.argmax(wanted))] and said.status_code == 400
+
+
+def test_the_io_processor_of_the_docs(
+    bert: tuple[Path, Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "server.md").read_text()
+    [block] = [each for each in re.findall(r"```python\n(.*?)```", page, re.S) if "class Nearest" in each]
+    (tmp_path / "nearest.py").write_text(block.replace("print(", "str("))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with Server(str(bert[0]), "--device", "cpu", "--io-processor-plugin", "nearest:Nearest") as server:
+        asked = {"to": TEXTS[1], "among": [TEXTS[0], TEXTS[1], TEXTS[2]]}
+        answer = httpx.post(f"{server.url}/pooling", json={"data": asked}, timeout=PATIENCE)
+        wrong = httpx.post(f"{server.url}/pooling", json={"data": 3}, timeout=PATIENCE)
+    assert answer.json()["data"] == {"nearest": 1}
+    assert wrong.status_code == 400 and "must have `to` and `among`" in wrong.json()["error"]["message"]
 
 
 def test_a_batch_file(bert: tuple[Path, Any, Any], embedder: Server, tmp_path: Path) -> None:

@@ -121,6 +121,22 @@ async def test_a_text_that_is_too_long() -> None:
     assert fake.submitted[-1].prompt.token_ids == [whole[0], *whole[-4:]]  # the tokenizer's own first token stays
 
 
+async def test_a_long_text_in_pieces() -> None:
+    fake = backend(chunked=True, max_embed_len=150)
+    texts = ["word " * 70, "short"]
+    answer = await embed(fake, input=texts)
+    assert fake.tokenizer is not None
+    ids = fake.tokenizer.encode(texts[0])
+    pieces = [ids[at : at + 64] for at in range(0, len(ids), 64)]
+    assert [each.prompt.token_ids for each in fake.submitted[:-1]] == pieces and len(pieces) == 3
+    wanted = sum(fake_numbers(each, EMBED, 0).astype(np.float64) * len(each) for each in pieces) / len(ids)
+    np.testing.assert_allclose(answer["data"][0]["embedding"], wanted, atol=1e-7)
+    assert np.array_equal(np.asarray(answer["data"][1]["embedding"], np.float32), expected(fake, "short"))
+    assert answer["usage"]["prompt_tokens"] == len(ids) + len(fake.submitted[-1].prompt.token_ids)
+    said = (await embed(fake, 400, input=["a", "word " * 90]))["error"]
+    assert said["code"] == "context_length_exceeded" and "embedded in pieces" in said["message"]
+
+
 async def test_how_many_texts_one_request_may_have() -> None:
     async with client(backend(), max_inputs=3) as http:
         answer = await http.post("/v1/embeddings", json={"input": ["a"] * 4})

@@ -87,6 +87,9 @@ class Texts:
         keep = self.params.truncate_prompt_tokens
         if self.left and keep is not None:
             prompt = self._without_beginning(prompt, self.bounds.max_model_len if keep == -1 else keep)
+        if self.bounds.chunked and self.params.task == "embed" and keep is None:
+            self._check_pieces(len(prompt.token_ids), name)
+            return prompt
         try:
             admitted = self.bounds.admit("", prompt, self.params)
         except ParameterError:
@@ -97,6 +100,12 @@ class Texts:
                 raise too_long(what, self.bounds.max_model_len, self.param) from None
             raise
         return replace(prompt, token_ids=list(admitted.prompt_ids), types=admitted.types)
+
+    def _check_pieces(self, count: int, name: str) -> None:
+        """Of a text that is embedded in pieces where it is too long."""
+        most = self.bounds.max_embed_len
+        if most is not None and count > most:
+            raise too_long(f"{name} has {count} tokens, which are embedded in pieces", most, self.param)
 
     def _without_beginning(self, prompt: Prompt, keep: int) -> Prompt:
         """Its last tokens, behind those that the tokenizer puts before each text."""

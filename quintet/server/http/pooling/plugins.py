@@ -17,7 +17,7 @@ from quintet.pooling_outputs import PoolingOutput, answered
 from quintet.pooling_params import PoolingParams
 from quintet.server.http.errors import ApiError
 from quintet.server.http.pooling.answers import Plugged
-from quintet.server.http.pooling.inputs import Texts, settled
+from quintet.server.http.pooling.inputs import Texts, settled, too_long
 from quintet.server.http.pooling.requests import PoolingRequest
 from quintet.server.http.pooling.work import Work, run
 from quintet.server.http.service import Service
@@ -45,7 +45,12 @@ async def respond(service: Service, http: HttpRequest, body: PoolingRequest) -> 
     several = isinstance(prompts, (list, tuple)) and not (prompts and isinstance(prompts[0], int))
     texts = Texts(service, params, body.cache_salt, param="data")
     listed = [_text(each) for each in (prompts if several else [prompts])]
-    work = Work(await texts.read(listed), params, body.priority or 0)
+    prompts = await texts.read(listed)
+    most = texts.bounds.max_model_len
+    for place, each in enumerate(prompts):
+        if len(each.token_ids) > most:  # it would come in pieces, of which the processor knows nothing
+            raise too_long(f"{texts.name(place, len(prompts))} has {len(each.token_ids)} tokens", most, "data")
+    work = Work(prompts, params, body.priority or 0)
 
     async def answer(outputs: list[RequestOutput]) -> bytes:
         for number, output in enumerate(outputs):

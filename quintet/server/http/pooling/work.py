@@ -37,10 +37,36 @@ class Work:
     priority: int = 0
 
     def asks(self, service: Service) -> list[Ask]:
-        """As a call takes them."""
-        plain = bounds_of(service).plain
+        """As a call takes them: what is longer than the model takes comes in pieces."""
+        bounds = bounds_of(service)
         params = replace(self.params, truncate_prompt_tokens=None)  # done
-        return [Ask(prompt, plain, self.priority, "", params) for prompt in self.prompts]
+        pieces = (piece for prompt in self.prompts for piece in _pieces(prompt, bounds.max_model_len))
+        return [Ask(piece, bounds.plain, self.priority, "", params) for piece in pieces]
+
+    def whole(self, service: Service, found: Sequence[Numbers]) -> list[Numbers]:
+        """Of each text: the mean of its pieces' numbers, weighted by their tokens, as vLLM has it."""
+        most, at, made = bounds_of(service).max_model_len, 0, []
+        for prompt in self.prompts:
+            lengths = [len(each.token_ids) for each in _pieces(prompt, most)]
+            parts = found[at : at + len(lengths)]
+            at += len(lengths)
+            made.append(parts[0] if len(parts) == 1 else _mean(parts, lengths))
+        return made
+
+
+def _pieces(prompt: Prompt, most: int) -> list[Prompt]:
+    """Of `most` tokens each, but for the last."""
+    ids = prompt.token_ids
+    if len(ids) <= most:
+        return [prompt]
+    return [replace(prompt, token_ids=ids[at : at + most], text=None) for at in range(0, len(ids), most)]
+
+
+def _mean(parts: Sequence[Numbers], weights: Sequence[int]) -> Numbers:
+    total = parts[0].astype("float64") * weights[0]
+    for part, weight in zip(parts[1:], weights[1:], strict=True):
+        total += part.astype("float64") * weight
+    return (total / sum(weights)).astype("float32")
 
 
 async def respond(
@@ -52,7 +78,7 @@ async def respond(
     async def read(outputs: list[RequestOutput]) -> Any:
         for number, output in enumerate(outputs):
             tally.take(number, output)
-        return await answer([_numbers(each) for each in outputs], tally)
+        return await answer(work.whole(service, [_numbers(each) for each in outputs]), tally)
 
     return await run(service, http, work, read)
 
