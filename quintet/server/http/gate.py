@@ -27,7 +27,8 @@ class Size(NamedTuple):
 
 _NAMES = ("completions", "prompt tokens", "log-probabilities", "characters to tokenize", "bytes of requests")
 _SPLIT = "split it"
-_REMEDIES = (_SPLIT, _SPLIT, "ask for fewer, set max_tokens, or stream the answer", _SPLIT, _SPLIT)
+_FEWER = "ask for fewer, set max_tokens, or stream the answer; of texts that become numbers, 16 of these count as one"
+_REMEDIES = (_SPLIT, _SPLIT, _FEWER, _SPLIT, _SPLIT)
 
 
 class Gate:

@@ -6,7 +6,7 @@ from typing import Any
 
 from quintet.engine.pooling.admission import PoolingBounds
 from quintet.engine.prompts import Prompt, parse_prompt
-from quintet.engine.tokenizer import Tokenizer
+from quintet.engine.tokenizer import Tokenizer, refuse_surrogates
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import ParameterError
 from quintet.server.http.errors import ApiError
@@ -47,10 +47,11 @@ class Texts:
     def _read(self, given: Sequence[Any]) -> list[Prompt]:
         at = [place for place, each in enumerate(given) if isinstance(each, str)]
         ids = dict(zip(at, self._tokenized([given[place] for place in at], at, len(given)), strict=True))
-        return [
-            self.fit(ids.get(place, each), self.name(place, len(given)), each if place in ids else None)
-            for place, each in enumerate(given)
-        ]
+        found = []
+        for place, each in enumerate(given):
+            name = self.name(place, len(given))
+            found.append(self.fit(ids[place], name, each) if place in ids else self.fit_ids(each, name))
+        return found
 
     def name(self, place: int, count: int) -> str:
         """What messages call a text."""
@@ -76,14 +77,27 @@ class Texts:
         if whole and most is not None and size > most * limit:
             raise too_long(f"{name} has {size} characters, and a token stands for {most} at most", limit, self.param)
 
-    def fit(self, ids: Any, name: str, text: str | None = None, types: bytes = b"") -> Prompt:
-        """Checked, and cut as the request asks for it."""
+    def fit_ids(self, ids: Any, name: str) -> Prompt:
+        """A caller's own token ids, checked one by one."""
         if not isinstance(ids, list):
             raise ValueError(f"{name} must be text or a list of token ids, not {type(ids).__name__}")
         served = self.service.backend.served
-        given = {"prompt": text, "prompt_token_ids": ids, "cache_salt": self.salt}
-        prompt = parse_prompt(given, self.service.backend.tokenizer, served.vocab_size, name)
-        prompt = replace(prompt, types=types)
+        parse_prompt(ids, self.service.backend.tokenizer, served.vocab_size, name)
+        return self.fit(ids, name)
+
+    def fit(self, ids: list[int], name: str, text: str | None = None, types: bytes = b"") -> Prompt:
+        """What the tokenizer made of a text, cut as the request asks for it."""
+        size = self.service.backend.served.vocab_size
+        if not ids:
+            raise ValueError(f"{name} is empty: it has no tokens; give at least one")
+        if max(ids) >= size:
+            raise ValueError(
+                f"{name}: the tokenizer gives token {max(ids)}, but the model's vocabulary has {size}: tokenizer and "
+                "model do not belong together"
+            )
+        if self.salt is not None:
+            refuse_surrogates(self.salt, "cache_salt")
+        prompt = Prompt(ids, text, self.salt, types=types)
         keep = self.params.truncate_prompt_tokens
         if self.left and keep is not None:
             prompt = self._without_beginning(prompt, self.bounds.max_model_len if keep == -1 else keep)
