@@ -20,6 +20,7 @@ from quintet.engine.other_readers import STORES, STREAMED, fetch
 from quintet.engine.overrides import known, merged
 from quintet.engine.plugins import load_plugins
 from quintet.engine.pooling.plan import ENTRIES
+from quintet.engine.pooling.raw_tensors import why_raw
 from quintet.engine.weight_files import PICKLED, PICKLES, has_pickles, patterns_of
 from quintet.gguf.choice import Asked, asked, choose
 from quintet.gguf.config import config as gguf_config
@@ -228,6 +229,8 @@ def _without_config(folder: Path, name: str) -> str:
 
 def _without_weights(folder: Path, config: EngineConfig) -> str:
     name = config.model
+    if (folder / "config.json").is_file() and (why := why_raw(read_object(folder / "config.json"))) is not None:
+        return f"{name!r} cannot be run: {why}"
     there = ", only what torch.save wrote, which load_format='pt' reads" if has_pickles(folder) else ""
     wanted = ", ".join(patterns_of(config.load_format))
     return f"{name!r} has no {wanted} weights{there}; load_format='dummy' runs without weights"
@@ -243,6 +246,8 @@ def load_model_config(path: Path, overrides: Overrides = None, numbers: bool = F
     file = path if path.is_file() else path / "config.json"
     own = path.name == PARAMS
     raw = config_of(path) if own else gguf_config(model_of(path)) if path.is_file() else read_object(file)
+    if (why := why_raw(raw)) is not None:
+        raise ValueError(f"{file}: {why}")
     if callable(overrides):
         return _changed(raw, file, overrides, numbers)
     overrides = overrides or {}

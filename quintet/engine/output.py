@@ -3,9 +3,7 @@
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quintet.engine.detokenizer import Detokenizer
 from quintet.engine.request import FinishReason
@@ -21,6 +19,9 @@ from quintet.outputs import (
     child_ids,
 )
 from quintet.sampling_params import RequestOutputKind, SamplingParams
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Processed(NamedTuple):
@@ -180,7 +181,10 @@ class OutputProcessor:
         if delta.prompt_logprobs is not None and request.prompt_logprobs is not None and completion.index == 0:
             request.prompt_logprobs += [self._decode_logprobs(each, request.params) for each in delta.prompt_logprobs]
         if delta.data is not None:
+            import numpy as np  # where a model generates text, an API process starts without it
+
             request.pooled = np.frombuffer(delta.data, np.float32).reshape(delta.shape)
+            request.metrics.first_token_time = request.metrics.last_token_time = now  # as vLLM counts it
         completion.token_ids += ids
         completion.touched |= bool(ids) or completion.finish_reason is not None
         _count(request.metrics, completion, delta, len(ids), now)

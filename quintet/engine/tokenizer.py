@@ -98,6 +98,12 @@ class Tokenizer:
             add_special_tokens = False
         return self._encode_all([text], add_special_tokens)[0]
 
+    def encode_all(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """The same for many texts together, which costs less."""
+        if add_special_tokens and self.bos_token and any(text.startswith(self.bos_token) for text in texts):
+            return [self.encode(text) for text in texts]
+        return self._encode_all(texts, add_special_tokens)
+
     def _encode_all(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
         """Long ones as a batch, whatever their number: that alone lets go of the interpreter's lock, and keeps no
         offsets, which cost most of the time."""

@@ -51,6 +51,8 @@ class Served:
     cache_dtype: str = "auto"  # of the KV cache
     prefix_caching: bool = True
     pooling: PoolingBounds | None = None  # what numbers texts may become; None: the model generates text
+    labels: list[str] = field(default_factory=list)  # of its classes, where it has some
+    step_tokens: int = 2048  # that a step of the engine takes at most
     kv_tokens: int = 0  # that the KV cache holds of requests of max_model_len
 
 

@@ -27,6 +27,8 @@ COMMANDS = {
     "generate": Command(_HOME + "generate", "continue prompts, given as arguments or on standard input"),
     "chat": Command(_HOME + "chat", "talk with a model, here or on a server"),
     "complete": Command(_HOME + "complete", "continue a prompt on a server"),
+    "embed": Command(_HOME + "embed", "make vectors of texts, given as arguments or in a file"),
+    "rerank": Command(_HOME + "rerank", "order the texts of a file by how well they go with a query"),
     "run-batch": Command(_HOME + "run_batch", "answer a file of requests in OpenAI's batch format"),
     "platforms": Command(_HOME + "platforms", "list the platforms, with their facts or why they cannot run here"),
     "explain": Command(_HOME + "explain", "show what would run a model here, and what was rejected"),

@@ -115,6 +115,10 @@ class ServerConfig:
     enable_tokenizer_info_endpoint: bool = option(
         False, truth, "serve /tokenizer_info: the tokenizer's settings and the chat template", group="server"
     )
+    io_processor_plugin: str | None = option(
+        None, optional(text), "IO processor that makes texts of the data of requests to /pooling, and answers of their "
+        "numbers: the name that its package gives it, or package.module:Class", group="server", metavar="NAME",
+    )  # fmt: skip
     middleware: tuple[str, ...] = option(
         (), several(text), "module.path of an ASGI class, or of an async function (request, call_next), that each "
         "request passes through; the last is met first", group="server", metavar="PATH",
@@ -172,6 +176,10 @@ class ServerConfig:
         64 * 2**10, count(1024), "largest request line and headers together", group="limits", metavar="BYTES"
     )
     max_prompts: int = option(256, count(), "prompts in one request to /v1/completions", group="limits")
+    max_inputs: int = option(
+        2048, count(), "texts in one request to /v1/embeddings and other routes that answer with numbers",
+        group="limits",
+    )  # fmt: skip
     max_n: int = option(16, count(), "completions of one prompt (n)", group="limits")
     max_connections: int = option(4096, count(), "open connections; more are refused (503)", group="limits")
     request_timeout: float = option(

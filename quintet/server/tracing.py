@@ -145,6 +145,8 @@ _OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/responses": "chat",
     "/v1/messages": "chat",
+    "/v1/embeddings": "embeddings",
+    "/v2/embed": "embeddings",
 }
 
 
@@ -152,6 +154,9 @@ def _asked(record: "Record") -> Mapping[str, Any]:
     """All asks of a call have the same parameters. One that ended before it asked anything has none."""
     if not record.asks:
         return {}
+    pooling = record.asks[0].pooling
+    if pooling is not None:
+        return {} if pooling.dimensions is None else {"gen_ai.embeddings.dimension.count": pooling.dimensions}
     params = record.asks[0].params
     asked = {
         "max_tokens": params.max_tokens,
@@ -172,8 +177,10 @@ def _given(record: "Record") -> Mapping[str, Any]:
         "gen_ai.usage.input_tokens": sum(len(ask.prompt.token_ids) for ask in record.asks),
         "gen_ai.usage.output_tokens": sum(sum(watch.counts) for watch in record.watches),
         "gen_ai.usage.cache_read.input_tokens": sum(each.num_cached_tokens for each in times),
-        "gen_ai.response.finish_reasons": [reason for watch in record.watches for reason in watch.reasons],
     }
+    if not record.asks or record.asks[0].pooling is None:
+        reasons = [reason for watch in record.watches for reason in watch.reasons]
+        given["gen_ai.response.finish_reasons"] = reasons
     if first:
         given["gen_ai.latency.time_to_first_token"] = min(first)
     if whole and len(whole) == len(record.watches):

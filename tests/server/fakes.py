@@ -6,22 +6,28 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from quintet.config import StructuredOutputsConfig
 from quintet.engine.admission import Admission, Bounds
 from quintet.engine.output import OutputProcessor
+from quintet.engine.pooling.admission import PoolingBounds
 from quintet.engine.prompts import Prompt
 from quintet.engine.request import Admitted
 from quintet.engine.stats import Stats
 from quintet.engine.thoughts import UNMARKED, Thoughts
 from quintet.engine.tokenizer import Tokenizer, load_tokenizer
 from quintet.outputs import TokenDelta, TokenLogprobs
+from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
 from quintet.server.backend import Deliver, EngineDead, Refused, Served, Wanted
 from quintet.server.link.shapes import Shapes
 
 BUNDLED = Path(__file__).parents[2] / "quintet" / "bundled"
 MODEL = "fake/model"
+WIDTH = 16  # numbers of a fake embedding
 LOGPROB = -0.5  # of the token that is drawn; the next likeliest have 1 less each
 
 
@@ -31,13 +37,26 @@ def bundled_tokenizer() -> Tokenizer:
     return load_tokenizer(BUNDLED)
 
 
+def fake_numbers(ids: Sequence[int], params: PoolingParams, classes: int) -> "np.ndarray[Any, np.dtype[np.float32]]":
+    """Of each token numbers of its own; a text's are their mean. Classes are the first ones."""
+    rows = np.stack([np.random.default_rng(each).standard_normal(WIDTH) for each in ids]).astype(np.float32)
+    x = rows if params.of_tokens else rows.mean(0, keepdims=True)
+    if params.task in ("classify", "score", "token_classify"):
+        x = x[:, :classes]
+    elif params.dimensions is not None:
+        x = x[:, : params.dimensions]
+    if params.task in ("embed", "token_embed") and params.use_activation is not False:
+        x = x / np.sqrt((x * x).sum(-1, keepdims=True))
+    return np.ascontiguousarray(x if params.of_tokens else x[0])
+
+
 @dataclass
 class Submitted:
     """A request as it arrived."""
 
     request_id: str
     prompt: Prompt
-    params: SamplingParams
+    params: SamplingParams | PoolingParams
     priority: int
     grammar: str = ""
 
@@ -84,6 +103,9 @@ class FakeBackend:
     traces: FakeTraces = field(default_factory=FakeTraces)
     refuses: str = ""  # why it does not sleep, or wake
     max_model_len: int = 512
+    pooling: PoolingBounds | None = None  # of a model that gives numbers
+    labels: Sequence[str] = ()
+    step_tokens: int = 2048
 
     def __post_init__(self) -> None:
         self.go_on = asyncio.Event()
@@ -92,10 +114,12 @@ class FakeBackend:
         eos = frozenset(self.tokenizer.eos_ids) if self.tokenizer else frozenset({0})
         self.eos = min(eos)
         self.served = Served(
-            MODEL, str(BUNDLED), size, self.max_model_len, 20, sorted(eos), 0, 1000, 16, created=1, kv_tokens=16000
-        )
+            MODEL, str(BUNDLED), size, self.max_model_len, 20, sorted(eos), 0, 1000, 16, created=1, kv_tokens=16000,
+            pooling=self.pooling, labels=list(self.labels), step_tokens=self.step_tokens,
+        )  # fmt: skip
         self.thoughts: Callable[[], Thoughts | str] = lambda: UNMARKED
-        bounds = Bounds(size, self.max_model_len, 20)
+        ending = None if self.pooling is None else self.pooling.ending(self.tokenizer)
+        bounds = Bounds(size, self.max_model_len, 20, pooling=ending)
         self._admission = Admission(bounds, self.tokenizer, eos, 0, thoughts=lambda: self.thoughts())
         self._processor = OutputProcessor(self.tokenizer)
         self.shapes = Shapes(StructuredOutputsConfig())
@@ -109,13 +133,15 @@ class FakeBackend:
             params.detokenize = False
         return params
 
-    def submit(self, wanted: Sequence[Wanted], params: SamplingParams, priority: int = 0, grammar: str = "") -> None:
+    def submit(
+        self, wanted: Sequence[Wanted], params: SamplingParams | PoolingParams, priority: int = 0, grammar: str = ""
+    ) -> None:
         if self.dead is not None:
             raise EngineDead(self.dead)
         prompts = [(each.request_id, each.prompt) for each in wanted]
         admitted = self._admission.admit_all(prompts, params, priority, grammar)
         for (request_id, prompt, deliver), requests in zip(wanted, admitted, strict=True):
-            self._processor.add(request_id, params, requests[0].prompt_ids, prompt.text)
+            self._processor.add(request_id, requests[0].params, requests[0].prompt_ids, prompt.text)
             self.submitted.append(Submitted(request_id, prompt, params, priority, grammar))
             self.running[request_id] = asyncio.get_running_loop().create_task(self._run(request_id, requests, deliver))
 
@@ -144,6 +170,10 @@ class FakeBackend:
         delta = TokenDelta(request.request_id, [], num_cached=min(self.cached, len(request.prompt_ids) - 1))
         if self.fail_at is not None and place >= self.fail_at:
             delta.finish_reason, delta.error = "error", "the fake failed"
+            return delta
+        if request.pooling is not None:
+            numbers = fake_numbers(request.prompt_ids, request.pooling, len(self.labels))
+            delta.data, delta.shape, delta.finish_reason = numbers.tobytes(), numbers.shape, "stop"
             return delta
         for at in range(place, place + self.burst):
             token = self._token(request, at)

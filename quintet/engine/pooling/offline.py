@@ -156,6 +156,11 @@ class Encoding:
         return found
 
     @property
+    def pooling_bounds(self) -> PoolingBounds:
+        """What the model gives: tasks, max_model_len, width of an embedding. ValueError where it generates text."""
+        return self._bounds
+
+    @property
     def _bounds(self) -> PoolingBounds:
         return self._client.admission.pooling_bounds
 

@@ -1,18 +1,21 @@
 """Scores of two texts: which go together, the prompt of such a pair, and how two embeddings are compared.
 
-Texts, token ids and arrays alone: no engine is needed, and no torch.
+Texts, token ids and arrays alone: no engine is needed, and no torch. NumPy is imported where it is used: an API process
+of a model that generates text starts without it.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from quintet.engine.template import render_template
 from quintet.engine.tokenizer import Tokenizer, refuse_surrogates
 
-Numbers = np.ndarray[Any, np.dtype[np.float32]]
+if TYPE_CHECKING:
+    import numpy as np
+
+    Numbers = np.ndarray[Any, np.dtype[np.float32]]
+
 T = TypeVar("T")
 
 LENGTHS = "Input lengths must be either 1:1, 1:N or N:N"
@@ -34,19 +37,21 @@ def pairs(data_1: Sequence[T], data_2: Sequence[T]) -> list[tuple[T, T]]:
     return list(zip(queries, data_2, strict=True))
 
 
-def cosine(a: Numbers, b: Numbers) -> float:
+def cosine(a: "Numbers", b: "Numbers") -> float:
     """Of two embeddings [n]: 1 for one direction, -1 for opposite ones, 0 where one has no length."""
+    import numpy as np
+
     wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
     lengths = max(float(np.sqrt(wide_a @ wide_a)), _SMALLEST) * max(float(np.sqrt(wide_b @ wide_b)), _SMALLEST)
     return float(wide_a @ wide_b) / lengths
 
 
-def max_sim(a: Numbers, b: Numbers) -> float:
+def max_sim(a: "Numbers", b: "Numbers") -> float:
     """Late interaction: for each of the query's tokens [n, h] the best product with one of the document's [m, h], added
     up. Source: Khattab and Zaharia, ColBERT, 2020."""
     if not len(a) or not len(b):
         return 0.0
-    return float((a @ b.T).max(1).sum(dtype=np.float64))
+    return float((a @ b.T).max(1).sum(dtype="float64"))
 
 
 class Pair(NamedTuple):
@@ -73,7 +78,7 @@ class PairTemplate:
             refuse_surrogates(text, name)
         if self.lower:
             query, document = query.lower(), document.lower()
-        first, second = self._cut(query, cuts.query), self._cut(document, cuts.document)
+        first, second = self.cut(query, cuts.query), self.cut(document, cuts.document)
         pair = self._joined(first, second) if self.template is not None or not self.separated else None
         pair = pair or self._separated(first, second, cuts.pair)
         if not pair.token_ids:
@@ -92,6 +97,8 @@ class PairTemplate:
 
     def _separated(self, query: str, document: str, most: int | None) -> Pair:
         """As transformers makes a pair: of what is too long, the longer text loses its end first."""
+        import numpy as np
+
         backend = self.tokenizer.backend
         first, second = (backend.encode(each, add_special_tokens=False) for each in (query, document))
         if most is not None:
@@ -103,7 +110,7 @@ class PairTemplate:
         types = np.asarray(whole.type_ids, np.int32)
         return Pair(list(whole.ids), types.tobytes() if types.any() else b"")
 
-    def _cut(self, text: str, most: int | None) -> str:
+    def cut(self, text: str, most: int | None) -> str:
         """The text of its first tokens, where it has more."""
         if most is None:
             return text

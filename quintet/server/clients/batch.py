@@ -17,7 +17,10 @@ from quintet.names import refuse_unknown, unknown
 from quintet.server.clients import errors
 from quintet.server.http_stream import Answer, Broken, Connections, NotHttp
 
-PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+PATHS = (
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/score", "/v1/rerank", "/score",
+    "/rerank", "/v2/rerank",
+)  # fmt: skip
 _AGAIN = (429, 503)  # too much at once, or not quite there: the server asks to come again
 _IGNORED = "x-quintet-ignored-fields"
 _FEW = 3

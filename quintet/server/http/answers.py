@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,8 +61,11 @@ class Whole(Response):
 
     media_type = "application/json"
 
-    def __init__(self, call: Call, content: bytes) -> None:
-        super().__init__(content)
+    def __init__(
+        self, call: Call, content: bytes, media_type: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
+        """JSON, if no other type is said."""
+        super().__init__(content, headers=headers, media_type=media_type)
         self._call = call
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

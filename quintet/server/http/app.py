@@ -17,6 +17,8 @@ from quintet.server.http.ids import HEADER
 from quintet.server.http.load import LoadReport
 from quintet.server.http.middleware import BodyLimit, Failures, HeadAsGet, Observed, Places, failure
 from quintet.server.http.paths import Slashes, where_to_look
+from quintet.server.http.pooling import cohere, scores
+from quintet.server.http.pooling import routes as pooling
 from quintet.server.http.responses.routes import router as responses
 from quintet.server.http.routes import (
     alive,
@@ -54,7 +56,7 @@ def make_app(service: Service) -> FastAPI:
 
 def _add_routes(app: FastAPI, service: Service) -> None:
     settings = service.settings
-    for module in (alive, metrics, models, completions, chat, tokens):
+    for module in (alive, metrics, models, completions, chat, tokens, pooling, scores, cohere):
         app.include_router(module.router)
     asked_for = {
         sleep: settings.enable_sleep_mode,

@@ -13,6 +13,7 @@ from starlette.requests import Request as HttpRequest
 
 from quintet.engine.prompts import Prompt
 from quintet.outputs import RequestOutput
+from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import RequestOutputKind, SamplingParams
 from quintet.server.backend import Served, Wanted
 from quintet.server.http.asgi import wire_of
@@ -28,6 +29,9 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_UNREAD = 2**20  # bytes of outputs that may wait for a reader, for each completion; a few thousand tokens of text
+TEXTS = 256  # of one call that become numbers at once, where they are short
+STEPS = 2  # of the engine that the texts of one call may fill, where they are long: one runs, one is at hand
+NUMBERS = 16  # of an answer that take as much memory as a log-probability
 _OUTPUT, _LOGPROB = 600, 200  # bytes of memory that an output takes besides its text, and one log-probability
 
 _numbers = itertools.count()
@@ -40,6 +44,7 @@ class Ask(NamedTuple):
     params: SamplingParams
     priority: int = 0
     grammar: str = ""  # of params.structured_outputs
+    pooling: PoolingParams | None = None  # what numbers are wanted of it; `params` say nothing then
 
 
 class Call:
@@ -51,6 +56,9 @@ class Call:
     A caller that hangs up raises ClientGone, one that takes too long ApiError 504, a failure inside one of the
     requests ApiError 500. However the block is left, what still runs is aborted at once. A caller that does not read
     is cut off when MAX_UNREAD is reached.
+
+    Texts that become numbers come in turns: a call has TEXTS of them in the engine at most, or what STEPS steps take,
+    so that a small call waits for so much of a large one and not for all.
     """
 
     def __init__(
@@ -71,6 +79,7 @@ class Call:
         self._events: asyncio.Queue[tuple[int, RequestOutput, int] | Exception] = asyncio.Queue()
         self._unread = 0  # bytes in there that came while the reader did not read
         self._running: dict[int, str] = {}  # ask -> its request in the engine
+        self._begun = 0  # asks that came to the engine
         self._peeked: tuple[int, RequestOutput] | None = None
         self._size = _size(asks, service.backend.served, streamed=http is not None)
         self._watcher: asyncio.Task[None] | None = None
@@ -192,11 +201,39 @@ class Call:
         return number, output
 
     def _submit(self, first: int = 0) -> None:
-        """The asks from number `first` on."""
-        wanted = {number: self._wanted(number, ask.prompt) for number, ask in enumerate(self.asks) if number >= first}
-        _, params, priority, grammar = self.asks[first]
-        self._service.backend.submit(list(wanted.values()), params, priority, grammar)
-        self._running = {number: each.request_id for number, each in wanted.items()}
+        """The asks from number `first` on; of texts that become numbers, as many as may be there at once."""
+        last = len(self.asks) if self.asks[first].pooling is None else self._turn(first)
+        wanted = {number: self._wanted(number, self.asks[number].prompt) for number in range(first, last)}
+        _, params, priority, grammar, pooling = self.asks[first]
+        self._service.backend.submit(list(wanted.values()), pooling or params, priority, grammar)
+        self._running.update((number, each.request_id) for number, each in wanted.items())
+        self._begun = last
+
+    def _turn(self, first: int) -> int:
+        """Up to which ask the engine takes more now; one at least."""
+        room = STEPS * self._service.backend.served.step_tokens - self._tokens()
+        last = first
+        while last < len(self.asks) and last - first + len(self._running) < TEXTS:
+            room -= len(self.asks[last].prompt.token_ids)
+            if room < 0 and last > first:
+                break
+            last += 1
+        return last
+
+    def _tokens(self) -> int:
+        """Of the texts that are in the engine."""
+        return sum(len(self.asks[number].prompt.token_ids) for number in self._running)
+
+    def _go_on(self) -> None:
+        """Brings the next texts when half of those before have their numbers: together they cost less."""
+        if self._begun == len(self.asks) or 2 * len(self._running) > TEXTS:
+            return
+        if self._running and 2 * self._tokens() > STEPS * self._service.backend.served.step_tokens:
+            return
+        try:
+            self._submit(self._begun)
+        except Exception as error:  # the engine is gone: the reader is told
+            self.stop(error)
 
     def _wanted(self, number: int, prompt: Prompt) -> Wanted:
         def deliver(output: RequestOutput) -> None:
@@ -204,6 +241,8 @@ class Call:
                 self._running.pop(number, None)
             self._record.take(number, output)
             self._keep(number, output)
+            if output.finished and self._begun < len(self.asks) and output.pooled is not None:
+                self._go_on()
 
         # the process that takes this one's place gives other ids, while the engine may still have these
         return Wanted(f"{self._service.name}-{os.getpid()}-{next(_numbers)}", prompt, deliver)
@@ -224,6 +263,7 @@ class Call:
         self._leave()
 
     def _abort(self) -> None:
+        self._begun = len(self.asks)
         self._record.abort(self._running)
         for request_id in self._running.values():
             self._service.backend.abort(request_id)
@@ -255,15 +295,27 @@ def _kept_apart(ask: Ask, owner: str) -> Ask:
 def _size(asks: Sequence[Ask], served: Served, streamed: bool) -> Size:
     """What a call takes. Outputs that are streamed to somebody go out as they come; others are held to the end."""
     completions = tokens = logprobs = 0
-    for prompt, params, *_ in asks:
+    for prompt, params, _, _, pooling in asks:
         length = len(prompt.token_ids)
         room = served.max_model_len - length
         most = room if params.max_tokens is None else min(params.max_tokens, room)
         passing = streamed and params.output_kind is RequestOutputKind.DELTA
         of_output = _likeliest(params.num_logprobs, served) * (1 if passing else most)
         completions, tokens = completions + params.n, tokens + length
+        if pooling is not None:
+            logprobs += _numbers_of(pooling, served, length) // NUMBERS + 1
         logprobs += params.n * (of_output + _likeliest(params.prompt_logprobs, served) * length)
+    if asks and asks[0].pooling is not None:
+        completions = min(completions, TEXTS)
     return Size(completions, tokens, logprobs)
+
+
+def _numbers_of(params: PoolingParams, served: Served, length: int) -> int:
+    """Numbers of an answer, which are held until all are there."""
+    assert served.pooling is not None
+    embeds = params.task in ("embed", "token_embed")
+    width = (params.dimensions or served.pooling.width) if embeds else max(len(served.labels), 1)
+    return width * (length if params.of_tokens else 1)
 
 
 def _likeliest(num: int | None, served: Served) -> int:

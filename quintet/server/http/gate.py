@@ -20,14 +20,15 @@ class Size(NamedTuple):
 
     completions: int = 0
     tokens: int = 0  # of prompts, once for each completion's prompt
-    logprobs: int = 0  # held until an answer is whole: positions x (likeliest + 1)
+    logprobs: int = 0  # held until an answer is whole: positions x (likeliest + 1), or 16 numbers of an embedding
     characters: int = 0  # to tokenize; of a detokenization, token ids
     body_bytes: int = 0
 
 
 _NAMES = ("completions", "prompt tokens", "log-probabilities", "characters to tokenize", "bytes of requests")
 _SPLIT = "split it"
-_REMEDIES = (_SPLIT, _SPLIT, "ask for fewer, set max_tokens, or stream the answer", _SPLIT, _SPLIT)
+_FEWER = "ask for fewer, set max_tokens, or stream the answer; of texts that become numbers, 16 of these count as one"
+_REMEDIES = (_SPLIT, _SPLIT, _FEWER, _SPLIT, _SPLIT)
 
 
 class Gate:

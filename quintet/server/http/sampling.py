@@ -13,6 +13,7 @@ from quintet.server.http.protocol.sampling import SAMPLING_FIELDS, SamplingBody
 from quintet.server.http.service import Service
 
 _CIRCLES = tuple(each.name for each in dataclasses.fields(RepetitionDetectionParams))
+_ROUTES = {"embed": "/v1/embeddings", "classify": "/classify", "score": "/score and /rerank"}  # by task
 MAX_EXTRA_BYTES = 2**16  # of extra_args as the engine gets them: every request that waits there holds its own
 
 
@@ -31,6 +32,12 @@ def sampling_params(
 def checked_params(service: Service, fields: Mapping[str, Any], names: Mapping[str, str]) -> SamplingParams:
     """The model's defaults with these fields of SamplingParams."""
     served = service.backend.served
+    if served.pooling is not None:
+        there = ", ".join(_ROUTES[task] for task in served.pooling.tasks if task in _ROUTES) or "/pooling"
+        raise ApiError(
+            400, f"this server's model gives numbers ({', '.join(served.pooling.tasks)}) and generates no text; ask "
+            f"{there}, or start the server with a model that generates", code="unsupported",
+        )  # fmt: skip
     params = service.backend.default_params()
     fields, names = _together(fields, names)
     params.max_tokens = served.defaults.get("max_tokens")

@@ -9,6 +9,7 @@ from starlette.requests import Request as HttpRequest
 from quintet.engine.chat import load_chat_template
 from quintet.engine.speech import Parsers
 from quintet.engine.thoughts import Thoughts, find_thoughts
+from quintet.io_processors import Processors
 from quintet.parsers import REASONING_PARSERS, TOOL_PARSERS, load_plugin
 from quintet.server.backend import Backend, EngineDead
 from quintet.server.http.auth import owner_of
@@ -35,6 +36,7 @@ class Service:
         template = settings.chat_template
         self.chat_template = None if template is None else load_chat_template(template)  # Jinja text
         _check_parsers(settings)
+        self.io_processors = Processors(settings.io_processor_plugin)
         self._parsers: Parsers | None = None
         self._thoughts: Thoughts | str | None = None
         backend.thoughts = lambda: self.thoughts

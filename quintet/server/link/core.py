@@ -83,7 +83,17 @@ def served(prepared: Prepared) -> Served:
         structured_outputs=config.structured_outputs_config,
         reasoning=config.reasoning_config,
         pooling=prepared.bounds,
+        labels=_labels(prepared),
+        step_tokens=config.max_num_batched_tokens,
     )
+
+
+def _labels(prepared: Prepared) -> list[str]:
+    """Names of the classes, by their number."""
+    named = getattr(prepared.hf_config, "id2label", None)
+    if prepared.bounds is None or not isinstance(named, dict):
+        return []
+    return [str(named.get(place, f"LABEL_{place}")) for place in range(len(named))]
 
 
 def _grammars(serves: Served) -> Grammars:

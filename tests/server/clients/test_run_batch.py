@@ -88,7 +88,7 @@ BAD = [
     (line(""), "custom_id must be text"),
     ({**line(), "method": "GET"}, "method must be POST, not 'GET'"),
     (line(url="/v1/completion"), "did you mean '/v1/completions'"),
-    (line(url="/v1/embeddings"), "a batch takes /v1/chat/completions, /v1/completions, /v1/responses"),
+    (line(url="/v1/images"), "a batch takes /v1/chat/completions, /v1/completions, /v1/responses"),
     ({**line(), "body": "x"}, "body must be a JSON object"),
     ({**line(), "bdy": 1}, "did you mean 'body'"),
     (line(stream=True), "body.stream must not be set"),

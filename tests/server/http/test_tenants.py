@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from quintet.engine.pooling.admission import PoolingBounds
 from quintet.server.http.app import make_app
 from quintet.server.http.auth import ADMINISTRATION
 from quintet.server.http.errors import ApiError
@@ -22,6 +23,14 @@ ASKS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": chat(max_tokens=1),
     "/v1/messages": chat(max_tokens=1, model=None),
     "/v1/responses": {"input": "Hi", "max_output_tokens": 1},
+}
+NUMBERS: dict[str, dict[str, Any]] = {
+    "/v1/embeddings": {"input": "Hi"},
+    "/pooling": {"input": "Hi"},
+    "/classify": {"input": "Hi"},
+    "/v2/embed": {"texts": ["Hi"]},
+    **dict.fromkeys(("/score", "/v1/score"), {"data_1": "Hi", "data_2": "Ho"}),
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), {"query": "Hi", "documents": ["Ho"]}),
 }
 
 
@@ -56,9 +65,10 @@ async def test_a_response_is_found_by_its_own_key_alone(background: bool) -> Non
 
 async def salts(path: str, who: str, keys: tuple[str, ...] = KEYS, **fields: Any) -> str | None:
     """With which the engine gets a request."""
-    fake = FakeBackend()
+    numbers = PoolingBounds(("embed", "classify"), 512, 16, "MEAN") if path in NUMBERS else None
+    fake = FakeBackend(pooling=numbers, labels=("no", "yes"))
     async with client(fake, api_key=keys) as http:
-        assert await status(http, "POST", path, who, json={**ASKS[path], **fields}) == 200
+        assert await status(http, "POST", path, who, json={**(ASKS | NUMBERS)[path], **fields}) == 200
     return fake.submitted[0].prompt.cache_salt
 
 
@@ -74,6 +84,12 @@ async def test_caches_of_two_keys_have_nothing_in_common(path: str, fields: dict
     assert own and own != alice
     for taken in (alice, own, "pepper"):  # nothing that bob may say leads to alice's
         assert await salts(path, "bob", cache_salt=taken, **fields) not in (alice, own)
+
+
+@pytest.mark.parametrize("path", NUMBERS)
+async def test_nor_have_those_of_texts_that_become_numbers(path: str) -> None:
+    alice, bob = await salts(path, "alice"), await salts(path, "bob")
+    assert alice and bob and alice != bob and alice == await salts(path, "alice")
 
 
 @pytest.mark.parametrize("keys", [("alice",), ("alice", "alice"), ()])
@@ -170,7 +186,7 @@ def routes(method: str) -> set[str]:
 def test_every_route_that_changes_the_engine_for_all_is_the_administrators() -> None:
     """A new one belongs to one of the two."""
     counts = {"/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/responses/input_tokens"}
-    callers = {*counts, "/v1/responses/{response_id}/cancel", *ASKS}
+    callers = {*counts, "/v1/responses/{response_id}/cancel", *ASKS, *NUMBERS}
     assert routes("post") == callers | set(ADMINISTRATION)
     assert routes("delete") | routes("put") | routes("patch") == {"/v1/responses/{response_id}"}
 

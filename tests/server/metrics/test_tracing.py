@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from quintet.engine.pooling.admission import PoolingBounds
 from quintet.engine.prompts import Prompt
 from quintet.sampling_params import SamplingParams
 from quintet.server import tracing
@@ -21,6 +22,7 @@ from quintet.server.http.calls import Ask
 from quintet.server.http.errors import ApiError
 from quintet.server.http.service import Service
 from quintet.server.settings import ServerConfig
+from tests.server.fakes import FakeBackend
 from tests.server.metrics.collector import Collector, plain
 from tests.server.metrics.scrapes import TellingBackend
 
@@ -58,6 +60,17 @@ async def client(service: Service) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(make_app(service), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as made:
         yield made
+
+
+async def test_a_span_of_embeddings(client: httpx.AsyncClient, service: Service, collector: Collector) -> None:
+    service.backend = FakeBackend(pooling=PoolingBounds(("embed",), 512, 16, "MEAN", True))
+    assert (await client.post("/v1/embeddings", json={"input": ["a", "b"], "dimensions": 8})).status_code == 200
+    service.close()
+    (span,) = collector.wait(1)
+    found = plain(span.attributes)
+    assert found["gen_ai.operation.name"] == "embeddings" and found["gen_ai.embeddings.dimension.count"] == 8
+    assert found["gen_ai.usage.input_tokens"] == 4 and found["gen_ai.usage.output_tokens"] == 0
+    assert "gen_ai.request.max_tokens" not in found and "gen_ai.response.finish_reasons" not in found
 
 
 @pytest.mark.parametrize("stream", [False, True])

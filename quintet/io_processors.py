@@ -1,0 +1,140 @@
+"""IO processors: code of yours that makes texts of what a request to /pooling brings, and an answer of their numbers.
+
+vLLM's interface, by the same names. A package names its processors in the entry-point group
+`quintet.io_processor_plugins`, or vLLM's `vllm.io_processor_plugins`, as vLLM has it: the entry point is a function
+that returns the class's name in full. `--io-processor-plugin` names one of them, or a class as `package.module:Class`.
+"""
+
+import importlib
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Sequence
+from importlib.metadata import entry_points
+from typing import Any, Generic, TypeVar
+
+from quintet.names import unknown
+from quintet.pooling_outputs import PoolingOutput, PoolingRequestOutput
+from quintet.pooling_params import PoolingParams
+
+GROUPS = ("quintet.io_processor_plugins", "vllm.io_processor_plugins")
+REQUIRED = ("pre_process", "post_process")
+
+Given = TypeVar("Given")
+Made = TypeVar("Made")
+Output = PoolingRequestOutput[PoolingOutput]
+
+
+class IOProcessor(ABC, Generic[Given, Made]):
+    """One for each process that serves. `config` is what is known of the model (quintet.server.backend.Served);
+    `renderer.get_tokenizer()` its tokenizer as transformers' own object."""
+
+    def __init__(self, config: Any, renderer: Any = None) -> None:
+        self.vllm_config, self.renderer = config, renderer
+
+    def parse_data(self, data: Any) -> Given:
+        """What `data` of a request holds; ValueError says what is wrong with it, and becomes a 400."""
+        given: Given = data
+        return given
+
+    def merge_pooling_params(self, params: PoolingParams | None = None) -> PoolingParams:
+        """What is asked of the model; its first task, unless this says another."""
+        return params or PoolingParams()
+
+    @abstractmethod
+    def pre_process(self, prompt: Given, request_id: str | None = None, **kwargs: Any) -> Any:
+        """One prompt for the model, or a list of them: text, token ids, or dicts of these."""
+
+    async def pre_process_async(self, prompt: Given, request_id: str | None = None, **kwargs: Any) -> Any:
+        """The same, where something is to be waited for."""
+        return self.pre_process(prompt, request_id, **kwargs)
+
+    @abstractmethod
+    def post_process(self, model_output: Sequence[Output], request_id: str | None = None, **kwargs: Any) -> Made:
+        """The answer, from the numbers of each prompt, in their order."""
+
+    async def post_process_async(
+        self, model_output: AsyncIterator[tuple[int, Output]], request_id: str | None = None, **kwargs: Any
+    ) -> Made:
+        """The same, from (number of the prompt, its numbers)."""
+        found = [each async for each in model_output]
+        return self.post_process([each for _, each in sorted(found, key=lambda at: at[0])], request_id, **kwargs)
+
+
+def find(name: str) -> type:
+    """The class of a processor. ValueError says why it cannot be had."""
+    points = {point.name: point for group in reversed(GROUPS) for point in entry_points(group=group)}
+    try:
+        if name in points:
+            made = points[name].load()
+            made = made() if callable(made) and not inspect.isclass(made) else made
+            kind = _imported(made) if isinstance(made, str) else made
+        elif ":" in name:
+            kind = _imported(name)
+        else:
+            known = unknown("IO processor", name, points) if points else f"no IO processor {name!r} is installed"
+            raise ValueError(f"{known}; install the package that brings it, or name a class as package.module:Class")
+    except (ImportError, AttributeError) as error:
+        raise ValueError(
+            f"the IO processor {name!r} cannot be imported: {type(error).__name__}: {error}; install what it needs"
+        ) from error
+    lacking = [each for each in REQUIRED if not callable(getattr(kind, each, None))]
+    if not inspect.isclass(kind) or lacking:
+        raise ValueError(f"the IO processor {name!r} must be a class with {' and '.join(REQUIRED)}, as IOProcessor has")
+    return kind
+
+
+def make(kind: type, config: Any, tokenizer: Callable[[], Any]) -> Any:
+    """An object of it: older classes take the config alone."""
+    takes = [each for each in inspect.signature(kind).parameters.values() if each.kind is not each.KEYWORD_ONLY]
+    several = len(takes) > 1 or any(each.kind is each.VAR_POSITIONAL for each in takes)
+    return kind(config, Renderer(tokenizer)) if several else kind(config)
+
+
+class Processors:
+    """The one that an operator names, made when it is first asked for."""
+
+    def __init__(self, name: str | None) -> None:
+        """ValueError says why it cannot be had."""
+        self._kind = None if name is None else find(name)
+        self._made: Any = None
+
+    def get(self, config: Any, tokenizer: Callable[[], Any]) -> Any:
+        """None: none was named."""
+        if self._made is None and self._kind is not None:
+            self._made = make(self._kind, config, tokenizer)
+        return self._made
+
+
+class Renderer:
+    """What processors ask for the tokenizer."""
+
+    def __init__(self, tokenizer: Callable[[], Any]) -> None:
+        self._tokenizer = tokenizer
+
+    def get_tokenizer(self) -> Any:
+        """transformers' own object."""
+        return self._tokenizer()
+
+    @property
+    def tokenizer(self) -> Any:
+        """The same."""
+        return self._tokenizer()
+
+
+def parsed(processor: Any, data: Any) -> Any:
+    """By whichever name the processor has for it."""
+    named = ("parse_data", "parse_request") if _own(processor, "parse_data") else ("parse_request", "parse_data")
+    parse = next((getattr(processor, each) for each in named if callable(getattr(processor, each, None))), None)
+    return data if parse is None else parse(data)
+
+
+def _own(processor: Any, name: str) -> bool:
+    """Whether the class itself says it, and not the interface for it."""
+    said = getattr(type(processor), name, None)
+    return said is not None and said is not getattr(IOProcessor, name)
+
+
+def _imported(name: str) -> Any:
+    """`package.module:Class`, or with a dot in the place of the colon."""
+    module, _, attribute = name.partition(":") if ":" in name else name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)

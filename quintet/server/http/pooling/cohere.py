@@ -1,0 +1,117 @@
+"""POST /v2/embed: embeddings in Cohere's shape. Source: Cohere's API reference, version 2, "Embed"."""
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from quintet.pooling_params import PoolingParams
+from quintet.server.http.answers import service_of
+from quintet.server.http.bodies import read_body
+from quintet.server.http.openapi import documented
+from quintet.server.http.pooling.answers import CohereEmbeddings
+from quintet.server.http.pooling.inputs import Texts, bounds_of, prompt_named, settled
+from quintet.server.http.pooling.numbers import COHERE_TYPES, Numbers, cohere_json
+from quintet.server.http.pooling.requests import CohereEmbedRequest
+from quintet.server.http.pooling.work import Work, meta, respond
+from quintet.server.http.sampling import refuse
+from quintet.server.http.service import Service
+from quintet.server.http.tally import Tally, tally_of
+
+router = APIRouter()
+
+_CUTS = ("NONE", "START", "END")
+# Cohere's names -> those that models have for their prompts, too
+_NAMES = {
+    "search_query": ("search_query", "query"),
+    "search_document": ("search_document", "document", "passage"),
+    "classification": ("classification",),
+    "clustering": ("clustering",),
+}
+
+
+@router.post("/v2/embed")
+@documented(body=CohereEmbedRequest, answer=CohereEmbeddings)
+async def embed(http: HttpRequest) -> Response:
+    """A vector of each text, in one or more types."""
+    service = service_of(http)
+    body = await read_body(http, CohereEmbedRequest)
+    service.check_model(body.model)
+    service.check_ready()
+    given = PoolingParams(dimensions=body.output_dimension, truncate_prompt_tokens=_keep(body))
+    params = settled(service, given, "embed", "/v2/embed")
+    kinds = _kinds(body, params.dimensions or bounds_of(service).width)
+    texts, param = _texts(body)
+    reader = Texts(
+        service, params, left=body.truncate == "START", before=_before(service, body.input_type), param=param
+    )
+    most = body.max_tokens if body.truncate == "NONE" else None
+    prompts = await reader.read(texts)
+    for at, each in enumerate(prompts):
+        if most is not None and len(each.token_ids) > most:
+            name = reader.name(at, len(prompts))
+            raise refuse(param, f"is too long: {name} has {len(each.token_ids)} tokens, and max_tokens is {most}; set "
+                         "truncate to END or START")  # fmt: skip
+
+    async def answer(found: list[Numbers], tally: Tally) -> Any:
+        embeddings = {}
+        for kind in kinds:
+            embeddings[kind] = await service.turns.through([_writer(each, kind) for each in found])
+        told = f"embd-{tally_of(http).request_id}"
+        return CohereEmbeddings(id=told, embeddings=embeddings, texts=texts, meta=meta(tally, "2"))
+
+    return await respond(service, http, Work(prompts, params, body.priority or 0), answer)
+
+
+def _writer(x: Numbers, kind: str) -> Any:
+    return lambda: cohere_json(x, kind)
+
+
+def _keep(body: CohereEmbedRequest) -> int | None:
+    if body.truncate is not None and body.truncate not in _CUTS:
+        raise refuse("truncate", f"must be one of {', '.join(_CUTS)}, not {body.truncate[:40]!r}")
+    return None if body.truncate == "NONE" else body.max_tokens or -1
+
+
+def _kinds(body: CohereEmbedRequest, width: int) -> list[str]:
+    kinds = list(dict.fromkeys(body.embedding_types or ["float"]))
+    for each in kinds:
+        if each not in COHERE_TYPES:
+            raise refuse("embedding_types", f"has {each[:40]!r}; they are {', '.join(COHERE_TYPES)}")
+        if each.endswith("binary") and width % 8:
+            raise refuse("embedding_types", f"{each} packs 8 numbers into a byte, and an embedding has {width}")
+    return kinds
+
+
+def _texts(body: CohereEmbedRequest) -> tuple[list[str], str]:
+    """The texts, and the field that they are in."""
+    if (body.texts is None) == (body.inputs is None):
+        raise refuse("texts", "and inputs exclude each other; give one of them")
+    if body.texts is not None:
+        return body.texts, "texts"
+    if not isinstance(body.inputs, list):
+        raise refuse("inputs", 'must be a list of objects such as {"content": [{"type": "text", "text": ...}]}')
+    return [_content(each, f"inputs[{at}]") for at, each in enumerate(body.inputs)], "inputs"
+
+
+def _content(given: Any, name: str) -> str:
+    parts = given.get("content") if isinstance(given, dict) else None
+    if isinstance(parts, list) and parts and all(isinstance(each, dict) for each in parts):
+        texts = [each.get("text") for each in parts if each.get("type") == "text"]
+        if len(texts) == len(parts) and all(isinstance(each, str) for each in texts):
+            return "".join(texts)
+    raise refuse("inputs", f"{name} must have content of parts that are text; models here take text alone")
+
+
+def _before(service: Service, kind: str | None) -> str:
+    """What the model wants before texts of this kind; nothing where it tells no kinds apart."""
+    bounds = bounds_of(service)
+    if kind is None:
+        return prompt_named(service, bounds.default_prompt) if bounds.default_prompt else ""
+    names = _NAMES.get(kind, (kind,))
+    found = next((each for each in names if each in bounds.prompts), None)
+    if found is None and kind not in _NAMES:
+        known = ", ".join(dict.fromkeys([*_NAMES, *bounds.prompts]))
+        raise refuse("input_type", f"{kind[:40]!r} is not known; this model takes {known}")
+    return "" if found is None else prompt_named(service, found)

@@ -1,0 +1,221 @@
+"""The texts of a request for numbers: read in whatever form they came, tokenized together, cut, checked one by one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from quintet.engine.pooling.admission import PoolingBounds
+from quintet.engine.prompts import Prompt, parse_prompt
+from quintet.engine.tokenizer import Tokenizer, refuse_surrogates
+from quintet.pooling_params import PoolingParams
+from quintet.sampling_params import ParameterError
+from quintet.server.http.errors import ApiError
+from quintet.server.http.pooling.requests import InputBody, PoolingBody
+from quintet.server.http.prompts import beside, chat_prompt, need_tokenizer
+from quintet.server.http.sampling import refuse
+from quintet.server.http.service import Service
+
+SIDES = ("left", "right")
+
+
+@dataclass(frozen=True)
+class Texts:
+    """How the texts of one request are read. What is wrong with one is refused by its name, before anything runs."""
+
+    service: Service
+    params: PoolingParams  # settled
+    salt: str | None = None
+    special: bool = True  # whether the tokenizer adds its own
+    left: bool = False  # whether a text that is too long loses its beginning, and not its end
+    before: str = ""  # put before each text
+    param: str = "input"  # the field of the request
+    bounds: PoolingBounds = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bounds", bounds_of(self.service).ending(self.service.backend.tokenizer))
+
+    async def read(self, given: Sequence[Any]) -> list[Prompt]:
+        """Each is text or token ids."""
+        most = self.service.settings.max_inputs
+        if not given:
+            raise refuse(self.param, "is empty; give at least one text")
+        if len(given) > most:
+            raise refuse(self.param, f"holds {len(given)} texts, and the server takes {most}; send several requests")
+        size = sum(len(each) for each in given if isinstance(each, (str, list)))
+        return await beside(self.service, size, lambda: self._read(given), self.param)
+
+    def _read(self, given: Sequence[Any]) -> list[Prompt]:
+        at = [place for place, each in enumerate(given) if isinstance(each, str)]
+        ids = dict(zip(at, self._tokenized([given[place] for place in at], at, len(given)), strict=True))
+        found = []
+        for place, each in enumerate(given):
+            name = self.name(place, len(given))
+            found.append(self.fit(ids[place], name, each) if place in ids else self.fit_ids(each, name))
+        return found
+
+    def name(self, place: int, count: int) -> str:
+        """What messages call a text."""
+        return self.param if count == 1 else f"{self.param}[{place}]"
+
+    def _tokenized(self, texts: list[str], at: Sequence[int], count: int) -> list[list[int]]:
+        if not texts:
+            return []
+        tokenizer = self.service.backend.tokenizer
+        if tokenizer is None:
+            raise ValueError(f"{self.name(at[0], count)} is text, but the engine has no tokenizer; give token ids")
+        if self.bounds.lower:
+            texts = [each.lower() for each in texts]
+        for place, text in zip(at, texts, strict=True):
+            self._check_length(tokenizer, len(text), self.name(place, count))
+        return tokenizer.encode_all([self.before + each for each in texts], self.special)
+
+    def _check_length(self, tokenizer: Tokenizer, size: int, name: str) -> None:
+        """Refuses a text that cannot fit before it is tokenized."""
+        most = tokenizer.max_chars_per_token
+        limit = self.bounds.max_model_len
+        whole = self.params.truncate_prompt_tokens is None and not self.bounds.chunked
+        if whole and most is not None and size > most * limit:
+            raise too_long(f"{name} has {size} characters, and a token stands for {most} at most", limit, self.param)
+
+    def fit_ids(self, ids: Any, name: str) -> Prompt:
+        """A caller's own token ids, checked one by one."""
+        if not isinstance(ids, list):
+            raise ValueError(f"{name} must be text or a list of token ids, not {type(ids).__name__}")
+        served = self.service.backend.served
+        parse_prompt(ids, self.service.backend.tokenizer, served.vocab_size, name)
+        return self.fit(ids, name)
+
+    def fit(self, ids: list[int], name: str, text: str | None = None, types: bytes = b"") -> Prompt:
+        """What the tokenizer made of a text, cut as the request asks for it."""
+        size = self.service.backend.served.vocab_size
+        if not ids:
+            raise ValueError(f"{name} is empty: it has no tokens; give at least one")
+        if max(ids) >= size:
+            raise ValueError(
+                f"{name}: the tokenizer gives token {max(ids)}, but the model's vocabulary has {size}: tokenizer and "
+                "model do not belong together"
+            )
+        if self.salt is not None:
+            refuse_surrogates(self.salt, "cache_salt")
+        prompt = Prompt(ids, text, self.salt, types=types)
+        keep = self.params.truncate_prompt_tokens
+        if self.left and keep is not None:
+            prompt = self._without_beginning(prompt, self.bounds.max_model_len if keep == -1 else keep)
+        if self.bounds.chunked and self.params.task == "embed" and keep is None:
+            self._check_pieces(len(prompt.token_ids), name)
+            return prompt
+        try:
+            admitted = self.bounds.admit("", prompt, self.params)
+        except ParameterError:
+            raise
+        except ValueError:
+            if len(prompt.token_ids) > self.bounds.max_model_len:
+                what = f"{name} has {len(prompt.token_ids)} tokens"
+                raise too_long(what, self.bounds.max_model_len, self.param) from None
+            raise
+        return replace(prompt, token_ids=list(admitted.prompt_ids), types=admitted.types)
+
+    def _check_pieces(self, count: int, name: str) -> None:
+        """Of a text that is embedded in pieces where it is too long."""
+        most = self.bounds.max_embed_len
+        if most is not None and count > most:
+            raise too_long(f"{name} has {count} tokens, which are embedded in pieces", most, self.param)
+
+    def _without_beginning(self, prompt: Prompt, keep: int) -> Prompt:
+        """Its last tokens, behind those that the tokenizer puts before each text."""
+        ids, tokenizer = prompt.token_ids, self.service.backend.tokenizer
+        if len(ids) <= keep:
+            return prompt
+        begins = [] if tokenizer is None else tokenizer.encode("")[: -len(self.bounds.ends) or None]
+        head = len(begins) if ids[: len(begins)] == begins and len(begins) < keep else 0
+        kept = [*ids[:head], *ids[len(ids) - keep + head :]]
+        types = prompt.types
+        return replace(prompt, token_ids=kept, types=types[: 4 * head] + types[4 * (len(ids) - keep + head) :])
+
+
+def bounds_of(service: Service) -> PoolingBounds:
+    """Raises ApiError 400 where the model generates text."""
+    bounds = service.backend.served.pooling
+    if bounds is None:
+        raise ApiError(
+            400, "this server's model generates text and gives no numbers; start the server with an embedding, "
+            "classification or reranking model, or with --runner pooling", code="unsupported",
+        )  # fmt: skip
+    return bounds
+
+
+def settled(service: Service, params: PoolingParams, task: str | None, route: str) -> PoolingParams:
+    """The task is one that the model has. Raises ApiError 400 that says what to do."""
+    bounds = bounds_of(service)
+    if task is not None and task not in bounds.tasks:
+        raise ApiError(
+            400, f"{route} needs the task {task!r}, and this server's model has {', '.join(bounds.tasks)}; "
+            f"{_elsewhere(bounds.tasks)}", code="unsupported",
+        )  # fmt: skip
+    return bounds.params(params, task)
+
+
+def _elsewhere(tasks: Sequence[str]) -> str:
+    routes = {"embed": "/v1/embeddings", "classify": "/classify", "score": "/score"}
+    there = [route for task, route in routes.items() if task in tasks] or ["/pooling"]
+    return f"ask {' or '.join(there)}, or serve another model"
+
+
+def sided(body: PoolingBody) -> bool:
+    """Whether a text loses its beginning."""
+    if body.truncation_side is not None and body.truncation_side not in SIDES:
+        raise refuse("truncation_side", f"must be left or right, not {body.truncation_side[:40]!r}")
+    return body.truncation_side == "left"
+
+
+async def read_inputs(service: Service, body: InputBody, params: PoolingParams) -> list[Prompt]:
+    """What the body holds as input, or as messages."""
+    if (body.input is None) == (body.messages is None):
+        raise refuse("input", "and messages exclude each other; give one of them")
+    if body.messages is not None:
+        return await _conversations(service, body, params)
+    default = bounds_of(service).default_prompt
+    texts = Texts(
+        service, params, body.cache_salt, body.add_special_tokens is not False, sided(body),
+        prompt_named(service, default) if default else "",
+    )  # fmt: skip
+    return await texts.read(listed(body.input))
+
+
+async def _conversations(service: Service, body: InputBody, params: PoolingParams) -> list[Prompt]:
+    """One, or a list of them."""
+    need_tokenizer(service)
+    body.add_generation_prompt = bool(body.add_generation_prompt)
+    texts = Texts(service, params, body.cache_salt, left=sided(body), param="messages")
+    several = isinstance(body.messages, list) and body.messages and isinstance(body.messages[0], list)
+    given = body.messages if several else [body.messages]
+    most = service.settings.max_inputs
+    if len(given) > most:
+        raise refuse(
+            "messages", f"holds {len(given)} conversations, and the server takes {most}; send several requests"
+        )
+    special = bool(body.add_special_tokens)
+    found = [
+        await chat_prompt(service, body, each, body.size, cache_salt=body.cache_salt, add_special_tokens=special)
+        for each in given
+    ]
+    return [texts.fit(each.token_ids, texts.name(at, len(found)), each.text) for at, each in enumerate(found)]
+
+
+def listed(given: Any) -> list[Any]:
+    """OpenAI's four forms as one: a list whose first entry is a number is one text."""
+    if isinstance(given, list) and (not given or isinstance(given[0], (str, list))):
+        return given
+    return [given]
+
+
+def prompt_named(service: Service, name: str) -> str:
+    """What the model's files want before a text."""
+    return bounds_of(service).prompts.get(name, "")
+
+
+def too_long(what: str, limit: int, param: str) -> ApiError:
+    return ApiError(
+        400, f"This model's maximum context length is {limit} tokens, and {what}; shorten it, or set "
+        "truncate_prompt_tokens (-1 cuts what is too much)", param=param, code="context_length_exceeded",
+    )  # fmt: skip

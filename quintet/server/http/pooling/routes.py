@@ -1,0 +1,189 @@
+"""POST /v1/embeddings, /classify and /pooling: a text becomes a vector, classes, or whatever the model makes of it."""
+
+import json
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from quintet.pooling_params import PoolingParams
+from quintet.server.http.answers import Head, service_of
+from quintet.server.http.bodies import read_body
+from quintet.server.http.openapi import documented
+from quintet.server.http.pooling import plugins
+from quintet.server.http.pooling.answers import (
+    Classes,
+    Classification,
+    Embedding,
+    Embeddings,
+    Pooled,
+    PooledList,
+)
+from quintet.server.http.pooling.inputs import read_inputs, settled
+from quintet.server.http.pooling.numbers import DTYPES, ENDIANNESS, FORMATS, Form, Numbers, list_json, native_order
+from quintet.server.http.pooling.requests import (
+    ClassificationRequest,
+    EmbeddingRequest,
+    EncodedBody,
+    PoolingBody,
+    PoolingRequest,
+)
+from quintet.server.http.pooling.work import Binary, Work, respond, usage
+from quintet.server.http.sampling import refuse
+from quintet.server.http.service import Service
+from quintet.server.http.tally import Tally, take_name, tally_of
+
+router = APIRouter()
+
+_PLACES = 200  # of texts' numbers, which a header tells
+
+
+@router.post("/v1/embeddings")
+@documented(body=EmbeddingRequest, answer=Embeddings)
+async def create_embedding(http: HttpRequest) -> Response:
+    """A vector of each text."""
+    service = service_of(http)
+    body = await read_body(http, EmbeddingRequest)
+    begin(service, http, body)
+    params = settled(service, _embedding_params(body), "embed", "/v1/embeddings")
+    form = _form(body)
+    work = Work(await read_inputs(service, body, params), params, body.priority or 0)
+    _check_places(form, len(work.prompts))
+    head = head_of(service, http, "embd", body.model)
+
+    async def answer(found: list[Numbers], tally: Tally) -> Any:
+        if form.encoding.startswith("bytes"):
+            return _octets(found, form, {**head, "usage": usage(tally)})
+        written = await _written(service, found, form)
+        data = [Embedding(index=at, embedding=each) for at, each in enumerate(written)]
+        return Embeddings(data=data, usage=usage(tally), **head)
+
+    return await respond(service, http, work, answer)
+
+
+@router.post("/pooling")
+@documented(body=PoolingRequest, answer=PooledList)
+async def create_pooling(http: HttpRequest) -> Response:
+    """What the model makes of each text, for any task that it has; or what an IO processor makes of data."""
+    service = service_of(http)
+    body = await read_body(http, PoolingRequest)
+    begin(service, http, body)
+    if body.data is not None or body.task == "plugin":
+        return await plugins.respond(service, http, body)
+    params = settled(service, _pooling_params(body), None, "/pooling")
+    form = _form(body)
+    work = Work(await read_inputs(service, body, params), params, body.priority or 0)
+    _check_places(form, len(work.prompts))
+    head = head_of(service, http, "pool", body.model)
+
+    async def answer(found: list[Numbers], tally: Tally) -> Any:
+        if form.encoding.startswith("bytes"):
+            return _octets(found, form, {**head, "usage": usage(tally)})
+        written = await _written(service, found, form)
+        data = [Pooled(index=at, data=each) for at, each in enumerate(written)]
+        return PooledList(data=data, usage=usage(tally), **head)
+
+    return await respond(service, http, work, answer)
+
+
+@router.post("/classify")
+@documented(body=ClassificationRequest, answer=Classification)
+async def classify(http: HttpRequest) -> Response:
+    """How likely each class is for each text."""
+    service = service_of(http)
+    body = await read_body(http, ClassificationRequest)
+    begin(service, http, body)
+    given = PoolingParams(use_activation=body.use_activation, truncate_prompt_tokens=body.truncate_prompt_tokens)
+    params = settled(service, given, "classify", "/classify")
+    work = Work(await read_inputs(service, body, params), params, body.priority or 0)
+    head = head_of(service, http, "classify", body.model)
+
+    async def answer(found: list[Numbers], tally: Tally) -> Any:
+        labels = service.backend.served.labels
+        data = [_classes(at, each, labels) for at, each in enumerate(found)]
+        return Classification(data=data, usage=usage(tally), **head)
+
+    return await respond(service, http, work, answer)
+
+
+def _classes(index: int, x: Numbers, labels: list[str]) -> Classes:
+    likeliest = int(x.argmax())
+    label = labels[likeliest] if likeliest < len(labels) else None
+    return Classes(index=index, label=label, probs=list_json(x), num_classes=len(x))
+
+
+def begin(service: Service, http: HttpRequest, body: PoolingBody) -> None:
+    """What every route looks at first."""
+    take_name(http, body.request_id)
+    service.check_model(body.model)
+    service.check_ready()
+
+
+def head_of(service: Service, http: HttpRequest, kind: str, model: str | None) -> dict[str, Any]:
+    """id, created and model of an answer."""
+    head = Head.of(service, f"{kind}-{tally_of(http).request_id}", model)
+    return {"id": head.id, "created": head.created, "model": head.model}
+
+
+def _embedding_params(body: EncodedBody) -> PoolingParams:
+    return PoolingParams(
+        dimensions=body.dimensions,
+        normalize=body.normalize,
+        use_activation=body.use_activation,
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+    )
+
+
+def _pooling_params(body: PoolingRequest) -> PoolingParams:
+    params = _embedding_params(body)
+    params.task = body.task
+    if params.use_activation is None:
+        params.use_activation = body.softmax
+    return params
+
+
+def _form(body: EncodedBody) -> Form:
+    """Raises ApiError 400 for a name that is not known."""
+    given = {"encoding_format": FORMATS, "embed_dtype": DTYPES, "endianness": ENDIANNESS}
+    for name, known in given.items():
+        value = getattr(body, name)
+        if value is not None and value not in known:
+            raise refuse(name, f"must be one of {', '.join(known)}, not {value[:40]!r}")
+    return Form(body.encoding_format or "float", body.embed_dtype or "float32", body.endianness or "native")
+
+
+def _check_places(form: Form, count: int) -> None:
+    """Headers of clients and proxies have bounds of their own."""
+    if form.encoding == "bytes" and count > _PLACES:
+        raise refuse(
+            "encoding_format", f"bytes tells in a header where each text's numbers are, of {_PLACES} texts at most, "
+            f"not of {count}; use bytes_only or base64",
+        )  # fmt: skip
+
+
+async def _written(service: Service, found: list[Numbers], form: Form) -> list[Any]:
+    """One after the other, and others' work between them: lists of numbers take their time."""
+
+    def write(x: Numbers) -> Any:
+        return lambda: form.json(x)
+
+    return await service.turns.through(map(write, found))
+
+
+def _octets(found: list[Numbers], form: Form, head: dict[str, Any]) -> Binary:
+    """All numbers one behind the other; where each text's are is said in the header `metadata`, unless only bytes are
+    wanted. Source: vLLM's pooling API."""
+    parts = [form.raw(each) for each in found]
+    headers = {}
+    if form.encoding == "bytes":
+        data, start = [], 0
+        order = native_order() if form.endianness == "native" else form.endianness
+        for at, (part, each) in enumerate(zip(parts, found, strict=True)):
+            data.append({"index": at, "embed_dtype": form.dtype, "endianness": order, "start": start,
+                         "end": start + len(part), "shape": list(each.shape)})  # fmt: skip
+            start += len(part)
+        tokens = head.pop("usage")
+        said = {"prompt_tokens": tokens.prompt_tokens, "total_tokens": tokens.total_tokens}
+        headers["metadata"] = json.dumps({**head, "data": data, "usage": said}, ensure_ascii=True)
+    return Binary(b"".join(parts), headers)

@@ -1,0 +1,210 @@
+"""POST /score and /rerank: how well documents go with a query, by a cross-encoder, or by comparing embeddings."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from quintet.engine.pooling.scoring import Cuts, PairTemplate, cosine, max_sim, pairs
+from quintet.engine.prompts import Prompt
+from quintet.pooling_params import PoolingParams
+from quintet.server.http.answers import Whole, service_of
+from quintet.server.http.asgi import route_path
+from quintet.server.http.bodies import read_body
+from quintet.server.http.errors import ApiError
+from quintet.server.http.openapi import documented
+from quintet.server.http.pooling.answers import Ranked, RankedDocument, Ranking, Score, Scores
+from quintet.server.http.pooling.inputs import Texts, bounds_of, prompt_named, settled, sided
+from quintet.server.http.pooling.numbers import Numbers
+from quintet.server.http.pooling.requests import RerankRequest, ScoreRequest
+from quintet.server.http.pooling.routes import begin, head_of
+from quintet.server.http.pooling.work import Work, meta, respond, usage
+from quintet.server.http.prompts import beside, need_tokenizer
+from quintet.server.http.sampling import refuse
+from quintet.server.http.service import Service
+from quintet.server.http.tally import Tally
+
+router = APIRouter()
+
+_FIRST, _SECOND = ("data_1", "text_1", "queries"), ("data_2", "text_2", "documents", "items")
+Body = ScoreRequest | RerankRequest
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The texts of a request for scores, and how their numbers become these."""
+
+    work: Work
+    places: list[tuple[int, int]]  # of each score, the query's text and the document's; a cross-encoder's are one
+    task: str
+
+    def scores(self, found: Sequence[Numbers]) -> list[float]:
+        """In the order of the pairs."""
+        if self.task == "score":
+            return [float(each.reshape(-1)[0]) for each in found]
+        compare = cosine if self.task == "embed" else max_sim
+        return [compare(found[query], found[document]) for query, document in self.places]
+
+
+@router.post("/score")
+@router.post("/v1/score")
+@documented(body=ScoreRequest, answer=Scores)
+async def create_score(http: HttpRequest) -> Response:
+    """How well two texts go together: one with each of many, or each with the one in its place."""
+    service = service_of(http)
+    body = await read_body(http, ScoreRequest)
+    begin(service, http, body)
+    first, second = _named(body, _FIRST), _named(body, _SECOND)
+    queries, documents = (_texts(getattr(body, name), name) for name in (first, second))
+    plan = await score_plan(service, body, (first, queries), (second, documents))
+    head = head_of(service, http, "score", body.model)
+
+    async def answer(found: list[Numbers], tally: Tally) -> Any:
+        data = [Score(index=at, score=each) for at, each in enumerate(plan.scores(found))]
+        return Scores(data=data, usage=usage(tally), **head)
+
+    return await respond(service, http, plan.work, answer)
+
+
+@router.post("/rerank")
+@router.post("/v1/rerank")
+@router.post("/v2/rerank")
+@documented(body=RerankRequest, answer=Ranking)
+async def rerank(http: HttpRequest) -> Whole:
+    """Documents, in the order of how well they go with a query."""
+    service = service_of(http)
+    body = await read_body(http, RerankRequest)
+    begin(service, http, body)
+    queries, documents = _texts([body.query], "query"), _texts(body.documents, "documents")
+    plan = await score_plan(service, body, ("query", queries), ("documents", documents))
+    head = head_of(service, http, "rerank", body.model)
+    head.pop("created")
+    version = "2" if route_path(http.scope).startswith("/v2") else "1"
+
+    async def answer(found: list[Numbers], tally: Tally) -> Any:
+        scores = plan.scores(found)
+        best = sorted(range(len(scores)), key=lambda at: -scores[at])[: body.top_n or None]
+        results = [Ranked(index=at, relevance_score=scores[at]) for at in best]
+        if body.return_documents is not False:
+            for each in results:
+                each.document = RankedDocument(documents[each.index])
+        return Ranking(results=results, usage=usage(tally), meta=meta(tally, version), **head)
+
+    return await respond(service, http, plan.work, answer)
+
+
+async def score_plan(service: Service, body: Body, first: tuple[str, list[str]], second: tuple[str, list[str]]) -> Plan:
+    """Of queries and documents, each with the field's name. Raises ApiError 400, with vLLM's words for their counts."""
+    (name_1, queries), (name_2, documents) = first, second
+    most = service.settings.max_inputs
+    if len(documents) > most:
+        raise refuse(name_2, f"holds {len(documents)} texts, and the server takes {most}; send several requests")
+    task = _task(service)
+    params = settled(
+        service, PoolingParams(use_activation=body.use_activation, truncate_prompt_tokens=body.truncate_prompt_tokens),
+        task, "a score",
+    )  # fmt: skip
+    try:
+        places = pairs(range(len(queries)), range(len(documents)))
+    except ValueError as error:
+        raise ApiError(400, str(error), param=name_2, code="invalid_value") from None
+    cuts = Cuts(body.max_tokens_per_query or None, body.max_tokens_per_doc or None)
+    if task == "score":
+        prompts = await _pairs(service, body, params, [(queries[a], documents[b]) for a, b in places], cuts)
+        return Plan(Work(prompts, params, body.priority or 0), [], task)
+    if cuts.query or cuts.document:
+        queries, documents = await _cut(service, queries, documents, cuts)
+    default = bounds_of(service).default_prompt
+    texts = Texts(
+        service, params, body.cache_salt, left=sided(body), before=prompt_named(service, default) if default else "",
+        param=name_1,
+    )  # fmt: skip
+    prompts = [*await texts.read(queries), *await replace(texts, param=name_2).read(documents)]
+    places = [(query, len(queries) + document) for query, document in places]
+    return Plan(Work(prompts, params, body.priority or 0), places, task)
+
+
+async def _pairs(
+    service: Service, body: Body, params: PoolingParams, couples: list[tuple[str, str]], cuts: Cuts
+) -> list[Prompt]:
+    """What a cross-encoder is given."""
+    bounds = bounds_of(service)
+    template = PairTemplate(need_tokenizer(service), service.chat_template, bounds.separated, bounds.lower)
+    keep = params.truncate_prompt_tokens
+    cuts = cuts._replace(pair=bounds.max_model_len if keep == -1 else keep)
+    texts = Texts(service, params, body.cache_salt, left=sided(body), param="documents")
+
+    def read() -> list[Prompt]:
+        found = []
+        for at, couple in enumerate(couples):
+            name = "the pair" if len(couples) == 1 else f"pair {at}"
+            try:
+                made = template.prompt(*couple, cuts)
+                found.append(texts.fit(made.token_ids, name, None, made.types))
+            except ValueError as error:
+                raise error if name in str(error) else ValueError(f"{name}: {error}") from None
+        return found
+
+    return await beside(service, sum(len(a) + len(b) for a, b in couples), read, "documents")
+
+
+async def _cut(service: Service, queries: list[str], documents: list[str], cuts: Cuts) -> tuple[list[str], list[str]]:
+    template = PairTemplate(need_tokenizer(service))
+
+    def cut() -> tuple[list[str], list[str]]:
+        return [template.cut(each, cuts.query) for each in queries], [
+            template.cut(each, cuts.document) for each in documents
+        ]
+
+    return await beside(service, sum(map(len, queries)) + sum(map(len, documents)), cut, "documents")
+
+
+def _task(service: Service) -> str:
+    """How this model scores: as a cross-encoder, or by its embeddings of texts, or of their tokens."""
+    bounds = bounds_of(service)
+    task = next((each for each in ("score", "embed", "token_embed") if each in bounds.tasks), None)
+    if task is None:
+        raise ApiError(
+            400, f"this server's model has the tasks {', '.join(bounds.tasks)}, of which no score comes: a score wants "
+            "one class, or embeddings; ask /classify or /pooling, or serve a reranking or embedding model",
+            code="unsupported",
+        )  # fmt: skip
+    return task
+
+
+def _named(body: ScoreRequest, names: Sequence[str]) -> str:
+    """The one that was given."""
+    there = [name for name in names if getattr(body, name) is not None]
+    if len(there) != 1:
+        raise refuse(there[1] if there else names[0], f"is one of {', '.join(names)}; give exactly one of them")
+    return there[0]
+
+
+def _texts(given: Any, name: str) -> list[str]:
+    """One text or document, or a list of them."""
+    if not isinstance(given, list):
+        given, alone = [given], True
+    else:
+        alone = name == "query"
+    return [_text(each, name if alone else f"{name}[{at}]", name) for at, each in enumerate(given)]
+
+
+def _text(given: Any, name: str, param: str) -> str:
+    """The text of a document, in each form that is known."""
+    if isinstance(given, str):
+        return given
+    if isinstance(given, dict):
+        if isinstance(given.get("text"), str):
+            return str(given["text"])
+        parts = given.get("content")
+        if isinstance(parts, list) and parts and all(_is_text(each) for each in parts):
+            return "".join(each["text"] for each in parts)
+    why = f'{name} must be text, or an object such as {{"text": ...}}; models here take text alone'
+    raise ApiError(400, why, param=param, code="invalid_value")
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
