@@ -1,4 +1,4 @@
-"""Encoders: tokens see both ways, nothing is kept, and hidden states come out. What their families differ in are hooks."""
+"""Encoders: tokens see both ways, nothing is kept, and hidden states come out. Families fill in hooks."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,8 @@ class Encoder(Family):
     other; `prefixes` are what a model with a head has before its trunk's.
     """
 
-    ignored = (r".*embeddings\.position_ids", r".*embeddings\.token_type_ids", r".*rotary_emb\.inv_freq")
+    # what heads are made of, and what is computed
+    ignored = (r"(pooler|cls)\..*", r".*embeddings\.(position|token_type)_ids", r".*rotary_emb\.inv_freq")
     encodes = True
     names: ClassVar[Sequence[tuple[str, str]]] = ()
     prefixes: ClassVar[Sequence[str]] = ()

@@ -11,7 +11,7 @@ import transformers
 from quintet import LLM, PoolingParams
 
 TEXTS = [[5, 6, 7], [4] * 40, [9], list(range(5, 63)), [3, 70, 2]]
-WIDE = {"vocab_size": 101, "initializer_range": 0.2}
+WIDE: dict[str, Any] = {"vocab_size": 101, "initializer_range": 0.2}
 SIZES = {**WIDE, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 72,
          "max_position_embeddings": 72}  # fmt: skip
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # the class without its ending, and what a small one has
@@ -34,7 +34,7 @@ CLASSES = [name for name in FAMILIES if name not in ("nomic_bert",)]  # whose cl
 def made(name: str, ending: str, **more: Any) -> Any:
     torch.manual_seed(0)
     stem, sizes = FAMILIES[name]
-    config = getattr(transformers, f"{stem}Config")(**sizes, **more)
+    config = getattr(transformers, f"{stem}Config")(**{**sizes, **more})
     return getattr(transformers, f"{stem}{ending}")(config).eval()
 
 
