@@ -86,7 +86,7 @@ class Encoder(Family):
         return PostNorm(build, attention, plain_mlp(config, build), config.hidden_size, eps(config))
 
     @classmethod
-    def canonical(cls, name: str) -> str:  # type: ignore[override]  # each family has its own
+    def canonical(cls, name: str) -> str:
         """The modules' names, also of the layer norms of older checkpoints."""
         for prefix in cls.prefixes:
             name = name.removeprefix(prefix)

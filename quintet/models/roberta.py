@@ -1,5 +1,4 @@
-"""RoBERTa, XLM-RoBERTa and CamemBERT (Liu et al. 2019, Conneau et al. 2020), the trunk: BERT whose positions begin
-behind the padding's."""
+"""RoBERTa (Liu et al. 2019, and XLM-RoBERTa, CamemBERT), the trunk: BERT whose positions begin behind the padding's."""
 
 from typing import Any
 
