@@ -63,8 +63,12 @@ ALSO = {
     "qwen2": "QwQ, DeepSeek-R1-Distill-Qwen",
 }
 # families that give hidden states alone: a config, and where they are compared
+_ENCODER: dict[str, Any] = {"hidden_size": 48, "num_attention_heads": 6, "num_hidden_layers": 2}
+_ENCODERS = "tests/e2e/test_encoders.py"
 HEADLESS: dict[str, tuple[dict[str, Any], str]] = {
-    "bert": ({"hidden_size": 48, "num_attention_heads": 6, "num_hidden_layers": 2}, "tests/e2e/test_trunks.py"),
+    **dict.fromkeys(("bert", "camembert", "electra", "gte", "jina_embeddings_v3"), (_ENCODER, _ENCODERS)),
+    **dict.fromkeys(("modernbert", "nomic_bert", "roberta", "xlm-roberta"), (_ENCODER, _ENCODERS)),
+    "distilbert": ({"dim": 48, "n_heads": 6, "n_layers": 2, "hidden_dim": 96}, _ENCODERS),
 }
 # wrappers of several modalities, whose text is read, and types of repositories' own code -> what transformers calls it
 WRAPPED = {

@@ -37,7 +37,7 @@ class BatchBuilder:
         decoding = plan.num_tokens == len(requests) == plan.num_rows  # a row for each, and none is scored
         if (
             decoding
-            and not self._types
+            and requests[0].admitted.pooling is None  # one runner's requests are all of its kind
             and all(r.num_computed + 1 == len(r.token_ids) and not _embedded(r) for r in requests)
         ):
             batch, rows = self._decode(requests)

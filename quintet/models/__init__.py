@@ -11,6 +11,7 @@ GROUP = "quintet.models"  # entry points: model_type or architecture = package.m
 
 _ALIASES = {  # model_type in config.json -> file, where they differ
     "bailing_moe_v2": "bailing_moe",
+    "camembert": "roberta",
     "cwm": "ministral",
     "falcon_mamba": "mamba",
     "gemma3_text": "gemma3",
@@ -22,6 +23,7 @@ _ALIASES = {  # model_type in config.json -> file, where they differ
     "iquestcoder": "llama",
     "kimi_k2": "deepseek_v3",
     "llama4_text": "llama4",
+    "xlm-roberta": "roberta",
     "qwen3_5": "qwen3_next",
     "qwen3_5_moe": "qwen3_next",
     "qwen3_5_moe_text": "qwen3_next",

@@ -176,3 +176,15 @@ def test_a_mean_over_chunks_has_the_bits_of_one_in_a_step(tmp_path: Path) -> Non
             found.append([each.outputs.data for each in llm.embed(TEXTS, use_tqdm=False)])
     for other in found[1:]:
         assert all(np.array_equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+def test_a_text_of_one_token_and_a_last_chunk_of_one_are_answered(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Qwen3Model(Qwen3Config(**QWEN3))
+    saved(model, tmp_path)
+    with opened(tmp_path, max_num_batched_tokens=16) as llm:
+        for ids in ([9], list(range(1, 18))):
+            [output] = llm.embed([ids], use_tqdm=False)
+            with torch.no_grad():
+                wanted = torch.nn.functional.normalize(model(torch.tensor([ids])).last_hidden_state[0, -1], dim=0)
+            np.testing.assert_allclose(output.outputs.data, wanted, atol=3e-6)

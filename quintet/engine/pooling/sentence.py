@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from quintet.engine.config_checks import MOST
 from quintet.engine.json_object import read_object
 
 # their names of how token embeddings become one -> ours
@@ -56,7 +57,7 @@ def read_sentence(folder: Path) -> Sentence:
     prompts, default = said.get("prompts") or {}, said.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(each, str) for each in prompts.values()):
         raise ValueError(f"{beside}: prompts are texts by name, not {type(prompts).__name__}; correct it")
-    length = settings.get("max_seq_length")
+    length = settings.get("max_seq_length", _tokenizers_length(folder))
     if length is not None and (type(length) is not int or length < 1):
         raise ValueError(f"{folder}: max_seq_length is {length!r}, not a number of tokens; correct it")
     tokens = pooling is None
@@ -64,6 +65,13 @@ def read_sentence(folder: Path) -> Sentence:
         pooling, tokens, normalize or tokens, tuple(dense), length, prompts,
         default if default in prompts else None, bool(settings.get("do_lower_case")),
     )  # fmt: skip
+
+
+def _tokenizers_length(folder: Path) -> int | None:
+    """Where newer releases keep it; tokenizers without one have a number beyond any text."""
+    file = folder / "tokenizer_config.json"
+    said = read_object(file).get("model_max_length") if file.is_file() else None
+    return said if type(said) is int and 0 < said <= MOST else None
 
 
 def _modules(listed: Path) -> list[tuple[Path, str]]:

@@ -1,0 +1,151 @@
+"""Encoders: tokens see both ways, nothing is kept, and hidden states come out. Families fill in hooks."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.build import Build, even, whole
+from quintet.layers.decoder import Family
+from quintet.layers.embedding import Embedding, PositionEmbedding
+from quintet.layers.linear import columns, rows
+from quintet.layers.mixing import Cache
+from quintet.layers.mlp import MLP, GatedMLP
+from quintet.layers.norm import LayerNorm
+from quintet.layers.rope import Rotary
+from quintet.platforms.interface import State
+from quintet.types import Batch, Outputs
+
+QKV = ("q_proj", "k_proj", "v_proj")
+
+
+class PostNorm(nn.Module):
+    """Attention and feed-forward, each followed by its sum and a norm."""
+
+    def __init__(self, build: Build, attention: nn.Module, mlp: nn.Module, width: int, eps: float) -> None:
+        super().__init__()
+        self._add = build.ops.take("add").add
+        self.attention, self.attention_norm = attention, LayerNorm(build, width, eps)
+        self.mlp, self.norm = mlp, LayerNorm(build, width, eps)
+
+    def forward(self, x: Tensor, cache: Cache) -> Tensor:
+        x = self.attention_norm(self._add(self.attention(x, cache), x))
+        out: Tensor = self.norm(self._add(self.mlp(x), x))
+        return out
+
+
+class Encoder(Family):
+    """The hidden states of the step's rows: words, segments and positions summed and normed, and blocks as BERT's.
+
+    Segment ids are those of the batch's inputs, or 0. `names` bring a checkpoint's names to the modules', one after the
+    other; `prefixes` are what a model with a head has before its trunk's.
+    """
+
+    # what heads are made of, and what is computed
+    ignored = (r"(pooler|cls)\..*", r".*embeddings\.(position|token_type)_ids", r".*rotary_emb\.inv_freq")
+    encodes = True
+    names: ClassVar[Sequence[tuple[str, str]]] = ()
+    prefixes: ClassVar[Sequence[str]] = ()
+
+    def __init__(self, config: Any, build: Build) -> None:
+        super().__init__()
+        kind = config.model_type
+        if build.wanted.logits:
+            raise ValueError(
+                f"{kind} gives hidden states and no logits, so it generates nothing; choose a decoder model"
+            )
+        if build.wanted.taps:
+            raise ValueError(f"{kind} gives its last hidden states, and no taps of its layers")
+        self.vocab_size, width = config.vocab_size, getattr(config, "embedding_size", None) or config.hidden_size
+        self._ops = build.ops.take("add", "take_rows")
+        self.words = Embedding(build, config.vocab_size, width)
+        self.places = self.positions(config, build, width)
+        segments = getattr(config, "type_vocab_size", 0)
+        self.types = Embedding(build, segments, width, replicated=True) if segments else None
+        self.takes_types = segments > 1
+        self.norm = LayerNorm(build, width, eps(config))
+        self.widened = None
+        if width != config.hidden_size:
+            split = whole(config.hidden_size, build.size)
+            self.widened = columns(build, width, {"widened": split}, True)
+        rotary = self.rotary(config, build)
+        self.layers = nn.ModuleList(self.block(config, build, i, rotary) for i in range(config.num_hidden_layers))
+
+    def positions(self, config: Any, build: Build, width: int) -> PositionEmbedding | None:
+        """Learned ones, added to the words."""
+        return PositionEmbedding(build, config.max_position_embeddings, width)
+
+    def rotary(self, config: Any, build: Build) -> Rotary | None:
+        """What turns queries and keys."""
+        return None
+
+    def block(self, config: Any, build: Build, index: int, rotary: Rotary | None) -> nn.Module:
+        attention = SelfAttention(build, heads(config), rotary)
+        return PostNorm(build, attention, plain_mlp(config, build), config.hidden_size, eps(config))
+
+    @classmethod
+    def canonical(cls, name: str) -> str:
+        """The modules' names, also of the layer norms of older checkpoints."""
+        for prefix in cls.prefixes:
+            name = name.removeprefix(prefix)
+        for theirs, our in cls.names:
+            name = name.replace(theirs, our)
+        return re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
+
+    @staticmethod
+    def unstacked(name: str, shape: Sequence[int]) -> Mapping[str, tuple[Any, ...]]:
+        """Projections that are one tensor: q, k and v, or the feed-forward's two."""
+        for stack, parts in STACKS.items():
+            if f".{stack}." in name:
+                share = shape[0] // len(parts)
+                return {
+                    name.replace(f".{stack}.", f".{part}."): (slice(at * share, (at + 1) * share),)
+                    for at, part in enumerate(parts)
+                }
+        return {}
+
+    def forward(self, state: State, batch: Batch) -> tuple[Outputs, State]:
+        """One step of whole requests."""
+        cache, add = Cache(state, batch), self._ops.add
+        x = self.words.of(batch)
+        if self.types is not None:
+            x = add(x, self.types(batch.positions * 0 if batch.inputs.types is None else batch.inputs.types))
+        if self.places is not None:
+            x = add(x, self.places(batch.positions))
+        x = self.norm(x)
+        if self.widened is not None:
+            x = self.widened(x)
+        for layer in self.layers:
+            x = layer(x, cache)
+        return Outputs(None, self._ops.take_rows(x, batch.rows)), cache.state
+
+
+# tensors that stand for several -> these, in order
+STACKS = {"qkv_proj": QKV, "gate_up_proj": ("gate_proj", "up_proj"), "up_gate_proj": ("up_proj", "gate_proj")}
+
+
+def eps(config: Any) -> float:
+    """Of its norms."""
+    found: float = config.layer_norm_eps
+    return found
+
+
+def heads(config: Any, bias: bool = True, **differences: Any) -> Heads:
+    """Attention that keeps nothing and sees both ways."""
+    return Heads.of(config, causal=False, keeps=False, bias=bias, output_bias=bias, **differences)
+
+
+def plain_mlp(config: Any, build: Build, bias: bool = True) -> MLP:
+    """down(act(up(x)))."""
+    sizes = config.hidden_size, config.intermediate_size
+    return MLP(build, sizes, config.hidden_act, ("up_proj", "down_proj"), bias)
+
+
+def gated_mlp(config: Any, build: Build, kind: str, bias: tuple[bool, bool] = (False, False)) -> GatedMLP:
+    """down(act(gate(x)) * up(x)); `bias`: of the first two, and of the last."""
+    made = GatedMLP(build, config.hidden_size, config.intermediate_size, kind, bias[0])
+    if bias[0] != bias[1]:
+        made.down = rows(build, even(config.intermediate_size, build.size), ("down_proj", config.hidden_size), bias[1])
+    return made

@@ -1,0 +1,11 @@
+"""ELECTRA (Clark et al. 2020), the trunk: BERT, whose words may have fewer numbers than its layers."""
+
+from quintet.layers.encoder import Encoder
+from quintet.models.bert import NAMES
+
+
+class Model(Encoder):
+    """Learned positions, and segments."""
+
+    names = (*NAMES, ("embeddings_project.", "widened."))
+    prefixes = ("electra.",)

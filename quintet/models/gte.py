@@ -1,0 +1,39 @@
+"""GTE's own encoder (Zhang et al. 2024), the trunk: BERT with rotary positions and a gated feed-forward."""
+
+from typing import Any
+
+from torch import nn
+
+from quintet.layers.attention import SelfAttention
+from quintet.layers.build import Build
+from quintet.layers.embedding import PositionEmbedding
+from quintet.layers.encoder import Encoder, PostNorm, eps, gated_mlp, heads
+from quintet.layers.rope import Rotary
+
+
+class Model(Encoder):
+    """Positions turn."""
+
+    prefixes = ("gte.", "new.")
+    names = (
+        ("embeddings.word_embeddings.", "words."),
+        ("embeddings.token_type_embeddings.", "types."),
+        ("embeddings.LayerNorm.", "norm."),
+        ("encoder.layer.", "layers."),
+        ("self_attn.", "attention."),
+        ("attn_ln.", "attention_norm."),
+        ("mlp_ln.", "norm."),
+        ("post_attention_layernorm.", "attention_norm."),
+        ("post_mlp_layernorm.", "norm."),
+    )
+
+    def positions(self, config: Any, build: Build, width: int) -> PositionEmbedding | None:
+        return None
+
+    def rotary(self, config: Any, build: Build) -> Rotary | None:
+        return Rotary.of(build, config)
+
+    def block(self, config: Any, build: Build, index: int, rotary: Rotary | None) -> nn.Module:
+        attention = SelfAttention(build, heads(config), rotary)
+        mlp = gated_mlp(config, build, config.hidden_act, (False, True))
+        return PostNorm(build, attention, mlp, config.hidden_size, eps(config))

@@ -1,0 +1,74 @@
+"""ModernBERT (Warner et al. 2024), the trunk: rotary positions, windows in most layers, norms before each branch."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from quintet.layers.attention import SelfAttention
+from quintet.layers.build import Build
+from quintet.layers.embedding import PositionEmbedding
+from quintet.layers.encoder import Encoder, gated_mlp, heads
+from quintet.layers.mixing import Cache
+from quintet.layers.norm import LayerNorm
+from quintet.layers.rope import Rotary, head_dim
+from quintet.platforms.interface import State
+from quintet.types import Batch, Outputs
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each behind a norm; the first layer's attention has none."""
+
+    def __init__(self, config: Any, build: Build, index: int, rotary: Rotary) -> None:
+        super().__init__()
+        parts = ("weight", "bias") if config.norm_bias else ("weight",)
+        self._add, width = build.ops.take("add").add, config.hidden_size
+        # of so many tokens to each side
+        window = config.sliding_window + 1 if config.layer_types[index] == "sliding_attention" else None
+        self.attention_norm = LayerNorm(build, width, config.norm_eps, parts) if index else None
+        self.attention = SelfAttention(build, heads(config, config.attention_bias, window=window), rotary)
+        self.mlp_norm = LayerNorm(build, width, config.norm_eps, parts)
+        self.mlp = gated_mlp(config, build, config.hidden_activation, (config.mlp_bias, config.mlp_bias))
+
+    def forward(self, x: Tensor, cache: Cache) -> Tensor:
+        x = self._add(self.attention(x if self.attention_norm is None else self.attention_norm(x), cache), x)
+        out: Tensor = self._add(self.mlp(self.mlp_norm(x)), x)
+        return out
+
+
+class Model(Encoder):
+    """Neither segments nor learned positions."""
+
+    prefixes = ("model.",)
+    names = (
+        ("embeddings.tok_embeddings.", "words."),
+        ("embeddings.norm.", "norm."),
+        (".attn_norm.", ".attention_norm."),
+        (".attn.Wqkv.", ".attention.qkv_proj."),
+        (".attn.Wo.", ".attention.o_proj."),
+        (".mlp.Wi.", ".mlp.gate_up_proj."),
+        (".mlp.Wo.", ".mlp.down_proj."),
+    )
+
+    def __init__(self, config: Any, build: Build) -> None:
+        config.layer_norm_eps, config.type_vocab_size = config.norm_eps, 0
+        self._turning: dict[str, Rotary] = {}
+        super().__init__(config, build)
+        parts = ("weight", "bias") if config.norm_bias else ("weight",)
+        self.norm = LayerNorm(build, config.hidden_size, config.norm_eps, parts)
+        self.final_norm = LayerNorm(build, config.hidden_size, config.norm_eps, parts)
+
+    def positions(self, config: Any, build: Build, width: int) -> PositionEmbedding | None:
+        return None
+
+    def block(self, config: Any, build: Build, index: int, rotary: Rotary | None) -> nn.Module:
+        kind = config.layer_types[index]
+        if kind not in self._turning:
+            turning = config.rope_parameters[kind]
+            self._turning[kind] = Rotary(build, head_dim(config), turning, config.max_position_embeddings)
+        return Block(config, build, index, self._turning[kind])
+
+    def forward(self, state: State, batch: Batch) -> tuple[Outputs, State]:
+        """One step of whole requests."""
+        outputs, state = super().forward(state, batch)
+        assert outputs.hidden is not None
+        return Outputs(None, self.final_norm(outputs.hidden)), state

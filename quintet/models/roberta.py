@@ -1,0 +1,28 @@
+"""RoBERTa (Liu et al. 2019, and XLM-RoBERTa, CamemBERT), the trunk: BERT whose positions begin behind the padding's."""
+
+from typing import Any
+
+from quintet.layers.build import Build
+from quintet.layers.embedding import PositionEmbedding
+from quintet.layers.encoder import Encoder
+from quintet.models.bert import NAMES
+
+
+class Model(Encoder):
+    """Learned positions: the first is padding_idx + 1."""
+
+    names = NAMES
+    prefixes = ("roberta.", "camembert.")
+
+    @classmethod
+    def length(cls, config: Any) -> int | None:
+        count: int = config.max_position_embeddings - _first(config)
+        return count
+
+    def positions(self, config: Any, build: Build, width: int) -> PositionEmbedding | None:
+        first = _first(config)
+        return PositionEmbedding(build, config.max_position_embeddings - first, width, first)
+
+
+def _first(config: Any) -> int:
+    return int(config.pad_token_id or 0) + 1
