@@ -1,11 +1,12 @@
 """Tiny random checkpoints of every family, made by transformers' own classes, which are also the reference."""
 
 import contextlib
+import copy
 import functools
 import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -294,6 +295,10 @@ class Tiny:
         with torch.no_grad():
             out: Tensor = self.reference(torch.tensor([list(ids)]), use_cache=False).logits[0]
         return out.float()
+
+    def exact(self, ids: Sequence[int]) -> Tensor:
+        """The same, computed in doubles."""
+        return replace(self, reference=copy.deepcopy(self.reference).double()).logits(ids)
 
     def states(self, ids: Sequence[int]) -> list[Tensor]:
         """[T, H] each: normalised hidden states, then what goes into the first layer and comes out of each."""

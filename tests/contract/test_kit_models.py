@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quintet.conformance.sections import oracle
+from quintet.conformance.check import Broken
+from quintet.conformance.sections import models, oracle
 from quintet.conformance.subject import Subject
-from quintet.conformance.tiny import EVERY
+from quintet.conformance.tiny import EVERY, variant
 from quintet.engine.request import Request
 from quintet.engine.scheduler import Scheduler
 from quintet.platforms.cpu.platform import CPU, CPUDevice
@@ -122,6 +123,21 @@ class Rounding(CPU):
         self, weight: Weight, parts: Mapping[str, Tensor], into: Mapping[str, Tensor] | None = None
     ) -> Mapping[str, Tensor]:
         return super().place(weight, {name: tensor.bfloat16() for name, tensor in parts.items()}, into)
+
+
+def test_where_layers_magnify_roundings_the_reference_in_doubles_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is off as far as float32 is, on the other side, is right; what is further off is not."""
+    tiny, ids = variant("llama", "plain"), list(range(5, 12))
+    exact = tiny.exact(ids)
+    plain = exact + 1e-3  # another order of adding
+    monkeypatch.setattr(type(tiny), "logits", lambda self, ids: plain)
+    monkeypatch.setattr(type(tiny), "exact", lambda self, ids: exact)
+    want, limit = models._exact(tiny, ids, plain, 1e-4)
+    models._close("right", exact - 1e-3, want, limit)
+    with pytest.raises(Broken, match="off is allowed"):
+        models._close("wrong", exact - 3e-3, want, limit)
+    monkeypatch.setattr(type(tiny), "exact", lambda self, ids: plain)  # float32 is the truth: nothing more is allowed
+    assert models._exact(tiny, ids, plain, 1e-4) == (plain, 1e-4)
 
 
 class Coarse(CPU):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from quintet.config import EngineConfig, PoolerConfig
+from quintet.engine.config_checks import GENERATES, HEADED
 from quintet.engine.pooling.sentence import Sentence, read_sentence
 
 # ends of the names of classes -> what they are converted to
@@ -35,7 +36,6 @@ ENTRIES = (
     *("is_original_qwen3_reranker", "use_bidirectional_attention", "classifier_pooling", "sentence_transformers"),
     "use_sep_token",
 )
-GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 MEANS = (
     "jina_bert",
     "mpnet",
@@ -81,7 +81,7 @@ def wants_numbers(config: EngineConfig, raw: Mapping[str, Any], folder: Path) ->
         return False
     if folder.is_dir() and (folder / "modules.json").is_file():
         return True
-    generates = any(name.endswith(GENERATES) for name in names)
+    generates = any(name.endswith(GENERATES) or name in HEADED for name in names)
     return bool(names) and not generates and _converted(names) is not None
 
 
