@@ -25,8 +25,16 @@ class WorkerError(Exception):
 class Worker:
     """A process of `interpreter`, started in `root`, that holds one job's model. What it prints ends up in `log`."""
 
-    def __init__(self, job: Job, interpreter: str, log: Path, convert: bool = False, root: Path = ROOT) -> None:
-        command = [interpreter, "-m", "benchmarks.peers.worker", json.dumps(asdict(job))]
+    def __init__(
+        self,
+        job: Job,
+        interpreter: str,
+        log: Path,
+        convert: bool = False,
+        root: Path = ROOT,
+        module: str = "benchmarks.peers.worker",
+    ) -> None:
+        command = [interpreter, "-m", module, json.dumps(asdict(job))]
         environment = {**os.environ, "OMP_NUM_THREADS": str(job.threads)}
         pipe = subprocess.PIPE
         with log.open("a") as errors:
@@ -46,9 +54,13 @@ class Worker:
 
     def run(self, prompts: Sequence[Sequence[int]], tokens: int) -> dict[str, Any]:
         """What Watch reports, and the peak memory."""
+        return self.ask({"prompts": prompts, "tokens": tokens})
+
+    def ask(self, command: dict[str, Any]) -> dict[str, Any]:
+        """What the worker's module answers to this."""
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps({"prompts": prompts, "tokens": tokens}).encode() + b"\n")
+            self._process.stdin.write(json.dumps(command).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             raise WorkerError(self._end()) from None

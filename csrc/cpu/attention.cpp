@@ -11,21 +11,14 @@
 #include <vector>
 
 #include "common/pool.h"
+#include "cpu/attention_memory.h"
 #include "cpu/features.h"
 
 namespace quintet::cpu {
 
-namespace {
+constexpr size_t kLine = 64;  // bytes in a cache line
 
-constexpr long kRows = 128;             // of an item: so many query rows share the reading of a block
-constexpr long kFewRows = 32;           // the same where there would be too few items for the threads
-constexpr long kSliceHeads = 4;         // query heads that are worth reading K and V for once more
-constexpr size_t kLine = 64;            // bytes in a cache line
-constexpr long kItemsPerThread = 2;     // below that contexts are shared out in stretches, and below twice that items
-                                        // are made smaller: who begins the last is waited for
-constexpr long kWriteBytes = 64 << 10;  // that one thread copies before another is woken for the rest
-
-const AttentionKernels& kernels() {
+const AttentionKernels& attention_kernels() {
 #if defined(__x86_64__)
     switch (chosen_isa()) {
         case Isa::amx:
@@ -38,24 +31,28 @@ const AttentionKernels& kernels() {
     return kAttentionBaseline;
 }
 
-struct Free {
-    void operator()(void* memory) const { std::free(memory); }
-};
+size_t whole_lines(size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
-std::unique_ptr<char, Free> aligned(size_t bytes) {
-    void* const memory = std::aligned_alloc(kLine, (bytes + kLine - 1) / kLine * kLine);
+Memory aligned(size_t bytes) {
+    void* const memory = std::aligned_alloc(kLine, whole_lines(bytes));
     if (!memory) throw std::bad_alloc();
-    return std::unique_ptr<char, Free>(static_cast<char*>(memory));
+    return Memory(static_cast<char*>(memory));
 }
 
-[[noreturn]] void refuse(const char* what, long row, long value, long limit) {
+void check(const char* what, long row, long value, long limit, long least) {
+    if (value >= least && value <= limit) return;
     throw std::invalid_argument(std::string(what) + " of row " + std::to_string(row) + " is " + std::to_string(value) +
-                                ", and must be 0 to " + std::to_string(limit));
+                                ", and must be " + std::to_string(least) + " to " + std::to_string(limit));
 }
 
-void check(const char* what, long row, long value, long limit) {
-    if (value < 0 || value > limit) refuse(what, row, value, limit);
-}
+namespace {
+
+constexpr long kRows = 128;             // of an item: so many query rows share the reading of a block
+constexpr long kFewRows = 32;           // the same where there would be too few items for the threads
+constexpr long kSliceHeads = 4;         // query heads that are worth reading K and V for once more
+constexpr long kItemsPerThread = 2;     // below that contexts are shared out in stretches, and below twice that items
+                                        // are made smaller: who begins the last is waited for
+constexpr long kWriteBytes = 64 << 10;  // that one thread copies before another is woken for the rest
 
 void check_request(const AttentionCall& call, const AttentionBatch& batch, long r) {
     const long first = batch.starts[r], last = batch.starts[r + 1], length = batch.lengths[r];
@@ -152,8 +149,8 @@ struct Work {
 template <typename Body>
 void share_out(const Work& work, long count, const Body& body) {
     const long threads = pool_threads(), parts = count < threads ? count : threads;
-    const size_t bytes = (work.kernel.scratch(work.groups.rows, work.call.head_dim) + kLine - 1) / kLine * kLine;
-    const std::unique_ptr<char, Free> scratch = aligned(bytes * static_cast<size_t>(parts));
+    const size_t bytes = whole_lines(work.kernel.scratch(work.groups.rows, work.call.head_dim));
+    const Memory scratch = aligned(bytes * static_cast<size_t>(parts));
     std::atomic<long> next{0}, members{0};
     parallel_for(parts, 1, [&](long, long) {
         char* const own = scratch.get() + static_cast<size_t>(members.fetch_add(1)) * bytes;
@@ -183,7 +180,7 @@ void by_stretch(const Work& work, long items) {
         count += (end + kAttentionStretch - 1) / kAttentionStretch - first;
     }
     const size_t bytes = work.kernel.partial(work.groups.rows, work.call.head_dim);
-    const std::unique_ptr<char, Free> partials = aligned(bytes * static_cast<size_t>(count));
+    const Memory partials = aligned(bytes * static_cast<size_t>(count));
     const auto partial = [&](const Span& span) { return partials.get() + static_cast<size_t>(span.before) * bytes; };
     const auto rows = [&](const Span& span) { return span.item.tokens * span.item.heads; };
     share_out(work, count, [&](long i, void* scratch) {
@@ -232,7 +229,7 @@ void paged_attention(const AttentionCall& call, const AttentionBatch& batch, Att
     const long items = groups.items();
     if (items == 0) return;
 
-    const Work work{call, batch, groups, kernels(), type, kind};
+    const Work work{call, batch, groups, attention_kernels(), type, kind};
     if (groups.count() * call.kv_heads < kItemsPerThread * pool_threads() && longest(call, batch) > kAttentionStretch) {
         by_stretch(work, items);
     } else {
@@ -245,7 +242,7 @@ void write_kv(const KVWrite& w) {
     const long from = w.head_dim * bytes_of(w.type), row = row_bytes(w.head_dim, w.type, w.kind);
     const long head = w.page_size * row, side = w.heads * head, sides = w.v ? 2 : 1;
     const long each = sides * w.tokens * from;  // bytes for one head
-    const auto quantize = kernels().quantize[w.type][w.kind];
+    const auto quantize = attention_kernels().quantize[w.type][w.kind];
     const auto write = [&](char* to, const char* x) {
         if (quantize) {
             quantize(x, w.head_dim, to);
@@ -263,22 +260,6 @@ void write_kv(const KVWrite& w) {
             }
         }
     });
-}
-
-void lay_pages(const Laying& l) {
-    check("batch.starts", 0, l.starts[0], 0);
-    for (long r = 0; r < l.requests; ++r) {
-        const long start = l.starts[r], end = l.starts[r + 1];
-        check("batch.starts", r, start, end);
-        check("batch.starts", r + 1, end, l.tokens);
-        const long first = 1 + start / l.page_size + r;
-        l.lengths[r] = static_cast<int32_t>(end - start);
-        for (long i = 0; i < l.width; ++i) {
-            l.table[r * l.width + i] = static_cast<int32_t>(i * l.page_size < end - start ? first + i : 0);
-        }
-        for (long t = start; t < end; ++t) l.slots[t] = static_cast<int32_t>(first * l.page_size + t - start);
-    }
-    for (long t = l.starts[l.requests]; t < l.tokens; ++t) l.slots[t] = 0;
 }
 
 }  // namespace quintet::cpu

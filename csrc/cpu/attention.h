@@ -32,14 +32,4 @@ struct KVWrite {
 // Writes each token's K and V to its slot; where two share one, the later wins. Throws as above.
 void write_kv(const KVWrite& write);
 
-// Pages for a step whose requests are whole in it and keep nothing: request r's begin at 1 + starts[r] / page_size + r.
-struct Laying {
-    int32_t *slots, *table, *lengths;  // [T], [R, width] and [R], which it fills
-    const int32_t* starts;             // [R + 1]
-    long tokens, requests, width, page_size;
-};
-
-// There are 1 + R + ceil(T / page_size) pages at most. Throws as above.
-void lay_pages(const Laying& laying);
-
 }  // namespace quintet::cpu

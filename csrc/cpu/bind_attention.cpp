@@ -6,6 +6,7 @@
 #include "cpu/attention.h"
 #include "cpu/bind.h"
 #include "cpu/graph.h"
+#include "cpu/whole_attention.h"
 
 namespace nb = nanobind;
 
@@ -102,13 +103,50 @@ void store(uintptr_t kv, uintptr_t k, uintptr_t v, long k_stride, long v_stride,
     submit(write_kv, call);
 }
 
-void lay(uintptr_t slots, uintptr_t table, uintptr_t lengths, uintptr_t starts, long tokens, long requests, long width,
-         long page_size) {
-    if (tokens < 0 || requests < 0 || width < 0) throw std::invalid_argument("sizes must be 0 or more");
-    positive("page_size", page_size);
-    submit(lay_pages, Laying{at<int32_t>(slots), at<int32_t>(table), at<int32_t>(lengths), at<const int32_t>(starts),
-                             tokens, requests, width, page_size});
-}
+struct AttendWhole {
+    WholeCall call;
+    WholeBatch batch;
+    AttentionType type;
+};
+
+void attend_whole(const AttendWhole& a) { whole_attention(a.call, a.batch, a.type); }
+
+// One layer whose requests are whole in each step; made once, called at every step.
+struct WholeAttention {
+    long heads, kv_heads, head_dim, window, chunk;
+    bool causal;
+    float scale, softcap;
+    AttentionType type;
+
+    WholeAttention(long heads_, long kv_heads_, long head_dim_, long window_, long chunk_, bool causal_, float scale_,
+                   float softcap_, int bits, bool brain)
+        : heads(heads_), kv_heads(kv_heads_), head_dim(head_dim_), window(window_), chunk(chunk_), causal(causal_), scale(scale_),
+          softcap(softcap_), type(type_of(bits, brain)) {
+        positive("kv_heads", kv_heads);
+        positive("heads", heads);
+        positive("head_dim", head_dim);
+        if (heads % kv_heads) throw std::invalid_argument("heads must be a multiple of kv_heads");
+        if (window < 0) throw std::invalid_argument("window must be 0 (none) or more");
+        if (chunk < 0) throw std::invalid_argument("chunk must be 0 (none) or more");
+        if (chunk && (window || !causal)) throw std::invalid_argument("chunks are causal, and no windows beside them");
+        if (!(softcap >= 0.0F)) throw std::invalid_argument("softcap must be 0 (none) or more");
+    }
+
+    void call(uintptr_t out, uintptr_t q, uintptr_t k, uintptr_t v, long q_stride, long k_stride, long v_stride,
+              uintptr_t starts, long tokens, long requests, uintptr_t sinks, uintptr_t slopes) const {
+        if (tokens < 0 || requests < 0) throw std::invalid_argument("sizes must be 0 or more");
+        const long least = tokens > 1 ? kv_heads * head_dim : 0;
+        if (k_stride < least || v_stride < least || (tokens > 1 && q_stride < heads * head_dim)) {
+            throw std::invalid_argument("tokens overlap");
+        }
+        const nb::gil_scoped_release released;
+        submit(attend_whole, {{at<void>(out), at<const void>(q), at<const void>(k), at<const void>(v),
+                               at<const float>(sinks), at<const float>(slopes), q_stride, k_stride, v_stride, heads,
+                               kv_heads, head_dim, window, chunk, causal, scale, softcap},
+                              {at<const int32_t>(starts), tokens, requests},
+                              type});
+    }
+};
 
 }  // namespace
 
@@ -125,9 +163,18 @@ void bind_attention(nb::module_& m) {
              nb::arg("tokens"), nb::arg("requests"), nb::arg("width"), nb::arg("sinks"), nb::arg("slopes"),
              "Addresses of out, q, kv, of the batch's int32 arrays and of float32 sinks and slopes or 0; sizes in "
              "elements. ValueError for a batch that points outside its arrays.");
-    m.def("lay_pages", &lay, nb::arg("slots"), nb::arg("table"), nb::arg("lengths"), nb::arg("starts"),
-          nb::arg("tokens"), nb::arg("requests"), nb::arg("width"), nb::arg("page_size"),
-          "Fills the int32 arrays slots, table and lengths for a step whose requests keep nothing.");
+    nb::class_<WholeAttention>(m, "WholeAttention",
+                               "One layer's attention within a step, whose requests are whole in it, on floats of 32 or 16 "
+                               "bits; `brain`: bfloat16; `window` counts to both sides.")
+        .def(nb::init<long, long, long, long, long, bool, float, float, int, bool>(), nb::arg("heads"), nb::arg("kv_heads"),
+             nb::arg("head_dim"), nb::arg("window"), nb::arg("chunk"), nb::arg("causal"), nb::arg("scale"), nb::arg("softcap"),
+             nb::arg("bits"), nb::arg("brain"))
+        .def("__call__", &WholeAttention::call, nb::arg("out"), nb::arg("q"), nb::arg("k"), nb::arg("v"),
+             nb::arg("q_stride"), nb::arg("k_stride"), nb::arg("v_stride"), nb::arg("starts"), nb::arg("tokens"),
+             nb::arg("requests"), nb::arg("sinks"), nb::arg("slopes"),
+             "Addresses of out, q, k, v, of int32 starts [requests + 1], and of float32 sinks and slopes or 0; strides in "
+             "elements, from token to token. "
+             "ValueError for a batch that points outside its arrays.");
     m.def("store_kv", &store, nb::arg("kv"), nb::arg("k"), nb::arg("v"), nb::arg("k_stride"), nb::arg("v_stride"),
           nb::arg("slots"), nb::arg("tokens"), nb::arg("pages"), nb::arg("heads"), nb::arg("page_size"),
           nb::arg("head_dim"), nb::arg("bits"), nb::arg("brain"), nb::arg("kind"),

@@ -56,6 +56,27 @@ struct AttentionItem {
     long head, heads;      // query heads: the first and how many, all of that KV head
 };
 
+// Attention of requests that are whole in a step and keep nothing: no pages, and no stretches, since nothing is cut.
+struct WholeCall {
+    void* out;                           // [T, heads, head_dim]
+    const void *q, *k, *v;               // [T, heads, head_dim], [T, kv_heads, head_dim] twice; heads side by side
+    const float* sinks;                  // as AttentionCall's
+    const float* slopes;
+    long q_stride, k_stride, v_stride;   // elements from token to token
+    long heads, kv_heads, head_dim;
+    long window;                         // a token sees fewer than so many to each side; 0: all
+    long chunk;                          // as AttentionCall's
+    bool causal;                         // and none behind its own
+    float scale;
+    float softcap;
+};
+
+struct WholeItem {
+    long start, length;  // of the request: its first token, and how many it has
+    long first, last;    // of these, whose results are the item's
+    long kv_head;
+};
+
 // Memory is aligned to 64.
 struct AttentionKernels {
     size_t (*scratch)(long rows, long head_dim);  // bytes that each function below needs for an item of so many rows
@@ -69,6 +90,8 @@ struct AttentionKernels {
                                   void* scratch);
     // Makes a row of the cache of head_dim numbers; null for kKVSame, which is a copy.
     void (*quantize[kAttentionTypes][kKVKinds])(const void* from, long head_dim, void* row);
+    size_t (*whole_scratch)(long length, long head_dim);  // bytes for an item of a request of so many tokens
+    void (*whole[kAttentionTypes])(const WholeCall& call, const WholeItem& item, void* scratch);
 };
 
 extern const AttentionKernels kAttentionBaseline;

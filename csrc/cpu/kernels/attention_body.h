@@ -20,6 +20,7 @@
 #if defined(QUINTET_DOT)
 #include "cpu/kernels/attention_pairs.h"
 #endif
+#include "cpu/kernels/attention_whole.h"
 
 namespace quintet::cpu {
 namespace {
@@ -297,7 +298,8 @@ void join(const AttentionCall& call, const AttentionItem& item, long count, void
      {join<float>, join<Bfloat16>, join<Float16>},                                                    \
      {{nullptr, to_int8<float>, to_float8<float, Narrow8>, to_float8<float, Wide8>},                  \
       {nullptr, to_int8<Bfloat16>, to_float8<Bfloat16, Narrow8>, to_float8<Bfloat16, Wide8>},         \
-      {nullptr, to_int8<Float16>, to_float8<Float16, Narrow8>, to_float8<Float16, Wide8>}}}
+      {nullptr, to_int8<Float16>, to_float8<Float16, Narrow8>, to_float8<Float16, Wide8>}},            \
+     whole_scratch_bytes, {whole<float>, whole<Bfloat16>, whole<Float16>}}
 
 }  // namespace
 }  // namespace quintet::cpu

@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ def probe() -> str | None:
         from quintet import _cpu
     except ImportError as error:
         return f"the compiled extension is not there: {error}"
-    if not hasattr(_cpu, "streams"):
+    if not hasattr(_cpu, "WholeAttention"):
         return "the compiled extension is older than this provider; build it again with `make`"
     spec = AttentionSpec(1, 1, 8, 1.0, torch.float32, 16)
     k, v, kv = torch.ones(1, 1, 8), torch.arange(8.0).reshape(1, 1, 8), torch.zeros(2, 2, 1, 16, 8)
@@ -77,20 +76,21 @@ def _paged_attention(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, s
 
 @attention.provide("native", probe)
 def _attention(q: Tensor, k: Tensor, v: Tensor, batch: Batch, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
-    """By the same kernels: the step's own K and V are laid on pages, which are gone when it has run."""
-    size, tokens, requests = spec.page_size, q.shape[0], batch.starts.shape[0] - 1
-    # a request's tokens fill pages of their own, counted by its first token and its number
-    width = -(-tokens // size) if tokens else 0
-    of = replace(spec, source="self", kv_dtype=None)
-    kv = empty((width + requests + 1, *page_shape(of)), q.dtype)
-    slots, lengths = empty((tokens,), torch.int32), empty((requests,), torch.int32)
-    table = empty((requests, max(width, 1)), torch.int32)
-    extension().lay_pages(
-        slots.data_ptr(), table.data_ptr(), lengths.data_ptr(), _address(batch.starts), tokens, requests,
-        table.shape[1], size,
+    if (
+        q.shape[1:] != (spec.heads, spec.head_dim)
+        or k.shape != v.shape
+        or k.shape[1:] != (spec.kv_heads, spec.head_dim)
+    ):
+        raise ValueError(f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not fit {spec}")
+    q, k, v = (_rows(each, q.dtype) for each in (q, k, v))
+    out = empty(tuple(q.shape), q.dtype)
+    if sinks is not None:
+        sinks = sinks.float().contiguous()
+    _whole_layer(spec, q.dtype)(
+        out.data_ptr(), q.data_ptr(), k.data_ptr(), v.data_ptr(), q.stride(0), k.stride(0), v.stride(0),
+        _address(batch.starts), q.shape[0], batch.starts.shape[0] - 1, 0 if sinks is None else sinks.data_ptr(),
+        0 if spec.alibi is None else _slopes(spec.alibi).data_ptr(),
     )  # fmt: skip
-    books = Books(batch, Group(slots, table, lengths))
-    out: Tensor = _paged_attention(q, _write_kv(kv, k, v, books), books, of, sinks)
     return out
 
 
@@ -125,6 +125,16 @@ def _layer(spec: AttentionSpec, dtype: torch.dtype) -> Callable[..., None]:
     layer: Callable[..., None] = extension().PagedAttention(
         spec.heads, spec.kv_heads, spec.head_dim, spec.shared, spec.page_size, spec.window or 0, spec.chunk or 0,
         spec.causal, spec.scale, spec.softcap or 0.0, *_numbers(dtype, spec.cached),
+    )  # fmt: skip
+    return layer
+
+
+@functools.lru_cache(maxsize=256)
+def _whole_layer(spec: AttentionSpec, dtype: torch.dtype) -> Callable[..., None]:
+    bits, brain, _ = _numbers(dtype, dtype)
+    layer: Callable[..., None] = extension().WholeAttention(
+        spec.heads, spec.kv_heads, spec.head_dim, spec.window or 0, spec.chunk or 0, spec.causal, spec.scale,
+        spec.softcap or 0.0, bits, brain,
     )  # fmt: skip
     return layer
 

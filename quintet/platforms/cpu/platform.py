@@ -45,7 +45,9 @@ KV_SHARE = 0.5  # of the memory that may be used, at most: host memory is everyb
 KV_MOST = 4 * GIB  # what an unasked-for cache may take; a laptop has other things to do
 BESIDE = ("table4", "table8", "fp8", "mins", "order", "grouped", "experts")  # SCHEMES: what our products take
 Packing = Callable[[], Mapping[str, Tensor]]
-WORTH_THREADS = 30_000_000  # parameters; in a smaller model threads wait for each other longer than they work
+WORTH_THREADS = (
+    30_000_000  # multiply-adds of a step; in a smaller one threads wait for each other longer than they work
+)
 
 
 class CPUDevice(Device):
@@ -202,10 +204,10 @@ class CPU(Platform):
         return weight.nbytes
 
     def compile(self, model: nn.Module, variants: Iterable[Variant]) -> Step:
-        small = sum(weight.numel() for weight in model.parameters()) < WORTH_THREADS
-        count, extension = 1 if small else _granted(), _extension()
+        size = sum(weight.numel() for weight in model.parameters())
+        most, extension = _granted(), _extension()
         # torch's threads spin on our cores after each of its ops: where the products are ours, it gets one
-        torchs = 1 if _packs() else count
+        torchs = 1 if _packs() or size < WORTH_THREADS else most
 
         eager = extension is None or self._config.enforce_eager or not getattr(model, "recordable", True)
         run = model if eager else Replay(model, extension)
@@ -215,7 +217,8 @@ class CPU(Platform):
             if torch.get_num_threads() != torchs:  # another engine of this process runs with another number
                 torch.set_num_threads(torchs)
             if extension is not None:
-                extension.limit_threads(count)  # of this thread's calls: the process's threads stay
+                small = size * batch.token_ids.shape[0] < WORTH_THREADS
+                extension.limit_threads(1 if small else most)  # of this thread's calls: the process's threads stay
             if self._tell is not None:
                 with TorchCalls(self._tell):
                     return _eager(model, state, batch)
