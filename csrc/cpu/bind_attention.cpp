@@ -72,15 +72,16 @@ struct PagedAttention {
 
     void call(uintptr_t out, uintptr_t q, long q_stride, uintptr_t kv, long pages, uintptr_t positions,
               uintptr_t starts, uintptr_t lengths, uintptr_t table, long tokens, long requests, long width,
-              uintptr_t sinks, uintptr_t slopes) const {
+              uintptr_t sinks, uintptr_t slopes, uintptr_t biases, long reach) const {
         if (tokens < 0 || requests < 0 || width < 0 || pages < 0) {
             throw std::invalid_argument("sizes must be 0 or more");
         }
+        if (reach < 0) throw std::invalid_argument("reach must be 0 or more");
         if (tokens > 1 && q_stride < heads * head_dim) throw std::invalid_argument("q's tokens overlap");
         const nb::gil_scoped_release released;
         submit(attend, {{at<void>(out), at<const void>(q), at<const void>(kv), at<const int32_t>(positions),
                          at<const float>(sinks), at<const float>(slopes), q_stride, heads, kv_heads, head_dim, page_size,
-                         value_dim, window, chunk, shared_, causal, scale, softcap},
+                         value_dim, window, chunk, shared_, causal, scale, softcap, at<const float>(biases), reach},
                         {at<const int32_t>(starts), at<const int32_t>(lengths), at<const int32_t>(table), tokens,
                          requests, width, pages},
                         type, kind});
@@ -123,8 +124,9 @@ void bind_attention(nb::module_& m) {
         .def("__call__", &PagedAttention::call, nb::arg("out"), nb::arg("q"), nb::arg("q_stride"), nb::arg("kv"),
              nb::arg("pages"), nb::arg("positions"), nb::arg("starts"), nb::arg("lengths"), nb::arg("table"),
              nb::arg("tokens"), nb::arg("requests"), nb::arg("width"), nb::arg("sinks"), nb::arg("slopes"),
-             "Addresses of out, q, kv, of the batch's int32 arrays and of float32 sinks and slopes or 0; sizes in "
-             "elements. ValueError for a batch that points outside its arrays.");
+             nb::arg("biases"), nb::arg("reach"),
+             "Addresses of out, q, kv, of the batch's int32 arrays and of float32 sinks, slopes and biases [heads, 2 "
+             "reach + 1], or 0; sizes in elements. ValueError for a batch that points outside its arrays.");
     m.def("lay_pages", &lay, nb::arg("slots"), nb::arg("table"), nb::arg("lengths"), nb::arg("starts"),
           nb::arg("tokens"), nb::arg("requests"), nb::arg("width"), nb::arg("page_size"),
           "Fills the int32 arrays slots, table and lengths for a step whose requests keep nothing.");

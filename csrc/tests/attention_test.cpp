@@ -78,11 +78,14 @@ float float8_wide(uint8_t bits) {
     return static_cast<float>(bits & 128 ? -value : value);
 }
 
+constexpr long kReach = 9;  // positions to each side that have a bias of their own
+
 struct Shape {
     long heads, kv_heads, dim, page_size, window;
     float softcap;
     bool sinks, slopes;
     long chunk = 0;
+    bool causal = true, biases = false;
 
     // The first position that a token sees.
     long first(long at) const {
@@ -102,7 +105,7 @@ struct Step {
     cpu::KVKind kind;
     std::vector<Request> requests;
     std::vector<int32_t> starts{0}, lengths, table, positions, slots;
-    std::vector<float> sinks, slopes;
+    std::vector<float> sinks, slopes, biases;
     std::vector<uint8_t> q, kv, out;
     long width = 0, pages = 1, row;
 
@@ -126,6 +129,7 @@ struct Step {
         for (long h = 0; h < of.heads; ++h) {
             if (of.sinks) sinks.push_back(number(h));
             if (of.slopes) slopes.push_back(std::ldexp(1.0F, -static_cast<int>(h) - 1));
+            for (long i = 0; of.biases && i < 2 * kReach + 1; ++i) biases.push_back(uneven(i + 11 * h, 2));
         }
         kv.assign(static_cast<size_t>(pages * 2 * of.kv_heads * of.page_size * row), 0xFF);  // NaN in every type
     }
@@ -174,8 +178,8 @@ struct Step {
     void run() {
         cpu::paged_attention({out.data(), q.data(), kv.data(), positions.data(), shape.sinks ? sinks.data() : nullptr,
                               shape.slopes ? slopes.data() : nullptr, shape.heads * shape.dim, shape.heads,
-                              shape.kv_heads, shape.dim, shape.page_size, shape.dim, shape.window, shape.chunk, false, true,
-                              0.25F, shape.softcap},
+                              shape.kv_heads, shape.dim, shape.page_size, shape.dim, shape.window, shape.chunk, false,
+                              shape.causal, 0.25F, shape.softcap, shape.biases ? biases.data() : nullptr, kReach},
                              {starts.data(), lengths.data(), table.data(), static_cast<long>(tokens()),
                               static_cast<long>(requests.size()), width, pages},
                              type, kind);
@@ -210,11 +214,14 @@ struct Step {
         const size_t h = static_cast<size_t>(head);
         std::vector<double> acc(static_cast<size_t>(shape.dim), 0.0);
         double total = shape.sinks ? std::exp(static_cast<double>(sinks[h])) : 0.0;
-        for (long p = shape.first(at); p <= at; ++p) {
+        const long end = shape.causal ? at + 1 : lengths[static_cast<size_t>(r)];
+        for (long p = shape.first(at); p < end; ++p) {
             double score = 0.0;
             for (long i = 0; i < shape.dim; ++i) score += query(token, head, i) * held(r, p, 0, kv_head, i) * 0.25;
             if (shape.softcap > 0) score = shape.softcap * std::tanh(score / shape.softcap);
-            if (shape.slopes) score += slopes[h] * static_cast<double>(p - at);
+            if (shape.slopes) score -= slopes[h] * std::fabs(static_cast<double>(p - at));
+            const long apart = p - at < -kReach ? -kReach : p - at > kReach ? kReach : p - at;
+            if (shape.biases) score += biases[h * (2 * kReach + 1) + static_cast<size_t>(apart + kReach)];
             const double weight = std::exp(score);
             total += weight;
             for (long i = 0; i < shape.dim; ++i) acc[static_cast<size_t>(i)] += weight * held(r, p, 1, kv_head, i);
@@ -338,6 +345,10 @@ int attention_failures() {
         {40, 1, 7, 8, 0, 0.0F, false, false},   {2, 1, 128, 16, 1, 0.0F, false, true},
         {6, 2, 96, 16, 13, 0.0F, false, false},
         {4, 2, 64, 16, 0, 0.0F, true, false, 40},
+        {4, 2, 32, 16, 0, 3.0F, false, false, 0, true, true},
+    };
+    const Shape both_ways[] = {
+        {6, 3, 16, 16, 0, 0.0F, false, true, 0, false}, {3, 3, 64, 16, 0, 0.0F, false, false, 0, false, true},
     };
     for (const char* isa : kIsas) {
         try {
@@ -348,6 +359,7 @@ int attention_failures() {
         for (const auto type : {cpu::kFloat32, cpu::kBfloat16, cpu::kFloat16}) {
             for (const auto kind : {cpu::kKVSame, cpu::kKVInt8, cpu::kKVFloat8, cpu::kKVFloat8Wide}) {
                 for (const Shape& shape : shapes) attention_is_the_textbooks(isa, shape, type, kind);
+                for (const Shape& shape : both_ways) attention_is_the_textbooks(isa, shape, type, kind);
                 for (const Shape& shape : shapes) pieces_change_no_bit(isa, shape, type, kind);
                 for (const Shape& shape : shapes) broken_values_reach_who_sees_them(isa, shape, type, kind);
                 for (const long dim : {16L, 32L}) threads_change_no_bit(isa, dim, type, kind);

@@ -30,7 +30,7 @@ struct AttentionCall {
     const void* kv;            // [P, 2, kv_heads, page_size] rows; [P, 1, ...] where V is the beginning of K
     const int32_t* positions;  // [T]
     const float* sinks;        // [heads], or null
-    const float* slopes;       // [heads], times the distance to a key they are added to its score; or null
+    const float* slopes;       // [heads], times the distance to a key they are taken from its score; or null
     long q_stride;
     long heads, kv_heads, head_dim, page_size;
     long value_dim;            // numbers of V, and of a result: head_dim, or fewer where V is the beginning of K
@@ -40,6 +40,8 @@ struct AttentionCall {
     bool causal;               // a token sees what is before it; false: all of its request, or a window to both sides
     float scale;
     float softcap;             // 0: none
+    const float* biases = nullptr;  // [heads, 2 reach + 1], by how far a key is behind its query, added to its score
+    long reach = 0;                 // keys that are further count as the last
 };
 
 // The first position that a token at `own` sees. Each object of kernels has a copy of its own.

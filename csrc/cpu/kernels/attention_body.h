@@ -99,6 +99,7 @@ inline void load_queries(const AttentionCall& call, const AttentionItem& item, l
         const Q* q = static_cast<const Q*>(call.q) + token * call.q_stride + head * call.head_dim;
         s.places[r] = static_cast<float>(call.positions[token]);
         if (call.slopes) s.slopes[r] = call.slopes[head];
+        if (call.biases) s.biases[r] = call.biases + head * (2 * call.reach + 1) + call.reach;
         if (as_they_are) {
             __builtin_memcpy(reinterpret_cast<Q*>(s.q) + r * width, q, static_cast<size_t>(width) * sizeof(Q));
         } else {
@@ -245,6 +246,7 @@ template <typename Q, typename E>
 inline Scratch prepared(const AttentionCall& call, const AttentionItem& item, void* memory, long rows, long width) {
     Scratch s = divided(memory, rows, width);
     if (!call.slopes) s.slopes = nullptr;
+    if (!call.biases) s.biases = nullptr;
     if (!kScaled<E>) s.k_unit = s.v_unit = nullptr;
     for (long i = 0; kScaled<E> && i < kAttentionBlock; ++i) s.k_unit[i] = s.v_unit[i] = kUnit<E>;
     for (long i = 0; i < width; ++i) s.zeros[i] = 0.0F;

@@ -74,6 +74,7 @@ struct Scratch {
     Range* seen;    // [rows]
     float* zeros;   // [width]
     float* slopes;  // [rows], or null
+    const float** biases;  // [rows], where a key at the query's own position stands in its head's; or null
     float* places;  // [rows], positions
     float* k_unit;  // [kAttentionBlock], what the block's scores are multiplied with; or null
     float* v_unit;  // the same for its values
@@ -88,7 +89,7 @@ inline size_t partial_bytes(long rows, long head_dim) {
 
 inline size_t scratch_bytes(long rows, long head_dim) {
     const long width = padded(head_dim);
-    const long floats = rows * (width + kAttentionBlock + kAttentionBlock / 2) + 8 * padded(rows) +
+    const long floats = rows * (width + kAttentionBlock + kAttentionBlock / 2) + 10 * padded(rows) +
                         (2 * kAttentionBlock + 1) * width + 2 * kAttentionBlock;
     return 2 * partial_bytes(rows, head_dim) + static_cast<size_t>(floats + 2 * kLanes) * sizeof(float);
 }
@@ -117,6 +118,7 @@ inline Scratch divided(void* memory, long rows, long width) {
     s.shrink = take(rows);
     s.seen = reinterpret_cast<Range*>(take(4 * padded(rows)));
     s.slopes = take(rows);
+    s.biases = reinterpret_cast<const float**>(take(2 * padded(rows)));
     s.places = take(rows);
     s.k_unit = take(kAttentionBlock);
     s.v_unit = take(kAttentionBlock);

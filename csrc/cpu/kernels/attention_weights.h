@@ -29,6 +29,16 @@ inline Floats numbers(long i) {
     return __builtin_convertvector((Whole)lane_numbers() + static_cast<int32_t>(i), Floats);
 }
 
+// What a row's head adds to the scores of the kLanes keys from `apart` on, counted from the query's own position.
+inline Floats biases_of(const float* own, long apart, long reach) {
+    float lanes[kLanes];
+    for (long i = 0; i < kLanes; ++i) {
+        const long at = apart + i;
+        lanes[i] = own[at < -reach ? -reach : at > reach ? reach : at];
+    }
+    return load(lanes);
+}
+
 // Scores of one row become what the softmax takes; returns the largest of each lane.
 inline Floats raise(const AttentionCall& call, Range seen, float* scores, const Scratch& s, long row) {
     constexpr uint32_t kLaneCount = kLanes;
@@ -43,7 +53,11 @@ inline Floats raise(const AttentionCall& call, Range seen, float* scores, const 
         if (s.k_unit) x = x * load(s.k_unit + i);
         x = x * scale;
         if (call.softcap > 0.0F) x = tanh_of(x / call.softcap) * call.softcap;
-        if (s.slopes) x = fma(splat(slope), numbers(i) + distance, x);
+        if (s.slopes) {
+            const Floats apart = numbers(i) + distance;
+            x = fma(splat(slope), apart > 0.0F ? -apart : apart, x);
+        }
+        if (s.biases) x = x + biases_of(s.biases[row], s.start + i - static_cast<long>(s.places[row]), call.reach);
         x = place < count ? x : nothing;
         top = x > top ? x : top;
         store(scores + i, x);

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quintet.ops.attention import attention, page_shape, paged_attention, row_width, write_kv
+from quintet.ops.attention import attention, biased_attention, page_shape, paged_attention, row_width, write_kv
 from quintet.platforms.cpu.arena import empty
-from quintet.platforms.cpu.native import extension
+from quintet.platforms.cpu.native import extension, missing
 from quintet.types import AttentionSpec, Batch, Books, Group
 
 SERVED = (torch.float32, torch.bfloat16, torch.float16)
@@ -19,11 +19,9 @@ QUANTIZED = {torch.int8: "int8", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: 
 
 def probe() -> str | None:
     """One token that sees only itself: attention gives its V back."""
-    try:
-        from quintet import _cpu
-    except ImportError as error:
-        return f"the compiled extension is not there: {error}"
-    if not hasattr(_cpu, "streams"):
+    if (why := missing("PagedAttention")) is not None:
+        return why
+    if "biases" not in str(extension().PagedAttention.__call__.__doc__):
         return "the compiled extension is older than this provider; build it again with `make`"
     spec = AttentionSpec(1, 1, 8, 1.0, torch.float32, 16)
     k, v, kv = torch.ones(1, 1, 8), torch.arange(8.0).reshape(1, 1, 8), torch.zeros(2, 2, 1, 16, 8)
@@ -57,6 +55,12 @@ def _write_kv(kv: Tensor, k: Tensor, v: Tensor | None, books: Books) -> Tensor:
 
 @paged_attention.provide("native", probe)
 def _paged_attention(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+    return _attend(q, kv, books, spec, sinks, None)
+
+
+def _attend(
+    q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None, bias: Tensor | None
+) -> Tensor:
     if kv.dtype != spec.cached or not kv.is_contiguous():
         raise ValueError(f"the cache is {kv.dtype}, contiguous: {kv.is_contiguous()}, and must be {spec.cached}")
     if q.shape[1:] != (spec.heads, spec.head_dim) or kv.shape[1:] != page_shape(spec):
@@ -71,13 +75,28 @@ def _paged_attention(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, s
         out.data_ptr(), q.data_ptr(), q.stride(0), kv.data_ptr(), kv.shape[0], _address(batch.positions),
         _address(starts), _address(group.lengths), _address(table), q.shape[0], table.shape[0], table.shape[1],
         0 if sinks is None else sinks.data_ptr(), 0 if spec.alibi is None else _slopes(spec.alibi).data_ptr(),
+        0 if bias is None else bias.data_ptr(), 0 if bias is None else bias.shape[1] // 2,
     )  # fmt: skip
     return out
 
 
 @attention.provide("native", probe)
 def _attention(q: Tensor, k: Tensor, v: Tensor, batch: Batch, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
-    """By the same kernels: the step's own K and V are laid on pages, which are gone when it has run."""
+    """By the same kernels."""
+    return _on_pages(q, k, v, batch, spec, sinks, None)
+
+
+@biased_attention.provide("native", probe)
+def _biased_attention(q: Tensor, k: Tensor, v: Tensor, batch: Batch, spec: AttentionSpec, bias: Tensor) -> Tensor:
+    if bias.dtype != torch.float32 or bias.shape[0] != spec.heads or bias.shape[1] % 2 == 0:
+        raise ValueError(f"bias is {bias.dtype} {tuple(bias.shape)}, not float32 [{spec.heads}, an odd number]")
+    return _on_pages(q, k, v, batch, spec, None, bias.contiguous())
+
+
+def _on_pages(  # noqa: PLR0913
+    q: Tensor, k: Tensor, v: Tensor, batch: Batch, spec: AttentionSpec, sinks: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    """The step's own K and V are laid on pages, which are gone when it has run."""
     size, tokens, requests = spec.page_size, q.shape[0], batch.starts.shape[0] - 1
     # a request's tokens fill pages of their own, counted by its first token and its number
     width = -(-tokens // size) if tokens else 0
@@ -90,8 +109,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, batch: Batch, spec: AttentionSpe
         table.shape[1], size,
     )  # fmt: skip
     books = Books(batch, Group(slots, table, lengths))
-    out: Tensor = _paged_attention(q, _write_kv(kv, k, v, books), books, of, sinks)
-    return out
+    return _attend(q, _write_kv(kv, k, v, books), books, of, sinks, bias)
 
 
 def _rows(x: Tensor, dtype: torch.dtype) -> Tensor:
