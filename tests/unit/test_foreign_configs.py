@@ -23,7 +23,6 @@ from quintet.kept import kept_folder
 from quintet.models import families, model_class
 from quintet.platforms.cpu import PLATFORM
 
-
 # compared in tests/e2e/test_published_encoders.py
 ENCODERS = ("jina_bert", "new", "xlm-roberta-flash")
 

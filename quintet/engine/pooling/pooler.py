@@ -71,7 +71,9 @@ class Pooler:
         if not np.isfinite(x).all():
             raise ValueError(NOT_FINITE)
         x = self._embedding(x, params) if params.task in ("embed", "token_embed") else self._classes(x, params)
-        return np.ascontiguousarray(x if params.of_tokens else x[0], np.float32)
+        if not params.of_tokens or (self.relu and params.task == "token_classify"):
+            x = x[0] if not params.of_tokens else x[:, 0]  # a number for each token, as vLLM gives it
+        return np.ascontiguousarray(x, np.float32)
 
     def _without_ends(self, x: Numbers, params: PoolingParams, token_ids: Sequence[int]) -> Numbers:
         first, last = self.left_out.get(params.task or "", (None, None))
