@@ -209,7 +209,7 @@ class AttentionSpec:
     window: int | None = None  # a token sees itself and the window - 1 tokens before it
     softcap: float | None = None  # scores become softcap * tanh(scores / softcap)
     sinks: bool = False  # one learned logit per head joins the softmax
-    alibi: tuple[float, ...] | None = None  # a slope per head: times (key's position - query's), added to the score
+    alibi: tuple[float, ...] | None = None  # a slope per head: times how far the key is from the query, off the score
     kv_dtype: torch.dtype | None = None  # of the cache; None: dtype. int8 has a scale in each row
     causal: bool = True  # a token sees those before it; False: all of its request's
     source: Literal["self", "cross", "none"] = "self"  # whose K and V are kept; none: nothing is (BERT, ViT)

@@ -18,6 +18,7 @@ from transformers.models.auto import modeling_auto
 from quintet.conformance.features import CLAIMS
 from quintet.conformance.nearest import PUBLISHED
 from quintet.conformance.tiny import EVERY, configured
+from quintet.engine.foreign_configs import FOREIGN, foreign
 from quintet.engine.quantizing.products import Unmixed
 from quintet.engine.support import FILE as TABLE
 from quintet.engine.support import Support, read
@@ -27,6 +28,7 @@ from quintet.layers.build import Build, Wanted
 from quintet.layers.embedding import PositionEmbedding, Sinusoids
 from quintet.layers.mixing import Mixing
 from quintet.layers.norm import LayerNorm
+from quintet.layers.relative import RelativeAttention
 from quintet.layers.rope import Rotary
 from quintet.models import built_in, families, model_class
 from quintet.ops import bind
@@ -58,18 +60,28 @@ ALSO = {
     "qwen3_5_moe": "Qwen3.5 with experts, its text",
     "qwen3_5_moe_text": "Qwen3.5 with experts, its text",
     "qwen3_5_text": "Qwen3.5, its text",
+    "gte": "Snowflake Arctic Embed M v2.0",
+    "jina_bert": "`config.json` says `bert`",
+    "new": "GTE v1.5 and multilingual, as published",
+    "xlm-roberta": "also Jina's reranker v2",
+    "xlm-roberta-flash": "Jina Embeddings v3 as published, whose `config.json` says `xlm-roberta`",
     "minimax": "as transformers stores them (`-hf`), not under the types `minimax_text_01` and `minimax_m1`",
     "mistral": "Zephyr, Nemo, Devstral",
     "qwen2": "QwQ, DeepSeek-R1-Distill-Qwen",
 }
 # families that give hidden states alone: a config, and where they are compared
 _ENCODER: dict[str, Any] = {"hidden_size": 48, "num_attention_heads": 6, "num_hidden_layers": 2}
-_ENCODERS = "tests/e2e/test_encoders.py"
+_ENCODERS, _WRITTEN = "tests/e2e/test_encoders.py", "tests/e2e/test_published_encoders.py"
 HEADLESS: dict[str, tuple[dict[str, Any], str]] = {
     **dict.fromkeys(("bert", "camembert", "electra", "gte", "jina_embeddings_v3"), (_ENCODER, _ENCODERS)),
     **dict.fromkeys(("modernbert", "nomic_bert", "roberta", "xlm-roberta"), (_ENCODER, _ENCODERS)),
     "distilbert": ({"dim": 48, "n_heads": 6, "n_layers": 2, "hidden_dim": 96}, _ENCODERS),
+    "mpnet": (_ENCODER, _ENCODERS),
+    "jina_bert": ({**_ENCODER, "feed_forward_type": "geglu"}, _WRITTEN),
+    **dict.fromkeys(("new", "xlm-roberta-flash"), (_ENCODER, _WRITTEN)),
 }
+# of those that transformers has no class for: what they are compared with
+LIKE = {"new": "GteModel", "xlm-roberta-flash": "JinaEmbeddingsV3Model"}
 # wrappers of several modalities, whose text is read, and types of repositories' own code -> what transformers calls it
 WRAPPED = {
     "gemma3": "gemma3_text",
@@ -147,6 +159,8 @@ def _first_line(kind: str) -> tuple[str, str]:
 
 def _config(kind: str) -> Any:
     """Of the family's first small model."""
+    if kind in HEADLESS and kind in FOREIGN:
+        return foreign(kind, dict(HEADLESS[kind][0]))
     if kind in HEADLESS:
         return AutoConfig.for_model(kind, **HEADLESS[kind][0])
     kind = WRAPPED.get(kind, kind)
@@ -156,6 +170,8 @@ def _config(kind: str) -> Any:
 
 
 def _classes(kind: str) -> str:
+    if kind in HEADLESS and kind in FOREIGN:
+        return f"none; the nearest is `{LIKE[kind]}`" if kind in LIKE else "none; the published formulas, in its test"
     if kind in PUBLISHED and PUBLISHED[kind].own is not None:
         return "none; the published formulas, written down by themselves (`quintet/conformance/recurrent.py`)"
     if kind in PUBLISHED:
@@ -205,6 +221,8 @@ def _positions(parts: list[nn.Module], specs: list[Any]) -> list[str]:
         found.append("no positions in some layers")
     if any(isinstance(part, ReadingAttention) for part in parts):
         found.append("layers that read another's cache")
+    if any(isinstance(part, RelativeAttention) for part in parts):
+        found.append("a number for each distance")
     return found + (["QK-norm"] if any(attend.q_norm is not None for attend in attends) else [])
 
 

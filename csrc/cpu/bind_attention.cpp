@@ -133,7 +133,9 @@ struct WholeAttention {
     }
 
     void call(uintptr_t out, uintptr_t q, uintptr_t k, uintptr_t v, long q_stride, long k_stride, long v_stride,
-              uintptr_t starts, long tokens, long requests, uintptr_t sinks, uintptr_t slopes) const {
+              uintptr_t starts, long tokens, long requests, uintptr_t sinks, uintptr_t slopes, uintptr_t biases,
+              long reach) const {
+        if (reach < 0) throw std::invalid_argument("reach must be 0 or more");
         if (tokens < 0 || requests < 0) throw std::invalid_argument("sizes must be 0 or more");
         const long least = tokens > 1 ? kv_heads * head_dim : 0;
         if (k_stride < least || v_stride < least || (tokens > 1 && q_stride < heads * head_dim)) {
@@ -141,8 +143,8 @@ struct WholeAttention {
         }
         const nb::gil_scoped_release released;
         submit(attend_whole, {{at<void>(out), at<const void>(q), at<const void>(k), at<const void>(v),
-                               at<const float>(sinks), at<const float>(slopes), q_stride, k_stride, v_stride, heads,
-                               kv_heads, head_dim, window, chunk, causal, scale, softcap},
+                               at<const float>(sinks), at<const float>(slopes), at<const float>(biases), reach,
+                               q_stride, k_stride, v_stride, heads, kv_heads, head_dim, window, chunk, causal, scale, softcap},
                               {at<const int32_t>(starts), tokens, requests},
                               type});
     }
@@ -171,10 +173,9 @@ void bind_attention(nb::module_& m) {
              nb::arg("bits"), nb::arg("brain"))
         .def("__call__", &WholeAttention::call, nb::arg("out"), nb::arg("q"), nb::arg("k"), nb::arg("v"),
              nb::arg("q_stride"), nb::arg("k_stride"), nb::arg("v_stride"), nb::arg("starts"), nb::arg("tokens"),
-             nb::arg("requests"), nb::arg("sinks"), nb::arg("slopes"),
-             "Addresses of out, q, k, v, of int32 starts [requests + 1], and of float32 sinks and slopes or 0; strides in "
-             "elements, from token to token. "
-             "ValueError for a batch that points outside its arrays.");
+             nb::arg("requests"), nb::arg("sinks"), nb::arg("slopes"), nb::arg("biases"), nb::arg("reach"),
+             "Addresses of out, q, k, v, of int32 starts [requests + 1], and of float32 sinks, slopes and biases [heads, 2 "
+             "reach + 1], or 0; strides in elements, from token to token. ValueError for a batch that points outside its arrays.");
     m.def("store_kv", &store, nb::arg("kv"), nb::arg("k"), nb::arg("v"), nb::arg("k_stride"), nb::arg("v_stride"),
           nb::arg("slots"), nb::arg("tokens"), nb::arg("pages"), nb::arg("heads"), nb::arg("page_size"),
           nb::arg("head_dim"), nb::arg("bits"), nb::arg("brain"), nb::arg("kind"),

@@ -1,4 +1,5 @@
 // Attention within a step without Python: buffers of the exact size, for the sanitizers, and a scalar reference in double.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -16,6 +17,8 @@ namespace {
 
 namespace cpu = quintet::cpu;
 
+constexpr long kReach = 11;
+
 int failures = 0;
 
 void fail(const char* what, const char* isa, int type, double off) {
@@ -27,7 +30,7 @@ struct Shape {
     long heads, kv_heads, dim, window;
     bool causal;
     float softcap;
-    bool more;  // sinks and slopes
+    bool more;  // sinks, slopes and biases
 };
 
 // From -2 to 2, in steps that bfloat16 holds exactly.
@@ -38,7 +41,7 @@ struct Step {
     Shape shape;
     bool half;  // bfloat16
     std::vector<int32_t> starts;
-    std::vector<float> sinks, slopes;
+    std::vector<float> sinks, slopes, biases;  // of keys up to kReach away
     std::vector<uint8_t> qkv, out;
 
     Step(const Shape& of, bool bfloat16, const std::vector<int32_t>& lengths) : shape(of), half(bfloat16), starts{0} {
@@ -49,6 +52,7 @@ struct Step {
         for (long h = 0; of.more && h < of.heads; ++h) {
             sinks.push_back(number(h));
             slopes.push_back(std::ldexp(1.0F, -static_cast<int>(h) - 1));
+            for (long i = 0; i < 2 * kReach + 1; ++i) biases.push_back(number(i + 5 * h));
         }
     }
 
@@ -74,8 +78,8 @@ struct Step {
     void run() {
         const long q = shape.heads * shape.dim, kv = shape.kv_heads * shape.dim;
         cpu::whole_attention({out.data(), qkv.data(), qkv.data() + q * size(), qkv.data() + (q + kv) * size(),
-                              shape.more ? sinks.data() : nullptr, shape.more ? slopes.data() : nullptr, stride(), stride(),
-                              stride(), shape.heads, shape.kv_heads, shape.dim, shape.window, 0, shape.causal, 0.25F,
+                              shape.more ? sinks.data() : nullptr, shape.more ? slopes.data() : nullptr,
+                              shape.more ? biases.data() : nullptr, kReach, stride(), stride(), stride(), shape.heads, shape.kv_heads, shape.dim, shape.window, 0, shape.causal, 0.25F,
                               shape.softcap},
                              {starts.data(), starts.back(), static_cast<long>(starts.size()) - 1},
                              half ? cpu::kBfloat16 : cpu::kFloat32);
@@ -99,7 +103,11 @@ struct Step {
             double score = 0.0;
             for (long i = 0; i < shape.dim; ++i) score += get(qkv, q + i) * get(qkv, k + i) * 0.25;
             if (shape.softcap > 0) score = shape.softcap * std::tanh(score / shape.softcap);
-            if (shape.more) score += slopes[h] * static_cast<double>(p - own);
+            if (shape.more) {
+                const long apart = std::max(-kReach, std::min(kReach, p - own));
+                score -= slopes[h] * static_cast<double>(std::labs(p - own));
+                score += biases[h * (2 * kReach + 1) + static_cast<size_t>(apart + kReach)];
+            }
             const double weight = std::exp(score);
             total += weight;
             for (long i = 0; i < shape.dim; ++i) acc[static_cast<size_t>(i)] += weight * get(qkv, v + i);
@@ -136,7 +144,7 @@ void company_changes_no_bit(const char* isa, const Shape& shape, bool half) {
     quintet::set_pool_threads(1);
     alone.run();
     quintet::set_pool_threads(threads);
-    const long numbers = 200 * shape.stride() * alone.size();
+    const long numbers = 200 * alone.stride() * alone.size();
     if (std::memcmp(alone.qkv.data(), beside.qkv.data(), static_cast<size_t>(numbers)) != 0) fail("the test", isa, half, 0.0);
     if (std::memcmp(alone.out.data(), beside.out.data(), alone.out.size()) != 0) fail("company changes no bit", isa, half, 0.0);
 }
@@ -147,8 +155,8 @@ void what_points_outside_is_refused() {
     for (const int32_t wrong : {static_cast<int32_t>(tokens) + 1, -1}) {
         step.starts[1] = wrong;
         try {
-            cpu::whole_attention({step.out.data(), step.qkv.data(), step.qkv.data(), step.qkv.data(), nullptr, nullptr, 64, 64,
-                                  64, 2, 1, 16, 0, 0, false, 1.0F, 0.0F}, {step.starts.data(), tokens, 2}, cpu::kFloat32);
+            cpu::whole_attention({step.out.data(), step.qkv.data(), step.qkv.data(), step.qkv.data(), nullptr, nullptr, nullptr, 0, 64,
+                                  64, 64, 2, 1, 16, 0, 0, false, 1.0F, 0.0F}, {step.starts.data(), tokens, 2}, cpu::kFloat32);
             fail("what points outside is refused", "", 0, 0.0);
         } catch (const std::invalid_argument&) {
         }

@@ -249,7 +249,7 @@ def expected(session: Session, row: int, wanted: range | None = None) -> Tensor:
         if spec.softcap is not None:
             scores = spec.softcap * (scores / spec.softcap).tanh()
         if spec.alibi is not None:
-            scores = scores - torch.tensor(spec.alibi, dtype=torch.float64)[:, None, None] * back
+            scores = scores - torch.tensor(spec.alibi, dtype=torch.float64)[:, None, None] * back.abs()
         chunk = spec.chunk or len(q)
         same = rows[:, None] // chunk == places // chunk
         seen = same & ((back >= 0) | (not spec.causal)) & (back.abs() < (spec.window or len(q)))

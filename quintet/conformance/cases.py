@@ -142,6 +142,7 @@ def attention(dtype: torch.dtype) -> Iterator[Case]:
         **SPECS,
         "both ways": {"causal": False},
         "both ways, window": {"causal": False, "window": 7},
+        "both ways, alibi": {"causal": False, "alibi": True},
     }.items():
         for heads, kv_heads in ((6, 3), (5, 1)):
             of = spec(heads, kv_heads, 16, dtype=dtype, source="none", **settings)
@@ -151,6 +152,24 @@ def attention(dtype: torch.dtype) -> Iterator[Case]:
                 q = randn(sum(lengths), heads, 16, dtype=dtype)
                 k, v = (randn(sum(lengths), kv_heads, 16, dtype=dtype, scale=size) for size in (1.0, 2.0))
                 yield f"{what}, {heads}/{kv_heads}, {lengths} tokens", (q, k, v, books.batch, of, sinks)
+
+
+def biased_attention(dtype: torch.dtype) -> Iterator[Case]:
+    """Distances that the bias has a number for, and longer ones."""
+    kinds: dict[str, dict[str, Any]] = {
+        "both ways": {"causal": False},
+        "both ways, window": {"causal": False, "window": 7},
+        "causal, soft-cap": {"softcap": 3.0},
+    }
+    for what, settings in kinds.items():
+        for heads, kv_heads in ((6, 3), (3, 3)):
+            of = spec(heads, kv_heads, 16, dtype=dtype, source="none", **settings)
+            for lengths, reach in (((21,), 30), ((3, 80, 1), 9), ((16, 16), 0)):
+                _, _, books, *_ = attended(of, [Request(0, length) for length in lengths], None)
+                q = randn(sum(lengths), heads, 16, dtype=dtype)
+                k, v = (randn(sum(lengths), kv_heads, 16, dtype=dtype, scale=size) for size in (1.0, 2.0))
+                bias = randn(heads, 2 * reach + 1, dtype=torch.float32, scale=2.0)
+                yield f"{what}, {heads}/{kv_heads}, {lengths} tokens, {reach} apart", (q, k, v, books.batch, of, bias)
 
 
 def scale_heads(dtype: torch.dtype) -> Iterator[Case]:
@@ -306,6 +325,7 @@ CASES: dict[str, Cases] = {
     "add_rms_norm": add_rms_norm,
     "attention": attention,
     "beside": beside,
+    "biased_attention": biased_attention,
     "biased_experts": biased_experts,
     "by_heads": by_heads,
     "embedding": embedding,

@@ -110,6 +110,34 @@ def _rwkv7(said: Entries) -> Entries:
     return {**rest, **sizes, **ranks}
 
 
+def _jina_bert(said: Entries) -> Entries:
+    """Later ones norm q and k, and say so by the name of their code alone."""
+    later = bool(said.get("qk_post_norm", "qk-post-norm" in str(said.get("auto_map"))))
+    return {"feed_forward_type": "geglu" if later else "original", **said, "qk_post_norm": later}
+
+
+def _jina_flash(said: Entries) -> Entries:
+    rotary = {"rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False, "rotary_emb_scale_base": None}
+    for name, known in rotary.items():
+        if said.get(name, known) != known:
+            raise ValueError(f"{name} is {said[name]!r}; {known!r} is known")
+    return {**said, "rope_parameters": {"rope_type": "default", "rope_theta": said["rotary_emb_base"]}}
+
+
+def _new(said: Entries) -> Entries:
+    """Positions may be learned, and heads' features in pairs or scaled by the length of a text: no published one is."""
+    if said["position_embedding_type"] != "rope":
+        raise ValueError(f"position_embedding_type is {said['position_embedding_type']!r}; 'rope' is known")
+    if said["layer_norm_type"] != "layer_norm":
+        raise ValueError(f"layer_norm_type is {said['layer_norm_type']!r}; 'layer_norm' is known")
+    if said["logn_attention_scale"]:
+        raise ValueError("logn_attention_scale, by which scores grow with the length of a text, is not computed")
+    scaling = said.pop("rope_scaling", None) or {}
+    kind = {"rope_type": scaling.get("rope_type", scaling.get("type", "default"))}
+    rope = {**{name: each for name, each in scaling.items() if name != "type"}, **kind}
+    return {"rope_parameters": {**rope, "rope_theta": said.pop("rope_theta")}, **said}
+
+
 PLAMO2 = {  # what its class takes for what is not said
     "attention_window_size": 2048,
     "full_attention_idx": None,
@@ -142,6 +170,9 @@ RWKV7 = {
     "vocab_size": 65536,
     **dict.fromkeys(("decay_low_rank_dim", "gate_low_rank_dim", "a_low_rank_dim", "v_low_rank_dim")),
 }
+FLASH = "xlm-roberta-flash"
+# (a type, how positions come in) -> which other the file means: repositories with code of their own say another's
+POSITIONS = {("bert", "alibi"): "jina_bert", ("xlm-roberta", "rotary"): FLASH}
 # by model_type
 FOREIGN: Mapping[str, Foreign] = {
     "baichuan": Foreign("llama", read=_baichuan),
@@ -180,7 +211,24 @@ FOREIGN: Mapping[str, Foreign] = {
     ),
     "internlm": Foreign("llama", absent={"bias": True}, read=_internlm1),
     "internlm2": Foreign("llama", absent={"bias": True}, read=_internlm),
+    "jina_bert": Foreign("bert", read=_jina_bert),
+    FLASH: Foreign(
+        "jina_embeddings_v3", absent={"rotary_emb_base": 10000.0, "lora_adaptations": None}, read=_jina_flash
+    ),
     "mimo": Foreign("qwen2", absent={"num_nextn_predict_layers": 0}),
+    "new": Foreign(
+        "gte",
+        absent={
+            "position_embedding_type": "rope",
+            "layer_norm_type": "layer_norm",
+            "logn_attention_scale": False,
+            "rope_theta": 10000.0,
+            "type_vocab_size": 2,
+            "vocab_size": 30528,
+            "pad_token_id": 0,
+        },
+        read=_new,
+    ),
     "plamo2": Foreign("llama", {"hidden_size_per_head": "head_dim"}, PLAMO2, _plamo2),
     "rwkv7": Foreign("mamba2", absent=RWKV7, read=_rwkv7),
     "solar": Foreign(
@@ -190,6 +238,11 @@ FOREIGN: Mapping[str, Foreign] = {
 }
 # classes whose files name an earlier generation's type (Ling 2.0) -> how their entries are read
 GENERATIONS = {"BailingMoeV2ForCausalLM": "bailing_moe_v2"}
+
+
+def settled(kind: str, entries: Mapping[str, Any]) -> str:
+    """The type that a file means by its model_type."""
+    return POSITIONS.get((kind, str(entries.get("position_embedding_type"))), kind)
 
 
 def version() -> bytes:

@@ -12,6 +12,7 @@ from typing import Any
 from quintet.config import BUNDLED, GENERATION_DEFAULTS, EngineConfig, Environment, read_environment
 from quintet.engine.config_checks import MOST, check_architectures, check_entries, check_shape
 from quintet.engine.downloads import download, exactly, listed
+from quintet.engine.foreign_configs import settled
 from quintet.engine.gguf_source import model_of
 from quintet.engine.json_object import read_object
 from quintet.engine.mistral import PARAMS, TEKKEN, config_of
@@ -34,6 +35,7 @@ from quintet.sampling_params import MAX_STOP_IDS, ParameterError, SamplingParams
 logger = logging.getLogger(__name__)
 
 _TEXT_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")  # configs, tokenizers, chat templates
+_HEADS = ("sparse_linear.pt", "colbert_linear.pt")  # BGE M3's, beside its weights
 _WEIGHTS = "*.safetensors"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -44,7 +46,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 def resolve_model(config: EngineConfig, environment: Environment | None = None) -> Path:
     """The model's folder, downloaded if need be, or its GGUF file. OSError or ValueError says what is wrong and what
     to do."""
-    patterns = (*_TEXT_FILES, *patterns_of(config.load_format), *["*.py"] * config.trust_remote_code)
+    patterns = (*_TEXT_FILES, *_HEADS, *patterns_of(config.load_format), *["*.py"] * config.trust_remote_code)
     environment = environment or read_environment()
     folder = _resolve(config.model, config.revision, config, patterns, environment)
     if folder.is_dir() and not Path(config.model).expanduser().exists() and not _whole(folder, config):
@@ -256,6 +258,7 @@ def load_model_config(path: Path, overrides: Overrides = None, numbers: bool = F
         raise ValueError(f"{file} names no model_type; supported: {', '.join(families())}")
     architectures = {**raw, **overrides}.get("architectures")
     _check_kind(kind, architectures, "model_type" in overrides)
+    kind = settled(kind, {**raw, **overrides})
     check_entries(raw, str(file))
     check_entries(overrides, "hf_overrides")
     if "model_type" not in overrides and not numbers:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from quintet.engine import readings
-from quintet.engine.foreign_configs import FOREIGN, foreign, version
+from quintet.engine.foreign_configs import FOREIGN, foreign, settled, version
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -75,7 +75,7 @@ def made(kind: str, raw: Mapping[str, Any], file: Path) -> "PretrainedConfig":
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING
 
-    kind = KIN.get(kind, kind)
+    kind = settled(KIN.get(kind, kind), raw)
     if kind not in CONFIG_MAPPING and kind not in FOREIGN:
         raise ValueError(
             f"transformers has no config for model type {kind!r}; the package that adds the family "

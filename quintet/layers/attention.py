@@ -65,24 +65,23 @@ class SelfAttention(nn.Module):
         self.sinks = Sinks(build, queries) if shape.sinks else None
         self.is_read = False  # by later layers, which attend to what this one keeps
         self.kv_scales = KVScales(build, keys)
-        self.mixing = build.mixing(
-            AttentionSpec(
-                heads=self._heads,
-                kv_heads=self._kv_heads,
-                head_dim=shape.head_dim,
-                scale=shape.head_dim**-0.5 if shape.scale is None else shape.scale,
-                dtype=build.dtype,
-                page_size=build.page_size,
-                window=shape.window,
-                chunk=shape.chunk,
-                softcap=shape.softcap,
-                sinks=shape.sinks,
-                alibi=None if shape.alibi is None else shape.alibi[slice(*queries.ranges[build.rank])],
-                kv_dtype=build.kv_dtype,
-                causal=shape.causal and build.causal,
-                source="self" if shape.keeps and build.causal else "none",
-            )
+        self.spec = AttentionSpec(
+            heads=self._heads,
+            kv_heads=self._kv_heads,
+            head_dim=shape.head_dim,
+            scale=shape.head_dim**-0.5 if shape.scale is None else shape.scale,
+            dtype=build.dtype,
+            page_size=build.page_size,
+            window=shape.window,
+            chunk=shape.chunk,
+            softcap=shape.softcap,
+            sinks=shape.sinks,
+            alibi=None if shape.alibi is None else shape.alibi[slice(*queries.ranges[build.rank])],
+            kv_dtype=build.kv_dtype,
+            causal=shape.causal and build.causal,
+            source="self" if shape.keeps and build.causal else "none",
         )
+        self.mixing = build.mixing(self.spec)
 
     def forward(self, x: Tensor, cache: Cache) -> Tensor:
         out: Tensor = self.out(self._mixed(x, cache))

@@ -1,37 +1,15 @@
 """Heads whose weights are brought to length 1 while they are loaded."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from quintet.layers.changed import Changed
+
 HEAD = "lm_head.weight"
 LEAST = {0: 1e-7, 1: 1e-12}  # what lengths are kept away from 0 by: added to a column's, the least of a row's
-
-
-@dataclass(frozen=True)
-class Changed:
-    """A checkpoint's tensor, as something is made of it when it is read."""
-
-    entry: Any  # shape, dtype and tensor()
-    change: Callable[[Tensor], Tensor]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of both."""
-        shape: tuple[int, ...] = self.entry.shape
-        return shape
-
-    @property
-    def dtype(self) -> Any:
-        """Of both."""
-        return self.entry.dtype
-
-    def tensor(self) -> Tensor:
-        """What was made."""
-        return self.change(self.entry.tensor())
 
 
 def normalised(entries: Mapping[str, Any], change: Callable[[Tensor], Tensor]) -> Mapping[str, Any]:

@@ -172,6 +172,15 @@ def _dynamic(dim: int, p: Parameters, extent: Extent) -> tuple[Tensor, float]:
     return _plain(dim, p["rope_theta"] * stretch ** (dim / (dim - 2))), 1.0
 
 
+def _ntk(dim: int, p: Parameters, extent: Extent) -> tuple[Tensor, float]:
+    """NTK-aware base at a fixed factor, or, with mixed_b, one divisor for each frequency (Su 2023)."""
+    factor, mixed = p["factor"], p.get("mixed_b")
+    if mixed is None:
+        return _plain(dim, p["rope_theta"] * factor) / factor ** (2 / dim), 1.0
+    steps = torch.arange(1, dim // 2 + 1, dtype=torch.float32) ** mixed
+    return _plain(dim, p["rope_theta"]) / (math.log(factor) / (dim / 2) ** mixed * steps).exp(), 1.0
+
+
 def _llama3(dim: int, p: Parameters, extent: Extent) -> tuple[Tensor, float]:
     """Long waves divided by the factor, short ones kept, a ramp between (Llama 3.1)."""
     frequencies = _plain(dim, p["rope_theta"])
@@ -225,5 +234,6 @@ SCALINGS: dict[str, Callable[[int, Parameters, Extent], tuple[Tensor, float]]] =
     "linear": _linear,
     "llama3": _llama3,
     "longrope": _longrope,
+    "ntk": _ntk,
     "yarn": _yarn,
 }

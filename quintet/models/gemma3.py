@@ -14,6 +14,13 @@ from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary
 
 
+def _window(config: Any, index: int, build: Build) -> int | None:
+    """Where tokens see both ways, the config's is of both sides together: each has half of it, and the token itself."""
+    window = layer_window(config, index)
+    both = getattr(config, "use_bidirectional_attention", False)
+    return window // 2 + 1 if window is not None and both and not build.causal else window
+
+
 class Model(CausalLM):
     """Gemma 2's blocks with QK-norm. Of a checkpoint that also sees, the language model alone is read."""
 
@@ -22,7 +29,8 @@ class Model(CausalLM):
     def __init__(self, config: Any, build: Build) -> None:
         super().__init__(build)
         config = getattr(config, "text_config", config)
-        refuse(config, "use_bidirectional_attention")
+        if build.causal:
+            refuse(config, "use_bidirectional_attention")
         rotaries = {
             kind: Rotary(build, config.head_dim, config.rope_parameters[kind], config.max_position_embeddings)
             for kind in sorted(set(config.layer_types))
@@ -35,7 +43,7 @@ class Model(CausalLM):
                 kv_heads=config.num_key_value_heads,
                 head_dim=config.head_dim,
                 scale=config.query_pre_attn_scalar**-0.5,
-                window=layer_window(config, index),
+                window=_window(config, index, build),
                 bias=config.attention_bias,
                 output_bias=config.attention_bias,
             )

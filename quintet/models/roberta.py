@@ -7,11 +7,22 @@ from quintet.layers.embedding import PositionEmbedding
 from quintet.layers.encoder import Encoder
 from quintet.models.bert import NAMES
 
+FLASH = (  # of the layout that Jina's reranker v2 has
+    ("emb_ln.", "norm."),
+    ("encoder.layers.", "layers."),
+    (".mixer.out_proj.", ".attention.o_proj."),
+    (".mixer.Wqkv.", ".attention.qkv_proj."),
+    ("mlp.fc1.", "mlp.up_proj."),
+    ("mlp.fc2.", "mlp.down_proj."),
+    (".norm1.", ".attention_norm."),
+    (".norm2.", ".norm."),
+)
+
 
 class Model(Encoder):
     """Learned positions: the first is padding_idx + 1."""
 
-    names = NAMES
+    names = (*FLASH, *NAMES)
     prefixes = ("roberta.", "camembert.")
 
     @classmethod

@@ -110,10 +110,32 @@ def attention(q: Tensor, k: Tensor, v: Tensor, batch: Batch, spec: AttentionSpec
     return _attended(q, k.float().expand(many), v.float().expand(many), (apart, seen), (spec, sinks))
 
 
+@Op
+def biased_attention(q: Tensor, k: Tensor, v: Tensor, batch: Batch, spec: AttentionSpec, bias: Tensor) -> Tensor:
+    """As `attention`, and a number for each head and distance is added to a score, after the soft-cap.
+
+    bias [H, 2 * reach + 1], float32: column reach + i is of keys i positions behind the query's, or before it where i
+    is below 0; keys that are further away have the first or the last number. The layer has neither sinks nor slopes.
+    Source: relative positions of T5 (Raffel et al. 2020).
+    """
+    tokens, reach = q.shape[0], bias.shape[1] // 2
+    apart = batch.positions[None, :] - batch.positions[:, None]
+    seen = batch.owners[None, :] == batch.owners[:, None]
+    seen = seen & (torch.arange(tokens, device=q.device) < batch.starts[-1])
+    if spec.causal:
+        seen = seen & (apart <= 0)
+    places = apart.clamp(-reach, reach) + reach
+    added = torch.index_select(bias, 1, places.reshape(-1)).reshape(-1, tokens, tokens).transpose(0, 1)  # [T, H, T]
+    many = (tokens, *k.shape)
+    return _attended(q, k.float().expand(many), v.float().expand(many), (apart, seen), (spec, None), added)
+
+
 def _attended(
-    q: Tensor, k: Tensor, v: Tensor, places: tuple[Tensor, Tensor], layer: tuple[AttentionSpec, Tensor | None]
-) -> Tensor:
-    """q [T, H, D], k and v [T, S, Hkv, D]; places: how far each key is from each token [T, S], and who sees it."""
+    q: Tensor, k: Tensor, v: Tensor, places: tuple[Tensor, Tensor], layer: tuple[AttentionSpec, Tensor | None],
+    added: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """q [T, H, D], k and v [T, S, Hkv, D]; places: how far each key is from each token [T, S], and who sees it. `added`
+    [T, H, S]: to scores."""
     (apart, seen), (spec, sinks) = places, layer
     tokens, heads, dim = q.shape
     grouped = q.float().reshape(tokens, spec.kv_heads, heads // spec.kv_heads, dim)
@@ -122,7 +144,9 @@ def _attended(
         scores = spec.softcap * torch.tanh(scores / spec.softcap)
     if spec.alibi is not None:
         slopes = torch.tensor(spec.alibi, device=q.device).reshape(spec.kv_heads, -1, 1)
-        scores = scores + slopes * apart[:, None, None, :]
+        scores = scores - slopes * apart.abs()[:, None, None, :]
+    if added is not None:
+        scores = scores + added.reshape(scores.shape)
     if spec.window is not None:
         seen = seen & (apart > -spec.window) & (apart < spec.window)
     scores = torch.where(seen[:, None, None, :], scores, -1e30)

@@ -22,6 +22,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # the class without its end
     "distilbert": ("DistilBert", {**WIDE, "dim": 48, "n_layers": 3, "n_heads": 4, "hidden_dim": 72,
                                   "max_position_embeddings": 72}),
     "electra": ("Electra", {**SIZES, "embedding_size": 32}),
+    "mpnet": ("MPNet", SIZES),
     "nomic_bert": ("NomicBert", SIZES),
     "gte": ("Gte", {**SIZES, "type_vocab_size": 2}),
     "jina_embeddings_v3": ("JinaEmbeddingsV3", SIZES),

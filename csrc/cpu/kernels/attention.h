@@ -30,7 +30,7 @@ struct AttentionCall {
     const void* kv;            // [P, 2, kv_heads, page_size] rows; [P, 1, ...] where V is the beginning of K
     const int32_t* positions;  // [T]
     const float* sinks;        // [heads], or null
-    const float* slopes;       // [heads], times the distance to a key they are added to its score; or null
+    const float* slopes;       // [heads], times the distance to a key they are taken from its score; or null
     long q_stride;
     long heads, kv_heads, head_dim, page_size;
     long value_dim;            // numbers of V, and of a result: head_dim, or fewer where V is the beginning of K
@@ -62,6 +62,8 @@ struct WholeCall {
     const void *q, *k, *v;               // [T, heads, head_dim], [T, kv_heads, head_dim] twice; heads side by side
     const float* sinks;                  // as AttentionCall's
     const float* slopes;
+    const float* biases;                 // [heads, 2 reach + 1], by how far a key is behind its query, added to its score
+    long reach;                          // keys that are further count as the last
     long q_stride, k_stride, v_stride;   // elements from token to token
     long heads, kv_heads, head_dim;
     long window;                         // a token sees fewer than so many to each side; 0: all

@@ -43,7 +43,10 @@ inline Floats raise(const AttentionCall& call, Range seen, float* scores, const 
         if (s.k_unit) x = x * load(s.k_unit + i);
         x = x * scale;
         if (call.softcap > 0.0F) x = tanh_of(x / call.softcap) * call.softcap;
-        if (s.slopes) x = fma(splat(slope), numbers(i) + distance, x);
+        if (s.slopes) {
+            const Floats apart = numbers(i) + distance;
+            x = fma(splat(slope), apart > 0.0F ? -apart : apart, x);
+        }
         x = place < count ? x : nothing;
         top = x > top ? x : top;
         store(scores + i, x);

@@ -228,12 +228,32 @@ struct WholeRow {
     bool sinks;
 };
 
+// What a row's head adds to the scores of the kLanes keys from `apart` on, counted from the query's own position.
+inline Floats biases_of(const float* own, long apart, long reach) {
+    float lanes[kLanes];
+    for (long i = 0; i < kLanes; ++i) {
+        const long at = apart + i;
+        lanes[i] = own[at < -reach ? -reach : at > reach ? reach : at];
+    }
+    return load(lanes);
+}
+
+struct WholePlace {
+    long token, head;  // counted from the request's first, and from the layer's
+};
+
 // Scores become what the softmax takes, where they are more than multiples.
-__attribute__((noinline)) void whole_raise(const WholeCall& call, const WholeRow& row, float slope, long own, float* scores) {
+__attribute__((noinline)) void whole_raise(const WholeCall& call, const WholeRow& row, WholePlace place, float* scores) {
+    const float slope = call.slopes ? call.slopes[place.head] : 0.0F;
+    const float* const biases = call.biases ? call.biases + place.head * (2 * call.reach + 1) + call.reach : nullptr;
     for (long i = row.all.first / kLanes * kLanes; i < row.all.last; i += kLanes) {
         Floats x = load(scores + i) * call.scale;
         if (call.softcap > 0.0F) x = tanh_of(x / call.softcap) * call.softcap;
-        if (call.slopes) x = fma(splat(slope), numbers(i) - static_cast<float>(own), x);
+        if (call.slopes) {
+            const Floats apart = numbers(i) - static_cast<float>(place.token);
+            x = fma(splat(slope), apart > 0.0F ? -apart : apart, x);
+        }
+        if (biases) x = x + biases_of(biases, i - place.token, call.reach);
         store(scores + i, x);
     }
 }
@@ -300,10 +320,6 @@ inline Range whole_seen(const Range* rows, long count) {  // each sees itself
 }
 
 // The item's rows go by token, and within it by head.
-struct WholePlace {
-    long token, head;  // counted from the request's first, and from the layer's
-};
-
 inline WholePlace whole_place(const WholeCall& call, const WholeItem& item, long row) {
     const long group = call.heads / call.kv_heads;
     return {item.first + row / group, item.kv_head * group + row % group};
@@ -328,8 +344,8 @@ inline float whole_share(const WholeCall& call, const WholeItem& item, long row,
     seen.scale = call.scale;
     seen.sinks = call.sinks != nullptr;
     seen.sink = seen.sinks ? call.sinks[place.head] : 0.0F;
-    if (call.slopes || call.softcap > 0.0F || seen.sinks) {
-        whole_raise(call, seen, call.slopes ? call.slopes[place.head] : 0.0F, place.token, scores);
+    if (call.slopes || call.biases || call.softcap > 0.0F || seen.sinks) {
+        whole_raise(call, seen, place, scores);
         seen.scale = 1.0F;
     }
     return 1.0F / whole_weigh<In>(seen, scores, weights);

@@ -56,6 +56,7 @@ BLOCK = 64  # tokens: what a kernel may take at once; the first and last slots p
 UNKEPT: dict[str, Settings] = {
     "both ways": {"causal": False},
     "both ways, window": {"causal": False, "window": 7},
+    "both ways, alibi": {"causal": False, "alibi": True},
     "causal": {},
     "chunk": {"chunk": 12},
     "soft-cap": {"softcap": 3.0},

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import torch
 
 from quintet.engine.json_object import read_object
 from quintet.engine.loader import tensors_of
+from quintet.engine.torch_file import TorchFile
 from quintet.engine.weight_files import Weights, listed
 from quintet.layers.decoder import Family
 from quintet.weights import OnFile
@@ -174,6 +176,18 @@ def dense(folder: Path) -> Product:
     if not name:
         raise ValueError(f"{folder} holds {listed(sorted(tensors))}, and no linear.weight; fetch the model anew")
     return Product(read(tensors, f"{name}.weight"), maybe(tensors, f"{name}.bias"), activation)
+
+
+def linear(file: Path) -> Product:
+    """A product that torch.save wrote by itself, its tensors named weight and bias."""
+    if not file.is_file():
+        raise ValueError(f"{file} is not there, and {file.name} is a head of this model; fetch it")
+    opened = TorchFile(file)
+    there = {name: OnFile(None, (), name=name, read=partial(opened.get_tensor, name)) for name in opened.keys()}
+    weight = read(there, "weight")
+    if weight.ndim != 2:
+        raise ValueError(f"{file}: weight has the shape {weight.shape}, and a head's is [outputs, inputs]")
+    return Product(weight, maybe(there, "bias"))
 
 
 def between_tokens(table: Numbers, wanted: Sequence[int], method: str) -> Head:

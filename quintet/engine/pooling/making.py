@@ -73,6 +73,8 @@ def bounds_of(pooling: Pooling, hf_config: Any, max_model_len: int) -> PoolingBo
 
 def make_pooler(pooling: Pooling, files: Weights | None, hf_config: Any, folder: Path) -> Pooler:
     """With the heads that the checkpoint has; random weights have none. ValueError where one is lacking."""
+    if pooling.heads_of_tokens:
+        return _of_tokens(pooling, files, hf_config, folder)
     if pooling.convert == "embed":
         head = tuple(heads.dense(each) for each in pooling.sentence.dense)
         return Pooler(pooling, {"token_embed" if pooling.sentence.tokens else "embed": head} if head else {})
@@ -86,11 +88,21 @@ def make_pooler(pooling: Pooling, files: Weights | None, hf_config: Any, folder:
         return Pooler(pooling, dict.fromkeys(tasks, head), softmax=len(head[-1].weight) > 1, regression=False)
     of_tokens = "score" not in tasks and "classify" not in tasks
     head = heads.classifier(tensors, hf_config, of_tokens)
-    return Pooler(pooling, dict.fromkeys(tasks, head), **_after(pooling, hf_config, len(head[-1].weight)))
+    softmax, regression = _after(pooling, hf_config, len(head[-1].weight))
+    return Pooler(pooling, dict.fromkeys(tasks, head), softmax, regression)
 
 
-def _after(pooling: Pooling, hf_config: Any, outputs: int) -> dict[str, bool]:
-    """What becomes of the logits."""
+def _of_tokens(pooling: Pooling, files: Weights | None, hf_config: Any, folder: Path) -> Pooler:
+    """BGE M3's: a vector of each token but the first, and how much each counts but the first and the last."""
+    first, last = getattr(hf_config, "bos_token_id", None), getattr(hf_config, "eos_token_id", None)
+    left_out = {"token_embed": (first, None), "token_classify": (first, last)}
+    named = {"token_embed": "colbert_linear.pt", "token_classify": "sparse_linear.pt"} if files else {}
+    made = {task: (heads.linear(folder / name),) for task, name in named.items()}
+    return Pooler(pooling, made, relu=True, left_out=left_out)
+
+
+def _after(pooling: Pooling, hf_config: Any, outputs: int) -> tuple[bool, bool]:
+    """What becomes of the logits: Pooler's softmax and regression."""
     problem = getattr(hf_config, "problem_type", None)
     beside = getattr(hf_config, "sentence_transformers", None) or {}
     said = getattr(hf_config, _FUNCTIONS[0], None) or (
@@ -99,7 +111,7 @@ def _after(pooling: Pooling, hf_config: Any, outputs: int) -> dict[str, bool]:
     identity = isinstance(said, str) and said.endswith("Identity")
     plain = problem == "regression" or identity or (pooling.convert == "reward" and outputs == 1)
     softmax = outputs > 1 and problem != "multi_label_classification"
-    return {"softmax": softmax, "regression": plain}
+    return softmax, plain
 
 
 def _between(tensors: Any, hf_config: Any, folder: Path, named: Any) -> Head:

@@ -34,13 +34,12 @@ CONVERTED = {
 ENTRIES = (
     *("matryoshka_dimensions", "is_matryoshka", "is_causal", "num_labels", "classifier_from_token", "method"),
     *("is_original_qwen3_reranker", "use_bidirectional_attention", "classifier_pooling", "sentence_transformers"),
-    "use_sep_token",
+    *("use_sep_token", "task"),
 )
+SPARSE = "BgeM3EmbeddingModel"  # has heads of tokens beside: classes are how much each counts
 MEANS = (
-    "jina_bert",
-    "mpnet",
-    "nomic_bert",
-    "gemma3_text",
+    *("jina_bert", "jina_embeddings_v3", "xlm-roberta-flash"),
+    *("mpnet", "nomic_bert", "gemma3_text"),
 )  # families whose models are made with the mean, if no file says
 
 
@@ -62,6 +61,7 @@ class Pooling:
     returned_token_ids: tuple[int, ...] | None = None
     chunked: bool = False  # whether longer texts are embedded in pieces,
     max_embed_len: int | None = None  # of so many tokens at most
+    heads_of_tokens: bool = False  # BGE M3: sparse_linear.pt and colbert_linear.pt
     sentence: Sentence = Sentence()
 
     @property
@@ -102,7 +102,7 @@ def plan_pooling(config: EngineConfig, hf_config: Any, folder: Path, encoder: bo
     asked = config.pooler_config or PoolerConfig()
     kind = hf_config.model_type
     by_tokens = own == "reward" or any(name.endswith("ForTokenClassification") for name in names)
-    made = "MEAN" if kind in MEANS else "CLS" if encoder else "LAST"
+    made = "MEAN" if kind in MEANS and convert == "embed" else "CLS" if encoder else "LAST"
     if convert == "classify" and kind == "modernbert" and getattr(hf_config, "classifier_pooling", "cls") == "mean":
         made = "MEAN"
     token = asked.kind(True) or ("STEP" if asked.step_tag_id is not None else "ALL")
@@ -125,6 +125,8 @@ def plan_pooling(config: EngineConfig, hf_config: Any, folder: Path, encoder: bo
     )
     if token == "STEP" and pooling.step_tag_id is None and pooling.returned_token_ids is None:
         raise ValueError("pooler_config: pooling_type STEP gives the rows at one token; say which with step_tag_id")
+    if convert == "embed" and SPARSE in names:
+        return replace(pooling, tasks=("embed", "token_embed", "token_classify"), heads_of_tokens=True)
     if convert == "embed" and sentence.tokens:  # ColBERT: of tokens alone
         return replace(pooling, tasks=("token_embed",))
     return pooling

@@ -42,6 +42,9 @@ class Pooler:
     heads: Mapping[str, Head]  # by task; none: hidden states as they are
     softmax: bool = False  # what becomes of classes; False: each a sigmoid
     regression: bool = False  # nothing does
+    relu: bool = False  # what is below 0 becomes 0
+    # by task: a first and a last token that have no row of their own in the answer, where a text has them there
+    left_out: Mapping[str, tuple[int | None, int | None]] = field(default_factory=dict)
 
     def kind(self, params: PoolingParams) -> str:
         """The way of pooling that a request asks for."""
@@ -58,6 +61,8 @@ class Pooler:
         tag = pooling.step_tag_id if params.step_tag_id is None else params.step_tag_id
         if params.of_tokens and tag is not None:
             x = x[np.asarray(token_ids) == tag]
+        elif params.of_tokens:
+            x = self._without_ends(x, params, token_ids)
         for product in self.heads.get(params.task or "", ()):
             x = product(x)
         columns = params.returned_token_ids or pooling.returned_token_ids
@@ -66,7 +71,15 @@ class Pooler:
         if not np.isfinite(x).all():
             raise ValueError(NOT_FINITE)
         x = self._embedding(x, params) if params.task in ("embed", "token_embed") else self._classes(x, params)
-        return np.ascontiguousarray(x if params.of_tokens else x[0], np.float32)
+        if not params.of_tokens or (self.relu and params.task == "token_classify"):
+            x = x[0] if not params.of_tokens else x[:, 0]  # a number for each token, as vLLM gives it
+        return np.ascontiguousarray(x, np.float32)
+
+    def _without_ends(self, x: Numbers, params: PoolingParams, token_ids: Sequence[int]) -> Numbers:
+        first, last = self.left_out.get(params.task or "", (None, None))
+        if first is not None and len(x) and token_ids[0] == first:
+            x = x[1:]
+        return x[:-1] if last is not None and len(x) and token_ids[-1] == last else x
 
     def _embedding(self, x: Numbers, params: PoolingParams) -> Numbers:
         dimensions = params.dimensions or self.pooling.dimensions
@@ -83,6 +96,8 @@ class Pooler:
         wanted = self.pooling.activate if params.use_activation is None else params.use_activation
         if self.regression if wanted is None else not wanted:
             return x
+        if self.relu:
+            return np.maximum(x, 0)
         wide = x.astype(np.float64)
         if not self.softmax:
             with np.errstate(over="ignore"):

@@ -71,7 +71,7 @@ def _attend(queries: Queries, kv: Tensor, spec: AttentionSpec, sinks: Tensor | N
         if spec.softcap is not None:
             scores = spec.softcap * torch.tanh(scores / spec.softcap)
         if slopes is not None:
-            scores = scores + slopes * (torch.arange(first, first + SPLIT) - positions[:, :, None])
+            scores = scores - slopes * (torch.arange(first, first + SPLIT) - positions[:, :, None]).abs()
         scores = scores.masked_fill(~seen, float("-inf"))
         higher = torch.maximum(best, scores.amax(-1, keepdim=True))
         weights, shrink = torch.exp(scores - higher), torch.exp(best - higher)

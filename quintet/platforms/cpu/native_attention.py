@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quintet.ops.attention import attention, page_shape, paged_attention, row_width, write_kv
+from quintet.ops.attention import attention, biased_attention, page_shape, paged_attention, row_width, write_kv
 from quintet.platforms.cpu.arena import empty
-from quintet.platforms.cpu.native import extension
+from quintet.platforms.cpu.native import extension, missing
 from quintet.types import AttentionSpec, Batch, Books, Group
 
 SERVED = (torch.float32, torch.bfloat16, torch.float16)
@@ -18,11 +18,9 @@ QUANTIZED = {torch.int8: "int8", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: 
 
 def probe() -> str | None:
     """One token that sees only itself: attention gives its V back."""
-    try:
-        from quintet import _cpu
-    except ImportError as error:
-        return f"the compiled extension is not there: {error}"
-    if not hasattr(_cpu, "WholeAttention"):
+    if (why := missing("WholeAttention")) is not None:
+        return why
+    if "biases" not in str(extension().WholeAttention.__call__.__doc__):
         return "the compiled extension is older than this provider; build it again with `make`"
     spec = AttentionSpec(1, 1, 8, 1.0, torch.float32, 16)
     k, v, kv = torch.ones(1, 1, 8), torch.arange(8.0).reshape(1, 1, 8), torch.zeros(2, 2, 1, 16, 8)
@@ -76,11 +74,21 @@ def _paged_attention(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, s
 
 @attention.provide("native", probe)
 def _attention(q: Tensor, k: Tensor, v: Tensor, batch: Batch, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
-    if (
-        q.shape[1:] != (spec.heads, spec.head_dim)
-        or k.shape != v.shape
-        or k.shape[1:] != (spec.kv_heads, spec.head_dim)
-    ):
+    return _within(q, k, v, batch, spec, sinks, None)
+
+
+@biased_attention.provide("native", probe)
+def _biased_attention(q: Tensor, k: Tensor, v: Tensor, batch: Batch, spec: AttentionSpec, bias: Tensor) -> Tensor:
+    if bias.dtype != torch.float32 or bias.shape[0] != spec.heads or bias.shape[1] % 2 == 0:
+        raise ValueError(f"bias is {bias.dtype} {tuple(bias.shape)}, not float32 [{spec.heads}, an odd number]")
+    return _within(q, k, v, batch, spec, None, bias.contiguous())
+
+
+def _within(  # noqa: PLR0913
+    q: Tensor, k: Tensor, v: Tensor, batch: Batch, spec: AttentionSpec, sinks: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    kept = spec.kv_heads, spec.head_dim
+    if q.shape[1:] != (spec.heads, spec.head_dim) or k.shape != v.shape or k.shape[1:] != kept:
         raise ValueError(f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not fit {spec}")
     q, k, v = (_rows(each, q.dtype) for each in (q, k, v))
     out = empty(tuple(q.shape), q.dtype)
@@ -89,7 +97,8 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, batch: Batch, spec: AttentionSpe
     _whole_layer(spec, q.dtype)(
         out.data_ptr(), q.data_ptr(), k.data_ptr(), v.data_ptr(), q.stride(0), k.stride(0), v.stride(0),
         _address(batch.starts), q.shape[0], batch.starts.shape[0] - 1, 0 if sinks is None else sinks.data_ptr(),
-        0 if spec.alibi is None else _slopes(spec.alibi).data_ptr(),
+        0 if spec.alibi is None else _slopes(spec.alibi).data_ptr(), 0 if bias is None else bias.data_ptr(),
+        0 if bias is None else bias.shape[1] // 2,
     )  # fmt: skip
     return out
 

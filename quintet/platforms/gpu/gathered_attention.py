@@ -90,7 +90,7 @@ def _attend(q: Tensor, positions: Tensor, context: Context, layer: tuple[Attenti
     queries, keys, values = q.transpose(0, 1), *(x.repeat_interleave(group, 0) for x in (context.k, context.v))
     bias = torch.zeros_like(apart, dtype=torch.float32).masked_fill(~seen, float("-inf"))[None]  # [1 or H, Q, S]
     if spec.alibi is not None:
-        bias = bias + torch.tensor(spec.alibi, device=q.device)[:, None, None] * apart
+        bias = bias - torch.tensor(spec.alibi, device=q.device)[:, None, None] * apart.abs()
     if spec.softcap is None and sinks is None:
         mask = bias.to(q.dtype).expand(spec.heads, -1, -1)[None]
         out = functional.scaled_dot_product_attention(

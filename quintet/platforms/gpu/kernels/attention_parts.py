@@ -93,7 +93,7 @@ def fold(
     if CAPPED:
         s = cap * tanh(s)
     if SLOPED:
-        s += slopes[:, None] * distance
+        s -= slopes[:, None] * tl.abs(distance)
     if MASKED:
         s = tl.where(seen, s, float("-inf"))
     higher = tl.maximum(best, tl.max(s, 1))

@@ -68,7 +68,7 @@ def _masked(scores: Array, apart: Array, seen: Array, spec: AttentionSpec) -> tu
         scores = spec.softcap * jnp.tanh(scores / spec.softcap)
     if spec.alibi is not None:
         slopes = jnp.array(spec.alibi, jnp.float32).reshape(*scores.shape[:2], 1, 1)
-        scores = scores + slopes * apart
+        scores = scores - slopes * abs(apart)
     if spec.causal:
         seen &= apart <= 0
     if spec.window is not None:
