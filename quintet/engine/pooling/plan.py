@@ -35,7 +35,7 @@ ENTRIES = (
     *("is_original_qwen3_reranker", "use_bidirectional_attention", "classifier_pooling", "sentence_transformers"),
     "use_sep_token",
 )
-GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ChatGLMModel")
 MEANS = (
     "jina_bert",
     "mpnet",
