@@ -9,6 +9,7 @@ import importlib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
 
@@ -126,6 +127,26 @@ def parsed(processor: Any, data: Any) -> Any:
     named = ("parse_data", "parse_request") if _own(processor, "parse_data") else ("parse_request", "parse_data")
     parse = next((getattr(processor, each) for each in named if callable(getattr(processor, each, None))), None)
     return data if parse is None else parse(data)
+
+
+def merged(processor: Any) -> Any:
+    """What it asks of the model, by whichever name it has for that; who says nothing asks for the first task."""
+    named = ("merge_pooling_params", "validate_or_generate_params")
+    named = named if _own(processor, named[0]) else named[::-1]
+    merge = next((getattr(processor, each) for each in named if callable(getattr(processor, each, None))), None)
+    return PoolingParams() if merge is None else merge()
+
+
+async def prompts_of(processor: Any, given: Any, request_id: str) -> Any:
+    """What the model is to read. Older classes need not be made of the interface here."""
+    own = getattr(processor, "pre_process_async", None) or partial(IOProcessor.pre_process_async, processor)
+    return await own(prompt=given, request_id=request_id)
+
+
+async def answer_of(processor: Any, outputs: AsyncIterator[tuple[int, Output]], request_id: str) -> Any:
+    """What it makes of the numbers."""
+    own = getattr(processor, "post_process_async", None) or partial(IOProcessor.post_process_async, processor)
+    return await own(model_output=outputs, request_id=request_id)
 
 
 def _own(processor: Any, name: str) -> bool:

@@ -15,7 +15,9 @@ TASKS = (*OF_TEXTS, *OF_TOKENS)
 MAX_RETURNED = 4096  # ids that may be named
 
 
-def _task(value: Any) -> str:
+def _task(value: Any) -> str | None:
+    if value == "plugin":  # vLLM's word of an IO processor that leaves it to the model
+        return None
     named = {"encode": "token_embed", "embedding": "embed"}.get(value, value) if isinstance(value, str) else value
     if named not in TASKS:
         raise ValueError(f"must be one of {', '.join(TASKS)}, not {values.show(value)}")

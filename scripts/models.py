@@ -15,6 +15,7 @@ from torch import nn
 from transformers import AutoConfig
 from transformers.models.auto import modeling_auto
 
+from quintet.conformance.encoders import ENCODERS
 from quintet.conformance.features import CLAIMS
 from quintet.conformance.nearest import PUBLISHED
 from quintet.conformance.tiny import EVERY, configured
@@ -69,14 +70,13 @@ ALSO = {
     "mistral": "Zephyr, Nemo, Devstral",
     "qwen2": "QwQ, DeepSeek-R1-Distill-Qwen",
 }
-# families that give hidden states alone: a config, and where they are compared
+# what a report shows first of families that give hidden states alone
+HIDDEN = "hidden states"
+# those of them that the kit does not try: a config, and where they are compared
 _ENCODER: dict[str, Any] = {"hidden_size": 48, "num_attention_heads": 6, "num_hidden_layers": 2}
-_ENCODERS, _WRITTEN = "tests/e2e/test_encoders.py", "tests/e2e/test_published_encoders.py"
+_WRITTEN = "tests/e2e/test_published_encoders.py"
 HEADLESS: dict[str, tuple[dict[str, Any], str]] = {
-    **dict.fromkeys(("bert", "camembert", "electra", "gte", "jina_embeddings_v3"), (_ENCODER, _ENCODERS)),
-    **dict.fromkeys(("modernbert", "nomic_bert", "roberta", "xlm-roberta"), (_ENCODER, _ENCODERS)),
-    "distilbert": ({"dim": 48, "n_heads": 6, "n_layers": 2, "hidden_dim": 96}, _ENCODERS),
-    "mpnet": (_ENCODER, _ENCODERS),
+    "mpnet": (_ENCODER, "tests/e2e/test_encoders.py"),
     "jina_bert": ({**_ENCODER, "feed_forward_type": "geglu"}, _WRITTEN),
     **dict.fromkeys(("new", "xlm-roberta-flash"), (_ENCODER, _WRITTEN)),
 }
@@ -132,7 +132,8 @@ def _shown(kind: str, table: Support) -> str:
     kind = WRAPPED.get(kind, kind)
     if f"family/{kind}" in table.unsupported:
         return "unsupported"
-    found = [what for group, what in CLAIMS.items() if f"{group}/{kind}" in table.supported]
+    claims = {**CLAIMS, "family": HIDDEN} if kind in ENCODERS else CLAIMS
+    found = [what for group, what in claims.items() if f"{group}/{kind}" in table.supported]
     return ", ".join(found) if found else "unverified"
 
 
@@ -163,9 +164,13 @@ def _config(kind: str) -> Any:
         return foreign(kind, dict(HEADLESS[kind][0]))
     if kind in HEADLESS:
         return AutoConfig.for_model(kind, **HEADLESS[kind][0])
+    if kind in ENCODERS:
+        return AutoConfig.for_model(kind, **next(iter(ENCODERS[kind].values())))
     kind = WRAPPED.get(kind, kind)
     if kind not in EVERY:
-        raise ValueError(f"{kind} has no line in quintet/conformance/tiny.py or kin.py: what is it compared with?")
+        raise ValueError(
+            f"{kind} has no line in quintet/conformance/tiny.py, kin.py or encoders.py: what is it compared with?"
+        )
     return configured(kind, next(iter(EVERY[kind].values())))
 
 
@@ -179,7 +184,7 @@ def _classes(kind: str) -> str:
         words = f", {PUBLISHED[kind].words}" if PUBLISHED[kind].words else ""
         return f"none; the nearest is `{near}`{words}"
     causal, trunks = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, modeling_auto.MODEL_MAPPING_NAMES
-    found = trunks[kind] if kind in HEADLESS else causal.get(kind) or causal[WRAPPED[kind]]
+    found = trunks[kind] if kind in (*ENCODERS, *HEADLESS) else causal.get(kind) or causal[WRAPPED[kind]]
     return f"`{found}`" if isinstance(found, str) else ", ".join(f"`{each}`" for each in found)
 
 
@@ -191,7 +196,8 @@ def facts(config: Any) -> list[str]:
         specs.append(spec)
         return Mixing(Unmixed())
 
-    wanted = Wanted(logits=config.model_type not in HEADLESS, hidden=config.model_type in HEADLESS)
+    hidden = config.model_type in (*ENCODERS, *HEADLESS)
+    wanted = Wanted(logits=not hidden, hidden=hidden)
     build = Build(bind({}), mixing, Alone(), torch.float32, page_size=16, max_model_len=64, wanted=wanted)
     model = model_class(config)(config, build)
     parts = list(model.modules())
@@ -248,10 +254,11 @@ there is written by hand:
 
 - *logits*: within tolerance of transformers' in float32 (or the platform's best), for prompts in one piece, in chunks
   and beside each other.
+- *hidden states*: the same of encoders, for texts beside each other.
 - *tokens*: what is drawn, greedily and otherwise, is what transformers' logits give.
 - *bfloat16*: no further from float32 than transformers is in the same type.
 - *bits*: alone, batched, chunked, found in the prefix cache and preempted, a request's tokens and their
-  log-probabilities are the same to the last bit.
+  log-probabilities are the same to the last bit; of encoders, a text's hidden states alone and beside others.
 
 `tests/e2e/test_families.py` tries more configurations of each. No published checkpoint of these families was run here,
 unless [performance.md](performance.md) names it.
@@ -294,7 +301,8 @@ END = """
    providers where they pay. Platforms without one run the specification.
 5. If transformers has no class for it: how its config.json is read, in `quintet/engine/foreign_configs.py`, and what it
    is compared with, in `quintet/conformance/nearest.py`.
-6. A line in `quintet/conformance/kin.py`: one or two small configs that between them use every branch of your file.
+6. A line in `quintet/conformance/kin.py` (of an encoder, in `encoders.py`): one or two small configs that between them
+   use every branch of your file.
    `kin_configs()` of `tests/helpers/configs.py` tries them with other numbers of heads and features. A family with a
    layer or an op that no other has stands in `quintet/conformance/tiny.py` and `_OWN` of `configs.py` instead.
 7. In `tests/e2e/test_families.py`: what you refuse, in `test_what_is_not_computed_is_refused`; and if `forward()`

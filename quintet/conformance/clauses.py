@@ -57,6 +57,13 @@ CLAUSES = {
     "models.schemes": "Every scheme that a platform declares gives a model whose logits stay near the unquantized.",
     "models.outputs": "A step gives what its model was built for: logits, hidden states of rows, taps of all tokens.",
     "models.replaced": "Weights that are written over a running model's give what a model that is built of them gives.",
+    # numbers
+    "numbers.encoders": "Small encoders of every family give the hidden states of transformers in float32, and in "
+    "bfloat16 no further from them than transformers is.",
+    "numbers.alone": "The hidden states of a text are the same alone and beside others: where a platform declares "
+    "batch invariance, to the last bit.",
+    "numbers.served": "Embeddings, classes and scores that an engine answers with are those of transformers, of "
+    "encoders, and of decoders whose texts come in chunks.",
     # oracle
     "oracle.equal": "Alone, batched, chunked, cached, preempted: a request's tokens are the reference's.",
     "oracle.invariant": "A platform that declares batch invariance gives the same bits, whatever else is in the batch.",

@@ -4,6 +4,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from quintet.engine.slots import EACH
 from quintet.engine.worker import ModelSizes, Room, Worker
 from quintet.platforms import choose
 from quintet.platforms.interface import Capabilities, Platform
-from quintet.types import Extent, HostBatch, Outputs, Place, Variant
+from quintet.types import Extent, HostBatch, HostInputs, Outputs, Place, Variant
 
 PAGED_TOKENS = 2048  # what the cache holds
 SIZES = (16, 128)
@@ -48,7 +49,8 @@ class Runner:
         captured: tuple[Variant, ...] = ()
         facts = platform.probe()
         if isinstance(facts, Capabilities) and facts.static_shapes:
-            self._fixed = [Variant(size, min(size, REQUESTS), size, tables) for size in sizes]
+            inputs = ("types",) if self.worker.model.takes_types else ()
+            self._fixed = [Variant(size, min(size, REQUESTS), size, tables, inputs=inputs) for size in sizes]
         else:
             most = Variant(PAGED_TOKENS, REQUESTS, PAGED_TOKENS, tables)
             captured = self.worker.estimate(Extent(most, tiny.text.hidden_size, tiny.text.vocab_size)).variants
@@ -70,12 +72,17 @@ class Runner:
         assert logits is not None
         return self.shared_out(chunks, logits)
 
-    def outputs(self, chunks: Mapping[Any, Sequence[int]]) -> Outputs:
-        """The same -> all that the step gives, on the device."""
+    def outputs(
+        self, chunks: Mapping[Any, Sequence[int]], segments: Mapping[Any, Sequence[int]] | None = None
+    ) -> Outputs:
+        """The same -> all that the step gives, on the device. `segments`: of each token, where a model takes them."""
         firsts = {key: self._lengths.get(key, 0) for key in chunks}
         for key, tokens in chunks.items():
             self._grow(key, firsts[key] + len(tokens))
         host = self._batch(chunks, firsts)
+        if self.worker.model.takes_types:
+            given = [(segments or {}).get(key, [0] * len(tokens)) for key, tokens in chunks.items()]
+            host = host._replace(inputs=HostInputs(types=np.concatenate(given, dtype=np.int32)))
         return self.worker.run(pad(host, self._fixed) if self._fixed else self._captured.pad(host))
 
     def shared_out(self, chunks: Mapping[Any, Sequence[int]], rows: Tensor) -> dict[Any, Tensor]:

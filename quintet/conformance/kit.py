@@ -14,8 +14,8 @@ from quintet.conformance.subject import Subject
 from quintet.names import refuse_unknown
 
 ORDER = (
-    "probe", "device", "memory", "ops", "attention", "cache", "communicator", "graphs", "sampling", "models", "oracle",
-    "faults",
+    "probe", "device", "memory", "ops", "attention", "cache", "communicator", "graphs", "sampling", "models", "numbers",
+    "oracle", "faults",
 )  # fmt: skip
 
 

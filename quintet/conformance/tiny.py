@@ -313,7 +313,7 @@ class Tiny:
 
 
 @functools.cache
-def _folder() -> tempfile.TemporaryDirectory[str]:
+def folder_of_all() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="quintet-tiny-")  # goes when the process does
 
 
@@ -342,11 +342,11 @@ def smooth(family: str) -> Tiny:
 def _make(family: str, settings: str, seed: int) -> Tiny:
     torch.set_num_threads(1)  # threads wait by spinning: on busy cores tiny products take 40 times as long with two
     own, said = PUBLISHED.get(family), json.loads(settings)
-    with torch.random.fork_rng(), _hushed():
+    with torch.random.fork_rng(), hushed():
         torch.manual_seed(seed)
         model = _drawn(family, own, said)
         scatter(model)
-        folder = Path(tempfile.mkdtemp(dir=_folder().name))
+        folder = Path(tempfile.mkdtemp(dir=folder_of_all().name))
         if own is not None and own.own is not None:
             save_file({name: each.contiguous() for name, each in model.state_dict().items()}, folder / FILE)
         else:
@@ -381,7 +381,7 @@ def configured(family: str, settings: Mapping[str, Any]) -> Any:
 
 
 @contextlib.contextmanager
-def _hushed() -> Iterator[None]:
+def hushed() -> Iterator[None]:
     """Neither bars nor advice from transformers: a report is being printed."""
     verbosity, bars = talk.get_verbosity(), talk.is_progress_bar_enabled()
     talk.set_verbosity_error()

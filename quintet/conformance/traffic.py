@@ -72,7 +72,7 @@ class Served:
         if subject.facts.static_shapes:
             plain["max_num_batched_tokens"] = FIXED
         config = subject.config(model=str(tiny.folder), skip_tokenizer_init=True, **{**SETTINGS, **plain, **settings})
-        with _hushed():
+        with hushed():
             try:
                 prepared = prepare(config, chosen)
             except ValueError as reasons:
@@ -112,7 +112,7 @@ class Served:
 
     def _step(self) -> None:
         try:
-            with _hushed():
+            with hushed():
                 deltas = self.engine.step()
         except Interruption:
             self.interruptions, deltas = self.interruptions + 1, []
@@ -122,7 +122,7 @@ class Served:
 
 
 @contextlib.contextmanager
-def _hushed() -> Iterator[None]:
+def hushed() -> Iterator[None]:
     """What fails here is meant to: it is kept out of the log."""
     logger = logging.getLogger("quintet")
     level = logger.level

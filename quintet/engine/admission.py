@@ -92,11 +92,7 @@ class Admission:
             pooling = self.pooling_bounds
             settled = pooling.params(params)
             return [[pooling.admit(request_id, prompt, settled, priority)] for request_id, prompt in prompts]
-        if self.bounds.pooling is not None:
-            raise ValueError(
-                f"this model gives numbers ({', '.join(self.bounds.pooling.tasks)}), and no text; use embed(), "
-                "classify(), score() or encode(), or choose a model that generates"
-            )
+        self.need_text()
         params.check(self.bounds.vocab_size, self.bounds.max_model_len, self.bounds.max_logprobs)
         for processor in self.processors:
             processor.validate(params)
@@ -107,6 +103,14 @@ class Admission:
         _check_drawable(params, stop_ids, bad_words, self.bounds.vocab_size)
         shared = _Shared(params, stop_ids, bad_words, priority, grammar, self._bounded(params, bad_words))
         return [self._admit(request_id, prompt, shared) for request_id, prompt in prompts]
+
+    def need_text(self) -> None:
+        """ValueError where the model gives numbers."""
+        if self.bounds.pooling is not None:
+            raise ValueError(
+                f"this model gives numbers ({', '.join(self.bounds.pooling.tasks)}), and no text; use embed(), "
+                "classify(), score() or encode() (`quintet embed`, `quintet rerank`), or choose a model that generates"
+            )
 
     @property
     def pooling_bounds(self) -> PoolingBounds:

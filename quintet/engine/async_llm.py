@@ -107,6 +107,7 @@ class AsyncLLM(AsyncLLMArguments, Opened):
         **template: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answers one conversation; `template` as in LLM.chat."""
+        self._client.admission.need_text()
         if self._client.tokenizer is None:
             raise ValueError("this AsyncLLM was started with skip_tokenizer_init=True; start it without for chats")
         config = self._client.config.structured_outputs_config

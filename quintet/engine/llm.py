@@ -133,6 +133,7 @@ class LLM(LLMArguments, Encoding, Driven):
         return self._client.tokenizer
 
     def _talks(self, messages: Any, options: dict[str, Any]) -> Talks:
+        self._client.admission.need_text()
         config = self._client.config.structured_outputs_config
         return Talks(self._tokenizer(), self._client.family, messages, options, config)
 

@@ -12,8 +12,8 @@ TESTS = "tests/platforms/gpu"
 # of the host alone: they compile for other devices, or try these scripts
 HOSTS = (f"{TESTS}/test_aot.py", f"{TESTS}/test_scripts.py", f"{TESTS}/test_make_gpu.py")
 SECTIONS = {  # of the conformance kit -> shares; those that compile most first
-    "attention": 4, "ops": 2, "models": 2, "oracle": 1, "sampling": 1, "faults": 1, "graphs": 1, "cache": 1,
-    "device": 1, "communicator": 1, "probe": 1, "memory": 1,
+    "attention": 4, "ops": 2, "models": 2, "numbers": 1, "oracle": 1, "sampling": 1, "faults": 1, "graphs": 1,
+    "cache": 1, "device": 1, "communicator": 1, "probe": 1, "memory": 1,
 }  # fmt: skip
 ALONE = ("memory",)  # it counts what is free, which others change
 

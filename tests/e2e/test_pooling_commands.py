@@ -87,6 +87,32 @@ def test_what_is_wrong_with_a_file(
     assert message in capsys.readouterr().err and not target.exists() and not Path(f"{target}.part").exists()
 
 
+@pytest.mark.parametrize("words", [["embed", "-i"], ["rerank", "a cat"]])
+def test_a_file_that_is_not_there(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*words, str(tmp_path / "none.txt"), "--model", "never-looked-at"]) == 1
+    said = capsys.readouterr().err
+    assert "there is no file" in said and "none.txt" in said and "Errno" not in said
+
+
+def test_empty_lines_are_counted(
+    bert: tuple[Path, Any, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows of an array are those of the other lines."""
+    (tmp_path / "in.txt").write_text(f"{TEXTS[0]}\n\n  \n{TEXTS[1]}\n\n")
+    target = tmp_path / "out.npy"
+    assert cli.main(["embed", "-i", str(tmp_path / "in.txt"), "-o", str(target), *flags(bert)]) == 0
+    assert len(np.load(target)) == 2 and "2 empty lines were left out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["generate", "a cat"], ["generate", "--chat", "a cat"]])
+def test_commands_that_want_text_name_those_of_numbers(
+    bert: tuple[Path, Any, Any], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*words, *flags(bert)]) == 1
+    said = capsys.readouterr().err
+    assert "gives numbers (embed, token_embed), and no text" in said and "`quintet embed`" in said
+
+
 def test_documents_are_ranked(bert: tuple[Path, Any, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "in.txt").write_text("\n".join(TEXTS))
     words = ["rerank", "a cat", str(tmp_path / "in.txt"), "-q", *flags(bert)]

@@ -2,11 +2,14 @@
 
 import json
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
@@ -16,7 +19,7 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertForSequenceClassification, BertModel, PreTrainedTokenizerFast
 
-from tests.helpers.serving import PATIENCE, Server
+from tests.helpers.serving import PATIENCE, Server, until
 
 WORDS = "a the cat dog sat ran on under mat table what where who is it".split()
 SIZES = {"vocab_size": 4 + len(WORDS), "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -142,22 +145,73 @@ def test_a_batch_file(bert: tuple[Path, Any, Any], embedder: Server, tmp_path: P
     ]
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("\n".join(map(json.dumps, lines)))
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "quintet.server.cli",
-            "run-batch",
-            "-i",
-            source,
-            "-o",
-            target,
-            "--url",
-            embedder.url,
-            "-q",
-        ],
-        check=True,
-    )
+    words = ["run-batch", "-i", source, "-o", target, "--url", embedder.url, "-q"]
+    subprocess.run([sys.executable, "-m", "quintet.server.cli", *words], check=True)
     answers = {each["custom_id"]: each["response"]["body"] for each in map(json.loads, target.read_text().splitlines())}
     np.testing.assert_allclose(answers["e"]["data"][0]["embedding"], vector(bert, TEXTS[0]), atol=2e-6)
     assert len(answers["r"]["results"]) == 3 and len(answers["s"]["data"]) == 1
+
+
+def test_a_batch_file_with_a_bad_line(bert: tuple[Path, Any, Any], embedder: Server, tmp_path: Path) -> None:
+    """A refusal is that line's answer: the others have their numbers."""
+    bodies = [{"input": TEXTS}, {"input": ["a", "cat " * 90]}, {"input": TEXTS[1], "dimensions": 3}, {"input": "a"}]
+    lines = [
+        {"custom_id": str(at), "method": "POST", "url": "/v1/embeddings", "body": body}
+        for at, body in enumerate(bodies)
+    ]
+    scores = {"data_1": TEXTS[0], "data_2": TEXTS}
+    lines += [
+        {"custom_id": "score", "method": "POST", "url": "/v1/score", "body": scores},
+        {"custom_id": "counts", "method": "POST", "url": "/v1/score", "body": {**scores, "data_1": ["a", "the"]}},
+    ]
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("\n".join(map(json.dumps, lines)))
+    words = ["run-batch", "-i", source, "-o", target, "--url", embedder.url, "-q"]
+    assert subprocess.run([sys.executable, "-m", "quintet.server.cli", *words], check=False).returncode == 1
+    answers = {each["custom_id"]: each["response"] for each in map(json.loads, target.read_text().splitlines())}
+    assert {name: each["status_code"] for name, each in answers.items()} == {
+        "0": 200, "1": 400, "2": 400, "3": 200, "score": 200, "counts": 400
+    }  # fmt: skip
+    assert "input[1] has 92 tokens" in answers["1"]["body"]["error"]["message"]
+    assert len(answers["0"]["body"]["data"]) == 3 and answers["score"]["body"]["data"][0]["score"] > 0.9999
+
+
+def running(server: Server) -> float:
+    """Requests that the engine has."""
+    lines = httpx.get(f"{server.url}/metrics", timeout=PATIENCE).text.splitlines()
+    return sum(
+        float(line.rsplit(" ", 1)[1])
+        for line in lines
+        if line.startswith(("vllm:num_requests_running", "vllm:num_requests_waiting{"))
+    )
+
+
+MANY = [" ".join((WORDS * 3)[at % 15 : at % 15 + 30]) for at in range(2048)]
+
+
+def test_a_small_call_ends_before_a_large_one_that_came_first(embedder: Server) -> None:
+    with httpx.Client(base_url=embedder.url, timeout=PATIENCE) as http, ThreadPoolExecutor(1) as other:
+        large = other.submit(httpx.post, f"{embedder.url}/v1/embeddings", json={"input": MANY}, timeout=PATIENCE)
+        assert until(lambda: running(embedder) > 0 or large.done()) and not large.done()
+        assert http.post("/v1/embeddings", json={"input": "a cat"}).status_code == 200
+        assert not large.done(), "the small call waited for all of 2,048 texts"
+        assert len(large.result().json()["data"]) == 2048
+
+
+def test_the_engine_is_free_when_a_caller_hangs_up(embedder: Server) -> None:
+    address = urlsplit(embedder.url)
+    body = json.dumps({"input": MANY}).encode()
+    head = f"POST /v1/embeddings HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    before = counted(embedder, "vllm:prompt_tokens_total")
+    with socket.create_connection((address.hostname, address.port)) as wire:
+        wire.sendall(head + body)
+        assert until(lambda: running(embedder) > 0)
+    assert until(lambda: running(embedder) == 0)
+    whole = sum(len(text.split()) + 2 for text in MANY)
+    assert counted(embedder, "vllm:prompt_tokens_total") - before < whole, "all texts were computed for nobody"
+
+
+def counted(server: Server, name: str) -> float:
+    """Of all engines."""
+    lines = httpx.get(f"{server.url}/metrics", timeout=PATIENCE).text.splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))

@@ -50,6 +50,14 @@ def test_the_plan_is_told_with_its_price() -> None:
     assert "padding 27% of a step on average, 94% at worst" in said
 
 
+def test_steps_that_all_bring_segments_are_told_alike() -> None:
+    plain = plan_variants(Variant(128, 32, 64, ()))
+    segments = [each._replace(inputs=("types",)) for each in plain]
+    assert describe(segments) == describe(plain)
+    beside = [*plain, *(each._replace(inputs=("embeds",), width=8) for each in plain)]
+    assert describe(beside) == describe(plain).replace("4 compilations", "8 compilations")
+
+
 def two() -> HostBatch:
     """The last tokens of a request of five."""
     place = np.array([4, 5], np.int32)

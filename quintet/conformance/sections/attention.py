@@ -62,6 +62,7 @@ UNKEPT: dict[str, Settings] = {
     "soft-cap": {"softcap": 3.0},
 }
 WHOLE = (9, 1, 30, 16)  # tokens of requests that are whole in a step
+TEXTS = (300, 1, 129, 64)  # likewise, over the borders of what a kernel takes at once, where no size is fixed
 LATENT = ((4, 1, 96, 64), (4, 1, 128, 64), (8, 1, 576, 512))  # heads, KV heads, head_dim, what V is of K (MLA)
 CROWD = 40  # requests of a step
 LONG, CHECKED = 2200, 300  # tokens of a long request; how many of its first and last ones are looked at
@@ -162,8 +163,9 @@ def nothing_kept(subject: Subject) -> Iterator[Trial]:
     dtypes, few = subject.facts.dtypes, _is_compiled(subject)
     for kind, dtype in itertools.product(list(UNKEPT)[: 2 if few else None], dtypes[:1] if few else dtypes):
         settings = {**UNKEPT[kind], "source": "none"}
-        call = partial(_wholly, subject, settings, dtype)
-        yield Trial(f"{kind} in {short(dtype)}", call, ("attention/keeps-nothing",))
+        for what, lengths in (("", WHOLE), (", long texts", TEXTS))[: 1 if few else None]:
+            call = partial(_wholly, subject, settings, dtype, lengths)
+            yield Trial(f"{kind}{what} in {short(dtype)}", call, ("attention/keeps-nothing",))
     yield Trial("both ways, over pages", partial(_wholly, subject, UNKEPT["both ways"], dtypes[0]))
 
 
@@ -316,17 +318,17 @@ def _behind(subject: Subject, settings: Settings, dtype: torch.dtype) -> None:
         session.trim(0)
 
 
-def _wholly(subject: Subject, settings: Settings, dtype: torch.dtype) -> None:
+def _wholly(subject: Subject, settings: Settings, dtype: torch.dtype, lengths: Sequence[int] = WHOLE) -> None:
     """Requests alone and beside others. What stands in padding is no number."""
     of = spec(6, 3, plain(subject, dtype, SHAPES[0]).head_dim, dtype=dtype, **settings)
     of = first_served(subject, (replace(of, page_size=size) for size in SIZES))
-    session = Session(subject, of, WHOLE)
+    session = Session(subject, of, lengths)
     require(
         of.source != "none" or not session.mixer.layouts, f"a layer that keeps nothing keeps {session.mixer.layouts}"
     )
     for rows in ((0,), (1, 2), (0, 3, 1)):
-        for row, got in session.run({row: WHOLE[row] for row in rows}).items():
-            what = f"{described(of)}, request {row} of {[WHOLE[each] for each in rows]} tokens"
+        for row, got in session.run({row: lengths[row] for row in rows}).items():
+            what = f"{described(of)}, request {row} of {[lengths[each] for each in rows]} tokens"
             require_close(what, got, expected(session, row).float())
             session.forget(row)
 

@@ -43,7 +43,7 @@ def cosine(a: "Numbers", b: "Numbers") -> float:
 
     wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
     lengths = max(float(np.sqrt(wide_a @ wide_a)), _SMALLEST) * max(float(np.sqrt(wide_b @ wide_b)), _SMALLEST)
-    return float(wide_a @ wide_b) / lengths
+    return min(max(float(wide_a @ wide_b) / lengths, -1.0), 1.0)  # rounding goes past either end
 
 
 def max_sim(a: "Numbers", b: "Numbers") -> float:

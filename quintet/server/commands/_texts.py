@@ -35,6 +35,7 @@ def read(file: str, field: str) -> Iterator[Line]:
     ValueError names the line that is neither.
     """
     name = "standard input" if file == STDIN else file
+    need_file(file)
     with contextlib.ExitStack() as stack:
         source: IO[bytes] = sys.stdin.buffer if file == STDIN else stack.enter_context(open(file, "rb"))
         as_json = file.endswith((".jsonl", ".ndjson"))
@@ -46,6 +47,12 @@ def read(file: str, field: str) -> Iterator[Line]:
                 yield _line(said, field, f"{name}, line {number}", number)
             else:
                 yield Line(said, number, {})
+
+
+def need_file(file: str | None) -> None:
+    """ValueError where texts are to come of a file that is not there."""
+    if file not in (None, STDIN) and not Path(file).exists():
+        raise ValueError(f"there is no file {file!r}; give the path of one, or - for standard input")
 
 
 def _line(said: str, field: str, name: str, number: int) -> Line:

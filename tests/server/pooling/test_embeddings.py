@@ -95,8 +95,10 @@ async def test_what_the_model_does_not_allow_is_refused() -> None:
     assert len((await embed(backend(matryoshka=True), input="a", dimensions=4))["data"][0]["embedding"]) == 4
     said = (await embed(fake, 400, input="a", embed_dtype="int3"))["error"]
     assert said["param"] == "embed_dtype" and "bfloat16" in said["message"]
-    for wrong in ({}, {"input": "a", "messages": [{"role": "user", "content": "b"}]}):
-        assert "exclude each other" in (await embed(fake, 400, **wrong))["error"]["message"]
+    both = {"input": "a", "messages": [{"role": "user", "content": "b"}]}
+    assert "exclude each other" in (await embed(fake, 400, **both))["error"]["message"]
+    said = (await embed(fake, 400, inputs="a"))["error"]
+    assert (said["param"], said["message"]) == ("input", "input is missing; give input or messages")
     assert "is empty" in (await embed(fake, 400, input=[]))["error"]["message"]
 
 

@@ -1,12 +1,13 @@
 """IO processors by vLLM's interface: what a request brings becomes texts, and their numbers an answer."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from quintet.io_processors import IOProcessor, Output, find
+from quintet.io_processors import GROUPS, IOProcessor, Output, find
 from quintet.pooling_params import PoolingParams
 from quintet.server.settings import ServerConfig
 from tests.server.http.serving import client
@@ -57,6 +58,52 @@ class Older:
         return {"mine": plugin_output}
 
 
+class Renamed(IOProcessor[Any, Any]):
+    """Made of the interface, by its older names."""
+
+    def parse_request(self, request: Any) -> Any:
+        if request != "as vLLM 0.17 had it":
+            raise ValueError("is something else")
+        return request
+
+    def validate_or_generate_params(self, params: PoolingParams | None = None) -> PoolingParams:
+        return PoolingParams(task="token_embed")
+
+    def pre_process(self, prompt: str, request_id: str | None = None, **kwargs: Any) -> dict[str, str]:
+        return {"prompt": prompt}
+
+    def post_process(self, model_output: Sequence[Output], request_id: str | None = None, **kwargs: Any) -> Any:
+        return {"shape": model_output[0].outputs.data.shape, "ids": model_output[0].prompt_token_ids}
+
+
+class Bare:
+    """What it must have, and no more."""
+
+    def __init__(self, config: Any, renderer: Any) -> None:
+        self.tokenizer = renderer.get_tokenizer()
+
+    def merge_pooling_params(self, params: Any = None) -> PoolingParams:
+        return PoolingParams(task="plugin")
+
+    def pre_process(self, prompt: Any, request_id: str | None = None, **kwargs: Any) -> list[int]:
+        ids: list[int] = self.tokenizer(prompt)["input_ids"]
+        return ids
+
+    def post_process(self, model_output: Any, request_id: str | None = None, **kwargs: Any) -> int:
+        return len(model_output[0].outputs.data)
+
+
+class Failing(Bare):
+    """Behind the model."""
+
+    def pre_process(self, prompt: Any, request_id: str | None = None, **kwargs: Any) -> list[int]:
+        self.asked = prompt
+        return super().pre_process(prompt)
+
+    def post_process(self, model_output: Any, request_id: str | None = None, **kwargs: Any) -> int:
+        raise ValueError("too late") if self.asked == "late" else RuntimeError("a secret")
+
+
 async def ask(data: Any, plugin: str | None = f"{__name__}:Nearest", **body: Any) -> Any:
     async with client(backend(), io_processor_plugin=plugin) as http:
         answer = await http.post("/pooling", json={"data": data, **body})
@@ -79,6 +126,41 @@ async def test_what_it_refuses_is_a_400() -> None:
 async def test_older_names_work_and_arrays_become_lists() -> None:
     status, answer = await ask(["one", "two"], f"{__name__}:Older")
     assert status == 200 and np.asarray(answer["mine"]).shape == (2, 16)
+
+
+async def test_older_names_of_a_class_that_is_made_of_the_interface() -> None:
+    status, answer = await ask("as vLLM 0.17 had it", f"{__name__}:Renamed", task="plugin")
+    assert status == 200 and answer["data"]["shape"] == [len(answer["data"]["ids"]), 16]
+    status, answer = await ask("", f"{__name__}:Renamed")
+    assert (status, answer["error"]["message"]) == (400, "data: is something else")
+
+
+async def test_one_that_has_what_it_must_have_and_no_more() -> None:
+    """Its task is vLLM's word for whatever the model does."""
+    status, answer = await ask("some words", f"{__name__}:Bare")
+    assert status == 200 and answer["data"] == 16
+
+
+async def test_what_goes_wrong_behind_the_model() -> None:
+    """A ValueError is written for the caller; of anything else he is told that it failed, and no more."""
+    status, answer = await ask("late", f"{__name__}:Failing")
+    assert (status, answer["error"]["message"]) == (400, "too late")
+    status, answer = await ask("broken", f"{__name__}:Failing")
+    assert status == 500 and "secret" not in str(answer)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_packages_bring_processors_by_entry_points(group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As vLLM has it: a function that gives the class's name."""
+    folder = tmp_path / "nearest-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: nearest\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text(f"[{group}]\nnearest = nearest_plugin:register\n")
+    (tmp_path / "nearest_plugin.py").write_text(f"def register():\n    return {f'{__name__}.Nearest'!r}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert find("nearest") is Nearest
+    with pytest.raises(ValueError, match="unknown IO processor 'nearset'; did you mean 'nearest'"):
+        find("nearset")
 
 
 async def test_raw_tensors_are_refused_with_the_reason() -> None:

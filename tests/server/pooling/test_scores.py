@@ -64,6 +64,10 @@ async def test_counts_that_do_not_fit_are_refused_in_vllms_words() -> None:
     assert "Input lengths must be either 1:1, 1:N or N:N, not 2:3" in said["error"]["message"]
     said = await ask(fake, "/score", 400, data_1="a", data_2=[])
     assert "At least one text_pair element must be given" in said["error"]["message"]
+    said = await ask(fake, "/rerank", 400, query="a", documents=[])
+    assert said["error"]["message"].endswith("documents has none") and said["error"]["param"] == "documents"
+    said = await ask(fake, "/score", 400, text_1=[], text_2="a")
+    assert said["error"]["message"].endswith("text_1 has none") and said["error"]["param"] == "text_1"
     said = await ask(fake, "/score", 400, data_1="a", text_1="b", data_2="c")
     assert "give exactly one of them" in said["error"]["message"]
     said = await ask(fake, "/score", 400, data_1="a", data_2=["b", {"image": "c"}])

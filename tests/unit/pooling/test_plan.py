@@ -1,23 +1,37 @@
-"""What a checkpoint's answers are, by the names of its classes."""
+"""Which models are run for numbers, by the names that checkpoints give themselves."""
 
 from pathlib import Path
 
 import pytest
+from transformers.models.auto import modeling_auto
 
 from quintet.config import EngineConfig
-from quintet.engine.config_checks import HEADED
+from quintet.conformance.nearest import PUBLISHED
 from quintet.engine.pooling.plan import wants_numbers
+from quintet.models import families
+
+CAUSAL = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 
-@pytest.mark.parametrize("name", [*HEADED, "LlamaForCausalLM", "GPT2LMHeadModel"])
-def test_a_class_with_a_head_for_text_generates_whatever_it_is_called(name: str, tmp_path: Path) -> None:
-    assert not wants_numbers(EngineConfig("x"), {"architectures": [name]}, tmp_path)
-    assert wants_numbers(EngineConfig("x", runner="pooling"), {"architectures": [name]}, tmp_path)
+def numbers(*architectures: str, **settings: str) -> bool:
+    return wants_numbers(EngineConfig(**settings), {"architectures": [*architectures]}, Path("nowhere"))  # type: ignore[arg-type]
+
+
+def test_every_family_that_generates_does_so() -> None:
+    """Also those whose class is called a model and no more, as ChatGLM's is."""
+    theirs = [CAUSAL[kind] for kind in families() if kind in CAUSAL]
+    generating = [each for each in theirs if isinstance(each, str) and not each.startswith(("Bert", "Electra", "Rob"))]
+    published = [each.architecture for each in PUBLISHED.values()]
+    assert "ChatGLMModel" in published and len(generating) > 50
+    assert [name for name in (*generating, *published) if numbers(name)] == []
 
 
 @pytest.mark.parametrize(
-    "name", ["BertModel", "LlamaForSequenceClassification", "Qwen3Model", "InternLM2ForRewardModel"]
-)
-def test_a_class_without_one_gives_numbers(name: str, tmp_path: Path) -> None:
-    assert wants_numbers(EngineConfig("x"), {"architectures": [name]}, tmp_path)
-    assert not wants_numbers(EngineConfig("x", runner="generate"), {"architectures": [name]}, tmp_path)
+    "name",
+    [
+        "BertModel", "BertForMaskedLM", "LlamaModel", "Qwen3ForSequenceClassification", "BertForTokenClassification",
+        "Qwen2ForRewardModel", "Qwen2ForProcessRewardModel", "ModernBertModel", "HF_ColBERT",
+    ],
+)  # fmt: skip
+def test_models_of_numbers_are_known_by_their_class(name: str) -> None:
+    assert numbers(name) and not numbers(name, runner="generate") and numbers("LlamaForCausalLM", runner="pooling")

@@ -81,6 +81,13 @@ def test_cosine_is_torchs() -> None:
     assert cosine(a.numpy(), np.zeros(64, np.float32)) == 0.0
 
 
+def test_cosine_stays_within_its_ends() -> None:
+    """Clients check it, and rounding went past 1."""
+    for seed in range(50):
+        x = np.random.default_rng(seed).standard_normal(384).astype(np.float32)
+        assert 1 - 1e-12 < cosine(x, x) <= 1.0 and -1.0 <= cosine(x, -x) < -1 + 1e-12
+
+
 def test_max_sim_adds_each_query_tokens_best() -> None:
     query, document = torch.randn(5, 16), torch.randn(9, 16)
     theirs = sum(max(float(q @ d) for d in document) for q in query)

@@ -11,7 +11,7 @@ from quintet.server.http.answers import service_of
 from quintet.server.http.bodies import read_body
 from quintet.server.http.openapi import documented
 from quintet.server.http.pooling.answers import CohereEmbeddings
-from quintet.server.http.pooling.inputs import Texts, bounds_of, prompt_named, settled
+from quintet.server.http.pooling.inputs import Texts, bounds_of, one_of, prompt_named, settled
 from quintet.server.http.pooling.numbers import COHERE_TYPES, Numbers, cohere_json
 from quintet.server.http.pooling.requests import CohereEmbedRequest
 from quintet.server.http.pooling.work import Work, meta, respond
@@ -86,8 +86,7 @@ def _kinds(body: CohereEmbedRequest, width: int) -> list[str]:
 
 def _texts(body: CohereEmbedRequest) -> tuple[list[str], str]:
     """The texts, and the field that they are in."""
-    if (body.texts is None) == (body.inputs is None):
-        raise refuse("texts", "and inputs exclude each other; give one of them")
+    one_of(body, "texts", "inputs")
     if body.texts is not None:
         return body.texts, "texts"
     if not isinstance(body.inputs, list):

@@ -170,8 +170,7 @@ def sided(body: PoolingBody) -> bool:
 
 async def read_inputs(service: Service, body: InputBody, params: PoolingParams) -> list[Prompt]:
     """What the body holds as input, or as messages."""
-    if (body.input is None) == (body.messages is None):
-        raise refuse("input", "and messages exclude each other; give one of them")
+    one_of(body, "input", "messages")
     if body.messages is not None:
         return await _conversations(service, body, params)
     default = bounds_of(service).default_prompt
@@ -180,6 +179,15 @@ async def read_inputs(service: Service, body: InputBody, params: PoolingParams) 
         prompt_named(service, default) if default else "",
     )  # fmt: skip
     return await texts.read(listed(body.input))
+
+
+def one_of(body: Any, first: str, second: str) -> None:
+    """Raises ApiError 400 unless exactly one of two fields is given."""
+    given = [name for name in (first, second) if getattr(body, name) is not None]
+    if len(given) == 2:
+        raise refuse(first, f"and {second} exclude each other; give one of them")
+    if not given:
+        raise refuse(first, f"is missing; give {first} or {second}")
 
 
 async def _conversations(service: Service, body: InputBody, params: PoolingParams) -> list[Prompt]:

@@ -38,7 +38,7 @@ async def respond(service: Service, http: HttpRequest, body: PoolingRequest) -> 
     name = tally_of(http).request_id
     try:
         given = await asyncio.to_thread(io_processors.parsed, processor, body.data)
-        prompts = await processor.pre_process_async(prompt=given, request_id=name)
+        prompts = await io_processors.prompts_of(processor, given, name)
     except (ValueError, TypeError, KeyError) as error:
         raise ApiError(400, f"data: {error}", param="data", code="invalid_value") from None
     params = settled(service, _params(processor), None, "/pooling")
@@ -55,7 +55,7 @@ async def respond(service: Service, http: HttpRequest, body: PoolingRequest) -> 
     async def answer(outputs: list[RequestOutput]) -> bytes:
         for number, output in enumerate(outputs):
             tally_of(http).take(number, output)
-        made = await processor.post_process_async(model_output=_told(outputs), request_id=name)
+        made = await io_processors.answer_of(processor, _told(outputs), name)
         tell = getattr(processor, "output_to_response", None)
         if callable(tell):
             return _encode(tell(made))
@@ -66,13 +66,8 @@ async def respond(service: Service, http: HttpRequest, body: PoolingRequest) -> 
 
 
 def _params(processor: Any) -> PoolingParams:
-    """What it asks of the model; older processors say nothing, or have another name for it."""
-    for name in ("merge_pooling_params", "validate_or_generate_params"):
-        if callable(merge := getattr(processor, name, None)):
-            params = merge()
-            break
-    else:
-        params = PoolingParams()
+    """What it asks of the model. ApiError 500 where that is none of ours."""
+    params = io_processors.merged(processor)
     if not isinstance(params, PoolingParams):
         raise ApiError(500, f"the IO processor gave a {type(params).__name__}, and not quintet's PoolingParams")
     return params
