@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from quintet.ops import Op
-from quintet.ops.rotary import HeadNorms
 from quintet.platforms.cpu import native_elementwise, native_embedding, native_norm, native_rotary
 from quintet.platforms.cpu import ops as _torchs  # noqa: F401  registers its providers
+from quintet.types import HeadNorms
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, VOCAB, LAYERS = 1024, 3072, 16, 8, 128, 151936, 28  # Qwen3-0.6B
 POSITIONS = 4096

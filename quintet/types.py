@@ -248,6 +248,23 @@ class StateSpec:
         assert len(self.shape) != PAGE_AXES, "a state has other axes than a page"
 
 
+class HeadNorms(NamedTuple):
+    """rms_norm()'s parameters for the heads of q and of k."""
+
+    q: Tensor  # [D]
+    k: Tensor  # [D]
+    eps: float
+    offset: float
+
+
+class Turn(NamedTuple):
+    """What becomes of q and k before they meet: the op rotary, norm_rotary or pair_rotary, by the step's positions."""
+
+    table: Tensor
+    norms: HeadNorms | None = None
+    neighbours: bool = False  # which have no norms
+
+
 class Place(NamedTuple):
     """Which rank this is of how many, and where they meet."""
 

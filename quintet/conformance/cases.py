@@ -14,8 +14,7 @@ from quintet.conformance.stream_cases import STREAMS
 from quintet.ops.activation import KINDS
 from quintet.ops.linear import KINDS as FORMS
 from quintet.ops.registry import of_kind
-from quintet.ops.rotary import HeadNorms
-from quintet.types import AttentionSpec
+from quintet.types import AttentionSpec, HeadNorms, Turn
 from quintet.weights import Matrix
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -23,11 +22,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SAMPLING = frozenset({"gumbel", "greedy", "scale_logits", "filter_logits", "sample", "top_logprobs", "widen"}) | {
     "penalize", "bias_tokens", "ban_tokens", "keep_tokens"
 }  # fmt: skip
-ATTENTION = (
-    "write_kv",
-    "paged_attention",
-    "attention",
-)  # not called by a platform whose attention is made of something else
+# not called by a platform whose attention is made of something else
+ATTENTION = ("write_kv", "rotary_write_kv", "paged_attention", "attention")
 # of these a platform that packs the scheme takes what its place() made, and nothing else
 PACKED = {of_kind("linear", kind): kind for kind in FORMS}
 USES = {"linear": {1: "linear"}, "embedding": {1: "embedding"}}  # arguments that place() may repack, and for what
@@ -101,6 +97,16 @@ def write_kv(dtype: torch.dtype) -> Iterator[Case]:
         q, books = cache.batch(dict(enumerate(requests)))
         k, v = randn(len(q), 3, 8, dtype=dtype), randn(len(q), 3, 8, dtype=dtype, scale=2.0)
         yield f"pages of {page_size}", (cache.kv, k, v, books)
+
+
+def rotary_write_kv(dtype: torch.dtype) -> Iterator[Case]:
+    for what, (kv, k, v, books) in write_kv(dtype):
+        q, norms = randn(len(k), 6, 8, dtype=dtype, scale=3.0), (randn(8, dtype=dtype), randn(1, 8, dtype=dtype)[0])
+        for turned, offset, neighbours in ((8, None, False), (4, None, True), (4, 0.0, False), (8, 1.0, False)):
+            angles = torch.arange(64)[:, None] * torch.linspace(0.1, 1, turned // 2)
+            of = None if offset is None else HeadNorms(*norms, 1e-5, offset)
+            turn = Turn(torch.cat([angles.cos(), angles.sin()], -1), of, neighbours)
+            yield f"{what}, {turned} of 8 + {offset}, neighbours {neighbours}", (q, k, v, turn, kv, books)
 
 
 MIXES = {
@@ -341,6 +347,7 @@ CASES: dict[str, Cases] = {
     "place_tokens": place_tokens,
     "rms_norm": rms_norm,
     "rotary": rotary,
+    "rotary_write_kv": rotary_write_kv,
     "route": route,
     "route_grouped": route_grouped,
     "route_limited": route_limited,

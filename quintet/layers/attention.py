@@ -12,7 +12,7 @@ from quintet.layers.linear import Stored, columns, rows
 from quintet.layers.mixing import Cache
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary, head_dim
-from quintet.types import AttentionSpec
+from quintet.types import AttentionSpec, Turn
 from quintet.weights import Part, Weight
 
 
@@ -89,7 +89,12 @@ class SelfAttention(nn.Module):
 
     def _mixed(self, x: Tensor, cache: Cache) -> Tensor:
         """What attention gives, [T, H * D]."""
-        q, k, v = self.project(x)
+        return self.mix(*self.project(x), cache)
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, cache: Cache) -> Tensor:
+        """What project() gives -> [T, H * D]."""
+        if (turn := self._turn()) is not None:
+            return self.mixing.turned(q, k, v, turn, cache, self._sinks).reshape(q.shape[0], -1)
         q, k = self._turned(q, k, cache.batch.positions)
         if self.is_read:
             cache.passed[self.mixing] = k, v
@@ -97,11 +102,23 @@ class SelfAttention(nn.Module):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, cache: Cache) -> Tensor:
         """[T, heads, D] each -> [T, H * D]."""
-        sinks = None if self.sinks is None else self.sinks.logits
+        sinks = self._sinks
         if not self.kv_scales.there:
             return self.mixing(q, k, v, cache, sinks).reshape(q.shape[0], -1)
         mixed = self.mixing(*self.kv_scales.before(q, k, v), cache, sinks)
         return self.kv_scales.after(mixed.reshape(q.shape)).reshape(q.shape[0], -1)
+
+    @property
+    def _sinks(self) -> Tensor | None:
+        return None if self.sinks is None else self.sinks.logits
+
+    def _turn(self) -> Turn | None:
+        """What the mixer itself does to q and k in the place of _turned(); None where it does not, or more is done."""
+        apart = self.rotary is None or self.is_read or self.kv_scales.there
+        if apart or not self.mixing.mixer.turns or type(self)._turned is not SelfAttention._turned:
+            return None
+        assert self.rotary is not None
+        return self.rotary.turn(self.q_norm, self.k_norm)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [T, hidden] -> q [T, H, D], k and v [T, Hkv, D]."""

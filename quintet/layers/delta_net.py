@@ -137,7 +137,5 @@ class GatedAttention(SelfAttention):
         taken, gate = made.split([made.shape[1] - inner, inner], dim=-1)
         sizes = [inner, *[self._kv_heads * self._head_dim] * 2]
         q, k, v = (each.reshape(tokens, -1, self._head_dim) for each in taken.split(sizes, dim=-1))
-        q, k = self._turned(q, k, cache.batch.positions)
-        mixed = self.mixing(q, k, v, cache).reshape(tokens, inner)
-        out: Tensor = self.out(self._ops.sigmoid_gate(mixed, gate))
+        out: Tensor = self.out(self._ops.sigmoid_gate(self.mix(q, k, v, cache), gate))
         return out

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from quintet.platforms.interface import Mixer, State
-from quintet.types import Batch, Books, Group, Layout
+from quintet.types import Batch, Books, Group, Layout, Turn
 
 _NOTHING: Group = Group(None, None, None)  # type: ignore[arg-type]  # of a mixer that keeps nothing, which reads none
 
@@ -49,6 +49,12 @@ class Mixing:
     def __call__(self, q: Tensor, k: Tensor, v: Tensor | None, cache: Cache, sinks: Tensor | None = None) -> Tensor:
         """q [T, H, D], k and v [T, Hkv, D] -> [T, H, value_dim]."""
         out, state = self.mixer(q, k, v, cache.of(self.places), self._books(cache), sinks)
+        cache.replace(self.places, state)
+        return out
+
+    def turned(self, q: Tensor, k: Tensor, v: Tensor, turn: Turn, cache: Cache, sinks: Tensor | None) -> Tensor:
+        """The same of q and k that the turn is still to come of, where the mixer `turns`."""
+        out, state = self.mixer.turned(q, k, v, turn, cache.of(self.places), self._books(cache), sinks)
         cache.replace(self.places, state)
         return out
 

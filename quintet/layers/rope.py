@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from quintet.layers.build import Build, Layer
 from quintet.layers.norm import RMSNorm
-from quintet.ops.rotary import HeadNorms
+from quintet.types import HeadNorms, Turn
 
 Parameters = Mapping[str, Any]
 
@@ -73,9 +73,20 @@ class Rotary(Layer):
         of_q, of_k = norms
         if self._neighbours:
             return self(of_q(q), of_k(k), positions)
-        heads = HeadNorms(of_q.weight, of_k.weight, of_q.eps, of_q.offset)
-        turned: tuple[Tensor, Tensor] = self.ops.norm_rotary(q, k, heads, self.table, positions)
+        turned: tuple[Tensor, Tensor] = self.ops.norm_rotary(q, k, _both(of_q, of_k), self.table, positions)
         return turned
+
+    def turn(self, of_q: nn.Module | None, of_k: nn.Module | None) -> Turn | None:
+        """What the above do, for a kernel that does more; None where no one op does it."""
+        if of_q is None or of_k is None:
+            return Turn(self.table, None, self._neighbours)
+        if self._neighbours or not (isinstance(of_q, RMSNorm) and isinstance(of_k, RMSNorm)):
+            return None
+        return Turn(self.table, _both(of_q, of_k))
+
+
+def _both(of_q: RMSNorm, of_k: RMSNorm) -> HeadNorms:
+    return HeadNorms(of_q.weight, of_k.weight, of_q.eps, of_q.offset)
 
 
 class Growth(Layer):

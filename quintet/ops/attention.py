@@ -1,13 +1,14 @@
 """Specifications of attention, over pages and without, and the mixer that is made of nothing but these ops."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from quintet.ops.registry import Op, Ops
+from quintet.ops.rotary import turned
 from quintet.platforms.interface import Mixer, State
-from quintet.types import AttentionSpec, Batch, Books, Layout
+from quintet.types import AttentionSpec, Batch, Books, Layout, Turn
 
 SCALE_BYTES = 4  # a float32 behind the numbers of an int8 row
 CACHED = (
@@ -66,6 +67,13 @@ def write_kv(kv: Tensor, k: Tensor, v: Tensor | None, books: Books) -> Tensor:
     rows = k[:, None] if v is None else torch.stack([k, v], dim=1)
     kv[pages, :, :, slots - pages * page_size] = stored(rows, kv.dtype)
     return kv
+
+
+@Op
+def rotary_write_kv(q: Tensor, k: Tensor, v: Tensor, turn: Turn, kv: Tensor, books: Books) -> tuple[Tensor, Tensor]:
+    """(q turned, kv with k turned and v written): what rotary() and write_kv() do, for those who do both at once."""
+    q, k = turned(q, k, turn, books.batch.positions)
+    return q, write_kv.reference(kv, k, v, books)
 
 
 @Op
@@ -162,20 +170,35 @@ def _attended(
 class PagedAttention(Mixer):
     """write_kv, then paged_attention, on pages of [2, Hkv, page_size, row_width]; nothing to plan.
 
-    `also`: types of a cache that the bound ops store beside CACHED.
+    `also`: types of a cache that the bound ops store beside CACHED. `attend` serves in the place of paged_attention.
     """
 
-    def __init__(self, spec: AttentionSpec, ops: Ops, also: Sequence[torch.dtype] = ()) -> None:
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        ops: Ops,
+        also: Sequence[torch.dtype] = (),
+        attend: Callable[..., Tensor] | None = None,
+    ) -> None:
         known = *CACHED, *also
         if spec.cached not in (spec.dtype, *known):
             raise ValueError(f"a cache is of the layer's type, or {' or '.join(map(str, known))}; not {spec.cached}")
         self.layouts = (layout(spec),)
-        self._spec, self._write, self._attend = spec, ops.write_kv, ops.paged_attention
+        self._spec, self._write, self._attend = spec, ops.write_kv, attend or ops.paged_attention
+        self.turns = not spec.shared and ops.served("rotary_write_kv")
+        if self.turns:
+            self._turn_and_write = ops.rotary_write_kv
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor | None, state: State, books: Books, sinks: Tensor | None = None
     ) -> tuple[Tensor, State]:
         kv = self._write(state[0], k, v, books)
+        return self._attend(q, kv, books, self._spec, sinks), (kv,)
+
+    def turned(  # noqa: PLR0913  # __call__'s, and the turn
+        self, q: Tensor, k: Tensor, v: Tensor, turn: Turn, state: State, books: Books, sinks: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        q, kv = self._turn_and_write(q, k, v, turn, state[0], books)
         return self._attend(q, kv, books, self._spec, sinks), (kv,)
 
 

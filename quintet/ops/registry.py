@@ -126,6 +126,10 @@ class Ops:
                 self._chosen[name] = _obey(op, order, self._asked[name]) if name in self._asked else _choose(op, order)
         return self._chosen[name]
 
+    def served(self, name: str) -> bool:
+        """Whether more than the specification serves an op that is two others at once: else these are called."""
+        return bool(self._priority.get(name)) and self.choice(name).provider != "reference"
+
     @property
     def bound(self) -> tuple[Choice, ...]:
         """The choices that were made so far."""

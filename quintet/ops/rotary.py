@@ -1,12 +1,11 @@
 """Specification of the rotary position embedding."""
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from quintet.ops.norm import rms_norm
 from quintet.ops.registry import Op
+from quintet.types import HeadNorms, Turn
 
 
 @Op
@@ -29,21 +28,20 @@ def pair_rotary(q: Tensor, k: Tensor, table: Tensor, positions: Tensor) -> tuple
     return rotary.reference(_apart(q, rot), _apart(k, rot), table, positions)
 
 
-class HeadNorms(NamedTuple):
-    """rms_norm()'s parameters for the heads of q and of k."""
-
-    q: Tensor  # [D]
-    k: Tensor  # [D]
-    eps: float
-    offset: float
-
-
 @Op
 def norm_rotary(q: Tensor, k: Tensor, norms: HeadNorms, table: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     """rotary() of q and k, each head's features normalised by rms_norm() before (QK-norm; Dehghani et al. 2023)."""
     q = rms_norm.reference(q, norms.q, norms.eps, norms.offset)
     k = rms_norm.reference(k, norms.k, norms.eps, norms.offset)
     return rotary.reference(q, k, table, positions)
+
+
+def turned(q: Tensor, k: Tensor, turn: Turn, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """By the specification that the turn names."""
+    if turn.norms is not None:
+        return norm_rotary.reference(q, k, turn.norms, turn.table, positions)
+    op = pair_rotary if turn.neighbours else rotary
+    return op.reference(q, k, turn.table, positions)
 
 
 def _apart(x: Tensor, rot: int) -> Tensor:

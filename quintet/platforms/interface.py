@@ -25,6 +25,7 @@ from quintet.types import (
     Outputs,
     Place,
     StateSpec,
+    Turn,
     Variant,
 )
 from quintet.weights import Weight
@@ -149,6 +150,7 @@ class Mixer(ABC):
     """
 
     layouts: tuple[Layout, ...] = ()  # what it keeps; nothing: it sees the step alone
+    turns = False  # turned() serves: a kernel turns K and keeps it
 
     def plan(self, batch: HostBatch, group: HostGroup) -> tuple[Array, ...]:
         """Per step, outside any graph: what the kernels of this group want to know beforehand, as its `plan`.
@@ -164,6 +166,13 @@ class Mixer(ABC):
     ) -> tuple[Tensor, State]:
         """q [T, H, D], k and v [T, Hkv, D] (v None where it is part of k), one tensor [units, *shape] for each of the
         layouts -> (out [T, H, value_dim], those tensors)."""
+
+    def turned(  # noqa: PLR0913  # __call__'s, and the turn
+        self, q: Tensor, k: Tensor, v: Tensor, turn: Turn, state: State, books: Books, sinks: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """__call__() of q and k as the turn leaves them. Called where it `turns`, and there only if nobody else reads
+        K."""
+        raise NotImplementedError
 
 
 class Communicator(ABC):

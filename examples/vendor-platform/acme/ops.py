@@ -16,7 +16,9 @@ from acme.launch import launch
 
 # What it has no kernels for. Its attention has a cache of its own; of the others, a step runs the torch calls that the
 # specification is made of. All other ops have kernels that do what the specifications do.
-LACKING = {"write_kv", "paged_attention", "norm_rotary"} | {f"linear:{kind}" for kind in KINDS if kind != "int8"}
+LACKING = {"write_kv", "rotary_write_kv", "paged_attention", "norm_rotary"} | {
+    f"linear:{kind}" for kind in KINDS if kind != "int8"
+}
 
 
 @Op

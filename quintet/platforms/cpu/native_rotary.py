@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
-from quintet.ops.rotary import HeadNorms, norm_rotary, pair_rotary, rotary
+from quintet.ops.rotary import norm_rotary, pair_rotary, rotary
 from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.native import extension, indices, kind_of, missing
+from quintet.types import HeadNorms
 
 
 def probe() -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from quintet.platforms.gpu.facts import ELSEWHERE, Facts, read, together
+from quintet.platforms.gpu.facts import ELSEWHERE, Facts, on_the_bus, together
 from quintet.platforms.interface import Unavailable
 
 GIB = 2**30
@@ -152,7 +152,7 @@ def _card(nvml: Any, handle: Any) -> Card:
 
 def _no_driver(machine: Machine, also: str = "", remedy: str = "") -> Unavailable:
     """There is none; whether there is a card to drive decides what helps."""
-    if not any(read(vendor) == NVIDIA for vendor in machine.pci.glob("*/vendor")):
+    if not on_the_bus(machine.pci, NVIDIA):
         return Unavailable("; ".join(filter(None, ("no NVIDIA driver and no NVIDIA GPU here", also))), ELSEWHERE)
     reasons, remedies = ("an NVIDIA GPU is here, and no driver for it", also), ("install the NVIDIA driver", remedy)
     return Unavailable("; ".join(filter(None, reasons)), "; ".join(filter(None, remedies)))

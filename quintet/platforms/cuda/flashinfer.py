@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quintet.ops.attention import layout, page_shape
+from quintet.ops.attention import PagedAttention, page_shape
 from quintet.ops.registry import Ops
 from quintet.platforms.gpu.attention import planned_by
 from quintet.platforms.gpu.variants import table_width
-from quintet.platforms.interface import Mixer, State
+from quintet.platforms.interface import Mixer
 from quintet.types import Array, AttentionSpec, Books, HostBatch, HostGroup, Variant
 
 WORKSPACE = 128 * 2**20  # bytes of partial results, what its documentation asks for
@@ -73,18 +73,13 @@ def refusals(spec: AttentionSpec) -> list[str]:
     return reasons
 
 
-class FlashInferAttention(Mixer):
-    """write_kv by the bound op, then FlashInfer over the pages that its planner listed."""
+def mixer(spec: AttentionSpec, ops: Ops, planner: "Planner") -> Mixer:
+    """What writes by the bound ops, and then has FlashInfer look at the pages that the planner listed."""
 
-    def __init__(self, spec: AttentionSpec, ops: Ops, planner: "Planner") -> None:
-        self.layouts = (layout(spec),)
-        self._write, self._planner = ops.write_kv, planner
+    def attend(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+        return planner.run(planned_by(books.group), q, kv)
 
-    def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor | None, state: State, books: Books, sinks: Tensor | None = None
-    ) -> tuple[Tensor, State]:
-        kv = self._write(state[0], k, v, books)
-        return self._planner.run(planned_by(books.group), q, kv), (kv,)
+    return PagedAttention(spec, ops, attend=attend)
 
 
 def _nothing() -> None:

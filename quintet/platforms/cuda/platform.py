@@ -57,7 +57,7 @@ class CUDA(GPU):
         if isinstance(planner, str):
             return planner
         planning.add(spec, planner)
-        return flashinfer.FlashInferAttention(spec, ops, planner)
+        return flashinfer.mixer(spec, ops, planner)
 
     def _planner(self, spec: AttentionSpec, rank: int) -> "flashinfer.Planner | str":
         """FlashInfer for such layers, or every reason why not."""

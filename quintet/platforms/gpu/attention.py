@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from quintet.platforms.interface import Mixer, State
-from quintet.types import Array, AttentionSpec, Books, Group, HostBatch, HostGroup
+from quintet.types import Array, AttentionSpec, Books, Group, HostBatch, HostGroup, Turn
 
 Kept = tuple[int | None, int | None]  # a layer's window, and its chunk
 SINGLE, MIXED, WITHOUT = 1, 2, 3  # of a plan: single tokens; others; others, and no planner was asked
@@ -64,6 +64,7 @@ class GraphAttention(Mixer):
         assert self._unplanned.layouts == inner.layouts, "both read the same pages"
         self._planning, self._number = planning, planning.number()
         self._kept: Kept = spec.window, spec.chunk
+        self.turns = inner.turns and self._unplanned.turns
 
     def plan(self, batch: HostBatch, group: HostGroup) -> tuple[Array, ...]:
         return self._planning.plan(self._number, self._kept, batch, group)
@@ -71,8 +72,15 @@ class GraphAttention(Mixer):
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor | None, state: State, books: Books, sinks: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        serves = self._unplanned if books.group.plan and books.group.plan[0].shape[1] == WITHOUT else self._inner
-        return serves(q, k, v, state, books, sinks)
+        return self._serving(books.group)(q, k, v, state, books, sinks)
+
+    def turned(  # noqa: PLR0913  # __call__'s, and the turn
+        self, q: Tensor, k: Tensor, v: Tensor, turn: Turn, state: State, books: Books, sinks: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        return self._serving(books.group).turned(q, k, v, turn, state, books, sinks)
+
+    def _serving(self, group: Group) -> Mixer:
+        return self._unplanned if group.plan and group.plan[0].shape[1] == WITHOUT else self._inner
 
 
 def single(group: Group) -> bool:

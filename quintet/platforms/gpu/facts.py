@@ -8,6 +8,7 @@ import torch
 
 from quintet.platforms.interface import Unavailable
 
+DISPLAYS = ("0x03", "0x12")  # PCI classes: displays, and processing accelerators, as an MI300X is
 ELSEWHERE = "use another device"  # the remedy where there is none
 
 
@@ -27,6 +28,12 @@ def together(missing: Sequence[Unavailable]) -> Unavailable:
     remedies = list(dict.fromkeys(each.remedy for each in missing))
     remedies = [ELSEWHERE] if ELSEWHERE in remedies else remedies
     return Unavailable("; ".join(each.reason for each in missing), "; ".join(remedies))
+
+
+def on_the_bus(devices: Path, vendor: str, classes: tuple[str, ...] = DISPLAYS) -> bool:
+    """Whether a device of the vendor's and of one of these classes is among those that sysfs lists there."""
+    theirs = [each for each in devices.glob("*") if read(each / "vendor") == vendor]
+    return any(read(each / "class").startswith(classes) for each in theirs)
 
 
 def read(path: Path) -> str:

@@ -60,6 +60,11 @@ def laid_bytes(shape: tuple[int, ...], form: Form) -> int:
     return form.num_bytes((outputs, inputs)) + outputs * spare // 2
 
 
+def uncut(inputs: int, form: Form) -> bool:
+    """Whether no tile of our products cuts such a weight's groups: torch multiplies it."""
+    return 0 < form.group & -form.group < LEAST_HALF and form.groups(inputs) > 1
+
+
 def packed_bytes(shape: tuple[int, ...], form: Form) -> int:
     """Of pack()'s results for a weight [N, K] of this shape; ValueError as there."""
     outputs, inputs = shape

@@ -262,6 +262,12 @@ class GPU(Platform):
     def _quantized(self, device: GPUDevice, weight: Weight, parts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """For the provider, or for the specification."""
         packed = self._is_packed(weight.form)
+        if self._config.batch_invariant and packing.uncut(weight.shape[-1], weight.form):
+            raise ValueError(
+                f"batch_invariant=True: {weight.parts[0].source} is in {weight.form.kind} with groups of "
+                f"{weight.form.group}, which our kernels do not cut; torch multiplies it, and its bits depend on the "
+                "batch: leave batch_invariant out, or use a checkpoint with groups of a multiple of 16"
+            )
         if weight.reader is not None:
             matrix = canonical(weight, parts)
             there = {name: device.upload(each, each.dtype) for name, each in attributes(matrix).items()}
@@ -287,9 +293,18 @@ class GPU(Platform):
         variants = self._captured_variants(model, extent.most)
         placed, attending = sum(map(self._placed_bytes, weights)), self._attending(extent.most.requests)
         captured = self._captured_bytes(model, variants, extent) + self._other_bytes(variants, extent)
-        if variants:
-            captured += self._attending(max(each.requests for each in variants))  # their pool is their own
+        attending += self._gathering(weights, extent.most.tokens, extent.hidden)
+        if variants:  # their pool is their own
+            captured += self._attending(max(each.requests for each in variants))
+            captured += self._gathering(weights, max(each.tokens for each in variants), extent.hidden)
         return Estimate(placed, extent.workspace + attending, captured, variants)
+
+    def _gathering(self, weights: Sequence[Weight], tokens: int, hidden: int) -> int:
+        """Bytes of a sum in rank order, for which every rank has all that is added, and two rows of float32."""
+        ranks = self._config.tensor_parallel_size
+        if not self._config.batch_invariant or ranks == 1:
+            return 0
+        return tokens * hidden * (ranks * max((each.dtype.itemsize for each in weights), default=4) + 2 * 4)
 
     def _other_bytes(self, variants: Sequence[Variant], extent: Extent) -> int:
         """What mixers that are made of more than ops take beside their results."""
@@ -378,8 +393,13 @@ def _invariant(config: EngineConfig) -> list[str]:
 
 
 def _late(config: EngineConfig) -> list[str]:
-    """What is said of sizes that were asked for and cannot come, or not of every kind."""
-    late = [size for size in config.capture_sizes if size > config.max_num_seqs]
-    if not late:
+    """What is said of sizes that were asked for and serve no step, or not every kind."""
+    if config.enforce_eager:
         return []
-    return [f"capture_sizes {late} are of steps with prompts alone, if they fit: max_num_seqs is {config.max_num_seqs}"]
+    decode, mixed = capture_sizes(config), mixed_capture_sizes(config)
+    none = [size for size in config.capture_sizes if size not in decode and size not in mixed]
+    late = [size for size in config.capture_sizes if size not in decode and size in mixed]
+    seqs, tokens = f"max_num_seqs is {config.max_num_seqs}", f"max_num_batched_tokens {config.max_num_batched_tokens}"
+    steps = f", {tokens}" if config.capture_prompts else "; steps with prompts are not captured"
+    said = [f"capture_sizes {none} serve no step: {seqs}{steps}"] if none else []
+    return [*said, *([f"capture_sizes {late} are of steps with prompts alone: {seqs}"] if late else [])]

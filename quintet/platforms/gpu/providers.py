@@ -23,6 +23,7 @@ PRIORITY: Mapping[str, Sequence[str]] = {
     "paged_attention": ("triton", "gathered"),
     "attention": ("gathered",),
     **dict.fromkeys(("write_kv", "embedding", "place_tokens", "rotary", "norm_rotary", "pair_rotary"), ("triton",)),
+    "rotary_write_kv": ("triton",),
     **dict.fromkeys(("rms_norm", "add_rms_norm", "gated", "softcap"), ("triton",)),
     **dict.fromkeys(("greedy", "sample", "gumbel", "top_logprobs", "filter_logits"), ("triton",)),
     **dict.fromkeys(("penalize", "bias_tokens", "ban_tokens", "keep_tokens"), ("triton",)),
@@ -97,3 +98,6 @@ class Gathered:
     def __init__(self) -> None:
         self.write_kv = Op.registry["write_kv"].reference
         self.paged_attention = Op.registry["paged_attention"].providers["gathered"]
+
+    def served(self, name: str) -> bool:
+        return False

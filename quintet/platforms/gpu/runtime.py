@@ -114,7 +114,16 @@ class TorchRuntime:
         return torch.empty(tuple(shape), dtype=dtype, device=torch.device(self._kind, index))
 
     def pinned(self, nbytes: int) -> Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)  # torch keeps freed ones, and their events
+        try:
+            return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)  # torch keeps freed ones, and their events
+        except RuntimeError as error:
+            said = str(error).strip().partition("\n")[0]
+            if "out of memory" not in said:
+                raise
+            raise MemoryError(
+                f"the driver gives no {nbytes} bytes of pinned memory on the host ({said}); free some of the host's "
+                "memory, or raise the limit of what may be locked (ulimit -l; of a container --ulimit memlock=-1)"
+            ) from error
 
     def stream(self, index: int) -> Any:
         return self._torch.Stream(index)

@@ -55,7 +55,7 @@ def trial(spec: AttentionSpec, device: torch.device) -> str | None:
         kv = kv.repeat_interleave(spec.cached.itemsize, -1).view(spec.cached)
         sinks = torch.full((spec.heads,), -1e4, dtype=spec.dtype, device=device) if spec.sinks else None
         for what, first, last in (("a prompt", 0, 2), ("a token alone", 2, 3)):
-            books, count = _step(first, last, spec.page_size, device), last - first
+            books, count = step(first, last, spec.page_size, device), last - first
             k = torch.ones(count, spec.kv_heads, spec.head_dim, dtype=spec.dtype, device=device)
             kv = _write_kv(kv, k, None if spec.shared else k, books)
             q = torch.zeros(count, spec.heads, spec.head_dim, dtype=spec.dtype, device=device)
@@ -69,7 +69,7 @@ def trial(spec: AttentionSpec, device: torch.device) -> str | None:
     return None
 
 
-def _step(first: int, last: int, page_size: int, device: torch.device) -> Books:
+def step(first: int, last: int, page_size: int, device: torch.device) -> Books:
     """Some positions of one request, on page 1; planned as what they are."""
     own = torch.arange(first, last, dtype=torch.int32, device=device)
     one = torch.ones(1, dtype=torch.int32, device=device)
@@ -93,7 +93,7 @@ def _check(device: torch.device) -> str | None:
     k = torch.zeros(3, 1, 16, device=device)
     v = torch.arange(3.0, device=device)[:, None, None].expand(3, 1, 16).contiguous()
     for first, last in ((0, 2), (2, 3)):
-        own, books = torch.arange(first, last, device=device), _step(first, last, 16, device)
+        own, books = torch.arange(first, last, device=device), step(first, last, 16, device)
         books = books._replace(group=books.group._replace(plan=()))  # whoever calls an op need not have planned
         kv = _write_kv(kv, k[first:last], v[first:last], books)
         out = _paged_attention(torch.ones(last - first, 2, 16, device=device), kv, books, spec, None)
@@ -108,6 +108,14 @@ def _write_kv(kv: Tensor, k: Tensor, v: Tensor | None, books: Books) -> Tensor:
     """In place."""
     from quintet.platforms.gpu.kernels import write_kv as kernel
 
+    check_written(kv, k, v)
+    if k.shape[0]:
+        kernel.launch(kv, _rows(k), None if v is None else _rows(v), books.group.slots)
+    return kv
+
+
+def check_written(kv: Tensor, k: Tensor, v: Tensor | None) -> None:
+    """ValueError where k and v cannot be written to such a cache."""
     parts, heads, _, width = kv.shape[1:]
     fits = k.shape[1] == heads and row_width(k.shape[2], kv.dtype) == width and parts == (1 if v is None else 2)
     if not fits or (v is not None and k.shape != v.shape) or not kv.is_contiguous():
@@ -115,9 +123,6 @@ def _write_kv(kv: Tensor, k: Tensor, v: Tensor | None, books: Books) -> Tensor:
         raise ValueError(f"k {tuple(k.shape)}, v {given} do not fit a contiguous cache {tuple(kv.shape)}")
     if kv.dtype not in (*SERVED, *QUANTIZED) or (kv.dtype == torch.int8 and k.shape[2] % 4):
         raise ValueError(f"a cache of {kv.dtype} with head_dim {k.shape[2]} is not written by Triton kernels")
-    if k.shape[0]:
-        kernel.launch(kv, _rows(k), None if v is None else _rows(v), books.group.slots)
-    return kv
 
 
 @paged_attention.provide("triton", probing(_check))

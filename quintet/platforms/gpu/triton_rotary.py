@@ -3,8 +3,11 @@
 import torch
 from torch import Tensor
 
-from quintet.ops.rotary import HeadNorms, norm_rotary, pair_rotary, rotary
+from quintet.ops.attention import rotary_write_kv
+from quintet.ops.rotary import norm_rotary, pair_rotary, rotary
+from quintet.platforms.gpu import triton_attention
 from quintet.platforms.gpu.triton_probe import probing
+from quintet.types import Books, HeadNorms, Turn
 
 
 def _check(device: torch.device) -> str | None:
@@ -14,6 +17,16 @@ def _check(device: torch.device) -> str | None:
     got, _ = _norm_rotary(one, one, HeadNorms(one[0, 0], one[0, 0], 0.0, 0.0), table, position)
     good = torch.allclose(got, torch.tensor([-1.0, 1.0], device=device))
     return None if good else f"a quarter turn of (1, 1) gave {got.tolist()}"
+
+
+def _check_written(device: torch.device) -> str | None:
+    """The same quarter turn of K, and what V is, at the place of a slot."""
+    one, kv = torch.ones(1, 1, 2, device=device), torch.zeros(2, 2, 1, 16, 2, device=device)
+    table, books = torch.tensor([[0.0, 1.0]], device=device), triton_attention.step(0, 1, 16, device)
+    _rotary_write_kv(one, one, 3 * one, Turn(table), kv, books)
+    want = torch.zeros_like(kv)
+    want[1, 0, 0, 0], want[1, 1, 0, 0] = torch.tensor([-1.0, 1.0], device=device), 3.0
+    return None if torch.allclose(kv, want) else f"a quarter turn of (1, 1) was kept as {kv[1, :, 0, 0].tolist()}"
 
 
 @rotary.provide("triton", probing(_check))
@@ -28,12 +41,23 @@ def _pair_rotary(q: Tensor, k: Tensor, table: Tensor, positions: Tensor) -> tupl
 
 @norm_rotary.provide("triton", probing(_check))
 def _norm_rotary(q: Tensor, k: Tensor, norms: HeadNorms, table: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    for weight in norms[:2]:
-        if weight.shape != q.shape[2:] or weight.dtype != q.dtype or not weight.is_contiguous():
-            raise ValueError(
-                f"a norm of {tuple(weight.shape)} {weight.dtype} does not fit q {tuple(q.shape)} {q.dtype}"
-            )
     return _turn(q, k, table, positions, norms)
+
+
+@rotary_write_kv.provide("triton", lambda: probing(_check)() or probing(_check_written)())
+def _rotary_write_kv(q: Tensor, k: Tensor, v: Tensor, turn: Turn, kv: Tensor, books: Books) -> tuple[Tensor, Tensor]:
+    """In place, bit for bit what the two ops give by Triton."""
+    from quintet.platforms.gpu.kernels import rotary_write
+
+    positions = books.batch.positions
+    q, k = _fitting(q, k, turn.table, positions, turn.norms)
+    triton_attention.check_written(kv, k, v)
+    if turn.norms is not None and turn.neighbours:
+        raise ValueError("neighbours are turned without norms of heads before")
+    if not q.shape[0]:
+        return torch.empty_like(q), kv
+    v = v if v.stride(2) == 1 else v.contiguous()
+    return rotary_write.launch(q, k, v, turn, kv, positions.contiguous(), books.group.slots), kv
 
 
 def _turn(
@@ -41,6 +65,12 @@ def _turn(
 ) -> tuple[Tensor, Tensor]:
     from quintet.platforms.gpu.kernels.rotary import rotary as launch
 
+    q, k = _fitting(q, k, table, positions, norms)
+    return launch(q, k, table, positions.contiguous(), norms, neighbours)
+
+
+def _fitting(q: Tensor, k: Tensor, table: Tensor, positions: Tensor, norms: HeadNorms | None) -> tuple[Tensor, Tensor]:
+    """q and k with each head's numbers side by side."""
     tokens, _, dim = q.shape
     if (k.shape[0], k.shape[2], k.dtype) != (tokens, dim, q.dtype) or positions.shape != (tokens,):
         raise ValueError(
@@ -48,5 +78,10 @@ def _turn(
         )
     if table.dtype != torch.float32 or not table.is_contiguous() or table.shape[1] > dim:
         raise ValueError(f"a table {tuple(table.shape)} {table.dtype} does not turn heads of {dim}")
+    for weight in () if norms is None else norms[:2]:
+        if weight.shape != q.shape[2:] or weight.dtype != q.dtype or not weight.is_contiguous():
+            raise ValueError(
+                f"a norm of {tuple(weight.shape)} {weight.dtype} does not fit q {tuple(q.shape)} {q.dtype}"
+            )
     q, k = (x if x.stride(2) == 1 else x.contiguous() for x in (q, k))
-    return launch(q, k, table, positions.contiguous(), norms, neighbours)
+    return q, k

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quintet.ops.attention import layout, page_shape, paged_attention
+from quintet.ops.attention import PagedAttention, page_shape, paged_attention
 from quintet.ops.linear import linear
 from quintet.ops.moe import experts
 from quintet.ops.norm import add_rms_norm, rms_norm
@@ -22,7 +22,7 @@ from quintet.ops.registry import Op, Ops
 from quintet.platforms.gpu.attention import SINGLE, single
 from quintet.platforms.gpu.fnuz import FN, FNUZ, as_fnuz
 from quintet.platforms.gpu.triton_probe import probing
-from quintet.platforms.interface import Mixer, State
+from quintet.platforms.interface import Mixer
 from quintet.platforms.rocm.facts import facts
 from quintet.types import AttentionSpec, Batch, Books, Group
 from quintet.weights import Form, Matrix
@@ -170,18 +170,9 @@ def refusals(spec: AttentionSpec) -> list[str]:
     return [name for name, lacking in said.items() if lacking]
 
 
-class AiterAttention(Mixer):
-    """write_kv by the bound op, then its unified attention over the pages as they lie. It plans nothing."""
-
-    def __init__(self, spec: AttentionSpec, ops: Ops) -> None:
-        self.layouts = (layout(spec),)
-        self._spec, self._write = spec, ops.write_kv
-
-    def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor | None, state: State, books: Books, sinks: Tensor | None = None
-    ) -> tuple[Tensor, State]:
-        kv = self._write(state[0], k, v, books)
-        return attend(q, kv, books, self._spec, sinks), (kv,)
+def mixer(spec: AttentionSpec, ops: Ops) -> Mixer:
+    """What writes by the bound ops; then its unified attention over the pages as they lie. It plans nothing."""
+    return PagedAttention(spec, ops, attend=attend)
 
 
 def attend(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:

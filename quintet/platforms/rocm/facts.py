@@ -9,12 +9,11 @@ from pathlib import Path
 import torch
 
 from quintet.config import Environment, read_environment
-from quintet.platforms.gpu.facts import ELSEWHERE, Facts, read, together
+from quintet.platforms.gpu.facts import ELSEWHERE, Facts, on_the_bus, read, together
 from quintet.platforms.interface import Unavailable
 
 GIB = 2**30
 AMD = "0x1002"
-DISPLAYS = ("0x03", "0x12")  # PCI classes: displays, and processing accelerators, as an MI300X is
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 INDEX = "pip install torch --index-url https://download.pytorch.org/whl/rocm7.2"
 GROUPS = "add the user to the groups render and video (in a container, --group-add), and log in again"
@@ -73,7 +72,7 @@ def _of_driver(machine: Machine, cards: Sequence[Card], ours: Sequence[Card]) ->
     """Whether there is a driver, and whether this process may use it."""
     kfd = machine.dev / "kfd"
     if not (machine.sys / "class" / "kfd").exists():
-        if not _on_the_bus(machine.sys / "bus" / "pci" / "devices"):
+        if not on_the_bus(machine.sys / "bus" / "pci" / "devices", AMD):
             return [Unavailable("no AMD GPU driver and no AMD GPU here", ELSEWHERE)]
         return [Unavailable("an AMD GPU is here, and no driver for it", "install the driver amdgpu (amdgpu-dkms)")]
     if not cards:
@@ -140,11 +139,6 @@ def visible(cards: Sequence[Card], environment: Environment) -> list[Card]:
             order += named
         ours = order
     return ours
-
-
-def _on_the_bus(pci: Path) -> bool:
-    devices = [vendor.parent for vendor in pci.glob("*/vendor") if read(vendor) == AMD]
-    return any(read(device / "class").startswith(DISPLAYS) for device in devices)
 
 
 def _properties(path: Path) -> dict[str, str]:

@@ -55,7 +55,7 @@ class ROCm(GPU):
         if spec not in self._tried:
             self._runtime.use(rank)
             self._tried[spec] = aiter.trial(spec, self._runtime.empty((0,), torch.uint8, rank).device)
-        return self._tried[spec] or aiter.AiterAttention(spec, ops)
+        return self._tried[spec] or aiter.mixer(spec, ops)
 
     def _small(self, store: Any, place: Place) -> None:
         """The kernel of csrc/cuda has no build for HIP."""

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import torch
 
 from quintet.config import Environment, read_environment
-from quintet.platforms.gpu.facts import ELSEWHERE, Facts, read, together
+from quintet.platforms.gpu.facts import ELSEWHERE, Facts, on_the_bus, read, together
 from quintet.platforms.interface import Unavailable
 
-INTEL, DISPLAY = "0x8086", "0x03"
+INTEL, DISPLAY = "0x8086", ("0x03",)  # of its processing accelerators, none is a GPU
 LOADER, DRIVER = "libze_loader.so.1", "libze_intel_gpu.so.1"  # of Level Zero: what finds drivers, and Intel's
 WHEELS = "--index-url https://download.pytorch.org/whl/xpu"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -112,8 +112,7 @@ def ungraphed(names: Iterable[str], version: str) -> str | None:
 def _of_devices(machine: Machine, cards: Sequence[Card], served: Sequence[Card]) -> list[Unavailable]:
     """What is wrong with what the kernel shows."""
     if not cards:
-        devices = (machine.sys / "bus" / "pci" / "devices").glob("*")
-        if any(read(each / "vendor") == INTEL and read(each / "class").startswith(DISPLAY) for each in devices):
+        if on_the_bus(machine.sys / "bus" / "pci" / "devices", INTEL, DISPLAY):
             return [Unavailable("an Intel GPU is here, and no driver (i915 or xe) has it", "install a newer kernel")]
         return [Unavailable("no Intel GPU here", ELSEWHERE)]
     if not served:

@@ -12,11 +12,11 @@ from torch import Tensor
 from quintet.conformance.drawn import randn
 from quintet.ops import Op, bind
 from quintet.ops.activation import KINDS
-from quintet.ops.rotary import HeadNorms
 from quintet.platforms.cpu import native_elementwise, native_embedding, native_norm, native_rotary
 from quintet.platforms.cpu.arena import Arena, lending
 from quintet.platforms.cpu.native import missing
 from quintet.platforms.cpu.providers import PRIORITY
+from quintet.types import HeadNorms
 from tests.helpers.native import native
 
 if reason := missing("rms_norm"):

@@ -22,10 +22,10 @@ GIB = 2**30
 
 
 class Stream:
-    """Work in order, done up to where somebody has waited."""
+    """Work in order, done up to where somebody has waited. What was done is forgotten, with the memory that it read."""
 
     def __init__(self) -> None:
-        self.work: list[Callable[[], None]] = []
+        self.work: list[Callable[[], None] | None] = []
         self.done = 0
 
     def wait_event(self, event: "Event") -> None:
@@ -34,8 +34,10 @@ class Stream:
     def run(self, until: int) -> None:
         while self.done < until:
             self.done += 1
+            work, self.work[self.done - 1] = self.work[self.done - 1], None
+            assert work is not None, "nothing is done twice"
             with torch.inference_mode():  # as a device does: it knows no modes
-                self.work[self.done - 1]()
+                work()
 
 
 class Event:

@@ -124,6 +124,7 @@ def gpu_on_the_bus(folder: Path) -> Path:
     slot = folder / "0000:00:01.0"
     slot.mkdir()
     (slot / "vendor").write_text("0x10de\n")
+    (slot / "class").write_text("0x030200\n")
     return folder
 
 

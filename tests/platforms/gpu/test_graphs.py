@@ -125,8 +125,20 @@ def test_sizes_are_those_that_were_asked_for_and_can_come() -> None:
     assert sizes(capture_sizes=(3, 12, 64)) == (3, 12) and sizes(max_capture_size=5) == (1, 2, 4, 5)
     config, reasons = FakeGPU.configure(EngineConfig(max_num_seqs=12, capture_sizes=(3, 64)))
     assert config.capture_sizes == (3, 64) and reasons[1:] == [
-        "capture_sizes [64] are of steps with prompts alone, if they fit: max_num_seqs is 12"
+        "capture_sizes [64] are of steps with prompts alone: max_num_seqs is 12"
     ]
+    for given, said in (
+        (
+            {"capture_sizes": (1, 13, 99), "max_num_batched_tokens": 64},
+            "[99] serve no step: max_num_seqs is 12, max_num_ba",
+        ),
+        (
+            {"capture_sizes": (1, 13), "capture_prompts": False},
+            "[13] serve no step: max_num_seqs is 12; steps with prompts",
+        ),
+    ):
+        _, (_, first, *_) = FakeGPU.configure(EngineConfig(max_num_seqs=12, **given))
+        assert first.startswith(f"capture_sizes {said}")
     platform = fake_platform(max_num_seqs=12, capture_sizes=(3, 12, 64))
     extent = Extent(Variant(64, 12, 64, (1,)), 16, 97)
     found = platform.estimate(nn.Module(), [], extent).variants

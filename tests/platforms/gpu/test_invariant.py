@@ -17,7 +17,8 @@ from quintet.ops.registry import Choice
 from quintet.platforms.gpu import packing, providers
 from quintet.platforms.gpu.comm import GroupCommunicator, Meeting
 from quintet.platforms.null import PLATFORM as NULL
-from quintet.weights import Matrix
+from quintet.types import Extent, Variant
+from quintet.weights import Form, Matrix, Part, Weight
 from tests.helpers.run_model import Runner
 from tests.helpers.triton import needs_triton
 from tests.platforms.gpu.fake_torch import FakeGPU, FakeRuntime
@@ -136,6 +137,42 @@ def test_what_takes_the_mode_back_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     gpu._ops[0] = bind({}).take("linear")
     with pytest.raises(ValueError, match="batch_invariant=True is not kept by linear by reference; leave it out"):
         gpu.compile(torch.nn.Linear(1, 1), ())
+
+
+def test_groups_that_no_tile_cuts_are_refused_before_a_request() -> None:
+    from quintet.platforms.gpu.triton_quantized import _packed
+
+    gpu = platform()
+    gpu.open(0)
+    values = torch.randn(4, 48)
+    part = Part("layer.weight", (4, 48), ((0, 4),))
+    for kind, bits, group in (("int8", 8, 24), ("int8", 8, 16), ("int8", 8, 48), ("int4", 4, 8), ("int4", 4, 16)):
+        form = Form(kind, bits, 16, group)
+        weight = Weight("weight", (part,), 0, 0, torch.float16, "linear", form)
+        placed = packing.laid(attributes(quantize(values, form)), form)
+        cut = _packed(values, Matrix(placed["weight"], placed["scales"], form=form), 4).part()
+        assert packing.uncut(48, form) == (not cut)
+        if cut:
+            gpu.place(weight, {"layer.weight": values})
+            continue
+        with pytest.raises(ValueError, match=f"layer.weight is in {kind} with groups of {group}, which our kernels do"):
+            gpu.place(weight, {"layer.weight": values})
+
+
+def test_the_plan_has_room_for_sums_in_rank_order() -> None:
+    extent = Extent(Variant(64, 4, 4, (1,)), 16, 97)
+    part = Part("layer.weight", (4, 48), ((0, 4),))
+    weights = [Weight("weight", (part,), 0, 0, torch.bfloat16, "linear")]
+
+    def took(**settings: Any) -> tuple[int, ...]:
+        gpu = type("Planned", (FakeGPU,), {"_fake": FakeRuntime()})(EngineConfig(max_num_seqs=4, **settings))
+        found = gpu.estimate(torch.nn.Module(), weights, extent)
+        return found.workspace, found.captured
+
+    alone, two = took(tensor_parallel_size=2), took(tensor_parallel_size=2, batch_invariant=True)
+    each = 64 * 16 * (2 * 2 + 2 * 4)
+    assert [b - a for a, b in zip(alone, two, strict=True)] == [each, each]
+    assert took(batch_invariant=True) == took()
 
 
 def test_a_platform_that_has_no_such_mode_says_so() -> None:

@@ -5,7 +5,10 @@ import torch
 from torch import Tensor
 
 import quintet.platforms.gpu.triton_rotary  # noqa: F401  registers its providers
-from quintet.ops.rotary import HeadNorms, norm_rotary, pair_rotary, rotary
+from quintet.conformance.batches import spec
+from quintet.ops.attention import page_shape
+from quintet.ops.rotary import norm_rotary, pair_rotary, rotary
+from quintet.types import Batch, Books, Group, HeadNorms, Turn
 from tests.helpers.triton import DTYPES, needs_triton, randn, triton_op
 
 DEVICE = needs_triton()
@@ -56,6 +59,32 @@ def test_neighbours_are_turned_as_the_specification_does(shape: tuple[int, ...])
     assert all(map(torch.equal, gots, pair_rotary(q, k, table, positions)))
 
 
+@pytest.mark.parametrize("cached", [None, torch.int8, torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize("norms", [False, True])
+@pytest.mark.parametrize("shape", [(6, 3, 16, 16), (5, 1, 24, 12), (9, 9, 80, 32)], ids=str)
+def test_turning_and_writing_at_once_gives_the_bits_of_both(
+    shape: tuple[int, ...], norms: bool, cached: torch.dtype | None
+) -> None:
+    """What is not finite stays in its row, as it does there."""
+    heads, kv_heads, dim, _ = shape
+    q, k, table, positions = heads_and_table(*shape, torch.float16)
+    v = randn(3, kv_heads + 1, dim, dtype=torch.float16)[:, 1:]
+    k[1, 0, :3] = torch.tensor([torch.inf, -torch.inf, torch.nan])
+    of = HeadNorms(randn(dim).half(), randn(1, dim)[0].half(), 1e-5, 1.0) if norms else None
+    kind = spec(heads, kv_heads, dim, dtype=torch.float16, kv_dtype=cached)
+    kv = torch.zeros(4, *page_shape(kind), dtype=kind.cached)
+    slots = torch.tensor([17, 63, 32], dtype=torch.int32)
+    books = Books(Batch(positions, positions, *(positions,) * 3, ()), Group(slots, slots, slots))
+    for neighbours in (False, True)[: 2 - norms]:
+        turn = Turn(table, of, neighbours)
+        got_q, got = triton_op("rotary_write_kv", DEVICE)(q, k, v, turn, kv, books)
+        name, *more = ("norm_rotary", of) if norms else ("pair_rotary" if neighbours else "rotary",)
+        want_q, turned = triton_op(name, DEVICE)(q, k, *more, table, positions)
+        want = triton_op("write_kv", DEVICE)(kv, turned, v, books)
+        assert torch.equal(got_q, want_q)
+        assert torch.equal(got.view(torch.uint8), want.view(torch.uint8)) and got.view(torch.uint8).any()
+
+
 def test_a_head_has_the_same_bits_in_every_batch() -> None:
     q, k, table, positions = heads_and_table(32, 8, 128, 128, torch.float32)
     norms = HeadNorms(randn(128), randn(128), 1e-5, 0.0)
@@ -81,3 +110,9 @@ def test_what_does_not_fit_is_refused() -> None:
         triton_op("rotary", DEVICE)(q, k, table.double(), positions)
     with pytest.raises(ValueError, match="does not fit"):
         triton_op("norm_rotary", DEVICE)(q, k, norms, table, positions)
+    books = Books(Batch(positions, positions, *(positions,) * 3, ()), Group(positions, positions, positions))
+    both = norms._replace(k=norms.q)
+    with pytest.raises(ValueError, match="do not fit a contiguous cache"):
+        triton_op("rotary_write_kv", DEVICE)(q, k, k, Turn(table), torch.zeros(2, 2, 3, 16, 8), books)
+    with pytest.raises(ValueError, match="without norms of heads"):
+        triton_op("rotary_write_kv", DEVICE)(q, k, k, Turn(table, both, True), torch.zeros(2, 2, 3, 16, 16), books)

@@ -48,6 +48,21 @@ class Cuda:
         return 3
 
 
+def test_pinned_memory_that_is_refused_says_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(said: str) -> None:
+        def empty(*shape: Any, **how: Any) -> None:
+            raise RuntimeError(said)
+
+        monkeypatch.setattr(torch, "empty", empty)
+
+    refusing("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA")
+    with pytest.raises(MemoryError, match="no 64 bytes of pinned memory on the host .CUDA error: out of memory.; free"):
+        TorchRuntime(Cuda(False), "cuda").pinned(64)
+    refusing("CUDA error: an illegal memory access was encountered")
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        TorchRuntime(Cuda(False), "cuda").pinned(64)
+
+
 @pytest.fixture
 def allocator(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What torch's allocator was told."""

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quintet.ops.rotary import HeadNorms
 from quintet.platforms.gpu.kernels.variant import Variant
+from quintet.types import HeadNorms
 
 PER_PROGRAM = 512  # pairs of features of a program: 4 in each lane of 4 warps. Untuned
 
@@ -23,6 +23,37 @@ def _scaled(x, weight, root, offset, SHIFTED: tl.constexpr, KIND: tl.constexpr):
     if SHIFTED:
         return (x * root * (offset + weight)).to(KIND).to(tl.float32)
     return ((x * root).to(KIND).to(tl.float32) * weight).to(KIND).to(tl.float32)
+
+
+@triton.jit
+def turned(
+    x, weight, row, own, first, second, i, j, eps, offset,
+    DIM: tl.constexpr, HALF: tl.constexpr, REST_BLOCK: tl.constexpr, NORM: tl.constexpr, SHIFTED: tl.constexpr,
+):  # fmt: skip
+    """Heads at x [HEADS, 1], of which some are `own`, normalised and turned by a row of the table: their first and
+    second halves of what turns, and the rest, in x's type."""
+    kind = x.dtype.element_ty
+    inside, has_rest = i < HALF, j < DIM
+    a = tl.load(x + first, mask=own & inside, other=0.0).to(tl.float32)
+    b = tl.load(x + second, mask=own & inside, other=0.0).to(tl.float32)
+    rest = tl.zeros([x.shape[0], REST_BLOCK], tl.float32)
+    if 2 * HALF < DIM:
+        rest = tl.load(x + j, mask=own & has_rest, other=0.0).to(tl.float32)
+    if NORM:
+        squares = tl.sum(a * a, 1) + tl.sum(b * b, 1)
+        if 2 * HALF < DIM:
+            squares += tl.sum(rest * rest, 1)
+        root = tl.rsqrt(squares / DIM + eps)[:, None]
+        a = _scaled(a, tl.load(weight + i, mask=inside, other=0.0).to(tl.float32), root, offset, SHIFTED, kind)
+        b = _scaled(b, tl.load(weight + HALF + i, mask=inside, other=0.0).to(tl.float32), root, offset, SHIFTED, kind)
+        if 2 * HALF < DIM:
+            w = tl.load(weight + j, mask=has_rest, other=0.0).to(tl.float32)
+            rest = _scaled(rest, w, root, offset, SHIFTED, kind)
+    cos = tl.load(row + i, mask=inside, other=0.0).to(kind).to(tl.float32)
+    sin = tl.load(row + HALF + i, mask=inside, other=0.0).to(kind).to(tl.float32)
+    low = (a * cos).to(kind).to(tl.float32) - (b * sin).to(kind).to(tl.float32)
+    high = (b * cos).to(kind).to(tl.float32) + (a * sin).to(kind).to(tl.float32)
+    return low.to(kind), high.to(kind), rest.to(kind)
 
 
 @triton.jit
@@ -37,40 +68,21 @@ def _rotary(
     if block >= q_blocks:
         x, out, weight, heads, step, head_step = k, k_out, k_weight, k_heads, k_step, k_head_step
         block -= q_blocks
-    kind = q.dtype.element_ty
     head = (block * HEADS + tl.arange(0, HEADS))[:, None]
-    i = tl.arange(0, HALF_BLOCK)[None, :]
-    own, inside = head < heads, i < HALF
-    there = own & inside
-    x += token * step + head * head_step
-    out += (token * heads + head) * DIM
+    own = head < heads
+    i, j = tl.arange(0, HALF_BLOCK)[None, :], 2 * HALF + tl.arange(0, REST_BLOCK)[None, :]
     first = 2 * i if NEIGHBOURS else i
     second = first + (1 if NEIGHBOURS else HALF)
-    a = tl.load(x + first, mask=there, other=0.0).to(tl.float32)
-    b = tl.load(x + second, mask=there, other=0.0).to(tl.float32)
-    j = 2 * HALF + tl.arange(0, REST_BLOCK)[None, :]
-    rest = tl.zeros([HEADS, REST_BLOCK], tl.float32)
-    if 2 * HALF < DIM:
-        rest = tl.load(x + j, mask=own & (j < DIM), other=0.0).to(tl.float32)
-    if NORM:
-        squares = tl.sum(a * a, 1) + tl.sum(b * b, 1)
-        if 2 * HALF < DIM:
-            squares += tl.sum(rest * rest, 1)
-        root = tl.rsqrt(squares / DIM + eps)[:, None]
-        a = _scaled(a, tl.load(weight + i, mask=inside, other=0.0).to(tl.float32), root, offset, SHIFTED, kind)
-        b = _scaled(b, tl.load(weight + HALF + i, mask=inside, other=0.0).to(tl.float32), root, offset, SHIFTED, kind)
-        if 2 * HALF < DIM:
-            w = tl.load(weight + j, mask=j < DIM, other=0.0).to(tl.float32)
-            rest = _scaled(rest, w, root, offset, SHIFTED, kind)
     row = table + tl.load(positions + token).to(tl.int64) * (2 * HALF)
-    cos = tl.load(row + i, mask=inside, other=0.0).to(kind).to(tl.float32)
-    sin = tl.load(row + HALF + i, mask=inside, other=0.0).to(kind).to(tl.float32)
-    turned = (a * cos).to(kind).to(tl.float32) - (b * sin).to(kind).to(tl.float32)
-    tl.store(out + i, turned.to(kind), mask=there)
-    turned = (b * cos).to(kind).to(tl.float32) + (a * sin).to(kind).to(tl.float32)
-    tl.store(out + HALF + i, turned.to(kind), mask=there)
+    x += token * step + head * head_step
+    low, high, rest = turned(
+        x, weight, row, own, first, second, i, j, eps, offset, DIM, HALF, REST_BLOCK, NORM, SHIFTED
+    )
+    out += (token * heads + head) * DIM
+    tl.store(out + i, low, mask=own & (i < HALF))
+    tl.store(out + HALF + i, high, mask=own & (i < HALF))
     if 2 * HALF < DIM:
-        tl.store(out + j, rest.to(kind), mask=own & (j < DIM))
+        tl.store(out + j, rest, mask=own & (j < DIM))
 
 
 def rotary(
@@ -82,8 +94,7 @@ def rotary(
     """
     tokens, heads, dim = q.shape
     q_out, k_out = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k))
-    constants = _constants(dim, table.shape[1] // 2, norms is not None, norms is not None and norms.offset != 0)
-    constants["NEIGHBOURS"] = neighbours
+    constants = constants_of(dim, table, norms, neighbours)
     q_blocks, k_blocks = (triton.cdiv(x.shape[1], constants["HEADS"]) for x in (q, k))
     of_q, of_k, eps, offset = (q, k, 0.0, 0.0) if norms is None else norms
     _rotary[(tokens, q_blocks + k_blocks)](
@@ -91,6 +102,11 @@ def rotary(
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), q_blocks, eps, offset, **constants,
     )  # fmt: skip
     return q_out, k_out
+
+
+def constants_of(dim: int, table: Tensor, norms: HeadNorms | None, neighbours: bool) -> dict[str, Any]:
+    shifted = norms is not None and norms.offset != 0
+    return _constants(dim, table.shape[1] // 2, norms is not None, shifted) | {"NEIGHBOURS": neighbours}
 
 
 def _constants(dim: int, half: int, norm: bool, shifted: bool) -> dict[str, Any]:

@@ -23,22 +23,35 @@ STORED = {
 
 
 @triton.jit
-def _write_rows(
-    kv, scales, x, rows, wanted, there, columns, WIDTH: tl.constexpr, DIM: tl.constexpr, STORED: tl.constexpr
-):
-    """x [heads, BLOCK_D] to these rows of the cache."""
-    at = kv + rows[:, None] * WIDTH + columns[None, :]
+def scale_of(x, wanted, STORED: tl.constexpr):
+    """Of each row of x [heads, numbers], or of a part of it, what int8 multiplies; NaN where one is."""
     if STORED == INT8_:
         x = tl.where(wanted, x.to(tl.float32), 0.0)
         broken = tl.max((x != x).to(tl.int32), 1) > 0
-        scale = tl.div_rn(tl.max(tl.abs(x), 1), tl.full(rows.shape, 127.0, tl.float32))
-        scale = tl.where(broken, float("nan"), scale)
+        peak = tl.max(tl.abs(x), 1)
+        return tl.where(broken, float("nan"), tl.div_rn(peak, tl.full(peak.shape, 127.0, tl.float32)))
+    else:
+        return tl.zeros([x.shape[0]], tl.float32)
+
+
+@triton.jit
+def write_scale(scales, scale, rows, there, WIDTH: tl.constexpr, DIM: tl.constexpr, STORED: tl.constexpr):
+    """Behind the numbers of these rows."""
+    if STORED == INT8_:
+        tl.store(scales + rows * (WIDTH // 4) + DIM // 4, scale, mask=there)
+
+
+@triton.jit
+def write_part(kv, x, scale, rows, wanted, columns, WIDTH: tl.constexpr, STORED: tl.constexpr):
+    """x [heads, numbers] to these columns of these rows of the cache."""
+    at = kv + rows[:, None] * WIDTH + columns[None, :]
+    if STORED == INT8_:
+        x = tl.where(wanted, x.to(tl.float32), 0.0)
         finite = scale < float("inf")
         usable = tl.where(finite & (scale > 0.0), scale, 1.0)
         steps = tl.div_rn(tl.where(finite[:, None], x, 0.0), tl.broadcast_to(usable[:, None], x.shape))
         steps = tl.minimum(tl.maximum(rounded(steps), -127.0), 127.0)
         tl.store(at, steps.to(tl.int8), mask=wanted)
-        tl.store(scales + rows * (WIDTH // 4) + DIM // 4, scale, mask=there)
     elif STORED == E4M3_:
         x = x.to(tl.float32)
         sign = (x.to(tl.int32, bitcast=True) >> 24) & 0x80  # of -0 too, which this format has
@@ -52,6 +65,16 @@ def _write_rows(
         tl.store(at, tl.where(x == x, to_eight(x, 2, 15, 0x7B).to(tl.int32) | sign, 0x7F).to(tl.uint8), mask=wanted)
     else:
         tl.store(at, x.to(kv.dtype.element_ty), mask=wanted)
+
+
+@triton.jit
+def write_whole(
+    kv, scales, x, rows, wanted, there, columns, WIDTH: tl.constexpr, DIM: tl.constexpr, STORED: tl.constexpr
+):
+    """x [heads, BLOCK_D] to these rows of the cache."""
+    scale = scale_of(x, wanted, STORED)
+    write_part(kv, x, scale, rows, wanted, columns, WIDTH, STORED)
+    write_scale(scales, scale, rows, there, WIDTH, DIM, STORED)
 
 
 @triton.jit
@@ -70,24 +93,33 @@ def write_rows(
     new_k = tl.load(k + token * k_stride + at, mask=wanted, other=0.0)
     slot = tl.load(slots + token)
     rows = ((slot // PAGE_SIZE).to(tl.int64) * (PARTS * KV_HEADS) + heads) * PAGE_SIZE + slot % PAGE_SIZE
-    _write_rows(kv, scales, new_k, rows, wanted, there, columns, WIDTH, DIM, STORED)
+    write_whole(kv, scales, new_k, rows, wanted, there, columns, WIDTH, DIM, STORED)
     if PARTS == 2:
         new_v = tl.load(v + token * v_stride + at, mask=wanted, other=0.0)
-        _write_rows(kv, scales, new_v, rows + KV_HEADS * PAGE_SIZE, wanted, there, columns, WIDTH, DIM, STORED)
+        write_whole(kv, scales, new_v, rows + KV_HEADS * PAGE_SIZE, wanted, there, columns, WIDTH, DIM, STORED)
 
 
 def launch(kv: Tensor, k: Tensor, v: Tensor | None, slots: Tensor) -> None:
     """kv [P, 2, Hkv, page_size, row width], contiguous, or [P, 1, ...] without v; k and v [T, Hkv, D], each token's
     numbers side by side."""
     tokens, kv_heads, dim = k.shape
-    stored = STORED.get(kv.dtype, PLAIN)
-    scales = kv.view(torch.float32) if stored == INT8 else None
-    constants = _constants(kv_heads, dim, kv.shape[3], stored, kv.shape[1])
+    constants = constants_of(kv, dim)
     v_stride = k.stride(0) if v is None else v.stride(0)
     write_rows[(tokens, triton.cdiv(kv_heads, constants["HEADS"]))](
-        kv.view(torch.uint8) if stored in (E4M3, E4M3FNUZ, E5M2) else kv, scales, k, v, slots, k.stride(0), v_stride,
-        **constants, num_warps=4,
-    )  # fmt: skip
+        *seen(kv), k, v, slots, k.stride(0), v_stride, **constants, num_warps=4
+    )
+
+
+def seen(kv: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The cache as kernels take it, and its scales."""
+    stored = STORED.get(kv.dtype, PLAIN)
+    scales = kv.view(torch.float32) if stored == INT8 else None
+    return kv.view(torch.uint8) if stored in (E4M3, E4M3FNUZ, E5M2) else kv, scales
+
+
+def constants_of(kv: Tensor, dim: int) -> dict[str, int]:
+    """For rows of `dim` numbers."""
+    return _constants(kv.shape[2], dim, kv.shape[3], STORED.get(kv.dtype, PLAIN), kv.shape[1])
 
 
 def _constants(kv_heads: int, dim: int, page_size: int, stored: int, parts: int = 2) -> dict[str, int]:
