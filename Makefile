@@ -25,9 +25,10 @@ help: ## list the targets
 
 setup: $(STAMP) ## make .venv and build the extension
 
-demo: $(STAMP) ## generate text with the bundled model, offline
+demo: $(STAMP) ## generate and embed text with the bundled models, offline
 	HF_HUB_OFFLINE=1 $(BIN)/quintet generate "Once upon a time" --max-tokens 100 $(ARGS)
 	HF_HUB_OFFLINE=1 $(BIN)/quintet generate --chat "What is the capital of France?" $(ARGS)
+	printf '%s\n' "The invoice is overdue." "Dogs bark at night." "Soup with carrots" | HF_HUB_OFFLINE=1 $(BIN)/quintet rerank "something to eat" -
 
 # These start servers and stop them in the middle of things: they run alone, when the others, side by side, are through
 # (failed or not: one run tells all there is to mend).

@@ -3,7 +3,7 @@
 from quintet.settings.engine import EngineConfig
 from quintet.settings.environment import Environment, all_variables, read_environment, unchanged_environment
 from quintet.settings.lacking import LACKING, lacking
-from quintet.settings.model import BUNDLED, GENERATION_DEFAULTS, ONLINE, SCHEMES, WRITTEN
+from quintet.settings.model import BUNDLED, BUNDLED_EMBED, GENERATION_DEFAULTS, INSIDE, ONLINE, SCHEMES, WRITTEN
 from quintet.settings.option import dotted, gathered, option, settings, settle
 from quintet.settings.pooling import PoolerConfig
 from quintet.settings.profiling import ProfilerConfig
@@ -13,7 +13,9 @@ from quintet.settings.structured import StructuredOutputsConfig
 
 __all__ = [
     "BUNDLED",
+    "BUNDLED_EMBED",
     "GENERATION_DEFAULTS",
+    "INSIDE",
     "LACKING",
     "ONLINE",
     "SCHEMES",

@@ -1,23 +1,28 @@
-"""Writes quintet/engine/shipped_readings.json: what transformers makes of the bundled model, for the first start.
+"""Writes quintet/engine/shipped_readings.json: what transformers makes of the bundled models, for the first start.
 
     python scripts/shipped_readings.py
 
-To be run after a change of quintet/bundled or of the form of readings; a test says so.
+To be run after a change of quintet/bundled, quintet/bundled-embed or of the form of readings; a test says so.
 """
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer
 
-from quintet.config import BUNDLED
+from quintet.config import INSIDE
 from quintet.engine import model_config, readings, tokenizer
 
-FOLDER = readings.SHIPPED.parents[1] / BUNDLED
+FOLDERS = [readings.SHIPPED.parents[1] / name for name in INSIDE]
 
 
-def made(folder: Path) -> dict[str, Any]:
+def made(folders: Iterable[Path]) -> dict[str, Any]:
+    return {name: reading for folder in folders for name, reading in _made(folder).items()}
+
+
+def _made(folder: Path) -> dict[str, Any]:
     raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     loaded = tokenizer.Tokenizer.of(AutoTokenizer.from_pretrained(folder))
     both = {
@@ -28,5 +33,5 @@ def made(folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    content = json.dumps(made(FOLDER), indent=1, sort_keys=True) + "\n"
+    content = json.dumps(made(FOLDERS), indent=1, sort_keys=True) + "\n"
     readings.SHIPPED.write_text(content, encoding="utf-8")

@@ -118,7 +118,7 @@ class Admission:
         if self.bounds.pooling is None:
             raise ValueError(
                 "this model generates text, and was not asked for numbers; start it with runner='pooling' "
-                "(--runner pooling), or choose an embedding model"
+                "(--runner pooling), or choose an embedding model, such as 'bundled-embed'"
             )
         return self.bounds.pooling
 

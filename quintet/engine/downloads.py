@@ -5,7 +5,7 @@ import glob
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from quintet.config import BUNDLED, EngineConfig, Environment
+from quintet.config import BUNDLED, BUNDLED_EMBED, INSIDE, EngineConfig, Environment
 from quintet.engine import modelscope
 from quintet.engine.modelscope import Asked
 
@@ -89,4 +89,5 @@ def _not_cached(what: str, config: EngineConfig, environment: Environment) -> st
 
 
 def _or_else(config: EngineConfig) -> str:
-    return "give a local folder" + ("" if config.model == BUNDLED else " or use the model 'bundled'")
+    inside = BUNDLED_EMBED if config.runner == "pooling" else BUNDLED
+    return "give a local folder" + ("" if config.model in INSIDE else f" or use the model {inside!r}")

@@ -9,7 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from quintet.config import BUNDLED, GENERATION_DEFAULTS, EngineConfig, Environment, read_environment
+from quintet.config import GENERATION_DEFAULTS, INSIDE, EngineConfig, Environment, read_environment
 from quintet.engine.config_checks import MOST, check_architectures, check_entries, check_shape
 from quintet.engine.downloads import download, exactly, listed
 from quintet.engine.foreign_configs import settled
@@ -107,7 +107,7 @@ def _some(folder: Path) -> Callable[[str], bool]:
 
 def _published(name: str, revision: str | None, config: EngineConfig, environment: Environment) -> Path | None:
     """The GGUF file that a hub id means by itself, or the folder with what torch.save wrote; None if it has neither."""
-    if config.load_format not in ("auto", "gguf") or name == BUNDLED:
+    if config.load_format not in ("auto", "gguf") or name in INSIDE:
         return None
     files = listed(name, revision, config, environment)
     if any(map(_is_gguf, files)):
@@ -180,13 +180,13 @@ def _tokenizer_in(folder: Path, config: EngineConfig) -> Path:
 def _resolve(
     name: str, revision: str | None, config: EngineConfig, patterns: Iterable[str], environment: Environment | None
 ) -> Path:
-    local = Path(__file__).parents[1] / BUNDLED if name == BUNDLED else Path(name).expanduser()
+    local = Path(__file__).parents[1] / name if name in INSIDE else Path(name).expanduser()
     if local.is_dir():
         return local
     if name.startswith(STORES):
         return _of_a_store(name, config, patterns)
-    if name == BUNDLED:
-        raise FileNotFoundError(f"the bundled model is missing from {local}: the installation is not whole; reinstall")
+    if name in INSIDE:
+        raise FileNotFoundError(f"the model {name!r} is missing from {local}: the installation is not whole; reinstall")
     if local.is_file():
         if is_gguf(local):
             return local

@@ -1,6 +1,6 @@
 """What transformers made of a model's files, kept as JSON: importing it again costs seconds at each start.
 
-A reading is found by the digest of what was read. Those of the bundled model come with the package; the others lie in
+A reading is found by the digest of what was read. Those of the bundled models come with the package; the others lie in
 the user's cache, under the versions of the libraries that made them.
 """
 

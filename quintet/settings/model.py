@@ -22,6 +22,8 @@ WRITTEN = {
     "moe_wna16": ("awq", "gptq"), "modelopt_fp4": ("modelopt",), "modelopt_mxfp8": ("modelopt",),
 }  # fmt: skip
 BUNDLED = "bundled"  # the model inside the package: the first run needs no download
+BUNDLED_EMBED = "bundled-embed"  # the one beside it, that makes vectors of texts
+INSIDE = (BUNDLED, BUNDLED_EMBED)  # names of models, and of their folders
 
 # The sampling defaults that a generation_config.json may set, under the names of SamplingParams.
 GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
@@ -54,7 +56,12 @@ class ModelOptions:
     """What is loaded."""
 
     model: str = option(
-        BUNDLED, text, "folder, Hugging Face hub id, or 'bundled'", group="model", flags=("-m",), accepts=PATH
+        BUNDLED,
+        text,
+        "folder, Hugging Face hub id, 'bundled' or 'bundled-embed'",
+        group="model",
+        flags=("-m",),
+        accepts=PATH,
     )
     tokenizer: str | None = option(
         None, optional(text), "folder or hub id, if not the model's own", group="model", accepts=f"{PATH} | None"

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from quintet.config import INSIDE
 from quintet.platforms import BUILT_IN
 
 ROOT = Path(__file__).parents[2]
@@ -241,6 +242,7 @@ def test_what_torch_needs_to_run_stays_in_small_images(name: str, tmp_path: Path
         ("quintet/engine/__pycache__/engine.cpython-312.pyc", True),
         ("quintet/engine/engine.py", False),
         ("quintet/bundled/model.safetensors", False),
+        ("quintet/bundled-embed/model.safetensors", False),
         ("quintet/server/page/index.html", False),
         ("csrc/cpu/attention.cpp", False),
         ("pyproject.toml", False),
@@ -324,7 +326,8 @@ def test_the_build_stage_makes_a_wheel_that_runs(tmp_path: Path) -> None:
     packed = zipfile.ZipFile(wheel).namelist()
     wanted = [p for p in (source / "quintet").rglob("*") if p.is_file()]
     assert {p.relative_to(source).as_posix() for p in wanted} <= set(packed)
-    assert {"quintet/bundled/model.safetensors", "quintet/server/page/index.html"} <= set(packed)
+    models = {f"quintet/{name}/model.safetensors" for name in INSIDE}
+    assert {*models, "quintet/bundled-embed/1_Pooling/config.json", "quintet/server/page/index.html"} <= set(packed)
     assert any(re.fullmatch(r"quintet/_cpu\..*so", name) for name in packed)
     assert {name.split("/")[0] for name in packed if ".dist-info/" not in name} == {"quintet"}
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from quintet.config import BUNDLED_EMBED
 from quintet.names import unknown
 from quintet.server.commands import engine
 
@@ -73,10 +74,12 @@ def _line(said: str, field: str, name: str, number: int) -> Line:
 
 
 def open_model(arguments: argparse.Namespace) -> "LLM":
-    """Loads it, for numbers. Wrong settings are refused before anything slow is imported."""
+    """Loads it, for numbers; the bundled one if none is named.
+
+    Wrong settings are refused before anything slow is imported.
+    """
     kwargs = engine.given(arguments)
-    if "model" not in kwargs:
-        raise ValueError("no model: give one with --model, such as --model sentence-transformers/all-MiniLM-L6-v2")
+    kwargs.setdefault("model", BUNDLED_EMBED)
     kwargs.setdefault("runner", "pooling")
     engine.config(kwargs)
 

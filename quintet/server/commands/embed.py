@@ -1,4 +1,5 @@
-"""Make vectors of texts, given as arguments or in a file. Each is a line of JSON, or a row of a NumPy array."""
+"""Make vectors of texts, given as arguments or in a file, by the bundled embedding model if no other is named. Each is
+a line of JSON, or a row of a NumPy array."""
 
 import argparse
 import contextlib

@@ -7,7 +7,9 @@ from quintet.server.commands import engine
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("MODEL", nargs="?", default=None, help="folder, hub id or 'bundled', instead of --model")
+    parser.add_argument(
+        "MODEL", nargs="?", default=None, help="folder, hub id, 'bundled' or 'bundled-embed', instead of --model"
+    )
     engine.add_arguments(parser)
 
 

@@ -1,4 +1,5 @@
-"""Order the texts of a file by how well they go with a query. The best come first."""
+"""Order the texts of a file by how well they go with a query, the best first; by the bundled embedding model if no
+other is named."""
 
 import argparse
 import json

@@ -138,8 +138,9 @@ def bounds_of(service: Service) -> PoolingBounds:
     bounds = service.backend.served.pooling
     if bounds is None:
         raise ApiError(
-            400, "this server's model generates text and gives no numbers; start the server with an embedding, "
-            "classification or reranking model, or with --runner pooling", code="unsupported",
+            400, "this server's model generates text and gives no numbers; start the server with an embedding model "
+            "(`quintet serve bundled-embed` needs no download), a classifier or a reranker, or with --runner pooling",
+            code="unsupported",
         )  # fmt: skip
     return bounds
 

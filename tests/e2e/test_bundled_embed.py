@@ -1,0 +1,118 @@
+"""The bundled embedding model: the library's vectors, alike for what means the same, and finding more than BM25."""
+
+import functools
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import openai
+import pytest
+from sentence_transformers import SentenceTransformer
+
+from quintet import LLM
+from quintet.config import BUNDLED_EMBED
+from quintet.engine.hub import resolve_model
+from quintet.server import cli
+from scripts.bundled_embed import sets
+from scripts.bundled_embed.bm25 import BM25
+from tests.helpers.logs import as_before
+from tests.helpers.serving import Server
+
+SETS = sets.read(Path(__file__).parent / "bundled_embed_sets.json")
+TEXTS = ["The cat sat on the mat.", "", "HTTP/1.1 200 OK", "naïve café 🦜 日本", "unbelievable " * 300]
+ALIKE = [  # (a text, one of the same meaning in other words, one that shares words and means something else)
+    ("A kitten is asleep on the couch.", "The cat naps on the sofa.", "The couch is on sale."),
+    ("How do I make a copy of a file?", "duplicating documents on disk", "How do I make a cup of coffee?"),
+    ("The doctor wrote a prescription.", "A physician ordered medicine for the patient.", "The author wrote a novel."),
+    ("He was very angry.", "The man was furious.", "He was very tall."),
+    ("The stock market fell sharply.", "Share prices dropped a lot.", "The boy fell off his bicycle."),
+    ("It is raining heavily outside.", "There is a storm with a downpour.", "It is expensive to eat outside."),
+]
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(BUNDLED_EMBED, device="cpu", use_tqdm=False) as opened:
+        yield opened
+
+
+def vectors(llm: LLM, texts: list[str]) -> np.ndarray:
+    outputs = llm.embed(texts, truncate_prompt_tokens=-1, use_tqdm=False)
+    return np.stack([each.outputs.data for each in outputs])
+
+
+@functools.cache
+def folder() -> Path:
+    from quintet.config import EngineConfig
+
+    return resolve_model(EngineConfig(model=BUNDLED_EMBED))
+
+
+def test_vectors_are_those_of_sentence_transformers(llm: LLM) -> None:
+    texts = [*TEXTS, *SETS[0].queries[:20], *SETS[-1].documents[:20]]
+    theirs = SentenceTransformer(str(folder()), device="cpu").encode(texts)
+    ours = vectors(llm, texts)
+    assert np.linalg.norm(ours, axis=-1) == pytest.approx(1, abs=1e-5)
+    assert (ours * theirs).sum(-1) == pytest.approx(1, abs=1e-4)
+
+
+def test_a_text_has_the_same_vector_alone_and_among_others(llm: LLM) -> None:
+    together = vectors(llm, TEXTS)
+    assert all(np.array_equal(vectors(llm, [text])[0], each) for text, each in zip(TEXTS, together, strict=True))
+
+
+@pytest.mark.parametrize(("text", "same", "other"), ALIKE)
+def test_what_means_the_same_is_nearer_than_what_has_the_same_words(llm: LLM, text: str, same: str, other: str) -> None:
+    one, near, far = vectors(llm, [text, same, other])
+    assert one @ near > one @ far + 0.05
+
+
+@pytest.mark.parametrize("each", SETS, ids=lambda each: each.name)
+def test_it_finds_more_than_words_alone(llm: LLM, each: sets.Retrieval) -> None:
+    words = BM25(each.documents)
+    by_words = sets.measured([words.scores(query) for query in each.queries])
+    found = vectors(llm, list(each.queries)) @ vectors(llm, list(each.documents)).T
+    ours = sets.measured(found.tolist())
+    assert ours[0] > by_words[0] and ours[1] > by_words[1], f"{each.name}: {ours} beside BM25's {by_words}"
+
+
+def test_bm25_by_hand() -> None:
+    """log(1 + 1.5 / 1.5) for a word that one of two texts has; the texts are as long as the mean."""
+    assert BM25(["a cat", "a dog"]).scores("Cat!") == pytest.approx([np.log(2), 0])
+
+
+def test_the_measure_by_hand() -> None:
+    """The first query's document comes first, the second's as third: 1 / log2(4); the third's ties with all."""
+    scores = [[0.9, 0.1, 0.2], [0.9, 0.1, 0.2], [0.5] * 3]
+    assert sets.measured(scores) == pytest.approx(((1 + 1 / 2 + 1 / 2) / 3, 1))
+
+
+def test_the_folder_is_small() -> None:
+    assert sum(path.stat().st_size for path in folder().rglob("*")) < 6e6
+
+
+def test_embed_without_a_model_and_without_a_network(tmp_path: Path) -> None:
+    """In a process of its own whose home is empty, and where the hub's cache would be."""
+    command = [sys.executable, "-m", "quintet.server.cli", "embed", "A cat.", "Kittens.", "Tax law.", "--device", "cpu"]
+    env = {"HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    cat, kittens, law = (np.array(line["embedding"]) for line in lines)
+    assert [line["text"] for line in lines] == ["A cat.", "Kittens.", "Tax law."] and cat @ kittens > cat @ law
+
+
+def test_rerank_without_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in.txt").write_text("The invoice is overdue.\nDogs bark at night.\nSoup with carrots\n")
+    with as_before():
+        assert cli.main(["rerank", "something to eat", str(tmp_path / "in.txt"), "--device", "cpu", "-q"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].endswith("Soup with carrots")
+
+
+def test_it_is_served_by_its_name(llm: LLM) -> None:
+    with Server(BUNDLED_EMBED, "--device", "cpu") as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+        found = client.embeddings.create(model=BUNDLED_EMBED, input=TEXTS[0])
+    assert found.data[0].embedding == pytest.approx(vectors(llm, TEXTS[:1])[0].tolist(), abs=1e-6)
