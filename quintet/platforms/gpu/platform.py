@@ -26,6 +26,7 @@ from quintet.platforms.gpu.runtime import Runtime
 from quintet.platforms.gpu.variants import (
     capture_sizes,
     decode_variants,
+    late,
     mixed_capture_sizes,
     mixed_variants,
     table_width,
@@ -118,7 +119,7 @@ class GPU(Platform):
                 f"tensor_parallel_size {config.tensor_parallel_size} needs as many devices, {len(found.names)} here; "
                 "lower it"
             )
-        return config, [UNVERIFIED, *_late(config), *_invariant(config)]
+        return config, [UNVERIFIED, *late(config), *_invariant(config)]
 
     def open(self, rank: int) -> Device:
         device = GPUDevice(self._runtime, rank)
@@ -390,16 +391,3 @@ def _invariant(config: EngineConfig) -> list[str]:
             "asked for; give one of them"
         )
     return ["batch_invariant: one tile for all sizes, no splits, sums in rank order: slower, by how much is unmeasured"]
-
-
-def _late(config: EngineConfig) -> list[str]:
-    """What is said of sizes that were asked for and serve no step, or not every kind."""
-    if config.enforce_eager:
-        return []
-    decode, mixed = capture_sizes(config), mixed_capture_sizes(config)
-    none = [size for size in config.capture_sizes if size not in decode and size not in mixed]
-    late = [size for size in config.capture_sizes if size not in decode and size in mixed]
-    seqs, tokens = f"max_num_seqs is {config.max_num_seqs}", f"max_num_batched_tokens {config.max_num_batched_tokens}"
-    steps = f", {tokens}" if config.capture_prompts else "; steps with prompts are not captured"
-    said = [f"capture_sizes {none} serve no step: {seqs}{steps}"] if none else []
-    return [*said, *([f"capture_sizes {late} are of steps with prompts alone: {seqs}"] if late else [])]

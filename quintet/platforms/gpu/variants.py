@@ -42,6 +42,19 @@ def mixed_capture_sizes(config: EngineConfig) -> tuple[int, ...]:
     return mixed_sizes(min(config.max_num_batched_tokens, config.max_capture_size or MOST))
 
 
+def late(config: EngineConfig) -> list[str]:
+    """What is said of sizes that were asked for and serve no step, or not every kind."""
+    if config.enforce_eager:
+        return []
+    decode, mixed = capture_sizes(config), mixed_capture_sizes(config)
+    none = [size for size in config.capture_sizes if size not in decode and size not in mixed]
+    rare = [size for size in config.capture_sizes if size not in decode and size in mixed]
+    seqs, tokens = f"max_num_seqs is {config.max_num_seqs}", f"max_num_batched_tokens {config.max_num_batched_tokens}"
+    steps = f", {tokens}" if config.capture_prompts else "; steps with prompts are not captured"
+    said = [f"capture_sizes {none} serve no step: {seqs}{steps}"] if none else []
+    return [*said, *([f"capture_sizes {rare} are of steps with prompts alone: {seqs}"] if rare else [])]
+
+
 def table_width(pages: int) -> int:
     """Columns of the captured table that holds so many."""
     width = LEAST_PAGES

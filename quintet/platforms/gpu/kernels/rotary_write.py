@@ -86,14 +86,11 @@ def _beside(pages: dict[str, int]) -> dict[str, int]:
 
 
 def variants() -> list[Variant]:
-    """Every way to turn, and every way to store."""
-    found = []
-    for stored in write_kv.variants():
-        if stored.constexprs["PARTS"] == 2:
-            for turns in rotary.variants():
-                if turns.constexprs["DIM"] == stored.constexprs["DIM"] and "bf16" in turns.name:
-                    found.append(_variant(turns, stored))
-    return found
+    """Every way to turn with one to store, and every way to store with one to turn."""
+    stores = [each for each in write_kv.variants() if each.constexprs["PARTS"] == 2]
+    dim = stores[0].constexprs["DIM"]
+    turns = [each for each in rotary.variants() if each.constexprs["DIM"] == dim and "bf16" in each.name]
+    return [_variant(each, stores[0]) for each in turns] + [_variant(turns[-2], each) for each in stores[1:]]
 
 
 def _variant(turns: Variant, stored: Variant) -> Variant:
