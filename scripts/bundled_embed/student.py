@@ -100,7 +100,7 @@ def save(model: BertModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> 
         for path in Path(scratch).glob("*.safetensors"):
             os.replace(path, folder / path.name)
         _write(folder / "config.json", {**config, "dtype": "float32"})
-        _write(folder / "tokenizer.json", words, small=True)
+        _write(folder / "tokenizer.json", {**words, "truncation": None}, small=True)  # what reads it sets its own
         # the class name that every version of transformers knows
         _write(folder / "tokenizer_config.json", {**named, "tokenizer_class": "PreTrainedTokenizerFast"})
         _write(folder / "modules.json", modules)

@@ -22,7 +22,7 @@ HELD_OUT = 6  # percent of the subjects
 SEED = 20
 # How many subjects of each kind are learned from: what two cores can have the teacher read in a quarter of an hour
 SHARES = {"used": 14000, "defined": 6000, "packages": 6500, "python": 4500, "questions": 6000}
-TAUGHT = 40000  # texts of them that the teacher reads; the others are learned by what belongs together
+TAUGHT = 32000  # texts of them that the teacher reads; the others are learned by what belongs together
 QUESTIONS = (
     "what is {}?", "What does {} mean?", "definition of {}", "tell me about {}", "how do you explain {}?",
     "Who or what is {}?", "I am looking for {}.", "example of {}", "Is there anything about {}?", "{}, please",
