@@ -14,6 +14,16 @@ ASKED, BEHIND = 200, 400  # queries of a set, and documents that answer none of 
 TOP = 10
 UNSHIPPED = "title to description"  # the texts are under the licences of their packages
 
+ALIKE = [  # (a text, one of the same meaning in other words, one that shares words and means something else)
+    ("A kitten is asleep on the couch.", "The cat naps on the sofa.", "The couch is on sale."),
+    ("How do I make a copy of a file?", "duplicating documents on disk", "How do I make a cup of coffee?"),
+    ("The doctor wrote a prescription.", "A physician ordered medicine for the patient.", "The author wrote a novel."),
+    ("He was very angry.", "The man was furious.", "He was very tall."),
+    ("The stock market fell sharply.", "Share prices dropped a lot.", "The boy fell off his bicycle."),
+    ("It is raining heavily outside.", "There is a storm with a downpour.", "It is expensive to eat outside."),
+    ("A cat.", "Kittens.", "Tax law."),
+]
+
 
 @dataclass(frozen=True)
 class Retrieval:

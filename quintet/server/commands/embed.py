@@ -1,5 +1,4 @@
-"""Make vectors of texts, given as arguments or in a file, by the bundled embedding model if no other is named. Each is
-a line of JSON, or a row of a NumPy array."""
+"""Make vectors of texts, lines of JSON or rows of a NumPy array; the bundled embedding model if no other is named."""
 
 import argparse
 import contextlib

@@ -1,5 +1,4 @@
-"""Order the texts of a file by how well they go with a query, the best first; by the bundled embedding model if no
-other is named."""
+"""Order the texts of a file by a query, the best first; the bundled embedding model if no other is named."""
 
 import argparse
 import json
