@@ -132,6 +132,7 @@ def test_a_line_of_the_shell_runs(
         url = request.getfixturevalue("server").url
         words = [url if word == SERVED else word for word in words] + ["--url", url] * ("--url" not in words)
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("Tea at four.\ncp a b duplicates a file\n")
     (tmp_path / "in.jsonl").write_text(
         next(each.text for each in BLOCKS if each.page == "docs/clients.md" and "POST" in each.text)
     )

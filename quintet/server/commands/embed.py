@@ -1,4 +1,4 @@
-"""Make vectors of texts, as lines of JSON or rows of a NumPy array; the bundled embedding model unless another is named."""
+"""Make vectors of texts, lines of JSON or rows of a NumPy array; the bundled embedding model if no other is named."""
 
 import argparse
 import contextlib

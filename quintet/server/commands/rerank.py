@@ -1,4 +1,4 @@
-"""Order the texts of a file by a query, the best first; the bundled embedding model unless another is named."""
+"""Order the texts of a file by a query, the best first; the bundled embedding model if no other is named."""
 
 import argparse
 import json
