@@ -77,6 +77,7 @@ HEADLESS: dict[str, tuple[dict[str, Any], str]] = {
     **dict.fromkeys(("modernbert", "nomic_bert", "roberta", "xlm-roberta"), (_ENCODER, _ENCODERS)),
     "distilbert": ({"dim": 48, "n_heads": 6, "n_layers": 2, "hidden_dim": 96}, _ENCODERS),
     "mpnet": (_ENCODER, _ENCODERS),
+    "albert": (_ENCODER, _ENCODERS),
     "jina_bert": ({**_ENCODER, "feed_forward_type": "geglu"}, _WRITTEN),
     **dict.fromkeys(("new", "xlm-roberta-flash"), (_ENCODER, _WRITTEN)),
 }

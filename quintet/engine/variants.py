@@ -45,7 +45,7 @@ def waste(variants: Sequence[Variant]) -> tuple[float, float]:
 
 def describe(variants: Sequence[Variant]) -> str:
     """What is compiled, and what it costs in padding."""
-    plain = [variant for variant in variants if not variant.inputs]  # the others have their sizes
+    plain = [variant for variant in variants if not variant.inputs] or variants  # the others have their sizes
     average, worst = waste(plain)
     sizes, last = ", ".join(str(variant.tokens) for variant in plain), plain[-1]
     pages = " + ".join(map(str, last.pages)) or "no"
