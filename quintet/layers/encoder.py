@@ -44,7 +44,11 @@ class Encoder(Family):
     """
 
     # what heads are made of, and what is computed
-    ignored: tuple[str, ...] = (r"(pooler|cls)\..*", r".*embeddings\.(position|token_type)_ids", r".*rotary_emb\.inv_freq")
+    ignored: tuple[str, ...] = (
+        r"(pooler|cls)\..*",
+        r".*embeddings\.(position|token_type)_ids",
+        r".*rotary_emb\.inv_freq",
+    )
     encodes = True
     names: ClassVar[Sequence[tuple[str, str]]] = ()
     prefixes: ClassVar[Sequence[str]] = ()
