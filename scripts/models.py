@@ -76,7 +76,7 @@ HIDDEN = "hidden states"
 _ENCODER: dict[str, Any] = {"hidden_size": 48, "num_attention_heads": 6, "num_hidden_layers": 2}
 _WRITTEN = "tests/e2e/test_published_encoders.py"
 HEADLESS: dict[str, tuple[dict[str, Any], str]] = {
-    "mpnet": (_ENCODER, "tests/e2e/test_encoders.py"),
+    **dict.fromkeys(("albert", "mpnet"), (_ENCODER, "tests/e2e/test_encoders.py")),
     "jina_bert": ({**_ENCODER, "feed_forward_type": "geglu"}, _WRITTEN),
     **dict.fromkeys(("new", "xlm-roberta-flash"), (_ENCODER, _WRITTEN)),
 }

@@ -1,7 +1,7 @@
 """Encoders: tokens see both ways, nothing is kept, and hidden states come out. Families fill in hooks."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -44,7 +44,11 @@ class Encoder(Family):
     """
 
     # what heads are made of, and what is computed
-    ignored = (r"(pooler|cls)\..*", r".*embeddings\.(position|token_type)_ids", r".*rotary_emb\.inv_freq")
+    ignored: tuple[str, ...] = (
+        r"(pooler|cls)\..*",
+        r".*embeddings\.(position|token_type)_ids",
+        r".*rotary_emb\.inv_freq",
+    )
     encodes = True
     names: ClassVar[Sequence[tuple[str, str]]] = ()
     prefixes: ClassVar[Sequence[str]] = ()
@@ -71,7 +75,7 @@ class Encoder(Family):
             split = whole(config.hidden_size, build.size)
             self.widened = columns(build, width, {"widened": split}, True)
         rotary = self.rotary(config, build)
-        self.layers = nn.ModuleList(self.block(config, build, i, rotary) for i in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(self.block(config, build, i, rotary) for i in range(self.blocks(config)))
 
     def positions(self, config: Any, build: Build, width: int) -> PositionEmbedding | None:
         """Learned ones, added to the words."""
@@ -80,6 +84,15 @@ class Encoder(Family):
     def rotary(self, config: Any, build: Build) -> Rotary | None:
         """What turns queries and keys."""
         return None
+
+    def blocks(self, config: Any) -> int:
+        """How many there are."""
+        count: int = config.num_hidden_layers
+        return count
+
+    def order(self) -> Iterable[nn.Module]:
+        """The blocks, as a token goes through them."""
+        return self.layers
 
     def block(self, config: Any, build: Build, index: int, rotary: Rotary | None) -> nn.Module:
         attention = SelfAttention(build, heads(config), rotary)
@@ -117,7 +130,7 @@ class Encoder(Family):
         x = self.norm(x)
         if self.widened is not None:
             x = self.widened(x)
-        for layer in self.layers:
+        for layer in self.order():
             x = layer(x, cache)
         return Outputs(None, self._ops.take_rows(x, batch.rows)), cache.state
 

@@ -9,6 +9,7 @@ import torch
 import transformers
 
 from quintet import LLM, PoolingParams
+from tests.helpers import tpu
 
 TEXTS = [[5, 6, 7], [4] * 40, [9], list(range(5, 63)), [3, 70, 2]]
 WIDE: dict[str, Any] = {"vocab_size": 101, "initializer_range": 0.2}
@@ -23,6 +24,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # the class without its end
                                   "max_position_embeddings": 72}),
     "electra": ("Electra", {**SIZES, "embedding_size": 32}),
     "mpnet": ("MPNet", SIZES),
+    "albert": ("Albert", {**SIZES, "embedding_size": 32, "num_hidden_groups": 2, "inner_group_num": 2,
+                          "num_hidden_layers": 5}),
     "nomic_bert": ("NomicBert", SIZES),
     "gte": ("Gte", {**SIZES, "type_vocab_size": 2}),
     "jina_embeddings_v3": ("JinaEmbeddingsV3", SIZES),
@@ -62,6 +65,19 @@ def test_hidden_states_are_transformers_and_the_same_alone(name: str, tmp_path: 
                 np.testing.assert_allclose(states, wanted, atol=3e-5 * max(1, np.abs(wanted).max()))
         alone = [llm.encode(ids, params, use_tqdm=False)[0].outputs.data for ids in TEXTS]
         assert all(np.array_equal(a, b) for a, b in zip(alone, got, strict=True))
+
+
+@tpu.needs_jax
+@pytest.mark.parametrize("name", ["bert", "mpnet"])
+def test_where_shapes_are_fixed_hidden_states_are_the_same(name: str, tmp_path: Path) -> None:
+    """With segments and without, and with numbers for distances: the platform tpu, on JAX's CPU device."""
+    model = made(name, "Model")
+    model.save_pretrained(tmp_path)
+    sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 128, "compilation_cache_dir": tpu.programs().name}
+    with opened(tmp_path, device="tpu", **sizes) as llm:
+        params = PoolingParams(task="token_embed", normalize=False)
+        for ids, output in zip(TEXTS, llm.encode(TEXTS, params, use_tqdm=False), strict=True):
+            np.testing.assert_allclose(output.outputs.data, hidden(model, ids), atol=1e-4)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -39,7 +39,7 @@ def ours(folder: Path, texts: list[str], **asked: Any) -> np.ndarray:
     return np.stack([each.outputs.data for each in outputs])
 
 
-@pytest.mark.parametrize("mode", ["cls", "mean", "lasttoken"])
+@pytest.mark.parametrize("mode", ["cls", "mean", "lasttoken", "max", "weightedmean", "mean_sqrt_len_tokens"])
 @pytest.mark.parametrize("behind", ["nothing", "normalize", "dense"])
 def test_a_folders_modules_are_computed_as_the_library_does(
     mode: str, behind: str, trunk: Path, tmp_path: Path
@@ -68,8 +68,8 @@ def test_the_default_prompt_stands_before_each_text_and_others_by_name(trunk: Pa
 
 
 def test_a_module_that_is_not_computed_is_refused_by_name(trunk: Path, tmp_path: Path) -> None:
-    composed(trunk, tmp_path, "max")
-    with pytest.raises(ValueError, match=r"asks for max(_tokens)?; one of"):
+    composed(trunk, tmp_path, ("mean", "max"))
+    with pytest.raises(ValueError, match=r"asks for (mean|max).*, (mean|max).*; one of"):
         ours(tmp_path, TEXTS)
 
 

@@ -77,7 +77,21 @@ def test_default_is_the_papers() -> None:
 
 
 def test_every_scaling_is_covered() -> None:
-    assert {case["rope_type"] for case in CASES.values()} == set(SCALINGS) - {"default"}
+    assert {case["rope_type"] for case in CASES.values()} | {"ntk"} == set(SCALINGS) - {"default"}
+
+
+@pytest.mark.parametrize("mixed", [None, 0.6])
+def test_ntk_is_what_gtes_code_computes(mixed: float | None) -> None:
+    """transformers has none: the base grows by the factor, and all waves by its root; or each wave by its own share."""
+    said = {"rope_type": "ntk", "rope_theta": 1e4, "factor": 8.0, **({"mixed_b": mixed} if mixed else {})}
+    table = rotary_table(4, said, Extent(TRAINED, 3))
+    root = 8.0 ** (2 / 4)
+    waves = [1 / root, (1e4 * 8.0) ** -0.5 / root]
+    if mixed is not None:
+        share = math.log(8.0) / 2**mixed
+        waves = [math.exp(-share), 1e-2 * math.exp(-share * 2**mixed)]
+    want = [[turn(place * wave) for turn in (math.cos, math.sin) for wave in waves] for place in range(3)]
+    torch.testing.assert_close(table, torch.tensor(want))
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])

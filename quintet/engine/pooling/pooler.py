@@ -12,12 +12,15 @@ from quintet.pooling_params import PoolingParams
 NOT_FINITE = "the model gave no finite numbers for this text; its weights or dtype may be at fault"
 
 
+SUMMED = ("MEAN", "MAX", "ROOT", "WEIGHTED")  # ways of pooling that need no token's row once it was seen
+
+
 @dataclass
 class Gathered:
     """What steps have given of one text so far."""
 
     count: int = 0  # tokens whose rows have come
-    total: "np.ndarray[tuple[int], np.dtype[np.float64]] | None" = None  # of a mean
+    total: "np.ndarray[tuple[int], np.dtype[np.float64]] | None" = None  # of a mean, or the largest so far
     rows: list[Numbers] = field(default_factory=list)  # where each counts, or one does
 
     def take(self, rows: Numbers, first: int, kind: str) -> None:
@@ -25,13 +28,25 @@ class Gathered:
         preempted); where one token counts, its latest row does."""
         if first == 0 or kind in ("CLS", "LAST"):
             self.count, self.total, self.rows = 0, None, []
-        self.count += len(rows)
-        if kind != "MEAN":
+        before, self.count = self.count, self.count + len(rows)
+        if kind not in SUMMED:
             self.rows.append(rows)
-            return
-        # doubles hold sums of floats exactly, or nearly so: whichever steps they come in, the mean has the same bits
-        added = rows.sum(0, dtype=np.float64)
-        self.total = added if self.total is None else self.total + added
+        elif kind == "MAX":
+            most = rows.max(0).astype(np.float64)
+            self.total = most if self.total is None else np.maximum(self.total, most)
+        else:
+            if kind == "WEIGHTED":
+                rows = rows * np.arange(before + 1.0, self.count + 1)[:, None]
+            # doubles hold sums of floats exactly, or nearly so: whichever steps they come in, there are the same bits
+            added = rows.sum(0, dtype=np.float64)
+            self.total = added if self.total is None else self.total + added
+
+    def mean(self, kind: str) -> Numbers:
+        """[1, H]: what comes of one of SUMMED."""
+        assert self.total is not None
+        count = self.count
+        divisor = {"MEAN": count, "MAX": 1, "ROOT": count**0.5, "WEIGHTED": count * (count + 1) / 2}[kind]
+        return (self.total / divisor).astype(np.float32)[None]
 
 
 @dataclass(frozen=True)
@@ -53,9 +68,8 @@ class Pooler:
     def finish(self, gathered: Gathered, params: PoolingParams, token_ids: Sequence[int]) -> Numbers:
         """[n] of a text, or [tokens, n] of each; ValueError where they are not finite."""
         kind, pooling = self.kind(params), self.pooling
-        if kind == "MEAN":
-            assert gathered.total is not None
-            x = (gathered.total / gathered.count).astype(np.float32)[None]
+        if kind in SUMMED:
+            x = gathered.mean(kind)
         else:
             x = gathered.rows[0] if len(gathered.rows) == 1 else np.concatenate(gathered.rows)
         tag = pooling.step_tag_id if params.step_tag_id is None else params.step_tag_id

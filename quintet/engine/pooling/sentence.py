@@ -10,7 +10,14 @@ from quintet.engine.config_checks import MOST
 from quintet.engine.json_object import read_object
 
 # their names of how token embeddings become one -> ours
-_MODES = {"cls_token": "CLS", "mean_tokens": "MEAN", "lasttoken": "LAST", "cls": "CLS", "mean": "MEAN"}
+_MODES = {
+    **dict.fromkeys(("cls", "cls_token"), "CLS"),
+    **dict.fromkeys(("mean", "mean_tokens"), "MEAN"),
+    "lasttoken": "LAST",
+    **dict.fromkeys(("max", "max_tokens"), "MAX"),
+    **dict.fromkeys(("mean_sqrt_len_tokens", "mean_sqrt_len"), "ROOT"),  # the sum over the root of how many there are
+    "weightedmean": "WEIGHTED",  # a mean in which later tokens count more: by their number
+}
 MODULES, LARGEST = "modules.json", 64  # of them
 LENGTHS = ("sentence_bert_config.json", "sentence_roberta_config.json", "sentence_distilbert_config.json",
            "sentence_camembert_config.json", "sentence_albert_config.json", "sentence_xlm-roberta_config.json",
@@ -21,7 +28,7 @@ LENGTHS = ("sentence_bert_config.json", "sentence_roberta_config.json", "sentenc
 class Sentence:
     """What there is behind the model; nothing, where a folder has no modules.json."""
 
-    pooling: str | None = None  # CLS, LAST or MEAN
+    pooling: str | None = None  # CLS, LAST, MEAN, MAX, ROOT or WEIGHTED
     tokens: bool = False  # no pooling: the modules are of each token (late interaction)
     normalize: bool | None = None
     dense: tuple[Path, ...] = ()  # folders of products behind the pooling, in order
