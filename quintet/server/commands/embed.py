@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from quintet.pooling_params import PoolingParams
 from quintet.server import flags
@@ -42,17 +42,19 @@ def run(arguments: argparse.Namespace) -> int:
     """Writes the vectors in the order of the texts."""
     params = PoolingParams(**{"truncate_prompt_tokens": _WHOLE, **flags.given(arguments, PoolingParams)})
     lines = _lines(arguments)
+    _texts.need_file(arguments.input)
     llm = _texts.open_model(arguments)
     try:
         started = time.perf_counter()
         with _sink(arguments) as write:
-            count, cut = _embed(llm, lines, params, arguments.prompt_name, write)
+            done = _embed(llm, lines, params, arguments.prompt_name, write)
         seconds = time.perf_counter() - started
     finally:
         llm.close()
     if not arguments.quiet:
-        note = f"; {cut} have {llm.pooling_bounds.max_model_len} tokens, or were cut to that" if cut else ""
-        engine.say(f"{count} texts in {seconds:.2f} s, {count / seconds:.1f} texts/s{note}")
+        note = f"; {done.cut} have {llm.pooling_bounds.max_model_len} tokens, or were cut to that" if done.cut else ""
+        note += f"; {done.empty} empty lines were left out" if done.empty else ""
+        engine.say(f"{done.texts} texts in {seconds:.2f} s, {done.texts / seconds:.1f} texts/s{note}")
     return 0
 
 
@@ -66,21 +68,26 @@ def _lines(arguments: argparse.Namespace) -> Iterator[Line]:
     return _texts.read(arguments.input or _texts.STDIN, arguments.field)
 
 
-def _embed(
-    llm: "LLM", lines: Iterator[Line], params: PoolingParams, prompt_name: str | None, write: "_Write"
-) -> tuple[int, int]:
-    """Texts, and how many of them are as long as the model takes."""
-    count, cut, most = 0, 0, llm.pooling_bounds.max_model_len
+class _Done(NamedTuple):
+    """What was embedded."""
+
+    texts: int
+    cut: int  # those that are as long as the model takes
+    empty: int  # lines before the last text that hold none
+
+
+def _embed(llm: "LLM", lines: Iterator[Line], params: PoolingParams, prompt_name: str | None, write: "_Write") -> _Done:
+    count, cut, last, most = 0, 0, 0, llm.pooling_bounds.max_model_len
     for batch in _texts.batches(lines):
         texts = [each.text for each in batch]
         outputs = llm.embed(texts, pooling_params=params, prompt_name=prompt_name, use_tqdm=False)
         for line, output in zip(batch, outputs, strict=True):
             write(line, output.outputs.data)
             cut += len(output.prompt_token_ids) == most
-        count += len(batch)
+        count, last = count + len(batch), batch[-1].number
     if not count:
         raise ValueError("there are no texts; put one on each line")
-    return count, cut
+    return _Done(count, cut, last - count)
 
 
 _Write = Callable[[Line, "np.ndarray[Any, np.dtype[np.float32]]"], None]
