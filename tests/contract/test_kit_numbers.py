@@ -107,9 +107,13 @@ def test_classes_without_their_activation_are_caught(monkeypatch: pytest.MonkeyP
     assert "classes of texts: text 0" in first_failure("numbers.served", Planted())
 
 
+# the kit's makers know neither their classes nor their layers as yet: tests/e2e compares them, on the CPU
+BESIDE = {"albert", "jina_bert", "mpnet", "new", "xlm-roberta-flash"}
+
+
 def test_every_family_of_encoders_is_tried() -> None:
     there = {kind for kind in families() if model_class(_Named(kind)).encodes}
-    assert there == set(ENCODERS)
+    assert there == set(ENCODERS) | BESIDE and not BESIDE & set(ENCODERS)
 
 
 class _Named:
