@@ -17,6 +17,7 @@ class FusedMLP(GatedMLP):
             self.ops.take("acme_gated_mlp")
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self._fused or self.gate_up.bias is not None or not self.gate_up.form.plain:
+        biased = self.gate_up.bias is not None or self.down.bias is not None
+        if not self._fused or biased or not self.gate_up.form.plain:
             return super().forward(x)
         return self.ops.acme_gated_mlp(x, self.gate_up.weight, self.down.weight, self.kind)
