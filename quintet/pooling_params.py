@@ -59,7 +59,10 @@ class PoolingParams(Checked):
 
     def clone(self) -> "PoolingParams":
         """A copy: changing either changes nothing of the other."""
-        return copy.deepcopy(self)
+        made = copy.copy(self)
+        if made.returned_token_ids is not None:
+            made.returned_token_ids = list(made.returned_token_ids)
+        return made
 
     @property
     def of_tokens(self) -> bool:

@@ -84,14 +84,10 @@ class Admission:
 
         `grammar` is what params.structured_outputs ask for, where the caller has found out that it can be served.
         """
-        if priority and not self.bounds.by_priority:
-            raise ParameterError(
-                "priority", "changes nothing here; start the engine with scheduling_policy='priority', or leave it out"
-            )
         if isinstance(params, PoolingParams):
-            pooling = self.pooling_bounds
-            settled = pooling.params(params)
-            return [[pooling.admit(request_id, prompt, settled, priority)] for request_id, prompt in prompts]
+            settled = self.pooling_bounds.params(params)
+            return [[self.admit_settled(request_id, prompt, settled, priority)] for request_id, prompt in prompts]
+        self._check_priority(priority)
         self.need_text()
         params.check(self.bounds.vocab_size, self.bounds.max_model_len, self.bounds.max_logprobs)
         for processor in self.processors:
@@ -103,6 +99,17 @@ class Admission:
         _check_drawable(params, stop_ids, bad_words, self.bounds.vocab_size)
         shared = _Shared(params, stop_ids, bad_words, priority, grammar, self._bounded(params, bad_words))
         return [self._admit(request_id, prompt, shared) for request_id, prompt in prompts]
+
+    def admit_settled(self, request_id: str, prompt: Prompt, params: PoolingParams, priority: int = 0) -> Admitted:
+        """The same of a text, with parameters that PoolingBounds.params() gave, which nobody changes any more."""
+        self._check_priority(priority)
+        return self.pooling_bounds.admit(request_id, prompt, params, priority)
+
+    def _check_priority(self, priority: int) -> None:
+        if priority and not self.bounds.by_priority:
+            raise ParameterError(
+                "priority", "changes nothing here; start the engine with scheduling_policy='priority', or leave it out"
+            )
 
     def need_text(self) -> None:
         """ValueError where the model gives numbers."""

@@ -2,7 +2,6 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quintet.engine.flights import Flights
@@ -75,7 +74,9 @@ class Answers:
         """Its numbers are its whole answer."""
         if isinstance(found, str):
             return self.fail(request, found)
-        return replace(self.end(request, FinishReason.STOP), data=found.tobytes(), shape=found.shape)
+        delta = self.end(request, FinishReason.STOP)
+        delta.data, delta.shape = found.tobytes(), found.shape
+        return delta
 
     def _verify(self, request: Request, rows: Sequence[int], result: StepResult) -> list[TokenDelta]:
         """What the rows of a request with drafts drew: a delta for each token, up to the first that is not the draft in
@@ -162,11 +163,15 @@ class Answers:
         self._flights.forget(request)
         request.forget_unknown()
         del self.requests[request.request_id]
-        return replace(_delta(request, list(token_ids)), finish_reason=reason.value, stop_reason=stop)
+        delta = _delta(request, list(token_ids))
+        delta.finish_reason, delta.stop_reason = reason.value, stop
+        return delta
 
     def fail(self, request: Request, why: str) -> TokenDelta:
         """Ends one request because of a failure inside it."""
-        return replace(self.end(request, FinishReason.ERROR), error=why)
+        delta = self.end(request, FinishReason.ERROR)
+        delta.error = why
+        return delta
 
 
 def _why_none(request: Request) -> str:

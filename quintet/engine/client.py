@@ -18,6 +18,7 @@ from quintet.engine.logits_processors import load_processors
 from quintet.engine.model_impl import read_model
 from quintet.engine.output import OutputProcessor
 from quintet.engine.prompts import Prompt, parse_prompts
+from quintet.engine.request import Admitted
 from quintet.engine.request_counts import RequestCounts, Watch
 from quintet.engine.sharded import FORMATS as SHARDED
 from quintet.engine.sharded import SHARDS, copy_beside
@@ -96,9 +97,16 @@ class Client:
         """Admits and queues a request; ValueError says what is wrong, and then nothing was queued."""
         self.engine.check_awake()
         requests = self.admission.admit(request_id, prompt, params, priority)
-        params = requests[0].params if isinstance(params, PoolingParams) else params
-        ids, placeholders = requests[0].prompt_ids, bool(prompt.embeds)
-        self.processor.add(request_id, params, ids, prompt.text, placeholders=placeholders)
+        self._queue(request_id, prompt, requests[0].params if isinstance(params, PoolingParams) else params, requests)
+
+    def add_settled(self, request_id: str, prompt: Prompt, params: PoolingParams, priority: int = 0) -> None:
+        """add() for a text whose parameters PoolingBounds.params() gave."""
+        self.engine.check_awake()
+        request = self.admission.admit_settled(request_id, prompt, params, priority)
+        self._queue(request_id, prompt, request.params, [request])
+
+    def _queue(self, request_id: str, prompt: Prompt, params: SamplingParams, requests: Sequence[Admitted]) -> None:
+        self.processor.add(request_id, params, requests[0].prompt_ids, prompt.text, placeholders=bool(prompt.embeds))
         self._watches[request_id] = Watch(self.counts, params)
         for request in requests:
             self.engine.add(request)

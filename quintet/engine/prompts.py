@@ -139,6 +139,8 @@ def _encode(text: str, tokenizer: Tokenizer | None, vocab_size: int, name: str) 
 def _check_ids(ids: Sequence[Any], vocab_size: int, name: str) -> list[int]:
     if not ids:
         raise ValueError(f"{name} is empty: it has no tokens; give at least one")
+    if {*map(type, ids)} == {int} and min(ids) >= 0 and max(ids) < vocab_size:
+        return list(ids)
     for index, token_id in enumerate(ids):
         if not _is_number(token_id):
             raise ValueError(f"{name}: entry {index} is {_short(token_id)}, not a token id (an int); {_FORMS}")

@@ -7,23 +7,32 @@
 namespace quintet::cpu {
 namespace {
 
+// of(x, E{}): what becomes an E.
 struct Gelu {  // Hendrycks and Gimpel 2016
-    static Floats of(Floats x) { return x * normal_share_of(x); }
+    static Floats of(Floats x, float) { return x * normal_share_of(x); }
+    template <typename E>
+    static Floats of(Floats x, E) {
+        return x * normal_share_near(x);
+    }
 };
 struct GeluTanh {  // its approximation, to 2e-7 of x; (1 + tanh(u)) / 2 is the sigmoid of 2 u
-    static Floats of(Floats x) {
+    template <typename E>
+    static Floats of(Floats x, E) {
         const Floats slope = fma(x * x, splat(0.071354816272F), splat(1.5957691216F));  // 2 sqrt(2 / pi) (1, 0.044715)
         return x * sigmoid_of(x * slope);
     }
 };
 struct Relu {
-    static Floats of(Floats x) { return x < 0.0F ? splat(0.0F) : x; }
+    template <typename E>
+    static Floats of(Floats x, E) { return x < 0.0F ? splat(0.0F) : x; }
 };
 struct Relu2 {  // So et al. 2021
-    static Floats of(Floats x) { return x < 0.0F ? splat(0.0F) : x * x; }
+    template <typename E>
+    static Floats of(Floats x, E) { return x < 0.0F ? splat(0.0F) : x * x; }
 };
 struct Silu {
-    static Floats of(Floats x) { return x * sigmoid_of(x); }
+    template <typename E>
+    static Floats of(Floats x, E) { return x * sigmoid_of(x); }
 };
 
 template <typename E, typename Each>
@@ -37,14 +46,14 @@ inline void for_numbers(void* out, const void* x, long count, const Each& each) 
 
 template <typename A, typename E>
 void activate(void* out, const void* x, const void*, float, long count) {
-    for_numbers<E>(out, x, count, [](Floats v, long, long) { return A::of(v); });
+    for_numbers<E>(out, x, count, [](Floats v, long, long) { return A::of(v, E{}); });
 }
 
 template <typename A, typename E>
 void gated(void* out, const void* x, const void* y, float, long count) {
     const E* const up = static_cast<const E*>(y);
     for_numbers<E>(out, x, count, [=](Floats v, long i, long lanes) {
-        return rounded(A::of(v), E{}) * load_some(up + i, lanes);
+        return rounded(A::of(v, E{}), E{}) * load_some(up + i, lanes);
     });
 }
 

@@ -202,7 +202,7 @@ class Encoding:
 
         def add() -> None:
             for request in zip(ids, parsed, params, ranks, strict=True):
-                self._client.add(*request)
+                self._client.add_settled(*request)
 
         try:
             self._shared.call(add)
@@ -213,7 +213,8 @@ class Encoding:
                         finished[output.request_id] = output
                         bar.update()
         finally:
-            self._shared.abort(open_ids)  # refused or interrupted: nobody waits for them any more
+            if open_ids:  # refused or interrupted: nobody waits for them any more
+                self._shared.abort(open_ids)
         return [finished[request_id] for request_id in ids]
 
 

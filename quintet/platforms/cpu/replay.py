@@ -27,6 +27,8 @@ Model = Callable[[State, Batch], tuple[Outputs, State]]
 KEPT = 64  # graphs; who was not used for longest goes first
 MOST_TOKENS = 1024  # of a step that is recorded: above, Python's share is lost, and the arena would be large
 DEAR = 16  # tokens that take as long as Python's share of a step: a proof costs the step, and a replay saves that share
+MANY_TOKENS = 64  # of a step that is not recorded, but whose memory is kept for the next,
+MOST_SCRATCH = 256 << 20  # of so many bytes at most
 LEAST_PAGES = 32  # columns of a recorded page table; more are powers of two, so that a growing request seldom asks anew
 
 
@@ -51,6 +53,7 @@ class Replay:
     def __init__(self, model: Model, extension: Any) -> None:
         self._model, self._extension = model, extension
         self._arena = Arena()
+        self._scratch = Arena()  # of steps that are not recorded
         self._graphs: OrderedDict[Size, Graph] = OrderedDict()
         self._seen: dict[Size, int] = {}  # how often each size came
         self._state: State = ()
@@ -63,17 +66,28 @@ class Replay:
         graph = self._graphs.get(size)
         if graph is None:
             if size in self.refused or not self._worth(size, batch):
-                return self._model(state, batch)
+                return self._eager(state, batch)
             return self._record(size, state, batch), state
         self._graphs.move_to_end(size)
         if not graph.proven:
             if _same(graph.inputs, batch):  # the numbers that it was recorded with prove nothing
-                return self._model(state, batch)
+                return self._eager(state, batch)
             return self._prove(size, graph, state, batch), state
         _fill(graph.inputs, batch)
         graph.calls.run()
         graph.turns += 1
         return graph.outputs, state
+
+    def _eager(self, state: State, batch: Batch) -> tuple[Outputs, State]:
+        """The model. Its results are large from so many tokens on: the system would take their memory back after each
+        step, and have to find pages for the next."""
+        if batch.token_ids.shape[0] < MANY_TOKENS:
+            return self._model(state, batch)
+        with lending(self._scratch):
+            result = self._model(state, batch)
+        if self._scratch.nbytes > MOST_SCRATCH:
+            self._scratch = Arena()
+        return result
 
     def _use(self, state: State) -> None:
         """Another state than before: graphs hold its addresses."""

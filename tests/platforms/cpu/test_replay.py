@@ -179,6 +179,33 @@ def test_all_sizes_give_their_outputs_in_the_same_memory(watched: type[Watched])
     assert len(places) < 8 and watched.last._arena.nbytes == SEGMENT
 
 
+def test_a_long_step_that_is_not_recorded_has_memory_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results that are still held are not written over; what is too large is not kept."""
+
+    def model(state: Any, batch: Batch) -> tuple[Outputs, Any]:
+        logits = empty((len(batch.token_ids), 4), torch.float32)
+        return Outputs(logits.copy_(batch.token_ids[:, None].expand(-1, 4))), state
+
+    step = Replay(model, _cpu)
+
+    def logits(tokens: int) -> torch.Tensor:
+        prompt = _batch(tokens)._replace(starts=torch.tensor([0, tokens], dtype=torch.int32))
+        given = step((), prompt)[0].logits
+        assert given is not None
+        return given
+
+    first, second = logits(replay.MANY_TOKENS), logits(replay.MANY_TOKENS + 1)
+    assert step._scratch.nbytes == SEGMENT and first.data_ptr() != second.data_ptr()
+    place, numbers = first.data_ptr(), second[:, 0].tolist()
+    assert numbers == list(range(replay.MANY_TOKENS + 1)) == [*first[:, 0].tolist(), replay.MANY_TOKENS]
+    del first
+    gc.collect()
+    assert logits(replay.MANY_TOKENS).data_ptr() == place
+    monkeypatch.setattr(replay, "MOST_SCRATCH", SEGMENT - 1)
+    logits(replay.MANY_TOKENS)
+    assert step._scratch.nbytes == 0 and second[:, 0].tolist() == numbers
+
+
 def test_a_step_that_fails_is_not_kept() -> None:
     fails = [True]
 
