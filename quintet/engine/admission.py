@@ -68,9 +68,13 @@ class Admission:
         return SamplingParams(**self.defaults)
 
     def admit(
-        self, request_id: str, prompt: Prompt, params: SamplingParams | PoolingParams, priority: int = 0
-    ) -> list[Admitted]:
-        """One per completion. ValueError says what is wrong with the prompt or a parameter."""
+        self, request_id: str, prompt: Prompt, params: SamplingParams | PoolingParams, priority: int = 0,
+        settled: bool = False,
+    ) -> list[Admitted]:  # fmt: skip
+        """One per completion. ValueError says what is wrong with the prompt or a parameter. `settled`: see Client.add."""
+        if settled and isinstance(params, PoolingParams):
+            self._check_priority(priority)
+            return [self.pooling_bounds.admit(request_id, prompt, params, priority)]
         return self.admit_all([(request_id, prompt)], params, priority)[0]
 
     def admit_all(
@@ -84,10 +88,11 @@ class Admission:
 
         `grammar` is what params.structured_outputs ask for, where the caller has found out that it can be served.
         """
-        if isinstance(params, PoolingParams):
-            settled = self.pooling_bounds.params(params)
-            return [[self.admit_settled(request_id, prompt, settled, priority)] for request_id, prompt in prompts]
         self._check_priority(priority)
+        if isinstance(params, PoolingParams):
+            pooling = self.pooling_bounds
+            known = pooling.params(params)
+            return [[pooling.admit(request_id, prompt, known, priority)] for request_id, prompt in prompts]
         self.need_text()
         params.check(self.bounds.vocab_size, self.bounds.max_model_len, self.bounds.max_logprobs)
         for processor in self.processors:
@@ -99,11 +104,6 @@ class Admission:
         _check_drawable(params, stop_ids, bad_words, self.bounds.vocab_size)
         shared = _Shared(params, stop_ids, bad_words, priority, grammar, self._bounded(params, bad_words))
         return [self._admit(request_id, prompt, shared) for request_id, prompt in prompts]
-
-    def admit_settled(self, request_id: str, prompt: Prompt, params: PoolingParams, priority: int = 0) -> Admitted:
-        """The same of a text, with parameters that PoolingBounds.params() gave, which nobody changes any more."""
-        self._check_priority(priority)
-        return self.pooling_bounds.admit(request_id, prompt, params, priority)
 
     def _check_priority(self, priority: int) -> None:
         if priority and not self.bounds.by_priority:

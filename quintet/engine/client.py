@@ -93,17 +93,15 @@ class Client:
             params.check(bounds.vocab_size, bounds.max_model_len, bounds.max_logprobs)
             self.grammars.admit(params.structured_outputs)
 
-    def add(self, request_id: str, prompt: Prompt, params: SamplingParams | PoolingParams, priority: int = 0) -> None:
-        """Admits and queues a request; ValueError says what is wrong, and then nothing was queued."""
+    def add(
+        self, request_id: str, prompt: Prompt, params: SamplingParams | PoolingParams, priority: int = 0,
+        settled: bool = False,
+    ) -> None:  # fmt: skip
+        """Admits and queues a request; ValueError says what is wrong, and then nothing was queued. `settled`: pooling
+        parameters that PoolingBounds.params() gave, which nobody changes any more."""
         self.engine.check_awake()
-        requests = self.admission.admit(request_id, prompt, params, priority)
+        requests = self.admission.admit(request_id, prompt, params, priority, settled)
         self._queue(request_id, prompt, requests[0].params if isinstance(params, PoolingParams) else params, requests)
-
-    def add_settled(self, request_id: str, prompt: Prompt, params: PoolingParams, priority: int = 0) -> None:
-        """add() for a text whose parameters PoolingBounds.params() gave."""
-        self.engine.check_awake()
-        request = self.admission.admit_settled(request_id, prompt, params, priority)
-        self._queue(request_id, prompt, request.params, [request])
 
     def _queue(self, request_id: str, prompt: Prompt, params: SamplingParams, requests: Sequence[Admitted]) -> None:
         self.processor.add(request_id, params, requests[0].prompt_ids, prompt.text, placeholders=bool(prompt.embeds))

@@ -202,7 +202,7 @@ class Encoding:
 
         def add() -> None:
             for request in zip(ids, parsed, params, ranks, strict=True):
-                self._client.add_settled(*request)
+                self._client.add(*request, settled=True)
 
         try:
             self._shared.call(add)
