@@ -7,19 +7,20 @@ rule in tests/rules holds all of them together. What no file says stands here: n
 another's, and what is left out.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig
 from transformers.models.auto import modeling_auto
 
+from quintet.conformance import encoders
 from quintet.conformance.encoders import ENCODERS
 from quintet.conformance.features import CLAIMS
-from quintet.conformance.nearest import PUBLISHED
+from quintet.conformance.nearest import PUBLISHED, Published
+from quintet.conformance.nearest_encoders import PUBLISHED_ENCODERS
 from quintet.conformance.tiny import EVERY, configured
-from quintet.engine.foreign_configs import FOREIGN, foreign
 from quintet.engine.quantizing.products import Unmixed
 from quintet.engine.support import FILE as TABLE
 from quintet.engine.support import Support, read
@@ -72,16 +73,6 @@ ALSO = {
 }
 # what a report shows first of families that give hidden states alone
 HIDDEN = "hidden states"
-# those of them that the kit does not try: a config, and where they are compared
-_ENCODER: dict[str, Any] = {"hidden_size": 48, "num_attention_heads": 6, "num_hidden_layers": 2}
-_WRITTEN = "tests/e2e/test_published_encoders.py"
-HEADLESS: dict[str, tuple[dict[str, Any], str]] = {
-    **dict.fromkeys(("albert", "mpnet"), (_ENCODER, "tests/e2e/test_encoders.py")),
-    "jina_bert": ({**_ENCODER, "feed_forward_type": "geglu"}, _WRITTEN),
-    **dict.fromkeys(("new", "xlm-roberta-flash"), (_ENCODER, _WRITTEN)),
-}
-# of those that transformers has no class for: what they are compared with
-LIKE = {"new": "GteModel", "xlm-roberta-flash": "JinaEmbeddingsV3Model"}
 # wrappers of several modalities, whose text is read, and types of repositories' own code -> what transformers calls it
 WRAPPED = {
     "gemma3": "gemma3_text",
@@ -127,8 +118,6 @@ def _row(kind: str, known: dict[str, Support]) -> str:
 
 def _shown(kind: str, table: Support) -> str:
     """What a platform's report proves of the family, all of it or by name."""
-    if kind in HEADLESS:
-        return f"`{HEADLESS[kind][1]}`" if table.platform == "cpu" else "unverified"
     kind = WRAPPED.get(kind, kind)
     if f"family/{kind}" in table.unsupported:
         return "unsupported"
@@ -160,12 +149,8 @@ def _first_line(kind: str) -> tuple[str, str]:
 
 def _config(kind: str) -> Any:
     """Of the family's first small model."""
-    if kind in HEADLESS and kind in FOREIGN:
-        return foreign(kind, dict(HEADLESS[kind][0]))
-    if kind in HEADLESS:
-        return AutoConfig.for_model(kind, **HEADLESS[kind][0])
     if kind in ENCODERS:
-        return AutoConfig.for_model(kind, **next(iter(ENCODERS[kind].values())))
+        return encoders.configured(kind, next(iter(ENCODERS[kind].values())))
     kind = WRAPPED.get(kind, kind)
     if kind not in EVERY:
         raise ValueError(
@@ -175,17 +160,20 @@ def _config(kind: str) -> Any:
 
 
 def _classes(kind: str) -> str:
-    if kind in HEADLESS and kind in FOREIGN:
-        return f"none; the nearest is `{LIKE[kind]}`" if kind in LIKE else "none; the published formulas, in its test"
-    if kind in PUBLISHED and PUBLISHED[kind].own is not None:
-        return "none; the published formulas, written down by themselves (`quintet/conformance/recurrent.py`)"
+    if kind in PUBLISHED_ENCODERS:
+        return _nearest(PUBLISHED_ENCODERS[kind], modeling_auto.MODEL_MAPPING_NAMES, "nearest_encoders.py")
     if kind in PUBLISHED:
-        near = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[PUBLISHED[kind].like]
-        words = f", {PUBLISHED[kind].words}" if PUBLISHED[kind].words else ""
-        return f"none; the nearest is `{near}`{words}"
+        return _nearest(PUBLISHED[kind], modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "recurrent.py")
     causal, trunks = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, modeling_auto.MODEL_MAPPING_NAMES
-    found = trunks[kind] if kind in (*ENCODERS, *HEADLESS) else causal.get(kind) or causal[WRAPPED[kind]]
+    found = trunks[kind] if kind in ENCODERS else causal.get(kind) or causal[WRAPPED[kind]]
     return f"`{found}`" if isinstance(found, str) else ", ".join(f"`{each}`" for each in found)
+
+
+def _nearest(own: Published, classes: Mapping[str, Any], file: str) -> str:
+    """What a family that transformers has no class for is compared with; `file`: where formulas are written down."""
+    if own.own is not None:
+        return f"none; the published formulas, written down by themselves (`quintet/conformance/{file}`)"
+    return f"none; the nearest is `{classes[own.like]}`{', ' * bool(own.words)}{own.words}"
 
 
 def facts(config: Any) -> list[str]:
@@ -196,7 +184,7 @@ def facts(config: Any) -> list[str]:
         specs.append(spec)
         return Mixing(Unmixed())
 
-    hidden = config.model_type in (*ENCODERS, *HEADLESS)
+    hidden = config.model_type in ENCODERS
     wanted = Wanted(logits=not hidden, hidden=hidden)
     build = Build(bind({}), mixing, Alone(), torch.float32, page_size=16, max_model_len=64, wanted=wanted)
     model = model_class(config)(config, build)
@@ -266,9 +254,9 @@ unless [performance.md](performance.md) names it.
 Some families transformers has no class for ("none"): their checkpoints bring Python of their own (`auto_map`), and
 load here without it and without `--trust-remote-code`; `quintet/engine/foreign_configs.py` reads their config.json.
 Their reference is transformers' nearest class, whose tensors are renamed and fused as the published files have them,
-and whose modules are put together otherwise where the row says so (`quintet/conformance/nearest.py`); where no class
-is near, the published formulas are written down by themselves. The published Python was not run. Tokenizers that are
-Python do not load: such a model needs a tokenizer.json (`--tokenizer`).
+and whose modules are put together otherwise where the row says so (`quintet/conformance/nearest.py`, of encoders
+`nearest_encoders.py`); where no class is near, the published formulas are written down by themselves. The published
+Python was not run. Tokenizers that are Python do not load: such a model needs a tokenizer.json (`--tokenizer`).
 
 """
 MIDDLE = """
@@ -300,7 +288,7 @@ END = """
 4. New mathematics is an op: its specification in `quintet/ops`, cases in `quintet/conformance/cases.py`, and
    providers where they pay. Platforms without one run the specification.
 5. If transformers has no class for it: how its config.json is read, in `quintet/engine/foreign_configs.py`, and what it
-   is compared with, in `quintet/conformance/nearest.py`.
+   is compared with, in `quintet/conformance/nearest.py` (of an encoder, in `nearest_encoders.py`).
 6. A line in `quintet/conformance/kin.py` (of an encoder, in `encoders.py`): one or two small configs that between them
    use every branch of your file.
    `kin_configs()` of `tests/helpers/configs.py` tries them with other numbers of heads and features. A family with a

@@ -19,6 +19,8 @@ Every line follows from a report of `quintet conformance` in `conformance/report
 - *Supported*: every trial of it passed.
 - *Unsupported*: the platform says that it has no such thing, or a trial failed; the reasons stand below each table.
 - *Unverified*: no report speaks of it.
+- An *op* is supported where what serves it gives its specification's results; the specification itself may serve it, as
+  `quintet explain MODEL` says. Of two ops in one, such as `rotary_write_kv`, models then call the two.
 - *Emulated*: the report is of a stand-in for the device; on the device itself everything is unverified.
 
 What holds on your machine: `quintet platforms --features`. A platform of your own: [vendors.md](vendors.md).

@@ -38,7 +38,7 @@ class Published:
     own: Callable[[Settings], Any] | None = None  # the model, where there is no nearest type
 
 
-def _renamed(tensors: Tensors, names: Mapping[str, str]) -> Tensors:
+def renamed(tensors: Tensors, names: Mapping[str, str]) -> Tensors:
     """By regular expressions."""
 
     def named(name: str) -> str:
@@ -49,7 +49,7 @@ def _renamed(tensors: Tensors, names: Mapping[str, str]) -> Tensors:
     return {named(name): tensor for name, tensor in tensors.items()}
 
 
-def _fused(tensors: Tensors, sources: tuple[str, ...], target: str, join: Callable[..., Tensor]) -> Tensors:
+def fused(tensors: Tensors, sources: tuple[str, ...], target: str, join: Callable[..., Tensor]) -> Tensors:
     """`sources` of each layer, weights and biases, become one."""
     made, first = dict(tensors), sources[0]
     for name in [each for each in tensors if f".{first}." in each]:
@@ -58,7 +58,7 @@ def _fused(tensors: Tensors, sources: tuple[str, ...], target: str, join: Callab
     return made
 
 
-def _stacked(*parts: Tensor) -> Tensor:
+def stacked(*parts: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
@@ -91,7 +91,7 @@ def _internlm2(tensors: Tensors, settings: Settings) -> Tensors:
         r"post_attention_layernorm": "ffn_norm",
         r"^lm_head": "output",
     }
-    return _renamed(_fused(tensors, QKV, "wqkv", join), names)
+    return renamed(fused(tensors, QKV, "wqkv", join), names)
 
 
 def _exaone_config(settings: Settings) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def _exaone(tensors: Tensors, settings: Settings) -> Tensors:
         r"input_layernorm": "ln_1",
         r"post_attention_layernorm": "ln_2",
     }
-    return _renamed(tensors, names)
+    return renamed(tensors, names)
 
 
 def _mimo(tensors: Tensors, settings: Settings) -> Tensors:
@@ -135,7 +135,7 @@ def _baichuan_config(settings: Settings) -> dict[str, Any]:
 
 
 def _baichuan(tensors: Tensors, settings: Settings) -> Tensors:
-    return _fused(tensors, QKV, "W_pack", _stacked)
+    return fused(tensors, QKV, "W_pack", stacked)
 
 
 def _baichuan_computes(model: Any, settings: Settings) -> Any:
@@ -160,7 +160,7 @@ class Sloped(nn.Module):
         super().__init__()
         self.model, self.config = model, model.config
         model.model.rotary_emb = Unturned()
-        self._slopes = torch.tensor(_slopes(model.config.num_attention_heads))
+        self._slopes = torch.tensor(slopes(model.config.num_attention_heads))
 
     def forward(self, ids: Tensor, use_cache: bool = False) -> Any:
         """As the model's, without padding."""
@@ -170,7 +170,7 @@ class Sloped(nn.Module):
         return self.model(ids, attention_mask=mask.masked_fill(back < 0, -1e9)[None], use_cache=False)
 
 
-def _slopes(heads: int) -> list[float]:
+def slopes(heads: int) -> list[float]:
     """As the paper's own code has them."""
 
     def of_power(n: int) -> list[float]:
@@ -220,7 +220,7 @@ def _chatglm(tensors: Tensors, settings: Settings) -> Tensors:
         r"gate_up_proj": "dense_h_to_4h",
         r"down_proj": "dense_4h_to_h",
     }
-    named = _renamed(_fused(tensors, QKV, "query_key_value", _stacked), names)
+    named = renamed(fused(tensors, QKV, "query_key_value", stacked), names)
     return {**named, "transformer.rotary_pos_emb.inv_freq": torch.ones(settings["kv_channels"] // 4)}
 
 
@@ -256,7 +256,7 @@ def _bailing(tensors: Tensors, settings: Settings) -> Tensors:
         r"shared_expert\.": "shared_experts.",
         r"gate\.e_score_correction_bias": "gate.expert_bias",
     }
-    named = _renamed(_fused(tensors, QKV, "query_key_value", _stacked), names)
+    named = renamed(fused(tensors, QKV, "query_key_value", stacked), names)
     return {name: tensor for name, tensor in named.items() if "shared_expert_gate" not in name}
 
 

@@ -1,6 +1,6 @@
 """The kit's section of numbers names the clause that a platform, or the engine's own pooling, breaks."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quintet.conformance.encoders import ENCODERS
+from quintet.conformance.encoders import ENCODERS, configured
+from quintet.conformance.nearest_encoders import PUBLISHED_ENCODERS
 from quintet.engine.pooling.pooler import Gathered, Pooler
+from quintet.layers.relative import by_distance
+from quintet.layers.rope import SCALINGS
 from quintet.models import families, model_class
 from quintet.platforms.cpu.platform import CPU
 from quintet.platforms.interface import Mixer, State, Step
@@ -107,13 +110,53 @@ def test_classes_without_their_activation_are_caught(monkeypatch: pytest.MonkeyP
     assert "classes of texts: text 0" in first_failure("numbers.served", Planted())
 
 
-# the kit's makers know neither their classes nor their layers as yet: tests/e2e compares them, on the CPU
-BESIDE = {"albert", "jina_bert", "mpnet", "new", "xlm-roberta-flash"}
+def _without_slopes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quintet.models.jina_bert.slopes", lambda heads: None)
+
+
+def _without_distances(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quintet.models.mpnet.by_distance", lambda learned: by_distance(learned) * 0)
+
+
+def _in_files_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each group of layers once."""
+    monkeypatch.setattr("quintet.models.albert.Model.order", lambda self: self.layers)
+
+
+def _unstretched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SCALINGS, "ntk", SCALINGS["default"])
+
+
+def _without_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quintet.models.jina_embeddings_v3._merged", lambda plain, *adapter, **more: plain)
+
+
+@pytest.mark.parametrize(
+    ("variant", "break_it"),
+    [
+        *((f"jina_bert: {name}", _without_slopes) for name in ENCODERS["jina_bert"]),
+        ("mpnet: plain", _without_distances),
+        ("albert: groups", _in_files_order),
+        *((f"new: {name}", _unstretched) for name in ENCODERS["new"]),
+        *((f"xlm-roberta-flash: {name}", _without_adapter) for name in ENCODERS["xlm-roberta-flash"]),
+    ],
+)
+def test_what_a_family_alone_has_is_missed(
+    variant: str, break_it: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_it(monkeypatch)
+    assert f"{variant}: text 0: element" in first_failure("numbers.encoders", Planted(), variant)
 
 
 def test_every_family_of_encoders_is_tried() -> None:
-    there = {kind for kind in families() if model_class(_Named(kind)).encodes}
-    assert there == set(ENCODERS) | BESIDE and not BESIDE & set(ENCODERS)
+    assert {kind for kind in families() if model_class(_Named(kind)).encodes} == set(ENCODERS)
+
+
+def test_published_encoders_are_read_as_their_own_family() -> None:
+    """Their files may say another's type: it is no other family that is compared."""
+    for family in PUBLISHED_ENCODERS:
+        for settings in ENCODERS[family].values():
+            assert configured(family, settings).model_type == family
 
 
 class _Named:

@@ -11,6 +11,7 @@ from transformers import CONFIG_MAPPING
 from quintet.config import EngineConfig
 from quintet.conformance.kin import BAICHUAN, CHATGLM, GROUPS, KIN, LING
 from quintet.conformance.nearest import PUBLISHED
+from quintet.conformance.nearest_encoders import PUBLISHED_ENCODERS
 from quintet.conformance.tiny import PLAIN, configured, variant
 from quintet.engine.config_checks import check_architectures
 from quintet.engine.foreign_configs import FOREIGN
@@ -23,12 +24,9 @@ from quintet.kept import kept_folder
 from quintet.models import families, model_class
 from quintet.platforms.cpu import PLATFORM
 
-# compared in tests/e2e/test_published_encoders.py
-ENCODERS = ("jina_bert", "new", "xlm-roberta-flash")
-
 
 def test_what_is_read_can_be_built_and_is_compared() -> None:
-    assert {*FOREIGN} == {*PUBLISHED, *ENCODERS} <= {*families()}
+    assert {*FOREIGN} == {*PUBLISHED, *PUBLISHED_ENCODERS} <= {*families()}
     assert not {*FOREIGN} & {*CONFIG_MAPPING}, "transformers has learned of one: compare with its class"
 
 

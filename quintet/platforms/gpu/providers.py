@@ -18,7 +18,7 @@ MODULES = (
 )
 # Left to the specification: `linear` by plain weights and `by_heads`, which are the vendor's library here; `activate`,
 # `add`, `scale`, `widen`, `scale_logits`, `layer_norm`, `take_rows` and `place_rows`, for which torch takes one pass or
-# two.
+# two; and `biased_attention`, whose values it writes out for every pair of tokens: one family has it, with short texts.
 PRIORITY: Mapping[str, Sequence[str]] = {
     "paged_attention": ("triton", "gathered"),
     "attention": ("gathered",),
