@@ -71,7 +71,7 @@ class Admission:
         self, request_id: str, prompt: Prompt, params: SamplingParams | PoolingParams, priority: int = 0,
         settled: bool = False,
     ) -> list[Admitted]:  # fmt: skip
-        """One per completion. ValueError says what is wrong with the prompt or a parameter. `settled`: see Client.add."""
+        """One per completion. ValueError says what is wrong with prompt or parameters; `settled`: see Client.add."""
         if settled and isinstance(params, PoolingParams):
             self._check_priority(priority)
             return [self.pooling_bounds.admit(request_id, prompt, params, priority)]
