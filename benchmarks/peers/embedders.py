@@ -167,9 +167,10 @@ def llama_cpp(job: Job) -> Embed:
 
     def embed(texts: Sequence[Sequence[int]]) -> Vectors:
         each = max(1, min(len(texts), 8192 // len(texts[0])))  # texts of a batch
-        context, batch = contexts.setdefault((each, len(texts[0])), None) or _context(
-            lib, model, job, each, texts, contexts
-        )
+        size = each, len(texts[0])
+        if size not in contexts:
+            contexts[size] = _context(lib, model, job, *size)
+        context, batch = contexts[size]
         width = lib.llama_model_n_embd(model)
         found = []
         for first in range(0, len(texts), each):

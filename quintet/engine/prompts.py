@@ -12,6 +12,7 @@ from quintet.names import refuse_unknown
 from quintet.settings.lacking import PROMPT_KEYS
 
 _KEYS = ("prompt", "prompt_token_ids", "prompt_embeds", "cache_salt", "token_type_ids")
+_TOGETHER = 1024  # texts that are encoded at once
 SEGMENTS = 2**15  # far more than any model tells apart
 _FORMS = "a prompt is text, a list of token ids, or a dict with 'prompt', 'prompt_token_ids' or 'prompt_embeds'"
 
@@ -50,9 +51,24 @@ class Prompt:
 def parse_prompts(prompts: Any, tokenizer: Tokenizer | None, vocab_size: int, width: int = 0) -> list[Prompt]:
     """One prompt or a list of them. `vocab_size` is the model's; so is `width`, of embeddings that prompts may be, or 0
     where they may not. Raises ValueError that says which prompt and why."""
-    if isinstance(prompts, (list, tuple)) and not (prompts and _is_number(prompts[0])):
-        return [parse_prompt(prompt, tokenizer, vocab_size, f"prompt {i}", width) for i, prompt in enumerate(prompts)]
-    return [parse_prompt(prompts, tokenizer, vocab_size, width=width)]
+    if not isinstance(prompts, (list, tuple)) or (prompts and _is_number(prompts[0])):
+        return [parse_prompt(prompts, tokenizer, vocab_size, width=width)]
+    parsed: list[Prompt] = []
+    for first in range(0, len(prompts), _TOGETHER):
+        named = [(each, f"prompt {first + i}") for i, each in enumerate(prompts[first : first + _TOGETHER])]
+        if tokenizer is not None and len(named) > 1 and all(isinstance(each, str) for each, _ in named):
+            parsed += _texts(named, tokenizer, vocab_size)
+        else:
+            parsed += [parse_prompt(each, tokenizer, vocab_size, name, width) for each, name in named]
+    return parsed
+
+
+def _texts(named: Sequence[tuple[str, str]], tokenizer: Tokenizer, vocab_size: int) -> list[Prompt]:
+    """Texts and their names, encoded together."""
+    for text, name in named:
+        refuse_surrogates(text, name)
+    encoded = tokenizer.encode_all([text for text, _ in named])
+    return [Prompt(_known(ids, vocab_size, name), text) for ids, (text, name) in zip(encoded, named, strict=True)]
 
 
 def parse_prompt(
@@ -125,7 +141,11 @@ def _encode(text: str, tokenizer: Tokenizer | None, vocab_size: int, name: str) 
     if tokenizer is None:
         raise ValueError(f"{name} is text, but the engine has no tokenizer; give token ids")
     refuse_surrogates(text, name)
-    ids = tokenizer.encode(text)
+    return _known(tokenizer.encode(text), vocab_size, name)
+
+
+def _known(ids: list[int], vocab_size: int, name: str) -> list[int]:
+    """What a tokenizer gave, if the model has it all."""
     if not ids:
         raise ValueError(f"{name} is empty: it has no tokens; give at least one")
     if max(ids) >= vocab_size:
