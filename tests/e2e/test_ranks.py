@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from quintet.config import EngineConfig
 from quintet.conformance.direct import random_prompts
 from quintet.conformance.tiny import PLAIN, VOCAB, Tiny, make, variant
 from quintet.engine.explain import explain
+from quintet.engine.grammar_text import grammar_text
 from quintet.sampling_params import StructuredOutputsParams
 from tests.helpers.engines import answers, engine
 from tests.helpers.packed import gptq
@@ -206,6 +208,37 @@ def test_a_grammar_holds_on_every_rank() -> None:
         said = output.outputs[0].text
         assert said[:3] in ("yes", "no ") and said[-3:].isdigit()
         assert "shared memory" in llm._client.prepared.reasons[1] + llm._client.prepared.reasons[2]
+
+
+def test_a_grammar_that_takes_long_to_compile_keeps_nobody_waiting() -> None:
+    pytest.importorskip("llguidance")
+    with LLM("bundled", device="cpu", tensor_parallel_size=2, use_tqdm=False, kv_cache_memory_bytes="16M") as llm:
+        client, gate = llm._client, threading.Event()
+        make = client.grammars._compiled._make
+        client.grammars._compiled._make = lambda text: gate.wait(60) and make(text)
+        params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+        shape = grammar_text(StructuredOutputsParams(regex="[0-9]{4}"), client.config.structured_outputs_config)
+        (prompt,) = client.parse("Well?")
+        for name, text in (("shaped", shape), ("left", shape), ("plain", "")):
+            [[asked]] = client.admission.admit_all([(name, prompt)], params, grammar=text)
+            client.engine.add(asked)
+        with pytest.raises(ValueError, match="is in use"):
+            client.engine.add(replace(asked, request_id="left", grammar=shape))
+        assert (client.engine.stats().num_deferred, len(client.engine)) == (2, 3)
+        with pytest.raises(ValueError, match="has 3 requests"):
+            client.engine.sleep()
+        said: dict[str, list[int]] = {"shaped": [], "plain": []}
+        ended = list[str]()
+        while client.engine.busy:
+            for delta in client.engine.step():
+                said[delta.request_id] += delta.token_ids
+                ended += [delta.request_id] if delta.finish_reason else []
+            if "plain" in ended and not gate.is_set():
+                client.engine.abort(["left"])
+                gate.set()
+        assert ended == ["plain", "shaped"] and len(said["plain"]) == 8
+        assert client.tokenizer is not None
+        assert client.tokenizer.hf.decode(said["shaped"], skip_special_tokens=True).strip().isdigit()
 
 
 def test_a_rank_that_dies_is_named_and_all_end() -> None:

@@ -15,7 +15,7 @@ import torch
 from quintet.config import EngineConfig
 from quintet.engine.client import save_shards
 from quintet.engine.engine import Engine
-from quintet.engine.grammar import Grammars
+from quintet.engine.grammar import SECONDS, Grammars
 from quintet.engine.hub import resolve_tokenizer
 from quintet.engine.ranks import inbox
 from quintet.engine.ranks.leader import together
@@ -29,6 +29,7 @@ from quintet.types import Place
 logger = logging.getLogger(__name__)
 
 _DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
+COMPILING = 600.0  # seconds for what rank 0 has compiled: none may come to another end than that
 _LOOK = 1.0  # seconds between two looks at who the parent is
 
 
@@ -36,7 +37,7 @@ def main() -> int:
     """Follows rank 0 until that is gone, or a rank is."""
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as pipe:
         orders = msgspec.json.decode(pipe.readline(), type=inbox.Orders)
-    end_with_leader(orders)
+    end_with_leader(orders.leader, orders.in_main_thread)
     logging.basicConfig(level=logging.ERROR, format=f"rank {orders.rank}: %(name)s: %(message)s")
     torch.set_num_threads(orders.threads)
     place = Place(orders.rank, orders.size, f"shared://{orders.descriptor}")
@@ -48,8 +49,9 @@ def main() -> int:
     channel = prepared.ranks.channel
     assert channel is not None
     try:
-        engine = launch(prepared, progress=False, grammars=_grammars(prepared))
-        Follower(engine, prepared, channel).run()
+        grammars = grammars_of(prepared, COMPILING)
+        engine = launch(prepared, progress=False, grammars=grammars)
+        Follower(engine, prepared, channel, grammars).run()
     except DeviceLost as error:
         logger.debug("%s", error)  # rank 0 says it
     except BaseException as error:
@@ -58,12 +60,12 @@ def main() -> int:
     return 1
 
 
-def end_with_leader(orders: inbox.Orders) -> None:
+def end_with_leader(leader: int, in_main_thread: bool) -> None:
     """A pipe's end is seen whatever killed the other side, and in the midst of a step. Where the thread that started
     this process lives as long as its own, the system sees to it too, even if this one was stopped."""
-    if orders.in_main_thread and sys.platform == "linux":
+    if in_main_thread and sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-    threading.Thread(target=_follow, args=(orders.leader,), name="quintet-leader", daemon=True).start()
+    threading.Thread(target=_follow, args=(leader,), name="quintet-leader", daemon=True).start()
 
 
 def _follow(leader: int) -> None:
@@ -74,22 +76,22 @@ def _follow(leader: int) -> None:
     os._exit(PARENT_GONE)
 
 
-def _grammars(prepared: Prepared) -> Grammars:
-    """Compile what rank 0 has tried."""
+def grammars_of(prepared: Prepared, seconds: float = SECONDS) -> Grammars:
+    """Compile what another process has tried."""
     config = prepared.config
 
     def tokenizer() -> Tokenizer | None:
         return None if config.skip_tokenizer_init else load_tokenizer(Path(resolve_tokenizer(config, prepared.folder)))
 
     ids = prepared.generation.get("eos_token_id", ())
-    return Grammars(tokenizer, prepared.vocab_size, ids, config.structured_outputs_config, tried=True)
+    return Grammars(tokenizer, prepared.vocab_size, ids, config.structured_outputs_config, seconds, tried=True)
 
 
 class Follower:
     """Does what the inboxes say."""
 
-    def __init__(self, engine: Engine, prepared: Prepared, channel: Channel) -> None:
-        self._engine, self._prepared, self._channel = engine, prepared, channel
+    def __init__(self, engine: Engine, prepared: Prepared, channel: Channel, grammars: Grammars) -> None:
+        self._engine, self._prepared, self._channel, self._grammars = engine, prepared, channel, grammars
         self._recording: Recording | None = None
 
     def run(self) -> None:
@@ -114,6 +116,8 @@ class Follower:
             self._engine.wait_for_grammars()
         elif isinstance(item, inbox.Abort):
             self._engine.abort(item.request_ids)
+        elif isinstance(item, inbox.Compile):
+            self._grammars.matcher(item.grammar)  # begins
         else:
             self._engine.reset_prefix_cache()
 
@@ -127,20 +131,23 @@ class Follower:
 
     def _jointly(self, order: inbox.Joint) -> None:
         try:
-            together(self._channel, lambda: self._work(order))
+            together(self._channel, lambda: carried_out(self._engine, self._prepared, order))
         except (ValueError, NotImplementedError, OSError, MemoryError) as error:  # on every rank
             logger.debug("%s", error)
 
-    def _work(self, order: inbox.Joint) -> None:
-        if isinstance(order, inbox.Sleep):
-            self._engine.sleep(order.level)
-        elif isinstance(order, inbox.WakeUp):
-            self._engine.wake_up()
-        elif isinstance(order, inbox.SaveSharded):
-            save_shards(self._prepared, Path(order.folder))
-        else:
-            folder = None if order.folder is None else weights_of(self._prepared.config, Path(order.folder))
-            self._engine.reload_weights(folder)
+
+def carried_out(engine: Engine, prepared: Prepared, order: inbox.Joint) -> int:
+    """What an engine is told to do -> bytes that it gave back."""
+    if isinstance(order, inbox.Sleep):
+        return engine.sleep(order.level)
+    if isinstance(order, inbox.WakeUp):
+        engine.wake_up()
+    elif isinstance(order, inbox.SaveSharded):
+        save_shards(prepared, Path(order.folder))
+    else:
+        folder = None if order.folder is None else weights_of(prepared.config, Path(order.folder))
+        engine.reload_weights(folder)
+    return 0
 
 
 def _nobody(name: str, kind: str, track: int | str, begin: int, end: int) -> None:

@@ -18,6 +18,12 @@ class Abort(msgspec.Struct, tag=True, array_like=True):
     request_ids: list[str]
 
 
+class Compile(msgspec.Struct, tag=True, array_like=True):
+    """A request with this grammar will come."""
+
+    grammar: str
+
+
 class ResetPrefixCache(msgspec.Struct, tag=True, array_like=True):
     pass
 
@@ -38,7 +44,7 @@ class SaveSharded(msgspec.Struct, tag=True, array_like=True):
     folder: str
 
 
-Item = Add | Abort | ResetPrefixCache
+Item = Add | Abort | Compile | ResetPrefixCache
 Joint = Sleep | WakeUp | Reload | SaveSharded  # each rank says how it went
 
 
@@ -79,8 +85,8 @@ def added(admitted: Admitted) -> msgspec.Raw:
         return msgspec.Raw(_encode(Add(replace(admitted, params=params))))
     except (TypeError, OverflowError) as error:
         raise ValueError(
-            f"request {admitted.request_id!r} cannot be given to other ranks ({error}); its parameters must be plain "
-            "data where tensor_parallel_size is more than 1"
+            f"request {admitted.request_id!r} cannot be given to other processes ({error}); its parameters must be "
+            "plain data where tensor_parallel_size or data_parallel_size is more than 1"
         ) from None
 
 

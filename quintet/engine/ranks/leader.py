@@ -1,14 +1,18 @@
 """Rank 0's engine, where ranks are processes: whatever it is asked, the others are told before it happens."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from quintet.engine.engine import Engine
+from quintet.engine.grammar import Matcher, wait_for_any
 from quintet.engine.interrupts import Uninterrupted
 from quintet.engine.ranks import inbox
 from quintet.engine.request import Admitted
+from quintet.engine.stats import Stats
 from quintet.engine.weight_files import Weights
+from quintet.outputs import TokenDelta
 from quintet.platforms.interface import ASIDE, Channel, DeviceLost
 
 T = TypeVar("T")
@@ -25,26 +29,61 @@ class Leader(Engine):
     def lead(self, channel: Channel) -> None:
         """From now on; what was done before, every rank did by itself."""
         self._channel, self._items, self._number = channel, list[Any](), 0
+        # requests whose grammars this rank still compiles, as the others do: no other has heard of them
+        self._held: dict[str, tuple[Admitted, Matcher]] = {}
+
+    def __len__(self) -> int:
+        return super().__len__() + (0 if self._channel is None else len(self._held))
 
     @property
     def busy(self) -> bool:
         """Also where a rank is gone: the next step says so."""
-        return super().busy or (self._channel is not None and bool(self._channel.stopped))
+        return super().busy or (self._channel is not None and bool(self._held or self._channel.stopped))
 
     def add(self, admitted: Admitted) -> None:
-        """A grammar is waited for: it must be there on every rank when the request is planned."""
+        """One whose grammar is not compiled yet comes in when it is: it must be there on every rank."""
         if self._channel is None:
             return super().add(admitted)
-        item = inbox.added(admitted)
+        inbox.added(admitted)  # or why it cannot be
+        if admitted.request_id in self._held:
+            raise ValueError(f"request id {admitted.request_id!r} is in use; give each running request its own")
+        matcher = self._grammars.matcher(admitted.grammar) if admitted.grammar and self._grammars else None
+        if matcher is None or matcher.ready or admitted.request_id in self._answers.requests:
+            return self._enter(admitted)
+        self.check_awake()
+        self._items.append(inbox.Compile(admitted.grammar))
+        self._held[admitted.request_id] = admitted, matcher
+
+    def _enter(self, admitted: Admitted) -> None:
         super().add(admitted)
-        self._items.append(item)
-        self.wait_for_grammars()
+        self._items.append(inbox.added(admitted))
+
+    def _heed_held(self) -> None:
+        """Lets in those whose grammars are compiled; where there is nothing else to do, waits a moment for one."""
+        if len(self._held) == len(self):
+            wait_for_any(matcher for _, matcher in self._held.values())
+        for request_id, (admitted, matcher) in list(self._held.items()):
+            why = matcher.refused()
+            if why or matcher.ready:
+                del self._held[request_id]
+            if why:
+                error = f"structured_outputs cannot be served: {why}"
+                self._deltas.append(TokenDelta(request_id, [], finish_reason="error", error=error))
+            elif matcher.ready:
+                self._enter(admitted)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         ids = list(dict.fromkeys(request_ids))
         if self._channel is not None and ids:
             self._items.append(inbox.aborted(ids))
+            for request_id in ids:
+                self._held.pop(request_id, None)
         super().abort(ids)
+
+    def stats(self) -> Stats:
+        told = super().stats()
+        held = 0 if self._channel is None else len(self._held)
+        return replace(told, num_waiting=told.num_waiting + held, num_deferred=told.num_deferred + held)
 
     def reset_prefix_cache(self) -> None:
         if self._channel is not None:
@@ -55,6 +94,8 @@ class Leader(Engine):
         if self._channel is None:
             return super().compute()
         with Uninterrupted():
+            if self._held:
+                self._heed_held()
             self._tell(None)
             try:
                 super().compute()
@@ -65,6 +106,8 @@ class Leader(Engine):
                 raise
 
     def sleep(self, level: int = ASIDE) -> int:
+        if self._channel is not None and self._held:
+            raise ValueError(f"the engine has {len(self)} requests; let them finish, or abort them, before it sleeps")
         return self.jointly(inbox.Sleep(level), lambda: super(Leader, self).sleep(level))
 
     def wake_up(self) -> None:
