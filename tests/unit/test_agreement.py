@@ -156,5 +156,5 @@ def test_an_inbox_arrives_as_it_was() -> None:
 
 def test_what_no_process_can_be_given_is_refused_before_it_is_queued() -> None:
     params = SamplingParams(extra_args={"x": object()})
-    with pytest.raises(ValueError, match="cannot be given to other ranks"):
+    with pytest.raises(ValueError, match="cannot be given to other processes"):
         inbox.added(Admitted("a", [1], params, (0, 0), 1))
