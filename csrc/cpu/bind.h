@@ -5,6 +5,7 @@
 
 namespace quintet::cpu {
 
+void bind_collectives(nanobind::module_& m);
 void bind_streams(nanobind::module_& m);
 void bind_float8(nanobind::module_& m);
 void bind_graph(nanobind::module_& m);

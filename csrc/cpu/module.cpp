@@ -38,14 +38,16 @@ NB_MODULE(_cpu, m) {
           "Picks kernels for a lower instruction set than the processor's, or its own again; ValueError names those here.");
     m.def(
         "set_threads",
-        [](int threads, bool bind) {
+        [](int threads, bool bind, int rank, int ranks) {
+            cpu::share_cores(rank, ranks);
             quintet::set_pool_threads(threads, bind ? &cpu::settle_worker : nullptr);
             quintet::limit_pool_threads(0);
         },
-        nb::arg("threads"), nb::arg("bind") = false, nb::call_guard<nb::gil_scoped_release>(),
+        nb::arg("threads"), nb::arg("bind") = false,
+        nb::arg("rank") = 0, nb::arg("ranks") = 1, nb::call_guard<nb::gil_scoped_release>(),
         "Threads that kernels share their work out to, 1 to 256, and no limit for those that the caller starts; results do "
         "not depend on it. `bind`: one on each core, "
-        "if these are all the cores of the machine's nodes that this process may use.");
+        "if these are all the cores of the machine's nodes that this process may use; of several ranks, each has its own.");
     m.def("limit_threads", &quintet::limit_pool_threads, nb::arg("threads"),
           "The kernels that this thread calls take so many threads at most; 0 is no limit.");
     m.def("threads", &quintet::pool_threads, "As set_threads() left it, or this thread's limit; 1 at first.");
@@ -68,6 +70,7 @@ NB_MODULE(_cpu, m) {
         nb::arg("threads"), nb::arg("seconds"), nb::arg("numbers") = "float32", nb::call_guard<nb::gil_scoped_release>(),
         "Best rate in 1e9 operations a second (a multiply-add is two) of multiply-adds in registers on `threads` threads, "
         "over `seconds`, in the instruction that products of these numbers (float32, bfloat16, int8) use with isa().");
+    cpu::bind_collectives(m);
     cpu::bind_streams(m);
     cpu::bind_float8(m);
     cpu::bind_graph(m);

@@ -1,6 +1,7 @@
 #include "cpu/topology.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <map>
 #include <set>
@@ -151,9 +152,19 @@ std::vector<int> cpus_of_worker(const Topology& topology, int worker, int thread
     return topology.cores[static_cast<size_t>(worker)].cpus;
 }
 
+namespace {
+std::atomic<int> our_rank{0}, our_ranks{1};
+}
+
+void share_cores(int rank, int ranks) {
+    our_rank = rank;
+    our_ranks = ranks;
+}
+
 void settle_worker([[maybe_unused]] int worker, [[maybe_unused]] int threads) {
 #if defined(__linux__)
-    const std::vector<int> cpus = cpus_of_worker(read_topology(allowed_cpus(), kSystem), worker, threads);
+    const int before = our_rank * threads, all = our_ranks * threads;
+    const std::vector<int> cpus = cpus_of_worker(read_topology(allowed_cpus(), kSystem), before + worker, all);
     if (cpus.empty()) return;
     const size_t count = static_cast<size_t>(cpus.back()) + 1;
     cpu_set_t* set = CPU_ALLOC(count);

@@ -28,7 +28,11 @@ std::vector<int> allowed_cpus();   // logical processors in this thread's affini
 int physical_cores();              // cores that those belong to; at least 1
 int64_t last_level_cache_bytes();  // summed over the caches that those cores reach; 0 when it is not known
 
-// Keeps the calling thread to what cpus_of_worker() says; on Linux, and where the system allows it.
+// Of the processes that share a model, which one this is: their workers take cores apart. 0 of 1 at first.
+void share_cores(int rank, int ranks);
+
+// Keeps the calling thread to what cpus_of_worker() says, the workers of all ranks counted; on Linux, and where the system
+// allows it.
 void settle_worker(int worker, int threads);
 
 }  // namespace quintet::cpu

@@ -18,6 +18,8 @@ from quintet.engine.logits_processors import load_processors
 from quintet.engine.model_impl import read_model
 from quintet.engine.output import OutputProcessor
 from quintet.engine.prompts import Prompt, parse_prompts
+from quintet.engine.ranks.inbox import SaveSharded
+from quintet.engine.ranks.leader import Leader
 from quintet.engine.request import Admitted
 from quintet.engine.request_counts import RequestCounts, Watch
 from quintet.engine.sharded import FORMATS as SHARDED
@@ -162,11 +164,11 @@ class Client:
         folder.mkdir(parents=True, exist_ok=True)
         for stale in folder.glob(SHARDS):
             stale.unlink()
-        self.prepared.ranks.each(
-            lambda worker: save_shard(
-                worker.model, folder, worker.place.rank, fingerprint(worker.model, worker.platform, placing)
-            )
-        )
+        save = functools.partial(save_shards, self.prepared, folder)
+        if isinstance(self.engine, Leader):
+            self.engine.jointly(SaveSharded(str(folder)), save)
+        else:
+            save()
         copy_beside(original, folder)
 
     def _folder_of(self, model: str) -> Path:
@@ -199,6 +201,16 @@ class Client:
         self.engine.profiler.close()
         self.grammars.close()
         self.prepared.ranks.close()
+
+
+def save_shards(prepared: Prepared, folder: Path) -> None:
+    """Those of the ranks in this process."""
+    placing = prepared.capabilities.placing
+    prepared.ranks.each(
+        lambda worker: save_shard(
+            worker.model, folder, worker.place.rank, fingerprint(worker.model, worker.platform, placing)
+        )
+    )
 
 
 def _eos_ids(prepared: Prepared, tokenizer: Tokenizer | None) -> frozenset[int]:

@@ -84,10 +84,11 @@ class Engine:
 
         No delta follows: the caller knows, and may have given the id to another request by the next step.
         """
-        ids = set(request_ids)
+        ids = dict.fromkeys(request_ids)  # in their order: every rank frees the same pages first
         self._deltas = [delta for delta in self._deltas if delta.request_id not in ids]
-        for request_id in ids & set(self._answers.requests):
-            self._answers.end(self._answers.requests[request_id], FinishReason.ABORT)
+        for request_id in ids:
+            if request_id in self._answers.requests:
+                self._answers.end(self._answers.requests[request_id], FinishReason.ABORT)
 
     def step(self) -> list[TokenDelta]:
         """One step for everybody -> what it added to each request; with overlap, what the step before it added.
@@ -120,6 +121,12 @@ class Engine:
         if self.profiler.running:
             self._spans.end("step", self.scheduler)
             self.profiler.stepped()
+
+    def wait_for_grammars(self) -> None:
+        """Until it is known of every request's whether it can be compiled."""
+        for request in self._unready:
+            if request.grammar is not None:
+                request.grammar.wait()
 
     def _heed_grammars(self) -> None:
         """Ends the requests whose grammars cannot be compiled; while all wait for theirs, waits a moment."""

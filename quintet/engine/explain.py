@@ -39,7 +39,7 @@ class Explanation:
 
 def explain(config: EngineConfig) -> Explanation:
     """ValueError and OSError say why the model would not run at all."""
-    prepared = prepare(config)
+    prepared = prepare(config, met=False)
     prepared.ranks.close()
     unavailable = [found for found in discover() if not found.available]
     return Explanation(

@@ -83,6 +83,8 @@ class Flights:
                 result: StepResult | Exception = flight.wait()
             except Exception as error:
                 result = error
+            if self._runner.agreed is not None:
+                result = self._runner.agreed(flight.plan, result)
             if self._spans.events is not None:
                 self._spans.lap("wait", flight.plan)
             del self._running[0]

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from quintet.engine.spans import Spans
 from quintet.engine.weight_files import Weights
 from quintet.engine.worker import Carried, Worker
 from quintet.outputs import TokenLogprobs
+from quintet.platforms.interface import Channel
 from quintet.types import HostBatch, Outputs, Variant
 
 if TYPE_CHECKING:
@@ -53,12 +54,28 @@ class Forward:
     failed: dict[Request, str] = field(default_factory=dict)  # for whom nothing could be drawn, and why
 
 
-class Ranks:
-    """The workers of one model. More than one run side by side in threads, and meet in their collectives."""
+class Others(Protocol):
+    """The processes of the other ranks, where this one has started them."""
 
-    def __init__(self, size: int, make: Callable[[int], Worker]) -> None:
+    @property
+    def pids(self) -> list[int]: ...
+
+    def close(self) -> None: ...
+
+
+class Ranks:
+    """The workers of one model in this process. More than one run side by side in threads, and meet in their
+    collectives; where ranks are processes, there is one here, and `others` are elsewhere."""
+
+    def __init__(self, size: int, make: Callable[[int], Worker], others: Others | None = None) -> None:
+        self.others = others
         self._pool = ThreadPoolExecutor(size, thread_name_prefix="rank") if size > 1 else None
         self.workers: list[Worker] = self._each([partial(make, rank) for rank in range(size)])
+
+    @property
+    def channel(self) -> Channel | None:
+        """To the other ranks, where they are processes."""
+        return self.workers[0].comm.channel
 
     def each(self, call: Callable[[Worker], T]) -> list[T]:
         """The call on every worker, in rank order."""
@@ -79,6 +96,8 @@ class Ranks:
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
+        if self.others is not None:
+            self.others.close()
 
 
 class Kept:
@@ -125,6 +144,8 @@ class Steps:
     A step has two halves, both called in torch's inference mode: forward() starts the model, draw() the rest.
     """
 
+    # what a step's end is on every rank, where ranks are processes: see ranks/agreement.py
+    agreed: "Callable[[Plan, StepResult | Exception], StepResult | Exception] | None" = None
     carries = False  # whether a step may be started before the host knows what the one before it gave
     edited = False  # whether code of the user's may change what is drawn
 

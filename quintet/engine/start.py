@@ -6,7 +6,6 @@
 import contextlib
 import functools
 import logging
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,6 +37,9 @@ from quintet.engine.pooling.making import bounds_of, decided, make_pooler, settl
 from quintet.engine.pooling.plan import Pooling, wants_numbers
 from quintet.engine.pooling.runner import PoolingRunner
 from quintet.engine.profiler import Profiler
+from quintet.engine.ranks import meeting as ranking
+from quintet.engine.ranks.agreement import Agreement
+from quintet.engine.ranks.leader import Leader
 from quintet.engine.runner import Ranks, Runner, Steps
 from quintet.engine.sampler import Host, Sampler, logprob_sizes
 from quintet.engine.scheduler import Limits, Scheduler
@@ -123,15 +125,32 @@ class Prepared:
         return self.fixed or self.plan.variants
 
 
-def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
-    """Chooses the platform, reads the model's configuration, plans the memory. ValueError or OSError says why not."""
+def prepare(
+    config: EngineConfig, chosen: Chosen | None = None, place: Place | None = None, met: bool = True
+) -> Prepared:
+    """Chooses the platform, reads the model's configuration, plans the memory. ValueError or OSError says why not.
+
+    Where ranks are processes, it starts the others; `place` says that this is one of those, and where the ranks meet.
+    `met`: False if nothing will be launched, so that no process is needed.
+    """
     config = read_environment().apply(config)
     chosen = chosen or choose(config.device)
-    facts = chosen.capabilities
     config, settled = chosen.configure(config)
-    platform = chosen.platform(config)
-    reasons = [f"platform {platform.name}: {chosen.reason}", *settled]
-    folder = resolve_model(config)
+    reasons = [f"platform {chosen.platform.name}: {chosen.reason}", *settled]
+    size, folder = config.tensor_parallel_size, resolve_model(config)
+    if size == 1 or not chosen.capabilities.processes:
+        return _decide(config, chosen, folder, reasons)
+    meeting = (
+        ranking.Meeting(place or Place(0, size)) if place is not None or not met else ranking.started(config, size)
+    )
+    with ranking.closing(meeting.others):
+        return _decide(config, chosen, folder, reasons, meeting)
+
+
+def _decide(
+    config: EngineConfig, chosen: Chosen, folder: Path, reasons: list[str], meeting: ranking.Meeting | None = None
+) -> Prepared:
+    facts, platform = chosen.capabilities, chosen.platform(config)
     place = resolve_config(config, folder)
     whole, backend = read_model(config, place, platform.models)
     if backend and facts.opaque:
@@ -162,20 +181,17 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
     sizes = replace(sizes, backend=bool(backend))
     if pooling is not None:
         sizes = replace(sizes, wanted=Wanted(logits=False, hidden=True), causal=pooling.causal, beside=TENSORS)
-    endpoint = f"inproc://quintet-{uuid.uuid4().hex}"
-    size = config.tensor_parallel_size
-    workers = 1 if facts.spmd else size
     profiler = Profiler(config.profiler_config, platform)
     with _named(config.model):
-        ranks = Ranks(
-            workers, lambda rank: Worker(platform, hf_config, sizes, Place(rank, workers, endpoint), profiler.timed)
+        ranks = ranking.ranks_of(
+            config, facts, meeting, lambda place: Worker(platform, hf_config, sizes, place, profiler.timed)
         )
     plan = _plan(config, hf_config, sizes, ranks)
     if plan.max_model_len != sizes.max_model_len:
         sizes = replace(sizes, max_model_len=plan.max_model_len)
         ranks.each(lambda worker: worker.build(hf_config, sizes))
     config = _fitted(config, plan, platform, facts, reasons)
-    reasons += described(forms, ranks.workers[0])
+    reasons += [*described(forms, ranks.workers[0]), *ranking.described(config, facts, ranks)]
     doubts = evidence(chosen).doubts(platform.name, _features(config, hf_config, sizes))
     return Prepared(
         config, platform, facts, tuple(reasons), folder, hf_config, generation, sizes, ranks, plan, pooling,
@@ -214,6 +230,11 @@ def _named(model: str) -> Iterator[None]:
 
 def launch(prepared: Prepared, progress: bool = True, grammars: Grammars | None = None) -> Engine:
     """Reads the weights, makes the cache, compiles the step. Without `grammars`, no request may ask for one."""
+    with ranking.closing(prepared.ranks.others):
+        return _launched(prepared, progress, grammars)
+
+
+def _launched(prepared: Prepared, progress: bool, grammars: Grammars | None) -> Engine:
     config, plan = prepared.config, prepared.plan
     for reason in prepared.reasons:
         logger.info("%s", reason)
@@ -228,7 +249,9 @@ def launch(prepared: Prepared, progress: bool = True, grammars: Grammars | None 
     ahead, room = plan.variants if config.capture_ahead else (), Room(plan.num_pages, plan.num_slots)
     with _named(config.model):  # a device that compiles sees what a layer asks for only now
         prepared.ranks.each(lambda w: w.load(folder, room, variants, progress and w.place.rank == 0, ahead))
-    overlap = prepared.capabilities.overlap
+    channel, overlap = prepared.ranks.channel, prepared.capabilities.overlap
+    if channel is not None:
+        channel.exchange(b"")  # all have loaded: from now on nobody has a reason to be late
     groups = prepared.ranks.workers[0].arrangement.groups
     slots = Slots(plan.num_slots, config.enable_prefix_caching) if plan.num_slots else None
     types = prepared.pooling is not None and prepared.ranks.workers[0].model.takes_types
@@ -240,9 +263,14 @@ def launch(prepared: Prepared, progress: bool = True, grammars: Grammars | None 
     tables = Tables(pool, config.page_size, groups, config.max_num_batched_tokens, slots)
     drafts = None if config.speculative_config is None else Lookup(config.speculative_config)
     scheduler = Scheduler(_limits(config, plan), tables, drafts)
-    engine = Engine(scheduler, runner, overlap, grammars, profiler)
+    kind = Engine if channel is None or prepared.ranks.others is None else Leader
+    engine = kind(scheduler, runner, overlap, grammars, profiler)
+    if channel is not None:
+        runner.agreed = Agreement(channel)
     if config.calculate_kv_scales:
         calibrate(engine, prepared.ranks, prepared.vocab_size, plan.max_model_len)
+    if channel is not None and isinstance(engine, Leader):
+        engine.lead(channel)
     return engine
 
 
@@ -344,7 +372,8 @@ def _plan(config: EngineConfig, hf_config: Any, sizes: ModelSizes, ranks: Ranks)
         took = worker.estimate(Extent(most, hf_config.hidden_size, width))
         return plan_memory(config, Footprint(took, worker.arrangement, sizes.max_model_len, tokens), worker.memory())
 
-    return min(ranks.each(plan), key=lambda each: (each.num_pages, each.max_model_len))
+    least = min(ranks.each(plan), key=lambda each: (each.num_pages, each.max_model_len))
+    return least if ranks.channel is None else ranking.least_of_all(least, ranks.channel)
 
 
 def _most(config: EngineConfig, worker: Worker, length: int) -> Variant:

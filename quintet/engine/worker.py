@@ -89,7 +89,7 @@ class Worker:
         self.device = platform.open(place.rank)
         asked = {} if sizes.attention == "auto" else {"paged_attention": sizes.attention}
         self.ops = bind(platform.op_priority, asked, timed)
-        self._comm = platform.connect(place)
+        self.comm = platform.connect(place)
         self.build(hf_config, sizes)
         self._state: State = ()
 
@@ -108,7 +108,7 @@ class Worker:
             return mixings[-1]
 
         build = Build(
-            ops=self.ops, mixing=mixing, comm=self._comm, dtype=sizes.dtype, page_size=sizes.page_size,
+            ops=self.ops, mixing=mixing, comm=self.comm, dtype=sizes.dtype, page_size=sizes.page_size,
             max_model_len=sizes.max_model_len, forms=sizes.forms, kv_dtype=sizes.kv_dtype, kv_scales=sizes.kv_scales,
             wanted=sizes.wanted, causal=sizes.causal,
             layers=replacements(self.platform.layers),
@@ -268,10 +268,10 @@ class Worker:
 
     def _from_first(self, x: Tensor) -> Tensor:
         """The first rank's x [S], on every rank; what the other ranks bring follows it."""
-        if self._comm.size == 1:
+        if self.comm.size == 1:
             return x
-        own = x if self._comm.rank == 0 else self.upload(np.zeros(x.shape[0], np.int32))[0]
-        return self._comm.all_gather(own, 0)
+        own = x if self.comm.rank == 0 else self.upload(np.zeros(x.shape[0], np.int32))[0]
+        return self.comm.all_gather(own, 0)
 
     def upload(self, *arrays: np.ndarray[Any, Any]) -> tuple[Tensor, ...]:
         return self.device.to_device(arrays)

@@ -70,6 +70,9 @@ class Capabilities:
     sleep: bool = False  # Device.sleep() gives memory back while nobody asks for anything
     batch_invariant: bool = False  # a request's results do not depend on what else is in the batch, bit for bit
     batch_invariant_mode: bool = False  # nor here, if EngineConfig.batch_invariant asks for it
+    # each rank is a process of its own, and they meet at a file that all have open (shared://NUMBER): communicators
+    # have a channel; else ranks are threads of one process
+    processes: bool = False
     automatic: bool = True  # "auto" may choose it; False: it runs if asked for by name (an emulation, a test double)
     # what place() depends on besides the weight, for a cache of placed weights; empty: they do not lie in host memory
     placing: str = ""
@@ -175,11 +178,39 @@ class Mixer(ABC):
         raise NotImplementedError
 
 
+class Channel(ABC):
+    """What ranks that are processes tell each other beside their collectives. DeviceLost: a rank is gone, and with it
+    what all of them could compute."""
+
+    @abstractmethod
+    def tell(self, letter: bytes) -> None:
+        """To all other ranks; rank 0 alone tells."""
+
+    @abstractmethod
+    def hear(self) -> bytes:
+        """The next letter of rank 0, in order; waits as long as it takes."""
+
+    @abstractmethod
+    def exchange(self, note: bytes) -> list[bytes]:
+        """What every rank brings, 1000 bytes at most, in rank order. No step runs. A rank that has left a step before
+        its end comes here: the others' collectives raise then, and afterwards all begin anew."""
+
+    @abstractmethod
+    def stop(self, why: str) -> None:
+        """Nobody waits for anybody any more, on any rank: DeviceLost with this reason. From any thread."""
+
+    @property
+    @abstractmethod
+    def stopped(self) -> str:
+        """The reason; empty as long as there is none."""
+
+
 class Communicator(ABC):
     """The ranks of one model. On an SPMD platform size is 1: the compiler adds the collectives."""
 
     rank: int
     size: int
+    channel: Channel | None = None  # where ranks are processes
 
     @abstractmethod
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -275,7 +306,9 @@ class Platform(ABC):
 
     @abstractmethod
     def connect(self, place: Place) -> Communicator:
-        """Joins the ranks that meet at the place's endpoint; blocks until all have come. Size 1 needs no endpoint."""
+        """Joins the ranks that meet at the place's endpoint; blocks until all have come, then or in what is first asked
+        of it. Size 1 needs no endpoint; where ranks are processes, one of several without an endpoint meets nobody:
+        what is built with it is looked at, and not run."""
 
     @abstractmethod
     def mixer(self, spec: AttentionSpec | StateSpec, ops: Any, rank: int) -> Mixer:

@@ -21,6 +21,10 @@ class DeviceOptions:
 
     device: str = option("auto", text, "platform to run on, or auto: `quintet platforms` lists them", group="device")
     tensor_parallel_size: int = option(1, count(), "devices that share each layer", group="device", flags=("-tp",))
+    distributed_timeout_seconds: int = option(
+        300, count(), "seconds that ranks which are processes wait for one another, until all are given up",
+        group="device", metavar="SECONDS",
+    )  # fmt: skip
     enforce_eager: bool = option(False, truth, "run the model without capturing or compiling it", group="device")
     capture_ahead: bool = option(
         False, truth, "capture steps of every size before serving, on platforms that do; else each when it first comes",

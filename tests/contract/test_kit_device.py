@@ -152,7 +152,7 @@ class Boundless(CPU):
         (Restless, "gave other values of max_num_seqs"),
         (InPlace, "changed the config that it was given"),
         (Curt, "names no setting of it"),
-        (Boundless, "configure() took tensor_parallel_size=2"),
+        (Boundless, "configure() took tensor_parallel_size=17"),
     ],
 )
 def test_a_configuration_that_is_not_settled(platform: type[CPU], says: str) -> None:
@@ -485,6 +485,7 @@ class Sleepless(CPU):
 
 class SleeplessDevice(CPUDevice):
     def __init__(self) -> None:
+        super().__init__()
         self.weights: list[Tensor] = []
 
     def sleep(self, level: int) -> int:

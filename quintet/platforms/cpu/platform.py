@@ -18,6 +18,7 @@ from quintet.ops.quantize import attributes
 from quintet.platforms.cpu import blocks, native_heads, native_moe, providers, quantized, quantized_moe, quantized_rows
 from quintet.platforms.cpu import linear as native_linear
 from quintet.platforms.cpu.attention import SPLIT
+from quintet.platforms.cpu.comm import INPROC, Rooms, SharedMemory, joined, naming_the_lost
 from quintet.platforms.cpu.features import describe
 from quintet.platforms.cpu.quantized_moe import packer_of
 from quintet.platforms.cpu.replay import MOST_TOKENS, Replay
@@ -45,6 +46,8 @@ KV_SHARE = 0.5  # of the memory that may be used, at most: host memory is everyb
 KV_MOST = 4 * GIB  # what an unasked-for cache may take; a laptop has other things to do
 BESIDE = ("table4", "table8", "fp8", "mins", "order", "grouped", "experts")  # SCHEMES: what our products take
 Packing = Callable[[], Mapping[str, Tensor]]
+NO_RANKS = "ranks share memory by the compiled extension, which is not there; install a C++ compiler, and quintet anew"
+MOST_RANKS = 16  # that share a model; where there are fewer cores, ranks wait for one
 WORTH_THREADS = (
     30_000_000  # multiply-adds of a step; in a smaller one threads wait for each other longer than they work
 )
@@ -53,8 +56,13 @@ WORTH_THREADS = (
 class CPUDevice(Device):
     """Host memory: nothing is copied that need not be."""
 
+    def __init__(self, ranks: int = 1) -> None:
+        """`ranks`: of a model that share it, each with a process of its own."""
+        self._ranks = ranks
+
     def memory(self) -> Memory:
-        return host_memory()
+        free, total, peak = host_memory()
+        return Memory(free // self._ranks, total // self._ranks, peak)
 
     def allocate(self, layouts: Sequence[Layout], units: int) -> State:
         need, free = sum(layout.nbytes for layout in layouts) * units, self.memory().free
@@ -93,15 +101,19 @@ class CPU(Platform):
         # checkpoint tensors that two layers want -> what was packed of them, by the form and the share
         self._shared: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._tell: Tell | None = None  # of calls, while a trace runs
+        self._rooms = Rooms()
+        self._comm: SharedMemory | None = None  # of the rank that this process is, if it is one of several
+        self._threaded = False  # whether the ranks are threads: the conformance kit's are
 
     @classmethod
     def probe(cls) -> Capabilities | Unavailable:
         return Capabilities(
-            devices=1,
+            devices=1 if _extension() is None else MOST_RANKS,
             dtypes=(torch.bfloat16, torch.float32, torch.float16),
             quant=frozenset([*SCHEMES, *(BESIDE if _packs() else ("grouped",)), *["rows"] * _looks_up()]),
             sleep=True,
             batch_invariant=True,
+            processes=True,
             placing=_placing(),
             detail=f"{describe()}; {threads()} threads, {host.machine()}",
         )
@@ -110,29 +122,36 @@ class CPU(Platform):
     def configure(cls, config: EngineConfig) -> tuple[EngineConfig, list[str]]:
         if SPLIT % config.page_size:
             raise ValueError(f"page_size {config.page_size} must divide {SPLIT} on this platform; use 16, 32 or 64")
-        if config.tensor_parallel_size > 1:
-            raise ValueError("tensor_parallel_size must be 1 on this platform: it has one device; leave it out")
         config, reasons = _rounding(config)
+        reasons += _sharing(config.tensor_parallel_size)
         if config.kv_cache_memory_bytes is not None or config.num_pages is not None:
             return config, reasons
-        share = min(KV_MOST, int(host_memory().free * config.gpu_memory_utilization * KV_SHARE))
+        ranks = config.tensor_parallel_size
+        share = min(KV_MOST, int(host_memory().free * config.gpu_memory_utilization * KV_SHARE)) // ranks
         reason = (
             f"kv_cache_memory_bytes={share} ({share / GIB:.1f} GiB): nothing was asked for, so at most {KV_SHARE:.0%} "
-            f"of the host memory that may be used, and {KV_MOST // GIB} GiB"
+            f"of the host memory that may be used, and {KV_MOST // GIB} GiB{' for all ranks' if ranks > 1 else ''}"
         )
         return config.replace(kv_cache_memory_bytes=share), [*reasons, reason]
 
     def open(self, rank: int) -> Device:
         _granted()  # before any step changes it
+        ranks = self._config.tensor_parallel_size
         if _extension() is not None:
             _extension().choose_isa(read_environment().cpu_isa or _extension().isa())
-            _extension().set_threads(_granted(), bind=read_environment().cpu_bind)  # weights are packed by all
-        return CPUDevice()
+            bind = read_environment().cpu_bind
+            _extension().set_threads(_shared_out(ranks), bind, rank, ranks)  # weights are packed by all
+        return CPUDevice(ranks)
 
     def connect(self, place: Place) -> Communicator:
-        if place.size != 1:
-            raise ValueError(f"{place.size} ranks asked for, and this platform has one device")
-        return Alone()
+        if place.size == 1:
+            return Alone()
+        if _extension() is None:
+            raise ValueError(f"{place.size} ranks asked for, and {NO_RANKS}")
+        made = joined(place, self._rooms, self._config.distributed_timeout_seconds)
+        if isinstance(made, SharedMemory):
+            self._comm, self._threaded = made, place.endpoint.startswith(INPROC)
+        return made
 
     def mixer(self, spec: AttentionSpec | StateSpec, ops: Any, rank: int) -> Mixer:
         return mixer(spec, ops)
@@ -205,12 +224,16 @@ class CPU(Platform):
 
     def compile(self, model: nn.Module, variants: Iterable[Variant]) -> Step:
         size = sum(weight.numel() for weight in model.parameters())
-        most, extension = _granted(), _extension()
+        most, extension = _shared_out(self._config.tensor_parallel_size), _extension()
         # torch's threads spin on our cores after each of its ops: where the products are ours, it gets one
         torchs = 1 if _packs() or size < WORTH_THREADS else most
 
         eager = extension is None or self._config.enforce_eager or not getattr(model, "recordable", True)
-        run = model if eager else Replay(model, extension)
+        comm = self._comm
+        if comm is None:
+            run = model if eager else Replay(model, extension)
+        else:  # of ranks that are threads the platform does not know whose the model is: they record nothing
+            run = model if eager or self._threaded else Replay(model, extension, comm.all_agree)
 
         @torch.inference_mode()
         def step(state: State, batch: Batch) -> tuple[Outputs, State]:
@@ -225,7 +248,7 @@ class CPU(Platform):
             result: tuple[Outputs, State] = run(state, batch)
             return result
 
-        return step
+        return step if comm is None else naming_the_lost()(step)
 
     def profile(self, tell: Tell) -> Recording:
         self._tell = tell
@@ -255,6 +278,22 @@ def _rounding(config: EngineConfig) -> tuple[EngineConfig, list[str]]:
         "each group of weights: prompts and batches are up to twice as fast; 16 leaves activations as they are"
     )
     return config.replace(activation_bits=8), [reason]
+
+
+def _sharing(ranks: int) -> list[str]:
+    """How ranks run here. ValueError where they cannot."""
+    if ranks == 1:
+        return []
+    if _extension() is None:
+        raise ValueError(f"tensor_parallel_size must be 1: {NO_RANKS}")
+    if ranks > MOST_RANKS:
+        raise ValueError(f"tensor_parallel_size {ranks}: at most {MOST_RANKS} ranks share a host's memory; lower it")
+    reason = (
+        f"{ranks} ranks: a process each, with {_shared_out(ranks)} of {_granted()} threads; communicator: shared "
+        "memory, sums in rank order"
+    )
+    short = f"; there are fewer cores ({threads()}) than ranks, which wait for one" if threads() < ranks else ""
+    return [reason + short]
 
 
 def _eager(model: nn.Module, state: State, batch: Batch) -> tuple[Outputs, State]:
@@ -309,3 +348,8 @@ def _extension() -> Any:
 def _granted() -> int:
     """Threads for large models: the cores that are ours, or fewer if OMP_NUM_THREADS or the caller said so before."""
     return min(torch.get_num_threads(), threads())
+
+
+def _shared_out(ranks: int) -> int:
+    """Threads of each of so many ranks."""
+    return max(1, _granted() // ranks)

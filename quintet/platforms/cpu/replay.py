@@ -1,7 +1,8 @@
 """The step run again from C++: its kernel calls are recorded once per size, then replayed with one call from Python.
 
 A recording is proven before it serves. When its size comes again, with other numbers, it is replayed and the model is
-run beside it: what a replay leaves out, or finds gone, shows in the outputs, and steps of that size stay eager.
+run beside it: what a replay leaves out, or finds gone, shows in the outputs, and steps of that size stay eager. Ranks
+prove together: what does not hold on one is kept by none.
 """
 
 import logging
@@ -50,8 +51,9 @@ class Graph:
 class Replay:
     """A step like the model, which records itself. Its outputs hold until its next call."""
 
-    def __init__(self, model: Model, extension: Any) -> None:
-        self._model, self._extension = model, extension
+    def __init__(self, model: Model, extension: Any, agreed: Callable[[bool], bool] = bool) -> None:
+        """`agreed`: whether something holds on all ranks, which ask at the same time."""
+        self._model, self._extension, self._agreed = model, extension, agreed
         self._arena = Arena()
         self._scratch = Arena()  # of steps that are not recorded
         self._graphs: OrderedDict[Size, Graph] = OrderedDict()
@@ -70,7 +72,7 @@ class Replay:
             return self._record(size, state, batch), state
         self._graphs.move_to_end(size)
         if not graph.proven:
-            if _same(graph.inputs, batch):  # the numbers that it was recorded with prove nothing
+            if not self._agreed(not _same(graph.inputs, batch)):  # what it was recorded with proves nothing
                 return self._eager(state, batch)
             return self._prove(size, graph, state, batch), state
         _fill(graph.inputs, batch)
@@ -131,8 +133,8 @@ class Replay:
         outputs, _ = self._model(state, batch)
         want = leaves(outputs) + [_bytes(each)[places] for each, places in zip(state, written, strict=True)]
         wrong = [i for i, (a, b) in enumerate(zip(got, want, strict=True)) if not _equal_bits(a, b)]
-        if wrong:
-            what = f"result {wrong[0] + 1} of {len(got)}"
+        if not self._agreed(not wrong):
+            what = f"result {wrong[0] + 1} of {len(got)}" if wrong else "what another rank has"
             self._refuse(size, batch, f"{what} came out otherwise when the step was replayed")
         else:
             graph.proven = True

@@ -97,11 +97,28 @@ def test_an_unasked_for_cache_is_modest_and_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"), [({"page_size": 24}, "divide 128"), ({"tensor_parallel_size": 2}, "one dev")]
+    ("settings", "says"), [({"page_size": 24}, "divide 128"), ({"tensor_parallel_size": 17}, "at most 16 ranks")]
 )
 def test_what_it_cannot_do_is_refused_before_anything_is_loaded(settings: dict[str, int], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         PLATFORM().configure(EngineConfig(**settings))  # type: ignore[arg-type]
+
+
+def test_ranks_share_the_host_and_say_how() -> None:
+    config, (how, cache) = PLATFORM().configure(EngineConfig(tensor_parallel_size=2))
+    assert "2 ranks: a process each" in how and "communicator: shared memory" in how and "for all ranks" in cache
+    alone, _ = PLATFORM().configure(EngineConfig())
+    assert (config.kv_cache_memory_bytes or 0) <= (alone.kv_cache_memory_bytes or 0) * 0.6
+    one, two = (PLATFORM(EngineConfig(tensor_parallel_size=size)).open(0).memory().total for size in (1, 2))
+    assert two == one // 2
+    several = PLATFORM().configure(EngineConfig(tensor_parallel_size=16))[1][0]
+    assert threads() >= 16 or "fewer cores" in several
+
+
+def test_without_the_extension_there_is_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quintet.platforms.cpu.platform._extension", lambda: None)
+    with pytest.raises(ValueError, match="tensor_parallel_size must be 1: .* install a C\\+\\+ compiler"):
+        PLATFORM().configure(EngineConfig(tensor_parallel_size=2))
 
 
 def test_a_cache_takes_memory_when_it_is_used_and_not_before() -> None:

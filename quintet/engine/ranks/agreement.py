@@ -1,0 +1,60 @@
+"""How a step ended on every rank: alike, or for nobody."""
+
+import zlib
+
+import msgspec
+import numpy as np
+
+from quintet.engine.runner import StepResult
+from quintet.engine.scheduler import Plan
+from quintet.platforms.interface import Channel, DeviceLost
+
+LONGEST = 800  # bytes of an error that other ranks are told
+_LEFT = "StepLeft"  # the error of a rank that waited for one that had left: not the cause
+
+
+class RankFailed(RuntimeError):
+    """A step that could not be ended on some rank, and so was not on any."""
+
+
+class Agreement:
+    """Called by each rank when a step has landed: one exchange. What failed on one rank has failed on all; ranks whose
+    plans or tokens differ are no longer one model."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel, self._steps = channel, 0
+
+    def __call__(self, plan: Plan, result: StepResult | Exception) -> StepResult | Exception:
+        """The result, or the error that all ranks have in its place."""
+        if isinstance(result, DeviceLost):
+            return result
+        self._steps += 1
+        why = _told(result) if isinstance(result, Exception) else ""
+        try:
+            notes = self._channel.exchange(msgspec.msgpack.encode((digest(plan, result), why)))
+        except DeviceLost as error:
+            return error
+        said = [msgspec.msgpack.decode(note, type=tuple[int, str]) for note in notes]
+        errors = [(rank, each) for rank, (_, each) in enumerate(said) if each]
+        if not errors and len({each for each, _ in said}) == 1:
+            return result
+        if not errors:
+            plans = ", ".join(f"{each:08x}" for each, _ in said)
+            lost = DeviceLost(f"the ranks' step {self._steps} differs ({plans}): they are no longer one model")
+            self._channel.stop(str(lost))
+            return lost
+        if isinstance(result, Exception) and len(errors) == len(said) and len({each for _, each in errors}) == 1:
+            return result  # as on one rank
+        rank, why = next((each for each in errors if not each[1].startswith(_LEFT)), errors[0])
+        return RankFailed(f"rank {rank} of {len(said)}: {why}")
+
+
+def digest(plan: Plan, result: StepResult | Exception) -> int:
+    """Of a step's plan and of what was drawn: the same number on every rank."""
+    planned = [number for request, count in plan.tokens.items() for number in (request.order, count)]
+    drawn = [] if isinstance(result, Exception) else result.token_ids
+    return zlib.crc32(np.array([plan.num_tokens, *planned, -1, *drawn], np.int64).tobytes())
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".encode()[:LONGEST].decode(errors="ignore")

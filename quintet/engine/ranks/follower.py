@@ -1,0 +1,158 @@
+"""The process of a rank beside rank 0: the same engine, asked the same in the same order."""
+
+import ctypes
+import logging
+import os
+import select
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+import torch
+
+from quintet.config import EngineConfig
+from quintet.engine.client import save_shards
+from quintet.engine.engine import Engine
+from quintet.engine.grammar import SECONDS, Grammars
+from quintet.engine.hub import resolve_tokenizer
+from quintet.engine.ranks import inbox
+from quintet.engine.ranks.leader import together
+from quintet.engine.ranks.processes import PARENT_GONE, REFUSED
+from quintet.engine.start import Prepared, launch, prepare
+from quintet.engine.tokenizer import Tokenizer, load_tokenizer
+from quintet.engine.weight_files import weights_of
+from quintet.platforms.interface import Channel, DeviceLost, Recording
+from quintet.types import Place
+
+logger = logging.getLogger(__name__)
+
+_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
+COMPILING = 600.0  # seconds for what rank 0 has compiled: none may come to another end than that
+_LOOK = 1.0  # seconds between two looks at who the parent is
+
+
+def main() -> int:
+    """Follows rank 0 until that is gone, or a rank is."""
+    with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as pipe:
+        orders = msgspec.json.decode(pipe.readline(), type=inbox.Orders)
+    end_with_leader(orders.leader, orders.in_main_thread)
+    logging.basicConfig(level=logging.ERROR, format=f"rank {orders.rank}: %(name)s: %(message)s")
+    torch.set_num_threads(orders.threads)
+    place = Place(orders.rank, orders.size, f"shared://{orders.descriptor}")
+    try:
+        prepared = prepare(EngineConfig(**orders.engine), place=place)
+    except Exception as error:  # rank 0 is told, if it could not say the same itself
+        print(f"rank {orders.rank}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return REFUSED
+    channel = prepared.ranks.channel
+    assert channel is not None
+    try:
+        grammars = grammars_of(prepared, COMPILING)
+        engine = launch(prepared, progress=False, grammars=grammars)
+        Follower(engine, prepared, channel, grammars).run()
+    except DeviceLost as error:
+        logger.debug("%s", error)  # rank 0 says it
+    except BaseException as error:
+        channel.stop(f"rank {orders.rank} of {orders.size} broke: {type(error).__name__}: {error}")
+        return REFUSED
+    return 1
+
+
+def end_with_leader(leader: int, in_main_thread: bool) -> None:
+    """A pipe's end is seen whatever killed the other side, and in the midst of a step. Where the thread that started
+    this process lives as long as its own, the system sees to it too, even if this one was stopped."""
+    if in_main_thread and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+    threading.Thread(target=_follow, args=(leader,), name="quintet-leader", daemon=True).start()
+
+
+def _follow(leader: int) -> None:
+    while os.getppid() == leader:
+        ready, _, _ = select.select([sys.stdin.fileno()], [], [], _LOOK)
+        if ready and not os.read(sys.stdin.fileno(), 4096):
+            break
+    os._exit(PARENT_GONE)
+
+
+def grammars_of(prepared: Prepared, seconds: float = SECONDS) -> Grammars:
+    """Compile what another process has tried."""
+    config = prepared.config
+
+    def tokenizer() -> Tokenizer | None:
+        return None if config.skip_tokenizer_init else load_tokenizer(Path(resolve_tokenizer(config, prepared.folder)))
+
+    ids = prepared.generation.get("eos_token_id", ())
+    return Grammars(tokenizer, prepared.vocab_size, ids, config.structured_outputs_config, seconds, tried=True)
+
+
+class Follower:
+    """Does what the inboxes say."""
+
+    def __init__(self, engine: Engine, prepared: Prepared, channel: Channel, grammars: Grammars) -> None:
+        self._engine, self._prepared, self._channel, self._grammars = engine, prepared, channel, grammars
+        self._recording: Recording | None = None
+
+    def run(self) -> None:
+        """Until rank 0 is gone: DeviceLost, if this process is not."""
+        number = 0
+        while True:
+            box = inbox.decode(self._channel.hear())
+            number += 1
+            assert box.number == number, f"inbox {box.number} came in the place of {number}"
+            for item in box.items:
+                self._do(item)
+            self._trace(box.traced)
+            if box.joint is None:
+                self._engine.compute()
+                self._engine.take()
+            else:
+                self._jointly(box.joint)
+
+    def _do(self, item: inbox.Item) -> None:
+        if isinstance(item, inbox.Add):
+            self._engine.add(item.admitted)
+            self._engine.wait_for_grammars()
+        elif isinstance(item, inbox.Abort):
+            self._engine.abort(item.request_ids)
+        elif isinstance(item, inbox.Compile):
+            self._grammars.matcher(item.grammar)  # begins
+        else:
+            self._engine.reset_prefix_cache()
+
+    def _trace(self, wanted: bool) -> None:
+        """Steps of a traced rank are not replayed, and ranks do alike."""
+        if wanted and self._recording is None:
+            self._recording = self._prepared.platform.profile(_nobody)
+        elif not wanted and self._recording is not None:
+            self._recording.stop()
+            self._recording = None
+
+    def _jointly(self, order: inbox.Joint) -> None:
+        try:
+            together(self._channel, lambda: carried_out(self._engine, self._prepared, order))
+        except (ValueError, NotImplementedError, OSError, MemoryError) as error:  # on every rank
+            logger.debug("%s", error)
+
+
+def carried_out(engine: Engine, prepared: Prepared, order: inbox.Joint) -> int:
+    """What an engine is told to do -> bytes that it gave back."""
+    if isinstance(order, inbox.Sleep):
+        return engine.sleep(order.level)
+    if isinstance(order, inbox.WakeUp):
+        engine.wake_up()
+    elif isinstance(order, inbox.SaveSharded):
+        save_shards(prepared, Path(order.folder))
+    else:
+        folder = None if order.folder is None else weights_of(prepared.config, Path(order.folder))
+        engine.reload_weights(folder)
+    return 0
+
+
+def _nobody(name: str, kind: str, track: int | str, begin: int, end: int) -> None:
+    """Rank 0 tells the trace."""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""Where the ranks of a model meet, and what they settle before it is loaded."""
+
+import contextlib
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import msgspec
+
+from quintet.config import EngineConfig
+from quintet.engine.memory import MemoryPlan
+from quintet.engine.ranks.processes import Processes
+from quintet.engine.runner import Others, Ranks
+from quintet.engine.worker import Worker
+from quintet.platforms.interface import Capabilities, Channel, DeviceLost
+from quintet.types import Place
+
+
+class Meeting(NamedTuple):
+    """Which rank this process is, and whom it has started."""
+
+    place: Place
+    others: Processes | None = None
+
+
+def started(config: EngineConfig, size: int) -> Meeting:
+    """This process is rank 0, and starts the others."""
+    others = Processes(config, size)
+    return Meeting(Place(0, size, others.endpoint), others)
+
+
+@contextlib.contextmanager
+def closing(others: Others | None) -> Iterator[None]:
+    """No process is left of ranks that do not start; why one has not is said as of a setting."""
+    try:
+        yield
+    except BaseException as error:
+        if others is not None:
+            others.close()
+            if isinstance(error, DeviceLost):
+                raise ValueError(f"the ranks did not start: {error}") from None
+        raise
+
+
+def ranks_of(
+    config: EngineConfig, facts: Capabilities, meeting: Meeting | None, make: Callable[[Place], Worker]
+) -> Ranks:
+    """Threads of this process that meet in it, or this process's own rank."""
+    if meeting is None:
+        size, endpoint = 1 if facts.spmd else config.tensor_parallel_size, f"inproc://quintet-{uuid.uuid4().hex}"
+        return Ranks(size, lambda rank: make(Place(rank, size, endpoint)))
+    ranks = Ranks(1, lambda _: make(meeting.place), meeting.others)
+    if meeting.others is not None and ranks.channel is not None:
+        meeting.others.attach(ranks.channel)
+    return ranks
+
+
+def described(config: EngineConfig, facts: Capabilities, ranks: Ranks) -> list[str]:
+    """How several ranks run, where the platform does not say it: one whose ranks are processes does."""
+    size = config.tensor_parallel_size
+    if size == 1 or facts.processes:
+        return []
+    if facts.spmd:
+        return [f"{size} devices: this process drives all of them, and the compiler adds the collectives"]
+    kind = type(ranks.workers[0].comm).__name__
+    return [f"{size} ranks: threads of this process; communicator: {kind}"]
+
+
+def least_of_all(plan: MemoryPlan, channel: Channel) -> MemoryPlan:
+    """The plan of the rank that has the fewest pages, where each knows its own."""
+    mine = plan.num_pages, plan.max_model_len, plan.each, plan.num_slots
+    notes = channel.exchange(msgspec.msgpack.encode(mine))
+    pages, length, each, slots = min(msgspec.msgpack.decode(note, type=tuple[int, int, int, int]) for note in notes)
+    return replace(plan, num_pages=pages, max_model_len=length, each=each, num_slots=slots)
