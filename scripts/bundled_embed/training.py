@@ -19,7 +19,7 @@ from .texts import SEED, Subject
 
 @dataclass(frozen=True)
 class Recipe:
-    steps: int = 600
+    steps: int = 900
     subjects: int = 48  # in a batch
     rate: float = 5e-4
     warm: int = 100  # steps until the rate is reached
@@ -32,7 +32,7 @@ class Recipe:
 
 
 PARTS = 3  # that a batch is run in, by length: padding costs time
-BAG = Recipe(steps=1000, subjects=256, rate=0.02)
+BAG = Recipe(steps=1500, subjects=256, rate=0.02)
 LAYERS = Recipe()
 
 
@@ -93,7 +93,7 @@ def layered(model: BertModel, ids: Sequence[Sequence[int]], rng: random.Random) 
         longest = max(map(len, some))
         mask = torch.tensor([[1] * len(each) + [0] * (longest - len(each)) for each in some])
         padded = torch.tensor([[*each, *[0] * (longest - len(each))] for each in some])
-        first = rng.randrange(LONGEST - longest) if rng.random() < 0.25 else 0
+        first = rng.randrange(LONGEST - longest + 1) if rng.random() < 0.25 else 0
         found.append(pooled(model, padded, mask, first))
     return torch.cat(found)
 
