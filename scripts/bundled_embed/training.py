@@ -19,7 +19,7 @@ from .texts import SEED, Subject
 
 @dataclass(frozen=True)
 class Recipe:
-    steps: int = 900
+    steps: int = 600
     subjects: int = 48  # in a batch
     rate: float = 5e-4
     warm: int = 100  # steps until the rate is reached
@@ -32,7 +32,7 @@ class Recipe:
 
 
 PARTS = 3  # that a batch is run in, by length: padding costs time
-BAG = Recipe(steps=1500, subjects=256, rate=0.02)
+BAG = Recipe(steps=1000, subjects=256, rate=0.02)
 LAYERS = Recipe()
 
 
