@@ -56,3 +56,13 @@ def test_a_model_of_numbers_is_loaded_without_jinja() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[0] == "True True []"
+
+
+def test_a_command_ends_without_a_last_look_for_garbage() -> None:
+    """What is registered first runs last."""
+    code = (
+        "import atexit, gc\natexit.register(lambda: print(gc.get_freeze_count() > 0))\n"
+        "from quintet.server import cli\ncli.main(['--version'])\nassert not gc.get_freeze_count()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[1:] == ["True"]
