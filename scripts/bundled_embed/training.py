@@ -78,7 +78,9 @@ class Material:
 
 
 def _again(subjects: Sequence[Subject], size: int, rng: random.Random) -> Iterator[Sequence[Subject]]:
-    """All of them in a new order, over and over."""
+    """All of them in a new order, over and over. ValueError where they do not fill a batch."""
+    if len(subjects) < size:
+        raise ValueError(f"{len(subjects)} subjects do not fill a batch of {size}; raise --most and --taught")
     while True:
         order = rng.sample(subjects, len(subjects))
         yield from (order[begin : begin + size] for begin in range(0, len(order) - size + 1, size))
