@@ -1,7 +1,11 @@
 """quintet: one engine for language models on any accelerator. The public API, imported on first use."""
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from quintet.importing import without_collection
 
 __version__ = "0.1.0"
 
@@ -83,9 +87,16 @@ if TYPE_CHECKING:
     from quintet.server.engine_args import FlexibleArgumentParser as FlexibleArgumentParser
 
 
+def _home(module: str) -> ModuleType:
+    if module in sys.modules:
+        return sys.modules[module]
+    with without_collection():
+        return importlib.import_module(module)
+
+
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
+        return getattr(_home(_HOME[name]), name)
     from quintet.settings.lacking import NAMES
 
     if name in NAMES:  # an AttributeError would lose its message in `from quintet import ...`

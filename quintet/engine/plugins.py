@@ -2,7 +2,8 @@
 
 import functools
 import logging
-from importlib.metadata import entry_points
+
+from quintet.entry_points import entry_points
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from quintet.engine.checks import object_of, one_of
-from quintet.engine.template import render_template, template_variables
+from quintet.engine.rendering import render_template, template_variables
 from quintet.sampling_params import ParameterError
 
 SWITCHES = ("enable_thinking", "thinking")  # variables by which templates are told to let the model think, or not to

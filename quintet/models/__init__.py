@@ -4,8 +4,9 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Iterable, Mapping
-from importlib.metadata import entry_points
 from typing import Any
+
+from quintet.entry_points import entry_points
 
 GROUP = "quintet.models"  # entry points: model_type or architecture = package.module[:Class]
 

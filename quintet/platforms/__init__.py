@@ -4,9 +4,9 @@ import importlib
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import entry_points
 
 from quintet.config import EngineConfig
+from quintet.entry_points import entry_points
 from quintet.names import unknown
 from quintet.platforms.interface import CONTRACT_VERSION, Capabilities, Platform, Unavailable, WrongContract
 

@@ -1,5 +1,7 @@
 """The `quintet` command: finds the sub-command, loads it alone, and turns failures into messages and exit codes."""
 
+import atexit
+import gc
 import importlib
 import os
 import sys
@@ -45,6 +47,8 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. 0: done, 1: it failed, 2: it was called wrongly, 130: interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
+    atexit.unregister(gc.freeze)
+    atexit.register(gc.freeze)  # the interpreter's last look for garbage would walk all of torch, for 0.1 s
     try:
         name = _name(words)
         return _usage(words) if name is None else _run(name, words[len(name.split()) :])

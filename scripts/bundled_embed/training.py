@@ -78,7 +78,9 @@ class Material:
 
 
 def _again(subjects: Sequence[Subject], size: int, rng: random.Random) -> Iterator[Sequence[Subject]]:
-    """All of them in a new order, over and over."""
+    """All of them in a new order, over and over. ValueError where they do not fill a batch."""
+    if len(subjects) < size:
+        raise ValueError(f"{len(subjects)} subjects do not fill a batch of {size}; raise --most and --taught")
     while True:
         order = rng.sample(subjects, len(subjects))
         yield from (order[begin : begin + size] for begin in range(0, len(order) - size + 1, size))
@@ -93,7 +95,7 @@ def layered(model: BertModel, ids: Sequence[Sequence[int]], rng: random.Random) 
         longest = max(map(len, some))
         mask = torch.tensor([[1] * len(each) + [0] * (longest - len(each)) for each in some])
         padded = torch.tensor([[*each, *[0] * (longest - len(each))] for each in some])
-        first = rng.randrange(LONGEST - longest) if rng.random() < 0.25 else 0
+        first = rng.randrange(LONGEST - longest + 1) if rng.random() < 0.25 else 0
         found.append(pooled(model, padded, mask, first))
     return torch.cat(found)
 

@@ -110,3 +110,19 @@ def test_it_is_served_by_its_name(llm: LLM) -> None:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
         found = client.embeddings.create(model=BUNDLED_EMBED, input=TEXTS[0])
     assert found.data[0].embedding == pytest.approx(vectors(llm, TEXTS[:1])[0].tolist(), abs=1e-6)
+
+
+def test_the_server_of_a_chat_model_says_what_gives_embeddings() -> None:
+    with Server("--device", "cpu", "--max-model-len", "512", "--num-pages", "200") as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+        with pytest.raises(openai.BadRequestError) as said:
+            client.embeddings.create(model="bundled", input=TEXTS[0])
+    assert "generates text and gives no numbers" in said.value.message
+    assert "start the server with an embedding model (`quintet serve bundled-embed`" in said.value.message
+
+
+@pytest.mark.parametrize("command", ["embed", "rerank"])
+def test_the_help_names_the_model_that_is_used(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    assert "(default: bundled-embed)" in " ".join(capsys.readouterr().out.split())

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from quintet.engine.template import render_template
+from quintet.engine.rendering import render_template
 from quintet.engine.tokenizer import Tokenizer, refuse_surrogates
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
+from quintet.config import BUNDLED_EMBED
 from quintet.pooling_params import PoolingParams
 from quintet.server import flags
 from quintet.server.commands import _texts, engine
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--prompt-name", metavar="NAME", help="the model's prompt that is put before each text")
     group.add_argument("--quiet", "-q", action="store_true", help="print no figures to standard error")
     flags.add_arguments(parser, PoolingParams, _OTHERS, "vectors", {"truncate_prompt_tokens": _WHOLE})
-    engine.add_arguments(parser)
+    engine.add_arguments(parser, model=BUNDLED_EMBED)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 _NOT_ON_A_COMMAND_LINE = ("detokenize", "output_kind", "extra_args", "repetition_detection", "stream_interval")
 
 
-def add_arguments(parser: argparse.ArgumentParser, exclude: Collection[str] = ()) -> None:
-    """The engine's flags."""
-    flags.add_arguments(parser, EngineConfig, ("skip_tokenizer_init", *exclude))
+def add_arguments(parser: argparse.ArgumentParser, exclude: Collection[str] = (), **defaults: Any) -> None:
+    """The engine's flags; `defaults` are those of the command, for the help."""
+    flags.add_arguments(parser, EngineConfig, ("skip_tokenizer_init", *exclude), defaults=defaults)
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser, exclude: Collection[str] = (), **defaults: Any) -> None:

@@ -6,6 +6,7 @@ import sys
 import time
 from typing import IO, Any
 
+from quintet.config import BUNDLED_EMBED
 from quintet.pooling_params import PoolingParams
 from quintet.server.commands import _texts, engine
 from quintet.server.commands._texts import Line
@@ -20,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--field", default="text", metavar="NAME", help="which entry of objects is the text (text)")
     group.add_argument("--top-n", type=_count, metavar="N", help="how many are shown; all if not given")
     group.add_argument("--quiet", "-q", action="store_true", help="print no figures to standard error")
-    engine.add_arguments(parser)
+    engine.add_arguments(parser, model=BUNDLED_EMBED)
 
 
 def _count(word: str) -> int:

@@ -209,7 +209,8 @@ async def test_the_models_prompt_and_case() -> None:
 
 async def test_a_model_that_generates_says_what_to_do() -> None:
     said = (await embed(FakeBackend(), 400, input="a"))["error"]
-    assert said["code"] == "unsupported" and "--runner pooling" in said["message"]
+    assert said["code"] == "unsupported" and "generates text and gives no numbers" in said["message"]
+    assert "`quintet serve bundled-embed`" in said["message"] and "--runner pooling" in said["message"]
 
 
 @pytest.mark.parametrize(

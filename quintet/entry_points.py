@@ -1,0 +1,17 @@
+"""What installed packages bring by entry points. All packages are read once: a hundred take 20 ms a time."""
+
+import functools
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Any
+
+
+def entry_points(group: str) -> Sequence[metadata.EntryPoint]:
+    """Those of a group, from the packages that sys.path leads to."""
+    return list(_found(tuple(sys.path)).select(group=group))
+
+
+@functools.lru_cache(maxsize=1)
+def _found(path: tuple[str, ...]) -> Any:  # what it is differs between Python 3.10 and 3.12
+    return metadata.entry_points()
