@@ -1,9 +1,12 @@
 """Settings of every test."""
 
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
+
+from tests.helpers.logs import as_before
 
 torch.set_num_threads(1)  # tiny products gain nothing from threads that wait for each other on busy cores
 
@@ -20,3 +23,10 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 def _the_same_numbers() -> None:
     """torch.randn() gives each test what it gave it the last time, whatever this worker ran before."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _the_same_log() -> Iterator[None]:
+    """A command sets the log up for the whole process."""
+    with as_before():
+        yield

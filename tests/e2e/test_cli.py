@@ -9,13 +9,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from quintet.server import cli
-from tests.helpers.logs import as_before
 
 QUINTET = [sys.executable, "-m", "quintet"]
 FRANCE, PARIS = "What is the capital of France?", "The capital of France is Paris."
@@ -25,13 +23,6 @@ SKY, BLUE = "What color is the sky?", "The sky is blue."
 def _run(*words: str, stdin: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **environ}
     return subprocess.run([*QUINTET, *words], input=stdin, capture_output=True, text=True, timeout=120, env=environment)
-
-
-@pytest.fixture(autouse=True)
-def _log() -> Iterator[None]:
-    """A command sets the log up for the whole process."""
-    with as_before():
-        yield
 
 
 def test_generate_prints_text_and_speed() -> None:

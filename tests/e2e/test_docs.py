@@ -15,7 +15,6 @@ import pytest
 
 from quintet.server import cli
 from quintet.server.flags import Parser
-from tests.helpers.logs import as_before
 from tests.helpers.serving import Server
 
 ROOT = Path(__file__).parents[2]
@@ -80,13 +79,6 @@ LINES = [
     for line in each.text.replace("\\\n", " ").splitlines()
     if line.strip() and not line.startswith("#")
 ]
-
-
-@pytest.fixture(autouse=True)
-def _log() -> Iterator[None]:
-    """A command sets the log up for the whole process."""
-    with as_before():
-        yield
 
 
 @pytest.fixture(scope="module")

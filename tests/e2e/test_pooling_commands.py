@@ -2,7 +2,6 @@
 
 import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,6 @@ from transformers import BertConfig, BertModel
 
 from quintet.server import cli
 from tests.e2e.test_pooling_served import SIZES, TEXTS, saved, vector
-from tests.helpers.logs import as_before
-
-
-@pytest.fixture(autouse=True)
-def _log() -> Iterator[None]:
-    """A command sets the log up for the whole process."""
-    with as_before():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import argparse
 import importlib
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from quintet import LLM
 from quintet.server import cli, flags
 from quintet.server.commands import _local
 from quintet.settings.wording import Spelling, Wording
-from tests.helpers.logs import as_before
 from tests.helpers.serving import NULL, PATIENCE, Server
 from tests.server.test_serve_command import refused
 
@@ -28,12 +26,6 @@ TAKE_ANYTHING = {
     "--output-file", "-o", "--ignore-patterns",
 }  # fmt: skip
 NONSENSE = ("", "{", "-7x")  # one of them is wrong for every other flag
-
-
-@pytest.fixture(autouse=True)
-def _log() -> Iterator[None]:
-    with as_before():
-        yield
 
 
 def parser(command: str) -> flags.Parser:

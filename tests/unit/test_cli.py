@@ -18,14 +18,6 @@ from quintet.server.commands._talk import Talk
 from quintet.server.commands.bench import percentiles
 from quintet.server.commands.engine import sampling
 from quintet.server.tables import table
-from tests.helpers.logs import as_before
-
-
-@pytest.fixture(autouse=True)
-def _log() -> Iterator[None]:
-    """A command sets the log up for the whole process."""
-    with as_before():
-        yield
 
 
 @pytest.mark.parametrize(
