@@ -26,6 +26,12 @@ PLACE = ROOT / "build" / "image"
 STAND_IN, IMAGE = "localhost/quintet-stand-in", "localhost/quintet:check"
 SUITE, MIRROR = "bookworm", "http://deb.debian.org/debian"
 PACKAGES = "python3,python3-venv,python3-pip,python3-dev,ca-certificates"
+# what Debian's slim images and Python's lack, too
+LEFT_OUT = (
+    *(f"var/{each}/*" for each in ("cache/apt", "lib/apt/lists")),
+    *(f"usr/share/{each}/*" for each in ("doc", "info", "locale", "man")),
+    *("usr/lib/**/*.pyc", "usr/lib/**/libpython*.a"),
+)
 GIVEN = "/opt/wheels"  # where --wheels is seen while the image is built
 PATIENCE = 300.0  # seconds until it is healthy
 USER = "10001:10001"
@@ -50,6 +56,8 @@ def stand_in() -> str:
             link.symlink_to(f"{name}3")
     for marker in folder.glob("usr/lib/python3*/EXTERNALLY-MANAGED"):
         marker.unlink()  # the real base's pip installs where it is told
+    for path in [path for pattern in LEFT_OUT for path in folder.glob(pattern)]:
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     shutil.copy("/etc/ssl/certs/ca-certificates.crt", folder / "etc" / "ssl" / "certs")
     settings = "[global]\ncert = /etc/ssl/certs/ca-certificates.crt\ndisable-pip-version-check = true\n"
     (folder / "etc" / "pip.conf").write_text(f"{settings}find-links = {GIVEN}\n")

@@ -1,7 +1,9 @@
 """The rules of the house that no linter expresses; each takes a text and returns what breaks it, as `line what`."""
 
 import ast
+import io
 import re
+import tokenize
 
 DEVICES = ("cpu", "cuda", "hip", "mps", "rocm", "tpu", "xpu")
 LIBRARIES = ("nccl", "rccl", "xccl", "cudnn", "miopen")
@@ -48,6 +50,19 @@ def outgrown(text: str) -> list[str]:
             if len(public) > MAX_PUBLIC_METHODS:
                 found.append(f"{node.lineno} {node.name} has {len(public)} public methods")
     return found
+
+
+def code_lines(text: str) -> int:
+    """Lines that are neither blank nor comments nor parts of docstrings."""
+    blank = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    code: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in blank:
+            code.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Module, ast.ClassDef, *Function.__args__)) and ast.get_docstring(node) is not None:
+            code.difference_update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    return len(code)
 
 
 def undocumented(text: str) -> list[str]:

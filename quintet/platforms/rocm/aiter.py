@@ -13,28 +13,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quintet.ops.attention import PagedAttention, page_shape, paged_attention
+from quintet.ops.attention import PagedAttention
 from quintet.ops.linear import linear
 from quintet.ops.moe import experts
 from quintet.ops.norm import add_rms_norm, rms_norm
 from quintet.ops.quantize import attributes, quantize
 from quintet.ops.registry import Op, Ops
-from quintet.platforms.gpu.attention import SINGLE, single
+from quintet.platforms.gpu import trials
+from quintet.platforms.gpu.attention import single
 from quintet.platforms.gpu.fnuz import FN, FNUZ, as_fnuz
 from quintet.platforms.gpu.triton_probe import probing
 from quintet.platforms.interface import Mixer
 from quintet.platforms.rocm.facts import facts
-from quintet.types import AttentionSpec, Batch, Books, Group
+from quintet.types import AttentionSpec, Books
 from quintet.weights import Form, Matrix
 
 OPS = ("rms_norm", "add_rms_norm", "experts", "linear:fp8a8")  # that it serves
 HALVES = (torch.bfloat16, torch.float16)
-CHIPS = (
-    "gfx942",
-    "gfx950",
-)  # that it has kernels for: elsewhere a launch may end the process, and nothing catches that
-WIDE = 1024  # slots of a table whose requests it shares out: more than 512
-STEPS = 4  # of the type's precision, by which a trial may be off at the largest result
+CHIPS = ("gfx942", "gfx950")  # that it has kernels for: elsewhere a launch may end the process, which nothing catches
 PARTS = {
     "rms_norm": "", "rmsnorm2d_fwd_with_add": "", "gemm_a8w8": "", "ActivationType": "",
     "fused_moe": ".fused_moe", "unified_attention": ".ops.triton.unified_attention",
@@ -57,7 +53,7 @@ def _probe(name: str, trial: Callable[[torch.device], tuple[Any, Any]]) -> Calla
     """A probe: is it there, and does the trial's first result equal its second, the specification's?"""
 
     def check(device: torch.device) -> str | None:
-        return _of_chip(device) or _differ(*trial(device))
+        return _of_chip(device) or trials.differ(*trial(device), "AITER")
 
     return lambda: found if isinstance(found := part(name), str) else probing(check)()
 
@@ -70,30 +66,12 @@ def _of_chip(device: torch.device) -> str | None:
     return None if arch in CHIPS else f"AITER has no kernels for {arch}, only for {' and '.join(CHIPS)}"
 
 
-def _differ(got: Tensor, want: Tensor) -> str | None:
-    off, most = (float(x.float().abs().max()) for x in (got.float() - want.float(), want))
-    good = got.shape == want.shape and off <= STEPS * torch.finfo(got.dtype).eps * max(1.0, most)
-    return None if good else f"AITER's result is off by {off:.3g} of {most:.3g}"
-
-
-def _drawn(device: torch.device, *shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(7)).bfloat16().to(device)
-
-
 def _ours(op: str) -> Callable[..., Any]:
     return Op.registry[op].providers["triton"]
 
 
-def _try_norm(device: torch.device) -> tuple[Tensor, Tensor]:
-    x, weight = _drawn(device, 5, 512), _drawn(device, 512)
-    return _rms_norm(x, weight, 1e-6, 0.0), rms_norm.reference(x, weight, 1e-6, 0.0)
-
-
-def _try_add_norm(device: torch.device) -> tuple[Tensor, Tensor]:
-    x, weight = _drawn(device, 2, 5, 512), _drawn(device, 512)
-    both = (each(x[0], x[1], weight, 1e-6, 0.0) for each in (_add_rms_norm, add_rms_norm.reference))
-    got, want = (torch.stack(each) for each in both)
-    return got, want
+def _try_norm(device: torch.device) -> trials.Pair:
+    return trials.of_norm(device, _rms_norm)
 
 
 @rms_norm.provide("aiter", _probe("rms_norm", _try_norm))
@@ -101,6 +79,10 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
     if offset or x.dtype not in HALVES or weight.dtype != x.dtype:
         return _ours("rms_norm")(x, weight, eps, offset)
     return part("rms_norm")(x.reshape(-1, x.shape[-1]).contiguous(), weight, eps).view(x.shape)
+
+
+def _try_add_norm(device: torch.device) -> trials.Pair:
+    return trials.of_add_norm(device, _add_rms_norm)
 
 
 @add_rms_norm.provide("aiter", _probe("rmsnorm2d_fwd_with_add", _try_add_norm))
@@ -115,10 +97,10 @@ def _add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offse
 
 def _try_linear(device: torch.device) -> tuple[Tensor, Tensor]:
     form = Form("fp8a8", 8, 8, dtype=FN)
-    found = attributes(quantize(_drawn(device, 256, 512), form))
+    found = attributes(quantize(trials.drawn(device, 256, 512), form))
     found = as_fnuz(found) if getattr(facts(), "fp8", FN) == FNUZ else found
     weight = Matrix(found["weight"], found["scales"], form=form)
-    x = _drawn(device, 5, 512)
+    x = trials.drawn(device, 5, 512)
     return _linear(x, weight, None, (256,)), linear.reference(x, weight, None, (256,))
 
 
@@ -137,11 +119,8 @@ def _linear(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, 
     return y if bias is None else y + bias
 
 
-def _try_experts(device: torch.device) -> tuple[Tensor, Tensor]:
-    ids = torch.tensor([[0, 3], [2, 1], [3, -1]], dtype=torch.int32, device=device)
-    stacks = _drawn(device, 4, 512, 256) / 16, _drawn(device, 4, 256, 256) / 16
-    args = _drawn(device, 3, 256), *stacks, torch.full((3, 2), 0.5, device=device), ids, "silu"
-    return _experts(*args), experts.reference(*args)
+def _try_experts(device: torch.device) -> trials.Pair:
+    return trials.of_experts(device, _experts)
 
 
 @experts.provide("aiter", _probe("fused_moe", _try_experts))
@@ -190,30 +169,6 @@ def attend(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tens
 
 
 def trial(spec: AttentionSpec, device: torch.device) -> str | None:
-    """A prompt of 3 tokens and a token behind 20 others, then single tokens in a table so wide that a request is shared
-    out, by another kernel; against the specification. Says what was wrong."""
-    if isinstance(found := part("unified_attention"), str):
-        return found
-    try:
-        kv = _drawn(device, 3, *page_shape(spec)).to(spec.dtype)
-        sinks = torch.linspace(-1, 1, spec.heads, device=device).to(spec.dtype) if spec.sinks else None
-        for books in (_step(spec, device, [3, 1], 21), _step(spec, device, [1, 1], WIDE, SINGLE)):
-            q = _drawn(device, len(books.batch.positions), spec.heads, spec.head_dim).to(spec.dtype)
-            got = attend(q, kv, books, spec, sinks)
-            if wrong := _differ(got, paged_attention.reference(q, kv, books, spec, sinks)):
-                return wrong
-        return None
-    except Exception as error:  # it compiles and launches: whatever goes wrong is a reason not to serve
-        return f"AITER fails on a small step: {type(error).__name__}: {error}"
-
-
-def _step(spec: AttentionSpec, device: torch.device, brought: list[int], slots: int, kind: int = 0) -> Books:
-    """Requests of 3 and of 21 tokens, which bring so many, in a table of so many slots; with a plan of the kind."""
-    lengths, starts = [3, 21], [0, brought[0], sum(brought)]
-    positions = [length - count + i for length, count in zip(lengths, brought, strict=True) for i in range(count)]
-    numbers = (positions, [0] * brought[0] + [1] * brought[1], starts, [[1, 0], [2, 1]], lengths)
-    place, owners, begin, table, kept = (torch.tensor(x, dtype=torch.int32, device=device) for x in numbers)
-    table = table.repeat(1, -(-slots // (2 * spec.page_size)))
-    plan = (torch.zeros(0, kind, 2, dtype=torch.int32),) if kind else ()
-    group = Group(place, table, kept, plan)
-    return Books(Batch(place, place, owners, begin, begin[1:] - 1, (group,)), group)
+    """What is wrong with its attention for such layers."""
+    found = part("unified_attention")
+    return found if isinstance(found, str) else trials.of_attention(spec, device, attend, "AITER")

@@ -22,7 +22,7 @@ from tests.platforms.gpu.fake_torch import FakeGPU, FakeRuntime
 if needs_triton().type != "cpu":
     pytest.skip("these tests look at what Triton's interpreter is called with", allow_module_level=True)
 from quintet.platforms.gpu import providers, triton_attention
-from quintet.platforms.gpu.kernels import attention, matmul
+from quintet.platforms.gpu.kernels import attention
 from quintet.platforms.gpu.kernels.attention_layer import Limits
 from tests.platforms.gpu import aot
 
@@ -152,5 +152,6 @@ def test_sums_of_splits_are_of_few_tokens() -> None:
     """Their tokens are a grid's second axis."""
     from quintet.platforms.gpu.kernels import quantized
 
-    tile = quantized.tile_for(65_536, False)
-    assert quantized._splits(1, 10**6, tile, 10**6, 1000) == 1 and matmul.ADDED > 0
+    for tile in (quantized.tile_for(65_536, False), quantized.tile_for(65_536, True)):
+        splits = [quantized._splits(tokens, 1, 10**6, tile, 10**6, 1000) for tokens in (64, 65, 65_536)]
+        assert splits[0] > 1 and splits[1:] == [1, 1]

@@ -52,7 +52,8 @@ def split_blocks(layer: Layer, limits: Limits) -> Blocks:
         slots = 16
     if layer.dtype == "fp32" and not layer.wide:  # multiplied without tensor cores, from registers
         slots = 32 if layer.block_dim <= 128 else 16
-    warps = 8 if layer.block_dim > 256 or rows >= 64 else 4  # the results of all rows are held in registers
+    many = layer.block_dim > 256 or rows >= 64  # the results of all rows are held in registers
+    warps = 8 if many else limits.cut.single
     return Blocks(rows, slots, warps, fitting(layer, limits.shared // PER_PROCESSOR, rows, slots)).within(limits.cut)
 
 

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quintet.platforms.gpu.kernels.activation import activated
-from quintet.platforms.gpu.kernels.chips import cut_for
+from quintet.platforms.gpu.kernels.chips import Cut, cut_for
 from quintet.platforms.gpu.kernels.matmul import TYPES, computed, tile_of
 from quintet.platforms.gpu.kernels.routing import ordered
 from quintet.platforms.gpu.kernels.variant import Variant
@@ -30,6 +30,10 @@ class Tile:
     inputs: int  # bytes of a row that one step takes
     warps: int
     stages: int
+
+    def within(self, cut: Cut) -> "Tile":
+        rows, outputs, inputs = min(self.rows, cut.side), min(self.outputs, cut.side), min(self.inputs, cut.inputs)
+        return Tile(rows, outputs, inputs, self.warps, min(self.stages, cut.stages))
 
 
 # By the most rows that an expert has on average. Untuned guesses: few rows wait for weights, which come in long pieces;
@@ -198,22 +202,24 @@ def _launch(
     kind, row = gate.kind, weight.stride(1)
     row, up = (2 * row, row) if kind == "clamped" else (row, out.shape[1] * row)
     (rows, outputs), inputs, num = out.shape, x.shape[1], len(weight)
-    tile = tile or next(each for most, each in TILES if triton.cdiv(rows, num) <= most)
+    cut = cut_for(x.device)
+    tile = (tile or next(each for most, each in TILES if triton.cdiv(rows, num) <= most)).within(cut)
     blocks = min(rows, rows // tile.rows + num + (order is None))
     step, width = tile.inputs // x.dtype.itemsize, tile.outputs // (1 if kind == "none" else 2)
     product[(blocks * triton.cdiv(outputs, width),)](
         out, x, weight, gate.biases[0], counts, order, rows, outputs, inputs, num, shared, x.stride(0), row,
         weight.stride(0), up, *gate.clamp, KIND=kind, SCATTERED=shared == 0, COMPUTE=computed(x.dtype, x.device),
         EVEN=inputs % step == 0, BM=tile.rows, BN=width, BK=step, P=triton.next_power_of_2(num + 1),
-        num_warps=tile.warps, num_stages=min(tile.stages, cut_for(x.device).stages), **dict(cut_for(x.device).options),
+        num_warps=tile.warps, num_stages=tile.stages, **dict(cut.options),
     )  # fmt: skip
 
 
-def variants() -> list[Variant]:
+def variants(cut: Cut = Cut()) -> list[Variant]:  # noqa: B008
     """Both products of experts by each tile, with 8 and 128 of them; gpt-oss's, which have biases."""
     found = []
     for dtype, compute in (("bf16", TYPES[torch.bfloat16]), ("fp16", TYPES[torch.float16])):
-        for _, tile in TILES:
+        for _, largest in TILES:
+            tile = largest.within(cut)
             for what, kind, scattered, bins in (
                 ("gate and up", "silu", False, 256), ("down", "none", True, 16),
                 ("clamped gate and up", "clamped", False, 64), ("biased down", "none", True, 64),
@@ -226,7 +232,7 @@ def variants() -> list[Variant]:
                 signature |= dict.fromkeys(("outputs", "inputs", "x_row", "weight_row", "up_row"), "i32:16")
                 signature |= {"alpha": "fp32", "limit": "fp32"} | ({"bias": f"*{dtype}"} if biased else {})
                 fixed |= {} if biased else {"bias": None}
-                name = f"experts' {what} {dtype} for {tile.rows}"
+                name = f"experts' {what} {dtype} for {largest.rows}"
                 found.append(Variant(name, product, signature, fixed, tile.warps, tile.stages))
         signature = {"out": f"*{dtype}", "each": f"*{dtype}", "weights": "*fp32", "ids": "*i32"}
         signature |= {"width": "i32:16", "num": "i32", "k": "i32"}

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quintet.platforms.gpu.kernels.chips import cut_for
+from quintet.platforms.gpu.kernels.chips import Cut, cut_for
 from quintet.platforms.gpu.kernels.formats import FLOAT8, UNITS, eight, fours, whole
 from quintet.platforms.gpu.kernels.matmul import TYPES, added, computed, finish, tile_of, units
 from quintet.platforms.gpu.kernels.variant import Variant
@@ -30,6 +30,9 @@ class Tile:
     outputs: int
     warps: int
     stages: int
+
+    def within(self, cut: Cut) -> "Tile":
+        return Tile(min(self.tokens, cut.side), min(self.outputs, cut.side), self.warps, min(self.stages, cut.stages))
 
 
 # By the most tokens that each is for. Untuned guesses: few tokens wait for memory, so that many loads are under way (64
@@ -266,18 +269,20 @@ def multiplied(
 
     `tiled`: tokens for which the tile is chosen, if not for these.
     """
-    (tokens, inputs), outputs, bits = x.shape, packed.outputs, packed.bits
+    (tokens, inputs), outputs, bits, cut = x.shape, packed.outputs, packed.bits, cut_for(x.device)
     out = torch.empty((tokens, outputs), dtype=dtype, device=x.device)
     if not out.numel():
         return out
     compute = packed.compute(own is not None, dtype)
     summed = bits == 4 and not (packed.zeros is None and packed.mins is None and not packed.table)
-    tile = tile_for(tiled or tokens, own is not None and packed.group > 0 or summed or compute == tl.float32)
+    heavy = own is not None and packed.group > 0 or summed or compute == tl.float32
+    tile = tile_for(tiled or tokens, heavy).within(cut)
     part = packed.part(tile)
     assert part, "the provider asks for part() before"
     steps = triton.cdiv(inputs, part * 8 // bits)
     wide, tall = triton.cdiv(outputs, tile.outputs), triton.cdiv(tokens, tile.tokens)
-    share = triton.cdiv(steps, splits or _splits(wide, steps, tile, inputs * bits // 8, units(x.device)))
+    splits = splits or _splits(tokens, wide, steps, tile, inputs * bits // 8, units(x.device))
+    share = triton.cdiv(steps, splits)
     count = triton.cdiv(steps, share)
     whole = compute == tl.int8 and not packed.group
     sums = out
@@ -295,8 +300,7 @@ def multiplied(
         MANTISSA=mantissa, BIAS=exponent, FLOAT8_X=own is not None and mantissa > 0, COMPUTE=compute,
         UNIT=1.0 if packed.table else unit_of(compute, mantissa), EVEN=inputs % (part * 8 // bits) == 0,
         SPLIT=count > 1, BN=tile.outputs, BM=tile.tokens, num_warps=tile.warps,
-        num_stages=min(SHALLOW if compute == tl.float32 else tile.stages, cut_for(x.device).stages),
-        **dict(cut_for(x.device).options),
+        num_stages=min(SHALLOW, tile.stages) if compute == tl.float32 else tile.stages, **dict(cut.options),
     )  # fmt: skip
     if count == 1:
         return out
@@ -309,9 +313,9 @@ def unit_of(compute: Any, mantissa: int) -> float:
     return 1.0 if mantissa else UNITS.get(compute, 1.0)
 
 
-def _splits(wide: int, steps: int, tile: Tile, row: int, processors: int) -> int:
+def _splits(tokens: int, wide: int, steps: int, tile: Tile, row: int, processors: int) -> int:
     """Of the inputs, so that enough programs run. What sums cost, 8 bytes each, stays below half of the weight's."""
-    if tile.tokens > SPLIT_UP_TO:
+    if tokens > SPLIT_UP_TO:
         return 1
     most = min(steps // LEAST, row // (16 * tile.tokens))
     return max(1, min(most, triton.cdiv(WAVES * processors, wide)))
@@ -320,7 +324,7 @@ def _splits(wide: int, steps: int, tile: Tile, row: int, processors: int) -> int
 TABLES = {tl.bfloat16: "*bf16", tl.float16: "*fp16"}  # of variants, by what they compute in
 
 
-def variants() -> list[Variant]:
+def variants(cut: Cut = Cut()) -> list[Variant]:  # noqa: B008
     """What place() packs and what checkpoints in float8 hold, by each tile; with splits where tokens are few."""
     found = []
     for dtype in ("bf16", "fp16"):
@@ -344,18 +348,20 @@ def variants() -> list[Variant]:
         }
         for what, kind in kinds.items():
             heavy = kind[-1] in ("*i8", "*u8") and kind[1] > 0 or what.startswith(("int4 with", "table4"))
-            found += [_variant(f"{what} {dtype}", dtype, kind, tile) for _, tile in TILES[: 2 if heavy else 3]]
+            found += [_variant(f"{what} {dtype}", dtype, kind, (most, heavy, cut)) for most, _ in TILES]
     return found
 
 
-def _variant(what: str, dtype: str, kind: tuple[Any, ...], tile: Tile) -> Variant:
+def _variant(what: str, dtype: str, kind: tuple[Any, ...], launch: tuple[int, bool, Cut]) -> Variant:
+    """launch: the most tokens that it is for, whether it is heavy, what a chip bears."""
+    most, heavy, cut = launch
+    tile, split = tile_for(most, heavy).within(cut), most <= SPLIT_UP_TO
     names = "BITS", "GROUP", "PART", "MANTISSA", "BIAS", "COMPUTE"
     fixed = dict(zip(names, kind[:6], strict=True))
     if tile.tokens > (16 if kind[3] else SPLIT_UP_TO) and kind[1]:
         fixed["PART"] = min(fixed["PART"], 64)
     table = "table" in what
     weight, scales, x = kind[6:]
-    split = tile.tokens <= SPLIT_UP_TO
     whole = kind[5] == tl.int8 and kind[1] == 0
     out = f"*{dtype}" if not split else "*i32" if whole else "*fp32"
     fixed |= {"PAIRS": False, "FLOAT8_X": x == "*u8", "EVEN": True, "SPLIT": split, "bias": None}
@@ -367,5 +373,6 @@ def _variant(what: str, dtype: str, kind: tuple[Any, ...], tile: Tile) -> Varian
     fixed |= {name: None for name, each in beside.items() if not each}
     signature |= dict.fromkeys(("tokens", "steps", "share", "scale_row", "own_row"), "i32")
     signature |= dict.fromkeys(("outputs", "inputs", "x_row", "weight_row", "scale_column"), "i32:16")
-    most = 2 if kind[0] == 8 and tile.tokens > SPLIT_UP_TO else 0  # outside of the loop
-    return Variant(f"product {what} for {tile.tokens}", product, signature, fixed, tile.warps, tile.stages, most)
+    few = 2 if kind[0] == 8 and tile.tokens > SPLIT_UP_TO else 0  # outside of the loop
+    name = f"product {what} for {most if split else 'more'}"
+    return Variant(name, product, signature, fixed, tile.warps, tile.stages, few)
