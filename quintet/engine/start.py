@@ -16,6 +16,7 @@ from quintet.config import EngineConfig, read_environment
 from quintet.engine.batch import BatchBuilder
 from quintet.engine.drafts import Lookup
 from quintet.engine.dtypes import dtype_of, kv_dtype_of, name_of
+from quintet.engine.elsewhere.making import check_elsewhere, make_elsewhere
 from quintet.engine.engine import Engine
 from quintet.engine.forms import Target, described, scheme_of, settled_forms
 from quintet.engine.grammar import Grammars
@@ -170,6 +171,7 @@ def prepare(config: EngineConfig, chosen: Chosen | None = None) -> Prepared:
         ranks = Ranks(
             workers, lambda rank: Worker(platform, hf_config, sizes, Place(rank, workers, endpoint), profiler.timed)
         )
+    check_elsewhere(config, facts, ranks.workers[0].arrangement)
     plan = _plan(config, hf_config, sizes, ranks)
     if plan.max_model_len != sizes.max_model_len:
         sizes = replace(sizes, max_model_len=plan.max_model_len)
@@ -243,6 +245,9 @@ def launch(prepared: Prepared, progress: bool = True, grammars: Grammars | None 
     engine = Engine(scheduler, runner, overlap, grammars, profiler)
     if config.calculate_kv_scales:
         calibrate(engine, prepared.ranks, prepared.vocab_size, plan.max_model_len)
+    scheduler.elsewhere = make_elsewhere(
+        config, prepared.capabilities, prepared.ranks, tables, folder, prepared.hf_config
+    )
     return engine
 
 
