@@ -24,12 +24,13 @@ SAMPLING = frozenset({"gumbel", "greedy", "scale_logits", "filter_logits", "samp
 }  # fmt: skip
 # not called by a platform whose attention is made of something else
 ATTENTION = ("write_kv", "rotary_write_kv", "paged_attention", "attention")
+PAGES = ("gather_pages", "scatter_pages")  # called where torch looks into the cache, or a provider does
 # of these a platform that packs the scheme takes what its place() made, and nothing else
 PACKED = {of_kind("linear", kind): kind for kind in FORMS}
 USES = {"linear": {1: "linear"}, "embedding": {1: "embedding"}}  # arguments that place() may repack, and for what
 TYPES: dict[str, tuple[torch.dtype, ...]] = {  # of results; elsewhere the arguments'
     **dict.fromkeys(("route", "route_grouped", "route_limited", "route_sparse"), (torch.float32, torch.int32)),
-    **dict.fromkeys(("known_ids", "place_tokens"), (torch.int32,)),
+    **dict.fromkeys(("known_ids", "place_tokens", "gather_pages", "scatter_pages"), (torch.int32,)),
     **dict.fromkeys(("delta_rule", "selective_scan", "state_space", "wkv7"), (torch.float32, torch.float32)),
 }
 
@@ -314,6 +315,20 @@ def place_tokens(dtype: torch.dtype) -> Iterator[Case]:
             yield f"{what}, of {len(first)}", (token_ids, first, held)
 
 
+def gather_pages(dtype: torch.dtype) -> Iterator[Case]:
+    """Of any dtype the same: bytes."""
+    for width, pages in ((1, [3]), (6, [0, 5, 2]), (34, [4, 1, 4])):
+        held = torch.arange(6 * width, dtype=torch.int32).reshape(6, 1, width) * 40503
+        yield f"{len(pages)} of 6, {width} numbers each", (held, torch.tensor(pages, dtype=torch.int32))
+
+
+def scatter_pages(dtype: torch.dtype) -> Iterator[Case]:
+    """What was gathered, into other pages."""
+    for what, (held, pages) in gather_pages(dtype):
+        others = torch.arange(len(pages), dtype=torch.int32) + 1
+        yield what, (held, others, held[pages.long()].reshape(len(pages), -1) - 1)
+
+
 def xielu(dtype: torch.dtype) -> Iterator[Case]:
     for rows, width in ((1, 2), (3, 74), (65, 130)):
         learned = randn(2, dtype=torch.float32)
@@ -337,6 +352,7 @@ CASES: dict[str, Cases] = {
     "embedding": embedding,
     "experts": experts,
     "gated": activations,
+    "gather_pages": gather_pages,
     "grouped_linear": grouped_linear,
     "layer_norm": layer_norm,
     "linear": linear,
@@ -354,6 +370,7 @@ CASES: dict[str, Cases] = {
     "route_sparse": route_sparse,
     "scale": scale,
     "scale_heads": scale_heads,
+    "scatter_pages": scatter_pages,
     "softcap": softcap,
     "take_rows": take_rows,
     "ungated_experts": ungated_experts,

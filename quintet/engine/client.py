@@ -198,7 +198,7 @@ class Client:
     def close(self) -> None:
         """Ends what runs, and lets go of threads; the memory goes with the object."""
         self.engine.abort(self.processor.fail("the engine was closed").aborts)
-        self.engine.profiler.close()
+        self.engine.close()
         self.grammars.close()
         self.prepared.ranks.close()
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from quintet.engine.answers import Answers
+from quintet.engine.elsewhere.books import Counts, Elsewhere
 from quintet.engine.flights import Flights
 from quintet.engine.grammar import Grammars, wait_for_any
 from quintet.engine.interrupts import Uninterrupted
@@ -110,10 +111,14 @@ class Engine:
                 self._spans.begin()
             if self._unready:
                 self._heed_grammars()
+            if self.scheduler.elsewhere is not None:
+                self._bring_in(self.scheduler.elsewhere)
             if self._flights and not self._goes_ahead():
                 self._land()
             started = self._launch()
             self._land(keep=1 if self._overlap and started else 0)
+            if self.scheduler.elsewhere is not None:
+                self._rest(self.scheduler.elsewhere, started)
         except BaseException:  # Ctrl-C, at whatever line: nobody knows what was written
             with Uninterrupted():
                 self._start_over()
@@ -141,6 +146,19 @@ class Engine:
                     self._deltas.append(self._answers.fail(request, f"structured_outputs cannot be served: {why}"))
                 elif not request.ready:
                     self._unready.append(request)
+
+    def _bring_in(self, elsewhere: Elsewhere) -> None:
+        """Pages from elsewhere that have come."""
+        with Uninterrupted():
+            for request, why in elsewhere.bring_in():
+                self._deltas.append(self._answers.fail(request, why))
+
+    def _rest(self, elsewhere: Elsewhere, started: bool) -> None:
+        """While nothing runs: waits a moment for pages that somebody waits for, or hands over the last."""
+        if not self._answers.requests:
+            elsewhere.settle()
+        elif elsewhere.arriving and not started and not self._flights:
+            elsewhere.wait()
 
     def _goes_ahead(self) -> bool:
         """Whether the next step is planned and started before the host knows what the running one draws.
@@ -187,6 +205,8 @@ class Engine:
                             self.scheduler.commit_late(each)
                     if self._spans.events is not None:
                         self._spans.lap("finish", plan)
+                if self.scheduler.elsewhere is not None:
+                    self.scheduler.elsewhere.offer(plan.entered)
 
     def _fail(self, plan: Plan, error: Exception) -> None:
         """The requests in the step end. What it wrote is not known, so all others are computed again, in the same
@@ -217,6 +237,8 @@ class Engine:
     def reset_prefix_cache(self) -> None:
         """Forgets all cached beginnings; running requests keep their pages."""
         self.scheduler.tables.reset()
+        if self.scheduler.elsewhere is not None:
+            self.scheduler.elsewhere.reset()
 
     def sleep(self, level: int = ASIDE) -> int:
         """Gives the device's memory back until wake_up() -> bytes. The cache is lost; weights are put aside on the host
@@ -265,8 +287,15 @@ class Engine:
         if self.asleep:
             raise ValueError(f"the engine is asleep (level {self.asleep}) and takes no requests; call wake_up() first")
 
+    def close(self) -> None:
+        """Ends threads, and what they write."""
+        self.profiler.close()
+        if self.scheduler.elsewhere is not None:
+            self.scheduler.elsewhere.close()
+
     def stats(self) -> Stats:
         scheduler = self.scheduler
+        elsewhere = Counts() if scheduler.elsewhere is None else scheduler.elsewhere.counts
         return Stats(
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
@@ -285,6 +314,11 @@ class Engine:
             asleep=self.asleep,
             num_deferred=len(self._unready),
             num_tokens=self._answers.num_tokens,
+            external_queries=elsewhere.asked,
+            external_hits=scheduler.num_fetched,
+            pages_stored=elsewhere.stored,
+            pages_loaded=elsewhere.loaded,
+            pages_failed=elsewhere.failures,
             step_sizes=tuple(self._answers.step_sizes),
             accepted_at=tuple(self._answers.accepted_at),
         )

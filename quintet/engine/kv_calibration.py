@@ -25,6 +25,12 @@ def calibrate(engine: Engine, ranks: Ranks, vocab: int, longest: int) -> None:
     engine.reset_prefix_cache()
 
 
+def scales_of(worker: Worker) -> bytes:
+    """All scales of a worker's layers."""
+    placed = [layer.placed[name] for layer in _layers(worker) for name in sorted(layer.placed)]
+    return b"".join(worker.device.to_host(each)().float().numpy().tobytes() for each in placed)
+
+
 def _layers(worker: Worker) -> list[KVScales]:
     return [module for module in worker.model.modules() if isinstance(module, KVScales)]
 

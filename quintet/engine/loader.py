@@ -106,7 +106,7 @@ def load(
     if cache is None or folder is None:
         _fill(model, platform, folder, progress, rank)
         return
-    name = digest(_placed_by(model, platform, cache.placing), of(folder).files())
+    name = digest(placed_by(model, platform, cache.placing), of(folder).files())
     kept = WeightsCache(cache.folder / f"{name}.weights")
     if not kept.find(model):
         _fill(model, platform, folder, progress, rank)
@@ -115,10 +115,11 @@ def load(
 
 def fingerprint(model: Family, platform: Platform, placing: str) -> str:
     """Of all that a rank's weights depend on when they are placed, but what they are."""
-    return digest(_placed_by(model, platform, placing), ())
+    return digest(placed_by(model, platform, placing), ())
 
 
-def _placed_by(model: Family, platform: Platform, placing: str) -> list[Any]:
+def placed_by(model: Family, platform: Platform, placing: str) -> list[Any]:
+    """The same, part by part."""
     return [type(model), platform.name, placing, declared(model), *_computed(model)]
 
 

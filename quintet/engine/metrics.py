@@ -16,7 +16,9 @@ GAUGES: Mapping[str, str] = {
 COUNTERS: Mapping[str, str] = {  # a scrape writes _total behind these
     "vllm:prefix_cache_queries": "prefix_queries",
     "vllm:prefix_cache_hits": "prefix_hits",
-    "vllm:prompt_tokens_cached": "prefix_hits",
+    "vllm:external_prefix_cache_queries": "external_queries",
+    "vllm:external_prefix_cache_hits": "external_hits",
+    "vllm:prompt_tokens_cached": "cached_tokens",
     "vllm:num_preemptions": "num_preemptions",
     "vllm:generation_tokens": "num_generation_tokens",
     "vllm:spec_decode_num_drafts": "num_drafts",
@@ -24,6 +26,9 @@ COUNTERS: Mapping[str, str] = {  # a scrape writes _total behind these
     "vllm:spec_decode_num_accepted_tokens": "num_accepted_tokens",
     "quintet:steps": "num_steps",
     "quintet:jump_forward_tokens": "num_jumped",
+    "quintet:kv_pages_stored": "pages_stored",
+    "quintet:kv_pages_loaded": "pages_loaded",
+    "quintet:kv_pages_failed": "pages_failed",
 }
 
 
@@ -76,7 +81,7 @@ def _of_engine(stats: Stats, labels: dict[str, str]) -> Iterator[Metric]:
         yield Gauge(name, dict(labels), float(getattr(stats, field)))
     for name, field in COUNTERS.items():
         yield Counter(name, dict(labels), getattr(stats, field))
-    yield Counter("vllm:prompt_tokens", dict(labels), stats.num_prompt_tokens + stats.prefix_hits)
+    yield Counter("vllm:prompt_tokens", dict(labels), stats.num_prompt_tokens + stats.cached_tokens)
     yield Vector("vllm:spec_decode_num_accepted_tokens_per_pos", dict(labels), list(stats.accepted_at))
     buckets = _buckets(STEP_BOUNDS, stats.step_sizes)
     yield Histogram("vllm:iteration_tokens_total", dict(labels), buckets["+Inf"], float(stats.num_tokens), buckets)

@@ -50,6 +50,10 @@ class PagePool:
         """The page that is; it is not held yet."""
         return self._page_of[digest]
 
+    def digest(self, page: int) -> bytes:
+        """The hash under which the page is cached; empty if it is not."""
+        return self._hash_of.get(page, b"")
+
     def hold(self, pages: Iterable[int]) -> None:
         """One more holder for each of these pages, which are cached."""
         for page in pages:

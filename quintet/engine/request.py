@@ -118,6 +118,9 @@ class Request:
     trimmed: list[int] = field(default_factory=list)  # pages of each group that were given back behind its window
     slots: Held = field(default_factory=Held)  # of its state
     found: "Found | None" = None  # of its beginning in the prefix cache, while it waits
+    asked: bool = False  # whether pages from elsewhere were asked for since it was last queued
+    num_fetched: int = 0  # tokens of its beginning that came from elsewhere since then
+    num_there: int = 0  # tokens that were cached when they had come
     page_hashes: list[bytes] = field(default_factory=list)  # one per full page of token_ids, computed as needed
     generation: int = 0  # of the prefix cache that they are for
     num_committed: int = 0  # pages that stand in the prefix cache under their hash

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from quintet.engine.drafts import Lookup
+from quintet.engine.elsewhere.books import Elsewhere, Entered, Wait
 from quintet.engine.request import UNKNOWN, Request
 from quintet.engine.tables import Found, Tables
 
@@ -44,6 +45,7 @@ class Plan:
 
     tokens: dict[Request, int] = field(default_factory=dict)
     committed: dict[Request, list[int]] = field(default_factory=dict)  # pages that entered the prefix cache for it
+    entered: list[Entered] = field(default_factory=list)  # the same with their hashes, if they may go elsewhere
     late: list[Request] = field(default_factory=list)  # who fill a page with a token that is not known yet
     preempted: list[Request] = field(default_factory=list)
     num_tokens: int = 0
@@ -83,10 +85,12 @@ class Scheduler:
 
     def __init__(self, limits: Limits, tables: Tables, drafts: Lookup | None = None) -> None:
         self.limits, self.tables, self.pool, self._drafts = limits, tables, tables.pool, drafts
+        self.elsewhere: Elsewhere | None = None  # pages that lie outside the cache
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.num_queries = 0  # tokens looked up in the prefix cache, and found there
         self.num_hits = 0
+        self.num_fetched = 0  # that came from elsewhere
         self.num_preemptions = 0
         self.max_drafts = 0 if drafts is None else drafts.count  # of a request in a step
         self._longest = limits.long_prefill or sys.maxsize  # chunk of a prompt
@@ -108,6 +112,8 @@ class Scheduler:
             if request in queue:  # in neither, if Ctrl-C came while it was added
                 queue.remove(request)
                 break
+        if self.elsewhere is not None:
+            self.elsewhere.leave(request)
         self.tables.release(request)
 
     def schedule(self) -> Plan:
@@ -185,6 +191,8 @@ class Scheduler:
         end = request.num_computed + count
         if self.tables.missing(request, end):
             while self.tables.missing(request, end) > self.pool.num_free:
+                if self.elsewhere is not None and self.elsewhere.give_way():
+                    continue
                 victim = self.running[-1]
                 self._preempt(victim, plan)
                 if victim is request:
@@ -208,7 +216,10 @@ class Scheduler:
         next_one = 0
         while next_one < len(self.waiting) and len(self.running) < self.limits.max_num_seqs:
             request = self.waiting[next_one]
-            if not request.ready:
+            wait = self._waits_for(request)
+            if wait is Wait.ROOM:
+                break
+            if wait is Wait.COMES:
                 next_one += 1
                 continue
             found = self.tables.find(request)
@@ -237,6 +248,12 @@ class Scheduler:
             self.tables.reserve(request, start + count)
             self._enter(request, plan, count)
 
+    def _waits_for(self, request: Request) -> Wait:
+        """What has to come before it can be begun: its grammar, pages of its beginning that lie elsewhere, room."""
+        if not request.ready:
+            return Wait.COMES
+        return Wait.NO if self.elsewhere is None else self.elsewhere.ask(request, alone=not self.running)
+
     def _may_cut(self, request: Request) -> bool:
         """Whether its prompt may take several steps. One that is scored always may: its rows might never fit one."""
         return self.limits.chunked or request.wants_scores
@@ -255,8 +272,10 @@ class Scheduler:
         if request.num_preemptions == 0:
             request.scheduled = request.scheduled or time.monotonic()
             request.num_cached = found.tokens
+            fetched = min(request.num_fetched, found.tokens)
             self.num_queries += request.num_prompt
-            self.num_hits += found.tokens
+            self.num_hits += found.tokens - fetched
+            self.num_fetched += fetched
 
     def _enter(self, request: Request, plan: Plan, count: int) -> None:
         """Into the plan; the pages that the step fills can be found from now on, by this very step too."""
@@ -277,6 +296,8 @@ class Scheduler:
         entered = self.tables.commit(request, full)
         if entered:
             plan.committed.setdefault(request, []).extend(entered)
+            if self.elsewhere is not None:
+                plan.entered += [(page, self.pool.digest(page)) for page in entered]
 
     def advance(self, plan: Plan) -> None:
         """The step was started: its tokens count as computed."""
@@ -311,6 +332,8 @@ class Scheduler:
         """Nothing in the cache can be relied on, and after Ctrl-C not even these books: they are written anew. All
         requests begin again, and nothing is found of earlier ones."""
         self.tables.clear()
+        if self.elsewhere is not None:
+            self.elsewhere.forget()
         self.running.clear()
         self.waiting = sorted(requests, key=self._key)
         for request in self.waiting:
@@ -323,7 +346,7 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Asserts what must hold between steps."""
-        self.tables.check_integrity(self.running)
+        self.tables.check_integrity(self.running, [] if self.elsewhere is None else self.elsewhere.held)
         for request in self.running:
             assert 0 <= request.num_computed <= len(request.token_ids), request
             tail = request.token_ids[request.num_known :]

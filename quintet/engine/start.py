@@ -15,6 +15,7 @@ from quintet.config import EngineConfig, read_environment
 from quintet.engine.batch import BatchBuilder
 from quintet.engine.drafts import Lookup
 from quintet.engine.dtypes import dtype_of, kv_dtype_of, name_of
+from quintet.engine.elsewhere.making import check_elsewhere, make_elsewhere
 from quintet.engine.engine import Engine
 from quintet.engine.forms import Target, described, scheme_of, settled_forms
 from quintet.engine.grammar import Grammars
@@ -186,6 +187,7 @@ def _decide(
         ranks = ranking.ranks_of(
             config, facts, meeting, lambda place: Worker(platform, hf_config, sizes, place, profiler.timed)
         )
+    check_elsewhere(config, facts, ranks)
     plan = _plan(config, hf_config, sizes, ranks)
     if plan.max_model_len != sizes.max_model_len:
         sizes = replace(sizes, max_model_len=plan.max_model_len)
@@ -269,6 +271,9 @@ def _launched(prepared: Prepared, progress: bool, grammars: Grammars | None) -> 
         runner.agreed = Agreement(channel)
     if config.calculate_kv_scales:
         calibrate(engine, prepared.ranks, prepared.vocab_size, plan.max_model_len)
+    scheduler.elsewhere = make_elsewhere(
+        config, prepared.capabilities, prepared.ranks, tables, folder, prepared.hf_config
+    )
     if channel is not None and isinstance(engine, Leader):
         engine.lead(channel)
     return engine

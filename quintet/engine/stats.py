@@ -26,9 +26,19 @@ class Stats:
     asleep: int = 0  # the level; 0: awake
     num_deferred: int = 0  # of those that wait, whose grammar is perhaps not compiled yet
     num_tokens: int = 0  # of all steps, drafts among them
+    external_queries: int = 0  # prompt tokens that were looked for outside the cache
+    external_hits: int = 0  # of them, those that came from there; not among prefix_hits
+    pages_stored: int = 0  # that were handed over, to be found outside the cache
+    pages_loaded: int = 0  # that came from there
+    pages_failed: int = 0  # that were to come, and did not
     # steps of up to so many tokens as each of STEP_BOUNDS says, without those before; the last are larger
     step_sizes: tuple[int, ...] = (0,) * (len(STEP_BOUNDS) + 1)
     accepted_at: tuple[int, ...] = ()  # num_accepted_tokens by their place in the guess, the first one's first
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that were not computed."""
+        return self.prefix_hits + self.external_hits
 
     def numbers(self) -> dict[str, float]:
         """Those that are one number each."""

@@ -14,6 +14,8 @@ from quintet.engine.pages import DUMP, PagePool
 from quintet.engine.request import LAST, Held, Request
 from quintet.engine.slots import Slots
 
+Has = Callable[[bytes], bool]
+
 
 @dataclass(frozen=True)
 class Found:
@@ -70,7 +72,7 @@ class Tables:
         if known is not None and known.losses == losses and not self.pool.has(known.following):
             return known
         chain = self._chain(request, len(request.token_ids) - 1)
-        branch = self._longest(chain)
+        branch = self._longest(chain, self.pool.has)
         count = branch if self.slots is None else self._met(chain, branch)
         pages = tuple(self._needed(chain, count, index) for index in range(len(self.groups)))
         following = _own(chain[count], 0) if count < len(chain) else b""
@@ -84,13 +86,25 @@ class Tables:
         """Counts what may make a beginning shorter that was found, and, of states, longer."""
         return self.pool.losses + (0 if self.slots is None else self.slots.losses)
 
-    def _longest(self, chain: Sequence[bytes]) -> int:
+    def beyond(self, request: Request, has: Has) -> list[bytes]:
+        """The hashes of the pages with which a longer beginning would be cached than find() says, which `has` knows of;
+        those that are cached and those that are not, in the order of their tokens. Nothing, if it would not."""
+        if not self.pool.caching or not self.groups or self.slots is not None or not _reads(request):
+            return []
+        chain, here = self._chain(request, len(request.token_ids) - 1), self.find(request).tokens // self.page_size
+        count = self._longest(chain, lambda digest: self.pool.has(digest) or has(digest))
+        if count <= here:
+            return []
+        firsts = [kept.first(count * self.page_size) // self.page_size for kept in self.groups]
+        return [_own(chain[at], i) for at in range(count) for i, first in enumerate(firsts) if at >= first]
+
+    def _longest(self, chain: Sequence[bytes], has: Has) -> int:
         """Pages of the longest beginning of which each group has what the next token sees."""
         count, before = len(chain), -1
         while count != before:
             before = count
             for index in range(len(self.groups)):
-                count = self._covered(chain, count, index)
+                count = self._covered(chain, count, index, has)
         return count
 
     def _met(self, chain: Sequence[bytes], count: int) -> int:
@@ -99,15 +113,15 @@ class Tables:
         before = -1
         while count != before:
             before = self.slots.longest(chain[:count])
-            count = self._longest(chain[:before])
+            count = self._longest(chain[:before], self.pool.has)
         return count
 
-    def _covered(self, chain: Sequence[bytes], count: int, index: int) -> int:
+    def _covered(self, chain: Sequence[bytes], count: int, index: int, has: Has) -> int:
         """`count` pages or, if the group lacks one that the next token sees, those before it: no more would do. All of
         them are wanted from the left where all are seen, and from the right where a window is."""
         first = self.groups[index].first(count * self.page_size) // self.page_size
         places = range(first, count) if self.groups[index].window is None else range(count - 1, first - 1, -1)
-        return next((at for at in places if not self.pool.has(_own(chain[at], index))), count)
+        return next((at for at in places if not has(_own(chain[at], index))), count)
 
     def _needed(self, chain: Sequence[bytes], count: int, index: int) -> list[int]:
         first = self.groups[index].first(count * self.page_size) // self.page_size
@@ -203,6 +217,7 @@ class Tables:
         request.pages, request.rows, request.trimmed, request.found = [], [], [], None
         request.slots = Held()
         request.num_computed = request.num_committed = 0
+        request.asked, request.num_fetched, request.num_there = False, 0, 0
 
     def reset(self) -> None:
         """No page of today is found from now on, nor one that a running request adds to its own."""
@@ -217,9 +232,9 @@ class Tables:
         if self.slots is not None:
             self.slots.clear()
 
-    def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Asserts that the books agree with what the requests hold."""
-        held, requests = [], list(requests)
+    def check_integrity(self, requests: Iterable[Request], others: Iterable[list[int]] = ()) -> None:
+        """Asserts that the books agree with what the requests hold, and others beside them."""
+        held, requests = list(others), list(requests)
         for request in requests:
             for kept, pages, trimmed in zip(self.groups, request.pages, request.trimmed, strict=True):
                 assert len(pages) >= self.count(request.num_computed), request

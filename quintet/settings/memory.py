@@ -4,11 +4,30 @@ from dataclasses import dataclass
 from typing import Any
 
 from quintet.settings.option import choice, option
-from quintet.values import count, optional, share, truth
+from quintet.values import count, integer, one_of, optional, real, share, text, truth
+
+GIB = 2**30
 
 
 def _length(value: Any) -> int | str:
     return "auto" if value in ("auto", -1, "-1") else int(count()(value))
+
+
+def _gib(value: Any) -> float:
+    """A number of GiB, as vLLM takes it, or an amount with its unit: 0.5, "512M", "2GiB"."""
+    if isinstance(value, str) and value.strip() and not value.strip()[-1].isdigit():
+        return integer(value) / GIB
+    size = -1.0 if isinstance(value, bool) else real(value)
+    if size <= 0:
+        raise ValueError(f"must be over 0, in GiB (or an amount such as 512M), not {value!r}")
+    return size
+
+
+def _backend(value: Any) -> str:
+    """vLLM's other one hands pages to another process."""
+    if value == "lmcache":
+        raise ValueError("'lmcache' is not there yet; use 'native', which keeps pages in this process")
+    return str(one_of("native")(value))
 
 
 @dataclass(frozen=True)
@@ -48,7 +67,29 @@ class MemoryOptions:
         True, truth, "keep pages of finished requests for prompts that begin alike", group="memory"
     )
 
+    kv_offloading_size: float | None = option(
+        None, optional(_gib), "GiB of host memory beside the KV cache, for pages that it has no room for (all ranks "
+        "together)", group="memory", metavar="GIB",
+    )  # fmt: skip
+    kv_offloading_backend: str = option(
+        "native", _backend, "who keeps them: native, the engine itself", group="memory", choices=("native",)
+    )
+    kv_offloading_policy: str = choice(
+        "lru", "lru", "arc", help="which go first: those not used for longest, or by ARC, which also heeds how often",
+        group="memory",
+    )  # fmt: skip
+    kv_offloading_folder: str | None = option(
+        None, optional(text), "folder for such pages, behind host memory; what lies there is found by later starts",
+        group="memory", metavar="FOLDER",
+    )  # fmt: skip
+    kv_offloading_folder_size: float = option(16.0, _gib, "GiB that they may take there", group="memory", metavar="GIB")
+    kv_load_failure_policy: str = choice(
+        "recompute", "recompute", "fail", help="where a page that lies elsewhere does not come: compute it, or end the "
+        "request with an error", group="memory",
+    )  # fmt: skip
+
     def _check(self) -> None:
+        self._check_elsewhere()
         if self.calculate_kv_scales and self.kv_cache_dtype != "fp8":
             raise ValueError(
                 f"calculate_kv_scales is for kv_cache_dtype='fp8', and it is {self.kv_cache_dtype!r}, which has no "
@@ -56,3 +97,9 @@ class MemoryOptions:
             )
         if self.num_pages is not None and self.kv_cache_memory_bytes is not None:
             raise ValueError("num_pages and kv_cache_memory_bytes both fix the KV cache's size; give one of them")
+
+    def _check_elsewhere(self) -> None:
+        if self.kv_offloading_folder is not None and self.kv_offloading_size is None:
+            raise ValueError(
+                "kv_offloading_folder: pages come to the folder by way of host memory; give kv_offloading_size, too"
+            )

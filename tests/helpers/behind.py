@@ -113,10 +113,21 @@ class Work:
 
         return call
 
+    def in_place(self, name: str) -> Callable[..., Any]:
+        """An op that changes its first argument when its turn comes."""
+        function = Op.registry[name].reference
+
+        def call(kept: Tensor, *args: Any) -> Tensor:
+            self.add(lambda: function(kept, *args))
+            return kept
+
+        return call
+
     def take(self, ops: Ops) -> None:
         """From now on these ops are run by the device."""
-        for name in SAMPLING:
+        for name in (*SAMPLING, "gather_pages"):
             ops.__dict__[name] = self.later(name)
+        ops.__dict__["scatter_pages"] = self.in_place("scatter_pages")
 
 
 def _tensors(x: Any) -> Iterator[Tensor]:

@@ -90,7 +90,7 @@ class CtrlC:
         return kind is KeyboardInterrupt
 
     def _call(self, frame: Any, event: str, _: Any) -> Any:
-        return self._line if Path(frame.f_code.co_filename).parent.name == "engine" else None
+        return self._line if Path(frame.f_code.co_filename).parent.name in ("engine", "elsewhere") else None
 
     def _line(self, frame: Any, event: str, _: Any) -> Any:
         self._left -= event == "line"

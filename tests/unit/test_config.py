@@ -155,6 +155,7 @@ SAMPLES |= {"activation_bits": "8", "config_format": "hf", "tokenizer_mode": "mi
 SAMPLES |= {"safetensors_load_strategy": "eager", "model_loader_extra_config": "{}"}
 SAMPLES |= {"model_impl": "transformers", "runner": "pooling", "convert": "embed"}
 SAMPLES["kv_cache_dtype"] = "fp8_e4m3"
+SAMPLES |= {"kv_offloading_backend": "native", "kv_offloading_policy": "arc", "kv_load_failure_policy": "fail"}
 SAMPLES |= {"optimization_level": "2", "attention_backend": "triton"}
 NESTED = {each.name: each.metadata["nested"] for each in settings(EngineConfig) if "nested" in each.metadata}
 ALONE = [each for each in settings(EngineConfig) if each.name not in (*NESTED, "capture_sizes")]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quintet.conformance import products
 from quintet.conformance.calls import Call, results, send
-from quintet.conformance.cases import ATTENTION, CASES, DTYPES, PACKED, SAMPLING, TYPES, USES
+from quintet.conformance.cases import ATTENTION, CASES, DTYPES, PACKED, PAGES, SAMPLING, TYPES, USES
 from quintet.conformance.check import Lacking, Trial, check, require, spread
 from quintet.conformance.close import require_close, short
 from quintet.conformance.drawn import Case
@@ -117,6 +117,8 @@ def _specified(subject: Subject, name: str, dtype: torch.dtype) -> None:
     there = subject.fresh() if subject.facts.opaque else subject
     if name in ATTENTION and subject.facts.opaque and there.ops.choice(name).provider == "reference":
         raise Lacking("no provider of its own: its attention is proven as a whole, in the section `attention`")
+    if name in PAGES and there.facts.opaque and there.ops.choice(name).provider == "reference":
+        raise Lacking("no provider of its own: pages go nowhere from this platform's cache")
     if name in STATES and not there.platform.states:
         raise Lacking("this platform keeps no states: no layer calls it")
     kept, them = KEPT.get(name, ("", ""))

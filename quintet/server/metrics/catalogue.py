@@ -40,11 +40,18 @@ ENGINE = (
     Metric("vllm:kv_cache_usage_perc", "gauge", "Share of the KV cache's pages that requests hold, 0 to 1."),
     Metric("vllm:prefix_cache_queries_total", "counter", "Tokens of prompts that were looked up in the prefix cache."),
     Metric("vllm:prefix_cache_hits_total", "counter", "Tokens of prompts that were found in the prefix cache."),
+    Metric(
+        "vllm:external_prefix_cache_queries_total", "counter", "Tokens of prompts that were looked for outside the KV "
+        "cache.",
+    ),
+    Metric(
+        "vllm:external_prefix_cache_hits_total", "counter", "Tokens of prompts that came from outside the KV cache."
+    ),
     Metric("vllm:num_preemptions_total", "counter", "Times that a request gave its pages back and began again."),
     Metric("vllm:prompt_tokens_total", "counter", "Tokens of prompts that were computed or found in the prefix cache."),
     Metric(
-        "vllm:prompt_tokens_by_source_total", "counter", "Tokens of prompts, computed (local_compute) or found "
-        "in the prefix cache (local_cache_hit).", ("source",),
+        "vllm:prompt_tokens_by_source_total", "counter", "Tokens of prompts, computed (local_compute), found "
+        "in the prefix cache (local_cache_hit) or come from elsewhere (external_kv_transfer).", ("source",),
     ),
     Metric("vllm:prompt_tokens_cached_total", "counter", "Tokens of prompts that did not have to be computed."),
     Metric("vllm:generation_tokens_total", "counter", "Tokens that were drawn."),
@@ -67,6 +74,9 @@ ENGINE = (
     Metric(
         "quintet:jump_forward_tokens_total", "counter", "Tokens that were not drawn: a grammar left no other."
     ),
+    Metric("quintet:kv_pages_stored_total", "counter", "Pages that were kept outside the KV cache."),
+    Metric("quintet:kv_pages_loaded_total", "counter", "Pages that came from outside the KV cache."),
+    Metric("quintet:kv_pages_failed_total", "counter", "Pages that were to come from there, and did not."),
     Metric(
         "quintet:engine_up", "gauge", "1 if the engine can serve, 0 while it loads, hangs or is dead.", of_model=False
     ),

@@ -26,7 +26,7 @@ def engine_rows(backend: Backend) -> list[Row]:
 
 def _told(stats: Stats, served: Served) -> list[Row]:
     values = {name: getattr(stats, field) for name, field in _FIELDS.items()}
-    values["vllm:prompt_tokens_total"] = stats.num_prompt_tokens + stats.prefix_hits
+    values["vllm:prompt_tokens_total"] = stats.num_prompt_tokens + stats.cached_tokens
     values["quintet:kv_pages_used"] = round(stats.kv_usage * served.num_pages)
     values["quintet:kv_pages_total"] = served.num_pages
     values["quintet:step_tokens"] = stats.step_tokens if stats.num_running else 0  # else it is of long ago
@@ -42,6 +42,7 @@ def _labelled(stats: Stats, served: Served) -> Iterator[Row]:
         yield Row("vllm:engine_sleep_state", (state,), [stats.asleep == level])
     yield Row("vllm:prompt_tokens_by_source_total", ("local_compute",), [stats.num_prompt_tokens])
     yield Row("vllm:prompt_tokens_by_source_total", ("local_cache_hit",), [stats.prefix_hits])
+    yield Row("vllm:prompt_tokens_by_source_total", ("external_kv_transfer",), [stats.external_hits])
     for place, count in enumerate(stats.accepted_at):
         yield Row("vllm:spec_decode_num_accepted_tokens_per_pos_total", (str(place),), [count])
     yield Row("vllm:iteration_tokens_total", (), [*stats.step_sizes, stats.num_tokens])

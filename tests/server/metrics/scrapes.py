@@ -11,7 +11,7 @@ STATS = Stats(
     num_running=3, num_waiting=2, kv_usage=0.25, num_steps=70, step_tokens=9, num_prompt_tokens=100,
     num_generation_tokens=50, num_preemptions=1, prefix_queries=140, prefix_hits=40, num_drafts=9, num_draft_tokens=20,
     num_accepted_tokens=8, num_deferred=1, num_tokens=150, step_sizes=(60, *[0] * 6, 10, *[0] * 6),
-    accepted_at=(5, 3),
+    accepted_at=(5, 3), external_queries=90, external_hits=16, pages_stored=7, pages_loaded=2, pages_failed=1,
 )  # fmt: skip
 
 

@@ -175,7 +175,7 @@ async def test_what_the_engine_tells_is_shown_once_and_not_added_up(service: Ser
     await run(service, ask(STREAM, max_tokens=5))
     found = await counts(service)
     assert found["vllm:generation_tokens_total"] == 50
-    assert found["vllm:prompt_tokens_total"] == 140  # computed and cached
+    assert found["vllm:prompt_tokens_total"] == 156  # computed and cached
     assert (found["vllm:num_requests_running"], found["vllm:num_requests_waiting"]) == (3, 2)
     assert found["vllm:kv_cache_usage_perc"] == 0.25
     assert (found["quintet:kv_pages_used"], found["quintet:kv_pages_total"]) == (250, 1000)
@@ -184,7 +184,12 @@ async def test_what_the_engine_tells_is_shown_once_and_not_added_up(service: Ser
     assert (found["quintet:step_tokens"], found["quintet:engine_up"]) == (9, 1)
     assert found["vllm:prompt_tokens_by_source_total{source=local_compute}"] == 100
     assert found["vllm:prompt_tokens_by_source_total{source=local_cache_hit}"] == 40
-    assert found["vllm:prompt_tokens_cached_total"] == 40
+    assert found["vllm:prompt_tokens_by_source_total{source=external_kv_transfer}"] == 16
+    outside = [found[f"vllm:external_prefix_cache_{what}_total"] for what in ("queries", "hits")]
+    assert outside == [90, 16]
+    kept = [found[f"quintet:kv_pages_{what}_total"] for what in ("stored", "loaded", "failed")]
+    assert kept == [7, 2, 1]
+    assert found["vllm:prompt_tokens_cached_total"] == 56
     assert found["vllm:num_requests_waiting_by_reason{reason=capacity}"] == 1
     assert found["vllm:num_requests_waiting_by_reason{reason=deferred}"] == 1
     steps = "vllm:iteration_tokens_total"

@@ -1,0 +1,275 @@
+"""What the engine's books hold for a connector: pages that are arriving, and pages that leave.
+
+A connector is one more holder of pages of the pool. A request whose beginning lies elsewhere waits while it arrives,
+and others go past it: free pages are taken for what is missing, written between steps as it comes, and entered into
+the prefix cache; once all has come or failed the pages are let go, and the request finds them as it would find any. A
+page that failed is computed as if it had never been anywhere.
+
+What a step has computed leaves when that step has landed. A device does what it is told in order: once it was told to
+copy a page, whoever gets that page writes to it behind the copy.
+"""
+
+import enum
+import hashlib
+import logging
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from quintet.engine.elsewhere.connector import Connector, Load, Rows
+from quintet.engine.interrupts import Uninterrupted
+from quintet.engine.request import Request
+from quintet.engine.tables import Tables
+from quintet.platforms.interface import CacheLost, DeviceLost
+
+if TYPE_CHECKING:  # it copies by the runner's workers, and the runner knows the scheduler
+    from quintet.engine.elsewhere.copies import Copies
+
+logger = logging.getLogger(__name__)
+
+AT_ONCE = 2**26  # bytes that are copied between two steps, for others wait for the next one
+WAIT = 0.02  # seconds that an engine waits that has nothing else to do
+Entered = tuple[int, bytes]  # a page, and the hash under which it was entered into the prefix cache
+
+
+class Wait(enum.Enum):
+    """What a request waits for."""
+
+    NO = 0  # nothing
+    COMES = 1  # its pages, or its turn to ask for them: others go past it
+    ROOM = 2  # room for them: nobody goes past it
+
+
+@dataclass(eq=False)
+class Arrival:
+    """Pages on their way for a request."""
+
+    load: Load
+    held: list[int]  # pages of its beginning that were in the cache
+    pages: list[int]  # taken for what comes, by place in the load
+    digests: list[bytes]  # of these
+    here: int  # tokens that were in the cache
+    began: float = field(default_factory=time.monotonic)
+    failed: str = ""  # why some did not come
+
+
+@dataclass
+class Counts:
+    """Since the start."""
+
+    asked: int = 0  # tokens of prompts that were looked for elsewhere
+    loaded: int = 0  # pages that came
+    stored: int = 0  # that were handed over
+    failures: int = 0  # that did not come, though they were there
+
+
+class Elsewhere:
+    """One connector's holdings. `ask()` is the scheduler's; the rest stands between steps."""
+
+    def __init__(
+        self, connector: Connector, copies: "Copies", tables: Tables, identity: bytes, patience: float, fails: bool
+    ) -> None:
+        """identity: of all that a page's numbers depend on, besides its tokens. patience: seconds until what has not
+        come counts as failed. fails: a request ends where pages failed, instead of computing them."""
+        self.connector, self.copies, self._tables, self._pool = connector, copies, tables, tables.pool
+        self._close = weakref.finalize(self, connector.close)  # threads keep the connector, and nothing of the engine
+        self._identity, self._patience, self._fails = identity, patience, fails
+        self._root = _root(identity, b"")
+        self._arrivals: dict[Request, Arrival] = {}
+        self._queued: dict[Request, int] = {}  # who will ask for so many pages, when there is room
+        self._copying: tuple[list[bytes], Callable[[], Rows]] | None = None
+        self._at_once = max(1, AT_ONCE // max(copies.nbytes, 1))  # pages
+        self.counts = Counts()
+
+    @property
+    def held(self) -> list[list[int]]:
+        """Pages, by who waits for them."""
+        return [arrival.held + arrival.pages for arrival in self._arrivals.values()]
+
+    @property
+    def arriving(self) -> int:
+        """Requests that wait for pages."""
+        return len(self._arrivals)
+
+    # ------------------------------------------------------------------------------------------------------- arriving
+
+    def ask(self, request: Request, alone: bool) -> Wait:
+        """Whether it can begin. The first that is asked of a request begins to bring what there is of it, if there is
+        room for all of it; where it is alone there will not be more, and it does without."""
+        if request in self._arrivals:
+            return Wait.COMES
+        if request.asked and self._tables.find(request).tokens >= request.num_there:
+            return Wait.NO  # else others took what had come before it could begin
+        if request in self._queued and self._is_much(self._queued[request]):
+            return Wait.COMES
+        found = self._tables.find(request)
+        wanted = self._tables.beyond(request, lambda digest: self.connector.has(self._root + digest))
+        missing = [digest for digest in wanted if not self._pool.has(digest)]
+        if not missing:
+            self._count(request, found.tokens)
+            return Wait.NO
+        whole = len(request.token_ids)
+        if len(missing) > self._pool.num_free or not self._tables.fits(found, whole, whole):
+            return Wait.NO if alone and not self._arrivals else Wait.ROOM
+        if self._is_much(len(missing)):
+            self._queued[request] = len(missing)
+            return Wait.COMES
+        self._count(request, found.tokens)
+        self._begin(request, [self._pool.page(each) for each in wanted if self._pool.has(each)], missing, found.tokens)
+        return Wait.COMES
+
+    def _is_much(self, more: int) -> bool:
+        """Whether so many pages had better come when others have: half of the pool is for those who run."""
+        return bool(self._arrivals) and sum(map(len, self.held)) + more > self._pool.num_pages // 2
+
+    def _count(self, request: Request, here: int) -> None:
+        request.asked = True
+        self._queued.pop(request, None)
+        if request.num_preemptions == 0:
+            self.counts.asked += request.num_prompt - here
+
+    def _begin(self, request: Request, held: list[int], missing: list[bytes], here: int) -> None:
+        with Uninterrupted():
+            self._pool.hold(held)
+            pages = self._pool.take(len(missing))
+            load = self.connector.load([self._root + digest for digest in missing])
+            self._arrivals[request] = Arrival(load, held, pages, missing, here)
+
+    def bring_in(self) -> list[tuple[Request, str]]:
+        """Writes what has come into the cache -> requests that have to end, and why."""
+        self.connector.changed.clear()
+        ended = []
+        for request, arrival in list(self._arrivals.items()):
+            self._write(arrival)
+            late = time.monotonic() - arrival.began > self._patience
+            if late and not arrival.load.done:
+                self._fail(arrival, 1, f"nothing more came within {self._patience:g} s")
+                arrival.load.cancel()
+            if arrival.load.done:
+                self._end(request)
+                if arrival.failed:
+                    logger.warning("of %d pages some did not come: %s", len(arrival.pages), arrival.failed)
+                there = self._tables.find(request).tokens
+                request.num_fetched = min(there, request.num_fetched + there - arrival.here)
+                request.num_there = 0 if arrival.failed else there
+                if arrival.failed and self._fails:
+                    ended.append((request, f"pages of its prompt could not be loaded: {arrival.failed}"))
+        return ended
+
+    def _write(self, arrival: Arrival) -> None:
+        """Some of what has come; a page can be found as soon as the device was told to write it."""
+        arrived = arrival.load.take(self._at_once)
+        if arrived.failed:
+            self._fail(arrival, len(arrived.failed), next(iter(arrived.failed.values())))
+        if not arrived.places:
+            return
+        pages = [arrival.pages[place] for place in arrived.places]
+        if not self._copied(partial(self.copies.write, pages, arrived.rows)):
+            self._fail(arrival, len(pages), "they could not be copied to the device")
+            return
+        self.counts.loaded += len(pages)
+        for page, place in zip(pages, arrived.places, strict=True):
+            self._pool.commit(page, arrival.digests[place])
+
+    def _fail(self, arrival: Arrival, count: int, why: str) -> None:
+        self.counts.failures += count
+        arrival.failed = arrival.failed or why
+
+    def wait(self) -> None:
+        """A moment, or until something has come."""
+        self.connector.changed.wait(WAIT)
+
+    def give_way(self) -> bool:
+        """Somebody who runs needs pages: the request that came last lets go of its, and asks again when there is room.
+        Whether there was one."""
+        if not self._arrivals:
+            return False
+        last = next(reversed(self._arrivals))
+        self.leave(last)
+        last.asked = False
+        return True
+
+    def leave(self, request: Request) -> None:
+        """It has ended, or does not wait any more."""
+        self._queued.pop(request, None)
+        if request in self._arrivals:
+            self._arrivals[request].load.cancel()
+            self._end(request)
+
+    def _end(self, request: Request) -> None:
+        arrival = self._arrivals.pop(request)
+        self._pool.release(arrival.held + arrival.pages)
+        request.found = None  # it was looked up before
+
+    # -------------------------------------------------------------------------------------------------------- leaving
+
+    def offer(self, entered: Iterable[Entered]) -> None:
+        """A step that has landed computed these pages: they are copied piece by piece, the last while the next step
+        runs. Nobody need hold them: who takes one from now on writes to it behind the copy."""
+        self.settle()
+        new = [each for each in entered if self._is_new(*each)]
+        for first in range(0, len(new), self._at_once):
+            self.settle()
+            pages, digests = zip(*new[first : first + self._at_once], strict=True)
+            self._copied(partial(self._copy, pages, [self._root + digest for digest in digests]))
+
+    def _is_new(self, page: int, digest: bytes) -> bool:
+        """Whether the page still holds this, and the connector does not."""
+        return self._pool.digest(page) == digest and not self.connector.has(self._root + digest)
+
+    def settle(self) -> None:
+        """Hands over what was being copied."""
+        if self._copying is not None:
+            (keys, wait), self._copying = self._copying, None
+            self._copied(partial(self._store, keys, wait))
+
+    def _copy(self, pages: Sequence[int], keys: list[bytes]) -> None:
+        self._copying = keys, self.copies.read(pages)
+
+    def _store(self, keys: list[bytes], wait: Callable[[], Rows]) -> None:
+        rows = wait()
+        with Uninterrupted():
+            self.connector.store(keys, rows)
+        self.counts.stored += len(keys)
+
+    def _copied(self, copy: Callable[[], None]) -> bool:
+        """Whether it went well. What is wrong with a copy costs no request; what is wrong with the device does."""
+        try:
+            copy()
+        except (CacheLost, DeviceLost):
+            raise
+        except Exception:
+            logger.exception("pages were not copied")
+            return False
+        return True
+
+    # --------------------------------------------------------------------------------------------------- starting over
+
+    def forget(self) -> None:
+        """The pool's books were written anew: nothing is held, and what comes is for nobody."""
+        for arrival in self._arrivals.values():
+            arrival.load.cancel()
+        self._arrivals.clear()
+        self._queued.clear()
+        self._copying = None
+
+    def reset(self) -> None:
+        """Nothing of today is found from now on, here or by a later start: what is computed from now on may have
+        other weights."""
+        for request in list(self._arrivals):
+            self.leave(request)
+        self._copying = None
+        self._root = _root(self._identity, os.urandom(16))
+        self.connector.clear()
+
+    def close(self) -> None:
+        self._close()
+
+
+def _root(identity: bytes, epoch: bytes) -> bytes:
+    """What stands before every page's hash."""
+    return hashlib.blake2b(identity + epoch, digest_size=16, person=b"quintet-pages").digest()

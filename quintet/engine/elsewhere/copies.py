@@ -1,0 +1,82 @@
+"""Pages of the cache as rows on the host: all ranks' parts of a page, one behind the other."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quintet.engine.elsewhere.connector import Rows
+from quintet.engine.runner import Ranks
+from quintet.engine.worker import Worker
+from quintet.ops.pages import WORD
+from quintet.types import Array
+
+ALIGNED = 16  # words: a part begins at 64 bytes, where every number is aligned that caches are made of
+
+
+class Copies:
+    """To and from the caches of one model's workers. A device copies in the order in which it was told: what a step
+    writes that was started before is read, and what one reads that is started later is there."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks, start = ranks, 0
+        self._places: list[list[slice]] = []  # in a row, of each rank's tensors
+        for sizes in ranks.each(_words):
+            of_rank = []
+            for words in sizes:
+                of_rank.append(slice(start, start + words))
+                start += -(-words // ALIGNED) * ALIGNED
+            self._places.append(of_rank)
+        self.words = start  # of a row
+
+    @property
+    def nbytes(self) -> int:
+        """Of a row."""
+        return WORD * self.words
+
+    def read(self, pages: Sequence[int]) -> Callable[[], Rows]:
+        """Starts to copy the pages as they will be when all that was started has run; calling the result waits."""
+        ids = np.array(pages, np.int32)
+        waiting = self._ranks.each(lambda worker: _read(worker, ids))
+
+        def wait() -> Rows:
+            rows = np.zeros((len(ids), self.words), np.int32)
+            for places, parts in zip(self._places, waiting, strict=True):
+                for place, part in zip(places, parts, strict=True):
+                    rows[:, place] = part().numpy()
+            return rows
+
+        return wait
+
+    def write(self, pages: Sequence[int], rows: Rows) -> None:
+        """Starts to copy the rows into these pages."""
+        ids = np.array(pages, np.int32)
+        self._ranks.each(
+            lambda worker: _write(worker, ids, [rows[:, place] for place in self._places[worker.place.rank]])
+        )
+
+
+def _paged(worker: Worker) -> list[int]:
+    """Which tensors of its state pages lie in, and take any room."""
+    return [at for at in range(len(worker.arrangement.layouts)) if worker._state[at].numel() > 0]
+
+
+def _words(worker: Worker) -> list[int]:
+    """Of one page, in each of these."""
+    return [-(-worker._state[at][0].nbytes // WORD) for at in _paged(worker)]
+
+
+@torch.inference_mode()
+def _read(worker: Worker, pages: Array) -> list[Callable[[], Tensor]]:
+    (ids,) = worker.upload(pages)
+    return [worker.device.to_host(worker.ops.gather_pages(worker._state[at], ids)) for at in _paged(worker)]
+
+
+@torch.inference_mode()
+def _write(worker: Worker, pages: Array, content: Sequence[Array]) -> None:
+    ids, *parts = worker.upload(pages, *content)
+    state = list(worker._state)
+    for at, part in zip(_paged(worker), parts, strict=True):
+        state[at] = worker.ops.scatter_pages(state[at], ids, part)
+    worker._state = tuple(state)

@@ -1,0 +1,251 @@
+"""A bounded folder in which pages lie, a file each; it outlives the engine.
+
+A file is whole or not there: it is written beside its place and then renamed. What a crash leaves of one is found by
+its size or its checksum, and is no page. The folder is its owner's alone, and one engine's at a time.
+"""
+
+import contextlib
+import logging
+import os
+import queue
+import struct
+import tempfile
+import threading
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from quintet.engine.elsewhere.connector import Rows
+from quintet.engine.elsewhere.eviction import ORDERS
+from quintet.kept import trouble
+
+try:
+    import fcntl
+except ImportError:  # no POSIX: nobody sees that two engines share a folder
+    fcntl = None  # type: ignore[assignment]
+
+logger = logging.getLogger(__name__)
+
+MAGIC = b"quintet: a page\0"
+VERSION = 1  # raised with any change of what is in a file
+HEADER = struct.Struct("<16sI64sQI4x")  # magic, version, key, bytes that follow, their CRC-32
+SUFFIX = ".page"
+LOCK = "lock"
+READERS = 2  # threads: checksums take a core each
+QUEUED = 2**28  # bytes that wait to be written; what comes while there are more is not kept here
+PATIENCE = 10.0  # seconds that close() waits for the writer
+
+
+class Foreign(NamedTuple):
+    """A file of pages of another size: another model's."""
+
+    path: Path
+    nbytes: int
+
+
+class Disk:
+    """Files by key. Whoever asks is not kept waiting: threads read and write."""
+
+    def __init__(self, folder: Path, nbytes: int, words: int, order: str) -> None:
+        """ValueError says why the folder cannot be used."""
+        self._folder, self._limit, self._nbytes, self._words = folder, nbytes, HEADER.size + 4 * words, words
+        self._order = ORDERS[order](nbytes // self._nbytes)
+        self._foreign: deque[Foreign] = deque()  # the oldest first
+        self._lock = threading.Lock()  # of the order, and of what follows
+        self._queued, self._queued_bytes, self._broken = set[bytes](), 0, False
+        self._held = _own(folder)
+        self._find()
+        self._writes: queue.SimpleQueue[tuple[bytes, Rows] | None] = queue.SimpleQueue()
+        self._reads: queue.SimpleQueue[tuple[bytes, Callable[[Rows | str], None]] | None] = queue.SimpleQueue()
+        loops = [self._write_all, *[self._read_all] * READERS]
+        self._threads = [threading.Thread(target=loop, name="quintet-pages", daemon=True) for loop in loops]
+        for thread in self._threads:
+            thread.start()
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __contains__(self, key: object) -> bool:
+        with self._lock:
+            return key in self._order
+
+    @property
+    def capacity(self) -> int:
+        return self._order.capacity
+
+    def write(self, key: bytes, row: Rows) -> None:
+        """Some time from now. The row stays as it is."""
+        with self._lock:
+            if key in self._order or key in self._queued or self._queued_bytes >= QUEUED:
+                return
+            self._queued.add(key)
+            self._queued_bytes += self._nbytes
+        self._writes.put((key, row))
+
+    def read(self, key: bytes, then: Callable[[Rows | str], None]) -> None:
+        """Calls `then` from another thread, with the row or with why there is none; the file is gone then."""
+        self._reads.put((key, then))
+
+    def close(self) -> None:
+        """What is queued is written, if that takes moments."""
+        for _ in range(READERS):
+            self._reads.put(None)
+        self._writes.put(None)
+        for thread in self._threads:
+            thread.join(PATIENCE)
+        if self._held >= 0:
+            os.close(self._held)
+            self._held = -1
+
+    # ------------------------------------------------------------------------------------------------------ in threads
+
+    def _write_all(self) -> None:
+        while (job := self._writes.get()) is not None:
+            key, row = job
+            try:
+                self._write(key, row)
+                self._broken = False
+            except OSError as error:
+                if not self._broken:  # once, until it goes well again
+                    logger.warning("%s keeps no pages: %s; they are computed again", self._folder, error)
+                self._broken = True
+            finally:
+                with self._lock:
+                    self._queued.discard(key)
+                    self._queued_bytes -= self._nbytes
+
+    def _write(self, key: bytes, row: Rows) -> None:
+        victims = []
+        with self._lock:
+            while len(self._order) >= self._order.capacity:
+                victim = self._order.evict(lambda _: False, key)
+                if victim is None:
+                    return  # there is no room for one
+                victims.append(victim)
+        for victim in victims:
+            self._path(victim).unlink(missing_ok=True)
+        self._trim(self._nbytes)
+        content = np.ascontiguousarray(row).data.cast("B") if self._words else b""
+        place = self._path(key)
+        place.parent.mkdir(mode=0o700, exist_ok=True)
+        handle, made = tempfile.mkstemp(".part", dir=place.parent)  # of mode 0600
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(HEADER.pack(MAGIC, VERSION, key, len(content), zlib.crc32(content)))
+                stream.write(content)
+            os.replace(made, place)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(made)
+            raise
+        with self._lock:
+            self._order.add(key, lambda _: False)
+
+    def _trim(self, more: int) -> None:
+        """Pages of other models go, until there is room for so many bytes."""
+        used = len(self._order) * self._nbytes + sum(each.nbytes for each in self._foreign)
+        while self._foreign and used + more > self._limit:
+            other = self._foreign.popleft()
+            used -= other.nbytes
+            other.path.unlink(missing_ok=True)
+
+    def _read_all(self) -> None:
+        while (job := self._reads.get()) is not None:
+            key, then = job
+            try:
+                row: Rows | str = self._read(key)
+                with self._lock:
+                    if key in self._order:
+                        self._order.touch(key)
+            except (OSError, ValueError) as error:
+                row = f"{self._path(key)}: {error}"
+                with self._lock:
+                    self._order.remove(key)
+                with contextlib.suppress(OSError):
+                    self._path(key).unlink()
+            then(row)
+
+    def _read(self, key: bytes) -> Rows:
+        """OSError or ValueError where the file is not there, or not whole."""
+        row = np.empty(self._words, np.int32)
+        with open(os.open(self._path(key), os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0)), "rb", buffering=0) as stream:
+            header = stream.read(HEADER.size)
+            if len(header) < HEADER.size:
+                raise ValueError("it is cut short")
+            magic, version, named, nbytes, checksum = HEADER.unpack(header)
+            if magic != MAGIC or version != VERSION:
+                raise ValueError("it is no page of this version")
+            if named != key.ljust(len(named), b"\0") or nbytes != row.nbytes:
+                raise ValueError("it is another page")
+            into, got = row.data.cast("B") if self._words else memoryview(b""), 0
+            while got < nbytes and (count := stream.readinto(into[got:])):
+                got += count
+            if got != nbytes or zlib.crc32(into) != checksum:
+                raise ValueError("it is damaged")
+            with contextlib.suppress(OSError):
+                os.utime(stream.fileno())  # the order of use, for the next start
+        return row
+
+    # ---------------------------------------------------------------------------------------------------- at the start
+
+    def _path(self, key: bytes) -> Path:
+        name = key.hex()
+        return self._folder / name[-2:] / (name + SUFFIX)
+
+    def _find(self) -> None:
+        """What is there from before, the oldest first; what no engine finished is removed, and what is too much."""
+        for path, state in sorted(_files(self._folder), key=lambda found: found[1].st_mtime_ns):
+            key = _key(path)
+            if key is None:
+                path.unlink(missing_ok=True)
+            elif state.st_size != self._nbytes:
+                self._foreign.append(Foreign(path, state.st_size))
+            else:
+                _, gone = self._order.add(key, lambda _: False)
+                for each in gone:
+                    self._path(each).unlink(missing_ok=True)
+                if key not in self._order:
+                    path.unlink(missing_ok=True)
+        self._trim(0)
+
+
+def _own(folder: Path) -> int:
+    """The handle that holds the folder for this engine; ValueError says why it cannot be held."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if why := trouble(folder):
+            raise ValueError(f"kv_offloading_folder: {why}; give a folder of your own (chmod 700)")
+        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    except OSError as error:
+        raise ValueError(f"kv_offloading_folder: {folder} cannot be used ({error.strerror}); give another") from None
+    try:
+        if fcntl is not None:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise ValueError(
+            f"kv_offloading_folder: {folder} is another engine's while that runs; give each engine its own"
+        ) from None
+    return handle
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Those in the folder's own subfolders; links are no files of ours."""
+    for each in os.scandir(folder):
+        if not each.is_dir(follow_symlinks=False) or len(each.name) != 2:
+            continue
+        for found in os.scandir(each.path):
+            if found.is_file(follow_symlinks=False):
+                yield Path(found.path), found.stat(follow_symlinks=False)
+
+
+def _key(path: Path) -> bytes | None:
+    """None: the file is no page."""
+    try:
+        return bytes.fromhex(path.stem) if path.suffix == SUFFIX else None
+    except ValueError:
+        return None

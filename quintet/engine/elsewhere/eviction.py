@@ -1,0 +1,141 @@
+"""Which page goes first where room is short: least recently used, or by ARC (Megiddo and Modha, FAST 2003)."""
+
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable
+
+Spared = Callable[[bytes], bool]
+
+
+class Order(ABC):
+    """The keys that are there, `capacity` of them at most, and who is the next to go."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __contains__(self, key: object) -> bool: ...
+
+    @abstractmethod
+    def touch(self, key: bytes) -> None:
+        """It was used; it is there."""
+
+    @abstractmethod
+    def remove(self, key: bytes) -> None:
+        """It is gone for another reason than want of room; it may not have been there."""
+
+    @abstractmethod
+    def evict(self, spared: Spared, new: bytes = b"") -> bytes | None:
+        """Takes out who goes first, for the sake of `new`; None if all are spared, or there are none."""
+
+    @abstractmethod
+    def insert(self, key: bytes) -> None:
+        """It is there from now on, and was not; there is room."""
+
+    def add(self, key: bytes, spared: Spared) -> tuple[bool, list[bytes]]:
+        """Whether the key could be added, and who went for it."""
+        gone: list[bytes] = []
+        while len(self) >= self.capacity:
+            victim = self.evict(spared, key)
+            if victim is None:
+                return False, gone
+            gone.append(victim)
+        self.insert(key)
+        return True, gone
+
+
+class Lru(Order):
+    """Who was not used for longest."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self._keys: OrderedDict[bytes, None] = OrderedDict()  # the last used at the end
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._keys
+
+    def touch(self, key: bytes) -> None:
+        self._keys.move_to_end(key)
+
+    def remove(self, key: bytes) -> None:
+        self._keys.pop(key, None)
+
+    def evict(self, spared: Spared, new: bytes = b"") -> bytes | None:
+        return _first(self._keys, spared)
+
+    def insert(self, key: bytes) -> None:
+        self._keys[key] = None
+
+
+class Arc(Order):
+    """Who was used once and who was used again lie in two lists, whose shares follow what is missed: a key that went
+    and comes again shows which of the two was too short. One long prompt thus does not drive out what all ask for."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self._once: OrderedDict[bytes, None] = OrderedDict()  # T1
+        self._again: OrderedDict[bytes, None] = OrderedDict()  # T2
+        self._gone_once: OrderedDict[bytes, None] = OrderedDict()  # B1
+        self._gone_again: OrderedDict[bytes, None] = OrderedDict()  # B2
+        self._share = 0.0  # p: keys that _once should have
+
+    def __len__(self) -> int:
+        return len(self._once) + len(self._again)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._once or key in self._again
+
+    def touch(self, key: bytes) -> None:
+        self._once.pop(key, None)
+        self._again.pop(key, None)
+        self._again[key] = None
+
+    def remove(self, key: bytes) -> None:
+        self._once.pop(key, None)
+        self._again.pop(key, None)
+
+    def evict(self, spared: Spared, new: bytes = b"") -> bytes | None:
+        long = len(self._once) > self._share or (new in self._gone_again and len(self._once) == self._share)
+        lists = [(self._once, self._gone_once), (self._again, self._gone_again)]
+        for held, gone in lists if self._once and long else reversed(lists):
+            victim = _first(held, spared)
+            if victim is not None:
+                gone[victim] = None
+                return victim
+        return None
+
+    def add(self, key: bytes, spared: Spared) -> tuple[bool, list[bytes]]:
+        """The shares are settled first: who goes depends on them."""
+        once, again = len(self._gone_once), len(self._gone_again)
+        if key in self._gone_once:
+            self._share = min(float(self.capacity), self._share + max(1.0, again / once))
+        elif key in self._gone_again:
+            self._share = max(0.0, self._share - max(1.0, once / again))
+        return super().add(key, spared)
+
+    def insert(self, key: bytes) -> None:
+        known = key in self._gone_once or key in self._gone_again
+        self._gone_once.pop(key, None)
+        self._gone_again.pop(key, None)
+        (self._again if known else self._once)[key] = None
+        while self._gone_once and len(self._once) + len(self._gone_once) > self.capacity:
+            self._gone_once.popitem(last=False)
+        while self._gone_again and len(self) + len(self._gone_once) + len(self._gone_again) > 2 * self.capacity:
+            self._gone_again.popitem(last=False)
+
+
+ORDERS: dict[str, type[Order]] = {"lru": Lru, "arc": Arc}
+
+
+def _first(keys: OrderedDict[bytes, None], spared: Spared) -> bytes | None:
+    """The first that is not spared, taken out."""
+    found = next((key for key in keys if not spared(key)), None)
+    if found is not None:
+        del keys[found]
+    return found

@@ -1,0 +1,103 @@
+"""The connector that a configuration asks for, and what says whose pages are whose."""
+
+import hashlib
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from quintet.config import EngineConfig
+from quintet.engine.elsewhere.books import Elsewhere
+from quintet.engine.elsewhere.copies import Copies
+from quintet.engine.elsewhere.disk import Disk
+from quintet.engine.elsewhere.host import HostMemory
+from quintet.engine.elsewhere.tiers import Tiers
+from quintet.engine.kv_calibration import scales_of
+from quintet.engine.loader import placed_by
+from quintet.engine.runner import Ranks
+from quintet.engine.sharded import FORMATS as SHARDED
+from quintet.engine.sharded import SHARDS
+from quintet.engine.tables import Tables
+from quintet.engine.weight_files import Weights
+from quintet.engine.weights_cache import digest
+from quintet.platforms.interface import Capabilities
+
+logger = logging.getLogger(__name__)
+
+GIB = 2**30
+PATIENCE = 30.0  # seconds until pages that do not come count as failed
+
+
+def check_elsewhere(config: EngineConfig, facts: Capabilities, ranks: Ranks) -> None:
+    """ValueError where a model or a device has no pages that could lie elsewhere."""
+    if config.kv_offloading_size is None:
+        return
+    if ranks.channel is not None:
+        raise ValueError(
+            "kv_offloading_size: ranks that are processes plan alike, and pages would come to each at a moment of its "
+            "own; leave it out, or set tensor_parallel_size=1"
+        )
+    arrangement = ranks.workers[0].arrangement
+    if arrangement.states:
+        raise ValueError(
+            "kv_offloading_size: layers of this model keep a state per request, which is not found by pages alone; "
+            "leave it out"
+        )
+    if not arrangement.groups:
+        raise ValueError("kv_offloading_size: this model keeps nothing from step to step; leave it out")
+    if not config.enable_prefix_caching:
+        raise ValueError(
+            "kv_offloading_size: pages are found again by the prefix cache, and enable_prefix_caching is off; leave "
+            "one of them out"
+        )
+    if facts.opaque:
+        raise ValueError("kv_offloading_size: pages of this device cannot be copied to the host; leave it out")
+
+
+def make_elsewhere(
+    config: EngineConfig, facts: Capabilities, ranks: Ranks, tables: Tables, files: Weights | None, hf_config: Any
+) -> Elsewhere | None:
+    """None where nothing was asked for. ValueError says why it cannot be."""
+    if config.kv_offloading_size is None:
+        return None
+    copies = Copies(ranks)
+    size, order = int(config.kv_offloading_size * GIB), config.kv_offloading_policy
+    host = HostMemory(size, copies.words, order)
+    if not host.capacity:
+        raise ValueError(
+            f"kv_offloading_size={config.kv_offloading_size:g}: a page takes {copies.nbytes / 2**20:.2f} MiB, and none "
+            "fits; raise it"
+        )
+    disk = None
+    if config.kv_offloading_folder is not None:
+        folder = Path(config.kv_offloading_folder).expanduser()
+        disk = Disk(folder, int(config.kv_offloading_folder_size * GIB), copies.words, order)
+    where = "" if disk is None else f", {disk.capacity} in {config.kv_offloading_folder} ({len(disk)} lie there)"
+    logger.info("pages elsewhere: %d of %.2f MiB in host memory%s", host.capacity, copies.nbytes / 2**20, where)
+    identity = identity_of(config, facts, ranks, files, hf_config)
+    fails = config.kv_load_failure_policy == "fail"
+    return Elsewhere(Tiers(host, disk), copies, tables, identity, PATIENCE, fails)
+
+
+def identity_of(config: EngineConfig, facts: Capabilities, ranks: Ranks, weights: Weights | None, hf: Any) -> bytes:
+    """Of all that a page's numbers depend on, but for its tokens: the checkpoint, what was made of it, the types, the
+    form of the cache and who computes. Where no file says what the weights are, they are this start's alone."""
+    first, files = ranks.workers[0], _files(weights)
+    computed = [first.arrangement, config.page_size, config.kv_cache_dtype, config.attention_backend, facts.detail]
+    scales = [hashlib.sha256(each).digest() for each in ranks.each(scales_of)] if config.calculate_kv_scales else []
+    asked = [config.quantization, config.activation_bits, config.batch_invariant]
+    parts = [len(ranks.workers), sorted(hf.to_dict().items()), asked, computed, scales]
+    parts += [] if files else [os.urandom(16)]
+    return digest([*parts, *placed_by(first.model, first.platform, facts.placing)], files).encode()
+
+
+def _files(weights: Weights | None) -> list[Path]:
+    if weights is None:
+        return []
+    if weights.load_format in SHARDED:
+        return sorted(weights.folder.glob(SHARDS))
+    try:
+        return weights.files()
+    except (OSError, ValueError) as error:
+        logger.info("pages elsewhere are found until the engine ends: %s", error)
+        return []
