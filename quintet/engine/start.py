@@ -137,6 +137,7 @@ def prepare(
     chosen = chosen or choose(config.device)
     config, settled = chosen.configure(config)
     reasons = [f"platform {chosen.platform.name}: {chosen.reason}", *settled]
+    ranking.check_engines(config, chosen.capabilities)
     size, folder = config.tensor_parallel_size, resolve_model(config)
     if size == 1 or not chosen.capabilities.processes:
         return _decide(config, chosen, folder, reasons)

@@ -68,7 +68,8 @@ ENGINE = (
         "quintet:jump_forward_tokens_total", "counter", "Tokens that were not drawn: a grammar left no other."
     ),
     Metric(
-        "quintet:engine_up", "gauge", "1 if the engine can serve, 0 while it loads, hangs or is dead.", of_model=False
+        "quintet:engine_up", "gauge", "1 if the engine can serve, 0 while it loads, hangs or is dead; of several, all.",
+        of_model=False,
     ),
 )  # fmt: skip
 
