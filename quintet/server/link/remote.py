@@ -109,20 +109,20 @@ class Remote:
         prompts = [(each.request_id, each.prompt) for each in wanted]
         admitted = self._ready().admit_all(prompts, params, priority, grammar)
         params = admitted[0][0].params if isinstance(params, PoolingParams) else params
-        names, added = [each.request_id for each in wanted], list[str]()
+        added: list[str] = []
         try:
-            shares = self._engines.shares(admitted, names)
-            frames = {each: wire.encode(wire.Submit.of(self._worker, share)) for each, share in shares.items()}
             for (request_id, prompt, deliver), (first, *_) in zip(wanted, admitted, strict=True):
                 ids, embeds = first.prompt_ids, bool(prompt.embeds)
                 self._processor.add(request_id, params, ids, prompt.text, first.arrival, embeds)
                 added.append(request_id)
                 self._deliver[request_id] = deliver
-            for engine, frame in frames.items():
+            shares = self._engines.shares(admitted, added)
+            frames = [(each, wire.encode(wire.Submit.of(self._worker, share))) for each, share in shares.items()]
+            for engine, frame in frames:
                 self._engines.send(engine, frame)
         except BaseException:
             self._processor.abort(added)
-            for request_id in names:
+            for request_id in added:
                 self._deliver.pop(request_id, None)
                 self._engines.close_request(request_id)
             raise
