@@ -277,7 +277,7 @@ def test_ctrl_c_interrupts_a_call_and_the_engines_go_on() -> None:
 @pytest.mark.slow
 def test_whichever_is_killed_whenever_nothing_hangs_and_nothing_is_left() -> None:
     tiny, draw = variant("llama", "plain"), random.Random(0)
-    for turn in range(6):
+    for turn in range(3):
         process, processes = offline(tiny)
         assert process.stdout is not None
         time.sleep(draw.random() * 0.3)
@@ -321,6 +321,7 @@ def test_a_server_of_two_engines_answers_counts_and_ends_with_one() -> None:
         assert until(lambda: server.process.poll() is not None, 60)
         assert server.process.returncode == 1
         assert "engine 1 of 2 has ended: it was killed by SIGKILL" in server.output
+        assert all(f"INFO    engine {number}: 2 engines: a process each" in server.output for number in range(2))
         told = [each for each in statuses if each[0] == 503]
         assert all("engine 1 of 2 has ended" in each[1] for each in told)
         assert until(lambda: not any(each.is_running() for each in engines), 10)
@@ -348,23 +349,26 @@ def _metrics(server: Server) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_whose_engine_is_killed_at_any_moment_says_so_and_leaves_nothing() -> None:
-    draw = random.Random(1)
-    for turn in range(4):
-        with Server(*FLAGS) as server:
-            statuses: list[Any] = []
-            long = {**ASKED, "max_tokens": 100}
-            threads = [threading.Thread(target=_ask, args=(server.url, long, statuses)) for _ in range(4)]
-            engines = [each for each in server.children() if "quintet.server.link.core" in words_of(each)]
-            for each in threads:
-                each.start()
-            time.sleep(draw.random() * 0.4)
-            os.kill(engines[turn % 2].pid, signal.SIGKILL)
-            for each in threads:
-                each.join(60)
-            assert until(lambda: server.process.poll() is not None, 60)
+@pytest.mark.parametrize("victim", [0, 1, 2])  # two engines, and the server itself
+def test_a_server_of_which_one_is_killed_at_any_moment_leaves_nothing(victim: int) -> None:
+    draw = random.Random(victim)
+    with Server(*FLAGS, "--api-workers", "2") as server:
+        statuses: list[Any] = []
+        long = {**ASKED, "max_tokens": 100}
+        threads = [threading.Thread(target=_ask, args=(server.url, long, statuses)) for _ in range(4)]
+        children = server.children()
+        engines = [each for each in children if "quintet.server.link.core" in words_of(each)]
+        for each in threads:
+            each.start()
+        time.sleep(draw.random() * 0.4)
+        os.kill([*(each.pid for each in engines), server.process.pid][victim], signal.SIGKILL)
+        for each in threads:
+            each.join(60)
+        assert until(lambda: server.process.poll() is not None, 60)
+        if victim < 2:
             assert server.process.returncode == 1
-            assert f"engine {turn % 2} of 2 has ended: it was killed by SIGKILL" in server.output
-            for status, text in statuses:
-                assert status in (0, 200, 503) and (status != 503 or "has ended" in text)
-            assert until(lambda: not any(each.is_running() for each in engines), 10)  # noqa: B023
+            assert f"engine {victim} of 2 has ended: it was killed by SIGKILL" in server.output
+        assert len(statuses) == 4
+        for status, text in statuses:
+            assert status in (0, 200, 503) and (status != 503 or "has ended" in text)
+        assert until(lambda: gone(*(each.pid for each in children)), 20)

@@ -22,6 +22,7 @@ from quintet.outputs import TokenDelta
 from quintet.server.backend import Served
 from quintet.server.link import wire
 from quintet.server.link.child import REFUSED, follow_parent, read_orders
+from quintet.server.logs import speak_as
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,8 @@ def main() -> int:
     folder, workers = Path(orders.folder), range(orders.num_workers)
     context = zmq.Context(io_threads=1)
     config = EngineConfig(**orders.engine)
+    if config.data_parallel_size > 1:
+        speak_as(f"engine {orders.number}")
     pulse = Pulse(context, folder, workers, orders.number)
     pulse.start()
     try:
