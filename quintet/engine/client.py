@@ -22,6 +22,8 @@ from quintet.engine.ranks.inbox import SaveSharded
 from quintet.engine.ranks.leader import Leader
 from quintet.engine.request import Admitted
 from quintet.engine.request_counts import RequestCounts, Watch
+from quintet.engine.several import each_engine
+from quintet.engine.several.engines import Engines, shared_out
 from quintet.engine.sharded import FORMATS as SHARDED
 from quintet.engine.sharded import SHARDS, copy_beside
 from quintet.engine.sharded import save as save_shard
@@ -46,7 +48,9 @@ class Client:
     """Requests in as text or ids, outputs out as text; steps when it is told to."""
 
     def __init__(self, config: EngineConfig, progress: bool = True) -> None:
-        prepared = prepare(config)
+        """ValueError, OSError or MemoryError says why it does not start."""
+        several = len(each_engine(config)) > 1
+        prepared = prepare(config, met=not several)
         self.config: EngineConfig = prepared.config
         self.prepared: Prepared = prepared
         self.tokenizer: Tokenizer | None = None
@@ -58,7 +62,11 @@ class Client:
             _eos_ids(prepared, self.tokenizer),
             prepared.config.structured_outputs_config,
         )
-        self.engine: Engine = launch(prepared, progress, self.grammars)
+        if several:
+            self.engine: Engine | Engines = Engines(shared_out(config, prepared.config), prepared.config.page_size)
+            prepared = self.prepared = self.engine.within(prepared)
+        else:
+            self.engine = launch(prepared, progress, self.grammars)
         self.admission = _admission(prepared, self.tokenizer, self.grammars)
         self.processor = OutputProcessor(self.tokenizer, prepared.config.stream_interval)
         self.counts = RequestCounts()
@@ -156,6 +164,8 @@ class Client:
     def save_sharded_state(self, path: str) -> None:
         """See LLM.save_sharded_state."""
         self.engine.check_awake()
+        if isinstance(self.engine, Engines):
+            raise ValueError("save_sharded_state: several engines hold the same weights; start one, and have it write")
         placing, original, folder = self.prepared.capabilities.placing, self.prepared.folder, Path(path).expanduser()
         if not placing:
             raise ValueError("save_sharded_state: this device's weights do not lie in the host's memory")

@@ -1,15 +1,41 @@
-"""Scales of K and V that no checkpoint brings, computed from what a first prompt gives (calculate_kv_scales)."""
+"""Scales of K and V: the checkpoint's, or computed from what a first prompt gives (calculate_kv_scales)."""
+
+from collections.abc import Callable, Iterable
 
 import torch
 
+from quintet.config import EngineConfig
 from quintet.engine.engine import Engine
 from quintet.engine.request import Admitted
 from quintet.engine.runner import Ranks
 from quintet.engine.worker import Worker
+from quintet.layers import kv_scales
+from quintet.layers.build import KVScaling
 from quintet.layers.kv_scales import KVScales
+from quintet.platforms.interface import Capabilities
 from quintet.sampling_params import SamplingParams
 
 TOKENS = 256  # of the prompt
+
+
+def kv_scaling(
+    config: EngineConfig, facts: Capabilities, there: Callable[[], Iterable[str]] | None, reasons: list[str]
+) -> KVScaling:
+    """Where the scales of an fp8 cache come from; e5m2 reaches as far as float16 does, and has none, as in vLLM.
+
+    `there`: the names of the checkpoint's tensors, if it is read.
+    """
+    if config.calculate_kv_scales:
+        if facts.opaque:
+            raise ValueError("calculate_kv_scales: K and V cannot be looked at on this device; leave it out")
+        reasons.append("scales of K and V: computed from a first prompt of random tokens, for each head")
+        return KVScaling(computed=True)
+    if config.kv_cache_dtype != "fp8" or there is None:
+        return KVScaling()
+    names = kv_scales.named(there())
+    if names:
+        reasons.append(f"scales of K and V: the checkpoint's, in {len(names)} layers")
+    return KVScaling(names)
 
 
 def calibrate(engine: Engine, ranks: Ranks, vocab: int, longest: int) -> None:

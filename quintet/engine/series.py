@@ -12,6 +12,7 @@ class Row(msgspec.Struct, array_like=True):
     name: str
     labels: tuple[str, ...]  # values, in the order of the catalogue
     values: list[float]  # of a histogram: its buckets, each without those below, the last without end; then the sum
+    engine: int = 0  # that it is of; of requests, all are counted together
 
 
 class Counter:

@@ -25,7 +25,7 @@ from quintet.engine.hub import (
     resolve_config,
     resolve_model,
 )
-from quintet.engine.kv_calibration import calibrate
+from quintet.engine.kv_calibration import calibrate, kv_scaling
 from quintet.engine.lengths import longest
 from quintet.engine.loader import check_counts, tensors_of
 from quintet.engine.logits_processors import load_processors
@@ -52,8 +52,7 @@ from quintet.engine.variants import describe, plan_variants
 from quintet.engine.weight_files import Weights, weights_of
 from quintet.engine.weights_cache import Where
 from quintet.engine.worker import ModelSizes, Room, Worker
-from quintet.layers import kv_scales
-from quintet.layers.build import KVScaling, Wanted
+from quintet.layers.build import Wanted
 from quintet.layers.decoder import Family
 from quintet.models import model_class
 from quintet.ops import bind
@@ -138,6 +137,7 @@ def prepare(
     chosen = chosen or choose(config.device)
     config, settled = chosen.configure(config)
     reasons = [f"platform {chosen.platform.name}: {chosen.reason}", *settled]
+    ranking.check_engines(config, chosen.capabilities)
     size, folder = config.tensor_parallel_size, resolve_model(config)
     if size == 1 or not chosen.capabilities.processes:
         return _decide(config, chosen, folder, reasons)
@@ -174,7 +174,7 @@ def _decide(
     if pooling is not None:
         config = settled_for(config, pooling, backend, reasons)
     dtype, kv_dtype = dtype_of(config, hf_config, facts, reasons), kv_dtype_of(config, facts)
-    scaling = _kv_scaling(config, facts, files, reasons)
+    scaling = kv_scaling(config, facts, None if files is None else there, reasons)
     made_for = None if pooling is None else pooling.sentence.max_length
     length = longest(config, hf_config, family.length(hf_config), made_for)
     sizes = ModelSizes(dtype, config.page_size, length, forms, kv_dtype, scaling)
@@ -348,21 +348,6 @@ def _weights_cache(config: EngineConfig, facts: Capabilities) -> Where | None:
     if not facts.placing:
         raise ValueError("weights_cache: this device's weights do not lie in the host's memory; leave it out")
     return Where(Path(config.weights_cache).expanduser(), facts.placing)
-
-
-def _kv_scaling(config: EngineConfig, facts: Capabilities, files: Files | None, reasons: list[str]) -> KVScaling:
-    """Where the scales of an fp8 cache come from; e5m2 reaches as far as float16 does, and has none, as in vLLM."""
-    if config.calculate_kv_scales:
-        if facts.opaque:
-            raise ValueError("calculate_kv_scales: K and V cannot be looked at on this device; leave it out")
-        reasons.append("scales of K and V: computed from a first prompt of random tokens, for each head")
-        return KVScaling(computed=True)
-    if config.kv_cache_dtype != "fp8" or files is None:
-        return KVScaling()
-    names = kv_scales.named(tensors_of(*files))
-    if names:
-        reasons.append(f"scales of K and V: the checkpoint's, in {len(names)} layers")
-    return KVScaling(names)
 
 
 def _plan(config: EngineConfig, hf_config: Any, sizes: ModelSizes, ranks: Ranks) -> MemoryPlan:

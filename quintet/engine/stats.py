@@ -1,6 +1,9 @@
 """The engine at a glance."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
+from typing import Any
 
 STEP_BOUNDS = (1, *(2**power for power in range(3, 15)))  # tokens of a step, up to 16384; vLLM's
 
@@ -43,3 +46,17 @@ class Stats:
     def numbers(self) -> dict[str, float]:
         """Those that are one number each."""
         return {name: value for name, value in asdict(self).items() if not isinstance(value, tuple)}
+
+
+def total(stats: Sequence[Stats]) -> Stats:
+    """Of several engines together; nothing of none."""
+    if not stats:
+        return Stats(0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0)
+    apart: dict[str, Any] = {
+        "kv_usage": sum(each.kv_usage for each in stats) / len(stats),
+        "asleep": min(each.asleep for each in stats),
+        "step_sizes": tuple(map(sum, zip(*(each.step_sizes for each in stats), strict=True))),
+        "accepted_at": tuple(map(sum, zip_longest(*(each.accepted_at for each in stats), fillvalue=0))),
+    }
+    sums = {name: sum(getattr(each, name) for each in stats) for name in stats[0].numbers() if name not in apart}
+    return Stats(**sums, **apart)

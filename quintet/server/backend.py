@@ -129,5 +129,10 @@ class Backend(Protocol):
         ...
 
     def stats(self) -> Stats | None:
-        """At most a second old; None while the model is loading."""
+        """Of all engines together, at most a second old; None while one is loading."""
+        ...
+
+    @property
+    def engines(self) -> Callable[[], list[tuple[Served, Stats]]]:
+        """What each serves, and how it goes there; without those that are loading."""
         ...

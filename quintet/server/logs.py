@@ -41,6 +41,17 @@ def install_for_server(settings: Mapping[str, Any]) -> None:
     logging.getLogger(_TRACES).setLevel(logging.CRITICAL)
 
 
+def speak_as(who: str) -> None:
+    """From now on lines of this process begin with who it is."""
+
+    def named(record: logging.LogRecord) -> bool:
+        record.msg, record.args = f"{who}: {record.getMessage()}", None
+        return True
+
+    for handler in logging.getLogger(LOGGER).handlers:
+        handler.addFilter(named)
+
+
 def _moment(record: logging.LogRecord) -> str:
     """ISO 8601 with milliseconds and the zone."""
     local = time.localtime(record.created)

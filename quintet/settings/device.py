@@ -21,6 +21,14 @@ class DeviceOptions:
 
     device: str = option("auto", text, "platform to run on, or auto: `quintet platforms` lists them", group="device")
     tensor_parallel_size: int = option(1, count(), "devices that share each layer", group="device", flags=("-tp",))
+    data_parallel_size: int = option(
+        1, count(), "engines that share the requests, each a process with its share of this machine and "
+        "tensor_parallel_size ranks", group="device", flags=("-dp",),
+    )  # fmt: skip
+    data_parallel_rank: int | None = option(
+        None, optional(count(0)), "run one of those engines alone, by its number from 0: something else starts the "
+        "others, and balances between them", group="device", metavar="N", flags=("-dpn",),
+    )  # fmt: skip
     distributed_timeout_seconds: int = option(
         300, count(), "seconds that ranks which are processes wait for one another, until all are given up",
         group="device", metavar="SECONDS",
@@ -69,6 +77,11 @@ class DeviceOptions:
     )  # fmt: skip
 
     def _check(self) -> None:
+        if self.data_parallel_rank is not None and self.data_parallel_rank >= self.data_parallel_size:
+            raise ValueError(
+                f"data_parallel_rank {self.data_parallel_rank} is none of {self.data_parallel_size} engines "
+                "(data_parallel_size), which count from 0; leave it out, and all of them are started"
+            )
         for name in ("capture_ahead", "capture_sizes", "max_capture_size"):
             if self.enforce_eager and (value := getattr(self, name)):
                 raise ValueError(

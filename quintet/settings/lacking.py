@@ -10,7 +10,7 @@ from quintet.names import nearest
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_ONE_DEVICE_GROUP = "only tensor parallelism exists (tensor_parallel_size); leave it out"
+_ONE_DEVICE_GROUP = "layers are shared out (tensor_parallel_size), and requests (data_parallel_size); leave it out"
 _NOT_YET = "it does not exist yet; leave it out"
 _TEXT_ALONE = "models take text alone; leave it out"
 _NO_ADAPTERS = "adapters do not exist yet; leave it out"
@@ -26,7 +26,6 @@ LACKING: Mapping[str, str] = {
     "than a step; quantize (quantization='int8' or 'int4'), share layers out over devices (tensor_parallel_size), or "
     "run on device='cpu'",
     "pipeline_parallel_size": _ONE_DEVICE_GROUP,
-    "data_parallel_size": _ONE_DEVICE_GROUP,
     "enable_expert_parallel": _ONE_DEVICE_GROUP,
     "distributed_executor_backend": _ONE_DEVICE_GROUP,
     "worker_cls": "a platform package decides how it runs; see quintet/platforms/interface.py",
@@ -157,7 +156,7 @@ ARGUMENTS: Mapping[str, str] = {
     "chat_template_content_format": "parts and text are both taken, as the template wants them; leave it out",
     "concurrency_limit": "requests share steps as max_num_seqs says; leave it out",
     "trace_headers": "only `quintet serve` traces; leave it out",
-    "data_parallel_rank": _ONE_DEVICE_GROUP,
+    "data_parallel_rank": "a request goes to the engine that has less to do or knows its beginning; leave it out",
     "arrival_time": "a request arrives when it is added; leave it out, or use priority",
     "prompt_text": "give {'prompt': text, 'prompt_token_ids': ids} as the prompt",
 }

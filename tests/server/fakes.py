@@ -227,6 +227,9 @@ class FakeBackend:
     def stats(self) -> Stats:
         return Stats(len(self.running), 0, 0.0, 0, 0, 0, 0, 0, 0, 0, asleep=self.asleep)
 
+    def engines(self) -> list[tuple[Served, Stats]]:
+        return [] if self.trouble() else [(self.served, self.stats())]
+
     def with_defaults(self, **defaults: object) -> "FakeBackend":
         """As if the model's generation config said this."""
         self.served = replace(self.served, defaults=dict(defaults))

@@ -24,6 +24,19 @@ class Meeting(NamedTuple):
     others: Processes | None = None
 
 
+def check_engines(config: EngineConfig, facts: Capabilities) -> None:
+    """ValueError where several engines cannot share the machine."""
+    if config.data_parallel_size == 1:
+        return
+    if not facts.processes:
+        raise ValueError(
+            "data_parallel_size must be 1 on this platform, where engines do not share devices out among themselves; "
+            "start a server for each group of devices, and a balancer before them"
+        )
+    if config.profiler_config.profiler is not None:
+        raise ValueError("profiler_config: a trace is of one engine; leave it out, or data_parallel_size")
+
+
 def started(config: EngineConfig, size: int) -> Meeting:
     """This process is rank 0, and starts the others."""
     others = Processes(config, size)

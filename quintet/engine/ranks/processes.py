@@ -1,4 +1,4 @@
-"""The processes of the ranks beside this one: started, watched, and ended with it."""
+"""Processes beside this one, of ranks or of engines: started, watched, and ended with it."""
 
 import contextlib
 import dataclasses
@@ -7,7 +7,8 @@ import signal
 import subprocess
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import torch
@@ -23,8 +24,58 @@ PARENT_GONE, REFUSED = 3, 4  # exit codes; refused: it has told why
 _GRACE = 5.0  # seconds that a rank has to end
 
 
+class Children:
+    """Processes that end with this one. Their standard input is the sign that it lives: no other holds its end."""
+
+    def __init__(
+        self,
+        module: str,
+        orders: Sequence[bytes],
+        inherit: Sequence[tuple[int, ...]],
+        ended: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """One for each of `orders`, the first line that it reads, with the files that it inherits. `ended` is a bound
+        method, called from a thread with a child's place among them and its exit code."""
+        self._processes: list[subprocess.Popen[bytes]] = []
+        watch = None if ended is None else weakref.WeakMethod(ended)
+        try:
+            for place, (order, files) in enumerate(zip(orders, inherit, strict=True)):
+                child = _started(module, order, files)
+                self._processes.append(child)
+                if watch is not None:
+                    threading.Thread(
+                        target=_watch, args=(child, place, watch), name=f"{module}-{place}", daemon=True
+                    ).start()
+        except OSError:
+            self.close()
+            raise
+        # who forgets to close has no processes left all the same
+        weakref.finalize(self, _let_go, self._processes).atexit = True
+
+    @property
+    def pids(self) -> list[int]:
+        return [each.pid for each in self._processes]
+
+    def wait(self, place: int, seconds: float) -> int:
+        """The exit code of one; subprocess.TimeoutExpired if it lives on."""
+        return self._processes[place].wait(seconds)
+
+    def kill(self, place: int) -> None:
+        self._processes[place].kill()
+
+    def close(self) -> None:
+        """Ends all of them; waits until they have ended."""
+        _let_go(self._processes)
+        for each in self._processes:
+            try:
+                each.wait(_GRACE)
+            except subprocess.TimeoutExpired:
+                each.kill()
+                each.wait()
+
+
 class Processes:
-    """Ranks 1 and up. Their standard input is the sign that this process lives: it alone holds the other end."""
+    """Ranks 1 and up."""
 
     def __init__(self, config: EngineConfig, size: int) -> None:
         """`config` as the platform settled it. ValueError if it holds what another process cannot be given."""
@@ -32,21 +83,18 @@ class Processes:
         self.endpoint = f"shared://{self._file.fileno()}"
         self._channel: Channel | None = None
         self._lost, self._closing, self._lock = "", threading.Event(), threading.Lock()
-        orders = [self._orders(config, rank) for rank in range(1, size)]
-        self._children: list[subprocess.Popen[bytes]] = []
-        try:
-            for rank, order in enumerate(orders, 1):
-                self._children.append(self._start(rank, order))
-        except OSError:
-            self.close()
-            raise
-        # who forgets to close has no processes left all the same
-        weakref.finalize(self, _let_go, self._children).atexit = True
+        fields, main = plain_fields(config, f"tensor_parallel_size={size}"), in_main_thread()
+        orders = [
+            Orders(rank, size, self._file.fileno(), torch.get_num_threads(), fields, os.getpid(), main)
+            for rank in range(1, size)
+        ]
+        inherit = [(self._file.fileno(),)] * len(orders)
+        self._children = Children(FOLLOWER, [line(each) for each in orders], inherit, self._ended)
 
     @property
     def pids(self) -> list[int]:
         """Of ranks 1 and up."""
-        return [each.pid for each in self._children]
+        return self._children.pids
 
     def attach(self, channel: Channel) -> None:
         """From now on whoever waits hears of a rank's end."""
@@ -58,47 +106,49 @@ class Processes:
     def close(self) -> None:
         """Ends all of them; waits until they have ended."""
         self._closing.set()
-        _let_go(self._children)
-        for each in self._children:
-            try:
-                each.wait(_GRACE)
-            except subprocess.TimeoutExpired:
-                each.kill()
-                each.wait()
+        self._children.close()
 
-    def _orders(self, config: EngineConfig, rank: int) -> bytes:
-        fields = {each.name: getattr(config, each.name) for each in dataclasses.fields(config)}
-        main = threading.current_thread() is threading.main_thread()
-        orders = Orders(rank, self.size, self._file.fileno(), torch.get_num_threads(), fields, os.getpid(), main)
-        try:
-            return msgspec.json.encode(orders) + b"\n"
-        except TypeError as error:
-            raise ValueError(
-                f"tensor_parallel_size={self.size} gives the settings to other processes, and one is a Python object "
-                f"({error}); give it by name, as module:name"
-            ) from None
-
-    def _start(self, rank: int, orders: bytes) -> subprocess.Popen[bytes]:
-        """In a session of its own: Ctrl-C in a terminal is rank 0's to heed."""
-        child = subprocess.Popen(
-            running(FOLLOWER), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=(self._file.fileno(),),
-            start_new_session=True,
-        )  # fmt: skip
-        assert child.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            child.stdin.write(orders)
-            child.stdin.flush()
-        watch = weakref.WeakMethod(self._ended)
-        threading.Thread(target=_watch, args=(child, rank, watch), name=f"quintet-rank-{rank}", daemon=True).start()
-        return child
-
-    def _ended(self, rank: int, code: int) -> None:
+    def _ended(self, place: int, code: int) -> None:
         if self._closing.is_set():
             return
         with self._lock:
-            self._lost = self._lost or f"rank {rank} of {self.size} has ended: {how(code)}"
+            self._lost = self._lost or f"rank {place + 1} of {self.size} has ended: {how(code)}"
             if self._channel is not None:
                 self._channel.stop(self._lost)
+
+
+def plain_fields(config: EngineConfig, why: str) -> dict[str, Any]:
+    """The settings as another process can be given them, which `why` asks for; ValueError where one is an object."""
+    fields = {each.name: getattr(config, each.name) for each in dataclasses.fields(config)}
+    try:
+        msgspec.json.encode(fields)
+    except TypeError as error:
+        raise ValueError(
+            f"{why} gives the settings to other processes, and one is a Python object ({error}); give it by name, as "
+            "module:name"
+        ) from None
+    return fields
+
+
+def line(orders: Any) -> bytes:
+    return msgspec.json.encode(orders) + b"\n"
+
+
+def in_main_thread() -> bool:
+    """Whether what is started here is started by a thread that lives as long as this process."""
+    return threading.current_thread() is threading.main_thread()
+
+
+def _started(module: str, orders: bytes, files: tuple[int, ...]) -> "subprocess.Popen[bytes]":
+    """In a session of its own: Ctrl-C in a terminal is for who started it to heed."""
+    child = subprocess.Popen(
+        running(module), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=files, start_new_session=True
+    )
+    assert child.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        child.stdin.write(orders)
+        child.stdin.flush()
+    return child
 
 
 def how(code: int) -> str:
@@ -110,12 +160,12 @@ def how(code: int) -> str:
 
 
 def _watch(
-    child: "subprocess.Popen[bytes]", rank: int, ended: "weakref.WeakMethod[Callable[[int, int], None]]"
+    child: "subprocess.Popen[bytes]", place: int, ended: "weakref.WeakMethod[Callable[[int, int], None]]"
 ) -> None:
     code = child.wait()
     call = ended()
     if call is not None:
-        call(rank, code)
+        call(place, code)
 
 
 def _let_go(children: "list[subprocess.Popen[bytes]]") -> None:

@@ -57,7 +57,7 @@ class CPUDevice(Device):
     """Host memory: nothing is copied that need not be."""
 
     def __init__(self, ranks: int = 1) -> None:
-        """`ranks`: of a model that share it, each with a process of its own."""
+        """`ranks`: that share it, each with a process of its own; of all engines."""
         self._ranks = ranks
 
     def memory(self) -> Memory:
@@ -123,10 +123,10 @@ class CPU(Platform):
         if SPLIT % config.page_size:
             raise ValueError(f"page_size {config.page_size} must divide {SPLIT} on this platform; use 16, 32 or 64")
         config, reasons = _rounding(config)
-        reasons += _sharing(config.tensor_parallel_size)
+        reasons += _sharing(config)
         if config.kv_cache_memory_bytes is not None or config.num_pages is not None:
             return config, reasons
-        ranks = config.tensor_parallel_size
+        ranks = _num_ranks(config)
         share = min(KV_MOST, int(host_memory().free * config.gpu_memory_utilization * KV_SHARE)) // ranks
         reason = (
             f"kv_cache_memory_bytes={share} ({share / GIB:.1f} GiB): nothing was asked for, so at most {KV_SHARE:.0%} "
@@ -136,11 +136,14 @@ class CPU(Platform):
 
     def open(self, rank: int) -> Device:
         _granted()  # before any step changes it
-        ranks = self._config.tensor_parallel_size
+        ranks, first = (
+            _num_ranks(self._config),
+            self._config.tensor_parallel_size * (self._config.data_parallel_rank or 0),
+        )
         if _extension() is not None:
             _extension().choose_isa(read_environment().cpu_isa or _extension().isa())
             bind = read_environment().cpu_bind
-            _extension().set_threads(_shared_out(ranks), bind, rank, ranks)  # weights are packed by all
+            _extension().set_threads(_shared_out(ranks), bind, first + rank, ranks)  # weights are packed by all
         return CPUDevice(ranks)
 
     def connect(self, place: Place) -> Communicator:
@@ -224,7 +227,7 @@ class CPU(Platform):
 
     def compile(self, model: nn.Module, variants: Iterable[Variant]) -> Step:
         size = sum(weight.numel() for weight in model.parameters())
-        most, extension = _shared_out(self._config.tensor_parallel_size), _extension()
+        most, extension = _shared_out(_num_ranks(self._config)), _extension()
         # torch's threads spin on our cores after each of its ops: where the products are ours, it gets one
         torchs = 1 if _packs() or size < WORTH_THREADS else most
 
@@ -280,20 +283,26 @@ def _rounding(config: EngineConfig) -> tuple[EngineConfig, list[str]]:
     return config.replace(activation_bits=8), [reason]
 
 
-def _sharing(ranks: int) -> list[str]:
-    """How ranks run here. ValueError where they cannot."""
-    if ranks == 1:
+def _sharing(config: EngineConfig) -> list[str]:
+    """How ranks and engines run here. ValueError where they cannot."""
+    ranks, engines, all_of_them = config.tensor_parallel_size, config.data_parallel_size, _num_ranks(config)
+    if all_of_them == 1:
         return []
-    if _extension() is None:
+    if ranks > 1 and _extension() is None:
         raise ValueError(f"tensor_parallel_size must be 1: {NO_RANKS}")
     if ranks > MOST_RANKS:
         raise ValueError(f"tensor_parallel_size {ranks}: at most {MOST_RANKS} ranks share a host's memory; lower it")
-    reason = (
-        f"{ranks} ranks: a process each, with {_shared_out(ranks)} of {_granted()} threads; communicator: shared "
-        "memory, sums in rank order"
-    )
-    short = f"; there are fewer cores ({threads()}) than ranks, which wait for one" if threads() < ranks else ""
-    return [reason + short]
+    share = f"with {_shared_out(all_of_them)} of {_granted()} threads"
+    reasons = [f"{engines} engines: a process each, {share}, that share the requests"] if engines > 1 else []
+    if ranks > 1:
+        reasons.append(f"{ranks} ranks: a process each, {share}; communicator: shared memory, sums in rank order")
+    short = f"; there are fewer cores ({threads()}) than ranks, which wait for one"
+    return [*reasons[:-1], reasons[-1] + (short if threads() < all_of_them else "")]
+
+
+def _num_ranks(config: EngineConfig) -> int:
+    """Processes that share this machine."""
+    return config.tensor_parallel_size * config.data_parallel_size
 
 
 def _eager(model: nn.Module, state: State, batch: Batch) -> tuple[Outputs, State]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import uvicorn
 
+from quintet.engine.several import num_engines
 from quintet.server.http.app import make_app
 from quintet.server.http.service import Service
 from quintet.server.http.wire_limits import protocol
@@ -57,8 +58,9 @@ class ApiServer:
         worker: int,
         stopping: Callable[[], None] = lambda: None,
         profiles: bool = False,
+        num_engines: int = 1,
     ) -> None:
-        self.remote = Remote(folder, worker, settings.step_timeout)
+        self.remote = Remote(folder, worker, settings.step_timeout, num_engines)
         self.service = Service(self.remote, settings, worker, profiles)
         self._server = _Server(uvicorn.Config(make_app(self.service), **_options(settings)), self._signalled)
         self._certificates = Certificates(settings) if settings.ssl_certfile else None
@@ -212,8 +214,11 @@ def main() -> int:
     orders = read_orders()
     listener = socket.socket(fileno=orders.listen)
     profiles = orders.engine["profiler_config"]["profiler"] is not None
+    count = num_engines(orders.engine["data_parallel_size"], orders.engine["data_parallel_rank"])
     try:
-        server = ApiServer(ServerConfig(**orders.server), Path(orders.folder), orders.worker, profiles=profiles)
+        server = ApiServer(
+            ServerConfig(**orders.server), Path(orders.folder), orders.worker, profiles=profiles, num_engines=count
+        )
     except ValueError as error:  # what the first process could use, and this one cannot
         print(f"quintet serve: error: {error}", file=sys.stderr, flush=True)
         return 1

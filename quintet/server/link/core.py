@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import zmq
 
 from quintet.config import EngineConfig
@@ -21,6 +22,7 @@ from quintet.outputs import TokenDelta
 from quintet.server.backend import Served
 from quintet.server.link import wire
 from quintet.server.link.child import REFUSED, follow_parent, read_orders
+from quintet.server.logs import speak_as
 
 logger = logging.getLogger(__name__)
 
@@ -33,10 +35,13 @@ def main() -> int:
     follow_parent()
     folder, workers = Path(orders.folder), range(orders.num_workers)
     context = zmq.Context(io_threads=1)
-    pulse = Pulse(context, folder, workers)
+    config = EngineConfig(**orders.engine)
+    if config.data_parallel_size > 1:
+        speak_as(f"engine {orders.number}")
+    pulse = Pulse(context, folder, workers, orders.number)
     pulse.start()
     try:
-        prepared = prepare(EngineConfig(**orders.engine))
+        prepared = prepare(config)
         serves = served(prepared)
         grammars = _grammars(serves)
         engine = launch(prepared, progress=sys.stderr.isatty(), grammars=grammars)
@@ -119,10 +124,10 @@ class Core:
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], folder: Path, engine: Engine, serves: Served, pulse: "Pulse"
     ) -> None:
-        self._engine, self._served, self._pulse = engine, serves, pulse
+        self._engine, self._served, self._pulse, self._number = engine, serves, pulse, pulse.number
         self._inbox = context.socket(zmq.PULL)
         self._inbox.rcvhwm = 0
-        self._inbox.bind(wire.engine_address(folder))
+        self._inbox.bind(wire.engine_address(folder, self._number))
         self._outboxes = [_push(context, wire.worker_address(folder, worker)) for worker in pulse.workers]
         self._owners: dict[str, int] = {}  # engine request -> API process
         self._met: set[int] = set()  # API processes that know what is served
@@ -162,12 +167,15 @@ class Core:
             self._end(message.request_ids)
         elif isinstance(message, wire.Join):
             self._leave(message.worker)  # what one that died had sent may have come after its Leave
-            self._outboxes[message.worker].send(wire.encode(wire.Hello(self._served, self._pulse.message())))
+            self._outboxes[message.worker].send(
+                wire.encode(wire.Hello(self._served, self._pulse.message(), self._number))
+            )
             self._meet(message.worker)
         elif isinstance(message, wire.Leave):
             self._leave(message.worker)
         else:
-            self._outboxes[message.worker].send(wire.encode(self._do(message)))
+            answer = msgspec.structs.replace(self._do(message), engine=self._number)
+            self._outboxes[message.worker].send(wire.encode(answer))
 
     def _meet(self, worker: int) -> None:
         self._met.add(worker)
@@ -214,7 +222,7 @@ class Core:
                 self._engine.add(admitted)
             except ValueError as error:
                 refused = TokenDelta(admitted.request_id, [], finish_reason="error", error=str(error))
-                self._outboxes[message.worker].send(wire.encode(wire.Deltas([refused])))
+                self._outboxes[message.worker].send(wire.encode(wire.Deltas([refused], self._number)))
             else:
                 self._owners[admitted.request_id] = message.worker
 
@@ -234,7 +242,7 @@ class Core:
             for delta in deltas:
                 shares.setdefault(self._owners[delta.request_id], []).append(delta)
         for worker, share in shares.items():
-            self._outboxes[worker].send(wire.encode(wire.Deltas(share)))
+            self._outboxes[worker].send(wire.encode(wire.Deltas(share, self._number)))
         for delta in deltas:
             if delta.finish_reason is not None:
                 self._owners.pop(delta.request_id, None)
@@ -243,9 +251,10 @@ class Core:
 class Pulse(threading.Thread):
     """Tells every API process that this one lives, and how it does. A stopped process has no pulse."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: Path, workers: range) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: Path, workers: range, number: int = 0) -> None:
+        """`number`: of the engine."""
         super().__init__(name="quintet-pulse", daemon=True)
-        self.workers = workers
+        self.workers, self.number = workers, number
         self.engine: Engine | None = None  # once it is loaded
         self.step_began = 0.0  # time.monotonic(); 0 between steps
         self._context, self._folder = context, folder
@@ -270,7 +279,7 @@ class Pulse(threading.Thread):
         made, began, engine = time.monotonic(), self.step_began, self.engine
         stats = None if engine is None else engine.stats()
         stepping = min(made - began, (self._turns + 1) * wire.BEAT) if began else 0.0
-        return wire.Pulse(stats, stepping, made)
+        return wire.Pulse(stats, stepping, made, self.number)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import zmq
 import zmq.asyncio
 
@@ -21,6 +22,7 @@ from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
 from quintet.server.backend import Deliver, EngineDead, Refused, Served, Wanted
 from quintet.server.link import wire
+from quintet.server.link.engines import Engines
 from quintet.server.link.shapes import Shapes
 from quintet.server.link.traces import RemoteTraces
 from quintet.server.metrics.peers import Peers
@@ -34,15 +36,14 @@ _TURN = wire.BEAT / 2  # seconds in which silence is counted
 class Remote:
     """Made and used in one event loop; `start()` is its first call."""
 
-    def __init__(self, folder: Path, worker: int, step_timeout: float) -> None:
-        self._worker, self._step_timeout = worker, step_timeout
+    def __init__(self, folder: Path, worker: int, step_timeout: float, num_engines: int = 1) -> None:
+        self._worker = worker
         context = zmq.asyncio.Context()
         self._inbox = context.socket(zmq.PULL)
         self._inbox.rcvhwm = 0
         self._inbox.bind(wire.worker_address(folder, worker))
-        self._outbox = zmq.Context(context).socket(zmq.PUSH)  # sending never waits
-        self._outbox.sndhwm, self._outbox.linger = 0, 0
-        self._outbox.connect(wire.engine_address(folder))
+        self._engines = Engines(zmq.Context(context), folder, num_engines, step_timeout)
+        self.engines = self._engines.each
         self.peers = Peers(zmq.Context(context), folder, worker)
         self._served: Served | None = None
         self._tokenizer: Tokenizer | None = None
@@ -54,10 +55,6 @@ class Remote:
         self._answers: dict[int, asyncio.Future[wire.Answer]] = {}
         self._numbers = itertools.count(time.time_ns())  # a process whose place this one took gave others
         self.traces = RemoteTraces(worker, self._numbers, self._order)
-        self._last_pulse = wire.Pulse(None, 0.0, 0.0)
-        # Seconds since the latest sign of life, counted in turns of this loop: while this process stands still they
-        # wait in its inbox. None before the first: Python and torch are not there.
-        self._quiet: float | None = None
         self.dead: str | None = None  # why nothing more can come from the engine, or be understood
         self._reader: asyncio.Task[None] | None = None
         self._meeting: asyncio.Task[None] | None = None
@@ -65,7 +62,7 @@ class Remote:
 
     def start(self) -> None:
         """Begins to listen, and tells the engine that this process does."""
-        self._send(wire.Join(self._worker))
+        self._engines.tell_all(wire.Join(self._worker))
         loop = asyncio.get_running_loop()
         self._reader, self._counter = loop.create_task(self._read()), loop.create_task(self._count())
 
@@ -74,14 +71,14 @@ class Remote:
             if task is not None:
                 task.cancel()
         self._inbox.close(0)
-        self._outbox.close(0)
+        self._engines.close()
         self.peers.close()
         self.shapes.close()
 
     @property
     def served(self) -> Served:
         if self._served is None:
-            raise EngineDead(self.trouble() or "the engine is loading the model")
+            raise EngineDead(self.trouble() or self._engines.loading())
         return self._served
 
     @property
@@ -93,24 +90,18 @@ class Remote:
 
         Before the first there is no telling: importing may take as long as it likes from a slow disk.
         """
-        quiet = self._quiet or 0.0
-        stepping = self._last_pulse.stepping
-        if quiet > silence:
-            return f"the engine has given no sign of life for {quiet:.0f} s"
-        if stepping > self._step_timeout:
-            return f"the engine has been in one step for {stepping:.0f} s"
-        return None
+        return self._engines.hung(silence)
 
     def trouble(self) -> str | None:
         if self.dead is not None:
             return self.dead
-        return self.hung() or (None if self._admission is not None else "the engine is loading the model")
+        return self.hung() or (None if self._admission is not None else self._engines.loading())
 
     def default_params(self) -> SamplingParams:
         return self._ready().default_params()
 
     def stats(self) -> Stats | None:
-        return self._last_pulse.stats
+        return self._engines.stats()
 
     def submit(
         self, wanted: Sequence[Wanted], params: SamplingParams | PoolingParams, priority: int = 0, grammar: str = ""
@@ -118,7 +109,6 @@ class Remote:
         prompts = [(each.request_id, each.prompt) for each in wanted]
         admitted = self._ready().admit_all(prompts, params, priority, grammar)
         params = admitted[0][0].params if isinstance(params, PoolingParams) else params
-        frame = wire.encode(wire.Submit.of(self._worker, admitted))
         added: list[str] = []
         try:
             for (request_id, prompt, deliver), (first, *_) in zip(wanted, admitted, strict=True):
@@ -126,38 +116,55 @@ class Remote:
                 self._processor.add(request_id, params, ids, prompt.text, first.arrival, embeds)
                 added.append(request_id)
                 self._deliver[request_id] = deliver
-            self._outbox.send(frame, zmq.NOBLOCK)
+            shares = self._engines.shares(admitted, added)
+            frames = [(each, wire.encode(wire.Submit.of(self._worker, share))) for each, share in shares.items()]
+            for engine, frame in frames:
+                self._engines.send(engine, frame)
         except BaseException:
             self._processor.abort(added)
             for request_id in added:
                 self._deliver.pop(request_id, None)
+                self._engines.close_request(request_id)
             raise
 
     def abort(self, request_id: str) -> None:
         self._deliver.pop(request_id, None)
+        self._engines.close_request(request_id)
         self._take(self._processor.abort(request_id))
 
     async def reset_prefix_cache(self) -> None:
+        self._engines.forget()
         await self._order(wire.ResetPrefixCache(self._worker, next(self._numbers)))
 
     async def sleep(self, level: int) -> None:
-        await self._order(wire.Sleep(self._worker, next(self._numbers), level))
+        stats = self.stats()
+        try:
+            await self._order(wire.Sleep(self._worker, next(self._numbers), level))
+        except Refused:
+            if self._engines.count > 1 and stats is not None and not stats.asleep:
+                await self.wake_up()  # those that sleep: all do, or none
+            raise
+        self._engines.forget()
 
     async def wake_up(self) -> None:
         await self._order(wire.WakeUp(self._worker, next(self._numbers)))
 
     async def _order(self, order: wire.Order) -> wire.Answer:
-        """Returns when it is done; Refused says why it is not."""
+        """Returns when all engines have done it; Refused says why one has not."""
         self._ready()
-        answer = self._answers[order.number] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        numbers = [order.number, *itertools.islice(self._numbers, self._engines.count - 1)]
+        answers = [self._answers.setdefault(number, loop.create_future()) for number in numbers]
         try:
-            self._outbox.send(wire.encode(order), zmq.NOBLOCK)  # raises where nobody would answer
-            told = await answer
+            for engine, number in enumerate(numbers):  # raises where nobody would answer
+                self._engines.send(engine, wire.encode(msgspec.structs.replace(order, number=number)))
+            told = await asyncio.gather(*answers)
         finally:
-            del self._answers[order.number]
-        if told.refused:
-            raise Refused(told.refused)
-        return told
+            for number in numbers:
+                del self._answers[number]
+        if refused := [each.refused for each in told if each.refused]:
+            raise Refused(refused[0])
+        return told[0]
 
     def fail(self, why: str) -> None:
         """The engine has ended: so does every request, and none is taken on."""
@@ -169,17 +176,13 @@ class Remote:
 
     def forget(self, worker: int) -> None:
         """Another API process has died: the engine ends what it had."""
-        self._send(wire.Leave(worker))
+        self._engines.tell_all(wire.Leave(worker))
 
     def _ready(self) -> Admission:
         why = self.trouble()
         if why is not None or self._admission is None:
-            raise EngineDead(why or "the engine is loading the model")
+            raise EngineDead(why or self._engines.loading())
         return self._admission
-
-    def _send(self, message: wire.ToEngine) -> None:
-        if not self._outbox.closed:  # this process ends: what is left of its calls has nobody to tell
-            self._outbox.send(wire.encode(message), zmq.NOBLOCK)
 
     async def _read(self) -> None:
         while True:
@@ -187,14 +190,14 @@ class Remote:
             if isinstance(message, wire.FromPeer):  # no sign of life of the engine
                 self.peers.take(message)
                 continue
-            self._quiet = 0.0
+            self._engines.hear(message)
             if isinstance(message, wire.Deltas):
                 self._take(self._processor.process(message.deltas))
             elif isinstance(message, wire.Pulse):
-                self._feel(message)
+                continue
             elif isinstance(message, wire.Hello):
-                self._feel(message.pulse)
-                self._meeting = asyncio.create_task(self._meet(message.served))  # signs of life are heard meanwhile
+                if served := self._engines.meet(message):
+                    self._meeting = asyncio.create_task(self._meet(served))  # signs of life are heard meanwhile
             elif message.number in self._answers and not self._answers[message.number].done():
                 self._answers[message.number].set_result(message)
 
@@ -202,13 +205,7 @@ class Remote:
         while True:
             await asyncio.sleep(_TURN)
             self.peers.turn(_TURN)
-            if self._quiet is not None:
-                self._quiet += _TURN
-
-    def _feel(self, pulse: wire.Pulse) -> None:
-        """Two threads of the engine send them: one that was made before the last may come after it."""
-        if pulse.made >= self._last_pulse.made:
-            self._last_pulse = pulse
+            self._engines.turn(_TURN)
 
     async def _meet(self, served: Served) -> None:
         """The model is loaded; what is needed to speak its language is made here."""
@@ -247,7 +244,8 @@ class Remote:
             deliver = self._deliver.get(output.request_id)
             if output.finished:
                 self._deliver.pop(output.request_id, None)
+                self._engines.close_request(output.request_id)
             if deliver is not None:
                 deliver(output)
         if processed.aborts:
-            self._send(wire.Abort(self._worker, processed.aborts))
+            self._engines.tell_all(wire.Abort(self._worker, processed.aborts))

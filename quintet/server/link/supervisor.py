@@ -1,4 +1,4 @@
-"""The server as a whole: the engine's process, further API processes, and this one, which serves and watches."""
+"""The server as a whole: the engines' processes, further API processes, and this one, which serves and watches."""
 
 import asyncio
 import dataclasses
@@ -7,13 +7,15 @@ import signal
 import socket
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from quintet.config import EngineConfig
+from quintet.engine.several import each_engine
 from quintet.server.link.child import ENDING, REFUSED
 from quintet.server.link.children import API, ENGINE, Child, Exit, inheritable
-from quintet.server.link.wire import Orders
+from quintet.server.link.wire import Orders, engine_name
 from quintet.server.private_folder import PrivateFolder
 from quintet.server.settings import ServerConfig
 from quintet.settings.wording import Wording
@@ -41,13 +43,16 @@ class Supervisor:
             worker=-1,
             num_workers=server.api_workers,
             log_level=server.log_level,
-            engine={each.name: getattr(engine, each.name) for each in dataclasses.fields(engine)},
+            engine=_plain(engine),
             server={each.name: getattr(server, each.name) for each in dataclasses.fields(server)},
             wording=wording or Wording(),
         )
+        self._engines: list[Child] = []  # one, as a rule
         try:
-            self._engine = Child(ENGINE, self._orders)
+            for number, config in enumerate(each_engine(engine)):
+                self._engines.append(Child(ENGINE, _for_engine(self._orders, number, config)))
         except OSError:
+            self._end_engines()
             self._clear_up()
             signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
             raise
@@ -80,8 +85,11 @@ class Supervisor:
         from quintet.server.link.api import ApiServer
 
         self._loop, self._serving = asyncio.get_running_loop(), True
-        self._api = ApiServer(self._settings, self._folder.path, 0, self._stop_others, self._profiles)
-        self._engine.follow(lambda code: self._later(partial(self._engine_ended, code)))
+        self._api = ApiServer(
+            self._settings, self._folder.path, 0, self._stop_others, self._profiles, len(self._engines)
+        )
+        for number, each in enumerate(self._engines):
+            each.follow(partial(self._told_of_end, number))
         for worker in range(1, self._settings.api_workers):
             self._start(worker)
         watch = self._loop.create_task(self._watch())
@@ -133,7 +141,9 @@ class Supervisor:
             hung = remote.hung(self._settings.engine_timeout)
             if hung is not None:
                 self._fail(f"{hung}; it was ended")
-                return self._engine.kill()
+                for each in self._engines:
+                    each.kill()
+                return None
             self._end_silent()
 
     def _where(self) -> str:
@@ -141,10 +151,14 @@ class Supervisor:
             return self._settings.url
         return dataclasses.replace(self._settings, port=self._listener.getsockname()[1]).url
 
-    def _engine_ended(self, how: Exit) -> None:
+    def _told_of_end(self, number: int, how: Exit) -> None:
+        self._later(partial(self._engine_ended, number, how))
+
+    def _engine_ended(self, number: int, how: Exit) -> None:
+        """The others would serve on with what is left of the machine: whoever restarts this server gets all of it."""
         if not self._ending:
-            self._refused = how.code == REFUSED
-            self._fail(f"the engine has ended: {how}")
+            self._refused = self._refused or how.code == REFUSED
+            self._fail(f"{engine_name(number, len(self._engines))} has ended: {how}")
 
     def _fail(self, why: str) -> None:
         if self._failed is None:
@@ -204,14 +218,30 @@ class Supervisor:
         self._hurry()
         for child in self._others.values():
             child.close()
-        self._engine.close()
+        self._end_engines()
         self._clear_up()
+
+    def _end_engines(self) -> None:
+        """All at once: none waits for another's end."""
+        for each in self._engines:
+            each.let_go()
+        for each in self._engines:
+            each.close()
 
     def _clear_up(self) -> None:
         self._folder.remove()
         self._listener.close()
         if self._settings.uds:
             Path(self._settings.uds).unlink(missing_ok=True)
+
+
+def _plain(engine: EngineConfig) -> dict[str, Any]:
+    return {each.name: getattr(engine, each.name) for each in dataclasses.fields(engine)}
+
+
+def _for_engine(orders: Orders, number: int, engine: EngineConfig) -> Orders:
+    """The same, for one of the engines."""
+    return msgspec.structs.replace(orders, number=number, engine=_plain(engine))
 
 
 def _for_worker(orders: Orders, worker: int, listener: int) -> Orders:

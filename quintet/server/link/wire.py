@@ -134,7 +134,7 @@ Order = ResetPrefixCache | Sleep | WakeUp | StartProfile | StopProfile
 ToEngine = Join | Submit | Abort | Leave | Order
 
 
-# From the engine.
+# From an engine, which says its number.
 
 
 class Hello(msgspec.Struct, tag=True, array_like=True):
@@ -142,12 +142,14 @@ class Hello(msgspec.Struct, tag=True, array_like=True):
 
     served: Served
     pulse: "Pulse"
+    engine: int = 0
 
 
 class Deltas(msgspec.Struct, tag=True, array_like=True):
     """What one step gave."""
 
     deltas: list[TokenDelta]
+    engine: int = 0
 
 
 class Pulse(msgspec.Struct, tag=True, array_like=True):
@@ -156,6 +158,7 @@ class Pulse(msgspec.Struct, tag=True, array_like=True):
     stats: Stats | None  # None while the model is loading
     stepping: float  # seconds that the step which runs has taken so far
     made: float  # time.monotonic() before the stats were read: of two the later counts, in whichever order they come
+    engine: int = 0
 
 
 class Answer(msgspec.Struct, tag=True, array_like=True):
@@ -164,6 +167,7 @@ class Answer(msgspec.Struct, tag=True, array_like=True):
     number: int
     refused: str = ""
     trace: tuple[str, int, str] = ("", 0, "")  # of StopProfile: the file's name, steps, why it ended
+    engine: int = 0
 
 
 FromEngine = Hello | Deltas | Pulse | Answer
@@ -200,9 +204,14 @@ decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
 decode_to_worker = msgspec.msgpack.Decoder(FromEngine | FromPeer).decode
 
 
-def engine_address(folder: Path) -> str:
-    """Where the engine pulls."""
-    return f"ipc://{folder}/engine"
+def engine_address(folder: Path, engine: int = 0) -> str:
+    """Where that engine pulls."""
+    return f"ipc://{folder}/engine{engine}"
+
+
+def engine_name(engine: int, count: int) -> str:
+    """In what users read."""
+    return "the engine" if count == 1 else f"engine {engine} of {count}"
 
 
 def worker_address(folder: Path, worker: int) -> str:
@@ -214,10 +223,11 @@ class Orders(msgspec.Struct):
     """What a child process reads on its standard input, as one line of JSON. At its end, the parent has died."""
 
     folder: str  # of the sockets
-    worker: int  # which API process this is; -1: the engine
+    worker: int  # which API process this is; -1: an engine
     num_workers: int
     log_level: str
     engine: dict[str, Any]  # EngineConfig's fields
     server: dict[str, Any]  # ServerConfig's fields
     wording: Wording = Wording()  # how settings were typed
+    number: int = 0  # of the engine, among those of this server
     listen: int = -1  # inherited file descriptor that an API process accepts on

@@ -78,7 +78,8 @@ ENGINE = (
     Metric("quintet:kv_pages_loaded_total", "counter", "Pages that came from outside the KV cache."),
     Metric("quintet:kv_pages_failed_total", "counter", "Pages that were to come from there, and did not."),
     Metric(
-        "quintet:engine_up", "gauge", "1 if the engine can serve, 0 while it loads, hangs or is dead.", of_model=False
+        "quintet:engine_up", "gauge", "1 if the engine can serve, 0 while it loads, hangs or is dead; of several, all.",
+        of_model=False,
     ),
 )  # fmt: skip
 

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 
+import msgspec
+
 from quintet.engine.metrics import COUNTERS, GAUGES
 from quintet.engine.series import Row
 from quintet.engine.stats import Stats
-from quintet.server.backend import Backend, EngineDead, Served
+from quintet.server.backend import Backend, Served
 
 # metric -> the field of Engine.Stats that it shows
 _FIELDS = {**GAUGES, **{f"{name}_total": field for name, field in COUNTERS.items()}}
@@ -16,12 +18,12 @@ _SLEEP = ("awake", "weights_offloaded", "discard_all")  # by level
 def engine_rows(backend: Backend) -> list[Row]:
     """At most as old as the engine's latest sign of life. While the model is loading there is little to tell."""
     up = Row("quintet:engine_up", (), [float(backend.trouble() is None)])
-    try:
-        served = backend.served
-    except EngineDead:
-        return [up]
-    stats = backend.stats()
-    return [*_told(stats, served), *_labelled(stats, served), up] if stats else [up]
+    rows = [
+        msgspec.structs.replace(row, engine=number)
+        for number, (served, stats) in enumerate(backend.engines())
+        for row in (*_told(stats, served), *_labelled(stats, served))
+    ]
+    return [*rows, up]
 
 
 def _told(stats: Stats, served: Served) -> list[Row]:

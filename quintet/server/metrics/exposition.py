@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from quintet.server.http.service import Service
 
 
-_ENGINE = "0"  # its number, which vLLM's metrics have for a label: there is one
-
 # Always this one: in OpenMetrics, prometheus_client writes _ for the colon that vLLM's names have.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -53,21 +51,25 @@ class Exposition:
         """In the catalogue's order."""
         for metric in METRICS:
             rows = [] if metric.of_model and self._model is None else self._rows.get(metric.name, [])
-            yield _family(metric, rows, [self._model, _ENGINE] if metric.of_model and self._model is not None else [])
+            yield _family(metric, rows, self._model if metric.of_model else None)
 
 
-def _family(metric: Metric, rows: list[Row], model: list[str]) -> "Family":
+def _family(metric: Metric, rows: list[Row], model: str | None) -> "Family":
+    """`model`: whose it is; the engine's number stands beside it, as in vLLM."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+    def labels(row: Row) -> list[str]:
+        return [*([] if model is None else [model, str(row.engine)]), *row.labels]
 
     if metric.kind == "histogram":
         histogram = HistogramMetricFamily(metric.name, metric.help, labels=metric.all_labels)
         for row in rows:
-            histogram.add_metric([*model, *row.labels], _cumulative(metric.buckets, row.values[:-1]), row.values[-1])
+            histogram.add_metric(labels(row), _cumulative(metric.buckets, row.values[:-1]), row.values[-1])
         return histogram
     kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
     family = kind(metric.name, metric.help, labels=metric.all_labels)
     for row in rows:
-        family.add_metric([*model, *row.labels], row.values[0])
+        family.add_metric(labels(row), row.values[0])
     return family
 
 

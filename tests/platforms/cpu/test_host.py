@@ -8,6 +8,7 @@ import torch
 
 from quintet.config import EngineConfig
 from quintet.platforms.cpu import PLATFORM
+from quintet.platforms.cpu.platform import _extension, _granted
 from quintet.platforms.host import host_memory, physical_cores, threads
 from quintet.types import Layout
 
@@ -128,3 +129,29 @@ def test_a_cache_takes_memory_when_it_is_used_and_not_before() -> None:
     assert cache.shape[1:] == (16, 2, 8, 128) and cache.dtype == torch.bfloat16
     assert psutil.Process().memory_info().rss - before < size // 4
     assert not cache[-1].any()
+
+
+def test_engines_share_the_host_with_all_their_ranks() -> None:
+    config, (engines, ranks, cache) = PLATFORM().configure(EngineConfig(tensor_parallel_size=2, data_parallel_size=3))
+    assert engines.startswith("3 engines: a process each, with ") and "2 ranks: a process each" in ranks
+    alone, _ = PLATFORM().configure(EngineConfig())
+    assert (config.kv_cache_memory_bytes or 0) <= (alone.kv_cache_memory_bytes or 0) * 0.2 and "for all ranks" in cache
+    one, six = (
+        PLATFORM(EngineConfig(tensor_parallel_size=ranks, data_parallel_size=engines)).open(0).memory().total
+        for ranks, engines in ((1, 1), (2, 3))
+    )
+    assert six == one // 6
+    many = PLATFORM().configure(EngineConfig(data_parallel_size=512))[1][0]
+    assert f"with 1 of {_granted()} threads" in many and "fewer cores" in many
+
+
+def test_every_rank_of_every_engine_has_a_place_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which cores are whose follows from it."""
+    taken: list[tuple[int, int]] = []
+    extension = _extension()
+    monkeypatch.setattr(extension, "set_threads", lambda count, bind, place, places: taken.append((place, places)))
+    for number in range(3):
+        for rank in range(2):
+            config = EngineConfig(tensor_parallel_size=2, data_parallel_size=3, data_parallel_rank=number)
+            PLATFORM(config).open(rank)
+    assert taken == [(place, 6) for place in range(6)]

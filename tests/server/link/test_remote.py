@@ -16,7 +16,7 @@ from quintet.engine.stats import Stats
 from quintet.engine.tokenizer import Tokenizer, load_tokenizer
 from quintet.outputs import RequestOutput, TokenDelta
 from quintet.sampling_params import RequestOutputKind, SamplingParams
-from quintet.server.backend import Served, Wanted
+from quintet.server.backend import Refused, Served, Wanted
 from quintet.server.link import remote as remotes
 from quintet.server.link import wire
 from quintet.server.link.core import served
@@ -28,13 +28,13 @@ from tests.helpers.tokenizers import byte_level
 class Engine:
     """The other end of a Remote's wire."""
 
-    def __init__(self, folder: Path) -> None:
-        self.remote, self._context = Remote(folder, 0, step_timeout=10), zmq.Context()
+    def __init__(self, folder: Path, count: int = 1) -> None:
+        self.remote, self._context = Remote(folder, 0, step_timeout=10, num_engines=count), zmq.Context()
         self._socket = self._context.socket(zmq.PUSH)
         self._socket.connect(wire.worker_address(folder, 0))
         self.remote.start()
 
-    def say(self, *messages: wire.Hello | wire.Pulse | wire.Deltas) -> None:
+    def say(self, *messages: wire.FromEngine) -> None:
         for each in messages:
             self._socket.send(wire.encode(each))
 
@@ -82,7 +82,7 @@ async def test_silence_counts_from_the_first_sign_of_life(engine: Engine) -> Non
     engine.say(pulse(1.0))
     await engine.heard()
     await until(lambda: "no sign of life" in (engine.remote.hung(0.0) or ""))
-    engine.remote._quiet = 5
+    engine.remote._engines._quiet = [5]
     why = engine.remote.trouble()
     assert why is not None and "no sign of life for 5 s" in why
 
@@ -174,7 +174,7 @@ async def test_what_cannot_be_sent_is_not_remembered(engine: Engine, tmp_path: P
 
 async def test_what_a_closed_wire_does_not_take_is_not_remembered(engine: Engine, tmp_path: Path) -> None:
     remote = await ready(engine, tmp_path)
-    remote._outbox.close(0)
+    remote._engines._outboxes[0].close(0)
     with pytest.raises(zmq.ZMQError):
         remote.submit(wanted("a", "b"), SamplingParams(n=2))
     assert forgotten(remote)
@@ -186,7 +186,10 @@ async def test_what_a_closed_wire_does_not_take_is_not_remembered(engine: Engine
 async def test_a_calls_requests_go_out_as_one_message(engine: Engine, tmp_path: Path) -> None:
     remote = await ready(engine, tmp_path)
     sent: list[bytes] = []
-    remote._outbox = type("Outbox", (), {"send": lambda self, frame, flags: sent.append(frame), "close": print})()
+    outbox = type(
+        "Outbox", (), {"send": lambda self, frame, flags: sent.append(frame), "close": print, "closed": False}
+    )
+    remote._engines._outboxes[0] = outbox()
     remote.submit(wanted("a", "b"), SamplingParams(n=2, extra_args={"a": "x" * 1000}))
     (frame,) = sent
     message = wire.decode_to_engine(frame)
@@ -223,3 +226,95 @@ def test_parameters_reach_the_engine_as_they_are() -> None:
     sent = wire.Submit(0, params, frozenset([2]), (), 0, "", None, [])
     heard = wire.decode_to_engine(wire.encode(sent))
     assert isinstance(heard, wire.Submit) and heard.params == params
+
+
+class Several(Engine):
+    """Two engines' ends."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, 2)
+        self._inboxes = [self._context.socket(zmq.PULL) for _ in range(2)]
+        for number, inbox in enumerate(self._inboxes):
+            inbox.bind(wire.engine_address(folder, number))
+
+    async def asked(self, number: int) -> wire.ToEngine:
+        """The next message to that engine."""
+        await until(lambda: self._inboxes[number].poll(0))
+        return wire.decode_to_engine(self._inboxes[number].recv())
+
+    async def meet(self, folder: Path) -> None:
+        byte_level(folder)
+        lengths = (512, 256)
+        for number, length in enumerate(lengths):
+            assert isinstance(await self.asked(number), wire.Join)
+            assert self.remote.trouble() == f"engine {number} of 2 is loading the model"
+            served = dataclasses.replace(model(folder), max_model_len=length)
+            self.say(wire.Hello(served, wire.Pulse(told(), 0.0, 1.0, number), number))
+            await self.heard()
+        await until(lambda: self.remote.trouble() is None)
+
+
+@pytest.fixture
+async def both(tmp_path: Path) -> AsyncIterator[Several]:
+    made = Several(tmp_path)
+    await made.meet(tmp_path)
+    yield made
+    made.close()
+
+
+def submitted(message: wire.ToEngine) -> list[str]:
+    assert isinstance(message, wire.Submit)
+    return [each.request_id for each in message.requests()]
+
+
+async def test_a_calls_prompts_are_shared_out_and_come_home_by_their_ids(both: Several) -> None:
+    assert both.remote.served.max_model_len == 256, "any prompt may come to any of them"
+    outputs: list[RequestOutput] = []
+    names = [Wanted(name, Prompt([token]), outputs.append) for token, name in enumerate("abc", 1)]
+    both.remote.submit(names, SamplingParams(n=2, detokenize=False))
+    assert submitted(await both.asked(0)) == ["a#0", "a#1", "c#0", "c#1"]
+    assert submitted(await both.asked(1)) == ["b#0", "b#1"]
+    assert both.remote._engines._router is not None and both.remote._engines._router.loads == [4, 2]
+    both.say(wire.Deltas([TokenDelta(f"b#{i}", [i], finish_reason="stop") for i in range(2)], 1))
+    await both.heard()
+    assert [each.request_id for each in outputs] == ["b"] and outputs[0].finished
+    both.remote.abort("a")
+    assert both.remote._engines._router.loads == [2, 0]
+    for number in range(2):
+        message = await both.asked(number)
+        assert isinstance(message, wire.Abort) and set(message.request_ids) == {"a#0", "a#1"}
+    with pytest.raises(ValueError, match="'c' is in use"):
+        both.remote.submit([Wanted("c", Prompt([1]), outputs.append)], SamplingParams())
+    assert both.remote._engines._router.loads == [2, 0], "those that run go on"
+
+
+async def test_the_silent_one_of_two_is_named(both: Several) -> None:
+    both.remote._engines._quiet = [0.0, 9.0]
+    assert both.remote.trouble() == "engine 1 of 2 has given no sign of life for 9 s"
+    both.say(wire.Deltas([], 1))
+    await both.heard()
+    both.say(wire.Pulse(told(), 11.0, 2.0, 1))
+    await both.heard()
+    assert both.remote.trouble() == "engine 1 of 2 has been in one step for 11 s"
+
+
+async def test_sleep_that_one_refuses_wakes_the_other(both: Several) -> None:
+    sleeping = asyncio.get_running_loop().create_task(both.remote.sleep(1))
+    orders = [await both.asked(number) for number in range(2)]
+    assert all(isinstance(each, wire.Sleep) for each in orders)
+    both.say(wire.Answer(orders[1].number, "it has requests", engine=1), wire.Answer(orders[0].number))  # type: ignore[union-attr]
+    for number in range(2):
+        order = await both.asked(number)
+        assert isinstance(order, wire.WakeUp)
+        both.say(wire.Answer(order.number, engine=number))
+    with pytest.raises(Refused, match="it has requests"):
+        await sleeping
+    assert set(both.remote._answers) <= {1}, "nothing is waited for, but by this test"
+
+
+async def test_numbers_of_two_engines_are_one_servers(both: Several) -> None:
+    both.say(*[wire.Pulse(told(running=number + 1), 0.0, 2.0, number) for number in range(2)])
+    await both.heard()
+    stats = both.remote.stats()
+    assert stats is not None and stats.num_running == 3
+    assert [each.num_running for _, each in both.remote.engines()] == [1, 2]

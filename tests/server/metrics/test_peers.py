@@ -113,7 +113,7 @@ async def test_a_peer_is_no_sign_of_life_of_the_engine(tmp_path: Path) -> None:
     try:
         rows, silent = await peer.peers.gather(2, patience=60)
         assert (rows, silent) == ([Row("b", (), [1.0])], 0)
-        assert remote._quiet is None
+        assert remote._engines._quiet == [None]
     finally:
         peer.close()
         remote.close()

@@ -1,0 +1,140 @@
+"""What two ranks (-tp 2) and two engines (-dp 2) give beside one process with all threads, on the same cores.
+
+python -m benchmarks.parallel [--shape qwen3-0.6b] [--rounds 5] [--out benchmarks/results/parallel.json]
+
+Each way is a process of its own, started before anything is timed; they work in turn, a round each, so that a busy
+machine slows all of them. Ratios are taken within a round, and their median is shown.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.checkpoints import checkpoint
+from quintet.platforms.cpu.features import describe
+from quintet.platforms.host import threads
+
+WAYS: dict[str, dict[str, int]] = {
+    "one process": {},
+    "-tp 2": {"tensor_parallel_size": 2},
+    "-dp 2": {"data_parallel_size": 2},
+}
+
+
+@dataclass(frozen=True)
+class Work:
+    """Prompts of so many tokens, answered by so many."""
+
+    requests: int
+    prompt: int
+    output: int
+
+    @property
+    def tokens(self) -> int:
+        """Of outputs; of prompts where nothing else is asked for."""
+        return self.requests * (self.output if self.output > 1 else self.prompt)
+
+
+WORK = {
+    "one request": Work(1, 16, 64),
+    "a prompt of 512 tokens": Work(1, 512, 1),
+    "16 requests": Work(16, 64, 32),
+}
+
+
+def serve(way: str, folder: str) -> None:
+    """In a way's own process: a line names the work, a line answers with its seconds."""
+    from quintet import LLM, SamplingParams
+
+    settings: dict[str, Any] = {"max_model_len": 1024, "kv_cache_memory_bytes": "256M", "enable_prefix_caching": False}
+    llm = LLM(folder, device="cpu", skip_tokenizer_init=True, use_tqdm=False, **settings, **WAYS[way])
+    for work in WORK.values():
+        _seconds(llm, work, SamplingParams)  # so that steps are recorded
+    print("ready", flush=True)
+    for line in sys.stdin:
+        print(_seconds(llm, WORK[line.strip()], SamplingParams), flush=True)
+
+
+def _seconds(llm: Any, work: Work, params: Any) -> float:
+    greedy = params(temperature=0, max_tokens=work.output, ignore_eos=True, detokenize=False)
+    prompts = [{"prompt_token_ids": [(7 * i + at) % 1000 for at in range(work.prompt)]} for i in range(work.requests)]
+    start = time.perf_counter()
+    llm.generate(prompts, greedy, use_tqdm=False)
+    return time.perf_counter() - start
+
+
+class Way:
+    """One way's process."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        words = [sys.executable, "-m", "benchmarks.parallel", "--way", name, "--folder", str(folder)]
+        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        while self._process.stdout.readline() not in ("ready\n", ""):
+            pass
+
+    def seconds(self, work: str) -> float:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(work + "\n")
+        self._process.stdin.flush()
+        return float(self._process.stdout.readline())
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Of one way at one work, over the rounds."""
+
+    work: str
+    way: str
+    tokens_per_s: float  # the median
+    best: float
+    of_one: float  # times the rate of one process in the same round; the median
+
+
+def measure(folder: Path, rounds: int) -> list[Rate]:
+    """The ways in turn."""
+    ways = {name: Way(name, folder) for name in WAYS}
+    found = []
+    for work, size in WORK.items():
+        took = [{name: way.seconds(work) for name, way in ways.items()} for _ in range(rounds)]
+        for name in ways:
+            rates = [size.tokens / each[name] for each in took]
+            of_one = statistics.median(each["one process"] / each[name] for each in took)
+            found.append(Rate(work, name, round(statistics.median(rates), 1), round(max(rates), 1), round(of_one, 3)))
+            print(found[-1], flush=True)
+    for way in ways.values():
+        way.close()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="qwen3-0.6b")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--way", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.way:
+        serve(args.way, args.folder)
+        return
+    rates = measure(checkpoint(args.shape), args.rounds)
+    if args.out:
+        head = {"date": time.strftime("%Y-%m-%d"), "cpu": describe(), "cores": threads(), "shape": args.shape}
+        content = {**head, "rounds": args.rounds, "rates": [asdict(each) for each in rates]}
+        args.out.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,307 @@
+"""Several engines in the place of one: each a process with its share of the machine, and its share of the requests."""
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quintet.config import EngineConfig
+from quintet.engine.interrupts import Uninterrupted
+from quintet.engine.profiler import Profiler
+from quintet.engine.ranks import inbox
+from quintet.engine.ranks.processes import Children, how, in_main_thread, line, plain_fields
+from quintet.engine.request import Admitted
+from quintet.engine.several import messages
+from quintet.engine.several.routing import Router
+from quintet.engine.start import Prepared
+from quintet.engine.stats import Stats, total
+from quintet.engine.weight_files import Weights
+from quintet.outputs import TokenDelta
+from quintet.platforms.interface import ASIDE, DeviceLost
+
+MODULE = "quintet.engine.several.child"
+_TURN = 0.05  # seconds that compute() waits for an engine, so that calls in between get their turn
+_GRACE = 5.0  # seconds from the end of a process's socket to its own
+
+
+def shared_out(asked: EngineConfig, settled: EngineConfig) -> EngineConfig:
+    """What each engine is asked for: what was, with the memory that the platform settled on for one of them, before
+    they take from one another what is free."""
+    return asked.replace(kv_cache_memory_bytes=settled.kv_cache_memory_bytes)
+
+
+class Engines:
+    """What a Client asks of an Engine, asked of several. One thread at a time.
+
+    A request is one engine's, from add() to its last delta. What an engine has when it ends is ended with an error;
+    the others finish theirs, and none takes more.
+    """
+
+    def __init__(self, config: EngineConfig, page_size: int) -> None:
+        """Returns when all are loaded. ValueError, OSError or MemoryError says why one is not, and then none is left.
+
+        `config`: as it was asked for; every engine makes the same of it.
+        """
+        self.profiler, self.asleep = Profiler(), 0
+        self.size = config.data_parallel_size
+        self._timeout = config.distributed_timeout_seconds
+        self._router = Router(self.size, page_size)
+        self._names: dict[str, str] = {}  # of requests that have not ended, as their engine knows them -> their ids
+        self._ids: dict[str, str] = {}  # and back
+        self._num_added = 0
+        self._deltas: list[TokenDelta] = []  # that no call of take() has returned yet
+        self._lost: dict[int, str] = {}  # engines that have ended, and why
+        self._heard = [time.monotonic()] * self.size
+        self._asked = [0.0] * self.size  # when each was last given something
+        self._stats: list[Stats | None] = [None] * self.size
+        self._replies: dict[int, messages.Ready | messages.Done | messages.Refused] = {}
+        self._links: list[Connection[bytes, bytes]] = []
+        self.children = self._start(config)
+        try:
+            self.max_model_len = min(self._loaded())
+        except BaseException as error:
+            self.children.close()
+            if isinstance(error, DeviceLost):
+                raise ValueError(f"the engines did not start: {error}") from None
+            raise
+
+    def _start(self, config: EngineConfig) -> Children:
+        pairs = [socket.socketpair() for _ in range(self.size)]
+        try:
+            files = [theirs.fileno() for _, theirs in pairs]
+            orders = [line(self._orders(config, number, file)) for number, file in enumerate(files)]
+            children = Children(MODULE, orders, [(file,) for file in files])
+            self._links = [Connection(ours.detach()) for ours, _ in pairs]
+            return children
+        finally:
+            for pair in pairs:
+                for end in pair:
+                    end.close()
+
+    def _orders(self, config: EngineConfig, number: int, file: int) -> messages.Orders:
+        fields = plain_fields(config.replace(data_parallel_rank=number), f"data_parallel_size={self.size}")
+        return messages.Orders(number, file, torch.get_num_threads(), fields, os.getpid(), in_main_thread())
+
+    def _loaded(self) -> list[int]:
+        """What each can serve; waits for all, but not where one refuses."""
+        while len(self._replies) < self.size:
+            self._listen(1.0)
+            for reply in self._replies.values():
+                if isinstance(reply, messages.Refused):
+                    raise reply.error()
+            self._check_alive()
+        replies, self._replies = self._replies, {}
+        return [each.max_model_len for each in replies.values() if isinstance(each, messages.Ready)]
+
+    def within(self, prepared: Prepared) -> Prepared:
+        """What all of them can serve; closing its ranks closes them."""
+        prepared.ranks.others = self.children
+        plan = replace(prepared.plan, max_model_len=min(prepared.plan.max_model_len, self.max_model_len))
+        return replace(prepared, plan=plan)
+
+    def __len__(self) -> int:
+        """Requests that have not ended."""
+        return len(self._ids)
+
+    @property
+    def busy(self) -> bool:
+        """Whether compute() has anything to do."""
+        return bool(self._ids or self._deltas)
+
+    def add(self, admitted: Admitted) -> None:
+        """Gives a request to an engine; ValueError says why it cannot be, RuntimeError that an engine is gone."""
+        self.check_awake()
+        self._check_alive()
+        request_id = admitted.request_id
+        if request_id in self._ids:
+            raise ValueError(f"request id {request_id!r} is in use; give each running request its own")
+        name = str(self._num_added)  # an id may be used again while what its first request gave is under way
+        letter = inbox.added(replace(admitted, request_id=name))
+        self._num_added += 1
+        with Uninterrupted():
+            engine = self._router.choose(name, admitted.prompt_ids, admitted.salt + admitted.embeds)
+            self._ids[request_id], self._names[name] = name, request_id
+            self._send(engine, letter)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """As Engine.abort."""
+        ids = dict.fromkeys(request_ids)
+        self._deltas = [delta for delta in self._deltas if delta.request_id not in ids]
+        theirs: dict[int, list[str]] = {}
+        with Uninterrupted():
+            for request_id in ids:
+                if request_id in self._ids:
+                    name, engine = self._ids[request_id], self._end(request_id)
+                    theirs.setdefault(engine, []).append(name)
+            for engine, names in theirs.items():
+                self._send(engine, inbox.aborted(names))
+
+    def step(self) -> list[TokenDelta]:
+        """What engines have told since the last call; waits for a moment if that is nothing."""
+        self.compute()
+        return self.take()
+
+    def take(self) -> list[TokenDelta]:
+        """What compute() has left."""
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def compute(self) -> None:
+        """Takes in what engines have told; waits for a moment if that is nothing."""
+        self._listen(0.0 if self._deltas else _TURN)
+        self._end_silent()
+
+    def reset_prefix_cache(self) -> None:
+        self._check_alive()
+        self._router.forget()
+        for engine in range(self.size):
+            self._send(engine, inbox.ResetPrefixCache())
+
+    def sleep(self, level: int = ASIDE) -> int:
+        """As Engine.sleep: all do, or none."""
+        if self._ids:
+            raise ValueError(f"the engine has {len(self)} requests; let them finish, or abort them, before it sleeps")
+        was = self.asleep
+        try:
+            freed = sum(self._jointly(inbox.Sleep(level)))
+        except (ValueError, NotImplementedError, OSError, MemoryError):
+            if not was:
+                self._jointly(inbox.WakeUp())
+            raise
+        self.asleep = level
+        self._router.forget()
+        return freed
+
+    def wake_up(self) -> None:
+        self._jointly(inbox.WakeUp())
+        self.asleep = 0
+
+    def reload_weights(self, folder: Path | Weights | None) -> None:
+        """As Engine.reload_weights; each reads them."""
+        self.check_awake()
+        path = folder.folder if isinstance(folder, Weights) else folder
+        self._jointly(inbox.Reload(None if path is None else str(path)))
+        self._router.forget()
+
+    def check_awake(self) -> None:
+        """ValueError while they sleep."""
+        if self.asleep:
+            raise ValueError(f"the engine is asleep (level {self.asleep}) and takes no requests; call wake_up() first")
+
+    def close(self) -> None:
+        """Each engine ends with its process, and that with the ranks of within()."""
+        self.profiler.close()
+
+    def stats(self) -> Stats:
+        """Of all together, as each told it last. Any thread may ask."""
+        told = total([each for each in self._stats if each is not None])
+        return told if self._ids else replace(told, num_running=0, num_waiting=0, kv_usage=0.0)
+
+    def stats_of_each(self) -> list[Stats | None]:
+        """None: it has told nothing yet."""
+        return list(self._stats)
+
+    def _jointly(self, order: inbox.Joint) -> list[int]:
+        """Done by all -> what it freed on each. What fails on one is raised."""
+        self._check_alive()
+        with Uninterrupted():
+            for engine in range(self.size):
+                self._send(engine, messages.Do(order))
+            replies = self._answers()
+        refused = [each for each in replies if isinstance(each, messages.Refused)]
+        if refused:
+            raise refused[0].error()
+        return [each.freed for each in replies if isinstance(each, messages.Done)]
+
+    def _answers(self) -> list["messages.Ready | messages.Done | messages.Refused"]:
+        """One of each engine."""
+        while len(self._replies) < self.size:
+            self._listen(1.0)
+            self._check_alive()
+        replies, self._replies = self._replies, {}
+        return [replies[engine] for engine in range(self.size)]
+
+    def _listen(self, seconds: float) -> None:
+        """Takes in what has come; waits so long for something."""
+        links = {link: engine for engine, link in enumerate(self._links) if engine not in self._lost}
+        for link in wait(list(links), seconds):
+            engine = links[link]  # type: ignore[index]
+            with Uninterrupted():
+                try:
+                    self._hear(engine, messages.decode_reply(self._links[engine].recv_bytes()))
+                except (EOFError, OSError):
+                    self._lose(engine, self._end_of(engine))
+
+    def _hear(self, engine: int, reply: messages.Reply) -> None:
+        self._heard[engine] = time.monotonic()
+        if isinstance(reply, messages.Told):
+            self._stats[engine] = reply.stats
+            for delta in reply.deltas:
+                self._pass_on(delta)
+        elif isinstance(reply, messages.Broke):
+            self._lose(engine, f"broke: {reply.why}")
+        else:
+            self._replies[engine] = reply
+
+    def _pass_on(self, delta: TokenDelta) -> None:
+        """Under the caller's id; those of requests that were ended here have none."""
+        request_id = self._names.get(delta.request_id)
+        if request_id is not None:
+            delta.request_id = request_id
+            self._deltas.append(delta)
+            if delta.finish_reason is not None:
+                self._end(request_id)
+
+    def _end(self, request_id: str) -> int:
+        """Nothing more comes of it -> its engine."""
+        name = self._ids.pop(request_id)
+        del self._names[name]
+        engine = self._router.close(name)
+        assert engine is not None, f"{request_id} was given to no engine"
+        return engine
+
+    def _end_silent(self) -> None:
+        """Ends an engine that has requests and gives no sign of life, stopped or stuck."""
+        if not self._ids:
+            return
+        for engine, heard in enumerate(self._heard):
+            silent = time.monotonic() - max(heard, self._asked[engine])
+            if engine not in self._lost and silent > self._timeout and self._router.loads[engine]:
+                self.children.kill(engine)
+                self._lose(engine, f"gave no sign of life for {self._timeout} s and was ended")
+
+    def _lose(self, engine: int, why: str) -> None:
+        """What it had ends with an error."""
+        why = f"engine {engine} of {self.size} {why}"
+        self._lost[engine] = why
+        for request_id, name in list(self._ids.items()):
+            if self._router.engine_of(name) == engine:
+                self._end(request_id)
+                self._deltas.append(TokenDelta(request_id, [], finish_reason="error", error=why))
+
+    def _end_of(self, engine: int) -> str:
+        try:
+            return f"has ended: {how(self.children.wait(engine, _GRACE))}"
+        except subprocess.TimeoutExpired:
+            self.children.kill(engine)
+            return "hung up, and was ended"
+
+    def _check_alive(self) -> None:
+        """RuntimeError if an engine has ended."""
+        if self._lost:
+            raise DeviceLost(next(iter(self._lost.values())))
+
+    def _send(self, engine: int, letter: Any) -> None:
+        """To one that has ended, nothing: _listen() finds out."""
+        self._asked[engine] = time.monotonic()
+        try:
+            self._links[engine].send_bytes(messages.encode(letter))
+        except OSError:
+            pass
