@@ -1,5 +1,6 @@
 """The GPU platform on the fake device: the contract, whole engines, placing, and FlashInfer's place in it."""
 
+import importlib.util
 import math
 import random
 import subprocess
@@ -47,7 +48,8 @@ REGISTERED = gathered_attention  # importing it registers its provider
 
 
 def test_it_is_found_by_name_and_says_why_it_is_not_available() -> None:
-    if not torch.cuda.is_available():
+    stand_in = importlib.util.find_spec("quintet_rehearsal") is not None  # of that name, while `make gpu` is rehearsed
+    if not torch.cuda.is_available() and not stand_in:
         with pytest.raises(UnavailableError, match="device 'cuda' is not available: .*; "):
             choose("cuda")
 

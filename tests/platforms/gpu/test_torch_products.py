@@ -3,6 +3,7 @@
 They take fewer shapes than that: what torch 2.11 asks of a GPU is checked by a stand-in that refuses as it does.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,19 @@ def placed(outputs: int, inputs: int, form: Form) -> Matrix:
     return Matrix(there["weight"].to(DEVICE), there["scales"].to(DEVICE), form=form)
 
 
+@functools.cache
+def rows_are_served() -> bool:
+    """Whether torch._scaled_mm takes scales of rows here: torch 2.11 has those of whole tensors alone on the host."""
+    ones = torch.ones(32, 32, device=DEVICE).to(E4M3)
+    scales = torch.ones(32, 1, device=DEVICE)
+    try:
+        torch._scaled_mm(ones, ones.t(), scales, scales.t(), out_dtype=torch.bfloat16)
+    except RuntimeError:
+        assert DEVICE.type == "cpu", "what is served is a GPU's"
+        return False
+    return True
+
+
 def scaled_mm(mat1: Tensor, mat2: Tensor, scale_a: Tensor, scale_b: Tensor, **how: Any) -> Tensor:
     """torch._scaled_mm with what ScaledBlas.cpp of torch 2.11 refuses on compute capability 9.0, blocks included."""
     (rows, inputs), columns = mat1.shape, mat2.shape[1]
@@ -42,7 +56,11 @@ def scaled_mm(mat1: Tensor, mat2: Tensor, scale_a: Tensor, scale_b: Tensor, **ho
     if scale_a.shape == (rows, 1) and scale_b.shape == (1, columns):
         assert scale_a.is_contiguous() and scale_b.is_contiguous()
         assert how["bias"] is None or how["bias"].dtype == how["out_dtype"]
-        return torch._scaled_mm(mat1, mat2, scale_a, scale_b, **how)
+        if rows_are_served():
+            return torch._scaled_mm(mat1, mat2, scale_a, scale_b, **how)
+        one = torch.ones((), device=DEVICE)
+        sums = torch._scaled_mm(mat1, mat2, one, one, out_dtype=torch.float32) * scale_a * scale_b
+        return (sums if how["bias"] is None else sums + how["bias"].float()).to(how["out_dtype"])
     assert scale_a.shape == (rows, groups) and scale_a.stride() == (1, rows)
     assert scale_b.t().shape == (columns, groups) and scale_b.t().stride() == (1, columns)
     a, b = (x.float() * s.repeat_interleave(128, 1) for x, s in ((mat1, scale_a), (mat2.t(), scale_b.t())))
