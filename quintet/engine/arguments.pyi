@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from quintet.settings.compilation import AttentionConfig, CompilationConfig
+from quintet.settings.kv_events import KVEventsConfig
 from quintet.settings.pooling import PoolerConfig
 from quintet.settings.profiling import ProfilerConfig
 from quintet.settings.reasoning import ReasoningConfig
@@ -96,6 +97,7 @@ class LLMArguments:
         structured_outputs_config: StructuredOutputsConfig | Mapping[str, Any] | str | None = ...,
         reasoning_config: ReasoningConfig | Mapping[str, Any] | str | None = ...,
         profiler_config: ProfilerConfig | Mapping[str, Any] | str | None = ...,
+        kv_events_config: KVEventsConfig | Mapping[str, Any] | str | None = ...,
     ) -> None: ...
 
 class AsyncLLMArguments:
@@ -181,4 +183,5 @@ class AsyncLLMArguments:
         structured_outputs_config: StructuredOutputsConfig | Mapping[str, Any] | str | None = ...,
         reasoning_config: ReasoningConfig | Mapping[str, Any] | str | None = ...,
         profiler_config: ProfilerConfig | Mapping[str, Any] | str | None = ...,
+        kv_events_config: KVEventsConfig | Mapping[str, Any] | str | None = ...,
     ) -> None: ...

@@ -27,6 +27,7 @@ from quintet.engine.hub import (
     resolve_model,
 )
 from quintet.engine.kv_calibration import calibrate
+from quintet.engine.kv_events import Journal, Publisher
 from quintet.engine.lengths import longest
 from quintet.engine.loader import check_counts, tensors_of
 from quintet.engine.logits_processors import load_processors
@@ -245,6 +246,8 @@ def launch(prepared: Prepared, progress: bool = True, grammars: Grammars | None 
     engine = Engine(scheduler, runner, overlap, grammars, profiler)
     if config.calculate_kv_scales:
         calibrate(engine, prepared.ranks, prepared.vocab_size, plan.max_model_len)
+    if config.kv_events_config.told:
+        pool.journal = Journal(Publisher(config.kv_events_config), config.page_size, config.kv_events_config.layout)
     scheduler.elsewhere = make_elsewhere(
         config, prepared.capabilities, prepared.ranks, tables, folder, prepared.hf_config
     )

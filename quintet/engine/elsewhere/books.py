@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from quintet.engine.elsewhere.connector import Connector, Load, Rows
 from quintet.engine.interrupts import Uninterrupted
 from quintet.engine.request import Request
-from quintet.engine.tables import Tables
+from quintet.engine.tables import Tables, note
 from quintet.platforms.interface import CacheLost, DeviceLost
 
 if TYPE_CHECKING:  # it copies by the runner's workers, and the runner knows the scheduler
@@ -144,7 +144,7 @@ class Elsewhere:
         self.connector.changed.clear()
         ended = []
         for request, arrival in list(self._arrivals.items()):
-            self._write(arrival)
+            self._write(request, arrival)
             late = time.monotonic() - arrival.began > self._patience
             if late and not arrival.load.done:
                 self._fail(arrival, 1, f"nothing more came within {self._patience:g} s")
@@ -160,7 +160,7 @@ class Elsewhere:
                     ended.append((request, f"pages of its prompt could not be loaded: {arrival.failed}"))
         return ended
 
-    def _write(self, arrival: Arrival) -> None:
+    def _write(self, request: Request, arrival: Arrival) -> None:
         """Some of what has come; a page can be found as soon as the device was told to write it."""
         arrived = arrival.load.take(self._at_once)
         if arrived.failed:
@@ -173,7 +173,8 @@ class Elsewhere:
             return
         self.counts.loaded += len(pages)
         for page, place in zip(pages, arrived.places, strict=True):
-            self._pool.commit(page, arrival.digests[place])
+            if self._pool.commit(page, arrival.digests[place]) and self._pool.journal is not None:
+                note(self._pool.journal, request, arrival.digests[place], self._tables.page_size)
 
     def _fail(self, arrival: Arrival, count: int, why: str) -> None:
         self.counts.failures += count
