@@ -112,14 +112,15 @@ class Elsewhere:
         if not missing:
             self._count(request, found.tokens)
             return Wait.NO
-        whole = len(request.token_ids)
-        if len(missing) > self._pool.num_free or not self._tables.fits(found, whole, whole):
+        held = [self._pool.page(each) for each in wanted if self._pool.has(each)]
+        whole, need = len(request.token_ids), len(missing) + sum(map(self._pool.is_free, held))
+        if need > self._pool.num_free or not self._tables.fits(found, whole, whole):
             return Wait.NO if alone and not self._arrivals else Wait.ROOM
         if self._is_much(len(missing)):
             self._queued[request] = len(missing)
             return Wait.COMES
         self._count(request, found.tokens)
-        self._begin(request, [self._pool.page(each) for each in wanted if self._pool.has(each)], missing, found.tokens)
+        self._begin(request, held, missing, found.tokens)
         return Wait.COMES
 
     def _is_much(self, more: int) -> bool:
