@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from quintet.settings.compilation import AttentionConfig, CompilationConfig
+from quintet.settings.kv_events import KVEventsConfig
 from quintet.settings.pooling import PoolerConfig
 from quintet.settings.profiling import ProfilerConfig
 from quintet.settings.reasoning import ReasoningConfig
@@ -74,11 +75,11 @@ class LLMArguments:
         kv_cache_dtype: str = "auto",
         calculate_kv_scales: bool = False,
         enable_prefix_caching: bool = True,
-        kv_offloading_size: float | None = None,
+        kv_offloading_size: float | str | None = None,
         kv_offloading_backend: str = "native",
         kv_offloading_policy: str = "lru",
         kv_offloading_folder: str | None = None,
-        kv_offloading_folder_size: float = 16.0,
+        kv_offloading_folder_size: float | str = 16.0,
         kv_load_failure_policy: str = "recompute",
         max_num_seqs: int | str = 256,
         max_num_batched_tokens: int | str = 2048,
@@ -99,6 +100,7 @@ class LLMArguments:
         structured_outputs_config: StructuredOutputsConfig | Mapping[str, Any] | str | None = ...,
         reasoning_config: ReasoningConfig | Mapping[str, Any] | str | None = ...,
         profiler_config: ProfilerConfig | Mapping[str, Any] | str | None = ...,
+        kv_events_config: KVEventsConfig | Mapping[str, Any] | str | None = ...,
     ) -> None: ...
 
 class AsyncLLMArguments:
@@ -162,11 +164,11 @@ class AsyncLLMArguments:
         kv_cache_dtype: str = "auto",
         calculate_kv_scales: bool = False,
         enable_prefix_caching: bool = True,
-        kv_offloading_size: float | None = None,
+        kv_offloading_size: float | str | None = None,
         kv_offloading_backend: str = "native",
         kv_offloading_policy: str = "lru",
         kv_offloading_folder: str | None = None,
-        kv_offloading_folder_size: float = 16.0,
+        kv_offloading_folder_size: float | str = 16.0,
         kv_load_failure_policy: str = "recompute",
         max_num_seqs: int | str = 256,
         max_num_batched_tokens: int | str = 2048,
@@ -187,4 +189,5 @@ class AsyncLLMArguments:
         structured_outputs_config: StructuredOutputsConfig | Mapping[str, Any] | str | None = ...,
         reasoning_config: ReasoningConfig | Mapping[str, Any] | str | None = ...,
         profiler_config: ProfilerConfig | Mapping[str, Any] | str | None = ...,
+        kv_events_config: KVEventsConfig | Mapping[str, Any] | str | None = ...,
     ) -> None: ...

@@ -119,6 +119,8 @@ class Engine:
             self._land(keep=1 if self._overlap and started else 0)
             if self.scheduler.elsewhere is not None:
                 self._rest(self.scheduler.elsewhere, started)
+            if self.scheduler.pool.journal is not None:
+                self.scheduler.pool.journal.publish()
         except BaseException:  # Ctrl-C, at whatever line: nobody knows what was written
             with Uninterrupted():
                 self._start_over()
@@ -239,6 +241,8 @@ class Engine:
         self.scheduler.tables.reset()
         if self.scheduler.elsewhere is not None:
             self.scheduler.elsewhere.reset()
+        if self.scheduler.pool.journal is not None:
+            self.scheduler.pool.journal.publish()
 
     def sleep(self, level: int = ASIDE) -> int:
         """Gives the device's memory back until wake_up() -> bytes. The cache is lost; weights are put aside on the host
@@ -292,6 +296,8 @@ class Engine:
         self.profiler.close()
         if self.scheduler.elsewhere is not None:
             self.scheduler.elsewhere.close()
+        if self.scheduler.pool.journal is not None:
+            self.scheduler.pool.journal.close()
 
     def stats(self) -> Stats:
         scheduler = self.scheduler

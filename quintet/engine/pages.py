@@ -8,6 +8,8 @@ free pages are a queue: the one that was released longest ago is taken first.
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
+from quintet.engine.kv_events import Journal
+
 DUMP = 0  # the page that padded tokens write to; never given out
 
 
@@ -18,6 +20,7 @@ class PagePool:
         if num_pages < 2:
             raise ValueError(f"a cache needs at least 2 pages, one of them for padding, not {num_pages}")
         self.num_pages, self.caching = num_pages, caching
+        self.journal: Journal | None = None  # of what enters and leaves the prefix cache, if anybody is told
         self.losses = 0  # how often pages left the prefix cache; what was found before may be gone
         self.clear()
 
@@ -28,6 +31,8 @@ class PagePool:
         self._hash_of: dict[int, bytes] = {}
         self._page_of: dict[bytes, int] = {}
         self.losses += 1
+        if self.journal is not None:
+            self.journal.cleared()
 
     @property
     def num_free(self) -> int:
@@ -97,12 +102,16 @@ class PagePool:
         if digest is not None:
             del self._page_of[digest]
             self.losses += 1
+            if self.journal is not None:
+                self.journal.removed(digest)
 
     def reset_cache(self) -> None:
         """Empties the prefix cache."""
         self.losses += 1
         self._hash_of.clear()
         self._page_of.clear()
+        if self.journal is not None:
+            self.journal.cleared()
 
     def check_integrity(self, held: Iterable[Sequence[int]]) -> None:
         """Asserts that the books agree with what the requests hold."""

@@ -26,6 +26,7 @@ from quintet.engine.hub import (
     resolve_model,
 )
 from quintet.engine.kv_calibration import calibrate, kv_scaling
+from quintet.engine.kv_events import journal_of
 from quintet.engine.lengths import longest
 from quintet.engine.loader import check_counts, tensors_of
 from quintet.engine.logits_processors import load_processors
@@ -271,6 +272,8 @@ def _launched(prepared: Prepared, progress: bool, grammars: Grammars | None) -> 
         runner.agreed = Agreement(channel)
     if config.calculate_kv_scales:
         calibrate(engine, prepared.ranks, prepared.vocab_size, plan.max_model_len)
+    if config.kv_events_config.told and (channel is None or isinstance(engine, Leader)):
+        pool.journal = journal_of(config.kv_events_config, config.page_size, config.data_parallel_rank or 0)
     scheduler.elsewhere = make_elsewhere(
         config, prepared.capabilities, prepared.ranks, tables, folder, prepared.hf_config
     )

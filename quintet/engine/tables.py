@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from quintet.engine.groups import Keeping
+from quintet.engine.kv_events import Journal
 from quintet.engine.pages import DUMP, PagePool
 from quintet.engine.request import LAST, Held, Request
 from quintet.engine.slots import Slots
 
+HASH = 16  # bytes of a page's hash, before the number of its group
 Has = Callable[[bytes], bool]
 
 
@@ -191,6 +193,8 @@ class Tables:
             for at in places:
                 if pages[at] != DUMP and self.pool.commit(pages[at], _own(chain[at], index)):
                     entered.append(pages[at])
+                    if self.pool.journal is not None:
+                        note(self.pool.journal, request, _own(chain[at], index), self.page_size)
         request.num_committed = full
         return entered
 
@@ -254,6 +258,14 @@ def _reads(request: Request) -> bool:
     return not request.wants_scores
 
 
+def note(journal: Journal, request: Request, digest: bytes, page_size: int) -> None:
+    """One of the request's pages can be found under this hash."""
+    chain = request.page_hashes
+    at = chain.index(digest[:HASH])
+    tokens = request.token_ids[at * page_size : (at + 1) * page_size]
+    journal.stored(digest, chain[at - 1] if at else None, tokens)
+
+
 def _own(digest: bytes, index: int) -> bytes:
     """The hash of a page of the index-th group."""
     return digest + index.to_bytes(2, "little") if index else digest
@@ -273,8 +285,10 @@ def extend_chain(
     any hashes more bytes than a page with none.
     """
     for index in range(len(hashes), len(token_ids) // page_size):
-        parent = hashes[index - 1] if index else hashlib.blake2b(salt, digest_size=16, person=b"quintet-root").digest()
+        parent = (
+            hashes[index - 1] if index else hashlib.blake2b(salt, digest_size=HASH, person=b"quintet-root").digest()
+        )
         tokens = array("i", token_ids[index * page_size : (index + 1) * page_size])
-        digest = hashlib.blake2b(parent + tokens.tobytes(), digest_size=16)
+        digest = hashlib.blake2b(parent + tokens.tobytes(), digest_size=HASH)
         digest.update(beside(index * page_size, (index + 1) * page_size))
         hashes.append(digest.digest())

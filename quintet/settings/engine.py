@@ -8,6 +8,7 @@ from typing import Any
 from quintet.names import refuse_unknown
 from quintet.settings.describe import documented
 from quintet.settings.device import DeviceOptions
+from quintet.settings.kv_events import KVEventsConfig
 from quintet.settings.lacking import lacking
 from quintet.settings.loading import LoadingOptions
 from quintet.settings.memory import MemoryOptions
@@ -62,6 +63,11 @@ class EngineConfig(
     profiler_config: ProfilerConfig = nested(
         ProfilerConfig, ProfilerConfig(), "let a caller have traces written, such as "
         '{"profiler": "torch", "torch_profiler_dir": "traces"}', group="observability",
+    )  # fmt: skip
+
+    kv_events_config: KVEventsConfig = nested(
+        KVEventsConfig, KVEventsConfig(), "tell others over ZeroMQ which pages are cached, such as "
+        '{"enable_kv_cache_events": true, "topic": "kv"}', group="observability",
     )  # fmt: skip
 
     def __post_init__(self, compilation_config: Any, attention_config: Any, optimization_level: Any) -> None:

@@ -67,7 +67,7 @@ class MemoryOptions:
         True, truth, "keep pages of finished requests for prompts that begin alike", group="memory"
     )
 
-    kv_offloading_size: float | None = option(
+    kv_offloading_size: float | str | None = option(
         None, optional(_gib), "GiB of host memory beside the KV cache, for pages that it has no room for (all ranks "
         "together)", group="memory", metavar="GIB",
     )  # fmt: skip
@@ -82,7 +82,9 @@ class MemoryOptions:
         None, optional(text), "folder for such pages, behind host memory; what lies there is found by later starts",
         group="memory", metavar="FOLDER",
     )  # fmt: skip
-    kv_offloading_folder_size: float = option(16.0, _gib, "GiB that they may take there", group="memory", metavar="GIB")
+    kv_offloading_folder_size: float | str = option(
+        16.0, _gib, "GiB that they may take there", group="memory", metavar="GIB"
+    )
     kv_load_failure_policy: str = choice(
         "recompute", "recompute", "fail", help="where a page that lies elsewhere does not come: compute it, or end the "
         "request with an error", group="memory",

@@ -248,6 +248,7 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"kv_offloading_size": 0}, "kv_offloading_size must be over 0"),
     ({"kv_offloading_size": "4 kilo"}, "kv_offloading_size must be a whole number"),
+    ({"kv_offloading_size": 10**6}, "GiB of host memory are free; lower it"),
     ({"kv_offloading_size": "1K"}, "a page takes .* MiB, and none fits; raise it"),
     ({"kv_offloading_size": 1, "enable_prefix_caching": False}, "enable_prefix_caching is off"),
     ({"kv_offloading_folder": "/tmp/x"}, "give kv_offloading_size, too"),

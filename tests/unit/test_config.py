@@ -22,6 +22,8 @@ GOOD = [
     ("max_model_len", -1, "auto"),
     ("max_model_len", None, None),
     ("kv_cache_memory_bytes", "2G", 2 * 2**30),
+    ("kv_offloading_size", "512M", 0.5),
+    ("kv_offloading_size", "8", 8.0),
     ("kv_cache_memory_bytes", "2GiB", 2 * 2**30),
     ("kv_cache_memory_bytes", "2GB", 2 * 10**9),
     ("kv_cache_memory_bytes", "512MiB", 512 * 2**20),

@@ -49,7 +49,8 @@ def equals_the_specification(subject: Subject) -> Iterator[Trial]:
             yield Trial(f"{name}: an op that the platform brought", partial(_unknown, name))
             continue
         for dtype in subject.facts.dtypes if not _packs(subject, name) else ():
-            typed = () if name in KEPT else (f"dtype/{short(dtype)}",)  # a form that is not kept says nothing of types
+            # a form that is not kept, and pages that go nowhere, say nothing of types
+            typed = () if name in (*KEPT, *PAGES) else (f"dtype/{short(dtype)}",)
             features = (f"op/{name}", *typed)
             hidden = name in ATTENTION and subject.facts.opaque
             yield Trial(f"{name} in {short(dtype)}", partial(_specified, subject, name, dtype), features * (not hidden))

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from quintet.engine.elsewhere.connector import Connector, Load, Rows
 from quintet.engine.interrupts import Uninterrupted
 from quintet.engine.request import Request
-from quintet.engine.tables import Tables
+from quintet.engine.tables import Tables, note
 from quintet.platforms.interface import CacheLost, DeviceLost
 
 if TYPE_CHECKING:  # it copies by the runner's workers, and the runner knows the scheduler
@@ -112,14 +112,15 @@ class Elsewhere:
         if not missing:
             self._count(request, found.tokens)
             return Wait.NO
-        whole = len(request.token_ids)
-        if len(missing) > self._pool.num_free or not self._tables.fits(found, whole, whole):
+        held = [self._pool.page(each) for each in wanted if self._pool.has(each)]
+        whole, need = len(request.token_ids), len(missing) + sum(map(self._pool.is_free, held))
+        if need > self._pool.num_free or not self._tables.fits(found, whole, whole):
             return Wait.NO if alone and not self._arrivals else Wait.ROOM
         if self._is_much(len(missing)):
             self._queued[request] = len(missing)
             return Wait.COMES
         self._count(request, found.tokens)
-        self._begin(request, [self._pool.page(each) for each in wanted if self._pool.has(each)], missing, found.tokens)
+        self._begin(request, held, missing, found.tokens)
         return Wait.COMES
 
     def _is_much(self, more: int) -> bool:
@@ -144,7 +145,7 @@ class Elsewhere:
         self.connector.changed.clear()
         ended = []
         for request, arrival in list(self._arrivals.items()):
-            self._write(arrival)
+            self._write(request, arrival)
             late = time.monotonic() - arrival.began > self._patience
             if late and not arrival.load.done:
                 self._fail(arrival, 1, f"nothing more came within {self._patience:g} s")
@@ -160,7 +161,7 @@ class Elsewhere:
                     ended.append((request, f"pages of its prompt could not be loaded: {arrival.failed}"))
         return ended
 
-    def _write(self, arrival: Arrival) -> None:
+    def _write(self, request: Request, arrival: Arrival) -> None:
         """Some of what has come; a page can be found as soon as the device was told to write it."""
         arrived = arrival.load.take(self._at_once)
         if arrived.failed:
@@ -173,7 +174,8 @@ class Elsewhere:
             return
         self.counts.loaded += len(pages)
         for page, place in zip(pages, arrived.places, strict=True):
-            self._pool.commit(page, arrival.digests[place])
+            if self._pool.commit(page, arrival.digests[place]) and self._pool.journal is not None:
+                note(self._pool.journal, request, arrival.digests[place], self._tables.page_size)
 
     def _fail(self, arrival: Arrival, count: int, why: str) -> None:
         self.counts.failures += count

@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from quintet.config import EngineConfig
 from quintet.engine.elsewhere.books import Elsewhere
 from quintet.engine.elsewhere.copies import Copies
@@ -61,22 +63,30 @@ def make_elsewhere(
     if config.kv_offloading_size is None:
         return None
     copies = Copies(ranks)
-    size, order = int(config.kv_offloading_size * GIB), config.kv_offloading_policy
+    size, order = int(float(config.kv_offloading_size) * GIB), config.kv_offloading_policy
+    _check_memory(size)
     host = HostMemory(size, copies.words, order)
     if not host.capacity:
         raise ValueError(
-            f"kv_offloading_size={config.kv_offloading_size:g}: a page takes {copies.nbytes / 2**20:.2f} MiB, and none "
-            "fits; raise it"
+            f"kv_offloading_size={size / GIB:g}: a page takes {copies.nbytes / 2**20:.2f} MiB, and none fits; raise it"
         )
     disk = None
     if config.kv_offloading_folder is not None:
         folder = Path(config.kv_offloading_folder).expanduser()
-        disk = Disk(folder, int(config.kv_offloading_folder_size * GIB), copies.words, order)
+        disk = Disk(folder, int(float(config.kv_offloading_folder_size) * GIB), copies.words, order)
     where = "" if disk is None else f", {disk.capacity} in {config.kv_offloading_folder} ({len(disk)} lie there)"
     logger.info("pages elsewhere: %d of %.2f MiB in host memory%s", host.capacity, copies.nbytes / 2**20, where)
     identity = identity_of(config, facts, ranks, files, hf_config)
     fails = config.kv_load_failure_policy == "fail"
     return Elsewhere(Tiers(host, disk), copies, tables, identity, PATIENCE, fails)
+
+
+def _check_memory(size: int) -> None:
+    """ValueError if the host has not so much left, now that the model is there: rows are taken as they fill, and a
+    process that takes too much is ended."""
+    free = psutil.virtual_memory().available
+    if size > free:
+        raise ValueError(f"kv_offloading_size={size / GIB:g}: {free / GIB:.1f} GiB of host memory are free; lower it")
 
 
 def identity_of(config: EngineConfig, facts: Capabilities, ranks: Ranks, weights: Weights | None, hf: Any) -> bytes:
