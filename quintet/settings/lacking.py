@@ -28,6 +28,10 @@ LACKING: Mapping[str, str] = {
     "than a step; quantize (quantization='int8' or 'int4'), share layers out over devices (tensor_parallel_size), or "
     "run on device='cpu'",
     "pipeline_parallel_size": _ONE_DEVICE_GROUP,
+    **dict.fromkeys(
+        ("data_parallel_size_local", "data_parallel_address", "data_parallel_rpc_port", "data_parallel_backend"),
+        "all engines are of one machine (data_parallel_size); leave it out",
+    ),
     "enable_expert_parallel": _ONE_DEVICE_GROUP,
     "distributed_executor_backend": _ONE_DEVICE_GROUP,
     "worker_cls": "a platform package decides how it runs; see quintet/platforms/interface.py",

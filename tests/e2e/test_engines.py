@@ -195,6 +195,32 @@ def test_one_that_stands_still_is_named_after_the_time_limit() -> None:
     assert until(lambda: gone(*processes), 10)
 
 
+def test_one_that_is_killed_while_it_starts_ends_the_start() -> None:
+    tiny, found = variant("llama", "plain"), list[BaseException]()
+    before = {each.pid for each in psutil.Process().children()}
+
+    def start() -> None:
+        try:
+            several(tiny).close()
+        except BaseException as error:
+            found.append(error)
+
+    def children() -> list[psutil.Process]:
+        return [each for each in psutil.Process().children() if each.pid not in before]
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    assert until(lambda: len(children()) == 2, 60)
+    processes = [each.pid for each in children()]
+    os.kill(processes[1], signal.SIGKILL)
+    thread.join(60)
+    assert not thread.is_alive()
+    [error] = found
+    assert isinstance(error, ValueError)
+    assert "the engines did not start: engine 1 of 2 has ended: it was killed by SIGKILL" in str(error)
+    assert until(lambda: gone(*processes), 10)
+
+
 def test_explain_says_how_engines_share_the_machine_and_starts_none() -> None:
     before = len(psutil.Process().children())
     page = str(explain(EngineConfig(model="bundled", device="cpu", data_parallel_size=2)))

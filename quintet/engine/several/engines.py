@@ -143,11 +143,6 @@ class Engines:
             for engine, names in theirs.items():
                 self._send(engine, inbox.aborted(names))
 
-    def step(self) -> list[TokenDelta]:
-        """What engines have told since the last call; waits for a moment if that is nothing."""
-        self.compute()
-        return self.take()
-
     def take(self) -> list[TokenDelta]:
         """What compute() has left."""
         deltas, self._deltas = self._deltas, []
