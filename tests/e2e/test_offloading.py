@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from quintet import LLM
 from quintet.config import EngineConfig
 from quintet.conformance.encoders import encoder
 from quintet.conformance.tiny import FAMILIES, PLAIN, Tiny, make, variant
@@ -272,6 +273,16 @@ def test_models_without_pages_of_their_own_are_refused(family: str, message: str
     )
     with pytest.raises(ValueError, match=f"kv_offloading_size: .*{message}.*leave it out"):
         prepare(config)
+
+
+def test_ranks_that_are_processes_are_refused() -> None:
+    """Pages would come to each at a moment of its own, and then they would not plan alike."""
+    pytest.importorskip("quintet._cpu", reason="ranks on the CPU meet by the compiled extension")
+    with pytest.raises(ValueError, match="kv_offloading_size: ranks that are processes.*tensor_parallel_size=1"):
+        LLM(
+            str(FORMS["llama"][0].folder), device="cpu", skip_tokenizer_init=True, tensor_parallel_size=2,
+            num_pages=20, max_model_len=LENGTH + 32, kv_offloading_size=1,
+        )  # fmt: skip
 
 
 def test_pages_of_several_ranks_are_one() -> None:

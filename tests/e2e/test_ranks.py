@@ -31,6 +31,8 @@ from tests.helpers.engines import answers, engine
 from tests.helpers.packed import gptq
 from tests.helpers.serving import Server, until, words_of
 
+pytest.importorskip("quintet._cpu", reason="ranks on the CPU meet by the compiled extension")
+
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
 WIDE = {
     **PLAIN, "hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 8, "num_key_value_heads": 4,
