@@ -14,6 +14,37 @@ from quintet.settings.compilation import (
 from quintet.settings.option import nested, option
 from quintet.values import count, optional, text, truth
 
+_BACKENDS = {  # vLLM's ways to run several ranks that are not here
+    "ray": "Ray does not start ranks yet; leave it out, and share out one machine (tensor_parallel_size)",
+    "external_launcher": "ranks are not started by others yet; leave it out, and this process starts them",
+}
+
+
+def _backend(value: Any) -> str:
+    if value in _BACKENDS:
+        raise ValueError(f"{value!r} is not there: {_BACKENDS[value]}")
+    if value not in ("mp", "uni"):
+        raise ValueError(f"must be mp (ranks are processes) or uni (one rank), not {value!r}")
+    return str(value)
+
+
+def _one_stage(value: Any) -> int:
+    if count()(value) != 1:
+        raise ValueError(
+            f"{value} is not there: layers are not passed on from device to device; share each out "
+            "(tensor_parallel_size), or the requests (data_parallel_size)"
+        )
+    return 1
+
+
+def _whole_experts(value: Any) -> bool:
+    if truth(value):
+        raise ValueError(
+            "is not there: each expert is shared out over the ranks (tensor_parallel_size), and none is one rank's; "
+            "leave it out"
+        )
+    return False
+
 
 @dataclass(frozen=True)
 class DeviceOptions:
@@ -28,6 +59,16 @@ class DeviceOptions:
     data_parallel_rank: int | None = option(
         None, optional(count(0)), "run one of those engines alone, by its number from 0: something else starts the "
         "others, and balances between them", group="device", metavar="N", flags=("-dpn",),
+    )  # fmt: skip
+    pipeline_parallel_size: int = option(
+        1, _one_stage, "1: layers are not passed on from device to device yet", group="device", flags=("-pp",),
+    )  # fmt: skip
+    enable_expert_parallel: bool = option(
+        False, _whole_experts, "no: no expert is one rank's yet", group="device", flags=("-ep",),
+    )  # fmt: skip
+    distributed_executor_backend: str | None = option(
+        None, optional(_backend), "how several ranks run: mp, processes of this machine, or uni, one rank; if "
+        "not given, the platform's own way", group="device", metavar="NAME",
     )  # fmt: skip
     distributed_timeout_seconds: int = option(
         300, count(), "seconds that ranks which are processes wait for one another, until all are given up",
@@ -81,6 +122,11 @@ class DeviceOptions:
             raise ValueError(
                 f"data_parallel_rank {self.data_parallel_rank} is none of {self.data_parallel_size} engines "
                 "(data_parallel_size), which count from 0; leave it out, and all of them are started"
+            )
+        if self.distributed_executor_backend == "uni" and self.tensor_parallel_size > 1:
+            raise ValueError(
+                "distributed_executor_backend='uni' is one rank, and tensor_parallel_size is "
+                f"{self.tensor_parallel_size}; leave one of them out"
             )
         for name in ("capture_ahead", "capture_sizes", "max_capture_size"):
             if self.enforce_eager and (value := getattr(self, name)):

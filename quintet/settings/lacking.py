@@ -10,7 +10,6 @@ from quintet.names import nearest
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_ONE_DEVICE_GROUP = "layers are shared out (tensor_parallel_size), and requests (data_parallel_size); leave it out"
 _NOT_YET = "it does not exist yet; leave it out"
 _TEXT_ALONE = "models take text alone; leave it out"
 _NO_ADAPTERS = "adapters do not exist yet; leave it out"
@@ -27,13 +26,10 @@ LACKING: Mapping[str, str] = {
     "cpu_offload_gb": "weights are not offloaded: every step would bring them over the bus again, which takes longer "
     "than a step; quantize (quantization='int8' or 'int4'), share layers out over devices (tensor_parallel_size), or "
     "run on device='cpu'",
-    "pipeline_parallel_size": _ONE_DEVICE_GROUP,
     **dict.fromkeys(
         ("data_parallel_size_local", "data_parallel_address", "data_parallel_rpc_port", "data_parallel_backend"),
         "all engines are of one machine (data_parallel_size); leave it out",
     ),
-    "enable_expert_parallel": _ONE_DEVICE_GROUP,
-    "distributed_executor_backend": _ONE_DEVICE_GROUP,
     "worker_cls": "a platform package decides how it runs; see quintet/platforms/interface.py",
     "enable_lora": _NOT_YET,
     "max_loras": _NOT_YET,

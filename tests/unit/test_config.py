@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -158,6 +159,7 @@ SAMPLES |= {"safetensors_load_strategy": "eager", "model_loader_extra_config": "
 SAMPLES |= {"model_impl": "transformers", "runner": "pooling", "convert": "embed"}
 SAMPLES["kv_cache_dtype"] = "fp8_e4m3"
 SAMPLES |= {"kv_offloading_backend": "native", "kv_offloading_policy": "arc", "kv_load_failure_policy": "fail"}
+SAMPLES |= {"pipeline_parallel_size": "1", "distributed_executor_backend": "mp"}
 SAMPLES |= {"optimization_level": "2", "attention_backend": "triton"}
 NESTED = {each.name: each.metadata["nested"] for each in settings(EngineConfig) if "nested" in each.metadata}
 ALONE = [each for each in settings(EngineConfig) if each.name not in (*NESTED, "capture_sizes")]
@@ -242,3 +244,36 @@ def test_an_import_leaves_no_variable_behind(monkeypatch: pytest.MonkeyPatch) ->
         os.environ["XYZ_NEW"] = "2"
         os.environ["XYZ_KEPT"] = "3"
     assert "XYZ_NEW" not in os.environ and os.environ["XYZ_KEPT"] == "1"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"pipeline_parallel_size": 1, "enable_expert_parallel": False, "distributed_executor_backend": "uni"},
+        {"distributed_executor_backend": "mp", "tensor_parallel_size": 2},
+        {"distributed_executor_backend": None},
+    ],
+)
+def test_parallelism_that_asks_for_what_is_so_is_taken(settings: dict[str, Any]) -> None:
+    config = EngineConfig.from_kwargs(**settings)
+    assert all(getattr(config, name) == value for name, value in settings.items())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"pipeline_parallel_size": 2},
+            "pipeline_parallel_size 2 is not there: .*tensor_parallel_size.*data_parallel_size",
+        ),
+        ({"pipeline_parallel_size": 0}, "pipeline_parallel_size must be"),
+        ({"enable_expert_parallel": True}, "enable_expert_parallel is not there: .*leave it out"),
+        ({"distributed_executor_backend": "ray"}, "'ray' is not there: .*leave it out"),
+        ({"distributed_executor_backend": "external_launcher"}, "is not there: ranks are not started by others"),
+        ({"distributed_executor_backend": "magic"}, "must be mp .* or uni"),
+        ({"distributed_executor_backend": "uni", "tensor_parallel_size": 2}, "'uni' is one rank, and .* is 2"),
+    ],
+)
+def test_parallelism_that_is_not_there_is_refused_with_what_to_do(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EngineConfig.from_kwargs(**settings)

@@ -61,12 +61,19 @@ def ranks_of(
 ) -> Ranks:
     """Threads of this process that meet in it, or this process's own rank."""
     if meeting is None:
+        _check_threads(config, facts)
         size, endpoint = 1 if facts.spmd else config.tensor_parallel_size, f"inproc://quintet-{uuid.uuid4().hex}"
         return Ranks(size, lambda rank: make(Place(rank, size, endpoint)))
     ranks = Ranks(1, lambda _: make(meeting.place), meeting.others)
     if meeting.others is not None and ranks.channel is not None:
         meeting.others.attach(ranks.channel)
     return ranks
+
+
+def _check_threads(config: EngineConfig, facts: Capabilities) -> None:
+    if config.distributed_executor_backend == "mp" and config.tensor_parallel_size > 1:
+        what = "one process drives all devices" if facts.spmd else "ranks are threads of one process"
+        raise ValueError(f"distributed_executor_backend='mp': on this platform {what}; leave it out")
 
 
 def described(config: EngineConfig, facts: Capabilities, ranks: Ranks) -> list[str]:
