@@ -18,7 +18,8 @@ START = {"generate": ["x"], "run-batch": ["-i", "in", "-o", "out"]}
 COMMANDS = ("serve", "generate", "chat", "complete", "bench latency", "bench throughput", "bench serve", "explain")
 # Any text will do, or the list is checked as a whole: those that can be wrong are below.
 TAKE_ANYTHING = {
-    "--disable-access-log-for-endpoints", "--profiler-config.torch-profiler-dir", "--middleware",
+    "--disable-access-log-for-endpoints", "--kv-events-config.topic",
+    "--profiler-config.torch-profiler-dir", "--middleware",
     "--config", "--root-path", "--system", "--prompts-file", "--served-model-name", "--api-key", "--allowed-origins",
     "--allowed-hosts", "--tool-server", "--tools", "--allow-tool", "--chat-template-kwargs", "--tool-call-parser",
     "--reasoning-parser",
