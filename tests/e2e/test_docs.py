@@ -53,6 +53,8 @@ OTHERS = {  # what a line of a shell may begin with besides, and why it is not r
     "docker": "needs a daemon and images",
     "python": "a script, with a checkpoint that is downloaded",
     ".venv/bin/python": "writes into the repository",
+    "kubectl": "needs a cluster: tests/rules/test_deploy.py renders what is applied",
+    "export": "a variable of that shell",
     "curl": "stands for any client: tests/server/http",
 }
 
