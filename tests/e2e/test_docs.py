@@ -94,8 +94,11 @@ PYTHON = sorted({each.page for each in BLOCKS if each.language == "python"} - se
 
 
 @pytest.mark.parametrize("page", PYTHON)
-def test_python_runs(page: str, server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_python_runs(
+    page: str, server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The blocks of a page one after the other, as a reader would: later ones use the names of those before."""
+    monkeypatch.chdir(tmp_path)  # what they write is the test's
     sources = [each.text for each in BLOCKS if (each.page, each.language) == (page, "python")]
     (tmp_path / "page.py").write_text("\n".join(sources).replace(SERVED, server.url))
     runpy.run_path(str(tmp_path / "page.py"), run_name="__main__")
