@@ -25,6 +25,7 @@ from quintet.engine.explain import explain
 from quintet.engine.several.engines import Engines
 from quintet.sampling_params import StructuredOutputsParams
 from tests.helpers.engines import answers, engine
+from tests.helpers.processes import gone, outlives_ctrl_c
 from tests.helpers.serving import Server, until, words_of
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
@@ -39,10 +40,6 @@ def engines_of(llm: LLM) -> Engines:
     engines = llm._client.engine
     assert isinstance(engines, Engines)
     return engines
-
-
-def gone(*processes: int) -> bool:
-    return not any(psutil.pid_exists(each) and psutil.Process(each).status() != "zombie" for each in processes)
 
 
 def family(pids: list[int]) -> list[int]:
@@ -289,16 +286,7 @@ def offline(tiny: Tiny) -> tuple["subprocess.Popen[str]", list[int]]:
 
 def test_ctrl_c_interrupts_a_call_and_the_engines_go_on() -> None:
     process, processes = offline(variant("llama", "plain"))
-    assert process.stdout is not None
-    try:
-        for _ in range(3):
-            time.sleep(0.2)
-            process.send_signal(signal.SIGINT)
-            assert process.stdout.readline() == "interrupted\n"
-    finally:
-        process.kill()
-        process.wait()
-    assert until(lambda: gone(*processes), 10)
+    outlives_ctrl_c(process, processes)
 
 
 @pytest.mark.slow

@@ -29,6 +29,7 @@ from quintet.engine.grammar_text import grammar_text
 from quintet.sampling_params import StructuredOutputsParams
 from tests.helpers.engines import answers, engine
 from tests.helpers.packed import gptq
+from tests.helpers.processes import gone, outlives_ctrl_c
 from tests.helpers.serving import Server, until, words_of
 
 pytest.importorskip("quintet._cpu", reason="ranks on the CPU meet by the compiled extension")
@@ -49,10 +50,6 @@ def pids(llm: LLM) -> list[int]:
     others = llm._client.prepared.ranks.others
     assert others is not None
     return others.pids
-
-
-def gone(*processes: int) -> bool:
-    return not any(psutil.pid_exists(each) and psutil.Process(each).status() != "zombie" for each in processes)
 
 
 # what, how it is made, its settings, ranks
@@ -330,16 +327,7 @@ def offline(tiny: Tiny, ranks: int) -> tuple["subprocess.Popen[str]", list[int]]
 
 def test_ctrl_c_interrupts_a_call_and_the_engine_goes_on() -> None:
     process, processes = offline(variant("llama", "plain"), 2)
-    assert process.stdout is not None
-    try:
-        for _ in range(3):
-            time.sleep(0.2)
-            process.send_signal(signal.SIGINT)
-            assert process.stdout.readline() == "interrupted\n"
-    finally:
-        process.kill()
-        process.wait()
-    assert until(lambda: gone(*processes), 10)
+    outlives_ctrl_c(process, processes)
 
 
 @pytest.mark.slow
