@@ -30,7 +30,7 @@ from quintet.engine.kv_events import journal_of
 from quintet.engine.lengths import longest
 from quintet.engine.loader import check_counts, tensors_of
 from quintet.engine.logits_processors import load_processors
-from quintet.engine.memory import Footprint, MemoryPlan, plan_memory
+from quintet.engine.memory import MemoryPlan
 from quintet.engine.model_impl import read_model
 from quintet.engine.pages import PagePool
 from quintet.engine.pooling.admission import PoolingBounds
@@ -44,8 +44,9 @@ from quintet.engine.ranks.agreement import Agreement
 from quintet.engine.ranks.leader import Leader
 from quintet.engine.runner import Ranks, Runner, Steps
 from quintet.engine.sampler import Host, Sampler, logprob_sizes
-from quintet.engine.scheduler import Limits, Scheduler
+from quintet.engine.scheduler import Scheduler
 from quintet.engine.sharded import FORMATS as SHARDED
+from quintet.engine.sizing import largest, limits_of, plan_of
 from quintet.engine.slots import Slots
 from quintet.engine.support import evidence
 from quintet.engine.tables import Tables
@@ -60,12 +61,9 @@ from quintet.ops import bind
 from quintet.ops.activation import UnknownActivation
 from quintet.platforms import Chosen, choose
 from quintet.platforms.interface import Capabilities, Platform
-from quintet.types import Extent, Place, Variant
+from quintet.types import Place, Variant
 
 logger = logging.getLogger(__name__)
-
-LONG = 0.04  # of max_model_len: a prompt with more tokens is long, where nobody says when it is
-LEAST_LOGIT_ROWS = 256  # of a step, if it has as many tokens: the scores of a prompt come so many at a time
 
 
 class Files(NamedTuple):
@@ -108,7 +106,7 @@ class Prepared:
         if not self.capabilities.static_shapes:
             return ()
         first = self.ranks.workers[0]
-        sizes = plan_variants(_most(self.config, first, self.plan.max_model_len))
+        sizes = plan_variants(largest(self.config, first, self.plan.max_model_len))
         if first.model.takes_types and self.pooling is not None:
             return tuple(each._replace(inputs=("types",)) for each in sizes)
         if not self.embeds_width:
@@ -189,7 +187,7 @@ def _decide(
             config, facts, meeting, lambda place: Worker(platform, hf_config, sizes, place, profiler.timed)
         )
     check_elsewhere(config, facts, ranks)
-    plan = _plan(config, hf_config, sizes, ranks)
+    plan = plan_of(config, hf_config, sizes, ranks)
     if plan.max_model_len != sizes.max_model_len:
         sizes = replace(sizes, max_model_len=plan.max_model_len)
         ranks.each(lambda worker: worker.build(hf_config, sizes))
@@ -265,7 +263,7 @@ def _launched(prepared: Prepared, progress: bool, grammars: Grammars | None) -> 
     pool = PagePool(plan.num_pages, config.enable_prefix_caching)
     tables = Tables(pool, config.page_size, groups, config.max_num_batched_tokens, slots)
     drafts = None if config.speculative_config is None else Lookup(config.speculative_config)
-    scheduler = Scheduler(_limits(config, plan), tables, drafts)
+    scheduler = Scheduler(limits_of(config, plan), tables, drafts)
     kind = Engine if channel is None or prepared.ranks.others is None else Leader
     engine = kind(scheduler, runner, overlap, grammars, profiler)
     if channel is not None:
@@ -290,23 +288,6 @@ def _runner(prepared: Prepared, batches: BatchBuilder, fixed: Sequence[Variant])
     files = None if config.load_format == "dummy" else _weights(config, prepared.folder, prepared.capabilities)
     pooler = make_pooler(prepared.pooling, files, prepared.hf_config, prepared.folder)
     return PoolingRunner(prepared.ranks, batches, pooler, fixed, spans)
-
-
-def _limits(config: EngineConfig, plan: MemoryPlan) -> Limits:
-    """What a step may hold. How many prompts are long, as in vLLM; how many requests run, states have a say in."""
-    length, most = plan.max_model_len, plan.num_requests
-    several = (config.max_num_partial_prefills or 1) > 1
-    long = config.long_prefill_token_threshold or (max(1, int(length * LONG)) if several else 0)
-    return Limits(
-        max_num_seqs=config.max_num_seqs if most is None else min(config.max_num_seqs, most),
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_logit_rows=_logit_rows(config),
-        chunked=config.enable_chunked_prefill,
-        by_priority=config.scheduling_policy == "priority",
-        long_prefill=long,
-        max_partial=config.max_num_partial_prefills,
-        max_long=config.max_long_partial_prefills or (1 if several else None),
-    )
 
 
 def _sampler(prepared: Prepared) -> Sampler:
@@ -351,37 +332,6 @@ def _weights_cache(config: EngineConfig, facts: Capabilities) -> Where | None:
     if not facts.placing:
         raise ValueError("weights_cache: this device's weights do not lie in the host's memory; leave it out")
     return Where(Path(config.weights_cache).expanduser(), facts.placing)
-
-
-def _plan(config: EngineConfig, hf_config: Any, sizes: ModelSizes, ranks: Ranks) -> MemoryPlan:
-    """Every rank plans; the one with the fewest pages decides, since all count alike."""
-    tokens = config.max_num_batched_tokens
-    if not config.enable_chunked_prefill:  # a whole prompt must find room
-        tokens = max(tokens, sizes.max_model_len)
-
-    def plan(worker: Worker) -> MemoryPlan:
-        most = _most(config.replace(max_num_batched_tokens=tokens), worker, sizes.max_model_len)
-        width = hf_config.vocab_size if sizes.wanted.logits else hf_config.hidden_size
-        took = worker.estimate(Extent(most, hf_config.hidden_size, width))
-        return plan_memory(config, Footprint(took, worker.arrangement, sizes.max_model_len, tokens), worker.memory())
-
-    least = min(ranks.each(plan), key=lambda each: (each.num_pages, each.max_model_len))
-    return least if ranks.channel is None else ranking.least_of_all(least, ranks.channel)
-
-
-def _most(config: EngineConfig, worker: Worker, length: int) -> Variant:
-    """The largest step, with requests of so many tokens."""
-    pages = -(-length // config.page_size)
-    widths = worker.arrangement.widths(pages)
-    return Variant(config.max_num_batched_tokens, config.max_num_seqs, _logit_rows(config), widths)
-
-
-def _logit_rows(config: EngineConfig) -> int:
-    """Rows of outputs that a step may have: one for each request, and room for the scores of prompts; where texts
-    become numbers, one for each token."""
-    if config.runner == "pooling":
-        return config.max_num_batched_tokens
-    return min(config.max_num_batched_tokens, max(LEAST_LOGIT_ROWS, config.max_num_seqs + LEAST_LOGIT_ROWS // 4))
 
 
 def _op_table(prepared: Prepared) -> str:

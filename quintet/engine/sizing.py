@@ -1,0 +1,62 @@
+"""How large the steps and the cache of an engine are: what a step may hold, and how many pages there are."""
+
+from typing import Any
+
+from quintet.config import EngineConfig
+from quintet.engine.memory import Footprint, MemoryPlan, plan_memory
+from quintet.engine.ranks.meeting import least_of_all
+from quintet.engine.runner import Ranks
+from quintet.engine.scheduler import Limits
+from quintet.engine.worker import ModelSizes, Worker
+from quintet.types import Extent, Variant
+
+LONG = 0.04  # of max_model_len: a prompt with more tokens is long, where nobody says when it is
+LEAST_LOGIT_ROWS = 256  # of a step, if it has as many tokens: the scores of a prompt come so many at a time
+
+
+def limits_of(config: EngineConfig, plan: MemoryPlan) -> Limits:
+    """What a step may hold. How many prompts are long, as in vLLM; how many requests run, states have a say in."""
+    length, most = plan.max_model_len, plan.num_requests
+    several = (config.max_num_partial_prefills or 1) > 1
+    long = config.long_prefill_token_threshold or (max(1, int(length * LONG)) if several else 0)
+    return Limits(
+        max_num_seqs=config.max_num_seqs if most is None else min(config.max_num_seqs, most),
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_logit_rows=_logit_rows(config),
+        chunked=config.enable_chunked_prefill,
+        by_priority=config.scheduling_policy == "priority",
+        long_prefill=long,
+        max_partial=config.max_num_partial_prefills,
+        max_long=config.max_long_partial_prefills or (1 if several else None),
+    )
+
+
+def plan_of(config: EngineConfig, hf_config: Any, sizes: ModelSizes, ranks: Ranks) -> MemoryPlan:
+    """Every rank plans; the one with the fewest pages decides, since all count alike."""
+    tokens = config.max_num_batched_tokens
+    if not config.enable_chunked_prefill:  # a whole prompt must find room
+        tokens = max(tokens, sizes.max_model_len)
+
+    def plan(worker: Worker) -> MemoryPlan:
+        most = largest(config.replace(max_num_batched_tokens=tokens), worker, sizes.max_model_len)
+        width = hf_config.vocab_size if sizes.wanted.logits else hf_config.hidden_size
+        took = worker.estimate(Extent(most, hf_config.hidden_size, width))
+        return plan_memory(config, Footprint(took, worker.arrangement, sizes.max_model_len, tokens), worker.memory())
+
+    least = min(ranks.each(plan), key=lambda each: (each.num_pages, each.max_model_len))
+    return least if ranks.channel is None else least_of_all(least, ranks.channel)
+
+
+def largest(config: EngineConfig, worker: Worker, length: int) -> Variant:
+    """The largest step, with requests of so many tokens."""
+    pages = -(-length // config.page_size)
+    widths = worker.arrangement.widths(pages)
+    return Variant(config.max_num_batched_tokens, config.max_num_seqs, _logit_rows(config), widths)
+
+
+def _logit_rows(config: EngineConfig) -> int:
+    """Rows of outputs that a step may have: one for each request, and room for the scores of prompts; where texts
+    become numbers, one for each token."""
+    if config.runner == "pooling":
+        return config.max_num_batched_tokens
+    return min(config.max_num_batched_tokens, max(LEAST_LOGIT_ROWS, config.max_num_seqs + LEAST_LOGIT_ROWS // 4))
