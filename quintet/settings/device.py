@@ -60,6 +60,21 @@ class DeviceOptions:
         None, optional(count(0)), "run one of those engines alone, by its number from 0: something else starts the "
         "others, and balances between them", group="device", metavar="N", flags=("-dpn",),
     )  # fmt: skip
+    data_parallel_size_local: int | None = option(
+        None, optional(count()), "how many of those engines this machine has, which share it; if not given, all",
+        group="device", metavar="N", flags=("-dpl",),
+    )  # fmt: skip
+    data_parallel_start_rank: int = option(
+        0, count(0), "number of the first of them", group="device", metavar="N", flags=("-dpr",),
+    )  # fmt: skip
+    data_parallel_hybrid_lb: bool = option(
+        False, truth, "this server has and balances the engines of this machine alone; other machines have servers of "
+        "their own, and something before them balances between those", group="device", flags=("-dph",),
+    )  # fmt: skip
+    data_parallel_external_lb: bool = option(
+        False, truth, "each engine has a server of its own, as data_parallel_rank says by itself", group="device",
+        flags=("-dpe",),
+    )  # fmt: skip
     pipeline_parallel_size: int = option(
         1, _one_stage, "1: layers are not passed on from device to device yet", group="device", flags=("-pp",),
     )  # fmt: skip
@@ -118,11 +133,7 @@ class DeviceOptions:
     )  # fmt: skip
 
     def _check(self) -> None:
-        if self.data_parallel_rank is not None and self.data_parallel_rank >= self.data_parallel_size:
-            raise ValueError(
-                f"data_parallel_rank {self.data_parallel_rank} is none of {self.data_parallel_size} engines "
-                "(data_parallel_size), which count from 0; leave it out, and all of them are started"
-            )
+        self._check_engines()
         if self.distributed_executor_backend == "uni" and self.tensor_parallel_size > 1:
             raise ValueError(
                 "distributed_executor_backend='uni' is one rank, and tensor_parallel_size is "
@@ -137,4 +148,42 @@ class DeviceOptions:
             raise ValueError(
                 f"capture_sizes ends at {self.capture_sizes[-1]} and max_capture_size is {self.max_capture_size}; give "
                 "one of them"
+            )
+
+    @property
+    def engines_of_machine(self) -> int:
+        """How many engines share this machine, whoever starts them."""
+        return self.data_parallel_size_local or self.data_parallel_size
+
+    def _check_engines(self) -> None:
+        size, rank, local = self.data_parallel_size, self.data_parallel_rank, self.data_parallel_size_local
+        first, hybrid, external = (
+            self.data_parallel_start_rank, self.data_parallel_hybrid_lb, self.data_parallel_external_lb,
+        )  # fmt: skip
+        if rank is not None and rank >= size:
+            raise ValueError(
+                f"data_parallel_rank {rank} is none of {size} engines (data_parallel_size), which count from 0; leave "
+                "it out, and all of them are started"
+            )
+        if first + (local or size) > size:
+            raise ValueError(
+                f"data_parallel_start_rank {first}: this machine's {local or size} engines (data_parallel_size_local) "
+                f"are not among {size} (data_parallel_size), which count from 0; correct one of them"
+            )
+        if hybrid and (external or rank is not None):
+            raise ValueError(
+                "data_parallel_hybrid_lb: one server has all engines of this machine, and data_parallel_"
+                f"{'external_lb' if external else 'rank'} is for servers of one engine each; leave one of them out"
+            )
+        if hybrid and local is None:
+            raise ValueError(
+                "data_parallel_hybrid_lb: say how many engines this machine has (data_parallel_size_local)"
+            )
+        if external and rank is None:
+            raise ValueError("data_parallel_external_lb: say which engine this one is (data_parallel_rank)")
+        if local is not None and local < size and rank is None and not hybrid:
+            raise ValueError(
+                f"data_parallel_size_local {local}: engines of other machines are not this one's to start or to ask; "
+                "set data_parallel_hybrid_lb=True for a server of these alone, start one on each machine, and balance "
+                "between them (`quintet router`)"
             )

@@ -27,8 +27,9 @@ LACKING: Mapping[str, str] = {
     "than a step; quantize (quantization='int8' or 'int4'), share layers out over devices (tensor_parallel_size), or "
     "run on device='cpu'",
     **dict.fromkeys(
-        ("data_parallel_size_local", "data_parallel_address", "data_parallel_rpc_port", "data_parallel_backend"),
-        "all engines are of one machine (data_parallel_size); leave it out",
+        ("data_parallel_address", "data_parallel_rpc_port", "data_parallel_backend"),
+        "engines of several machines do not speak to each other: each machine has a server of its own "
+        "(data_parallel_hybrid_lb), and something before them balances; leave it out",
     ),
     "worker_cls": "a platform package decides how it runs; see quintet/platforms/interface.py",
     "enable_lora": _NOT_YET,

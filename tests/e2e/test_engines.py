@@ -22,6 +22,7 @@ from quintet import LLM, AsyncLLM, EngineConfig, SamplingParams
 from quintet.conformance.direct import random_prompts
 from quintet.conformance.tiny import VOCAB, Tiny, variant
 from quintet.engine.explain import explain
+from quintet.engine.several import each_engine
 from quintet.engine.several.engines import Engines
 from quintet.sampling_params import StructuredOutputsParams
 from tests.helpers.engines import answers, engine
@@ -232,6 +233,27 @@ def test_explain_says_how_engines_share_the_machine_and_starts_none() -> None:
         ({"data_parallel_size": 2, "max_model_len": 10**7}, "max_model_len"),
         ({"data_parallel_size": 2, "device": "null"}, "data_parallel_size must be 1 on this platform"),
         ({"data_parallel_size": 2, "data_parallel_rank": 2}, "is none of 2 engines"),
+        ({"data_parallel_size": 4, "data_parallel_size_local": 2}, "data_parallel_hybrid_lb=True .*`quintet router`"),
+        ({"data_parallel_size": 2, "data_parallel_hybrid_lb": True}, "say how many .*data_parallel_size_local"),
+        ({"data_parallel_size": 2, "data_parallel_external_lb": True}, "say which .*data_parallel_rank"),
+        (
+            {
+                "data_parallel_size": 4,
+                "data_parallel_size_local": 2,
+                "data_parallel_start_rank": 3,
+                "data_parallel_hybrid_lb": True,
+            },
+            "this machine's 2 engines .* not among 4",
+        ),
+        (
+            {
+                "data_parallel_size": 4,
+                "data_parallel_size_local": 2,
+                "data_parallel_rank": 1,
+                "data_parallel_hybrid_lb": True,
+            },
+            "data_parallel_rank is for servers of one engine each",
+        ),
         ({"data_parallel_size": 2, "logits_processors": (type("Unsendable", (), {}),)}, "by name"),
         (
             {"data_parallel_size": 2, "profiler_config": {"profiler": "torch", "torch_profiler_dir": "traces"}},
@@ -251,6 +273,18 @@ def test_one_of_two_may_be_started_alone() -> None:
     with engine(tiny) as alone, engine(tiny, data_parallel_size=2, data_parallel_rank=1) as second:
         assert not isinstance(second._client.engine, Engines)
         assert answers(second) == answers(alone)
+
+
+def test_a_machine_has_its_own_of_many_engines() -> None:
+    """They share this machine alone, and count where they stand among all."""
+    many = {"data_parallel_size": 6, "data_parallel_size_local": 2, "data_parallel_start_rank": 2}
+    asked = EngineConfig(model="bundled", device="cpu", **many, data_parallel_hybrid_lb=True)
+    assert [each.data_parallel_rank for each in each_engine(asked)] == [2, 3]
+    assert "2 engines: a process each" in str(explain(asked))
+    tiny = variant("llama", "plain")
+    with engine(tiny) as alone, engine(tiny, **many, data_parallel_hybrid_lb=True) as llm:
+        assert isinstance(llm._client.engine, Engines) and llm._client.engine.size == 2
+        assert answers(llm) == answers(alone)
 
 
 OFFLINE = """

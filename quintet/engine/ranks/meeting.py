@@ -26,7 +26,7 @@ class Meeting(NamedTuple):
 
 def check_engines(config: EngineConfig, facts: Capabilities) -> None:
     """ValueError where several engines cannot share the machine."""
-    if config.data_parallel_size == 1:
+    if config.engines_of_machine == 1:
         return
     if not facts.processes:
         raise ValueError(

@@ -3,13 +3,18 @@
 from quintet.config import EngineConfig
 
 
-def num_engines(size: int, rank: int | None) -> int:
-    """That are started here: one alone where its number is given, and somebody else starts the others."""
-    return size if rank is None else 1
+def here(config: EngineConfig) -> range:
+    """Numbers of the engines that are started here: one where its number is given, else those of this machine. The
+    others are started elsewhere."""
+    first, count = config.data_parallel_rank, 1
+    if first is None:
+        first, count = config.data_parallel_start_rank, config.engines_of_machine
+    return range(first, first + count)
 
 
 def each_engine(config: EngineConfig) -> list[EngineConfig]:
     """The settings of each engine that is started here: they differ in its number."""
-    if num_engines(config.data_parallel_size, config.data_parallel_rank) == 1:
+    if config.data_parallel_size == 1:
         return [config]
-    return [config.replace(data_parallel_rank=number) for number in range(config.data_parallel_size)]
+    # data_parallel_hybrid_lb is said of several
+    return [config.replace(data_parallel_rank=number, data_parallel_hybrid_lb=False) for number in here(config)]

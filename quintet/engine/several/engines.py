@@ -18,7 +18,7 @@ from quintet.engine.profiler import Profiler
 from quintet.engine.ranks import inbox
 from quintet.engine.ranks.processes import Children, how, in_main_thread, line, plain_fields
 from quintet.engine.request import Admitted
-from quintet.engine.several import messages
+from quintet.engine.several import each_engine, messages
 from quintet.engine.several.routing import Router
 from quintet.engine.start import Prepared
 from quintet.engine.stats import Stats, total
@@ -50,7 +50,8 @@ class Engines:
         `config`: as it was asked for; every engine makes the same of it.
         """
         self.profiler, self.asleep = Profiler(), 0
-        self.size = config.data_parallel_size
+        engines = each_engine(config)
+        self.size = len(engines)
         self._timeout = config.distributed_timeout_seconds
         self._router = Router(self.size, page_size)
         self._names: dict[str, str] = {}  # of requests that have not ended, as their engine knows them -> their ids
@@ -63,7 +64,7 @@ class Engines:
         self._stats: list[Stats | None] = [None] * self.size
         self._replies: dict[int, messages.Ready | messages.Done | messages.Refused] = {}
         self._links: list[Connection[bytes, bytes]] = []
-        self.children = self._start(config)
+        self.children = self._start(engines)
         try:
             self.max_model_len = min(self._loaded())
         except BaseException as error:
@@ -72,11 +73,14 @@ class Engines:
                 raise ValueError(f"the engines did not start: {error}") from None
             raise
 
-    def _start(self, config: EngineConfig) -> Children:
-        pairs = [socket.socketpair() for _ in range(self.size)]
+    def _start(self, engines: list[EngineConfig]) -> Children:
+        pairs = [socket.socketpair() for _ in engines]
         try:
             files = [theirs.fileno() for _, theirs in pairs]
-            orders = [line(self._orders(config, number, file)) for number, file in enumerate(files)]
+            orders = [
+                line(self._orders(each, number, file))
+                for number, (each, file) in enumerate(zip(engines, files, strict=True))
+            ]
             children = Children(MODULE, orders, [(file,) for file in files])
             self._links = [Connection(ours.detach()) for ours, _ in pairs]
             return children
@@ -86,7 +90,7 @@ class Engines:
                     end.close()
 
     def _orders(self, config: EngineConfig, number: int, file: int) -> messages.Orders:
-        fields = plain_fields(config.replace(data_parallel_rank=number), f"data_parallel_size={self.size}")
+        fields = plain_fields(config, f"data_parallel_size={config.data_parallel_size}")
         return messages.Orders(number, file, torch.get_num_threads(), fields, os.getpid(), in_main_thread())
 
     def _loaded(self) -> list[int]:

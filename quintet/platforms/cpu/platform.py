@@ -138,7 +138,7 @@ class CPU(Platform):
         _granted()  # before any step changes it
         ranks, first = (
             _num_ranks(self._config),
-            self._config.tensor_parallel_size * (self._config.data_parallel_rank or 0),
+            self._config.tensor_parallel_size * _place(self._config),
         )
         if _extension() is not None:
             _extension().choose_isa(read_environment().cpu_isa or _extension().isa())
@@ -285,7 +285,7 @@ def _rounding(config: EngineConfig) -> tuple[EngineConfig, list[str]]:
 
 def _sharing(config: EngineConfig) -> list[str]:
     """How ranks and engines run here. ValueError where they cannot."""
-    ranks, engines, all_of_them = config.tensor_parallel_size, config.data_parallel_size, _num_ranks(config)
+    ranks, engines, all_of_them = config.tensor_parallel_size, config.engines_of_machine, _num_ranks(config)
     if all_of_them == 1:
         return []
     if ranks > 1 and _extension() is None:
@@ -302,7 +302,12 @@ def _sharing(config: EngineConfig) -> list[str]:
 
 def _num_ranks(config: EngineConfig) -> int:
     """Processes that share this machine."""
-    return config.tensor_parallel_size * config.data_parallel_size
+    return config.tensor_parallel_size * config.engines_of_machine
+
+
+def _place(config: EngineConfig) -> int:
+    """Of this engine among those of the machine."""
+    return ((config.data_parallel_rank or 0) - config.data_parallel_start_rank) % config.engines_of_machine
 
 
 def _eager(model: nn.Module, state: State, batch: Batch) -> tuple[Outputs, State]:

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import uvicorn
 
-from quintet.engine.several import num_engines
+from quintet.config import EngineConfig
+from quintet.engine.several import here
 from quintet.server.http.app import make_app
 from quintet.server.http.service import Service
 from quintet.server.http.wire_limits import protocol
@@ -214,7 +215,7 @@ def main() -> int:
     orders = read_orders()
     listener = socket.socket(fileno=orders.listen)
     profiles = orders.engine["profiler_config"]["profiler"] is not None
-    count = num_engines(orders.engine["data_parallel_size"], orders.engine["data_parallel_rank"])
+    count = len(here(EngineConfig(**orders.engine)))
     try:
         server = ApiServer(
             ServerConfig(**orders.server), Path(orders.folder), orders.worker, profiles=profiles, num_engines=count

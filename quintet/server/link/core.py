@@ -37,7 +37,7 @@ def main() -> int:
     context = zmq.Context(io_threads=1)
     config = EngineConfig(**orders.engine)
     if config.data_parallel_size > 1:
-        speak_as(f"engine {config.data_parallel_rank}")
+        speak_as(f"engine {orders.number}")
     pulse = Pulse(context, folder, workers, orders.number)
     pulse.start()
     try:

@@ -155,3 +155,11 @@ def test_every_rank_of_every_engine_has_a_place_of_its_own(monkeypatch: pytest.M
             config = EngineConfig(tensor_parallel_size=2, data_parallel_size=3, data_parallel_rank=number)
             PLATFORM(config).open(rank)
     assert taken == [(place, 6) for place in range(6)]
+    taken.clear()
+    for number in (2, 3):  # of four, this machine's two
+        config = EngineConfig(
+            tensor_parallel_size=2, data_parallel_size=4, data_parallel_size_local=2, data_parallel_start_rank=2,
+            data_parallel_rank=number,
+        )  # fmt: skip
+        PLATFORM(config).open(1)
+    assert taken == [(1, 4), (3, 4)]
