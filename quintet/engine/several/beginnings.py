@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 
 class Beginnings:
-    """Each number of a chain stands for a piece of a prompt and for all that is before it. A wrong guess costs time alone."""
+    """A number of a chain stands for a piece of a prompt and all that is before it. A wrong guess costs time alone."""
 
     def __init__(self, most: int) -> None:
         """`most`: numbers that are kept; those that were not met for the longest are forgotten first."""
