@@ -81,12 +81,12 @@ class Backend:
         before, (most_bad, least_good) = self.up, thresholds
         self.good, self.bad = (0, self.bad + 1) if trouble else (self.good + 1, 0)
         self.trouble = trouble
-        if not trouble:
-            self.failures, self.rests_until = 0, 0.0
         if self.bad >= most_bad or (trouble and not self.seen):
             self.up = False
         elif not trouble and (not self.seen or self.good >= least_good):
             self.up = self.seen = True
+        if self.up and not before:
+            self.failures, self.rests_until = 0, 0.0
         return self.up != before
 
     def state(self, now: float) -> dict[str, Any]:

@@ -295,7 +295,8 @@ class _Connection(asyncio.Protocol):
             self.abort()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name.lower(), value))
+        if not self.complete:
+            self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
@@ -303,6 +304,10 @@ class _Connection(asyncio.Protocol):
             self._headers = []
             return
         if self.head is not None:
+            return
+        if sum(len(name) + len(value) for name, value in self._headers) > MAX_HEAD:
+            self._fail(NotHttp(f"its headers are longer than {MAX_HEAD} bytes"))
+            self.abort()
             return
         names = {name for name, _ in self._headers}
         self._until_close = not ({b"content-length", b"transfer-encoding"} & names) and status not in (204, 304)
