@@ -3,7 +3,7 @@
 python -m benchmarks.router [--rounds 2000] [--out benchmarks/results/router.json]
 
 The server is a small ASGI app that answers at once, by httptools and uvloop. It and the router have processes of their
-own; both ways are asked by `quintet/server/http_stream.py`. What a client library needs for the exchange is shown beside.
+own; both ways are asked by `quintet/server/http_stream.py`. What client libraries need is shown beside.
 """
 
 import argparse
@@ -120,7 +120,8 @@ async def rates(ports: tuple[int, int], seconds: float, at_once: int) -> dict[st
     for _ in range(3):
         for name, port in zip(found, ports, strict=True):
             connections = Connections(Address("127.0.0.1", port))
-            ask, count, end = asking(connections, TALK, first=False), 0, time.perf_counter() + seconds
+            ask, start = asking(connections, TALK, first=False), time.perf_counter()
+            end = start + seconds
 
             async def work(ask: Ask = ask, end: float = end) -> int:
                 done = 0
@@ -130,7 +131,7 @@ async def rates(ports: tuple[int, int], seconds: float, at_once: int) -> dict[st
                 return done
 
             count = sum(await asyncio.gather(*(work() for _ in range(at_once))))
-            found[name].append(count / seconds)
+            found[name].append(count / (time.perf_counter() - start))
             connections.close()
     medians = {name: round(statistics.median(each)) for name, each in found.items()}
     print(f"{at_once} at once, requests/s: {medians}", flush=True)
