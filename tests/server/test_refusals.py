@@ -34,8 +34,8 @@ TAKE_ANYTHING = {
     "--allowed-hosts", "--tool-server", "--tools", "--allow-tool", "--chat-template-kwargs", "--tool-call-parser",
     "--reasoning-parser",
     "--logits-processors", "--stop", "--bad-words", "--compilation-config.cache-dir", "--input-file", "-i",
-    "--output-file", "-o", "--ignore-patterns", "--backend", "--worker-urls", "--static-backends", "--prefill", "--decode",
-    "--backend-ca-certs",
+    "--output-file", "-o", "--ignore-patterns", "--backend", "--worker-urls", "--static-backends",
+    "--prefill", "--decode", "--backend-ca-certs",
 }  # fmt: skip
 NONSENSE = ("", "{", "-7x")  # one of them is wrong for every other flag
 
