@@ -12,7 +12,8 @@ from quintet.server.router.routes import Route
 from quintet.server.router.upstream import Header
 
 CHUNK = 256  # bytes of a beginning that are one number of its chain: some sixty tokens
-MOST_CHUNKS = 512  # of a beginning that are looked at
+# Where chunks end. Behind the first 4 KiB they have 1 KiB: so little more or less of a long beginning costs little.
+ENDS = (*range(CHUNK, 2**12 + 1, CHUNK), *range(2**12 + 2**10, 2**17 + 1, 2**10))
 _NONE = Raw(b"")
 
 
@@ -76,8 +77,12 @@ def _chunks(read: Read) -> Iterator[bytes]:
     parts = (read.system, read.instructions, read.messages, read.prompt, read.query, read.input, read.documents)
     said = [bytes(each) for each in parts if each]
     text = said[0] if len(said) == 1 else b"".join(said)
-    for start in range(0, min(len(text), CHUNK * MOST_CHUNKS) - CHUNK + 1, CHUNK):
-        yield text[start : start + CHUNK]
+    start = 0
+    for end in ENDS:
+        if end > len(text):
+            return
+        yield text[start:end]
+        start = end
 
 
 def read_body(body: bytes) -> Read:

@@ -12,7 +12,7 @@ from quintet.server.http_stream import Address
 from quintet.server.router.metrics import Counts
 from quintet.server.router.upstream import Upstream
 
-KEPT = 1 << 16  # chunks of beginnings that are remembered of each server: 16 MiB of text, 8 MiB of memory
+KEPT = 1 << 16  # chunks of beginnings that are remembered of each server: 16 MiB of text or more, in 8 MiB of memory
 _FIRST_REST, _LONGEST_REST = (
     0.5,
     30.0,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from quintet.server.http.errors import ApiError
-from quintet.server.router.asks import CHUNK, MOST_CHUNKS, Ask, read_body
+from quintet.server.router.asks import CHUNK, ENDS, Ask, read_body
 from quintet.server.router.backends import KEPT, Backend, Pool, address_of
 from quintet.server.router.policies import make_policy
 from quintet.server.router.routes import POSTS
@@ -70,7 +70,7 @@ def test_what_is_before_a_text_counts() -> None:
     assert len(plain) == 4 and ask(messages=messages).chain() == plain
     assert not set(plain) & set(ask(messages=messages, tools=[{"type": "function"}]).chain())
     assert not set(plain) & set(ask(messages=messages, model="n").chain())
-    assert len(ask(prompt="a" * CHUNK * (MOST_CHUNKS + 9)).chain()) == MOST_CHUNKS
+    assert len(ask(prompt="a" * (ENDS[-1] + 999)).chain()) == len(ENDS)
     assert ask(prompt="short").chain() == []
 
 
@@ -91,8 +91,8 @@ def test_a_known_beginning_does_not_outweigh_everything() -> None:
 
 def test_memory_is_bounded() -> None:
     there, policy = servers(1), make_policy("prefix", 4)
-    for number in range(KEPT // MOST_CHUNKS + 9):
-        policy(there, ask(prompt=f"{number:09}" + "a" * CHUNK * MOST_CHUNKS))
+    for number in range(KEPT // len(ENDS) + 9):
+        policy(there, ask(prompt=f"{number:09}" + "a" * ENDS[-1]))
     assert len(there[0].known) == KEPT
 
 
