@@ -45,7 +45,9 @@ class Router:
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[list[Server]]:
-    with Server("--max-model-len", "256") as one, Server("--max-model-len", "256") as two:
+    with Server("--max-model-len", "256", wait=False) as one, Server("--max-model-len", "256", wait=False) as two:
+        for each in (one, two):
+            each.wait_ready()
         yield [one, two]
 
 
