@@ -1,9 +1,11 @@
 """How servers are looked at, taken out and brought back; what an administrator may do; the end of a router."""
 
 import asyncio
+from pathlib import Path
 
 import httpx
 import pytest
+import trustme
 
 from quintet.server.router.backends import Backend, Pool, address_of
 from quintet.server.router.settings import RouterConfig
@@ -179,3 +181,22 @@ def test_words_of_other_routers_are_taken() -> None:
     config = RouterConfig(backend=("http://a/v1,http://b:9/",), policy="cache_aware", decode_policy="roundrobin")
     assert config.backend == ("http://a", "http://b:9")
     assert (config.policy, config.decode_policy) == ("prefix", "round_robin")
+
+
+async def test_tls_at_the_door_and_behind_it(tmp_path: Path) -> None:
+    """A router before a router: the one behind shows a certificate, whose authority the first knows or does not."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    issued = authority.issue_cert("127.0.0.1")
+    issued.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
+    issued.cert_chain_pems[0].write_to_path(str(tmp_path / "cert.pem"))
+    door = {"ssl_certfile": str(tmp_path / "cert.pem"), "ssl_keyfile": str(tmp_path / "key.pem")}
+    async with routed(Fake(), door=door) as behind:
+        url = f"https://127.0.0.1:{behind.port}"
+        async with routed(backend=[url], backend_ca_certs=str(tmp_path / "ca.pem")) as before:
+            assert (await before.post()).json() == {"by": "a"}
+            assert [each["id"] for each in (await before.client.get("/v1/models")).json()["data"]] == ["m"]
+        async with routed(backend=[url], wait=False) as stranger:
+            (backend,) = stranger.server.core.backends
+            await until(lambda: "certificate" in backend.trouble)
+            assert not backend.up and (await stranger.post()).status_code == 503
