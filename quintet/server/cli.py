@@ -26,6 +26,7 @@ class Command:
 _HOME = "quintet.server.commands."
 COMMANDS = {
     "serve": Command(_HOME + "serve", "serve a model over HTTP, as OpenAI's API does", "INFO"),
+    "router": Command(_HOME + "router", "stand before several servers as one", "INFO"),
     "generate": Command(_HOME + "generate", "continue prompts, given as arguments or on standard input"),
     "chat": Command(_HOME + "chat", "talk with a model, here or on a server"),
     "complete": Command(_HOME + "complete", "continue a prompt on a server"),

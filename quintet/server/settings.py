@@ -10,7 +10,7 @@ from quintet.values import Parse, count, json_object, one_of, optional, several,
 PORT = 8000
 
 
-def _seconds(least: float = 0.0) -> Parse:
+def seconds(least: float = 0.0) -> Parse:
     def parse(value: Any) -> float:
         try:
             number = float("nan") if isinstance(value, bool) else float(value)
@@ -183,11 +183,11 @@ class ServerConfig:
     max_n: int = option(16, count(), "completions of one prompt (n)", group="limits")
     max_connections: int = option(4096, count(), "open connections; more are refused (503)", group="limits")
     request_timeout: float = option(
-        3600.0, _seconds(0.001), "seconds that a request may take; header X-Request-Timeout asks for less",
+        3600.0, seconds(0.001), "seconds that a request may take; header X-Request-Timeout asks for less",
         group="limits", metavar="SECONDS",
     )  # fmt: skip
     tool_timeout: float = option(
-        60.0, _seconds(0.001), "seconds that one call of a tool server's tool may take", group="limits",
+        60.0, seconds(0.001), "seconds that one call of a tool server's tool may take", group="limits",
         metavar="SECONDS",
     )  # fmt: skip
     max_tool_result_bytes: int = option(
@@ -195,14 +195,14 @@ class ServerConfig:
         group="limits", metavar="BYTES",
     )  # fmt: skip
     drain_timeout: float = option(
-        30.0, _seconds(), "seconds that running requests get at SIGTERM", group="limits", metavar="SECONDS"
+        30.0, seconds(), "seconds that running requests get at SIGTERM", group="limits", metavar="SECONDS"
     )
     engine_timeout: float = option(
-        30.0, _seconds(1.0), "seconds without a sign of life, from the engine (the server ends) or an API process",
+        30.0, seconds(1.0), "seconds without a sign of life, from the engine (the server ends) or an API process",
         group="limits", metavar="SECONDS",
     )  # fmt: skip
     step_timeout: float = option(
-        300.0, _seconds(1.0), "seconds that one step of the engine may take before it counts as hung",
+        300.0, seconds(1.0), "seconds that one step of the engine may take before it counts as hung",
         group="limits", metavar="SECONDS",
     )  # fmt: skip
 

@@ -37,6 +37,7 @@ INSTEAD = {  # what is downloaded, or takes long -> what is tried in its place
 }
 ELSEWHERE = {  # words of a line that is parsed here, and run there
     "quintet serve": "the first such line of README.md is the server of the other tests here",
+    "quintet router": "tests/server/router/test_command.py, with servers of its own",
     "new-platform tinyvec": "tests/unit/test_new_platform.py, which installs what is written",
     "--device tinyvec": "tests/unit/test_new_platform.py; the whole kit takes minutes, see tests/e2e/test_vendor.py",
     "--device acme": "tests/e2e/test_vendor.py, where the package is installed",

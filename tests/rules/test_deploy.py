@@ -13,12 +13,14 @@ import yaml
 
 from quintet.config import EngineConfig, read_environment
 from quintet.server import flags
-from quintet.server.commands import serve
+from quintet.server.commands import router, serve
 from quintet.server.config_file import read_config_file
 from quintet.server.hosts import is_loopback
 from quintet.server.http.auth import PUBLIC
 from quintet.server.http.routes import alive
 from quintet.server.metrics import routes as metrics
+from quintet.server.router.settings import PORT as ROUTER_PORT
+from quintet.server.router.settings import RouterConfig
 from quintet.server.settings import ServerConfig
 
 ROOT = Path(__file__).parents[2]
@@ -68,9 +70,8 @@ def served(file: Path = FLAGS) -> ServerConfig:
 
 def parsed(words: list[str]) -> argparse.Namespace:
     """What follows `quintet`; an unknown flag ends the test."""
-    assert words[0] == "serve"
     parser = argparse.ArgumentParser(allow_abbrev=False)
-    serve.add_arguments(parser)
+    {"serve": serve, "router": router}[words[0]].add_arguments(parser)
     return parser.parse_args(words[1:])
 
 
@@ -275,3 +276,22 @@ def test_compose_starts_what_the_images_are(name: str) -> None:
     assert int(service["stop_grace_period"].removesuffix("s")) > ServerConfig().drain_timeout
     assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
     assert service["security_opt"] == ["no-new-privileges:true"]
+
+
+def test_a_router_is_started_before_its_servers() -> None:
+    whole = read(ROOT / "deploy" / "compose.router.yaml")
+    services = whole["services"]
+    door = parsed(services["router"]["command"])
+    assert not is_loopback(flags.given(door, ServerConfig)["host"])
+    backends = flags.from_arguments(door, RouterConfig).backend
+    assert set(backends) == {f"http://{name}:{served().port}" for name in services if name != "router"}
+    assert services["router"]["ports"] == [f"127.0.0.1:{ROUTER_PORT}:{ROUTER_PORT}"]
+    assert f":{ROUTER_PORT}/health" in services["router"]["healthcheck"]["test"][-1] and "/health" in PUBLIC
+    for name, service in services.items():
+        assert (service["image"], service["read_only"], service["cap_drop"]) == ("quintet:cpu", True, ["ALL"])
+        assert service["environment"]["QUINTET_API_KEY"].startswith("${QUINTET_API_KEY:?")
+        assert int(service["stop_grace_period"].removesuffix("s")) > ServerConfig().drain_timeout
+        if name != "router":
+            assert not is_loopback(flags.given(parsed(service["command"]), ServerConfig)["host"])
+            assert service["volumes"][0].partition(":")[2] == instruction("cpu", "VOLUME")
+    assert "compose.router.yaml" in PAGE

@@ -15,7 +15,17 @@ from tests.helpers.serving import NULL, PATIENCE, Server
 from tests.server.test_serve_command import refused
 
 START = {"generate": ["x"], "run-batch": ["-i", "in", "-o", "out"]}
-COMMANDS = ("serve", "generate", "chat", "complete", "bench latency", "bench throughput", "bench serve", "explain")
+COMMANDS = (
+    "serve",
+    "generate",
+    "chat",
+    "complete",
+    "bench latency",
+    "bench throughput",
+    "bench serve",
+    "explain",
+    "router",
+)
 # Any text will do, or the list is checked as a whole: those that can be wrong are below.
 TAKE_ANYTHING = {
     "--disable-access-log-for-endpoints", "--kv-events-config.topic",
@@ -24,7 +34,8 @@ TAKE_ANYTHING = {
     "--allowed-hosts", "--tool-server", "--tools", "--allow-tool", "--chat-template-kwargs", "--tool-call-parser",
     "--reasoning-parser",
     "--logits-processors", "--stop", "--bad-words", "--compilation-config.cache-dir", "--input-file", "-i",
-    "--output-file", "-o", "--ignore-patterns",
+    "--output-file", "-o", "--ignore-patterns", "--backend", "--worker-urls", "--static-backends",
+    "--prefill", "--decode", "--backend-ca-certs",
 }  # fmt: skip
 NONSENSE = ("", "{", "-7x")  # one of them is wrong for every other flag
 

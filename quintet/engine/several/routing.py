@@ -1,9 +1,9 @@
 """Which of several engines takes a request: one that knows its beginning, unless that has more to do than others."""
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from quintet.engine.several.beginnings import Beginnings
 from quintet.engine.stats import Stats
 
 AHEAD = 2  # requests that an engine may have more than the one with the fewest, and still be given what it knows
@@ -25,7 +25,7 @@ class Router:
         self._page_size = page_size
         self._open: dict[str, _Open] = {}
         self._own, self._others = [0] * count, [0] * count  # requests that have not ended
-        self._pages: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(count)]
+        self._pages = [Beginnings(KEPT) for _ in range(count)]
         self._next = 0  # of engines that are alike, the first that is asked
 
     def choose(self, request_id: str, prompt_ids: Sequence[int], salt: bytes = b"", weight: int = 1) -> int:
@@ -34,11 +34,13 @@ class Router:
         chain, loads = self._chain(prompt_ids, salt), self.loads
         count, least = len(loads), min(loads)
         near = [each for each in range(count) if loads[each] <= least + AHEAD]
-        best = max(near, key=lambda each: (self._found(each, chain), -loads[each], -((each - self._next) % count)))
+        best = max(
+            near, key=lambda each: (self._pages[each].shared(chain), -loads[each], -((each - self._next) % count))
+        )
         self._next = (best + 1) % count
         self._open[request_id] = _Open(best, weight)
         self._own[best] += weight
-        self._remember(best, chain)
+        self._pages[best].remember(chain)
         return best
 
     def engine_of(self, request_id: str) -> int | None:
@@ -75,18 +77,3 @@ class Router:
             last = hash((last, *prompt_ids[start : start + size]))
             chain.append(last)
         return chain
-
-    def _found(self, engine: int, chain: Sequence[int]) -> int:
-        """Pages of a beginning that the engine was given before."""
-        pages, count = self._pages[engine], 0
-        while count < len(chain) and chain[count] in pages:
-            count += 1
-        return count
-
-    def _remember(self, engine: int, chain: Sequence[int]) -> None:
-        pages = self._pages[engine]
-        for each in reversed(chain):  # ends are forgotten first, as in the engine
-            pages[each] = None
-            pages.move_to_end(each)
-        while len(pages) > KEPT:
-            pages.popitem(last=False)

@@ -37,7 +37,7 @@ def server_url(value: Any) -> str:
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
 
 
-def _key(value: Any) -> str:
+def server_key(value: Any) -> str:
     """It becomes a header: a line break in it would be another one."""
     key = text(value).strip()
     if not (key.isascii() and key.isprintable()):
@@ -55,7 +55,7 @@ class Target:
     )  # fmt: skip
     uds: str | None = option(None, optional(text), "ask the server on this Unix socket", group="server", metavar="PATH")
     api_key: str | None = option(
-        None, optional(_key), "the key to show to it; OPENAI_API_KEY if not given", group="server", repr=False,
+        None, optional(server_key), "the key to show to it; OPENAI_API_KEY if not given", group="server", repr=False,
         metavar="KEY",
     )  # fmt: skip
 
@@ -94,7 +94,7 @@ def target(arguments: argparse.Namespace) -> Target:
     """What the flags say; the key from the environment where they name none."""
     wanted = flags.from_arguments(arguments, Target)
     key = wanted.api_key or read_environment().openai_api_key
-    return dataclasses.replace(wanted, api_key=key and _key(key))
+    return dataclasses.replace(wanted, api_key=key and server_key(key))
 
 
 def refuse_engine_flags(arguments: argparse.Namespace, but: Collection[str] = ()) -> None:

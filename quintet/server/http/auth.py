@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+from collections.abc import Collection
 
 from starlette.datastructures import Headers
 from starlette.requests import Request as HttpRequest
@@ -38,8 +39,9 @@ class ApiKeys(Http):
     several owners: what one sends and stores, no other sees.
     """
 
-    def __init__(self, app: ASGIApp, settings: ServerConfig) -> None:
+    def __init__(self, app: ASGIApp, settings: ServerConfig, administration: Collection[str] = ADMINISTRATION) -> None:
         super().__init__(app)
+        self._administration = administration
         admin = settings.admin_api_key
         self._admin = None if admin is None else _digest(admin.encode())
         self._closed = bool(settings.api_key)
@@ -55,7 +57,7 @@ class ApiKeys(Http):
         await self._app(scope, receive, send)
 
     def _check(self, path: str, given: list[bytes]) -> None:
-        administers = self._admin is not None and path in ADMINISTRATION
+        administers = self._admin is not None and path in self._administration
         if not given and (self._closed or administers):
             raise ApiError(
                 401, "the API key is missing or wrong; send it as `Authorization: Bearer KEY`, or as `x-api-key: KEY`",
@@ -63,7 +65,7 @@ class ApiKeys(Http):
             )  # fmt: skip
         if administers and self._admin not in given:
             raise ApiError(
-                403, f"{path} changes the engine for everybody, and asks for the administrator's key (--admin-api-key)",
+                403, f"{path} is for the administrator alone, and asks for that key (--admin-api-key)",
                 code="admin_only",
             )  # fmt: skip
 

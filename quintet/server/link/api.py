@@ -2,24 +2,19 @@
 
 import asyncio
 import logging
-import signal
 import socket
-import ssl
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import Any, NamedTuple
-
-import uvicorn
+from typing import NamedTuple
 
 from quintet.config import EngineConfig
 from quintet.engine.several import here
 from quintet.server.http.app import make_app
 from quintet.server.http.service import Service
-from quintet.server.http.wire_limits import protocol
+from quintet.server.http_server import Server, run_loop
 from quintet.server.link.child import follow_parent, read_orders
 from quintet.server.link.remote import Remote
 from quintet.server.settings import ServerConfig
@@ -28,7 +23,6 @@ from quintet.server.tls import Certificates
 logger = logging.getLogger(__name__)
 
 _LOOK = 0.02  # seconds between two looks at whether the engine has said hello
-LAST_WORDS = 5  # seconds that connections get after the last call, to take in their answers
 AT_ONCE = 1  # seconds of them, when it is told to end at once
 
 
@@ -63,7 +57,7 @@ class ApiServer:
     ) -> None:
         self.remote = Remote(folder, worker, settings.step_timeout, num_engines)
         self.service = Service(self.remote, settings, worker, profiles)
-        self._server = _Server(uvicorn.Config(make_app(self.service), **_options(settings)), self._signalled)
+        self._server = Server(make_app(self.service), settings, self._signalled)
         self._certificates = Certificates(settings) if settings.ssl_certfile else None
         self._follows = worker > 0  # signals are the parent's to answer
         self._stopping = stopping  # called each time that it is told to end
@@ -150,64 +144,6 @@ class ApiServer:
     async def _drain(self) -> None:
         await self.service.drain()
         self._server.should_exit = True
-
-
-class _Server(uvicorn.Server):
-    """uvicorn's, but a signal begins the draining instead of closing connections."""
-
-    def __init__(self, config: uvicorn.Config, stop: Callable[[str], None]) -> None:
-        super().__init__(config)
-        self._stop = stop
-
-    def use(self, context: ssl.SSLContext) -> None:
-        """For TLS, in the place of one that uvicorn makes of the files."""
-        self.config.load()
-        self.config.ssl = context
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._loop.call_soon_threadsafe(self._stop, signal.Signals(sig).name)
-
-    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        self._loop = asyncio.get_running_loop()
-        await super().serve(sockets)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Whoever does not take in his answer in time is cut off; uvicorn would cancel, and log a trace for each."""
-        cut = self._loop.call_later(LAST_WORDS, self.cut)
-        await super().shutdown(sockets)
-        cut.cancel()
-
-    def cut(self) -> None:
-        """Ends the connections that there are; what writes to them then ends by itself."""
-        for each in list(self.server_state.connections):
-            each.transport.abort()
-
-
-def _options(settings: ServerConfig) -> dict[str, Any]:
-    return {
-        "http": protocol(settings),
-        "ws": "none",
-        "lifespan": "off",
-        "log_config": None,
-        "access_log": False,  # ours counts tokens
-        "server_header": False,
-        "proxy_headers": False,
-        "root_path": settings.root_path,
-        "limit_concurrency": settings.max_connections,
-        "timeout_graceful_shutdown": LAST_WORDS + 1,
-        "ssl_certfile": settings.ssl_certfile,
-        "ssl_keyfile": settings.ssl_keyfile,
-    }
-
-
-def run_loop(main: Any) -> None:
-    """On uvloop, where it is installed."""
-    try:
-        import uvloop
-    except ImportError:
-        asyncio.run(main)
-    else:
-        uvloop.run(main)
 
 
 def main() -> int:

@@ -70,7 +70,7 @@ class Supervisor:
             for each in ENDING:
                 signal.signal(each, self._signalled)  # until the HTTP server has its own
             signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
-            from quintet.server.link.api import run_loop
+            from quintet.server.http_server import run_loop
 
             run_loop(self._serve())
         finally:

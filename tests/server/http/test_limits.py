@@ -20,7 +20,7 @@ from quintet.server.http.gate import Size
 from quintet.server.http.service import Service
 from quintet.server.http.strangers import SPARE, Strangers
 from quintet.server.http.wire_limits import Patience
-from quintet.server.link.api import run_loop
+from quintet.server.http_server import run_loop
 from quintet.server.settings import ServerConfig
 from tests.server.fakes import FakeBackend
 from tests.server.http.serving import WAIT, Live, chat, client, events, read_all, serving
