@@ -27,14 +27,15 @@ _GOODPUT = ("ttft", "tpot", "e2el")
 _OUTPUT_LEN = 128
 
 
-def _rate(value: Any) -> float:
+def rate(value: Any) -> float:
+    """A number over 0."""
     try:
-        rate = float("nan") if isinstance(value, bool) else float(value)
+        found = float("nan") if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
-        rate = float("nan")
-    if not rate > 0:
+        found = float("nan")
+    if not found > 0:
         raise ValueError(f"must be requests per second, over 0, or inf, not {value!r}")
-    return rate
+    return found
 
 
 def _load(default: Any, parse: Any, help: str, **more: Any) -> Any:
@@ -55,7 +56,7 @@ class Load:
         choices=("completions", "chat"),
     )  # fmt: skip
     request_rate: float = _load(
-        math.inf, _rate, "requests per second, at times drawn from a Poisson process; inf: all at once", metavar="R"
+        math.inf, rate, "requests per second, at times drawn from a Poisson process; inf: all at once", metavar="R"
     )
     max_concurrency: int | None = _load(None, optional(count()), "most requests at once; others wait untimed")
     num_prompts: int | None = _load(
@@ -95,15 +96,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     target.add_arguments(parser)
     flags.add_arguments(parser, Load)
     parser.add_argument_group("report").add_argument(
-        "--goodput", nargs="+", default=[], metavar="METRIC:MS", type=_limit,
+        "--goodput", nargs="+", default=[], metavar="METRIC:MS", type=limit_of,
         help="count requests that stay within these, such as ttft:500 tpot:50 (milliseconds); also e2el",
     )  # fmt: skip
 
 
-def _limit(word: str) -> tuple[str, float]:
+def limit_of(word: str) -> tuple[str, float]:
     name, _, milliseconds = word.partition(":")
     try:
-        return one_of(*_GOODPUT, e2e="e2el")(name), _rate(milliseconds) / 1e3
+        return one_of(*_GOODPUT, e2e="e2el")(name), rate(milliseconds) / 1e3
     except ValueError:
         names = ", ".join(_GOODPUT)
         raise argparse.ArgumentTypeError(
@@ -231,7 +232,7 @@ def _what(server: target.Target, load: Load, model: str, endpoint: str) -> dict[
     }
 
 
-_LINES = {
+LINES = {
     "completed": "requests answered",
     "failed": "requests failed",
     "duration": "seconds",
@@ -246,20 +247,25 @@ _LINES = {
 
 
 def _print(figures: Mapping[str, Any]) -> None:
-    from quintet.server.clients.measure import METRICS
-
-    rows = [(name, _number(figures[key])) for key, name in _LINES.items() if figures.get(key) is not None]
+    rows = [(name, number(figures[key])) for key, name in LINES.items() if figures.get(key) is not None]
     counts = " and ".join(f"{by} in {num} answers" for by, num in figures["token_counts"].items())
     print(f"{figures['model']} at {figures['server']}, /v1 {figures['endpoint']}")
     print(table(("figure", ""), [*rows, ("tokens counted by", counts or "neither side")]))
+    print("\n" + table_of_times(figures))
+
+
+def table_of_times(figures: Mapping[str, Any]) -> str:
+    """Milliseconds of each metric."""
+    from quintet.server.clients.measure import METRICS
+
     columns = ("mean", "median", "p90", "p95", "p99")
     rows_of_times = [
-        (title, *(_number(figures[f"{column}_{metric}_ms"]) for column in columns))
+        (title, *(number(figures[f"{column}_{metric}_ms"]) for column in columns))
         for metric, title in METRICS.items()
         if f"mean_{metric}_ms" in figures
     ]
-    print("\n" + table(("milliseconds", *columns), rows_of_times))
+    return table(("milliseconds", *columns), rows_of_times)
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     return f"{value:.2f}" if isinstance(value, float) else str(value)
