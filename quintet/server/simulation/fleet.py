@@ -141,7 +141,8 @@ class Fleet:
     def _tell(self, one: _Engine, now: float, delta: TokenDelta) -> None:
         told = self._told[int(delta.request_id)]
         assert delta.error is None, delta.error
-        told.times.extend(now for _ in delta.token_ids)
+        for _ in delta.token_ids:
+            told.times.append(now)
         if delta.finish_reason is not None:
             told.scheduled = one.steps.scheduled.pop(delta.request_id)
             told.cached, told.preemptions = delta.num_cached, delta.num_preemptions

@@ -28,8 +28,9 @@ LONGEST = 4.0  # seconds of a step: larger ones are not measured, but for one, a
 DECODES = 8  # steps that are timed of each number of requests
 CONTEXTS = (16, 256, 1024)  # tokens behind requests that decode
 PREFILL = 6_000  # tokens of prompts that stand behind those of one such measurement, at most
-ROUNDS = 3
-RECORDED = 3  # steps of a size before it is compiled, or recorded
+ROUNDS = 5
+OFTEN = 16  # tokens of steps whose size comes again and again
+RECORDED = 4  # steps of such a size, besides, in which it may be compiled, or recorded
 COMPANY = "quintet.server.simulation.company"
 
 
@@ -145,9 +146,7 @@ def _grid(probe: Probe, shape: Shape) -> tuple[list[Sample], list[int]]:
     samples: list[Sample] = []
     sizes = sizes_of(shape)
     for size in sizes:
-        for _ in range(RECORDED):
-            probe.prefill(probe.prompt(size))
-        found = _middle([probe.prefill(probe.prompt(size)) for _ in range(ROUNDS)])
+        found = _undisturbed([probe.prefill(probe.prompt(each)) for each in _near(size)])
         samples.append(found)
         say(f"prompt of {size} tokens: {found.seconds * 1e3:.1f} ms")
         if found.seconds > LONGEST:
@@ -155,10 +154,16 @@ def _grid(probe: Probe, shape: Shape) -> tuple[list[Sample], list[int]]:
             break
     samples += _behind(probe, shape, sizes)
     for requests, context in _decoding(shape, sizes[-1]):
-        found = _middle([probe.decode(requests, context) for _ in range(ROUNDS if context == CONTEXTS[0] else 1)])
+        found = _undisturbed([probe.decode(requests, context) for _ in range(ROUNDS if context == CONTEXTS[0] else 1)])
         samples.append(found)
         say(f"{requests} requests behind {context} tokens: {found.seconds * 1e3:.1f} ms")
     return samples, sizes
+
+
+def _near(size: int) -> list[int]:
+    """Sizes that stand for this one. A small one comes again and again, and is recorded where that is done; of many
+    tokens there are rarely twice as many, and what is said of one is said of a step that was not there before."""
+    return [size] * (RECORDED + ROUNDS) if size <= OFTEN else [size - each for each in range(ROUNDS)]
 
 
 def _behind(probe: Probe, shape: Shape, sizes: Sequence[int]) -> Iterator[Sample]:
@@ -184,8 +189,9 @@ def _decoding(shape: Shape, largest: int) -> Iterator[tuple[int, int]]:
                 yield requests, context
 
 
-def _middle(samples: Sequence[Sample]) -> Sample:
-    return sorted(samples, key=lambda each: each.seconds)[len(samples) // 2]
+def _undisturbed(samples: Sequence[Sample]) -> Sample:
+    """The second shortest: a busy machine makes some longer, and one that is recorded runs twice."""
+    return sorted(samples, key=lambda each: each.seconds)[min(1, len(samples) - 1)]
 
 
 def _sharing(probe: Probe, config: EngineConfig, shape: Shape) -> tuple[float, ...]:
@@ -210,8 +216,8 @@ def _both(probe: Probe, shape: Shape) -> tuple[float, float]:
     """Seconds of a prompt, and of a step that decodes."""
     size = min(64, shape.max_num_batched_tokens, shape.max_model_len - 1)
     few = min(4, shape.max_num_seqs)
-    prompts = [probe.prefill(probe.prompt(size)).seconds for _ in range(4 * ROUNDS)]
-    return statistics.fmean(prompts), statistics.fmean(probe.decode(few, 16).seconds for _ in range(2 * ROUNDS))
+    prompts = [probe.prefill(probe.prompt(size)).seconds for _ in range(3 * ROUNDS)]
+    return statistics.median(prompts), statistics.median(probe.decode(few, 16).seconds for _ in range(ROUNDS))
 
 
 def _company(config: EngineConfig) -> "subprocess.Popen[bytes]":
