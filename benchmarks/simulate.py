@@ -25,7 +25,7 @@ FOLDER = HERE / "simulate"
 FLAGS = (
     "--max-model-len", "512", "--max-num-batched-tokens", "256", "--max-num-seqs", "16", "--num-pages", "1024",
 )  # fmt: skip
-REQUESTS, GROUPS, SHARED = 60, 6, 48
+REQUESTS, GROUPS, SHARED = 40, 6, 48
 FIGURES = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms", "mean_e2el_ms")
 
 
@@ -61,13 +61,16 @@ def costs(folder: Path, engines: int) -> None:
     )
 
 
-def real(folder: Path, engines: int, file: Path) -> None:
-    """The server has answered a few requests of every kind before: each size of a step is recorded once."""
-    with server(str(folder), *FLAGS, "-dp", str(engines)) as (url, _):
-        warm = ["--num-prompts", str(16 * engines), "--input-len", "100", "--output-len", "12", "--seed", "1"]
-        run("bench", "serve", "--url", url, *warm)
-        took = str(FOLDER / f"real-{engines}.json")
-        run("bench", "serve", "--url", url, "--trace", str(file), "--json", took)
+def real(folder: Path, engines: int, file: Path, url: str | None) -> None:
+    """On a server that runs already, or one of its own. It has answered others before: its small steps are recorded."""
+    if url is None:
+        with server(str(folder), *FLAGS, "-dp", str(engines)) as (started, _):
+            real(folder, engines, file, started)
+        return
+    took = str(FOLDER / f"real-{engines}.json")
+    warm = ["--warmup", str(8 * engines), "--max-concurrency", "8"]
+    run("bench", "serve", "--url", url, "--num-prompts", "1", "--input-len", "20", "--output-len", "40", *warm)
+    run("bench", "serve", "--url", url, "--trace", str(file), "--json", took)
 
 
 def play(engines: int, file: Path) -> float:
@@ -94,7 +97,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="qwen3-0.6b")
     parser.add_argument("--engines", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--rate", type=float, default=1.0, help="requests per second")
+    parser.add_argument("--rate", type=float, default=0.6, help="requests per second")
+    parser.add_argument("--url", help="of a server with these flags that runs already")
     parts = ("costs", "real", "play")
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/simulate.json"))
@@ -105,7 +109,7 @@ def main() -> None:
         if "costs" in args.parts:
             costs(folder, engines)
         if "real" in args.parts:
-            real(folder, engines, file)
+            real(folder, engines, file, args.url)
         if "play" in args.parts:
             print(f"{engines} engines: played in {play(engines, file):.1f} s")
     if "play" in args.parts:

@@ -12,6 +12,8 @@ import numpy as np
 
 from quintet.names import refuse_unknown
 
+LEAN = 1e-2  # of a fit: the weight of a square, where a sample's is 1
+
 
 class Work(NamedTuple):
     """What a step does."""
@@ -164,19 +166,23 @@ def fitted(samples: Sequence[Sample], sizes: Sequence[int]) -> tuple[tuple[tuple
         matrix[row, len(sizes) :] = work[1:]
         matrix[row] /= seconds
     scale = np.maximum(np.abs(matrix).max(axis=0), 1e-30)
-    found = _least_squares(matrix / scale, np.ones(len(samples))) / scale
-    points = tuple((size, float(seconds)) for size, seconds in zip(sizes, found, strict=False))
+    # what the samples do not tell apart is the number of tokens' cost, and none of what was looked back on
+    weights = np.array([0.0] * len(sizes) + [LEAN] * 3)
+    found = _least_squares(matrix / scale, np.ones(len(samples)), weights) / scale
+    heights = np.maximum.accumulate(found[: len(sizes)])  # a step of more tokens takes no less, whatever noise says
+    points = tuple((size, float(seconds)) for size, seconds in zip(sizes, heights, strict=True))
     return points, [float(each) for each in found[len(sizes) :]]
 
 
-def _least_squares(matrix: Any, wanted: Any) -> Any:
-    """With no number below 0: each in turn is set to its best, until none moves."""
+def _least_squares(matrix: Any, wanted: Any, weights: Any) -> Any:
+    """With no number below 0, and `weights` on their squares: each in turn is set to its best, until none moves."""
     found, rest = np.zeros(matrix.shape[1]), np.array(wanted)
     norms = np.maximum((matrix**2).sum(axis=0), 1e-30)
     for _ in range(20_000):
         moved = 0.0
         for column in range(matrix.shape[1]):
-            best = max(0.0, found[column] + float(matrix[:, column] @ rest) / norms[column])
+            pull = float(matrix[:, column] @ rest) + norms[column] * found[column]
+            best = max(0.0, pull / (norms[column] + weights[column]))
             change = best - found[column]
             if change:
                 rest -= matrix[:, column] * change

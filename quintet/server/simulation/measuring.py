@@ -146,7 +146,7 @@ def _grid(probe: Probe, shape: Shape) -> tuple[list[Sample], list[int]]:
     samples: list[Sample] = []
     sizes = sizes_of(shape)
     for size in sizes:
-        found = _undisturbed([probe.prefill(probe.prompt(each)) for each in _near(size)])
+        found = _middle([probe.prefill(probe.prompt(each)) for each in _near(size)][-ROUNDS:])
         samples.append(found)
         say(f"prompt of {size} tokens: {found.seconds * 1e3:.1f} ms")
         if found.seconds > LONGEST:
@@ -154,7 +154,7 @@ def _grid(probe: Probe, shape: Shape) -> tuple[list[Sample], list[int]]:
             break
     samples += _behind(probe, shape, sizes)
     for requests, context in _decoding(shape, sizes[-1]):
-        found = _undisturbed([probe.decode(requests, context) for _ in range(ROUNDS if context == CONTEXTS[0] else 1)])
+        found = _middle([probe.decode(requests, context) for _ in range(ROUNDS if context == CONTEXTS[0] else 1)])
         samples.append(found)
         say(f"{requests} requests behind {context} tokens: {found.seconds * 1e3:.1f} ms")
     return samples, sizes
@@ -189,9 +189,8 @@ def _decoding(shape: Shape, largest: int) -> Iterator[tuple[int, int]]:
                 yield requests, context
 
 
-def _undisturbed(samples: Sequence[Sample]) -> Sample:
-    """The second shortest: a busy machine makes some longer, and one that is recorded runs twice."""
-    return sorted(samples, key=lambda each: each.seconds)[min(1, len(samples) - 1)]
+def _middle(samples: Sequence[Sample]) -> Sample:
+    return sorted(samples, key=lambda each: each.seconds)[len(samples) // 2]
 
 
 def _sharing(probe: Probe, config: EngineConfig, shape: Shape) -> tuple[float, ...]:
