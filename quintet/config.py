@@ -1,5 +1,6 @@
 """What the user may set: the engine's configuration by concern, and the environment."""
 
+from quintet.settings.device import AUTO
 from quintet.settings.engine import EngineConfig
 from quintet.settings.environment import Environment, all_variables, read_environment, unchanged_environment
 from quintet.settings.kv_events import KVEventsConfig
@@ -13,6 +14,7 @@ from quintet.settings.speculation import SpeculativeConfig
 from quintet.settings.structured import StructuredOutputsConfig
 
 __all__ = [
+    "AUTO",
     "BUNDLED",
     "BUNDLED_EMBED",
     "GENERATION_DEFAULTS",

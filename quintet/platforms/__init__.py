@@ -5,7 +5,7 @@ import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from quintet.config import EngineConfig
+from quintet.config import AUTO, EngineConfig
 from quintet.entry_points import entry_points
 from quintet.names import unknown
 from quintet.platforms.interface import CONTRACT_VERSION, Capabilities, Platform, Unavailable, WrongContract
@@ -52,7 +52,21 @@ class Chosen:
                 f"batch_invariant=True: platform {self.platform.name} does not give a request the same bits in every "
                 "batch; leave it out, or run on cpu"
             )
-        return self.platform.configure(config)
+        if config.tensor_parallel_size != AUTO:
+            return self.platform.configure(config)
+        if self.capabilities.processes:  # the platform knows where its ranks had better be
+            config, reasons = self.platform.configure(config)
+        else:
+            size = self.capabilities.devices
+            reasons = [f"tensor_parallel_size={size}: auto, and so many devices are visible"]
+            config, more = self.platform.configure(config.replace(tensor_parallel_size=size))
+            reasons += more
+        if config.tensor_parallel_size == AUTO:
+            return config.replace(tensor_parallel_size=1), [
+                *reasons,
+                "tensor_parallel_size=1: auto, and the platform has no wish",
+            ]
+        return config, reasons
 
 
 _UNPROBED = Unavailable("not probed")

@@ -41,6 +41,7 @@ COMMANDS = {
     "bench latency": Command(_HOME + "bench_latency", "time one batch of requests"),
     "bench throughput": Command(_HOME + "bench_throughput", "time many requests at once"),
     "bench serve": Command(_HOME + "bench_serve", "put a load on a server and time its answers"),
+    "bench simulate": Command(_HOME + "bench_simulate", "play a load on engines that are not there"),
     "collect-env": Command(_HOME + "collect_env", "print what a bug report needs"),
 }
 

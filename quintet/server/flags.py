@@ -236,6 +236,8 @@ def _checked(each: Field[Any], shape: _Shape) -> Read:
     One entry of a list is checked when the dataclass is made, for the check is the list's.
     """
     check = each.metadata.get("parse") if not shape.many else None
+    if each.metadata.get("words"):  # the check reads the word itself
+        return _read(check or shape.read)
     return _read(lambda word: check(shape.read(word)) if check else shape.read(word))
 
 

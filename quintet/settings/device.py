@@ -46,12 +46,22 @@ def _whole_experts(value: Any) -> bool:
     return False
 
 
+AUTO = -1  # tensor_parallel_size, until the platform has settled it
+
+
+def _ranks(value: Any) -> int:
+    return AUTO if value in ("auto", AUTO) else int(count(1, "auto")(value))
+
+
 @dataclass(frozen=True)
 class DeviceOptions:
     """Where steps run, and how."""
 
     device: str = option("auto", text, "platform to run on, or auto: `quintet platforms` lists them", group="device")
-    tensor_parallel_size: int = option(1, count(), "devices that share each layer", group="device", flags=("-tp",))
+    tensor_parallel_size: int = option(
+        1, _ranks, "devices that share each layer; auto: one rank for each NUMA node of a CPU, or all devices",
+        group="device", flags=("-tp",), words=True,
+    )  # fmt: skip
     data_parallel_size: int = option(
         1, count(), "engines that share the requests, each a process with its share of this machine and "
         "tensor_parallel_size ranks", group="device", flags=("-dp",),

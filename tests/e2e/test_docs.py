@@ -44,6 +44,8 @@ ELSEWHERE = {  # words of a line that is parsed here, and run there
     "https://store.example": "tests/server/clients/test_transfer.py: there is no such store",
     "--tools mine.py": "tests/e2e/test_cli.py, which answers what is asked",
     "conformance/reports/": "tests/contract/test_kit.py, section by section: it takes minutes",
+    "bench simulate": "tests/server/simulation: costs are measured first, of a model that is downloaded",
+    "--trace trace.jsonl": "tests/server/clients/test_bench_trace.py, which writes one",
     "--device tpu": "tests/platforms/tpu/: without a TPU, compiling takes a minute",
 }
 PYTHON_ELSEWHERE = {"docs/vendors.md": "tests/unit/test_vendors_page.py: parts of a package that is not there"}

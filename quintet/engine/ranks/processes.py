@@ -18,6 +18,7 @@ from quintet.engine.ranks.inbox import Orders
 from quintet.interpreter import running
 from quintet.platforms.host import nameless_file
 from quintet.platforms.interface import Channel
+from quintet.platforms.numa import standing
 
 FOLLOWER = "quintet.engine.ranks.follower"
 PARENT_GONE, REFUSED = 3, 4  # exit codes; refused: it has told why
@@ -141,9 +142,10 @@ def in_main_thread() -> bool:
 
 def _started(module: str, orders: bytes, files: tuple[int, ...]) -> "subprocess.Popen[bytes]":
     """In a session of its own: Ctrl-C in a terminal is for who started it to heed."""
-    child = subprocess.Popen(
-        running(module), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=files, start_new_session=True
-    )
+    with standing():
+        child = subprocess.Popen(
+            running(module), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=files, start_new_session=True
+        )
     assert child.stdin is not None
     with contextlib.suppress(BrokenPipeError):
         child.stdin.write(orders)

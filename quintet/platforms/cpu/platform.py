@@ -15,13 +15,23 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from quintet.config import SCHEMES, EngineConfig, read_environment
 from quintet.ops.mixers import mixer
 from quintet.ops.quantize import attributes
-from quintet.platforms.cpu import blocks, native_heads, native_moe, providers, quantized, quantized_moe, quantized_rows
+from quintet.platforms.cpu import (
+    blocks,
+    native_heads,
+    native_moe,
+    providers,
+    quantized,
+    quantized_moe,
+    quantized_rows,
+    seats,
+)
 from quintet.platforms.cpu import linear as native_linear
 from quintet.platforms.cpu.attention import SPLIT
 from quintet.platforms.cpu.comm import INPROC, Rooms, SharedMemory, joined, naming_the_lost
 from quintet.platforms.cpu.features import describe
 from quintet.platforms.cpu.quantized_moe import packer_of
 from quintet.platforms.cpu.replay import MOST_TOKENS, Replay
+from quintet.platforms.cpu.seats import num_ranks
 from quintet.platforms.cpu.traced import HOW, TorchCalls
 from quintet.platforms.host import host_memory, threads
 from quintet.platforms.interface import (
@@ -38,6 +48,7 @@ from quintet.platforms.interface import (
     Unavailable,
     written,
 )
+from quintet.platforms.numa import sit
 from quintet.types import AttentionSpec, Batch, Estimate, Extent, Layout, Memory, Outputs, Place, StateSpec, Variant
 from quintet.weights import Weight
 
@@ -103,6 +114,7 @@ class CPU(Platform):
         self._tell: Tell | None = None  # of calls, while a trace runs
         self._rooms = Rooms()
         self._comm: SharedMemory | None = None  # of the rank that this process is, if it is one of several
+        self._threads = 0  # of this rank, once it is open
         self._threaded = False  # whether the ranks are threads: the conformance kit's are
 
     @classmethod
@@ -123,10 +135,11 @@ class CPU(Platform):
         if SPLIT % config.page_size:
             raise ValueError(f"page_size {config.page_size} must divide {SPLIT} on this platform; use 16, 32 or 64")
         config, reasons = _rounding(config)
-        reasons += _sharing(config)
+        config, chosen = seats.settled(config, 1 if _extension() is None else MOST_RANKS)
+        reasons += [*chosen, *_sharing(config)]
         if config.kv_cache_memory_bytes is not None or config.num_pages is not None:
             return config, reasons
-        ranks = _num_ranks(config)
+        ranks = num_ranks(config)
         share = min(KV_MOST, int(host_memory().free * config.gpu_memory_utilization * KV_SHARE)) // ranks
         reason = (
             f"kv_cache_memory_bytes={share} ({share / GIB:.1f} GiB): nothing was asked for, so at most {KV_SHARE:.0%} "
@@ -137,13 +150,17 @@ class CPU(Platform):
     def open(self, rank: int) -> Device:
         _granted()  # before any step changes it
         ranks, first = (
-            _num_ranks(self._config),
+            num_ranks(self._config),
             self._config.tensor_parallel_size * _place(self._config),
         )
         if _extension() is not None:
             _extension().choose_isa(read_environment().cpu_isa or _extension().isa())
-            bind = read_environment().cpu_bind
-            _extension().set_threads(_shared_out(ranks), bind, first + rank, ranks)  # weights are packed by all
+            bind, where = read_environment().cpu_bind, seats.seat_of(self._config, first + rank)
+            self._threads, place = _shared_out(ranks), (first + rank, ranks)
+            if where is not None:
+                sit(where)  # before the workers are there, whom it takes along
+                self._threads, place = seats.threads_at(where, self._config, _granted()), where[1:]
+            _extension().set_threads(self._threads, bind, *place)  # weights are packed by all
         return CPUDevice(ranks)
 
     def connect(self, place: Place) -> Communicator:
@@ -227,7 +244,8 @@ class CPU(Platform):
 
     def compile(self, model: nn.Module, variants: Iterable[Variant]) -> Step:
         size = sum(weight.numel() for weight in model.parameters())
-        most, extension = _shared_out(_num_ranks(self._config)), _extension()
+        extension = _extension()
+        most = self._threads or _shared_out(num_ranks(self._config))
         # torch's threads spin on our cores after each of its ops: where the products are ours, it gets one
         torchs = 1 if _packs() or size < WORTH_THREADS else most
 
@@ -285,7 +303,7 @@ def _rounding(config: EngineConfig) -> tuple[EngineConfig, list[str]]:
 
 def _sharing(config: EngineConfig) -> list[str]:
     """How ranks and engines run here. ValueError where they cannot."""
-    ranks, engines, all_of_them = config.tensor_parallel_size, config.engines_of_machine, _num_ranks(config)
+    ranks, engines, all_of_them = config.tensor_parallel_size, config.engines_of_machine, num_ranks(config)
     if all_of_them == 1:
         return []
     if ranks > 1 and _extension() is None:
@@ -296,13 +314,9 @@ def _sharing(config: EngineConfig) -> list[str]:
     reasons = [f"{engines} engines: a process each, {share}, that share the requests"] if engines > 1 else []
     if ranks > 1:
         reasons.append(f"{ranks} ranks: a process each, {share}; communicator: shared memory, sums in rank order")
+    reasons[-1] += seats.seats_said(config)
     short = f"; there are fewer cores ({threads()}) than ranks, which wait for one"
     return [*reasons[:-1], reasons[-1] + (short if threads() < all_of_them else "")]
-
-
-def _num_ranks(config: EngineConfig) -> int:
-    """Processes that share this machine."""
-    return config.tensor_parallel_size * config.engines_of_machine
 
 
 def _place(config: EngineConfig) -> int:

@@ -20,6 +20,7 @@ from quintet.values import count, integer, json_object, one_of, optional, text, 
 if TYPE_CHECKING:
     from quintet.server.clients.load import Call, Sender
     from quintet.server.clients.measure import Outcome, Seen
+    from quintet.server.clients.traces import Entry
     from quintet.server.http_stream import Connections
 
 _NUM_PROMPTS = 100
@@ -27,14 +28,15 @@ _GOODPUT = ("ttft", "tpot", "e2el")
 _OUTPUT_LEN = 128
 
 
-def _rate(value: Any) -> float:
+def rate(value: Any) -> float:
+    """A number over 0."""
     try:
-        rate = float("nan") if isinstance(value, bool) else float(value)
+        found = float("nan") if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
-        rate = float("nan")
-    if not rate > 0:
+        found = float("nan")
+    if not found > 0:
         raise ValueError(f"must be requests per second, over 0, or inf, not {value!r}")
-    return rate
+    return found
 
 
 def _load(default: Any, parse: Any, help: str, **more: Any) -> Any:
@@ -55,7 +57,7 @@ class Load:
         choices=("completions", "chat"),
     )  # fmt: skip
     request_rate: float = _load(
-        math.inf, _rate, "requests per second, at times drawn from a Poisson process; inf: all at once", metavar="R"
+        math.inf, rate, "requests per second, at times drawn from a Poisson process; inf: all at once", metavar="R"
     )
     max_concurrency: int | None = _load(None, optional(count()), "most requests at once; others wait untimed")
     num_prompts: int | None = _load(
@@ -78,6 +80,14 @@ class Load:
         None, optional(text), 'prompts from a file with a line for each: {"prompt": ..., "output_len": ...} or '
         '{"messages": [...]}', aliases=("dataset_path",), metavar="FILE",
     )  # fmt: skip
+    trace: str | None = _load(
+        None, optional(text), "requests from a file with a line for each, such as {\"arrival\": 0.5, \"input_length\": "
+        "600, \"output_length\": 80}, sent at their times as token ids; outputs are as long as it says", metavar="FILE",
+    )  # fmt: skip
+    trace_speed: float = _load(1.0, rate, "send a trace so many times as fast", metavar="X")
+    save_trace: str | None = _load(
+        None, optional(text), "write what was sent as such a trace, for `quintet bench simulate`", metavar="FILE"
+    )
     extra_body: dict[str, Any] | None = _load(
         None, optional(json_object), 'fields for every request, such as {"temperature": 0.7}'
     )
@@ -95,15 +105,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     target.add_arguments(parser)
     flags.add_arguments(parser, Load)
     parser.add_argument_group("report").add_argument(
-        "--goodput", nargs="+", default=[], metavar="METRIC:MS", type=_limit,
+        "--goodput", nargs="+", default=[], metavar="METRIC:MS", type=limit_of,
         help="count requests that stay within these, such as ttft:500 tpot:50 (milliseconds); also e2el",
     )  # fmt: skip
 
 
-def _limit(word: str) -> tuple[str, float]:
+def limit_of(word: str) -> tuple[str, float]:
     name, _, milliseconds = word.partition(":")
     try:
-        return one_of(*_GOODPUT, e2e="e2el")(name), _rate(milliseconds) / 1e3
+        return one_of(*_GOODPUT, e2e="e2el")(name), rate(milliseconds) / 1e3
     except ValueError:
         names = ", ".join(_GOODPUT)
         raise argparse.ArgumentTypeError(
@@ -119,9 +129,12 @@ def run(arguments: argparse.Namespace) -> int:
     from quintet.server.http_stream import run as run_loop
 
     model = Remote(server, load.model).model
+    _check(load, arguments)
     warmup, calls, endpoint = _calls(load, model)
     _open_files(len(calls))
     seen = run_loop(_measure(server, load, endpoint, (warmup, calls)))
+    if load.save_trace:
+        _save_trace(load.save_trace, seen)
     figures = {**_what(server, load, model, endpoint), **seen.figures(dict(arguments.goodput))}
     if load.output_json:
         Path(load.output_json).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
@@ -131,10 +144,55 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if figures["failed"] else 0
 
 
+def _check(load: Load, arguments: argparse.Namespace) -> None:
+    """ValueError where flags say what a trace says, or belong to one."""
+    settled = ("dataset", "request_rate", "input_len", "output_len", "ignore_eos", "prompts", "max_concurrency")
+    beside = [name for name in settled if f"Load.{name}" in vars(arguments)]
+    if load.trace is not None and beside:
+        raise ValueError(f"{beside[0]} is settled by trace, which says what is sent when; leave one of them out")
+    if load.trace is not None and load.endpoint == "chat":
+        raise ValueError("endpoint=chat takes words, and trace has numbers of tokens; leave the endpoint out")
+    if load.trace is None and load.trace_speed != 1:
+        raise ValueError("trace_speed is of a trace; for random requests give request_rate")
+
+
+def _save_trace(file: str, seen: "Seen") -> None:
+    from quintet.server.clients.traces import Entry, write_trace
+
+    whole = [each for each in seen.outcomes if each.failure is None and each.prompt_tokens]
+    first = min((each.started for each in whole), default=0.0)
+    write_trace(file, [Entry(each.started - first, each.prompt_tokens, each.output_tokens) for each in whole])
+
+
+def _traced_calls(load: Load, model: str) -> "tuple[list[Call], list[Call], str]":
+    from quintet.server.clients.load import Drawn, Source
+
+    source = Source(model, "completions", True, load.extra_body)
+    calls = [
+        source.call(
+            {"prompt": each.prompt(number, load.vocab_size), **({"priority": each.priority} if each.priority else {})},
+            each.output_length,
+            each.input_length,
+        )
+        for number, each in enumerate(_entries(load))
+    ]
+    warm = Drawn(load.input_len, load.output_len, load.vocab_size, False, load.seed)
+    return warm.calls(source, load.warmup), calls, "completions"
+
+
+def _entries(load: Load) -> "list[Entry]":
+    from quintet.server.clients.traces import faster, read_trace
+
+    assert load.trace is not None
+    return faster(read_trace(load.trace)[: load.num_prompts], load.trace_speed)
+
+
 def _calls(load: Load, model: str) -> "tuple[list[Call], list[Call], str]":
     """Warm-up requests, timed requests and the endpoint."""
     from quintet.server.clients.load import Drawn, Source, dataset_calls, read_dataset
 
+    if load.trace is not None:
+        return _traced_calls(load, model)
     if load.dataset is None:
         source = Source(model, load.endpoint or "completions", load.ignore_eos, load.extra_body)
         drawn = Drawn(load.input_len, load.output_len, load.vocab_size, load.prompts == "text", load.seed)
@@ -182,6 +240,8 @@ async def _measure(
         if load.profile:
             await _trace(connections, server, "/start_profile")
         times = arrivals(len(timed), load.request_rate, load.seed)
+        if load.trace is not None:
+            times = iter([each.arrival for each in _entries(load)])
         with tqdm(total=len(timed), disable=not sys.stderr.isatty(), unit=" requests", mininterval=1.0) as bar:
             started, busy = time.perf_counter(), time.process_time()
             outcomes = await sender.drive(timed, times, load.max_concurrency, bar.update)
@@ -227,11 +287,12 @@ def _what(server: target.Target, load: Load, model: str, endpoint: str) -> dict[
         "request_rate": load.request_rate if math.isfinite(load.request_rate) else "inf",
         "max_concurrency": load.max_concurrency,
         "dataset": load.dataset,
+        **({} if load.trace is None else {"trace": load.trace, "trace_speed": load.trace_speed}),
         "seed": load.seed,
     }
 
 
-_LINES = {
+LINES = {
     "completed": "requests answered",
     "failed": "requests failed",
     "duration": "seconds",
@@ -246,20 +307,25 @@ _LINES = {
 
 
 def _print(figures: Mapping[str, Any]) -> None:
-    from quintet.server.clients.measure import METRICS
-
-    rows = [(name, _number(figures[key])) for key, name in _LINES.items() if figures.get(key) is not None]
+    rows = [(name, number(figures[key])) for key, name in LINES.items() if figures.get(key) is not None]
     counts = " and ".join(f"{by} in {num} answers" for by, num in figures["token_counts"].items())
     print(f"{figures['model']} at {figures['server']}, /v1 {figures['endpoint']}")
     print(table(("figure", ""), [*rows, ("tokens counted by", counts or "neither side")]))
+    print("\n" + table_of_times(figures))
+
+
+def table_of_times(figures: Mapping[str, Any]) -> str:
+    """Milliseconds of each metric."""
+    from quintet.server.clients.measure import METRICS
+
     columns = ("mean", "median", "p90", "p95", "p99")
     rows_of_times = [
-        (title, *(_number(figures[f"{column}_{metric}_ms"]) for column in columns))
+        (title, *(number(figures[f"{column}_{metric}_ms"]) for column in columns))
         for metric, title in METRICS.items()
         if f"mean_{metric}_ms" in figures
     ]
-    print("\n" + table(("milliseconds", *columns), rows_of_times))
+    return table(("milliseconds", *columns), rows_of_times)
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     return f"{value:.2f}" if isinstance(value, float) else str(value)

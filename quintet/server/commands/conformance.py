@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quintet.config import EngineConfig, option, read_environment
+from quintet.config import AUTO, EngineConfig, option, read_environment
 from quintet.server import flags
 from quintet.server.commands.engine import say
 from quintet.server.commands.witness import Witness
@@ -90,6 +90,8 @@ def _report(request: Request, config: EngineConfig) -> "Report":
     from quintet.conformance.subject import Subject
 
     logging.getLogger("transformers").setLevel(logging.ERROR)  # the reference's remarks on its own settings
+    if config.tensor_parallel_size == AUTO:
+        raise ValueError("tensor_parallel_size='auto': a report is of a number of ranks; give it")
     kit.checks(request.section)  # refuses what is no section before a device is opened
     subject = Subject(config.device, config.tensor_parallel_size)
     subject.make()  # settings that the platform refuses are no trial's fault

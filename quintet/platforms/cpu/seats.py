@@ -1,0 +1,46 @@
+"""Which memory node (NUMA) each rank of the CPU runs at, and with how many threads."""
+
+from collections.abc import Sequence
+
+from quintet.config import AUTO, EngineConfig, read_environment
+from quintet.platforms.host import physical_cores
+from quintet.platforms.numa import Node, Seat, allowed, nodes, seat
+
+
+def num_ranks(config: EngineConfig) -> int:
+    """Processes that share this machine."""
+    return config.tensor_parallel_size * config.engines_of_machine
+
+
+def settled(config: EngineConfig, most: int) -> tuple[EngineConfig, list[str]]:
+    """Where nobody says how many ranks (of `most`): one for each memory node that this process may use; of several
+    engines, each has its share of the nodes."""
+    if config.tensor_parallel_size != AUTO:
+        return config, []
+    there = nodes()
+    ranks = max(1, min(most, len(there) // config.engines_of_machine))
+    why = f"of which this process may use {listed(there)}" if there else "and the system names none"
+    engines = f" for {config.engines_of_machine} engines" if config.engines_of_machine > 1 else ""
+    reason = f"tensor_parallel_size={ranks}: auto, a rank for each NUMA node{engines}, {why}"
+    return config.replace(tensor_parallel_size=ranks), [reason]
+
+
+def listed(there: Sequence[Node]) -> str:
+    """For who reads why."""
+    return ", ".join(f"node {each.number} ({len(each.cpus)} processors)" for each in there)
+
+
+def seat_of(config: EngineConfig, place: int) -> Seat | None:
+    """The node of one of all ranks; None: the system moves it."""
+    return seat(place, num_ranks(config), nodes()) if read_environment().cpu_bind else None
+
+
+def seats_said(config: EngineConfig) -> str:
+    """Where they are; nothing where the system moves them."""
+    return "" if seat_of(config, 0) is None else f"; each stays at one of the NUMA nodes {listed(nodes())}"
+
+
+def threads_at(where: Seat, config: EngineConfig, granted: int) -> int:
+    """Of a rank at its node: its share of the cores there, unless fewer were granted to all ranks together."""
+    cores = physical_cores(allowed())
+    return where.threads(max(1, granted // num_ranks(config)) if granted < cores else cores)

@@ -1,0 +1,164 @@
+"""Engines in virtual time: requests arrive, the router gives each to an engine, and every engine steps by itself."""
+
+import heapq
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from quintet.config import EngineConfig
+from quintet.engine.engine import Engine
+from quintet.engine.groups import Keeping
+from quintet.engine.memory import MemoryPlan
+from quintet.engine.pages import PagePool
+from quintet.engine.request import Admitted
+from quintet.engine.scheduler import Scheduler
+from quintet.engine.several.routing import Router
+from quintet.engine.sizing import limits_of
+from quintet.engine.slots import Slots
+from quintet.engine.stats import Stats
+from quintet.engine.tables import Tables
+from quintet.outputs import TokenDelta
+from quintet.sampling_params import SamplingParams
+from quintet.server.clients.traces import Entry
+from quintet.server.simulation.costs import Costs, Shape
+from quintet.server.simulation.steps import TimedSteps
+
+VOCAB = 1000  # token ids of prompts; `quintet bench serve` sends the same
+_ARRIVES, _STEPS = 0, 1  # who arrives at the moment of a step is in it
+
+
+@dataclass
+class Told:
+    """What became of one request. Times are seconds of the trace."""
+
+    entry: Entry
+    engine: int = -1
+    scheduled: float = 0.0  # when its first step began
+    times: "array[float]" = field(default_factory=lambda: array("d"))  # of its tokens
+    cached: int = 0  # tokens of its prompt that were found in the prefix cache
+    preemptions: int = 0
+
+
+@dataclass(frozen=True)
+class Played:
+    """A trace that was played to its end."""
+
+    told: Sequence[Told]
+    stats: Sequence[Stats]  # by engine
+    worked: Sequence[float]  # seconds that each engine computed
+    seconds: float  # from the first arrival to the last token
+
+
+class _Engine:
+    """One of the fleet, and the deltas of the step that runs."""
+
+    def __init__(self, config: EngineConfig, costs: Costs, machine: "_Machine") -> None:
+        self.steps = TimedSteps(costs, machine.count)
+        self.engine = Engine(scheduler_of(config, costs.shape), self.steps, costs.shape.overlap)
+        self.machine = machine
+        self.deltas: list[TokenDelta] = []
+        self.stepping = False  # whether its next step has its place in time
+
+
+class _Machine:
+    """Engines that share one."""
+
+    def __init__(self) -> None:
+        self.computing = 0
+
+    def count(self) -> int:
+        return max(1, self.computing)
+
+
+def scheduler_of(config: EngineConfig, shape: Shape) -> Scheduler:
+    """An engine's, with nothing behind it."""
+    plan = MemoryPlan(shape.num_pages, shape.max_model_len, None, 0, num_slots=shape.num_slots)  # type: ignore[arg-type]
+    pool = PagePool(shape.num_pages, config.enable_prefix_caching)
+    groups = tuple(Keeping(window) for window in shape.windows)
+    slots = Slots(shape.num_slots, config.enable_prefix_caching) if shape.num_slots else None
+    tables = Tables(pool, config.page_size, groups, config.max_num_batched_tokens, slots)
+    return Scheduler(limits_of(config, plan), tables)
+
+
+class Fleet:
+    """So many engines, and one who gives them requests as a server's API process does."""
+
+    def __init__(self, config: EngineConfig, costs: Costs) -> None:
+        """`config`: with data_parallel_size engines, and what costs.shape says of each. Those of one machine, of which
+        costs.sharing tells, follow one another."""
+        count, size = config.data_parallel_size, len(costs.sharing)
+        machines = [_Machine() for _ in range(-(-count // size))]
+        self._engines = [_Engine(config, costs, machines[number // size]) for number in range(count)]
+        self._router = Router(count, config.page_size) if count > 1 else None
+        self._told: list[Told] = []
+        self._queue: list[tuple[float, int, int]] = []  # (when, what, whose)
+
+    def play(self, entries: Sequence[Entry]) -> Played:
+        """All requests, from the first arrival to the last token. ValueError: one that an engine would refuse."""
+        self._told = [Told(entry) for entry in entries]
+        self._queue = [(entry.arrival, _ARRIVES, number) for number, entry in enumerate(entries)]
+        heapq.heapify(self._queue)
+        while self._queue:
+            now, what, number = heapq.heappop(self._queue)
+            if what == _ARRIVES:
+                self._arrive(now, number)
+            else:
+                self._step(now, number)
+        worked = [each.steps.worked for each in self._engines]
+        first, last = min(each.arrival for each in entries), max(each.times[-1] for each in self._told)
+        return Played(self._told, [each.engine.stats() for each in self._engines], worked, last - first)
+
+    def _arrive(self, now: float, number: int) -> None:
+        told = self._told[number]
+        ids, name = told.entry.prompt(number, VOCAB), str(number)
+        told.engine = 0 if self._router is None else self._router.choose(name, ids)
+        self._engines[told.engine].engine.add(_admitted(name, told.entry, ids))
+        self._wake(now, told.engine)
+
+    def _wake(self, now: float, number: int) -> None:
+        one = self._engines[number]
+        if not one.stepping:
+            one.stepping = True
+            one.machine.computing += 1
+            heapq.heappush(self._queue, (now, _STEPS, number))
+
+    def _step(self, now: float, number: int) -> None:
+        """The step that ran has ended; the next one begins with all who have come."""
+        one = self._engines[number]
+        for delta in one.deltas:
+            self._tell(one, now, delta)
+        one.deltas = []
+        if not one.engine.busy:
+            one.stepping = False
+            one.machine.computing -= 1
+            return
+        one.steps.now = now
+        before = one.steps.worked
+        one.deltas = one.engine.step()
+        assert one.deltas or one.steps.worked > before or one.steps.now > now, f"engine {number} stands still at {now}"
+        heapq.heappush(self._queue, (one.steps.now, _STEPS, number))
+
+    def _tell(self, one: _Engine, now: float, delta: TokenDelta) -> None:
+        told = self._told[int(delta.request_id)]
+        assert delta.error is None, delta.error
+        for _ in delta.token_ids:
+            told.times.append(now)
+        if delta.finish_reason is not None:
+            told.scheduled = one.steps.scheduled.pop(delta.request_id)
+            told.cached, told.preemptions = delta.num_cached, delta.num_preemptions
+            if self._router is not None:
+                self._router.close(delta.request_id)
+
+
+def _admitted(name: str, entry: Entry, ids: list[int]) -> Admitted:
+    return Admitted(name, ids, _PARAMS, (0, 0), entry.output_length, priority=entry.priority, arrival=entry.arrival)
+
+
+_PARAMS = SamplingParams(temperature=0, ignore_eos=True)
+
+
+def too_long(entries: Sequence[Entry], max_model_len: int) -> Iterator[int]:
+    """Numbers of the requests that such an engine refuses."""
+    for number, entry in enumerate(entries):
+        if entry.input_length + entry.output_length > max_model_len:
+            yield number

@@ -1,0 +1,84 @@
+"""What a step costs: its seconds, what is refused in a file, and the fit."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quintet.server.simulation.costs import Costs, Sample, Shape, Work, fitted, read_costs
+
+SHAPE = Shape(64, 100)
+GOOD = {"shape": {"max_model_len": 64, "num_pages": 100}, "step": [[1, 1.0], [4, 2.5], [8, 6.5]]}
+
+
+def test_seconds_are_lines_between_points_and_shares_of_the_rest() -> None:
+    costs = Costs(SHAPE, ((1, 1.0), (4, 2.5), (8, 6.5)), 0.5, 0.25, 0.125, (1.0, 1.5))
+    seconds = [costs.seconds(Work(tokens, 0, 0, 0)) for tokens in (1, 2, 4, 6, 8, 10)]
+    assert seconds == [1.0, 1.5, 2.5, 4.5, 6.5, 8.5]
+    assert costs.seconds(Work(1, 2, 4, 8)) == 1 + 2 * 0.5 + 4 * 0.25 + 8 * 0.125
+    assert costs.seconds(Work(1, 2, 4, 8), busy=2) == 1.5 * costs.seconds(Work(1, 2, 4, 8))
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    shape = Shape(64, 100, windows=(None, 32), num_slots=5, overlap=True)
+    costs = Costs(shape, ((1, 0.5),), 0.1, 0.2, 0.3, (1.0, 1.25), {"device": "cpu"})
+    file = str(tmp_path / "costs.json")
+    costs.write(file)
+    assert read_costs(file) == costs
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"stpe": 1}, "did you mean 'step'"),
+        ({"step": None}, "step must be a list"),
+        ({"step": [[1, 0.1], [1, 0.2]]}, "tokens growing"),
+        ({"step": [[1, 0.0]]}, "more than 0 seconds"),
+        ({"step": [[1, -1.0]]}, "at least 0"),
+        ({"per_row": "x"}, "per_row must be seconds"),
+        ({"per_row": float("nan")}, "per_row must be seconds"),
+        ({"sharing": []}, "a factor for each engine"),
+        ({"sharing": [0]}, "over 0"),
+        ({"shape": {"max_model_len": 64}}, "shape lacks num_pages"),
+        ({"shape": {"max_model_len": 64, "num_pages": 0}}, "shape.num_pages must be"),
+        ({"shape": {"max_model_len": 64, "num_pages": 9, "pages": 1}}, "unknown key of shape"),
+        ({"measured": 1}, "measured must be an object"),
+    ],
+)
+def test_wrong_costs_are_refused(tmp_path: Path, change: dict[str, Any], says: str) -> None:
+    file = tmp_path / "costs.json"
+    file.write_text(json.dumps({**GOOD, **change}))
+    with pytest.raises(ValueError) as error:
+        read_costs(str(file))
+    assert str(file) in str(error.value) and says in str(error.value)
+
+
+def test_what_is_no_json_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "costs.json"
+    file.write_text("{")
+    with pytest.raises(ValueError, match="is no JSON"):
+        read_costs(str(file))
+
+
+def test_the_fit_finds_what_made_the_samples() -> None:
+    true = Costs(SHAPE, ((1, 0.02), (8, 0.03), (64, 0.3)), 1e-3, 2e-6, 3e-7)
+    draw, samples = random.Random(0), []
+    for _ in range(200):
+        tokens = draw.randrange(1, 65)
+        work = Work(tokens, draw.randrange(tokens + 1), draw.randrange(20_000), draw.randrange(50_000))
+        samples.append(Sample(work, true.seconds(work)))
+    points, rest = fitted(samples, [1, 8, 64])
+    found = Costs(SHAPE, points, *rest)
+    assert [size for size, _ in points] == [1, 8, 64]
+    assert max(abs(found.seconds(work) / seconds - 1) for work, seconds in samples) < 0.02
+
+
+def test_no_cost_is_below_zero() -> None:
+    """Noise alone would make some so."""
+    draw = random.Random(1)
+    samples = [Sample(Work(1, 1, context, 0), 0.01 - context * 1e-6) for context in range(0, 1000, 100)]
+    samples += [Sample(Work(8, 1, 0, draw.randrange(100)), 0.02) for _ in range(5)]
+    points, rest = fitted(samples, [1, 8])
+    assert min(*rest, *(seconds for _, seconds in points)) >= 0
