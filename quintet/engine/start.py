@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quintet.config import EngineConfig, read_environment
+from quintet.engine import expert_parallel as experts
 from quintet.engine.batch import BatchBuilder
 from quintet.engine.drafts import Lookup
 from quintet.engine.dtypes import dtype_of, kv_dtype_of, name_of
@@ -178,7 +179,7 @@ def _decide(
     length = longest(config, hf_config, family.length(hf_config), made_for)
     sizes = ModelSizes(dtype, config.page_size, length, forms, kv_dtype, scaling)
     sizes = replace(sizes, attention=config.attention_backend, weights_cache=_weights_cache(config, facts))
-    sizes = replace(sizes, backend=bool(backend))
+    sizes = replace(sizes, backend=bool(backend), dealing=experts.dealing_of(config, facts))
     if pooling is not None:
         sizes = replace(sizes, wanted=Wanted(logits=False, hidden=True), causal=pooling.causal, beside=TENSORS)
     profiler = Profiler(config.profiler_config, platform)
@@ -193,6 +194,7 @@ def _decide(
         ranks.each(lambda worker: worker.build(hf_config, sizes))
     config = _fitted(config, plan, platform, facts, reasons)
     reasons += [*described(forms, ranks.workers[0]), *ranking.described(config, facts, ranks)]
+    reasons += experts.described(config, ranks.workers[0].model)
     doubts = evidence(chosen).doubts(platform.name, _features(config, hf_config, sizes))
     return Prepared(
         config, platform, facts, tuple(reasons), folder, hf_config, generation, sizes, ranks, plan, pooling,
