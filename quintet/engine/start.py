@@ -42,6 +42,7 @@ from quintet.engine.pooling.runner import PoolingRunner
 from quintet.engine.profiler import Profiler
 from quintet.engine.ranks import meeting as ranking
 from quintet.engine.ranks.agreement import Agreement
+from quintet.engine.ranks.balancer import Balancer
 from quintet.engine.ranks.leader import Leader
 from quintet.engine.runner import Ranks, Runner, Steps
 from quintet.engine.sampler import Host, Sampler, logprob_sizes
@@ -270,6 +271,8 @@ def _launched(prepared: Prepared, progress: bool, grammars: Grammars | None) -> 
     engine = kind(scheduler, runner, overlap, grammars, profiler)
     if channel is not None:
         runner.agreed = Agreement(channel)
+    if config.enable_eplb:
+        engine.balancer = Balancer(config.eplb_config, prepared.ranks)
     if config.calculate_kv_scales:
         calibrate(engine, prepared.ranks, prepared.vocab_size, plan.max_model_len)
     if config.kv_events_config.told and (channel is None or isinstance(engine, Leader)):

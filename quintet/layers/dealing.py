@@ -48,7 +48,7 @@ class Dealt:
     """What one layer of a rank knows of it."""
 
     def __init__(self, dealing: Dealing, experts: int, rank: int, size: int) -> None:
-        self.placement = dealing.placement(experts, size)
+        self.first = self.placement = dealing.placement(experts, size)
         self.experts, self.rank, self.moving, self._columns = experts, rank, dealing.moving, dealing.columns
 
     @property

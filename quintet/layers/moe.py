@@ -60,6 +60,7 @@ class Experts(Layer):
         super().__init__(build, "experts")
         self._build, self._names, self._transposed = build, tuple(names), transposed
         (self._hidden, self._width), self.kind = sizes, known(kind)
+        self.comm = build.comm
         self.dealt: Dealt | None = None
         self._inner = shares(self._width, build.size)
         if build.dealing is not None and build.size > 1 and len(names) > 1:
