@@ -61,18 +61,18 @@ void choose_sparsely(int kind, uintptr_t weights, uintptr_t ids, uintptr_t logit
                           type, margin});
 }
 
-void find(uintptr_t out, uintptr_t ids, uintptr_t x, uintptr_t places, long tokens, long k, long experts, long columns,
-          long x_stride, long size, long seen) {
+void find(int kind, uintptr_t out, uintptr_t ids, uintptr_t x, uintptr_t places, long tokens, long k, long experts,
+          long columns, long x_stride, long seen) {
+    const FloatType type = static_cast<FloatType>(type_of(kind));
     within("tokens", tokens, 0, INT32_MAX);
     within("k", k, 1, INT32_MAX);
     within("experts", experts, 1, INT32_MAX);
     within("columns", columns, 1, INT32_MAX);
-    within("seen", seen, 0, 4);
+    within("seen", seen, 0, INT32_MAX);
     if (tokens > 1) within("x_stride", x_stride, seen, LONG_MAX);
-    if (size != 2 && size != 4) throw std::invalid_argument("numbers of x have 2 or 4 bytes");
     const nb::gil_scoped_release released;
     submit(local_experts, {at<int32_t>(out), at<const int32_t>(ids), at(x), at<const int32_t>(places), tokens, k, experts,
-                           columns, x_stride, size, seen});
+                           columns, x_stride, seen, type});
 }
 
 void count(uintptr_t loads, uintptr_t ids, long count, long experts) {
@@ -129,10 +129,10 @@ void bind_moe(nb::module_& m) {
     m.def("route_sparse", &choose_sparsely, nb::arg("kind"), nb::arg("weights"), nb::arg("ids"), nb::arg("logits"),
           nb::arg("tokens"), nb::arg("experts"), nb::arg("stride"), nb::arg("k"), nb::arg("margin"),
           "route() by one expert after the other, each by softmax of those that are left and within the margin of it.");
-    m.def("local_experts", &find, nb::arg("out"), nb::arg("ids"), nb::arg("x"), nb::arg("places"), nb::arg("tokens"),
-          nb::arg("k"), nb::arg("experts"), nb::arg("columns"), nb::arg("x_stride"), nb::arg("size"), nb::arg("seen"),
+    m.def("local_experts", &find, nb::arg("kind"), nb::arg("out"), nb::arg("ids"), nb::arg("x"), nb::arg("places"),
+          nb::arg("tokens"), nb::arg("k"), nb::arg("experts"), nb::arg("columns"), nb::arg("x_stride"), nb::arg("seen"),
           "Into int32 out [tokens, k], of places [experts, columns] those of ids [tokens, k], -1 for ids that are none. The "
-          "column is chosen by the bits of a token's first `seen` numbers in x, `size` bytes each.");
+          "column is chosen by the bits of a token's first `seen` numbers in x, in float32.");
     m.def("count_experts", &count, nb::arg("loads"), nb::arg("ids"), nb::arg("count"), nb::arg("experts"),
           "Adds to int32 loads [experts] how often each is among `count` ids.");
     m.def("grouped_linear", &multiply, nb::arg("kind"), nb::arg("out"), nb::arg("x"), nb::arg("x_stride"),

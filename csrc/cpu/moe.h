@@ -36,8 +36,9 @@ struct LocalCall {
     const void* x;          // [T, >= seen]
     const int32_t* places;  // [experts, columns]
     long tokens, k, experts, columns;
-    long x_stride, size;    // from token to token, and bytes of a number: 2 or 4
-    long seen;              // numbers of x that choose a column, 4 at most
+    long x_stride;          // from token to token
+    long seen;              // numbers of x that choose a column
+    FloatType type;         // of x
 };
 
 void local_experts(const LocalCall& call);

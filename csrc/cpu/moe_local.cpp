@@ -1,6 +1,7 @@
 // Which of a token's experts are this rank's, and how often each is asked for: see quintet/ops/moe.py.
-#include <cstring>
+#include <bit>
 
+#include "cpu/halves.h"
 #include "cpu/moe.h"
 
 namespace quintet::cpu {
@@ -8,22 +9,18 @@ namespace quintet::cpu {
 namespace {
 
 constexpr uint64_t kBits = 0xFFFFFF, kMix = 0x9E3779B1;
-constexpr int kShift = 20;
-
-template <typename Bits>
-int64_t sum_of_bits(const void* x, long seen) {
-    Bits numbers[4];
-    std::memcpy(numbers, x, static_cast<size_t>(seen) * sizeof(Bits));
-    int64_t sum = 0;
-    for (long i = 0; i < seen; ++i) sum += numbers[i];
-    return sum;
-}
+constexpr int kLow = 8, kShift = 20;
 
 long column_of(const LocalCall& call, long token) {
     if (call.columns == 1) return 0;
-    const void* const x = static_cast<const char*>(call.x) + token * call.x_stride * call.size;
-    const int64_t sum = call.size == 4 ? sum_of_bits<int32_t>(x, call.seen) : sum_of_bits<int16_t>(x, call.seen);
-    return static_cast<long>(((static_cast<uint64_t>(sum) & kBits) * kMix >> kShift) % static_cast<uint64_t>(call.columns));
+    int64_t sum = 0;
+    for (long i = token * call.x_stride; i < token * call.x_stride + call.seen; ++i) {
+        const float x = call.type == FloatType::float32 ? static_cast<const float*>(call.x)[i]
+                                                        : widened(static_cast<const uint16_t*>(call.x)[i], call.type);
+        sum += std::bit_cast<int32_t>(x);
+    }
+    const uint64_t mixed = (static_cast<uint64_t>(sum >> kLow) & kBits) * kMix >> kShift;
+    return static_cast<long>(mixed % static_cast<uint64_t>(call.columns));
 }
 
 }  // namespace

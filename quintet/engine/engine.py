@@ -279,6 +279,8 @@ class Engine:
         if self.asleep:
             self._runner.wake()
             self.asleep = 0
+            if self.balancer is not None:  # counts were lost with the weights
+                self.balancer.begin_again()
             logger.info("awake")
 
     def reload_weights(self, folder: Path | Weights | None) -> None:

@@ -14,7 +14,8 @@ def dealing_of(config: EngineConfig, facts: Capabilities) -> Dealing | None:
         return None
     if facts.spmd and config.tensor_parallel_size > 1:
         raise ValueError(
-            "enable_expert_parallel: one process drives all devices here, and its compiler cuts every expert; leave it out"
+            "enable_expert_parallel: one process drives all devices here, and its compiler cuts every expert; leave "
+            "it out"
         )
     if config.tensor_parallel_size == 1:
         if config.enable_eplb:
@@ -46,12 +47,10 @@ def described(config: EngineConfig, model: nn.Module) -> list[str]:
         if dealt is not None
     }
     how = config.expert_placement_strategy + (", moved by load" if config.enable_eplb else "")
-    reasons = [
-        f"{count} experts of a layer, whole on their ranks ({how}): {where}" for count, where in sorted(said)
-    ]
+    reasons = [f"{count} experts of a layer, whole on their ranks ({how}): {where}" for count, where in sorted(said)]
     engines = f"; each of {config.data_parallel_size} engines has all experts" if config.data_parallel_size > 1 else ""
     return [
         *reasons,
-        f"all2all_backend={config.all2all_backend}: every rank has all tokens, so that none travels, and one sum ends a "
-        f"layer{engines}",
-    ]  # fmt: skip
+        f"all2all_backend={config.all2all_backend}: every rank has all tokens, so that none travels, and one sum ends "
+        f"a layer{engines}",
+    ]

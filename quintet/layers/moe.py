@@ -47,10 +47,9 @@ class Mixture:
 class Experts(Layer):
     """Gated feed-forwards, one per name: [E, 2 I, D] gate over up, and [E, D, I]. Names are relative to the parent.
 
-    Every rank keeps some features of every expert, or, where they are dealt out (Build.dealing), some experts whole; what
-    it gives is its share of a sum over the ranks. Where the
-    platform keeps "experts" (Capabilities.quant) both stacks may be quantized, each in one form; elsewhere they are
-    floats.
+    Every rank keeps some features of every expert, or, where they are dealt out (Build.dealing), some experts whole;
+    what it gives is its share of a sum over the ranks. Where the platform keeps "experts" (Capabilities.quant) both
+    stacks may be quantized, each in one form; elsewhere they are floats.
     """
 
     def __init__(
@@ -116,17 +115,13 @@ class Experts(Layer):
             self._stacked("down", lambda expert: [part(expert, DOWN, second)], 1),
         ]
 
-    def _stacked(
-        self, name: str, parts: Callable[[str], Sequence[Part]], axis: int, use: str = "experts"
-    ) -> Weight:
+    def _stacked(self, name: str, parts: Callable[[str], Sequence[Part]], axis: int, use: str = "experts") -> Weight:
         """A matrix of each expert that is here; `parts` of one."""
         names, build = self._names, self._build
         own, others = (range(len(names)), []) if self.dealt is None else (self.dealt.own, self.dealt.others)
         here, elsewhere = (tuple(part for each in some for part in parts(names[each])) for some in (own, others))
         form, reader = self._form_of(name)
-        return Weight(
-            name, here, axis, build.rank, build.dtype, use, form, reader, stack=len(own), elsewhere=elsewhere
-        )
+        return Weight(name, here, axis, build.rank, build.dtype, use, form, reader, stack=len(own), elsewhere=elsewhere)
 
     def constants(self) -> Mapping[str, Tensor]:
         return {} if self.dealt is None else self.dealt.constants()

@@ -90,13 +90,13 @@ def local_experts(x: Tensor, ids: Tensor, places: Tensor) -> Tensor:
     """Where this rank keeps the experts ids [T, k] int32 of tokens x [T, D] -> [T, k] int32, -1 for those of others.
 
     places [E, C] int32 (expert_map): by column, the place in the rank's stacks of an expert's copy, -1 on another rank.
-    A token takes the column that the bits of its first numbers give: alike on every rank, whatever else is in the batch.
-    An id outside of 0..E-1 gives -1.
+    A token takes the column that the bits of its first numbers give in float32: alike on every rank, in every
+    batch. An id outside of 0..E-1 gives -1.
     """
     num, columns = places.shape
     known = (ids >= 0) & (ids < num)
-    bits = x[:, :SEEN].contiguous().view(torch.int32 if x.element_size() == 4 else torch.int16).long().sum(1)
-    column = ((bits & 0xFFFFFF) * 0x9E3779B1 >> 20) % columns
+    bits = x[:, :SEEN].float().contiguous().view(torch.int32).long().sum(1)
+    column = ((bits >> 8 & 0xFFFFFF) * 0x9E3779B1 >> 20) % columns
     found = places[torch.where(known, ids, 0).long(), column[:, None]]
     return torch.where(known, found, -1)
 

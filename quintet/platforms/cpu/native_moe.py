@@ -165,8 +165,8 @@ def _local_experts(x: Tensor, ids: Tensor, places: Tensor) -> Tensor:
         raise ValueError(f"ids {tuple(ids.shape)} and places {tuple(places.shape)} {places.dtype}: {len(x)} tokens")
     out, ids = empty((tokens, k), torch.int32), ids.contiguous()
     extension().local_experts(
-        out.data_ptr(), indices(ids), x.data_ptr(), places.data_ptr(), tokens, k, *places.shape, x.stride(0),
-        x.element_size(), min(SEEN, x.shape[1]),
+        kind_of(x.dtype), out.data_ptr(), indices(ids), x.data_ptr(), places.data_ptr(), tokens, k, *places.shape,
+        x.stride(0), min(SEEN, x.shape[1]),
     )  # fmt: skip
     return out
 
