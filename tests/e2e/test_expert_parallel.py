@@ -27,13 +27,14 @@ from tests.helpers.run_model import Runner
 PROMPTS = random_prompts(3, (19, 1, 33), VOCAB)
 MIXTRAL = {
     **FAMILIES["mixtral"]["plain"], "hidden_size": 128, "intermediate_size": 64, "num_attention_heads": 8,
-    "num_key_value_heads": 4, "head_dim": 16,
+    "num_key_value_heads": 4, "head_dim": 16, "num_hidden_layers": 1,
 }  # fmt: skip
 MADE: dict[str, Callable[[], Tiny]] = {
     **{
         family: lambda family=family: variant(family, next(iter(FAMILIES[family])))  # type: ignore[misc]
-        for family in ("mixtral", "qwen3_moe", "qwen2_moe", "deepseek_v3", "gpt_oss", "llama4_text", "nemotron_h")
+        for family in ("mixtral", "qwen3_moe", "qwen2_moe", "deepseek_v3", "gpt_oss", "llama4_text")
     },
+    "nemotron_h": lambda: variant("nemotron_h", "latent experts, biased"),
     "int4 experts": lambda: gptq(make("mixtral", MIXTRAL), 4, 32, ("block_sparse_moe.gate",)),
 }
 PLACED = {
@@ -45,23 +46,23 @@ Result = tuple[list[torch.Tensor], list[list[int]]]
 
 
 @pytest.fixture(scope="module", params=MADE)
-def whole(request: pytest.FixtureRequest) -> tuple[Tiny, Result]:
-    """A model, and what it says on one rank."""
+def whole(request: pytest.FixtureRequest) -> tuple[Tiny, dict[str, Any], Result]:
+    """A model, what else it is built with, and what it says on one rank."""
     tiny = MADE[request.param]()
-    run = Runner(tiny, **({"forms": forms_of(tiny)} if request.param == "int4 experts" else {}))
-    return tiny, (run.prompts(PROMPTS), run.greedy(PROMPTS, 3))
+    more = {"forms": forms_of(tiny)} if request.param == "int4 experts" else {}
+    run = Runner(tiny, **more)
+    return tiny, more, (run.prompts(PROMPTS), run.greedy(PROMPTS, 3))
 
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("placed", PLACED)
-def test_ranks_with_whole_experts_equal_one(whole: tuple[Tiny, Result], placed: str, size: int) -> None:
-    tiny, (logits, tokens) = whole
-    platform, more = LoopbackPlatform(), {"dealing": PLACED[placed]}
-    if hasattr(tiny.config, "quantization_config"):
-        more["forms"] = forms_of(tiny)  # type: ignore[assignment]
+def test_ranks_with_whole_experts_equal_one(whole: tuple[Tiny, dict[str, Any], Result], placed: str, size: int) -> None:
+    tiny, more, (logits, tokens) = whole
+    platform = LoopbackPlatform()
 
     def work(rank: int, endpoint: str) -> tuple[Result, list[int]]:
-        run = Runner(tiny, platform=platform, place=Place(rank, size, endpoint), **more)
+        place = Place(rank, size, endpoint)
+        run = Runner(tiny, platform=platform, place=place, dealing=PLACED[placed], **more)
         held = [len(each.dealt.own) for _, each in mixtures(run.worker.model) if each.dealt is not None]
         return (run.prompts(PROMPTS), run.greedy(PROMPTS, 3)), held
 

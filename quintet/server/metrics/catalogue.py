@@ -78,8 +78,8 @@ ENGINE = (
     Metric("quintet:kv_pages_loaded_total", "counter", "Pages that came from outside the KV cache."),
     Metric("quintet:kv_pages_failed_total", "counter", "Pages that were to come from there, and did not."),
     Metric(
-        "quintet:expert_balancedness", "gauge", "Mean over most of what ranks had to do for experts in the last window; 0 "
-        "without enable_eplb.",
+        "quintet:expert_balancedness", "gauge",
+        "Mean over most of what ranks had to do for experts in the last window; 0 without enable_eplb.",
     ),
     Metric("quintet:expert_placements_total", "counter", "Times that experts moved between ranks."),
     Metric("quintet:experts_moved_total", "counter", "Experts that came to a rank from another."),
