@@ -86,7 +86,7 @@ class Way:
     """One way's process, and those of its ranks."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        words = [sys.executable, "-m", "benchmarks.expert_parallel", "--way", name, "--folder", str(folder)]
+        words = [sys.executable, "-m", "benchmarks.expert_parallel", f"--way={name}", "--folder", str(folder)]
         self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         while self._process.stdout.readline() not in ("ready\n", ""):
