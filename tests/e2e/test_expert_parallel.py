@@ -10,6 +10,7 @@ import torch
 
 from quintet import LLM
 from quintet.config import EngineConfig
+from quintet.conformance.check import Lacking
 from quintet.conformance.direct import random_prompts
 from quintet.conformance.tiny import FAMILIES, VOCAB, Tiny, make, variant
 from quintet.engine.expert_parallel import dealing_of, mixtures
@@ -66,6 +67,10 @@ def test_ranks_with_whole_experts_equal_one(whole: tuple[Tiny, dict[str, Any], R
         held = [len(each.dealt.own) for _, each in mixtures(run.worker.model) if each.dealt is not None]
         return (run.prompts(PROMPTS), run.greedy(PROMPTS, 3)), held
 
+    if tiny.config.model_type == "nemotron_h" and size == 3:  # two groups of heads, which stay together
+        with pytest.raises((ValueError, Lacking), match="choose a tensor_parallel_size that divides them"):
+            each_rank(platform, size, work)
+        return
     found = each_rank(platform, size, work)
     for (other_logits, other_tokens), _ in found:
         assert other_tokens == tokens
