@@ -3,6 +3,7 @@
 from quintet.settings.device import AUTO
 from quintet.settings.engine import EngineConfig
 from quintet.settings.environment import Environment, all_variables, read_environment, unchanged_environment
+from quintet.settings.experts import EPLBConfig
 from quintet.settings.kv_events import KVEventsConfig
 from quintet.settings.lacking import LACKING, lacking
 from quintet.settings.model import BUNDLED, BUNDLED_EMBED, GENERATION_DEFAULTS, INSIDE, ONLINE, SCHEMES, WRITTEN
@@ -23,6 +24,7 @@ __all__ = [
     "ONLINE",
     "SCHEMES",
     "WRITTEN",
+    "EPLBConfig",
     "EngineConfig",
     "Environment",
     "KVEventsConfig",

@@ -1,7 +1,7 @@
 """Plain data about weights: their forms, and which stretch of which checkpoint tensor each rank keeps."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -184,6 +184,7 @@ class Weight:
     reader: Reader | None = None  # of a quantized checkpoint; None: it holds floats
     shared: bool = False  # another layer wants the same tensors in this form: a tied head. Set by the loader
     stack: int = 0  # matrices, one per expert; 0: it is no stack
+    elsewhere: tuple[Part, ...] = ()  # other ranks keep them whole, and this one nothing of them
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -202,9 +203,17 @@ class Weight:
     @property
     def stored(self) -> dict[str, OnFile]:
         """The checkpoint tensors that it is made of, by name."""
+        return self._stored(self.parts)
+
+    @property
+    def everywhere(self) -> dict[str, OnFile]:
+        """The same of all ranks."""
+        return self._stored((*self.parts, *self.elsewhere))
+
+    def _stored(self, parts: Sequence[Part]) -> dict[str, OnFile]:
         if self.reader is None:
-            return {part.source: OnFile(part.stored_shape, FLOATS) for part in self.parts}
-        return {name: each for part in self.parts for name, each in self.reader.stored(part).items()}
+            return {part.source: OnFile(part.stored_shape, FLOATS) for part in parts}
+        return {name: each for part in parts for name, each in self.reader.stored(part).items()}
 
     def local(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """This rank's floats, in the checkpoint's type where it holds floats; a view where that is possible."""

@@ -61,6 +61,27 @@ void choose_sparsely(int kind, uintptr_t weights, uintptr_t ids, uintptr_t logit
                           type, margin});
 }
 
+void find(int kind, uintptr_t out, uintptr_t ids, uintptr_t x, uintptr_t places, long tokens, long k, long experts,
+          long columns, long x_stride, long seen) {
+    const FloatType type = static_cast<FloatType>(type_of(kind));
+    within("tokens", tokens, 0, INT32_MAX);
+    within("k", k, 1, INT32_MAX);
+    within("experts", experts, 1, INT32_MAX);
+    within("columns", columns, 1, INT32_MAX);
+    within("seen", seen, 0, INT32_MAX);
+    if (tokens > 1) within("x_stride", x_stride, seen, LONG_MAX);
+    const nb::gil_scoped_release released;
+    submit(local_experts, {at<int32_t>(out), at<const int32_t>(ids), at(x), at<const int32_t>(places), tokens, k, experts,
+                           columns, x_stride, seen, type});
+}
+
+void count(uintptr_t loads, uintptr_t ids, long count, long experts) {
+    within("count", count, 0, LONG_MAX);
+    within("experts", experts, 1, INT32_MAX);
+    const nb::gil_scoped_release released;
+    submit(count_experts, {at<int32_t>(loads), at<const int32_t>(ids), count, experts});
+}
+
 void multiply(int kind, uintptr_t out, uintptr_t x, long x_stride, uintptr_t weight, uintptr_t counts, long rows,
               long experts, long inputs, long outputs) {
     const LinearType type = static_cast<LinearType>(type_of(kind));
@@ -108,6 +129,12 @@ void bind_moe(nb::module_& m) {
     m.def("route_sparse", &choose_sparsely, nb::arg("kind"), nb::arg("weights"), nb::arg("ids"), nb::arg("logits"),
           nb::arg("tokens"), nb::arg("experts"), nb::arg("stride"), nb::arg("k"), nb::arg("margin"),
           "route() by one expert after the other, each by softmax of those that are left and within the margin of it.");
+    m.def("local_experts", &find, nb::arg("kind"), nb::arg("out"), nb::arg("ids"), nb::arg("x"), nb::arg("places"),
+          nb::arg("tokens"), nb::arg("k"), nb::arg("experts"), nb::arg("columns"), nb::arg("x_stride"), nb::arg("seen"),
+          "Into int32 out [tokens, k], of places [experts, columns] those of ids [tokens, k], -1 for ids that are none. The "
+          "column is chosen by the bits of a token's first `seen` numbers in x, in float32.");
+    m.def("count_experts", &count, nb::arg("loads"), nb::arg("ids"), nb::arg("count"), nb::arg("experts"),
+          "Adds to int32 loads [experts] how often each is among `count` ids.");
     m.def("grouped_linear", &multiply, nb::arg("kind"), nb::arg("out"), nb::arg("x"), nb::arg("x_stride"),
           nb::arg("weight"), nb::arg("counts"), nb::arg("rows"), nb::arg("experts"), nb::arg("inputs"), nb::arg("outputs"),
           "x [rows, inputs] times packed weights, the first counts[0] (int32) rows times the first, and so on, into out "

@@ -30,6 +30,27 @@ void route_limited(const RouteCall& call);  // by softmax, out of groups that ra
 
 void route_sparse(const RouteCall& call);   // one after the other, each by softmax of those that are left and near it
 
+struct LocalCall {
+    int32_t* out;           // [T, k]
+    const int32_t* ids;     // [T, k]
+    const void* x;          // [T, >= seen]
+    const int32_t* places;  // [experts, columns]
+    long tokens, k, experts, columns;
+    long x_stride;          // from token to token
+    long seen;              // numbers of x that choose a column
+    FloatType type;         // of x
+};
+
+void local_experts(const LocalCall& call);
+
+struct CountCall {
+    int32_t* loads;      // [experts]: added to
+    const int32_t* ids;  // [count]
+    long count, experts;
+};
+
+void count_experts(const CountCall& call);
+
 struct GroupedCall {
     void* out;              // [rows, outputs]
     const void* x;          // [rows, inputs]

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "common/pool.h"
+#include "cpu/halves.h"
 #include "cpu/moe.h"
 
 namespace quintet::cpu {
@@ -19,14 +20,6 @@ struct Row {  // one token's, while it is routed
     std::vector<float> logits, values, ranks;
     std::vector<uint64_t> keys, groups;
 };
-
-float widened(uint16_t bits, FloatType type) {
-    if (type == FloatType::bfloat16) return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
-    const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16, size = static_cast<uint32_t>(bits & 0x7FFF) << 13;
-    const float finite = std::bit_cast<float>(size) * 0x1p112F;  // subnormals come out right, too
-    const uint32_t special = (bits & 0x7C00) == 0x7C00 ? 0x7F800000 : 0;
-    return std::bit_cast<float>(std::bit_cast<uint32_t>(finite) | special | sign);
-}
 
 void load(const RouteCall& call, long token, std::vector<float>& out) {
     out.resize(static_cast<size_t>(call.experts));

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from quintet.conformance.batches import Cache, Request, spec
+from quintet.conformance.dealt_cases import DEALT
 from quintet.conformance.drawn import Case, Cases, randn
 from quintet.conformance.product_cases import PRODUCTS
 from quintet.conformance.state_cases import BESIDE, STATES
@@ -30,6 +31,7 @@ PACKED = {of_kind("linear", kind): kind for kind in FORMS}
 USES = {"linear": {1: "linear"}, "embedding": {1: "embedding"}}  # arguments that place() may repack, and for what
 TYPES: dict[str, tuple[torch.dtype, ...]] = {  # of results; elsewhere the arguments'
     **dict.fromkeys(("route", "route_grouped", "route_limited", "route_sparse"), (torch.float32, torch.int32)),
+    **dict.fromkeys(("local_experts", "count_experts"), (torch.int32,)),
     **dict.fromkeys(("known_ids", "place_tokens", "gather_pages", "scatter_pages"), (torch.int32,)),
     **dict.fromkeys(("delta_rule", "selective_scan", "state_space", "wkv7"), (torch.float32, torch.float32)),
 }
@@ -282,6 +284,7 @@ def experts(dtype: torch.dtype) -> Iterator[Case]:
         weights = torch.rand(tokens, k, generator=seed).softmax(-1)
         for what, chosen in (("", ids), (", one for all", ids * 0), (", some elsewhere", ids * 2 - 2)):
             yield f"{tokens} tokens, {k} of {num}{what}", (x, gate_up, down, weights, chosen, "silu")
+        yield f"{tokens} tokens, {k} of {num}, all elsewhere", (x, gate_up, down, weights, ids * 0 - 1, "silu")
         yield f"{tokens} tokens, {k} of {num}, gelu", (x, gate_up, down, weights, ids, "gelu")
 
 
@@ -340,6 +343,7 @@ CASES: dict[str, Cases] = {
     **PRODUCTS,
     **STATES,
     **BESIDE,
+    **DEALT,
     **STREAMS,
     "activate": activations,
     "add": add,

@@ -132,7 +132,12 @@ def quantized_experts(dtype: torch.dtype) -> Iterator[Case]:
         down = Matrix(_int8(num, hidden, inner // 2).view(torch.uint8), scales[1], form=four)
         ids = torch.rand(tokens, num, generator=seed).argsort(-1)[:, :k].to(torch.int32)
         weights = torch.rand(tokens, k, generator=seed).softmax(-1)
-        for what, chosen in (("", ids), (", one for all", ids * 0), (", some elsewhere", ids * 2 - 2)):
+        for what, chosen in (
+            ("", ids),
+            (", one for all", ids * 0),
+            (", some elsewhere", ids * 2 - 2),
+            (", all elsewhere", ids * 0 - 1),
+        ):
             yield f"{tokens} tokens, {k} of {num}{what}", (x, gate_up, down, weights, chosen, "silu")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from quintet.settings.compilation import AttentionConfig, CompilationConfig
+from quintet.settings.experts import EPLBConfig
 from quintet.settings.kv_events import KVEventsConfig
 from quintet.settings.pooling import PoolerConfig
 from quintet.settings.profiling import ProfilerConfig
@@ -56,7 +57,6 @@ class LLMArguments:
         data_parallel_hybrid_lb: bool = False,
         data_parallel_external_lb: bool = False,
         pipeline_parallel_size: int | str = 1,
-        enable_expert_parallel: bool = False,
         distributed_executor_backend: str | None = None,
         distributed_timeout_seconds: int | str = 300,
         enforce_eager: bool = False,
@@ -72,6 +72,11 @@ class LLMArguments:
         compilation_config: CompilationConfig | Mapping[str, Any] | str | int | None = None,
         attention_config: AttentionConfig | Mapping[str, Any] | str | None = None,
         optimization_level: int | str | None = None,
+        enable_expert_parallel: bool = False,
+        expert_placement_strategy: str = "linear",
+        all2all_backend: str = "allgather_reducescatter",
+        enable_eplb: bool = False,
+        eplb_config: EPLBConfig | Mapping[str, Any] | str | None = ...,
         max_model_len: int | str | None = None,
         gpu_memory_utilization: float = 0.9,
         kv_cache_memory_bytes: int | str | None = None,
@@ -152,7 +157,6 @@ class AsyncLLMArguments:
         data_parallel_hybrid_lb: bool = False,
         data_parallel_external_lb: bool = False,
         pipeline_parallel_size: int | str = 1,
-        enable_expert_parallel: bool = False,
         distributed_executor_backend: str | None = None,
         distributed_timeout_seconds: int | str = 300,
         enforce_eager: bool = False,
@@ -168,6 +172,11 @@ class AsyncLLMArguments:
         compilation_config: CompilationConfig | Mapping[str, Any] | str | int | None = None,
         attention_config: AttentionConfig | Mapping[str, Any] | str | None = None,
         optimization_level: int | str | None = None,
+        enable_expert_parallel: bool = False,
+        expert_placement_strategy: str = "linear",
+        all2all_backend: str = "allgather_reducescatter",
+        enable_eplb: bool = False,
+        eplb_config: EPLBConfig | Mapping[str, Any] | str | None = ...,
         max_model_len: int | str | None = None,
         gpu_memory_utilization: float = 0.9,
         kv_cache_memory_bytes: int | str | None = None,

@@ -18,6 +18,7 @@ from quintet.engine.logits_processors import load_processors
 from quintet.engine.model_impl import read_model
 from quintet.engine.output import OutputProcessor
 from quintet.engine.prompts import Prompt, parse_prompts
+from quintet.engine.ranks.balancer import Balancer
 from quintet.engine.ranks.inbox import SaveSharded
 from quintet.engine.ranks.leader import Leader
 from quintet.engine.request import Admitted
@@ -214,7 +215,9 @@ class Client:
 
 
 def save_shards(prepared: Prepared, folder: Path) -> None:
-    """Those of the ranks in this process."""
+    """Those of the ranks in this process. Experts that have moved go back first: who reads them begins."""
+    if prepared.config.enable_eplb:
+        Balancer(prepared.config.eplb_config, prepared.ranks).restore()
     placing = prepared.capabilities.placing
     prepared.ranks.each(
         lambda worker: save_shard(

@@ -19,6 +19,7 @@ from quintet.engine.flights import Flights
 from quintet.engine.grammar import Grammars, wait_for_any
 from quintet.engine.interrupts import Uninterrupted
 from quintet.engine.profiler import Profiler
+from quintet.engine.ranks.balancer import Balance, Balancer
 from quintet.engine.repetition import Repetition
 from quintet.engine.request import Admitted, FinishReason, Request
 from quintet.engine.runner import Steps
@@ -50,6 +51,7 @@ class Engine:
         self._answers = Answers(scheduler, self._flights, jumps=not runner.edited)
         self._deltas: list[TokenDelta] = []  # that no call of step() has returned yet
         self.asleep = 0  # the level; 0: awake
+        self.balancer: Balancer | None = None  # where experts move between ranks
         self._num_added = 0
         self._losses = 0  # of the cache, since a step landed
 
@@ -113,6 +115,9 @@ class Engine:
                 self._heed_grammars()
             if self.scheduler.elsewhere is not None:
                 self._bring_in(self.scheduler.elsewhere)
+            if self.balancer is not None and self.balancer.due:
+                self._land()
+                self.balancer.place()
             if self._flights and not self._goes_ahead():
                 self._land()
             started = self._launch()
@@ -181,6 +186,8 @@ class Engine:
         plan = self.scheduler.schedule()
         if self._spans.events is not None:
             self._spans.lap("schedule", plan)
+        if plan and self.balancer is not None:
+            self.balancer.begin()
         if not plan or not self._flights.start(plan):
             return False
         self.scheduler.advance(plan)
@@ -235,6 +242,8 @@ class Engine:
         self._flights.clear()
         self.scheduler.start_over(self._answers.requests.values())
         self._runner.begin_again()
+        if self.balancer is not None:
+            self.balancer.begin_again()
 
     def reset_prefix_cache(self) -> None:
         """Forgets all cached beginnings; running requests keep their pages."""
@@ -270,6 +279,8 @@ class Engine:
         if self.asleep:
             self._runner.wake()
             self.asleep = 0
+            if self.balancer is not None:  # counts were lost with the weights
+                self.balancer.begin_again()
             logger.info("awake")
 
     def reload_weights(self, folder: Path | Weights | None) -> None:
@@ -302,6 +313,7 @@ class Engine:
     def stats(self) -> Stats:
         scheduler = self.scheduler
         elsewhere = Counts() if scheduler.elsewhere is None else scheduler.elsewhere.counts
+        balance = Balance() if self.balancer is None else self.balancer.balance
         return Stats(
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
@@ -325,6 +337,9 @@ class Engine:
             pages_stored=elsewhere.stored,
             pages_loaded=elsewhere.loaded,
             pages_failed=elsewhere.failures,
+            expert_balancedness=balance.balancedness,
+            expert_placements=balance.placements,
+            experts_moved=balance.moved,
             step_sizes=tuple(self._answers.step_sizes),
             accepted_at=tuple(self._answers.accepted_at),
         )

@@ -281,7 +281,7 @@ class Checkpoint:
 
     def check(self, wanted: list[Declared]) -> None:
         """Missing, misshapen and unexpected tensors are errors that name them."""
-        needed = {name: want for each in wanted for name, want in each.weight.stored.items()}
+        needed = {name: want for each in wanted for name, want in each.weight.everywhere.items()}
         missing, surplus = sorted(set(needed) - set(self._where)), sorted(set(self._where) - set(needed))
         self._check_quantized(missing, surplus)
         if missing:

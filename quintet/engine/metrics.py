@@ -12,6 +12,7 @@ GAUGES: Mapping[str, str] = {
     "vllm:num_requests_running": "num_running",
     "vllm:num_requests_waiting": "num_waiting",
     "vllm:kv_cache_usage_perc": "kv_usage",
+    "quintet:expert_balancedness": "expert_balancedness",
 }
 COUNTERS: Mapping[str, str] = {  # a scrape writes _total behind these
     "vllm:prefix_cache_queries": "prefix_queries",
@@ -29,6 +30,8 @@ COUNTERS: Mapping[str, str] = {  # a scrape writes _total behind these
     "quintet:kv_pages_stored": "pages_stored",
     "quintet:kv_pages_loaded": "pages_loaded",
     "quintet:kv_pages_failed": "pages_failed",
+    "quintet:expert_placements": "expert_placements",
+    "quintet:experts_moved": "experts_moved",
 }
 
 

@@ -66,4 +66,4 @@ def fill(model: nn.Module, folder: Path, rank: int, named: str, read: Read | Non
         raise ValueError(f"{file} lacks {', '.join(lost[:8])}; save it anew")
     for name, source in kept.items():
         parent, _, own = name.rpartition(".")
-        model.get_submodule(parent).register_parameter(own, nn.Parameter(found[source], requires_grad=False))
+        setattr(model.get_submodule(parent), own, nn.Parameter(found[source], requires_grad=False))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quintet.config import EngineConfig, read_environment
+from quintet.engine import expert_parallel as experts
 from quintet.engine.batch import BatchBuilder
 from quintet.engine.drafts import Lookup
 from quintet.engine.dtypes import dtype_of, kv_dtype_of, name_of
@@ -41,6 +42,7 @@ from quintet.engine.pooling.runner import PoolingRunner
 from quintet.engine.profiler import Profiler
 from quintet.engine.ranks import meeting as ranking
 from quintet.engine.ranks.agreement import Agreement
+from quintet.engine.ranks.balancer import Balancer
 from quintet.engine.ranks.leader import Leader
 from quintet.engine.runner import Ranks, Runner, Steps
 from quintet.engine.sampler import Host, Sampler, logprob_sizes
@@ -178,7 +180,7 @@ def _decide(
     length = longest(config, hf_config, family.length(hf_config), made_for)
     sizes = ModelSizes(dtype, config.page_size, length, forms, kv_dtype, scaling)
     sizes = replace(sizes, attention=config.attention_backend, weights_cache=_weights_cache(config, facts))
-    sizes = replace(sizes, backend=bool(backend))
+    sizes = replace(sizes, backend=bool(backend), dealing=experts.dealing_of(config, facts))
     if pooling is not None:
         sizes = replace(sizes, wanted=Wanted(logits=False, hidden=True), causal=pooling.causal, beside=TENSORS)
     profiler = Profiler(config.profiler_config, platform)
@@ -193,6 +195,7 @@ def _decide(
         ranks.each(lambda worker: worker.build(hf_config, sizes))
     config = _fitted(config, plan, platform, facts, reasons)
     reasons += [*described(forms, ranks.workers[0]), *ranking.described(config, facts, ranks)]
+    reasons += experts.described(config, ranks.workers[0].model)
     doubts = evidence(chosen).doubts(platform.name, _features(config, hf_config, sizes))
     return Prepared(
         config, platform, facts, tuple(reasons), folder, hf_config, generation, sizes, ranks, plan, pooling,
@@ -268,6 +271,8 @@ def _launched(prepared: Prepared, progress: bool, grammars: Grammars | None) -> 
     engine = kind(scheduler, runner, overlap, grammars, profiler)
     if channel is not None:
         runner.agreed = Agreement(channel)
+    if config.enable_eplb:
+        engine.balancer = Balancer(config.eplb_config, prepared.ranks)
     if config.calculate_kv_scales:
         calibrate(engine, prepared.ranks, prepared.vocab_size, plan.max_model_len)
     if config.kv_events_config.told and (channel is None or isinstance(engine, Leader)):

@@ -34,6 +34,9 @@ class Stats:
     pages_stored: int = 0  # that were handed over, to be found outside the cache
     pages_loaded: int = 0  # that came from there
     pages_failed: int = 0  # that were to come, and did not
+    expert_balancedness: float = 0.0  # of the ranks' loads in the last window that counted: mean over most; 0: none did
+    expert_placements: int = 0  # times that experts moved between ranks
+    experts_moved: int = 0  # that came to a rank from another one
     # steps of up to so many tokens as each of STEP_BOUNDS says, without those before; the last are larger
     step_sizes: tuple[int, ...] = (0,) * (len(STEP_BOUNDS) + 1)
     accepted_at: tuple[int, ...] = ()  # num_accepted_tokens by their place in the guess, the first one's first
@@ -55,6 +58,7 @@ def total(stats: Sequence[Stats]) -> Stats:
     apart: dict[str, Any] = {
         "kv_usage": sum(each.kv_usage for each in stats) / len(stats),
         "asleep": min(each.asleep for each in stats),
+        "expert_balancedness": min(each.expert_balancedness for each in stats),
         "step_sizes": tuple(map(sum, zip(*(each.step_sizes for each in stats), strict=True))),
         "accepted_at": tuple(map(sum, zip_longest(*(each.accepted_at for each in stats), fillvalue=0))),
     }

@@ -82,7 +82,7 @@ class WeightsCache:
             return False
         for places, tensor in zip(named, tensors, strict=True):
             for module, name in places:
-                module.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
+                setattr(module, name, nn.Parameter(tensor, requires_grad=False))  # also where a layer says None of it
         logger.info("weights as they were placed before: %s", self.file)
         return True
 

@@ -18,6 +18,7 @@ from quintet.engine.slots import EACH
 from quintet.engine.weight_files import Weights
 from quintet.engine.weights_cache import Where
 from quintet.layers.build import Build, KVScaling, Wanted, replacements, settle
+from quintet.layers.dealing import Dealing
 from quintet.layers.decoder import Family
 from quintet.layers.forms import Forms
 from quintet.layers.mixing import Mixing
@@ -61,6 +62,7 @@ class ModelSizes:
     attention: str = "auto"  # the provider of paged attention that was asked for
     backend: bool = False  # the model runs by transformers' own code
     beside: tuple[str, ...] = ()  # patterns of tensors that are read elsewhere: heads of what gives no logits
+    dealing: Dealing | None = None  # of whole experts to ranks; None: each is cut
     weights_cache: Where | None = None  # where placed weights are kept between starts
 
 
@@ -110,7 +112,7 @@ class Worker:
         build = Build(
             ops=self.ops, mixing=mixing, comm=self.comm, dtype=sizes.dtype, page_size=sizes.page_size,
             max_model_len=sizes.max_model_len, forms=sizes.forms, kv_dtype=sizes.kv_dtype, kv_scales=sizes.kv_scales,
-            wanted=sizes.wanted, causal=sizes.causal,
+            wanted=sizes.wanted, causal=sizes.causal, dealing=sizes.dealing,
             layers=replacements(self.platform.layers),
         )  # fmt: skip
         self._cache = sizes.weights_cache

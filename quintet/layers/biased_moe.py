@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from quintet.layers.build import Build, Split
-from quintet.layers.moe import DOWN, Experts, Mixture, MoE, router, shares
+from quintet.layers.build import Build, Split, whole
+from quintet.layers.moe import DOWN, Experts, Mixture, MoE, router
 from quintet.weights import Part, Weight
 
 BOTH = "gate_up_proj"  # of each expert: gate's outputs and up's take turns
@@ -25,26 +25,27 @@ class BiasedExperts(Experts):
         self.down_bias: Tensor
 
     def weights(self, path: str) -> list[Weight]:
-        build, parent, size = self._build, path[: path.rfind(".") + 1], self._build.size
-        inner, once = shares(self._width, size), ((0, self._hidden),) + ((self._hidden, 2 * self._hidden),) * (size - 1)
-        gate_up, down = inner.times(2), Split(self._hidden, once)  # one rank adds the bias of the sum
+        parent, size = path[: path.rfind(".") + 1], self._build.size
+        once = ((0, self._hidden),) + ((self._hidden, 2 * self._hidden),) * (size - 1)
+        gate_up, down = self._inner.times(2), Split(self._hidden, once)  # one rank adds the bias of the sum
+        down = down if self.dealt is None else whole(self._hidden, size)
         floats = self._reads_floats(parent)
 
         def stacked(name: str, own: str, shape: tuple[int, int], axis: int, split: Split) -> Weight:
-            modules = [f"{parent}{expert}.{own}" for expert in self._names]
-            parts = tuple(Part(f"{each}.weight", shape, split.ranges, transposed=floats) for each in modules)
-            form, reader = self._form_of(name)
-            return Weight(
-                name, parts, axis, build.rank, build.dtype, "biased experts", form, reader, stack=len(modules)
-            )
+            def parts(expert: str) -> list[Part]:
+                return [Part(f"{parent}{expert}.{own}.weight", shape, split.ranges, transposed=floats)]
+
+            return self._stacked(name, parts, axis, "biased experts")
 
         def biases(name: str, own: str, split: Split) -> Weight:
-            parts = tuple(Part(f"{parent}{each}.{own}.bias", (split.total,), split.ranges) for each in self._names)
-            return Weight(name, parts, 0, build.rank, build.dtype, "vector", stack=len(parts))
+            def parts(expert: str) -> list[Part]:
+                return [Part(f"{parent}{expert}.{own}.bias", (split.total,), split.ranges)]
+
+            return self._stacked(name, parts, 0, "vector")
 
         found = [
             stacked("gate_up", BOTH, (2 * self._width, self._hidden), 0, gate_up),
-            stacked("down", DOWN, (self._hidden, self._width), 1, inner),
+            stacked("down", DOWN, (self._hidden, self._width), 1, self._inner),
         ]
         return [*found, biases("gate_up_bias", BOTH, gate_up), biases("down_bias", DOWN, down)]
 
@@ -52,6 +53,7 @@ class BiasedExperts(Experts):
         return self._build.forms.reader(f"{parent}{self._names[0]}.{BOTH}") is None
 
     def forward(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+        ids = self._here(x, ids)
         stacks = (self._stack("gate_up"), self._stack("down"))
         share: Tensor = self.ops.biased_experts(
             x, stacks, (self.gate_up_bias, self.down_bias), weights, ids, self._clamp

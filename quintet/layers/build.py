@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from quintet.layers.dealing import Dealing
 from quintet.layers.forms import Forms
 from quintet.layers.mixing import Mixing
 from quintet.ops import Ops
@@ -50,6 +51,7 @@ class Build:
     kv_scales: KVScaling = field(default_factory=KVScaling)
     wanted: Wanted = Wanted()
     causal: bool = True  # False: tokens of a decoder see those after them, and it keeps nothing
+    dealing: Dealing | None = None  # how whole experts are given to ranks; None: each is cut
     layers: Mapping[str, type] = field(default_factory=dict)  # a layer's class name -> the platform's subclass of it
 
     def replaced(self, layer: type[T]) -> type[T]:

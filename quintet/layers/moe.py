@@ -1,7 +1,7 @@
 """The mixture of experts: a router picks k of E gated feed-forwards for each token, and their outputs are weighted."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from quintet.layers.build import Build, Layer, Split, padded, whole
+from quintet.layers.dealing import Dealt
 from quintet.layers.forms import Forms
 from quintet.layers.linear import Linear
 from quintet.layers.mlp import GatedMLP, known
@@ -46,9 +47,9 @@ class Mixture:
 class Experts(Layer):
     """Gated feed-forwards, one per name: [E, 2 I, D] gate over up, and [E, D, I]. Names are relative to the parent.
 
-    Every rank keeps some features of every expert; what it gives is its share of a sum over the ranks. Where the
-    platform keeps "experts" (Capabilities.quant) both stacks may be quantized, each in one form; elsewhere they are
-    floats.
+    Every rank keeps some features of every expert, or, where they are dealt out (Build.dealing), some experts whole;
+    what it gives is its share of a sum over the ranks. Where the platform keeps "experts" (Capabilities.quant) both
+    stacks may be quantized, each in one form; elsewhere they are floats.
     """
 
     def __init__(
@@ -58,6 +59,15 @@ class Experts(Layer):
         super().__init__(build, "experts")
         self._build, self._names, self._transposed = build, tuple(names), transposed
         (self._hidden, self._width), self.kind = sizes, known(kind)
+        self.comm = build.comm
+        self.dealt: Dealt | None = None
+        self._inner = shares(self._width, build.size)
+        if build.dealing is not None and build.size > 1 and len(names) > 1:
+            self.dealt = Dealt(build.dealing, len(names), build.rank, build.size)
+            self._inner = whole(self._width, build.size)
+            self.ops.take("local_experts", *["count_experts"] * build.dealing.moving)
+        self.places: Tensor
+        self.loads: Tensor
         self._held: dict[str, tuple[Form, Reader | None]] = {}  # of each stack, once settled
         self.quantized = False  # both stacks, or none
         self.gate_up: Tensor
@@ -68,7 +78,7 @@ class Experts(Layer):
         size, stacks = self._build.size, [each for each in self.weights(path) if each.use.endswith("experts")]
         found = {each.name: self._settled(path, each) for each in stacks}
         readers = [reader for _, reader in found.values() if reader is not None]
-        if readers and shares(self._width, size).ranges[-1][1] > self._width:
+        if readers and self._inner.ranges[-1][1] > self._width:
             raise ValueError(
                 f"{size} ranks do not divide the {self._width} features of these quantized experts evenly; "
                 "choose another tensor_parallel_size"
@@ -94,22 +104,36 @@ class Experts(Layer):
 
     def weights(self, path: str) -> list[Weight]:
         parent = path[: path.rfind(".") + 1]
-        inner, build = shares(self._width, self._build.size), self._build
-        turned = self._transposed and build.forms.reader(f"{parent}{self._names[0]}.{GATE}") is None
+        turned = self._transposed and self._build.forms.reader(f"{parent}{self._names[0]}.{GATE}") is None
 
-        def stacked(name: str, projections: Sequence[str], shape: tuple[int, int], axis: int) -> Weight:
-            parts = tuple(
-                Part(f"{parent}{expert}.{projection}.weight", shape, inner.ranges, transposed=turned)
-                for expert in self._names
-                for projection in projections
-            )
-            form, reader = self._form_of(name)
-            return Weight(name, parts, axis, build.rank, build.dtype, "experts", form, reader, stack=len(self._names))
+        def part(expert: str, projection: str, shape: tuple[int, int]) -> Part:
+            return Part(f"{parent}{expert}.{projection}.weight", shape, self._inner.ranges, transposed=turned)
 
+        first, second = (self._width, self._hidden), (self._hidden, self._width)
         return [
-            stacked("gate_up", (GATE, UP), (self._width, self._hidden), 0),
-            stacked("down", (DOWN,), (self._hidden, self._width), 1),
+            self._stacked("gate_up", lambda expert: [part(expert, each, first) for each in (GATE, UP)], 0),
+            self._stacked("down", lambda expert: [part(expert, DOWN, second)], 1),
         ]
+
+    def _stacked(self, name: str, parts: Callable[[str], Sequence[Part]], axis: int, use: str = "experts") -> Weight:
+        """A matrix of each expert that is here; `parts` of one."""
+        names, build = self._names, self._build
+        own, others = (range(len(names)), []) if self.dealt is None else (self.dealt.own, self.dealt.others)
+        here, elsewhere = (tuple(part for each in some for part in parts(names[each])) for some in (own, others))
+        form, reader = self._form_of(name)
+        return Weight(name, here, axis, build.rank, build.dtype, use, form, reader, stack=len(own), elsewhere=elsewhere)
+
+    def constants(self) -> Mapping[str, Tensor]:
+        return {} if self.dealt is None else self.dealt.constants()
+
+    def _here(self, x: Tensor, ids: Tensor) -> Tensor:
+        """Places in this rank's stacks; -1 for experts of others."""
+        if self.dealt is None:
+            return ids
+        if self.dealt.moving:
+            self.ops.count_experts(ids, self.loads)
+        found: Tensor = self.ops.local_experts(x, ids, self.places)
+        return found
 
     def _form_of(self, name: str) -> tuple[Form, Reader | None]:
         """Of a stack; in floats until it is settled."""
@@ -117,6 +141,7 @@ class Experts(Layer):
 
     def forward(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
         """x [T, D], weights [T, k] float32 and ids [T, k] int32 of its experts -> [T, D], this rank's share."""
+        ids = self._here(x, ids)
         if self.quantized:
             held: Tensor = self.ops.quantized_experts(
                 x, self._stack("gate_up"), self._stack("down"), weights, ids, self.kind

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from quintet.layers.build import Build, whole
 from quintet.layers.linear import columns
 from quintet.layers.mlp import MLP
-from quintet.layers.moe import DOWN, UP, Experts, Mixture, MoE, shares
+from quintet.layers.moe import DOWN, UP, Experts, Mixture, MoE
 from quintet.weights import Part, Weight
 
 
@@ -21,13 +21,13 @@ class UngatedExperts(Experts):
         self.up: Tensor
 
     def weights(self, path: str) -> list[Weight]:
-        build, parent = self._build, path[: path.rfind(".") + 1]
-        inner = shares(self._width, build.size)
+        parent = path[: path.rfind(".") + 1]
 
         def stacked(name: str, projection: str, shape: tuple[int, int], axis: int) -> Weight:
-            parts = tuple(Part(f"{parent}{expert}.{projection}.weight", shape, inner.ranges) for expert in self._names)
-            form, reader = self._form_of(name)
-            return Weight(name, parts, axis, build.rank, build.dtype, "experts", form, reader, stack=len(parts))
+            def parts(expert: str) -> list[Part]:
+                return [Part(f"{parent}{expert}.{projection}.weight", shape, self._inner.ranges)]
+
+            return self._stacked(name, parts, axis)
 
         return [
             stacked("up", UP, (self._width, self._hidden), 0),
@@ -35,6 +35,7 @@ class UngatedExperts(Experts):
         ]
 
     def forward(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+        ids = self._here(x, ids)
         share: Tensor = self.ops.ungated_experts(x, self.up, self.down, weights, ids, self.kind)
         return share
 

@@ -82,6 +82,34 @@ def route_sparse(logits: Tensor, k: int, margin: float) -> tuple[Tensor, Tensor]
     return torch.cat(weights, 1), torch.cat(ids, 1).to(torch.int32)
 
 
+SEEN = 4  # numbers of a token that choose between copies of an expert
+
+
+@Op
+def local_experts(x: Tensor, ids: Tensor, places: Tensor) -> Tensor:
+    """Where this rank keeps the experts ids [T, k] int32 of tokens x [T, D] -> [T, k] int32, -1 for those of others.
+
+    places [E, C] int32 (expert_map): by column, the place in the rank's stacks of an expert's copy, -1 on another rank.
+    A token takes the column that the bits of its first numbers give in float32: alike on every rank, in every
+    batch. An id outside of 0..E-1 gives -1.
+    """
+    num, columns = places.shape
+    known = (ids >= 0) & (ids < num)
+    bits = x[:, :SEEN].float().contiguous().view(torch.int32).long().sum(1)
+    column = ((bits >> 8 & 0xFFFFFF) * 0x9E3779B1 >> 20) % columns
+    found = places[torch.where(known, ids, 0).long(), column[:, None]]
+    return torch.where(known, found, -1)
+
+
+@Op
+def count_experts(ids: Tensor, loads: Tensor) -> Tensor:
+    """Adds to loads [E] int32, in place and modulo 2**32, how often each expert is in ids [T, k] int32 -> loads."""
+    num = loads.shape[0]
+    flat = torch.where((ids >= 0) & (ids < num), ids, num).reshape(-1).long()
+    counts = torch.zeros(num + 1, dtype=torch.int32, device=ids.device)
+    return loads.add_(counts.scatter_add_(0, flat, torch.ones_like(flat, dtype=torch.int32))[:num])
+
+
 def _largest(x: Tensor, k: int) -> Tensor:
     """Where the k largest of each row stand, largest first, equal ones by place; torch.topk promises no order."""
     return torch.sort(x, dim=-1, descending=True, stable=True).indices[:, :k]

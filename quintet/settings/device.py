@@ -37,15 +37,6 @@ def _one_stage(value: Any) -> int:
     return 1
 
 
-def _whole_experts(value: Any) -> bool:
-    if truth(value):
-        raise ValueError(
-            "is not there: each expert is shared out over the ranks (tensor_parallel_size), and none is one rank's; "
-            "leave it out"
-        )
-    return False
-
-
 AUTO = -1  # tensor_parallel_size, until the platform has settled it
 
 
@@ -87,9 +78,6 @@ class DeviceOptions:
     )  # fmt: skip
     pipeline_parallel_size: int = option(
         1, _one_stage, "1: layers are not passed on from device to device yet", group="device", flags=("-pp",),
-    )  # fmt: skip
-    enable_expert_parallel: bool = option(
-        False, _whole_experts, "no: no expert is one rank's yet", group="device", flags=("-ep",),
     )  # fmt: skip
     distributed_executor_backend: str | None = option(
         None, optional(_backend), "how several ranks run: mp, processes of this machine, or uni, one rank; if "

@@ -8,6 +8,7 @@ from typing import Any
 from quintet.names import refuse_unknown
 from quintet.settings.describe import documented
 from quintet.settings.device import DeviceOptions
+from quintet.settings.experts import ExpertOptions
 from quintet.settings.kv_events import KVEventsConfig
 from quintet.settings.lacking import lacking
 from quintet.settings.loading import LoadingOptions
@@ -32,6 +33,7 @@ class EngineConfig(
     SamplingOptions,
     SchedulingOptions,
     MemoryOptions,
+    ExpertOptions,
     DeviceOptions,
     LoadingOptions,
     PoolingOptions,
@@ -74,7 +76,9 @@ class EngineConfig(
         settle(self)
         adopt(self, {"compilation_config": compilation_config, "attention_config": attention_config})
         adopt(self, {"optimization_level": optimization_level})
-        for concern in (ModelOptions, LoadingOptions, DeviceOptions, MemoryOptions, SchedulingOptions):
+        for concern in (
+            *(ModelOptions, LoadingOptions, DeviceOptions, ExpertOptions, MemoryOptions, SchedulingOptions),
+        ):
             concern._check(self)
         if self.load_format == "bitsandbytes" and self.quantization not in (None, "bitsandbytes"):
             raise ValueError(

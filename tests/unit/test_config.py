@@ -249,8 +249,9 @@ def test_an_import_leaves_no_variable_behind(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     "settings",
     [
-        {"pipeline_parallel_size": 1, "enable_expert_parallel": False, "distributed_executor_backend": "uni"},
+        {"pipeline_parallel_size": 1, "enable_expert_parallel": True, "distributed_executor_backend": "uni"},
         {"distributed_executor_backend": "mp", "tensor_parallel_size": 2},
+        {"expert_placement_strategy": "round_robin", "all2all_backend": "naive"},
         {"distributed_executor_backend": None},
     ],
 )
@@ -267,7 +268,13 @@ def test_parallelism_that_asks_for_what_is_so_is_taken(settings: dict[str, Any])
             "pipeline_parallel_size 2 is not there: .*tensor_parallel_size.*data_parallel_size",
         ),
         ({"pipeline_parallel_size": 0}, "pipeline_parallel_size must be"),
-        ({"enable_expert_parallel": True}, "enable_expert_parallel is not there: .*leave it out"),
+        ({"all2all_backend": "pplx"}, "all2all_backend 'pplx' is not there: .*every rank has all tokens.*leave it out"),
+        ({"all2all_backend": "deepep_low_latency"}, "is not there: it sends the tokens of a rank"),
+        ({"all2all_backend": "magic"}, "must be allgather_reducescatter or naive"),
+        ({"expert_placement_strategy": "magic"}, "must be one of linear, round_robin"),
+        ({"enable_eplb": True}, "enable_eplb moves whole experts .*enable_expert_parallel is off"),
+        ({"eplb_config": {"num_redundant_experts": 2}}, "copies are kept for enable_eplb, which is off"),
+        ({"eplb_config": {"use_async": True}}, "eplb_config.use_async is not there: experts move between two steps"),
         ({"distributed_executor_backend": "ray"}, "'ray' is not there: .*leave it out"),
         ({"distributed_executor_backend": "external_launcher"}, "is not there: ranks are not started by others"),
         ({"distributed_executor_backend": "magic"}, "must be mp .* or uni"),

@@ -13,6 +13,7 @@ from quintet.conformance.calls import Call, results, send
 from quintet.conformance.cases import ATTENTION, CASES, DTYPES, PACKED, PAGES, SAMPLING, TYPES, USES
 from quintet.conformance.check import Lacking, Trial, check, require, spread
 from quintet.conformance.close import require_close, short
+from quintet.conformance.dealt_cases import DEALT
 from quintet.conformance.drawn import Case
 from quintet.conformance.published import FORMS
 from quintet.conformance.state_cases import STATES
@@ -122,6 +123,8 @@ def _specified(subject: Subject, name: str, dtype: torch.dtype) -> None:
         raise Lacking("no provider of its own: pages go nowhere from this platform's cache")
     if name in STATES and not there.platform.states:
         raise Lacking("this platform keeps no states: no layer calls it")
+    if name in DEALT and there.facts.spmd:
+        raise Lacking("one process drives all devices here: no expert is one rank's")
     kept, them = KEPT.get(name, ("", ""))
     if kept and kept not in there.facts.quant:
         raise Lacking(f"{them} come to this platform in floats")

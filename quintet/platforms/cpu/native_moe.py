@@ -11,7 +11,18 @@ import torch
 from torch import Tensor
 
 from quintet.ops.activation import gated
-from quintet.ops.moe import experts, grouped_linear, mixed, route, route_grouped, route_limited, route_sparse
+from quintet.ops.moe import (
+    SEEN,
+    count_experts,
+    experts,
+    grouped_linear,
+    local_experts,
+    mixed,
+    route,
+    route_grouped,
+    route_limited,
+    route_sparse,
+)
 from quintet.platforms.cpu import linear
 from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.native import KINDS, extension, indices, kind_of, missing
@@ -135,6 +146,38 @@ def _route_sparse(logits: Tensor, k: int, margin: float) -> tuple[Tensor, Tensor
         margin,
     )  # fmt: skip
     return weights, ids
+
+
+def probe_local() -> str | None:
+    """Two experts, of whom this rank has the second, and an id of nobody."""
+    if reason := missing("local_experts"):
+        return reason
+    ids, loads = torch.tensor([[0, 1], [1, 7]], dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    got = _local_experts(torch.ones(2, 1), ids, torch.tensor([[-1], [0]], dtype=torch.int32)).tolist()
+    counted = _count_experts(ids, loads).tolist()
+    return None if (got, counted) == ([[-1, 0], [0, -1]], [1, 2]) else f"{ids.tolist()} were found at {got}: {counted}"
+
+
+@local_experts.provide("native", probe_local)
+def _local_experts(x: Tensor, ids: Tensor, places: Tensor) -> Tensor:
+    (tokens, k), x = ids.shape, _rows(x)
+    if len(x) != tokens or places.dtype != torch.int32 or not places.is_contiguous():
+        raise ValueError(f"ids {tuple(ids.shape)} and places {tuple(places.shape)} {places.dtype}: {len(x)} tokens")
+    out, ids = empty((tokens, k), torch.int32), ids.contiguous()
+    extension().local_experts(
+        kind_of(x.dtype), out.data_ptr(), indices(ids), x.data_ptr(), places.data_ptr(), tokens, k, *places.shape,
+        x.stride(0), min(SEEN, x.shape[1]),
+    )  # fmt: skip
+    return out
+
+
+@count_experts.provide("native", probe_local)
+def _count_experts(ids: Tensor, loads: Tensor) -> Tensor:
+    if loads.dtype != torch.int32 or not loads.is_contiguous():
+        raise ValueError(f"loads are int32, side by side, not {loads.dtype} {tuple(loads.shape)}")
+    ids = ids.contiguous()
+    extension().count_experts(loads.data_ptr(), indices(ids), ids.numel(), len(loads))
+    return loads
 
 
 def _chosen(

@@ -36,7 +36,7 @@ PRIORITY: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("gated_norm", "sigmoid_gate"), ("native",)),
     **dict.fromkeys(("route", "route_grouped", "route_limited", "grouped_linear"), ("native",)),
     **dict.fromkeys(("predict_streams", "correct_streams", "as_large", "keep_above", "known_ids"), ("native",)),
-    **dict.fromkeys(("route_sparse", "scale_rows"), ("native",)),
+    **dict.fromkeys(("route_sparse", "scale_rows", "local_experts", "count_experts"), ("native",)),
     "quantized_experts": ("native",),
     "biased_experts": ("native", "torch"),
     "by_heads": ("native", "torch"),

@@ -78,6 +78,12 @@ ENGINE = (
     Metric("quintet:kv_pages_loaded_total", "counter", "Pages that came from outside the KV cache."),
     Metric("quintet:kv_pages_failed_total", "counter", "Pages that were to come from there, and did not."),
     Metric(
+        "quintet:expert_balancedness", "gauge",
+        "Mean over most of what ranks had to do for experts in the last window; 0 without enable_eplb.",
+    ),
+    Metric("quintet:expert_placements_total", "counter", "Times that experts moved between ranks."),
+    Metric("quintet:experts_moved_total", "counter", "Experts that came to a rank from another."),
+    Metric(
         "quintet:engine_up", "gauge", "1 if the engine can serve, 0 while it loads, hangs or is dead; of several, all.",
         of_model=False,
     ),

@@ -12,6 +12,7 @@ STATS = Stats(
     num_generation_tokens=50, num_preemptions=1, prefix_queries=140, prefix_hits=40, num_drafts=9, num_draft_tokens=20,
     num_accepted_tokens=8, num_deferred=1, num_tokens=150, step_sizes=(60, *[0] * 6, 10, *[0] * 6),
     accepted_at=(5, 3), external_queries=90, external_hits=16, pages_stored=7, pages_loaded=2, pages_failed=1,
+    expert_balancedness=0.75, expert_placements=4, experts_moved=11,
 )  # fmt: skip
 
 

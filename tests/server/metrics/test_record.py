@@ -189,6 +189,8 @@ async def test_what_the_engine_tells_is_shown_once_and_not_added_up(service: Ser
     assert outside == [90, 16]
     kept = [found[f"quintet:kv_pages_{what}_total"] for what in ("stored", "loaded", "failed")]
     assert kept == [7, 2, 1]
+    assert found["quintet:expert_balancedness"] == 0.75
+    assert (found["quintet:expert_placements_total"], found["quintet:experts_moved_total"]) == (4, 11)
     assert found["vllm:prompt_tokens_cached_total"] == 56
     assert found["vllm:num_requests_waiting_by_reason{reason=capacity}"] == 1
     assert found["vllm:num_requests_waiting_by_reason{reason=deferred}"] == 1
