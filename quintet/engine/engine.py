@@ -282,6 +282,8 @@ class Engine:
         self._land()
         with Uninterrupted():
             self._runner.reload(folder)
+            if self.scheduler.elsewhere is not None:
+                self.scheduler.elsewhere.reweigh(folder)
             self.reset_prefix_cache()
             self._start_over()
         logger.info("weights are those of %s", folder or "load_format='dummy'")

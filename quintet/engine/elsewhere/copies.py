@@ -12,6 +12,7 @@ from quintet.engine.worker import Worker
 from quintet.ops.pages import WORD
 from quintet.types import Array
 
+AT_ONCE = 2**26  # bytes that are copied between two steps, for others wait for the next one
 ALIGNED = 16  # words: a part begins at 64 bytes, where every number is aligned that caches are made of
 
 
@@ -34,6 +35,11 @@ class Copies:
     def nbytes(self) -> int:
         """Of a row."""
         return WORD * self.words
+
+    @property
+    def at_once(self) -> int:
+        """Pages that are copied between two steps."""
+        return max(1, AT_ONCE // max(self.nbytes, 1))
 
     def read(self, pages: Sequence[int]) -> Callable[[], Rows]:
         """Starts to copy the pages as they will be when all that was started has run; calling the result waits."""
