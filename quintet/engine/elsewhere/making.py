@@ -57,7 +57,7 @@ def check_elsewhere(config: EngineConfig, facts: Capabilities, ranks: Ranks) -> 
             f"{name}: pages are found again by the prefix cache, and enable_prefix_caching is off; leave one of the "
             "two out"
         )
-    if facts.opaque:
+    if facts.opaque and ranks.workers[0].ops.choice("gather_pages").provider == "reference":
         raise ValueError(f"{name}: pages of this device cannot be copied to the host; leave it out")
 
 
@@ -67,7 +67,7 @@ def make_elsewhere(prepared: "Prepared", tables: Tables, files: Weights | None) 
     meets = config.kv_transfer_config.kv_connector is not None
     if config.kv_offloading_size is None and not meets:
         return None
-    copies = Copies(ranks)
+    copies = Copies(ranks, prepared.capabilities.static_shapes)
     places: Connector = Nowhere() if config.kv_offloading_size is None else _tiers(config, copies)
     transfer = None
     if meets:

@@ -42,15 +42,15 @@ class Facts(Struct, array_like=True, frozen=True):
     page_size: Number
     shapes: Annotated[tuple[Annotated[tuple[Number, ...], Meta(max_length=8)], ...], Meta(max_length=4096)]
 
-    def unlike(self, other: "Facts") -> str:
-        """Why pages of the two are no use to each other; empty: they are."""
-        if self.page_size != other.page_size:
-            return f"its pages hold {other.page_size} tokens, and ours {self.page_size}"
-        if self.shapes != other.shapes:
-            return f"its pages have another shape ({_shown(other.shapes)}, ours {_shown(self.shapes)})"
-        if self.dtype != other.dtype:
-            return f"its cache is {other.dtype}, and ours {self.dtype}"
-        return "" if self.checkpoint == other.checkpoint else "it runs another model, or other weights of this one"
+    def unlike(self, given: "Facts") -> str:
+        """Why pages that are given are of no use to one who is like this; empty: they are."""
+        if self.page_size != given.page_size:
+            return f"pages of {given.page_size} tokens are given, and of {self.page_size} wanted"
+        if self.shapes != given.shapes:
+            return f"pages of another shape are given ({_shown(given.shapes)}) than wanted ({_shown(self.shapes)})"
+        if self.dtype != given.dtype:
+            return f"pages in {given.dtype} are given, and in {self.dtype} wanted"
+        return "" if self.checkpoint == given.checkpoint else "one runs another model, or other weights of it"
 
 
 def _shown(shapes: tuple[tuple[int, ...], ...]) -> str:
@@ -197,7 +197,7 @@ class Channel:
         if not hmac.compare_digest(claim.proof, _proof(key, b"taker", ours, claim.nonce, claim.facts)):
             self._refuse("the keys differ; give all engines the same QUINTET_KV_TRANSFER_KEY")
         if why := claim.facts.unlike(facts):
-            self._refuse(f"no pages for this engine: {why}")
+            self._refuse(why)
         self.send(Welcome(_proof(key, b"giver", ours, claim.nonce, facts)))
         self._keys = _Keys(_key(key, b"giver", ours, claim.nonce), _key(key, b"taker", ours, claim.nonce))
 
