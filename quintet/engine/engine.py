@@ -329,6 +329,7 @@ class Engine:
             pages_failed=elsewhere.failures,
             step_sizes=tuple(self._answers.step_sizes),
             accepted_at=tuple(self._answers.accepted_at),
+            **({} if scheduler.elsewhere is None else scheduler.elsewhere.told),
         )
 
     def check_integrity(self) -> None:

@@ -34,6 +34,13 @@ class Stats:
     pages_stored: int = 0  # that were handed over, to be found outside the cache
     pages_loaded: int = 0  # that came from there
     pages_failed: int = 0  # that were to come, and did not
+    pages_taken: int = 0  # from other engines; among pages_loaded
+    bytes_taken: int = 0
+    seconds_taken: float = 0.0  # that their transfers took
+    pages_given: int = 0  # to other engines
+    bytes_given: int = 0
+    peers_refused: int = 0  # connections of others that had another key or model, or said what they must not
+    loans_refused: int = 0  # prompts whose pages found no room to wait for another engine
     # steps of up to so many tokens as each of STEP_BOUNDS says, without those before; the last are larger
     step_sizes: tuple[int, ...] = (0,) * (len(STEP_BOUNDS) + 1)
     accepted_at: tuple[int, ...] = ()  # num_accepted_tokens by their place in the guess, the first one's first

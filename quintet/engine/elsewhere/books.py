@@ -107,6 +107,11 @@ class Elsewhere:
         """Requests that wait for pages."""
         return len(self._arrivals)
 
+    @property
+    def told(self) -> dict[str, Any]:
+        """Of other engines, as fields of Stats."""
+        return {} if self.transfer is None else self.transfer.counts()
+
     # ------------------------------------------------------------------------------------------------------- arriving
 
     def ask(self, request: Request, alone: bool) -> Wait:

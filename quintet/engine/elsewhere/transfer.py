@@ -61,6 +61,20 @@ class Transfer:
         self.reweigh: Callable[[Any], None] = lambda weights: None  # the checkpoint's weights are others now
         self.lent = self.full = 0  # prompts whose pages wait or waited, and those that found no room
 
+    def counts(self) -> dict[str, Any]:
+        """Fields of Stats."""
+        taken = {} if self.taker is None else self.taker.counts()
+        given = {} if self.giver is None else self.giver.counts()
+        return {
+            "pages_taken": int(taken.get("pages", 0)),
+            "bytes_taken": int(taken.get("bytes", 0)),
+            "seconds_taken": taken.get("seconds", 0.0),
+            "pages_given": given.get("pages", 0),
+            "bytes_given": given.get("bytes", 0),
+            "peers_refused": given.get("refused", 0),
+            "loans_refused": self.full,
+        }
+
     # ---------------------------------------------------------------------------------------------------------- taking
 
     def source(self, request: Request) -> Source | None:
