@@ -8,6 +8,7 @@ from quintet.values import count, integer, json_object, one_of, optional, real, 
 
 TCP = "TCPConnector"
 CONNECTORS: dict[str, str] = {TCP: ""}  # name -> why it is not there; "": it is
+_HOST = "host cpu".split()  # ours and vLLM's word for its memory
 _NO_DEVICE = "pages wait for those who fetch them in host memory; leave it out, or give cpu"
 _FOLDER = "a folder of pages is kv_offloading_folder, with kv_offloading_size; it is one engine's at a time"
 FOREIGN = {
@@ -33,9 +34,9 @@ def _connector(value: Any) -> str:
 
 
 def _device(value: Any) -> str:
-    if value != "cpu":
+    if value not in _HOST:
         raise ValueError(f"must be cpu, not {value!r}: {_NO_DEVICE}")
-    return "cpu"
+    return _HOST[0]
 
 
 def _port(value: Any) -> int:
@@ -105,7 +106,7 @@ class KVTransferConfig(Nested):
         1_000_000_000, _bytes, "bytes of host memory for pages that wait to be fetched", group="memory",
         metavar="BYTES",
     )  # fmt: skip
-    kv_buffer_device: str = option("cpu", _device, "where they wait: cpu", group="memory", choices=("cpu",))
+    kv_buffer_device: str = option(_HOST[0], _device, "where they wait: cpu, the host's memory", group="memory")
     kv_rank: int | None = option(None, optional(count(0)), "taken, and not used: peers are named by each request",
                                  group="memory")  # fmt: skip
     kv_parallel_size: int = option(1, count(), "the same", group="memory")
