@@ -7,7 +7,8 @@ from quintet.settings.option import Nested, option
 from quintet.values import count, integer, json_object, one_of, optional, real, text
 
 TCP = "TCPConnector"
-CONNECTORS: dict[str, str] = {TCP: ""}  # name -> why it is not there; "": it is
+SHARED_MEMORY = "SharedMemoryConnector"
+CONNECTORS = TCP, SHARED_MEMORY
 _HOST = "host cpu".split()  # ours and vLLM's word for its memory
 _NO_DEVICE = "pages wait for those who fetch them in host memory; leave it out, or give cpu"
 _FOLDER = "a folder of pages is kv_offloading_folder, with kv_offloading_size; it is one engine's at a time"
@@ -88,7 +89,11 @@ class KVTransferConfig(Nested):
     name: ClassVar[str] = "kv_transfer_config"
 
     kv_connector: str | None = option(
-        None, optional(_connector), "how pages travel: TCPConnector", group="memory", choices=tuple(CONNECTORS)
+        None,
+        optional(_connector),
+        "how pages travel: TCPConnector, or SharedMemoryConnector on one machine",
+        group="memory",
+        choices=CONNECTORS,
     )
     kv_role: str | None = option(
         None, optional(one_of(_PRODUCES, _CONSUMES, _BOTH)), "whether pages are given (kv_producer), taken "

@@ -1,5 +1,7 @@
 """A prompt computed by one engine and gone on with by another, over TCP: the same numbers as from one engine."""
 
+import os
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,27 @@ def test_what_the_second_says_is_to_the_bit_what_one_engine_says(form: str) -> N
     assert second.engine.stats().pages_failed == 0
     for client in (first, second, alone):
         client.close()
+
+
+def test_engines_of_one_machine_share_memory_and_nobody_else_of_it() -> None:
+    here = {"kv_connector": "SharedMemoryConnector", "kv_role": "kv_both"}
+    named = {**here, "engine_id": f"test-{os.getpid()}"}
+    first, second = served("llama", kv_transfer_config=named), served("llama", kv_transfer_config=here)
+    folder = Path(tempfile.gettempdir()) / f"quintet-kv-{os.getuid()}"
+    assert folder.stat().st_mode & 0o777 == 0o700 and (folder / named["engine_id"]).is_socket()
+    for at in range(3):
+        got, wanted = handed_on(first, second, prompt(at, 90)), ask(first, prompt(at, 90))
+        assert said(got) == said(wanted) and got.num_cached_tokens == 80
+    assert second.engine.stats().bytes_taken == first.engine.stats().bytes_given > 0
+    with pytest.raises(ValueError, match="is another engine's that runs"):
+        served("llama", kv_transfer_config=named)
+    for wrong in ("../x", "a/b", "no-such-engine"):
+        told = {"do_remote_prefill": True, "remote_host": wrong, "remote_port": 1, "remote_request_id": "x"}
+        assert ask(second, prompt(9, 40), told).num_cached_tokens == 0
+        second.engine.reset_prefix_cache()
+    for client in (first, second):
+        client.close()
+    assert not (folder / named["engine_id"]).exists()
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,14 @@
 
 import contextlib
 import logging
+import os
 import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 
 from quintet.engine.elsewhere.loans import Loans
-from quintet.engine.elsewhere.wire import ASKED, Ask, Broken, Channel, Done, Facts, Missing, Page
+from quintet.engine.elsewhere.wire import ASKED, COPIED, Ask, Broken, Channel, Done, Facts, Lies, Missing, Page
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +80,8 @@ class Giver:
         try:
             channel.greet(self._key, facts)
             channel = channel.patient(self._patience)
+            if self._loans.descriptor is not None:
+                self._share(channel, self._loans.descriptor)
             while True:
                 asked = channel.receive(ASKED, 10 * self._patience)
                 if isinstance(asked, Done):
@@ -98,6 +101,14 @@ class Giver:
                 self._open.discard(connection)
             connection.close()
 
+    def _share(self, channel: Channel, descriptor: int) -> None:
+        """For reading alone."""
+        readable = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            channel.lend(readable)
+        finally:
+            os.close(readable)
+
     def _answer(self, channel: Channel, asked: Ask, facts: Facts) -> None:
         found, loan = self._loans.read(asked.loan, asked.keys, self._patience)
         if self._facts() != facts:
@@ -107,10 +118,13 @@ class Giver:
             for place, row in enumerate(found):
                 if isinstance(row, str):
                     channel.send(Missing([place], row[:SAID]))
-                else:
-                    channel.send(Page(place, row.tobytes()))
-                    given += 1
-                    self._count("bytes", row.nbytes)
+                    continue
+                shared = self._loans.descriptor is not None
+                channel.send(Lies(place, self._loans.row(row)) if shared else Page(place, row.tobytes()))
+                given += 1
+                self._count("bytes", row.nbytes)
+            if given and self._loans.descriptor is not None:
+                channel.receive(COPIED)
             self._count("pages", given)
             self._count("lacked", len(found) - given)
         finally:

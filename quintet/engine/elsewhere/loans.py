@@ -1,5 +1,7 @@
 """Pages that wait in host memory until another engine has fetched them, a bounded number of bytes of them."""
 
+import mmap
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -27,10 +29,12 @@ class Loan:
 class Loans:
     """Any thread may call anything."""
 
-    def __init__(self, nbytes: int, words: int, lease: float) -> None:
-        """lease: seconds that a loan waits for its taker."""
+    def __init__(self, nbytes: int, words: int, lease: float, shared: bool = False) -> None:
+        """lease: seconds that a loan waits for its taker. shared: the memory has a descriptor that others may map."""
         count = nbytes // max(4 * words, 1)
-        self._rows = np.empty((count, words), np.int32)
+        self.descriptor = _shared(4 * words * count) if shared and count else None
+        memory = None if self.descriptor is None else mmap.mmap(self.descriptor, 4 * words * count)
+        self._rows = np.ndarray((count, words), np.int32, memory)
         self._free = list(range(count - 1, -1, -1))
         self._loans: dict[str, Loan] = {}
         self._lease, self._changed = lease, threading.Condition()
@@ -91,6 +95,10 @@ class Loans:
             return NOT_THERE
         return (loan.broken or "it was not copied in time") if key in loan.missing else self._rows[loan.places[key]]
 
+    def row(self, place: Rows) -> int:
+        """Where a row that was read lies in the memory."""
+        return (place.ctypes.data - self._rows.ctypes.data) // max(self._rows.strides[0], 1)
+
     def let_go(self, loan: Loan) -> None:
         with self._changed:
             loan.readers -= 1
@@ -101,6 +109,13 @@ class Loans:
         with self._changed:
             if name in self._loans:
                 self._drop(name)
+
+    def close(self) -> None:
+        """Nobody new may map the memory."""
+        with self._changed:
+            descriptor, self.descriptor = self.descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
 
     def clear(self) -> None:
         with self._changed:
@@ -128,3 +143,10 @@ class Loans:
         if loan.gone and not loan.readers:
             self._free += loan.places.values()
             loan.places = {}
+
+
+def _shared(nbytes: int) -> int:
+    """A file of memory without a name: nobody opens it who was not given it, and it ends with its processes."""
+    descriptor = os.memfd_create("quintet-pages", os.MFD_CLOEXEC)
+    os.ftruncate(descriptor, nbytes)
+    return descriptor

@@ -2,25 +2,23 @@
 
 import functools
 import hashlib
-import ipaddress
 import logging
 import secrets
-import socket
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from threading import Event
 from typing import Any
 
 import msgspec
 
-from quintet.config import EngineConfig, KVTransferConfig, read_environment
+from quintet.config import EngineConfig
 from quintet.engine.dtypes import name_of
 from quintet.engine.elsewhere.copies import Copies
 from quintet.engine.elsewhere.giver import Giver
 from quintet.engine.elsewhere.loans import Loans
-from quintet.engine.elsewhere.taker import Address, Taker, Way
+from quintet.engine.elsewhere.sockets import connected, connected_here, key_of, leave, listen, listen_here
+from quintet.engine.elsewhere.taker import Taker, Way
 from quintet.engine.elsewhere.transfer import Transfer
-from quintet.engine.elsewhere.wire import Broken, Channel, Facts
+from quintet.engine.elsewhere.wire import Facts
 from quintet.engine.kv_calibration import scales_of
 from quintet.engine.runner import Ranks
 from quintet.engine.sharded import FORMATS as SHARDED
@@ -28,11 +26,11 @@ from quintet.engine.sharded import SHARDS
 from quintet.engine.tables import Tables
 from quintet.engine.weight_files import Weights
 from quintet.engine.worker import ModelSizes
+from quintet.settings.kv_transfer import SHARED_MEMORY
 
 logger = logging.getLogger(__name__)
 
 SAMPLES, SAMPLE = 32, 4096  # stretches of each file of weights that tell it from others, and their bytes
-SHORTEST_KEY = 16  # bytes
 _NAMES = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")  # of a configuration, which settle no number
 
 
@@ -56,25 +54,32 @@ def make_transfer(config: EngineConfig, known: Known, copies: Copies, tables: Ta
     """ValueError says what of the settings cannot be."""
     settings = config.kv_transfer_config
     extras, key, closing = settings.extras, key_of(settings), list[Callable[[], None]]()
+    here = settings.kv_connector == SHARED_MEMORY
     transfer = Transfer(tables, copies.read, copies.at_once)
     transfer.engine = settings.engine_id or secrets.token_hex(8)
     if settings.gives:
-        loans = Loans(settings.kv_buffer_size, copies.words, extras.lease_seconds)
+        loans = Loans(settings.kv_buffer_size, copies.words, extras.lease_seconds, here)
         if not loans.capacity:
             raise ValueError(
                 f"kv_transfer_config.kv_buffer_size={settings.kv_buffer_size}: a page takes {copies.nbytes} bytes, and "
                 "none fits; raise it"
             )
-        listening = listen(settings, bool(key), config.data_parallel_rank or 0)
+        if here:
+            listening, transfer.host = listen_here(transfer.engine)
+            transfer.port = settings.kv_port or 1  # nobody looks at it
+        else:
+            listening = listen(settings, bool(key), config.data_parallel_rank or 0)
+            transfer.host, transfer.port = extras.host or settings.kv_ip, listening.getsockname()[1]
         giver = Giver(loans, known, key, extras.timeout_seconds)
         giver.listen(listening)
         transfer.loans, transfer.giver = loans, giver
-        transfer.host, transfer.port = extras.host or settings.kv_ip, listening.getsockname()[1]
-        closing.append(giver.close)
+        closing += [giver.close, loans.close, *([functools.partial(leave, transfer.engine)] if here else [])]
         logger.info("pages are given to other engines at %s:%d", transfer.host, transfer.port)
     if settings.takes:
         connect = functools.partial(connected, patience=extras.timeout_seconds, longest=copies.nbytes, keyed=bool(key))
-        taker = Taker(Way(connect, known, key, copies.words), changed)
+        if here:
+            connect = functools.partial(connected_here, patience=extras.timeout_seconds)
+        taker = Taker(Way(connect, known, key, copies.words, here), changed)
         transfer.taker = taker
         closing.append(taker.close)
     transfer.close = functools.partial(_each, closing)
@@ -91,75 +96,6 @@ def _reweigh(known: Known, loans: Loans | None, weights: Weights | None) -> None
     if loans is not None:
         loans.clear()
     known.reweigh(weights)
-
-
-def key_of(settings: KVTransferConfig) -> bytes:
-    """What all engines share; empty: there is none. ValueError where it is not kept to its owner, or is short."""
-    name = settings.extras.key_file
-    if name is None:
-        key, whose = (read_environment().kv_transfer_key or "").encode(), "QUINTET_KV_TRANSFER_KEY"
-    else:
-        whose = f"key_file={name!r}"
-        try:
-            path = Path(name).expanduser()
-            if path.stat().st_mode & 0o077:
-                raise ValueError(f"kv_transfer_config: {whose} can be read by others; chmod 600 it")
-            key = path.read_bytes().strip()
-        except OSError as error:
-            raise ValueError(f"kv_transfer_config: {whose} cannot be read ({error.strerror}); give another") from None
-        if not key:
-            raise ValueError(f"kv_transfer_config: {whose} is empty; write a key into it (openssl rand -hex 32)")
-    if 0 < len(key) < SHORTEST_KEY:
-        raise ValueError(f"kv_transfer_config: the key of {whose} has {len(key)} bytes; give {SHORTEST_KEY} or more")
-    return key
-
-
-def listen(settings: KVTransferConfig, keyed: bool, rank: int) -> socket.socket:
-    """Of several engines each has a port of its own, counted up. ValueError says why it cannot be."""
-    host, port = settings.kv_ip, settings.kv_port + rank if settings.kv_port else 0
-    where = f"kv_transfer_config: kv_ip={host!r}, kv_port={port}"
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        if not keyed and not _is_loopback(str(address[0])):
-            raise ValueError(
-                f"{where}: others could take pages, which are prompts, and give them; give all engines a key "
-                "(QUINTET_KV_TRANSFER_KEY, or key_file in kv_connector_extra_config), or bind to 127.0.0.1"
-            )
-        if ipaddress.ip_address(str(address[0]).partition("%")[0]).is_unspecified and settings.extras.host is None:
-            raise ValueError(f"{where}: others are told where to come; give host in kv_connector_extra_config, too")
-        listening = socket.socket(family, socket.SOCK_STREAM)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen()
-    except OSError as error:
-        raise ValueError(f"{where} cannot be listened at ({error.strerror or error}); give another") from None
-    return listening
-
-
-def connected(peer: Address, patience: float, longest: int, keyed: bool) -> Channel:
-    """To where a loan lies; Broken says why not. Without a key only this machine is trusted."""
-    host, _, port = peer.place.rpartition(":")
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
-        if not keyed and not _is_loopback(str(address[0])):
-            raise Broken("it is another machine's, and this engine has no key; give all engines one")
-        connection = socket.socket(family, kind)
-        connection.settimeout(patience)
-        try:
-            connection.connect(address)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        except OSError:
-            connection.close()
-            raise
-    except TimeoutError:
-        raise Broken("nobody answers") from None
-    except (OSError, UnicodeError) as error:
-        raise Broken(getattr(error, "strerror", None) or str(error)) from None
-    return Channel(connection, patience, longest)
-
-
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def facts_of(config: EngineConfig, sizes: ModelSizes, ranks: Ranks, hf: Any, weights: Weights | None) -> Known:

@@ -1,6 +1,8 @@
 """Fetches pages from other engines, in a few threads; what comes waits for the engine in a bounded queue."""
 
 import logging
+import mmap
+import os
 import queue
 import threading
 import time
@@ -11,7 +13,19 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from quintet.engine.elsewhere.connector import Arrived, Load, Rows
-from quintet.engine.elsewhere.wire import ANSWERED, MOST_KEYS, Ask, Broken, Channel, Done, Facts, Page
+from quintet.engine.elsewhere.wire import (
+    ANSWERED,
+    MOST_KEYS,
+    Ask,
+    Broken,
+    Channel,
+    Copied,
+    Done,
+    Facts,
+    Lies,
+    Missing,
+    Page,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +50,7 @@ class Way(NamedTuple):
     facts: Callable[[], Facts]
     key: bytes
     words: int  # of a row
+    shared: bool = False  # whether rows lie in memory that the giver shares
 
 
 class Taker:
@@ -87,31 +102,54 @@ class Taker:
         channel = self._way.connect(load.address)
         try:
             channel.claim(self._way.key, self._way.facts())
+            rows = self._mapped(channel) if self._way.shared else None
             at_once = max(1, min(MOST_KEYS, AHEAD // max(4 * self._way.words, 1)))
             for first in range(0, len(load.keys), at_once):
                 if not load.wait_for_room(at_once):
                     return
-                self._ask(channel, load, range(first, min(first + at_once, len(load.keys))))
+                self._ask(channel, load, range(first, min(first + at_once, len(load.keys))), rows)
             if load.ends and load.wait_for_room(1) and not load.num_failed:
                 channel.send(Done(load.address.loan))
         finally:
             channel.close()
 
-    def _ask(self, channel: Channel, load: "TakerLoad", places: range) -> None:
+    def _mapped(self, channel: Channel) -> Rows:
+        """All rows of the giver's memory."""
+        descriptor = channel.borrow()
+        try:
+            size = os.fstat(descriptor).st_size // (4 * self._way.words) * 4 * self._way.words
+            memory = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise Broken(f"the memory that it shares cannot be read: {error}") from None
+        finally:
+            os.close(descriptor)
+        return np.ndarray((size // (4 * self._way.words), self._way.words), np.int32, memory)
+
+    def _ask(self, channel: Channel, load: "TakerLoad", places: range, rows: Rows | None) -> None:
         channel.send(Ask(load.address.loan, [load.keys[place] for place in places]))
-        left = set(range(len(places)))
+        left, lay = set(range(len(places))), False
         while left:
             answer = channel.receive(ANSWERED)
-            said = [answer.place] if isinstance(answer, Page) else answer.places
+            said = answer.places if isinstance(answer, Missing) else [answer.place]
             if not said or not left.issuperset(said) or len(set(said)) < len(said):
                 raise Broken("an answer to what was not asked")
             left.difference_update(said)
-            if not isinstance(answer, Page):
+            if isinstance(answer, Missing):
                 load.lack([places[place] for place in said], f"{load.address.place}: {answer.why}")
-            elif len(answer.row) != 4 * self._way.words:
-                raise Broken(f"a page of {len(answer.row)} bytes, where {4 * self._way.words} make one")
             else:
-                load.bring(places[answer.place], np.frombuffer(answer.row, np.int32))
+                lay = lay or isinstance(answer, Lies)
+                load.bring(places[answer.place], self._row(answer, rows))
+        if lay:
+            channel.send(Copied())
+
+    def _row(self, answer: Page | Lies, rows: Rows | None) -> Rows:
+        if isinstance(answer, Lies):
+            if rows is None or answer.row >= len(rows):
+                raise Broken("a page that lies nowhere")
+            return rows[answer.row].copy()
+        if len(answer.row) != 4 * self._way.words:
+            raise Broken(f"a page of {len(answer.row)} bytes, where {4 * self._way.words} make one")
+        return np.frombuffer(answer.row, np.int32)
 
 
 class TakerLoad(Load):

@@ -97,6 +97,17 @@ class Page(Struct, tag=True, array_like=True):
     row: bytes
 
 
+class Lies(Struct, tag=True, array_like=True):
+    """One of what was asked for last: a row of the memory that the giver shares, until the taker has copied it."""
+
+    place: Number
+    row: Number
+
+
+class Copied(Struct, tag=True, array_like=True):
+    """All that lay there for the last ask."""
+
+
 class Missing(Struct, tag=True, array_like=True):
     """These are not there."""
 
@@ -114,7 +125,8 @@ _encode = msgspec.msgpack.Encoder().encode
 _GREETING, _CLAIM = msgspec.msgpack.Decoder(Hello | Refusal), msgspec.msgpack.Decoder(Claim)
 _REPLY = msgspec.msgpack.Decoder(Welcome | Refusal)
 ASKED: "msgspec.msgpack.Decoder[Ask | Done]" = msgspec.msgpack.Decoder(Ask | Done)
-ANSWERED: "msgspec.msgpack.Decoder[Page | Missing]" = msgspec.msgpack.Decoder(Page | Missing)
+ANSWERED: "msgspec.msgpack.Decoder[Page | Lies | Missing]" = msgspec.msgpack.Decoder(Page | Lies | Missing)
+COPIED = msgspec.msgpack.Decoder(Copied)
 
 
 class _Keys(NamedTuple):
@@ -219,6 +231,24 @@ class Channel:
     def _refuse(self, why: str) -> None:
         self.send(Refusal(why))
         raise Broken(why)
+
+    def lend(self, descriptor: int) -> None:
+        """Lets the other process read a file; once both have proved who they are."""
+        try:
+            socket.send_fds(self._connection, [b"m"], [descriptor])
+        except OSError as error:
+            raise Broken(_why(error)) from None
+
+    def borrow(self) -> int:
+        """The file that the other process lets this one read."""
+        self._connection.settimeout(self._patience)
+        try:
+            _, (descriptor, *more), _, _ = socket.recv_fds(self._connection, 1, 1)
+        except (OSError, ValueError) as error:
+            raise Broken(f"no memory was shared: {error}") from None
+        for each in more:
+            os.close(each)
+        return descriptor
 
     def close(self) -> None:
         self._connection.close()
