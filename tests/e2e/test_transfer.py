@@ -2,7 +2,6 @@
 
 import os
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -172,12 +171,18 @@ def test_keys_are_kept_to_their_owners_and_binds_beyond_loopback_need_one(tmp_pa
 
 
 def test_prompts_without_room_wait_for_nobody_and_leases_end() -> None:
-    config = {**BOTH, "kv_buffer_size": 2**19, "kv_connector_extra_config": {"lease_seconds": 0.05}}
-    first, second = served("llama", kv_transfer_config=config), served("llama")
+    small = {**BOTH, "kv_buffer_size": 2**19}
+    brief = {**BOTH, "kv_connector_extra_config": {"lease_seconds": 0.001}}
+    first, hasty = served("llama", kv_transfer_config=small), served("llama", kv_transfer_config=brief)
     told = [ask(first, prompt(at, LENGTH), LENDS, max_tokens=1).kv_transfer_params for at in range(9)]
-    assert None in told and told[0] is not None
-    time.sleep(0.06)  # the lease
-    got = ask(second, prompt(0, LENGTH), told[0])
+    assert None in told and told[0] is not None and first.engine.stats().loans_refused == told.count(None)
+    left = ask(hasty, prompt(0, LENGTH), LENDS, max_tokens=1).kv_transfer_params
+    loans = hasty.engine.scheduler.elsewhere.transfer.loans  # type: ignore[union-attr]
+    assert loans is not None
+    while len(loans):
+        loans.expire()
+    second = served("llama")
+    got = ask(second, prompt(0, LENGTH), left)
     assert got.num_cached_tokens == 0 and said(got) == said(ask(first, prompt(0, LENGTH)))
-    for client in (first, second):
+    for client in (first, second, hasty):
         client.close()
